@@ -112,7 +112,6 @@ def upstream(
         cycles=cycles or (1 if cpu else 2),
         seed=seed,
         inspect=inspect,
-        settle=not cpu,
     )
 
     def tell(line: str) -> None:

@@ -77,8 +77,9 @@ def new_round(number: int, process: Process) -> dict[str, Any]:
     samples = [sample for visit in process.visits for sample in visit["samples_s"]]
     events = [event for visit in process.visits for event in visit["event_s"] or []]
     others = [visit[neighbours.KEY] for visit in process.visits if visit.get(neighbours.KEY) is not None]
-    seen = {key: process.spent[key] for key in ("lead_in_cycles", "settled")} | process.finished
-    seen |= {
+    seen = process.finished | {
+        "lead_in_cycles": 0,  # each visit begins with what loaders may hold
+        "settled": None,
         "samples_s": samples,
         "event_s": events or None,
         neighbours.KEY: estimates.median(others),

@@ -21,7 +21,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder.base import protocol
 from ladder.base.errors import UserError
 from ladder.base.locks import device_lock
 from ladder.engine import lanes
@@ -43,7 +42,6 @@ class Interleaved:
 
     Args:
         cycles: timed cycles of each process, one in each pass over all of them.
-        settle: run cycles before the first visit until the step time stands still.
         profile: profile each process after its last visit.
     """
 
@@ -53,7 +51,6 @@ class Interleaved:
         *,
         cycles: int,
         seed: int,
-        settle: bool = False,
         profile: bool = True,
         torch: bool = True,
         timeouts: dict[str, float] | None = None,
@@ -61,7 +58,7 @@ class Interleaved:
         on_phase: OnPhase = lambda program, phase: None,
         visits: Visits | None = None,
     ) -> None:
-        self.device, self.cycles, self.seed, self.settle, self.profile = device, cycles, seed, settle, profile
+        self.device, self.cycles, self.seed, self.profile = device, cycles, seed, profile
         self.torch, self.timeouts, self.on_wait, self.on_phase = torch, timeouts, on_wait, on_phase
         gpu = system.probe() if device == "cuda" else {}
         self.visits = visits or Visits(device, gpu.get("uuid"))
@@ -220,7 +217,7 @@ class Interleaved:
     def _prepare(
         self, program: Program, failed: dict[str, Visited], threads: int | None, beside: int
     ) -> Process | None:
-        """Build and prepare a program on so many CPU threads. If times should settle, run cycles until they do."""
+        """Build and prepare a program on so many CPU threads."""
         worker = None
         try:
             worker = self._pools[program.code].take()
@@ -236,8 +233,7 @@ class Interleaved:
             tunes: dict[str, Any] = {"patience": TUNING} if lanes.chooses(program.recipe) else {}
             spent = worker.call("prepare", **tunes)
             spent |= {"start_s": worker.start_s, "build_s": built.get("build_s"), "beside": beside}
-            settle = (protocol.SETTLE_S, protocol.SETTLE_CYCLES) if self.settle else (0, 0)
-            spent |= worker.call("begin", settle_s=settle[0], settle_cycles=settle[1], lead_in=self.settle)
+            spent |= worker.call("begin")
         except WorkerFailure as failure:
             self._fail(program, failure, failed)
             if worker is not None:

@@ -110,24 +110,22 @@ class Rung:
         return parts | {"prepare_s": whole, "capture_s": sum(captured)}
 
     def do_visit(self, cycles: int, settle_s: float, settle_cycles: int, main: bool) -> dict[str, Any]:
-        """Begin, time so many cycles in a row, and finish: all visits of a process that is alone."""
+        """Begin, run the lead-in, time so many cycles in a row, and finish: all of a process that is alone."""
         begin = time.perf_counter()
-        begun = self.do_begin(settle_s, settle_cycles)
+        begun = self.do_begin()
+        lead_in, settled = self.lead_in(settle_s, settle_cycles)
+        begun |= {"lead_in_cycles": lead_in, "settled": settled}
         timed = [self.timed_cycle() for _ in range(cycles)]
         found = self.sampled(timed) | begun | self.do_finish(main)
         return found | {"visit_s": time.perf_counter() - begin}
 
-    def do_begin(self, settle_s: float, settle_cycles: int, lead_in: bool = True) -> dict[str, Any]:
-        """Be ready for the first visit, on all CPU threads, after a lead-in if it is asked for.
-
-        Visits that begin with `drain` need none.
-        """
+    def do_begin(self) -> dict[str, Any]:
+        """Be ready for the first visit, on all CPU threads."""
         self.threads.release()
         gc.collect()
         self.retries = self.memory().get("alloc_retries", 0)
         self.weights = weights_of(self.step)
-        cycles, settled = self.lead_in(settle_s, settle_cycles) if lead_in else (0, None)
-        return self.memory() | {"lead_in_cycles": cycles, "settled": settled}
+        return self.memory()
 
     def do_cycle(self) -> dict[str, Any]:
         """Drain what idle loaders hold, then time one cycle: one visit of a generation."""

@@ -9,8 +9,8 @@ commands send `{"progress": ...}` lines before it, which feed the watchdog.
 | import | torch: bool | start_s |
 | build | workload, recipe, device, seed, threads, keep_gradients | recipe, settings, build_s, gpu_uuid |
 | prepare | | prepare_s, capture_s, and the parts that the measured code reports: warmup_s, ... |
-| visit | cycles, settle_s, settle_cycles, main: bool | those of begin, cycle and finish |
-| begin | settle_s, settle_cycles, lead_in: bool | lead_in_cycles, settled, and the memory so far |
+| visit | cycles, settle_s, settle_cycles, main: bool | those of begin, cycle and finish, lead_in_cycles, settled |
+| begin | | the memory so far |
 | cycle | | samples_s, event_s: of one cycle, after what idle loaders hold |
 | finish | main: bool, lazy: bool | main_s, lazy_s, canary_s, and the memory |
 | canary | | canary_s |

@@ -11,7 +11,7 @@ from typing import Any
 
 from ladder.base.git import commit_of
 from ladder.base.paths import ROOT
-from ladder.base.protocol import CYCLE_STEPS, SETTLE_CYCLES, SETTLE_S
+from ladder.base.protocol import CYCLE_STEPS
 from ladder.machine import environment, neighbours
 from ladder.results import code_digest, derive, identity
 from ladder.results import store as results
@@ -85,7 +85,7 @@ def protocol(
     mode: str = "cumulative",
     budget_s: float | None = None,
 ) -> dict[str, Any]:
-    """How a run measures. A quick one does not wait for the step time to settle.
+    """How a run measures.
 
     `rounds` None: as many as the budget and the width of the intervals ask for. "fixed" says which it was; "rounds"
     in the file are those that were planned last.
@@ -101,8 +101,6 @@ def protocol(
         "cycle_steps": CYCLE_STEPS,
         "seed": seed,
         "quick": quick,
-        "settle_s": 0.0 if quick else SETTLE_S,
-        "settle_cycles": 0 if quick else SETTLE_CYCLES,
         "notes": ["quick: not to be quoted"] if quick else [],
     }
 

@@ -58,7 +58,7 @@ def test_a_process_that_was_profiled_refuses_to_be_timed() -> None:
     with pool.Pool(code=FAKE, torch=False) as workers:
         worker = workers.take()
         worker.call("build", workload={}, recipe={}, device="cpu", seed=0)
-        worker.call("begin", settle_s=0, settle_cycles=0)
+        worker.call("begin")
         worker.call("cycle")
         worker.call("profile", part="load")
         for do, how in (("cycle", {}), ("finish", {"main": True})):

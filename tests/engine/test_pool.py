@@ -60,19 +60,19 @@ def test_each_cycle_is_a_sign_of_life(worker: Worker) -> None:
     build(worker)
     worker.call("visit", cycles=3, settle_s=0, settle_cycles=0, main=True, on_progress=seen.append)
     assert len(seen) == 5 and all(message["seconds"] > 0 for message in seen)  # lead-in, 3 timed, main
-    worker.call("begin", settle_s=0, settle_cycles=0, on_progress=seen.append)
+    worker.call("begin", on_progress=seen.append)
     worker.call("cycle", on_progress=seen.append)
     worker.call("finish", main=True, on_progress=seen.append)
-    assert len(seen) == 8
+    assert len(seen) == 7
     worker.close()
 
 
 def test_a_visit_and_its_parts_tell_the_same(worker: Worker) -> None:
     build(worker)
     whole = visit(worker)
-    parts = worker.call("begin", settle_s=0, settle_cycles=0) | worker.call("cycle")
+    parts = worker.call("begin") | worker.call("cycle")
     parts |= worker.call("finish", main=False)
-    assert {*whole} == {*parts, "visit_s"} and len(parts["samples_s"]) == 1
+    assert {*whole} == {*parts, "visit_s", "lead_in_cycles", "settled"} and len(parts["samples_s"]) == 1
 
 
 def test_workers_do_not_outlive_an_orchestrator_that_is_killed() -> None:

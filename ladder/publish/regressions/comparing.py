@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ladder.base import git, locks
-from ladder.base import protocol as protocols
 from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
-from ladder.base.records import build, plain
+from ladder.base.records import ABSENT, build, plain
 from ladder.base.stopping import stop_on_sigterm
 from ladder.engine.outcomes import Program, Visited
 from ladder.engine.rounds import Interleaved
@@ -76,7 +75,6 @@ class Options:
     cycles: int = CYCLES
     seed: int = 0
     budget_s: float = 60 * MINUTES
-    settle: bool = True
     torch: bool = True
     timeouts: dict[str, float] | None = None
 
@@ -110,8 +108,8 @@ def new_result(
             cycles=options.cycles,
             cycle_steps=record.CYCLE_STEPS,
             seed=options.seed,
-            settle_s=protocols.SETTLE_S if options.settle else 0.0,
-            settle_cycles=protocols.SETTLE_CYCLES if options.settle else 0,
+            settle_s=ABSENT,
+            settle_cycles=ABSENT,
         ),
         complete=False,
         started=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -187,7 +185,6 @@ class Comparison:
             self.result.machine.device,
             cycles=self.options.cycles,
             seed=self.options.seed,
-            settle=self.options.settle,
             torch=self.options.torch,
             timeouts=self.options.timeouts,
             on_wait=lambda: self.tell("waiting for another run on this device"),

@@ -59,8 +59,8 @@ class Protocol:
     cycles: int = needed(number(1, 100_000, whole=True))
     cycle_steps: int = needed(number(records.CYCLE_STEPS, records.CYCLE_STEPS, whole=True))
     seed: int = needed(number(0, 2**32, whole=True))
-    settle_s: float = needed(values.SECONDS)
-    settle_cycles: int = needed(values.COUNT)
+    settle_s: float | Absent = optional(values.SECONDS)  # of older files
+    settle_cycles: int | Absent = optional(values.COUNT)
 
 
 @record

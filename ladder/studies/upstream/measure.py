@@ -50,7 +50,6 @@ class Plan:
     cycles: int = 2
     seed: int = 0
     inspect: bool = True
-    settle: bool = True
     torch: bool = True
 
 
@@ -90,7 +89,7 @@ class Measurement:
         self.plan, self.result, self.tell, self.save = plan, result, tell, save
         self.begin = time.monotonic() - result.seconds
         self.rounds = Interleaved(
-            plan.device, cycles=plan.cycles, seed=plan.seed, settle=plan.settle, torch=plan.torch,
+            plan.device, cycles=plan.cycles, seed=plan.seed, torch=plan.torch,
             on_wait=lambda: tell("waiting for another run on this device"),
         )  # fmt: skip
 
