@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 
 from ladder.parity import check, freshness, reference
-from ladder.parity.spread import Tell, budgets, get_spread, precision_of
+from ladder.parity.budget import budgets, get_spread, precision_of
+from ladder.parity.spread import Tell
 from stylegan_lite.step import TrainingStep
 
 

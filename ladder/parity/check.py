@@ -11,7 +11,7 @@ graphs are captured anew. Losses, updates, Adam's state and moving average are t
 That is the step that is traced afterwards, and timed in other processes.
 
 The budget is how far plain PyTorch of the same precision strays from FP64 by itself. It is the largest error of
-several spellings and algorithms, times a factor (``ladder.parity.spread``). Some quantities have an error above a
+several spellings and algorithms, times a factor (``ladder.parity.budget``). Some quantities have an error above a
 quarter in plain PyTorch itself (a scalar that cancels in BF16). They cannot be judged and are counted as unresolved.
 
 There are checks beyond errors (``ladder.parity.freshness``). Two replays must differ, every fill must draw anew, and
@@ -26,21 +26,16 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from ladder.parity import adam_state, freshness, reference, whole_steps
+from ladder.parity.budget import FACTOR, LIMIT, RESOLVED, budgets, get_spread, precision_of
 from ladder.parity.spread import (
-    FACTOR,
-    LIMIT,
-    RESOLVED,
     Errors,
     Tell,
-    budgets,
     compare,
     each_phase,
-    get_spread,
     inputs_are_ours,
     is_whole,
     load,
     measure,
-    precision_of,
     settle_scales,
 )
 from ladder.parity.whole_steps import Distances, Entry, Summary

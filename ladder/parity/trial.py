@@ -1,6 +1,6 @@
 """The trial of parity's factor: each plain-PyTorch spelling against a budget that is made of all the others.
 
-A rung may stray `spread.FACTOR` times as far from FP64 as the worst plain spelling of its precision. Here every
+A rung may stray `budget.FACTOR` times as far from FP64 as the worst plain spelling of its precision. Here every
 spelling takes the place of the rung once, and the budget comes from the rest without the factor. The ratio is the
 smallest factor with which `parity.judge` would have passed it. Above 1, honest code needs that much beyond the
 others.
@@ -20,17 +20,8 @@ from ladder.base.paths import ROOT
 from ladder.base.plain import Fields
 from ladder.machine import system
 from ladder.parity import reference
-from ladder.parity.spread import (
-    FACTOR,
-    LIMIT,
-    RESOLVED,
-    Errors,
-    budgets,
-    is_exact,
-    is_whole,
-    run_spellings,
-    worst,
-)
+from ladder.parity.budget import FACTOR, LIMIT, RESOLVED, budgets, run_spellings, worst
+from ladder.parity.spread import Errors, is_exact, is_whole
 from ladder.plan import catalog
 from ladder.results import store as results
 from stylegan_lite.config import Workload

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 import torch
 
-from ladder.base.files import replacing
+from ladder.base.files import one_at_a_time, replacing
 from ladder.parity import adam_state, reference
 from ladder.parity.exact import Draw, Exact
 from ladder.parity.reference import Outcome, Reference, Tell
@@ -107,6 +108,11 @@ def exact(ref: Reference, kinds: list[Kind], tell: Tell, device: str = "cpu") ->
 
 def _exact(ref: Reference, kinds: list[Kind], tell: Tell) -> list[dict[str, Outcome]]:
     path = ref.folder / "together.pt"
+    with one_at_a_time(path):
+        return _found_or_made(path, ref, kinds, tell)
+
+
+def _found_or_made(path: Path, ref: Reference, kinds: list[Kind], tell: Tell) -> list[dict[str, Outcome]]:
     made_of = {"kinds": [*map(list, kinds)], "by": reference.made_by(__file__)}
     if path.exists():
         made = torch.load(path, map_location="cpu", weights_only=True, mmap=True)

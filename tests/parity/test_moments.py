@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ladder.parity import adam_state, freshness, reference, spread
+from ladder.parity import budget as budgets
 from ladder.parity import check as parity
 from ladder.parity import whole_steps as together
 from ladder.parity.exact import Exact, draw
@@ -149,7 +150,9 @@ def test_the_budget_of_moments_is_for_gradients_that_are_none_too(references):
     moments decay exactly; with None, which kernels of ours give, they stay where D_main's rounded gradient put them."""
     ref = reference.get(Workload.from_dict(SMALL | {"channel_base": 256}), "cpu", references)
     # Every kind, as `parity.check` asks: a budget of other kinds would take the place of the kept one.
-    errors = spread.get_spread(ref, "bf16", "cpu", lambda text: None, freshness.kinds(ref.workload))["errors"]
+    errors = budgets.get_spread(ref, "bf16", "cpu", lambda text: None, freshness.kinds(ref.workload))[
+        "errors"
+    ]
     step = small({"precision": "bf16", "set_to_none": True}, channel_base=256)
     step.keep_gradients, inner = True, step._compute
 
@@ -170,7 +173,7 @@ def test_the_budget_of_moments_is_for_gradients_that_are_none_too(references):
 
     before, idle, step._compute = {}, ("conv.bias", "hidden.bias", "logit.bias"), compute
     (seen, *_), _ = spread.measure(step, ref, lambda text: None, [KIND])
-    budget = spread.budgets(errors, "bf16")
+    budget = budgets.budgets(errors, "bf16")
     for name in (*idle, "*bias", "*all"):
         key = f"{together.label('D_main', KIND)}/exp_avg/{name}"
         assert max(1e-5, seen[key] / 8) < errors[key] and seen[key] <= budget[key], key
@@ -210,12 +213,12 @@ def counted(monkeypatch):
     """How often a budget was made; none is measured for it."""
     made = []
 
-    def run_spellings(ref, precision, device, tell, kinds=None):
+    def run_spellings(ref, precision, device, tell, kinds=None, pieces=None):
         made.append(precision)
-        found = range(len(spread.spellings(ref.workload, precision, device)))
+        found = range(len(budgets.spellings(ref.workload, precision, device)))
         return {f"spelling {number}": [{"D_main/loss/loss": 0.0}] for number in found}, []
 
-    monkeypatch.setattr(spread, "run_spellings", run_spellings)
+    monkeypatch.setattr(budgets, "run_spellings", run_spellings)
     return made
 
 
@@ -231,8 +234,9 @@ def changed(module, path, monkeypatch):
 
 CHANGES = {
     "spellings": lambda patch, path: patch.setattr(
-        spread, "spellings", lambda *_: [{"precision": "fp32"}, {"precision": "fp32"}]
+        budgets, "spellings", lambda *_: [{"precision": "fp32"}, {"precision": "fp32"}]
     ),
+    "budget.py": lambda patch, path: changed(budgets, path, patch),
     "spread.py": lambda patch, path: changed(spread, path, patch),
     "together.py": lambda patch, path: changed(together, path, patch),
     "moments.py": lambda patch, path: changed(adam_state, path, patch),
@@ -245,7 +249,7 @@ def test_a_budget_is_made_anew_when_what_makes_it_changes(change, cache, tmp_pat
     ref, made = reference.get(SMALLEST, "cpu", cache), counted(monkeypatch)
 
     def budget(kinds=None):
-        return spread.get_spread(ref, "fp32", "cpu", lambda text: None, kinds)
+        return budgets.get_spread(ref, "fp32", "cpu", lambda text: None, kinds)
 
     first = budget()
     made.clear()
@@ -288,9 +292,9 @@ def test_whole_steps_are_moved_to_a_gpu_once_for_all_spellings(cache, monkeypatc
 
 def test_a_budget_of_whole_steps_is_for_these_kinds(cache, monkeypatch):
     ref, made = reference.get(SMALLEST, "cpu", cache), counted(monkeypatch)
-    monkeypatch.setattr(spread, "spellings", lambda *_: [{"precision": "fp32"}, {"precision": "fp32"}])
+    monkeypatch.setattr(budgets, "spellings", lambda *_: [{"precision": "fp32"}, {"precision": "fp32"}])
     for kinds, times in ((KINDS, 1), (KINDS, 1), ([*KINDS, KIND], 2), ([*KINDS, KIND], 2)):
-        found = spread.get_spread(ref, "fp32", "cpu", lambda text: None, kinds)
+        found = budgets.get_spread(ref, "fp32", "cpu", lambda text: None, kinds)
         assert len(made) == times and found["made_of"]["kinds"] == [*map(list, kinds)]
 
 
@@ -326,7 +330,7 @@ def test_an_update_may_stray_as_far_as_the_gradients_it_is_made_of():
         "G_pl/gradient/const": 0.3,  # plain PyTorch does not resolve it
         "G_pl/exp_avg_sq/const": 0.01,
     }
-    budget = spread.budgets(errors, "bf16")
+    budget = budgets.budgets(errors, "bf16")
     key = f"{main}/update/{tensor}"
     assert budget[key] == budget[f"{main}/gradient/{tensor}"] == 2.5 * 0.0393
     for pool in ("*noise_strength", "*all"):

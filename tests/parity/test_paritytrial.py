@@ -7,7 +7,7 @@ import torch
 
 from ladder.parity import check as parity
 from ladder.parity import trial as paritytrial
-from ladder.parity.spread import FACTOR, budgets, worst
+from ladder.parity.budget import FACTOR, budgets, worst
 from stylegan_lite.config import Workload
 from tests.support import committed
 from tests.support.commands import call, refused

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from ladder.parity import spread
+from ladder.parity import budget
 from stylegan_lite import Recipe, Workload
 from stylegan_lite.settings import global_flags
 from tests.support.rung_steps import gathered, receipt, small
@@ -78,9 +78,9 @@ def test_the_baseline_blames_a_flag_only_on_a_recipe_that_did_not_ask_for_it(see
 
 
 def test_tf32_is_judged_by_the_spread_of_tf32():
-    assert spread.precision_of(Recipe(fp32_precision="tf32")) == "tf32"
-    assert spread.precision_of(Recipe(fp32_precision="tf32", precision="bf16")) == "bf16"
-    assert spread.precision_of(Recipe(fp32_precision="ieee")) == "fp32"
-    for recipe in spread.spellings(Workload(**SMALL), "tf32", "cpu"):
+    assert budget.precision_of(Recipe(fp32_precision="tf32")) == "tf32"
+    assert budget.precision_of(Recipe(fp32_precision="tf32", precision="bf16")) == "bf16"
+    assert budget.precision_of(Recipe(fp32_precision="ieee")) == "fp32"
+    for recipe in budget.spellings(Workload(**SMALL), "tf32", "cpu"):
         assert Recipe(**recipe).fp32_precision == "tf32" and Recipe(**recipe).precision == "fp32"
-    assert spread.budgets({"G_main/loss/loss": 0.0}, "tf32")["G_main/loss/loss"] > 1e-4
+    assert budget.budgets({"G_main/loss/loss": 0.0}, "tf32")["G_main/loss/loss"] > 1e-4

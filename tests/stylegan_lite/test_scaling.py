@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.amp import GradScaler
 
-from ladder.parity import spread
+from ladder.parity import budget
 from stylegan_lite import ConfigError, Recipe, losses
 from stylegan_lite.scaling import LossScale, describe
 from stylegan_lite.step import PHASES
@@ -205,4 +205,4 @@ def test_parity_judges_fp16_by_its_own_spread_and_sees_an_inner_gradient_that_ke
 
 
 def test_budgets_know_the_rounding_of_fp16():
-    assert spread.budgets({"D_main/loss/loss": 0.0}, "fp16") == {"D_main/loss/loss": 2.5 * 2**-12}
+    assert budget.budgets({"D_main/loss/loss": 0.0}, "fp16") == {"D_main/loss/loss": 2.5 * 2**-12}
