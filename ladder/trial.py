@@ -219,27 +219,27 @@ def traced(step: Any, phase: str, kernels: bool) -> Profiled:
 
 
 def _cycle_ms(step: Any, lazy: bool) -> float:
-    from ladder.receipts import evidence
+    from ladder.receipts import as_timed
 
     took = []
     for _ in range(CYCLES):
-        evidence.synchronize(step)
+        as_timed.synchronize(step)
         begin = time.perf_counter()
         step.cycle(lazy)
-        evidence.synchronize(step)
+        as_timed.synchronize(step)
         took.append(time.perf_counter() - begin)
     return 1000 * sorted(took)[len(took) // 2] / 16
 
 
 def _window_ms(step: Any, phase: str) -> float:
-    from ladder.receipts import evidence
+    from ladder.receipts import as_timed
 
     step.run_phase(phase)
-    evidence.synchronize(step)
+    as_timed.synchronize(step)
     begin = time.perf_counter()
     for _ in range(REPLAYS):
         step.run_phase(phase)
-    evidence.synchronize(step)
+    as_timed.synchronize(step)
     return 1000 * (time.perf_counter() - begin) / REPLAYS
 
 

@@ -307,7 +307,8 @@ class Rung:
 
         if self.traced is None:
             self.do_trace()
-        seen = evidence.gather(self.step, self.traced)
+        traced, self.traced = self.traced, None  # the step trains on
+        seen = evidence.gather(self.step, traced)
         if rungs is None:
             from ladder.plan import catalog
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ladder.parity import adam_state, reference, whole_steps
 from ladder.parity.exact import Draw
 from ladder.parity.reference import Outcome, Reference
-from ladder.receipts.evidence import replaced
+from ladder.receipts.as_timed import replaced
 from stylegan_lite.step import PHASES, TrainingStep
 
 SETTLING = 48  # rounds in which loss scales may halve; from 2^16 to nothing

@@ -9,46 +9,18 @@ the launches of that very code.
 from __future__ import annotations
 
 import contextlib
-import functools
-import math
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from ladder.base.protocol import IN_ORDER as PHASES
-from ladder.receipts import torch_compile, traces
-from ladder.receipts.seen import Copies, Crossing, Evidence, Flags, Launches, Loader, Trace
+from ladder.receipts import torch_compile
+from ladder.receipts.as_timed import Traced, replaced, synchronize, trace
+from ladder.receipts.seen import Copies, Crossing, Evidence, Flags, Launches, Loader
 from ladder.receipts.watch import Watch, alternatives_taken, launches, layers_named, layout, name_of
 
-CYCLE = 16
 SETTINGS = ("conv_fp32_precision", "matmul_fp32_precision", "cudnn_benchmark", "cudnn_deterministic")
-
-
-@dataclass(frozen=True)
-class Traced:
-    """What was seen of a step as it is timed, from its batches to the profiler's figures of a cycle."""
-
-    crossings: list[Crossing]
-    copying: int  # operators of the step's request for a batch
-    replayed: int | None  # operators issued for one run of each phase; None without graphs
-    trace: Trace
-    waiting_ms: float
-    fetched: float
-    tallied: dict[str, int]  # images, by the way in which they were read
-
-
-def trace(step: Any, ran: Callable[[], None] = lambda: None) -> Traced:
-    """See a prepared ``TrainingStep`` as it is timed. The GPU must do nothing else until `ran` is called."""
-    crossings, copying = watch_data(step)
-    replayed = operators(step) if step.graphs else None
-    before = tally(step)  # after the batches that were fetched here: only a cycle's own count
-    with fetches_counted(step) as fetched:
-        seen, waiting = traced_cycle(step, ran)
-    tallied = {key: count - before[key] for key, count in tally(step).items()}
-    return Traced(crossings, copying, replayed, seen, waiting, fetched["fetched"], tallied)
 
 
 def gather(step: Any, traced: Traced | None = None) -> Evidence:
@@ -172,11 +144,6 @@ def parameters(step: Any, phase: str) -> int:
     return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
-def synchronize(step: Any) -> None:
-    if step.device == "cuda":
-        torch.cuda.synchronize()
-
-
 @contextlib.contextmanager
 def eager(step: Any) -> Iterator[None]:
     """Run phases without their graphs and uncompiled: the code that was captured or compiled."""
@@ -208,19 +175,6 @@ def zero_grad_watched(step: Any, zeroed: dict[str, int]) -> Iterator[None]:
         for optimizer in (step.opt_G, step.opt_D):
             stack.enter_context(replaced(optimizer, "zero_grad", watched(optimizer)))
         yield
-
-
-@contextlib.contextmanager
-def replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace a method of one instance while the block runs."""
-    before = vars(thing).get(name)
-    setattr(thing, name, value)
-    try:
-        yield
-    finally:
-        delattr(thing, name)
-        if before is not None:
-            setattr(thing, name, before)
 
 
 def stored(step: Any) -> dict[str, dict[str, int]]:
@@ -297,47 +251,6 @@ def scales(step: Any) -> dict[str, dict[str, float]]:
     return {n: {k: float(v) for k, v in s.state_dict().items() if k != "tracker"} for n, s in found.items()}
 
 
-def operators(step: Any) -> int:
-    """Return the operators that the CPU issues for one run of each phase, as it is timed.
-
-    For whole steps: the worst kind.
-    """
-
-    def issued(run: Callable[[], None]) -> int:
-        watch = Watch()
-        with watch:
-            run()
-        return watch.calls
-
-    def each_phase() -> None:
-        for phase in PHASES:
-            step.run_phase(phase)
-
-    kinds = getattr(step, "together", [])
-    if kinds:
-        found = max(issued(functools.partial(step.run, kind)) for kind in kinds)
-    else:
-        found = issued(each_phase)
-    synchronize(step)
-    return found
-
-
-def watch_data(step: Any) -> tuple[list[Crossing], int]:
-    """Return the copies between devices that one batch of images causes, and the operators of the step's request.
-
-    The second batch is watched, as the first may have been fetched early.
-    """
-    watch, operators = Watch(), 0
-    for _ in range(2):
-        watch.crossings.clear()
-        before = watch.calls
-        with watch:
-            step.feed.next()
-            operators = watch.calls - before
-            getattr(step.feed, "prefetch", lambda: None)()
-    return watch.crossings, operators
-
-
 def data(step: Any, crossings: list[Crossing]) -> Loader:
     """Return how one batch comes: workers alive, and its copies to the device."""
     iterators = {id(i): i for i in (step.feed.iterator, getattr(step.feed.loader, "_iterator", None))}
@@ -347,63 +260,3 @@ def data(step: Any, crossings: list[Crossing]) -> Loader:
         "crossings": crossings[:4],
         "persistent": bool(step.feed.loader.persistent_workers),
     }
-
-
-def tally(step: Any) -> dict[str, int]:
-    """Return how many images were decoded, and how many read from a memory map, so far.
-
-    Loader's workers are included.
-    """
-    counted = getattr(getattr(step.feed, "dataset", None), "tally", dict)()
-    counted["decoded_on_gpu"] = getattr(getattr(step.feed, "decode", None), "decoded", 0)
-    return {key: counted.get(key, 0) for key in ("decoded", "mapped", "decoded_on_gpu")}
-
-
-@contextlib.contextmanager
-def fetches_counted(step: Any) -> Iterator[dict[str, float]]:
-    """Yield a dict that gets ``fetched``: batches requested from the loader a step, on average over the block."""
-    counted, calls, steps, fetch = {"fetched": 0.0}, 0, step.count, step.feed._fetch
-
-    def fetching() -> Any:
-        nonlocal calls
-        calls += 1
-        return fetch()
-
-    with replaced(step.feed, "_fetch", fetching):
-        yield counted
-    counted["fetched"] = round(calls / max(1, step.count - steps), 3)
-
-
-def traced_cycle(step: Any, ran: Callable[[], None] = lambda: None) -> tuple[Trace, float]:
-    """Run a lead-in, then one cycle as it is timed.
-
-    Returns the profiler's figures (on CUDA), and the milliseconds a step spent waiting for data.
-    """
-    for _ in range(
-        math.ceil(step.data_capacity / CYCLE)
-    ):  # batches that idle workers hold ready would hide the waiting
-        step.cycle()
-    synchronize(step)
-    if step.device != "cuda":
-        waiting = fetching(step)
-        ran()
-        return {}, waiting
-    waited: list[float] = []
-    trace = traces.traced(lambda: waited.append(fetching(step)), ran)
-    return trace, waited[0]
-
-
-def fetching(step: Any) -> float:
-    """Run a cycle and return the milliseconds a step that the CPU spent getting batches from the loader."""
-    spent, original = 0.0, step.feed._fetch
-
-    def fetch():
-        nonlocal spent
-        begin = time.perf_counter()
-        batch = original()
-        spent += time.perf_counter() - begin
-        return batch
-
-    with replaced(step.feed, "_fetch", fetch):
-        step.cycle()
-    return round(1000 * spent / CYCLE, 3)

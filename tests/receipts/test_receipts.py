@@ -173,4 +173,4 @@ def test_the_worker_hands_back_receipts_of_the_rungs_it_is_asked_for():
     assert reply["receipts"]["bf16"]["engaged"] and set(reply["receipts"]) == {"bf16"}
     assert set(rung.do_receipts()["receipts"]) == {"baseline", "bf16"}
     assert reply["evidence"]["device"] == "cpu" and len(json.dumps(reply)) < 4096
-    assert said == [{"progress": "traced"}] * 2  # from when on the GPU may do something else
+    assert said == [{"progress": "ran"}] * 2  # from when on the GPU may do something else

@@ -12,7 +12,7 @@ import torch
 from ladder.base import text
 from ladder.parity import check as parity
 from ladder.plan import catalog, needs
-from ladder.receipts import evidence
+from ladder.receipts import as_timed, evidence
 from ladder.results import record, schema
 from stylegan_lite import ConfigError, Recipe, compiled, make_step, resample
 from tests.support.small import SMALL
@@ -56,7 +56,7 @@ def receipt(rung, seen):
 def gathered(step, trace=None):
     step.keep_gradients = False
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evidence, "traced_cycle", lambda step, ran: (step.cycle(), (trace or {}, 0.5))[1])
+        patch.setattr(as_timed, "traced_cycle", lambda step, ran: (step.cycle(), (trace or {}, 0.5))[1])
         return evidence.gather(step)
 
 

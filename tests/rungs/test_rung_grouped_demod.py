@@ -9,7 +9,7 @@ import kernels
 from ladder.base import text
 from ladder.parity import check as parity
 from ladder.plan import catalog, modes, needs
-from ladder.receipts import evidence
+from ladder.receipts import as_timed, evidence
 from ladder.rungs.grouped_demod import MOST
 from stylegan_lite import ConfigError, Recipe, make_step, networks
 from stylegan_lite.step import PHASES
@@ -49,7 +49,7 @@ def gathered(recipe, sabotage=None, **workload):
     if sabotage:
         sabotage(step)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evidence, "traced_cycle", lambda step, ran: (step.step(), ({}, 0.5))[1])
+        patch.setattr(as_timed, "traced_cycle", lambda step, ran: (step.step(), ({}, 0.5))[1])
         return evidence.gather(step)
 
 

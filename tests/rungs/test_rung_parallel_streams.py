@@ -10,7 +10,7 @@ from kernels.linear.weight_gradients import WeightGradients
 from ladder.base import text
 from ladder.parity import check as parity
 from ladder.plan import catalog
-from ladder.receipts import evidence
+from ladder.receipts import as_timed, evidence
 from stylegan_lite import ConfigError, Recipe, make_step
 from stylegan_lite.step import PHASES
 from tests.rungs.test_rung_lean_weights import assert_same_training, trained
@@ -112,7 +112,7 @@ def gathered(recipe, sabotage=None, ms=None):
         sabotage(step)
     with pytest.MonkeyPatch.context() as patch:
         trace = {} if ms is None else {"parallel_ms": ms, "busy_ms": 10.0}
-        patch.setattr(evidence, "traced_cycle", lambda step, ran: (step.step(), (trace, 0.5))[1])
+        patch.setattr(as_timed, "traced_cycle", lambda step, ran: (step.step(), (trace, 0.5))[1])
         return evidence.gather(step)
 
 

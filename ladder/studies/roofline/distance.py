@@ -104,7 +104,7 @@ def time_phases(step: Any, phases: Sequence[str]) -> dict[str, float]:
 
 def time_step(step: Any, phases: Sequence[str]) -> Times:
     """Return medians in ms, by events and by the wall clock. The wall clock includes what the GPU does not see."""
-    from ladder.receipts import evidence
+    from ladder.receipts import as_timed
     from ladder.studies.roofline import ceilings
 
     phases_ms = time_phases(step, phases)
@@ -113,7 +113,7 @@ def time_step(step: Any, phases: Sequence[str]) -> Times:
     def cycle() -> None:
         begin = time.perf_counter()
         step.cycle()
-        evidence.synchronize(step)
+        as_timed.synchronize(step)
         walls.append(time.perf_counter() - begin)
 
     (median,) = ceilings.medians([cycle], windows=CYCLES, window_s=0.0)
