@@ -8,19 +8,20 @@ table in channels_last and in BF16 shows where the choice would change. Phases a
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import TypedDict, cast
 
 from ladder.base import text as texts
 from ladder.base.paths import ROOT
 from ladder.base.plain import Fields
 from ladder.base.protocol import PHASES
+from ladder.results import record
 
 OUT = ROOT / "results" / "spellings"
+ENGINE = ("spellings",)  # times a phase, in addition to the modules of a run
 
 SETTINGS: dict[str, Fields] = {
     "FP32 NCHW": {},
@@ -51,20 +52,11 @@ class Row(TypedDict):
     reason: str | None
 
 
-class Head(TypedDict):
-    """The first keys of a result (`ladder.results.record.head`)."""
-
-    schema: int
-    kind: str
-    workload: Fields
-    commit: str | None
-    dirty: bool | None
-
-
-class Spellings(Head):
+class Spellings(record.Header):
     """The whole table, as its file has it."""
 
-    machine: Mapping[str, Any]  # `ladder.machine.system.facts`
+    kind: str
+    workload: Fields
     rows: list[Row]
 
 
@@ -141,10 +133,12 @@ def result(
 ) -> Spellings:
     """Return the whole table with the machine's facts and the commit, as it is stored."""
     from ladder.machine import system as machine
-    from ladder.results import record
 
-    head = cast(Head, record.head("spellings", workload_name, workload))
-    return {**head, "machine": machine.facts(device), "rows": table(workload, device, on_row=on_row)}
+    begin, named = time.monotonic(), {"name": workload_name, **workload, "data": None}
+    made = record.header("spellings", machine.facts(device), named, also=ENGINE)
+    rows = table(workload, device, on_row=on_row)
+    seconds = round(time.monotonic() - begin, 1)
+    return cast(Spellings, made | {"rows": rows, "complete": True, "seconds": seconds})
 
 
 def markdown(data: Spellings) -> str:
@@ -182,8 +176,7 @@ def measure(workload_name: str, workload: Fields, device: str) -> list[Path]:
     """Measure the table with a line a row on stderr and write it. Return the JSON and the Markdown file."""
     import click
 
-    from ladder.base.files import replacing
-    from ladder.results import store as results
+    from ladder.results import store
 
     def say(row: Row) -> None:
         step = f"{row['ms']['step']:8.1f} ms/step" if row["ms"] else row["reason"]
@@ -193,12 +186,4 @@ def measure(workload_name: str, workload: Fields, device: str) -> list[Path]:
 
     data = result(workload_name, workload, device, say)
     stem = f"{texts.slug(data['machine']['name'])}-{texts.slug(workload_name)}"
-    OUT.mkdir(parents=True, exist_ok=True)
-    path = results.place(OUT / f"{stem}.json", dict(data))
-    paths = [path, path.with_suffix(".md")]
-    for path, text in zip(
-        paths, (json.dumps(data, indent=1, allow_nan=False) + "\n", markdown(data)), strict=True
-    ):
-        with replacing(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    return paths
+    return store.save(data, OUT, {"md": markdown(data)}, stem=stem, exact=True)

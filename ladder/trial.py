@@ -12,14 +12,12 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
-from collections.abc import Mapping
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
 import click
 
-from ladder.base import files, text
+from ladder.base import text
 from ladder.base.errors import UserError, describe
 from ladder.base.paths import ROOT
 from ladder.base.plain import Fields
@@ -29,10 +27,11 @@ from ladder.engine.in_process import prepared
 from ladder.machine import environment, system
 from ladder.plan import catalog, modes, needs
 from ladder.receipts import kernel_families
-from ladder.results import record
+from ladder.results import record, store
 
 OUT = ROOT / "results" / "trials"
 REPLAYS = 10  # runs of a phase, timed as one window
+ENGINE = ("trial",)  # times a variant, in addition to the modules of a run
 CYCLES = 3  # timed cycles; the median counts
 
 
@@ -58,17 +57,12 @@ class Row(TypedDict, total=False):
     seconds: float  # of the whole trial
 
 
-class Found(TypedDict):
+class Found(record.Header):
     """The result of a trial, as its file has it."""
 
-    schema: int
     kind: str
     workload: Fields
-    commit: str | None
-    dirty: bool | None
     ladder: str
-    started: str
-    machine: Mapping[str, Any]  # `ladder.machine.system.facts`
     variants: dict[str, Row]
 
 
@@ -101,13 +95,14 @@ def command(
         name, fields = catalog.load_workload(workload or ("article" if device == "cuda" else "tiny"))
         ladder = catalog.load_ladder(ladder_name)
         variants = plan(ladder, needs.possible(system.capabilities(device), fields), without, each, only)
-        started = datetime.now(timezone.utc)
-        found = frame(name, fields, ladder.name, device, started)
-        path = out or OUT / f"{found['machine']['name']}-{name}-{started:%Y%m%dT%H%M%SZ}.json"
+        begin, found = time.monotonic(), frame(name, fields, ladder.name, device)
+        path = out or OUT / f"{found['machine']['name']}-{name}-{text.stamp(found['started'])}.json"
         click.echo(heading())
         for variant, recipe in variants.items():
             found["variants"][variant] = row = trial(fields, recipe, device, kernels)
-            files.write_json(path, found)  # after each variant: the file stays if the next one dies
+            found["seconds"] = round(time.monotonic() - begin, 1)
+            found["complete"] = len(found["variants"]) == len(variants)
+            store.write(path, found, exact=True)  # after each variant: the file stays if the next one dies
             click.echo(line(variant, row))
         click.echo(f"one process, no protocol: to choose by, not to quote. {path}")
     except UserError as error:
@@ -143,14 +138,10 @@ def plan(
     return found
 
 
-def frame(workload: str, fields: Fields, ladder: str, device: str, started: datetime) -> Found:
-    more = {
-        "ladder": ladder,
-        "started": started.isoformat(timespec="seconds"),
-        "machine": system.facts(device),
-        "variants": {},
-    }
-    return cast(Found, record.head("trial", workload, fields) | more)
+def frame(workload: str, fields: Fields, ladder: str, device: str) -> Found:
+    named = {"name": workload, **fields, "data": None}
+    made = record.header("trial", system.facts(device), named, also=ENGINE)
+    return cast(Found, made | {"ladder": ladder, "variants": {}})
 
 
 def trial(fields: Fields, recipe: Fields, device: str, kernels: bool) -> Row:

@@ -53,7 +53,7 @@ def make_socket_folder() -> None:
     Raises:
         OSError: no folder is short enough and writable.
     """
-    config = multiprocessing.current_process()._config  # Processes started from here inherit it.
+    config = vars(multiprocessing.current_process())["_config"]  # Processes started from here inherit it.
     made = config.get("tempdir")
     if made is not None and os.path.isdir(made) and len(os.fsencode(os.path.dirname(made))) <= LONGEST:
         return
@@ -81,7 +81,8 @@ def begin(worker: int) -> None:
     """Prepare a worker (``worker_init_fn``). Only its parent reacts to Ctrl-C, and a failing thread ends the worker."""
     for number in (signal.SIGINT, signal.SIGHUP):  # The terminal sends the signal to workers, too.
         signal.signal(number, signal.SIG_IGN)
-    queues.Queue._on_queue_feeder_error = staticmethod(lambda error, batch: _end(error))
+    # Python's hook for a failing thread of a queue. The stubs of the standard library leave it out.
+    queues.Queue._on_queue_feeder_error = staticmethod(lambda error, batch: _end(error))  # type: ignore[attr-defined]
     of_process, of_thread = sys.excepthook, threading.excepthook
 
     def in_process(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

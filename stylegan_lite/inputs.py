@@ -7,6 +7,7 @@ device for timing, and loaded for parity checks. A captured graph sees both thro
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +15,28 @@ from torch import Tensor
 from stylegan_lite.config import Workload
 
 _ALIGN = 64  # elements; keeps every slice on a 256-byte boundary
+
+
+class Numbers(Protocol):
+    """The random numbers of one phase, as the losses read them; `PhaseInputs` has the shapes."""
+
+    @property
+    def batch(self) -> int: ...
+
+    @property
+    def z(self) -> Tensor: ...
+
+    @property
+    def noise(self) -> list[Tensor]: ...
+
+    @property
+    def image_noise(self) -> Tensor | None: ...
+
+    @property
+    def uniform(self) -> Tensor: ...
+
+    @property
+    def layer_index(self) -> Tensor: ...
 
 
 class PhaseInputs:

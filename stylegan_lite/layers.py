@@ -219,12 +219,13 @@ class FromRGB(Conv):
         super().__init__(3, outputs, 1, recipe)
         self.keeps_copy = False
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         import kernels
 
         weight, gain = weight_and_gain(self)
-        how = {"gain": gain, "channels_last": self.recipe.channels_last or None}
-        if self.recipe.fused_act:
-            return kernels.from_rgb(x, weight, self.bias, slope=SLOPE, act_gain=self.act_gain, **how)
-        x = kernels.from_rgb(x, weight, slope=1.0, act_gain=1.0, **how)
-        return bias_act(x, self.bias, self.recipe, gain=self.act_gain)
+        by_pixel = self.recipe.channels_last or None
+        if self.recipe.fused_act and residual is None:
+            act = {"slope": SLOPE, "act_gain": self.act_gain}
+            return kernels.from_rgb(x, weight, self.bias, gain=gain, channels_last=by_pixel, **act)
+        x = kernels.from_rgb(x, weight, gain=gain, slope=1.0, act_gain=1.0, channels_last=by_pixel)
+        return bias_act(x, self.bias, self.recipe, gain=self.act_gain, residual=residual)

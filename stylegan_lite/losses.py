@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stylegan_lite.inputs import PhaseInputs
+from stylegan_lite.inputs import Numbers
 from stylegan_lite.networks import Discriminator, Generator
 from stylegan_lite.ops import full, one_batch
 from stylegan_lite.scaling import LossScale
@@ -23,7 +23,7 @@ from stylegan_lite.weights import HALVES
 PHASES = ("G_main", "G_pl", "D_main", "D_r1")
 
 
-def latents_to_ws(G: Generator, inputs: PhaseInputs, style_mixing: float, *, track: bool = False) -> Tensor:
+def latents_to_ws(G: Generator, inputs: Numbers, style_mixing: float, *, track: bool = False) -> Tensor:
     """Map two latents a sample to ws [N, num_ws, w_dim]. Layers take the second w from a drawn cutoff on.
 
     The cutoff is drawn on the device and applied as a mask, so nothing waits for it.
@@ -39,7 +39,7 @@ def latents_to_ws(G: Generator, inputs: PhaseInputs, style_mixing: float, *, tra
     return torch.where(own, w[:n, None], w[n:, None])
 
 
-def g_main(G: Generator, D: Discriminator, inputs: PhaseInputs, style_mixing: float, amp) -> Tensor:
+def g_main(G: Generator, D: Discriminator, inputs: Numbers, style_mixing: float, amp) -> Tensor:
     """Return mean softplus(-D(G(z)))."""
     with amp():
         ws = latents_to_ws(G, inputs, style_mixing, track=True)
@@ -50,7 +50,7 @@ def g_main(G: Generator, D: Discriminator, inputs: PhaseInputs, style_mixing: fl
 def d_main(
     G: Generator,
     D: Discriminator,
-    inputs: PhaseInputs,
+    inputs: Numbers,
     real: Tensor,
     style_mixing: float,
     amp,
@@ -84,7 +84,7 @@ def d_r1(
 
 def g_pl(
     G: Generator,
-    inputs: PhaseInputs,
+    inputs: Numbers,
     pl_mean: Tensor,
     decay: float,
     weight: float,

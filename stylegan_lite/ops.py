@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -63,10 +64,17 @@ def fused_dense(x: Tensor, layer: nn.Module) -> Tensor:
     """Compute a ``Dense`` layer as one kernel: [N, I] -> [N, O]."""
     import kernels
 
-    act = {"act": True, "slope": SLOPE, "gain": GAIN} if layer.act else {}
     weight, gain = weight_and_gain(layer)
-    gains = {"weight_gain": gain, "bias_gain": layer.bias_gain}
-    return kernels.dense(x, weight, layer.bias, **gains, **act)
+    return kernels.dense(
+        x,
+        weight,
+        layer.bias,
+        weight_gain=gain,
+        bias_gain=layer.bias_gain,
+        act=layer.act,
+        slope=SLOPE,
+        gain=GAIN if layer.act else 1.0,
+    )
 
 
 def fused_affines(ws: Tensor, layers: list[nn.Module], slots: list[int]) -> list[Tensor]:
@@ -243,7 +251,7 @@ def filter_act(
     """
     import kernels
 
-    how = {"padding": 1, "filter_gain": 4 / sum(TAPS) ** 2, "slope": SLOPE, "gain": gain}
+    how: dict[str, Any] = {"padding": 1, "filter_gain": 4 / sum(TAPS) ** 2, "slope": SLOPE, "gain": gain}
     how |= {"noise": noise, "strength": strength, "scale": scale}
     if style is not None:
         return kernels.filter_act_modulate(x, TAPS, style, bias, **how)

@@ -67,9 +67,13 @@ def _compile_kernels(step: Phases, before: dict[str, Any]) -> tuple[dict[str, fl
         return {}, ()
     from kernels.precompile import compile_ahead
 
+    def warm_up() -> None:
+        for phase in PHASES:
+            step._warm_up(phase)
+
     begin = time.perf_counter()
     with _in_line(step), _as_it_is(step):
-        report = step.precompiled = compile_ahead(lambda: [step._warm_up(phase) for phase in PHASES])
+        report = step.precompiled = compile_ahead(warm_up)
     if not report.missing:
         own = () if step.compiled is None else step.compiled.functions  # These are still to run compiled.
         return {}, tuple(phase for phase in PHASES if phase not in own) if report.whole else ()

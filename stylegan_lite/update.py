@@ -108,7 +108,8 @@ class FusedUpdate(torch.optim.Adam):
             items.append(
                 Item(parameter.detach(), state["exp_avg"], state["exp_avg_sq"], state["step"], *kept)
             )
-        rates = Rates(group["lr"], *group["betas"], group["eps"])
+        first, second = group["betas"]
+        rates = Rates(group["lr"], first, second, group["eps"])
         known = (rates, *[t.data_ptr() for item in items for t in item[:5] if t is not None])
         if known == self.known:
             return

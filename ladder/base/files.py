@@ -6,17 +6,16 @@ import errno
 import fcntl
 import functools
 import hashlib
-import json
 import os
 import re
 import stat
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
@@ -210,11 +209,6 @@ def digest(root: Path, files: Iterable[Path]) -> str:
         whole.update(path.relative_to(root).as_posix().encode() + b"\0")
         whole.update(hashlib.sha256(path.read_bytes().replace(b"\r\n", b"\n")).digest())
     return whole.hexdigest()
-
-
-def write_json(path: Path, found: Mapping[str, Any]) -> None:
-    """Write plain data as JSON, as `write` does. Raises ValueError for a number that is not finite."""
-    write(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
 
 
 def write(path: Path, content: str | bytes) -> None:

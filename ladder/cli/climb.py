@@ -8,13 +8,14 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ladder.base import files, progress
 from ladder.base import text as texts
 from ladder.base.errors import UserError
+from ladder.base.events import Event
 from ladder.base.starting import near
 from ladder.cli import expecting
 from ladder.engine import run as measure
@@ -27,6 +28,10 @@ from ladder.results import identity, types
 from ladder.results.combine import resuming
 from ladder.stats import rounds_budget as budget
 from stylegan_lite.config import Recipe
+
+if TYPE_CHECKING:
+    from ladder.training.canary import Canary
+    from ladder.training.train import Summary
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,7 @@ def continued(request: Request) -> Request:
     if request.workload is None and result["workload"]["name"] not in catalog.workloads():
         raise UserError(f"{path}: --resume: its workload is a file of yours; name it with --workload")
     own = None if request.workload is None else catalog.load_workload(request.workload)[1]["data"]
-    resuming.ask_for_images(path, result, request.data, own)
+    resuming.ask_for_images(path, result, request.data, None if own is None else str(own))
     said = {
         "mode": protocol["mode"],
         "seed": protocol["seed"],
@@ -221,7 +226,7 @@ def train(
     device: str | None,
     quiet: bool,
     **options: Any,
-) -> dict[str, Any]:
+) -> Summary:
     """Train, and return the summary. ``options`` are those of ``ladder.training.train.train``.
 
     Raises:
@@ -257,7 +262,7 @@ def canary(
     seeds: int,
     jobs: int | None,
     out: Path | None,
-) -> dict[str, Any]:
+) -> Canary:
     """Train every rung of a ladder from several seeds (``ladder.training.canary``), by default on ``tiny``.
 
     Raises:
@@ -277,7 +282,7 @@ def canary(
 
     paths: list[Path] = []
 
-    def tell(event: dict[str, Any]) -> None:
+    def tell(event: Event) -> None:
         if event["event"] == "end":
             paths.append(Path(event["path"]))
         elif not quiet:

@@ -80,7 +80,4 @@ def write(out: Path, result: dict[str, object], refuse: Callable[[], None] = lam
         )
     with locks.folder_lock(out.parent):
         refuse()
-        try:
-            results.write(out, result)
-        except OSError as error:
-            raise UserError(f"{out}: cannot write the result: {error.strerror or error}") from None
+        results.write(out, result)

@@ -74,7 +74,7 @@ class Group(click.Group):
             click.echo(line, err=True)
             ctx.exit(2)
         except click.ClickException as error:  # click prints it, and it quotes arguments such as file names
-            error.message = printable(error.message)
+            vars(error)["message"] = printable(error.message)  # click declares it final
             raise
         except KeyboardInterrupt:
             click.echo("ladder: interrupted", err=True)

@@ -147,10 +147,10 @@ def precision(
     First(f"{name} on {chosen}: {rows}, {plan.rounds} rounds; begun parts are told one by one", as_json)()
     environment.tell(as_json)
     with locks.folder_lock(folder, text.slug(facts["name"])):
-        before = None if resume is None else measure.earlier(resume, name, plan, facts)
-        result = measure.run(
-            plan, name, facts, lambda line: click.echo(line, err=True), minutes, before, folder
-        )
+        base = measure.new_result(plan, name, facts)
+        if resume is not None:
+            base = measure.continued(resume, base)
+        result = measure.run(plan, base, lambda line: click.echo(line, err=True), minutes, folder)
         paths = measure.write(result, folder)
     if as_json:
         click.echo(json.dumps(plain(result), indent=1, allow_nan=False))

@@ -120,9 +120,9 @@ def _plan(
 
 def write(result: Result, folder: Path) -> list[Path]:
     """Write the result as JSON, Markdown and charts, and return the files."""
-    from ladder.report import output as ending
+    from ladder.results import store
     from ladder.studies.sustain import chart as sustainedchart
     from ladder.studies.sustain import report
 
     pages = {"md": report.markdown(result)}
-    return ending.write(plain(result), folder, pages, lambda kind: sustainedchart.render(result, kind))
+    return store.save(plain(result), folder, pages, lambda kind: sustainedchart.render(result, kind))

@@ -189,7 +189,7 @@ def weights(fields: Plain) -> dict[str, int]:
 
 def write(result: Result, folder: Path) -> list[Path]:
     """Write the result as JSON and Markdown, and return the files."""
-    from ladder.report import output as ending
+    from ladder.results import store
     from ladder.studies.upstream import report
 
-    return ending.write(plain(result), folder, {"md": report.markdown(result)})
+    return store.save(plain(result), folder, {"md": report.markdown(result)})

@@ -6,6 +6,7 @@ parts do not add up to a step: launched alone, a phase overlaps with nothing, an
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import time
@@ -71,7 +72,8 @@ def _windows(rung: Rung, samples: int, window: int) -> dict[str, list[float]]:
     for _ in range(samples):
         for phase, seen in took.items():
             rung.step.run_phase(phase)
-            seen.append(_seconds(lambda p=phase: rung.step.run_phase(p), window, rung.synchronize) / window)
+            run = functools.partial(rung.step.run_phase, phase)
+            seen.append(_seconds(run, window, rung.synchronize) / window)
     if broken := rung.step.check_finite():
         raise Invalid(broken)
     return took

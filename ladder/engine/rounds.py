@@ -222,8 +222,8 @@ class Interleaved:
         try:
             worker = self._pools[program.code].take()
             self.on_phase(program, "build")
-            held = {"threads": threads} if threads else {}
-            asked = {"workload": program.workload, "recipe": program.recipe, "seed": self.seed} | held
+            asked: dict[str, Any] = {"threads": threads} if threads else {}
+            asked |= {"workload": program.workload, "recipe": program.recipe, "seed": self.seed}
             built = worker.call("build", device=self.device, **asked)
             if problem := self.visits.check_gpu(built.get("gpu_uuid")):
                 raise UserError(problem)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder.base.errors import UserError
 from ladder.engine.pool import WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.machine import system
@@ -88,10 +87,7 @@ class RunState:
             if self.rungs[name]["status"] == "n/a":
                 self.rungs[name]["reason"] = "not measured: the run ended before"
         self.result["seconds"] = round(time.monotonic() - self.begin, 1)
-        try:
-            results.write(self.path, self.result)
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot write the result: {error.strerror or error}") from None
+        results.write(self.path, self.result)
 
     def emit(self, event: str, **more: Any) -> None:
         """Tell the caller about an event, with the figures that a progress bar needs."""

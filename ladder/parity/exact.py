@@ -84,7 +84,7 @@ class Exact:
     """The baseline's step in pieces of ``chunk`` samples whose gradients are summed: the same step in less memory."""
 
     def __init__(self, workload: Workload, precision: str, device: str, chunk: int) -> None:
-        recipe = Recipe(precision=precision)
+        recipe = Recipe.from_dict({"precision": precision})
         self.step = TrainingStep(
             dataclasses.replace(workload, data=None), recipe, device=device, seed=workload.batch
         )

@@ -9,11 +9,10 @@ others.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict, cast
 
-from ladder.base import git
 from ladder.base import text as texts
 from ladder.base.files import write
 from ladder.base.paths import ROOT
@@ -23,6 +22,7 @@ from ladder.parity import reference
 from ladder.parity.budget import FACTOR, LIMIT, RESOLVED, budgets, run_spellings, worst
 from ladder.parity.spread import Errors, is_exact, is_whole
 from ladder.plan import catalog
+from ladder.results import record
 from ladder.results import store as results
 from stylegan_lite.config import Workload
 
@@ -57,19 +57,14 @@ class Tried(TypedDict):
     spellings: list[Row]
 
 
-class Trial(TypedDict):
+class Trial(record.Header):
     """The result of a trial, as its file has it."""
 
-    schema: int
     what: str
-    machine: Mapping[str, Any]  # `ladder.machine.system.facts`
-    commit: str | None
-    dirty: bool | None
     factor: float
     trials: list[Tried]
     worst: float  # ratio
     cases: int
-    seconds: float
 
 
 def named(workloads: Sequence[str], device: str) -> list[tuple[str, Fields]]:
@@ -88,21 +83,11 @@ def run(
     Returns the trial and its JSON file.
     """
     begin, facts = time.monotonic(), system.facts(device)
-    commit, dirty = git.commit_of(ROOT)
-    found: Trial = {
-        "schema": 1,
-        "what": "parity-trial",
-        "machine": facts,
-        "commit": commit,
-        "dirty": dirty,
-        "factor": FACTOR,
-        "trials": [],
-        "worst": 0.0,
-        "cases": 0,
-        "seconds": 0.0,
-    }
-    path = results.place(out / f"{texts.slug(facts['name'])}-trial.json", dict(found))
-    for name, fields in named(workloads, device):
+    empty = {"what": "parity-trial", "factor": FACTOR, "trials": [], "worst": 0.0, "cases": 0}
+    found = cast(Trial, record.header(None, facts) | empty)
+    path = results.place(out / f"{texts.slug(facts['name'])}-trial.json", found)
+    tried = named(workloads, device)
+    for number, (name, fields) in enumerate(tried):
         workload = Workload.from_dict({**fields, "data": None}, where=name)
         ref = reference.get(workload, device, cache, _prefixed(tell, name))
         for precision in PRECISIONS:
@@ -122,7 +107,8 @@ def run(
         found["worst"] = max(row["ratio"] for trial in found["trials"] for row in trial["spellings"])
         found["cases"] = sum(len(trial["spellings"]) for trial in found["trials"])
         found["seconds"] = round(time.monotonic() - begin, 1)
-        results.write(path, dict(found))
+        found["complete"] = number + 1 == len(tried)
+        results.write(path, found)
         write(path.with_suffix(".md"), markdown(texts.fit(found)))
     return found, path
 

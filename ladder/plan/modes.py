@@ -49,18 +49,30 @@ def advice(gpu: str, wall: str) -> str:
 class Planned(Protocol):
     """One rung to measure, as `ladder.plan.catalog.climb` gives it: a recipe, or one line why it is skipped."""
 
-    name: str
-    title: str
-    recipe: Fields | None
-    skipped: str | None
-    article_ms: float | None
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def recipe(self) -> Fields | None: ...
+
+    @property
+    def skipped(self) -> str | None: ...
+
+    @property
+    def article_ms(self) -> float | None: ...
 
 
 class Ladder(Protocol):
     """The part of a ladder that a run must know."""
 
-    name: str
-    title: str
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def title(self) -> str: ...
 
 
 def plan(

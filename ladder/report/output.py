@@ -1,58 +1,18 @@
-"""How a command ends that fills one result: its files while it grows, what it prints at last, and its exit status."""
+"""How a command ends that fills one result: what it prints at last, and its exit status."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from ladder.base import files, starting
-from ladder.base import text as texts
+from ladder.base import starting
 from ladder.base.starting import near
-from ladder.results import store as results
-
-
-def write(
-    result: dict[str, Any],
-    folder: Path,
-    pages: Mapping[str, str],
-    render: Callable[[str], bytes] | None = None,
-) -> list[Path]:
-    """Write `<machine>-<workload>.json`, the pages by suffix, and the pictures that `render` makes as "png" and "svg".
-
-    They are "-partial" until the result is complete, and then the partial files that led to it go. Files of another
-    host or commit stay (`results.place`). A picture that cannot be drawn is a line on stderr.
-    """
-    stem = "-".join(texts.slug(word) for word in (result["machine"]["name"], result["workload"]["name"]))
-    return write_named(result, folder, stem, pages, render)
-
-
-def write_named(
-    result: dict[str, Any],
-    folder: Path,
-    stem: str,
-    pages: Mapping[str, str],
-    render: Callable[[str], bytes] | None = None,
-    picture: str = "",
-) -> list[Path]:
-    """Write as `write` does, under ``stem``; ``picture`` is appended to the names of the pictures."""
-    parts = results.place(folder / f"{stem}-partial.json", result)
-    path = results.place(folder / f"{stem}.json", result) if result["complete"] else parts
-    files.write_json(path, texts.fit(result))
-    paths = [path, *(path.with_suffix(f".{suffix}") for suffix in pages)]
-    for page, text in zip(paths[1:], pages.values(), strict=True):
-        files.write(page, text)
-    if render is not None:
-        paths += files.try_draw(path.with_name(f"{path.stem}{picture}"), render)
-    if result["complete"] and parts.exists():
-        for each in paths:
-            each.with_name(each.name.replace(path.stem, parts.stem, 1)).unlink(missing_ok=True)
-    return paths
 
 
 def end(

@@ -5,9 +5,9 @@ other kinds of result ask of their rounds is here, too. A missing number is None
 """
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from ladder.base.git import commit_of
 from ladder.base.paths import ROOT
@@ -15,7 +15,22 @@ from ladder.base.protocol import CYCLE_STEPS
 from ladder.machine import environment, neighbours
 from ladder.results import code_digest, derive, identity
 from ladder.results import store as results
+from ladder.results.types import Plain
 from ladder.stats import estimates, rounds_budget
+
+
+class Header(TypedDict):
+    """The keys of `header` that every kind of result has, for results that are plain data."""
+
+    schema: int
+    machine: Mapping[str, Any]  # `ladder.machine.system.facts`
+    environment: dict[str, str]
+    commit: str | None
+    dirty: bool | None
+    measured_code: dict[str, str]
+    complete: bool
+    started: str
+    seconds: float
 
 
 def new_result(
@@ -34,21 +49,12 @@ def new_result(
     """
     rungs = [new_rung(p.name, p.title, p.recipe, p.article_ms, p.skipped) for p in planned]
     data = None if workload.get("data") is None else data_source or "user-images"
-    commit, dirty = commit_of(ROOT)
+    trained = {"name": workload_name, **workload, "data": data}
     return {
-        "schema": results.SCHEMA,
-        "machine": facts,
-        "workload": {"name": workload_name, **workload, "data": data},
+        **header(None, facts, trained, images=images, code=code),
         "ladder": {"name": ladder.name, "title": ladder.title, "rungs": [p.name for p in planned]}
         | _digest(ladder),
-        **conditions(images),
         "protocol": {},
-        "commit": commit,
-        "dirty": dirty,
-        code_digest.KEY: code_digest.digests(code=code),
-        "complete": False,
-        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "seconds": 0.0,
         "baseline": None,
         "rungs": rungs,
         "twins": [],
@@ -60,20 +66,39 @@ def _digest(ladder: Any) -> dict[str, str]:
     return {"digest": said} if said else {}
 
 
-def conditions(images: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What decides a number beside machine, code and workload: environment variables, and which images (a user's)."""
-    return {environment.KEY: environment.recorded()} | ({identity.IMAGES: images} if images else {})
+def header(
+    kind: str | None,
+    facts: Mapping[str, Any] | None,
+    workload: Plain | None = None,
+    *,
+    images: Plain | None = None,
+    code: Path | None = None,
+    also: tuple[str, ...] = (),
+) -> Plain:
+    """Return the keys that results of every kind begin with, of a measurement that begins now.
 
-
-def head(kind: str, workload_name: str, workload: dict[str, Any]) -> dict[str, Any]:
-    """What results of the other kinds begin with. Their images are random ones: where a user's lie is not said."""
+    Args:
+        kind: the name of the kind; None for a ladder's run, and for a kind that its caller names.
+        facts: the machine (`ladder.machine.system.facts`).
+        workload: the workload with its name. The source of its images stands for their path.
+        images: which images of a user's they are (`ladder.results.identity.of_images`).
+        code: the folder of the measured packages, if they are not from here.
+        also: the modules that measure, in addition to those of a run.
+    """
     commit, dirty = commit_of(ROOT)
     return {
-        "schema": 1,
-        "kind": kind,
-        "workload": {"name": workload_name, **workload, "data": None},
+        "schema": results.SCHEMA,
+        **({"kind": kind} if kind else {}),
+        "machine": facts,
+        **({"workload": workload} if workload else {}),
+        environment.KEY: environment.recorded(),
+        **({identity.IMAGES: images} if images else {}),
         "commit": commit,
         "dirty": dirty,
+        code_digest.KEY: code_digest.digests(code=code, also=also),
+        "complete": False,
+        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "seconds": 0.0,
     }
 
 
@@ -204,7 +229,4 @@ def new_path(out: Path, result: dict[str, Any]) -> Path:
     if mode != "cumulative":
         head, time_ = path.stem.rsplit("-", 1)
         path = path.with_stem(f"{head}-{mode}-{time_}")
-    number, free = 2, path
-    while free.exists():
-        free, number = path.with_stem(f"{path.stem}-{number}"), number + 1
-    return free
+    return results.unused(path)

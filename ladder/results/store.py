@@ -9,12 +9,13 @@ import datetime
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ladder.base import files
 from ladder.base.errors import UserError
-from ladder.base.files import replacing
 from ladder.base.rules import shown
 from ladder.base.text import fit, slug, stamp
 from ladder.results import types
@@ -43,7 +44,7 @@ def path_for(out: Path, result: dict[str, Any]) -> Path:
     return Path(out) / slug(result["machine"]["name"]) / name
 
 
-def place(path: Path, result: dict[str, Any]) -> Path:
+def place(path: Path, result: Mapping[str, Any]) -> Path:
     """Return the file for a result that is named by its machine: ``path``, or its name with the time of the run.
 
     A file is replaced by the run that wrote it (`--resume`), and by another one of the same host and commit. What
@@ -56,7 +57,7 @@ def place(path: Path, result: dict[str, Any]) -> Path:
     return path.with_stem(f"{path.stem}-{stamp(result.get('started') or now)}")
 
 
-def same_run(path: Path, result: dict[str, Any]) -> bool:
+def same_run(path: Path, result: Mapping[str, Any]) -> bool:
     """Return whether a file holds an earlier state of the same run, or a finished run of the same host and commit."""
     try:
         before = read(path)
@@ -72,13 +73,67 @@ def same_run(path: Path, result: dict[str, Any]) -> bool:
     return all(now[key] == before.get(key) for key in ("machine", "commit"))
 
 
-def write(path: Path, data: dict[str, Any]) -> None:
-    """Write `data`, with its texts made `fit`, so that `path` is always the old file or the whole new one. OSError."""
-    text = json.dumps(fit(data), indent=1, allow_nan=False, ensure_ascii=True) + "\n"
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+def unused(path: Path) -> Path:
+    """Return the file, with a number in its name where that file exists (two runs in one second)."""
+    number, free = 2, path
+    while free.exists():
+        free, number = path.with_stem(f"{path.stem}-{number}"), number + 1
+    return free
+
+
+def write(path: Path, data: Mapping[str, Any], *, exact: bool = False) -> None:
+    """Write a result of any kind; ``path`` is always the old file or the whole new one.
+
+    Its texts are made `fit`, unless ``exact`` keeps them, for a kind that holds names of kernels.
+
+    Raises:
+        UserError: the file cannot be written.
+        ValueError: a number is not finite.
+    """
+    found = dict(data) if exact else fit(dict(data))
+    files.write(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
+
+
+def save(
+    result: Mapping[str, Any],
+    folder: Path,
+    pages: Mapping[str, str] | None = None,
+    render: Callable[[str], bytes] | None = None,
+    *,
+    stem: str | None = None,
+    picture: str = "",
+    exact: bool = False,
+) -> list[Path]:
+    """Write a result that is named by its machine, its pages by suffix, and its pictures. Return all files.
+
+    The files are "-partial" until the result is complete. Then the partial files that led to it are removed. Files of
+    another host or commit stay (`place`).
+
+    Args:
+        render: draws the picture as "png" and "svg". A picture that cannot be drawn is a line on stderr.
+        stem: of the names; by default that of machine and workload.
+        picture: is appended to the stem of the pictures.
+        exact: as for `write`.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    if stem is None:
+        stem = "-".join(slug(result[part]["name"]) for part in ("machine", "workload"))
+    complete = result.get("complete", True)
+    parts = place(folder / f"{stem}-partial.json", result)
+    path = place(folder / f"{stem}.json", result) if complete else parts
+    write(path, result, exact=exact)
+    paths = [path]
+    for suffix, page in (pages or {}).items():
+        paths.append(path.with_suffix(f".{suffix}"))
+        files.write(paths[-1], page)
+    if render is not None:
+        paths += files.try_draw(path.with_name(f"{path.stem}{picture}"), render)
+    if complete and parts.exists():
+        for each in paths:
+            each.with_name(each.name.replace(path.stem, parts.stem, 1)).unlink(missing_ok=True)
+    return paths
 
 
 def cautions(
@@ -179,8 +234,7 @@ def _finite(text: str) -> float:
 def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
         raise ValueError(f"the key {twice[:40]!a} is given twice")
     return found
 

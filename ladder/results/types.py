@@ -295,11 +295,10 @@ class TopGain:
 
 
 @record
-class Header:
-    """Who measured what, where, when and with which code."""
+class Origin:
+    """Who measured, where, when and with which code."""
 
     machine: Machine = needed(rule_of(Machine))
-    workload: Plain = needed(v.NAMED)
     commit: str | None = needed(v.A_COMMIT)
     dirty: bool | None = needed(v.FLAG)
     complete: bool = needed(v.FLAG)
@@ -310,6 +309,13 @@ class Header:
     measured_code: dict[str, str] | Absent = optional(mapping(v.IDENTIFIER, v.CODE_DIGEST, 8))
     environment: dict[str, str] | Absent = optional(v.ENVIRONMENT)
     images: Images | Absent = optional(rule_of(Images))
+
+
+@record
+class Header(Origin):
+    """The origin of a result of one workload."""
+
+    workload: Plain = needed(v.NAMED)
 
 
 @record
@@ -334,9 +340,9 @@ class Result(Header):
     at_top: dict[str, TopGain] | None = unstored(None)
 
 
-def head(result: Header) -> Plain:
+def head(result: Origin) -> Plain:
     """Return what a result says of itself, as its file has it: all of `Header`, nothing of what was measured."""
-    found = ((name, getattr(result, name)) for name in _HEAD)
+    found = ((name, getattr(result, name, ABSENT)) for name in _HEAD)
     return {name: plain(value) for name, value in found if value is not ABSENT}
 
 

@@ -87,7 +87,8 @@ def decide(
     """Return the verdicts for (mean, standard error, degrees of freedom) of each comparison, paired or not."""
     least = [max(LEAST_DIFFERENCE, floor) for floor in floors]
     asked = [index for index, summary in enumerate(summaries) if summary is not None]
-    p_values = [p_beyond(*summaries[index], least[index]) for index in asked]
+    known = [(*summary, at) for summary, at in zip(summaries, least, strict=True) if summary is not None]
+    p_values = [p_beyond(*each) for each in known]
     levels = dict(zip(asked, estimates.holm_levels(p_values), strict=True))
     verdicts = []
     for index, summary in enumerate(summaries):

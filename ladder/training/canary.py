@@ -11,16 +11,15 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from datetime import datetime, timezone
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict, cast
 
 import torch
 from torch import Tensor
 
 import stylegan_lite
-from ladder.base import files, git, locks, text
+from ladder.base import files, locks, text
 from ladder.base.errors import UserError
 from ladder.base.events import OnEvent
 from ladder.base.paths import ROOT
@@ -29,6 +28,7 @@ from ladder.base.stopping import stop_on_sigterm
 from ladder.images.prepare import ImageSet
 from ladder.machine import system
 from ladder.plan.catalog import Planned
+from ladder.results import identity, record
 from ladder.results import store as results
 from ladder.stats import estimates
 from ladder.training import mishaps, swd, trainings
@@ -62,24 +62,18 @@ class Rung(TypedDict):
     runs: list[Run]
 
 
-class Canary(TypedDict):
+class Canary(record.Header):
     """A canary's result, as its file has it."""
 
-    schema: int
     kind: str
-    machine: Mapping[str, Any]  # `ladder.machine.system.facts`
     workload: Fields
     ladder: str
     steps: int
     seeds: int
     samples: int
-    commit: str | None
-    dirty: bool | None
-    complete: bool
     notes: list[str]
     band: list[float] | None  # from, to
     rungs: list[Rung]
-    seconds: float
 
 
 def run(
@@ -118,8 +112,7 @@ def run(
     result = _new(name, workload, ladder, planned, images, device, steps, seeds)
     folder = Path(out) / result["machine"]["name"]
     with locks.folder_lock(folder), stop_on_sigterm():
-        started = datetime.now(timezone.utc)
-        path = folder / f"{name}-{ladder}-{started:%Y%m%dT%H%M%SZ}.json"
+        path = folder / f"{name}-{ladder}-{text.stamp(result['started'])}.json"
         runnable = [rung for rung in planned if not rung.skipped]
         records = {rung["name"]: rung for rung in result["rungs"]}
         # Seed by seed, so that an interrupted canary has whole rounds.
@@ -329,20 +322,15 @@ def _new(
     steps: int,
     seeds: int,
 ) -> Canary:
-    commit, dirty = git.commit_of(ROOT)
     facts = system.facts(device)
-    return {
-        "schema": 1,
-        "kind": "canary",
-        "machine": facts | {"name": text.slug(facts["name"])},
-        "workload": {"name": name, **workload, "data": images.source},
+    named = facts | {"name": text.slug(facts["name"])}
+    trained = {"name": name, **workload, "data": images.source}
+    made = {
+        **record.header("canary", named, trained, images=identity.of_images(images.path)),
         "ladder": ladder,
         "steps": steps,
         "seeds": seeds,
         "samples": min(MOST_SAMPLES[device], images.count),
-        "commit": commit,
-        "dirty": dirty,
-        "complete": False,
         "notes": [],
         "band": None,
         "rungs": [
@@ -357,14 +345,11 @@ def _new(
             }
             for rung in planned
         ],
-        "seconds": 0.0,
     }
+    return cast(Canary, made)
 
 
 def _save(path: Path, result: Canary, begin: float) -> None:
     judge(result)
     result["seconds"] = round(time.monotonic() - begin, 1)
-    try:
-        results.write(path, text.fit(result))
-    except OSError as error:
-        raise UserError(f"{path}: cannot write the result: {error.strerror or error}") from None
+    results.write(path, result)

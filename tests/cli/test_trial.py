@@ -7,7 +7,9 @@ from click.testing import CliRunner
 
 from ladder import trial
 from ladder.plan import catalog, needs
+from ladder.publish.validation import validate
 from stylegan_lite.step import TrainingStep
+from tests.support import made_up
 
 ROW = {
     "step_ms": 10.0,
@@ -16,6 +18,7 @@ ROW = {
     "reserved_gib": 1.0,
     "seconds": 1.0,
 }
+HARDWARE = {"machine": made_up.gpu_run()["machine"]}
 ALL_CAN = dict.fromkeys(needs.NEEDS)
 
 
@@ -48,6 +51,7 @@ def test_the_whole_ladder_and_then_without_each_rung_named(tried):
     assert found["kind"] == "trial" and found["machine"]["torch"] and found["workload"]["data"] is None
     assert found["variants"]["without bf16"]["error"] == "RuntimeError: no kernel"  # and the next went on
     assert "no kernel" in said.output and "not to quote" in said.output
+    assert found["complete"] and found["seconds"] >= 0 and validate.check(found | HARDWARE) is None
 
 
 def test_each_leaves_out_every_rung_once(tried):

@@ -258,9 +258,9 @@ def test_a_run_does_not_go_on_with_another_recipe_or_workload():
     for each, precision in ((before, "bf16"), (now, "fp16")):
         each["rungs"][2]["recipe"] = {"precision": precision}
     with pytest.raises(UserError, match="another recipe of bf16: precision was bf16 and is fp16 here"):
-        resuming.refuse_other_recipes(Path("run.json"), before, now)
+        resuming.continued(Path("run.json"), before, now, resuming.other_plans(before, now))
     now["rungs"][2]["recipe"] = {"precision": "bf16", "channels_last": False}  # said, and at its default
-    resuming.refuse_other_recipes(Path("run.json"), before, now)
+    assert not [*resuming.other_plans(before, now)]
     now["workload"]["batch"] = 16
     with pytest.raises(UserError, match="another workload: batch was 8 and is 16 here"):
         resuming.refuse_other_workload(Path("run.json"), before, now)

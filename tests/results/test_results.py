@@ -79,7 +79,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", no_space)
-    with pytest.raises(OSError):
+    with pytest.raises(UserError, match="cannot be written: No space left"):
         results.write(path, make([20.0]))
     assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 

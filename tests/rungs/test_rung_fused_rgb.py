@@ -52,6 +52,18 @@ def test_the_image_is_in_full_precision_and_weights_are_those_of_the_other_recip
     assert y.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_a_residual_is_added_as_by_every_convolution():
+    layers = []
+    for more in ({}, RGB):
+        layers.append(make_step(TINY, FUSED | more | {"precision": "fp64"}, device="cpu").D.from_rgb)
+    layers[1].load_state_dict(layers[0].state_dict())
+    image = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    residual = torch.randn_like(layers[0](image))
+    plain, fused = (layer(image, residual) for layer in layers)
+    torch.testing.assert_close(fused, plain, atol=1e-11, rtol=0)
+    assert not torch.allclose(fused, layers[1](image))
+
+
 # the receipt
 
 

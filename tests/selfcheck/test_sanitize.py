@@ -164,20 +164,17 @@ def test_every_jit_function_that_is_launched_counts_as_a_kernel():
 
 def test_the_names_are_those_of_all_calls(monkeypatch):
     """A request for calls by name leaves none out."""
-    import torch
 
-    import kernels
     from kernels import cuda
 
     monkeypatch.setattr(cuda, "available", lambda: None)
     found = set()
     for setting in sanitizelaunches.SETTINGS:
         x = sanitizelaunches.tensor("cpu", *setting)
-        each = [call.name for call in small_calls.calls(kernels, x)]
+        each = [call.name for call in small_calls.calls(x)]
         assert len(each) == len(set(each))
         found |= set(each)
-    style = torch.zeros(2, 32)
-    found |= {call.name for call in small_calls.cuda_calls(x, style, style, None, None)}
+    found |= {call.name for call in small_calls.cuda_calls(x)}
     assert found == set(small_calls.NAMES) and len(set(small_calls.NAMES)) == len(small_calls.NAMES)
     with pytest.raises(ValueError, match="no_such_op"):
         sanitizelaunches.launch("cpu", ["no_such_op"])
@@ -196,8 +193,7 @@ def test_every_kernel_in_cuda_is_launched(monkeypatch):
     with emulated(monkeypatch), launches() as seen:
         for layout in (torch.contiguous_format, torch.channels_last):
             x = torch.randn(2, 5, 3, 7).contiguous(memory_format=layout)
-            style, noise, strength = torch.randn(2, 5), torch.randn(2, 1, 3, 7), torch.tensor(0.3)
-            for call in small_calls.cuda_calls(x, style, style.clone(), noise, strength):
+            for call in small_calls.cuda_calls(x):
                 small_calls.differentiate_twice(call.function, call.inputs)
     asked = {name for name in calls.signatures() if name == "error_text" or name.endswith("_kernels")}
     assert set(calls.signatures()) - asked <= set(seen)
@@ -247,5 +243,6 @@ def test_everything_is_compiled_ahead_and_a_call_that_fails_stops_nothing(monkey
     assert set(found["seconds"]) == set(small_calls.NAMES) - set(small_calls.CUDA)
     assert found["left_out"] == dict.fromkeys(small_calls.CUDA, "no nvcc")
     assert found["compiled"]["missing"] == 7 and "someone" not in json.dumps(found)
-    few = {"dense_split": 4, "walk_bias_act": 4, "walk_modulate": 4, "walk_instance_norm": 4}
+    walks = [f"walk_{name}" for name in ("bias_act_noise_scale", "modulate", "instance_norm_act")]
+    few = dict.fromkeys(["dense_split", *walks], 4)
     assert len(ran) == sum(few.get(name, len(sanitizelaunches.SETTINGS)) for name in found["seconds"])

@@ -7,17 +7,13 @@ Everything that times, and the recipes of the rungs, come from the working tree;
 from __future__ import annotations
 
 import contextlib
-import datetime
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ladder.base import git, locks
+from ladder.base import locks
 from ladder.base import text as texts
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
 from ladder.base.records import ABSENT, build, plain
 from ladder.base.stopping import stop_on_sigterm
 from ladder.engine.outcomes import Program, Visited
@@ -29,7 +25,6 @@ from ladder.publish.regressions.schema import (
     ENGINE,
     KIND,
     PARTS,
-    SCHEMA,
     Commit,
     Compared,
     Harness,
@@ -88,19 +83,16 @@ def new_result(
     options: Options,
 ) -> Compared:
     """Return a comparison that has not begun; `workload` is the publishable form."""
-    commit, dirty = git.commit_of(ROOT)
-    engine = code_digest.digests()
+    made = record.header(KIND, plain(machine), workload)
+    engine = made.pop(code_digest.KEY)
+    ran = {key: made.pop(key) for key in ("commit", "dirty")}
     sides = [_commit(base), _commit(head)]
     fixed = options.rounds is not None
     return Compared(
-        schema=SCHEMA,
-        kind=KIND,
-        machine=machine,
-        workload=workload,
-        **record.conditions(),
+        **made | {"machine": machine},
         base=sides[0],
         head=sides[1],
-        harness=Harness(commit=commit, dirty=dirty, measured_code={part: engine[part] for part in ENGINE}),
+        harness=Harness(**ran, measured_code={part: engine[part] for part in ENGINE}),
         protocol=Protocol(
             fixed=fixed,
             budget_s=None if fixed else options.budget_s,
@@ -111,9 +103,6 @@ def new_result(
             settle_s=ABSENT,
             settle_cycles=ABSENT,
         ),
-        complete=False,
-        started=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        seconds=0.0,
         rungs=[new_rung(each.name, each.title, each.skipped) for each in rungs],
         programs=[
             Measured(
@@ -143,14 +132,9 @@ def _notes(base: Commit, head: Commit) -> list[str]:
 
 def new_path(out: Path, result: Compared) -> Path:
     """Return `out`/<machine>/<workload>-<base>-<head>-<UTC time>.json, with a number where that file exists."""
-    stamp = re.sub(r"[-:]|\+00:00$", "", result.started) + "Z"
     commits = [side.commit[:8] for side in (result.base, result.head)]
-    stem = "-".join([texts.slug(result.workload["name"]), *commits, stamp])
-    folder = Path(out) / texts.slug(result.machine.name)
-    path, number = folder / f"{stem}.json", 2
-    while path.exists():
-        path, number = folder / f"{stem}-{number}.json", number + 1
-    return path
+    stem = "-".join([texts.slug(result.workload["name"]), *commits, texts.stamp(result.started)])
+    return results.unused(Path(out) / texts.slug(result.machine.name) / f"{stem}.json")
 
 
 class Comparison:
@@ -269,10 +253,7 @@ class Comparison:
             gpu=build(RunGpu, gpu) if gpu else None,
         )
         self.result = self.settle_known(judging.judge(result))
-        try:
-            results.write(self.path, plain(self.result))
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be written: {error.strerror or error}") from None
+        results.write(self.path, plain(self.result))
 
     def progress(self, done: int) -> str:
         spent = (time.monotonic() - self.begin) / 60

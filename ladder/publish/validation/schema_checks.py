@@ -19,6 +19,7 @@ from ladder.results.schema import (
     BYTES,
     CODE,
     COMMIT,
+    CONDITIONS,
     COUNT,
     FACTOR,
     FLAG,
@@ -45,12 +46,17 @@ SHARES = maybe(items(SHARE, 2, least=2))
 RATE = number(0, 1)
 LINES = items(LINE, 1000)
 MADE = {"commit": maybe(COMMIT), "dirty": maybe(FLAG)}
+HEADER = {**MADE, **CONDITIONS, **CODE, "complete": FLAG, "started": STARTED, "seconds": SECONDS}
 
 
 def _file(named: str, kind: str, needed: dict[str, Rule], optional: dict[str, Rule] | None = None) -> Rule:
-    """Return the rule for a file that states `kind` under the key `named`."""
+    """Return the rule for a file that states `kind` under the key `named`.
+
+    Older files lack the keys of the header that the kind does not name.
+    """
     head = {"schema": number(results.SCHEMA, results.SCHEMA, whole=True), named: one_of(kind)}
-    return fields(head | needed, optional)
+    others = {key: rule for key, rule in HEADER.items() if key not in needed}
+    return fields(head | needed, others | (optional or {}))
 
 
 def _table(what: str, *columns: str, **others: Rule) -> Rule:
@@ -312,17 +318,16 @@ _PREPARED = either(
         | {"seconds": mapping(IDENTIFIER, SECONDS, 1000)}
     ),
 )
-SANITIZED = fields(
-    {
-        "machine": MACHINE,
-        **MADE,
-        "complete": FLAG,
-        "prepared": _PREPARED,
-        "seconds": SECONDS,
-        "interrupted": FLAG,
-    }
-    | {"tools": mapping(one_of("memcheck", "racecheck"), _TOOL, 2)}
-)
+_SANITIZED = {"machine": MACHINE, **MADE, "complete": FLAG, "seconds": SECONDS, "interrupted": FLAG}
+_SANITIZED |= {"prepared": _PREPARED, "tools": mapping(one_of("memcheck", "racecheck"), _TOOL, 2)}
+_UNNAMED = fields(_SANITIZED)  # older files do not name their kind
+_NAMED = _file("what", "sanitizer", _SANITIZED)
+
+
+def SANITIZED(value: Any) -> Problem | None:
+    return (_NAMED if isinstance(value, dict) and "what" in value else _UNNAMED)(value)
+
+
 _OP = {"name": LINE, "direction": one_of("forward", "backward", "double backward")}
 _RAN = {"ran": LINE, "direction": _OP["direction"], "calls": COUNT, "l2": one_of("cold", "hot")}
 _OPTIONS = {"disable_gc": FLAG, "timer": TEXT, "min_rounds": COUNT, "max_time": SECONDS, "min_time": SECONDS}

@@ -1,10 +1,12 @@
-"""Taking up a run where it ended: its file is the plan, and only what is missing in it is measured.
+"""The resuming of a measurement of any kind: its file is the plan, and only what it lacks is measured.
 
-What decides a number must be what it was: machine, software, code, workload, images, recipes, CPU threads and the
-environment variables of `ladder.machine.environment`. A file of an earlier version is held to what it says.
+Everything that decides a number must be unchanged: machine, software, code, workload, images, settings and the
+environment variables of `ladder.machine.environment`. A file of an earlier version is held to what it says. Each kind
+adds its own settings, and knows which of its rows are done.
 """
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,30 @@ def load(path: Path) -> dict[str, Any]:
     if "twins" not in result:
         raise UserError(f"{path}: --resume: made by an earlier version, without twins; start a new run")
     return result
+
+
+def continued(
+    path: Path, before: types.Plain, fresh: types.Plain, differences: Iterable[str] = ()
+) -> types.Plain:
+    """Return the keys of the header with which a measurement continues that of the file: not complete, of all commits.
+
+    Args:
+        before, fresh: the headers of the file and of the measurement that would begin now (`types.head`).
+        differences: what else differs, in the kind's own settings. The first of them is reported.
+
+    Raises:
+        UserError: the two are not the same measurement; one line that names the difference.
+    """
+    fresh = text.fit(fresh)  # as the texts of the file were when it was written
+    refuse_another_machine(path, before, fresh)
+    if "workload" in fresh:
+        refuse_other_workload(path, before, fresh)
+    for each in differences:
+        raise UserError(f"{path}: --resume: {each}")
+    refuse_other_code(path, before, fresh)
+    refuse_other_environment(path, before, fresh)
+    same = {key: before[key] for key in ("started", "seconds")}
+    return same | sources.gone_on_with(before, fresh) | {"complete": False}
 
 
 def refuse_another_machine(path: Path, before: dict[str, Any], fresh: dict[str, Any]) -> None:
@@ -90,10 +116,15 @@ def ask_for_images(path: Path, before: dict[str, Any], data: str | None, own: st
         raise UserError(f"{path}: --resume: it was made with the sample photographs: leave out --data")
 
 
-def refuse_other_recipes(path: Path, before: dict[str, Any], fresh: dict[str, Any]) -> None:
-    """`UserError`, one line, where a rung that was timed is another recipe now."""
+def other_plans(before: dict[str, Any], fresh: dict[str, Any]) -> Iterator[str]:
+    """Yield, in one line each, the differences of two runs' ladders, and of the recipes of rungs that were timed."""
     from stylegan_lite.config import Recipe
 
+    ladders = [{"digest": None, **each["ladder"]} for each in (before, fresh)]
+    if ladders[0]["digest"] is None:  # made by an earlier version
+        ladders[1]["digest"] = None
+    if ladders[0] != ladders[1]:
+        yield "another ladder than this file's was asked for"
     usual = {field.name: field.default for field in dataclasses.fields(Recipe)}
     planned = {rung["name"]: rung["recipe"] for rung in fresh["rungs"]}
     for rung in before["rungs"]:
@@ -103,35 +134,24 @@ def refuse_other_recipes(path: Path, before: dict[str, Any], fresh: dict[str, An
         was, now = usual | was, usual | now
         if other := [key for key in sorted(now) if was.get(key) != now[key]]:
             key = other[0]
-            raise UserError(
-                f"{path}: --resume: another recipe of {rung['name']}: {key} was {was.get(key)} and is {now[key]} here"
-            )
+            yield f"another recipe of {rung['name']}: {key} was {was.get(key)} and is {now[key]} here"
 
 
 def take_up(path: Path, fresh: dict[str, Any], rounds: int | None = None) -> dict[str, Any]:
-    """The result in `path`, if `fresh` (what a run started now would be) is the same measurement.
+    """Return the run in `path`, ready to continue, if `fresh`, a run that would begin now, is the same measurement.
 
     `rounds` are those asked for now, if any; else the file's count, or the budget of `fresh`. Rungs that failed are
-    tried again, and with them what was skipped for them; what is out of memory or invalid stays out, and so does what
-    showed no receipt or no parity, except at another commit, which may have put receipts and budgets right.
-    Raises `UserError` that says what differs: machine, software, workload, images, rungs, code or environment.
+    tried again, and with them the rungs that were skipped for them. Rungs that ran out of memory or were invalid stay
+    out. Rungs without receipt or parity stay out too, except at another commit, which may have mended them.
+    Raises `UserError` as `continued` does.
     """
     planned = {rung["name"]: rung["recipe"] for rung in fresh["rungs"] if rung["recipe"] is not None}
-    result, fresh = load(path), text.fit(fresh)  # the file's texts were made fit when it was written
-    refuse_another_machine(path, result, fresh)
-    refuse_other_workload(path, result, fresh)
-    ladders = [{"digest": None, **each["ladder"]} for each in (result, fresh)]
-    if ladders[0]["digest"] is None:  # made by an earlier version
-        ladders[1]["digest"] = None
-    if ladders[0] != ladders[1]:
-        raise UserError(f"{path}: --resume: another ladder than this file's was asked for")
-    refuse_other_code(path, result, fresh)
-    refuse_other_environment(path, result, fresh)
-    refuse_other_recipes(path, result, fresh)
+    result, fresh = load(path), text.fit(fresh)
+    header = continued(path, result, fresh, other_plans(result, fresh))
     again = [*TRIED_AGAIN]
     if fresh["commit"] and sources.commits(result)[-1:] != [fresh["commit"]]:
         again += [NOT_ENGAGED, FAILED_PARITY]
-    result |= sources.gone_on_with(result, fresh)
+    result |= header
     for rung in [*result["rungs"], *result["twins"]]:
         if rung["status"] in again:
             rung.pop("failed_at", None)
@@ -149,5 +169,4 @@ def take_up(path: Path, fresh: dict[str, Any], rounds: int | None = None) -> dic
     notes[:] = [note for note in notes if not note.startswith("interrupted")]
     if "resumed" not in notes:
         notes.append("resumed")
-    result["complete"] = False
     return result

@@ -21,12 +21,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
-from ladder.base import git, stopping
+from ladder.base import stopping
 from ladder.base.errors import UserError
-from ladder.base.files import refuse_unwritable, replacing
+from ladder.base.files import refuse_unwritable
 from ladder.base.paths import ROOT
+from ladder.results import record
 from ladder.results import store as results
 from ladder.selfcheck.sanitize import launches as sanitizelaunches
 from ladder.selfcheck.sanitize import parts as sanitizeparts
@@ -48,13 +49,12 @@ class About(TypedDict):
     interrupted: bool
 
 
-class Sanitized(About):
+class Sanitized(record.Header):
     """The result of a run. Its file leaves out the texts of the parts."""
 
-    machine: Mapping[str, Any]  # `ladder.machine.system.facts`
-    commit: str | None
-    dirty: bool | None
-    complete: bool
+    what: str
+    prepared: Prepared
+    interrupted: bool
     tools: Tools
 
 
@@ -206,17 +206,8 @@ def conclude(tools: Tools, facts: Mapping[str, Any], about: About, out: Path) ->
             raise UserError(f"no tool could run here: {parts[0]['summary']}")
         print(f"{REFUSED}interrupted before a part was finished", file=sys.stderr)
         return 130
-    commit, dirty = git.commit_of(ROOT)
-    found: Sanitized = {
-        "machine": facts,
-        "commit": commit,
-        "dirty": dirty,
-        "complete": not lost,
-        **about,
-        "tools": tools,
-    }
-    path = results.place(out / f"{facts['name']}{'-partial' if lost else ''}.json", dict(found))
-    paths = write(found, path.with_suffix(""))
+    made = {"what": "sanitizer", **about, "tools": tools, "complete": not lost}
+    paths = write(cast(Sanitized, record.header(None, facts) | made), out)
     print(*paths, sep="\n", flush=True)
     if about["interrupted"] and lost:
         print(f"{REFUSED}interrupted; what was finished is written", file=sys.stderr)
@@ -229,18 +220,14 @@ def conclude(tools: Tools, facts: Mapping[str, Any], about: About, out: Path) ->
     return 0
 
 
-def write(found: Sanitized, stem: Path) -> list[Path]:
-    """Write the output of every part as text, and the verdicts as JSON."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
+def write(found: Sanitized, out: Path) -> list[Path]:
+    """Write the verdicts as JSON, and the output of every part as text. Return the text and the JSON."""
     said: list[str] = []
     for tool, result in found["tools"].items():
         for part in result["parts"]:
             said += [f"== {tool}, {sanitizeparts.part_name(part)}: {part['status']}", *part.pop("text")]
-    paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("txt", "json")]
-    for path, text in zip(paths, ("\n".join(said), json.dumps(found, indent=1)), strict=True):
-        with replacing(path) as temporary:
-            temporary.write_text(text + "\n")
-    return paths
+    pages, stem = {"txt": "\n".join(said) + "\n"}, found["machine"]["name"]
+    return results.save(found, out, pages, stem=stem, exact=True)[::-1]
 
 
 if __name__ == "__main__":

@@ -28,14 +28,13 @@ def launch(device: str, names: Collection[str], settings: Collection[tuple] = SE
     """Run these calls forward, backward and backward again on ``device``; return the names of the launched kernels."""
     import torch
 
-    import kernels
     from ladder.receipts.watch import launches
 
     if unknown := set(names) - set(NAMES):
         raise ValueError(f"no call has this name: {', '.join(sorted(unknown))}")
     with launches() as seen:
         for setting in settings:
-            for call in calls(kernels, tensor(device, *setting)):
+            for call in calls(tensor(device, *setting)):
                 if call.name in names:
                     print(f"{BEGAN}{call.name}, {described(*setting)}", flush=True)
                     differentiate_twice(call.function, call.inputs)
@@ -81,7 +80,6 @@ class Prepared(Cpp, total=False):
 
 def prepare(device: str) -> Prepared:
     """Compile what `launch` will need: Triton's kernels on all cores, CUDA C++ beside them."""
-    import kernels
     from kernels.precompile import compile_ahead
 
     taken: dict[str, list[float]] = {}
@@ -91,7 +89,7 @@ def prepare(device: str) -> Prepared:
 
     def run() -> None:
         for setting in SETTINGS:
-            for call in calls(kernels, tensor(device, *setting)):
+            for call in calls(tensor(device, *setting)):
                 begin = time.perf_counter()
                 if call.name not in CUDA:  # whose second derivatives are Triton's for `instance_norm_act`
                     with contextlib.suppress(Exception):  # it comes again under the tools

@@ -86,17 +86,10 @@ class Protocol(TypedDict):
     built_together: int
 
 
-class Result(TypedDict):
+class Result(record.Header):
     """The result of a self-test on a device, as its file has it."""
 
-    schema: int
     what: str
-    machine: Mapping[str, Any]  # `ladder.machine.system.facts`
-    commit: str | None
-    dirty: bool | None
-    complete: bool
-    started: str
-    seconds: float
     protocol: Protocol
     spin: list[spin.Row]
     groups: list[Group]

@@ -8,18 +8,16 @@ One round visits every program once, each in a fresh process, in random order. T
 """
 
 import contextlib
-import datetime
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from ladder.base import git
+from ladder.base import files
 from ladder.base import text as texts
 from ladder.base.errors import UserError
-from ladder.base.files import replacing
 from ladder.base.locks import device_lock
 from ladder.base.paths import ROOT
 from ladder.base.plain import Fields
@@ -29,6 +27,7 @@ from ladder.engine.outcomes import Program, Visited
 from ladder.engine.rounds import PREPARED, Interleaved
 from ladder.machine import system
 from ladder.plan import catalog
+from ladder.results import record
 from ladder.results import store as results
 from ladder.selfcheck.selftest import judging, planting, spin
 from ladder.selfcheck.selftest.judging import Result, judge, markdown, wants_rounds
@@ -36,6 +35,7 @@ from ladder.stats import estimates, rounds_budget
 
 MINUTES = 9.0
 CYCLES = 2
+ENGINE = tuple(f"selfcheck/selftest/{name}" for name in ("on_gpu", "planting", "spin", "spin_kernel"))
 Tell = Callable[[str], None]
 
 
@@ -94,8 +94,8 @@ def run(folder: Path, minutes: float | None = None, tell: Tell = lambda text: No
     for need in ("triton", "cuda_graphs", "bf16"):
         if capabilities[need]:
             raise UserError(f"--selftest: no waits can be planted on this GPU: {capabilities[need]}")
-    now = {"machine": facts, "commit": git.commit_of(ROOT)[0]}
-    path = results.place(Path(folder) / f"{texts.slug(facts['name'])}-real.json", now)
+    name = f"{texts.slug(facts['name'])}-real.json"
+    path = results.place(Path(folder) / name, record.header(None, facts))
     test = SelfTest(facts, groups(capabilities), path, minutes or MINUTES, tell=tell)
     return test.run(), path
 
@@ -121,16 +121,9 @@ class SelfTest:
         self.device, self.lengths_us = facts["device"], lengths_us
         self.begin, self.budget_s = time.monotonic(), 60 * minutes
         self.rounds = Interleaved(self.device, cycles=cycles, seed=seed, torch=torch, on_wait=self._wait)
-        commit, dirty = git.commit_of(ROOT)
-        self.result: Result = {
-            "schema": 1,
+        made = {
+            **record.header(None, facts, also=ENGINE),
             "what": "selftest on a device",
-            "machine": facts,
-            "commit": commit,
-            "dirty": dirty,
-            "complete": False,
-            "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "seconds": 0.0,
             "protocol": {
                 "budget_s": self.budget_s,
                 "rounds": 0,
@@ -148,6 +141,7 @@ class SelfTest:
             "gpu_notes": [],
             "broken": [],
         }
+        self.result = cast(Result, made)
         self.records = {each["name"]: each for each in self.result["programs"]}
 
     def run(self) -> Result:
@@ -252,12 +246,8 @@ class SelfTest:
         judge(result)
         if gpu := self.rounds.visits.summary(map(dict, result["programs"])):
             result["gpu"], result["gpu_notes"] = gpu, gpu["notes"]
-        try:
-            results.write(self.path, dict(result))
-            with replacing(self.path.with_suffix(".md")) as temporary:
-                temporary.write_text(markdown(result), encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be written: {error.strerror or error}") from None
+        results.write(self.path, result)
+        files.write(self.path.with_suffix(".md"), markdown(result))
 
 
 def _group_record(group: Group) -> judging.Group:

@@ -13,16 +13,16 @@ what was measured on an H100 in a noisy virtual machine:
 
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict, cast
 
 import numpy as np
 
 from ladder.base import text as texts
-from ladder.base.errors import UserError
 from ladder.machine import system
+from ladder.results import record
 from ladder.results import store as results
 from ladder.stats import answers, estimates, nested, verdicts
 
@@ -255,12 +255,10 @@ class Table(TypedDict):
     seconds: float
 
 
-class Found(Table):
+class Found(Table, record.Header):
     """The result of a simulation, as its file has it."""
 
-    schema: int
     what: str
-    machine: Mapping[str, Any]  # `ladder.machine.system.facts`
 
 
 def _of_kind(kind: Kind, family: str) -> slice:
@@ -338,12 +336,9 @@ def _broken(row: Row) -> list[str]:
 def run(folder: Path, device: str) -> tuple[Found, Path]:
     """Measure and write `folder`/<machine>.json. Return the result and its file. Raises UserError."""
     facts = system.facts(device)
-    found: Found = {"schema": 1, "what": "selftest", "machine": facts, **measure()}
-    path = results.place(folder / f"{texts.slug(facts['name'])}.json", dict(found))
-    try:
-        results.write(path, dict(found))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
+    header = record.header(None, facts)
+    found = cast(Found, header | {"what": "selftest", **measure(), "complete": True})
+    (path,) = results.save(found, folder, stem=texts.slug(facts["name"]))
     return found, path
 
 

@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from ladder.base import git, text
+from ladder.base import text
 from ladder.base.errors import describe, raise_if_environment
 from ladder.base.events import CaseEvent
 from ladder.base.paths import ROOT
@@ -33,12 +33,12 @@ from ladder.studies.claims.schema import (
 )
 from ladder.studies.kernelbench import cuda
 from ladder.studies.kernelbench import timing as kerneltiming
-from ladder.studies.kernelbench.bench import now
 from ladder.studies.kernelbench.calls import compiling
 from ladder.studies.kernelbench.timing import Call
 from ladder.studies.kernelbench.verdicts import summary
 
 LADDER_RESULTS, PRECISION_RESULTS = ROOT / "results" / "ladder", ROOT / "results" / "precision"
+ENGINE = tuple(f"studies/claims/{name}" for name in ("experiments", "launching", "stepping", "timed"))
 COUNTING_S = 240  # seconds after which Nsight Compute is stopped
 LOOKING_S = 150  # seconds of the time limit that are kept for the parts after the timing
 LEAST, LEAST_QUICK = timed.LEAST_REPEATS, 2
@@ -48,26 +48,18 @@ OnEvent = Callable[[CaseEvent], None]
 def measure(device: str, *, minutes: float, seed: int, quick: bool, count: bool, on_event: OnEvent) -> Claims:
     """Return the whole result, the claims included. Ctrl-C keeps the finished parts. `count` adds Nsight Compute."""
     smoke = device == "cpu"
-    started, begun = now(), time.monotonic()
+    begun, head = time.monotonic(), record.header("claims", system.facts(device), also=ENGINE)
+    machine = build(Machine, head.pop("machine"))
     timer = kerneltiming.timer_on(device)
     session = Session(timer.gpu, timer, smoke, quick or smoke, seed, begun + 60 * minutes)
     with stop_on_sigterm():
         complete = session.run(on_event, count)
-    commit, dirty = git.commit_of(ROOT)
-    machine = build(Machine, system.facts(device))
     notes = [kerneltiming.SMOKE_NOTE] * smoke + ["quick: not to be quoted"] * (quick and not smoke)
-    notes += ["dirty work tree: not to be published"] * bool(dirty) + ["interrupted"] * (not complete)
+    notes += ["dirty work tree: not to be published"] * bool(head["dirty"]) + ["interrupted"] * (not complete)
     notes += environment.said(environment.recorded())
     result = Claims(
-        schema=1,
-        kind="claims",
+        **head | {"complete": complete, "seconds": round(time.monotonic() - begun, 1)},
         machine=machine,
-        commit=commit,
-        dirty=dirty,
-        **record.conditions(),
-        complete=complete,
-        started=started,
-        seconds=round(time.monotonic() - begun, 1),
         protocol=Protocol(
             minutes=minutes, quick=quick, smoke=smoke, seed=seed, l2_bytes=timer.gpu.l2_bytes,
             evict=timer.rules.evict, graph_ms=1e3 * timer.rules.graph_s, notes=notes + session.notes,
@@ -316,12 +308,12 @@ def write(result: Claims, out: Path) -> list[Path]:
 
     A quick or unfinished run never replaces a whole run.
     """
-    from ladder.report import output as ending
+    from ladder.results import store
     from ladder.studies.claims import chart, report
 
     rules = result.protocol
     words = [result.machine.name, *["quick"] * rules.quick, *["smoke"] * rules.smoke]
     stem, pages = "-".join(text.slug(word) for word in words), {"md": report.markdown(result)}
-    return ending.write_named(
-        plain(result), out, stem, pages, lambda kind: chart.render(result, kind), "-claims"
+    return store.save(
+        plain(result), out, pages, lambda kind: chart.render(result, kind), stem=stem, picture="-claims"
     )

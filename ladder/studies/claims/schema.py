@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base.errors import UserError
-from ladder.base.records import Absent, needed, optional, read, record, rule_of
+from ladder.base.records import needed, read, record, rule_of
 from ladder.base.rules import items, mapping, number, one_of, pattern
 from ladder.results import store as results
 from ladder.results import values
@@ -15,14 +15,11 @@ from ladder.results.schema import (
     BYTES,
     COUNT,
     FLAG,
-    MACHINE,
     MICROSECONDS,
     NOTES,
-    SECONDS,
-    STARTED,
     TEXT,
 )
-from ladder.results.types import Images, Machine
+from ladder.results.types import Origin
 from ladder.studies.kernelbench.schema import MINUTES, Summary
 
 SHARE = number(0, 1.2)  # achieved occupancy is an average and may slightly exceed 1
@@ -128,19 +125,11 @@ class Protocol:
 
 
 @record
-class Claims:
+class Claims(Origin):
     """A result of `ladder kernels --claims`."""
 
     schema: int = needed(number(results.SCHEMA, results.SCHEMA, whole=True))
     kind: str = needed(one_of("claims"))
-    machine: Machine = needed(MACHINE)
-    commit: str | None = needed(values.A_COMMIT)
-    dirty: bool | None = needed(FLAG)
-    environment: dict[str, str] | Absent = optional(values.ENVIRONMENT)
-    images: Images | Absent = optional(rule_of(Images))
-    complete: bool = needed(FLAG)
-    started: str = needed(STARTED)
-    seconds: float = needed(SECONDS)
     protocol: Protocol = needed(rule_of(Protocol))
     experiments: list[ExperimentResult] = needed(items(rule_of(ExperimentResult), 100, least=1))
     kernels: list[Kernel] = needed(items(rule_of(Kernel), 2000))

@@ -79,12 +79,11 @@ def _step(device: str, smoke: bool) -> None:
 def _calls(device: str, smoke: bool) -> None:
     import torch
 
-    import kernels
     from ladder.studies.kernelbench.cases.small_calls import calls, differentiate_twice
 
     x = torch.randn((8, 64, 256, 256), device=device, dtype=torch.bfloat16).contiguous(
         memory_format=torch.channels_last
     )
-    for call in calls(kernels, x):
+    for call in calls(x):
         differentiate_twice(call.function, call.inputs)
     torch.cuda.synchronize()

@@ -8,7 +8,6 @@ twins is noise. `ladder.studies.kernelbench.verdicts` judges the samples.
 
 from __future__ import annotations
 
-import datetime
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -279,10 +278,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return OUT_OF_MEMORY
     return describe(error)
-
-
-def now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 @dataclass

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ladder.base import git, text
+from ladder.base import text
 from ladder.base.errors import EnvironmentFailure, UserError
 from ladder.base.paths import ROOT
 from ladder.base.records import build, plain
@@ -69,7 +69,7 @@ def measure(asked: Asked, quiet: bool, out: Path | None = None) -> Kernels:
     from ladder.studies.kernelbench import resuming as kernelresuming
     from ladder.studies.kernelbench import timing as kerneltiming
     from ladder.studies.kernelbench.cases import registry as kernelcases
-    from ladder.studies.kernelbench.schema import Measured, Protocol
+    from ladder.studies.kernelbench.schema import Measured, Protocol, Sitting
 
     before = kernelresuming.load(asked.resume) if asked.resume else None
     asked = asked.like(before) if before else asked
@@ -77,12 +77,13 @@ def measure(asked: Asked, quiet: bool, out: Path | None = None) -> Kernels:
     workloads = _workloads(device, asked.names, kernelcases.WORKLOADS)
     cases, lacking = _cases(asked, workloads)
     head, plan = _head(asked), _plan(asked, workloads, lacking)
+    started, earlier = head.started, (before.sittings or []) if before else []
     if before:
-        kernelresuming.check(asked.resume, before, head, plan, cases)
+        head = kernelresuming.continued(asked.resume, before, head, plan, cases)
     kept = kernelresuming.finished(before, cases) if before else {}
     due = kernelcases.in_order([case for case in cases if case.name not in kept], asked.first)
     environment.tell(quiet)
-    begun, sitting = time.monotonic(), len(before.sittings or []) if before else 0
+    begun = time.monotonic()
     First(f"kernels: {len(due)} cases, at most about {asked.minutes:g} minutes", quiet)()
     with (
         device_lock(system.device_key(device)),
@@ -104,7 +105,9 @@ def measure(asked: Asked, quiet: bool, out: Path | None = None) -> Kernels:
 
         def result(complete: bool) -> Kernels:
             rows = kernelresuming.merged(kept, found, cases)
-            return kernelresuming.assembled(before, head, protocol, rows, time.monotonic() - begun, complete)
+            seconds = round(time.monotonic() - begun, 1)
+            now = Sitting(started=started, seconds=seconds, minutes=asked.minutes, cases=0)
+            return kernelresuming.assembled(earlier, head, protocol, rows, now, complete)
 
         def on_event(event: CaseEvent) -> None:
             nonlocal saved
@@ -121,7 +124,7 @@ def measure(asked: Asked, quiet: bool, out: Path | None = None) -> Kernels:
             try:
                 quick = asked.quick or smoke
                 _, complete = kernelbench.run(
-                    bench, due, allowance, quick=quick, on_event=on_event, ahead=ahead, sitting=sitting
+                    bench, due, allowance, quick=quick, on_event=on_event, ahead=ahead, sitting=len(earlier)
                 )
             except EnvironmentFailure as failure:
                 kept_in = _keep(result(False), out) if found and out is not None else ""
@@ -134,13 +137,11 @@ def _keep(part: Kernels, out: Path) -> str:
 
     Returns words that say where, or an empty text where the disk refuses.
     """
-    from ladder.results import store as results
+    from ladder.results import store
 
-    data = plain(part)
-    path = results.place(out / f"{stem(part)}-partial.json", data)
     try:
-        results.write(path, data)
-    except OSError:
+        (path,) = store.save(plain(part), out, stem=stem(part))
+    except UserError:
         return ""
     return f"; what was finished is kept in {near(path)}"
 
@@ -170,23 +171,12 @@ def _cases(asked: Asked, workloads: dict[str, Workload]) -> tuple[list[Case], di
 def _head(asked: Asked) -> Head:
     """Return the head of a new result: the machine, and the code that is measured."""
     from ladder.machine import system
-    from ladder.results import code_digest, record
-    from ladder.results.types import Machine
-    from ladder.studies.kernelbench import bench as kernelbench
+    from ladder.results import record
     from ladder.studies.kernelbench import resuming as kernelresuming
     from ladder.studies.kernelbench.schema import Head
 
-    commit, dirty = git.commit_of(ROOT)
-    return Head(
-        schema=1,
-        kind="kernels",
-        machine=build(Machine, system.facts(asked.device)),
-        commit=commit,
-        dirty=dirty,
-        measured_code=code_digest.digests(also=kernelresuming.ENGINE),
-        **record.conditions(),
-        started=kernelbench.now(),
-    )
+    facts = system.facts(asked.device)
+    return build(Head, record.header("kernels", facts, also=kernelresuming.ENGINE))
 
 
 def _plan(asked: Asked, workloads: Iterable[str], lacking: dict[str, str]) -> Plan:
@@ -236,11 +226,13 @@ def stem(result: Kernels) -> str:
 
 def write(result: Kernels, out: Path) -> list[Path]:
     """Write JSON, Markdown and chart, each whole or not at all. A whole result removes its partial files."""
-    from ladder.report import output as ending
+    from ladder.results import store
     from ladder.studies.kernelbench import chart as kernelchart
     from ladder.studies.kernelbench import report as kernelreport
 
-    name, pages = stem(result), {"md": kernelreport.markdown(result)}
-    return ending.write_named(
-        plain(result), out, name, pages, lambda kind: kernelchart.render(result, kind), "-kernels"
-    )
+    pages = {"md": kernelreport.markdown(result)}
+
+    def render(kind: str) -> bytes:
+        return kernelchart.render(result, kind)
+
+    return store.save(plain(result), out, pages, render, stem=stem(result), picture="-kernels")

@@ -6,15 +6,13 @@ code must be the same, as for a ladder (`ladder.results.combine.resuming`). Othe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
-from ladder.base import text
 from ladder.base.errors import UserError
-from ladder.base.records import plain
-from ladder.results import sources
 from ladder.results.combine import resuming
+from ladder.results.types import head as head_of
 from ladder.studies.kernelbench import schema
 from ladder.studies.kernelbench import verdicts as kernelverdicts
 from ladder.studies.kernelbench.bench import OURS, OUT_OF_MEMORY
@@ -45,18 +43,24 @@ def load(path: Path) -> Kernels:
     return found
 
 
-def check(path: Path, before: Kernels, head: Head, plan: Plan, cases: Sequence[Case]) -> None:
-    """Raise UserError unless a run that would begin now, of these cases, is the same measurement."""
-    was, now = plain(replace(before, rows=[])), text.fit(plain(head))
-    resuming.refuse_another_machine(path, was, now)
+def continued(path: Path, before: Kernels, head: Head, plan: Plan, cases: Sequence[Case]) -> Head:
+    """Return the head of a run of these cases that continues the file.
+
+    Raises UserError unless the run, which would begin now, is the same measurement.
+    """
+    found = resuming.continued(path, head_of(before), head_of(head), _differences(before, plan, cases))
+    return replace(head, **found)
+
+
+def _differences(before: Kernels, plan: Plan, cases: Sequence[Case]) -> Iterator[str]:
+    """Yield, in one line each, the differences of the options and of the cases."""
     for key in RULES:
         if getattr(before.protocol, key) != getattr(plan, key):
-            raise UserError(f"{path}: --resume: another --{key.removesuffix('s')} than this file's")
-    resuming.refuse_other_code(path, was, now)
-    resuming.refuse_other_environment(path, was, now)
+            yield f"another --{key.removesuffix('s')} than this file's"
     planned = {case.name for case in cases}
-    if strange := [row.case for row in before.rows if row.case not in planned]:
-        raise UserError(f"{path}: --resume: {strange[0]!r} would not be measured here; start a new run")
+    for row in before.rows:
+        if row.case not in planned:
+            yield f"{row.case!r} would not be measured here; start a new run"
 
 
 def finished(before: Kernels, cases: Sequence[Case]) -> Rows:
@@ -85,29 +89,21 @@ def merged(kept: Rows, measured_now: Sequence[Measured], cases: Sequence[Case]) 
 
 
 def assembled(
-    before: Kernels | None,
+    earlier: Sequence[Sitting],
     head: Head,
     protocol: Protocol,
     rows: Sequence[Measured],
-    seconds: float,
+    sitting: Sitting,
     complete: bool,
 ) -> Kernels:
-    """Return a result of these rows, which continues `before`, if there is one, under `head`."""
-    earlier = (before.sittings or []) if before else []
+    """Return a result of these rows, the newest of them from ``sitting``, after the ``earlier`` sittings."""
     now = {row.case for row in rows if row.sitting == len(earlier)} - kernelverdicts.unreached(rows)
-    seconds = round(seconds, 1)
-    sitting = Sitting(started=head.started, seconds=seconds, minutes=protocol.minutes, cases=len(now))
-    if before:
-        commits = sources.gone_on_with(plain(replace(before, rows=[])), plain(head))
-        head = replace(head, started=before.started, **commits)
-        seconds = round(seconds + before.seconds, 1)
     notes = [*protocol.notes, *["dirty work tree: not to be published"] * bool(head.dirty)]
     notes += ["interrupted"] * (not complete)
+    made = {field.name: getattr(head, field.name) for field in fields(Head)}
     return Kernels(
-        **{field.name: getattr(head, field.name) for field in fields(Head)},
+        **made | {"seconds": round(head.seconds + sitting.seconds, 1), "complete": complete},
         protocol=replace(protocol, notes=notes),
-        seconds=seconds,
-        complete=complete,
-        sittings=[*earlier, sitting],
+        sittings=[*earlier, replace(sitting, cases=len(now))],
         rows=kernelverdicts.derive(rows),
     )

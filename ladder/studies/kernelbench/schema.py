@@ -13,13 +13,11 @@ from ladder.results.check import Kind
 from ladder.results.schema import (
     AMOUNT,
     BYTES,
-    CODE,
     COUNT,
     FLAG,
     IDENTIFIER,
     LAYOUT,
     LINE,
-    MACHINE,
     MICROSECONDS,
     NOTES,
     PART,
@@ -29,7 +27,7 @@ from ladder.results.schema import (
     TEXT,
     VERDICT,
 )
-from ladder.results.types import Images, Machine
+from ladder.results.types import Origin
 
 MINUTES = number(0, 1e6)
 CONTENDER = one_of("ours", "twin", "plain", "compile", "copy")
@@ -167,20 +165,11 @@ class Protocol(Plan):
 
 
 @record
-class Head:
-    """Who measured, where, when and with which code."""
+class Head(Origin):
+    """The head of a result of `ladder kernels`."""
 
     schema: int = needed(number(results.SCHEMA, results.SCHEMA, whole=True))
     kind: str = needed(one_of("kernels"))
-    machine: Machine = needed(MACHINE)
-    commit: str | None = needed(values.A_COMMIT)
-    dirty: bool | None = needed(FLAG)
-    measured_code: dict[str, str] | Absent = optional(CODE["measured_code"])
-    environment: dict[str, str] | Absent = optional(values.ENVIRONMENT)
-    images: Images | Absent = optional(rule_of(Images))
-    started: str = needed(STARTED)
-    # Several commits where all of them measured the same code.
-    commits: list[str] | Absent = optional(CODE["commits"])
 
 
 @record
@@ -188,8 +177,6 @@ class Kernels(Head):
     """A result of `ladder kernels`."""
 
     protocol: Protocol = needed(rule_of(Protocol))
-    seconds: float = needed(SECONDS)
-    complete: bool = needed(FLAG)
     sittings: list[Sitting] | Absent = optional(items(rule_of(Sitting), 1000, least=1))
     rows: list[Row] = needed(items(rule_of(Row), 10_000, least=1))
 

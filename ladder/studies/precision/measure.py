@@ -6,11 +6,9 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from datetime import datetime, timezone
 from pathlib import Path
 
-from ladder.base import files, text
-from ladder.base.errors import UserError
+from ladder.base import text
 from ladder.base.paths import ROOT
 from ladder.base.records import build, plain
 from ladder.engine import pool
@@ -139,42 +137,31 @@ OUT = ROOT / "results" / "precision"
 ENGINE = ("studies/precision/run",)  # times a row, in addition to the modules that time a rung
 
 
-def earlier(path: Path, name: str, plan: Plan, facts: Plain) -> Result:
-    """Return the result to continue. Raises UserError where its measurement or its code differs."""
-    from ladder.results import code_digest, loading
+def continued(path: Path, fresh: Result) -> Result:
+    """Return the file's result, ready to continue. `fresh` is the result that would begin now.
+
+    Raises UserError where the two are not the same measurement.
+    """
+    from ladder.results import loading
     from ladder.results.combine import resuming
     from ladder.studies.precision import schema
 
-    found, head = loading.load_kind(path, schema.KIND), head_of(name, plan)
-    resuming.refuse_other_workload(path, found, head)
-    for what, key in (("machine", "name"), ("torch", "torch")):
-        if found["machine"][key] != facts[key]:
-            raise UserError(f"{path}: cannot be continued: measured with another {what}")
-    if differing := code_digest.differences(found, head):
-        raise UserError(f"{path}: cannot be continued: other code: {'; '.join(differing)}")
-    resuming.refuse_other_environment(path, found, text.fit(head))
-    return build(Result, found)
-
-
-def head_of(name: str, plan: Plan) -> Plain:
-    """Return the head of a new result: its plan, and the code that it measures."""
-    from ladder.results import code_digest, identity, record
-
-    head = record.head("precision", name, plan.workload)
-    head |= record.conditions(identity.of_images(plan.workload["data"]))
-    return head | {code_digest.KEY: code_digest.digests(also=ENGINE)}
+    before = build(Result, loading.load_kind(path, schema.KIND))
+    header = resuming.continued(path, head(before), head(fresh))
+    return replace(fresh, **header, rows=before.rows, fp8=before.fp8, history=before.history)
 
 
 def new_result(plan: Plan, name: str, facts: Plain) -> Result:
     """Return the result of a measurement that has not begun, without its rows."""
+    from ladder.results import identity, record
+
+    images = identity.of_images(plan.workload["data"])
+    workload = {"name": name, **plan.workload, "data": None}
     protocol = {
         key: getattr(plan, key) for key in ("rounds", "cycles", "seed", "ladder", "parity", "batch_seconds")
     }
-    made = head_of(name, plan) | {
-        "machine": facts,
-        "complete": False,
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "seconds": 0.0,
+    made = {
+        **record.header("precision", facts, workload, images=images, also=ENGINE),
         "protocol": protocol | {"steps": plan.steps, "notes": []},
         "rows": [],
         "fp8": {},
@@ -186,41 +173,36 @@ def new_result(plan: Plan, name: str, facts: Plain) -> Result:
 
 def run(
     plan: Plan,
-    name: str,
-    facts: Plain,
+    base: Result,
     tell: Tell,
     minutes: float | None = None,
-    before: Result | None = None,
     out: Path | None = None,
 ) -> Result:
-    """Return the whole result, derived numbers included. Ctrl-C, or the end of ``minutes``, keeps the finished parts.
+    """Fill in `base` and return it, derived numbers included. Ctrl-C, or the end of ``minutes``, keeps finished parts.
 
-    The result is written to ``out`` after each part, so a killed run loses at most one part.
+    The rows that `base` already has are not measured again. The result is written to
+    ``out`` after each part, so a killed run loses at most one part.
     """
     from ladder.base.locks import device_lock
     from ladder.base.stopping import stop_on_sigterm
     from ladder.engine.pool import Pool
     from ladder.machine import system
-    from ladder.results import sources
+    from ladder.results import store
     from ladder.studies.precision import fp8 as fp8probe
 
     begin, found = time.monotonic(), rows(plan)
-    base = new_result(plan, name, facts)
-    if before:
-        resumed(found, before.rows)
-        commits = sources.gone_on_with(head(before), head(base))
-        base = replace(base, **commits, started=before.started, fp8=before.fp8, history=before.history)
-    earlier_s = before.seconds if before else 0.0
+    resumed(found, base.rows)
 
     def state(complete: bool) -> Result:
-        took = round(time.monotonic() - begin + earlier_s, 1)
+        took = round(time.monotonic() - begin + base.seconds, 1)
         return replace(assembled(base, found.values(), complete), seconds=took)
 
     def save(history: History | None) -> None:
         nonlocal base
         base = replace(base, history=history)
         if out is not None:
-            write_partial(state(False), out)
+            part = state(False)
+            store.save(plain(part), out, stem=stem_of(part))
         if minutes is not None and time.monotonic() - begin > 60 * minutes:
             raise TimeUp
 
@@ -262,25 +244,15 @@ def stem_of(result: Result) -> str:
     return "-".join(text.slug(word) for word in words)
 
 
-def write_partial(result: Result, out: Path) -> None:
-    from ladder.results import store as results
-
-    data = plain(result)
-    files.write_json(results.place(out / f"{stem_of(result)}-partial.json", data), data)
-
-
 def write(result: Result, out: Path) -> list[Path]:
     """Write JSON, Markdown and chart, each whole or not at all. A whole result removes its partial file."""
-    from ladder.report import output as ending
+    from ladder.results import store
     from ladder.studies.precision import chart as precisionchart
     from ladder.studies.precision import report as precisionreport
 
     pages = {"md": precisionreport.markdown(result)}
-    return ending.write_named(
-        plain(result),
-        out,
-        stem_of(result),
-        pages,
-        lambda kind: precisionchart.render(result, kind),
-        "-precision",
-    )
+
+    def render(kind: str) -> bytes:
+        return precisionchart.render(result, kind)
+
+    return store.save(plain(result), out, pages, render, stem=stem_of(result), picture="-precision")

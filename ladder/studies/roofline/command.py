@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     Floors = dict[str, Floor]  # by phase
 
 OUT = ROOT / "results" / "roofline"
+ENGINE = tuple(f"studies/roofline/{name}" for name in ("ceilings", "distance"))
 LADDER = "full"  # the distance of its top is measured
 
 
@@ -100,18 +102,15 @@ def plan(ladder: str, rung: str | None, capabilities: dict[str, str | None]) -> 
 
 def frame(name: str, fields: Plain, ladder: str, rung: str, recipe: Plain) -> Plain:
     """Return the fields that every result begins with."""
-    return (
-        record.head("roofline", name, fields)
-        | record.conditions()
-        | {
-            "ladder": catalog.load_ladder(ladder).name,
-            "rung": rung,
-            "recipe": recipe,
-            "layout": layout_of(recipe),
-            "machine": None,
-            "measured": None,
-        }
-    )
+    named = {"name": name, **fields, "data": None}
+    return record.header("roofline", None, named, also=ENGINE) | {
+        "complete": True,  # the result is made at the end
+        "ladder": catalog.load_ladder(ladder).name,
+        "rung": rung,
+        "recipe": recipe,
+        "layout": layout_of(recipe),
+        "measured": None,
+    }
 
 
 def layout_of(recipe: Plain) -> str:
@@ -240,14 +239,16 @@ def measure(name: str, fields: Plain, ladder: str, rung: str, recipe: Plain, out
     from ladder.base.locks import device_lock
     from ladder.studies.roofline import ceilings
 
-    facts = system.facts("cuda")
+    begin, facts = time.monotonic(), system.facts("cuda")
+    head = frame(name, fields, ladder, rung, recipe)
     floors = floors_of(fields, recipe)
     with device_lock(system.device_key("cuda")):
         timed = distance.observe(fields, recipe)
         today = ceilings.measure(weigh(floors, fields), layout_of(recipe), tell=_tell)
     rates = recorded.load(facts["name"], out)
     rates.add(today.rates, "today")
-    head = frame(name, fields, ladder, rung, recipe) | {"machine": facts, "today": plain(today)}
+    seconds = round(time.monotonic() - begin, 1)
+    head |= {"machine": facts, "today": plain(today), "seconds": seconds}
     return _compare(head, floors, fields, recipe, rates, timed, today.rates)
 
 
@@ -321,6 +322,6 @@ def write(found: Result, out: Path) -> tuple[Result, list[Path]]:
 
 def save(found: Light, path: Path) -> list[Path]:
     """Write the result and its page. Return both paths."""
-    files.write_json(path, plain(found))
+    results.write(path, plain(found), exact=True)
     files.write(path.with_suffix(".md"), roofline_view.markdown(found))
     return [path, path.with_suffix(".md")]

@@ -9,7 +9,7 @@ from ladder.base.records import Absent, needed, optional, record, rule_of
 from ladder.base.rules import Problem, fields, items, mapping, number, one_of, pattern
 from ladder.results import values as v
 from ladder.results.check import Kind
-from ladder.results.schema import LAYOUT, LINE, RATE, REAL, SHAPED
+from ladder.results.schema import CODE, LAYOUT, LINE, RATE, REAL, SHAPED
 from ladder.results.types import Images, Machine, Plain
 from ladder.studies.roofline import in_step
 from ladder.studies.roofline.in_step import Group, Kernels, Lowered
@@ -99,6 +99,10 @@ class Light:
     dirty: bool | None = needed(v.FLAG)
     environment: dict[str, str] | Absent = optional(v.ENVIRONMENT)
     images: Images | Absent = optional(rule_of(Images))
+    measured_code: dict[str, str] | Absent = optional(CODE["measured_code"])
+    complete: bool | Absent = optional(v.FLAG)
+    started: str | Absent = optional(v.STARTED)
+    seconds: float | Absent = optional(v.SECONDS)
     ladder: str | Absent = optional(v.PART)
     rung: str = needed(v.PART)
     recipe: Plain = needed(RECIPE)

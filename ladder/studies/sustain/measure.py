@@ -11,7 +11,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 
 from ladder.base import text as texts
 from ladder.base.locks import device_lock
@@ -21,7 +20,7 @@ from ladder.engine import inspection
 from ladder.engine.pool import Pool, WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.machine import neighbours, system
-from ladder.results import code_digest, identity, record
+from ladder.results import identity, record
 from ladder.results.types import Plain
 from ladder.studies.sustain.record import DERIVED, WINDOW_S, Result, Rung, Window, derive
 
@@ -44,16 +43,11 @@ class Plan:
 def new_result(plan: Plan, facts: Plain, photographs: str | None) -> Result:
     """Return the result of a measurement that has not begun, with an earlier run's inspection of the same code."""
     seen = inspection.Cache(plan.workload, facts)
-    head = record.head("sustained", plan.name, plan.workload)
-    head["workload"]["data"] = photographs
-    head |= record.conditions(identity.of_images(plan.workload["data"]))
+    images = identity.of_images(plan.workload["data"])
+    trained = {"name": plan.name, **plan.workload, "data": photographs}
     empty = dict.fromkeys(DERIVED)
-    made = head | {
-        code_digest.KEY: code_digest.digests(also=ENGINE),
-        "machine": facts,
-        "complete": False,
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "seconds": 0.0,
+    made = {
+        **record.header("sustained", facts, trained, images=images, also=ENGINE),
         "protocol": {"seconds": plan.seconds, "window_s": WINDOW_S, "seed": plan.seed, "notes": []},
         "rungs": [
             {"name": name, "recipe": recipe, "status": "n/a", "reason": "not measured", **empty,

@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import cast
 
@@ -24,7 +23,7 @@ from ladder.engine.outcomes import Program, Visited
 from ladder.engine.pool import Pool, WorkerFailure
 from ladder.engine.rounds import Interleaved
 from ladder.machine import system
-from ladder.results import code_digest, identity, record
+from ladder.results import identity, record
 from ladder.results.derive import void_memory
 from ladder.results.types import Inspection, Parity, Plain, Receipt, Round, RunGpu
 from ladder.studies.upstream import source, step
@@ -55,16 +54,11 @@ class Plan:
 
 def new_result(plan: Plan, facts: Plain, photographs: str | None) -> Result:
     """Return the result of a measurement that has not begun."""
-    head = record.head("upstream", plan.name, plan.workload)
-    head["workload"]["data"] = photographs
-    made = head | {
-        **record.conditions(identity.of_images(plan.workload["data"])),
-        code_digest.KEY: code_digest.digests(also=ENGINE),
-        "machine": facts,
+    images = identity.of_images(plan.workload["data"])
+    trained = {"name": plan.name, **plan.workload, "data": photographs}
+    made = {
+        **record.header("upstream", facts, trained, images=images, also=ENGINE),
         "source": {"networks": source.networks_of(plan.folder), "digest": source.digest_of(plan.folder)},
-        "complete": False,
-        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "seconds": 0.0,
         "protocol": {
             "rounds": 0,
             "cycles": plan.cycles,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from ladder.base import text
-from ladder.base.errors import UserError
-from ladder.base.records import build, plain
-from ladder.results import sources
 from ladder.results.combine import resuming
+from ladder.results.types import head
 from ladder.studies.upstream.record import Program, Result
 
 RULES = ("cycles", "seed", "inspected")  # keys of the protocol that must agree
@@ -25,30 +23,28 @@ def take_up(path: Path, before: Result, fresh: Result) -> Result:
 
     Raises UserError where the two results are not the same measurement.
     """
-    was, now = plain(before), text.fit(plain(fresh))
-    fresh = build(Result, now)
-    resuming.refuse_another_machine(path, was, now)
-    resuming.refuse_other_workload(path, was, now)
-    if before.source != fresh.source:
-        raise UserError(f"{path}: --resume: the clone's sources differ from those of this file")
-    for key in RULES:
-        old, new = (getattr(each.protocol, key) for each in (before, fresh))
-        if old != new:
-            raise UserError(f"{path}: --resume: {key} was {old} and is {new} here")
-    for theirs, ours in zip(before.programs, fresh.programs, strict=True):
-        if (theirs.rung, theirs.recipe) != (ours.rung, ours.recipe):
-            raise UserError(f"{path}: --resume: it timed {theirs.rung}, and the top is {ours.rung} here")
-    resuming.refuse_other_code(path, was, now)
-    resuming.refuse_other_environment(path, was, now)
+    header = resuming.continued(path, head(before), head(fresh), _differences(before, fresh))
     timed = [{each.round for each in program.rounds} for program in before.programs]
     whole = next(number for number in itertools.count() if not all(number in rounds for rounds in timed))
     return replace(
         before,
-        **sources.gone_on_with(was, now),
-        complete=False,
+        **header,
         protocol=replace(before.protocol, rounds=whole),
         programs=[_begun(program, whole) for program in before.programs],
     )
+
+
+def _differences(before: Result, fresh: Result) -> Iterator[str]:
+    """Yield, in one line each, the differences of the clones, the protocols and the programs."""
+    if before.source != fresh.source:
+        yield "the clone's sources differ from those of this file"
+    for key in RULES:
+        old, new = (getattr(each.protocol, key) for each in (before, fresh))
+        if old != new:
+            yield f"{key} was {old} and is {new} here"
+    for theirs, ours in zip(before.programs, fresh.programs, strict=True):
+        if (theirs.rung, theirs.recipe) != (ours.rung, ours.recipe):
+            yield f"it timed {theirs.rung}, and the top is {ours.rung} here"
 
 
 def _begun(program: Program, whole: int) -> Program:

@@ -123,10 +123,9 @@ def made(**more):
             "verdict": "ok", "reason": None, "share": 0.4, "gradient_errors": {"G_main": 0.01}, "budget": "fp32"
         }  # fmt: skip
         found.append(plain(row) | {"rounds": rounds, "largest": largest, "parity": parity})
-    result = measure.run(
-        precision.Plan(WORKLOAD, "cpu", rounds=0, steps=0, parity=False, batch_seconds=0, precisions=()),
-        "least", dict(made_up.gpu_run()["machine"]), lambda line: None,
-    )  # fmt: skip
+    nothing = precision.Plan(WORKLOAD, "cpu", rounds=0, steps=0, parity=False, batch_seconds=0, precisions=())
+    empty = measure.new_result(nothing, "least", dict(made_up.gpu_run()["machine"]))
+    result = measure.run(nothing, empty, lambda line: None)
     rows = record.derive(build(record.Row, row) for row in found)
     history = {
         "on": "top", "steps": 40, "initial": 65536.0, "interval": 2000, "images": True,
@@ -248,7 +247,13 @@ def test_a_smoke_run_on_the_cpu_is_gone_on_with_and_its_files_are_not_to_be_quot
     assert refused.exit_code == 2 and "another workload: batch was 2 and is 4 here" in refused.output
     partial.write_text(json.dumps(before | {"measured_code": before["measured_code"] | {"engine": "0" * 16}}))
     refused = CliRunner().invoke(cli.main, [*asked, "--resume", str(partial)])
-    assert refused.exit_code == 2 and "cannot be continued: other code: measured_code.eng" in refused.output
+    assert (
+        refused.exit_code == 2
+        and "--resume: other code is measured here: measured_code.eng" in refused.output
+    )
+    partial.write_text(json.dumps(before | {"machine": before["machine"] | {"python": "2.7.18"}}))
+    refused = CliRunner().invoke(cli.main, [*asked, "--resume", str(partial)])
+    assert refused.exit_code == 2 and "--resume: python was 2.7.18 and is " in refused.output
     partial.write_text(json.dumps(before | {"commit": "a" * 40}))  # a commit that changed documents alone
     run = CliRunner().invoke(cli.main, [*asked, "--resume", str(partial)])
     assert run.exit_code == 0, run.output

@@ -1,33 +1,33 @@
-"""The calls of `make sanitize`: every op, on inputs that are then differentiated twice.
+"""The calls of `make sanitize`: every op of the table of timed ops, on small inputs that are differentiated twice.
 
-CUDA C++ and walks over large maps are separate calls.
+Programs that walk over large maps or over planes, a split sum, the optimizer and CUDA C++ are calls of their own.
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
+from ladder.studies.kernelbench.cases.registry import OPS, Case
+
+
+def word(name: str) -> str:
+    """Return the name of an op of the table as one word."""
+    return name.replace(" ", "_")
+
+
 CUDA = ("cuda_norm", "cuda_pairs")  # need a build of CUDA C++
+CONVOLUTIONS = ("conv2d", "conv_transpose2d")  # PyTorch's launches, none of ours
+TABLE = [name for name, op in OPS.items() if not op.needs and op.function not in CONVOLUTIONS]
+WALKED = ("bias_act noise scale", "modulate", "instance_norm_act")
+PIXELS = 1024  # of a map large enough for a walk
 NAMES = (
-    *(
-        "bias_act",
-        "bias_act_scaled",
-        "bias_act_residual",
-        "fork_upfirdn2d",
-        "to_rgb",
-        "from_rgb",
-        "scale_act",
-    ),
-    *("spectral_norm", "minibatch_std", "modulate", "demodulate", "demodulate_group", "demodulate_styles"),
-    *("instance_norm_act", "instance_norm_planes", "dense", "dense_group", "dense_split", "adam"),
-    *("upfirdn2d", "upsample", "downsample", "act_filter", "filter_act", "filter_act_modulate"),
-    *("walk_bias_act", "walk_modulate", "walk_instance_norm"),
+    *(word(name) for name in TABLE),
+    *("demodulate_styles", "instance_norm_planes", "dense_split", "adam"),
+    *(f"walk_{word(name)}" for name in WALKED),
     *CUDA,
 )  # names of all calls, known without a GPU, so that no call is left out unseen
-WALKED = 1024  # pixels of a map large enough for a walk
 
 
 class Call(NamedTuple):
@@ -38,86 +38,59 @@ class Call(NamedTuple):
     inputs: tuple[Any, ...]
 
 
-def calls(kernels, x) -> Iterator[Call]:
-    """Yield each op on x."""
+def calls(x) -> Iterator[Call]:
+    """Yield each op on inputs of the shape, precision and memory format of x, [N, C, H, W]."""
     import torch
 
-    n, c, h, w = x.shape
-    bias, scale, shift = (torch.randn(s, device=x.device) for s in ((c,), (n, c), (n, c)))
-    strength, noise = torch.tensor(0.3, device=x.device), torch.randn(n, 1, h, w, device=x.device)
-    weight = torch.randn(6, c, 3, 3, device=x.device)
-    full = (x, bias, strength, scale)
-    yield Call("bias_act", kernels.bias_act, (x, bias))
-    yield Call("bias_act_scaled", scaled_bias_act(kernels, noise), full)
-    if hasattr(kernels, "bias_act_residual"):
-        yield Call("bias_act_residual", kernels.bias_act_residual, (x, bias, x.flip(1)))
-        yield Call(
-            "fork_upfirdn2d",
-            lambda x: torch.cat([t.flatten() for t in kernels.fork_upfirdn2d(x, [1, 3, 3, 1], padding=2)]),
-            (x,),
-        )
-    if hasattr(kernels, "to_rgb"):
-        rgb, image = torch.randn(3, c, device=x.device), torch.randn(n, 3, h, w, device=x.device)
-        yield Call("to_rgb", kernels.to_rgb, (x, rgb, scale, torch.randn(3, device=x.device)))
-        from_rgb = (image, rgb, bias)
-        yield Call("from_rgb", lambda i, k, b: kernels.from_rgb(i.to(x.dtype), k.t(), b), from_rgb)
-    if hasattr(kernels, "scale_act"):
-        yield Call("scale_act", kernels.scale_act, (x, scale))
-    if hasattr(kernels, "spectral_norm"):
-        yield Call("spectral_norm", spectral(kernels), (weight, torch.randn(9, 5 * c, device=x.device)))
-    if hasattr(kernels, "minibatch_std"):
-        yield Call("minibatch_std", lambda x: kernels.minibatch_std(x, 2, multiple=8), (x,))
-    yield Call("modulate", kernels.modulate, (x, scale))
-    yield Call("demodulate", kernels.demodulate, (weight, scale))
-    if hasattr(kernels, "demodulate_group"):
-        group, styles = grouped(kernels), (scale, scale.flip(1))
-        yield Call("demodulate_group", group, (weight, weight[:3], *styles))
-        as_path_length_does = lambda *s: group(weight, weight[:3], *s)  # noqa: E731
-        yield Call("demodulate_styles", as_path_length_does, styles)
-    norm = instance_norm_act(kernels, noise)
-    yield Call("instance_norm_act", norm, (x, scale, shift, strength))
-    yield from plane_calls(norm, (x, scale, shift, strength))
-    if hasattr(kernels, "dense"):
-        yield from dense_calls(kernels, scale)
-    if hasattr(kernels, "adam"):
-        yield Call("adam", adam, (x,))
-    if hasattr(kernels, "upfirdn2d"):
-        for name, up, down in (("upfirdn2d", 1, 1), ("upsample", 2, 1), ("downsample", 1, 2)):
-            how = {"up": up, "down": down, "padding": 2}
-            yield Call(name, lambda x, how=how: kernels.upfirdn2d(x, [1, 3, 3, 1], **how), (x,))
+    import kernels
+
+    for name in TABLE:
+        yield of_table(name, x)
+    energies = [name for name in OPS["demodulate_group"].inputs if name.startswith("energy")]
+    yield of_table("demodulate_group", x, data=energies)._replace(
+        name="demodulate_styles"
+    )  # as path length does
+    with by_planes():
+        yield of_table("instance_norm_act", x.contiguous())._replace(name="instance_norm_planes")
+    if x.shape[1] == 5:
+        rows = torch.randn(2, 1, 2049, device=x.device)
+        yield Call("dense_split", kernels.dense, tuple(rows))
+    yield Call("adam", adam, (x,))
     if x.device.type == "cuda":
-        yield from cuda_calls(x, scale, shift, noise, strength)
-    if hasattr(kernels, "act_filter"):
-        yield Call("act_filter", lambda x, b: kernels.act_filter(x, b, [1, 3, 3, 1], padding=2), (x, bias))
-        how = {"noise": noise, "padding": (2, 1)}
-        yield Call(
-            "filter_act",
-            lambda x, b, k, s: kernels.filter_act(x, [1, 3, 3, 1], b, strength=k, scale=s, **how),
-            (x, bias, strength, scale.abs() + 0.5),
-        )
-    if hasattr(kernels, "filter_act_modulate"):
-        how = {"noise": noise, "padding": (2, 1)}
-        yield Call(
-            "filter_act_modulate",
-            lambda x, t, b, k, s: kernels.filter_act_modulate(
-                x, [1, 3, 3, 1], t, b, strength=k, scale=s, **how
-            ),
-            (x, shift, bias, strength, scale.abs() + 0.5),
-        )
-    if h * w >= WALKED:
+        yield from cuda_calls(x)
+    if x.shape[2] * x.shape[3] >= PIXELS:
         with walking():
-            yield Call("walk_bias_act", scaled_bias_act(kernels, noise), full)
-            yield Call("walk_modulate", kernels.modulate, (x, scale))
-            yield Call("walk_instance_norm", norm, (x, scale, shift, strength))
+            for name in WALKED:
+                yield of_table(name, x)._replace(name=f"walk_{word(name)}")
 
 
-def scaled_bias_act(kernels, noise):
-    more = {"noise": noise, "clamp": 2.0}
-    return lambda x, b, k, s: kernels.bias_act(x, b, strength=k, scale=s, **more)
+def of_table(name: str, x, *, function: Callable[..., Any] | None = None, data: Collection[str] = ()) -> Call:
+    """Return an op of the table on fresh inputs like x. The inputs in `data` are not differentiated either.
 
+    `function` stands for the op's own, and takes the same tensors by name.
+    """
+    import torch
 
-def instance_norm_act(kernels, noise):
-    return lambda x, s, b, k: kernels.instance_norm_act(x, s, b, noise=noise, strength=k)
+    entry, layout = OPS[name], torch.channels_last
+    if not x.is_contiguous(memory_format=layout):
+        layout = torch.contiguous_format
+    n, c, h, w = x.shape
+    # The table's maps are square. Here the noise behind a filter has P x Q pixels.
+    sizes = {"N": n, "C": c, "H": h, "W": w, "P": h - 1, "Q": w - 1, "O": 6, "I": c, "K": 9 * c}
+    given, fixed = {}, {}
+    for each, letters in entry.inputs.items():
+        t = torch.randn([sizes.get(k) or int(k) for k in letters.replace("RR", "PQ")], device=x.device)
+        t = t.abs() + 0.5 if each in entry.positive else t
+        t = t.to(x.dtype) if each in entry.activations else t
+        t = t.contiguous(memory_format=layout) if t.dim() == 4 else t
+        (fixed if each in (*entry.data, *data) else given)[each] = t
+    run = function or Case(name, (), "fp32", "NCHW").fused()
+
+    def call(*inputs):
+        found = run(**dict(zip(given, inputs, strict=True)), **fixed)
+        return found if isinstance(found, torch.Tensor) else torch.cat([t.flatten() for t in found])
+
+    return Call(word(name), call, tuple(given.values()))
 
 
 @contextlib.contextmanager
@@ -134,29 +107,25 @@ def walking() -> Iterator[None]:
         tiles.tiling.cache_clear()
 
 
-def plane_calls(norm, inputs):
-    """Yield instance norm in NCHW, by two programs that walk over planes in blocks of 32 pixels."""
+@contextlib.contextmanager
+def by_planes() -> Iterator[None]:
+    """Run instance norm in NCHW by two programs that walk over planes in blocks of 32 pixels."""
+    from kernels.norm import instance_norm_act_planes as planes
+
+    usual, planes.walk = planes.walk, lambda x, tensors=1: planes.Walk(2, 32, 4, hints=True, back=True)
     try:
-        from kernels.norm import instance_norm_act_planes as planes
-    except ImportError:  # code of old commits
-        return
-    more = dict.fromkeys({"hints", "back"} & set(planes.Walk._fields), True)  # older code lacks these fields
-    usual, planes.walk = planes.walk, lambda x, tensors=1: planes.Walk(2, 32, 4, **more)
-    try:
-        yield Call("instance_norm_planes", lambda x, *more: norm(x.contiguous(), *more), inputs)
+        yield
     finally:
         planes.walk = usual
 
 
-def cuda_calls(x, scale, shift, noise, strength):
-    """Yield the kernels in CUDA C++, if they exist and can be built. The pairs have no gradients."""
-    try:
-        from kernels import cuda
-    except ImportError:  # code of old commits
-        return
+def cuda_calls(x) -> Iterator[Call]:
+    """Yield the kernels in CUDA C++, if they can be built. The pairs have no gradients."""
+    from kernels import cuda
+
     if cuda.available():
         return
-    yield Call("cuda_norm", instance_norm_act(cuda, noise), (x, scale, shift, strength))
+    yield of_table("instance_norm_act", x, function=cuda.instance_norm_act)._replace(name="cuda_norm")
 
     def pairs(x):
         for pair in (cuda.strided_act, cuda.coalesced_act, cuda.scalar_copy, cuda.vector_copy):
@@ -169,53 +138,6 @@ def cuda_calls(x, scale, shift, noise, strength):
         return x.square()
 
     yield Call("cuda_pairs", pairs, (x,))
-
-
-def spectral(kernels):
-    """Return a function of two weights: both over their norms after a step of the power iteration, side by side."""
-    import torch
-
-    def run(*weights):
-        vectors = [[w.new_ones(n) for w, n in zip(weights, sizes, strict=True)] for sizes in ends(weights)]
-        kernels.power_iteration([w.detach() for w in weights], *vectors)
-        return torch.cat([y.flatten() for y in kernels.spectral_norm(weights, *vectors, gains=(1.0, 0.7))])
-
-    def ends(weights):
-        return [len(w) for w in weights], [w[0].numel() for w in weights]
-
-    return run
-
-
-def grouped(kernels):
-    """Return a function of weights and styles: the demodulation coefficients of two layers, side by side."""
-    import torch
-
-    def run(first, second, style, other):
-        energies = kernels.weight_energies([first, second])
-        return torch.cat(kernels.demodulate_group(energies, [style, other]), 1)
-
-    return run
-
-
-def dense_calls(kernels, x):
-    """Yield fully connected layers on x [N, C]: one after another, side by side and, for C = 5, with a split sum."""
-    import torch
-
-    n, c = x.shape
-    first, second, bias = (torch.randn(s, device=x.device) for s in ((6, c), (3, 6), (6,)))
-
-    def chain(x, first, bias, second):
-        return kernels.dense(kernels.dense(x, first, bias, act=True), second, act=True)
-
-    def group(x, first, second, bias):
-        return torch.cat(kernels.dense_group(x, [first, second], [bias, bias[:5]], (1, 0)), 1)
-
-    yield Call("dense", chain, (x, first, bias, second))
-    wide, other = torch.randn(n, 2, c, device=x.device), torch.randn(5, c, device=x.device)
-    yield Call("dense_group", group, (wide, first, other, bias))
-    if c == 5:
-        split = (torch.randn(1, 2049, device=x.device), torch.randn(1, 2049, device=x.device))
-        yield Call("dense_split", kernels.dense, split)
 
 
 def adam(x):
@@ -234,26 +156,25 @@ def adam(x):
     copies += tuple(copy.clone() for copy in copies[1:])
     state = [[torch.zeros_like(weight) for _ in range(3)] + [weight.new_zeros(())] for _ in copies]
     items = [Item(*each, copy) for each, copy in zip(state, copies, strict=True)]
-    if "energy" in Item._fields:
-        energy = weight.sum((2, 3))
-        items[3:] = [item._replace(energy=energy) for item in items[3:]]
+    energy = weight.sum((2, 3))
+    items[3:] = [item._replace(energy=energy) for item in items[3:]]
     gradients = [(weight, None if copy is None else torch.ones_like(copy)) for copy in copies]
-    gradients[3:] = [
-        (*pair, getattr(item, "energy", None)) for pair, item in zip(gradients, items, strict=True)
-    ][3:]
+    gradients[3:] = [(*pair, energy) for pair in gradients[3:]]
     for beta1 in (0.0, 0.9):
         plan = AdamPlan(items, Rates(0.1, beta1, 0.9, 1e-8))
         rows, _ = plan.addresses(gradients)
         (table,) = plan.gradient_tables()
         plan.launch(table.copy_(torch.tensor(rows)))
-        if "inverse" in inspect.signature(plan.launch).parameters:  # with a loss scale
-            plan.launch(table, weight.new_ones(()), weight.new_zeros(()))
+        plan.launch(table, weight.new_ones(()), weight.new_zeros(()))  # with a loss scale
     return x.square()
 
 
 def differentiate_twice(function, inputs) -> None:
     import torch
 
+    if not inputs:  # an op without gradients
+        function()
+        return
     inputs = [t.detach().requires_grad_() for t in inputs]
     y = function(*inputs)
     g = torch.randn_like(y).requires_grad_()

@@ -8,7 +8,7 @@ import pytest
 
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
-from ladder.report import output as ending
+from ladder.results import record, store, types
 from tests.support import made_up_sustained
 
 MACHINE = json.loads((ROOT / "results" / "claims" / "nvidia-h200.json").read_text())["machine"]
@@ -20,7 +20,7 @@ def result() -> dict[str, Any]:
 
 
 def write(result, folder, render=lambda kind: kind.encode()):
-    return ending.write(result, folder, {"md": "table"}, render)
+    return store.save(result, folder, {"md": "table"}, render)
 
 
 def test_a_partial_file_goes_when_its_run_is_whole_and_another_host_s_stays(tmp_path, result):
@@ -47,3 +47,24 @@ def test_a_chart_that_cannot_be_drawn_costs_neither_result_nor_table(tmp_path, r
     paths = write(result, tmp_path, broken)
     assert [path.suffix for path in paths] == [".json", ".md"] and len(os.listdir(tmp_path)) == 2
     assert capsys.readouterr().err == "ladder: a chart cannot be drawn: RuntimeError: no fonts\n"
+
+
+def test_a_kind_with_names_of_kernels_keeps_them_to_the_letter(tmp_path, result):
+    named = result | {"note": "void kernel<4, float*>"}
+    (exact,) = store.save(named, tmp_path, stem="a", exact=True)
+    (fit,) = store.save(named, tmp_path, stem="b")
+    assert json.loads(exact.read_text())["note"] == named["note"]
+    assert json.loads(fit.read_text())["note"] == "void kernel(4, floatx)"
+
+
+def test_every_kind_begins_with_one_header(result):
+    workload = {"name": "article", "data": None}
+    made = record.header("trial", MACHINE, workload, images={"count": 1, "digest": "0" * 16})
+    assert {"schema", "kind"} | types.head(types.build(types.Header, _origin(made))).keys() == made.keys()
+    assert made["complete"] is False and made["seconds"] == 0.0
+    alone = record.header(None, MACHINE)
+    assert made.keys() - alone.keys() == {"kind", "workload", "images"}
+
+
+def _origin(made):
+    return {key: value for key, value in made.items() if key not in ("schema", "kind")}
