@@ -35,6 +35,7 @@ TIMEOUTS = {
     "canary": 60.0,
     "profile": 900.0,
     "prove": 900.0,
+    "release": 60.0,
     "parity": 900.0,
     "trace": 900.0,
     "receipts": 900.0,

@@ -113,11 +113,12 @@ class Interleaved:
         """Take over a pool, whose server has imported this code, for the next generation."""
         self._ahead[code] = pool
 
-    def recall(self, name: str, rounds: Sequence[dict[str, Any]]) -> None:
-        """Take note of a program's rounds from an earlier run, which this one continues."""
+    def recall(self, name: str, rounds: Sequence[dict[str, Any]], inspected: int | None = None) -> None:
+        """Take note of a program's rounds from an earlier run, and of the bytes that its inspector reserved."""
         self.accepted[name] = list(rounds)
-        if peaks := [each["peak_reserved_bytes"] for each in rounds if each.get("peak_reserved_bytes")]:
-            self.peaks[name] = max(peaks)
+        peaks = [each["peak_reserved_bytes"] for each in rounds if each.get("peak_reserved_bytes")]
+        if peaks or inspected:
+            self.peaks[name] = max(peaks, default=inspected or 0)
 
     def close(self) -> None:
         for pool in (*self._pools.values(), *self._ahead.values()):
@@ -149,6 +150,7 @@ class Interleaved:
                 random.Random(f"{self.seed} {number} profile").shuffle(alive)
                 self._side_by_side(alive, failed, self._profile, PROFILED_BESIDE)
             self._side_by_side(alive, failed, self._prove, PROVED_BESIDE)
+            self._each(alive, failed, self._end)
         finally:
             processes = [process.worker for process in alive]
             lanes.each([worker.close for worker in processes], max(1, len(processes)), self.kill)
@@ -166,7 +168,7 @@ class Interleaved:
     def _prepared(self, left: list[Program], failed: dict[str, Visited]) -> list[Process]:
         """Build and prepare programs from the front of `left`, as many as fit together.
 
-        One at a time until their memory is known, which the device's own figure needs; then side by side.
+        One at a time until their memory is known, from an inspection or an earlier generation; then side by side.
         """
         alive: list[Process] = []
         while left and self._fits(alive, left[0]):
@@ -174,9 +176,7 @@ class Interleaved:
             lane = self._lane(left, alive)
             if len(lane) == 1:
                 left.pop(0)
-                before = self.visits.used_bytes()
                 if process := self._prepare(program, failed, None, len(alive)):
-                    process.device_bytes = _grown(before, self.visits.used_bytes())
                     alive.append(process)
                 continue
             del left[: len(lane)]
@@ -233,7 +233,7 @@ class Interleaved:
             tunes: dict[str, Any] = {"patience": TUNING} if lanes.chooses(program.recipe) else {}
             spent = worker.call("prepare", **tunes)
             spent |= {"start_s": worker.start_s, "build_s": built.get("build_s"), "beside": beside}
-            spent |= worker.call("begin")
+            worker.call("begin")
         except WorkerFailure as failure:
             self._fail(program, failure, failed)
             if worker is not None:
@@ -307,7 +307,18 @@ class Interleaved:
         if process.program.prove:
             self.on_phase(process.program, "prove")
             process.after = process.worker.call("prove")["problem"] or "ok"
-        process.worker.close()  # now, as others need its memory for their own references
+
+    def _end(self, process: Process) -> None:
+        """End a process alone on a GPU, whose use then falls by all that the process held.
+
+        The process keeps its context, libraries and graphs to the end, but less in its allocator than at its peak.
+        """
+        kept = process.worker.call("release")["reserved_bytes"]
+        before = self.visits.used_bytes()
+        process.worker.close()
+        after, peak = self.visits.used_bytes(), process.finished.get("peak_reserved_bytes")
+        if None not in (kept, before, after, peak):
+            process.device_bytes = max(peak, peak + before - after - kept)
 
     # Every stage, and what comes of a process
 
@@ -350,7 +361,3 @@ class Interleaved:
         return Visited(
             process.program, "ok", None, made, built["recipe"], built["settings"], process.choices, profile
         )
-
-
-def _grown(before: int | None, after: int | None) -> int | None:
-    return None if before is None or after is None else max(0, after - before)

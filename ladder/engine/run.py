@@ -163,9 +163,10 @@ class _Run(RunState):
         self.emit("end", path=str(self.path))
 
     def recall(self) -> None:
-        """Tell the maker of generations what a resumed run has measured before."""
+        """Tell the maker of generations what the inspection, or a resumed run, has shown before."""
         for name, rung in self.rungs.items():
-            self.maker.recall(name, rung["rounds"])
+            inspected = self.rungs[rung.get("of", name)]["inspection"] or {}
+            self.maker.recall(name, rung["rounds"], inspected.get("peak_reserved_bytes"))
 
     def goes_on(self, done: int, round_s: float) -> bool:
         """Return whether to make one more generation, and keep the number of planned ones up to date."""
@@ -290,7 +291,7 @@ class _Run(RunState):
             rung["recipe"], rung["settings"] = built["recipe"], built["settings"]
         self.emit("phase", phase="prepare")
         tunes: dict[str, Any] = {"patience": TUNING} if sidebyside.chooses(self.recipes[rung["name"]]) else {}
-        worker.call("prepare", **tunes)
+        self.prepared[rung["name"]] = worker.call("prepare", **tunes).get("peak_reserved_bytes")
 
     def inspect_all(self, pool: Pool) -> None:
         """Inspect every rung without findings. Findings of earlier runs come from the cache."""
@@ -326,6 +327,8 @@ class _Run(RunState):
             with self.lock:  # another thread may be writing the file
                 rung.update(objection.found)
             raise
+        if peak := self.prepared[rung["name"]]:
+            found["inspection"]["peak_reserved_bytes"] = peak
         with self.lock:
             rung.update(found)
         self.seen.put(self.recipes[rung["name"]], found)

@@ -44,6 +44,7 @@ class RunState:
         self.place = threading.local()  # the rung and round of this thread
         self.number: int | None = None  # of the generation that is being made
         self.lock = threading.RLock()  # guards the result
+        self.prepared: dict[str, int | None] = {}  # bytes that a rung's inspector has reserved on the GPU
 
     def is_due(self, name: str, number: int | None) -> bool:
         """Return whether a rung lacks this visit. A rung that is out of the run lacks none, nor does its twin."""

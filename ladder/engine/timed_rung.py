@@ -107,7 +107,7 @@ class Rung:
             whole = time.perf_counter() - begin
         self.refuse_foreign()
         parts = {key: said[key] for key in PARTS if is_part(said.get(key), whole)}
-        return parts | {"prepare_s": whole, "capture_s": sum(captured)}
+        return parts | {"prepare_s": whole, "capture_s": sum(captured)} | self.memory()
 
     def do_visit(self, cycles: int, settle_s: float, settle_cycles: int, main: bool) -> dict[str, Any]:
         """Begin, run the lead-in, time so many cycles in a row, and finish: all of a process that is alone."""
@@ -120,12 +120,12 @@ class Rung:
         return found | {"visit_s": time.perf_counter() - begin}
 
     def do_begin(self) -> dict[str, Any]:
-        """Be ready for the first visit, on all CPU threads."""
+        """Make ready for the first visit, on all CPU threads."""
         self.threads.release()
         gc.collect()
         self.retries = self.memory().get("alloc_retries", 0)
         self.weights = weights_of(self.step)
-        return self.memory()
+        return {}
 
     def do_cycle(self) -> dict[str, Any]:
         """Drain what idle loaders hold, then time one cycle: one visit of a generation."""
@@ -181,11 +181,22 @@ class Rung:
         from ladder.parity import after_timing
 
         self.profiled = True
-        if self.device == "cuda":
-            sys.modules["torch"].cuda.empty_cache()  # others beside it need room for a reference, too
-        return {
-            "problem": after_timing.problem(self.step, lambda text: self.channel.send({"progress": text}))
-        }
+        self.do_release()  # others beside it need room for a reference, too
+        try:
+            return {
+                "problem": after_timing.problem(self.step, lambda text: self.channel.send({"progress": text}))
+            }
+        finally:
+            self.do_release()
+
+    def do_release(self) -> dict[str, Any]:
+        """Give memory that the allocator does not need back to the GPU. Return the bytes that it keeps."""
+        if self.device != "cuda":
+            return {"reserved_bytes": None}
+        gc.collect()
+        cuda = sys.modules["torch"].cuda
+        cuda.empty_cache()
+        return {"reserved_bytes": cuda.memory_reserved()}
 
     def refuse_profiled(self) -> None:
         """Raise if a profiler ran in this process: what it leaves behind would be timed, too."""

@@ -8,14 +8,15 @@ commands send `{"progress": ...}` lines before it, which feed the watchdog.
 |---|---|---|
 | import | torch: bool | start_s |
 | build | workload, recipe, device, seed, threads, keep_gradients | recipe, settings, build_s, gpu_uuid |
-| prepare | | prepare_s, capture_s, and the parts that the measured code reports: warmup_s, ... |
+| prepare | | prepare_s, capture_s, the memory so far, and parts that the measured code reports: warmup_s, ... |
 | visit | cycles, settle_s, settle_cycles, main: bool | those of begin, cycle and finish, lead_in_cycles, settled |
-| begin | | the memory so far |
+| begin | | |
 | cycle | | samples_s, event_s: of one cycle, after what idle loaders hold |
 | finish | main: bool, lazy: bool | main_s, lazy_s, canary_s, and the memory |
 | canary | | canary_s |
 | profile | part: "load" or "record" | of "record": those of `ladder.engine.profiling.digest` |
 | prove | | problem: one line or null, see `ladder.parity.after_timing` |
+| release | | reserved_bytes that the allocator keeps, null on a CPU |
 | parity | | those of `ladder.parity.check.check`; needs "keep_gradients": true in "build" |
 | trace | | none; what "receipts" needs of a step that has the GPU for itself |
 | receipts | rungs: list or null | receipts: {rung: {}}, evidence |

@@ -135,7 +135,7 @@ def interim(result: Result, width: int) -> list[str]:
 
 DEVICE = "device GiB: in use on the whole GPU after timing, context, graph pools and others' memory included"
 DEVICE_ADDED = (
-    "device GiB: added to the use of the whole GPU by building and preparing, with context and graph pools"
+    "device GiB: what a process holds on the GPU at its peak, with its context, libraries and graphs"
 )
 
 LEAST_IMPORTANT = (

@@ -181,9 +181,6 @@ def new_round(number: int, prepared: dict[str, Any], seen: dict[str, Any]) -> di
         "visit_s": spent.get("visit_s"),
         neighbours.KEY: seen.get(neighbours.KEY),
         **peaks,
-        "device_used_bytes": None
-        if spent.get("beside")
-        else seen.get("device_used_bytes"),  # all processes' together
         "alloc_retries": seen.get("alloc_retries"),
     }
 

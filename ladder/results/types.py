@@ -102,6 +102,7 @@ class Inspection:
     error: str | None = needed(v.TEXT)
     gpu_busy_ms: float | Absent | None = optional(number(0, 1e8))
     kernels_per_step: float | Absent | None = optional(number(0, 1e7))
+    peak_reserved_bytes: int | Absent | None = optional(v.BYTES)  # of the inspector, once it was prepared
 
 
 @record

@@ -9,6 +9,8 @@ from ladder.engine import pool
 from ladder.engine import run as measure
 from ladder.engine.gpu_time import beyond
 from ladder.engine.pool import Worker, WorkerFailure
+from ladder.engine.rounds import Interleaved
+from ladder.engine.visit import Visits
 from tests.support.fake_runs import FAKE, by_name, run, stored
 
 
@@ -117,3 +119,38 @@ def test_the_next_server_starts_when_nothing_is_timed_any_more(
     monkeypatch.setattr(pool.ForkServer, "__init__", begins)
     run(tmp_path, {"a": {}, "b": {}}, rounds=3)
     assert happened == ["server after 0", "server after 3", "server after 6"]
+
+
+def test_a_process_takes_of_the_gpu_what_is_free_again_once_it_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its peak was 700, 300 of it are still with its allocator when it ends, and 1000 of the GPU are free then."""
+    alive: list[int] = []
+    close = Worker.close
+
+    def ends(worker: Worker) -> None:
+        alive[:] = [pid for pid in alive if pid != worker.pid]
+        close(worker)
+
+    def begins(worker: Worker, **_: Any) -> dict[str, Any]:
+        alive.append(worker.pid)
+        return {}
+
+    monkeypatch.setattr(Worker, "close", ends)
+    monkeypatch.setattr(Visits, "used_bytes", lambda visits: 50 + 1000 * len(alive))
+    memory = {"peak_reserved_bytes": 700, "peak_allocated_bytes": 600, "peak_rss_bytes": 1}
+    finished = {"main_s": None, "lazy_s": None, "alloc_retries": 0, **memory}
+    answers = {"begin": begins, "finish": finished, "release": {"reserved_bytes": 300}}
+    commands(monkeypatch, answers)
+    result = run(tmp_path, {"a": {}, "b": {}})
+    for rung in [*result["rungs"], *result["twins"]]:
+        assert [each["device_used_bytes"] for each in rung["rounds"]] == [1400]
+    assert not alive
+
+
+def test_memory_that_an_inspection_saw_lets_the_first_generation_prepare_side_by_side() -> None:
+    made = Interleaved("cpu", cycles=1, seed=0)
+    made.recall("a", [], None)
+    made.recall("b", [], 5)
+    made.recall("c", [{"peak_reserved_bytes": 7}, {"peak_reserved_bytes": 8}], 5)
+    assert made.peaks == {"b": 5, "c": 8}

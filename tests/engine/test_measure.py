@@ -214,7 +214,7 @@ def test_a_full_disk_leaves_one_line_and_the_last_whole_file(
     def write(path: Path, data: dict) -> None:
         calls.append(path)
         if len(calls) > 2:
-            raise OSError(28, "No space left on device")
+            raise measure.UserError(f"{path}: cannot be written: No space left on device")
         real(path, data)
 
     monkeypatch.setattr(results, "write", write)
