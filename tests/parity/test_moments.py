@@ -185,7 +185,7 @@ def test_the_budget_of_single_phases_is_for_gradients_that_are_none_too(referenc
     zeros, none = (alone({"precision": "bf16", "set_to_none": none}) for none in (False, True))
     (allowed, *_), _ = spread.measure(zeros, ref, lambda text: None, budget=True)
     (seen, *_), _ = spread.measure(none, ref, lambda text: None)
-    further = {key: (error, allowed[key]) for key, error in seen.items() if error > 1.001 * allowed[key]}
+    further = {key: (error, allowed[key]) for key, error in seen.items() if error > 1.01 * allowed[key]}
     assert not further, further
 
 

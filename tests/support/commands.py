@@ -10,7 +10,7 @@ from ladder.cli import climb
 from ladder.cli import main as cli
 from ladder.engine import run as measure
 from ladder.images import prepare as images
-from ladder.machine import system
+from ladder.machine import stillness, system
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = ROOT / "tests" / "support" / "fake_code"
@@ -42,6 +42,7 @@ def fakes(monkeypatch):
 
     monkeypatch.setattr(measure, "run_ladder", run_ladder)
     monkeypatch.setattr(climb, "Pool", nullcontext)  # fake steps need no process that imports torch
+    monkeypatch.setattr(stillness, "wait", lambda group: 0.0)  # nor quiet between visits
     monkeypatch.setattr(images, "prepare_images", lambda *_, **__: SET)
     monkeypatch.setattr(system, "choose_device", lambda requested: "cpu")
     return faults
