@@ -24,7 +24,7 @@ class Kept(ForkServer):
 
 @pytest.fixture(scope="module")
 def kept_servers() -> Iterator[None]:
-    """Give every pool of the same code and environment the same server.
+    """Give every pool of the same code the same server.
 
     Code in a temporary folder is the same where its `stylegan_lite` reads the same, so it must be that one file.
     """
