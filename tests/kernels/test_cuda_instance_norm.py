@@ -124,7 +124,7 @@ def test_gradients_of_gradients_are_those_of_the_function(noise, layout, device)
 
 @every_format
 @hypothesis.settings(
-    max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck)
+    max_examples=4, deadline=None, derandomize=True, suppress_health_check=list(hypothesis.HealthCheck)
 )
 @hypothesis.given(shape=st.tuples(*(st.integers(1, most) for most in (3, 40, 9, 9))), seed=st.integers(0, 99))
 def test_any_shape_agrees_with_the_reference(shape, seed, layout, device):
@@ -138,7 +138,7 @@ def test_any_shape_agrees_with_the_reference(shape, seed, layout, device):
 @every_format
 @pytest.mark.parametrize("threads", [32, 128, 256])
 def test_any_block_size_computes_the_same(threads, layout, device):
-    assert_near_float64(make_inputs((2, 16, 8, 8), layout, device=device), 1e-13, threads=threads)
+    assert_near_float64(make_inputs((1, 16, 8, 8), layout, device=device), 1e-13, threads=threads)
 
 
 def test_channels_last_stays_and_autocast_decides_the_dtype(device):

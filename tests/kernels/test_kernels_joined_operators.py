@@ -13,6 +13,22 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LIBRARY = torch.ops.stylegan_ladder
 TAPS = (0.1, 0.4, 0.3, 0.2)
 LAYOUTS = pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+# Every check of an operator takes seconds in the interpreter: the quick one has every input, as a step gives them.
+WHOLE = pytest.mark.parametrize(
+    ("layout", "whole"),
+    [
+        (torch.channels_last, True),
+        *(
+            pytest.param(layout, whole, marks=pytest.mark.exhaustive)
+            for layout, whole in (
+                (torch.contiguous_format, True),
+                (torch.channels_last, False),
+                (torch.contiguous_format, False),
+            )
+        ),
+    ],
+    ids=str,
+)
 torch.set_num_threads(1)
 
 
@@ -68,44 +84,38 @@ def test_from_rgb(layout, act, needs):
     opcheck(LIBRARY.rgb_wide_grad.default, (*inputs, *act, *call, needs))
 
 
-@pytest.mark.covering
-@LAYOUTS
-@pytest.mark.parametrize("biased", [True, False])
-def test_act_filter(layout, biased):
+@WHOLE
+def test_act_filter(layout, whole):
     x, bias = tensors((2, 4, 3, 5), (4,), layout=layout)
-    bias, plain = bias if biased else None, act_plain(x)
+    bias, plain = bias if whole else None, act_plain(x)
     opcheck(LIBRARY.act_filter.default, (x, bias, *plain, torch.float32))
     y = LIBRARY.act_filter(*detached(x, bias), *plain, torch.bfloat16)
-    needs = [True, biased]
+    needs = [True, whole]
     opcheck(LIBRARY.act_filter_grad.default, (torch.ones_like(y), *detached(x, bias), *plain, needs))
 
 
-@pytest.mark.covering
-@LAYOUTS
-@pytest.mark.parametrize("scaled", [True, False])
-def test_filter_act(layout, scaled):
+@WHOLE
+def test_filter_act(layout, whole):
     x, bias, strength, scale = tensors((2, 4, 3, 5), (4,), (), (2, 4), layout=layout)
     plain = act_plain(x)
-    noise = torch.randn(2, 1, *plain[6], device=DEVICE) if scaled else None
-    others = [bias, noise, strength, scale] if scaled else [bias, None, None, None]
+    noise = torch.randn(2, 1, *plain[6], device=DEVICE) if whole else None
+    others = [bias, noise, strength, scale] if whole else [bias, None, None, None]
     opcheck(LIBRARY.filter_act.default, (x, *others, *plain, torch.float32))
     y = LIBRARY.filter_act(*detached(x, *others), *plain, torch.float32)
-    needs = [True, True, scaled, scaled]
+    needs = [True, True, whole, whole]
     inputs = torch.ones(y.shape, device=DEVICE), y, *detached(*others)
     opcheck(LIBRARY.filter_act_grad.default, (*inputs, *plain, needs))
 
 
-@pytest.mark.covering
-@LAYOUTS
-@pytest.mark.parametrize("scaled", [True, False])
-def test_filter_act_modulate(layout, scaled):
+@WHOLE
+def test_filter_act_modulate(layout, whole):
     x, bias, strength, scale, style = tensors((2, 4, 3, 5), (4,), (), (2, 4), (2, 4), layout=layout)
     plain = act_plain(x)
-    noise = torch.randn(2, 1, *plain[6], device=DEVICE) if scaled else None
-    others = [bias, noise, strength, scale, style] if scaled else [bias, None, None, None, style]
+    noise = torch.randn(2, 1, *plain[6], device=DEVICE) if whole else None
+    others = [bias, noise, strength, scale, style] if whole else [bias, None, None, None, style]
     opcheck(LIBRARY.filter_act_modulate.default, (x, *others, *plain, torch.float32))
     y = LIBRARY.filter_act_modulate(*detached(x, *others), *plain, torch.float32)
-    needs = [True, True, scaled, scaled, True]
+    needs = [True, True, whole, whole, True]
     inputs = torch.ones(y.shape, device=DEVICE), y, *detached(*others)
     opcheck(LIBRARY.filter_act_modulate_grad.default, (*inputs, *plain, needs))
 
@@ -229,7 +239,11 @@ def test_compiled_they_are_one_graph_of_operators(function, shapes, layout):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
-@LAYOUTS
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(torch.contiguous_format, marks=pytest.mark.exhaustive), torch.channels_last],
+    ids=str,
+)
 def test_under_autocast_they_have_its_dtype(layout):
     x, bias = tensors((2, 3, 3, 5), (3,), layout=layout)
     (weight,) = tensors((3, 3))

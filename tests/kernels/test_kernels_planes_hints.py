@@ -17,18 +17,23 @@ PIPELINES = {"ahead": (3, 3), "again as it comes": (3, 1), "as they come": (1, 1
 
 
 @pytest.fixture(scope="module")
-def code(tmp_path_factory):
+def code(dtype, tmp_path_factory):
     """{(direction, dtype, pipeline, hints): how often each instruction on global memory of 16 bytes is there}."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     env |= {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("cache")), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, __file__, dtype], env=env, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return {tuple(key): collections.Counter(found) for key, found in json.loads(done.stdout)}
 
 
-every_kernel = pytest.mark.parametrize(
-    ("direction", "dtype"), [(d, t) for d in ("forward", "backward") for t in ("bfloat16", "float32")]
-)
+DTYPES = ["bfloat16", pytest.param("float32", marks=pytest.mark.exhaustive)]
+
+
+def every_kernel(test):
+    test = pytest.mark.parametrize("dtype", DTYPES, scope="module")(test)
+    return pytest.mark.parametrize("direction", ["forward", "backward"])(test)
 
 
 def marked(found: collections.Counter, kind: str, policy: str) -> int:
@@ -76,7 +81,7 @@ def test_what_is_read_is_marked_where_it_is_not_fetched_ahead(direction, dtype, 
 # ---- the other process -------------------------------------------------------------------------------------------
 
 
-def main() -> None:
+def main(*dtypes: str) -> None:
     import torch
     import triton
     from triton.backends.compiler import GPUTarget
@@ -85,7 +90,7 @@ def main() -> None:
     from tests.support.compiling import record_launches, source
 
     launches, found = record_launches(), []
-    for dtype in (torch.bfloat16, torch.float32):
+    for dtype in [getattr(torch, name) for name in dtypes]:
         for name, pipeline in PIPELINES.items():
             for hints in (True, False):
                 how = planes.Walk(132, 8192, 16, *pipeline, hints, hints)  # and backwards
@@ -111,4 +116,4 @@ def wide(ptx: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

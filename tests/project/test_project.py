@@ -1,6 +1,7 @@
 """The house rules that no other test would notice: who imports whom, what the lock pins, what the documents name."""
 
 import ast
+import functools
 import os
 import platform
 import re
@@ -29,7 +30,8 @@ def tracked() -> list[Path]:
     return [path for path in (ROOT / name for name in names + new if name) if path.is_file()]
 
 
-def imported(path: Path) -> set[str]:
+@functools.cache
+def imported(path: Path) -> frozenset[str]:
     """Top-level packages that a file imports anywhere, inside functions too."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -37,7 +39,7 @@ def imported(path: Path) -> set[str]:
             names |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             names.add(path.relative_to(ROOT).parts[0] if node.level else (node.module or "").split(".")[0])
-    return names
+    return frozenset(names)
 
 
 @pytest.mark.parametrize("floor", range(len(FLOORS) - 1))

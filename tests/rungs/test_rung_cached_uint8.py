@@ -225,7 +225,7 @@ def test_making_the_cache_is_part_of_preparing_and_is_reported(folder):
 
 
 def test_the_rung_is_engaged_unless_images_are_decoded(folder, refused, references):
-    step = make_step(SMALL | {"channel_base": 256}, CACHED | LAST, device="cpu")
+    step = make_step(SMALL | {"resolution": 8}, CACHED | LAST, device="cpu")
     step.keep_gradients = True
     step.prepare()
     found = parity.check(step, cache=references)

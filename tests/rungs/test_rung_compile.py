@@ -172,7 +172,7 @@ def test_preparing_leaves_weights_and_random_state_as_they_were(once):
 )
 def test_compiled_phases_agree_with_the_reference(recipe, references, monkeypatch):
     monkeypatch.setattr(compiled, "inductor", by_autograd)
-    step = prepared(recipe, channel_base=256)
+    step = prepared(recipe, mapping_layers=2)  # of which there is a reference
     assert step.compiled.failed is None and dict(step.compiled.graphs) == {"G_main": 1, "D_main": 1}
     found = parity.check(step, cache=references)
     assert found["verdict"] == "ok", found["problems"]

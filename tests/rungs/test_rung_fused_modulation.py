@@ -77,20 +77,21 @@ def test_its_receipt_and_those_below(how):
     assert_engaged(seen, rungs)
 
 
-def test_sabotaged_by_ops_that_fall_back(refused):
+@pytest.mark.parametrize("function", [two_ops, pytest.param(three_ops, marks=pytest.mark.exhaustive)])
+def test_sabotaged_by_ops_that_fall_back(refused, function):
     words = "filter_act_modulate_kernel launched 0x"
-    for function, sabotage in ((two_ops, "two ops"), (three_ops, "three ops")):
-        refused("fused_modulation", seen_of(JOINED, function), words, sabotage=f"the op is {sabotage}")
+    sabotage = f"the op is {function.__name__.replace('_', ' ')}"
+    refused("fused_modulation", seen_of(JOINED, function), words, sabotage=sabotage)
 
 
 @pytest.mark.parametrize(
-    ("function", "words"),
+    ("function", "words", "resolution"),
     [
-        (two_ops, "activations behind a filter that are written as they are"),
-        pytest.param(three_ops, "modulations by themselves", marks=pytest.mark.exhaustive),
+        (two_ops, "activations behind a filter that are written as they are", 8),
+        pytest.param(three_ops, "modulations by themselves", 16, marks=pytest.mark.exhaustive),
     ],
 )
-def test_sabotaged_by_a_fallback_in_one_layer(refused, function, words):
+def test_sabotaged_by_a_fallback_in_one_layer(refused, function, words, resolution):
     honest, calls = kernels.filter_act_modulate, []
 
     def rarely(*args, **how):
@@ -98,7 +99,7 @@ def test_sabotaged_by_a_fallback_in_one_layer(refused, function, words):
         return (honest if len(calls) % 2 else function)(*args, **how)
 
     what = f"in every second layer the op is {function.__name__.replace('_', ' ')}"
-    refused("fused_modulation", seen_of(JOINED, rarely, resolution=16), words, sabotage=what)
+    refused("fused_modulation", seen_of(JOINED, rarely, resolution), words, sabotage=what)
 
 
 def test_sabotaged_by_a_model_that_never_calls_it(refused):

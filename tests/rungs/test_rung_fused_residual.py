@@ -51,7 +51,7 @@ def test_every_phase_computes_the_same_with_fused_sums(norm, recipe):
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_all_phases_agree_with_the_reference(norm, precision, in_plain_pytorch, references):
-    step = small(FORK | LAST | {"precision": precision, "fused_norm": True}, channel_base=256, norm=norm)
+    step = small(FORK | LAST | {"precision": precision, "fused_norm": True}, resolution=8, norm=norm)
     found = checked(step, references)
     assert found["verdict"] == "ok", found["problems"]
 
@@ -59,7 +59,7 @@ def test_all_phases_agree_with_the_reference(norm, precision, in_plain_pytorch, 
 def test_a_skip_that_is_lost_is_found_by_parity(monkeypatch, in_plain_pytorch, references, planted_bug):
     lost = lambda x, bias, residual, **how: kernels.bias_act_reference(x, bias, **how)  # noqa: E731
     monkeypatch.setattr(kernels, "bias_act_residual", lost)
-    found = checked(small(FORK, channel_base=256), references)
+    found = checked(small(FORK, resolution=8), references)
     assert found["verdict"] == "failed: parity"
     what = "fused residual: the skip's result is not added"
     planted_bug(bug=what, planted="the activation's kernel ignores its residual", problem=found["reason"])

@@ -158,7 +158,7 @@ def test_every_phase_computes_the_same_with_the_kernels(recipe):
     ids=["plain", "plain bf16", "fused fp32", "fused bf16"],
 )
 def test_all_phases_agree_with_the_reference(recipe, in_plain_pytorch, references):
-    found = checked(small(recipe, channel_base=256, **SN), references)
+    found = checked(small(recipe, resolution=8, **SN), references)
     assert found["verdict"] == "ok", found["problems"]
 
 
@@ -192,7 +192,7 @@ def test_bugs_are_found_by_parity(bug, what, monkeypatch, in_plain_pytorch, refe
         monkeypatch.setattr(kernels, "spectral_norm", detached)
     else:
         monkeypatch.setattr(kernels, "power_iteration", lambda weights, us, vs: None)
-    found = checked(small(FUSED, channel_base=256, **SN), references)
+    found = checked(small(FUSED, resolution=8, **SN), references)
     assert found["verdict"] == "failed: parity" and what in found["reason"]
     planted_bug(bug=f"spectral norm: {bug}", planted="the rung's kernels", problem=found["reason"])
 

@@ -131,7 +131,7 @@ def test_each_capture_reads_its_own_gradients(monkeypatch):
     "below", [pytest.param({}, marks=pytest.mark.exhaustive), BF16], ids=["fp32", "bf16"]
 )
 def test_it_agrees_with_the_reference(below, references):
-    found = checked(small(below | FUSED, channel_base=256), references)
+    found = checked(small(below | FUSED, resolution=8), references)
     assert found["verdict"] == "ok", found["problems"]
 
 

@@ -104,7 +104,7 @@ def test_every_phase_computes_the_same_either_way(norm, recipe):
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 @pytest.mark.parametrize("recipe", [JOINT, BF16 | JOINT], ids=["fp32", "bf16"])
 def test_all_phases_agree_with_the_reference(norm, recipe, references):
-    step = small(recipe, channel_base=256, norm=norm)
+    step = small(recipe, resolution=8, norm=norm)
     found = checked(step, references)
     assert found["verdict"] == "ok", found["problems"]
 
@@ -114,7 +114,7 @@ def test_statistics_taken_over_both_batches_are_found_by_parity(monkeypatch, ref
     monkeypatch.setattr(
         networks_module, "minibatch_std", lambda x, group, parts=1, multiple=1: honest(x, group, 1, multiple)
     )
-    found = checked(small(JOINT, channel_base=256), references)
+    found = checked(small(JOINT, resolution=8), references)
     assert found["verdict"] == "failed: parity"
     what = "joint batch: minibatch std over fakes and reals"
     planted_bug(bug=what, planted="minibatch_std takes both batches for one", problem=found["reason"])

@@ -121,7 +121,7 @@ def test_a_run_is_resumed_to_the_bit():
     ("recipe", "norm"), [(ONCE, "demod"), (BF16 | ONCE, "demod"), (BF16 | ONCE, "instance")], ids=str
 )
 def test_it_agrees_with_the_reference(recipe, norm, references):
-    step = small(recipe, channel_base=256, norm=norm)
+    step = small(recipe, resolution=8, norm=norm)
     found = checked(step, references)
     assert found["verdict"] == "ok", found["problems"]
 

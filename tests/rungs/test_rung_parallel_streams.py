@@ -79,7 +79,7 @@ def test_kernels_offer_theirs_and_the_sums_are_the_same(late, monkeypatch):
 
 
 def test_bf16_agrees_with_the_reference(references):
-    step = small(BELOW | TWO | UPDATE | {"precision": "bf16", "fused_update": True}, channel_base=256)
+    step = small(BELOW | TWO | UPDATE | {"precision": "bf16", "fused_update": True}, resolution=8)
     step.keep_gradients = True
     step.prepare()
     found = parity.check(step, cache=references)

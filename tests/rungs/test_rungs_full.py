@@ -47,7 +47,7 @@ def test_switches_of_cuda_s_libraries_are_refused_on_the_cpu(values):
 
 @pytest.mark.parametrize("recipe", [OURS, BF16 | OURS, FUSED_ADAM, BF16 | OURS | FUSED_ADAM], ids=str)
 def test_rungs_agree_with_the_reference(recipe, references):
-    found = checked(small(recipe, channel_base=256), references)
+    found = checked(small(recipe, resolution=8), references)
     assert found["verdict"] == "ok", found["problems"]
 
 

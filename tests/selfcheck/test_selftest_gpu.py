@@ -12,7 +12,7 @@ from ladder.base.errors import UserError
 from ladder.engine.outcomes import Program
 from ladder.engine.rounds import Interleaved
 from ladder.engine.visit import Visits
-from ladder.machine import gpu_state, system
+from ladder.machine import gpu_state, stillness, system
 from ladder.selfcheck.selftest import on_gpu, planting
 from ladder.selfcheck.selftest.judging import markdown, text
 from ladder.selfcheck.selftest.on_gpu import Group, SelfTest
@@ -77,7 +77,9 @@ GROUP = Group("captured", "clockwork", {}, {"a": 1}, 4, (0.005, 0.01, 0.1), (0.0
 
 
 @pytest.fixture
-def clockwork(tmp_path: Path) -> Path:
+def clockwork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The code of such steps, whose clock needs no quiet between visits."""
+    monkeypatch.setattr(stillness, "wait", lambda group: 0.0)
     package = tmp_path / "clockwork" / "stylegan_lite"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(CLOCKWORK)

@@ -1,14 +1,16 @@
 """The command called in this process, and fakes of what it would measure."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from ladder.cli import climb
 from ladder.cli import main as cli
 from ladder.engine import run as measure
 from ladder.images import prepare as images
-from ladder.machine import system
+from ladder.machine import stillness, system
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = ROOT / "tests" / "support" / "fake_code"
@@ -39,6 +41,8 @@ def fakes(monkeypatch):
         return real(workload, name, rungs, planned, device, code=FAKE, **options)
 
     monkeypatch.setattr(measure, "run_ladder", run_ladder)
+    monkeypatch.setattr(climb, "Pool", nullcontext)  # fake steps need no process that imports torch
+    monkeypatch.setattr(stillness, "wait", lambda group: 0.0)  # nor quiet between visits
     monkeypatch.setattr(images, "prepare_images", lambda *_, **__: SET)
     monkeypatch.setattr(system, "choose_device", lambda requested: "cpu")
     return faults

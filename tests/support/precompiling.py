@@ -9,7 +9,7 @@ import select
 import sys
 from pathlib import Path
 
-HELD_S = 6  # on most machines compiling is over by then if nothing holds it up
+HELD_S = 4  # on most machines compiling is over by then if nothing holds it up
 
 kept_executable = sys.executable
 
@@ -57,14 +57,23 @@ def forget():
                     value.device_caches.clear()
 
 
-def work(shape=(2, 16, 8, 8)):
-    """An activation forward and backward, and weights of unit norm: kernels with tuples of tensors and of numbers."""
+def activation():
+    """An activation forward and backward."""
     import torch
 
     import kernels
 
-    x = torch.zeros(shape, requires_grad=True)
+    x = torch.zeros((2, 16, 8, 8), requires_grad=True)
     kernels.bias_act(x, torch.zeros(16, requires_grad=True)).sum().backward()
+
+
+def work():
+    """An activation, and weights of unit norm: kernels with tuples of tensors and of numbers."""
+    import torch
+
+    import kernels
+
+    activation()
     weights = [torch.zeros(o, 16, requires_grad=True) for o in (8, 3)]
     us, vs = [torch.zeros(len(w)) for w in weights], [torch.zeros(16) for _ in weights]
     kernels.power_iteration(weights, us, vs)
@@ -257,7 +266,7 @@ def together(cache: Path) -> list[dict]:
     import triton
 
     triton.knobs.cache.dir = str(cache)
-    return [read_all(pipe) for pipe in [forked(ahead), forked(ahead)]]
+    return [read_all(pipe) for pipe in [forked(lambda: ahead(activation)) for _ in range(2)]]
 
 
 def another_ends(cache: Path, compiling) -> dict:
@@ -275,7 +284,7 @@ def another_ends(cache: Path, compiling) -> dict:
         os.write(tell, b"x")
         signal.pause()
     os.read(ready, 1)
-    pipe = forked(ahead)
+    pipe = forked(lambda: ahead(activation))
     waits = not select.select([pipe], [], [], HELD_S)[0]
     os.kill(holder, signal.SIGKILL)
     os.waitpid(holder, 0)

@@ -1,4 +1,5 @@
 import json
+import multiprocessing
 import os
 import signal
 import time
@@ -18,6 +19,19 @@ from tests.support.fake_runs import alive, wait_for
 from tests.support.small import LITTLE
 
 WORKLOAD = LITTLE | {"ema_images": 8}
+
+
+@pytest.fixture(autouse=True)
+def few_samples(monkeypatch):
+    monkeypatch.setattr(canary, "MOST_SAMPLES", {"cpu": 32})
+
+
+@pytest.fixture
+def imported_once(monkeypatch):
+    """Fork the processes from a server that has imported torch: a new process imports it for seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ladder.training.canary"])
+    monkeypatch.setattr(trainings.multiprocessing, "get_context", lambda method: context)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +105,7 @@ def test_a_worse_mean_is_told_from_the_spread_of_seeds():
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_interrupting_keeps_what_is_finished(images, tmp_path, jobs):
+def test_interrupting_keeps_what_is_finished(images, tmp_path, jobs, imported_once):
     def stop(event):
         if event["event"] == "trained" and event["done"] == 3:
             raise KeyboardInterrupt
@@ -107,7 +121,7 @@ def without_times(result):
 
 
 @pytest.mark.slow
-def test_trainings_side_by_side_give_the_same_result_in_the_same_order(images, tmp_path):
+def test_trainings_side_by_side_give_the_same_result_in_the_same_order(images, tmp_path, imported_once):
     one = go(images, tmp_path / "one", steps=2, seeds=2, jobs=1)
     two = go(images, tmp_path / "two", steps=2, seeds=2, jobs=2)
     assert two["complete"] and without_times(one) == without_times(two)
@@ -131,7 +145,7 @@ def pretend(folder):
     return train
 
 
-def test_a_training_that_dies_is_a_record_and_the_others_go_on(tmp_path):
+def test_a_training_that_dies_is_a_record_and_the_others_go_on(tmp_path, imported_once):
     tasks = [("fine", 0), ("killed", 1), ("raises", 2), ("fine", 3), ("fine", 4)]
     ended = dict(trainings.run(pretend, (tmp_path,), tasks, 2))
     assert ended[tasks[1]] == {"reason": "worker killed by SIGKILL"}

@@ -14,7 +14,7 @@ import pytest
 
 from ladder.base.errors import UserError
 from ladder.engine import rounds as interleaving
-from ladder.machine import system
+from ladder.machine import stillness, system
 from ladder.plan import catalog
 from ladder.publish.regressions import comparing, judging, report
 from ladder.publish.regressions.judging import BASE, BROKEN, HEAD, TWIN
@@ -233,6 +233,12 @@ def compared(
     )
     assert json.loads(path.read_text()) == plain(result)
     return result
+
+
+@pytest.fixture(autouse=True)
+def without_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fake steps sleep: their visits need no quiet in between."""
+    monkeypatch.setattr(stillness, "wait", lambda group: 0.0)
 
 
 @pytest.fixture

@@ -70,6 +70,7 @@ def test_one_percent_of_a_captured_step_is_found_in_three_rounds(family: str) ->
         assert found.count(verdicts.SLOWER) >= 57
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("rounds", [3, 5, MOST_ROUNDS])
 def test_identical_programs_are_not_called_different(family: str, rounds: int) -> None:

@@ -54,6 +54,7 @@ print(json.dumps(counters["inductor"]))
 """
 
 
+@pytest.mark.exhaustive  # g++ takes half a minute
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="Inductor compiles C++ on a CPU")
 def test_the_measuring_process_finds_in_the_cache_what_another_compiled(tmp_path, monkeypatch):

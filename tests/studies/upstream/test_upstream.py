@@ -24,8 +24,11 @@ from ladder.results import store as results
 from ladder.studies.upstream import measure as measuring
 from ladder.studies.upstream import record, source, step
 from stylegan_lite.config import Workload
+from tests.support import servers
 from tests.support.small import LEAST
 
+kept_servers = servers.kept_servers
+pytestmark = pytest.mark.usefixtures("kept_servers")
 WORKLOAD = Workload.from_dict(LEAST).to_dict()
 
 # The part of the repository that a step needs, without its arithmetic. Layers have the right sizes, and losses notice
@@ -134,7 +137,7 @@ def workload(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished(tmp_path_factory, kept_servers):
     """The file of a whole run of two rounds, for tests that only read it."""
     folder = tmp_path_factory.mktemp("finished")
     with standing_in(folder / "clone") as clone:
