@@ -71,7 +71,6 @@ class ShownPanel:
     name: str
     facts: str
     single: bool
-    wide: bool
     headline: str
     total: str
     marks: tuple[str, ...]
@@ -239,7 +238,6 @@ def _panel(panel: Panel, group: Group, name: str, charts: Charts) -> ShownPanel:
         name=title,
         facts=facts,
         single=panel.single,
-        wide=len(shown.rows) > figures.FEW,
         headline=headline,
         total=total,
         marks=shown.marks,
