@@ -94,17 +94,13 @@ def _figure(shown: View, theme: Theme = LIGHT) -> Any:
 def _draw_legend(axes: Any, shown: View, y: float, theme: Theme) -> None:
     """Name the tones of the bars in a line."""
     known = shown.has_gpu_time or any(row.host_bound is not None for row in shown.rows)
-    tones = [(theme.busy, "GPU working" if known else "milliseconds a step, lower is better")]
+    tones = [(theme.busy, "GPU working" if known else "milliseconds a step, lower is better", False)]
     if known:
         waits = "GPU waiting" if shown.has_gpu_time else "GPU waiting for the CPU"
-        tones.append((theme.idle, f"{waits}; together the step, lower is better"))
+        tones.append((theme.idle, f"{waits}; together the step, lower is better", False))
     if shown.has_gpu_time and any(row.step_ms and not row.gpu for row in shown.rows):
-        tones.append((theme.muted, "GPU time unknown"))
-    x = MARGIN
-    for color, words in tones:
-        axes.barh(y - 0.045, 0.24, 0.13, left=x, color=color, linewidth=0)
-        axes.text(x + 0.32, y, words, fontsize=9)
-        x += 0.32 + measured(words, 9) + 0.3
+        tones.append((theme.muted, "GPU time unknown", False))
+    panels.draw_legend(axes, MARGIN, y, tones)
 
 
 def _headline(shown: View) -> str:

@@ -123,11 +123,13 @@ def draw_bar(axes: Any, strip: Strip, y: float, ends: tuple[float, float], busy:
         axes.barh(y, last - first, strip.bar, left=strip.left + first, color=idle, zorder=2, linewidth=0)
 
 
-def draw_parts(axes: Any, strip: Strip, y: float, busy: float, step: float, theme: Theme) -> None:
+def draw_parts(
+    axes: Any, strip: Strip, y: float, busy: float, step: float, theme: Theme, waits: str = "waits "
+) -> None:
     """Write into a bar, where there is room, how many milliseconds the GPU works and how many it waits."""
     parts = (
         (0.0, busy, (short_ms(busy),), theme.ground),
-        (busy, step, (f"waits {short_ms(step - busy)}", short_ms(step - busy)), theme.ink),
+        (busy, step, (f"{waits}{short_ms(step - busy)}", short_ms(step - busy)), theme.ink),
     )
     for begin, end, texts, color in parts:
         room = strip.scale * (end - begin) - 0.08
@@ -277,6 +279,22 @@ def draw_columns(axes: Any, columns: Sequence[Column], strip: Strip, right: floa
         )
         for index, cell in enumerate(column.cells):
             draw_lines(axes, x, strip.middle(index), cell, column.ha)
+
+
+def draw_legend(axes: Any, x: float, y: float, tones: Sequence[tuple[str, str, bool]]) -> None:
+    """Name the tones of the bars in a line, each (colour, words, whether it is an outline alone)."""
+    for color, words, outline in tones:
+        axes.barh(
+            y - 0.045,
+            0.24,
+            0.13,
+            left=x,
+            color="none" if outline else color,
+            edgecolor=color,
+            linewidth=outline,
+        )
+        axes.text(x + 0.32, y, words, fontsize=9)
+        x += 0.32 + measured(words, 9) + 0.3
 
 
 def short_ms(value: float) -> str:
