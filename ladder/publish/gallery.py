@@ -12,11 +12,16 @@ from typing import Any
 
 from ladder.base import files, git, text
 from ladder.plan import catalog, modes, needs
-from ladder.report import chart, tables
+from ladder.report import chart, gpus, tables
+from ladder.report.themes import DARK, LIGHT
+from ladder.report.view import in_generations
 from ladder.results import ranking, sources
 from ladder.results import store as results
 from ladder.results.combine import series
+from ladder.results.publishable import publishable
 from ladder.results.types import Result, build
+
+ARTICLE, FULL = "article", "full"  # workload and ladder of the article, and the ladder that goes on from it
 
 
 def publish(root: Path) -> list[Path]:
@@ -32,6 +37,7 @@ def publish(root: Path) -> list[Path]:
     written = []
     for result in chosen(found):
         written += write_tables(result, into / stem(result)) + write_charts(result, into / stem(result))
+    written += _write_compared(compared(found), into / f"gpus-{ARTICLE}")
     for kind, render in _renderers().items():
         for path in tracked(root, f"results/{kind}"):
             result = results.read(path)
@@ -62,6 +68,30 @@ def chosen(found: list[Result]) -> list[Result]:
         if key not in best or rank > best[key][0]:
             best[key] = rank, shown
     return [best[key][1] for key in sorted(best)]
+
+
+def compared(found: list[Result]) -> list[tuple[Result, Result | None]]:
+    """Return for each GPU its best staircase of the article, and its best of the ladder `full` or None.
+
+    A run counts if it may be quoted, has every rung of its ladder in three whole generations, and has GPU times.
+    """
+    proved = [
+        each
+        for each in found
+        if each.complete and _whole(each) and in_generations(each) and not publishable(each)
+        if each.workload["name"] == ARTICLE and ranking.mode(each) == modes.CUMULATIVE
+        if any(rung.gpu_ms for rung in each.rungs)
+    ]
+    best = {(each.machine.name, ladder_of(each)): each for each in chosen(proved)}
+    return [(each, best.get((name, FULL))) for (name, ladder), each in best.items() if ladder == ARTICLE]
+
+
+def _write_compared(pairs: list[tuple[Result, Result | None]], stem: Path) -> list[Path]:
+    """Draw the picture that compares GPUs, on light and on dark ground; nothing where no GPU qualifies."""
+    written = []
+    for suffix, theme in (("", LIGHT), ("-dark", DARK)) if pairs else ():
+        written += files.draw(Path(f"{stem}{suffix}"), functools.partial(gpus.render, pairs, theme=theme))
+    return written
 
 
 def ladder_of(result: Result) -> str:

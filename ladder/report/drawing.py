@@ -69,6 +69,48 @@ def _matplotlib() -> ModuleType:
     return importlib.import_module("matplotlib")
 
 
+def sheet(width: float, height: float) -> tuple[Any, Any]:
+    """Return an empty figure and axes that fill it, without an axis: x to the right and y downwards, in inches."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+    axes.axis("off")
+    return figure, axes
+
+
+def measured(text: str, size: float, bold: bool = False) -> float:
+    """Return the width of a line of text in inches, with some room for the hinting of its letters."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    letters = FontProperties(size=size, weight="bold" if bold else "normal")
+    return 1.04 * text_to_path.get_text_width_height_descent(text, letters, ismath=False)[0] / 72
+
+
+def wrapped(text: str, size: float, width: float, most: int = 2) -> list[str]:
+    """Return the text in lines of at most ``width`` inches; "..." stands for the rest where ``most`` lines are full."""
+    lines, words = [""], text.split()
+    while words:
+        word = words.pop(0)
+        longer = f"{lines[-1]} {word}".strip()
+        if measured(longer, size) <= width:
+            lines[-1] = longer
+        elif lines[-1]:
+            words.insert(0, word)
+            lines.append("")
+        else:  # a word that is longer than a line
+            fits = next(n for n in range(len(word) - 1, 0, -1) if n == 1 or measured(word[:n], size) <= width)
+            lines[-1] = word[:fits]
+            words.insert(0, word[fits:])
+        if len(lines) > most:
+            kept = f"{lines[-2]} {word}"
+            while measured(f"{kept}...", size) > width:
+                kept = kept[:-1]
+            return [*lines[: most - 1], f"{kept.rstrip(' ,;:-')}..."]
+    return [line for line in lines if line]
+
+
 def fitted(figure: Any, x: float, y: float, text: str, size: float, **more: Any) -> None:
     """Text that is made smaller until it fits the figure's width; at 8 points it is cut."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

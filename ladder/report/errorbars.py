@@ -1,7 +1,7 @@
 """Error bars that do not rule the picture: one that goes far beyond every point is cut, and an arrow says so.
 
 One process that was held up widens the interval of its rung by ten times where rounds are few. Drawn whole, it would
-press all bars of the chart flat; the numbers under the chart, and the table, still give its ends.
+press all bars of the chart flat; the table beside the chart still gives its ends.
 """
 
 from __future__ import annotations
@@ -10,31 +10,35 @@ from typing import Any
 
 Interval = tuple[float, float]
 
-BEYOND = 0.6  # how far an error bar may reach beyond the points, in parts of what these span
+BEYOND = 0.6  # how far an error bar may reach beyond the longest bar, in parts of that bar
 
 
-def window(values: list[float], low: float, high: float) -> Interval:
-    """What is drawn: all ``values``, at least from ``low`` to ``high``, and as much again as `BEYOND` says."""
-    low, high = min([low, *values]), max([high, *values])
-    room = BEYOND * (high - low)
-    return low - room, high + room
+def window(values: list[float]) -> Interval:
+    """Return the part of the scale that is drawn: from 0 to somewhat above the highest value."""
+    return 0.0, (1 + BEYOND) * max(values, default=0.0)
 
 
 def within(interval: Interval, drawn: Interval) -> Interval:
-    """The part of ``interval`` that is drawn."""
+    """Return the part of ``interval`` that is drawn."""
     return max(interval[0], drawn[0]), min(interval[1], drawn[1])
 
 
 def is_cut(interval: Interval | None, drawn: Interval) -> bool:
+    """Return whether a part of the interval is not drawn."""
     return interval is not None and within(interval, drawn) != tuple(interval)
 
 
-def draw(axes: Any, x: float, value: float, interval: Interval, drawn: Interval, color: str) -> Interval:
-    """One error bar around ``value``, an arrow for each end that is cut. Returns the ends as drawn."""
-    low, high = within(interval, drawn)
-    around = [[max(0.0, value - low)], [max(0.0, high - value)]]
-    axes.errorbar(x, value, yerr=around, color=color, capsize=3.5, elinewidth=1.1, zorder=5)
-    for end, shown, marker in ((interval[0], low, "v"), (interval[1], high, "^")):
-        if end != shown:
-            axes.plot([x], [shown], marker=marker, markersize=5, color=color, linestyle="none", zorder=6)
-    return low, high
+def draw(
+    axes: Any, y: float, interval: Interval, drawn: Interval, left: float, scale: float, color: str
+) -> None:
+    """Draw an error bar as a line with two ends, an arrow in place of an end that is cut.
+
+    Args:
+        left, scale: place of 0 and length of a unit, in inches.
+    """
+    ends = within(interval, drawn)
+    places = [left + scale * end for end in ends]
+    axes.plot(places, [y, y], color=color, linewidth=1.1, solid_capstyle="butt", zorder=5)
+    for end, shown, place, marker in zip(interval, ends, places, "<>", strict=True):
+        cut = end != shown
+        axes.plot([place], [y], marker=marker if cut else "|", markersize=4.5, color=color, zorder=6)

@@ -1,70 +1,144 @@
-"""The panels of a chart, from the top: bars, names, speedups, numbers. Each draws a view into its axes."""
+"""The parts of a chart's rows: names, bars, and columns of words and numbers. Each is drawn onto a sheet in inches."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
-import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ladder.base.text import amount, between, bounds, factor, percent
+from ladder.base.text import between, bounds, factor
 from ladder.plan import modes
 from ladder.report import errorbars
+from ladder.report.drawing import measured, wrapped
 from ladder.report.themes import LIGHT, Theme
-from ladder.report.view import (
-    Row,
-    View,
-    shown_gain,
-    shown_top,
-)
-from ladder.results.values import NO_GAIN, TOO_FEW
+from ladder.report.view import Row, View, shown_top
+from ladder.results.values import FASTER, SLOWER
 from ladder.results.words import Seen, answer
 
 BUSY, IDLE, ARTICLE, BAD = LIGHT.busy, LIGHT.idle, LIGHT.article, LIGHT.bad
 INK, MUTED, GRID, GAP = LIGHT.ink, LIGHT.muted, LIGHT.grid, LIGHT.gap
-LEFT, RIGHT = 1.3, 0.25  # inches
 NAMED = {
-    modes.CUMULATIVE: ("each rung with", "those before it"),
-    modes.SOLO: ("each rung alone", "on the baseline"),
-    modes.LEAVE_ONE_OUT: ("all rungs but", "the one named"),
+    modes.CUMULATIVE: "each rung with those before it",
+    modes.SOLO: "each rung alone on the baseline",
+    modes.LEAVE_ONE_OUT: "all rungs but the one named",
 }
-SHORT = {NO_GAIN: "no measurable\ngain", TOO_FEW: "too few\ngenerations"}  # in two lines they fit a column
 QUIET = ("n/a", "skipped")  # a rung without a number for a reason that is nobody's fault
-SMALL = ("verdict", "advice", "interval", "parity", "GPU gain", "step gain")  # rows of long cells
-PART = 7.5  # points of the text in a bar
+PART, NAME = 8.0, 9.5  # points of the figures in a bar, and of a rung's name
+LINE = 0.155  # inches from a line of a cell to the next
 
 
-def draw_bars(
-    axes: Any, shown: View, column: float, theme: Theme = LIGHT, most: float | None = None, size: float = 10
-) -> None:
-    """A bar for each rung. ``most``: the highest of several pictures that share one scale; ``size``: of the figures."""
-    rows = shown.rows
-    wide = min(0.74, 1.1 / column)
+@dataclass(frozen=True)
+class Strip:
+    """The place of the rows' bars on a sheet, in inches. ``most``: milliseconds of the longest bar that fits."""
+
+    left: float
+    width: float
+    top: float
+    tall: float  # of a row
+    most: float
+
+    def middle(self, index: int) -> float:
+        """Return the middle of a row."""
+        return self.top + (index + 0.5) * self.tall
+
+    @property
+    def scale(self) -> float:
+        """Return the length of a millisecond."""
+        return self.width / self.most
+
+    @property
+    def bar(self) -> float:
+        """Return the thickness of a bar."""
+        return 0.58 * self.tall
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a cell."""
+
+    text: str
+    color: str
+    size: float = 8.5
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of words or numbers: its heading, and the lines of each row's cell."""
+
+    heading: str
+    cells: Sequence[Sequence[Line]]
+    ha: str = "left"
+    gap: float = 0.22  # inches to the column on its left
+    color: str = ""  # of the heading; muted without it
+
+    @property
+    def width(self) -> float:
+        """Return the width of the widest line in inches, the heading's included; 0 where every cell is empty."""
+        lines = [line for cell in self.cells for line in cell if line.text]
+        heading = [measured(self.heading, 8.5)] if lines else [0.0]
+        return max([*heading, *(measured(line.text, line.size, line.bold) for line in lines)])
+
+
+def most_ms(shown: View) -> float:
+    """Return the milliseconds of the longest bar, or of the longest error bar as drawn."""
     drawn = bars_window(shown)
-    ends = [errorbars.within(row.interval, drawn)[1] for row in rows if row.step_ms and row.interval]
-    top = max([row.step_ms for row in rows if row.step_ms] + ends, default=1.0)
-    axes.set_ylim(0, (most or top) * 1.14)
-    draw_scale(axes, "ms per step\n(lower is better)", theme)
-    if not any(row.step_ms for row in rows):
-        axes.set_yticks([])
-    for x, row in enumerate(rows):
+    ends = [errorbars.within(row.interval, drawn)[1] for row in shown.rows if row.step_ms and row.interval]
+    return max([row.step_ms for row in shown.rows if row.step_ms] + ends, default=1.0)
+
+
+def bars_window(shown: View) -> tuple[float, float]:
+    """Return the part of the scale that is drawn, in milliseconds."""
+    return errorbars.window([row.step_ms for row in shown.rows if row.step_ms])
+
+
+def is_cut(shown: View) -> bool:
+    """Return whether an error bar goes beyond the picture."""
+    return any(errorbars.is_cut(row.interval, bars_window(shown)) for row in shown.rows if row.step_ms)
+
+
+def draw_bars(axes: Any, shown: View, strip: Strip, theme: Theme = LIGHT, size: float = 10) -> None:
+    """Draw the bar of each rung with its figures and its interval. ``size``: points of the figure beside it."""
+    drawn = bars_window(shown)
+    for index, row in enumerate(shown.rows):
         if row.step_ms is None:
-            _draw_gap(axes, x, row, column, wide, theme)
             continue
-        busy = _busy_ms(row)
-        known = row.gpu is not None or not shown.has_gpu_time
-        axes.bar(x, busy, wide, color=theme.busy if known else theme.muted, zorder=2)
-        axes.bar(x, row.step_ms - busy, wide, bottom=busy, color=theme.idle, zorder=2)
-        high = row.step_ms
+        y = strip.middle(index) - 0.04
+        busy, known = busy_ms(row), row.gpu is not None or not shown.has_gpu_time
+        draw_bar(axes, strip, y, (busy, row.step_ms), theme.busy if known else theme.muted, theme.idle)
+        if row.gpu:
+            draw_parts(axes, strip, y, busy, row.step_ms, theme)
         if row.interval:
-            _, high = errorbars.draw(axes, x, row.step_ms, row.interval, drawn, theme.ink)
-        axes.annotate(
-            f"{short_ms(row.step_ms)}{' ms' if size >= 10 else ''}", (x, max(high, row.step_ms)), xytext=(0, 4),
-            textcoords="offset points", ha="center", va="bottom", fontsize=size, fontweight="bold", zorder=4,
-        )  # fmt: skip
+            below = y + strip.bar / 2 + 0.045
+            errorbars.draw(axes, below, row.interval, drawn, strip.left, strip.scale, theme.ink)
+        end = strip.left + strip.scale * row.step_ms + 0.06
+        axes.text(end, y, short_ms(row.step_ms), va="center", fontsize=size, fontweight="bold", zorder=4)
 
 
-def _busy_ms(row: Row) -> float:
+def draw_bar(axes: Any, strip: Strip, y: float, ends: tuple[float, float], busy: str, idle: str) -> None:
+    """Draw a bar in two tones: up to the first end the GPU works, then it waits. The ends are milliseconds."""
+    first, last = (strip.scale * end for end in ends)
+    axes.barh(y, first, strip.bar, left=strip.left, color=busy, zorder=2, linewidth=0)
+    if last > first:
+        axes.barh(y, last - first, strip.bar, left=strip.left + first, color=idle, zorder=2, linewidth=0)
+
+
+def draw_parts(
+    axes: Any, strip: Strip, y: float, busy: float, step: float, theme: Theme, waits: str = "waits "
+) -> None:
+    """Write into a bar, where there is room, how many milliseconds the GPU works and how many it waits."""
+    parts = (
+        (0.0, busy, (short_ms(busy),), theme.ground),
+        (busy, step, (f"{waits}{short_ms(step - busy)}", short_ms(step - busy)), theme.ink),
+    )
+    for begin, end, texts, color in parts:
+        room = strip.scale * (end - begin) - 0.08
+        if text := next((text for text in texts if measured(text, PART) <= room), ""):
+            middle = strip.left + strip.scale * (begin + end) / 2
+            axes.text(middle, y, text, ha="center", va="center", fontsize=PART, color=color, zorder=4)
+
+
+def busy_ms(row: Row) -> float:
     """Return the milliseconds of a step in which the GPU works; all of them where that is unknown."""
     step_ms = row.step_ms or 0.0
     if row.gpu:
@@ -72,266 +146,157 @@ def _busy_ms(row: Row) -> float:
     return step_ms if row.host_bound is None else step_ms * (1 - row.host_bound)
 
 
-def draw_parts(axes: Any, shown: View, theme: Theme = LIGHT) -> None:
-    """Write into each bar, where there is room, what the GPU works and gains, and for how long it waits."""
-    low, high = axes.get_ylim()
-    points = axes.get_window_extent().height * 72 / axes.figure.dpi / (high - low)
-    for x, row in enumerate(shown.rows):
-        if not (row.gpu and row.step_ms):
-            continue
-        busy = _busy_ms(row)
-        said = "" if row.gpu.verdict == TOO_FEW else answer(row.gpu.seen)
-        parts = [
-            (busy / 2, busy, [f"{short_ms(row.gpu.ms)} ms", *textwrap.wrap(said, 12)], theme.ground),
-            (
-                (busy + row.step_ms) / 2,
-                row.step_ms - busy,
-                [f"waits {short_ms(row.step_ms - busy)}"],
-                theme.ink,
-            ),
-        ]
-        for y, height, lines, color in parts:
-            if height * points > (PART + 2.5) * len(lines) + 3:
-                axes.text(
-                    x, y, "\n".join(lines), ha="center", va="center", fontsize=PART, color=color, zorder=4
-                )
-
-
-def bars_window(shown: View) -> tuple[float, float]:
-    """Return the axis from 0 to somewhat above the highest bar."""
-    return 0.0, errorbars.window([row.step_ms for row in shown.rows if row.step_ms], 0.0, 0.0)[1]
-
-
-def _draw_gap(axes: Any, x: int, row: Row, column: float, wide: float, theme: Theme) -> None:
-    """Draw a column without a number: its status, and why."""
-    color = theme.muted if row.status in QUIET else theme.bad
-    axes.axvspan(x - wide / 2, x + wide / 2, color=theme.gap, zorder=1, linewidth=0)
-    reason = textwrap.wrap(
-        row.reason, 44, max_lines=min(3, max(1, int(column * wide / 0.2) - 1)), placeholder=" ..."
-    )
-    axes.text(
-        x, 0.04, "\n".join([row.status, *reason]), transform=axes.get_xaxis_transform(), rotation=90,
-        ha="center", va="bottom", color=color, fontsize=8.5, linespacing=1.35, multialignment="left", zorder=3,
-    )  # fmt: skip
-
-
-def draw_names(axes: Any, shown: View, column: float, theme: Theme = LIGHT) -> None:
-    """Names line by line on common baselines: a block of text would shift with its letters."""
-    axes.set_yticks([])
-    axes.set_ylim(0, 0.62)
-    fits = max(9, int(column / 0.078))
-    margin = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "baseline"}
-    for y, line in zip((0.40, 0.24), NAMED[shown.mode], strict=True):
-        axes.annotate(line, (0, y), xytext=(-8, 0), ha="right", color=theme.muted, fontsize=9, **margin)
-    for x, row in enumerate(shown.rows):
-        lines = textwrap.wrap(row.title, fits, max_lines=3, placeholder="...", break_on_hyphens=False)
-        for index, line in enumerate(lines):
-            axes.text(x, 0.40 - 0.16 * index, line, ha="center", va="baseline", fontsize=9.5)
-
-
-def draw_speedups(axes: Any, shown: View, theme: Theme = LIGHT) -> list[Any]:
-    """Ours and the article's cumulative speedups, or in the other modes what each rung gains.
-
-    Returns the lines for the legend. Error bars are intervals over rounds. In the other modes
-    the noise of each rung lies as a band around 1x.
-    """
-    staircase = shown.mode == modes.CUMULATIVE
-    rows = [(x, row) for x, row in enumerate(shown.rows)]
-    ours, spread, theirs = _speedups(shown)
-    drawn = speedups_window(shown)
-    bounds = [
-        bound for interval in spread.values() if interval for bound in errorbars.within(interval, drawn)
-    ]
-    every = [*ours.values(), *theirs.values(), *bounds] or [1.0]
-    low, high = min(0.9, *every), max(1.2, *every)
-    room = 0.3 * (high - low)
-    axes.set_ylim(low - room, high + room)
-    draw_scale(
-        axes,
-        "gain\nat the top" if shown.mode == modes.LEAVE_ONE_OUT else f"speedup over\n{_base_name(shown)}",
-        theme,
-    )
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
-    axes.axhline(1, color=theme.muted, linewidth=0.8, zorder=1)
-    lines = []
-    if theirs:
-        xs, ys = list(theirs), list(theirs.values())
-        lines += axes.plot(xs, ys, color=theme.article, linestyle="--", marker="s", markersize=4.5)
-        lines[-1].set_label(f"speedup, {_short(shown.reference)}")
-    if ours:
-        gaps = [ours.get(x, math.nan) for x, _ in rows]  # the line is broken where there is no number
-        style = "-" if staircase else "none"
-        lines += axes.plot(gaps, color=theme.busy, marker="o", markersize=5.5, linewidth=2, linestyle=style)
-        lines[-1].set_label("speedup, this machine" if staircase else "gain, this machine")
-    for x, interval in spread.items():
-        if interval:
-            spread[x] = errorbars.draw(axes, x, ours[x], interval, drawn, theme.ink)
-    for x, row in [] if staircase else rows:
-        if row.floor:
-            axes.bar(x, 2 * row.floor, 0.74, bottom=1 - row.floor, color=theme.grid, zorder=0.5)
-    _label_speedups(axes, shown, ours, spread, theirs, theme)
-    return lines
-
-
-def _speedups(shown: View) -> tuple[dict, dict, dict]:
-    """By column: our speedups (in the other modes gains), their intervals, and the article's."""
-    staircase = shown.mode == modes.CUMULATIVE
-    rows = list(enumerate(shown.rows))
-    ours = {x: row.total if staircase else row.previous for x, row in rows}
-    ours = {x: value for x, value in ours.items() if value}
-    spread = {x: row.total_interval if staircase else row.gain for x, row in rows if x in ours}
-    return ours, spread, {x: row.article_total for x, row in rows if row.article_total and staircase}
-
-
-def speedups_window(shown: View) -> tuple[float, float]:
-    """Return the part of the speedups' intervals that is drawn."""
-    ours, _, theirs = _speedups(shown)
-    return errorbars.window([*ours.values(), *theirs.values()], 0.9, 1.2)
-
-
-def cut(shown: View) -> bool:
-    """Whether some error bar goes beyond the picture."""
-    bars = [row.interval for row in shown.rows if row.step_ms]
-    speedups = _speedups(shown)[1].values()
-    return any(errorbars.is_cut(each, bars_window(shown)) for each in bars) or any(
-        errorbars.is_cut(each, speedups_window(shown)) for each in speedups
-    )
-
-
-def _label_speedups(axes: Any, shown: View, ours: dict, spread: dict, theirs: dict, theme: Theme) -> None:
-    for x, value in ours.items():
-        if shown.mode != modes.CUMULATIVE and not shown_gain(shown.rows[x]):
-            continue  # inside the noise
-        above = value >= theirs.get(x, 1.0)
-        _label(axes, x, value, above, theme.busy, theme, "bold", spread.get(x))
-        if x in theirs and shown.rows[x].name != shown.baseline:  # there both are 1.00x
-            _label(axes, x, theirs[x], not above, theme.article, theme, "normal", spread.get(x))
-    for x, value in theirs.items():
-        if x not in ours:
-            _label(axes, x, value, True, theme.article, theme, "normal")
-
-
-def _label(
-    axes: Any,
-    x: int,
-    value: float,
-    above: bool,
-    color: str,
-    theme: Theme,
-    weight: str,
-    spread: tuple[float, float] | None = None,
+def draw_gaps(
+    axes: Any, shown: View, strip: Strip, columns: Sequence[Column], right: float, theme: Theme
 ) -> None:
-    """A factor over or under its point, clear of the column's error bar and of the 1x line."""
-    from matplotlib import patheffects
+    """Draw the rows without a number: the status, and the reason in at most two lines, up to the first full cell."""
+    begins = [*edges(columns, right)]
+    for index, row in enumerate(shown.rows):
+        if row.step_ms is not None:
+            continue
+        full = [
+            x
+            for x, column in zip(begins, columns, strict=True)
+            if any(line.text for line in column.cells[index])
+        ]
+        width, y = min([x - 0.1 for x in full], default=right) - strip.left, strip.middle(index)
+        axes.barh(y, width, strip.tall - 0.1, left=strip.left, color=theme.gap, linewidth=0, zorder=1)
+        color = theme.muted if row.status in QUIET else theme.bad
+        status = wrapped(row.status, 9, width - 0.2, 1)[0]
+        axes.text(
+            strip.left + 0.1, y, status, va="center_baseline", color=color, fontsize=9, fontweight="bold"
+        )
+        begin = 0.22 + measured(status, 9, bold=True)
+        reason = wrapped(row.reason, 8.5, width - begin - 0.1) if width - begin > 0.5 else []
+        draw_lines(axes, strip.left + begin, y, [Line(text, theme.ink) for text in reason])
 
-    size = 9.5 if weight == "bold" else 8.5
-    low, high = axes.get_ylim()
-    unit = axes.get_window_extent().height * 72 / axes.figure.dpi / (high - low)  # points
-    sign, end = (1, spread and spread[1]) if above else (-1, spread and spread[0])
-    away = max(6.0, sign * ((end or value) - value) * unit + 3)
-    line = sign * (1 - value) * unit  # where the 1x line lies on the label's side
-    if away - 3 < line < away + size + 4:
-        away = line + 3.5
-    axes.annotate(
-        factor(value), (x, value), xytext=(0, sign * away), textcoords="offset points", ha="center",
-        va="bottom" if above else "top", color=color, fontsize=size, fontweight=weight,
-        path_effects=[patheffects.withStroke(linewidth=2.5, foreground=theme.ground)], zorder=6,
-    )  # fmt: skip
+
+def names_width(shown: View, widths: Sequence[float]) -> float:
+    """Return the first of the widths in inches in which no title is cut, or the last."""
+    for width in widths:
+        if not any(line.endswith("...") for row in shown.rows for line in _name(row, width)):
+            return width
+    return widths[-1]
 
 
-def numbers_of(shown: View) -> list[tuple[str, list[str]]]:
-    """Rows of numbers under the columns: those that have any."""
-    rows = shown.rows
+def _name(row: Row, width: float) -> list[str]:
+    return wrapped(row.title, NAME, width - 0.12)
+
+
+def draw_names(axes: Any, shown: View, strip: Strip, left: float, theme: Theme) -> None:
+    """Write the title of each rung, in at most two lines, from ``left`` to the bars."""
+    for index, row in enumerate(shown.rows):
+        color = theme.ink if row.step_ms else theme.muted
+        lines = [Line(text, color, NAME) for text in _name(row, strip.left - left)]
+        draw_lines(axes, left, strip.middle(index), lines)
+
+
+def draw_lines(axes: Any, x: float, y: float, lines: Sequence[Line], ha: str = "left") -> None:
+    """Write the lines of a cell around the middle of its row."""
+    for number, line in enumerate(lines):
+        at, weight = y + LINE * (number - (len(lines) - 1) / 2), "bold" if line.bold else "normal"
+        axes.text(
+            x,
+            at,
+            line.text,
+            ha=ha,
+            va="center_baseline",
+            color=line.color,
+            fontsize=line.size,
+            fontweight=weight,
+        )
+
+
+def columns_of(shown: View, theme: Theme = LIGHT) -> list[Column]:
+    """Return the columns to the right of the bars that have something in them, from left to right."""
+    rows, whole = shown.rows, shown.mode == modes.CUMULATIVE
     leave_out = shown.mode == modes.LEAVE_ONE_OUT  # there the rows themselves are about the top
+    top = [
+        _lines(theme.ink, "" if leave_out else shown_top(row)) + _advice(row.advice, theme) for row in rows
+    ]
+    total = [_lines(theme.busy, factor(row.total) if whole else "", 10.5, True) for row in rows]
+    article = [_lines(theme.article, factor(row.article_total) if whole else "", 9.5) for row in rows]
     made = [
-        *(_two_clocks(shown) if shown.has_gpu_time else _one_clock(shown)),
-        ("gain at top", ["" if leave_out else shown_top(row) for row in rows]),
-        ("interval", ["" if leave_out else between(row.top_interval) for row in rows]),
-        ("advice", [row.advice.lower() for row in rows]),
-        ("parity", [row.parity for row in rows]),
-        ("images/s", [amount(row.images_per_s) for row in rows]),
-        (shown.memory, [amount(row.memory) for row in rows]),
-        ("article, ms", ["" if row.article_ms is None else f"{row.article_ms:g}" for row in rows]),
+        *_gains(shown, theme),
+        Column("advice" if leave_out else "gain at top", top),
+        Column("total", total, "right", color=theme.busy),
+        Column("article", article, "right", color=theme.article),
     ]
-    return [(heading, cells) for heading, cells in made if any(cells)]
+    return [column for column in made if column.width]
 
 
-def _one_clock(shown: View) -> list[tuple[str, list[str]]]:
-    rows, around = shown.rows, bounds if shown.generations else between
-    return [
-        (shown.versus, [shown_gain(row) for row in rows]),
-        ("interval", [around(row.gain) for row in rows]),
-        ("noise floor", [percent(row.floor) if row.floor else "" for row in rows]),
-        ("verdict", [_cell(dataclasses.replace(row.seen, ratio=None)) for row in rows]),
-    ]
+def _lines(color: str, text: str, size: float = 8.5, bold: bool = False) -> list[Line]:
+    return [Line(text, color, size, bold)] if text else []
 
 
-def _two_clocks(shown: View) -> list[tuple[str, list[str]]]:
-    """Return the rows of what each rung gains by GPU time and by the step's time."""
-    rows = shown.rows
-    return [
-        ("GPU gain", [_cell(row.gpu.seen) if row.gpu else "" for row in rows]),
-        ("interval", [bounds(row.gpu.gain) if row.gpu else "" for row in rows]),
-        ("step gain", [_cell(row.seen) for row in rows]),
-        ("interval", [bounds(row.gain) for row in rows]),
-    ]
+def _advice(advice: str, theme: Theme) -> list[Line]:
+    color = {"ADOPT": theme.ink, "SKIP": theme.bad}.get(advice, theme.muted)
+    return _lines(color, advice, 8, advice in ("ADOPT", "SKIP"))
 
 
-def _cell(seen: Seen) -> str:
-    return SHORT.get(seen.verdict) or answer(seen)
+def _gains(shown: View, theme: Theme) -> list[Column]:
+    """Return the columns of what each rung gains: by GPU time and by the step's time, a line each."""
+    around = bounds if shown.generations or shown.has_gpu_time else between
+    clocks, words, intervals = [], [], []
+    for row in shown.rows:
+        found = [("step", row.seen, row.gain)]
+        if shown.has_gpu_time:
+            gpu = row.gpu
+            found.insert(0, ("GPU", gpu.seen if gpu else Seen(), gpu.gain if gpu else None))
+        said = [answer(seen) for _, seen, _ in found]
+        clocks.append(
+            [Line(clock if text else "", theme.muted) for (clock, *_), text in zip(found, said, strict=True)]
+        )
+        words.append([_answer(text, seen, theme) for (_, seen, _), text in zip(found, said, strict=True)])
+        intervals.append([Line(around(gain).rstrip("x"), theme.muted, 8) for *_, gain in found])
+    made = [Column(shown.versus, words, gap=0.08), Column("interval", intervals, "right", gap=0.1)]
+    return [Column("", clocks), *made] if shown.has_gpu_time else made
 
 
-def draw_numbers(axes: Any, shown: View, numbers: list[tuple[str, list[str]]], theme: Theme = LIGHT) -> None:
-    axes.set_yticks([])
-    axes.set_ylim(len(numbers) or 1, 0)
-    margin = (LEFT - 0.2) / (axes.figure.get_figwidth() - LEFT - RIGHT)
-    for y, (heading, cells) in enumerate(numbers):
-        color = theme.article if heading.startswith("article") else theme.ink
-        axes.axhline(y, color=theme.grid, linewidth=0.8, xmin=-margin, clip_on=False)
-        axes.annotate(
-            heading, (0, y + 0.5), xycoords=("axes fraction", "data"), xytext=(-8, 0), textcoords="offset points",
-            ha="right", va="center", color=color if color == theme.article else theme.muted, fontsize=9,
-        )  # fmt: skip
-        for x, cell in enumerate(cells):
-            absent = shown.rows[x].step_ms is None and color != theme.article
-            axes.text(
-                x,
-                y + 0.5,
-                cell or ("-" if absent else ""),
-                ha="center",
-                va="center",
-                color=color,
-                fontsize=7.5 if heading in SMALL else 9.5,
-                linespacing=1.0,
-            )
-
-
-def draw_scale(axes: Any, name: str, theme: Theme) -> None:
-    """A quiet y axis: light lines, its name in the margin."""
-    from matplotlib.ticker import MaxNLocator
-
-    low, high = axes.get_ylim()
-    axes.set_yticks(
-        [y for y in MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high) if low <= y <= high]
+def _answer(text: str, seen: Seen, theme: Theme) -> Line:
+    color = {FASTER: theme.ink, SLOWER: theme.bad}.get(
+        seen.verdict, theme.ink if not seen.verdict else theme.muted
     )
-    axes.tick_params(axis="y", length=0, labelcolor=theme.muted, labelsize=8.5)
-    axes.grid(axis="y", color=theme.grid, linewidth=0.8, zorder=0)
-    axes.set_axisbelow(True)
-    axes.annotate(
-        name, (0, 0.5), xycoords="axes fraction", xytext=(-42, 0), textcoords="offset points", rotation=90,
-        ha="center", va="center", color=theme.muted, fontsize=9,
-    )  # fmt: skip
+    return Line(text, color, bold=seen.verdict in (FASTER, SLOWER))
 
 
-def _base_name(shown: View) -> str:
-    base = next((row for row in shown.rows if row.name == shown.baseline), None)
-    return "baseline" if base is None or base.name == "baseline" else base.name
+def edges(columns: Sequence[Column], right: float) -> list[float]:
+    """Return the left edge of each column in inches, where the last one ends at ``right``."""
+    found = []
+    for column in reversed(columns):
+        right -= column.width
+        found.insert(0, right)
+        right -= column.gap
+    return found
 
 
-def _short(reference: str) -> str:
-    return f"the article ({reference.split(',')[0][:40]})"
+def draw_columns(axes: Any, columns: Sequence[Column], strip: Strip, right: float, theme: Theme) -> None:
+    """Draw columns with their headings, the last of them up to ``right``."""
+    for left, column in zip(edges(columns, right), columns, strict=True):
+        x = left + (column.width if column.ha == "right" else 0)
+        axes.text(
+            x, strip.top - 0.1, column.heading, ha=column.ha, color=column.color or theme.muted, fontsize=8.5
+        )
+        for index, cell in enumerate(column.cells):
+            draw_lines(axes, x, strip.middle(index), cell, column.ha)
+
+
+def draw_legend(axes: Any, x: float, y: float, tones: Sequence[tuple[str, str, bool]]) -> None:
+    """Name the tones of the bars in a line, each (colour, words, whether it is an outline alone)."""
+    for color, words, outline in tones:
+        axes.barh(
+            y - 0.045,
+            0.24,
+            0.13,
+            left=x,
+            color="none" if outline else color,
+            edgecolor=color,
+            linewidth=outline,
+        )
+        axes.text(x + 0.32, y, words, fontsize=9)
+        x += 0.32 + measured(words, 9) + 0.3
 
 
 def short_ms(value: float) -> str:
-    """Three digits: the interval is in the table."""
+    """Return milliseconds with three digits. The interval is in the table."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -13,6 +13,7 @@ from ladder.base.text import plain
 from ladder.plan import catalog, content, modes
 from ladder.publish.history import series as asvseries
 from ladder.publish.validation import validate
+from ladder.report import panels
 from ladder.report.view import View, view
 from ladder.results import identity, loading, ranking, sources
 from ladder.results import store as results
@@ -61,17 +62,8 @@ class Group:
 
     @property
     def most(self) -> float:
-        """Return the highest bar or error bar of all panels, in ms."""
-        from ladder.report import errorbars, panels
-
-        ends = [1e-3]
-        for shown in (panel.shown for panel in self.panels):
-            window = panels.bars_window(shown)
-            for row in shown.rows:
-                if row.step_ms:
-                    ends.append(errorbars.within(row.interval, window)[1] if row.interval else row.step_ms)
-                    ends.append(row.step_ms)
-        return max(ends)
+        """Return the milliseconds of the longest bar or error bar of all panels."""
+        return max(panels.most_ms(panel.shown) for panel in self.panels)
 
 
 def publish(folder: Path, into: Path) -> tuple[list[tuple[Path, Result]], list[str]]:

@@ -11,8 +11,7 @@ from ladder.report import drawing, panels
 from ladder.report.themes import Theme
 from ladder.report.view import View
 
-HEIGHT, NAMES, LEFT, RIGHT = 2.5, 1.25, 0.95, 0.08  # inches
-FEW, WIDE, NARROW = 10, 0.54, 0.36  # up to this many columns are wide
+WIDTH, NAMES, ROW, LEFT = 6.2, 1.95, 0.4, 0.95  # inches; LEFT is that of the history
 _HISTORY = 6.2
 LABELS = 12  # commits named under the axis, at most
 # Places of a label beside a point: offset in points, alignment. Only the end of a line tries the first place.
@@ -32,32 +31,14 @@ def ladder(shown: View, most: float, theme: Theme) -> bytes:
 
 
 def _ladder(shown: View, most: float, theme: Theme) -> Any:
-    from matplotlib.figure import Figure
-
-    count = max(1, len(shown.rows))
-    column = WIDE if count <= FEW else NARROW
-    width, height = LEFT + RIGHT + column * count, HEIGHT + NAMES + 0.1
-    figure = Figure(figsize=(width, height))
-    axes = figure.add_axes((LEFT / width, NAMES / height, column * count / width, HEIGHT / height))
-    axes.set_xlim(-0.5, count - 0.5)
-    axes.set_xticks([])
-    for side in axes.spines.values():
-        side.set_visible(False)
+    figure, axes = drawing.sheet(WIDTH, ROW * max(1, len(shown.rows)) + 0.1)
+    strip = panels.Strip(NAMES, WIDTH - NAMES - 0.6, 0.05, ROW, most)
     rows = tuple(dataclasses.replace(row, reason="") for row in shown.rows)  # the table below has the reasons
-    panels.draw_bars(
-        axes, dataclasses.replace(shown, rows=rows), column, theme, most, 8.5 if column == WIDE else 7
-    )
-    for x, row in enumerate(shown.rows):
-        axes.annotate(
-            _short(row.title), (x, 0), xycoords=("data", "axes fraction"), xytext=(3, -5), textcoords="offset points",
-            ha="right", va="top", rotation=50, rotation_mode="anchor", fontsize=8.5,
-            color=theme.ink if row.step_ms else theme.muted,
-        )  # fmt: skip
+    shown = dataclasses.replace(shown, rows=rows)
+    panels.draw_names(axes, shown, strip, 0.0, theme)
+    panels.draw_bars(axes, shown, strip, theme)
+    panels.draw_gaps(axes, shown, strip, (), WIDTH, theme)
     return figure
-
-
-def _short(title: str) -> str:
-    return title if len(title) <= 22 else f"{title[:20].rstrip()}..."
 
 
 def history(steps: Sequence[Step], theme: Theme) -> bytes:
@@ -78,7 +59,7 @@ def _history(steps: Sequence[Step], theme: Theme) -> Any:
         side.set_visible(False)
     axes.set_ylim(*span([step.ms for step in steps]))
     axes.set_xlim(-0.5, len(commits) - 0.5)
-    panels.draw_scale(axes, "ms per step,\nhighest rung", theme)
+    _draw_scale(axes, "ms per step,\nhighest rung", theme)
     looks = ((theme.busy, "o", "-"), (theme.article, "s", "--"), (theme.muted, "^", ":"))
     several, labels, lines = libraries(steps), [], []
     for index, software in enumerate(several):
@@ -104,6 +85,23 @@ def _history(steps: Sequence[Step], theme: Theme) -> Any:
     axes.set_xticks(range(0, len(commits), every), [commit[:8] for commit in commits[::every]])
     axes.tick_params(axis="x", length=0, labelcolor=theme.muted, labelsize=8, rotation=45)
     return figure
+
+
+def _draw_scale(axes: Any, name: str, theme: Theme) -> None:
+    """Draw a quiet y axis: light lines, its name in the margin."""
+    from matplotlib.ticker import MaxNLocator
+
+    low, high = axes.get_ylim()
+    axes.set_yticks(
+        [y for y in MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high) if low <= y <= high]
+    )
+    axes.tick_params(axis="y", length=0, labelcolor=theme.muted, labelsize=8.5)
+    axes.grid(axis="y", color=theme.grid, linewidth=0.8, zorder=0)
+    axes.set_axisbelow(True)
+    axes.annotate(
+        name, (0, 0.5), xycoords="axes fraction", xytext=(-42, 0), textcoords="offset points", rotation=90,
+        ha="center", va="center", color=theme.muted, fontsize=9,
+    )  # fmt: skip
 
 
 def libraries(steps: Sequence[Step]) -> list[tuple[str, ...]]:

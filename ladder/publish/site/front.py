@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 
 from ladder.base.text import between, factor, ms
 from ladder.publish.history import series as asvseries
-from ladder.publish.site import figures
+from ladder.publish.site import answers, figures
 from ladder.publish.site.collected import Group, Panel, Raw
 from ladder.publish.site.vendored import ASSETS
 from ladder.report import panels
@@ -71,7 +71,6 @@ class ShownPanel:
     name: str
     facts: str
     single: bool
-    wide: bool
     headline: str
     total: str
     marks: tuple[str, ...]
@@ -169,6 +168,7 @@ def page(
         policy=Markup(policy),
         style=Markup(style),
         said=f"{len(measured)} machine{'s' if len(measured) != 1 else ''}",
+        cards=answers.cards(groups),
         groups=[_group(group, index, charts) for index, group in enumerate(groups)],
         histories=[
             _history(names[key[0]], *key, steps, is_gpu=is_gpu)
@@ -239,7 +239,6 @@ def _panel(panel: Panel, group: Group, name: str, charts: Charts) -> ShownPanel:
         name=title,
         facts=facts,
         single=panel.single,
-        wide=len(shown.rows) > figures.FEW,
         headline=headline,
         total=total,
         marks=shown.marks,

@@ -67,7 +67,7 @@ def test_one_gpu_is_one_panel_with_its_verdicts(site):
     assert len(page.of("picture")) == 1 and "NVIDIA H200" in page.text
     assert "110 to 60.0 ms a step" in page.text and "faster" in page.text and "1 machine." in page.text
     assert "One commit so far: fused_act, 62.0 ms a step." in page.text
-    for word in ("A100", "a100", "L40S", "l40s", "single run", "<b>"):
+    for word in ("NVIDIA A100", "a100", "L40S", "l40s", "single run", "<b>"):
         assert word not in page.text, "drawn, though it was refused or is of no commit here"
 
 
@@ -267,8 +267,12 @@ def test_machines_of_one_workload_share_one_scale(tmp_path, monkeypatch):
     asked, draw = [], figures.ladder
     monkeypatch.setattr(figures, "ladder", lambda *args: asked.append(args) or draw(*args))
     front.page([group], front.Histories({}, {}), [], [], {}, {})
-    tops = {figures._ladder(*args).axes[0].get_ylim()[1] for args in asked}
-    assert len(asked) == 4 and len(tops) == 1 and tops.pop() > 194  # the A100's highest bar
+    longest = [max(row.step_ms for row in shown.rows) for shown, *_ in asked]
+    widths = [
+        max(bar.get_x() + bar.get_width() for bar in figures._ladder(*args).axes[0].patches) for args in asked
+    ]
+    scales = [(width - figures.NAMES) / ms for width, ms in zip(widths, longest, strict=True)]
+    assert len(asked) == 4 and max(longest) > 194 and scales == pytest.approx([scales[0]] * 4)
 
 
 def test_what_is_shown_of_a_machine_is_whole_before_it_is_new(tmp_path):

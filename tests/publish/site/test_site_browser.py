@@ -82,6 +82,9 @@ return [...document.querySelectorAll('body *')]
 """
 
 
+UNFOLD = "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
+
+
 def rgb(color: str) -> str:
     return f"rgb({', '.join(str(int(color[at : at + 2], 16)) for at in (1, 3, 5))})"
 
@@ -95,6 +98,7 @@ def test_the_front_page_works_by_double_click_in_light_and_dark(browser, site, t
     )
     assert len(shown) == 5 and all(whole for whole, _, _ in shown)  # four ladders and a history
     assert all(len(alt) > 60 and "ms" in alt for _, alt, _ in shown)
+    browser.execute_script(UNFOLD)
     ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert ground == rgb((LIGHT if theme == "light" else DARK).ground)
     sources = browser.execute_script(
@@ -111,9 +115,11 @@ def test_the_front_page_works_by_double_click_in_light_and_dark(browser, site, t
 
 def test_ladders_stand_beside_each_other_on_one_scale(browser, site):
     browser.get((site / "index.html").as_uri())
+    assert not browser.execute_script("return document.querySelector('#ladders article').checkVisibility()")
+    browser.execute_script(UNFOLD)
     panels = browser.execute_script(
         "return [...document.querySelectorAll('#ladders article')].map((each) => "
-        "[each.querySelector('h3').textContent, each.getBoundingClientRect().top])"
+        "[each.querySelector('h4').textContent, each.getBoundingClientRect().top])"
     )
     names = [name for name, _ in panels]
     assert names[:2] == ["NVIDIA A100", "NVIDIA H200"] and names[3] == "NVIDIA L40S single run"
@@ -122,6 +128,19 @@ def test_ladders_stand_beside_each_other_on_one_scale(browser, site):
     assert len(set(heights[:4])) == 1
     alts = browser.execute_script("return [...document.images].map((each) => each.alt)")
     assert "FP32 baseline 110 ms" in alts[1] and "FP32 baseline 183 ms" in alts[0]
+
+
+def test_the_first_screen_has_the_gpus_of_each_workload_side_by_side(browser, site):
+    browser.get((site / "index.html").as_uri())
+    cells = browser.execute_script(
+        "return [...document.querySelectorAll('.card tr')].map((row) => "
+        "[...row.cells].map((cell) => [cell.innerText, cell.getBoundingClientRect().bottom]))"
+    )
+    heads, baseline, top = ([text for text, _ in row] for row in cells)
+    assert [head.splitlines()[0] for head in heads[1:]] == ["NVIDIA A100", "NVIDIA H200", "the article"]
+    assert [each.split()[0] for each in baseline[1:]] == ["183", "110", "312"]
+    assert "1.83x" in top[2] and "fused activation" in top[2] and "3.00x" in top[3]
+    assert all(bottom < 1000 for row in cells for _, bottom in row), "below the first screen"
 
 
 def test_a_narrow_window_scrolls_nothing_but_tables(browser, site):

@@ -1,0 +1,118 @@
+"""The first screen of the front page: a card for each workload, with its GPUs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ladder.base.text import factor
+from ladder.publish.site.collected import FULL, Group, Panel
+from ladder.report.panels import short_ms
+from ladder.report.view import Row
+
+ARTICLE = "article"  # the ladder, and the workload of which the article has numbers
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a rung takes on a GPU: milliseconds a step and the total, by the step and by GPU time; "" if unknown."""
+
+    title: str
+    step: str = ""
+    total: str = ""
+    gpu: str = ""
+    gpu_total: str = ""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A column of a card. ``measured``: the days of its runs, or whose they are; ``marks``: why not to quote them."""
+
+    name: str
+    measured: str
+    marks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of a card."""
+
+    title: str
+    answers: list[Answer | None]
+
+
+@dataclass(frozen=True)
+class Card:
+    """The answer for a workload. ``groups``: the places of its ladders on the page, from 1, with their titles."""
+
+    workload: str
+    about: str
+    gpus: list[Gpu]
+    lines: list[Line]
+    groups: list[tuple[int, str]]
+
+
+def cards(groups: Sequence[Group]) -> list[Card]:
+    """Return the cards of the workloads of which the article's ladder, or `full`, was measured by the protocol."""
+    found = [_card(name, groups) for name in dict.fromkeys(group.workload for group in groups)]
+    return [card for card in found if card]
+
+
+def _card(workload: str, groups: Sequence[Group]) -> Card | None:
+    places = [(number, group) for number, group in enumerate(groups, start=1) if group.workload == workload]
+    of = {
+        name: {
+            panel.machine: panel
+            for _, group in places
+            if group.ladder == name
+            for panel in group.panels
+            if panel.result
+        }
+        for name in (ARTICLE, FULL)
+    }
+    machines = list(dict.fromkeys([*of[ARTICLE], *of[FULL]]))
+    if not machines:
+        return None
+    columns = [[panel for each in of.values() if (panel := each.get(machine))] for machine in machines]
+    lines = [
+        Line("baseline", [_baseline(panels[0]) for panels in columns]),
+        Line("the article's top", [_top(of[ARTICLE].get(machine)) for machine in machines]),
+        Line("the top of full", [_top(of[FULL].get(machine)) for machine in machines]),
+    ]
+    gpus = [_gpu(panels) for panels in columns]
+    rows = [row for row in columns[0][0].shown.rows if row.article_ms and row.article_total]
+    if workload == ARTICLE and rows:
+        gpus.append(Gpu("the article", columns[0][0].shown.reference.partition(",")[0], ()))
+        for line, row in zip(lines, (rows[0], rows[-1], None), strict=True):
+            said = Answer(row.title, short_ms(row.article_ms), factor(row.article_total)) if row else None
+            line.answers.append(said)
+    return Card(
+        workload,
+        columns[0][0].shown.workload,
+        gpus,
+        [line for line in lines if any(line.answers)],
+        [(number, group.title) for number, group in places],
+    )
+
+
+def _gpu(panels: Sequence[Panel]) -> Gpu:
+    days = sorted({panel.result.started[:10] for panel in panels if panel.result})
+    marks = dict.fromkeys(mark for panel in panels for mark in panel.shown.marks)
+    return Gpu(panels[0].shown.machine.partition(",")[0], " and ".join(days), tuple(marks))
+
+
+def _baseline(panel: Panel) -> Answer | None:
+    return next((_answer(row) for row in panel.shown.rows if row.name == "baseline" and row.step_ms), None)
+
+
+def _top(panel: Panel | None) -> Answer | None:
+    """Return the highest rung with a number, above the lowest."""
+    rows = [row for row in panel.shown.rows if row.step_ms] if panel else []
+    return _answer(rows[-1]) if len(rows) > 1 else None
+
+
+def _answer(row: Row) -> Answer:
+    made = Answer(row.title, short_ms(row.step_ms or 0.0), factor(row.total))
+    if row.gpu is None:
+        return made
+    return Answer(made.title, made.step, made.total, short_ms(row.gpu.ms), factor(row.gpu.total))

@@ -1,0 +1,38 @@
+"""The first screen of the site: a card for each workload, with its GPUs side by side."""
+
+from ladder.publish.site import answers, collected, front
+from tests.publish.site.test_site import point
+from tests.support import two_clocks
+from tests.support.typed import typed
+
+
+def test_a_card_has_baseline_and_tops_of_each_gpu_by_both_clocks(tmp_path):
+    whole, longer = two_clocks.run(), two_clocks.run(2)
+    longer["ladder"] |= {"name": "full", "title": "On from there"}
+    longer["rungs"] = [rung | {"title": f"<b>{rung['title']}</b>"} for rung in longer["rungs"]]
+    other = two_clocks.run() | {"machine": whole["machine"] | {"name": "nvidia-a100", "gpu": "NVIDIA A100"}}
+    for rung in other["rungs"]:
+        rung |= dict.fromkeys(("gpu_ms", "gpu_gain", "gpu_verdict", "waiting_ms"))
+    found = [(tmp_path / f"{name}.json", made) for name, made in (("a", whole), ("b", longer), ("c", other))]
+    groups = collected.groups(typed(found), [], tmp_path)
+    (card,) = answers.cards(groups)
+    assert [gpu.name for gpu in card.gpus] == ["NVIDIA A100", "NVIDIA H200", "the article"]
+    assert "not to be quoted" in card.gpus[1].marks[0] and not card.gpus[0].marks
+    baseline, article, full = (line.answers for line in card.lines)
+    assert (baseline[1].step, baseline[1].gpu, article[1].step, article[1].gpu) == (
+        "160",
+        "105",
+        "61.3",
+        "61.2",
+    )
+    assert (article[1].total, article[1].gpu_total, article[2].total) == ("2.61x", "1.72x", "3.00x")
+    assert article[0].gpu == "" and full[0] is None and full[2] is None and full[1].step == "61.3"
+    text = front.page(groups, front.Histories({}, {}), [], [], {}, {})
+    assert "GPU 61.2 ms, 1.72x" in text and "<b>fused" not in text
+    assert text.index('class="card"') < text.index('<details class="group" id="group-1">')
+
+
+def test_a_workload_that_only_asv_measured_has_no_card(tmp_path):
+    groups = collected.groups([], [point("a", {"baseline": 90.0, "bf16": 40.0})], tmp_path)
+    assert len(groups) == 1 and answers.cards(groups) == []
+    assert 'class="card"' not in front.page(groups, front.Histories({}, {}), [], [], {}, {})

@@ -1,0 +1,176 @@
+"""The picture that compares GPUs: a bar a GPU in each rung, the article's beside them, and a whole training's hours."""
+
+import copy
+import io
+import json
+import warnings
+from itertools import combinations
+
+import matplotlib
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
+from PIL import Image
+
+from ladder.base.plain import Fields
+from ladder.publish import gallery
+from ladder.report import drawing, gpus
+from ladder.report.themes import DARK, LIGHT
+from ladder.results import store
+from tests.report.test_chart import full
+from tests.report.test_drawing import git
+from tests.support import made_up, two_clocks
+from tests.support.typed import typed
+
+PUBLISHED = (gpus.Published("V100", 20.0), gpus.Published("A100", 10.0))
+
+
+def on(gpu: str, made: Fields, faster: float = 1.0) -> Fields:
+    """Return a result as if of another GPU, ``faster`` times as fast by both clocks."""
+    made = copy.deepcopy(made)
+    made["machine"] |= {"gpu": gpu, "name": gpu.lower().replace(" ", "-")}
+    for rung in made["rungs"]:
+        rung |= {key: rung[key] / faster for key in ("step_ms", "gpu_ms", "waiting_ms") if rung.get(key)}
+    return made
+
+
+def longer(gpu: str = "NVIDIA H200", faster: float = 1.0) -> Fields:
+    made = on(gpu, full(), faster)
+    made["ladder"] |= {"name": "full", "rungs": [rung["name"] for rung in made["rungs"]]}
+    return made
+
+
+def one():
+    return [(typed(two_clocks.run()), None)]
+
+
+def two():
+    h100 = "NVIDIA H100 80GB HBM3"
+    slow = on(h100, two_clocks.run(), 0.8)
+    slow["rungs"][3] = made_up.rung(
+        "fused_norm", status="failed: parity", reason="error 0.0041, budget 0.002 " * 20
+    )
+    slow["rungs"][6] |= dict.fromkeys(("gpu_ms", "gpu_gain", "gpu_verdict", "waiting_ms", "host_bound"))
+    return [(typed(slow), None), (typed(two_clocks.run()), typed(longer()))]
+
+
+def three():
+    odd = on("GPU $\\frac{$ <b>日本</b> & co", two_clocks.run(1), 0.5)
+    return [*two(), (typed(odd), typed(longer("x", 0.5)))]
+
+
+def drawn(pairs, published=()):
+    """Return (figure, its texts with their boxes in pixels)."""
+    with matplotlib.rc_context(drawing.STYLE), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # letters the font lacks
+        figure = gpus.figure(pairs, LIGHT, published)
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        texts = [text for text in figure.findobj(Text) if text.get_text().strip() and text.get_visible()]
+        return figure, [(text.get_text(), text.get_window_extent(canvas.get_renderer())) for text in texts]
+
+
+@pytest.mark.parametrize("make", [one, two, three])
+def test_no_text_overlaps_another_or_leaves_the_picture(make):
+    figure, texts = drawn(make(), PUBLISHED)
+    assert figure.bbox.width * 160 / figure.dpi <= 1600
+    for text, box in texts:
+        assert box.x0 >= 0 and box.y0 >= 0, text
+        assert box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height, text
+    for (one_, a), (other, b) in combinations(texts, 2):
+        wide, high = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
+        assert wide <= 1 or high <= 3, f"{one_!r} overlaps {other!r}"
+
+
+def test_each_rung_has_a_bar_for_each_gpu_and_one_for_the_article():
+    figure, texts = drawn(two())
+    said = [text for text, _ in texts]
+    assert said.count("H100 80GB") == 8 + 1 and said.count("H200") == 8 + 1 + 1  # rungs, top of full, table
+    assert said.count("the article") == 8 + 1
+    assert "all 24 rungs of the" in said and "What each optimization gains on H100 80GB and H200" in said
+    widths = {}
+    for bar in figure.axes[0].patches:
+        widths.setdefault(round(bar.get_y() + bar.get_height() / 2, 2), []).append(bar.get_width())
+    lines = [sum(widths[y]) for y in sorted(widths)][1:]  # without the legend
+    h100, h200, article = lines[:3]
+    assert h200 / h100 == pytest.approx(0.8) and article / h200 == pytest.approx(312 / 160)
+    assert len(lines) == 8 * 3 - 1 + 1  # a rung failed on a GPU; one GPU has the longer ladder
+
+
+def test_a_line_says_what_a_rung_gains_by_each_clock_and_the_totals():
+    said = [text for text, _ in drawn(one())[1]]
+    for text in ("1.13x", "< 8.9%", "1.84x", "2.61x", "1.72x", "3.00x", "312", "160", "61.2"):
+        assert text in said, text
+    assert any("A100 80GB" in text and "not a target" in text for text in said)
+
+
+def test_a_rung_without_a_number_has_its_reason_and_an_unknown_gpu_time_no_tone_of_work():
+    figure, texts = drawn(two())
+    (failed,) = [text for text, _ in texts if text.startswith("failed: parity")]
+    assert failed.endswith("...") and "error 0.0041" in failed
+    colours = {bar.get_facecolor() for bar in figure.axes[0].patches}
+    assert matplotlib.colors.to_rgba(LIGHT.muted) in colours
+
+
+def test_the_table_has_seconds_and_hours_of_a_whole_training():
+    said = [text for text, _ in drawn(two(), PUBLISHED)[1]]
+    assert "39.0 s/kimg, 271 h" in said  # 312 ms for 8 images
+    assert "20.0 s/kimg, 139 h" in said and "25.0 s/kimg, 174 h" in said  # the baselines, 160 and 200 ms
+    top = two()[1][1].rungs[-1].step_ms / 8
+    assert f"{top:.2f} s/kimg, {top * 25000 / 3600:.1f} h" in said
+    assert "V100" in said and "10.0 s/kimg, 69.4 h" in said
+    assert "V100" not in [text for text, _ in drawn(two())[1]]
+
+
+def test_the_same_results_give_the_same_bytes():
+    for kind in ("svg", "png"):
+        first = gpus.render(two(), kind)
+        with matplotlib.rc_context({"font.size": 30, "svg.hashsalt": "other"}):
+            assert gpus.render(two(), kind) == first != gpus.render(one(), kind)
+    light, dark = (Image.open(io.BytesIO(gpus.render(one(), "png", theme))) for theme in (LIGHT, DARK))
+    assert light.width <= 1600 and light.getpixel((5, 5)) != dark.getpixel((5, 5))
+
+
+def test_a_strangers_name_is_drawn_as_it_stands():
+    assert b"<script" not in gpus.render(three(), "svg").lower()
+    assert any("$\\frac{$" in text for text, _ in drawn(three())[1])
+
+
+# --- which results are compared -------------------------------------------------------------------------------------
+
+
+def test_only_whole_quotable_generations_are_compared():
+    good, top = typed(two_clocks.run()), typed(longer())
+    other = typed(on("NVIDIA A100", two_clocks.run()))
+    assert gallery.compared([good, top, other]) == [(other, None), (good, top)]
+    assert gallery.compared([top]) == []
+    for change in (
+        {"complete": False},
+        {"dirty": True},
+        {"commit": None},
+        {"protocol": two_clocks.run()["protocol"] | {"quick": True}},
+        {"workload": two_clocks.run()["workload"] | {"name": "article-b32"}},
+    ):
+        assert gallery.compared([typed(two_clocks.run() | change)]) == [], change
+    assert gallery.compared([typed(two_clocks.run(2))]) == []
+    assert gallery.compared([typed(made_up.judged_run())]) == []  # rounds of visits, without GPU times
+    part = two_clocks.run()
+    assert gallery.compared([typed(part | {"rungs": part["rungs"][:4]})]) == []
+
+
+def test_a_newer_run_that_may_not_be_quoted_does_not_hide_the_proved_one():
+    newer = two_clocks.run() | {"dirty": True, "started": "2027-01-01T00:00:00+00:00"}
+    good = typed(two_clocks.run())
+    assert gallery.compared([typed(newer), good]) == [(good, None)]
+
+
+def test_the_gallery_draws_it_from_committed_results_on_both_grounds(tmp_path):
+    folder = tmp_path / "results" / "ladder" / "nvidia-h200"
+    folder.mkdir(parents=True)
+    (folder / "a.json").write_text(json.dumps(two_clocks.run(2)))
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    assert not [path for path in gallery.publish(tmp_path) if path.name.startswith("gpus")]
+    store.write(folder / "a.json", two_clocks.run())
+    written = [path.name for path in gallery.publish(tmp_path) if path.name.startswith("gpus")]
+    assert written == [f"gpus-article{end}" for end in (".png", ".svg", "-dark.png", "-dark.svg")]
