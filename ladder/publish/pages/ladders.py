@@ -12,44 +12,47 @@ from ladder.report.view import Row, View, shown_gain, shown_top, shown_verdict, 
 from ladder.results import derive, ranking
 from ladder.results import store as results
 from ladder.results.types import Result
+from ladder.results.words import answer
 
 CUMULATIVE, LEAVE_ONE_OUT = modes.CUMULATIVE, modes.LEAVE_ONE_OUT
 
 
 def gpus(committed: Committed) -> str:
-    """Return the article's ladder on every GPU, with one row of the ladder `full`."""
-    parts = []
-    for (machine, workload, ladder, mode), result in committed.best.items():
-        if (workload, ladder, mode) == ("article", "article", CUMULATIVE) and result.machine.gpu:
-            parts.append(_gpu(committed, machine, result))
-    return "\n".join(parts)
+    """Return the article's ladder on every GPU, with one row of the ladder `full`.
 
-
-def _gpu(committed: Committed, machine: str, result: Result) -> str:
-    shown = view(result)
-    head = [
-        "rung",
-        "ms/step",
-        "95% interval",
-        "verdict",
-        "gain at top",
-        "advice",
-        "total",
-        "article, A100",
-        "total",
+    Once a GPU has whole generations, which may be quoted, GPUs with older results alone are left out.
+    """
+    found = [
+        (machine, result, view(result))
+        for (machine, workload, ladder, mode), result in committed.best.items()
+        if (workload, ladder, mode) == ("article", "article", CUMULATIVE) and result.machine.gpu
     ]
-    rows = [
-        [
-            text(row.title),
-            *_step(row),
-            shown_verdict(row),
-            shown_top(row),
-            row.advice,
-            factor(row.total),
-            *_article(row),
+    decided = [each for each in found if each[2].generations and each[2].has_gpu_time and not each[2].marks]
+    return "\n".join(_gpu(committed, *each) for each in decided or found)
+
+
+def _gpu(committed: Committed, machine: str, result: Result, shown: View) -> str:
+    columns: list[tuple[str, Callable[[Row], str]]] = [
+        ("rung", lambda row: text(row.title)),
+        ("ms/step", lambda row: _step(row)[0]),
+    ]
+    if shown.has_gpu_time:
+        columns += [
+            ("GPU ms", lambda row: ms(row.gpu.ms) if row.gpu else ""),
+            ("GPU work", lambda row: answer(row.gpu.seen) if row.gpu else ""),
+            ("step", lambda row: answer(row.seen)),
         ]
-        for row in shown.rows
+    else:
+        columns += [("95% interval", lambda row: span(row.interval)), ("verdict", shown_verdict)]
+    columns += [("gain at top", shown_top), ("advice", lambda row: row.advice)] * any(
+        row.advice for row in shown.rows
+    )
+    columns += [
+        ("total", lambda row: factor(row.total)),
+        ("article, A100", lambda row: _article(row)[0]),
+        ("total", lambda row: _article(row)[1]),
     ]
+    rows = [[cell(row) for _, cell in columns] for row in shown.rows]
     full = committed.best.get((machine, "article", "full", CUMULATIVE))
     if full is not None and (timed := _timed(all_rungs := view(full))):
         top = timed[-1]
@@ -57,9 +60,12 @@ def _gpu(committed: Committed, machine: str, result: Result) -> str:
             f"all {len(full.rungs)} rungs of {link('`full`', committed.chart(full))}, rounds: {_rounds(full)}"
         )
         name += ", not to be quoted" * bool(all_rungs.marks)
-        rows.append([name, *_step(top), "", "", "", factor(top.total), "", ""])
-    name = result.machine.gpu
-    return f"**{name}**, `article`\n\n{table(head, rows)}{_source(committed, result, shown)}"
+        shown_here = {"ms/step", "95% interval", "GPU ms"}
+        cells = [cell(top) if heading in shown_here else "" for heading, cell in columns]
+        cells[0], cells[-3] = name, factor(top.total)
+        rows.append(cells)
+    head = [heading for heading, _ in columns]
+    return f"**{result.machine.gpu}**, `article`\n\n{table(head, rows)}{_source(committed, result, shown)}"
 
 
 def _step(row: Row) -> list[str]:
@@ -87,7 +93,8 @@ def _source(committed: Committed, result: Result, shown: View) -> str:
     loose = sum(visit.settled is False for visit in visits)
     unsettled = [f"{loose} of {len(visits)} visits unsettled"] * bool(loose)
     marks = map(text, shown.marks)
-    return under(f"rounds: {_rounds(result)}", *unsettled, *page, link("samples", path), *marks)
+    made = "generations" if shown.generations else "rounds"
+    return under(f"{made}: {_rounds(result)}", *unsettled, *page, link("samples", path), *marks)
 
 
 def rungs(committed: Committed, name: str) -> str:
