@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from ladder.base.protocol import CYCLE_STEPS
 from ladder.base.text import plain
 from ladder.plan import catalog, modes
-from ladder.results import derive
-from ladder.results.types import Result, RungResult
+from ladder.results import derive, sources
+from ladder.results.types import Result, Round, RungResult
 
 LAZY = {"G_pl": "path length", "D_r1": "R1"}
 
@@ -45,3 +46,21 @@ def lazy(rungs: list[RungResult]) -> list[str]:
             each.append(f"{LAZY.get(phase, phase)} adds {ms:.4g} ms{around} to a step that has it")
         lines.append(f"{plain(name)}: {', '.join(each)}")
     return lines
+
+
+def duration(result: Result) -> list[str]:
+    """Say how long a run of generations took, and in which share of it a cycle of a rung ran."""
+    rounds = [made for each in sources.records(result) for made in each.rounds]
+    if not result.seconds or not rounds:
+        return []
+    share = sum(map(_cycles_s, rounds)) / result.seconds
+    minutes = f"{result.seconds / 60:.1f} minutes"
+    return [
+        f"the run took {minutes}; cycles of a rung (drained, timed or profiled) ran in {100 * share:.0f}% of them"
+    ]
+
+
+def _cycles_s(made: Round) -> float:
+    """Return the seconds in which cycles of a process ran, one process at a time."""
+    profiled = sum(cycle.wall_ms for cycle in made.profiled or ()) + (made.main_ms or 0)
+    return (made.visit_s or 0) + profiled * CYCLE_STEPS / 1000

@@ -159,6 +159,7 @@ def view(result: Result) -> View:
             *_remarks(rows, base, article_base, mode),
             *remarks.unmeasured(result, mode),
             *remarks.lazy(result.rungs),
+            *(remarks.duration(result) if in_generations(result) else ()),
             *_unproved(result, rows),
             *map(plain, environment.said(result.environment or None)),
         ),

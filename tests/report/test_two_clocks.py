@@ -156,3 +156,19 @@ def test_leaving_out_shows_both_gains_and_one_advice(printed):
     row = next(line for line in printed(made) if line.startswith("channels_last "))
     assert "1.13x faster" in row and "less than 8.9%" in row and row.rstrip().endswith("ADOPT")
     assert any(line.startswith("channels_last: with it, the GPU's work") for line in printed(made))
+
+
+def test_a_run_says_how_long_it_took_and_in_which_share_of_it_cycles_ran(printed):
+    made = two_clocks.run()
+    rounds = [each for rung in [*made["rungs"], *made.get("twins", ())] for each in rung["rounds"]]
+    for (
+        each
+    ) in rounds:  # 16 steps of 125 ms are 2 s: two cycles under the profiler and one without lazy phases
+        each |= {
+            "visit_s": 4.0,
+            "main_ms": 125.0,
+            "profiled": [cycle | {"wall_ms": 125.0} for cycle in each["profiled"]],
+        }
+    made["seconds"] = 20.0 * len(rounds)
+    (line,) = [each for each in printed(made, 300) if each.startswith("the run took")]
+    assert f"{made['seconds'] / 60:.1f} minutes" in line and line.endswith("in 50% of them")
