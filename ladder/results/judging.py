@@ -9,7 +9,7 @@ A twin is a rung that is measured twice in every round; the two differ by nothin
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ import numpy as np
 from ladder.plan import modes
 from ladder.results import derive, plausible, sources, types
 from ladder.results.types import Gain, Noise, Plain, Result, RungResult, TopGain, plain
-from ladder.stats import answers, estimates, verdicts
+from ladder.stats import answers, estimates
 from ladder.stats.answers import Quantity
 
 TWIN = ".twin"
@@ -226,12 +226,6 @@ def quarantine(result: Result) -> tuple[Result, list[str]]:
     if result.twins:
         changed["twins"] = [marked(twin) for twin in result.twins]
     return (replace(result, **changed), found) if found else (result, found)
-
-
-def resolution(comparisons: Iterable[verdicts.Comparison]) -> float | None:
-    """Return the smallest difference that such comparisons would see, as a rule: d plus the half-width. Or None."""
-    halves = [(max(verdicts.LEAST_DIFFERENCE, c.floor), verdicts.half_width(c.values)) for c in comparisons]
-    return estimates.median([least + half for least, half in halves if half is not None])
 
 
 def top_gains(result: Result) -> dict[str, TopGain]:

@@ -1,7 +1,7 @@
 """The records of a growing run, as its file has them: made before the first visit, and filled in with each.
 
-The finished result is a `ladder.results.types.Result`; its numbers are derived by `ladder.results.derive`. What the
-other kinds of result ask of their rounds is here, too. A missing number is None.
+The finished result is a `ladder.results.types.Result`; its numbers are derived by `ladder.results.derive`. A missing
+number is None.
 """
 
 import datetime
@@ -16,7 +16,7 @@ from ladder.machine import environment, neighbours
 from ladder.results import code_digest, derive, identity
 from ladder.results import store as results
 from ladder.results.types import Plain
-from ladder.stats import estimates, rounds_budget
+from ladder.stats import rounds_budget
 
 
 class Header(TypedDict):
@@ -208,16 +208,6 @@ def void_memory(seen: dict[str, Any]) -> str | None:
     `seen` is the worker's reply, or a round.
     """
     return derive.void_memory(seen.get("alloc_retries"))
-
-
-def counted(rung: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rounds of a rung or twin that count. Older files hold some with allocator retries, which do not."""
-    return [r for r in rung["rounds"] if void_memory(r) is None]
-
-
-def round_medians(rung: dict[str, Any]) -> dict[int, float]:
-    """Median step time in ms of each round: the unit of all statistics."""
-    return {r["round"]: estimates.median(r["samples_ms"]) for r in counted(rung)}
 
 
 def new_path(out: Path, result: dict[str, Any]) -> Path:

@@ -14,11 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ladder.base.protocol import AMBIGUOUS as AMBIGUOUS
+from ladder.base.protocol import FASTER as FASTER
 from ladder.base.protocol import LESS_THAN as LESS
+from ladder.base.protocol import SLOWER as SLOWER
 from ladder.base.protocol import TOO_FEW as TOO_FEW
-from ladder.stats import estimates, nested, verdicts
+from ladder.stats import estimates, nested
 from ladder.stats.nested import Difference, Group
 
+LEAST_DIFFERENCE = 0.0025  # smaller ones are of no use, however sure
 GPU_RESOLUTION = 0.015  # of GPU time: an answer that leaves more open says too little
 ENOUGH = 0.005  # half-width of an interval at which more generations are not worth their time
 
@@ -67,7 +71,7 @@ def floor_of(group: Group, twins: Iterable[tuple[str, str]], verdicts_: int) -> 
         return None
     floor = max(residual, pairs or 0.0)
     half = residual * _hardest(verdicts_, group.freedom) / estimates.t_quantile(0.975, group.freedom)
-    return Floor(floor, max(verdicts.LEAST_DIFFERENCE, floor) + half)
+    return Floor(floor, max(LEAST_DIFFERENCE, floor) + half)
 
 
 def question(
@@ -86,7 +90,7 @@ def question(
     if known:
         return Question(difference, floor, max(each.resolution for each in known))
     half = _hardest(verdicts_, freedom) * error
-    return Question(difference, floor, max(verdicts.LEAST_DIFFERENCE, floor) + half)
+    return Question(difference, floor, max(LEAST_DIFFERENCE, floor) + half)
 
 
 @dataclass(frozen=True)
@@ -121,11 +125,15 @@ class Quantity:
 
     def answers(self, asked: Sequence[tuple[str, str]]) -> list[Answer]:
         """Return the answers to the differences of (reference, other), in order."""
-        floors, questions = self.floors(len(asked)), []
+        return answer(self.questions(asked, len(asked)))
+
+    def questions(self, asked: Sequence[tuple[str, str]], verdicts_: int) -> list[Question]:
+        """Return the questions about (reference, other), in order, of a run with so many verdicts."""
+        floors, questions = self.floors(verdicts_), []
         for pair in asked:
             known = [floors.get(self.kinds.get(name, "")) for name in pair]
-            questions.append(question(self.difference(*pair), known, len(asked), gpu=self.is_gpu))
-        return answer(questions)
+            questions.append(question(self.difference(*pair), known, verdicts_, gpu=self.is_gpu))
+        return questions
 
 
 def quantity(
@@ -143,24 +151,34 @@ def quantity(
 def answer(asked: Sequence[Question]) -> list[Answer]:
     """Return the answers to all questions about one quantity of a run, in order."""
     known = [each.difference for each in asked if each.difference is not None]
-    least = [max(verdicts.LEAST_DIFFERENCE, each.floor) for each in asked if each.difference is not None]
-    p_values = [verdicts.p_beyond(d.mean, d.error, d.freedom, at) for d, at in zip(known, least, strict=True)]
+    least = [max(LEAST_DIFFERENCE, each.floor) for each in asked if each.difference is not None]
+    p_values = [_p_beyond(d.mean, d.error, d.freedom, at) for d, at in zip(known, least, strict=True)]
     levels = iter(estimates.holm_levels(p_values))
     return [_answer(each, next(levels) if each.difference else 1 - estimates.CONFIDENCE) for each in asked]
 
 
 def _answer(asked: Question, level: float) -> Answer:
-    least = max(verdicts.LEAST_DIFFERENCE, asked.floor)
+    least = max(LEAST_DIFFERENCE, asked.floor)
     if asked.difference is None:
         return Answer(TOO_FEW, None, None, 1 - level, asked.floor, least, None)
     mean, half = asked.difference.mean, asked.difference.error
     half *= estimates.t_quantile(1 - level / 2, asked.difference.freedom)
     low, high = estimates.within_everything(mean - half, mean + half)
     below = max(abs(low), abs(high))
-    word = verdicts.word_for((low, high), least)
-    if word not in (verdicts.FASTER, verdicts.SLOWER):
-        word = LESS if below <= asked.widest else verdicts.AMBIGUOUS
+    inside = LESS if below <= asked.widest else AMBIGUOUS
+    word = FASTER if low > least else SLOWER if high < -least else inside
     return Answer(word, mean, (low, high), 1 - level, asked.floor, least, below if word == LESS else None)
+
+
+def _p_beyond(mean: float, error: float, freedom: float, least: float) -> float:
+    """Return the two-sided p-value against an effect of at most `least`.
+
+    It is below a iff the 1-a interval lies beyond.
+    """
+    beyond = abs(mean) - least
+    if beyond <= 0:
+        return 1.0
+    return 2 * estimates.t_tail(beyond / error, freedom) if error else 0.0
 
 
 def wants_generations(done: int, differences: Sequence[Difference | None]) -> bool:

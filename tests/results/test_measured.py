@@ -65,7 +65,7 @@ TIMED = {
     },
 }
 JUDGES = (
-    *("report/chart", "report/tables", "report/view", "stats/verdicts", "results/judging", "results/schema"),
+    *("report/chart", "report/tables", "report/view", "stats/answers", "results/judging", "results/schema"),
     *("results/combine/merging", "cli/main", "cli/doctor", "parity/check"),
 )
 

@@ -7,7 +7,7 @@ from ladder.base import text
 from ladder.cli import doctor as cli_doctor
 from ladder.publish.validation import validate
 from ladder.selfcheck.selftest import simulate as selftest
-from ladder.stats import answers, estimates, verdicts
+from ladder.stats import answers, estimates
 from tests.cli.test_cli import call
 
 FAMILIES = (*selftest.FAMILIES, selftest.MEASURED)
@@ -86,6 +86,6 @@ def test_a_broken_promise_is_said_and_is_status_1(tmp_path, monkeypatch) -> None
     (file,) = (tmp_path / "results" / "selftest").iterdir()
     assert '"false": 0' in file.read_text() and text.slug(file.stem) == file.stem
     assert validate.problem_of(file) is None
-    monkeypatch.setattr(answers.verdicts, "word_for", lambda interval, least: verdicts.FASTER)
+    monkeypatch.setattr(answers, "LESS", answers.FASTER)
     seen = call("doctor", "--selftest", "--device", "cpu")
     assert seen.exit_code == 1 and "called identical programs different" in seen.output

@@ -46,6 +46,14 @@ def test_holm_is_over_the_verdicts_of_the_run() -> None:
     assert words(close) == ["faster"] and words(close, *[asked(0.0, 0.0001)] * 6)[0] == "less than"
 
 
+def test_the_interval_is_the_one_that_was_judged() -> None:
+    found = answers.answer([asked(0.02, 0.001), asked(0.03, 0.001)])
+    assert sorted(each.confidence for each in found) == pytest.approx([0.95, 0.975])
+    for answer in found:
+        half = estimates.t_quantile(0.5 + answer.confidence / 2, 18) * 0.001
+        assert answer.interval == pytest.approx((answer.effect - half, answer.effect + half))
+
+
 def test_without_a_difference_there_are_too_few_generations_and_no_interval() -> None:
     (answer,) = answers.answer([answers.Question(None, 0.0, 0.015)])
     assert (

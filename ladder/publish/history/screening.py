@@ -25,7 +25,7 @@ from ladder.publish.regressions import judging, known, report
 from ladder.publish.regressions.judging import BROKEN
 from ladder.publish.regressions.schema import Answered, Compared, Rung
 from ladder.publish.validation import asv_accepted
-from ladder.stats import answers, verdicts
+from ladder.stats import answers
 
 THRESHOLD = 0.01
 MOST_CHOICES = 4  # that are named beside a step
@@ -34,10 +34,10 @@ CONFIRMED, REFUTED, UNCLEAR, CANDIDATE, DRIVER, CUDNN, KNOWN = (
 )  # fmt: skip
 ORDER = (CONFIRMED, CANDIDATE, UNCLEAR, DRIVER, CUDNN, KNOWN, REFUTED)
 _BY_VERDICT = {
-    verdicts.SLOWER: CONFIRMED,
+    answers.SLOWER: CONFIRMED,
     BROKEN: CONFIRMED,
-    verdicts.AMBIGUOUS: UNCLEAR,
-    verdicts.FASTER: REFUTED,
+    answers.AMBIGUOUS: UNCLEAR,
+    answers.FASTER: REFUTED,
     answers.LESS: REFUTED,
 }
 

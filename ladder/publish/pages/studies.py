@@ -10,6 +10,7 @@ from ladder.base.records import build
 from ladder.base.text import factor, ms
 from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import link, span, table, text, under
+from ladder.results import words
 from ladder.results.types import Plain
 from ladder.studies.claims import page, registry
 from ladder.studies.claims.schema import Claims
@@ -24,7 +25,7 @@ from ladder.studies.sustain.record import Result as Sustained
 
 LARGE = (128, 129, 256, 257)  # pixels a side; one more behind a transposed convolution
 ENOUGH = 0.85  # of a cold copy
-COMPARED = ("ours faster", "compile faster", "plain faster", "ambiguous", "no measurable gain")
+COMPARED = ("ours faster", "compile faster", "plain faster", "ambiguous", "less than", "no measurable gain")
 
 
 def upstream(committed: Committed, machine: str) -> str:
@@ -90,10 +91,10 @@ def roofline(committed: Committed, machine: str) -> str:
         result = committed.read(name)
         step, light = result["measured"]["step_ms"], result["step"]["light_ms"]
         above = [ms(each["ms"] - each["floor_ms"]) for each in result["measured"]["groups"].values()]
-        words = " ".join(filter(None, (result["workload"]["name"], result.get("rung"))))
+        where = " ".join(filter(None, (result["workload"]["name"], result.get("rung"))))
         rows.append(
             [
-                link(f"`{words}`", name.replace(".json", ".md")),
+                link(f"`{where}`", name.replace(".json", ".md")),
                 ms(light),
                 ms(step),
                 f"{step / light:.2f}",
@@ -195,13 +196,13 @@ def selftest(committed: Committed, machine: str) -> str:
     asked = [each["asked_us"] for each in result["spin"]]
     rows = [[f"waits of {min(asked)} to {max(asked):,} us", f"at most {100 * max(waits):.2g}% off", "", ""]]
     for group in result["groups"]:
-        same = [each["verdict"] for each in group["comparisons"] if each["planted"] is None]
+        same = [words.kind(each["verdict"]) for each in group["comparisons"] if each["planted"] is None]
         for each in (each for each in group["comparisons"] if each["planted"] is not None):
             rows.append(
-                [f"{group['name']}, {100 * each['planted']:g}% planted", *_seen(each), each["verdict"]]
+                [f"{group['name']}, {100 * each['planted']:g}% planted", *_seen(each), words.of_row(each)]
             )
-        words = ", ".join(f"{same.count(word)} {word}" for word in dict.fromkeys(same))
-        rows.append([f"{group['name']}, identical", "", "", f"{len(same)} pairs: {words}"])
+        told = ", ".join(f"{same.count(word)} {word}" for word in dict.fromkeys(same))
+        rows.append([f"{group['name']}, identical", "", "", f"{len(same)} pairs: {told}"])
     return table(["asked", "seen", "interval", "verdict"], rows) + under(
         f"rounds: {result['protocol']['rounds']}", link("page", name.replace(".json", ".md"))
     )
@@ -244,10 +245,10 @@ def comparisons(committed: Committed, machine: str) -> str:
         result = committed.read(name)
         same = [each["verdict"] for each in result["questions"] if not each["planted"]]
         passed = f"{sum(word != 'slower' for word in same)} of {len(same)}"
-        words = f"`{result['workload']['name']}`, {result['kind']}"
+        where = f"`{result['workload']['name']}`, {result['kind']}"
         for each in (each for each in result["questions"] if each["planted"]):
             rows.append(
-                [link(words, name.replace(".json", ".md")), f"{100 * each['planted']:g}%", *_seen(each),
+                [link(where, name.replace(".json", ".md")), f"{100 * each['planted']:g}%", *_seen(each),
                  f"{100 * each['least']:.2f}%", each["verdict"], passed, f"{each['rounds']}{_stopped(result)}"]
             )  # fmt: skip
     return table(head, rows)

@@ -28,7 +28,7 @@ from ladder.publish.regressions.schema import BASE, HEAD, TWIN, Answered, Compar
 from ladder.publish.regressions.schema import SIDES as SIDES
 from ladder.results import derive
 from ladder.results import store as results
-from ladder.stats import answers, estimates, nested, verdicts
+from ladder.stats import answers, estimates, nested
 from ladder.stats.answers import Answer, Quantity
 from ladder.stats.nested import Difference
 
@@ -36,7 +36,7 @@ MOST_BYTES = 2**21  # of a file
 LEAST_ROUNDS, MOST_ROUNDS = nested.LEAST_GENERATIONS, nested.MOST_GENERATIONS
 ENOUGH = 0.02  # the slowdown that is to be seen, if twelve rounds can; captured rungs are there after three
 BROKEN = "broken"  # HEAD fails where BASE has a number: worse than slower
-WORDS = (verdicts.FASTER, verdicts.SLOWER, answers.LESS, verdicts.AMBIGUOUS, BROKEN)
+WORDS = (answers.FASTER, answers.SLOWER, answers.LESS, answers.AMBIGUOUS, BROKEN)
 WALL, GPU = "wall time", "GPU time"
 SAME_OR_FASTER, SLOWER, NOTHING = 0, 1, 2  # exit statuses
 Of = TypeVar("Of", bound=Answered)
@@ -256,8 +256,8 @@ def _is_broken(sides: Mapping[str, Program]) -> bool:
 
 def slower_in(rung: Rung) -> list[str]:
     """Return the quantities in which HEAD made a rung slower: wall time, GPU time."""
-    found = [WALL] if rung.verdict == verdicts.SLOWER else []
-    return found + ([GPU] if rung.gpu and rung.gpu.verdict == verdicts.SLOWER else [])
+    found = [WALL] if rung.verdict == answers.SLOWER else []
+    return found + ([GPU] if rung.gpu and rung.gpu.verdict == answers.SLOWER else [])
 
 
 def alarming(result: Compared) -> list[Rung]:

@@ -15,7 +15,7 @@ from ladder.publish.regressions import judging
 from ladder.publish.regressions.judging import BASE, BROKEN, GPU, HEAD, WALL
 from ladder.publish.regressions.schema import Answered, Compared, Rung
 from ladder.results.publishable import DIRTY, NO_COMMIT, PARTIAL
-from ladder.stats import answers, verdicts
+from ladder.stats import answers
 
 MARK = "<!-- ladder bench-compare -->"  # by which the comment of an earlier run is found and replaced
 HEADS = (
@@ -30,11 +30,11 @@ HEADS = (
     "rounds",
 )
 _SIGNS = {
-    verdicts.SLOWER: "🔴",
+    answers.SLOWER: "🔴",
     BROKEN: "🔴",
-    verdicts.FASTER: "🟢",
+    answers.FASTER: "🟢",
     answers.LESS: "⚪",
-    verdicts.AMBIGUOUS: "🟡",
+    answers.AMBIGUOUS: "🟡",
 }
 
 
@@ -116,7 +116,7 @@ def conclusion(result: Compared) -> str:
         f"{rung.name} ({of})"
         for rung in result.rungs
         for of, answer in ((WALL, rung), (GPU, rung.gpu))
-        if answer and answer.verdict == verdicts.AMBIGUOUS
+        if answer and answer.verdict == answers.AMBIGUOUS
     ]
     return "nothing is slower" + (f"; too close to tell: {', '.join(unsure)}" if unsure else "")
 

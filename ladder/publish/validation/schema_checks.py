@@ -202,7 +202,10 @@ def _calibration(value: Any) -> Problem | None:
     return maybe(ROUND)(value)
 
 
-_PAIR = fields(_SEEN | {"first": TEXT, "second": TEXT, "confidence": maybe(RATE), "ok": FLAG})
+_PAIR = fields(
+    _SEEN | {"first": TEXT, "second": TEXT, "confidence": maybe(RATE), "ok": FLAG},
+    {"below": maybe(AMOUNT)},  # older files lack it
+)
 _GROUP = fields(
     # the workload may be a preset at another size, "article at 64x64"
     {

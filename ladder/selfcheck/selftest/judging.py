@@ -1,18 +1,20 @@
 """The judge of the self-test on a device: raw rounds become rows, broken promises and tables."""
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
 
 from ladder.base.plain import Fields
-from ladder.results import judging, record
+from ladder.results import record, words
 from ladder.selfcheck.selftest import spin
-from ladder.stats import estimates, verdicts
+from ladder.stats import answers, estimates
+from ladder.stats.answers import Answer, Quantity
 
 RUN = 7  # comparisons that are judged together
-CALLED = (verdicts.FASTER, verdicts.SLOWER)
+CALLED = (answers.FASTER, answers.SLOWER)
 Table = tuple[str, list[str], list[list[str]]]  # title, heads, rows
 
 
@@ -36,9 +38,10 @@ class Compared(TypedDict):
     second: str
     planted: float | None
     seen: float  # how much slower the second is, as a share
-    interval: list[float] | None
+    interval: list[float]
     confidence: float
     least: float
+    below: float | None  # log ratio, the far end of the interval, for "less than"
     rounds: int
     verdict: str
     ok: bool
@@ -115,72 +118,80 @@ def of_group(result: Result, group: Group) -> list[Program]:
 
 def wants_rounds(result: Result) -> bool:
     """Return whether a run with these comparisons would make one more round."""
-    asked = [c for group in result["groups"] for *_, c in comparisons(of_group(result, group))[1]]
-    return verdicts.wants_rounds(asked)
+    done, differences = 0, []
+    for group in result["groups"]:
+        of, asked = compared(of_group(result, group))
+        done = max(done, *(each.generations for each in of.groups.values()), 0)
+        differences += [of.difference(first, second) for first, second, _ in asked]
+    return answers.wants_generations(done, differences)
 
 
-Asked = tuple[str, str, float | None, verdicts.Comparison]  # first, second, what is planted in it
+Asked = tuple[str, str, float | None]  # first, second, what is planted in it
 
 
-def comparisons(programs: list[Program]) -> tuple[float | None, list[Asked]]:
-    """Return (noise floor, comparisons), as in a run: the first two copies are its twins and set the floor.
+def compared(programs: list[Program]) -> tuple[Quantity, list[Asked]]:
+    """Return the times of a group's programs, and the comparisons, as in a run.
 
-    Every other pair of copies is compared, and every planted program with the copy that it was given. Nothing is
-    compared without a floor.
+    The first two copies are twins and help to set the floor. Every other pair of copies is compared, and every planted
+    program with the copy that it was given. Three rounds that both programs have are needed.
     """
     known = {each["name"]: each for each in programs if each["status"] == "ok" and each["rounds"]}
+    logs = {name: {at: math.log(ms) for at, ms in _medians(each).items()} for name, each in known.items()}
+    twins = _twins(programs)
+    of = answers.quantity(logs, dict.fromkeys(logs, _KIND), [twins] if len(twins) == 2 else [], is_gpu=False)
     copies = [each["name"] for each in programs if each["planted"] is None]
-    twins = tuple(copies[:2])
-    pairs: list[tuple[str, str, float | None]]
-    pairs = [(a, b, None) for a, b in itertools.combinations(copies, 2) if (a, b) != twins]
-    pairs += [(e["against"], e["name"], e["planted"]) for e in programs if e["planted"] is not None]
+    asked: list[Asked] = [(a, b, None) for a, b in itertools.combinations(copies, 2) if (a, b) != twins]
+    asked += [(e["against"] or "", e["name"], e["planted"]) for e in programs if e["planted"] is not None]
+    return of, [each for each in asked if of.difference(*each[:2])]
 
-    def ratios(a: str, b: str) -> list[float]:
-        if a not in known or b not in known:
-            return []
-        return estimates.log_ratios(_medians(known[a]), _medians(known[b]))
 
-    floor = verdicts.noise_floor([ratios(*twins)]) if len(twins) == 2 else None
-    if floor is None:
-        return None, []
-    asked = [(a, b, planted, ratios(a, b)) for a, b, planted in pairs]
-    return floor, [(a, b, planted, verdicts.Comparison(r, floor)) for a, b, planted, r in asked if len(r) > 1]
+_KIND = "step"  # all programs of a group are one kind of step
+
+
+def _twins(programs: list[Program]) -> tuple[str, ...]:
+    return tuple([each["name"] for each in programs if each["planted"] is None][:2])
 
 
 def _medians(program: Program) -> dict[int, float]:
     """Return the median step time in ms of each round."""
-    return record.round_medians(dict(program))
+    return {each["round"]: estimates.median(each["samples_ms"]) for each in program["rounds"]}
 
 
 def _judged(group: Group, programs: list[Program]) -> Judged:
     """Return verdicts as a run makes them, and the noise of this kind of step."""
-    floor, asked = comparisons(programs)
+    of, asked = compared(programs)
     asked.sort(key=lambda each: each[2] is None)  # what is planted is judged together
-    judged = [verdict for run in _runs(asked) for verdict in verdicts.judge([c for *_, c in run])]
-    rows: list[Compared] = []
-    for (first, second, planted, _), verdict in zip(asked, judged, strict=True):
-        rows.append(
-            {
-                "first": first,
-                "second": second,
-                "planted": planted,
-                "seen": _slower_by(verdict.effect),
-                "interval": verdict.interval and [_slower_by(bound) for bound in reversed(verdict.interval)],
-                "confidence": verdict.confidence,
-                "least": verdict.least,
-                "rounds": verdict.rounds,
-                "verdict": verdict.verdict,
-                "ok": _kept(verdict.verdict, planted, planted in group["promised"]),
-            }
-        )
+    rows = []
+    for run in _runs(asked):
+        found = answers.answer(of.questions([(first, second) for first, second, _ in run], RUN))
+        rows += [_row(group, of, *each) for each in zip(run, found, strict=True)]
     copied = [e for e in programs if e["planted"] is None and e["status"] == "ok" and e["rounds"]]
+    noise = of.floors(RUN).get(_KIND)
     return {
-        "twins": [each["name"] for each in programs if each["planted"] is None][:2],
-        "floor": floor,
-        "resolution": judging.resolution([c for *_, c in asked]),
+        "twins": list(_twins(programs)),
+        "floor": noise.floor if noise else None,
+        "resolution": noise.resolution if noise else None,
         "step_ms": estimates.median([ms for each in copied for ms in _medians(each).values()]),
         **spread(copied),
         "comparisons": rows,
+    }
+
+
+def _row(group: Group, of: Quantity, asked: Asked, answer: Answer) -> Compared:
+    first, second, planted = asked
+    assert answer.effect is not None and answer.interval is not None  # only pairs with a difference are asked
+    return {
+        "first": first,
+        "second": second,
+        "planted": planted,
+        "seen": _slower_by(answer.effect),
+        "interval": [_slower_by(bound) for bound in reversed(answer.interval)],
+        "confidence": answer.confidence,
+        "least": answer.least,
+        "below": answer.below,
+        "rounds": len(of.paired(first, second)),
+        "verdict": answer.verdict,
+        "ok": _kept(answer.verdict, planted, planted in group["promised"]),
     }
 
 
@@ -197,7 +208,7 @@ def _slower_by(log_ratio: float) -> float:
 def _kept(verdict: str, planted: float | None, promised: bool) -> bool:
     if planted is None:
         return verdict not in CALLED
-    return verdict == verdicts.SLOWER if promised else verdict != verdicts.FASTER
+    return verdict == answers.SLOWER if promised else verdict != answers.FASTER
 
 
 def spread(copies: Sequence[Program]) -> Noise:
@@ -221,9 +232,9 @@ def _broken(group: Group, programs: list[Program]) -> list[str]:
         if row["ok"]:
             continue
         if row["planted"] is None:
-            lines.append(f"{name}: {row['second']} was called {row['verdict']} than {row['first']}")
+            lines.append(f"{name}: {row['second']} was called {words.of_row(row)} than {row['first']}")
         else:
-            lines.append(f"{name}: a slowdown of {percent(row['planted'])} was called {row['verdict']}")
+            lines.append(f"{name}: a slowdown of {percent(row['planted'])} was called {words.of_row(row)}")
     judged = [row["planted"] for row in group["comparisons"]]
     if None not in judged:
         lines.append(f"{name}: no two copies were compared")
@@ -255,13 +266,19 @@ def tables(result: Result) -> list[Table]:
     for group in result["groups"]:
         rows = group["comparisons"]
         for row in (row for row in rows if row["planted"] is not None):
-            between = " to ".join(percent(bound, 2) for bound in row["interval"] or [])
+            between = " to ".join(percent(bound, 2) for bound in row["interval"])
             promised = "yes" if row["planted"] in group["promised"] else "no"
-            cells = [percent(row["seen"], 2), between, row["verdict"], promised, "yes" if row["ok"] else "NO"]
+            cells = [
+                percent(row["seen"], 2),
+                between,
+                words.of_row(row),
+                promised,
+                "yes" if row["ok"] else "NO",
+            ]
             planted.append([group["name"], percent(row["planted"]), *cells])
         same = [row["verdict"] for row in rows if row["planted"] is None]
         called = sum(word in CALLED for word in same)
-        cells = [str(len(same)), str(called), str(same.count(verdicts.AMBIGUOUS))]
+        cells = [str(len(same)), str(called), str(same.count(answers.AMBIGUOUS))]
         sizes = [group[key] for key in ("floor", "resolution", "between_processes", "inside_process")]
         ms = "" if group["step_ms"] is None else f"{group['step_ms']:.2f}"
         noise.append([group["name"], ms, *cells, *("" if s is None else f"{100 * s:.3f}%" for s in sizes)])

@@ -24,7 +24,7 @@ from ladder.base import text as texts
 from ladder.machine import system
 from ladder.results import record
 from ladder.results import store as results
-from ladder.stats import answers, estimates, nested, verdicts
+from ladder.stats import answers, estimates, nested
 
 RUNGS, CYCLES = 8, 2
 DRIFT = 0.02  # of a whole run: a card that warms up
@@ -210,7 +210,7 @@ PROMISED: dict[str, dict[float, float | None]] = {
 COVERED = (0.93, 0.975)  # by a 95% interval, in normal noise and in that which was measured
 COVERING = ("normal", MEASURED)
 FALSE = 1 / 300  # share of the runs
-CALLED = (verdicts.FASTER, verdicts.SLOWER)
+CALLED = (answers.FASTER, answers.SLOWER)
 
 
 class Same(TypedDict):
@@ -276,7 +276,7 @@ def false_verdicts(kind: Kind, family: str, runs: int = 300, seed: int = 0) -> S
     return {
         "runs": runs,
         "false": sum(any(word in CALLED for word in run.words[counted]) for run in done),
-        "ambiguous": words.count(verdicts.AMBIGUOUS) / len(words),
+        "ambiguous": words.count(answers.AMBIGUOUS) / len(words),
         "covered": float(np.mean([run.inside[counted] for run in done])),
         "noise_floor": estimates.median([run.floor for run in done]),
         "rounds": float(np.mean([run.generations for run in done])),
@@ -292,8 +292,8 @@ def detection(kind: Kind, family: str, slowdown: float, runs: int = 300, seed: i
     return {
         "slowdown": slowdown,
         "runs": runs,
-        "found": sum(run.words[at - 1] == verdicts.SLOWER for run in done) / runs,
-        "wrong_sign": sum(run.words[at - 1] == verdicts.FASTER for run in done),
+        "found": sum(run.words[at - 1] == answers.SLOWER for run in done) / runs,
+        "wrong_sign": sum(run.words[at - 1] == answers.FASTER for run in done),
         "false": sum(any(word in CALLED for word in words) for words in elsewhere),
         "promised": PROMISED[kind.title][slowdown] if family == "normal" else None,
     }

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from ladder.base.records import given
 from ladder.base.text import NO_TIME, escaped
+from ladder.results import words
 from ladder.studies.kernelbench import verdicts as kernelverdicts
 from ladder.studies.kernelbench.schema import Kernels, Measured, Row, Summary
 
@@ -37,8 +39,13 @@ def cells(row: Row) -> list[str]:
 
 
 def verdict(row: Row) -> str:
-    """Return the row's verdict, and whether the op's callers get plain PyTorch instead."""
-    return row.verdict + (f"; {TAKEN}" if row.taken else "")
+    """Return the row's verdict, and whether the op's callers get plain PyTorch instead.
+
+    The number of `less than X%` is that of the quickest alternative.
+    """
+    quickest = next(iter(kernelverdicts.by_time(row.us.cold, row.against)), None)
+    below = given(row.against[quickest].below) if quickest else None
+    return words.word(words.Seen(row.verdict, below=below)) + (f"; {TAKEN}" if row.taken else "")
 
 
 def _us(numbers: Mapping[str, Summary], name: str, row: Row) -> str:
@@ -91,7 +98,7 @@ def remarks(result: Kernels) -> list[str]:
     if missing := lacking(result):
         lines.append(missing)
     if counts:
-        lines.append("; ".join(f"{word}: {count}" for word, count in counts.most_common()))
+        lines.append("; ".join(f"{words.kind(word)}: {count}" for word, count in counts.most_common()))
     if worst := least_share(result.rows):
         where = " ".join((*labels(worst), worst.direction))
         share = f"{worst.share['ours'].median:.0%}"

@@ -91,6 +91,8 @@ class Against:
     times_faster: float = needed(AMOUNT)
     interval: list[float] | None = needed(values.PAIR)
     confidence: float | None = needed(number(0, 1))
+    # Log ratio, the far end of the interval, for "less than". Files with "no measurable gain" lack it.
+    below: float | Absent | None = optional(values.FLOOR)
 
 
 @record

@@ -1,18 +1,21 @@
 """Pure functions from the repeats of `ladder kernels` to medians, intervals, shares of a copy and verdicts.
 
-The words are those of a ladder (`ladder.stats.verdicts`): paired log ratios over repeats, Student's t, and Holm over
-all comparisons of a run. The noise floor is that of each row's own twins. Verdicts are about the cold L2.
+Words and statistics are those of a ladder (`ladder.stats.answers`). Each row is a quantity of its own: its contenders
+take the place of rungs, and its repeats that of generations. All repeats share one process, so an error covers repeats
+alone. Holm's correction is over all comparisons of a run. Verdicts are about the cold L2.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ladder.base.text import NO_TIME
-from ladder.stats import estimates, verdicts
+from ladder.stats import answers, estimates
+from ladder.stats.answers import Answer, Quantity
 from ladder.studies.kernelbench.schema import Against, Measured, Row, Summary, Times
 
 OURS, TWIN, COPY = "ours", "twin", "copy"
@@ -27,22 +30,37 @@ def unreached(rows: Sequence[Measured]) -> set[str]:
 
 def derive(rows: Sequence[Measured]) -> list[Row]:
     """Return the rows with every number that follows from their samples."""
-    floors = [floor(row.samples_us.cold) for row in rows]
-    asked = [
-        (index, name, verdicts.Comparison(_logs(cold[name], cold[OURS]), floors[index] or 0.0))
-        for index, cold in enumerate(row.samples_us.cold for row in rows)
-        for name in ALTERNATIVES
-        if name in cold and OURS in cold
-    ]
-    against: list[dict[str, Against]] = [{} for _ in rows]
-    for (index, name, _), found in zip(asked, verdicts.judge([each for *_, each in asked]), strict=True):
-        against[index][name] = Against(
-            verdict=found.verdict,
-            times_faster=float(np.exp(found.effect)),
-            interval=found.interval and [float(np.exp(bound)) for bound in found.interval],
-            confidence=found.confidence,
-        )
-    return [_derived(*each) for each in zip(rows, floors, against, strict=True)]
+    quantities = [quantity(row.samples_us.cold) for row in rows]
+    asked = [[(name, OURS) for name in ALTERNATIVES if of.paired(name, OURS)] for of in quantities]
+    count = sum(map(len, asked))
+    questions = [of.questions(pairs, count) for of, pairs in zip(quantities, asked, strict=True)]
+    found = iter(answers.answer([question for each in questions for question in each]))
+    made = []
+    for row, of, pairs in zip(rows, quantities, asked, strict=True):
+        against = {name: _against(of, name, next(found)) for name, _ in pairs}
+        noise = of.floors(count).get(_KIND)
+        made.append(_derived(row, noise.floor if noise else None, against))
+    return made
+
+
+def quantity(cold: Mapping[str, Sequence[float]]) -> Quantity:
+    """Return the times of a row by contender and repeat. The copy is no contender."""
+    known = {name: cold[name] for name in (OURS, TWIN, *ALTERNATIVES) if name in cold}
+    logs = {name: dict(enumerate(map(math.log, values))) for name, values in known.items()}
+    return answers.quantity(logs, dict.fromkeys(logs, _KIND), [(OURS, TWIN)], is_gpu=True)
+
+
+_KIND = "contender"  # all contenders of a row are of one kind
+
+
+def _against(of: Quantity, name: str, answer: Answer) -> Against:
+    return Against(
+        verdict=answer.verdict,
+        times_faster=float(np.exp(np.mean(list(of.paired(name, OURS).values())))),
+        interval=answer.interval and [float(np.exp(bound)) for bound in answer.interval],
+        confidence=answer.confidence,
+        below=answer.below,
+    )
 
 
 def _derived(row: Measured, noise: float | None, against: dict[str, Against]) -> Row:
@@ -59,13 +77,6 @@ def _derived(row: Measured, noise: float | None, against: dict[str, Against]) ->
     )
 
 
-def floor(cold: dict[str, list[float]]) -> float | None:
-    """Return the greatest difference of a row's twins as a log ratio, or None without twins."""
-    if OURS not in cold or TWIN not in cold:
-        return None
-    return verdicts.noise_floor([_logs(cold[TWIN], cold[OURS])])
-
-
 def verdict(us: Mapping[str, Summary], against: Mapping[str, Against]) -> str:
     """Return `ours faster`, `plain faster`, `compile faster`, or else the protocol's word.
 
@@ -73,13 +84,18 @@ def verdict(us: Mapping[str, Summary], against: Mapping[str, Against]) -> str:
     """
     if not against:
         return ONLY_OURS if OURS in us else NOT_MEASURED
-    quickest = sorted(against, key=lambda name: us[name].median)
+    quickest = by_time(us, against)
     for name in quickest:
-        if against[name].verdict == verdicts.SLOWER:
+        if against[name].verdict == answers.SLOWER:
             return f"{name} faster"
-    if all(each.verdict == verdicts.FASTER for each in against.values()):
+    if all(each.verdict == answers.FASTER for each in against.values()):
         return "ours faster"
-    return verdicts.NO_GAIN if against[quickest[0]].verdict == verdicts.NO_GAIN else verdicts.AMBIGUOUS
+    return answers.LESS if against[quickest[0]].verdict == answers.LESS else answers.AMBIGUOUS
+
+
+def by_time(us: Mapping[str, Summary], against: Mapping[str, Against]) -> list[str]:
+    """Return the alternatives of a row, the quickest first."""
+    return sorted((name for name in against if name in us), key=lambda name: us[name].median)
 
 
 def summary(values: Sequence[float]) -> Summary:

@@ -20,7 +20,7 @@ from ladder.publish.regressions import comparing, judging, report
 from ladder.publish.regressions.judging import BASE, BROKEN, HEAD, TWIN
 from ladder.publish.regressions.schema import Compared, Program
 from ladder.results.types import Machine, Plain, Round, build, plain
-from ladder.stats import answers, verdicts
+from ladder.stats import answers
 from tests.support.repositories import commit_all, git
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -75,8 +75,8 @@ def with_side(result: Compared, side: str, **changes: Any) -> Compared:
 def test_the_exit_status_is_that_of_the_verdicts() -> None:
     for head, word, status in (
         (1.0, answers.LESS, 0),
-        (0.98, verdicts.FASTER, 0),
-        (1.02, verdicts.SLOWER, 1),
+        (0.98, answers.FASTER, 0),
+        (1.02, answers.SLOWER, 1),
     ):
         result = made_up(head)
         assert (result.rungs[0].verdict, judging.status(result)) == (word, status)
@@ -87,7 +87,7 @@ def test_the_exit_status_is_that_of_the_verdicts() -> None:
 
 def test_too_close_to_tell_is_no_alarm_and_is_said() -> None:
     result = made_up(1.06, noise=0.03)
-    assert result.rungs[0].verdict == verdicts.AMBIGUOUS and judging.status(result) == 0
+    assert result.rungs[0].verdict == answers.AMBIGUOUS and judging.status(result) == 0
     assert "too close to tell: baseline (wall time)" in report.text(result)
 
 
@@ -148,7 +148,7 @@ def test_a_file_is_judged_anew_whatever_it_claims(tmp_path: Path) -> None:
         if lie is None:  # a file may as well lack all that is derived
             result["rungs"][0] = {key: result["rungs"][0][key] for key in ("name", "title", "skipped")}
         seen = judging.load(written(tmp_path, result))
-        assert seen.rungs[0].verdict == verdicts.SLOWER and judging.status(seen) == 1
+        assert seen.rungs[0].verdict == answers.SLOWER and judging.status(seen) == 1
         assert seen.rungs[0].known is None
 
 
@@ -260,7 +260,7 @@ def test_every_visit_is_a_fresh_process_and_a_rung_that_fails_leaves_the_others(
     failing = comparing.Rung("bf16", "BF16", {}, {"fault": "raise"})
     unable = comparing.Rung("cuda_graphs", "Graphs", {}, None, "needs a CUDA GPU")
     result = compared(tmp_path, FAKE, slow, {"log": str(log), "sleep": 0.01}, failing, unable)
-    assert [each.verdict for each in result.rungs] == [verdicts.SLOWER, None, None]
+    assert [each.verdict for each in result.rungs] == [answers.SLOWER, None, None]
     assert "weight of model.py" in result.rungs[1].reason and "CUDA" in result.rungs[2].reason
     assert judging.status(result) == 1
     visits = [each for each in result.programs if each.rung == "baseline"]

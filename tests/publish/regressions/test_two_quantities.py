@@ -10,7 +10,7 @@ from ladder.publish.regressions.judging import BASE, HEAD, MOST_ROUNDS, SIDES
 from ladder.publish.regressions.schema import Compared
 from ladder.results.types import ProfiledCycle, build, plain
 from ladder.selfcheck.selftest.simulate import CYCLES, FAMILIES, KINDS
-from ladder.stats import answers, verdicts
+from ladder.stats import answers
 from tests.publish.regressions.test_regressions import made_up, written
 
 GPU_SD = {"captured": 0.0003, "eager": 0.002}  # of GPU time between processes
@@ -44,8 +44,8 @@ def test_five_percent_of_gpu_work_is_found_where_the_wall_times_of_processes_dif
     for _ in range(60):
         wall.append(words(rng, family, {"eager": NOISY}, 0.05, gpu=False, rounds=3)["eager"])
         gpu.append(words(rng, family, GPU_SD, 0.05, gpu=True, rounds=3)["eager"])
-    assert gpu.count(verdicts.SLOWER) >= 57 and verdicts.FASTER not in {*gpu, *wall}
-    assert wall.count(verdicts.SLOWER) <= 6
+    assert gpu.count(answers.SLOWER) >= 57 and answers.FASTER not in {*gpu, *wall}
+    assert wall.count(answers.SLOWER) <= 6
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -57,8 +57,8 @@ def test_a_delay_of_the_host_is_found_in_wall_time_where_the_host_is_calm(family
         of = judging.quantity(asked, {"eager": "eager"}, is_gpu=False)
         found.append(judging.decide(of, asked)["eager"].verdict)
         gpu = words(rng, family, GPU_SD, 0.0, gpu=True, rounds=MOST_ROUNDS)
-        assert verdicts.SLOWER not in gpu.values()
-    assert found.count(verdicts.SLOWER) >= 57
+        assert answers.SLOWER not in gpu.values()
+    assert found.count(answers.SLOWER) >= 57
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -67,7 +67,7 @@ def test_one_percent_of_a_captured_step_is_found_in_three_rounds(family: str) ->
     for gpu in (False, True):
         sds = {"eager": GPU_SD["eager"], "captured": KINDS["captured"].process}
         found = [words(rng, family, sds, 0.01, gpu=gpu, rounds=3)["captured"] for _ in range(60)]
-        assert found.count(verdicts.SLOWER) >= 57
+        assert found.count(answers.SLOWER) >= 57
 
 
 @pytest.mark.covering
@@ -79,7 +79,7 @@ def test_identical_programs_are_not_called_different(family: str, rounds: int) -
     for _ in range(150):
         for gpu, sds in ((False, {"eager": NOISY, "captured": 0.0005}), (True, GPU_SD)):
             found = words(rng, family, sds, 0.0, gpu=gpu, rounds=rounds)
-            wrong += sum(word in (verdicts.SLOWER, verdicts.FASTER) for word in found.values())
+            wrong += sum(word in (answers.SLOWER, answers.FASTER) for word in found.values())
     assert wrong <= 2  # of 600
 
 
@@ -110,7 +110,7 @@ def on_a_gpu(
 def test_gpu_work_alone_is_an_alarm_and_the_line_says_which_quantity() -> None:
     result = on_a_gpu(gpu=1.05, noise=NOISY)
     (rung,) = result.rungs
-    assert rung.gpu and rung.gpu.verdict == verdicts.SLOWER and rung.verdict != verdicts.SLOWER
+    assert rung.gpu and rung.gpu.verdict == answers.SLOWER and rung.verdict != answers.SLOWER
     assert judging.status(result) == 1
     assert report.conclusion(result) == "HEAD is slower or broken: baseline (GPU time)"
     (row,) = [line for line in report.text(result).splitlines() if " GPU time " in line and "slower" in line]
@@ -121,7 +121,7 @@ def test_gpu_work_alone_is_an_alarm_and_the_line_says_which_quantity() -> None:
 def test_a_delay_of_the_host_alone_is_an_alarm_of_wall_time() -> None:
     result = on_a_gpu(wall=1.05)
     (rung,) = result.rungs
-    assert rung.verdict == verdicts.SLOWER and rung.gpu and rung.gpu.verdict == answers.LESS
+    assert rung.verdict == answers.SLOWER and rung.gpu and rung.gpu.verdict == answers.LESS
     assert report.conclusion(result) == "HEAD is slower or broken: baseline (wall time)"
     both = on_a_gpu(wall=1.05, gpu=1.05)
     assert report.conclusion(both).endswith("baseline (wall time and GPU time)")

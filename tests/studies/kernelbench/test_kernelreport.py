@@ -1,14 +1,18 @@
 """`ladder kernels`: verdicts, tables and the chart that follow from samples."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from ladder.base.text import NO_TIME
+from ladder.base.text import NO_TIME, less_than
+from ladder.publish.pages import studies
 from ladder.report import drawing
+from ladder.results.types import plain
 from ladder.studies.kernelbench import chart as kernelchart
 from ladder.studies.kernelbench import report as kernelreport
+from ladder.studies.kernelbench import schema
 from ladder.studies.kernelbench import verdicts as kernelverdicts
 from ladder.studies.kernelbench.bench import skipped
 from tests.support import made_up_kernels
@@ -40,11 +44,32 @@ def test_the_quickest_is_named(factors, verdict):
 
 
 def test_a_winner_is_never_forced():
-    assert judged(1.1, 3.0, 1.1, noise=0.01).verdict in ("ambiguous", "no measurable gain")
+    assert judged(1.1, 3.0, 1.1, noise=0.01).verdict in ("ambiguous", "less than")
     assert judged(1.1, 3.0, 1.12, noise=0.05).verdict == "ambiguous"
-    assert judged(1.1, 3.0, 1.1, noise=1e-5).verdict == "no measurable gain"
-    assert judged(1.1, 3.0, 1.1015, noise=1e-6).verdict == "no measurable gain"  # below 0.25%: of no use
-    assert judged(1.1, 3.0, 1.3, repeats=1).verdict == "ambiguous"
+    assert judged(1.1, 3.0, 1.1, noise=1e-5).verdict == "less than"
+    assert judged(1.1, 3.0, 1.1015, noise=1e-6).verdict == "less than"  # below 0.25%: of no use
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_fewer_than_three_repeats_decide_nothing(repeats):
+    row = judged(1.1, 3.0, 1.3, repeats=repeats)
+    assert row.verdict == "ambiguous" and row.floor is None
+    assert row.against["plain"].interval is None and row.against["plain"].below is None
+    assert row.against["plain"].times_faster == pytest.approx(3 / 1.1, rel=0.02)
+
+
+def test_less_than_is_shown_with_its_number_and_old_words_as_they_are():
+    row = judged(1.1, 3.0, 1.1, noise=1e-4)
+    below = row.against["compile"].below
+    assert below == pytest.approx(max(abs(np.log(row.against["compile"].interval))))
+    assert row.against["plain"].below is None
+    assert kernelreport.cells(row)[-1] == less_than(below) != "less than"
+    old = replace(row, verdict="no measurable gain", against={})
+    assert kernelreport.cells(old)[-1] == "no measurable gain"
+    result = replace(made_up_kernels.result([]), rows=[row, row, old])
+    assert "less than X%: 2; no measurable gain: 1" in kernelreport.markdown(result)
+    assert studies._kernel_cells(result.rows)[3] == "3"  # comparisons
+    assert schema.of_data(plain(result)) == result
 
 
 def test_noisy_twins_hide_what_they_differ_by():
