@@ -41,7 +41,7 @@ class Published:
     s_kimg: float  # seconds for a thousand images
 
 
-# Of which training they are, on which hardware and settings, and where they stand, says PUBLISHED_AS.
+# PUBLISHED_AS names their training, hardware and settings, and where they stand.
 PUBLISHED = (Published("V100", 20.84), Published("A100", 12.53))
 PUBLISHER = "NVIDIA's own"  # whose they are: a heading
 PUBLISHED_AS = (
