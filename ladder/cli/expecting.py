@@ -12,8 +12,11 @@ from ladder.results import store as results
 from ladder.results.types import Result, RungResult, Twin, plain
 from ladder.stats import rounds_budget
 
-USUAL_S = 8.0  # one visit of tiny on a CPU with two cores, or of article on a GPU
 USUAL = {"cpu": "tiny", "cuda": "article"}
+USUAL_S = {
+    "cpu": 20.0,
+    "cuda": 14.0,
+}  # of a run, for each visit: on two cores without BF16 arithmetic, on an H100
 QUICK_ROUNDS = 3
 
 
@@ -77,7 +80,7 @@ def of_run(
     minutes_: float | None,
 ) -> float | None:
     """Return the minutes of a new run, or None if nothing is known about its workload."""
-    seconds = visit_seconds(folder, workload) or (USUAL_S if USUAL[device] == workload else None)
+    seconds = visit_seconds(folder, workload) or (USUAL_S[device] if USUAL[device] == workload else None)
     rounds = rounds or (QUICK_ROUNDS if quick else None)
     if seconds is None:
         return None if rounds is not None else minutes_ or rounds_budget.MINUTES

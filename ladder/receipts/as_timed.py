@@ -17,7 +17,7 @@ from ladder.receipts import traces
 from ladder.receipts.seen import Crossing, Trace
 from ladder.receipts.watch import Watch
 
-CYCLE = 16
+CYCLE, ON_CPU = 16, 4  # traced steps
 
 
 @dataclass(frozen=True)
@@ -41,30 +41,28 @@ def trace(step: Any, ran: Callable[[], None] = lambda: None) -> Traced:
     with fetches_counted(step) as fetched:
         seen, waiting = traced_cycle(step, ran)
     tallied = {key: count - before[key] for key, count in tally(step).items()}
-    return Traced(crossings, copying, replayed, seen, waiting, fetched["fetched"], tallied)
+    return Traced(crossings, copying, replayed, seen, round(waiting, 3), fetched["fetched"], tallied)
 
 
 def traced_cycle(step: Any, ran: Callable[[], None] = lambda: None) -> tuple[Trace, float]:
-    """Run a lead-in, then one cycle as it is timed.
+    """Run a lead-in, then one cycle as it is timed. On a CPU, where no kernels are counted, it is a few steps.
 
     Returns the profiler's figures (on CUDA), and the milliseconds a step spent waiting for data.
     """
-    for _ in range(
-        math.ceil(step.data_capacity / CYCLE)
-    ):  # batches that idle workers hold ready would hide the waiting
-        step.cycle()
+    for _ in range(math.ceil(step.data_capacity)):  # batches that idle workers hold would hide the waiting
+        step.step()
     synchronize(step)
-    if step.device != "cuda":
-        waiting = fetching(step)
-        ran()
-        return {}, waiting
     waited: list[float] = []
-    trace = traces.traced(lambda: waited.append(fetching(step)), ran)
-    return trace, waited[0]
+    if step.device == "cuda":
+        seen = traces.traced(lambda: waited.append(fetching(step, step.cycle)), ran)
+        return seen, waited[0] / CYCLE
+    waited = [fetching(step, step.step) for _ in range(ON_CPU)]
+    ran()
+    return {}, sum(waited) / ON_CPU
 
 
-def fetching(step: Any) -> float:
-    """Run a cycle and return the milliseconds a step that the CPU spent getting batches from the loader."""
+def fetching(step: Any, run: Callable[[], None]) -> float:
+    """Run steps and return the milliseconds that the CPU spent getting their batches from the loader."""
     spent, original = 0.0, step.feed._fetch
 
     def fetch():
@@ -75,8 +73,8 @@ def fetching(step: Any) -> float:
         return batch
 
     with replaced(step.feed, "_fetch", fetch):
-        step.cycle()
-    return round(1000 * spent / CYCLE, 3)
+        run()
+    return 1000 * spent
 
 
 @contextlib.contextmanager
