@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
@@ -172,26 +171,10 @@ def refuse_unwritable(*folders: Path) -> None:
 @contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
     """Hold a lock on ``path`` while the block makes it. Other processes wait, then find it made."""
-    with _lock_file(path) as lock:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_name(f".{path.name}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
         yield
-
-
-@contextmanager
-def unless_held(path: Path) -> Iterator[bool]:
-    """Hold the lock of `one_at_a_time` if no other process does, and yield whether it is held now. Never waits."""
-    with _lock_file(path) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            ours = True
-        except BlockingIOError:
-            ours = False
-        yield ours
-
-
-def _lock_file(path: Path) -> IO[str]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return open(path.with_name(f".{path.name}.lock"), "w")
 
 
 def below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:

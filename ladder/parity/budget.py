@@ -1,25 +1,18 @@
-"""The budget of a precision: how far plain PyTorch strays from FP64 by itself, in several spellings of the step.
-
-On a GPU each spelling keeps the host busier than the device, and all inspectors of a precision need the same budget.
-So a few of them make it together. A spelling's errors are a file, its piece, until the budget's file is written.
-"""
+"""The budget of a precision: how far plain PyTorch strays from FP64 by itself, in several spellings of the step."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import shutil
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
 
 from ladder.base.errors import describe
-from ladder.base.files import one_at_a_time, replacing, unless_held
+from ladder.base.files import one_at_a_time, replacing
 from ladder.base.plain import Fields
 from ladder.parity import adam_state, reference, spread, whole_steps
 from ladder.parity.reference import Reference
@@ -33,7 +26,6 @@ FACTOR = 2.5
 RESOLVED = 0.25  # relative error of plain PyTorch above which a quantity is not judged
 LIMIT = 0.5  # no budget is wider: a missing tensor has an error of 1
 FLOOR = {"fp32": 1e-6, "tf32": 2**-12, "bf16": 2**-9, "fp16": 2**-12}  # one rounding is never outside
-HELPERS = 3  # processes that make spellings of a precision at once, each with one more step in memory
 
 
 def spellings(workload: Workload, precision: str, device: str) -> list[Fields]:
@@ -72,44 +64,12 @@ class Spread(TypedDict):
     errors: Errors  # the largest of all spellings and replays
 
 
-@dataclass(frozen=True)
-class Pieces:
-    """The files in which processes hand each other the errors of single spellings, beside the file of the spread.
-
-    A process that touches a piece holds a slot. The process that writes the spread holds all slots.
-    """
-
-    spread: Path
-    made_of: Mapping[str, Any]
-
-    @property
-    def folder(self) -> Path:
-        return self.spread.with_suffix("")
-
-    @property
-    def slots(self) -> list[Path]:
-        """Return the paths whose locks let a process help."""
-        return [self.spread.with_suffix(f".helper-{number}") for number in range(HELPERS)]
-
-    def path(self, number: int) -> Path:
-        return self.folder / f"{number}.json"
-
-    def get(self, number: int) -> list[Errors] | None:
-        """Return the errors of a spelling's replays, or None if its piece is missing or made otherwise."""
-        made = _kept(self.path(number), self.made_of)
-        return made["errors"] if made else None
-
-    def put(self, number: int, errors: list[Errors]) -> None:
-        _write(self.path(number), {"made_of": self.made_of, "errors": errors})
-
-
 def get_spread(
     ref: Reference, precision: str, device: str, tell: Tell, kinds: list[tuple[str, ...]] | None = None
 ) -> Spread:
     """Return the largest error of each tensor over all spellings and replays, kept beside the reference.
 
-    It is made anew if its way of making, or the kinds of steps, have changed. On a GPU several processes that ask at
-    once make it together.
+    It is made anew if its way of making, or the kinds of steps, have changed.
     """
     gpu = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     slug = "".join(c if c.isalnum() else "-" for c in f"{precision} {gpu}".lower())
@@ -117,15 +77,10 @@ def get_spread(
     sources = reference.made_by(__file__, spread.__file__, whole_steps.__file__, adam_state.__file__)
     made_of = {"by": sources, "spellings": spellings(ref.workload, precision, device)}
     made_of |= {"kinds": [*map(list, kinds or ())], "cudnn": torch.backends.cudnn.version()}
-    pieces = Pieces(path, made_of) if device == "cuda" else None  # a CPU has no core left for helpers
-    if pieces and not _kept(path, made_of):
-        _help(ref, pieces, device, tell, kinds)
-    with one_at_a_time(path), contextlib.ExitStack() as stack:
+    with one_at_a_time(path):
         made: Spread | None = _kept(path, made_of)
         if made is None:
-            for slot in pieces.slots if pieces else ():  # until nobody helps
-                stack.enter_context(one_at_a_time(slot))
-            runs, left_out = run_spellings(ref, precision, device, tell, kinds, pieces)
+            runs, left_out = run_spellings(ref, precision, device, tell, kinds)
             made = {
                 "precision": precision,
                 "spellings": list(runs),
@@ -134,8 +89,6 @@ def get_spread(
                 "errors": worst(runs),
             }
             _write(path, made)
-            if pieces:
-                shutil.rmtree(pieces.folder, ignore_errors=True)
     return made
 
 
@@ -150,67 +103,25 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
         temporary.write_text(json.dumps(content))
 
 
-def _help(
-    ref: Reference, pieces: Pieces, device: str, tell: Tell, kinds: list[tuple[str, ...]] | None
-) -> None:
-    """Make pieces that nobody makes, if a slot is free. A spelling that cannot run here is left to the last process.
-
-    The process that writes the spread waits for the slots. A helper waits for no lock of a piece or of a spread, so
-    the two never wait for each other.
-    """
-    for slot in pieces.slots:
-        with unless_held(slot) as ours:
-            if not ours:
-                continue
-            if not _kept(pieces.spread, pieces.made_of):  # it may have been written meanwhile
-                with contextlib.suppress(RuntimeError):  # no memory beside the others, or no kernel
-                    _make_missing(ref, pieces, device, tell, kinds)
-                torch.cuda.empty_cache()
-            return
-
-
-def _make_missing(
-    ref: Reference, pieces: Pieces, device: str, tell: Tell, kinds: list[tuple[str, ...]] | None
-) -> None:
-    ref, ran = ref.on(device), []
-    if kinds:  # may wait for a lock, and holds none of a piece yet
-        whole_steps.exact(ref, kinds, tell, device)
-    for number, recipe in enumerate(pieces.made_of["spellings"]):
-        # A process keeps cuDNN's plans, and cuDNN searches only for convolutions without a plan. One process that makes
-        # all spellings has the plans of the plain spelling by now. So must a helper: budgets depend on no luck.
-        if recipe.get("cudnn") == "benchmark" and pieces.made_of["spellings"][0] not in ran:
-            continue
-        with unless_held(pieces.path(number)) as ours:
-            if ours and pieces.get(number) is None:
-                pieces.put(number, _errors_of(ref, recipe, device, tell, kinds))
-                ran.append(recipe)
-                torch.cuda.empty_cache()
-
-
 def run_spellings(
     ref: Reference,
     precision: str,
     device: str,
     tell: Tell,
     kinds: list[tuple[str, ...]] | None = None,
-    pieces: Pieces | None = None,
 ) -> tuple[dict[str, list[Errors]], list[str]]:
     """Return (spelling -> errors of each replay, a line for each spelling that could not run).
-
-    Spellings that other processes have made come from their pieces.
 
     Raises:
         RuntimeError: fewer than two ran; one alone does not show a spread.
     """
     runs: dict[str, list[Errors]] = {}
     left_out = []
+    ref = ref.on(device)
     for number, recipe in enumerate(spellings(ref.workload, precision, device)):
         label = ", ".join(f"{k}: {v}" for k, v in recipe.items())
         try:
-            errors = pieces.get(number) if pieces else None
-            if errors is None:
-                ref = ref.on(device)  # once; nothing moves the next time
-                errors = _errors_of(ref, recipe, device, tell, kinds)
+            errors = _errors_of(ref, recipe, device, tell, kinds)
             runs[label if label not in runs else f"{label}, run {number + 1}"] = errors
         except (RuntimeError, NotImplementedError) as error:  # no kernel for it, or no memory
             left_out.append(f"{label}: {describe(error)}")

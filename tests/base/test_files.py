@@ -21,13 +21,3 @@ def test_a_folder_that_cannot_be_written_is_one_line_that_names_it(tmp_path):
             files.refuse_unwritable(tmp_path / name)
         assert str(tmp_path / name) in str(refused.value)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_a_lock_that_is_held_is_not_waited_for(tmp_path):
-    path = tmp_path / "new" / "made"
-    with files.one_at_a_time(path), files.unless_held(path) as ours:
-        assert not ours
-    with files.unless_held(path) as ours, files.unless_held(path) as theirs:
-        assert ours and not theirs
-    with files.unless_held(path) as ours:
-        assert ours

@@ -213,7 +213,7 @@ def counted(monkeypatch):
     """How often a budget was made; none is measured for it."""
     made = []
 
-    def run_spellings(ref, precision, device, tell, kinds=None, pieces=None):
+    def run_spellings(ref, precision, device, tell, kinds=None):
         made.append(precision)
         found = range(len(budgets.spellings(ref.workload, precision, device)))
         return {f"spelling {number}": [{"D_main/loss/loss": 0.0}] for number in found}, []
