@@ -26,7 +26,12 @@ Examples:
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")
 @click.argument("file", metavar="[FILE]", required=False, type=options.FILE)
-@options.workload_option("the workload of the best result")
+@click.option(
+    "-w",
+    "--workload",
+    metavar="NAME|FILE",
+    help="The workload of the stored results to choose from. [default: any]",
+)
 @click.option("--markdown", metavar="FILE", type=options.FILE, help="Write the explanation to this file.")
 @options.json_option
 def explain(

@@ -16,6 +16,7 @@ from ladder.receipts import categories, kernel_families
 from ladder.report import explain
 from ladder.results import parts, ranking
 from ladder.results import store as results
+from ladder.results.combine import merging
 from tests.support import made_up, two_clocks
 from tests.support.commands import refused, succeed
 from tests.support.typed import typed
@@ -134,13 +135,15 @@ def test_the_first_line_says_what_the_difference_is_made_of(pair: Path) -> None:
     assert "of one process: 49.23 ms in generation 1 and 42.22 ms in generation 1; nothing is scaled" in said
     back = succeed("explain", "fused_act", "data_loading", pair).stdout
     assert back.startswith("data_loading: 7.01 ms more GPU work than fused_act: elementwise +9.08 ms")
+    assert "data_loading: the GPU's work takes 1.11x more time; the step is 1.12x slower" in back
+    assert "the GPU's work takes 1.11x less time; the step is 1.12x faster" in said
 
 
 def test_a_kernel_too_short_for_the_other_list_is_not_called_new(tmp_path: Path) -> None:
-    """The 41st kernel of a step has no name in a result."""
+    """The 41st kernel of a step has no name in a result, but its family is known if it is ours."""
     many = [(f"elementwise_kernel_{number}", 50.0) for number in range(profiling.HEAVIEST)]
-    before = planted(CONV, *many)
-    after = planted(CONV, ("gemm_small", 30.0), ("gemm_large", 90.0))
+    before = planted(CONV, *many, ("modulate_kernel", 20.0))
+    after = planted(CONV, ("gemm_small", 30.0), ("gemm_large", 90.0), ("modulate_kernel", 80.0))
     made = typed(run(data_loading=before, fused_act=after))
     was, now = (parts.parts_of(ranking.rung_of(made, name)) for name in ("data_loading", "fused_act"))
     assert was and now and list(parts.appeared(was, now)) == ["gemm_large"]
@@ -184,7 +187,8 @@ def test_two_files_stand_for_their_tops_or_for_a_rung(tmp_path: Path) -> None:
 
 
 def test_compare_names_the_parts_of_a_difference(tmp_path: Path) -> None:
-    first, second = run(fused_act=BEFORE), run(fused_act=AFTER)
+    other = planted(CONV, (ADD, 9_000.0), ("void reduce_kernel<512, 1>", 230.0))  # as long as before
+    first, second = run(fused_act=BEFORE, bf16=BEFORE), run(fused_act=AFTER, bf16=other)
     a, b = written(tmp_path / "a.json", first), written(tmp_path / "b.json", second)
     lines = succeed("compare", a, b).stdout.splitlines()
     assert (
@@ -194,6 +198,22 @@ def test_compare_names_the_parts_of_a_difference(tmp_path: Path) -> None:
         .startswith("elementwise -9.08 ms, fused: activation and bias +2.20 ms")
     )
     assert sum("elementwise" in line for line in lines) == 1  # rungs without a difference have none
+
+
+def test_a_merged_result_has_the_profile_of_its_first_cycle(tmp_path: Path) -> None:
+    made = []
+    for day, (profile, gpu_ms) in enumerate((BEFORE, AFTER), start=1):
+        one = made_up.judged_run(seed=day) | {"started": f"2026-11-2{day}T10:15:00+00:00"}
+        one["workload"]["data"] = None
+        one["rungs"][-1]["profile"] = profile
+        for each in one["rungs"][-1]["rounds"]:
+            cycle = {"gpu_ms": gpu_ms, "wall_ms": 60.0, "kernels": 3.0, "sm_mhz": 1980.0}
+            each["profiled"] = [cycle]
+        made.append(written(tmp_path / f"{day}.json", one))
+    merged = merging.merge(made[::-1])
+    found = parts.parts_of(merged.rungs[-1])
+    assert found and (found.gpu_ms, found.generation) == (BEFORE[1], 0)
+    assert found.work[categories.ELEMENTWISE].ms == pytest.approx(9.1)
 
 
 # --- what cannot be -------------------------------------------------------------------------------------------------
@@ -274,6 +294,8 @@ def test_show_ends_with_the_largest_changes(stored: Path) -> None:
     )
     assert lines[-1].startswith("        (GPU work of a step, data_loading -> fused_act: ")
     assert "Parts:" not in succeed("show", "bf16").stdout
+    written(stored / "nvidia-h200" / "noise.json", run(set_to_none=BEFORE, cuda_graphs=AFTER))
+    assert "Parts:" not in succeed("show", "cuda_graphs").stdout
 
 
 def test_names_are_escaped_for_where_they_go(pair: Path) -> None:
