@@ -15,11 +15,13 @@ from ladder.base.paths import ROOT
 from ladder.base.yamlfile import remarks
 from ladder.cli import options
 from ladder.plan import catalog
-from ladder.results import ranking, values, words
+from ladder.results import parts, ranking, values, words
 from ladder.results.types import Gain, RungResult, given
 from stylegan_lite.config import suggestion
 
 RESULTS = ROOT / "results" / "ladder"
+CHANGES = 3  # categories that `ladder show` tells of a rung
+OPEN = (*values.INSIDE, values.AMBIGUOUS, values.TOO_FEW, None)  # verdicts without a difference to explain
 FIRST = ("article", "full")  # ladders listed first; the others follow by name
 
 
@@ -156,7 +158,39 @@ def _own(name: str) -> list[str]:
     if result.protocol.quick or few < ranking.results.FEWEST_ROUNDS:
         told.append("not to be quoted")
     where = f"{texts.plain(result.workload['name'])}, {_so_many(few, 'round')}, {result.started[:10]}"
-    return [f"Here:   {'; '.join(told)}", f"        ({where}: {os.path.relpath(path)})"]
+    return [
+        f"Here:   {'; '.join(told)}",
+        f"        ({where}: {os.path.relpath(path)})",
+        *_parts(name, here),
+    ]
+
+
+def _parts(name: str, here: list[ranking.Stored]) -> list[str]:
+    """Return the lines on the largest changes of GPU work that the rung made, from the best result with profiles.
+
+    Returns an empty list if there is no such result, or if the change of GPU time is inside the noise.
+    """
+    found = ranking.newest(each for each in here if all(_with_parts(each[1], name)))
+    if found is None:
+        return []
+    path, result = found
+    rung, (before, after) = ranking.rung_of(result, name), _with_parts(result, name)
+    if not (before and after and rung and rung.gpu_gain) or rung.gpu_verdict in OPEN:
+        return []
+    rows = [row for row in parts.changes(before, after) if row.ms][:CHANGES]
+    told = [f"{texts.plain(row.category)} {row.before.ms:.2f} -> {row.after.ms:.2f} ms" for row in rows]
+    against = texts.plain(rung.gpu_gain.against)
+    return [
+        f"Parts:  {'; '.join(told)}",
+        f"        (GPU work of a step, {against} -> {name}: {os.path.relpath(path)})",
+    ]
+
+
+def _with_parts(result: ranking.Result, name: str) -> tuple[parts.Parts | None, parts.Parts | None]:
+    """Return the parts of the rung that this rung was judged against, and those of the rung itself."""
+    rung = ranking.rung_of(result, name)
+    against = ranking.rung_of(result, rung.gpu_gain.against) if rung and rung.gpu_gain else None
+    return parts.parts_of(against) if against else None, parts.parts_of(rung) if rung else None
 
 
 def _at_top(name: str, result: ranking.Result) -> str:

@@ -14,10 +14,15 @@ from pathlib import Path
 
 from ladder.base import files
 from ladder.base.errors import UserError
-from ladder.publish.pages import ladders, studies, targets
+from ladder.publish.pages import explained, ladders, studies, targets
 from ladder.publish.pages.committed import Committed, checked_out
 
-TABLES: dict[str, Callable[..., str]] = {**ladders.TABLES, **studies.TABLES, **targets.TABLES}
+TABLES: dict[str, Callable[..., str]] = {
+    **ladders.TABLES,
+    **explained.TABLES,
+    **studies.TABLES,
+    **targets.TABLES,
+}
 OPENING = re.compile(r"^<!-- table: ([^>]*?) -->$", re.MULTILINE)
 REGION = re.compile(r"^(<!-- table: ([^>]*?) -->\n)(.*?)^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
 HERE = "(@/"  # a link's beginning, for the folder of the checkout

@@ -17,7 +17,7 @@ from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.machine import environment
 from ladder.plan import content
-from ladder.results import derive, identity, sources
+from ladder.results import derive, identity, parts, sources
 from ladder.results import store as results
 from ladder.results.publishable import publishable
 from ladder.results.types import Noise, Result, RungResult, given, head
@@ -172,6 +172,21 @@ def _judge(names: list[str], kinds: dict[str, str], sides: list[Side], *, gpu: b
     }
 
 
+def seen(before: Result, name: str, after: Result, other: str, *, gpu: bool) -> Seen:
+    """Return the answer on a rung of one result and a rung of another: GPU time, or the step's time.
+
+    The verdict is "" where a side has no values, or where its noise is unknown.
+    """
+    sides: list[Side] = []
+    for result, rung in ((before, name), (after, other)):
+        kind = next((each.kind for each in result.rungs if each.name == rung), None) or "host"
+        noise = (result.gpu_noise if gpu else result.noise) or {}
+        times = (derive.gpu_values if gpu else derive.wall_values)(result).get(rung, {})
+        sides.append(({"": times}, {"": noise[kind]} if kind in noise else noise))
+    found = _judge([""], {"": ""}, sides, gpu=gpu).get("")
+    return Seen(found.verdict, found.ratio, found.below) if found else Seen()
+
+
 def _floor(kind: str, noise: dict[str, Noise]) -> answers.Floor:
     """Return the floor of a kind of rung; the largest that there is, in a run without that kind's."""
     found = noise[kind] if kind in noise else max(noise.values(), key=lambda each: each.floor)
@@ -216,8 +231,20 @@ def show(before: Path, after: Path, anyway: bool, as_json: bool) -> bool:
             work = Seen(row.gpu_verdict, row.gpu_ratio, row.gpu_below)
             said = _said(row.gpu_before_ms, row.gpu_after_ms, work, row.gpu_interval, "")
             lines.append(f"{'':<{wide}} GPU  {said}".rstrip())
+            if made_of := _made_of(first, second, row):
+                lines.append(f"{'':<{wide}}      {made_of}")
     print("\n".join(lines))
     return any(row.is_slower for row in rows)
+
+
+def _made_of(before: Result, after: Result, row: Compared) -> str:
+    """Return what a difference of GPU time is made of; "" inside the noise, or where a profile is missing."""
+    if row.gpu_verdict not in (FASTER, SLOWER):
+        return ""
+    was, now = (
+        next(parts.parts_of(rung) for rung in each.rungs if rung.name == row.name) for each in (before, after)
+    )
+    return parts.made_of(was, now) if was and now else ""
 
 
 def _said(

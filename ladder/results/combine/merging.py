@@ -20,7 +20,17 @@ from ladder.base.errors import UserError
 from ladder.results import check, code_digest, derive, judging, record, sources, types
 from ladder.results import store as results
 from ladder.results.combine import belonging
-from ladder.results.types import ABSENT, Absent, Merged, Plain, Protocol, Result, RungResult, Twin
+from ladder.results.types import (
+    ABSENT,
+    Absent,
+    KernelProfile,
+    Merged,
+    Plain,
+    Protocol,
+    Result,
+    RungResult,
+    Twin,
+)
 from ladder.stats import rounds_budget
 from stylegan_lite.config import Recipe
 
@@ -192,9 +202,15 @@ def _joined(newest: Record, parts: list[Record | None], numbers: Numbers, found:
     }
     if isinstance(newest, RungResult):
         changed |= _checks(cast(Any, known)) | {
-            "elsewhere": _elsewhere(cast(Any, parts), chosen.status, found)
+            "elsewhere": _elsewhere(cast(Any, parts), chosen.status, found),
+            "profile": _profile(cast(Any, known)),
         }
     return replace(newest, **changed)
+
+
+def _profile(known: Sequence[RungResult]) -> KernelProfile | Absent | None:
+    """Return the profile of the oldest run with profiled cycles: a profile is that of the first of all cycles."""
+    return next((rung.profile for rung in known if any(each.profiled for each in rung.rounds)), ABSENT)
 
 
 def _checks(known: Sequence[RungResult]) -> dict[str, Any]:

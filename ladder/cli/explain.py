@@ -1,0 +1,58 @@
+"""The command `ladder explain`: what the difference of two rungs, or of two results, consists of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from ladder.base import files
+from ladder.base.paths import ROOT
+from ladder.cli import options
+
+RESULTS = ROOT / "results" / "ladder"
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  ladder explain data_loading fused_act                     two rungs of the best result of this machine
+  ladder explain baseline fused_act -w article-b32          of the best result of a workload
+  ladder explain bf16 fused_act RESULT.json --markdown explained.md
+  ladder explain a.json b.json                              the tops of two results
+  ladder explain a.json:fused_act b.json:fused_act --json   a rung of each"""
+)
+@click.argument("before", metavar="A")
+@click.argument("after", metavar="B")
+@click.argument("file", metavar="[FILE]", required=False, type=options.FILE)
+@click.option(
+    "-w",
+    "--workload",
+    metavar="NAME|FILE",
+    help="The workload of the stored results to choose from. [default: any]",
+)
+@click.option("--markdown", metavar="FILE", type=options.FILE, help="Write the explanation to this file.")
+@options.json_option
+def explain(
+    before: str, after: str, file: Path | None, workload: str | None, markdown: Path | None, as_json: bool
+) -> None:
+    """Explain from stored profiles why B takes another time than A. No GPU is needed.
+
+    A and B are rungs of one result, or two result files; a file stands for its top, and FILE:RUNG for a rung. The
+    table has milliseconds and launches by category of kernels. A difference below the noise floor is told as "no
+    difference" and is not explained. A run on a GPU stores a profile of each rung.
+    """
+    from ladder.report import explain as explaining
+    from ladder.report import sides, tables
+
+    pair = sides.sides(before, after, file, workload, RESULTS)
+    if markdown is not None:
+        tables.refuse_outputs([markdown], [each.path for each in pair])
+    found = explaining.explain(*pair)
+    if as_json:
+        click.echo(json.dumps(explaining.data(found), indent=1, allow_nan=False))
+    else:
+        click.echo(explaining.text(found))
+    if markdown is not None:
+        files.write(markdown, explaining.markdown(found))

@@ -1,0 +1,118 @@
+"""The parts of a profiled step: milliseconds and launches by category, and how two steps differ. Pure functions.
+
+Nothing here imports numpy or torch: `ladder show` reads parts, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ladder.base.text import plain
+from ladder.receipts import categories, kernel_families
+from ladder.results.types import KernelFamily, RungResult
+
+ROUNDED = 0.002  # ms: every part of a profile is rounded, and there are at most 200
+REST = " other kernels"  # the end of the row for all kernels beside the heaviest
+MOST = 4  # parts that a sentence names
+LEAST = 0.1  # of the largest part: smaller ones are told as the rest
+
+
+@dataclass(frozen=True)
+class Work:
+    """The GPU's work of one category in a step: milliseconds and launches."""
+
+    ms: float = 0.0
+    launches: float = 0.0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a step in the profiled cycle of one process."""
+
+    gpu_ms: float  # union over all streams, of that cycle
+    generation: int  # of the process, from 0
+    work: Mapping[str, Work]  # by category
+    kernels: Mapping[str, float]  # ms of the heaviest kernels by name
+    ours: frozenset[str]  # names of all kernels of ours, the short ones, too
+    unlisted_ms: float  # a kernel that is not listed takes at most so many ms
+
+    @property
+    def overlap_ms(self) -> float:
+        """The milliseconds that the parts count twice, because two kernels ran at the same time."""
+        return sum(each.ms for each in self.work.values()) - self.gpu_ms
+
+    @property
+    def launches(self) -> float:
+        """The kernels and copies of a step."""
+        return sum(each.launches for each in self.work.values())
+
+
+@dataclass(frozen=True)
+class Change:
+    """One category in two steps."""
+
+    category: str
+    before: Work
+    after: Work
+
+    @property
+    def ms(self) -> float:
+        """The milliseconds that the second step has more of it."""
+        return self.after.ms - self.before.ms
+
+
+def parts_of(rung: RungResult) -> Parts | None:
+    """Return the parts of a rung's profiled step, or None without a profile.
+
+    The profile is that of the first cycle of the first process that has one. The union of kernels is never longer than
+    their sum, so a profile that is shorter than its cycle belongs to another one. Its parts are None, too.
+    """
+    first = next((each for each in rung.rounds if each.profiled), None)
+    if not rung.profile or first is None or not first.profiled:
+        return None
+    work: dict[str, Work] = {}
+    for family in rung.profile.families:
+        name = categories.category(family.name)
+        had = work.get(name, Work())
+        work[name] = Work(had.ms + family.ms, had.launches + family.launches)
+    kernels, unlisted = _heaviest(rung.profile.kernels)
+    own = (each.name for each in rung.profile.families if each.name.startswith(kernel_families.OURS))
+    ours = frozenset(name.removeprefix(kernel_families.OURS) for name in own)
+    found = Parts(first.profiled[0].gpu_ms, first.round, work, kernels, ours, unlisted)
+    return found if found.overlap_ms >= -ROUNDED else None
+
+
+def _heaviest(rows: list[KernelFamily]) -> tuple[dict[str, float], float]:
+    """Return the listed kernels' ms by name, and how long an unlisted kernel may take at most."""
+    listed = {row.name: row.ms for row in rows if not row.name.endswith(REST)}
+    return listed, min(listed.values(), default=0.0) if len(listed) < len(rows) else 0.0
+
+
+def changes(before: Parts, after: Parts) -> list[Change]:
+    """Return every category of two steps, the largest change first."""
+    names = dict.fromkeys([*before.work, *after.work])
+    rows = [Change(name, before.work.get(name, Work()), after.work.get(name, Work())) for name in names]
+    return sorted(rows, key=lambda row: -abs(row.ms))
+
+
+def appeared(before: Parts, after: Parts) -> dict[str, float]:
+    """Return ms by name of the second step's kernels that the first lacks, the heaviest first.
+
+    A kernel counts only if the first step's list of the heaviest would show a kernel of that length.
+    """
+    known = before.kernels.keys() | before.ours
+    new = {name: ms for name, ms in after.kernels.items() if name not in known and ms > before.unlisted_ms}
+    return dict(sorted(new.items(), key=lambda each: -each[1]))
+
+
+def made_of(before: Parts, after: Parts) -> str:
+    """Return what a difference is made of: `elementwise -6.25 ms, reductions -2.42 ms, the rest +0.10 ms`.
+
+    All numbers together are the difference of GPU time.
+    """
+    rows = changes(before, after)
+    named = [row for row in rows[:MOST] if row.ms and abs(row.ms) >= LEAST * abs(rows[0].ms)]
+    rest = after.gpu_ms - before.gpu_ms - sum(row.ms for row in named)
+    said = [f"{plain(row.category)} {row.ms:+.2f} ms" for row in named]
+    return ", ".join([*said, *([f"the rest {rest:+.2f} ms"] if abs(rest) >= 0.005 else [])])

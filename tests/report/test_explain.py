@@ -1,0 +1,327 @@
+"""Explanations: planted kernels lie in their categories, parts add up to GPU time, noise is not explained."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladder.cli import explain as command
+from ladder.engine import profiling
+from ladder.plan import catalog
+from ladder.receipts import categories, kernel_families
+from ladder.report import explain
+from ladder.results import parts, ranking
+from ladder.results import store as results
+from ladder.results.combine import merging
+from tests.support import made_up, two_clocks
+from tests.support.commands import refused, succeed
+from tests.support.typed import typed
+
+Plain = dict[str, Any]
+US = 16_000  # ns in a cycle of 16 steps: a microsecond a step
+STREAM = 7
+
+
+def planted(*kernels: tuple[str, float], beside: tuple[tuple[str, float], ...] = ()) -> tuple[Plain, float]:
+    """Return the profile of a cycle, and its GPU ms a step.
+
+    Kernels, by name and microseconds a step, follow one another. Those of `beside` run on a second stream meanwhile.
+    """
+    events: list[kernel_families.Event] = []
+    for stream, given in ((STREAM, kernels), (STREAM + 1, beside)):
+        at = 0
+        for name, us in given:
+            events.append((name, True, stream, at, at + round(us * US)))
+            at += round(us * US)
+    return profiling.composition(events), sum(us for _, us in kernels) / 1000
+
+
+CONV = ("sm90_xmma_fprop_implicit_gemm_bf16", 40_000.0)
+ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >"
+BEFORE = planted(CONV, (ADD, 9_100.0), ("void reduce_kernel<512, 1>", 130.0))
+AFTER = planted(CONV, ("bias_act_kernel", 1_200.0), ("bias_act_grad_kernel", 1_000.0), (ADD, 15.0))
+
+
+def run(**profiles: tuple[Plain, float]) -> Plain:
+    """Return a judged result in which these rungs have a profile; their GPU times agree with it."""
+    made = two_clocks.run()
+    for rung in made["rungs"]:
+        if rung["name"] in profiles:
+            profile, gpu_ms = profiles[rung["name"]]
+            rung["profile"] = profile
+            for each in rung["rounds"]:
+                each["profiled"] = [{**cycle, "gpu_ms": gpu_ms} for cycle in each["profiled"]]
+    return made
+
+
+def written(path: Path, made: Plain) -> Path:
+    results.write(path, made)
+    return path
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    return written(tmp_path / "r.json", run(data_loading=BEFORE, fused_act=AFTER))
+
+
+def told(*arguments: object) -> Plain:
+    return json.loads(succeed("explain", *arguments, "--json").stdout)
+
+
+@pytest.mark.parametrize(
+    "name, category",
+    [
+        ("sm90_xmma_wgrad_implicit_gemm_bf16", categories.CONVOLUTION),
+        ("void cudnn::cnn::conv2d_grouped_direct_kernel<false>", categories.RESAMPLING),
+        ("void cudnn::ops::nchwToNhwcKernel<float>", categories.LAYOUT),
+        ("nvjet_tst_192x192_64x4", categories.MATMUL),
+        ("void batch_norm_backward_kernel<float>", categories.NORMALIZATION),
+        ("Memcpy HtoD (Pinned -> Device)", categories.COPIES),
+        ("triton_poi_fused_add_3", categories.COMPILED),
+        ("filter_act_modulate_grad_kernel", "fused: resampling, activation and modulation"),
+        ("filter_act_kernel", "fused: resampling and activation"),
+        ("bias_act_residual_kernel", "fused: activation, bias and residual sum"),
+        ("adam_kernel", categories.OPTIMIZER),
+        ("unheard_of", categories.OTHER),
+    ],
+)
+def test_a_planted_kernel_lies_in_its_category_to_ten_microseconds(
+    name: str, category: str, tmp_path: Path
+) -> None:
+    path = written(
+        tmp_path / "r.json", run(data_loading=planted(CONV), fused_act=planted(CONV, (name, 734.0)))
+    )
+    found = {row["category"]: row for row in told("data_loading", "fused_act", path)["categories"]}
+    assert abs(found[category]["change_ms"] - 0.734) < 0.010 and found[category]["launches_after"] >= 1 / 16
+    assert all(abs(row["change_ms"]) < 0.001 for other, row in found.items() if other != category)
+
+
+def test_every_family_and_every_kernel_of_ours_has_a_category() -> None:
+    known = {family for family, _ in kernel_families.PATTERNS} | {kernel_families.OTHER}
+    assert known == set(categories.OF_FAMILY)
+    lines = [beginning for beginning, _ in categories.OF_OURS]
+    without = [name for name in kernel_families.own_kernels() if not name.startswith(tuple(lines))]
+    assert not without, "add a line to ladder.receipts.categories"
+    assert categories.category("Triton: new_trick_kernel") == "fused: new trick"
+
+
+def test_parts_without_the_overlap_are_gpu_time(tmp_path: Path) -> None:
+    two = planted(CONV, (ADD, 500.0), beside=(("Memcpy HtoD (Pinned -> Device)", 300.0),))
+    found = told(
+        "data_loading", "fused_act", written(tmp_path / "r.json", run(data_loading=BEFORE, fused_act=two))
+    )
+    for side in ("before", "after"):
+        ms = sum(row[f"{side}_ms"] for row in found["categories"])
+        assert abs(ms - found[side]["overlap_ms"] - found[side]["gpu_ms"]) < 1e-9
+    assert abs(found["after"]["overlap_ms"] - 0.3) < 1e-4 and abs(found["before"]["overlap_ms"]) < 1e-4
+    said = succeed("explain", "data_loading", "fused_act", tmp_path / "r.json").stdout
+    (row,) = [line.split() for line in said.splitlines() if line.startswith("of it at the same time  ")]
+    assert row[-3:] == ["0.00", "-0.30", "-0.30"]
+
+
+def test_the_first_line_says_what_the_difference_is_made_of(pair: Path) -> None:
+    lines = succeed("explain", "data_loading", "fused_act", pair).stdout.splitlines()
+    assert lines[0] == (
+        "fused_act: 7.01 ms less GPU work than data_loading: elementwise -9.08 ms,"
+        " fused: activation and bias +2.20 ms, the rest -0.13 ms"
+    )
+    said = "\n".join(lines)
+    assert "kernels that appeared: bias_act_kernel 1.20 ms, bias_act_grad_kernel 1.00 ms" in said
+    assert "kernels that went: reduce_kernel 0.13 ms" in said
+    assert "of one process: 49.23 ms in generation 1 and 42.22 ms in generation 1; nothing is scaled" in said
+    back = succeed("explain", "fused_act", "data_loading", pair).stdout
+    assert back.startswith("data_loading: 7.01 ms more GPU work than fused_act: elementwise +9.08 ms")
+    assert "data_loading: the GPU's work takes 1.11x more time; the step is 1.12x slower" in back
+    assert "the GPU's work takes 1.11x less time; the step is 1.12x faster" in said
+
+
+def test_a_kernel_too_short_for_the_other_list_is_not_called_new(tmp_path: Path) -> None:
+    """The 41st kernel of a step has no name in a result, but its family is known if it is ours."""
+    many = [(f"elementwise_kernel_{number}", 50.0) for number in range(profiling.HEAVIEST)]
+    before = planted(CONV, *many, ("modulate_kernel", 20.0))
+    after = planted(CONV, ("gemm_small", 30.0), ("gemm_large", 90.0), ("modulate_kernel", 80.0))
+    made = typed(run(data_loading=before, fused_act=after))
+    was, now = (parts.parts_of(ranking.rung_of(made, name)) for name in ("data_loading", "fused_act"))
+    assert was and now and list(parts.appeared(was, now)) == ["gemm_large"]
+
+
+def test_a_difference_inside_the_noise_is_not_explained(tmp_path: Path) -> None:
+    made = run(set_to_none=BEFORE, cuda_graphs=AFTER)
+    rung = next(each for each in made["rungs"] if each["name"] == "cuda_graphs")
+    assert rung["gpu_verdict"] == "less than"
+    path = written(tmp_path / "r.json", made)
+    said = succeed("explain", "set_to_none", "cuda_graphs", path).stdout
+    assert said.startswith("no difference: ") and "less than 1.2%" in said.splitlines()[0]
+    assert "elementwise" not in said and "appeared" not in said and "waiting" in said
+    found = told("set_to_none", "cuda_graphs", path)
+    assert not found["differs"] and not found["categories"] and not found["appeared"]
+
+
+def test_rungs_that_are_no_neighbours_are_judged_by_their_generations(tmp_path: Path) -> None:
+    made = run(baseline=BEFORE, fused_act=AFTER, bf16=BEFORE, set_to_none=AFTER)
+    path = written(tmp_path / "r.json", made)
+    assert told("baseline", "fused_act", path)["gpu_verdict"] == "faster"
+    for rung in made["rungs"]:  # the same GPU time in every generation
+        for each in rung["rounds"]:
+            each["profiled"] = [{**cycle, "gpu_ms": 42.0} for cycle in each["profiled"]]
+    assert not told("baseline", "fused_act", written(tmp_path / "same.json", made))["differs"]
+
+
+def test_two_files_stand_for_their_tops_or_for_a_rung(tmp_path: Path) -> None:
+    first, second = run(fused_act=BEFORE, bf16=BEFORE), run(fused_act=AFTER)
+    second["machine"]["torch"] = "2.14.0"
+    a, b = written(tmp_path / "a.json", first), written(tmp_path / "b.json", second)
+    said = succeed("explain", a, b).stdout
+    assert said.startswith(
+        "fused_act after: 7.01 ms less GPU work than fused_act before: elementwise -9.08 ms"
+    )
+    assert "differs: torch: 2.11.0 and 2.14.0" in said
+    assert succeed("explain", f"{a}:bf16", b).stdout.startswith(
+        "fused_act: 7.01 ms less GPU work than bf16: "
+    )
+    assert not told(a, written(tmp_path / "same.json", first))["differs"]
+
+
+def test_compare_names_the_parts_of_a_difference(tmp_path: Path) -> None:
+    other = planted(CONV, (ADD, 9_000.0), ("void reduce_kernel<512, 1>", 230.0))  # as long as before
+    first, second = run(fused_act=BEFORE, bf16=BEFORE), run(fused_act=AFTER, bf16=other)
+    a, b = written(tmp_path / "a.json", first), written(tmp_path / "b.json", second)
+    lines = succeed("compare", a, b).stdout.splitlines()
+    assert (
+        lines[-1]
+        .split("  ")[-1]
+        .strip()
+        .startswith("elementwise -9.08 ms, fused: activation and bias +2.20 ms")
+    )
+    assert sum("elementwise" in line for line in lines) == 1  # rungs without a difference have none
+
+
+def test_a_merged_result_has_the_profile_of_its_first_cycle(tmp_path: Path) -> None:
+    made = []
+    for day, (profile, gpu_ms) in enumerate((BEFORE, AFTER), start=1):
+        one = made_up.judged_run(seed=day) | {"started": f"2026-11-2{day}T10:15:00+00:00"}
+        one["workload"]["data"] = None
+        one["rungs"][-1]["profile"] = profile
+        for each in one["rungs"][-1]["rounds"]:
+            cycle = {"gpu_ms": gpu_ms, "wall_ms": 60.0, "kernels": 3.0, "sm_mhz": 1980.0}
+            each["profiled"] = [cycle]
+        made.append(written(tmp_path / f"{day}.json", one))
+    merged = merging.merge(made[::-1])
+    found = parts.parts_of(merged.rungs[-1])
+    assert found and (found.gpu_ms, found.generation) == (BEFORE[1], 0)
+    assert found.work[categories.ELEMENTWISE].ms == pytest.approx(9.1)
+
+
+# --- what cannot be -------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_profile_is_one_line_that_says_where_there_are_some(
+    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "RESULTS", tmp_path / "stored")
+    assert "no results here; `ladder run`" in refused("explain", "baseline", "bf16")
+    line = refused("explain", "baseline", "bf16", pair)
+    assert "rung baseline has no profile: its run stored none" in line and "files with one" not in line
+    written(tmp_path / "stored" / "nvidia-h200" / "with.json", json.loads(pair.read_text()))
+    assert (
+        "files with one: " in (line := refused("explain", "baseline", "bf16", pair)) and "with.json" in line
+    )
+    cpu = written(tmp_path / "cpu.json", made_up.cpu_run())
+    assert "a CPU's run has none" in refused("explain", "baseline", "channels_last", cpu)
+
+
+def test_a_profile_of_another_cycle_is_none(tmp_path: Path) -> None:
+    """Kernels never take less than their union."""
+    profile, gpu_ms = AFTER
+    path = written(tmp_path / "r.json", run(data_loading=BEFORE, fused_act=(profile, gpu_ms + 1)))
+    assert "fused_act has no profile" in refused("explain", "data_loading", "fused_act", path)
+
+
+def test_what_cannot_be_explained_is_one_line(pair: Path, tmp_path: Path) -> None:
+    assert "no rung 'fused_akt'; did you mean 'fused_act' or" in refused("explain", "bf16", "fused_akt", pair)
+    assert "named twice" in refused("explain", "bf16", "bf16", pair)
+    assert "two rungs, or two files" in refused("explain", "bf16", pair)
+    assert "leave out FILE" in refused("explain", pair, f"{pair}:bf16", pair)
+    assert "leave out --workload" in refused("explain", "baseline", "bf16", pair, "-w", "article")
+    assert "cannot be read" in refused("explain", tmp_path / "no.json", pair)
+    made = json.loads(pair.read_text())
+    made["rungs"][2] = made_up.rung("bf16")
+    path = written(tmp_path / "na.json", made)
+    assert "bf16 has no number (needs a CUDA GPU)" in refused("explain", "bf16", "fused_act", path)
+    assert "would be overwritten" in refused("explain", "data_loading", "fused_act", pair, "--markdown", pair)
+
+
+# --- which result, and how it is shown ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of results of this machine: one with profiles, a newer one without, and one of another workload."""
+    from ladder.cli import listing
+
+    folder = tmp_path / "stored"
+    for module in (command, listing):
+        monkeypatch.setattr(module, "RESULTS", folder)
+    monkeypatch.setattr(ranking, "machines_here", lambda: ["nvidia-h200"])
+    made = run(data_loading=BEFORE, fused_act=AFTER)
+    made["workload"] = {**catalog.load_workload("article")[1], "name": "article", "data": None}
+    written(folder / "nvidia-h200" / "old.json", made)
+    without = copy.deepcopy(made) | {"started": "2027-01-01T00:00:00+00:00"}
+    for rung in without["rungs"]:
+        rung.pop("profile", None)
+    written(folder / "nvidia-h200" / "new.json", without)
+    other = copy.deepcopy(made) | {"started": "2027-02-01T00:00:00+00:00"}
+    other["workload"] |= {"resolution": 64, "name": "other"}
+    written(folder / "nvidia-h200" / "other.json", other)
+    return folder
+
+
+def test_without_a_file_the_newest_result_with_profiles_is_taken(stored: Path) -> None:
+    assert told("data_loading", "fused_act")["before"]["file"].endswith("other.json")
+    assert told("data_loading", "fused_act", "-w", "article")["before"]["file"].endswith("old.json")
+    assert "no results of workload large here" in refused("explain", "bf16", "fused_act", "-w", "large")
+    assert "no result here has a rung 'bf61'; did you mean 'bf16'" in refused("explain", "bf61", "fused_act")
+
+
+def test_show_ends_with_the_largest_changes(stored: Path) -> None:
+    lines = succeed("show", "fused_act").stdout.splitlines()
+    assert lines[-2] == (
+        "Parts:  elementwise 9.10 -> 0.01 ms; fused: activation and bias 0.00 -> 2.20 ms; reductions 0.13 -> 0.00 ms"
+    )
+    assert lines[-1].startswith("        (GPU work of a step, data_loading -> fused_act: ")
+    assert "Parts:" not in succeed("show", "bf16").stdout
+    written(stored / "nvidia-h200" / "noise.json", run(set_to_none=BEFORE, cuda_graphs=AFTER))
+    assert "Parts:" not in succeed("show", "cuda_graphs").stdout
+
+
+def test_names_are_escaped_for_where_they_go(pair: Path) -> None:
+    """No file may hold such a name, and a record may."""
+    made = json.loads(pair.read_text())
+    made["rungs"][-1]["profile"]["kernels"].append({"name": "evil_*|\x1b[2J", "ms": 9.0, "launches": 1})
+    result = typed(made)
+    rungs = [ranking.rung_of(result, name) for name in ("data_loading", "fused_act")]
+    found = explain.explain(*(explain.Side(pair, result, rung, parts.parts_of(rung)) for rung in rungs))
+    assert "evil_*| [2J 9.00 ms" in explain.text(found) and "\x1b" not in explain.text(found)
+    assert "evil\\_\\*\\| \\[2J 9.00 ms" in explain.markdown(found)
+
+
+def test_the_explanation_is_written_as_markdown(pair: Path, tmp_path: Path) -> None:
+    said = succeed("explain", "data_loading", "fused_act", pair, "--markdown", tmp_path / "out.md").stdout
+    text = (tmp_path / "out.md").read_text()
+    assert (
+        "| fused: activation and bias | 0.00 | 2.20 | +2.20 |" in text and "fused\\_act: 7.01 ms less" in text
+    )
+    assert said.startswith("fused_act: 7.01 ms less")
+
+
+def test_explaining_imports_no_torch() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys\nfrom ladder.report import explain, sides\nprint('torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "False"
