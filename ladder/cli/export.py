@@ -23,7 +23,7 @@ Examples:
   ladder export out --ops all --package fast                          all ops
   cd out; python -m fast.test_ops                                     check the exported package"""
 )
-@click.argument("folder", metavar="DIR", required=False, type=options.FOLDER)
+@click.argument("folder", metavar="DIR", required=False, type=options.ANY)
 @click.option("--ops", metavar="A,B,...", help='The ops to export, or "all".')
 @click.option("--package", metavar="NAME", help="The name under which Python will import the package.")
 @click.option("--list", "listed", is_flag=True, help="Print each op with one line, and nothing else.")
@@ -35,18 +35,19 @@ def export(folder: Path | None, ops: str | None, package: str | None, listed: bo
     cannot run, an exported op is plain PyTorch. Several packages can be imported into one process.
     """
     from ladder.publish.export import package as exporting
+    from ladder.publish.export import page
 
     if listed:
         if folder or ops or package:
             raise UserError("--list names all ops: leave out everything else")
-        for name, said in exporting.summaries(ROOT).items():
+        for name, said in page.summaries(ROOT).items():
             click.echo(f"{name:<21} {said}")
         return
     if folder is None or ops is None or package is None:
         raise UserError("ladder export needs DIR, --ops A,B,... and --package NAME; --list names the ops")
     chosen = exporting.chosen(ROOT, options.names(ops) or [])
     commit, dirty = git.commit_of(ROOT)
-    origin = exporting.Origin(
+    origin = page.Origin(
         root=ROOT, version=version(), commit=f"{commit} (dirty)" if commit and dirty else commit
     )
     written = exporting.export(origin, folder, chosen, package)

@@ -14,6 +14,8 @@ NAMESPACE = "stylegan_ladder"  # of the operators that `kernels/compile` registe
 OPERATORS = tuple(f"{OWN}.compile.{name}" for name in ("operators", "linear_operators", "joined_operators"))
 _OPERATOR = re.compile(rf"\btorch\.ops\.{NAMESPACE}\.(\w+)")
 _REFERENCE = "_reference"
+# PyTorch computes these everywhere. Only their derivatives are ours.
+EVERYWHERE = ("conv2d", "conv_transpose2d")
 
 
 class Op(NamedTuple):

@@ -111,7 +111,11 @@ def test_an_exported_op_has_only_the_files_that_it_needs(name: str) -> None:
     """Every module is imported, and an op without sums, filters or norms has no file of theirs."""
     texts = package.contents(ORIGIN, package.chosen(ROOT, [name]), "mine")
     assert f"def case_{name}(" in texts["test_ops.py"] and texts["test_ops.py"].count("\ndef case_") == 1
-    assert f"{name}(" in texts["README.md"] and "interpreter" not in texts["README.md"].partition("## How")[2]
+    described = texts["README.md"].partition("## How")[2]
+    assert f"{name}(" in described and "interpreter" not in described
+    for other in {*re.findall(r"`(\w+)`", described)} & {*OPS}:  # `dense_group` returns and raises as `dense`
+        assert f"\n{other}(" in described, other
+    assert ("dispatch.py" in texts) == (name not in sources.EVERYWHERE)
     if name == "conv2d":
         rooms = {path.partition("/")[0] for path in texts if "/" in path}
         assert rooms == {"common", "linear"} and "linear/dense.py" not in texts
@@ -257,6 +261,7 @@ def test_bad_input_is_one_line_and_nothing_is_written(tmp_path: Path, ops: str, 
 def test_a_folder_with_something_in_it_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     assert "is not empty" in refused("export", tmp_path, "--ops", "conv2d", "--package", "mine")
+    assert "Not a directory" in refused("export", tmp_path / "file", "--ops", "conv2d", "--package", "mine")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
