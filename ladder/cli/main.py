@@ -23,6 +23,7 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.cli import doctor as cli_doctor
 from ladder.cli import explain as cli_explain
+from ladder.cli import export as cli_export
 from ladder.cli import history as cli_regressions
 from ladder.cli import kernels as cli_kernels
 from ladder.cli import listing, options
@@ -313,6 +314,6 @@ for command in (
     *(cli_doctor.doctor, cli_explain.explain, listing.list_, listing.show),
     *(cli_kernels.kernels, cli_precision.precision, cli_train.train),
     *(cli_merge.merge, cli_submit.submit, cli_sustain.sustain, cli_upstream.upstream),
-    *(cli_regressions.bench_compare, cli_regressions.history),
+    *(cli_regressions.bench_compare, cli_regressions.history, cli_export.export),
 ):
     main.add_command(command)

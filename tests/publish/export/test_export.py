@@ -1,0 +1,326 @@
+"""`ladder export`: packages that work without this project, beside each other, and are written whole or not at all."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import kernels
+from ladder.base.errors import UserError
+from ladder.publish.export import check, package, sources
+from tests.support.commands import call, refused, succeed
+
+ROOT = Path(__file__).resolve().parents[3]
+ORIGIN = package.Origin(root=ROOT, version="1.2.3", commit="0" * 40)
+OPS = sorted(sources.ops(ROOT))
+# An interpreter without this project: its packages, and those that are named, cannot be imported.
+ALONE = """
+import sys
+class Refusing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[2].split(","):
+            raise ImportError(f"{name} is refused")
+sys.meta_path.insert(0, Refusing())
+sys.path.insert(0, sys.argv[1])
+"""
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ModuleType, ModuleType]]:
+    """All ops under one name, and one op under another, imported into this process."""
+    folder = tmp_path_factory.mktemp("exports")
+    ops = package.chosen(ROOT, ["all"])
+    package.export(ORIGIN, folder / "a", ops, "exported_all")
+    package.export(ORIGIN, folder / "b", package.chosen(ROOT, ["bias_act"]), "exported_one")
+    before = [*sys.path]
+    sys.path[:0] = [str(folder / "a"), str(folder / "b")]
+    yield importlib.import_module("exported_all"), importlib.import_module("exported_one")
+    sys.path[:] = before
+
+
+def alone(code: str, folder: Path, refuse: str, **environment: str) -> str:
+    """Run code in a fresh isolated interpreter with `folder` on its path, and return its output."""
+    given = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"} | environment
+    run = subprocess.run(
+        [sys.executable, "-I", "-B", "-c", ALONE + code, str(folder), refuse],
+        env=given, cwd=folder.parent, capture_output=True, text=True,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+# ---- alone -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lacks", ["", ",triton"])
+def test_a_package_needs_nothing_of_this_project_and_writes_nothing(tmp_path: Path, lacks: str) -> None:
+    """On a CPU every op is plain PyTorch, differentiable twice, with Triton and without."""
+    names = ["all"] if lacks else ["bias_act", "conv2d", "power_iteration"]
+    written = package.export(ORIGIN, tmp_path / "out", package.chosen(ROOT, names), "mine")
+    code = (
+        "import mine, mine.test_ops, torch\n"
+        "mine.test_ops.check(mine.OPS, 'cpu')\n"
+        "x = torch.ones(2, 3, requires_grad=True)\n"
+        "print(mine.__version__, mine.__commit__[:3], len(mine.SOURCE_DIGEST), len(mine.OPS),"
+        " 'BiasAct' in str(mine.bias_act(x).grad_fn))"
+    )
+    (home := tmp_path / "home").mkdir()
+    said = alone(
+        code,
+        tmp_path / "out",
+        "kernels,ladder,stylegan_lite" + lacks,
+        HOME=str(home),
+        CUDA_VISIBLE_DEVICES="",
+    )
+    assert said == f"1.2.3 000 64 {len(OPS) if lacks else 3} False"
+    assert sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file()) == sorted(written)
+    assert not any(home.iterdir())
+
+
+def test_the_packages_own_test_ends_well_and_says_how_it_ran(tmp_path: Path) -> None:
+    succeed("export", tmp_path / "out", "--ops", "modulate,conv2d", "--package", "mine")
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "mine.test_ops"]
+    run = subprocess.run(command, cwd=tmp_path / "out", env=environment, capture_output=True, text=True)
+    assert run.stdout.strip() == "every op agrees with plain PyTorch; no fused kernel can run on this machine"
+
+
+def test_a_package_imports_nothing_of_ours_and_names_no_place() -> None:
+    texts = package.contents(ORIGIN, package.chosen(ROOT, ["all"]), "mine")
+    for path, text in texts.items():
+        assert str(ROOT) not in text and not re.search(r"(?<![\w.:])/(?:home|root|tmp|Users|mnt)/", text), (
+            path
+        )
+        imports = re.findall(r"^\s*(?:from|import) (?:kernels|ladder|stylegan_lite)\b.*", text, re.MULTILINE)
+        assert not (path.endswith(".py") and (imports or sources.NAMESPACE in text)), path
+    assert texts["LICENSE"] == (ROOT / "LICENSE").read_text()
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_an_exported_op_has_only_the_files_that_it_needs(name: str) -> None:
+    """Every module is imported, and an op without sums, filters or norms has no file of theirs."""
+    texts = package.contents(ORIGIN, package.chosen(ROOT, [name]), "mine")
+    assert f"def case_{name}(" in texts["test_ops.py"] and texts["test_ops.py"].count("\ndef case_") == 1
+    described = texts["README.md"].partition("## How")[2]
+    assert f"{name}(" in described and "interpreter" not in described
+    for other in {*re.findall(r"`(\w+)`", described)} & {*OPS}:  # `dense_group` returns and raises as `dense`
+        assert f"\n{other}(" in described, other
+    assert ("dispatch.py" in texts) == (name not in sources.EVERYWHERE)
+    if name == "conv2d":
+        rooms = {path.partition("/")[0] for path in texts if "/" in path}
+        assert rooms == {"common", "linear"} and "linear/dense.py" not in texts
+    if name == "bias_act":
+        assert "mine::bias_act" in texts["compile/operators.py"]
+        assert "instance_norm" not in texts["compile/operators.py"] and "norm/__init__.py" not in texts
+
+
+# ---- right -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_the_fused_path_agrees_with_plain_pytorch(exports: tuple[ModuleType, ModuleType], name: str) -> None:
+    """Triton's interpreter runs the exported kernels where there is no GPU."""
+    tests = importlib.import_module(f"{exports[0].__name__}.test_ops")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    layout = torch.channels_last
+    tests.compare(name, exports[0].OPS[name], device, torch.float64, layout, check.TOLERANCE[torch.float64])
+
+
+def test_a_wrong_op_fails_the_check(exports: tuple[ModuleType, ModuleType]) -> None:
+    tests = importlib.import_module(f"{exports[0].__name__}.test_ops")
+    reference = exports[0].modulate_reference
+
+    class Wrong(torch.autograd.Function):
+        """The product, whose gradient by the style has the wrong sign."""
+
+        @staticmethod
+        def forward(ctx, x, style):
+            ctx.save_for_backward(x, style)
+            return reference(x, style)
+
+        @staticmethod
+        def backward(ctx, g):
+            x, style = ctx.saved_tensors
+            return reference(g, style), -(g * x).sum((2, 3))
+
+    with pytest.raises(AssertionError, match="modulate, backward"):
+        tests.check({"modulate": (Wrong.apply, reference)}, "cpu")
+    with pytest.raises(AssertionError, match="modulate, forward"):
+        tests.check({"modulate": (lambda x, style: 2 * reference(x, style), reference)}, "cpu")
+
+
+@pytest.mark.parametrize("name", ["conv2d", "conv_transpose2d"])
+def test_an_exported_convolution_is_differentiated_twice_as_by_torch(
+    exports: tuple[ModuleType, ModuleType], name: str
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1, 2, 3, 3, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(2, 2, 2, 2, dtype=torch.float64, requires_grad=True)
+    op, plain = getattr(exports[0], name), getattr(torch.nn.functional, name)
+    assert torch.autograd.gradgradcheck(lambda *inputs: op(*inputs, stride=2, padding=1), (x, weight))
+    found = []
+    for function in (op, plain):
+        y = function(x, weight, stride=2, padding=1)
+        first = torch.autograd.grad(y.square().sum(), (x, weight), create_graph=True)
+        found.append(torch.autograd.grad(sum(d.square().sum() for d in first), (x, weight)))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_two_packages_and_this_project_live_in_one_process(exports: tuple[ModuleType, ModuleType]) -> None:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x, bias = torch.randn(2, 3, 4, 4, device=device, requires_grad=True), torch.randn(3, device=device)
+    results = [module.bias_act(x, bias) for module in (kernels, *exports)]
+    kinds = {type(y.grad_fn) for y in results}
+    assert len(kinds) == 3 and all("BiasAct" in kind.__name__ for kind in kinds)
+    for namespace in (torch.ops.stylegan_ladder, torch.ops.exported_all, torch.ops.exported_one):
+        results.append(namespace.bias_act(x, bias, None, None, None, 0.2, 2**0.5, None, x.dtype))
+    for y in results[1:]:
+        assert torch.equal(y, results[0])
+
+
+def test_the_compiler_sees_the_packages_own_operator(exports: tuple[ModuleType, ModuleType]) -> None:
+    seen = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> object:
+        seen.extend(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x, bias = torch.randn(2, 3, 4, 4, device=device), torch.randn(3, device=device)
+    compiled = torch.compile(exports[1].bias_act, backend=backend, fullgraph=True)
+    assert torch.equal(compiled(x, bias), exports[1].bias_act(x, bias))
+    assert any("exported_one.bias_act" in name for name in seen), seen
+
+
+# ---- the sources -------------------------------------------------------------------------------------------------
+
+
+def test_the_digest_follows_the_sources_of_the_exported_ops(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "kernels", tmp_path / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "LICENSE", tmp_path)
+    origin = package.Origin(root=tmp_path, version="1.2.3", commit="0" * 40)
+
+    def digests() -> list[str]:
+        made = [
+            package.contents(origin, package.chosen(tmp_path, [name]), "mine")
+            for name in ("bias_act", "conv2d")
+        ]
+        return [re.findall(r'SOURCE_DIGEST = "(\w+)"', texts["__init__.py"])[0] for texts in made]
+
+    before = digests()
+    assert before == digests() and before[0] != before[1]
+    with (tmp_path / "kernels/pointwise/bias_act.py").open("a") as source:
+        source.write("# one more line\n")
+    after = digests()
+    assert after[0] != before[0] and after[1] == before[1]
+
+
+def test_without_git_there_is_no_commit() -> None:
+    origin = package.Origin(root=ROOT, version="1.2.3", commit=None)
+    texts = package.contents(origin, package.chosen(ROOT, ["modulate"]), "mine")
+    assert "__commit__ = None" in texts["__init__.py"] and "commit unknown" in texts["README.md"]
+
+
+# ---- refused -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ops", "name", "says"),
+    [
+        ("conv2", "mine", "no op 'conv2'; did you mean 'conv2d'?"),
+        ("conv2d,zzz", "mine", "no op 'zzz'; `ladder export --list`"),
+        (",", "mine", "names no op"),
+        ("conv2d", "1x", "no name that Python can import"),
+        ("conv2d", "a.b", "no name that Python can import"),
+        ("conv2d", "", "no name that Python can import"),
+        ("conv2d", "ops\u00e4", "no name that Python can import"),
+        ("conv2d", "class", "no name that Python can import"),
+        ("conv2d", "json", "standard library"),
+        ("conv2d", "yaml", "another package"),
+        ("conv2d", "kernels", "another package"),
+        ("conv2d", "stylegan_ladder", "another package"),
+        ("conv2d", "aten", "operators of its own"),
+    ],
+)
+def test_bad_input_is_one_line_and_nothing_is_written(tmp_path: Path, ops: str, name: str, says: str) -> None:
+    assert says in refused("export", tmp_path / "out", "--ops", ops, "--package", name)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_folder_with_something_in_it_is_refused_and_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    assert "is not empty" in refused("export", tmp_path, "--ops", "conv2d", "--package", "mine")
+    assert "Not a directory" in refused("export", tmp_path / "file", "--ops", "conv2d", "--package", "mine")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_empty_folder_is_filled_also_one_of_the_packages_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said = succeed("export", "mine", "--ops", "conv2d", "--package", "mine").stdout
+    assert "mine/mine: 1 op in" in said and (tmp_path / "mine/mine/__init__.py").is_file()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_write_that_fails_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    if there:
+        (tmp_path / "out").mkdir()
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(UserError, match="No space left on device"):
+        package.export(ORIGIN, tmp_path / "out", package.chosen(ROOT, ["conv2d"]), "mine")
+    assert [path.name for path in tmp_path.rglob("*")] == (["out"] if there else [])
+
+
+def test_a_command_that_lacks_a_word_is_refused(tmp_path: Path) -> None:
+    assert "needs DIR" in refused("export", tmp_path / "out", "--ops", "conv2d")
+    assert "leave out everything else" in refused("export", tmp_path / "out", "--list")
+
+
+# ---- what it says ------------------------------------------------------------------------------------------------
+
+
+def test_the_list_names_every_op_that_has_a_reference() -> None:
+    lines = succeed("export", "--list").stdout.splitlines()
+    references = {name.removesuffix("_reference") for name in kernels.__all__ if name.endswith("_reference")}
+    assert [line.split()[0] for line in lines] == sorted({*references, "scale_channels"})
+    assert all(len(line.split()) > 3 for line in lines)
+
+
+def test_help_has_examples_and_imports_no_torch() -> None:
+    assert "ladder export out --ops conv2d --package gradfix" in call("export", "--help").output
+    code = (
+        "import sys; sys.argv[1:] = ['export', '--list']\nfrom ladder.cli.main import main\n"
+        "try: main(prog_name='ladder')\nfinally: print('torch' in sys.modules, file=sys.stderr)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0 and run.stderr.strip() == "False"
+
+
+def test_the_page_for_adopters_runs_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "adopt.md").read_text()
+    shell, code = (re.findall(rf"```{kind}\n(.+?)```", page, re.DOTALL) for kind in ("sh", "python"))
+    export, _, tested = shell[0].splitlines()
+    monkeypatch.chdir(tmp_path)
+    succeed(*export.split()[1:])
+    assert tested == "python -m fastops.test_ops" and (tmp_path / "out/fastops/test_ops.py").is_file()
+    for block in code:
+        alone(block, tmp_path / "out", "kernels,ladder,stylegan_lite")
