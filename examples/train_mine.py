@@ -71,9 +71,7 @@ if __name__ == "__main__":  # not in the data loader's workers, which import thi
     parser.add_argument("folder", help="A folder or zip of JPEG and PNG files of any size.")
     parser.add_argument("out", type=Path, help="The folder of checkpoint, samples and exported weights.")
     parser.add_argument("--steps", type=int, default=11_500, help="The step to train up to.")
-    parser.add_argument(
-        "--workload", dest="preset", help="A preset or a YAML file. [article on a GPU, tiny on the CPU]"
-    )
+    parser.add_argument("--workload", dest="preset", help="A preset or YAML file. [GPU: article, CPU: tiny]")
     try:
         sys.exit(train(**vars(parser.parse_args())))
     except (UserError, ConfigError, OSError) as error:
