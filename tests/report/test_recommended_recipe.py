@@ -108,6 +108,17 @@ def test_a_rung_that_another_one_needs_stays() -> None:
     )
 
 
+def test_a_rung_whose_change_another_one_contains_stays() -> None:
+    made = full(["baseline"])
+    made["rungs"] += [made_up.rung(name, 40.0) for name in ("fused_adam", "fp16")]
+    made["ladder"] |= {"name": "mine", "rungs": [rung["name"] for rung in made["rungs"]]}
+    found = of(recipes.given(judged(made, fused_adam="slower", fp16="faster")))
+    assert found.kept == ("baseline", "fused_adam", "fp16") and found.is_timed
+    assert found.remarks == (
+        "fused_adam stays in the recipe although it is SKIP: the other rungs contain its change",
+    )
+
+
 def test_a_gain_over_rungs_that_were_not_timed_names_them_and_they_go_together() -> None:
     found = of(full(["data_loading", "fused_adam"], fused_adam="slower"))
     (only,) = found.rungs

@@ -18,7 +18,9 @@ def of(names: list[str]) -> dict[str, Any]:
 
 def given(made: dict[str, Any]) -> dict[str, Any]:
     """Give each rung of a staircase its recipe, and each entry of a leave-one-out run those of the others."""
-    names = [step.name for step in catalog.load_ladder(made["ladder"]["name"]).rungs]
+    names = made["ladder"]["rungs"]
+    if made["ladder"]["name"] in catalog.ladders():
+        names = [step.name for step in catalog.load_ladder(made["ladder"]["name"]).rungs]
     changes = {name: catalog.load_rung(name).change for name in names}
     for rung in made["rungs"]:
         if made["protocol"].get("mode") != modes.LEAVE_ONE_OUT:
