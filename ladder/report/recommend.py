@@ -111,6 +111,7 @@ def recommend(sources: Sources, images: int = IMAGES, price: float | None = None
     timed, source = _timed(sources, recipe) or (top, result)
     base = _baseline(sources)
     longer = advising.more_preparing(source, timed.name, base.name) if base else None
+    without = f"{modes.ALL} without " if source is sources.left_out and timed.name != modes.ALL else ""
     assert timed.step_ms is not None
     return Recommendation(
         sources=sources,
@@ -124,7 +125,7 @@ def recommend(sources: Sources, images: int = IMAGES, price: float | None = None
         recipe=recipe,
         baseline_name=base.name if base else None,
         baseline=units(base.step_ms, batch, images, price) if base and base.step_ms else None,
-        timed_as=timed.name,
+        timed_as=without + timed.name,
         is_timed=recipe is not None and _timed(sources, recipe) is not None,
         recommended=units(timed.step_ms, batch, images, price),
         prepare_s=longer,

@@ -136,7 +136,7 @@ def test_a_leave_one_out_run_decides_and_the_staircase_has_the_units() -> None:
     assert advice["bf16"].saved_ms is not None and -1.5 < advice["bf16"].saved_ms < -1.1
     assert advice["bf16"].title == "BF16 mixed precision" and advice["bf16"].reason.startswith("with it, ")
     assert {each.source for each in found.rungs} == {"leave-one-out"}
-    assert "bf16" not in found.kept and found.is_timed and found.timed_as == "bf16"
+    assert "bf16" not in found.kept and found.is_timed and found.timed_as == "all without bf16"
     assert found.baseline and found.baseline.ms == 160.0
 
 
