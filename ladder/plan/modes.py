@@ -147,7 +147,7 @@ def _one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, Fields]
     if mode == SOLO:
         recipe = _laid({name: changes[name] for name in (base, rung.name)})
     else:
-        kept = _without(rung.name, changes)
+        kept = without(rung.name, changes)
         recipe = _laid(kept)
         also = [catalog.load_rung(name).title for name in changes if name not in kept and name != rung.name]
         title = " and without ".join([title, *also])
@@ -163,7 +163,7 @@ def _one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, Fields]
     return catalog.Planned(rung.name, title, recipe, None, None)
 
 
-def _without(out: str, changes: dict[str, Fields]) -> dict[str, Fields]:
+def without(out: str, changes: dict[str, Fields]) -> dict[str, Fields]:
     """Return the changes without those of one rung, of rungs that join or extend it, and of rungs that rest on it.
 
     A recipe with a rung that extends a missing one is refused.

@@ -8,9 +8,13 @@ from ladder.base.text import between, factor, ms
 from ladder.plan import modes
 from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import link, span, table, text, under
+from ladder.report import recommend_text
+from ladder.report.advising import Sources
+from ladder.report.recommend import recommend
 from ladder.report.view import Row, View, shown_gain, shown_top, shown_verdict, view
 from ladder.results import derive, ranking
 from ladder.results import store as results
+from ladder.results.combine import series
 from ladder.results.types import Result
 from ladder.results.words import answer
 
@@ -216,6 +220,14 @@ def hosts(committed: Committed, machine: str, workload: str, ladder: str) -> str
     return table(head, rows)
 
 
+def recommended(committed: Committed, name: str) -> str:
+    """Return what one staircase recommends: the advice on each rung, the reasons, the units of practice."""
+    result = committed.ladder(name)
+    made = recommend(Sources(result, series.left_out_of(result, [*committed.best.values()]), {}))
+    reasons = "\n".join(f"- {text(line)}" for line in recommend_text.reasons(made))
+    return f"{recommend_text.tables(made)}\n\n{reasons}\n{_source(committed, result, view(result))}"
+
+
 TABLES: dict[str, Callable[..., str]] = {
     "hosts": hosts,
     "gpus": gpus,
@@ -223,4 +235,5 @@ TABLES: dict[str, Callable[..., str]] = {
     "gains": gains,
     "workloads": workloads,
     "lazy": lazy,
+    "recommended": recommended,
 }

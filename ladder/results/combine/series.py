@@ -95,13 +95,22 @@ def of_this_machine(found: list[Result]) -> tuple[list[Result], list[str]]:
 
 
 def with_top(result: Result, others: list[Result]) -> Result:
-    """Return a cumulative result with the gains at the top of the best leave-one-out result among `others`.
+    """Return a cumulative result with the gains at the top of the leave-one-out result that goes with it.
 
-    That result is of the same series, measured code and workload, or it would be advice on another program. A result
-    of another mode is returned as it is.
+    A result of another mode is returned as it is.
+    """
+    chosen = left_out_of(result, others)
+    return result if chosen is None else replace(result, at_top=top_gains(chosen))
+
+
+def left_out_of(result: Result, others: list[Result]) -> Result | None:
+    """Return the best leave-one-out result among `others` that goes with a cumulative result.
+
+    It is of the same series, measured code and workload, or it would be advice on another program. Returns None if
+    there is none, or if `result` is of another mode.
     """
     if key(result) != key(result, modes.CUMULATIVE):
-        return result
+        return None
     wanted = key(result, modes.LEAVE_ONE_OUT)
     same = [
         other
@@ -110,8 +119,7 @@ def with_top(result: Result, others: list[Result]) -> Result:
         and not belonging.other_work(other, result)
         and code_digest.same(types.head(other), types.head(result))
     ]
-    chosen = max(same, key=ranking.rank, default=None)
-    return result if chosen is None else replace(result, at_top=top_gains(chosen))
+    return max(same, key=ranking.rank, default=None)
 
 
 def readable(folder: Path) -> list[Result]:
