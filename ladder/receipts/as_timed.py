@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
+from ladder.base.protocol import CYCLE_STEPS
 from ladder.base.protocol import IN_ORDER as PHASES
 from ladder.receipts import traces
 from ladder.receipts.seen import Crossing, Trace
 from ladder.receipts.watch import Watch
 
-CYCLE, ON_CPU = 16, 4  # traced steps
+ON_CPU = 4  # traced steps, instead of a cycle
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def traced_cycle(step: Any, ran: Callable[[], None] = lambda: None) -> tuple[Tra
     waited: list[float] = []
     if step.device == "cuda":
         seen = traces.traced(lambda: waited.append(fetching(step, step.cycle)), ran)
-        return seen, waited[0] / CYCLE
+        return seen, waited[0] / CYCLE_STEPS
     waited = [fetching(step, step.step) for _ in range(ON_CPU)]
     ran()
     return {}, sum(waited) / ON_CPU

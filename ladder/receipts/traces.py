@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from ladder.base.protocol import CYCLE_STEPS
 from ladder.receipts.kernel_families import WAITING
 from ladder.receipts.seen import Trace
 
-CYCLE = 16
 NOT_KERNELS = ("Memcpy", "Memset", *WAITING)
 
 
@@ -65,21 +65,21 @@ def digest(found: list[tuple[str, bool, int, int, int]]) -> Trace:
         "LaunchKernel" in n or "GraphLaunch" in n or n.startswith(("cudaMemcpy", "cudaMemset")) for n in calls
     )
     return {
-        "launches": launched / CYCLE,
-        "replays": sum("GraphLaunch" in name for name in calls) / CYCLE,
-        "kernels": len(ran) / CYCLE,
-        "inductor_kernels": sum(e[0].startswith("triton_") for e in ran) / CYCLE,
+        "launches": launched / CYCLE_STEPS,
+        "replays": sum("GraphLaunch" in name for name in calls) / CYCLE_STEPS,
+        "kernels": len(ran) / CYCLE_STEPS,
+        "inductor_kernels": sum(e[0].startswith("triton_") for e in ran) / CYCLE_STEPS,
         "busy_ms": busy_ms(found),
-        "parallel_ms": (sum(e[4] - e[3] for e in ran) - union([e[3:] for e in ran])) / 1e6 / CYCLE,
-        "zero_kernels": sum("ZeroFunctor" in e[0] or "FillFunctor" in e[0] for e in ran) / CYCLE,
-        "copy_ms": round(took / 1e6 / CYCLE, 4),
+        "parallel_ms": (sum(e[4] - e[3] for e in ran) - union([e[3:] for e in ran])) / 1e6 / CYCLE_STEPS,
+        "zero_kernels": sum("ZeroFunctor" in e[0] or "FillFunctor" in e[0] for e in ran) / CYCLE_STEPS,
+        "copy_ms": round(took / 1e6 / CYCLE_STEPS, 4),
         "overlap": round(beside / took, 3) if took else None,
     }
 
 
 def busy_ms(found: list[tuple[str, bool, int, int, int]]) -> float:
     """Return the milliseconds a step in which anything ran or was copied, of the events of a cycle."""
-    return union([e[3:] for e in found if e[1] and not e[0].startswith(WAITING)]) / 1e6 / CYCLE
+    return union([e[3:] for e in found if e[1] and not e[0].startswith(WAITING)]) / 1e6 / CYCLE_STEPS
 
 
 def union(spans: list[tuple[int, int]]) -> int:

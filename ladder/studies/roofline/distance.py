@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ladder.base.protocol import PHASES
+from ladder.base.protocol import CYCLE_STEPS, PHASES
 from ladder.base.records import build
 from ladder.receipts import kernel_families
 from ladder.results.types import Plain
@@ -18,7 +18,6 @@ from ladder.studies.roofline import in_step
 from ladder.studies.roofline.in_step import Group, Kernels
 from ladder.studies.roofline.schema import Family, Measured
 
-CYCLE = 16
 CYCLES = 5  # timed cycles; the median counts
 
 
@@ -117,7 +116,9 @@ def time_step(step: Any, phases: Sequence[str]) -> Times:
         walls.append(time.perf_counter() - begin)
 
     (median,) = ceilings.medians([cycle], windows=CYCLES, window_s=0.0)
-    return Times(phases_ms, 1000 * median / CYCLE, 1000 * statistics.median(walls[-CYCLES:]) / CYCLE)
+    return Times(
+        phases_ms, 1000 * median / CYCLE_STEPS, 1000 * statistics.median(walls[-CYCLES:]) / CYCLE_STEPS
+    )
 
 
 def trace_cycle(step: Any) -> Traced:
@@ -125,7 +126,7 @@ def trace_cycle(step: Any) -> Traced:
     from ladder.receipts import traces
 
     events = traces.recorded(step.cycle)
-    rows = kernel_families.shares(events, CYCLE)
+    rows = kernel_families.shares(events, CYCLE_STEPS)
     return Traced(traces.busy_ms(events), [build(Kernels, row) for row in rows])
 
 
