@@ -270,7 +270,7 @@ def test_an_empty_folder_is_filled_also_one_of_the_packages_name(
 ) -> None:
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     said = succeed("export", "mine", "--ops", "conv2d", "--package", "mine").stdout
     assert "mine/mine: 1 op in" in said and (tmp_path / "mine/mine/__init__.py").is_file()
 

@@ -102,7 +102,7 @@ def kept(tmp_path, monkeypatch):
 
 @contextlib.contextmanager
 def standing_in(folder):
-    """The stand-in in a folder; its modules leave afterwards, and so do the settings of its step."""
+    """The stand-in in a folder. Its modules, their substitutes and the settings of its step leave afterwards."""
     weights = cli_upstream.weights(WORKLOAD)
     for path, text in FILES.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -111,11 +111,13 @@ def standing_in(folder):
         (folder / path).write_text(textwrap.dedent(text))
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+    modules = {*sys.modules}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [*sys.path])
         yield folder
     cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
-    for name in [name for name in sys.modules if name.split(".")[0] in source.PARTS]:
+    substitutes = {name for name in {*sys.modules} - modules if sys.modules[name].__spec__ is None}
+    for name in substitutes | {name for name in sys.modules if name.split(".")[0] in source.PARTS}:
         del sys.modules[name]
 
 
