@@ -29,6 +29,7 @@ MATMUL, NORM, RANDOM = "matmul", "normalization", "random numbers"
 OPTIMIZER = "optimizer and foreach"
 REDUCTION, COPY, ELEMENTWISE = "reduction", "copy, cast, layout", "elementwise"
 TRANSFER, INDUCTOR, OTHER = "memcpy and memset", "compiled by Inductor", "other"
+COMMUNICATION = "communication"
 OURS = "Triton: "  # followed by the name of our kernel
 
 # The first match counts. Layout conversions and slow paths carry words of the others, so they come first. cuDNN's
@@ -36,6 +37,7 @@ OURS = "Triton: "  # followed by the name of our kernel
 PATTERNS = tuple(
     (family, re.compile(pattern, re.IGNORECASE))
     for family, pattern in (
+        (COMMUNICATION, r"nccl|^memcpy ptop"),
         (TRANSFER, r"^mem(cpy|set)\b"),
         (INDUCTOR, r"^triton_(poi|per|red|tem|for|mm|split_scan)_"),
         (SGEMM, r"(implicit|explicit|precomputed)_convolve_sgemm"),
