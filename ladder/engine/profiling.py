@@ -53,6 +53,7 @@ def record(rung: Any) -> Recorded:
 
     def cycles() -> None:
         for _ in range(PROFILED):
+            rung.align()
             begin = time.perf_counter()
             rung.step.cycle()
             rung.synchronize()

@@ -15,6 +15,7 @@ from ladder.base.protocol import CYCLE_STEPS
 from ladder.engine import capturing
 from ladder.engine.asides import added, foreign, is_settled, peak_rss, stood_still, weights_of
 from ladder.engine.channel import Channel, Nobody
+from ladder.engine.joining import Member
 from ladder.machine import gpu_state
 from ladder.machine.threads import Threads
 
@@ -31,13 +32,13 @@ class NoContract(Exception):
     """Measured code that does not offer the contract."""
 
 
-class Rung:
+class Rung(Member):
     """One training step under test, with a method for each command."""
 
     def __init__(self, code: Path | None, channel: Channel | Nobody) -> None:
+        super().__init__()
         self.code, self.channel = code, channel
         self.step: Any = None
-        self.device = "cpu"
         self.peaks: dict[str, int] = {}  # of visits before the last
         self.threads = Threads()
         self.retries, self.weights = 0, {}
@@ -77,6 +78,8 @@ class Rung:
         self.step = self.package.make_step(workload, recipe, device=device, seed=seed)
         if keep_gradients:
             self.step.keep_gradients = True
+        if self.joined:
+            self.joined.follow(self.step)
         self.synchronize()
         self.refuse_foreign()
         return {
@@ -257,6 +260,7 @@ class Rung:
             cuda = sys.modules["torch"].cuda
             events = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
         self.synchronize()
+        self.align()
         begin = time.perf_counter()
         if events:
             events[0].record()
