@@ -21,7 +21,7 @@ SHORT = 80  # characters of a list of names that stands whole in an error line
 NAMED = 6  # names of a longer list
 ALIKE = 0.6  # difflib's own cutoff, from which on two names are close
 # Fields of a workload or a recipe that came after the first results: left out of plain data at their defaults.
-LATER = ("spectral_norm", "ranks", "reduce", "rank_statistics")
+LATER = ("spectral_norm", "ranks", "reduce", "rank_statistics", "micro_batches", "checkpointing")
 
 
 class ConfigError(ValueError):
@@ -244,6 +244,10 @@ class Recipe(_Config):
     )
     rank_statistics: Literal["total", "local"] = (
         "total"  # local: mean path length, w_avg and cut groups of each rank alone, as NVIDIA has them
+    )
+    micro_batches: int = 1  # parts of the batch that go forward and backward one after another
+    checkpointing: bool = (
+        False  # main phases run their blocks once more in place of keeping their activations
     )
 
     @property

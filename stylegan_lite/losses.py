@@ -24,11 +24,12 @@ from stylegan_lite.weights import HALVES
 PHASES = ("G_main", "G_pl", "D_main", "D_r1")
 
 
-Mean = Callable[[Tensor], Tensor]  # the mean over all ranks of each rank's mean
+# From the mean of one micro-batch to that of the whole batch, over all ranks. None where parts are still to come.
+Mean = Callable[[Tensor], "Tensor | None"]
 
 
 def alone(value: Tensor) -> Tensor:
-    """Return the mean of the only rank: itself."""
+    """Return the mean of the only micro-batch of the only rank: itself."""
     return value
 
 
@@ -107,33 +108,57 @@ def g_pl(
     amp,
     scale: LossScale | None = None,
     over_ranks: Mean = alone,
+    mean: Tensor | None = None,
 ) -> Tensor:
     """Return interval * weight * mean of (|J_w^T y| - running mean)^2, with y normal noise on the image.
 
-    It moves ``pl_mean`` [] in place by ``decay`` towards the batch's mean length, except after an overflow. With a loss
-    ``scale`` overflows are normal, and must not stay in the mean for ever.
+    It moves ``pl_mean`` [] towards the batch's mean length; see `moved`. With a ``mean`` given, that was done before.
     """
+    lengths = path_lengths(G, inputs, style_mixing, amp, scale)
+    if mean is None:
+        mean = moved(pl_mean, over_ranks(lengths.detach().mean()), decay, scale)
+    return (lengths - mean).square().mean() * (interval * weight)
+
+
+def path_lengths(
+    G: Generator,
+    inputs: Numbers,
+    style_mixing: float,
+    amp,
+    scale: LossScale | None = None,
+    *,
+    again: bool = True,
+) -> Tensor:
+    """Return |J_w^T y| of each sample, [N]. ``again`` says whether it will be differentiated."""
     with amp():
         ws = latents_to_ws(G, inputs, style_mixing)
         image = G(ws, inputs.noise)
     y = inputs.image_noise * (1 / math.sqrt(image.shape[2] * image.shape[3]))
-    gradient = inner_gradient((image * y).sum(), ws, scale)
-    lengths = gradient.square().sum(2).mean(1).sqrt()
-    mean = pl_mean.lerp(over_ranks(lengths.detach().mean()), decay)
+    gradient = inner_gradient((image * y).sum(), ws, scale, again=again)
+    return gradient.square().sum(2).mean(1).sqrt()
+
+
+def moved(pl_mean: Tensor, length: Tensor | None, decay: float, scale: LossScale | None) -> Tensor:
+    """Move ``pl_mean`` [] in place by ``decay`` towards a batch's mean length, and return the new mean.
+
+    After an overflow ``pl_mean`` stays. With a loss ``scale`` overflows are normal, and must not stay in it for ever.
+    """
+    assert length is not None
+    mean = pl_mean.lerp(length, decay)
     pl_mean.copy_(mean if scale is None else torch.where(mean.isfinite(), mean, pl_mean))
-    return (lengths - mean).square().mean() * (interval * weight)
+    return mean
 
 
-def inner_gradient(output: Tensor, wanted: Tensor, scale: LossScale | None) -> Tensor:
-    """Return d output / d wanted in full precision, to be differentiated again.
+def inner_gradient(output: Tensor, wanted: Tensor, scale: LossScale | None, *, again: bool = True) -> Tensor:
+    """Return d output / d wanted in full precision, to be differentiated ``again``.
 
     It is a backward pass like any other. In FP16 it needs the scale on its way, and is divided by it before a penalty
     is made of it. The later backward pass carries the penalty's own scale through both.
     """
     if scale is None:
-        (gradient,) = torch.autograd.grad(output, wanted, create_graph=True)
+        (gradient,) = torch.autograd.grad(output, wanted, create_graph=again)
         return full(gradient)
-    (gradient,) = torch.autograd.grad(output * scale.scale, wanted, create_graph=True)
+    (gradient,) = torch.autograd.grad(output * scale.scale, wanted, create_graph=again)
     return full(gradient) * scale.inverse
 
 

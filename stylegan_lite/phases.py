@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels.common import dependent_launch
-from stylegan_lite import losses
+from stylegan_lite import losses, micro
 from stylegan_lite.compiled import Compiled
 from stylegan_lite.config import ConfigError, Recipe, Workload
 from stylegan_lite.data import DataFeed
@@ -43,6 +43,7 @@ class Phases:
             raise ConfigError(f"recipe: dependent_launch {why}")
         self.workload, self.recipe, self.device, self.seed = workload, recipe, device, seed
         self.ranks = Ranks(recipe)
+        self.mean: losses.Mean = self.ranks.mean  # of a statistic over the batch
         torch.manual_seed(seed)
         self.dtype = torch.float64 if recipe.precision == "fp64" else torch.float32
         self.memory_format = torch.channels_last if recipe.channels_last else torch.contiguous_format
@@ -151,18 +152,15 @@ class Phases:
         for each in (self.G, self.D):
             each.requires_grad_(each is network)
             self.copies[each].requires_grad_(each is network)
+            each.checkpointing = self.recipe.checkpointing and phase.endswith("main")
         self._zero_grad(network, optimizer)
         if self.parallel and phase == "D_main":  # G stands still in this phase.
             with self.parallel.branch.fork():
                 self._update_ema()
-        compiled = self.compiled is not None and phase in self.compiled.functions
-        loss = self.compiled.loss(phase) if compiled else self.ranks.loss(phase, network, self._loss)
         scale = self.scales.get(phase[0])
-        with self.parallel.phase(phase, network) if self.parallel else contextlib.nullcontext():
-            (loss if scale is None else loss * scale.scale).backward()
+        loss = self._backward(phase, network, scale)
         if not self.recipe.fused_update:
             self.copies[network].hand_over()
-        loss = loss.detach()
         self.ranks.reduce(phase, lambda: self._read(network, optimizer), loss)
         if scale is not None:
             self._update_scaled(phase, network, optimizer, loss, scale)
@@ -177,6 +175,40 @@ class Phases:
             self.D.spectral_weights.advance()
         if phase == "D_main" and not self.parallel:
             self._update_ema()
+
+    def _backward(self, phase: str, network: nn.Module, scale: LossScale | None) -> Tensor:
+        """Run the loss of a phase and its backward pass, micro-batch by micro-batch. Return the loss of the batch."""
+        parts = self._parts(phase)
+        mean = self._mean_length(parts, scale) if parts > 1 and phase == "G_pl" else None
+        self.mean = self.ranks.mean if parts == 1 else micro.Gathered(parts, self.ranks.mean)
+        total: Tensor | None = None
+        for k in range(parts):
+            if self.compiled is not None and phase in self.compiled.functions:
+                loss = self.compiled.loss(phase)
+            elif parts == 1:
+                loss = self.ranks.loss(phase, network, self._loss)
+            else:
+                loss = self._loss(phase, k, parts, mean) / parts
+            with self.parallel.phase(phase, network) if self.parallel else contextlib.nullcontext():
+                (loss if scale is None else loss * scale.scale).backward()
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None
+        return total
+
+    def _parts(self, phase: str) -> int:
+        """Return the number of micro-batches of a phase."""
+        inputs = self.inputs.get(phase)
+        return micro.counted(self.recipe.micro_batches, len(self.real) if inputs is None else inputs.batch)
+
+    def _mean_length(self, parts: int, scale: LossScale | None) -> Tensor:
+        """Move the mean path length by the lengths of all micro-batches, a pass of its own, and return it."""
+        gathered, inputs, w = micro.Gathered(parts, self.ranks.mean), self.inputs["G_pl"], self.workload
+        whole = None
+        for k in range(parts):
+            part = micro.part_of(inputs, k, parts)
+            lengths = losses.path_lengths(self.called[0], part, w.style_mixing, self.amp, scale, again=False)
+            whole = gathered(lengths.detach().mean())
+        return losses.moved(self.pl_mean, whole, w.pl_decay, scale)
 
     def _update_scaled(
         self, phase: str, network: nn.Module, optimizer: torch.optim.Adam, loss: Tensor, scale: LossScale
@@ -219,18 +251,21 @@ class Phases:
         optimizer.zero_grad(set_to_none=self.recipe.set_to_none)
         self.copies[network].zero_grad(self.recipe.set_to_none)
 
-    def _loss(self, phase: str) -> Tensor:
-        w, mixing, (G, D), mean = self.workload, self.workload.style_mixing, self.called, self.ranks.mean
-        if phase == "G_main":
-            return losses.g_main(G, D, self.inputs[phase], mixing, self.amp, mean)
-        if phase == "D_main":
-            images, joint = (self.inputs[phase], self.real), self.recipe.joint_batch
-            return losses.d_main(G, D, *images, mixing, self.amp, joint=joint)
+    def _loss(self, phase: str, k: int = 0, parts: int = 1, mean: Tensor | None = None) -> Tensor:
+        """Return the loss of a phase on part ``k`` of its batch. Path length may know its ``mean`` already."""
+        w, mixing, (G, D) = self.workload, self.workload.style_mixing, self.called
         if phase == "D_r1":
-            return losses.d_r1(D, self.real, w.gamma, w.r1_interval, self.amp, scale=self.scales.get("D"))
+            real = micro.samples(self.real, k, parts)
+            return losses.d_r1(D, real, w.gamma, w.r1_interval, self.amp, scale=self.scales.get("D"))
+        inputs = micro.part_of(self.inputs[phase], k, parts)
+        if phase == "G_main":
+            return losses.g_main(G, D, inputs, mixing, self.amp, self.mean)
+        if phase == "D_main":
+            images, joint = (inputs, micro.samples(self.real, k, parts)), self.recipe.joint_batch
+            return losses.d_main(G, D, *images, mixing, self.amp, joint=joint)
         pl = (self.pl_mean, w.pl_decay, w.pl_weight, w.pl_interval)
         scale = self.scales.get("G")
-        return losses.g_pl(G, self.inputs[phase], *pl, mixing, self.amp, scale=scale, over_ranks=mean)
+        return losses.g_pl(G, inputs, *pl, mixing, self.amp, scale=scale, over_ranks=self.mean, mean=mean)
 
     def _update_ema(self) -> None:
         beta = 0.5 ** (self.workload.batch / self.workload.ema_images)

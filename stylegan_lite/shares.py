@@ -32,6 +32,8 @@ def problem(recipe: Recipe) -> str | None:
         return (
             f"reduce: {recipe.reduce} needs compile: off (a compiled loss cannot hold the means over ranks)"
         )
+    if why := _memory_problem(recipe):
+        return why
     if recipe.reduce not in AUTOGRAD:
         return None
     around = {
@@ -48,6 +50,22 @@ def problem(recipe: Recipe) -> str | None:
     return None
 
 
+def _memory_problem(recipe: Recipe) -> str | None:
+    """Return one line if micro-batches or checkpointing contradict other fields, else None."""
+    if recipe.micro_batches < 1:
+        return f"micro_batches must be at least 1, got {recipe.micro_batches}"
+    if recipe.micro_batches > 1 and recipe.reduce in AUTOGRAD:
+        return f"micro_batches needs reduce: flat (reduce: {recipe.reduce} would reduce after each part)"
+    for field, on in (("micro_batches", recipe.micro_batches > 1), ("checkpointing", recipe.checkpointing)):
+        if on and recipe.compile != "off":
+            return (
+                f"{field} needs compile: off (a compiled loss is of the whole batch, and keeps what it likes)"
+            )
+    if recipe.checkpointing and recipe.streams == "two":
+        return "checkpointing needs streams: one (the second stream holds what is run once more until backward ends)"
+    return None
+
+
 def problem_with(recipe: Recipe, workload: Workload) -> str | None:
     """Return one line if the ranks cannot share the workload's batch, else None."""
     ranks, batch = recipe.ranks, workload.batch
@@ -56,7 +74,14 @@ def problem_with(recipe: Recipe, workload: Workload) -> str | None:
     paths = max(1, batch // workload.pl_batch_shrink)
     if paths % ranks:
         return f"path length takes {paths} samples (batch // pl_batch_shrink), no multiple of ranks ({ranks})"
+    if recipe.checkpointing and workload.spectral_norm and recipe.spectral_norm == "triton":
+        return "checkpointing needs spectral_norm: plain (the fused weights live for one forward pass)"
     group = min(workload.mbstd_group, batch)
+    if recipe.micro_batches > 1 and (batch // ranks) % (recipe.micro_batches * group):
+        return (
+            f"micro_batches: {recipe.micro_batches} cuts groups of minibatch standard deviation: a part of "
+            f"{batch // ranks} samples must be a multiple of mbstd_group ({group})"
+        )
     if (batch // ranks) % group == 0:
         return None
     if recipe.rank_statistics == "total":
