@@ -100,6 +100,23 @@ def test_checkpointed_main_phases_keep_less_and_lazy_phases_as_much(phase):
     assert kept_bytes({"checkpointing": True}, "D_r1") == kept_bytes({}, "D_r1")
 
 
+def test_blocks_run_once_more_in_main_phases_alone():
+    step = make_step(WORKLOAD, {"checkpointing": True, "micro_batches": 2}, device="cpu")
+    step.prepare()
+    runs: list[str] = []
+    blocks = {"G": step.G.blocks, "D": step.D.blocks}
+    for name, each in blocks.items():
+        for block in each:
+            block.register_forward_pre_hook(lambda *_, name=name: runs.append(name))
+    counts = {}
+    for phase in ("G_main", "G_pl", "D_main", "D_r1"):
+        runs.clear()
+        step.run_phase(phase)
+        counts[phase] = runs.count("G") / len(blocks["G"]), runs.count("D") / len(blocks["D"])
+    # Two parts. Path length runs each part for its lengths and for its loss; fakes and reals go through D apart.
+    assert counts == {"G_main": (4, 4), "G_pl": (4, 0), "D_main": (2, 8), "D_r1": (0, 2)}
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
