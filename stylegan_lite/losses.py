@@ -24,7 +24,7 @@ from stylegan_lite.weights import HALVES
 PHASES = ("G_main", "G_pl", "D_main", "D_r1")
 
 
-# From the mean of one micro-batch to that of the whole batch, over all ranks. None where parts are still to come.
+# Makes the mean of a part that of the whole batch, over all ranks. It returns None while parts are still to come.
 Mean = Callable[[Tensor], "Tensor | None"]
 
 

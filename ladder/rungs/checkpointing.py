@@ -6,7 +6,7 @@ gradients are done. Noise lies in static buffers, so no generator's state is kep
 their graphs are differentiated twice.
 
 Why it should help. It is for memory. Activations of all blocks make most of a step's peak. With checkpoints only those
-of one block are there at a time, and the field expects half of them to go for about 10% of the time.
+of one block are there at a time. The field expects half of them to go for about 10% of the time.
 
 When it does not. R1 and path length keep their graphs, so the peak of a whole cycle may be theirs. Two streams
 hold what weight gradients read until backward ends, so the recipe refuses both together. A batch that fits anyway only
