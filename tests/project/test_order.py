@@ -25,6 +25,7 @@ ORDER = (
     *("studies.sustain", "studies.roofline", "training", "publish.regressions", "publish.validation"),
     *(
         "publish.history",
+        "publish.fleet",
         "publish.export",
         "selfcheck.selftest",
         "publish.gallery",
