@@ -16,6 +16,7 @@ from ladder.results.types import build
 from ladder.studies.claims.registry import KIND as CLAIMS
 from ladder.studies.kernelbench import tuning_schema
 from ladder.studies.kernelbench.schema import KIND as KERNELS
+from ladder.studies.noise.schema import KIND as NOISE
 from ladder.studies.precision.schema import KIND as PRECISION
 from ladder.studies.profile.schema import KIND as PROFILE
 from ladder.studies.roofline import in_step
@@ -27,6 +28,7 @@ from ladder.studies.upstream.schema import KIND as UPSTREAM
 _ALL = (
     CLAIMS,
     KERNELS,
+    NOISE,
     PRECISION,
     PROFILE,
     ROOFLINE,

@@ -1,6 +1,6 @@
 """The tables of a profile, made of a traced cycle and of the labels that an eager run gave to it. Pure functions.
 
-Every table has all the work: its rows sum to the same milliseconds. Where two kernels ran at once, both count.
+Every table has all the work: its rows sum to the same milliseconds. Both of two kernels that ran at once count.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ladder.studies.profile.tracing import Ran, Segment, Traced
 
 MOST_OTHER = 0.05  # share of `other` from which on the classifier needs another pattern
 
-# What the article expects of GPU time, and the categories that stand for it here.
+# The article's expectation of GPU time, and the categories that stand for it here.
 ARTICLE = (
     ("convolutions", 0.35, 0.40, (names.CONVOLUTION, names.MATMUL)),
     ("normalization", 0.15, 0.20, (names.NORMALIZATION, "fused: normalization")),

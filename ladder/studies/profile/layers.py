@@ -1,8 +1,8 @@
 """The layers of a step: ranges recorded in one eager run of each phase, and carried to the kernels of a replay.
 
-In the eager run every layer of G and D has a range around its forward pass. An operator that autograd records has a
-sequence number, and its backward operator has the same, so backward work finds its layer, also in a double backward. A
-graph replays kernels without operators. Its kernels get the layers of the eager run's kernels by name and order.
+In the eager run every layer of G and D has a range around its forward pass. Autograd gives an
+operator and its backward operator the same sequence number. So backward work finds its layer, also in a double
+backward. A graph replays kernels without operators. Its kernels get the layers of the eager run's kernels by name and order.
 """
 
 from __future__ import annotations

@@ -97,7 +97,9 @@ def graph_pools(step: Any) -> int | None:
 
 
 def peaks(device: str) -> tuple[int | None, int | None, int | None]:
-    """Return the peaks of allocated and of reserved memory, and what is in use on the device. None on a CPU."""
+    """Return the peaks of allocated and of reserved memory, and what is in use on the device.
+
+    A CPU tells none of them."""
     if device != "cuda":
         return None, None, None
     import torch

@@ -79,7 +79,7 @@ class Layers:
 
 @record
 class Expected:
-    """What the article expects of a group of categories, and what was found: shares of GPU time."""
+    """The article's expectation of a group of categories, and its share here, both of GPU time."""
 
     name: str = needed(v.TEXT)
     low: float = needed(v.SHARE)
@@ -98,7 +98,7 @@ class Moment:
 
 @record
 class Memory:
-    """Memory by category in bytes, and by time in one eager run of each phase. None: not known here."""
+    """Memory by category in bytes, and by time in one eager run of each phase. An unknown size is None."""
 
     peak_allocated: int | None = needed(v.BYTES)
     peak_reserved: int | None = needed(v.BYTES)

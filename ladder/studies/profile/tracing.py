@@ -2,7 +2,7 @@
 
 Between two phases the GPU is waited for, and the clock says which kernels belong to which phase. So phases are those
 of the graphs that are replayed. GPU time does not change by that. A whole-step graph has no such cut: its segment is a
-step, and `ladder.studies.profile.layers` finds the phases by the names and the order of an eager run's kernels.
+step. There `ladder.studies.profile.layers` finds the phases by the names and order of an eager run's kernels.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def cut(
     ended_ns: Sequence[int],
     device: str,
 ) -> Traced:
-    """Return the segments that marks cut events into. What begins after the last mark belongs to the last segment."""
+    """Return the segments that marks cut events into. The last segment has all that begins later."""
     if device == "cuda":
         kept = [e for e in events if e[1] and not e[0].startswith(kernel_families.WAITING)]
         ran = [Ran(name, kernel_families.family(name), begin, end - begin) for name, _, _, begin, end in kept]

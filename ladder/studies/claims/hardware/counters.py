@@ -54,7 +54,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Launch:
-    """A launched kernel with the counters that were asked for, by our names. None: ncu has no number."""
+    """A launched kernel with the counters that were asked for, by our names. A counter without a number is None."""
 
     kernel: str
     grid: list[int]
