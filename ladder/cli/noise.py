@@ -118,4 +118,4 @@ def write(result: Result, folder: Path) -> list[Path]:
 
     words = (result.machine.name, result.workload["name"], result.rung)
     stem = "-".join(text.slug(word) for word in words)
-    return store.save(plain(result), folder, {"md": report.markdown(result)}, stem=stem)
+    return store.save(plain(result), folder, {"md": report.markdown(result)}, stem=stem, exact=True)

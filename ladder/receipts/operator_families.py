@@ -31,7 +31,7 @@ PATTERNS = tuple(
         (families.COPY, r"copy|to\b|to_copy|contiguous|clone|cat\b|stack|repeat|constant_pad|pad\b|flatten|roll|flip"),
         (families.ELEMENTWISE, r"(r?sub|add|mul|div|pow|r?sqrt|square|neg|exp|log|abs|sign|where|lerp|clamp|erf)"),
         (families.ELEMENTWISE, r"(leaky_relu|relu|softplus|sigmoid|tanh|silu|gelu|threshold|reciprocal|round|floor)"),
-        (families.ELEMENTWISE, r"(zero|one|fill|full|arange|eq|ne|lt|le|gt|ge|maximum|minimum|bitwise|logical)"),
+        (families.ELEMENTWISE, r"(zero|one|fill|full|arange|(eq|ne|lt|le|gt|ge)\b|maximum|minimum|bitwise|logical)"),
         (families.ELEMENTWISE, r"(masked|index|gather|scatter|upsample|isfinite|isnan|addcmul|addcdiv|remainder)"),
     )
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 In the eager run every layer of G and D has a range around its forward pass. Autograd gives an
 operator and its backward operator the same sequence number. So backward work finds its layer, also in a double
-backward. A graph replays kernels without operators. Its kernels get the layers of the eager run's kernels by name and order.
+backward. A graph replays kernels without operators. They get the layers of the eager run's kernels by name and order.
 """
 
 from __future__ import annotations
