@@ -127,8 +127,13 @@ def spans(profile: Any, device: str) -> list[Span]:
     return found
 
 
-def labels(found: Iterable[Span], phase: str, device: str) -> list[Label]:
-    """Return the kernels of an eager run in order, each with its layer; on a CPU its operators."""
+def labels(
+    found: Iterable[Span], phase: str, device: str, launches: Iterable[tuple[str, int]] = ()
+) -> list[Label]:
+    """Return the kernels of an eager run in order, each with its layer; on a CPU its operators.
+
+    ``launches`` are those of our kernels, as `rates.given` notes them.
+    """
     found = list(found)
     contexts, operators = _contexts(found)
     if device == "cpu":
@@ -136,14 +141,18 @@ def labels(found: Iterable[Span], phase: str, device: str) -> list[Label]:
         return [_label(each, phase, contexts[id(each)], None) for each in sorted(hosts, key=_order)]
     made: list[Label] = []
     counted: set[int] = set()  # operators whose bytes one of their kernels has
-    for kernel in sorted((each for each in found if each.on_device), key=_order):
+    kernels = sorted((each for each in found if each.on_device), key=_order)
+    given = rates.of_launches([each.name for each in kernels], launches)
+    for kernel, ours in zip(kernels, given, strict=True):
         operator = operators.get(kernel.linked) if kernel.linked else None
-        if operator is not None:
+        if operator is not None and ours is None:
             moved = 0 if operator.moved is not None and operator.number in counted else operator.moved
             counted.add(operator.number)
             made.append(_label(kernel, phase, contexts[id(operator)], moved))
+        elif operator is not None:
+            made.append(_label(kernel, phase, contexts[id(operator)], ours))
         else:
-            made.append(Label(kernel.name, phase, _unlinked(kernel.name), False, None))
+            made.append(Label(kernel.name, phase, _unlinked(kernel.name), False, ours))
     return made
 
 

@@ -157,11 +157,11 @@ def release(device: str) -> None:
 
 
 def _record(step: Any, phase: str, lasting: memory.Static, found: Eager) -> None:
-    with layers.ranges(step), memory.gradients(step) as gradients:
+    with layers.ranges(step), memory.gradients(step) as gradients, rates.given() as launches:
         before = _allocated(step.device, lasting.total + gradients.at[0][1])
         how = {"host": True, "record_shapes": True, "profile_memory": True}
         profile = tracing.profiled(lambda: step.run_phase(phase), step.device, **how)
-    found.labels[phase] = layers.labels(layers.spans(profile, step.device), phase, step.device)
+    found.labels[phase] = layers.labels(layers.spans(profile, step.device), phase, step.device, launches)
     changed = memory.changes(profile, step.device)
     found.timelines[phase] = memory.timeline(changed, gradients.at, before, lasting.total)
 

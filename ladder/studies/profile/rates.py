@@ -1,13 +1,16 @@
 """The rates of a profile: TFLOP/s of convolutions and matmuls, TB/s where the moved bytes are known.
 
 FLOPs and the optimizer's bytes are those that the workload needs (`ladder.studies.roofline.floors`). Bytes of plain
-PyTorch's operators follow from the shapes of their inputs, recorded in the eager run. Other categories have no rate.
+PyTorch's operators follow from the shapes of their inputs, recorded in the eager run. Bytes of a kernel of ours are
+those of the tensors that it is given there, each once, as the ops' `bytes_moved` count. Other categories have no rate.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +23,7 @@ SIZES = {
     "unsigned char": 1, "signed char": 1, "short": 2,
 }  # fmt: skip
 WRITES_ALONE = ("fill_", "zero_")
+TABLES = ("adam", "spectral")  # kernels that find their tensors in tables of addresses
 KNOWN = 0.9  # of a category's time: with fewer known bytes it has no rate
 TFLOPS, TBS = "TFLOP/s", "TB/s"
 
@@ -61,6 +65,62 @@ def _broadcast(shapes: Sequence[Sequence[int]]) -> list[int]:
     longest = max(map(len, shapes))
     padded = [[1] * (longest - len(shape)) + list(shape) for shape in shapes]
     return [max(sizes) for sizes in zip(*padded, strict=True)]
+
+
+@contextlib.contextmanager
+def given() -> Iterator[list[tuple[str, int]]]:
+    """Note (kernel, bytes of the tensors that it is given) of each launch of our Triton kernels while entered."""
+    found: list[tuple[str, int]] = []
+    try:
+        from triton.runtime.jit import KernelInterface
+    except ImportError:  # no Triton, so no kernels of ours
+        yield found
+        return
+    original = KernelInterface.__getitem__
+
+    def noted(self: Any, grid: Any) -> Any:
+        launch, function = original(self, grid), getattr(self, "fn", None)
+        if not str(getattr(function, "__module__", "")).startswith("kernels."):
+            return launch
+
+        def run(*arguments: Any, **options: Any) -> Any:
+            found.append((getattr(function, "__name__", ""), _given_bytes((*arguments, *options.values()))))
+            return launch(*arguments, **options)
+
+        return run
+
+    KernelInterface.__getitem__ = noted
+    try:
+        yield found
+    finally:
+        KernelInterface.__getitem__ = original
+
+
+def _given_bytes(arguments: Iterable[Any]) -> int:
+    """Return the bytes of all tensors among a launch's arguments. A tensor that is given twice counts once."""
+    sizes: dict[int, int] = {}
+    for each in arguments:
+        for tensor in each if isinstance(each, tuple | list) else (each,):
+            if hasattr(tensor, "data_ptr") and hasattr(tensor, "nbytes"):
+                at = tensor.data_ptr()
+                sizes[at] = max(sizes.get(at, 0), tensor.nbytes)
+    return sum(sizes.values())
+
+
+def of_launches(kernels: Sequence[str], launches: Iterable[tuple[str, int]]) -> list[int | None]:
+    """Return the bytes of each kernel of a trace, by the launches that were noted; None where they do not tell.
+
+    The launches of a name are matched in order, if as many were noted as ran.
+    """
+    noted: dict[str, list[int]] = defaultdict(list)
+    for name, size in launches:
+        if not name.startswith(TABLES):
+            noted[name].append(size)
+    for name in noted:
+        if kernels.count(name) != len(noted[name]):
+            noted[name] = []
+    waiting = {name: iter(sizes) for name, sizes in noted.items()}
+    return [next(waiting[name], None) if name in waiting else None for name in kernels]
 
 
 def by_shapes(known: Mapping[str, tuple[int, int]], took_ns: Mapping[str, int]) -> dict[str, Rate]:

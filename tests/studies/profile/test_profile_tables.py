@@ -255,6 +255,25 @@ def test_bytes_follow_from_shapes() -> None:
         assert rates.moved(name, shapes, kinds) is None
 
 
+def test_bytes_of_our_kernels_are_those_of_the_tensors_that_they_are_given() -> None:
+    torch, kernels = pytest.importorskip("torch"), pytest.importorskip("kernels")
+    from kernels.pointwise import bias_act
+
+    x, bias = torch.randn(2, 4, 8, 8), torch.randn(4)
+    with rates.given() as launches:
+        kernels.bias_act(x, bias)
+    kernels.bias_act(x, bias)
+    ((name, size),) = launches
+    assert name.startswith("bias_act")
+    assert bias_act.bytes_moved(x) <= size <= bias_act.bytes_moved(x) + 2 * bias.nbytes
+
+
+def test_launches_are_matched_to_kernels_in_order() -> None:
+    launches = [("a_kernel", 10), ("b_kernel", 7), ("a_kernel", 20), ("adam_kernel", 3)]
+    ran_ = ["a_kernel", "sgemm", "b_kernel", "b_kernel", "a_kernel", "adam_kernel"]
+    assert rates.of_launches(ran_, launches) == [10, None, None, None, 20, None]
+
+
 def test_a_category_has_a_rate_only_if_most_of_its_bytes_are_known() -> None:
     found = rates.by_shapes(
         {"elementwise": (900, 900_000), "reductions": (100, 5)}, {"elementwise": 1000, "reductions": 1000}
