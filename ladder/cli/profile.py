@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ladder.studies.profile.measure import Plan
     from ladder.studies.profile.record import Result
 
+GB = 2**30
 OUT = ROOT / "results" / "profile"
 QUIET = "KINETO_LOG_LEVEL"  # the profiler prints its beginning and end on stderr
 
@@ -141,7 +142,9 @@ def _with_largest(result: Result, asked: Plan, tell: Callable[[str], None]) -> R
     from ladder.studies.profile import largest, measure
 
     begin = time.monotonic()
-    found = largest.find(asked, tell)
+    sizes = [each or 0 for each in (result.memory.peak_reserved, result.memory.device_used)]
+    memory_gb = result.machine.gpu_memory_gb
+    found = largest.find(asked, tell, max(sizes), memory_gb and memory_gb * GB)
     return measure.with_more(result, result.counters or None, found, time.monotonic() - begin)
 
 

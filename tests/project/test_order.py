@@ -26,6 +26,7 @@ ORDER = (
         "studies.sustain",
         "studies.roofline",
         "studies.profile",
+        "studies.noise",
         "training",
         "publish.regressions",
         "publish.validation",

@@ -11,12 +11,20 @@ from ladder.studies.profile.measure import Plan, Tell
 from ladder.studies.profile.record import Largest
 
 LIMIT_S = 180.0  # no try begins later
+ON_CPU = 16  # times the workload's batch are tried at most, as memory is the host's
 CYCLES = 2  # timed at the largest batch
 
 
-def find(asked: Plan, tell: Tell, limit_s: float = LIMIT_S, most: int = batch_search.LARGEST) -> Largest:
-    """Return the largest batch of whole minibatch-std groups. Each try is a fresh process with random images."""
+def find(
+    asked: Plan, tell: Tell, used: float = 0, room: float | None = None, limit_s: float = LIMIT_S
+) -> Largest:
+    """Return the largest batch of whole minibatch-std groups. Each try is a fresh process with random images.
+
+    Args:
+        used, room: memory in use at the workload's batch, and all memory, in one unit, if known.
+    """
     batch = asked.workload["batch"]
+    most = batch_search.LARGEST if asked.device == "cuda" else ON_CPU * batch
     with Pool() as workers:
 
         def fits(size: int) -> str | None:
@@ -24,7 +32,7 @@ def find(asked: Plan, tell: Tell, limit_s: float = LIMIT_S, most: int = batch_se
             return _tried(workers, asked, size, lambda worker: None)
 
         group = min(asked.workload["mbstd_group"], batch)
-        found = batch_search.search(fits, batch, group, limit_s, most)
+        found = batch_search.search(fits, batch_search.first(batch, used, room, most), group, limit_s, most)
         speeds: list[float] = []
         size = found.batch
         if size is not None:

@@ -21,9 +21,7 @@ GRAPHED = (
     " allocated inside it"
 )
 OF_CPU = "on a CPU only PyTorch's own allocations are seen; peak: of the eager runs"
-GRADIENTS = (
-    "gradients are those in .grad; others, as of two streams or in a fused update, count as activations"
-)
+GRADIENTS = "gradients are those that autograd puts into .grad; those of a second stream count as activations"
 OF_POOLS = (
     "graph pools: the allocator's segments that belong to captured graphs, gradients and activations in one"
 )

@@ -293,3 +293,40 @@ def test_a_fused_category_stands_against_what_others_lost() -> None:
     assert (found[fused].at, found[fused].lost_ms, found[fused].fused_ms) == ("first", 6.0, 2.0)
     assert (found["fused: other"].at, found["fused: other"].lost_ms) == ("second", 3.0)
     assert found[fused].source == "run.json" and replaced.replaced([]) == {}
+
+
+# --- the marks of a cycle -------------------------------------------------------------------------------------------
+
+
+class Stepped:
+    """A step that only says what ran."""
+
+    device = "cpu"
+
+    def __init__(self, whole: bool) -> None:
+        self.together = [("G_main", "D_main")] if whole else []
+        self.ran: list[Any] = []
+
+    def run(self, phases: tuple[str, ...]) -> None:
+        if self.together:
+            self.ran.append(phases)
+            return
+        for phase in phases:
+            self.run_phase(phase)
+
+    def run_phase(self, phase: str) -> None:
+        self.ran.append(phase)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_cycle_is_marked_at_its_phases_or_at_its_whole_steps(whole: bool) -> None:
+    step = Stepped(whole)
+    marks = tracing.Marks(step)
+    with marks.between_phases():
+        step.run(("G_main", "D_main"))
+    wanted = [(), ("G_main", "D_main")] if whole else [(), ("G_main",), (), ("D_main",)]
+    assert marks.labels == wanted and marks.ended_ns == sorted(marks.ended_ns)
+    step.run(("G_main", "D_main"))  # nothing is marked any more
+    assert marks.labels == wanted and step.ran == (
+        2 * [("G_main", "D_main")] if whole else 2 * ["G_main", "D_main"]
+    )
