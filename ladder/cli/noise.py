@@ -15,6 +15,7 @@ from ladder.base.paths import ROOT
 from ladder.base.records import plain
 from ladder.cli import options
 from ladder.images import for_workload
+from stylegan_lite.config import suggestion
 
 if TYPE_CHECKING:
     from ladder.studies.noise.measure import Plan
@@ -102,6 +103,8 @@ def _plan(
         if not runs:
             raise UserError(f"ladder {ladder_name}: none of its rungs runs here")
         rung = runs[-1]
+    if rung not in (has := [each.name for each in ladder.rungs]):
+        raise UserError(f"ladder {ladder.name} has no rung {rung!r}{suggestion(rung, has, 'its rungs')}")
     planned = modes.plan(modes.CUMULATIVE, ladder, able, [rung])
     if planned[-1].recipe is None:
         raise UserError(f"rung {rung} cannot run here: {planned[-1].skipped}")

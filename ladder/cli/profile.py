@@ -30,11 +30,12 @@ QUIET = "KINETO_LOG_LEVEL"  # the profiler prints its beginning and end on stder
 @click.command(
     epilog="""\b
 Examples:
-  ladder profile fused_act                              categories, phases, layers, memory
-  ladder profile baseline -w article-b32 --trace step.json.gz   and a trace for ui.perfetto.dev
-  ladder profile fused_act --largest-batch              and the largest batch that fits
-  ladder profile fused_act --ncu                        and counters of the heaviest kernels (Nsight Compute)
-  ladder profile fused_act --nsys step.nsys-rep         and a report of Nsight Systems"""
+  ladder profile fused_act                         categories, phases, layers, memory
+  ladder profile baseline -w article-b32           on another workload
+  ladder profile fused_act --trace step.json.gz    and a trace for ui.perfetto.dev
+  ladder profile fused_act --largest-batch         and the largest batch that fits
+  ladder profile fused_act --ncu                   and counters of the heaviest kernels (Nsight Compute)
+  ladder profile fused_act --nsys step.nsys-rep    and a report of Nsight Systems"""
 )
 @click.argument("rung", metavar="RUNG")
 @options.workload_option("article on a GPU, tiny on the CPU")

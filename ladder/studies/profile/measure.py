@@ -26,6 +26,7 @@ from ladder.results import identity, record, store
 from ladder.results.types import Plain, build
 from ladder.studies.profile import composing, layers, memory, rates, replaced, tracefile, tracing
 from ladder.studies.profile.record import Category, Counted, Largest, Layers, Moment, Result
+from stylegan_lite.config import Recipe, suggestion
 
 ENGINE = tuple(f"studies/profile/{name}" for name in ("measure", "tracing", "layers", "memory"))
 CYCLES = {"cuda": 3, "cpu": 1}  # timed cycles; the median counts
@@ -83,13 +84,13 @@ def plan(
     chosen = catalog.load_ladder(ladder or "article")
     if ladder is None and rung not in {each.name for each in chosen.rungs}:
         chosen = catalog.load_ladder("full")
+    if rung not in (has := [each.name for each in chosen.rungs]):
+        raise UserError(f"ladder {chosen.name} has no rung {rung!r}{suggestion(rung, has, 'its rungs')}")
     able = needs.possible(system.capabilities(device), fields)
     planned = catalog.climb(chosen, able, [rung])
     found = planned[-1]
     if found.recipe is None:
         raise UserError(f"rung {rung} cannot run here: {found.skipped}")
-    from stylegan_lite.config import Recipe
-
     recipe = Recipe.from_dict(found.recipe).to_dict()
     before = [each.name for each in catalog.climb(chosen, able) if each.recipe is not None]
     at = before.index(rung)

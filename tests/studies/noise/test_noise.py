@@ -198,6 +198,18 @@ def test_the_result_is_stored_and_accepted(command: Callable[..., Any]) -> None:
     assert "a change is seen here from" in said.output and "limited by host" in said.output
 
 
+@pytest.mark.exhaustive
+def test_the_command_with_the_real_engine(tmp_path: Path) -> None:
+    path, out = tmp_path / "least.yaml", tmp_path / "out"
+    path.write_text(yaml.safe_dump(LEAST))
+    asked = ["noise", "baseline", "-w", str(path), "--device", "cpu", "--out", str(out), "--minutes", "0.01"]
+    said = CliRunner().invoke(cli.main, asked)
+    assert said.exit_code == 0, said.output
+    (file,) = out.glob("*.json")
+    found = json.loads(file.read_text())
+    assert validate.check(found) is None and found["wall"]["generations"] == 3
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -225,7 +237,11 @@ def test_an_interrupt_keeps_what_there_is(command: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["nonsense"], "nonsense"), (["cuda_graphs"], "cannot run here"), (["--minutes", "0"], "--minutes")],
+    [
+        (["nonsense"], "ladder article has no rung 'nonsense'"),
+        (["cuda_graphs"], "cannot run here"),
+        (["--minutes", "0"], "--minutes"),
+    ],
 )
 def test_an_impossible_request_is_one_line(
     arguments: list[str], words: str, command: Callable[..., Any]

@@ -120,7 +120,7 @@ def test_a_file_that_contradicts_itself_is_refused(change: Any, words: str, done
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nonsense"], "nonsense"),
+        (["nonsense"], "ladder full has no rung 'nonsense'"),
         (["cuda_graphs"], "cannot run here"),
         (["baseline", "--trace", "step.txt"], "ends in .json.gz or .json"),
         (["baseline", "--nsys", "step.txt"], "ends in .nsys-rep"),

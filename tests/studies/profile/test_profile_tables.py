@@ -144,6 +144,12 @@ def test_a_name_that_ran_less_often_is_matched_between_its_neighbours() -> None:
     assert found_layers(EAGER, "b", "a", "c") == ["1", "2", "2"]
 
 
+def test_a_name_is_never_matched_across_a_matched_neighbour() -> None:
+    eager = [label("c", "1"), label("a", "2"), label("a", "3")]
+    assert found_layers(eager, "a", "c") == [None, "1"]
+    assert found_layers(eager, "c", "a") == ["1", "2"]
+
+
 def test_a_kernel_that_the_eager_run_lacks_is_unknown() -> None:
     assert found_layers(EAGER, "a", "new", "b", "a", "c", "a", "a") == ["1", None, "1", "2", "2", "3", None]
 
