@@ -7,6 +7,7 @@ backward. A graph replays kernels without operators. They get the layers of the 
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import itertools
 from collections import defaultdict
@@ -18,6 +19,7 @@ from ladder.receipts import categories, kernel_families
 from ladder.studies.profile import rates, tracing
 from ladder.studies.profile.tracing import Ran
 
+LAUNCHING = ("cuda_runtime", "cuda_driver")  # activities of the host that launch kernels
 RANGE = "layer: "  # the beginning of a range's name
 OUTSIDE = "outside the layers"  # losses, inputs, sums of gradients, optimizers, the moving average
 UNKNOWN = "unknown"
@@ -37,6 +39,7 @@ class Span:
     forward_thread: int = 0  # of a backward operator
     on_device: bool = False
     is_range: bool = False
+    launch: int = 0  # of a kernel and of the call of the driver that launched it: their common number
     moved: int | None = None  # bytes that an operator moves by the shapes of its inputs, if they tell
 
 
@@ -116,7 +119,10 @@ def spans(profile: Any, device: str) -> list[Span]:
             kinds = ("gpu_user_annotation", "overhead")
             if name != "[memory]" and event.activity_type() not in kinds and not event.is_user_annotation():
                 if not name.startswith(kernel_families.WAITING):
-                    found.append(Span(name, begin, end, linked=event.linked_correlation_id(), on_device=True))
+                    links = {"linked": event.linked_correlation_id(), "launch": event.correlation_id()}
+                    found.append(Span(name, begin, end, on_device=True, **links))
+        elif event.activity_type() in LAUNCHING:
+            found.append(Span(name, begin, end, launch=event.correlation_id()))
         elif event.is_user_annotation():
             found.append(Span(name, begin, end, event.start_thread_id(), is_range=True))
         elif tracing.is_operator(event):
@@ -135,10 +141,12 @@ def labels(
     ``launches`` are those of our kernels, as `rates.given` notes them.
     """
     found = list(found)
+    launching = {each.launch: each for each in found if each.launch and not each.on_device}
+    found = [each for each in found if each.on_device or not each.launch]
     contexts, operators = _contexts(found)
+    hosts = sorted((each for each in found if not each.on_device), key=_order)
     if device == "cpu":
-        hosts = [each for each in found if not each.on_device and not each.is_range]
-        return [_label(each, phase, contexts[id(each)], None) for each in sorted(hosts, key=_order)]
+        return [_label(each, phase, contexts[id(each)], None) for each in hosts if not each.is_range]
     made: list[Label] = []
     counted: set[int] = set()  # operators whose bytes one of their kernels has
     kernels = sorted((each for each in found if each.on_device), key=_order)
@@ -151,9 +159,22 @@ def labels(
             made.append(_label(kernel, phase, contexts[id(operator)], moved))
         elif operator is not None:
             made.append(_label(kernel, phase, contexts[id(operator)], ours))
+        elif (call := launching.get(kernel.launch)) is not None:
+            made.append(_label(kernel, phase, _at(call.begin, hosts, contexts), ours))
         else:
             made.append(Label(kernel.name, phase, _unlinked(kernel.name), False, ours))
     return made
+
+
+def _at(moment: int, hosts: Sequence[Span], contexts: dict[int, Context]) -> Context:
+    """Return the context of the host span, in any thread, that began last and holds this moment.
+
+    The main thread waits while a backward pass runs in a thread of its own.
+    """
+    for index in range(bisect.bisect_right(hosts, moment, key=lambda each: each.begin) - 1, -1, -1):
+        if hosts[index].end > moment:
+            return contexts[id(hosts[index])]
+    return Context()
 
 
 def _label(span: Span, phase: str, context: Context, moved: int | None) -> Label:
@@ -161,7 +182,7 @@ def _label(span: Span, phase: str, context: Context, moved: int | None) -> Label
 
 
 def _unlinked(name: str) -> str:
-    """Return the layer of a kernel that no operator launched: our optimizers launch theirs from Python."""
+    """Return the layer of a kernel whose launch is not known: our optimizers belong to no layer."""
     category = categories.category(kernel_families.family(name))
     return OUTSIDE if category == categories.OPTIMIZER else UNKNOWN
 

@@ -80,6 +80,23 @@ def test_a_kernel_without_an_operator_is_unknown_unless_it_is_an_optimizers() ->
     assert found["strange"] == found["stranger"] == UNKNOWN
 
 
+def test_a_kernel_that_python_launched_belongs_where_its_launch_was() -> None:
+    calls = [
+        Span("cuLaunchKernelEx", at, at + 2, launch=number) for at, number in ((70, 1), (250, 2), (337, 3))
+    ]
+    names = {1: "in the forward pass", 2: "between the passes", 3: "in the backward pass"}
+    kernels = [Span(name, 2000 + n, 2001 + n, on_device=True, launch=n) for n, name in names.items()]
+    found = {
+        each.name: (each.layer, each.backward)
+        for each in layers.labels([*HOST, *calls, *kernels], "G_main", "cuda")
+    }
+    assert found == {
+        "in the forward pass": ("G conv0", False),
+        "between the passes": (OUTSIDE, False),
+        "in the backward pass": ("G conv1", True),
+    }
+
+
 def test_bytes_of_an_operator_count_once_for_all_its_kernels() -> None:
     host = [Span("aten::sum", 0, 10, 1, 1, moved=400)]
     found = layers.labels([*host, kernel("first", 20, 1), kernel("second", 30, 1)], "G_main", "cuda")
