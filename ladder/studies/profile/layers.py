@@ -116,14 +116,14 @@ def spans(profile: Any, device: str) -> list[Span]:
         begin, name = event.start_ns(), event.name()
         end = begin + event.duration_ns()
         if event.device_type() == torch.autograd.DeviceType.CUDA:
-            kinds = ("gpu_user_annotation", "overhead")
-            if name != "[memory]" and event.activity_type() not in kinds and not event.is_user_annotation():
+            ran = name != tracing.MEMORY and not tracing.is_range(event)
+            if ran and tracing.activity(event) not in ("gpu_user_annotation", "overhead"):
                 if not name.startswith(kernel_families.WAITING):
                     links = {"linked": event.linked_correlation_id(), "launch": event.correlation_id()}
                     found.append(Span(name, begin, end, on_device=True, **links))
-        elif event.activity_type() in LAUNCHING:
+        elif tracing.activity(event) in LAUNCHING:
             found.append(Span(name, begin, end, launch=event.correlation_id()))
-        elif event.is_user_annotation():
+        elif tracing.is_range(event):
             found.append(Span(name, begin, end, event.start_thread_id(), is_range=True))
         elif tracing.is_operator(event):
             moved = rates.moved(name, event.shapes(), event.dtypes())

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ladder.studies.profile import tracing
 from ladder.studies.profile.record import Memory, Moment
 
 MOST = 48  # moments that a phase's timeline keeps
@@ -163,7 +164,7 @@ def changes(profile: Any, device: str) -> list[tuple[int, int]]:
     return sorted(
         (event.start_ns(), event.nbytes())
         for event in events
-        if event.name() == "[memory]" and event.device_type() == kind
+        if event.name() == tracing.MEMORY and event.device_type() == kind
     )
 
 

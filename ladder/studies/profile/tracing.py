@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from typing import Any
 from ladder.receipts import kernel_families, operator_families
 
 APART_S = 0.0005  # of two phases, which the clock tells apart
+MEMORY = "[memory]"  # the name of an allocation or a release
+CALL = re.compile(r"cu(da)?[A-Z]")  # of CUDA's runtime or driver
 GPU, CPU = "kernels", "operators"  # what ran, on a GPU and on a CPU
 
 
@@ -132,9 +135,23 @@ def _events(profile: Any, device: str) -> Iterator[kernel_families.Event]:
             yield event.name(), False, event.start_thread_id(), begin, begin + event.duration_ns()
 
 
+def activity(event: Any) -> str:
+    """Return the kind of a host's event: "cpu_op", "cuda_runtime", ...; for an older PyTorch told from its name."""
+    if hasattr(event, "activity_type"):
+        return str(event.activity_type())
+    if is_range(event):
+        return "user_annotation"
+    return "cuda_runtime" if CALL.match(event.name()) else "cpu_op"
+
+
+def is_range(event: Any) -> bool:
+    """Return whether an event is a range that somebody named."""
+    return hasattr(event, "is_user_annotation") and bool(event.is_user_annotation())
+
+
 def is_operator(event: Any) -> bool:
     """Return whether a profiler's event is an operator: neither a range of a user nor a record of memory."""
-    return event.activity_type() == "cpu_op" and event.name() != "[memory]"
+    return activity(event) == "cpu_op" and event.name() != MEMORY
 
 
 def cut(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -302,6 +303,20 @@ def test_a_fused_category_stands_against_what_others_lost() -> None:
 
 
 # --- the marks of a cycle -------------------------------------------------------------------------------------------
+
+
+def test_the_kind_of_an_event_is_told_by_older_versions_of_pytorch_too() -> None:
+    def event(name: str, **more: Any) -> Any:
+        return SimpleNamespace(name=lambda: name, **more)
+
+    assert tracing.is_operator(event("aten::mul")) and not tracing.is_operator(event(tracing.MEMORY))
+    assert (
+        tracing.activity(event("cudaLaunchKernel"))
+        == tracing.activity(event("cuLaunchKernelEx"))
+        == "cuda_runtime"
+    )
+    assert tracing.activity(event("layer: G", is_user_annotation=lambda: True)) == "user_annotation"
+    assert tracing.activity(event("cudnn", activity_type=lambda: "cpu_op")) == "cpu_op"
 
 
 class Stepped:
