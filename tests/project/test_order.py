@@ -23,6 +23,7 @@ ORDER = (
     ),
     *("engine", "report", "studies.kernelbench", "studies.claims", "studies.precision", "studies.upstream"),
     *("studies.sustain", "studies.roofline", "training", "publish.regressions", "publish.validation"),
+    "publish.report",
     *(
         "publish.history",
         "publish.export",
