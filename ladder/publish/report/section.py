@@ -1,6 +1,6 @@
 """A section of the report, and the registry: each module of `sections` is one, in the order of its `PLACE`.
 
-Such a module holds
+The module of a section holds
 
 - `PLACE`, a number: sections stand in its order, a multiple of ten apart, so that another one fits between;
 - `section(found: Found) -> Section | None`, which returns None where the files say nothing of its subject;
