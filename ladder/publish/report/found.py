@@ -74,8 +74,8 @@ class Found:
     @property
     def sources(self) -> Sources:
         """The results that a recommendation comes from. A page names no file to go on with."""
-        pair = (each[1] if each else None for each in (self.staircase, self.left_out))
-        return Sources(*pair, {})
+        stairs, left_out = self.staircase, self.left_out
+        return Sources(stairs[1] if stairs else None, left_out[1] if left_out else None, {})
 
     @property
     def names(self) -> dict[str, str]:
