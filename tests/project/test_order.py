@@ -26,6 +26,7 @@ ORDER = (
     "publish.report",
     *(
         "publish.history",
+        "publish.fleet",
         "publish.export",
         "selfcheck.selftest",
         "publish.gallery",
