@@ -96,8 +96,8 @@ def table(rows: Sequence[Sequence[str]], label: str, *, caption: str = "") -> Ma
 
 
 def _kind(cells: Sequence[str]) -> str:
-    """Return the class of a column: "number" if all of its cells begin as numbers do."""
-    return "number" if cells and all(NUMBER.match(each) for each in cells) else ""
+    """Return the class of a column: "number" if at least half of its cells begin as numbers do."""
+    return "number" if cells and 2 * sum(bool(NUMBER.match(each)) for each in cells) >= len(cells) else ""
 
 
 def _cell(said: str, kind: str, *, is_name: bool) -> Markup:

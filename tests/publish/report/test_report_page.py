@@ -199,7 +199,8 @@ def test_hostile_names_are_escaped_everywhere() -> None:
     result = store.load(RUN)
     rungs = [
         replace(
-            rung, title=f"{EVIL}{number}", notes=[EVIL], receipts={EVIL: replace(each, lines=[EVIL])},
+            rung, name=f"{EVIL}{number}", title=f"{EVIL}{number}", notes=[EVIL],
+            receipts={EVIL: replace(each, lines=[EVIL])},
             profile=replace(
                 rung.profile,
                 families=[replace(family, name=EVIL) for family in rung.profile.families[:1]],

@@ -50,7 +50,8 @@ def _gains(row: Row, shown: View, number: int) -> list[tuple[str, str]]:
     if row.gpu:
         clocks.insert(0, ("GPU", row.gpu.seen, row.gpu.gain))
     around = bounds if shown.generations else between
-    said = [(clock, _answer(seen, around(gain))) for clock, seen, gain in clocks if number]
+    before = "with it " if shown.mode == modes.LEAVE_ONE_OUT else ""
+    said = [(clock, _answer(seen, around(gain), before)) for clock, seen, gain in clocks if number]
     if row.advice:
         said.append(("advice", row.advice))
     if shown.mode == modes.CUMULATIVE and row.total and number:
@@ -60,9 +61,9 @@ def _gains(row: Row, shown: View, number: int) -> list[tuple[str, str]]:
     return said
 
 
-def _answer(seen: Seen, around: str) -> str:
-    """Return an answer with the interval around it. An open one is said to be open."""
-    told = answer(seen) or "no verdict"
+def _answer(seen: Seen, around: str, before: str) -> str:
+    """Return an answer with words before it and the interval around it. An open one is said to be open."""
+    told = f"{before}{answer(seen) or 'no verdict'}"
     if not seen.verdict or seen.verdict in OPEN:
         told = f"{told}, {UNDECIDED}"
     return f"{told} ({around})" if around else told
