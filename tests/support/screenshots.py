@@ -1,4 +1,4 @@
-"""Pictures of the published site for docs/site.md and docs/report.md: `asv publish`, then `.venv/bin/python -m tests.support.screenshots`.
+"""Pictures of the published site and of a full report, after `asv publish`: `python -m tests.support.screenshots`.
 
 Drawn from whatever lies in results/: no picture shows a machine that did not run.
 """
