@@ -137,6 +137,14 @@ def test_the_joules_of_a_step_stand_beside_the_rung_with_that_very_recipe(whole:
     assert "J/step" not in part(made(store.load(RUN)), "advice"), "no file has energy, and a column is there"
 
 
+def test_nvidias_own_figures_stand_beside_the_rungs_at_their_resolution(whole: found.Found) -> None:
+    said = part(whole, "advice")
+    assert "NVIDIA's own, A10012.5379.887.0" in said and "docs/configs.md" in said
+    result = store.load(RUN)
+    other = made(replace(result, workload=result.workload | {"resolution": 128}))
+    assert "A100" not in part(other, "advice")
+
+
 def test_a_price_gives_the_money_of_a_training(whole: found.Found) -> None:
     rows = {line.split()[0]: line.split() for line in _rows(replace(whole, price=2.5), "advice", "money")}
     hours, money = (float(each.replace(",", "")) for each in rows["baseline"][-2:])

@@ -8,9 +8,10 @@ from ladder.publish.report import html
 from ladder.publish.report.found import Found
 from ladder.publish.report.section import Section
 from ladder.publish.report.sections import energy
-from ladder.report import recommend, recommend_text
+from ladder.report import gpus, recommend, recommend_text
 
 PLACE = 20
+PUBLISHED_AT = 256  # the resolution of NVIDIA's figures
 
 
 def section(found: Found) -> Section | None:
@@ -25,7 +26,10 @@ def section(found: Found) -> Section | None:
         html.table([recommend_text.head(made), *recommend_text.rows(made)], "Advice on each rung"),
         html.lines(recommend_text.below(made)),
         html.fold("Why, rung by rung", html.lines(recommend_text.reasons(made))),
-        html.fold("Every rung in units of practice", html.table(_units(found, made), "Units of practice")),
+        html.fold(
+            "Every rung in units of practice",
+            html.joined([html.table(_units(found, made), "Units of practice"), html.lines(_notes(found))]),
+        ),
     ]
     if made.recipe is not None:
         told = recommend_text.recipe_yaml(made, found.whose)
@@ -49,4 +53,18 @@ def _units(found: Found, made: recommend.Recommendation) -> list[list[str]]:
         cells = [ms(each.ms), f"{each.s_per_kimg:.2f}", amount(each.images_per_s), f"{each.hours:,.1f}"]
         cells += [] if each.money is None else [f"{each.money:,.2f}"]
         rows.append([html.name(rung.name), *cells, joules(rung.recipe)])
+    for each in gpus.PUBLISHED if _has_published(found) else ():
+        hours = each.s_kimg * made.images / 3.6e6
+        cells = ["", f"{each.s_kimg:.2f}", amount(1000 / each.s_kimg), f"{hours:,.1f}"]
+        cells += [] if made.price is None else [""]
+        rows.append([f"{gpus.PUBLISHER}, {each.gpu}", *cells, ""])
     return rows
+
+
+def _has_published(found: Found) -> bool:
+    """Return whether the published figures are of this resolution."""
+    return found.main.workload.get("resolution") == PUBLISHED_AT
+
+
+def _notes(found: Found) -> list[str]:
+    return [gpus.PUBLISHED_AS] if _has_published(found) else []
