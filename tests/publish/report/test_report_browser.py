@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ladder.publish.report import found, page
+from ladder.publish.report import found as files
+from ladder.publish.report import page
 from ladder.report.themes import DARK, LIGHT
 from tests.support.browsing import BROWSER, CONTRAST, DRIVER, look, press, rgb, started
 
@@ -27,7 +28,7 @@ OPEN = "document.querySelectorAll('details').forEach((each) => { each.open = tru
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "report.html"
-    page.write(found.find([DATA / "ladder"], DATA), path)
+    page.write(files.find([DATA / "ladder"], DATA), path)
     return path
 
 
@@ -127,11 +128,18 @@ def test_a_file_is_saved_from_the_page_as_it_was(browser: Any, report: Path, tmp
     name = browser.execute_script(
         "const each = document.querySelector('[data-file]'); each.click(); return each.dataset.file"
     )
-    saved = tmp_path / name.rpartition("/")[2]
-    end = time.monotonic() + 10
-    while not saved.exists() and time.monotonic() < end:
+    saved, end = tmp_path / name.rpartition("/")[2], time.monotonic() + 20
+    while (found := _json(saved)) is None and time.monotonic() < end:
         time.sleep(0.05)
-    assert json.loads(saved.read_text()) == json.loads((DATA / "ladder" / name).read_text())
+    assert found == json.loads((DATA / "ladder" / name).read_text())
+
+
+def _json(path: Path) -> Any:
+    """Return what a file holds, None until it is whole: a browser makes an empty file first."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def test_paper_shows_the_folded_explanations_and_no_controls(browser: Any, report: Path) -> None:
