@@ -26,7 +26,7 @@ from ladder.cli import explain as cli_explain
 from ladder.cli import export as cli_export
 from ladder.cli import history as cli_regressions
 from ladder.cli import kernels as cli_kernels
-from ladder.cli import listing, options
+from ladder.cli import listing, options, report_page
 from ladder.cli import merge as cli_merge
 from ladder.cli import noise as cli_noise
 from ladder.cli import precision as cli_precision
@@ -173,7 +173,9 @@ Examples:
   ladder report --all                                      the best of each machine, workload and ladder
   ladder report results/ladder/nvidia-h200                 of one machine
   ladder report RESULT.json --markdown t.md --csv t.csv    tables for a page or a spreadsheet
-  ladder report RESULT.json --chart ladder.png             .png or .svg"""
+  ladder report RESULT.json --chart ladder.png             .png or .svg
+  ladder report --html                                     one page with everything, in results/reports
+  ladder report --html page.html RUN.json SUSTAINED.json   of these files"""
 )
 @click.argument("paths", metavar="[PATH]...", nargs=-1, type=options.ANY)
 @click.option(
@@ -197,6 +199,8 @@ Examples:
     type=options.FILE,
     help="Draw one result to this .png or .svg file; may be repeated.",
 )
+@report_page.html_option
+@report_page.price_option
 @click.option("--receipts", is_flag=True, help="Also show every receipt and every parity error of each rung.")
 @click.option(
     "--all", "everything", is_flag=True, help="Show the best result of each machine, workload and ladder."
@@ -212,6 +216,8 @@ def report(
     markdown: Path | None,
     csv_path: Path | None,
     charts: tuple[Path, ...],
+    page: str | None,
+    price: str | None,
     receipts: bool,
     everything: bool,
     publish: bool,
@@ -224,13 +230,20 @@ def report(
     from ladder.report import tables as reporting
 
     if publish:
-        if paths or markdown or csv_path or charts or receipts or everything or as_json:
+        if paths or markdown or csv_path or charts or page or receipts or everything or as_json:
             raise UserError("--publish draws all committed results: leave out every other option")
         from ladder.publish import gallery
 
         for path in gallery.publish(ROOT):
             click.echo(path.relative_to(ROOT))
         return
+    if page is not None:
+        if markdown or csv_path or charts or receipts or everything or as_json:
+            raise UserError("--html makes a page of its own: leave out every other option")
+        report_page.write(page, paths, price)
+        return
+    if price is not None:
+        raise UserError("--price is for --html")
     if everything and paths:
         raise UserError("--all is for results/ladder: leave out PATH")
     reporting.refuse_outputs([*filter(None, (markdown, csv_path)), *charts], paths)
