@@ -19,7 +19,7 @@ from ladder.base.errors import EnvironmentFailure
 from ladder.base.records import needed, record
 from ladder.base.rules import items, number
 from ladder.engine.channel import ENVIRONMENT, Nobody
-from ladder.engine.gpu_time import PROFILED
+from ladder.engine.gpu_time import PROFILED, beyond, is_captured
 from ladder.engine.pool import Worker, WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.machine import gpu_state, neighbours
@@ -46,6 +46,7 @@ class Look:
     others_cpu: float | None = needed(v.SHARE)
     tenancy: str | None = needed(v.TENANCY)
     company: str | None = needed(v.TEXT)
+    gpu_void: str | None = needed(v.TEXT)  # why there is no GPU time beside the wall time
 
 
 @dataclass(frozen=True)
@@ -86,18 +87,20 @@ def in_fresh_process(
             if reason := records.void_memory(seen):
                 raise WorkerFailure("oom", reason, seen)
         if on_gpu:
+            if not cycles:
+                worker.call("cycle")  # what a first cycle allocates is no work of the profiled ones
             worker.call("profile", part="load")
             found = worker.call("profile", part="record")
     share = neighbours.share(before, neighbours.sample())
-    if reason := found.get("gpu_void") or gpu_state.void_reason(state):
-        raise WorkerFailure("invalid", reason)
     cycled = found.get("cycles") or []
+    void = found.get("gpu_void") or beyond(cycled, seen.get("samples_s") or (), is_captured(task.recipe))
+    if reason := gpu_state.void_reason(state) or (None if seen else void):
+        raise WorkerFailure("invalid", reason)
     wall = [1000 * s for s in seen.get("samples_s", ())]
     used = prepared | seen
     return _look(
-        wall, [each["gpu_ms"] for each in cycled], [each["kernels"] for each in cycled], prepared["prepare_s"],
-        used.get("device_used_bytes"), share, state,
-    )  # fmt: skip
+        wall, [] if void else cycled, prepared["prepare_s"], used.get("device_used_bytes"), share, state, void
+    )
 
 
 def in_this_process(task: Task, visits: Visits) -> Look:
@@ -134,15 +137,13 @@ def _here(task: Task, visits: Visits) -> Look:
         did = "profile" if task.device == "cuda" else "cycle"
         before = neighbours.sample()
         with visits.watched({os.getpid()}) as state:
-            rung.drain()
-            rung.step.step()  # what a first step allocates is none of a cycle's work
-            wall, gpu, kernels = _cycles(rung)
+            rung.step.step()  # what a first step allocates is no work of a cycle
+            wall, cycled = _cycles(rung)
         share = neighbours.share(before, neighbours.sample())
         if reason := rung.step.check_finite() or gpu_state.void_reason(state):
             raise Invalid(reason)
-        return _look(
-            wall, gpu, kernels, prepared["prepare_s"], rung.memory().get("device_used_bytes"), share, state
-        )
+        used = rung.memory().get("device_used_bytes")
+        return _look(wall, cycled, prepared["prepare_s"], used, share, state, None)
     except Exception as error:
         reply = worker.failure(error, did, rung)
         if reply["status"] == ENVIRONMENT:
@@ -153,33 +154,43 @@ def _here(task: Task, visits: Visits) -> Look:
         _release(rung, task.device)
 
 
-def _cycles(rung: Rung) -> tuple[list[float], list[float], list[float]]:
-    """Return wall ms, GPU ms and kernels of a step, of each cycle; on a CPU wall ms alone."""
+def load(device: str) -> None:
+    """Start and stop this process's profiler once: the first start takes seconds."""
+    if device == "cuda":
+        from ladder.engine import profiling
+
+        profiling.load()
+
+
+def _cycles(rung: Rung) -> tuple[list[float], list[Plain]]:
+    """Return wall ms of a step of each cycle on a CPU, or figures of the profiled cycles on a GPU."""
     from ladder.engine import profiling
     from ladder.engine.timed_rung import Invalid
 
     if rung.device != "cuda":
-        return [1000 * rung.timed_cycle()[0] for _ in range(PROFILED)], [], []
-    gpu, kernels = figures(profiling.record(rung).cycles())
-    if reason := profiling.differing(kernels):
+        return [1000 * rung.timed_cycle()[0] for _ in range(PROFILED)], []
+    found = figures(profiling.record(rung).cycles())
+    if reason := profiling.differing([each["kernels"] for each in found]):
         raise Invalid(reason)
-    return [], gpu, kernels
+    return [], found
 
 
-def figures(cycles: Iterable[list[tuple[str, bool, int, int, int]]]) -> tuple[list[float], list[float]]:
-    """Return GPU ms and kernels of a step, of the events of each cycle. Raises `Invalid` if one has no kernel."""
+def figures(cycles: Iterable[list[tuple[str, bool, int, int, int]]]) -> list[Plain]:
+    """Return GPU ms and kernels of a step, of the events of each cycle. Raises `Invalid` if one has no kernel.
+
+    `ladder.engine.profiling.digest` also says what a cycle consists of, which takes seconds that no look needs.
+    """
     from ladder.base.protocol import CYCLE_STEPS
     from ladder.engine.timed_rung import Invalid
     from ladder.receipts import traces
 
-    gpu, kernels = [], []
+    found = []
     for events in cycles:
         ran = sum(event[1] and not event[0].startswith(traces.NOT_KERNELS) for event in events)
         if not ran:
             raise Invalid("the profiler saw no kernels")
-        gpu.append(traces.busy_ms(events))
-        kernels.append(ran / CYCLE_STEPS)
-    return gpu, kernels
+        found.append({"gpu_ms": traces.busy_ms(events), "kernels": ran / CYCLE_STEPS})
+    return found
 
 
 def _release(rung: Rung, device: str) -> None:
@@ -200,18 +211,19 @@ def _release(rung: Rung, device: str) -> None:
 
 
 def _look(
-    wall: list[float], gpu: list[float], kernels: list[float], prepare_s: float, used: int | None,
-    share: float | None, state: Plain,
+    wall: list[float], cycled: list[Plain], prepare_s: float, used: int | None, share: float | None, state: Plain,
+    void: str | None,
 ) -> Look:  # fmt: skip
     return Look(
         wall_ms=[round(ms, 5) for ms in wall] or None,
-        gpu_ms=[round(ms, 5) for ms in gpu] or None,
-        kernels=kernels[0] if kernels else None,
+        gpu_ms=[round(each["gpu_ms"], 5) for each in cycled] or None,
+        kernels=cycled[0]["kernels"] if cycled else None,
         prepare_s=round(prepare_s, 3),
         device_gib=None if used is None else round(used / GIB, 4),
         others_cpu=share,
         tenancy=state.get("tenancy"),
         company=gpu_state.company(state),
+        gpu_void=void,
     )
 
 

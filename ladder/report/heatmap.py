@@ -18,6 +18,7 @@ def heatmap(
     theme: Theme,
     word: Callable[[float | None], str],
     instead: Sequence[Sequence[str]] = (),
+    most: float = LEAST,
 ) -> None:
     """Draw values around 0 onto axes.
 
@@ -25,11 +26,11 @@ def heatmap(
         values: by row and column; None is an empty cell.
         word: writes a value.
         instead: by row and column, words of cells without a value.
+        most: a value that the colours must reach, so that several maps share them.
     """
     from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
 
-    known = [abs(value) for row in values for value in row if value is not None]
-    most = max([*known, LEAST])
+    most = max([most, *(abs(value) for row in values for value in row if value is not None)])
     colours = LinearSegmentedColormap.from_list("gains", [theme.article, theme.gap, theme.busy])
     norm = TwoSlopeNorm(0.0, -most, most)
     for y, row in enumerate(values):
@@ -38,7 +39,7 @@ def heatmap(
             text = word(value) if value is not None else (instead[y][x] if instead else "")
             if colour is not None or text:
                 axes.add_patch(_square(x, y, colour or theme.ground, theme))
-            ink = theme.muted if colour is None else readable(colour, theme)
+            ink = theme.muted if colour is None else readable(colour)
             axes.text(x, y, text, ha="center", va="center", fontsize=8, color=ink)
     axes.set_xlim(-0.5, len(columns) - 0.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -58,9 +59,9 @@ def _square(x: int, y: int, colour: Any, theme: Theme) -> Any:
     return Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor=theme.ground, linewidth=2)
 
 
-def readable(colour: Sequence[float], theme: Theme) -> str:
-    """Return the theme's ink or its ground, whichever stands out more from a colour (WCAG's contrast)."""
-    return max((theme.ink, theme.ground), key=lambda each: contrast(colour, _channels(each)))
+def readable(colour: Sequence[float]) -> str:
+    """Return black or white, whichever stands out more from a colour: by 4.5 to 1 at least (WCAG's contrast)."""
+    return max(("#000000", "#FFFFFF"), key=lambda each: contrast(colour, _channels(each)))
 
 
 def contrast(one: Sequence[float], other: Sequence[float]) -> float:

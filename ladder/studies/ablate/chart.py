@@ -13,7 +13,7 @@ from ladder.report.themes import LIGHT, Theme
 from ladder.studies.ablate import report
 from ladder.studies.ablate.record import Result, Worth
 
-ROW = 0.42  # inches
+WIDE, ROW = 12.5, 0.42  # inches
 ROUND = 0.0005  # below it a percentage has no sign
 
 
@@ -28,18 +28,25 @@ def figure(result: Result, theme: Theme = LIGHT) -> Any:
 
     rungs = [each.rung for each in result.worth]
     named = rungs if result.protocol.whole else _paired(result)
-    high = 2.3 + ROW * max(len(rungs), 6)
-    made = Figure(figsize=(12.5, high))
-    top, bottom = 1 - 1.35 / high, 0.85 / high
+    above = 0.95 + 0.19 * len(_said(result))
+    high = above + 1.05 + ROW * max(len(rungs), 6)
+    made = Figure(figsize=(WIDE, high))
+    top, bottom = 1 - above / high, 0.9 / high
     grid = made.add_gridspec(
         1, 2, left=0.135, right=0.98, top=top, bottom=bottom, wspace=0.42, width_ratios=(1.05, 1)
     )
     _bars(made.add_subplot(grid[0, 0]), result, theme)
     axes = made.add_subplot(grid[0, 1])
     _title(axes, "two rungs together, beyond each without the other", theme)
-    heatmap(axes, named, named, _cells(result, named), theme, percent)
+    heatmap(axes, named[1:], named[:-1], _cells(result, named), theme, percent)
     _header(made, result, theme)
     return made
+
+
+def _said(result: Result) -> list[str]:
+    """Return the findings above the panels, in lines that fit."""
+    found = (report.order_sentence(result), report.pair_sentence(result))
+    return [line for each in found for line in drawing.wrapped(each, 9, WIDE - 0.5)]
 
 
 def percent(log: float | None) -> str:
@@ -60,11 +67,14 @@ def _paired(result: Result) -> list[str]:
 
 
 def _cells(result: Result, names: Sequence[str]) -> list[list[float | None]]:
-    """Return the gains of the pairs below the diagonal."""
+    """Return the gains of the pairs, each once: rows from the second name on, columns up to the last but one."""
     known = {frozenset((pair.first, pair.second)): pair.gain for pair in result.pairs}
     return [
-        [known.get(frozenset((row, column))) if place > other else None for other, column in enumerate(names)]
-        for place, row in enumerate(names)
+        [
+            known.get(frozenset((row, column))) if place >= other else None
+            for other, column in enumerate(names[:-1])
+        ]
+        for place, row in enumerate(names[1:])
     ]
 
 
@@ -126,7 +136,8 @@ def _header(made: Any, result: Result, theme: Theme) -> None:
     high = made.get_figheight()
     title = f"{facts.gpu or facts.cpu}: what each rung is worth, whatever the order{notes}"
     fitted(made, 0.02, 1 - 0.42 / high, title, 15, fontweight="bold", color=theme.ink)
-    fitted(made, 0.02, 1 - 0.78 / high, report.order_sentence(result), 9.5, color=theme.ink)
+    for number, line in enumerate(_said(result)):
+        made.text(0.02, 1 - (0.72 + 0.19 * number) / high, line, fontsize=9, color=theme.ink)
     said = f"{work['name']}: {work['resolution']}x{work['resolution']}, batch {work['batch']}; {report.clock(result)}"
     marks = "Diamond: in the ladder's order. Line in a bar: 95% interval. Line under it: worst to best order."
     marks = marks if rules.whole else "Line in a bar: 95% interval."

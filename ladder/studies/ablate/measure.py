@@ -113,7 +113,7 @@ class Session:
         facts = plain(self.before.machine)
         for images in (True, False):  # of `ladder run`, and none
             known = inspection.Cache(plan.workload | {"data": images or None}, facts)
-            if known.get(recipe) is not None:
+            if known.get(plan.laid(plan.everything)) is not None:
                 self.parity = Proof(verdict="ok", reason=None, earlier=True)
                 return
         self.tell("parity of the whole ladder")
@@ -133,6 +133,7 @@ class Session:
 
     def once(self, visits: Visits) -> None:
         """Measure every subset that has no row yet, in this process."""
+        looks.load(self.plan.device)
         for _ in range(1 if self.plan.whole else 2):  # of a longer ladder pairs follow from the first part
             outs = {} if self.plan.whole else planning.outs(self.plan, self._savings())
             for subset in planning.subsets(self.plan, None if self.plan.whole else self._savings()):

@@ -51,12 +51,16 @@ class Plan:
         """Return whether every allowed subset is measured."""
         return len(self.changes) <= MOST_RUNGS
 
-    def recipe(self, subset: Subset) -> Fields:
-        """Return the recipe of a subset, laid in the order of the ladder."""
+    def laid(self, subset: Subset) -> Fields:
+        """Return the changed fields of a subset's recipe, laid in the order of the ladder, as `climb` does."""
         laid = dict(self.base)
         for name, change in self.changes.items():
             laid |= change if name in subset else {}
-        return Recipe.from_dict(laid, where="it").to_dict()
+        return laid
+
+    def recipe(self, subset: Subset) -> Fields:
+        """Return all fields of a subset's recipe. Raises ConfigError if it is impossible."""
+        return Recipe.from_dict(self.laid(subset), where="it").to_dict()
 
 
 def make(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ladder.base.text import between, escaped, fine_factor
 from ladder.results import store as results
 from ladder.results.types import head
+from ladder.stats import estimates
 from ladder.studies.ablate.record import GPU, Pair, Result, Worth
 
 HEADINGS = (
@@ -37,7 +38,7 @@ def table(result: Result) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
         return OF_LONGER, [
             (each.rung, factor(each.left_out), bounds(each.left_out_interval)) for each in result.worth
         ]
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             each.rung,
             factor(each.gain),
@@ -115,7 +116,7 @@ def order_sentence(result: Result) -> str:
 def pair_sentence(result: Result) -> str:
     """Return which two rungs act on each other most, as far as the noise lets see."""
     known = [each for each in result.pairs if each.gain is not None]
-    sure = [each for each in known if each.interval and (each.interval[0] > 0 or each.interval[1] < 0)]
+    sure = [each for each in known if beyond_noise(each, result)]
     if not known:
         return "No pair of rungs was measured in all four ways."
     if not sure:
@@ -127,6 +128,16 @@ def pair_sentence(result: Result) -> str:
         f"{most.first} and {most.second} act on each other most: together they gain {size} {words} than apart"
         f" ({len(sure)} of {len(known)} pairs are beyond the noise)."
     )
+
+
+def beyond_noise(pair: Pair, result: Result) -> bool:
+    """Return whether a pair's gain is beyond the noise, at a level shared by all pairs (Bonferroni)."""
+    if pair.gain is None or pair.interval is None or result.noise is None:
+        return False
+    freedom, level = result.noise.freedom, (1 - estimates.CONFIDENCE) / max(1, len(result.pairs))
+    wider = estimates.t_quantile(1 - level / 2, freedom)
+    wider /= estimates.t_quantile(0.5 + estimates.CONFIDENCE / 2, freedom)
+    return abs(pair.gain) > wider * (pair.interval[1] - pair.interval[0]) / 2
 
 
 def noise_sentence(result: Result) -> str:

@@ -26,7 +26,7 @@ def figure(result: Result, theme: Theme = LIGHT) -> Any:
 
 
 def _maps(result: Result, theme: Theme) -> Any:
-    """Draw a heat map for each of the two rungs by each clock, whose colours mean the same in all of them."""
+    """Draw a heat map for each of the two rungs by each clock. The colours of a rung mean the same in both."""
     from matplotlib.figure import Figure
 
     clocks, (sizes, batches) = report.clocks(result), report.axes(result)
@@ -38,8 +38,10 @@ def _maps(result: Result, theme: Theme) -> Any:
         len(clocks), 2, left=0.075, right=0.985, top=1 - (top + 0.35) / high, bottom=0.85 / high, wspace=0.16,
         hspace=0.5,
     )  # fmt: skip
-    for y, clock in enumerate(clocks):
-        for x, rung in enumerate(result.protocol.rungs):
+    for x, rung in enumerate(result.protocol.rungs):
+        known = [value for each in result.gains if each.rung == rung for value in (each.wall, each.gpu)]
+        most = max((abs(math.log(value)) for value in known if value), default=0.0)
+        for y, clock in enumerate(clocks):
             axes = made.add_subplot(grid[y, x])
             heading = f"{rung}: gain in {NAMED[clock]}"
             axes.set_title(heading, loc="left", fontsize=10.5, fontweight="bold", color=theme.ink)
@@ -48,7 +50,7 @@ def _maps(result: Result, theme: Theme) -> Any:
             ]
             instead = [[report.cell_word(result, rung, s, b) for b in batches] for s in sizes[::-1]]
             names = [f"{size}x{size}" for size in sizes[::-1]]
-            heatmap(axes, names, [str(batch) for batch in batches], values, theme, _word, instead)
+            heatmap(axes, names, [str(batch) for batch in batches], values, theme, _word, instead, most)
             axes.set_xlabel("batch", color=theme.muted, fontsize=8.5)
     _header(made, result, "where two rungs matter", said, theme)
     return made

@@ -109,4 +109,4 @@ def named(cell: Cell) -> str:
 
 def title(out: tuple[str, ...]) -> str:
     """Return the name of a recipe by the rungs that it leaves out."""
-    return "whole ladder" if not out else f"without {' and '.join(out)}"
+    return "whole ladder" if not out else "without both" if len(out) > 1 else f"without {out[0]}"

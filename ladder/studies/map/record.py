@@ -56,7 +56,7 @@ class Protocol:
     study: str = needed(one_of(GRID, PROGRESSIVE))
     ladder: str = needed(v.PART)
     rungs: list[str] = needed(items(v.PART, 2, least=2))
-    cells: list[list[int]] = needed(items(items(SIZE, 2, least=2), 400, least=1))
+    cells: list[list[int]] = needed(items(items(BATCH, 2, least=2), 400, least=1))
     images: int | None = needed(number(1, 1e15, whole=True))
     cycles: int = needed(v.COUNT)
     seed: int = needed(v.COUNT)

@@ -25,6 +25,7 @@ from ladder.studies.map.record import (
 )
 
 ALIKE = COUNTS  # within this factor of the fastest a recipe counts as the fastest, too
+EVERYWHERE = " everywhere"
 CLOCKS = {WALL: "step", GPU: "GPU time"}
 
 
@@ -162,10 +163,10 @@ def policies(result: Result) -> list[Policy]:
         made["the article's policy"] = {size: progressive.of_article(size, pair) for size in sizes}
     best = {size: fastest(rows, cell, outs(result)) for size, cell in sizes.items()}
     if all(best.values()):
-        made["ours: the fastest at each resolution"] = {
+        made["ours (the fastest at each resolution)"] = {
             size: tuple(row.out) for size, row in best.items() if row
         }
-    made |= {f"{title(out)} everywhere": dict.fromkeys(sizes, out) for out in outs(result)}
+    made |= {title(out) + EVERYWHERE: dict.fromkeys(sizes, out) for out in outs(result)}
     return [Policy(name, chosen, _hours(result, chosen)) for name, chosen in made.items()]
 
 
@@ -182,11 +183,12 @@ def _hours(result: Result, chosen: dict[int, tuple[str, ...]]) -> dict[int, floa
 def progressive_sentences(result: Result) -> list[str]:
     """Return what a training that grows takes, and what was not trained."""
     known = {policy.name: policy.total for policy in policies(result) if policy.total}
-    lines = []
-    if len(known) > 1:
-        best = min(known, key=lambda name: known[name] or 0.0)
-        told = ", ".join(f"{hours:.3g} h under {name}" for name, hours in known.items())
-        lines.append(f"{result.protocol.images:,} images take {told}; the least is {best}.")
+    single = {name: hours for name, hours in known.items() if name.endswith(EVERYWHERE)}
+    told = [f"{hours:.3g} h with {name}" for name, hours in known.items() if name not in single]
+    if single:
+        best = min(single, key=lambda name: single[name] or 0.0)
+        told.append(f"{single[best]:.3g} h with the best single recipe ({best})")
+    lines = [f"{result.protocol.images:,} images take {', '.join(told)}."] if told else []
     lines.append(
         "No growing network is trained: each resolution is a workload of its own, the blending of two resolutions is"
         " left out, and images of 4x4 are counted at the speed of 8x8, the smallest workload."
