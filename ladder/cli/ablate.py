@@ -57,8 +57,8 @@ def ablate(
 
     Every subset of the rungs that is possible runs for two cycles in one process. Their GPU times give each rung's
     mean gain over all orders and the interaction of each pair. Some subsets are repeated in fresh processes for the
-    intervals. Solo and leave-one-out runs of this machine stand beside them. Of a ladder of more than seven changes
-    all rungs but one are measured, and all but two of the five that save most. On a CPU it is wall time.
+    intervals. Solo and leave-one-out runs of this machine stand beside them. A ladder of more than seven changes is
+    measured without each rung, and without each two of the five that save most. On a CPU it is wall time.
 
     Exit status: 0 if every subset has a time. 1 if one has none, or if the ladder failed parity. 2 if the request is
     impossible. 130 if it was interrupted or the time was over.

@@ -93,13 +93,20 @@ def in_fresh_process(
             found = worker.call("profile", part="record")
     share = neighbours.share(before, neighbours.sample())
     cycled = found.get("cycles") or []
-    void = found.get("gpu_void") or beyond(cycled, seen.get("samples_s") or (), is_captured(task.recipe))
+    samples = seen.get("samples_s") or []
+    captured = bool(samples) and is_captured(task.recipe)
+    void = found.get("gpu_void") or beyond(cycled, samples, captured)
     if reason := gpu_state.void_reason(state) or (None if seen else void):
         raise WorkerFailure("invalid", reason)
-    wall = [1000 * s for s in seen.get("samples_s", ())]
     used = prepared | seen
     return _look(
-        wall, [] if void else cycled, prepared["prepare_s"], used.get("device_used_bytes"), share, state, void
+        [1000 * s for s in samples],
+        [] if void else cycled,
+        prepared["prepare_s"],
+        used.get("device_used_bytes"),
+        share,
+        state,
+        void,
     )
 
 

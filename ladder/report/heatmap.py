@@ -18,7 +18,7 @@ def heatmap(
     theme: Theme,
     word: Callable[[float | None], str],
     instead: Sequence[Sequence[str]] = (),
-    most: float = LEAST,
+    most: float = 0.0,
 ) -> None:
     """Draw values around 0 onto axes.
 
@@ -30,7 +30,7 @@ def heatmap(
     """
     from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
 
-    most = max([most, *(abs(value) for row in values for value in row if value is not None)])
+    most = max([most, LEAST, *(abs(value) for row in values for value in row if value is not None)])
     colours = LinearSegmentedColormap.from_list("gains", [theme.article, theme.gap, theme.busy])
     norm = TwoSlopeNorm(0.0, -most, most)
     for y, row in enumerate(values):

@@ -1,10 +1,10 @@
 """Shapley values and pairwise interactions of things that are switched on one after the other, where some orders
 are impossible.
 
-A subset says what is on. An order is allowed if all the subsets that it passes are known. A thing's value is the mean,
-over all allowed orders, of what it adds when it is switched on. The values of all things sum to the whole difference,
-because each order passes from nothing to everything (Shapley 1953; with constraints on the order: Faigle and Kern
-1992). All results are sums with known weights, so that the error of each follows from the error of one measurement.
+A subset holds the things that are on. An order is allowed if all the subsets that it passes are known. The value of a
+thing is its mean contribution over all allowed orders. The values sum to the whole difference, because each order
+passes from nothing to everything. This is Shapley's value (1953), with constraints on the order as in Faigle and Kern
+(1992). All results are sums with known weights. So the error of each follows from the error of one measurement.
 """
 
 from __future__ import annotations

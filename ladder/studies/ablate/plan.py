@@ -1,7 +1,7 @@
 """The plan of `ladder ablate`: which subsets of a ladder's rungs are measured.
 
-A ladder of at most seven changes is measured in every subset that `Recipe` and `rests_on` allow. Of a longer one only
-its ends, all rungs but one, and all but two of the five that are worth most are measured.
+A ladder of at most seven changes is measured in every subset that `Recipe` and `rests_on` allow. A longer one is
+measured at its ends, without each rung, and without each two of the five rungs that save most.
 """
 
 from __future__ import annotations

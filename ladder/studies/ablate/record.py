@@ -63,7 +63,7 @@ class Worth:
 
 @record
 class Pair:
-    """What two rungs gain together beyond what each gains without the other, as a logarithm."""
+    """The gain of two rungs together beyond the gains of each without the other, as a logarithm."""
 
     first: str = needed(v.PART)
     second: str = needed(v.PART)
@@ -97,7 +97,7 @@ class Whole:
 
 @record
 class Beside:
-    """What a stored run of `ladder run` says of a rung, as factors."""
+    """The gains of a rung in a stored run of `ladder run`, as factors."""
 
     mode: str = needed(one_of("solo", "leave-one-out"))
     started: str = needed(v.STARTED)
@@ -184,8 +184,8 @@ def derive(result: Result) -> Result:
 def noise_of(result: Result) -> Noise | None:
     """Return the error of one measurement, None from fewer than three subsets that were repeated.
 
-    The difference of the two measurements of a subset holds the error of both, so half of its variance is at least
-    the variance of one in the one process. Its mean is the difference of the processes, which no gain contains.
+    The difference of two measurements of a subset holds the errors of both. So half of its variance is at least the
+    variance of one in the one process. Its mean is the difference of the processes, which cancels in every gain.
     """
     clock = result.protocol.clock
     both = [(time_ms(row.once, clock), time_ms(row.again, clock)) for row in _repeated(result)]

@@ -20,7 +20,7 @@ from ladder.results import loading, record
 from ladder.results.combine import resuming
 from ladder.results.types import Plain, head
 from ladder.studies.map.plan import Cell, Plan
-from ladder.studies.map.record import GRID, PROGRESSIVE, WALL, Key, Result, Row, by_key, derive, time_ms
+from ladder.studies.map.record import GRID, PROGRESSIVE, WALL, Key, Result, Row, by_key, derive, key, time_ms
 
 ENGINE = ("engine/looks", "studies/map/measure")
 SECONDS = {"cuda": 24.0, "cpu": 8.0}  # of a row, on an H100 and on two cores
@@ -77,7 +77,8 @@ def measure(
             pool.wait()
             visits.look_around()
             for cell, out in left:
-                row = rows[(*cell, out)] = measured(plan, cell, out, pool, visits)
+                row = measured(plan, cell, out, pool, visits)
+                rows[key(row)] = row
                 state(False)
                 ms = time_ms(row, WALL)
                 said = f"{row.status}: {row.reason}" if ms is None else f"{ms:.4g} ms"

@@ -1,7 +1,7 @@
 """The arithmetic of a training that grows: images at each resolution times measured seconds an image.
 
-No growing network is trained. Each resolution is a workload of its own with the widths that the growing network has
-there, so the blending of two resolutions while one fades in is left out.
+No growing network is trained. Each resolution is a workload of its own, with the widths of the growing network there.
+So the blending of two resolutions, while one fades in, is left out.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Row:
 
 @record
 class Gain:
-    """What a rung gains in a cell while the other rungs are on, as factors."""
+    """The gains of a rung in a cell while the other rungs are on, as factors."""
 
     resolution: int = needed(SIZE)
     batch: int = needed(BATCH)
