@@ -14,13 +14,14 @@ from pathlib import Path
 
 from ladder.base import files
 from ladder.base.errors import UserError
-from ladder.publish.pages import explained, ladders, studies, targets
+from ladder.publish.pages import attributed, explained, ladders, studies, targets
 from ladder.publish.pages.committed import Committed, checked_out
 
 TABLES: dict[str, Callable[..., str]] = {
     **ladders.TABLES,
     **explained.TABLES,
     **studies.TABLES,
+    **attributed.TABLES,
     **targets.TABLES,
 }
 OPENING = re.compile(r"^<!-- table: ([^>]*?) -->$", re.MULTILINE)

@@ -271,6 +271,11 @@ def markdown(result: Result) -> str:
         *(f"- {escaped(line)}" for line in [*sentences(result), *rules.notes]),
     ]
     for headings, rows in tables(result):
-        lines = ["| " + " | ".join(map(escaped, row)) + " |" for row in (headings, *rows)]
-        page += ["", lines[0], "|---|" + "---:|" * (len(headings) - 1), *lines[1:]]
+        page += ["", grid(headings, rows)]
     return "\n".join(page).rstrip() + "\n"
+
+
+def grid(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of Markdown, the first column to the left."""
+    lines = ["| " + " | ".join(map(escaped, row)) + " |" for row in (headings, *rows)]
+    return "\n".join([lines[0], "|---|" + "---:|" * (len(headings) - 1), *lines[1:]])
