@@ -33,6 +33,7 @@ ORDER = (
     ),
     *(
         "publish.history",
+        "publish.fleet",
         "publish.export",
         "selfcheck.selftest",
         "publish.gallery",

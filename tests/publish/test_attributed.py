@@ -24,7 +24,9 @@ def test_a_complete_ablation_is_shown_with_its_sources(tmp_path: Path) -> None:
     shown = attributed.ablated(kept(tmp_path, "ablation/a.json", data))
     assert shown.startswith("**NVIDIA H200**, `article`, ladder `article`\n\n- ")
     assert "| bf16 | " in shown and "is its order" in shown and "(@/results/ablation/a.png)" in shown
-    assert attributed.ablated(kept(tmp_path, "ablation/a.json", data | {"complete": False})) == attributed.NONE
+    assert (
+        attributed.ablated(kept(tmp_path, "ablation/a.json", data | {"complete": False})) == attributed.NONE
+    )
 
 
 def test_a_map_and_a_training_that_grows_are_shown(tmp_path: Path) -> None:
