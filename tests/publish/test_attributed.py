@@ -19,18 +19,17 @@ def kept(root: Path, name: str, data: dict[str, Any]) -> Committed:
 
 
 def test_a_complete_ablation_is_shown_with_its_sources(tmp_path: Path) -> None:
-    assert attributed.ablated(Committed(tmp_path)) == attributed.NONE
+    assert "*No complete run yet: `ladder ablate`.*\n" == attributed.ablated(Committed(tmp_path))
     data = made_up_ablation.of_ablation(MACHINE, made_up_ablation.ARTICLE[:3])
     shown = attributed.ablated(kept(tmp_path, "ablation/a.json", data))
     assert shown.startswith("**NVIDIA H200**, `article`, ladder `article`\n\n- ")
     assert "| bf16 | " in shown and "is its order" in shown and "(@/results/ablation/a.png)" in shown
-    assert (
-        attributed.ablated(kept(tmp_path, "ablation/a.json", data | {"complete": False})) == attributed.NONE
-    )
+    stopped = kept(tmp_path, "ablation/a.json", data | {"complete": False})
+    assert attributed.ablated(stopped).startswith("*No complete run yet")
 
 
 def test_a_map_and_a_training_that_grows_are_shown(tmp_path: Path) -> None:
-    assert attributed.mapped(Committed(tmp_path)) == attributed.NONE
+    assert "*No complete run yet: `ladder map`.*\n" == attributed.mapped(Committed(tmp_path))
     kept(tmp_path, "map/a.json", made_up_ablation.of_map(MACHINE))
     shown = attributed.mapped(kept(tmp_path, "map/b.json", made_up_ablation.of_map(MACHINE, 25_000_000)))
     assert "| cuda\\_graphs, step | batch 4 |" in shown and "article's policy" in shown

@@ -7,13 +7,11 @@ from typing import Any
 
 from ladder.base.records import build
 from ladder.publish.pages.committed import Committed
-from ladder.publish.pages.markdown import link, text, under
+from ladder.publish.pages.markdown import absent, link, text, under
 from ladder.studies.ablate import record as ablation
 from ladder.studies.ablate import report as ablated_report
 from ladder.studies.map import record as maps
 from ladder.studies.map import report as mapped_report
-
-NONE = "*No complete result is committed yet.*\n"
 
 
 def ablated(committed: Committed) -> str:
@@ -24,7 +22,7 @@ def ablated(committed: Committed) -> str:
         parts.append(
             _part(about, ablated_report.sentences(result), ablated_report.tables(result), name, result)
         )
-    return "\n".join(parts) or NONE
+    return "\n".join(parts) or absent("ladder ablate")
 
 
 def mapped(committed: Committed) -> str:
@@ -34,7 +32,7 @@ def mapped(committed: Committed) -> str:
         about = _about(result, f"{result.protocol.study} of ladder `{result.protocol.ladder}`")
         grids = "\n\n".join(mapped_report.grid(*each) for each in mapped_report.tables(result)[:-1])
         parts.append(_part(about, mapped_report.sentences(result), grids, name, result))
-    return "\n".join(parts) or NONE
+    return "\n".join(parts) or absent("ladder map")
 
 
 def _complete(committed: Committed, pattern: str, kind: type) -> Iterator[tuple[str, Any]]:

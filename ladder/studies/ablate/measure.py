@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ladder.base import text as texts
+from ladder.base.errors import EnvironmentFailure
 from ladder.base.records import build, plain
 from ladder.engine import inspection, looks, sitting
 from ladder.engine.looks import Look, Task
@@ -53,8 +54,7 @@ def continued(path: Path, fresh: Result) -> Result:
     asked = [replace(each.protocol, notes=[], skipped={}) for each in (before, fresh)]
     other = [] if asked[0] == asked[1] else ["another ladder, other rungs or another seed than this file's"]
     header = resuming.continued(path, head(before), head(fresh), other)
-    kept = [row for row in before.subsets if row.status not in TRIED_AGAIN]
-    return replace(fresh, **header, parity=before.parity, subsets=kept)
+    return replace(fresh, **header, parity=before.parity, subsets=before.subsets)
 
 
 def expected(plan: Plan, result: Result) -> tuple[int, float]:
@@ -62,7 +62,7 @@ def expected(plan: Plan, result: Result) -> tuple[int, float]:
     planned = len(planning.subsets(plan))
     if not plan.whole:
         planned += planning.LARGEST * (planning.LARGEST - 1) // 2
-    left = max(0, planned - len(result.subsets))
+    left = max(0, planned - sum(row.status not in TRIED_AGAIN for row in result.subsets))
     repeats = max(planning.LEAST_AGAIN, -(-planned // planning.TENTH))
     repeats -= min(repeats, sum(row.again is not None for row in result.subsets))
     return left + repeats, (left + 2 * repeats) * SECONDS[plan.device]
@@ -132,22 +132,33 @@ class Session:
             worker.close()
 
     def once(self, visits: Visits) -> None:
-        """Measure every subset that has no row yet, in this process."""
+        """Measure every subset that has no row yet, in this process, then once more those that failed earlier.
+
+        A subset that takes the CUDA context with it comes last, or no later sitting would get beyond it.
+        """
         looks.load(self.plan.device)
+        failed = [subset for subset, row in self.rows.items() if row.status in TRIED_AGAIN]
         for _ in range(1 if self.plan.whole else 2):  # of a longer ladder pairs follow from the first part
-            outs = {} if self.plan.whole else planning.outs(self.plan, self._savings())
-            for subset in planning.subsets(self.plan, None if self.plan.whole else self._savings()):
-                if subset in self.rows:
-                    continue
-                row = Row(
-                    rungs=self._named(subset), out=[*outs.get(subset, ())], status="ok", reason=None, once=None,
-                    again=None,
-                )  # fmt: skip
-                try:
-                    self.rows[subset] = replace(row, once=looks.in_this_process(self._task(subset), visits))
-                except WorkerFailure as failure:
-                    self.rows[subset] = replace(row, status=failure.status, reason=_line(failure.reason))
-                self._said(subset, self.rows[subset].once)
+            savings = None if self.plan.whole else self._savings()
+            outs = {} if self.plan.whole else planning.outs(self.plan, savings)
+            for subset in planning.subsets(self.plan, savings):
+                if subset not in self.rows:
+                    self._one(subset, outs.get(subset, ()), visits)
+        for subset in failed:
+            self._one(subset, tuple(self.rows[subset].out), visits)
+
+    def _one(self, subset: Subset, out: tuple[str, ...], visits: Visits) -> None:
+        """Measure a subset in this process. Its failure is its row, also where no other subset can follow."""
+        row = Row(rungs=self._named(subset), out=[*out], status="ok", reason=None, once=None, again=None)
+        try:
+            self.rows[subset] = replace(row, once=looks.in_this_process(self._task(subset), visits))
+        except WorkerFailure as failure:
+            self.rows[subset] = replace(row, status=failure.status, reason=_line(failure.reason))
+        except EnvironmentFailure as failure:
+            self.rows[subset] = replace(row, status="failed", reason=_line(str(failure)))
+            self.save(self.state(False))
+            raise
+        self._said(subset, self.rows[subset].once)
 
     def again(self, pool: Pool, visits: Visits) -> None:
         """Measure a tenth of the subsets again, each in a fresh process."""

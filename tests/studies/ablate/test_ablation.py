@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from ladder.base.errors import EnvironmentFailure
 from ladder.base.records import build, plain
 from ladder.cli import ablate as cli_ablate
 from ladder.engine import inspection, looks, sitting
@@ -317,6 +318,26 @@ def test_a_subset_that_fails_has_a_reason_and_is_tried_again(
     (path,) = (tmp_path / "out").glob("*.json")
     assert call("ablate", *least, "--resume", str(path)).exit_code == 0
     assert read(tmp_path / "out")["total"]["orders"] == 2
+
+
+def test_a_subset_that_loses_the_cuda_context_is_kept_and_comes_last(
+    least: list[str], fake: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, seen = looks.in_this_process, []
+
+    def lost(task: looks.Task, visits: Any) -> looks.Look:
+        seen.append((task.recipe["channels_last"], task.recipe["set_to_none"]))
+        if seen[-1] == (False, False):
+            raise EnvironmentFailure("the CUDA context is lost: go on with --resume, in a new process")
+        return real(task, visits)
+
+    monkeypatch.setattr(looks, "in_this_process", lost)
+    assert "the CUDA context is lost" in call("ablate", *least).stderr
+    assert seen == [(True, True), (False, False)]
+    (path,) = (tmp_path / "out").glob("*-partial.json")
+    said = call("ablate", *least, "--resume", str(path))
+    assert said.exit_code == 2 and len(seen) == 5 and seen[-1] == (False, False)
+    assert [row["status"] for row in read(tmp_path / "out")["subsets"]].count("ok") == 3
 
 
 def test_a_ladder_that_fails_parity_is_not_measured(
