@@ -11,7 +11,7 @@ import click
 from ladder.base import files, locks, text
 from ladder.base.paths import ROOT
 from ladder.base.records import plain
-from ladder.cli import options
+from ladder.cli import expecting, options
 from ladder.images import for_workload
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def ablate(
         paths[:] = write(found, folder, whole=found.complete)
 
     count, seconds = measure.expected(plan, result)
-    about = f"about {max(1, round(seconds / 60))} min"
+    about = expecting.words(seconds / 60 if name == expecting.USUAL[chosen] else None)
     said = f"{name} on {chosen}: {len(plan.rungs)} rungs of {plan.ladder}, {count} measurements, {about}"
     First(f"{said}, at most {minutes:g}" if minutes else said, as_json)()
     environment.tell(as_json)

@@ -11,7 +11,7 @@ from ladder.base import files, locks, text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.records import plain
-from ladder.cli import options
+from ladder.cli import expecting, options
 from ladder.images import for_workload
 
 if TYPE_CHECKING:
@@ -98,7 +98,8 @@ def map_(
         paths[:] = write(found, folder, whole=found.complete)
 
     count = len(measure.missing(plan, result))
-    about = f"about {max(1, round(count * measure.SECONDS[chosen] / 60))} min"
+    usual = plan.name == expecting.USUAL[chosen]
+    about = expecting.words(count * measure.SECONDS[chosen] / 60 if usual else None)
     said = f"{plan.name} on {chosen}: {len(plan.cells)} cells, {count} rows, {about}"
     First(f"{said}, at most {budget:g}" if budget else said, as_json)()
     environment.tell(as_json)

@@ -87,10 +87,10 @@ def in_fresh_process(
             if reason := records.void_memory(seen):
                 raise WorkerFailure("oom", reason, seen)
         if on_gpu:
-            if not cycles:
-                worker.call("cycle")  # what a first cycle allocates is no work of the profiled ones
             worker.call("profile", part="load")
             found = worker.call("profile", part="record")
+            if found.get("gpu_void"):  # a first cycle may allocate, so that the second launches fewer kernels
+                found = worker.call("profile", part="record")
     share = neighbours.share(before, neighbours.sample())
     cycled = found.get("cycles") or []
     samples = seen.get("samples_s") or []

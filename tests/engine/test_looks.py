@@ -84,9 +84,7 @@ def of_worker(monkeypatch: pytest.MonkeyPatch, visits: Visits, cycles: int, **mo
     monkeypatch.setattr(visits, "watched", watched)
     record = {"cycles": CYCLES, "profile": {}, "gpu_void": more.get("void")}
     visit = {"samples_s": [more.get("wall", 0.025)], "alloc_retries": more.get("retries", 0)}
-    worker = Worker(
-        prepare={"prepare_s": 3.0, "device_used_bytes": 2**30}, record=record, visit=visit, cycle=visit
-    )
+    worker = Worker(prepare={"prepare_s": 3.0, "device_used_bytes": 2**30}, record=record, visit=visit)
     task = Task(LEAST, {"cuda_graphs": True}, "cuda")
     try:
         return worker, looks.in_fresh_process(worker, task, visits, cycles)  # type: ignore[arg-type]
@@ -99,11 +97,12 @@ def test_a_fresh_process_times_before_it_profiles(monkeypatch: pytest.MonkeyPatc
     assert worker.asked == ["build", "prepare", "visit", "load", "record"]
     assert (seen.wall_ms, seen.gpu_ms, seen.kernels, seen.device_gib) == ([25.0], [20.0, 20.0], 3000.0, 1.0)
     worker, seen = of_worker(monkeypatch, visits, 0)
-    assert worker.asked == ["build", "prepare", "cycle", "load", "record"] and seen.wall_ms is None
+    assert worker.asked == ["build", "prepare", "load", "record"] and seen.wall_ms is None
 
 
 def test_what_voids_gpu_time_leaves_wall_time(monkeypatch: pytest.MonkeyPatch, visits: Visits) -> None:
-    _, seen = of_worker(monkeypatch, visits, 1, void="profiled cycles launched 3 and 4 kernels")
+    worker, seen = of_worker(monkeypatch, visits, 1, void="profiled cycles launched 3 and 4 kernels")
+    assert worker.asked[-2:] == ["record", "record"]
     assert seen.gpu_ms is None and seen.wall_ms == [25.0] and "3 and 4" in seen.gpu_void
     _, seen = of_worker(monkeypatch, visits, 1, wall=0.015)
     assert seen.gpu_ms is None and "GPU time of 20 ms in a step of 15 ms" in seen.gpu_void

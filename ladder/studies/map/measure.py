@@ -23,7 +23,7 @@ from ladder.studies.map.plan import Cell, Plan
 from ladder.studies.map.record import GRID, PROGRESSIVE, WALL, Key, Result, Row, by_key, derive, key, time_ms
 
 ENGINE = ("engine/looks", "studies/map/measure")
-SECONDS = {"cuda": 24.0, "cpu": 8.0}  # of a row, on an H100 and on two cores
+SECONDS = {"cuda": 24.0, "cpu": 8.0}  # of a row: article on an H100, tiny on two cores
 TRIED_AGAIN = ("failed", "invalid")
 
 

@@ -275,7 +275,10 @@ def test_a_ladder_is_taken_apart_on_a_cpu(least: list[str], tmp_path: Path) -> N
     assert len(found["subsets"]) == 4 and found["complete"] and found["protocol"]["clock"] == "wall"
     assert sum(row["again"] is not None for row in found["subsets"]) == 3 and found["noise"]
     assert all(len(row["once"]["wall_ms"]) == 2 and row["once"]["gpu_ms"] is None for row in found["subsets"])
-    assert "about 1 min" in said.stderr and "7 of 7, about 0 min left" in said.stderr
+    assert (
+        "7 measurements, for how long the first visit will tell" in said.stderr
+        and "7 of 7, about 0 min left" in said.stderr
+    )
     assert "in wall time on a CPU is its order" in said.stdout and "not to be quoted" in said.stdout
     suffixes = sorted(path.suffix for path in (tmp_path / "out").iterdir())
     assert suffixes == [".json", ".md", ".png", ".svg"]

@@ -236,7 +236,10 @@ def test_a_cell_is_measured_on_a_cpu(least: list[str], tmp_path: Path) -> None:
         ["channels_last", "set_to_none"],
     ]
     assert all(len(row["look"]["wall_ms"]) == 2 and not row["look"]["gpu_ms"] for row in found["rows"])
-    assert "1 cells, 4 rows, about 1 min" in said.stderr and "4 of 4, about 0 min left" in said.stderr
+    assert (
+        "1 cells, 4 rows, for how long the first visit will tell" in said.stderr
+        and "4 of 4, about 0 min left" in said.stderr
+    )
     assert "not to be quoted" in said.stdout and "GPU time" not in said.stdout
     assert sorted(path.suffix for path in (tmp_path / "out").iterdir()) == [".json", ".md", ".png", ".svg"]
     assert call("validate", tmp_path / "out").exit_code == 0
