@@ -37,6 +37,9 @@ def figure(result: Result, theme: Theme = LIGHT) -> Any:
     )
     _bars(made.add_subplot(grid[0, 0]), result, theme)
     axes = made.add_subplot(grid[0, 1])
+    place = axes.get_position()
+    tall = min(place.height, 1.35 * ROW * max(len(named) - 1, 1) / high)
+    axes.set_position((place.x0, place.y1 - tall, place.width, tall))
     _title(axes, "two rungs together, beyond each without the other", theme)
     heatmap(axes, named[1:], named[:-1], _cells(result, named), theme, percent)
     _header(made, result, theme)
@@ -119,7 +122,7 @@ def _ends(
         ends += interval
     if each.staircase is not None:
         axes.plot(
-            each.staircase, place, marker="D", markersize=5, color=theme.article, zorder=5,
+            each.staircase, place, marker="D", markersize=5, color=theme.ink, zorder=5,
             markeredgecolor=theme.ground,
         )  # fmt: skip
         ends.append(each.staircase)
@@ -134,7 +137,8 @@ def _header(made: Any, result: Result, theme: Theme) -> None:
     facts, work, rules = result.machine, result.workload, result.protocol
     notes = f" ({rules.notes[0]})" if rules.notes else ""
     high = made.get_figheight()
-    title = f"{facts.gpu or facts.cpu}: what each rung is worth, whatever the order{notes}"
+    about = "whatever the order" if rules.whole else "on top of all others"
+    title = f"{facts.gpu or facts.cpu}: what each rung is worth, {about}{notes}"
     fitted(made, 0.02, 1 - 0.42 / high, title, 15, fontweight="bold", color=theme.ink)
     for number, line in enumerate(_said(result)):
         made.text(0.02, 1 - (0.72 + 0.19 * number) / high, line, fontsize=9, color=theme.ink)

@@ -258,7 +258,7 @@ class _Derived:
             ms=None if mean is None else shapley.applied(mean, self.times),
             least=min(steps, default=None),
             most=max(steps, default=None),
-            staircase=self.gain(self.saving(*self.climbed[place : place + 2])),
+            staircase=self.gain(self.saving(*self.climbed[place : place + 2])) if self.whole else None,
             alone=self.gain(self.saving(NOTHING, frozenset({rung}))),
             left_out=self.gain(last),
             left_out_interval=self.interval(last),

@@ -101,7 +101,7 @@ def order_sentence(result: Result) -> str:
         last = math.fsum(each.left_out for each in result.worth if each.left_out is not None)
         return (
             f"The gains of the rungs when each is left out multiply to {factor(last)}, the whole ladder's is"
-            f" {factor(total.gain)}: the rest belongs to several rungs together."
+            f" {factor(total.gain)}: the difference belongs to rungs that act on each other or leave together."
         )
     if total.moved is None:
         return "Some subsets have no time, so the share of the order is not known."

@@ -172,7 +172,7 @@ def test_a_longer_ladder_has_gains_at_its_top_and_pairs_there() -> None:
     (pair,) = found.pairs
     assert (pair.first, pair.second) == ("channels_last", "bf16")
     assert pair.gain == pytest.approx(0.08, abs=1e-6)
-    assert "the rest belongs to several rungs together" in report.order_sentence(found)
+    assert "rungs that act on each other or leave together" in report.order_sentence(found)
     assert chart.render(found, "png")[:4] == b"\x89PNG" and report.tables(found)
     assert validate.check(json.loads(json.dumps(plain(found)))) is None
 
