@@ -30,7 +30,9 @@ from ladder.cli import kernels as cli_kernels
 from ladder.cli import listing, options
 from ladder.cli import map as cli_map
 from ladder.cli import merge as cli_merge
+from ladder.cli import noise as cli_noise
 from ladder.cli import precision as cli_precision
+from ladder.cli import profile as cli_profile
 from ladder.cli import recommend as cli_recommend
 from ladder.cli import submit as cli_submit
 from ladder.cli import sustain as cli_sustain
@@ -316,8 +318,8 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
 for command in (
     *(cli_doctor.doctor, cli_explain.explain, listing.list_, listing.show, cli_recommend.recommend),
     *(cli_ablate.ablate, cli_map.map_),
-    *(cli_kernels.kernels, cli_precision.precision, cli_train.train),
-    *(cli_merge.merge, cli_submit.submit, cli_sustain.sustain, cli_upstream.upstream),
+    *(cli_kernels.kernels, cli_precision.precision, cli_profile.profile, cli_train.train),
+    *(cli_merge.merge, cli_noise.noise, cli_submit.submit, cli_sustain.sustain, cli_upstream.upstream),
     *(cli_regressions.bench_compare, cli_regressions.history, cli_export.export),
 ):
     main.add_command(command)

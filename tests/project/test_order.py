@@ -25,6 +25,8 @@ ORDER = (
     *(
         "studies.sustain",
         "studies.roofline",
+        "studies.profile",
+        "studies.noise",
         "studies.ablate",
         "studies.map",
         "training",
