@@ -29,6 +29,8 @@ ORDER = (
     "studies.roofline",
     "studies.profile",
     "studies.noise",
+    "studies.ablate",
+    "studies.map",
     "training",
     "publish.regressions",
     "publish.validation",
