@@ -21,6 +21,7 @@ import click
 from ladder.base import files
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
+from ladder.cli import convert as cli_convert
 from ladder.cli import doctor as cli_doctor
 from ladder.cli import explain as cli_explain
 from ladder.cli import export as cli_export
@@ -30,6 +31,7 @@ from ladder.cli import listing, options
 from ladder.cli import merge as cli_merge
 from ladder.cli import precision as cli_precision
 from ladder.cli import recommend as cli_recommend
+from ladder.cli import sample as cli_sample
 from ladder.cli import submit as cli_submit
 from ladder.cli import sustain as cli_sustain
 from ladder.cli import train as cli_train
@@ -314,6 +316,7 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
 for command in (
     *(cli_doctor.doctor, cli_explain.explain, listing.list_, listing.show, cli_recommend.recommend),
     *(cli_kernels.kernels, cli_precision.precision, cli_train.train),
+    *(cli_convert.convert, cli_sample.sample),
     *(cli_merge.merge, cli_submit.submit, cli_sustain.sustain, cli_upstream.upstream),
     *(cli_regressions.bench_compare, cli_regressions.history, cli_export.export),
 ):

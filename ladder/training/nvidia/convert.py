@@ -78,8 +78,8 @@ def from_nvidia(path: str, content: Mapping[str, Any]) -> Converted:
                 f"{path}: has no {label}: G, D and G_ema are needed, there are: {there or 'none'}"
             )
     pickled = isinstance(content["G"], pickles.Record)
-    notes = [f"dropped: {name}" for name in DROPPED if content.get(name) is not None]
-    notes = ["; ".join(notes)] if notes else []
+    dropped = [name for name in DROPPED if content.get(name) is not None]
+    notes = [f"dropped: {', '.join(dropped)}"] if dropped else []
     if pickled:
         found = {label: architecture.network(f"{path}: {label}", content[label]) for label in names.NETWORKS}
         told = architecture.said(path, found)
