@@ -34,6 +34,7 @@ SAID = {
 }
 MAPPING_RATE = 0.01  # the learning rate of the mapping network, of all others
 BATCH = 8  # of a workload whose file names none, or the next multiple of its groups
+DEEPEST, MOST = 4, 500  # dots in a module's name, and modules of a network; 1024x1024 has 3 and 90
 NOT_READ = "another architecture than --cfg=stylegan2"
 
 
@@ -67,7 +68,7 @@ def network(where: str, record: object) -> Network:
         name, each = waiting.pop()
         if each is None:
             continue
-        if not isinstance(each, Record) or name.count(".") > 4 or name in modules:
+        if not isinstance(each, Record) or name.count(".") > DEEPEST or len(modules) >= MOST:
             raise UserError(f"{where}: {plain(name)[:60]} is no module of NVIDIA's")
         modules[name] = each
         dot = f"{name}." if name else ""
