@@ -243,7 +243,7 @@ def train(
     ladder = catalog.load_ladder(ladder_name)
     device = system.choose_device(device)
     source = start or options.get("resume")
-    held = _origin(source) if source else None
+    held = _origin(source, start is None) if source else None
     name = workload_name or (source.name if source else DEFAULT_WORKLOAD[device])
     if held is not None and workload_name is None:
         workload = held.workload.to_dict()
@@ -266,10 +266,13 @@ def train(
         )
 
 
-def _origin(path: Path) -> Origin:
-    from ladder.training import origin  # imports torch
+def _origin(path: Path, resumed: bool) -> Origin:
+    from ladder.training import checkpoint, origin  # these import torch
 
-    return origin.read(path)
+    found = origin.read(path)
+    if resumed:
+        checkpoint.refuse_converted(path, found.content)
+    return found
 
 
 def canary(

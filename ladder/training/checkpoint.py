@@ -215,6 +215,12 @@ def is_converted(content: Content) -> bool:
     return content["images"] == NO_IMAGES
 
 
+def refuse_converted(path: Path, content: Content) -> None:
+    """Refuse to resume a checkpoint that holds no training. Raises UserError."""
+    if is_converted(content):
+        raise UserError(f"{path}: is converted and has no training to go on with: give --from {path}")
+
+
 def workload_of(path: Path, content: Content) -> Workload:
     """Return the workload of a checkpoint, without images. Raises UserError."""
     try:

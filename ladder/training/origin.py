@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ladder.base.errors import UserError, one_line
+from ladder.base.errors import UserError
 from ladder.base.plain import Fields
 from ladder.training import checkpoint
+from ladder.training.nvidia import names
 from stylegan_lite.config import Workload
 from stylegan_lite.step import TrainingStep
 
-NETWORKS = ("G", "D", "G_ema")
 # The fields of a workload that the networks are made of, but for the channels: those are compared one by one.
 MODEL = ("resolution", "norm", "spectral_norm", "z_dim", "w_dim", "mapping_layers", "conv_clamp")
 FRESH = "networks of {}; step, optimizers and mean path length start fresh"
@@ -41,19 +41,23 @@ class Origin:
                 )
 
     def load_into(self, step: TrainingStep) -> None:
-        """Load the networks into a prepared step, in place.
-
-        Raises:
-            UserError: the tensors do not fit.
-        """
-        try:
-            for name in NETWORKS:
-                getattr(step, name).load_state_dict(self.content["state"][name])  # type: ignore[literal-required]
-        except (RuntimeError, KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"{self.path}: damaged checkpoint: {one_line(str(error))}") from error
+        """Load the networks into a prepared step of a workload that fits, in place."""
+        for label in names.NETWORKS:
+            getattr(step, label).load_state_dict(self.content["state"][label])  # type: ignore[literal-required]
 
 
 def read(path: Path) -> Origin:
-    """Read a checkpoint of `ladder train` or `ladder convert`. Raises UserError."""
+    """Read a checkpoint of `ladder train` or `ladder convert` whose networks are those of its workload.
+
+    Raises:
+        UserError: no checkpoint, or a damaged one; one line.
+    """
     content = checkpoint.load(path)
-    return Origin(path, content, checkpoint.workload_of(path, content))
+    workload = checkpoint.workload_of(path, content)
+    for label in names.NETWORKS:
+        state: object = content["state"].get(label)
+        if not isinstance(state, dict) or {k: tuple(v.shape) for k, v in state.items()} != names.shapes(
+            label, workload
+        ):
+            raise UserError(f"{path}: damaged checkpoint: {label} has other tensors than its workload")
+    return Origin(path, content, workload)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ladder.base.errors import UserError, one_line
-from ladder.training import checkpoint, grid
+from ladder.base.errors import UserError
+from ladder.training import grid, origin
 from ladder.training.nvidia import names
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.networks import Generator
@@ -47,14 +47,11 @@ def draw(path: Path, out: Path, seeds: list[int], *, truncation: float, device: 
     Raises:
         UserError: no checkpoint, or a file that cannot be written; files written before stay.
     """
-    content = checkpoint.load(path)
-    workload = checkpoint.workload_of(path, content)
+    found = origin.read(path)
+    workload = found.workload
     G = Generator(workload, Recipe()).requires_grad_(False)
-    try:
-        G.load_state_dict(content["state"]["G_ema"])
-    except (RuntimeError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: damaged checkpoint: {one_line(str(error))}") from error
-    kept = content.get("kept", {}).get("G_ema")
+    G.load_state_dict(found.content["state"]["G_ema"])
+    kept = found.content.get("kept", {}).get("G_ema")
     columns, rows = grid.layout(workload.resolution)
     columns = min(columns, len(seeds))
     shown: list[Tensor] = []

@@ -178,8 +178,7 @@ def _open(
         trainingfolder.refuse_occupied(out)
         return None
     content = checkpoint.load(resume)
-    if checkpoint.is_converted(content):
-        raise UserError(f"{resume}: is converted and has no training to go on with: give --from {resume}")
+    checkpoint.refuse_converted(resume, content)
     full = stylegan_lite.Workload.from_dict({**workload, "data": None}).to_dict()
     checkpoint.refuse_other(resume, content, full, _identity(images), device)
     if content["state"]["count"] >= steps:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ladder.base.errors import UserError
 from ladder.base.text import plain
-from ladder.training import checkpoint
+from ladder.training import checkpoint, origin
 from ladder.training.checkpoint import Content, State, Tensors
 from ladder.training.nvidia import architecture, names, pickles
 from ladder.training.nvidia.architecture import Network, Said
@@ -52,7 +52,7 @@ def convert(path: Path) -> Converted:
     if not isinstance(content, dict):
         raise UserError(f"{path}: {NEITHER}")
     if content.get("format") == checkpoint.FORMAT:
-        return to_nvidia(path, checkpoint.load(path))
+        return to_nvidia(origin.read(path))
     return from_nvidia(str(path), content)
 
 
@@ -141,18 +141,15 @@ def _checkpoint(workload: Workload, found: dict[str, Network]) -> Content:
     }  # fmt: skip
 
 
-def to_nvidia(path: Path, content: Content) -> Converted:
+def to_nvidia(ours: origin.Origin) -> Converted:
     """Return state dicts under NVIDIA's names, with the arguments of the classes that load them."""
-    workload = checkpoint.workload_of(path, content)
+    workload = ours.workload
     if workload.norm != "demod" or workload.spectral_norm:
-        raise UserError(f"{path}: NVIDIA's networks have norm: demod and spectral_norm: false alone")
+        raise UserError(f"{ours.path}: NVIDIA's networks have norm: demod and spectral_norm: false alone")
     made: dict[str, Any] = {}
-    kept = content.get("kept") or {}
+    kept = ours.content.get("kept") or {}
     for label in names.NETWORKS:
-        state = content["state"].get(label)
-        expected = names.shapes(label, workload)
-        if not isinstance(state, dict) or {k: tuple(v.shape) for k, v in state.items()} != expected:
-            raise UserError(f"{path}: damaged checkpoint: {label} has other tensors than its workload")
+        state: Tensors = ours.content["state"][label]  # type: ignore[literal-required]
         beside = kept.get(label) or names.fresh_buffers(label, workload)
         made[label] = {theirs: state[mine] for theirs, mine in names.weights(label, workload).items()}
         made[label] |= {name: beside[name] for name in names.buffers(label, workload)}
