@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -157,7 +158,7 @@ class DiscriminatorBlock(nn.Module):
     def __init__(self, workload: Workload, recipe: Recipe, resolution: int) -> None:
         super().__init__()
         inputs, outputs = workload.fmaps(resolution), workload.fmaps(resolution // 2)
-        both = {"shares_filter": recipe.fused_filter, "clamp": workload.conv_clamp}
+        both: dict[str, Any] = {"shares_filter": recipe.fused_filter, "clamp": workload.conv_clamp}
         self.conv0 = Conv(inputs, inputs, 3, recipe, **both)
         self.conv1 = Conv(inputs, outputs, 3, recipe, down=True, gain=1.0, **both)
         self.fused = recipe.fused_residual
@@ -203,15 +204,18 @@ class Discriminator(nn.Module):
         top = workload.fmaps(4)
         self.group = workload.mbstd_group
         widest = workload.fmaps(workload.resolution)
-        clamp = {"clamp": workload.conv_clamp}
-        rgb = recipe.rgb == "triton"
-        self.from_rgb = FromRGB(widest, recipe, **clamp) if rgb else Conv(3, widest, 1, recipe, **clamp)
+        clamp = workload.conv_clamp
+        self.from_rgb: Conv = (
+            FromRGB(widest, recipe, clamp)
+            if recipe.rgb == "triton"
+            else Conv(3, widest, 1, recipe, clamp=clamp)
+        )
         self.blocks = nn.ModuleList(
             DiscriminatorBlock(workload, recipe, r) for r in reversed(workload.resolutions[1:])
         )
         # Without a multiple of 8 channels, cuDNN copies image and weight to tensors that have one, in every call.
         self.multiple = 8 if recipe.joint_batch else 1
-        self.conv = Conv(top + 1, top, 3, recipe, spare=-(top + 1) % self.multiple, **clamp)
+        self.conv = Conv(top + 1, top, 3, recipe, spare=-(top + 1) % self.multiple, clamp=clamp)
         self.fused_std = recipe.joint_batch and recipe.fused_norm
         self.hidden = Dense(top * 16, top, act=True, recipe=recipe)
         self.logit = Dense(top, 1, recipe=recipe)

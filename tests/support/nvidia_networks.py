@@ -204,7 +204,7 @@ def write(path: Path, content: object, protocol: int = 4) -> Path:
     return path
 
 
-# What the published networks compute, for one sample after another
+# The function of the published networks, for one sample after another
 
 
 def _act(x: Tensor, bias: Tensor, clamp: float | None, gain: float = math.sqrt(2)) -> Tensor:

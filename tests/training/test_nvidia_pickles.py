@@ -155,7 +155,7 @@ def test_no_class_of_the_table_can_be_changed(target: tuple[str, str], tmp_path:
     """BUILD with a pair as state sets attributes, also of a class."""
     before = {k: dict(vars(v)) for k, v in pickles.NAMES.items()}
     key = b"\x8c\x08__call__" + _global("builtins", "set")
-    state = b"N}" + key + b"s\x86"  # (None, {"__call__": set})
+    state = b"N}" + key + b"s\x86"  # a pair: no state, and "__call__" for `set`
     (tmp_path / "a.pkl").write_bytes(b"\x80\x04" + _global(*target) + state + b"b.")
     with pytest.raises(UserError, match=r"a\.pkl: (refused|damaged)"):
         pickles.read(tmp_path / "a.pkl")
