@@ -52,6 +52,12 @@ def read(path: Path) -> Origin:
     Raises:
         UserError: no checkpoint, or a damaged one; one line.
     """
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(1) == b"\x80":  # the first byte of a pickle
+                raise UserError(
+                    f"{path}: a pickle and no checkpoint: make one with `ladder convert {path} OUT`"
+                )
     content = checkpoint.load(path)
     workload = checkpoint.workload_of(path, content)
     for label in names.NETWORKS:

@@ -184,7 +184,8 @@ REFUSED = [
     (_change("G.mapping.fc1", bias_gain=0.1), r"G\.mapping\.fc1: bias_gain must be 0\.01, and is 0\.1"),
     (_change("G.synthesis.b8.conv0", conv_clamp=9.0), r"conv_clamp differs between layers: 0\.8, 9\.0"),
     (_change("G.synthesis.b8.conv0", conv_clamp=[]), r"damaged: conv_clamp is no number or text"),
-    (_change("D.b4.mbstd", group_size=None), r"mbstd_group must be an integer, got None"),
+    (_change("D.b4.mbstd", group_size="4"), r"mbstd_group must be an integer, got '4'"),
+    (_change("D.b4.mbstd", group_size=0), r"mbstd_group must be at least 1, got 0"),
     (_change("D.b4.mbstd", num_channels=2), r"D\.b4\.mbstd: num_channels must be 1, and is 2"),
     (_tensor("D.b8.conv0.resample_filter", torch.ones(4, 4)), r"D\.b8\.conv0\.resample_filter: another filter"),
     (_tensor("D.b8.conv0.bias", None), r"D: another architecture .*: it has no b8\.conv0\.bias"),
@@ -216,6 +217,19 @@ def test_modules_that_hold_themselves_are_refused() -> None:
     record.state["_modules"] |= {str(k): record for k in range(50)}
     with pytest.raises(UserError, match="is no module of NVIDIA's"):
         architecture.network("a.pkl: G", record)
+
+
+@pytest.mark.parametrize("group, ours, batch", [(None, architecture.WHOLE, 8), (3, 3, 9), (32, 32, 32)])
+def test_groups_of_the_minibatch_deviation(group: int | None, ours: int, batch: int, tmp_path: Path) -> None:
+    """Without a group NVIDIA's layer takes the whole batch, as old networks do that its legacy.py converted."""
+    checkpoint.write(
+        tmp_path / "a.pt", convert(theirs.write(tmp_path / "a.pkl", theirs.networks(group=group))).content
+    )
+    back = convert(tmp_path / "a.pt")
+    assert (back.workload.mbstd_group, back.workload.batch) == (ours, batch)
+    assert back.content["kwargs"]["D"]["epilogue_kwargs"] == {"mbstd_group_size": group}
+    checkpoint.write(tmp_path / "b.pt", back.content)
+    assert convert(tmp_path / "b.pt").workload == back.workload
 
 
 def test_frozen_layers_of_d_are_taken_and_told(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_other_seeds_are_refused_in_one_line(own: Path, text: str, tmp_path: Pat
 def test_a_file_that_is_no_checkpoint_is_refused_and_nothing_is_made(own: Path, tmp_path: Path) -> None:
     assert "no such checkpoint" in refused("sample", tmp_path / "none.pt", "--out", tmp_path / "s")
     theirs.write(tmp_path / "a.pkl", theirs.networks())
-    assert "not a checkpoint" in refused("sample", tmp_path / "a.pkl", "--out", tmp_path / "s")
+    assert "a pickle and no checkpoint" in refused("sample", tmp_path / "a.pkl", "--out", tmp_path / "s")
     content = checkpoint.load(own)
     content["state"]["G_ema"].pop("const")
     checkpoint.write(tmp_path / "bad.pt", content)

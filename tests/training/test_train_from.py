@@ -130,7 +130,7 @@ def test_what_does_not_go_together_is_one_line() -> None:
     for arguments, says in (
         (("--from", "a.pt", "--resume", "a.pt"), "give one of them"),
         (("--resume", "a.pt"), "a.pt: is converted and has no training to go on with: give --from a.pt"),
-        (("--from", "a.pkl"), "a.pkl: not a checkpoint that can be loaded safely"),
+        (("--from", "a.pkl"), "a.pkl: a pickle and no checkpoint: make one with `ladder convert a.pkl OUT`"),
         (("--from", "none.pt"), "none.pt: no such checkpoint file"),
         (("--canary", "--from", "a.pt"), "leave out --resume, --from and --recipe"),
     ):

@@ -33,6 +33,7 @@ SAID = {
     **{"MinibatchStdLayer": "group_size", "MappingNetwork": "w_avg_beta"},
 }
 MAPPING_RATE = 0.01  # the learning rate of the mapping network, of all others
+WHOLE = 1024  # samples in a group of the minibatch deviation, where NVIDIA's has none: the whole batch
 BATCH = 8  # of a workload whose file names none, or the next multiple of its groups
 DEEPEST, MOST = 4, 500  # dots in a module's name, and modules of a network; 1024x1024 has 3 and 90
 NOT_READ = "another architecture than --cfg=stylegan2"
@@ -104,7 +105,7 @@ def said(path: str, found: dict[str, Network]) -> Said:
             shown = ", ".join(sorted(map(repr, values)))[:80]
             raise UserError(f"{path}: {key} differs between layers: {shown}")
     clamp, group, beta = (next(iter(values), None) for values in found_in.values())
-    return Said(clamp, group, beta)  # type: ignore[arg-type]  # `Workload.from_dict` checks the types
+    return Said(clamp, WHOLE if group is None else group, beta)  # type: ignore[arg-type]  # `Workload.from_dict` checks the types
 
 
 def _value(where: str, record: Record, key: str) -> Value:
@@ -157,7 +158,7 @@ def workload(path: str, found: dict[str, Network], told: Said) -> Workload:
         "mbstd_group": told.mbstd_group,
         "w_avg_beta": told.w_avg_beta,
     }
-    group = told.mbstd_group if isinstance(told.mbstd_group, int) and told.mbstd_group > 0 else 1
+    group = told.mbstd_group if isinstance(told.mbstd_group, int) and 0 < told.mbstd_group < WHOLE else 1
     try:
         made = Workload.from_dict(fields | {"batch": -(-BATCH // group) * group}, where=path)
     except ConfigError as error:

@@ -118,7 +118,7 @@ def _told(path: str, kwargs: object) -> Said:
             raise UserError(f"{path}: kwargs: c_dim must be 0, and conv_clamp the same in G and D")
     except (KeyError, TypeError, IndexError):
         raise UserError(f"{path}: kwargs: not those that `ladder convert` writes") from None
-    return Said(clamp, group, beta)
+    return Said(clamp, architecture.WHOLE if group is None else group, beta)
 
 
 def _checkpoint(workload: Workload, found: dict[str, Network]) -> Content:
@@ -168,5 +168,6 @@ def kwargs(workload: Workload) -> dict[str, dict[str, Any]]:
     }
     mapping = {"num_layers": workload.mapping_layers, "w_avg_beta": workload.w_avg_beta}
     latents = {"z_dim": workload.z_dim, "w_dim": workload.w_dim, "mapping_kwargs": mapping}
-    groups = {"epilogue_kwargs": {"mbstd_group_size": workload.mbstd_group}}
+    group = None if workload.mbstd_group >= architecture.WHOLE else workload.mbstd_group
+    groups = {"epilogue_kwargs": {"mbstd_group_size": group}}
     return {"G": {**latents, **image, **size}, "D": {**image, **size, **groups}}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import pickle
 import struct
+import warnings
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,9 @@ class _Storage(metaclass=_Sealed):
     def __init__(self, content: object) -> None:
         if not isinstance(content, bytes):
             raise Refused("a storage of it is no bytes")
-        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about pickles that it refuses next
+            found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         if not isinstance(found, torch.TypedStorage):
             raise Refused("a storage of it holds something else")
         self.flat = torch.empty(0, dtype=found.dtype).set_(found)  # type: ignore[call-overload]
