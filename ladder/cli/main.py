@@ -27,9 +27,11 @@ from ladder.cli import explain as cli_explain
 from ladder.cli import export as cli_export
 from ladder.cli import history as cli_regressions
 from ladder.cli import kernels as cli_kernels
-from ladder.cli import listing, options
+from ladder.cli import listing, options, report_page
 from ladder.cli import merge as cli_merge
+from ladder.cli import noise as cli_noise
 from ladder.cli import precision as cli_precision
+from ladder.cli import profile as cli_profile
 from ladder.cli import recommend as cli_recommend
 from ladder.cli import sample as cli_sample
 from ladder.cli import submit as cli_submit
@@ -173,7 +175,9 @@ Examples:
   ladder report --all                                      the best of each machine, workload and ladder
   ladder report results/ladder/nvidia-h200                 of one machine
   ladder report RESULT.json --markdown t.md --csv t.csv    tables for a page or a spreadsheet
-  ladder report RESULT.json --chart ladder.png             .png or .svg"""
+  ladder report RESULT.json --chart ladder.png             .png or .svg
+  ladder report --html                                     one page with everything, in results/reports
+  ladder report --html page.html RUN.json SUSTAINED.json   of these files"""
 )
 @click.argument("paths", metavar="[PATH]...", nargs=-1, type=options.ANY)
 @click.option(
@@ -197,6 +201,8 @@ Examples:
     type=options.FILE,
     help="Draw one result to this .png or .svg file; may be repeated.",
 )
+@report_page.html_option
+@report_page.price_option
 @click.option("--receipts", is_flag=True, help="Also show every receipt and every parity error of each rung.")
 @click.option(
     "--all", "everything", is_flag=True, help="Show the best result of each machine, workload and ladder."
@@ -212,6 +218,8 @@ def report(
     markdown: Path | None,
     csv_path: Path | None,
     charts: tuple[Path, ...],
+    page: str | None,
+    price: str | None,
     receipts: bool,
     everything: bool,
     publish: bool,
@@ -224,13 +232,20 @@ def report(
     from ladder.report import tables as reporting
 
     if publish:
-        if paths or markdown or csv_path or charts or receipts or everything or as_json:
+        if paths or markdown or csv_path or charts or page or receipts or everything or as_json:
             raise UserError("--publish draws all committed results: leave out every other option")
         from ladder.publish import gallery
 
         for path in gallery.publish(ROOT):
             click.echo(path.relative_to(ROOT))
         return
+    if page is not None:
+        if markdown or csv_path or charts or receipts or everything or as_json:
+            raise UserError("--html makes a page of its own: leave out every other option")
+        report_page.write(page, paths, price)
+        return
+    if price is not None:
+        raise UserError("--price is for --html")
     if everything and paths:
         raise UserError("--all is for results/ladder: leave out PATH")
     reporting.refuse_outputs([*filter(None, (markdown, csv_path)), *charts], paths)
@@ -315,9 +330,9 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
 
 for command in (
     *(cli_doctor.doctor, cli_explain.explain, listing.list_, listing.show, cli_recommend.recommend),
-    *(cli_kernels.kernels, cli_precision.precision, cli_train.train),
+    *(cli_kernels.kernels, cli_precision.precision, cli_profile.profile, cli_train.train),
     *(cli_convert.convert, cli_sample.sample),
-    *(cli_merge.merge, cli_submit.submit, cli_sustain.sustain, cli_upstream.upstream),
+    *(cli_merge.merge, cli_noise.noise, cli_submit.submit, cli_sustain.sustain, cli_upstream.upstream),
     *(cli_regressions.bench_compare, cli_regressions.history, cli_export.export),
 ):
     main.add_command(command)

@@ -34,7 +34,7 @@ from ladder.results.values import LESS_THAN
 from ladder.results.words import answer
 
 
-def _columns(shown: View) -> list[tuple[str, Any]]:
+def columns_of(shown: View) -> list[tuple[str, Any]]:
     """Return (heading, cell of a row) for terminal and Markdown: the columns with something in them."""
     leave_out = shown.mode == modes.LEAVE_ONE_OUT  # there the rows themselves are about the top
     around = bounds if shown.generations else between
@@ -101,7 +101,7 @@ def print_table(result: Result) -> None:
     for mark in shown.marks:
         console.print(Text(mark, style="bold yellow"))
     console.print(_table(shown, console.width))
-    for remark in _below(shown):
+    for remark in lines_below(shown):
         console.print(Text(starting.named(remark), style="dim"), soft_wrap=not terminal)
     console.print()
 
@@ -111,7 +111,7 @@ def _table(shown: View, width: int) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    columns = _fitting(_columns(shown), shown, width)
+    columns = _fitting(columns_of(shown), shown, width)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("rung", no_wrap=True)
     for heading, _ in columns:
@@ -164,7 +164,7 @@ def _fitting(columns: list[tuple[str, Any]], shown: View, width: int) -> list[tu
     return [(heading, cell) for heading, cell in columns if heading in wide]
 
 
-def _below(shown: View) -> list[str]:
+def lines_below(shown: View) -> list[str]:
     floors = [line for line in (shown.gpu_noise, shown.noise) if line]
     first, last = (floors, []) if shown.generations else ([], floors)
     lines = [*shown.sentences, *first, *shown.remarks, *last]
@@ -194,7 +194,7 @@ def _below(shown: View) -> list[str]:
 def markdown(result: Result) -> str:
     """Return the table as a section of Markdown."""
     shown = view(result)
-    columns = [("rung", lambda r: r.title), *_columns(shown)]
+    columns = [("rung", lambda r: r.title), *columns_of(shown)]
     lines = [f"### {escaped(shown.title)} on {escaped(shown.machine)}", ""]
     lines += [f"{escaped(shown.workload)}; {escaped(shown.protocol)}", ""]
     lines += [f"**{escaped(mark)}**\n" for mark in shown.marks]
@@ -202,7 +202,7 @@ def markdown(result: Result) -> str:
     lines.append("|---" + "|---:" * (len(columns) - 1) + "|")
     for row in shown.rows:
         lines.append("| " + " | ".join(escaped(cell(row)) for _, cell in columns) + " |")
-    lines += ["", *(f"- {escaped(remark)}" for remark in _below(shown)), *_checks_markdown(result)]
+    lines += ["", *(f"- {escaped(remark)}" for remark in lines_below(shown)), *_checks_markdown(result)]
     return "\n".join(lines) + "\n"
 
 
