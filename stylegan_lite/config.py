@@ -18,7 +18,7 @@ T = TypeVar("T", bound="_Config")
 SHORT = 80  # characters of a list of names that stands whole in an error line
 NAMED = 6  # names of a longer list
 ALIKE = 0.6  # difflib's own cutoff, from which on two names are close
-LATER = ("spectral_norm",)  # fields of a workload that came after the first results
+LATER = ("spectral_norm", "conv_clamp")  # fields of a workload that came after the first results
 
 
 class ConfigError(ValueError):
@@ -86,6 +86,7 @@ class Workload(_Config):
     batch: int
     norm: Literal["demod", "instance"] = "demod"
     spectral_norm: bool = False  # the discriminator's weights are divided by their largest singular value
+    conv_clamp: float | None = None  # bound of the convolutions' activations, for FP16; NVIDIA has 256
     channel_max: int = 512
     z_dim: int = 512
     w_dim: int = 512
@@ -158,6 +159,8 @@ class Workload(_Config):
         for key in ("lr", "ema_images"):
             if not getattr(self, key) > 0:
                 raise ConfigError(f"{where}: {key} must be positive, got {getattr(self, key)}")
+        if self.conv_clamp is not None and not (self.conv_clamp > 0 and self.norm == "demod"):
+            raise ConfigError(f"{where}: conv_clamp must be positive, and needs norm: demod")
 
 
 @dataclass(frozen=True)
@@ -260,6 +263,12 @@ class Recipe(_Config):
                 f"{where}: streams: two needs weights that convolutions take as they are kept, and this workload has "
                 "spectral_norm: true"
             )
+        for key in ("fused_filter", "fused_residual"):  # whose passes go on behind the activation
+            if getattr(self, key) and workload.conv_clamp is not None:
+                raise ConfigError(
+                    f"{where}: {key} must be false: its pass cannot clamp, and this workload has conv_clamp: "
+                    f"{workload.conv_clamp:g}"
+                )
 
     def _refuse_impossible(self, where: str) -> None:
         if self.loss_scale <= 0 or self.loss_scale_interval < 1:

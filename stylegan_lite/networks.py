@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,16 +47,19 @@ class SynthesisBlock(nn.Module):
 
     def __init__(self, workload: Workload, recipe: Recipe, resolution: int) -> None:
         super().__init__()
-        layer = ModulatedConv if workload.norm == "demod" else NormalizedConv
+        layer: type[ModulatedConv | NormalizedConv] = NormalizedConv
+        clamp = {}
+        if workload.norm == "demod":
+            layer, clamp = ModulatedConv, {"clamp": workload.conv_clamp}
         channels = workload.fmaps(resolution)
         self.recipe = recipe
         self.conv0 = None
         if resolution > 4:
-            self.conv0 = layer(workload.fmaps(resolution // 2), channels, recipe, up=True)
-        self.conv1 = layer(channels, channels, recipe, up=False)
+            self.conv0 = layer(workload.fmaps(resolution // 2), channels, recipe, up=True, **clamp)
+        self.conv1 = layer(channels, channels, recipe, up=False, **clamp)
         # Only conv1 reads conv0's result. toRGB reads conv1's result as well, with another style.
         self.joined = recipe.fused_modulation and layer is ModulatedConv and resolution > 4
-        self.to_rgb = ToRGB(channels, recipe)
+        self.to_rgb = ToRGB(channels, recipe, **clamp)
         for name, module in list(self.named_children()):
             affine = Dense(workload.w_dim, module.style_channels, bias_init=module.style_init, recipe=recipe)
             self.add_module(f"affine_{name}", affine)
@@ -154,9 +158,9 @@ class DiscriminatorBlock(nn.Module):
     def __init__(self, workload: Workload, recipe: Recipe, resolution: int) -> None:
         super().__init__()
         inputs, outputs = workload.fmaps(resolution), workload.fmaps(resolution // 2)
-        shares = {"shares_filter": recipe.fused_filter}
-        self.conv0 = Conv(inputs, inputs, 3, recipe, **shares)
-        self.conv1 = Conv(inputs, outputs, 3, recipe, down=True, gain=1.0, **shares)
+        both: dict[str, Any] = {"shares_filter": recipe.fused_filter, "clamp": workload.conv_clamp}
+        self.conv0 = Conv(inputs, inputs, 3, recipe, **both)
+        self.conv1 = Conv(inputs, outputs, 3, recipe, down=True, gain=1.0, **both)
         self.fused = recipe.fused_residual
         self.forks = self.fused and recipe.resample == "triton"  # x is filtered where the skip branches off
         self.skip = Conv(inputs, outputs, 1, recipe, down=not self.forks, act=False, gain=math.sqrt(0.5))
@@ -200,13 +204,18 @@ class Discriminator(nn.Module):
         top = workload.fmaps(4)
         self.group = workload.mbstd_group
         widest = workload.fmaps(workload.resolution)
-        self.from_rgb = FromRGB(widest, recipe) if recipe.rgb == "triton" else Conv(3, widest, 1, recipe)
+        clamp = workload.conv_clamp
+        self.from_rgb: Conv = (
+            FromRGB(widest, recipe, clamp)
+            if recipe.rgb == "triton"
+            else Conv(3, widest, 1, recipe, clamp=clamp)
+        )
         self.blocks = nn.ModuleList(
             DiscriminatorBlock(workload, recipe, r) for r in reversed(workload.resolutions[1:])
         )
         # Without a multiple of 8 channels, cuDNN copies image and weight to tensors that have one, in every call.
         self.multiple = 8 if recipe.joint_batch else 1
-        self.conv = Conv(top + 1, top, 3, recipe, spare=-(top + 1) % self.multiple)
+        self.conv = Conv(top + 1, top, 3, recipe, spare=-(top + 1) % self.multiple, clamp=clamp)
         self.fused_std = recipe.joint_batch and recipe.fused_norm
         self.hidden = Dense(top * 16, top, act=True, recipe=recipe)
         self.logit = Dense(top, 1, recipe=recipe)

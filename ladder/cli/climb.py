@@ -31,6 +31,7 @@ from stylegan_lite.config import Recipe
 
 if TYPE_CHECKING:
     from ladder.training.canary import Canary
+    from ladder.training.origin import Origin
     from ladder.training.train import Summary
 
 
@@ -225,9 +226,13 @@ def train(
     data: str | None,
     device: str | None,
     quiet: bool,
+    start: Path | None = None,
     **options: Any,
 ) -> Summary:
     """Train, and return the summary. ``options`` are those of ``ladder.training.train.train``.
+
+    ``start`` is a checkpoint whose networks are taken. Without ``workload_name`` the workload of that checkpoint is
+    taken, or of the one to resume.
 
     Raises:
         UserError: the request is impossible.
@@ -237,18 +242,37 @@ def train(
         catalog.load_workload(workload_name)
     ladder = catalog.load_ladder(ladder_name)
     device = system.choose_device(device)
-    _, workload = catalog.load_workload(workload_name or DEFAULT_WORKLOAD[device])
+    source = start or options.get("resume")
+    held = _origin(source, start is None) if source else None
+    name = workload_name or (source.name if source else DEFAULT_WORKLOAD[device])
+    if held is not None and workload_name is None:
+        workload = held.workload.to_dict()
+    else:
+        _, workload = catalog.load_workload(name)
+    origin = held if start else None
+    if origin is not None:
+        origin.refuse_other(workload)
     there = needs.possible(system.capabilities(device), workload)
     chosen = choose_recipe(recipe, ladder, there, device)
     files.refuse_unwritable(options["out"])
-    name = workload_name or DEFAULT_WORKLOAD[device]
     first = progress.First(f"training: {name} on {device}, up to step {options['steps']}", quiet)
     pictures = prepare_images(data or workload["data"], workload, quiet, first)
     from ladder.base.stopping import stop_on_sigterm
     from ladder.training.train import train as training
 
     with stop_on_sigterm(), progress.training_progress(options["steps"], quiet) as on_event:
-        return training(workload, chosen, pictures, device=device, on_event=on_event, **options)
+        return training(
+            workload, chosen, pictures, device=device, origin=origin, on_event=on_event, **options
+        )
+
+
+def _origin(path: Path, resumed: bool) -> Origin:
+    from ladder.training import checkpoint, origin  # these import torch
+
+    found = origin.read(path)
+    if resumed:
+        checkpoint.refuse_converted(path, found.content)
+    return found
 
 
 def canary(

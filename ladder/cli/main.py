@@ -22,6 +22,7 @@ from ladder.base import files
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.cli import ablate as cli_ablate
+from ladder.cli import convert as cli_convert
 from ladder.cli import doctor as cli_doctor
 from ladder.cli import explain as cli_explain
 from ladder.cli import export as cli_export
@@ -34,6 +35,7 @@ from ladder.cli import noise as cli_noise
 from ladder.cli import precision as cli_precision
 from ladder.cli import profile as cli_profile
 from ladder.cli import recommend as cli_recommend
+from ladder.cli import sample as cli_sample
 from ladder.cli import submit as cli_submit
 from ladder.cli import sustain as cli_sustain
 from ladder.cli import train as cli_train
@@ -332,6 +334,7 @@ for command in (
     *(cli_doctor.doctor, cli_explain.explain, listing.list_, listing.show, cli_recommend.recommend),
     *(cli_ablate.ablate, cli_map.map_),
     *(cli_kernels.kernels, cli_precision.precision, cli_profile.profile, cli_train.train),
+    *(cli_convert.convert, cli_sample.sample),
     *(cli_merge.merge, cli_noise.noise, cli_submit.submit, cli_sustain.sustain, cli_upstream.upstream),
     *(cli_regressions.bench_compare, cli_regressions.history, cli_export.export),
 ):
