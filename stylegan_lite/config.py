@@ -18,7 +18,11 @@ T = TypeVar("T", bound="_Config")
 SHORT = 80  # characters of a list of names that stands whole in an error line
 NAMED = 6  # names of a longer list
 ALIKE = 0.6  # difflib's own cutoff, from which on two names are close
-LATER = ("spectral_norm", "convolution", "block_layers")  # fields of a workload that came after the first results
+LATER = (
+    "spectral_norm",
+    "convolution",
+    "block_layers",
+)  # fields of a workload that came after the first results
 
 
 class ConfigError(ValueError):
@@ -164,7 +168,9 @@ class Workload(_Config):
         if self.block_layers not in (1, 2):
             raise ConfigError(f"{where}: block_layers must be 1 or 2, got {self.block_layers}")
         if self.convolution != "full" and (self.norm != "demod" or self.spectral_norm):
-            raise ConfigError(f"{where}: convolution: {self.convolution} needs norm: demod without spectral_norm")
+            raise ConfigError(
+                f"{where}: convolution: {self.convolution} needs norm: demod without spectral_norm"
+            )
 
 
 @dataclass(frozen=True)

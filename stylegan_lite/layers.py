@@ -72,7 +72,7 @@ class Dense(nn.Module):
 
 
 class ModulatedConv(ScaledWeight):
-    """A modulated 3x3 (or 1x1) convolution, noise, bias, leaky ReLU: a layer of the synthesis network (``norm: demod``).
+    """A modulated 3x3 or 1x1 convolution, noise, bias, leaky ReLU: a layer of the synthesis network (``norm: demod``).
 
     ``forward(x [N, I, H, W], style [N, I], noise [N, 1, H', W'])`` -> [N, O, H', W'], doubled with ``up``. The
     demodulation ``coefficients`` [N, O] may be given. ``then`` [N, O] is the style of the next layer, if nothing else

@@ -58,7 +58,7 @@ class Cheaper(nn.Module):
     Args:
         layer: makes the 1x1 layer from its input channels.
         up: the image is doubled before both.
-        keeps: whether the layer keeps the resolution. An inverted residual then adds the image, if channels are as many.
+        keeps: whether the layer keeps the resolution. An inverted residual then adds the image to as many channels.
     """
 
     def __init__(

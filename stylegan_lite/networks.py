@@ -54,9 +54,7 @@ class SynthesisBlock(nn.Module):
         self.recipe = recipe
         self.conv0 = self.conv1 = None
         if resolution > 4:
-            self.conv0 = synthesis_layer(
-                workload, recipe, workload.fmaps(resolution // 2), channels, up=True
-            )
+            self.conv0 = synthesis_layer(workload, recipe, workload.fmaps(resolution // 2), channels, up=True)
         if resolution == 4 or workload.block_layers == 2:
             self.conv1 = synthesis_layer(workload, recipe, channels, channels, up=False)
         # Only conv1 reads conv0's result. toRGB reads conv1's result as well, with another style.

@@ -61,6 +61,8 @@ Examples:
   ladder run                                      the article's ladder, about ten minutes on a GPU
   ladder run --quick                              a first look, not to be quoted
   ladder run --mode leave-one-out                 what each rung is worth on top of all the others: adopt or skip
+  ladder run --recipe best.yaml                   a recipe of yours, as `ladder recommend` writes it
+  ladder run --mode mistakes                      what common mistakes cost
   ladder run --budget 30                          tighter intervals, half an hour
   ladder run --resume results/ladder/MACHINE/RUN.json   go on after Ctrl-C, or with a larger budget
   ladder run --workload large --data photos.zip   another workload, your images
@@ -96,9 +98,14 @@ Examples:
 )
 @click.option(
     "--mode",
-    type=click.Choice(["cumulative", "solo", "leave-one-out"]),
-    help="Rungs on top of each other, each rung alone, or all rungs but one. The last mode says which to adopt."
-    " [default: cumulative]",
+    type=click.Choice(["cumulative", "solo", "leave-one-out", "mistakes", "levers"]),
+    help="Rungs on top of each other, each rung alone, or all rungs but one, which says what to adopt. Or common"
+    " mistakes beside a clean step, or levers that change the model. [default: cumulative]",
+)
+@click.option(
+    "--recipe",
+    metavar="RUNG|FILE",
+    help="Measure the baseline and this recipe alone: a YAML file of recipe fields, as `ladder recommend` writes it.",
 )
 @click.option(
     "--resume",
@@ -120,6 +127,7 @@ def run(
     seed: int | None,
     quick: bool,
     mode: str | None,
+    recipe: str | None,
     resume: Path | None,
     data: str | None,
     device: str | None,
@@ -147,6 +155,7 @@ def run(
         seed=seed,
         quick=quick,
         mode=mode,
+        recipe=recipe,
         resume=resume,
         data=data,
         device=device,

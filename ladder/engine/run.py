@@ -280,7 +280,11 @@ class _Run(RunState):
         """Build and prepare on so many CPU threads."""
         self.emit("phase", phase="build")
         name = rung["name"]
-        more: dict[str, Any] = {"keep_gradients": keep_gradients, "threads": threads, "variant": self.named(name)}
+        more: dict[str, Any] = {
+            "keep_gradients": keep_gradients,
+            "threads": threads,
+            "variant": self.named(name),
+        }
         built = worker.call(
             "build",
             workload=self.workload_of(name),

@@ -12,8 +12,8 @@ from typing import Any
 
 from ladder.base.paths import ROOT
 from ladder.base.protocol import CYCLE_STEPS
-from ladder.engine import capturing
-from ladder.engine.asides import added, foreign, is_part, is_settled, peak_rss, stood_still, study_of, weights_of
+from ladder.engine import asides, capturing
+from ladder.engine.asides import added, foreign, is_settled, peak_rss, stood_still, weights_of
 from ladder.engine.channel import Channel, Nobody
 from ladder.engine.gpu_time import PROFILED
 from ladder.machine import gpu_state
@@ -79,7 +79,7 @@ class Rung:
         if keep_gradients:
             self.step.keep_gradients = True
         if variant:
-            study_of(variant).apply(self.step, variant[1])
+            asides.study_of(variant).apply(self.step, variant[1])
         self.synchronize()
         self.refuse_foreign()
         return {
@@ -109,7 +109,7 @@ class Rung:
             self.synchronize()
             whole = time.perf_counter() - begin
         self.refuse_foreign()
-        parts = {key: said[key] for key in PARTS if is_part(said.get(key), whole)}
+        parts = {key: said[key] for key in PARTS if asides.is_part(said.get(key), whole)}
         return parts | {"prepare_s": whole, "capture_s": sum(captured)} | self.memory()
 
     def do_visit(self, cycles: int, settle_s: float, settle_cycles: int, main: bool) -> dict[str, Any]:
@@ -331,7 +331,7 @@ class Rung:
 
     def do_examine(self, variant: list[str]) -> dict[str, Any]:
         """Show that an entry of a study is in force, or what its model costs."""
-        found: dict[str, Any] = study_of(variant).examine(self.step, variant[1])
+        found: dict[str, Any] = asides.study_of(variant).examine(self.step, variant[1])
         return found
 
     def do_parity(self) -> dict[str, Any]:

@@ -35,6 +35,7 @@ class Mistake:
     updates: int = 1
 
 
+ANOTHER = "more updates of D for each of G are another training"
 CRITIC = "an update of G comes with {} updates of D, each on images of its own"
 MISTAKES = (
     Mistake(
@@ -106,14 +107,14 @@ MISTAKES = (
         "n_critic_2",
         "n_critic 2",
         CRITIC.format(2),
-        exempt="two updates of D for each of G are another training",
+        exempt=ANOTHER,
         updates=2,
     ),
     Mistake(
         "n_critic_5",
         "n_critic 5",
         CRITIC.format(5),
-        exempt="five updates of D for each of G are another training",
+        exempt=ANOTHER,
         updates=5,
     ),
     Mistake(

@@ -134,7 +134,9 @@ def ladder_of(mode: str, ladder: catalog.Ladder) -> catalog.Ladder:
     return dataclasses.replace(ladder, name=mode, title=titles[mode], reference=None, rival=None, digest=None)
 
 
-def beside_baseline(fields: Fields, ladder: catalog.Ladder, name: str) -> tuple[catalog.Ladder, list[catalog.Planned]]:
+def beside_baseline(
+    fields: Fields, ladder: catalog.Ladder, name: str
+) -> tuple[catalog.Ladder, list[catalog.Planned]]:
     """Return the ladder and the entries of mode `recipe`: the base of a ladder, and a recipe called `name`.
 
     Raises:

@@ -22,6 +22,7 @@ ORDER = (
         "parity",
     ),
     *("engine", "report", "studies.kernelbench", "studies.claims", "studies.precision", "studies.upstream"),
+    *("studies.mistakes", "studies.levers"),
     *("studies.sustain", "studies.roofline", "training", "publish.regressions", "publish.validation"),
     *(
         "publish.history",

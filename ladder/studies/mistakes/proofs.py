@@ -89,7 +89,10 @@ def without_scales(step: Any) -> Receipt:
     """Look for loss scales, and say what becomes of gradients and weights in a few steps."""
     with step.amp():
         half = torch.get_autocast_dtype(step.device)
-    scales, checked = len(step.scales), type(step).check_finite == getattr(step.check_finite, "__func__", None)
+    scales, checked = (
+        len(step.scales),
+        type(step).check_finite == getattr(step.check_finite, "__func__", None),
+    )
     step.run_phase("G_main")
     gradients = torch.cat([p.grad.flatten() for p in step.G.parameters() if p.grad is not None])
     zero, broken = (float(x.double().mean()) for x in (gradients == 0, ~gradients.isfinite()))
@@ -151,7 +154,10 @@ def blocking(crossings: Sequence[Crossing]) -> Receipt:
     batches = [each for each in crossings if each["to"] == "cuda"]
     slow = [each for each in batches if not (each["pinned"] or each["non_blocking"] or each["side_stream"])]
     return judge(
-        (0 < len(slow) == len(batches), f"copies that block, of ordinary memory: {len(slow)} of {len(batches)}")
+        (
+            0 < len(slow) == len(batches),
+            f"copies that block, of ordinary memory: {len(slow)} of {len(batches)}",
+        )
     )
 
 
