@@ -21,7 +21,7 @@ def columns(shown: View) -> list[tuple[str, Callable[[Row], str]]]:
     first = shown.rows[0] if shown.rows else None
     several = len({row.updates for row in shown.rows}) > 1  # images a step
     return [
-        (shown.versus, lambda r: factor(seen(r).ratio)),
+        (shown.versus, lambda r: factor(inverse(r.seen).ratio)),
         ("interval", lambda r: bounds(turned(r.gain)).rstrip("x")),
         ("verdict", lambda r: word(r.seen)),
         ("GPU ms", lambda r: ms(r.gpu.ms) if r.gpu else ""),
@@ -34,9 +34,9 @@ def columns(shown: View) -> list[tuple[str, Callable[[Row], str]]]:
     ]
 
 
-def seen(row: Row) -> Seen:
-    """Return the answer on a step with how many times the first entry's step it takes."""
-    return Seen(row.verdict, 1 / row.previous if row.previous else None, row.below)
+def inverse(seen: Seen) -> Seen:
+    """Return an answer with how many times the first entry's time an entry takes, not how many times faster it is."""
+    return Seen(seen.verdict, 1 / seen.ratio if seen.ratio else None, seen.below)
 
 
 def turned(interval: tuple[float, float] | None) -> tuple[float, float] | None:

@@ -34,7 +34,7 @@ from ladder.results.values import LESS_THAN
 from ladder.results.words import answer
 
 
-def _columns(shown: View) -> list[tuple[str, Any]]:
+def columns_of(shown: View) -> list[tuple[str, Any]]:
     """Return (heading, cell of a row) for terminal and Markdown: the columns with something in them."""
     leave_out = shown.mode == modes.LEAVE_ONE_OUT  # there the rows themselves are about the top
     around = bounds if shown.generations else between
@@ -127,7 +127,7 @@ def _table(shown: View, width: int) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    columns = _fitting(_columns(shown), shown, width)
+    columns = _fitting(columns_of(shown), shown, width)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("rung", no_wrap=True)
     for heading, _ in columns:
@@ -213,7 +213,7 @@ def _below(shown: View) -> list[str]:
 def markdown(result: Result) -> str:
     """Return the table as a section of Markdown."""
     shown = view(result)
-    columns = [("rung", lambda r: r.title), *_columns(shown)]
+    columns = [("rung", lambda r: r.title), *columns_of(shown)]
     lines = [f"### {escaped(shown.title)} on {escaped(shown.machine)}", ""]
     lines += [f"{escaped(shown.workload)}; {escaped(shown.protocol)}", ""]
     lines += [f"**{escaped(mark)}**\n" for mark in shown.marks]
