@@ -11,8 +11,9 @@ Each is a spatial part of few FLOPs and a 1x1 convolution that mixes channels. T
 | inverted_residual | 1x1 from C to 2 C, 3x3 of each channel, both with leaky ReLU | 2 C to C | 4 C^2 + 18 C |
 
 Separable: Chollet 2017 (arXiv:1610.02357). Grouped: Xie et al. 2017 (arXiv:1611.05431). Inverted residual: Sandler et
-al. 2018 (arXiv:1801.04381), whose sum needs as many channels out as in and the same resolution. What doubles the
-resolution is upsampled first. What halves it is filtered and halved by the 1x1 convolution, as the residual skip is.
+al. 2018 (arXiv:1801.04381), whose sum needs as many channels out as in and the same resolution. A layer
+that doubles the resolution upsamples first. In a layer that halves it the 1x1 convolution filters and halves, as the
+residual skip does.
 """
 
 from __future__ import annotations

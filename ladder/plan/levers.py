@@ -1,4 +1,4 @@
-"""Levers that change the model, beside the unchanged one (`ladder run --mode levers`). None is an optimization.
+"""Levers that change the model, beside the unchanged one (`ladder run --mode levers`). They are no optimizations.
 
 Each entry runs one recipe on another workload: the fields `convolution`, `block_layers`, widths and depths. The recipe
 is the top of the article's ladder with `conv_double_backward`. PyTorch's own second derivative of a convolution in

@@ -49,7 +49,7 @@ def numbers(G, batch):
 
 
 class Inputs:
-    """What path length reads of a phase's numbers."""
+    """The numbers of a phase, as path length reads them."""
 
     def __init__(self, G) -> None:
         generator = torch.Generator().manual_seed(2)

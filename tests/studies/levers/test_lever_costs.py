@@ -28,7 +28,7 @@ def stepped(**fields: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def costs() -> dict[str, dict[str, Any]]:
-    """What `examine` says of each entry, on one small workload."""
+    """The findings of `examine` for each entry, on one small workload."""
     workload = Workload.from_dict(LITTLE).to_dict()
     changed = {levers.UNCHANGED: {}} | {name: levers.fields_of(name, workload) for name, *_ in levers.LEVERS}
     return {name: variant.examine(stepped(**fields), name) for name, fields in changed.items()}
