@@ -16,6 +16,7 @@ from ladder.base import files, progress
 from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.events import Event
+from ladder.base.plain import Fields
 from ladder.base.starting import near
 from ladder.cli import expecting
 from ladder.engine import run as measure
@@ -159,7 +160,7 @@ def laid_out(
     request: Request,
     ladder: catalog.Ladder,
     there: dict[str, str | None],
-    workload: dict[str, Any],
+    workload: Fields,
     device: str,
 ) -> tuple[str, catalog.Ladder, list[catalog.Planned]]:
     """Return the mode of a run, the ladder that its result names, and its entries.

@@ -14,6 +14,7 @@ from ladder.plan import modes
 from ladder.plan.variants import Variant
 from ladder.results import judging
 from ladder.results import store as results
+from ladder.results.types import Plain
 from ladder.stats import estimates
 
 OnEvent = Callable[[dict[str, Any]], None]
@@ -51,7 +52,7 @@ class RunState:
         self.lock = threading.RLock()  # guards the result
         self.prepared: dict[str, int | None] = {}  # bytes that a rung's inspector has reserved on the GPU
 
-    def workload_of(self, name: str) -> dict[str, Any]:
+    def workload_of(self, name: str) -> Plain:
         """Return the workload of an entry. A lever changes some of its fields."""
         variant = self.variants.get(name)
         return {**self.workload, **variant.workload} if variant and variant.workload else self.workload

@@ -329,10 +329,9 @@ class Rung:
             rungs = catalog.contained(seen["recipe"])
         return {"receipts": receipts.issue(rungs, seen), "evidence": seen}
 
-    def do_examine(self, variant: list[str]) -> dict[str, Any]:
+    def do_examine(self, variant: list[str]) -> Any:
         """Show that an entry of a study is in force, or what its model costs."""
-        found: dict[str, Any] = asides.study_of(variant).examine(self.step, variant[1])
-        return found
+        return asides.study_of(variant).examine(self.step, variant[1])
 
     def do_parity(self) -> dict[str, Any]:
         """Compare the prepared step with the FP64 reference, and leave it as it is timed: gradients no longer kept."""

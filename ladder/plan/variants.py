@@ -8,9 +8,17 @@ the entry is in force.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 from ladder.base.plain import Fields
+from ladder.receipts.receipt import Issued
+
+
+class Examination(TypedDict):
+    """The answer of `examine`: the entry's receipt, and figures for the inspection's record."""
+
+    receipts: dict[str, Issued]
+    inspection: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,6 @@ class Variant:
     workload: Fields = field(default_factory=dict)
     updates: int = 1
 
-    def stored(self) -> dict[str, Any]:
+    def stored(self) -> dict[str, object]:
         """Return what a result's file keeps of it."""
         return {"exempt": self.exempt, "updates": self.updates, "workload": dict(self.workload)}

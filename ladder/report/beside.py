@@ -19,7 +19,7 @@ ABOUT = {
 def columns(shown: View) -> list[tuple[str, Callable[[Row], str]]]:
     """Return (heading, cell of a row) of a study's table, without those for memory and checks."""
     first = shown.rows[0] if shown.rows else None
-    several = len({row.updates for row in shown.rows}) > 1  # images a step
+    several = len({row.cost.updates for row in shown.rows}) > 1  # images a step
     return [
         (shown.versus, lambda r: factor(inverse(r.seen).ratio)),
         ("interval", lambda r: bounds(turned(r.gain)).rstrip("x")),
@@ -27,10 +27,10 @@ def columns(shown: View) -> list[tuple[str, Callable[[Row], str]]]:
         ("GPU ms", lambda r: ms(r.gpu.ms) if r.gpu else ""),
         ("times (GPU)", lambda r: factor(by_gpu(r, first))),
         ("waits, ms", lambda r: ms(r.gpu.waiting_ms) if r.gpu else ""),
-        ("ms/image", lambda r: ms(r.image_ms) if several else ""),
+        ("ms/image", lambda r: ms(r.cost.image_ms) if several else ""),
         ("images/s", lambda r: amount(r.images_per_s)),
-        ("GFLOP/step", lambda r: amount(r.flops and r.flops / 1e9)),
-        ("parameters, M", lambda r: amount(r.parameters and r.parameters / 1e6)),
+        ("GFLOP/step", lambda r: amount(r.cost.flops and r.cost.flops / 1e9)),
+        ("parameters, M", lambda r: amount(r.cost.parameters and r.cost.parameters / 1e6)),
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
 
 from ladder.base.text import plain
 from ladder.plan import levers, mistakes, modes
@@ -27,15 +27,24 @@ def sentence(mode: str, name: str, wall: Seen) -> str:
     return f"{said}: {reason}" if said and reason else said
 
 
-def figures(rung: RungResult) -> dict[str, Any]:
-    """Return the figures of a row that only entries of a study have."""
+@dataclass(frozen=True)
+class Cost:
+    """The figures of a row that only entries of a study have."""
+
+    updates: int = 1  # of D in a step, each on a batch of images
+    image_ms: float | None = None
+    flops: float | None = None  # of a step
+    parameters: int | None = None
+
+
+NOTHING = Cost()
+
+
+def cost(rung: RungResult) -> Cost:
+    """Return the figures of an entry."""
     seen, images = rung.inspection or None, rung.images_per_s
-    return {
-        "updates": rung.updates,
-        "image_ms": 1000 / images if images else None,
-        "flops": (seen.flops or None) if seen else None,
-        "parameters": (seen.parameters or None) if seen else None,
-    }
+    counted = (seen.flops or None, seen.parameters or None) if seen else (None, None)
+    return Cost(rung.updates, 1000 / images if images else None, *counted)
 
 
 def exempt(rungs: Iterable[RungResult]) -> list[str]:

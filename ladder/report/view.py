@@ -102,10 +102,7 @@ class Row:
     below: float | None = None  # log ratio, X of "less than X%"
     gpu: GpuTime | None = None
     sentence: str = ""  # what the rung does to the GPU's work and to the step
-    updates: int = 1  # of D in a step, each on a batch of images
-    image_ms: float | None = None
-    flops: float | None = None  # of a step
-    parameters: int | None = None
+    cost: entries.Cost = entries.NOTHING
 
     @property
     def seen(self) -> Seen:
@@ -240,7 +237,7 @@ def _row(rung: RungResult, article_base: float | None, on_cpu: bool, top: TopGai
         below=below,
         gpu=gpu,
         sentence=said,
-        **entries.figures(rung),
+        cost=entries.cost(rung),
     )
 
 

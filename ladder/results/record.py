@@ -61,7 +61,7 @@ def new_result(
     }
 
 
-def _variant(planned: Any) -> dict[str, Any]:
+def _variant(planned: Any) -> Plain:
     """Return what a record keeps of an entry's variant, if it has one."""
     variant = getattr(planned, "variant", None)
     return {"variant": variant.stored()} if variant else {}

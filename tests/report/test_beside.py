@@ -96,10 +96,11 @@ def test_a_mistake_is_told_in_times_of_the_clean_step(made: dict[str, Any]) -> N
 def test_updates_of_d_are_told_per_update_of_g_and_per_image(made: dict[str, Any]) -> None:
     shown = view(build(Result, made))
     five, clean = rows(shown)["n_critic_5"], rows(shown)["clean"]
-    assert five.image_ms == pytest.approx((five.step_ms or 0) / 40) and five.updates == 5
-    assert clean.image_ms == pytest.approx((clean.step_ms or 0) / 8)
+    assert five.cost.image_ms == pytest.approx((five.step_ms or 0) / 40) and five.cost.updates == 5
+    assert clean.cost.image_ms == pytest.approx((clean.step_ms or 0) / 8)
     assert (
-        cells(shown, five)["ms/image"] == f"{five.image_ms:.2f}" and cells(shown, five)["parity"] == "exempt"
+        cells(shown, five)["ms/image"] == f"{five.cost.image_ms:.2f}"
+        and cells(shown, five)["parity"] == "exempt"
     )
     assert f"n_critic_5: exempt from parity: {mistakes.ANOTHER}" in shown.remarks
 

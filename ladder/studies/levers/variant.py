@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from ladder.plan.variants import Examination
 from ladder.receipts.evidence import eager, frequency
 from ladder.receipts.receipt import judge
 from stylegan_lite.step import PHASES
@@ -22,7 +23,7 @@ def apply(step: Any, name: str) -> None:
     """Leave the step as it is: its workload is the lever."""
 
 
-def examine(step: Any, name: str) -> dict[str, Any]:
+def examine(step: Any, name: str) -> Examination:
     """Return parameters and FLOPs of a prepared step, and a receipt that says in which model."""
     parameters = {network: _parameters(getattr(step, network)) for network in ("G", "D")}
     flops = count(step)

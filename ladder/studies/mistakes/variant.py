@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ladder.base.protocol import CYCLE_STEPS
+from ladder.plan.variants import Examination
 from stylegan_lite import losses
 
 COMPILER = "inductor"  # tests, which have no time to compile, take "eager"
@@ -27,7 +28,7 @@ def apply(step: Any, name: str) -> None:
         patch(step)
 
 
-def examine(step: Any, name: str) -> dict[str, Any]:
+def examine(step: Any, name: str) -> Examination:
     """Return the receipt of a mistake: whether it is in force, read from the running step."""
     from ladder.studies.mistakes import proofs
 
