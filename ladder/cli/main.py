@@ -83,10 +83,12 @@ Examples:
 @click.option(
     "--rounds",
     type=click.IntRange(1, 100),
-    help="Exact number of fresh processes of each rung. [default: 5 to 12, as the budget allows; quick: 3]",
+    help="Exact number of fresh processes of each rung. [default: 5 to 12, as the budget allows; quick, mistakes: 3]",
 )
 @click.option(
-    "--cycles", type=click.IntRange(1, 1000), help="Timed 16-step cycles a round. [default: 2; quick: 1]"
+    "--cycles",
+    type=click.IntRange(1, 1000),
+    help="Timed 16-step cycles a round. [default: 2; quick, mistakes: 1]",
 )
 @click.option(
     "--seed",

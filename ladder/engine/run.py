@@ -216,7 +216,7 @@ class _Run(RunState):
                 main=costs and name not in self.twins,
                 lazy=costs and name in (names[0], names[-1]),
                 prove=self.inspects and not self.is_patched(name),
-                profiled=self.profiled(number),
+                profiled=self.profiled(name, number),
                 variant=self.named(name),
             )
             for name, recipe in self.recipes.items()

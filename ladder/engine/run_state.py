@@ -71,12 +71,14 @@ class RunState:
         variant = self.variants.get(name)
         return variant is not None and variant.patched
 
-    def profiled(self, number: int) -> int:
-        """Return how many cycles each process of a generation is profiled for.
+    def profiled(self, name: str, number: int) -> int:
+        """Return how many cycles a process of a generation is profiled for.
 
-        GPU time repeats within a percent. Eager steps of many entries are profiled in the first generation alone.
+        GPU time repeats within a percent. Eager steps of many mistakes are profiled in the first generation alone.
         """
-        return PROFILED if self.protocol["mode"] != modes.MISTAKES else int(number == 0)
+        if self.protocol["mode"] != modes.MISTAKES:
+            return PROFILED
+        return int(number == 0 and name not in self.twins)
 
     def is_due(self, name: str, number: int | None) -> bool:
         """Return whether a rung lacks this visit. A rung that is out of the run lacks none, nor does its twin."""

@@ -119,3 +119,21 @@ def test_the_floor_of_a_cheaper_model_is_lower() -> None:
     for name, *_ in levers.LEVERS:
         own = plausible.floor_ms(machine, {**workload, **levers.fields_of(name, workload)})
         assert own is not None and own[0] < usual[0] and own[1] < usual[1], name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", levers.names())
+def test_a_lever_is_captured_and_trains_on_a_gpu(name: str) -> None:
+    workload = Workload.from_dict(
+        LITTLE | {"resolution": 16, "channel_base": 256, "channel_max": 16}
+    ).to_dict()
+    there = needs.possible(dict.fromkeys(needs.OF_MACHINE), workload)
+    found = {p.name: p for p in modes.plan("levers", catalog.load_ladder("article"), there, None, workload)}
+    changed = found[name].variant
+    assert changed is not None
+    step = make_step({**workload, **changed.workload}, found[name].recipe or {}, device="cuda")
+    step.prepare()
+    step.cycle()
+    assert len(step.graphs) == 4 and step.check_finite() is None
+    assert variant.examine(step, name)["receipts"][name]["engaged"]
+    step.close()

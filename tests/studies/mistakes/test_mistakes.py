@@ -15,7 +15,7 @@ from ladder.plan import catalog, mistakes, modes, needs
 from ladder.plan.variants import Variant
 from ladder.studies.mistakes import proofs, variant
 from stylegan_lite import make_step
-from stylegan_lite.config import Recipe
+from stylegan_lite.config import Recipe, Workload
 from tests.support.small import LITTLE
 
 ALL = dict.fromkeys(needs.NEEDS)
@@ -216,3 +216,22 @@ def test_a_cpu_lacks_what_needs_a_gpu_and_others_may_be_picked() -> None:
     assert list(planned(NO_GPU, ["n_critic_2"])) == ["clean", "n_critic_2"]
     with pytest.raises(UserError, match="items not in the mistakes; it has, nearest first: item_each_step"):
         planned(NO_GPU, ["items"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", list(BY_NAME))
+def test_a_mistake_is_in_force_on_a_gpu_and_the_clean_step_is_clean(name: str) -> None:
+    there = needs.possible(dict.fromkeys(needs.OF_MACHINE), Workload.from_dict(LITTLE).to_dict())
+    found = {each.name: each for each in modes.plan("mistakes", catalog.load_ladder("article"), there)}
+    if name != "compile_shapes":  # its limits are those of the process
+        clean = make_step(LITTLE, found["clean"].recipe or {}, device="cuda")
+        clean.prepare()
+        assert not variant.examine(clean, name)["receipts"][name]["engaged"]
+        clean.close()
+    step = make_step(LITTLE, found[name].recipe or {}, device="cuda")
+    variant.apply(step, name)
+    step.prepare()
+    step.cycle()
+    receipt = variant.examine(step, name)["receipts"][name]
+    step.close()
+    assert receipt["engaged"], receipt
