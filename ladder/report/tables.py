@@ -129,7 +129,7 @@ def _table(shown: View, width: int) -> Any:
 
     columns = _fitting(columns_of(shown), shown, width)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("rung", no_wrap=True)
+    table.add_column("entry" if shown.is_study else "rung", no_wrap=True)
     for heading, _ in columns:
         table.add_column(Text("\n".join(_heading(heading, shown))), justify="right", no_wrap=True)
     for row in shown.rows:
@@ -213,7 +213,7 @@ def _below(shown: View) -> list[str]:
 def markdown(result: Result) -> str:
     """Return the table as a section of Markdown."""
     shown = view(result)
-    columns = [("rung", lambda r: r.title), *columns_of(shown)]
+    columns = [("entry" if shown.is_study else "rung", lambda r: r.title), *columns_of(shown)]
     lines = [f"### {escaped(shown.title)} on {escaped(shown.machine)}", ""]
     lines += [f"{escaped(shown.workload)}; {escaped(shown.protocol)}", ""]
     lines += [f"**{escaped(mark)}**\n" for mark in shown.marks]
