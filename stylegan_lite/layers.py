@@ -73,7 +73,7 @@ class Dense(nn.Module):
 
 
 class ModulatedConv(ScaledWeight):
-    """A modulated 3x3 convolution, noise, bias, leaky ReLU: one layer of the synthesis network (``norm: demod``).
+    """A modulated 3x3 or 1x1 convolution, noise, bias, leaky ReLU: a layer of the synthesis network (``norm: demod``).
 
     ``forward(x [N, I, H, W], style [N, I], noise [N, 1, H', W'])`` -> [N, O, H', W'], doubled with ``up``. The
     demodulation ``coefficients`` [N, O] may be given. ``then`` [N, O] is the style of the next layer, if nothing else
@@ -84,11 +84,18 @@ class ModulatedConv(ScaledWeight):
     demodulated = True
 
     def __init__(
-        self, inputs: int, outputs: int, recipe: Recipe, *, up: bool, clamp: float | None = None
+        self,
+        inputs: int,
+        outputs: int,
+        recipe: Recipe,
+        *,
+        up: bool,
+        kernel: int = 3,
+        clamp: float | None = None,
     ) -> None:
         super().__init__()
         self.clamp = clamp
-        self.weight = nn.Parameter(torch.randn(outputs, inputs, 3, 3))
+        self.weight = nn.Parameter(torch.randn(outputs, inputs, kernel, kernel))
         self.bias = nn.Parameter(torch.zeros(outputs))
         self.noise_strength = nn.Parameter(torch.zeros([]))
         self.style_channels = inputs

@@ -16,6 +16,7 @@ from ladder.base import files, progress
 from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.events import Event
+from ladder.base.plain import Fields
 from ladder.base.starting import near
 from ladder.cli import expecting
 from ladder.engine import run as measure
@@ -27,12 +28,15 @@ from ladder.report import output as ending
 from ladder.results import identity, types
 from ladder.results.combine import resuming
 from ladder.stats import rounds_budget as budget
-from stylegan_lite.config import Recipe
+from stylegan_lite.config import Recipe, Workload
 
 if TYPE_CHECKING:
     from ladder.training.canary import Canary
     from ladder.training.origin import Origin
     from ladder.training.train import Summary
+
+
+ARTICLE = "article"  # the ladder that studies stand on
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class Request:
     data: str | None
     device: str | None
     out: Path
+    recipe: str | None = None
 
 
 def run(
@@ -69,6 +74,7 @@ def run(
     """
     if request.budget is not None and (request.rounds is not None or request.quick):
         raise UserError("--budget fits the number of rounds: leave out --rounds and --quick")
+    refuse_together(request)
     if request.resume is not None:
         request = continued(request)
     if request.workload is not None:
@@ -94,9 +100,9 @@ def _measured(
     device = system.choose_device(request.device)
     environment.refuse(device)
     name, workload = catalog.load_workload(request.workload or DEFAULT_WORKLOAD[device])
-    mode = request.mode or modes.CUMULATIVE
     there = needs.possible(system.capabilities(device), workload)
-    planned = modes.plan(mode, ladder, there, request.rungs)
+    mode, ladder, planned = laid_out(request, ladder, there, workload, device)
+    request = with_defaults(request, mode)
     if all(rung.skipped for rung in planned):
         raise UserError(f"none of these rungs can run here: {planned[0].name}: {planned[0].skipped}")
     folder = request.resume.parent if request.resume else _of_machine(request.out, device)
@@ -143,6 +149,44 @@ def _measured(
     return result, Path(written["path"])
 
 
+def refuse_together(request: Request) -> None:
+    """Raise `UserError`, one line, for options that contradict each other."""
+    if request.recipe is not None and (request.mode or request.rungs):
+        raise UserError("--recipe measures that recipe beside the baseline: leave out --mode and --rungs")
+    if request.mode in modes.STUDIES and request.ladder != ARTICLE:
+        raise UserError(f"--mode {request.mode} stands on the article's ladder: leave out --ladder")
+
+
+def laid_out(
+    request: Request,
+    ladder: catalog.Ladder,
+    there: dict[str, str | None],
+    workload: Fields,
+    device: str,
+) -> tuple[str, catalog.Ladder, list[catalog.Planned]]:
+    """Return the mode of a run, the ladder that its result names, and its entries.
+
+    Raises:
+        UserError: a name is unknown, or the recipe cannot run here.
+    """
+    if request.recipe is None:
+        mode = request.mode or modes.CUMULATIVE
+        planned = modes.plan(mode, ladder, there, request.rungs, workload)
+        return mode, modes.ladder_of(mode, ladder), planned
+    fields = choose_recipe(request.recipe, ladder, there, device)
+    Recipe.from_dict(fields, where=request.recipe).refuse_for(Workload.from_dict(workload), request.recipe)
+    return modes.RECIPE, *modes.beside_baseline(fields, ladder, Path(request.recipe).stem)
+
+
+def with_defaults(request: Request, mode: str) -> Request:
+    """Return the request with the defaults of a mode of many eager entries: three generations of one cycle."""
+    if mode != modes.MISTAKES or request.resume is not None:
+        return request
+    given = request.quick or request.budget is not None
+    rounds = request.rounds if request.rounds is not None or given else budget.LEAST_ROUNDS
+    return dataclasses.replace(request, rounds=rounds, cycles=request.cycles or 1)
+
+
 def show_interim(path: Path) -> None:
     """Print the table of the rounds so far on stderr, from the file of a run that goes on."""
     from ladder.report import tables
@@ -165,11 +209,13 @@ def continued(request: Request) -> Request:
         raise UserError(f"{path}: --resume: its workload is a file of yours; name it with --workload")
     own = None if request.workload is None else catalog.load_workload(request.workload)[1]["data"]
     resuming.ask_for_images(path, result, request.data, None if own is None else str(own))
+    if protocol["mode"] == modes.RECIPE and request.recipe is None:
+        raise UserError(f"{path}: --resume: name its recipe with --recipe")
     said = {
-        "mode": protocol["mode"],
+        "mode": None if protocol["mode"] == modes.RECIPE else protocol["mode"],
         "seed": protocol["seed"],
         "device": result["machine"]["device"],
-        "rungs": [name for name in names if name != modes.ALL],
+        "rungs": None if request.recipe else [name for name in names if name != modes.ALL],
     }
     for key, value in said.items():
         if getattr(request, key) not in (None, value):

@@ -67,6 +67,8 @@ Examples:
   ladder run                                      the article's ladder, about ten minutes on a GPU
   ladder run --quick                              a first look, not to be quoted
   ladder run --mode leave-one-out                 what each rung is worth on top of all the others: adopt or skip
+  ladder run --recipe best.yaml                   a recipe of yours, as `ladder recommend` writes it
+  ladder run --mode mistakes                      what common mistakes cost
   ladder run --budget 30                          tighter intervals, half an hour
   ladder run --resume results/ladder/MACHINE/RUN.json   go on after Ctrl-C, or with a larger budget
   ladder run --workload large --data photos.zip   another workload, your images
@@ -87,10 +89,12 @@ Examples:
 @click.option(
     "--rounds",
     type=click.IntRange(1, 100),
-    help="Exact number of fresh processes of each rung. [default: 5 to 12, as the budget allows; quick: 3]",
+    help="Exact number of fresh processes of each rung. [default: 5 to 12, as the budget allows; quick, mistakes: 3]",
 )
 @click.option(
-    "--cycles", type=click.IntRange(1, 1000), help="Timed 16-step cycles a round. [default: 2; quick: 1]"
+    "--cycles",
+    type=click.IntRange(1, 1000),
+    help="Timed 16-step cycles a round. [default: 2; quick, mistakes: 1]",
 )
 @click.option(
     "--seed",
@@ -102,9 +106,14 @@ Examples:
 )
 @click.option(
     "--mode",
-    type=click.Choice(["cumulative", "solo", "leave-one-out"]),
-    help="Rungs on top of each other, each rung alone, or all rungs but one. The last mode says which to adopt."
-    " [default: cumulative]",
+    type=click.Choice(["cumulative", "solo", "leave-one-out", "mistakes", "levers"]),
+    help="Rungs on top of each other, each rung alone, or all rungs but one, which says what to adopt. Or common"
+    " mistakes beside a clean step, or levers that change the model. [default: cumulative]",
+)
+@click.option(
+    "--recipe",
+    metavar="RUNG|FILE",
+    help="Measure the baseline and this recipe alone: a YAML file of recipe fields, as `ladder recommend` writes it.",
 )
 @click.option(
     "--resume",
@@ -126,6 +135,7 @@ def run(
     seed: int | None,
     quick: bool,
     mode: str | None,
+    recipe: str | None,
     resume: Path | None,
     data: str | None,
     device: str | None,
@@ -153,6 +163,7 @@ def run(
         seed=seed,
         quick=quick,
         mode=mode,
+        recipe=recipe,
         resume=resume,
         data=data,
         device=device,

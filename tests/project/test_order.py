@@ -31,6 +31,8 @@ ORDER = (
     "studies.noise",
     "studies.ablate",
     "studies.map",
+    "studies.mistakes",
+    "studies.levers",
     "training",
     "publish.regressions",
     "publish.validation",
