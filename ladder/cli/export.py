@@ -58,7 +58,7 @@ def export(folder: Path | None, ops: str | None, package: str | None, like: str 
     if like:
         if folder is None or ops or package:
             raise UserError(f"--like {like} needs DIR and nothing else: the ops and their names are {like}'s")
-        written = drop_in.export(_origin(), folder)
+        written = drop_in.export(origin(), folder)
         click.echo(
             f"{near(folder / drop_in.TOP)}: {len(drop_in.REPLACED)} drop-in files, {len(written)} in all"
         )
@@ -67,13 +67,12 @@ def export(folder: Path | None, ops: str | None, package: str | None, like: str 
     if folder is None or ops is None or package is None:
         raise UserError("ladder export needs DIR, --ops A,B,... and --package NAME; --list names the ops")
     chosen = exporting.chosen(ROOT, options.names(ops) or [])
-    origin = _origin()
-    written = exporting.export(origin, folder, chosen, package)
+    written = exporting.export(origin(), folder, chosen, package)
     click.echo(f"{near(folder / package)}: {len(chosen)} op{'s' * (len(chosen) > 1)} in {len(written)} files")
     click.echo(f"check it: cd {near(folder)}; python -m {package}.test_ops")
 
 
-def _origin() -> Origin:
+def origin() -> Origin:
     """Return the state of this checkout, which an export names."""
     from ladder.publish.export import page
 

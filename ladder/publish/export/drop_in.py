@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from ladder.base import files
@@ -47,6 +49,15 @@ def _placed(text: str) -> str:
 def digest() -> str:
     """Return the SHA-256 of the sources of the drop-in files."""
     return files.digest(HERE, sorted(HERE.glob("*.py")))
+
+
+def digest_of(texts: Mapping[str, str]) -> str:
+    """Return a hash of these files, but not of the pages and the commit among them."""
+    whole = hashlib.sha256()
+    for path, text in sorted(texts.items()):
+        if path.endswith(".py") and not path.endswith(f"{PACKAGE}/__init__.py"):
+            whole.update(f"{path}\0{text}\0".encode())
+    return whole.hexdigest()[:16]
 
 
 def export(origin: Origin, folder: Path) -> list[Path]:

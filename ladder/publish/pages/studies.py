@@ -35,7 +35,7 @@ def upstream(committed: Committed, machine: str) -> str:
     rows = []
     for name in committed.names(f"upstream/{machine}-*.json"):
         result = committed.read(name)
-        theirs, ours = result["programs"]
+        theirs, *_, ours = result["programs"]
         ratio = result["ratio"] or {"median": None, "interval": None}
         on = {True: "on", False: "off"}[theirs["settings"]["fast_double_backward"]]
         rounds = f"{min(len(theirs['rounds']), len(ours['rounds']))}{_stopped(result)}"

@@ -1,0 +1,232 @@
+"""NVIDIA's step in a process that examines it and is never timed: gradients of each phase, or the phases' GPU time.
+
+A step examines itself while it is prepared, and writes what it finds into the folder that its recipe names. Gradients
+come from weights, images, latents and noise that are the same in every such process, whatever the ops and precision.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ladder.base.protocol import CYCLE_STEPS
+from ladder.studies.upstream.step import NAMES, UpstreamStep
+
+if TYPE_CHECKING:
+    from ladder.results.types import Plain
+
+SEEN = "seen.json"
+GRADIENTS, EXACT, TIMES = "gradients", "exact gradients", "times"
+MOVED = 0.1  # each weight moves by this times a normal number: biases and noise strengths begin at zero
+REPEATS = 4  # profiled runs of each phase
+
+
+def make(workload: Plain, recipe: Plain, device: str, seed: int) -> UpstreamStep:
+    """Build a step that examines itself: `recipe` says for what, in which clone, and where the findings go."""
+    kinds = {GRADIENTS: Gradients, EXACT: ExactGradients, TIMES: Times}
+    return kinds[recipe["what"]](workload, Path(recipe["folder"]), Path(recipe["findings"]), device, seed)
+
+
+class Draws:
+    """Random numbers that depend on the seed and the order of draws alone, not on a tensor's precision or device.
+
+    While entered, `torch.randn`, `torch.randn_like` and `torch.rand` draw FP32 numbers on the CPU. `digest` tells
+    whether two processes have drawn the same shapes in the same order.
+    """
+
+    NAMES = ("randn", "randn_like", "rand")
+
+    def __init__(self, seed: int) -> None:
+        import torch
+
+        self.torch = torch
+        self.generator = torch.Generator().manual_seed(seed)
+        self.own = {name: getattr(torch, name) for name in self.NAMES}
+        self._shapes = hashlib.sha256()
+
+    def __enter__(self) -> Draws:
+        for name in self.NAMES:
+            setattr(self.torch, name, getattr(self, name))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, function in self.own.items():
+            setattr(self.torch, name, function)
+
+    @property
+    def digest(self) -> str:
+        return self._shapes.hexdigest()[:16]
+
+    def randn(self, *size: Any, dtype: Any = None, device: Any = None, **_: Any) -> Any:
+        return self._drawn(self.own["randn"], size, dtype, device)
+
+    def rand(self, *size: Any, dtype: Any = None, device: Any = None, **_: Any) -> Any:
+        return self._drawn(self.own["rand"], size, dtype, device)
+
+    def randn_like(self, like: Any, dtype: Any = None, device: Any = None, **_: Any) -> Any:
+        return self._drawn(self.own["randn"], (like.shape,), dtype or like.dtype, device or like.device)
+
+    def _drawn(self, draw: Callable[..., Any], size: tuple[Any, ...], dtype: Any, device: Any) -> Any:
+        shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
+        self._shapes.update(f"{[int(n) for n in shape]}".encode())
+        numbers = draw(shape, generator=self.generator, dtype=self.torch.float32)
+        return numbers.to(device or "cpu", dtype or self.torch.get_default_dtype())
+
+
+class Gradients(UpstreamStep):
+    """Write the gradients of each phase as one array, `<phase>.npy`, and what they were computed from.
+
+    No update follows, so every phase sees the same weights.
+    """
+
+    stored = "float32"
+
+    def __init__(self, workload: Plain, folder: Path, findings: Path, device: str, seed: int) -> None:
+        self.findings, self.draws = findings, Draws(seed)
+        with self.draws:
+            super().__init__(workload | {"data": None}, folder, device, seed)
+            self._move()
+
+    def _move(self) -> None:
+        import torch
+
+        with torch.no_grad():
+            for net in (self.G, self.D):
+                for weight in net.parameters():
+                    weight.add_(MOVED * torch.randn(weight.shape, device=self.device, dtype=weight.dtype))
+
+    def prepare(self) -> None:
+        """Compute and write the gradients."""
+        import torch
+
+        with self.draws:
+            torch.manual_seed(0)  # for whole numbers, which are drawn on the device
+            shape = (self.workload["batch"], 3, *2 * (self.workload["resolution"],))
+            images = torch.randint(256, shape, generator=self.draws.generator).to(torch.float32) / 127.5 - 1
+            images = images.to(self.device, torch.get_default_dtype())
+            for update in self.updates:
+                z = torch.randn([len(images), self.workload["z_dim"]], device=self.device)
+                self.accumulate(update, images, z)
+                self._write(NAMES[update[0]], update[1])
+        seen = {"weights": self._digest(), "draws": self.draws.digest, "sizes": self._sizes()}
+        (self.findings / SEEN).write_text(json.dumps(seen))
+
+    def _write(self, phase: str, module: Any) -> None:
+        import numpy as np
+        import torch
+
+        weights = list(module.parameters())
+        found = [torch.zeros_like(each) if each.grad is None else each.grad for each in weights]
+        flat = torch.cat([each.flatten() for each in found]).cpu().numpy().astype(self.stored)
+        np.save(self.findings / f"{phase}.npy", flat, allow_pickle=False)
+
+    def _sizes(self) -> dict[str, list[int]]:
+        nets = {"G": self.G, "D": self.D}
+        return {name: [each.numel() for each in net.parameters()] for name, net in nets.items()}
+
+    def _digest(self) -> str:
+        import torch
+
+        whole = hashlib.sha256()
+        for net in (self.G, self.D):
+            for weight in net.parameters():
+                whole.update(weight.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
+        return whole.hexdigest()[:16]
+
+
+class ExactGradients(Gradients):
+    """The same in FP64: where NVIDIA's networks name float32, they get float64."""
+
+    fp16_resolutions = 0
+    stored = "float64"
+
+    def __init__(self, workload: Plain, folder: Path, findings: Path, device: str, seed: int) -> None:
+        import torch
+
+        self.default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            super().__init__(workload, folder, findings, device, seed)
+        finally:
+            torch.set_default_dtype(self.default)
+
+    def _networks(self) -> tuple[Any, Any]:
+        import torch
+
+        self.modules.networks.torch = _Wide(torch)
+        return super()._networks()
+
+    def prepare(self) -> None:
+        import torch
+
+        torch.backends.cudnn.benchmark = False  # trying every algorithm in FP64 takes minutes
+        torch.set_default_dtype(torch.float64)
+        try:
+            super().prepare()
+        finally:
+            torch.set_default_dtype(self.default)
+
+
+class _Wide:
+    """The module torch, whose float32 is float64."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._torch, "float64" if name == "float32" else name)
+
+
+class Times(UpstreamStep):
+    """Write the GPU time in ms of each phase with its update: the union of its kernels and copies, under a profiler."""
+
+    def __init__(self, workload: Plain, folder: Path, findings: Path, device: str, seed: int) -> None:
+        self.findings = findings
+        super().__init__(workload | {"data": None}, folder, device, seed)
+
+    def prepare(self) -> None:
+        """Warm up, profile and write."""
+        super().prepare()
+        self.step()  # every phase once more: its convolutions are tuned, its kernels compiled
+        (self.findings / SEEN).write_text(json.dumps(self._profiled()))
+
+    def _profiled(self) -> dict[str, dict[str, Any]]:
+        import torch
+
+        from ladder.engine import profiling
+        from ladder.receipts import traces
+
+        profiling.load()
+        images, latents = self.drawn()
+        runs = [*zip(self.updates, latents.split(self.workload["batch"]), strict=True)] * REPEATS
+        recorded = profiling.Recorded()
+
+        def run() -> None:
+            for update, z in runs:
+                begin = time.perf_counter()
+                self.accumulate(update, images, z)
+                self._update(update[1], update[2])
+                torch.cuda.synchronize()
+                recorded.wall_s.append(time.perf_counter() - begin)
+                time.sleep(profiling.APART_S)
+                recorded.ended_ns.append(time.time_ns())
+
+        recorded.profile = traces.profiled(run)
+        return tabulated([NAMES[update[0]] for update, _ in runs], recorded.cycles())
+
+
+def tabulated(phases: list[str], events: list[Any]) -> dict[str, dict[str, Any]]:
+    """Return by phase the GPU time in ms of each run and the median number of kernels, of each run's events."""
+    from ladder.receipts import traces
+
+    found: dict[str, dict[str, Any]] = {}
+    for phase, each in zip(phases, events, strict=True):
+        row = found.setdefault(phase, {"gpu_ms": [], "kernels": []})
+        row["gpu_ms"].append(traces.busy_ms(each) * CYCLE_STEPS)  # a phase is no cycle of 16 steps
+        row["kernels"].append(sum(1 for e in each if e[1] and not e[0].startswith(traces.NOT_KERNELS)))
+    return {phase: row | {"kernels": statistics.median(row["kernels"])} for phase, row in found.items()}
