@@ -343,6 +343,9 @@ def test_the_files_import_nothing_of_ours_and_overwrite_only_what_they_replace()
 def test_the_command_writes_the_files_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shell = re.findall(r"```sh\n(.+?)```", (cases.ROOT / "docs/adopt.md").read_text(), re.DOTALL)
+    (documented,) = (line for block in shell for line in block.splitlines() if "--like" in line)
+    assert documented == "ladder export nvidia-ops --like nvidia"
     said = succeed("export", tmp_path / "out", "--like", "nvidia").stdout
     assert "5 drop-in files" in said and (tmp_path / "out/torch_utils/ops/fma.py").is_file()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["torch_utils"]
