@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ladder.base.protocol import CYCLE_STEPS
+from ladder.studies.upstream import step
 from ladder.studies.upstream.step import NAMES, UpstreamStep
 
 if TYPE_CHECKING:
@@ -26,8 +27,10 @@ MOVED = 0.1  # each weight moves by this times a normal number: biases and noise
 REPEATS = 4  # profiled runs of each phase
 
 
-def make(workload: Plain, recipe: Plain, device: str, seed: int) -> UpstreamStep:
-    """Build a step that examines itself: `recipe` says for what, in which clone, and where the findings go."""
+def make_step(workload: Plain, recipe: Plain, *, device: str, seed: int = 0) -> UpstreamStep:
+    """Build NVIDIA's step to be timed, or one that examines itself if the recipe names a folder for findings."""
+    if "findings" not in recipe:
+        return step.make_step(workload, recipe, device=device, seed=seed)
     kinds = {GRADIENTS: Gradients, EXACT: ExactGradients, TIMES: Times}
     return kinds[recipe["what"]](workload, Path(recipe["folder"]), Path(recipe["findings"]), device, seed)
 

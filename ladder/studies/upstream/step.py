@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 CONTRACT = 1
 PACKAGE = """from ladder.studies.upstream.step import CONTRACT as CONTRACT
-from ladder.studies.upstream.step import make_step as make_step
+from ladder.studies.upstream.examined import make_step as make_step
 """
 FP16_RESOLUTIONS, CLAMP = 4, 256
 NAMES = dict(
@@ -48,14 +48,7 @@ def refuse(workload: Plain) -> None:
 
 
 def make_step(workload: Plain, recipe: Plain, *, device: str, seed: int = 0) -> UpstreamStep:
-    """Build NVIDIA's step. `recipe` names the folder of the clone, and the folder for findings if it is an examination.
-
-    A step that is examined is never timed; see `ladder.studies.upstream.examined`.
-    """
-    if "findings" in recipe:
-        from ladder.studies.upstream import examined
-
-        return examined.make(workload, recipe, device, seed)
+    """Build NVIDIA's step. `recipe` names the folder of the clone."""
     return UpstreamStep(workload, Path(recipe["folder"]), device, seed)
 
 
