@@ -22,6 +22,7 @@ ORIGIN = package.Origin(root=ROOT, version="1.2.3", commit="0" * 40)
 PARENT = "dropped_in"  # another name than NVIDIA's, so that both are modules of one process
 F1331 = (1.0, 3.0, 3.0, 1.0)
 Ops = SimpleNamespace  # by name: the five modules
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @contextlib.contextmanager
@@ -158,8 +159,9 @@ CASES = [*_bias_act(), *_upfirdn2d(), *_convolutions(), *_fma()]
 def compared(case: Case, op: Callable[..., Tensor], other: Callable[..., Tensor]) -> dict[str, float]:
     """Return by direction the largest relative error of `op` against `other`, in float64."""
     torch.manual_seed(len(str(case)))
-    inputs = [torch.randn(shape, dtype=torch.float64) for shape in case.shapes]
-    ours, theirs = (derivatives(lambda op, *t: op(*t), each, inputs, 1) for each in (op, other))
+    with torch.device(DEVICE):
+        inputs = [torch.randn(shape, dtype=torch.float64) for shape in case.shapes]
+        ours, theirs = (derivatives(lambda op, *t: op(*t), each, inputs, 1) for each in (op, other))
     found = {}
     for direction, tensors in theirs.items():
         assert [t.shape for t in tensors] == [t.shape for t in ours[direction]]
@@ -172,7 +174,7 @@ def called(case: Case, ops: Ops, impl: str | None = None) -> Callable[..., Tenso
     module, name = case.op.split(".")
     function, given = getattr(getattr(ops, module), name), dict(case.arguments)
     if "f" in given:
-        given["f"] = ops.upfirdn2d.setup_filter(given["f"])
+        given["f"] = ops.upfirdn2d.setup_filter(given["f"], device=DEVICE)
     if impl and module in ("bias_act", "upfirdn2d"):
         given["impl"] = impl
     return lambda *tensors: function(*tensors, **given)
@@ -185,7 +187,7 @@ def defined(case: Case) -> Callable[..., Tensor]:
     """Return the call as the documents of NVIDIA's ops define it."""
     name, given = case.op.partition(".")[2], dict(case.arguments)
     if "f" in given:
-        given["f"] = normalized(given["f"])
+        given["f"] = normalized(given["f"]).to(DEVICE)
     function: Callable[..., Tensor] = globals()[f"define_{name}"]
     return lambda *tensors: function(*tensors, **given)
 

@@ -100,8 +100,9 @@ class Gradients(UpstreamStep):
 
         with torch.no_grad():
             for net in (self.G, self.D):
-                for weight in net.parameters():
-                    weight.add_(MOVED * torch.randn(weight.shape, device=self.device, dtype=weight.dtype))
+                for weight in net.parameters():  # in FP32, so that FP64 gets the same numbers
+                    moves = torch.randn(weight.shape, device=self.device, dtype=torch.float32)
+                    weight.copy_(weight.float() + MOVED * moves)
 
     def prepare(self) -> None:
         """Compute and write the gradients."""

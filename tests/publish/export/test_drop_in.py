@@ -42,7 +42,7 @@ def ops(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cases.Ops]:
 def quiet(ops: cases.Ops) -> Iterator[None]:
     """Forget what was said. Tests of warnings look for themselves."""
     sys.modules[f"{cases.PARENT}.ops.{drop_in.PACKAGE}.calls"]._said.clear()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.device(cases.DEVICE):
         warnings.simplefilter("ignore")
         yield
 
@@ -105,8 +105,9 @@ def test_the_files_compute_what_nvidias_own_reference_computes(
             for key in ("def_alpha", "def_gain", "cuda_idx", "ref", "has_2nd_grad"):
                 assert getattr(theirs_spec, key) == getattr(ours_spec, key) == ours_spec[key], (name, key)
     finally:
-        for name in {*sys.modules} - modules:
-            del sys.modules[name]
+        for name in {*sys.modules} - modules:  # the clone's modules, and stand-ins for what it imports
+            if name.partition(".")[0] in source.PARTS or sys.modules[name].__spec__ is None:
+                del sys.modules[name]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +126,7 @@ def test_a_filter_is_set_up_as_documented(ops: cases.Ops, given: dict, wanted: l
     made, shape = ops.upfirdn2d.setup_filter(**given), torch.tensor(wanted, dtype=torch.float32)
     if given.get("normalize", True):
         shape = shape / shape.sum()
-    torch.testing.assert_close(made, shape * given.get("gain", 1) ** (shape.dim() / 2))
+    torch.testing.assert_close(made, (shape * given.get("gain", 1) ** (shape.dim() / 2)).cpu())
     assert made.dtype is torch.float32 and made.device.type == "cpu"
 
 
@@ -133,7 +134,7 @@ def test_fp16_keeps_its_dtype_and_memory_format_under_autocast_too(ops: cases.Op
     x = torch.randn(2, 4, 6, 6).half().contiguous(memory_format=torch.channels_last)
     f, weight = ops.upfirdn2d.setup_filter([1, 3, 3, 1]), torch.randn(4, 4, 3, 3).half()
     for impl in ("ref", "cuda"):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(cases.DEVICE, dtype=torch.bfloat16):
             for y in (
                 ops.bias_act.bias_act(x, torch.ones(4).half(), act="lrelu", impl=impl),
                 ops.upfirdn2d.upsample2d(x, f, impl=impl),
@@ -148,7 +149,8 @@ def test_fp16_keeps_its_dtype_and_memory_format_under_autocast_too(ops: cases.Op
 def test_weight_gradients_are_left_out_while_the_backward_pass_runs_inside(ops: cases.Ops) -> None:
     gradfix = ops.conv2d_gradfix
     for dilation in (1, 2):
-        x, weight = (torch.randn(shape, requires_grad=True) for shape in ((1, 2, 6, 6), (3, 2, 2, 2)))
+        shapes = ((1, 2, 6, 6), (3, 2, 2, 2))
+        x, weight = (torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes)
         y = gradfix.conv2d(x, weight, dilation=dilation)
         with gradfix.no_weight_gradients():
             assert gradfix.weight_gradients_disabled
@@ -193,7 +195,7 @@ def test_a_filter_is_read_once_for_each_state_and_never_inside_a_capture(
     module, read = ops.upfirdn2d, []
     factorized = module._factorized
     monkeypatch.setattr(module, "_factorized", lambda values: read.append(values) or factorized(values))
-    x, f = torch.randn(1, 2, 4, 4), module.setup_filter([1, 3, 3, 1])
+    x, f = torch.randn(1, 2, 4, 4, dtype=torch.float64), module.setup_filter([1, 3, 3, 1])
     before = len(module._known)
     for _ in range(3):
         module.upfirdn2d(x, f, padding=2)
@@ -244,6 +246,34 @@ def test_a_filter_that_is_of_rank_one_in_fp32_alone_is_exact_on_a_float64_image(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ops.upfirdn2d.upfirdn2d(x.float(), f)
+
+
+@pytest.mark.gpu
+def test_a_layer_is_captured_once_its_filter_is_known(ops: cases.Ops) -> None:
+    """A graph replays what eager code computes, in FP16 and channels_last, with a filter on the GPU."""
+    f = ops.upfirdn2d.setup_filter([1, 3, 3, 1], device="cuda")
+    x = torch.randn(2, 8, 16, 16).half().contiguous(memory_format=torch.channels_last)
+    w, b, scale = torch.randn(8, 8, 3, 3).half(), torch.randn(8).half(), torch.randn(2, 8, 1, 1).half()
+    noise = torch.randn(2, 1, 32, 32).half()
+
+    def layer() -> torch.Tensor:
+        y = ops.conv2d_resample.conv2d_resample(x, w, f, up=2, padding=1, flip_weight=False)
+        return ops.bias_act.bias_act(ops.fma.fma(y, scale, noise), b, act="lrelu", clamp=256)
+
+    eager = layer()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = layer()
+    captured.zero_()
+    graph.replay()
+    torch.testing.assert_close(captured, eager)
+    wide = ops.conv2d_resample.conv2d_resample(x.double(), w.double(), f, up=2, padding=1, flip_weight=False)
+    plain = ops.bias_act.bias_act(wide * scale + noise, b.double(), act="lrelu", clamp=256, impl="ref")
+    torch.testing.assert_close(eager.double(), plain, rtol=2e-2, atol=2e-2 * float(plain.std()))
+    other = f.clone()
+    with pytest.warns(UserWarning, match="inside the capture"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+        ops.upfirdn2d.upfirdn2d(x, other)
 
 
 # ---- said --------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from ladder.base.protocol import IN_ORDER
 from ladder.base.records import build, plain
 from ladder.cli import main as cli
 from ladder.cli import upstream as cli_upstream
+from ladder.engine import forkserver
 from ladder.publish.export import drop_in
 from ladder.publish.validation import validate
 from ladder.studies.upstream import examined, patched, record, report, schema
@@ -116,7 +117,7 @@ FILES = {
 def plain_ops() -> Iterator[None]:
     """No worker runs kernels in Triton's interpreter, where a step takes a second."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("TRITON_INTERPRET", raising=False)
+        patch.setitem(forkserver.QUIET, "TRITON_INTERPRET", "0")
         yield
 
 
