@@ -20,9 +20,12 @@ from ladder.base.records import build, plain
 from ladder.cli import main as cli
 from ladder.cli import upstream as cli_upstream
 from ladder.engine import forkserver
+from ladder.engine.pool import Pool
 from ladder.publish.export import drop_in
+from ladder.publish.pages import studies
+from ladder.publish.pages.committed import Committed
 from ladder.publish.validation import validate
-from ladder.studies.upstream import examined, patched, record, report, schema
+from ladder.studies.upstream import examined, patched, record, report, schema, step
 from ladder.studies.upstream.record import PATCHED, UPSTREAM, PhaseErrors
 from tests.studies.upstream.test_upstream import WORKLOAD, file_of_least, kept, standing_in  # noqa: F401
 from tests.support import servers
@@ -377,7 +380,7 @@ def test_profiled_runs_become_gpu_times_by_phase() -> None:
 
 
 @pytest.mark.slow
-def test_gpu_times_reach_the_report(finished: Path) -> None:
+def test_gpu_times_reach_the_report(finished: Path, tmp_path: Path) -> None:
     """Stored as on a GPU: profiled cycles of a step, and the runs of each phase."""
     data = only(finished)
     for side, factor in ((0, 1.0), (1, 0.5)):
@@ -396,3 +399,30 @@ def test_gpu_times_reach_the_report(finished: Path) -> None:
     rows = {row[0]: row for row in report.phase_cells(result)}
     assert rows["D_r1"][3:6] == ("20.00", "4.00", "5.00x") and rows["G_main"][5] == "1.00x"
     assert rows["both main phases"][1] and rows["G_main"][1] == ""
+    (tmp_path / "results/upstream").mkdir(parents=True)
+    (tmp_path / "results/upstream/m-least.json").write_text(json.dumps(plain(result)))
+    drawn = studies.patched(Committed(tmp_path), "m").splitlines()
+    cells = [each.strip() for each in drawn[2].split("|")[1:-1]]
+    assert len(drawn) == 3 and len(drawn[0].split("|")) == len(drawn[2].split("|"))
+    assert [cells[at] for at in (1, 2, 3, 5, 6, 12)] == ["40.00", "20.00", "2.00x", "5.00x", "1.00x", "ok"]
+
+
+@pytest.mark.gpu
+def test_a_gpu_computes_the_same_gradients_and_tells_the_time_of_each_phase(
+    clone: Path, tmp_path: Path
+) -> None:
+    """The patched stand-in runs the fused ops, forward and through both derivatives."""
+    (tmp_path / "stylegan_lite").mkdir()
+    (tmp_path / "stylegan_lite/__init__.py").write_text(step.PACKAGE)
+    clones = {
+        UPSTREAM: clone,
+        PATCHED: patched.copy(clone, drop_in.contents(_origin()), tmp_path / "patched"),
+    }
+    asked = (clones, WORKLOAD | {"data": None}, "cuda")
+    with Pool(code=tmp_path) as workers:
+        parity = patched.compare_gradients(*asked, workers, tmp_path, print)
+        times = patched.time_phases(*asked, workers, tmp_path, print)
+    assert parity.verdict == "ok", parity
+    for phases in times.values():
+        assert set(phases) == set(IN_ORDER)
+        assert all(len(each.gpu_ms) == examined.REPEATS and each.kernels > 5 for each in phases.values())
