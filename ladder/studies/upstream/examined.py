@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -25,6 +26,8 @@ SEEN = "seen.json"
 GRADIENTS, EXACT, TIMES = "gradients", "exact gradients", "times"
 MOVED = 0.1  # each weight moves by this times a normal number: biases and noise strengths begin at zero
 REPEATS = 4  # profiled runs of each phase
+INPUTS = 4  # images, latents and noise that gradients are computed from: the error of one says little
+MOST = 1e30  # the largest error; a file holds no infinity
 
 
 def make_step(workload: Plain, recipe: Plain, *, device: str, seed: int = 0) -> UpstreamStep:
@@ -32,7 +35,7 @@ def make_step(workload: Plain, recipe: Plain, *, device: str, seed: int = 0) -> 
     if "findings" not in recipe:
         return step.make_step(workload, recipe, device=device, seed=seed)
     kinds = {GRADIENTS: Gradients, EXACT: ExactGradients, TIMES: Times}
-    return kinds[recipe["what"]](workload, Path(recipe["folder"]), Path(recipe["findings"]), device, seed)
+    return kinds[recipe["what"]](workload, recipe, device, seed)
 
 
 class Draws:
@@ -82,17 +85,16 @@ class Draws:
 
 
 class Gradients(UpstreamStep):
-    """Write the gradients of each phase as one array, `<phase>.npy`, and what they were computed from.
+    """Compare each phase's gradients with exact ones, which lie in the folder of another examination.
 
     No update follows, so every phase sees the same weights.
     """
 
-    stored = "float32"
-
-    def __init__(self, workload: Plain, folder: Path, findings: Path, device: str, seed: int) -> None:
-        self.findings, self.draws = findings, Draws(seed)
+    def __init__(self, workload: Plain, recipe: Plain, device: str, seed: int) -> None:
+        self.findings, self.draws = Path(recipe["findings"]), Draws(seed)
+        self.exact = Path(recipe["exact"]) if "exact" in recipe else None
         with self.draws:
-            super().__init__(workload | {"data": None}, folder, device, seed)
+            super().__init__(workload | {"data": None}, Path(recipe["folder"]), device, seed)
             self._move()
 
     def _move(self) -> None:
@@ -105,29 +107,47 @@ class Gradients(UpstreamStep):
                     weight.copy_(weight.float() + MOVED * moves)
 
     def prepare(self) -> None:
-        """Compute and write the gradients."""
+        """Compute the gradients, and write what is found."""
         import torch
 
+        errors: dict[str, list[Any]] = {}
         with self.draws:
             torch.manual_seed(0)  # for whole numbers, which are drawn on the device
-            shape = (self.workload["batch"], 3, *2 * (self.workload["resolution"],))
-            images = torch.randint(256, shape, generator=self.draws.generator).to(torch.float32) / 127.5 - 1
-            images = images.to(self.device, torch.get_default_dtype())
-            for update in self.updates:
-                z = torch.randn([len(images), self.workload["z_dim"]], device=self.device)
-                self.accumulate(update, images, z)
-                self._write(NAMES[update[0]], update[1])
-        seen = {"weights": self._digest(), "draws": self.draws.digest, "sizes": self._sizes()}
+            for number in range(INPUTS):
+                images = self._images_of_its_own()
+                for update in self.updates:
+                    z = torch.randn([len(images), self.workload["z_dim"]], device=self.device)
+                    self.accumulate(update, images, z)
+                    found = self._found(f"{NAMES[update[0]]}-{number}.npy", update[1])
+                    errors.setdefault(NAMES[update[0]], []).append(found)
+        seen = {
+            "weights": self._digest(),
+            "draws": self.draws.digest,
+            "sizes": self._sizes(),
+            "errors": errors,
+        }
         (self.findings / SEEN).write_text(json.dumps(seen))
 
-    def _write(self, phase: str, module: Any) -> None:
-        import numpy as np
+    def _images_of_its_own(self) -> Any:
         import torch
 
-        weights = list(module.parameters())
-        found = [torch.zeros_like(each) if each.grad is None else each.grad for each in weights]
-        flat = torch.cat([each.flatten() for each in found]).cpu().numpy().astype(self.stored)
-        np.save(self.findings / f"{phase}.npy", flat, allow_pickle=False)
+        shape = (self.workload["batch"], 3, *2 * (self.workload["resolution"],))
+        images = torch.randint(256, shape, generator=self.draws.generator).to(torch.float32) / 127.5 - 1
+        return images.to(self.device, torch.get_default_dtype())
+
+    def _found(self, name: str, module: Any) -> Any:
+        """Return the errors of the gradients that are there."""
+        import numpy as np
+
+        exact = np.load(self.exact / name, mmap_mode="r", allow_pickle=False)
+        return error(exact, self._gradients(module), [each.numel() for each in module.parameters()])
+
+    def _gradients(self, module: Any) -> Any:
+        """Return the gradients of all weights as one array."""
+        import torch
+
+        found = [torch.zeros_like(each) if each.grad is None else each.grad for each in module.parameters()]
+        return torch.cat([each.flatten() for each in found]).double().cpu().numpy()
 
     def _sizes(self) -> dict[str, list[int]]:
         nets = {"G": self.G, "D": self.D}
@@ -144,18 +164,17 @@ class Gradients(UpstreamStep):
 
 
 class ExactGradients(Gradients):
-    """The same in FP64: where NVIDIA's networks name float32, they get float64."""
+    """Write each phase's gradients in FP64: where NVIDIA's networks name float32, they get float64."""
 
     fp16_resolutions = 0
-    stored = "float64"
 
-    def __init__(self, workload: Plain, folder: Path, findings: Path, device: str, seed: int) -> None:
+    def __init__(self, workload: Plain, recipe: Plain, device: str, seed: int) -> None:
         import torch
 
         self.default = torch.get_default_dtype()
         torch.set_default_dtype(torch.float64)
         try:
-            super().__init__(workload, folder, findings, device, seed)
+            super().__init__(workload, recipe, device, seed)
         finally:
             torch.set_default_dtype(self.default)
 
@@ -175,6 +194,11 @@ class ExactGradients(Gradients):
         finally:
             torch.set_default_dtype(self.default)
 
+    def _found(self, name: str, module: Any) -> None:
+        import numpy as np
+
+        np.save(self.findings / name, self._gradients(module), allow_pickle=False)
+
 
 class _Wide:
     """The module torch, whose float32 is float64."""
@@ -189,9 +213,9 @@ class _Wide:
 class Times(UpstreamStep):
     """Write the GPU time in ms of each phase with its update: the union of its kernels and copies, under a profiler."""
 
-    def __init__(self, workload: Plain, folder: Path, findings: Path, device: str, seed: int) -> None:
-        self.findings = findings
-        super().__init__(workload | {"data": None}, folder, device, seed)
+    def __init__(self, workload: Plain, recipe: Plain, device: str, seed: int) -> None:
+        self.findings = Path(recipe["findings"])
+        super().__init__(workload | {"data": None}, Path(recipe["folder"]), device, seed)
 
     def prepare(self) -> None:
         """Warm up, profile and write."""
@@ -234,3 +258,24 @@ def tabulated(phases: list[str], events: list[Any]) -> dict[str, dict[str, Any]]
         row["gpu_ms"].append(traces.busy_ms(each) * CYCLE_STEPS)  # a phase is no cycle of 16 steps
         row["kernels"].append(sum(1 for e in each if e[1] and not e[0].startswith(traces.NOT_KERNELS)))
     return {phase: row | {"kernels": statistics.median(row["kernels"])} for phase, row in found.items()}
+
+
+def error(exact: Any, got: Any, sizes: list[int]) -> tuple[float, float]:
+    """Return the relative L2 error of all gradients together, and the root mean square of each tensor's.
+
+    In the second, a small tensor counts as much as a large one. A tensor whose exact gradient is 0 is left out, and no
+    tensor's error counts for more than 1.
+    """
+    import numpy as np
+
+    wrong, right, each, begin = 0.0, 0.0, [], 0
+    for size in sizes:
+        want = np.asarray(exact[begin : begin + size], dtype=np.float64)
+        off = float(np.linalg.norm(np.asarray(got[begin : begin + size], dtype=np.float64) - want)) ** 2
+        norm, begin = float(np.linalg.norm(want)) ** 2, begin + size
+        wrong, right = wrong + off, right + norm
+        if norm:
+            share = off / norm
+            each.append(share if share < 1 else 1.0)  # also for what is no number
+    whole = math.sqrt(wrong / right) if right else math.sqrt(wrong)
+    return whole if math.isfinite(whole) else MOST, math.sqrt(sum(each) / max(len(each), 1))

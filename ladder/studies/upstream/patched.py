@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.base.protocol import IN_ORDER
@@ -22,9 +20,7 @@ from ladder.base.records import build
 from ladder.engine.pool import Pool, WorkerFailure
 from ladder.studies.upstream import examined, source
 from ladder.studies.upstream.record import (
-    MOST,
     PATCHED,
-    ROUNDING,
     UPSTREAM,
     PatchedParity,
     PhaseErrors,
@@ -75,42 +71,42 @@ def compare_gradients(
     """
     batch = min(BATCH, workload["batch"])
     workload = workload | {"batch": batch}
-    found = {}
-    for side, clone, what in (
-        ("exact", clones[UPSTREAM], examined.EXACT),
-        (UPSTREAM, clones[UPSTREAM], examined.GRADIENTS),
-        (PATCHED, clones[PATCHED], examined.GRADIENTS),
-    ):
+    tell("gradients in FP64")
+    exact = examine(clones[UPSTREAM], examined.EXACT, workload, device, pool, folder / "exact")
+    seen = {"exact": json.loads((exact / examined.SEEN).read_text())}
+    for side in (UPSTREAM, PATCHED):
         tell(f"gradients: {side}")
-        found[side] = examine(clone, what, workload, device, pool, folder / f"gradients-{side}")
-    seen = {side: json.loads((place / examined.SEEN).read_text()) for side, place in found.items()}
+        also = {"exact": str(exact)}
+        place = examine(
+            clones[side], examined.GRADIENTS, workload, device, pool, folder / f"gradients-{side}", also
+        )
+        seen[side] = json.loads((place / examined.SEEN).read_text())
+    shutil.rmtree(exact)
     for key in ("sizes", "draws"):
         if any(each[key] != seen[UPSTREAM][key] for each in seen.values()):
             return _failed(batch, f"the contenders do not compute from the same {_SPOKEN[key]}")
     if seen[PATCHED]["weights"] != seen[UPSTREAM]["weights"]:
         return _failed(batch, "the contenders do not begin with the same weights")
-    phases = {}
-    for phase in IN_ORDER:
-        sizes = seen[UPSTREAM]["sizes"][phase[0]]
-        exact, theirs, ours = (
-            np.load(found[side] / f"{phase}.npy", mmap_mode="r", allow_pickle=False)
-            for side in ("exact", UPSTREAM, PATCHED)
-        )
-        phases[phase] = errors(exact, theirs, ours, sizes)
-    for place in found.values():
-        shutil.rmtree(place)
-    return judged(batch, phases)
+    both = [seen[side]["errors"] for side in (UPSTREAM, PATCHED)]
+    return judged(batch, {phase: errors(*(each[phase] for each in both)) for phase in IN_ORDER})
 
 
 _SPOKEN = {"sizes": "networks", "draws": "noise"}
 
 
 def examine(
-    clone: Path, what: str, workload: dict[str, Any], device: str, pool: Pool, findings: Path
+    clone: Path,
+    what: str,
+    workload: dict[str, Any],
+    device: str,
+    pool: Pool,
+    findings: Path,
+    also: Mapping[str, str] | None = None,
 ) -> Path:
     """Let a process examine a clone, and return the folder with its findings. Raises WorkerFailure."""
     findings.mkdir()
     recipe = {"folder": str(clone), "findings": str(findings), "what": what, "cudnn_benchmark": True}
+    recipe |= also or {}
     worker = pool.take()
     try:
         worker.call("build", workload=workload, recipe=recipe, device=device, seed=0)
@@ -122,31 +118,21 @@ def examine(
     return findings
 
 
-def errors(exact: Any, theirs: Any, ours: Any, sizes: list[int]) -> PhaseErrors:
-    """Return the errors of both gradients of a phase, which hold tensors of these sizes one after the other."""
-    whole, tensors = zip(*(error(exact, got, sizes) for got in (theirs, ours)), strict=True)
-    return PhaseErrors(
-        unpatched=whole[0], patched=whole[1], unpatched_tensors=tensors[0], patched_tensors=tensors[1]
+def errors(theirs: list[list[float]], ours: list[list[float]]) -> PhaseErrors:
+    """Return the errors of a phase, from the pair of errors of each input: root mean squares over the inputs."""
+    (unpatched, unpatched_tensors), (patched, patched_tensors) = (
+        [
+            min(math.sqrt(sum(each**2 for each in column) / len(column)), examined.MOST)
+            for column in zip(*pairs, strict=True)
+        ]
+        for pairs in (theirs, ours)
     )
-
-
-def error(exact: Any, got: Any, sizes: list[int]) -> tuple[float, float]:
-    """Return the relative L2 error of all gradients together, and the root mean square of each tensor's.
-
-    In the second, a small tensor counts as much as a large one. A tensor whose exact gradient is 0 is left out, and no
-    tensor's error counts for more than 1.
-    """
-    wrong, right, each, begin = 0.0, 0.0, [], 0
-    for size in sizes:
-        want = np.asarray(exact[begin : begin + size], dtype=np.float64)
-        off = float(np.linalg.norm(np.asarray(got[begin : begin + size], dtype=np.float64) - want)) ** 2
-        norm, begin = float(np.linalg.norm(want)) ** 2, begin + size
-        wrong, right = wrong + off, right + norm
-        if norm:
-            share = off / norm
-            each.append(share if share < 1 else 1.0)  # also for what is no number
-    whole = math.sqrt(wrong / right) if right else math.sqrt(wrong)
-    return whole if math.isfinite(whole) else MOST, math.sqrt(sum(each) / max(len(each), 1))
+    return PhaseErrors(
+        unpatched=unpatched,
+        patched=patched,
+        unpatched_tensors=unpatched_tensors,
+        patched_tensors=patched_tensors,
+    )
 
 
 def judged(batch: int, phases: dict[str, PhaseErrors]) -> PatchedParity:
@@ -176,6 +162,3 @@ def time_phases(
         rows = json.loads((place / examined.SEEN).read_text())
         found[side] = {phase: build(PhaseTime, row) for phase, row in rows.items()}
     return found
-
-
-__all__ = ["ROUNDING", "compare_gradients", "copy", "error", "errors", "judged", "refuse", "time_phases"]

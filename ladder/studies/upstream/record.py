@@ -19,7 +19,7 @@ from ladder.studies.upstream import source
 
 UPSTREAM, PATCHED, OURS = "upstream", "patched", "ours"
 TIMES_UNPATCHED = 1.5  # the patched error may be so many times the unpatched one
-ROUNDING, MOST = 1e-6, 1e30  # an error that is FP32's rounding; the largest that a file holds
+ROUNDING = 1e-6  # an error that is FP32's rounding
 
 THEIR_SETTINGS = fields(
     {},
@@ -88,12 +88,15 @@ class Ratio:
     interval: list[float] | None = needed(v.PAIR)
 
 
-ERROR = number(0, MOST)
+ERROR = number(0, 1e30)
 
 
 @record
 class PhaseErrors:
-    """Relative errors of a phase's gradients against FP64: of all together, and the mean over tensors."""
+    """Relative errors of a phase's gradients against FP64: of all together, and the mean over tensors.
+
+    Each is a root mean square over several inputs.
+    """
 
     unpatched: float = needed(ERROR)
     patched: float = needed(ERROR)

@@ -320,11 +320,14 @@ def test_the_copy_has_the_drop_in_files_and_else_the_clones(clone: Path, tmp_pat
 
 def test_an_error_is_that_of_all_gradients_and_of_each_tensor() -> None:
     exact, got = np.array([3.0, 4.0, 0.1, 0.0, 0.0]), np.array([3.0, 4.0, 0.2, 0.0, 0.0], dtype=np.float32)
-    whole, tensors = patched.error(exact, got, [2, 1, 2])
+    whole, tensors = examined.error(exact, got, [2, 1, 2])
     assert whole == pytest.approx(0.1 / math.sqrt(25.01), rel=1e-6)
     assert tensors == pytest.approx(math.sqrt((0 + 1) / 2), rel=1e-6)  # the last has no gradient at all
-    assert patched.error(exact, np.full(5, np.nan), [5]) == (record.MOST, 1.0)
-    assert patched.error(np.zeros(2), np.zeros(2), [2]) == (0, 0)
+    assert examined.error(exact, np.full(5, np.nan), [5]) == (examined.MOST, 1.0)
+    assert examined.error(np.zeros(2), np.zeros(2), [2]) == (0, 0)
+    found = patched.errors([[3.0, 0.3], [4.0, 0.4]], [[1.0, 0.1], [1.0, 0.1]])
+    assert (found.unpatched, found.unpatched_tensors) == (pytest.approx(12.5**0.5), pytest.approx(0.125**0.5))
+    assert (found.patched, found.patched_tensors) == (pytest.approx(1), pytest.approx(0.1))
 
 
 @pytest.mark.parametrize(
@@ -335,7 +338,7 @@ def test_an_error_is_that_of_all_gradients_and_of_each_tensor() -> None:
         ((1e-2, 1e-2, 1e-2, 1.6e-2), "failed: parity"),
         ((1e-8, 9e-7, 1e-8, 9e-7), "ok"),  # FP32's rounding
         ((1e-8, 2e-6, 1e-8, 1e-8), "failed: parity"),
-        ((record.MOST, record.MOST, 1.0, 1.0), "ok"),
+        ((examined.MOST, examined.MOST, 1.0, 1.0), "ok"),
     ],
 )
 def test_a_patched_error_may_be_half_as_large_again(errors: tuple[float, ...], verdict: str) -> None:
