@@ -7,8 +7,8 @@ GPU time is measured in both.
 from __future__ import annotations
 
 import json
-import math
 import shutil
+import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -119,13 +119,9 @@ def examine(
 
 
 def errors(theirs: list[list[float]], ours: list[list[float]]) -> PhaseErrors:
-    """Return the errors of a phase, from the pair of errors of each input: root mean squares over the inputs."""
+    """Return the errors of a phase, from the pair of errors of each input: medians over the inputs."""
     (unpatched, unpatched_tensors), (patched, patched_tensors) = (
-        [
-            min(math.sqrt(sum(each**2 for each in column) / len(column)), examined.MOST)
-            for column in zip(*pairs, strict=True)
-        ]
-        for pairs in (theirs, ours)
+        [statistics.median(column) for column in zip(*pairs, strict=True)] for pairs in (theirs, ours)
     )
     return PhaseErrors(
         unpatched=unpatched,

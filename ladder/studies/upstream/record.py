@@ -95,7 +95,7 @@ ERROR = number(0, 1e30)
 class PhaseErrors:
     """Relative errors of a phase's gradients against FP64: of all together, and the mean over tensors.
 
-    Each is a root mean square over several inputs.
+    Each is a median over several inputs.
     """
 
     unpatched: float = needed(ERROR)

@@ -325,9 +325,13 @@ def test_an_error_is_that_of_all_gradients_and_of_each_tensor() -> None:
     assert tensors == pytest.approx(math.sqrt((0 + 1) / 2), rel=1e-6)  # the last has no gradient at all
     assert examined.error(exact, np.full(5, np.nan), [5]) == (examined.MOST, 1.0)
     assert examined.error(np.zeros(2), np.zeros(2), [2]) == (0, 0)
-    found = patched.errors([[3.0, 0.3], [4.0, 0.4]], [[1.0, 0.1], [1.0, 0.1]])
-    assert (found.unpatched, found.unpatched_tensors) == (pytest.approx(12.5**0.5), pytest.approx(0.125**0.5))
-    assert (found.patched, found.patched_tensors) == (pytest.approx(1), pytest.approx(0.1))
+    found = patched.errors([[3.0, 0.3], [4.0, 0.2], [5.0, 0.9]], [[1.0, 0.1]] * 3)
+    assert (found.unpatched, found.unpatched_tensors, found.patched, found.patched_tensors) == (
+        4,
+        0.3,
+        1,
+        0.1,
+    )
 
 
 @pytest.mark.parametrize(
