@@ -14,6 +14,7 @@ NORMALIZATION = "normalization and modulation"
 LAYOUT, ELEMENTWISE, REDUCTIONS = "layout and dtype conversion", "elementwise", "reductions"
 OPTIMIZER, COPIES, RANDOM = "optimizer", "copies", "random numbers"
 FUSED, COMPILED, OTHER = "fused: ", "fused by torch.compile", "other"
+BOOKKEEPING = "views and allocation"  # on a CPU alone
 
 OF_FAMILY = {
     **dict.fromkeys(families.CONVOLUTIONS, CONVOLUTION),
@@ -27,6 +28,7 @@ OF_FAMILY = {
     families.ELEMENTWISE: ELEMENTWISE,
     families.TRANSFER: COPIES,
     families.INDUCTOR: COMPILED,
+    families.BOOKKEEPING: BOOKKEEPING,
     families.OTHER: OTHER,
 }
 

@@ -29,6 +29,9 @@ MATMUL, NORM, RANDOM = "matmul", "normalization", "random numbers"
 OPTIMIZER = "optimizer and foreach"
 REDUCTION, COPY, ELEMENTWISE = "reduction", "copy, cast, layout", "elementwise"
 TRANSFER, INDUCTOR, OTHER = "memcpy and memset", "compiled by Inductor", "other"
+BOOKKEEPING = (
+    "views, allocation, autograd"  # of a CPU's operators alone (`ladder.receipts.operator_families`)
+)
 OURS = "Triton: "  # followed by the name of our kernel
 
 # The first match counts. Layout conversions and slow paths carry words of the others, so they come first. cuDNN's

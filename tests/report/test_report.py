@@ -302,7 +302,7 @@ def test_the_advice_comes_from_leaving_the_rung_out_at_the_top(tmp_path, capsys)
 
 def test_a_narrow_terminal_keeps_the_verdict():
     shown = view(made_up.judged_run())
-    columns = report._columns(shown)
+    columns = report.columns_of(shown)
     for width in (240, 120, 90):
         kept = [heading for heading, _ in report._fitting(columns, shown, width)]
         assert {"ms/step", "vs previous", "verdict", "total"} <= set(kept)

@@ -9,7 +9,7 @@ from ladder.base.errors import UserError
 from ladder.base.records import build, plain
 from ladder.base.text import factor, ms
 from ladder.publish.pages.committed import Committed
-from ladder.publish.pages.markdown import link, span, table, text, under
+from ladder.publish.pages.markdown import absent, link, span, table, text, under
 from ladder.results import words
 from ladder.results.types import Plain
 from ladder.stats.estimates import median
@@ -42,7 +42,7 @@ def upstream(committed: Committed, machine: str) -> str:
         theirs, *_, ours = result["programs"]
         ratio = result["ratio"] or {"median": None, "interval": None}
         on = {True: "on", False: "off"}[theirs["settings"]["fast_double_backward"]]
-        rounds = f"{min(len(theirs['rounds']), len(ours['rounds']))}{_stopped(result)}"
+        rounds = str(min(len(theirs["rounds"]), len(ours["rounds"])))
         rows.append(
             [_linked(result, name), ms(theirs["step_ms"]), span(theirs["interval_ms"]), ms(ours["step_ms"]),
              span(ours["interval_ms"]), factor(ratio["median"]), span(ratio["interval"], ".2f"), rounds,
@@ -79,10 +79,6 @@ def _factor(ratio: Ratio | None) -> tuple[str, str]:
 
 def _linked(result: Plain, name: str, suffix: str = ".md") -> str:
     return link(f"`{result['workload']['name']}`", name.removesuffix(".json") + suffix)
-
-
-def _stopped(result: Plain) -> str:
-    return "" if result["complete"] else ", stopped"
 
 
 def precision(committed: Committed, machine: str) -> str:
@@ -151,7 +147,10 @@ def large(rows: Sequence[Row]) -> list[Row]:
 
 def kernels(committed: Committed, machine: str) -> str:
     """Return each op's share of a copy, and the comparisons that an alternative wins."""
-    name = max(committed.names(f"kernels/{machine}*.json"), key=lambda each: _when(committed, each))
+    found = [name for name in committed.names(f"kernels/{machine}*.json") if _when(committed, name)]
+    if not found:
+        return absent("ladder kernels")
+    name = max(found, key=lambda each: _when(committed, each))
     result = kernelschema.of_data(committed.read(name))
     head = ["op", "figures at 128x128 and 256x256", "share of a cold copy", "at least 85%", "comparisons, all sizes",
             "torch.compile faster", "by at most", "plain PyTorch faster", "by at most"]  # fmt: skip
@@ -159,10 +158,8 @@ def kernels(committed: Committed, machine: str) -> str:
     groups = {op: [row for row in result.rows if row.function == op] for op in ops}
     rows = [[f"`{op}`", *_kernel_cells(group)] for op, group in sorted(groups.items())]
     rows.append(["all", *_kernel_cells(result.rows)])
-    cases, stopped = len({row.case for row in result.rows}), "" if result.complete else ", stopped"
-    return table(head, rows) + under(
-        f"{cases} cases{stopped}", link("every shape", name.replace(".json", ".md"))
-    )
+    cases = len({row.case for row in result.rows})
+    return table(head, rows) + under(f"{cases} cases", link("every shape", name.replace(".json", ".md")))
 
 
 def _when(committed: Committed, name: str) -> str:
@@ -189,7 +186,9 @@ JOINED["filter_act_modulate"] = (*JOINED["filter_act"], "modulate")
 
 def filters(committed: Committed, machine: str) -> str:
     """Return the microseconds of a filter and its activation, as separate ops and as one pass."""
-    result = kernelschema.of_data(committed.read(f"kernels/{machine}-partial.json"))
+    if not (names := committed.names(f"kernels/{machine}.json")):
+        return absent("ladder kernels --op filter_act")
+    result = kernelschema.of_data(committed.read(names[0]))
     sizes = ([32, 64, 256, 256], [32, 64, 257, 257])
     rows_there = [row for row in result.rows if row.shape in sizes and row.setting == 0]
     at = {(row.op, row.direction): row.us.cold["ours"].median for row in rows_there if "ours" in row.us.cold}
@@ -279,7 +278,7 @@ def comparisons(committed: Committed, machine: str) -> str:
         for each in (each for each in result["questions"] if each["planted"]):
             rows.append(
                 [link(where, name.replace(".json", ".md")), f"{100 * each['planted']:g}%", *_seen(each),
-                 f"{100 * each['least']:.2f}%", each["verdict"], passed, f"{each['rounds']}{_stopped(result)}"]
+                 f"{100 * each['least']:.2f}%", each["verdict"], passed, str(each["rounds"])]
             )  # fmt: skip
     return table(head, rows)
 

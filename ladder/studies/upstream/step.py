@@ -102,7 +102,8 @@ class UpstreamStep:
     def _networks(self) -> tuple[Any, Any]:
         ours, networks = self.workload, self.modules.networks
         size = {key: ours[key] for key in ("channel_base", "channel_max")}
-        size |= {"conv_clamp": CLAMP, "num_fp16_res": self.fp16_resolutions}
+        clamp = ours.get("conv_clamp") or CLAMP
+        size |= {"conv_clamp": clamp, "num_fp16_res": self.fp16_resolutions}
         both = {"c_dim": 0, "img_resolution": ours["resolution"], "img_channels": 3}
         mapping = {"num_layers": ours["mapping_layers"], "w_avg_beta": ours["w_avg_beta"]}
         latent = {"z_dim": ours["z_dim"], "w_dim": ours["w_dim"]}
