@@ -66,7 +66,7 @@ def patched(committed: Committed, machine: str) -> str:
             [_linked(plain(result), name), *(ms(median([*gpu.get(each.side, {}).values()])) for each in sides),
              *_factor(found.gpu_ratio), less["D_r1"], less["G_pl"],
              *(ms(each.step_ms) for each in sides), *_factor(found.ratio),
-             f"{min(len(each.rounds) for each in sides)}{_stopped(plain(result))}",
+             str(min(len(each.rounds) for each in sides)),
              found.parity.verdict if found.parity else "not compared"]
         )  # fmt: skip
     return table(head, rows)

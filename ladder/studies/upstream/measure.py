@@ -222,14 +222,11 @@ def _programs(plan: Plan, folder: Path, clones: Mapping[str, Path]) -> list[Prog
     package.mkdir()
     (package / "__init__.py").write_text(step.PACKAGE)
     # With the patched clone beside it, NVIDIA's step also tells what each lazy phase costs.
-    also = {"main": True, "lazy": True} if plan.patch else {}
-    theirs = [
-        # cuDNN chooses by trying, so each is prepared alone
-        Program(
-            side, "step", side, plan.workload, {"folder": str(clone), "cudnn_benchmark": True}, folder, **also
-        )
-        for side, clone in clones.items()
-    ]
+    also = bool(plan.patch)
+    theirs = []
+    for side, clone in clones.items():  # cuDNN chooses by trying, so each is prepared alone
+        recipe = {"folder": str(clone), "cudnn_benchmark": True}
+        theirs.append(Program(side, "step", side, plan.workload, recipe, folder, main=also, lazy=also))
     return [*theirs, Program(OURS, "step", OURS, plan.workload, plan.recipe, ROOT)]
 
 

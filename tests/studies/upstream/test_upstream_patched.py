@@ -322,6 +322,9 @@ def test_gpu_times_reach_the_report(finished: Path, tmp_path: Path) -> None:
     for side, factor in ((0, 1.0), (1, 0.5)):
         cycle = {"gpu_ms": 40.0 * factor, "wall_ms": 99.0, "kernels": 9.0, "sm_mhz": None}
         data["programs"][side]["rounds"][0] |= {"profiled": [cycle], "gpu_void": None}
+    for program in data["programs"]:  # fewer rounds are not quoted
+        program["rounds"] = [program["rounds"][0] | {"round": number} for number in range(3)]
+    data["protocol"]["rounds"] = 3
     times = {phase: {"gpu_ms": [30.0, 10.0, 20.0], "kernels": 5.0} for phase in IN_ORDER}
     data["patched"]["phases"] = {
         UPSTREAM: times,
@@ -331,7 +334,7 @@ def test_gpu_times_reach_the_report(finished: Path, tmp_path: Path) -> None:
     assert result.patched.gpu_ratio.median == pytest.approx(2)
     assert schema.contradiction(result) is None and validate.check(plain(result)) is None
     said = report.text(result)
-    assert "its GPU time is 2.00 times less: upstream 40.00, patched 20.00 ms a step" in said
+    assert "its GPU time is 2.00 times less (95%: 2.00-2.00): upstream 40.00, patched 20.00 ms a step" in said
     rows = {row[0]: row for row in report.phase_cells(result)}
     assert rows["D_r1"][3:6] == ("20.00", "4.00", "5.00x") and rows["G_main"][5] == "1.00x"
     assert rows["both main phases"][1] and rows["G_main"][1] == ""
