@@ -45,7 +45,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
         if do not in ("prepare", "cycle"):
             return real(worker, do, **fields)
         begin = tick()
-        time.sleep(0.05)
+        time.sleep(0.05 if do == "prepare" else 0.01)
         first = (worker.named, do) not in [each[:2] for each in made]
         try:
             if first and (worker.named, do) in (("once", "prepare"), ("later", "cycle")):
@@ -233,11 +233,11 @@ def test_an_interrupt_keeps_whole_generations_and_the_run_is_taken_up(
         if self.accepted.get("a"):
             workers.append(found.worker.pid)
             if len(workers) == 1:
-                threading.Timer(0.2, os.kill, (os.getpid(), sign)).start()
+                threading.Timer(0.05, os.kill, (os.getpid(), sign)).start()
         return found
 
     monkeypatch.setattr(Interleaved, "_prepare", interrupted)
-    rungs = {name: {"prepare": 0.5} for name in "abc"}
+    rungs = {name: {"prepare": 0.1} for name in "abc"}
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it may be ignored
     try:
         result = run(tmp_path, rungs, rounds=2)
