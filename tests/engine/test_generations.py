@@ -19,8 +19,11 @@ from ladder.engine.pool import Worker, WorkerFailure
 from ladder.engine.rounds import Interleaved
 from ladder.engine.visit import Visits
 from ladder.machine import system
+from tests.support import servers
 from tests.support.fake_runs import FAKE, WORKLOAD, Ladder, Planned, alive, by_name, run, stored
 
+kept_servers = servers.kept_servers
+pytestmark = pytest.mark.usefixtures("kept_servers")
 GIB = 2**30
 Calls = list[tuple[str, str, int, int]]
 

@@ -273,7 +273,7 @@ def pretend(capability: int) -> None:
 
 
 def launch_few(launches: list[tuple]) -> None:
-    """Launch each kernel in BF16, channels_last and short strips, and in FP32 and NCHW: with the most tensors it takes."""
+    """Launch each kernel with most of its tensors: in BF16, channels_last and short strips, and in FP32 and NCHW."""
     import torch
 
     shorten_filters(True)
@@ -289,7 +289,7 @@ def launch_few(launches: list[tuple]) -> None:
 
 
 def fullest(launches: list[tuple]) -> list[tuple]:
-    """Return of each kernel the launch with the most tensors; of filters one that enlarges and one that reduces, too."""
+    """Return each kernel's launch with the most tensors, and of a filter one for each factor."""
     import torch
 
     found: dict[tuple, tuple] = {}
