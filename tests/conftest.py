@@ -47,6 +47,9 @@ def torch_has_cuda() -> bool:
 
 # Tests run side by side, and threads that wait for a core that another process has spin: a test of 7 s took 97.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Containers set it. Each process would rewrite every test module anew, for seconds, and its children compile this project.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # A hook that runs the tests exports GIT_DIR: commands that the tests start must not work on the user's repository.
 for name in os.environ.keys() - git.environment().keys():
     del os.environ[name]

@@ -251,6 +251,7 @@ def test_the_whole_agrees_and_is_engaged_on_the_gpu(recipe, references):
     assert issued.engaged, issued.lines
 
 
+@pytest.mark.exhaustive
 def test_compiled_phases_normalize_in_plain_pytorch_and_compute_the_same(monkeypatch):
     """torch.compile sees a division and two products a layer; the kernels are left to the lazy phases."""
     monkeypatch.setattr("stylegan_lite.compiled.inductor", lambda graph, inputs, mode: graph)
