@@ -47,7 +47,7 @@ def torch_has_cuda() -> bool:
 
 # Tests run side by side, and threads that wait for a core that another process has spin: a test of 7 s took 97.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Containers set it. Each process would rewrite every test module anew, for seconds, and its children compile this project.
+# Containers set it. Each process would then rewrite every test module anew, for seconds.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # A hook that runs the tests exports GIT_DIR: commands that the tests start must not work on the user's repository.
@@ -60,6 +60,7 @@ if not (nvml_sees_a_gpu() and torch_has_cuda()):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+@pytest.hookimpl(optionalhook=True)  # some tests load no plugin
 def pytest_xdist_auto_num_workers() -> int:
     """Return one process more than cores: a fifth of the time the tests wait for processes that they have started."""
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

@@ -38,7 +38,7 @@ class Ended(NamedTuple):
 def run(*commands: list[str], **env: str) -> list[Ended]:
     """Run `python -m` each command, with Triton's interpreter off and these variables set.
 
-    As in a shell, a command may begin with NAME=VALUE. Here the variable stays for the commands after it.
+    A command may begin with NAME=VALUE, as in a shell. The variable stays for the commands after it.
     """
     kept = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", RUNNER, json.dumps(commands)]
