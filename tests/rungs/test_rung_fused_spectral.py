@@ -149,7 +149,7 @@ def test_every_phase_computes_the_same_with_the_kernels(recipe):
     "recipe",
     [
         pytest.param({}, marks=pytest.mark.exhaustive),
-        {"channels_last": True, "precision": "bf16"},
+        pytest.param({"channels_last": True, "precision": "bf16"}, marks=pytest.mark.exhaustive),
         pytest.param(
             {"joint_batch": True, "channels_last": True} | LEAN | FUSED, marks=pytest.mark.exhaustive
         ),

@@ -59,14 +59,15 @@ def test_hundreds_of_damaged_files_bring_no_exception_no_write_and_no_delay(
     assert sum(row.accepted for row in rows) > 10  # some damage leaves a file that could be genuine
 
 
-def test_what_is_damaged_is_accepted_as_long_as_it_is_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("most", [2, pytest.param(None, marks=pytest.mark.exhaustive)])
+def test_what_is_damaged_is_accepted_as_long_as_it_is_whole(tmp_path: Path, most: int | None) -> None:
     """Else all that is tried of a kind is one refusal, again and again."""
     among = [target for target in fuzztargets.targets() if target.kind == "results"]
     assert OTHERS <= {target.name for target in among}
     seen = fuzz.Fuzz(tmp_path)
     seen.lay_out(among)
     for target in among:
-        for base in {*target.bases}:
+        for base in {*target.bases[:most]}:
             (tmp_path / "in" / target.place).write_bytes(base)
             assert target.read(tmp_path / "in" / target.place, tmp_path / "out") == "accepted", target.name
 
