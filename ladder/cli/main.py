@@ -30,6 +30,7 @@ from ladder.cli import listing, options
 from ladder.cli import merge as cli_merge
 from ladder.cli import precision as cli_precision
 from ladder.cli import recommend as cli_recommend
+from ladder.cli import scale as cli_scale
 from ladder.cli import submit as cli_submit
 from ladder.cli import sustain as cli_sustain
 from ladder.cli import train as cli_train
@@ -314,7 +315,7 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
 for command in (
     *(cli_doctor.doctor, cli_explain.explain, listing.list_, listing.show, cli_recommend.recommend),
     *(cli_kernels.kernels, cli_precision.precision, cli_train.train),
-    *(cli_merge.merge, cli_submit.submit, cli_sustain.sustain, cli_upstream.upstream),
+    *(cli_merge.merge, cli_scale.scale, cli_submit.submit, cli_sustain.sustain, cli_upstream.upstream),
     *(cli_regressions.bench_compare, cli_regressions.history, cli_export.export),
 ):
     main.add_command(command)

@@ -175,7 +175,8 @@ class Rung(Member):
         from ladder.engine import profiling
 
         if part == "record":
-            return profiling.digest(profiling.record(self))
+            recorded = profiling.record(self)
+            return profiling.digest(recorded) | (profiling.between_gpus(recorded) if self.joined else {})
         profiling.load()
         return {}
 

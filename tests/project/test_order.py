@@ -22,7 +22,14 @@ ORDER = (
         "parity",
     ),
     *("engine", "report", "studies.kernelbench", "studies.claims", "studies.precision", "studies.upstream"),
-    *("studies.sustain", "studies.roofline", "training", "publish.regressions", "publish.validation"),
+    *(
+        "studies.sustain",
+        "studies.scale",
+        "studies.roofline",
+        "training",
+        "publish.regressions",
+        "publish.validation",
+    ),
     *(
         "publish.history",
         "publish.export",

@@ -20,10 +20,21 @@ from ladder.studies.precision.schema import KIND as PRECISION
 from ladder.studies.roofline import in_step
 from ladder.studies.roofline.schema import KIND as ROOFLINE
 from ladder.studies.roofline.schema import Result as Roofline
+from ladder.studies.scale.schema import KIND as SCALED
 from ladder.studies.sustain.schema import KIND as SUSTAINED
 from ladder.studies.upstream.schema import KIND as UPSTREAM
 
-_ALL = (CLAIMS, KERNELS, PRECISION, ROOFLINE, SUSTAINED, UPSTREAM, *tuning_schema.KINDS, *schema_checks.KINDS)
+_ALL = (
+    CLAIMS,
+    KERNELS,
+    PRECISION,
+    ROOFLINE,
+    SCALED,
+    SUSTAINED,
+    UPSTREAM,
+    *tuning_schema.KINDS,
+    *schema_checks.KINDS,
+)
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _ALL}
 UNNAMED = {
     "tools": "sanitizer",
