@@ -22,9 +22,10 @@ from ladder.engine.pool import Pool, WorkerFailure
 from ladder.plan import needs
 from ladder.publish.validation import kinds, validate
 from ladder.studies.scale import chart, measure, proving, record, report, ways
-from tests.support import committed, made_up_scaled
+from tests.support import committed, made_up_scaled, servers
 from tests.support.small import LITTLE
 
+kept_servers = servers.kept_servers
 H200_MACHINE = json.loads(committed.file("results/claims/nvidia-h200.json").read_text())["machine"]
 ABLE = needs.possible(dict.fromkeys(needs.NEEDS), {"norm": "demod"})
 
@@ -47,7 +48,7 @@ def written(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, dict[str, Any]]:
+def measured(tmp_path_factory: pytest.TempPathFactory, kept_servers: None) -> tuple[Result, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("scale")
     asked = ("flat", "top", "--gpus", "1,2", "--scaling", "weak", "--generations", "2", "--visits", "2")
     return run(folder, *asked), written(folder)
@@ -69,7 +70,7 @@ def test_ranks_on_a_cpu_are_measured_proved_and_accepted(measured):
     assert validate.check(found) is None and "not to be quoted" in said.output
 
 
-def test_a_rank_that_dies_takes_its_point_out_and_the_others_go_on(tmp_path, monkeypatch):
+def test_a_rank_that_dies_takes_its_point_out_and_the_others_go_on(tmp_path, monkeypatch, kept_servers):
     real = Group.cycle
 
     def cycle(group: Group) -> float:
