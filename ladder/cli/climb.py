@@ -16,6 +16,7 @@ from ladder.base import files, progress
 from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.events import Event
+from ladder.base.plain import Fields
 from ladder.base.starting import near
 from ladder.cli import expecting
 from ladder.engine import run as measure
@@ -27,10 +28,12 @@ from ladder.report import output as ending
 from ladder.results import identity, types
 from ladder.results.combine import resuming
 from ladder.stats import rounds_budget as budget
-from stylegan_lite.config import Recipe
+from stylegan_lite.config import Recipe, Workload
 
 if TYPE_CHECKING:
+    from ladder.images.prepare import ImageSet
     from ladder.training.canary import Canary
+    from ladder.training.ranks import Ranks
     from ladder.training.train import Summary
 
 
@@ -226,8 +229,10 @@ def train(
     device: str | None,
     quiet: bool,
     **options: Any,
-) -> Summary:
+) -> Summary | None:
     """Train, and return the summary. ``options`` are those of ``ladder.training.train.train``.
+
+    Under torchrun this process is one of several ranks, and those that write nothing return None.
 
     Raises:
         UserError: the request is impossible.
@@ -237,18 +242,52 @@ def train(
         catalog.load_workload(workload_name)
     ladder = catalog.load_ladder(ladder_name)
     device = system.choose_device(device)
-    _, workload = catalog.load_workload(workload_name or DEFAULT_WORKLOAD[device])
+    name = workload_name or DEFAULT_WORKLOAD[device]
+    _, workload = catalog.load_workload(name)
     there = needs.possible(system.capabilities(device), workload)
     chosen = choose_recipe(recipe, ladder, there, device)
-    files.refuse_unwritable(options["out"])
-    name = workload_name or DEFAULT_WORKLOAD[device]
-    first = progress.First(f"training: {name} on {device}, up to step {options['steps']}", quiet)
-    pictures = prepare_images(data or workload["data"], workload, quiet, first)
+    from ladder.training import ranks as training_ranks
+
+    with training_ranks.joined(device) as ranks:
+        if ranks is not None:
+            chosen = ranks.recipe(chosen)
+            Recipe.from_dict(chosen).refuse_for(Workload.from_dict({**workload, "data": None}))
+            return _on_ranks(ranks, name, workload, chosen, data or workload["data"], device, quiet, options)
+        files.refuse_unwritable(options["out"])
+        first = progress.First(f"training: {name} on {device}, up to step {options['steps']}", quiet)
+        pictures = prepare_images(data or workload["data"], workload, quiet, first)
+        return _trained(workload, chosen, pictures, device, quiet, options)
+
+
+def _trained(
+    workload: Fields, recipe: Fields, pictures: ImageSet, device: str, quiet: bool, options: dict[str, Any]
+) -> Summary:
     from ladder.base.stopping import stop_on_sigterm
     from ladder.training.train import train as training
 
     with stop_on_sigterm(), progress.training_progress(options["steps"], quiet) as on_event:
-        return training(workload, chosen, pictures, device=device, on_event=on_event, **options)
+        return training(workload, recipe, pictures, device=device, on_event=on_event, **options)
+
+
+def _on_ranks(
+    ranks: Ranks, name: str, workload: Fields, recipe: Fields, data: Any, device: str, quiet: bool,
+    options: dict[str, Any],
+) -> Summary | None:  # fmt: skip
+    """Train as one of several ranks. Only the one that writes has a summary."""
+    quiet = quiet or not ranks.writes
+    if ranks.writes:
+        files.refuse_unwritable(options["out"])
+    said = f"training: {name} on {device}, {ranks.size} ranks, up to step {options['steps']}"
+    pictures = ranks.in_turn(lambda: prepare_images(data, workload, quiet, progress.First(said, quiet)))
+    if ranks.writes:
+        return _trained(workload, recipe, pictures, device, quiet, options | {"ranks": ranks})
+    from ladder.base.stopping import stop_on_sigterm
+    from ladder.training.following import follow
+
+    shared = {key: options[key] for key in ("steps", "seed", "resume") if key in options}
+    with stop_on_sigterm():
+        follow(workload, recipe, pictures, ranks, device=device, **shared)
+    return None
 
 
 def canary(
