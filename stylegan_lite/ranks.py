@@ -96,10 +96,10 @@ class Ranks:
         total = sum(part.numel() for part in parts) + 1
         flat = self._buffer(phase[0], total, loss.device)
         views = _views(flat, parts)
-        torch._foreach_copy_([*views, flat[total - 1]], [*parts, loss])
+        _copy([*views, flat[total - 1]], [*parts, loss])
         self._sum(flat[:total])
         flat[:total].div_(self.size)
-        torch._foreach_copy_([*parts, loss], [*views, flat[total - 1]])
+        _copy([*parts, loss], [*views, flat[total - 1]])
         self.bytes[phase] = flat[:total].nbytes
 
     def agree_on(self, found_inf: Tensor) -> None:
@@ -118,6 +118,17 @@ class Ranks:
         if held is None or held.numel() < size:
             self.flat[network] = held = torch.empty(size, dtype=self.dtype, device=device)
         return held
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Run ``copy_`` for each pair, all of one pair of dtypes together: mixed ones would be copied one by one."""
+    alike: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        to, of = alike.setdefault((target.dtype, source.dtype), ([], []))
+        to.append(target)
+        of.append(source)
+    for to, of in alike.values():
+        torch._foreach_copy_(to, of)
 
 
 def _views(flat: Tensor, like: list[Tensor]) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -62,6 +62,12 @@ Examples:
     show_default=True,
     help="Timed 16-step cycles of a group.",
 )
+@click.option(
+    "--budget",
+    metavar="MINUTES",
+    type=options.FloatRange(0, min_open=True),
+    help="Begin no generation that would end later. [default: none]",
+)
 @click.option("--no-proof", is_flag=True, help="Leave out receipts and parity; the result says so.")
 @options.data_option
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
@@ -70,7 +76,8 @@ Examples:
 @options.json_option
 def scale(
     ways: tuple[str, ...], workload: str | None, gpus: str | None, scaling: str, total: int | None, generations: int,
-    visits: int, no_proof: bool, data: str | None, seed: int, device: str | None, out: Path | None, as_json: bool,
+    visits: int, budget: float | None, no_proof: bool, data: str | None, seed: int, device: str | None,
+    out: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure how a step scales over the GPUs of this machine.
 
@@ -94,7 +101,8 @@ def scale(
     counts = numbers(gpus, len(system.gpu_uuids()) if chosen == "cuda" else None)
     scalings = ("weak", "strong") if scaling == "both" else (scaling,)
     asked, photographs = _plan(ways, workload, chosen, counts, scalings, total, data, as_json,
-                               generations=generations, visits=visits, seed=seed, proves=not no_proof)  # fmt: skip
+                               generations=generations, visits=visits, seed=seed, proves=not no_proof,
+                               budget_s=None if budget is None else 60 * budget)  # fmt: skip
     paths: list[Path] = []
 
     def save(result: Result) -> None:
@@ -132,7 +140,7 @@ def numbers(asked: str | None, there: int | None) -> list[int]:
 
 def _plan(
     ways: tuple[str, ...], workload: str | None, device: str, counts: list[int], scalings: tuple[str, ...],
-    total: int | None, data: str | None, quiet: bool, **more: int,
+    total: int | None, data: str | None, quiet: bool, **more: Any,
 ) -> tuple[Plan, str | None]:  # fmt: skip
     """Return what to measure, and the source of the images."""
     from ladder.machine import system

@@ -15,7 +15,7 @@ from typing import Any
 
 from ladder.base import text as texts
 from ladder.base.locks import device_lock
-from ladder.base.records import build
+from ladder.base.records import build, plain
 from ladder.base.stopping import stop_on_sigterm
 from ladder.engine.groups import Group
 from ladder.engine.pool import Pool, WorkerFailure
@@ -24,7 +24,7 @@ from ladder.machine import gpu_state, neighbours, system
 from ladder.results import identity, record
 from ladder.results.types import Plain
 from ladder.studies.scale import proving
-from ladder.studies.scale.record import DERIVED, Point, Proof, Result, Run, derive
+from ladder.studies.scale.record import DERIVED, Point, Result, Run, derive
 from ladder.studies.scale.ways import Asked
 
 ENGINE = (*("studies/scale/measure", "studies/scale/ways", "engine/groups", "receipts/communication"),)
@@ -44,6 +44,9 @@ class Plan:
     visits: int = 3
     seed: int = 0
     proves: bool = True
+    budget_s: float | None = (
+        None  # no generation begins that would end after it, by the time of the one before
+    )
 
 
 @dataclass
@@ -85,7 +88,7 @@ def measure(plan: Plan, result: Result, tell: Tell, save: Callable[[Result], Non
     """Measure all points, save the result after each group of them, and return it."""
     begin, complete = time.monotonic(), False
     most = max(each.gpus for each in plan.points)
-    state = _State(plan, [*result.points], [*result.proofs], tell)
+    state = _State(plan, result, tell)
 
     def keep() -> Result:
         seconds = round(time.monotonic() - begin, 1)
@@ -114,10 +117,12 @@ def measure(plan: Plan, result: Result, tell: Tell, save: Callable[[Result], Non
 class _State:
     """The points and proofs of a run so far, and the watches on its GPUs."""
 
-    def __init__(self, plan: Plan, points: list[Point], proofs: list[Proof], tell: Tell) -> None:
-        self.plan, self.points, self.proofs, self.tell = plan, points, proofs, tell
+    def __init__(self, plan: Plan, result: Result, tell: Tell) -> None:
+        self.plan, self.machine, self.tell = plan, plain(result.machine), tell
+        self.points, self.proofs = [*result.points], [*result.proofs]
         uuids = system.gpu_uuids() if plan.device == "cuda" else []
         self.watches = [Visits(plan.device, uuid) for uuid in uuids[: max(p.gpus for p in plan.points)]]
+        self.began = time.monotonic()
         self.out: set[int] = set()  # points that will not be tried again
 
     def run(self) -> Iterator[None]:
@@ -129,13 +134,23 @@ class _State:
                     self._prove(pool, [k for k in possible if self.plan.points[k].way.name == way])
                     yield
         chance = random.Random(self.plan.seed)
+        took = 0.0
         for generation in range(self.plan.generations):
+            begin = time.monotonic()
+            if (
+                self.plan.budget_s is not None
+                and generation
+                and begin - self.began + took > self.plan.budget_s
+            ):
+                self.tell(f"the budget allows {generation} of {self.plan.generations} generations")
+                return
             shifts = _shifts([k for k in possible if k not in self.out], self.plan.points)
             chance.shuffle(shifts)
             with Pool() as pool:
                 for shift in shifts:
                     self._measure(pool, shift, generation, chance)
                     yield
+            took = time.monotonic() - begin
             self.tell(f"generation {generation + 1} of {self.plan.generations} is done")
 
     def close(self) -> None:
@@ -149,7 +164,7 @@ class _State:
         if asked.gpus == 1:
             return
         self.tell(f"{asked.way.name} on {asked.gpus}: receipts and parity")
-        proof = proving.prove(pool, asked, self.plan.workload, self.plan.device, self.plan.seed)
+        proof = proving.prove(pool, asked, self.plan.workload, self.machine, self.plan.seed)
         self.proofs.append(proof)
         if proof.status != "ok":
             self.tell(f"{asked.way.name}: {proof.status}: {proof.reason}")

@@ -282,7 +282,15 @@ def test_groups_that_do_not_fit_together_are_measured_one_by_one(full):
     asked = ways.points(ways.load(("flat",), ABLE), workload, [1, 2], ("weak",), 0)
     plan = measure.Plan("little", workload, asked, "cpu", generations=2, visits=1, proves=False)
     told: list[str] = []
-    points = measure.new_result(plan, H200_MACHINE, None).points
-    state = measure._State(plan, [*points], [], told.append)
+    state = measure._State(plan, measure.new_result(plan, H200_MACHINE, None), told.append)
     assert len([*state.run()]) == 2 and [len(point.runs) for point in state.points] == [2, 2]
     assert told.count("not enough memory for all of them: one by one") == 2
+
+
+def test_a_budget_begins_no_generation_that_would_end_after_it(full):
+    workload = LITTLE | {"norm": "demod", "data": None}
+    asked = ways.points(ways.load(("flat",), ABLE), workload, [1], ("weak",), 0)
+    plan = measure.Plan("little", workload, asked, "cpu", generations=9, visits=1, proves=False, budget_s=0.0)
+    told: list[str] = []
+    state = measure._State(plan, measure.new_result(plan, H200_MACHINE, None), told.append)
+    assert len([*state.run()]) == 1 and told[-1] == "the budget allows 1 of 9 generations"
