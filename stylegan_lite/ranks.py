@@ -172,7 +172,7 @@ def _wrapped(module: _Loss, phase: str) -> nn.Module:
 
 
 class Replicated:
-    """A network that nn.DataParallel runs on several GPUs. What is asked of it otherwise is the network's own.
+    """A network that nn.DataParallel runs on several GPUs. Its attributes are the network's own.
 
     Each GPU gets the samples that a rank would get, so that groups of minibatch standard deviation stay whole.
     """

@@ -153,7 +153,7 @@ def _plan(
     able = needs.possible(system.capabilities(device), fields)
     found = known.load(ways, able)
     try:
-        points = known.points(found, fields, counts, scalings, total or fields["batch"] * counts[-1])
+        points = known.points(found, fields, counts, scalings, total or int(fields["batch"]) * counts[-1])
     except ConfigError as error:
         raise UserError(f"--total: {error}") from None
     if not any(point.problem is None for point in points):
@@ -167,5 +167,7 @@ def write(result: Result, folder: Path) -> list[Path]:
     from ladder.results import store
     from ladder.studies.scale import chart, report
 
+    scalings = sorted({point.scaling for point in result.points})
+    stem = "-".join(text.slug(part) for part in (result.machine.name, result.workload["name"], *scalings))
     pages = {"md": report.markdown(result)}
-    return store.save(plain(result), folder, pages, lambda kind: chart.render(result, kind))
+    return store.save(plain(result), folder, pages, lambda kind: chart.render(result, kind), stem=stem)

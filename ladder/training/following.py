@@ -38,7 +38,7 @@ def follow(
             checkpoint.restore(resume, content, step)
         with stop_between() as stopped:
             agreed = ranks.agreed(stopped)
-            # As in `ladder.training.train`, a stop is asked for before each step, and not after the last.
+            # Like `ladder.training.train`, ask before each step whether to stop, and not after the last.
             while step.count < steps and not agreed():
                 step.step()
             if step.count < steps:

@@ -24,7 +24,7 @@ from ladder.machine import gpu_state, neighbours, system
 from ladder.results import identity, record
 from ladder.results.types import Plain
 from ladder.studies.scale import proving
-from ladder.studies.scale.record import DERIVED, Point, Result, Run, derive
+from ladder.studies.scale.record import DERIVED, Result, Run, derive
 from ladder.studies.scale.ways import Asked
 
 ENGINE = (*("studies/scale/measure", "studies/scale/ways", "engine/groups", "receipts/communication"),)
@@ -309,7 +309,7 @@ def peaks(finished: list[Plain]) -> dict[str, Any]:
     return {name: _most(reply.get(name) for reply in finished) for name in names}
 
 
-def of_profiles(profiled: list[Plain]) -> dict[str, float | None]:
+def of_profiles(profiled: list[Plain]) -> dict[str, Any]:
     """Return GPU time and communication of a step, from the ranks' profiles; None without them."""
     gpu = [reply["cycles"][0]["gpu_ms"] for reply in profiled if reply["cycles"]]
     between = [reply["communication"] for reply in profiled if reply.get("communication")]

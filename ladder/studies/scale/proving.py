@@ -5,7 +5,6 @@ Each rank has one group of minibatch standard deviation, so the reference in FP6
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from ladder.base import text as texts

@@ -25,8 +25,8 @@ GPUS = number(1, 4096, whole=True)
 class Run:
     """One process group of one generation.
 
-    A sample is the slowest rank's cycle. Communication is that of a profiled step: the least of all ranks, because a
-    rank that waits for another spends that time in NCCL's kernel, too. What is exposed is the most of all ranks.
+    A sample is the slowest rank's cycle. Communication is that of a profiled step, the least of all ranks: one that
+    waits for another waits inside NCCL's kernel. The exposed part is the most of all ranks.
     """
 
     generation: int = needed(v.COUNT)

@@ -21,7 +21,7 @@ class Way:
     """One way. Its recipe has no number of ranks yet; alone it is the same recipe without a reduction."""
 
     name: str
-    recipe: Fields | None  # None if this machine cannot run it
+    recipe: Fields | None  # absent if this machine cannot run it
     skipped: str | None = None
 
     def on(self, gpus: int) -> Fields:
@@ -85,7 +85,7 @@ def points(
     for way in ways:
         for scaling in (WEAK, STRONG):
             for n in gpus if scaling in scalings else ():
-                batch = workload["batch"] * n if scaling == WEAK else total
+                batch = int(workload["batch"]) * n if scaling == WEAK else total
                 found.append(Asked(way, scaling, n, batch, problem(way, workload | {"batch": batch}, n)))
     return found
 

@@ -150,7 +150,7 @@ def test_a_batch_that_so_many_gpus_cannot_share_is_not_applicable():
     ] == [1, 1]
 
 
-# What follows
+# Figures that follow
 
 
 def test_efficiency_is_images_a_second_and_gpu_beside_the_fewest_gpus(result):
