@@ -100,8 +100,8 @@ def _finish(pixels: Tensor, flip: bool, as_uint8: bool) -> Tensor:
 class EpochSampler(Sampler):
     """A seeded permutation for each epoch, with horizontal flips drawn in the main process: (index, flip) pairs.
 
-    Order and flips are a function of seed and epoch alone, so ``skip`` resumes exactly, with any number of ranks. Each of
-    several ranks takes its share of every total batch, and all leave out the same rest of the epoch.
+    Order and flips are a function of seed and epoch alone, so ``skip`` resumes exactly, with any number of ranks. Each
+    rank takes its share of every total batch. All leave out the same rest of the epoch.
     """
 
     def __init__(
