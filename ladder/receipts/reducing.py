@@ -26,7 +26,5 @@ def communication(seen: dict[str, Any], least_hidden: float | None = None) -> Ch
         return None, "communication: not profiled"
     took, exposed = found["comm_ms"], found["exposed_ms"]
     hidden = 1 - exposed / took if took else 0.0
-    line = (
-        f"communication: {took:.3f} ms a step, {exposed:.3f} ms of it exposed, {100 * hidden:.0f}% overlapped"
-    )
+    line = f"communication: {took:.3f} ms a step, {exposed:.3f} ms of it exposed, overlapped: {hidden:.2f}"
     return took > 0 and (least_hidden is None or hidden >= least_hidden), line
