@@ -12,10 +12,10 @@ Check = tuple[bool | None, str]
 def reduced_everywhere(seen: dict[str, Any]) -> list[Check]:
     """Return checks that several ranks are there and every phase all-reduces its gradients."""
     found = seen["reduced"]
-    told = ", ".join(f"{phase} {found['bytes'].get(phase, 0) / 1e6:.3f} MB" for phase in PHASES)
+    told = ", ".join(f"{phase} {found['bytes'].get(phase, 0) / 1e6:.3f}" for phase in PHASES)
     return [
         (found["ranks"] > 1, f"ranks: {found['ranks']}"),
-        (all(found["bytes"].get(phase, 0) > 0 for phase in PHASES), f"gradients all-reduced: {told}"),
+        (all(found["bytes"].get(phase, 0) > 0 for phase in PHASES), f"MB all-reduced: {told}"),
     ]
 
 

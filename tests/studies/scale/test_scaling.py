@@ -66,7 +66,7 @@ def test_ranks_on_a_cpu_are_measured_proved_and_accepted(measured):
     assert points["top", 2]["status"] == "n/a" and "CUDA" in points["top", 2]["reason"]
     (proof,) = found["proofs"]
     assert (proof["way"], proof["status"], proof["parity"], proof["batch"]) == ("flat", "ok", "ok", 8)
-    assert any(line.startswith("gradients all-reduced: G_main 0.0") for line in proof["lines"])
+    assert any(line.startswith("MB all-reduced: G_main 0.0") for line in proof["lines"])
     assert validate.check(found) is None and "not to be quoted" in said.output
 
 
