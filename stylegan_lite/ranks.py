@@ -38,6 +38,7 @@ class Ranks:
         self.entered = 0
         self.notice: Callable[[int], None] = lambda entered: None
         self.flat: dict[str, Tensor] = {}  # by network, as large as its largest phase
+        self.views: dict[str, tuple[Tensor, list[Any], list[Tensor]]] = {}  # by phase: parts of a flat buffer
         self.wrapped: dict[str, Any] = {}  # by phase, with `reduce: ddp`
         if self.size == 1:
             return
@@ -75,7 +76,7 @@ class Ranks:
         if self.way != "ddp" or self.size == 1:
             return loss(phase)
         if phase not in self.wrapped:  # a wrapper for each phase, as phases reach different parameters
-            self.wrapped[phase] = _wrapped(_Loss(network, loss), phase)
+            self.wrapped[phase], self.bytes[phase] = _wrapped(_Loss(network, loss), phase)
         self.enter()
         return self.wrapped[phase](phase)
 
@@ -88,14 +89,13 @@ class Ranks:
         if self.size == 1:
             return
         if self.way == "ddp":
-            self.bytes[phase] = self.wrapped[phase]._get_ddp_logging_data()["total_parameter_size_bytes"]
             self._sum(loss)
             loss.div_(self.size)
             return
         parts = gradients()
         total = sum(part.numel() for part in parts) + 1
         flat = self._buffer(phase[0], total, loss.device)
-        views = _views(flat, parts)
+        views = self._parts(phase, flat, parts)
         _copy([*views, flat[total - 1]], [*parts, loss])
         self._sum(flat[:total])
         flat[:total].div_(self.size)
@@ -118,6 +118,14 @@ class Ranks:
         if held is None or held.numel() < size:
             self.flat[network] = held = torch.empty(size, dtype=self.dtype, device=device)
         return held
+
+    def _parts(self, phase: str, flat: Tensor, like: list[Tensor]) -> list[Tensor]:
+        """Return the buffer's parts for these gradients. They are made anew where a shape or the buffer is another."""
+        layouts = [(part.shape, part.stride()) for part in like]
+        known = self.views.get(phase)
+        if known is None or known[0] is not flat or known[1] != layouts:
+            self.views[phase] = known = (flat, layouts, _views(flat, like))
+        return known[2]
 
 
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
@@ -154,8 +162,10 @@ class _Loss(nn.Module):
         return self.compute(phase)
 
 
-def _wrapped(module: _Loss, phase: str) -> nn.Module:
+def _wrapped(module: _Loss, phase: str) -> tuple[nn.Module, int]:
     """Wrap the loss of a phase, which is computed once more to see which parameters get a gradient.
+
+    Returns the wrapped loss, and the bytes of the gradients that it reduces.
 
     A lazy phase leaves some out (a bias of toRGB has no influence on path length). DDP would wait for them for ever, or
     with its search for unused parameters give zeros to some. Left out of its buckets they have none, as without DDP.
@@ -168,7 +178,8 @@ def _wrapped(module: _Loss, phase: str) -> nn.Module:
     ddp._set_params_and_buffers_to_ignore_for_model(module, without)
     new = "forward_sync_buffers" in inspect.signature(ddp.__init__).parameters  # torch 2.13
     quiet = {"forward_sync_buffers" if new else "broadcast_buffers": False}
-    return ddp(module, **quiet)
+    reduced = sum(p.nbytes for name, p in named.items() if name not in without)
+    return ddp(module, **quiet), reduced
 
 
 class Replicated:
