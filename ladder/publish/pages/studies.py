@@ -337,7 +337,7 @@ def _rungs_and_seconds(result: Plain) -> tuple[int, float]:
 
 
 TABLES: dict[str, Callable[..., str]] = {
-    "upstream": upstream, "precision": precision, "scaled": scaled, "sustained": sustained, "roofline": roofline, "kernels": kernels,
-    "canary": canary, "selftest": selftest, "simulated": simulated, "comparisons": comparisons,
+    "upstream": upstream, "precision": precision, "scaled": scaled, "sustained": sustained, "roofline": roofline,
+    "kernels": kernels, "canary": canary, "selftest": selftest, "simulated": simulated, "comparisons": comparisons,
     "parity-trials": parity_trials, "asv": asv, "claims": claims, "claim": claim, "filters": filters,
 }  # fmt: skip
