@@ -24,7 +24,7 @@ from stylegan_lite.inputs import PhaseInputs
 from stylegan_lite.losses import PHASES
 from stylegan_lite.networks import Discriminator, Generator
 from stylegan_lite.parallel import ParallelStreams
-from stylegan_lite.ranks import Ranks, networks
+from stylegan_lite.ranks import Ranks, replicas
 from stylegan_lite.scaling import LEAST, LossScale
 from stylegan_lite.settings import global_flags
 from stylegan_lite.update import FusedUpdate
@@ -49,7 +49,7 @@ class Phases:
         place = {"device": device, "dtype": self.dtype, "memory_format": self.memory_format}
         self.G = Generator(workload, recipe).to(**place)
         self.D = Discriminator(workload, recipe).to(**place)
-        self.called = networks(recipe, self.G, self.D)  # as losses call them
+        self.replicas = replicas(recipe, self.G, self.D)
         self.G_ema = copy.deepcopy(self.G).requires_grad_(False)
         self.copies = {network: ComputeWeights(network, recipe) for network in (self.G, self.D)}
         self.parallel = ParallelStreams(self.copies, device) if recipe.streams == "two" else None
@@ -220,7 +220,8 @@ class Phases:
         self.copies[network].zero_grad(self.recipe.set_to_none)
 
     def _loss(self, phase: str) -> Tensor:
-        w, mixing, (G, D), mean = self.workload, self.workload.style_mixing, self.called, self.ranks.mean
+        w, mixing, mean = self.workload, self.workload.style_mixing, self.ranks.mean
+        G, D = self.replicas or (self.G, self.D)
         if phase == "G_main":
             return losses.g_main(G, D, self.inputs[phase], mixing, self.amp, mean)
         if phase == "D_main":

@@ -205,8 +205,8 @@ class Replicated:
         return getattr(self._network, name)
 
 
-def networks(recipe: Recipe, G: nn.Module, D: nn.Module) -> tuple[Any, Any]:
-    """Return the networks as losses call them."""
+def replicas(recipe: Recipe, G: nn.Module, D: nn.Module) -> tuple[Any, Any] | None:
+    """Return the networks as losses call them with nn.DataParallel; None if losses call the networks themselves."""
     if recipe.reduce != "data_parallel" or recipe.ranks == 1:
-        return G, D
+        return None
     return Replicated(G, recipe.ranks, False), Replicated(D, recipe.ranks, True)
