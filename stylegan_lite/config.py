@@ -21,7 +21,7 @@ SHORT = 80  # characters of a list of names that stands whole in an error line
 NAMED = 6  # names of a longer list
 ALIKE = 0.6  # difflib's own cutoff, from which on two names are close
 # Fields of a workload or a recipe that came after the first results: left out of plain data at their defaults.
-LATER = ("spectral_norm", "ranks", "reduce", "rank_statistics")
+LATER = {"Workload": ("spectral_norm",), "Recipe": ("ranks", "reduce", "rank_statistics")}
 
 
 class ConfigError(ValueError):
@@ -77,7 +77,7 @@ class _Config:
 
         A field of `LATER` is left out at its default, because older results lack it.
         """
-        later = {f.name: f.default for f in dataclasses.fields(self) if f.name in LATER}
+        later = {f.name: f.default for f in dataclasses.fields(self) if f.name in LATER[type(self).__name__]}
         return {k: v for k, v in dataclasses.asdict(self).items() if k not in later or v != later[k]}
 
     def _refuse_impossible(self, where: str) -> None:
