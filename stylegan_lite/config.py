@@ -14,16 +14,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from stylegan_lite import shares
+
 T = TypeVar("T", bound="_Config")
 SHORT = 80  # characters of a list of names that stands whole in an error line
 NAMED = 6  # names of a longer list
 ALIKE = 0.6  # difflib's own cutoff, from which on two names are close
-LATER = (  # fields of a workload that came after the first results
-    "spectral_norm",
-    "conv_clamp",
-    "convolution",
-    "block_layers",
-)
+# Fields of a workload or a recipe that came after the first results: left out of plain data at their defaults.
+LATER = {
+    "Workload": ("spectral_norm", "conv_clamp", "convolution", "block_layers"),
+    "Recipe": ("ranks", "reduce", "rank_statistics"),
+}
 
 
 class ConfigError(ValueError):
@@ -75,8 +76,12 @@ class _Config:
         return config
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, JSON- and YAML-safe. ``from_dict`` of it gives an equal object."""
-        return dataclasses.asdict(self)
+        """Return plain data, JSON- and YAML-safe. ``from_dict`` of it gives an equal object.
+
+        A field of `LATER` is left out at its default, because older results lack it.
+        """
+        later = {f.name: f.default for f in dataclasses.fields(self) if f.name in LATER[type(self).__name__]}
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in later or v != later[k]}
 
     def _refuse_impossible(self, where: str) -> None:
         raise NotImplementedError
@@ -114,11 +119,6 @@ class Workload(_Config):
     ema_images: int = 10_000  # half-life of the generator's moving average, in images
     flips: bool = True
     data: str | None = None  # folder of images at `resolution`; without it random images, for tests
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data. A field of `LATER` is left out at its default, because older results lack it."""
-        later = {f.name: f.default for f in dataclasses.fields(self) if f.name in LATER}
-        return {k: v for k, v in super().to_dict().items() if k not in later or v != later[k]}
 
     @property
     def gamma(self) -> float:
@@ -253,6 +253,13 @@ class Recipe(_Config):
     compile: Literal["off", "default", "autotune", "reduce-overhead", "max-autotune"] = (
         "off"  # torch.compile of the main phases; autotune: max-autotune without coordinate descent
     )
+    ranks: int = 1  # GPUs that share the workload's batch, a process each (data_parallel: one process)
+    reduce: Literal["none", "flat", "ddp", "data_parallel"] = (
+        "none"  # how the ranks' gradients become one; flat: one all-reduce of all that the optimizer reads
+    )
+    rank_statistics: Literal["total", "local"] = (
+        "total"  # local: mean path length, w_avg and cut groups of each rank alone, as NVIDIA has them
+    )
 
     @property
     def has_kernels(self) -> bool:
@@ -272,23 +279,8 @@ class Recipe(_Config):
 
     def refuse_for(self, workload: Workload, where: str = "recipe") -> None:
         """Raise ConfigError if this recipe cannot train ``workload``."""
-        if workload.spectral_norm and self.streams == "two":
-            raise ConfigError(
-                f"{where}: streams: two needs weights that convolutions take as they are kept, and this workload has "
-                "spectral_norm: true"
-            )
-        for key in ("fused_filter", "fused_residual"):  # whose passes go on behind the activation
-            if getattr(self, key) and workload.conv_clamp is not None:
-                raise ConfigError(
-                    f"{where}: {key} must be false: its pass cannot clamp, and this workload has conv_clamp: "
-                    f"{workload.conv_clamp:g}"
-                )
-        joins = {"fused_filter": True, "demodulation": "grouped", "streams": "two"}
-        found = [key for key, value in joins.items() if getattr(self, key) == value]
-        if found and (workload.convolution != "full" or workload.block_layers == 1):
-            raise ConfigError(
-                f"{where}: {found[0]} needs a workload with convolution: full and block_layers: 2 (what it joins)"
-            )
+        if (why := shares.problem_with(self, workload)) is not None:
+            raise ConfigError(f"{where}: {why}")
 
     def _refuse_impossible(self, where: str) -> None:
         if self.loss_scale <= 0 or self.loss_scale_interval < 1:
@@ -376,6 +368,8 @@ class Recipe(_Config):
             )
         if self.precision == "fp64" and self.cuda_graphs:
             raise ConfigError(f"{where}: precision: fp64 is the parity reference and is never captured")
+        if (why := shares.problem(self)) is not None:
+            raise ConfigError(f"{where}: {why}")
 
 
 def _show(value: Any) -> str:

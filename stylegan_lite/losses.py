@@ -8,6 +8,7 @@ input gradient on.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
@@ -23,26 +24,39 @@ from stylegan_lite.weights import HALVES
 PHASES = ("G_main", "G_pl", "D_main", "D_r1")
 
 
-def latents_to_ws(G: Generator, inputs: Numbers, style_mixing: float, *, track: bool = False) -> Tensor:
+Mean = Callable[[Tensor], Tensor]  # the mean over all ranks of each rank's mean
+
+
+def alone(value: Tensor) -> Tensor:
+    """Return the mean of the only rank: itself."""
+    return value
+
+
+def latents_to_ws(
+    G: Generator, inputs: Numbers, style_mixing: float, *, track: bool = False, mean: Mean = alone
+) -> Tensor:
     """Map two latents a sample to ws [N, num_ws, w_dim]. Layers take the second w from a drawn cutoff on.
 
-    The cutoff is drawn on the device and applied as a mask, so nothing waits for it.
+    The cutoff is drawn on the device and applied as a mask, so nothing waits for it. ``track`` moves the average w
+    towards the batch's ``mean``.
     """
     with torch.autocast(inputs.z.device.type, enabled=False):
         w = G.mapping(inputs.z)
     n = inputs.batch
     if track:
-        G.mapping.track(w[:n])
+        G.mapping.track(w[:n], mean)
     mixes, position = inputs.uniform[0] < style_mixing, inputs.uniform[1]
     cutoff = torch.where(mixes, 1 + (position * (G.num_ws - 1)).floor(), G.num_ws)
     own = (inputs.layer_index < cutoff).view(1, -1, 1)
     return torch.where(own, w[:n, None], w[n:, None])
 
 
-def g_main(G: Generator, D: Discriminator, inputs: Numbers, style_mixing: float, amp) -> Tensor:
+def g_main(
+    G: Generator, D: Discriminator, inputs: Numbers, style_mixing: float, amp, mean: Mean = alone
+) -> Tensor:
     """Return mean softplus(-D(G(z)))."""
     with amp():
-        ws = latents_to_ws(G, inputs, style_mixing, track=True)
+        ws = latents_to_ws(G, inputs, style_mixing, track=True, mean=mean)
         logits = D(G(ws, inputs.noise))
     return F.softplus(-logits).mean()
 
@@ -92,6 +106,7 @@ def g_pl(
     style_mixing: float,
     amp,
     scale: LossScale | None = None,
+    over_ranks: Mean = alone,
 ) -> Tensor:
     """Return interval * weight * mean of (|J_w^T y| - running mean)^2, with y normal noise on the image.
 
@@ -104,7 +119,7 @@ def g_pl(
     y = inputs.image_noise * (1 / math.sqrt(image.shape[2] * image.shape[3]))
     gradient = inner_gradient((image * y).sum(), ws, scale)
     lengths = gradient.square().sum(2).mean(1).sqrt()
-    mean = pl_mean.lerp(lengths.detach().mean(), decay)
+    mean = pl_mean.lerp(over_ranks(lengths.detach().mean()), decay)
     pl_mean.copy_(mean if scale is None else torch.where(mean.isfinite(), mean, pl_mean))
     return (lengths - mean).square().mean() * (interval * weight)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,9 +39,9 @@ class Mapping(nn.Module):
             x = layer(x)
         return x
 
-    def track(self, w: Tensor) -> None:
-        """Move ``w_avg`` towards the batch mean of ``w`` [N, w_dim]."""
-        self.w_avg.lerp_(w.detach().mean(0), 1 - self.w_avg_beta)
+    def track(self, w: Tensor, mean: Callable[[Tensor], Tensor] = lambda own: own) -> None:
+        """Move ``w_avg`` towards the batch mean of ``w`` [N, w_dim]. ``mean`` makes a rank's mean that of all ranks."""
+        self.w_avg.lerp_(mean(w.detach().mean(0)), 1 - self.w_avg_beta)
 
 
 class SynthesisBlock(nn.Module):

@@ -24,6 +24,7 @@ from stylegan_lite.inputs import PhaseInputs
 from stylegan_lite.losses import PHASES
 from stylegan_lite.networks import Discriminator, Generator
 from stylegan_lite.parallel import ParallelStreams
+from stylegan_lite.ranks import Ranks, replicas
 from stylegan_lite.scaling import LEAST, LossScale
 from stylegan_lite.settings import global_flags
 from stylegan_lite.update import FusedUpdate
@@ -41,12 +42,14 @@ class Phases:
         if recipe.dependent_launch and (why := dependent_launch.unavailable()):
             raise ConfigError(f"recipe: dependent_launch {why}")
         self.workload, self.recipe, self.device, self.seed = workload, recipe, device, seed
+        self.ranks = Ranks(recipe)
         torch.manual_seed(seed)
         self.dtype = torch.float64 if recipe.precision == "fp64" else torch.float32
         self.memory_format = torch.channels_last if recipe.channels_last else torch.contiguous_format
         place = {"device": device, "dtype": self.dtype, "memory_format": self.memory_format}
         self.G = Generator(workload, recipe).to(**place)
         self.D = Discriminator(workload, recipe).to(**place)
+        self.replicas = replicas(recipe, self.G, self.D)
         self.G_ema = copy.deepcopy(self.G).requires_grad_(False)
         self.copies = {network: ComputeWeights(network, recipe) for network in (self.G, self.D)}
         self.parallel = ParallelStreams(self.copies, device) if recipe.streams == "two" else None
@@ -59,12 +62,12 @@ class Phases:
         self.amp = functools.partial(losses.autocast, device, recipe.precision)
         self.inputs = {phase: self._inputs(phase) for phase in ("G_main", "G_pl", "D_main")}
         r = workload.resolution
-        shape = (workload.batch, 3, r, r)
+        shape = (workload.batch // self.ranks.size, 3, r, r)
         self.real = torch.empty(shape, device=device, dtype=self.dtype, memory_format=self.memory_format)
         self.real.zero_()
         self.pl_mean = torch.zeros([], device=device, dtype=self.dtype)
         self.loss = {phase: torch.zeros([], device=device, dtype=self.dtype) for phase in PHASES}
-        self.feed = DataFeed(workload, recipe, self.real, seed)
+        self.feed = DataFeed(workload, recipe, self.real, seed, rank=self.ranks.rank, ranks=self.ranks.size)
         self.compiled = Compiled(recipe, lambda phase: self._loss(phase)) if recipe.compile != "off" else None
         self.graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self.count = 0  # steps done
@@ -113,6 +116,7 @@ class Phases:
     def replay(self, phase: str) -> None:
         """Run a phase on the current contents of its buffers."""
         if phase in self.graphs:
+            self.ranks.enter()
             self.graphs[phase].replay()
         else:
             self._compute(phase)
@@ -121,6 +125,7 @@ class Phases:
         """Run a whole step on the current contents of the buffers."""
         name = "+".join(phases)
         if name in self.graphs:
+            self.ranks.enter()
             self.graphs[name].replay()
             self.gradients = self.held[name]
         else:
@@ -151,19 +156,21 @@ class Phases:
             with self.parallel.branch.fork():
                 self._update_ema()
         compiled = self.compiled is not None and phase in self.compiled.functions
-        loss = self.compiled.loss(phase) if compiled else self._loss(phase)
+        loss = self.compiled.loss(phase) if compiled else self.ranks.loss(phase, network, self._loss)
         scale = self.scales.get(phase[0])
         with self.parallel.phase(phase, network) if self.parallel else contextlib.nullcontext():
             (loss if scale is None else loss * scale.scale).backward()
         if not self.recipe.fused_update:
             self.copies[network].hand_over()
+        loss = loss.detach()
+        self.ranks.reduce(phase, lambda: self._read(network, optimizer), loss)
         if scale is not None:
-            self._update_scaled(phase, network, optimizer, loss.detach(), scale)
+            self._update_scaled(phase, network, optimizer, loss, scale)
         else:
             if self.keep_gradients:
                 self._keep(phase, network)
             optimizer.step()
-            self.loss[phase].copy_(loss.detach())
+            self.loss[phase].copy_(loss)
         if not self.recipe.fused_update:
             self.copies[network].refresh()
         if network is self.D:
@@ -182,11 +189,13 @@ class Phases:
         if self.recipe.fused_update:
             # The kernel divides as it reads. Divided before, gradients in FP16 would be lost.
             scale.check([*optimizer.gradients()])
+            self.ranks.agree_on(scale.found_inf)
             if self.keep_gradients:
                 self._keep(phase, network, inverse)
             optimizer.step(inverse=inverse, found_inf=scale.found_inf)
         else:
-            scale.check([p.grad for p in network.parameters() if p.grad is not None], inverse)
+            scale.check(self._read(network, optimizer), inverse)
+            self.ranks.agree_on(scale.found_inf)
             if self.keep_gradients:
                 self._keep(phase, network)
             if self.recipe.fused_adam:
@@ -197,6 +206,12 @@ class Phases:
         self.loss[phase].copy_(torch.where(scale.found_inf.bool(), self.loss[phase], loss))
         scale.update()
 
+    def _read(self, network: nn.Module, optimizer: torch.optim.Adam) -> list[Tensor]:
+        """Return the gradients that the optimizer reads."""
+        if self.recipe.fused_update:
+            return [*optimizer.gradients()]
+        return [p.grad for p in network.parameters() if p.grad is not None]
+
     def _trained(self, phase: str) -> tuple[nn.Module, torch.optim.Adam]:
         return (self.G, self.opt_G) if phase.startswith("G") else (self.D, self.opt_D)
 
@@ -205,18 +220,18 @@ class Phases:
         self.copies[network].zero_grad(self.recipe.set_to_none)
 
     def _loss(self, phase: str) -> Tensor:
-        w, mixing = self.workload, self.workload.style_mixing
+        w, mixing, mean = self.workload, self.workload.style_mixing, self.ranks.mean
+        G, D = self.replicas or (self.G, self.D)
         if phase == "G_main":
-            return losses.g_main(self.G, self.D, self.inputs[phase], mixing, self.amp)
+            return losses.g_main(G, D, self.inputs[phase], mixing, self.amp, mean)
         if phase == "D_main":
             images, joint = (self.inputs[phase], self.real), self.recipe.joint_batch
-            return losses.d_main(self.G, self.D, *images, mixing, self.amp, joint=joint)
+            return losses.d_main(G, D, *images, mixing, self.amp, joint=joint)
         if phase == "D_r1":
-            return losses.d_r1(
-                self.D, self.real, w.gamma, w.r1_interval, self.amp, scale=self.scales.get("D")
-            )
+            return losses.d_r1(D, self.real, w.gamma, w.r1_interval, self.amp, scale=self.scales.get("D"))
         pl = (self.pl_mean, w.pl_decay, w.pl_weight, w.pl_interval)
-        return losses.g_pl(self.G, self.inputs[phase], *pl, mixing, self.amp, scale=self.scales.get("G"))
+        scale = self.scales.get("G")
+        return losses.g_pl(G, self.inputs[phase], *pl, mixing, self.amp, scale=scale, over_ranks=mean)
 
     def _update_ema(self) -> None:
         beta = 0.5 ** (self.workload.batch / self.workload.ema_images)
@@ -320,4 +335,6 @@ class Phases:
             dtype=self.dtype,
             image_noise=phase == "G_pl",
             memory_format=self.memory_format,
+            rank=self.ranks.rank,
+            ranks=self.ranks.size,
         )
