@@ -21,7 +21,10 @@ SHORT = 80  # characters of a list of names that stands whole in an error line
 NAMED = 6  # names of a longer list
 ALIKE = 0.6  # difflib's own cutoff, from which on two names are close
 # Fields of a workload or a recipe that came after the first results: left out of plain data at their defaults.
-LATER = ("spectral_norm", "ranks", "reduce", "rank_statistics", "micro_batches", "checkpointing")
+LATER = {
+    "Workload": ("spectral_norm", "conv_clamp", "convolution", "block_layers"),
+    "Recipe": ("ranks", "reduce", "rank_statistics", "micro_batches", "checkpointing"),
+}
 
 
 class ConfigError(ValueError):
@@ -77,7 +80,7 @@ class _Config:
 
         A field of `LATER` is left out at its default, because older results lack it.
         """
-        later = {f.name: f.default for f in dataclasses.fields(self) if f.name in LATER}
+        later = {f.name: f.default for f in dataclasses.fields(self) if f.name in LATER[type(self).__name__]}
         return {k: v for k, v in dataclasses.asdict(self).items() if k not in later or v != later[k]}
 
     def _refuse_impossible(self, where: str) -> None:
@@ -93,6 +96,10 @@ class Workload(_Config):
     batch: int
     norm: Literal["demod", "instance"] = "demod"
     spectral_norm: bool = False  # the discriminator's weights are divided by their largest singular value
+    conv_clamp: float | None = None  # bound of the convolutions' activations, for FP16; NVIDIA has 256
+    # Levers: another model. `stylegan_lite.levers` says how each 3x3 convolution of the blocks is replaced.
+    convolution: Literal["full", "separable", "grouped", "inverted_residual"] = "full"
+    block_layers: int = 2  # 3x3 convolutions of a block; 1 leaves out the one that keeps the resolution
     channel_max: int = 512
     z_dim: int = 512
     w_dim: int = 512
@@ -160,6 +167,14 @@ class Workload(_Config):
         for key in ("lr", "ema_images"):
             if not getattr(self, key) > 0:
                 raise ConfigError(f"{where}: {key} must be positive, got {getattr(self, key)}")
+        if self.conv_clamp is not None and not (self.conv_clamp > 0 and self.norm == "demod"):
+            raise ConfigError(f"{where}: conv_clamp must be positive, and needs norm: demod")
+        if self.block_layers not in (1, 2):
+            raise ConfigError(f"{where}: block_layers must be 1 or 2, got {self.block_layers}")
+        if self.convolution != "full" and (self.norm != "demod" or self.spectral_norm):
+            raise ConfigError(
+                f"{where}: convolution: {self.convolution} needs norm: demod without spectral_norm"
+            )
 
 
 @dataclass(frozen=True)
@@ -171,9 +186,8 @@ class Recipe(_Config):
     """
 
     channels_last: bool = False
-    precision: Literal["fp32", "bf16", "fp16", "fp64"] = (
-        "fp32"  # bf16, fp16: autocast; fp64: parity's reference
-    )
+    # bf16, fp16: autocast; fp64: parity's reference
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
     loss_scale: float = 65536.0  # for fp16: the first scales of G and D
     loss_scale_interval: int = 2000  # updates without overflow after which a scale is doubled
     modconv: Literal["grouped", "dense"] = "dense"
@@ -191,12 +205,10 @@ class Recipe(_Config):
     adam: Literal["default", "capturable"] = "default"
     fused_adam: bool = False  # all of Adam's update in one kernel
     ema: Literal["loop", "foreach"] = "loop"  # foreach: the moving average in a few multi-tensor kernels
-    cudnn_benchmark: bool = (
-        False  # time cuDNN's algorithms at each convolution's first call, keep the fastest
-    )
-    fp32_precision: Literal["default", "ieee", "tf32"] = (
-        "default"  # precision of FP32 matmuls and convolutions
-    )
+    # time cuDNN's algorithms at each convolution's first call, keep the fastest
+    cudnn_benchmark: bool = False
+    # precision of FP32 matmuls and convolutions
+    fp32_precision: Literal["default", "ieee", "tf32"] = "default"
     workers: int = 0
     pin_memory: bool = False
     persistent_workers: bool = False
@@ -205,23 +217,19 @@ class Recipe(_Config):
     async_copy: bool = False  # non_blocking host-to-device copies on a side stream, one batch ahead
     uint8_input: bool = False  # bytes cross the bus; normalized on the device
     prefetch_stream: bool = False  # the next batch is also normalized beside the step, on the side stream
-    gpu_decode: bool = (
-        False  # JPEG files cross the bus as they are and are decoded on the GPU (torchvision, nvJPEG)
-    )
+    # JPEG files cross the bus as they are and are decoded on the GPU (torchvision, nvJPEG)
+    gpu_decode: bool = False
     cached_images: bool = False  # decoded once into a memory-mapped file of bytes; workers only read
     fused_act: bool = False
     fused_residual: bool = False  # the discriminator's residual sums inside the activation's pass
     fused_filter: bool = False  # resampling's filter and the activation beside it in one pass over memory
     fused_modulation: bool = False  # a block's first activation is written with the style of its second layer
-    rgb: Literal["conv", "triton"] = (
-        "conv"  # convolutions from and to 3 channels: cuDNN's, or one memory-bound kernel
-    )
-    dense: Literal["linear", "triton", "fp8"] = (
-        "linear"  # fully connected layers; triton: gains, bias, activation in one launch; fp8: forward in FP8
-    )
-    demodulation: Literal["layer", "grouped"] = (
-        "layer"  # coefficients in each layer, or of all layers at once as soon as their styles exist
-    )
+    # convolutions from and to 3 channels: cuDNN's, or one memory-bound kernel
+    rgb: Literal["conv", "triton"] = "conv"
+    # fully connected layers; triton: gains, bias, activation in one launch; fp8: forward in FP8
+    dense: Literal["linear", "triton", "fp8"] = "linear"
+    # coefficients in each layer, or of all layers at once as soon as their styles exist
+    demodulation: Literal["layer", "grouped"] = "layer"
     joint_batch: bool = False  # D_main passes fakes and reals through D together, their statistics kept apart
     weights: Literal["per_use", "once"] = "per_use"  # once: cast and scaled when they change, not at each use
     fused_update: bool = False  # Adam writes the next step's cast weights in the same kernel
@@ -229,26 +237,20 @@ class Recipe(_Config):
         # for a workload with spectral norm: layer by layer, or all layers' weights together in a few launches
         "plain"
     )
-    streams: Literal["one", "two"] = (
-        "one"  # two: gradients of weights and the moving average beside the rest of the step
-    )
-    dependent_launch: bool = (
-        False  # our kernels' blocks take their places while the kernel in front still ends
-    )
-    compile: Literal["off", "default", "autotune", "reduce-overhead", "max-autotune"] = (
-        "off"  # torch.compile of the main phases; autotune: max-autotune without coordinate descent
-    )
+    # two: gradients of weights and the moving average beside the rest of the step
+    streams: Literal["one", "two"] = "one"
+    # our kernels' blocks take their places while the kernel in front still ends
+    dependent_launch: bool = False
+    # torch.compile of the main phases; autotune: max-autotune without coordinate descent
+    compile: Literal["off", "default", "autotune", "reduce-overhead", "max-autotune"] = "off"
     ranks: int = 1  # GPUs that share the workload's batch, a process each (data_parallel: one process)
-    reduce: Literal["none", "flat", "ddp", "data_parallel"] = (
-        "none"  # how the ranks' gradients become one; flat: one all-reduce of all that the optimizer reads
-    )
-    rank_statistics: Literal["total", "local"] = (
-        "total"  # local: mean path length, w_avg and cut groups of each rank alone, as NVIDIA has them
-    )
+    # how the ranks' gradients become one; flat: one all-reduce of all that the optimizer reads
+    reduce: Literal["none", "flat", "ddp", "data_parallel"] = "none"
+    # local: mean path length, w_avg and cut groups of each rank alone, as NVIDIA has them
+    rank_statistics: Literal["total", "local"] = "total"
     micro_batches: int = 1  # parts of the batch that go forward and backward one after another
-    checkpointing: bool = (
-        False  # main phases run their blocks once more in place of keeping their activations
-    )
+    # main phases run their blocks once more in place of keeping their activations
+    checkpointing: bool = False
 
     @property
     def has_kernels(self) -> bool:
@@ -268,11 +270,6 @@ class Recipe(_Config):
 
     def refuse_for(self, workload: Workload, where: str = "recipe") -> None:
         """Raise ConfigError if this recipe cannot train ``workload``."""
-        if workload.spectral_norm and self.streams == "two":
-            raise ConfigError(
-                f"{where}: streams: two needs weights that convolutions take as they are kept, and this workload has "
-                "spectral_norm: true"
-            )
         if (why := shares.problem_with(self, workload)) is not None:
             raise ConfigError(f"{where}: {why}")
 

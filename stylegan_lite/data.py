@@ -100,8 +100,8 @@ def _finish(pixels: Tensor, flip: bool, as_uint8: bool) -> Tensor:
 class EpochSampler(Sampler):
     """A seeded permutation for each epoch, with horizontal flips drawn in the main process: (index, flip) pairs.
 
-    Order and flips are a function of seed and epoch alone, so ``skip`` resumes exactly, with any number of ranks. Of
-    several ranks each takes its share of every total batch, and all leave out the same rest of the epoch.
+    Order and flips are a function of seed and epoch alone, so ``skip`` resumes exactly, with any number of ranks. Each
+    rank takes its share of every total batch. All leave out the same rest of the epoch.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class DataFeed:
     A partial batch at an epoch's end is discarded whatever ``drop_last`` says: minibatch standard deviation needs whole
     groups. With ``async_copy`` batches cross the bus on a side stream, one ahead. With ``prefetch_stream`` they are
     also normalized there, into one of two buffers. The computing stream then only copies a buffer into ``real``.
-    Of several ranks each has the feed of its own samples, and ``real`` holds those.
+    A rank has the feed of its own samples, and ``real`` holds those.
     """
 
     def __init__(

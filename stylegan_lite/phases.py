@@ -24,7 +24,7 @@ from stylegan_lite.inputs import PhaseInputs
 from stylegan_lite.losses import PHASES
 from stylegan_lite.networks import Discriminator, Generator
 from stylegan_lite.parallel import ParallelStreams
-from stylegan_lite.ranks import Ranks, networks
+from stylegan_lite.ranks import Ranks, replicas
 from stylegan_lite.scaling import LEAST, LossScale
 from stylegan_lite.settings import global_flags
 from stylegan_lite.update import FusedUpdate
@@ -50,7 +50,7 @@ class Phases:
         place = {"device": device, "dtype": self.dtype, "memory_format": self.memory_format}
         self.G = Generator(workload, recipe).to(**place)
         self.D = Discriminator(workload, recipe).to(**place)
-        self.called = networks(recipe, self.G, self.D)  # as losses call them
+        self.replicas = replicas(recipe, self.G, self.D)
         self.G_ema = copy.deepcopy(self.G).requires_grad_(False)
         self.copies = {network: ComputeWeights(network, recipe) for network in (self.G, self.D)}
         self.parallel = ParallelStreams(self.copies, device) if recipe.streams == "two" else None
@@ -203,10 +203,11 @@ class Phases:
     def _mean_length(self, parts: int, scale: LossScale | None) -> Tensor:
         """Move the mean path length by the lengths of all micro-batches, a pass of its own, and return it."""
         gathered, inputs, w = micro.Gathered(parts, self.ranks.mean), self.inputs["G_pl"], self.workload
+        network = (self.replicas or (self.G,))[0]
         whole = None
         for k in range(parts):
             part = micro.part_of(inputs, k, parts)
-            lengths = losses.path_lengths(self.called[0], part, w.style_mixing, self.amp, scale, again=False)
+            lengths = losses.path_lengths(network, part, w.style_mixing, self.amp, scale, again=False)
             whole = gathered(lengths.detach().mean())
         return losses.moved(self.pl_mean, whole, w.pl_decay, scale)
 
@@ -253,7 +254,8 @@ class Phases:
 
     def _loss(self, phase: str, k: int = 0, parts: int = 1, mean: Tensor | None = None) -> Tensor:
         """Return the loss of a phase on part ``k`` of its batch. Path length may know its ``mean`` already."""
-        w, mixing, (G, D) = self.workload, self.workload.style_mixing, self.called
+        w, mixing = self.workload, self.workload.style_mixing
+        G, D = self.replicas or (self.G, self.D)
         if phase == "D_r1":
             real = micro.samples(self.real, k, parts)
             return losses.d_r1(D, real, w.gamma, w.r1_interval, self.amp, scale=self.scales.get("D"))

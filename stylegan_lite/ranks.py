@@ -38,6 +38,7 @@ class Ranks:
         self.entered = 0
         self.notice: Callable[[int], None] = lambda entered: None
         self.flat: dict[str, Tensor] = {}  # by network, as large as its largest phase
+        self.views: dict[str, tuple[Tensor, list[Any], list[Tensor]]] = {}  # by phase: parts of a flat buffer
         self.wrapped: dict[str, Any] = {}  # by phase, with `reduce: ddp`
         if self.size == 1:
             return
@@ -59,15 +60,15 @@ class Ranks:
         if self.size == 1 or self.local:
             return value
         value = value.detach().clone()
-        self._sum(value)
-        return value.div_(self.size)
+        self._average(value)
+        return value
 
     def any(self, answer: bool, device: str) -> bool:
         """Return whether any rank's answer is true. Waits for all of them."""
         if self.size == 1:
             return answer
         found = torch.tensor(float(answer), device=device)
-        self._sum(found)
+        self._average(found)
         return bool(found)
 
     def loss(self, phase: str, network: nn.Module, loss: Callable[[str], Tensor]) -> Tensor:
@@ -75,7 +76,7 @@ class Ranks:
         if self.way != "ddp" or self.size == 1:
             return loss(phase)
         if phase not in self.wrapped:  # a wrapper for each phase, as phases reach different parameters
-            self.wrapped[phase] = _wrapped(_Loss(network, loss), phase)
+            self.wrapped[phase], self.bytes[phase] = _wrapped(_Loss(network, loss), phase)
         self.enter()
         return self.wrapped[phase](phase)
 
@@ -88,18 +89,15 @@ class Ranks:
         if self.size == 1:
             return
         if self.way == "ddp":
-            self.bytes[phase] = self.wrapped[phase]._get_ddp_logging_data()["total_parameter_size_bytes"]
-            self._sum(loss)
-            loss.div_(self.size)
+            self._average(loss)
             return
         parts = gradients()
         total = sum(part.numel() for part in parts) + 1
         flat = self._buffer(phase[0], total, loss.device)
-        views = _views(flat, parts)
-        torch._foreach_copy_([*views, flat[total - 1]], [*parts, loss])
-        self._sum(flat[:total])
-        flat[:total].div_(self.size)
-        torch._foreach_copy_([*parts, loss], [*views, flat[total - 1]])
+        views = self._parts(phase, flat, parts)
+        _copy([*views, flat[total - 1]], [*parts, loss])
+        self._average(flat[:total])
+        _copy([*parts, loss], [*views, flat[total - 1]])
         self.bytes[phase] = flat[:total].nbytes
 
     def agree_on(self, found_inf: Tensor) -> None:
@@ -108,9 +106,14 @@ class Ranks:
             self.enter()
             dist.all_reduce(found_inf, op=dist.ReduceOp.MAX)
 
-    def _sum(self, value: Tensor) -> None:
+    def _average(self, value: Tensor) -> None:
+        """Make a tensor the mean over the ranks, in place. NCCL divides on its way, which saves a pass; gloo cannot."""
         self.enter()
-        dist.all_reduce(value)
+        if value.is_cuda:
+            dist.all_reduce(value, op=dist.ReduceOp.AVG)
+        else:
+            dist.all_reduce(value)
+            value.div_(self.size)
 
     def _buffer(self, network: str, size: int, device: torch.device) -> Tensor:
         """Return a buffer that keeps its address once all phases have run: graphs are captured after that."""
@@ -118,6 +121,25 @@ class Ranks:
         if held is None or held.numel() < size:
             self.flat[network] = held = torch.empty(size, dtype=self.dtype, device=device)
         return held
+
+    def _parts(self, phase: str, flat: Tensor, like: list[Tensor]) -> list[Tensor]:
+        """Return the buffer's parts for these gradients. They are made anew where a shape or the buffer is another."""
+        layouts = [(part.shape, part.stride()) for part in like]
+        known = self.views.get(phase)
+        if known is None or known[0] is not flat or known[1] != layouts:
+            self.views[phase] = known = (flat, layouts, _views(flat, like))
+        return known[2]
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Run ``copy_`` for each pair, all of one pair of dtypes together: mixed ones would be copied one by one."""
+    alike: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        to, of = alike.setdefault((target.dtype, source.dtype), ([], []))
+        to.append(target)
+        of.append(source)
+    for to, of in alike.values():
+        torch._foreach_copy_(to, of)
 
 
 def _views(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
@@ -143,8 +165,10 @@ class _Loss(nn.Module):
         return self.compute(phase)
 
 
-def _wrapped(module: _Loss, phase: str) -> nn.Module:
+def _wrapped(module: _Loss, phase: str) -> tuple[nn.Module, int]:
     """Wrap the loss of a phase, which is computed once more to see which parameters get a gradient.
+
+    Returns the wrapped loss, and the bytes of the gradients that it reduces.
 
     A lazy phase leaves some out (a bias of toRGB has no influence on path length). DDP would wait for them for ever, or
     with its search for unused parameters give zeros to some. Left out of its buckets they have none, as without DDP.
@@ -157,11 +181,12 @@ def _wrapped(module: _Loss, phase: str) -> nn.Module:
     ddp._set_params_and_buffers_to_ignore_for_model(module, without)
     new = "forward_sync_buffers" in inspect.signature(ddp.__init__).parameters  # torch 2.13
     quiet = {"forward_sync_buffers" if new else "broadcast_buffers": False}
-    return ddp(module, **quiet)
+    reduced = sum(p.nbytes for name, p in named.items() if name not in without)
+    return ddp(module, **quiet), reduced
 
 
 class Replicated:
-    """A network that nn.DataParallel runs on several GPUs. What is asked of it otherwise is the network's own.
+    """A network that nn.DataParallel runs on several GPUs. Its attributes are the network's own.
 
     Each GPU gets the samples that a rank would get, so that groups of minibatch standard deviation stay whole.
     """
@@ -180,8 +205,8 @@ class Replicated:
         return getattr(self._network, name)
 
 
-def networks(recipe: Recipe, G: nn.Module, D: nn.Module) -> tuple[Any, Any]:
-    """Return the networks as losses call them."""
+def replicas(recipe: Recipe, G: nn.Module, D: nn.Module) -> tuple[Any, Any] | None:
+    """Return the networks as losses call them with nn.DataParallel; None if losses call the networks themselves."""
     if recipe.reduce != "data_parallel" or recipe.ranks == 1:
-        return G, D
+        return None
     return Replicated(G, recipe.ranks, False), Replicated(D, recipe.ranks, True)

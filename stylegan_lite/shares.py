@@ -1,4 +1,4 @@
-"""The rules of a batch that several ranks share: which recipes may, and which samples belong to a rank.
+"""The rules between the fields of a recipe and a workload, and the samples of a batch that belong to a rank.
 
 `workload.batch` is always the total. Rank r of n takes the samples whose number leaves r when divided by n. Minibatch
 standard deviation has strided groups: sample k is in group k mod (batch / group). So a rank holds whole groups wherever
@@ -66,8 +66,28 @@ def _memory_problem(recipe: Recipe) -> str | None:
     return None
 
 
+def _model_problem(recipe: Recipe, workload: Workload) -> str | None:
+    """Return one line if the recipe cannot run the layers that the workload has, else None."""
+    for key in ("fused_filter", "fused_residual"):  # whose passes go on behind the activation
+        if getattr(recipe, key) and workload.conv_clamp is not None:
+            clamp = f"{workload.conv_clamp:g}"
+            return f"{key} must be false: its pass cannot clamp, and this workload has conv_clamp: {clamp}"
+    if workload.spectral_norm and recipe.streams == "two":
+        return (
+            "streams: two needs weights that convolutions take as they are kept, and this workload has "
+            "spectral_norm: true"
+        )
+    joins = {"fused_filter": True, "demodulation": "grouped", "streams": "two"}
+    found = [key for key, value in joins.items() if getattr(recipe, key) == value]
+    if found and (workload.convolution != "full" or workload.block_layers == 1):
+        return f"{found[0]} needs a workload with convolution: full and block_layers: 2 (what it joins)"
+    return None
+
+
 def problem_with(recipe: Recipe, workload: Workload) -> str | None:
     """Return one line if the ranks cannot share the workload's batch, else None."""
+    if why := _model_problem(recipe, workload):
+        return why
     ranks, batch = recipe.ranks, workload.batch
     if batch % ranks:
         return f"batch {batch} is the total and must be a multiple of ranks ({ranks})"

@@ -16,6 +16,7 @@ from ladder.base import files, progress
 from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.events import Event
+from ladder.base.plain import Fields
 from ladder.base.starting import near
 from ladder.cli import expecting
 from ladder.engine import run as measure
@@ -27,11 +28,17 @@ from ladder.report import output as ending
 from ladder.results import identity, types
 from ladder.results.combine import resuming
 from ladder.stats import rounds_budget as budget
-from stylegan_lite.config import Recipe
+from stylegan_lite.config import Recipe, Workload
 
 if TYPE_CHECKING:
+    from ladder.images.prepare import ImageSet
     from ladder.training.canary import Canary
+    from ladder.training.origin import Origin
+    from ladder.training.ranks import Ranks
     from ladder.training.train import Summary
+
+
+ARTICLE = "article"  # the ladder that studies stand on
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,7 @@ class Request:
     data: str | None
     device: str | None
     out: Path
+    recipe: str | None = None
 
 
 def run(
@@ -68,6 +76,7 @@ def run(
     """
     if request.budget is not None and (request.rounds is not None or request.quick):
         raise UserError("--budget fits the number of rounds: leave out --rounds and --quick")
+    refuse_together(request)
     if request.resume is not None:
         request = continued(request)
     if request.workload is not None:
@@ -93,9 +102,9 @@ def _measured(
     device = system.choose_device(request.device)
     environment.refuse(device)
     name, workload = catalog.load_workload(request.workload or DEFAULT_WORKLOAD[device])
-    mode = request.mode or modes.CUMULATIVE
     there = needs.possible(system.capabilities(device), workload)
-    planned = modes.plan(mode, ladder, there, request.rungs)
+    mode, ladder, planned = laid_out(request, ladder, there, workload, device)
+    request = with_defaults(request, mode)
     if all(rung.skipped for rung in planned):
         raise UserError(f"none of these rungs can run here: {planned[0].name}: {planned[0].skipped}")
     folder = request.resume.parent if request.resume else _of_machine(request.out, device)
@@ -142,6 +151,44 @@ def _measured(
     return result, Path(written["path"])
 
 
+def refuse_together(request: Request) -> None:
+    """Raise `UserError`, one line, for options that contradict each other."""
+    if request.recipe is not None and (request.mode or request.rungs):
+        raise UserError("--recipe measures that recipe beside the baseline: leave out --mode and --rungs")
+    if request.mode in modes.STUDIES and request.ladder != ARTICLE:
+        raise UserError(f"--mode {request.mode} stands on the article's ladder: leave out --ladder")
+
+
+def laid_out(
+    request: Request,
+    ladder: catalog.Ladder,
+    there: dict[str, str | None],
+    workload: Fields,
+    device: str,
+) -> tuple[str, catalog.Ladder, list[catalog.Planned]]:
+    """Return the mode of a run, the ladder that its result names, and its entries.
+
+    Raises:
+        UserError: a name is unknown, or the recipe cannot run here.
+    """
+    if request.recipe is None:
+        mode = request.mode or modes.CUMULATIVE
+        planned = modes.plan(mode, ladder, there, request.rungs, workload)
+        return mode, modes.ladder_of(mode, ladder), planned
+    fields = choose_recipe(request.recipe, ladder, there, device)
+    Recipe.from_dict(fields, where=request.recipe).refuse_for(Workload.from_dict(workload), request.recipe)
+    return modes.RECIPE, *modes.beside_baseline(fields, ladder, Path(request.recipe).stem)
+
+
+def with_defaults(request: Request, mode: str) -> Request:
+    """Return the request with the defaults of a mode of many eager entries: three generations of one cycle."""
+    if mode != modes.MISTAKES or request.resume is not None:
+        return request
+    given = request.quick or request.budget is not None
+    rounds = request.rounds if request.rounds is not None or given else budget.LEAST_ROUNDS
+    return dataclasses.replace(request, rounds=rounds, cycles=request.cycles or 1)
+
+
 def show_interim(path: Path) -> None:
     """Print the table of the rounds so far on stderr, from the file of a run that goes on."""
     from ladder.report import tables
@@ -164,11 +211,13 @@ def continued(request: Request) -> Request:
         raise UserError(f"{path}: --resume: its workload is a file of yours; name it with --workload")
     own = None if request.workload is None else catalog.load_workload(request.workload)[1]["data"]
     resuming.ask_for_images(path, result, request.data, None if own is None else str(own))
+    if protocol["mode"] == modes.RECIPE and request.recipe is None:
+        raise UserError(f"{path}: --resume: name its recipe with --recipe")
     said = {
-        "mode": protocol["mode"],
+        "mode": None if protocol["mode"] == modes.RECIPE else protocol["mode"],
         "seed": protocol["seed"],
         "device": result["machine"]["device"],
-        "rungs": [name for name in names if name != modes.ALL],
+        "rungs": None if request.recipe else [name for name in names if name != modes.ALL],
     }
     for key, value in said.items():
         if getattr(request, key) not in (None, value):
@@ -225,9 +274,14 @@ def train(
     data: str | None,
     device: str | None,
     quiet: bool,
+    start: Path | None = None,
     **options: Any,
-) -> Summary:
+) -> Summary | None:
     """Train, and return the summary. ``options`` are those of ``ladder.training.train.train``.
+
+    ``start`` is a checkpoint whose networks are taken. Without ``workload_name`` the workload of that checkpoint is
+    taken, or of the one to resume. Under torchrun this process is one of several ranks, and those that write nothing
+    return None.
 
     Raises:
         UserError: the request is impossible.
@@ -237,18 +291,73 @@ def train(
         catalog.load_workload(workload_name)
     ladder = catalog.load_ladder(ladder_name)
     device = system.choose_device(device)
-    _, workload = catalog.load_workload(workload_name or DEFAULT_WORKLOAD[device])
+    source = start or options.get("resume")
+    held = _origin(source, start is None) if source else None
+    name = workload_name or (source.name if source else DEFAULT_WORKLOAD[device])
+    if held is not None and workload_name is None:
+        workload = held.workload.to_dict()
+    else:
+        _, workload = catalog.load_workload(name)
+    if held is not None and start is not None:
+        held.refuse_other(workload)
+        options |= {"origin": held}
     there = needs.possible(system.capabilities(device), workload)
     chosen = choose_recipe(recipe, ladder, there, device)
-    files.refuse_unwritable(options["out"])
-    name = workload_name or DEFAULT_WORKLOAD[device]
-    first = progress.First(f"training: {name} on {device}, up to step {options['steps']}", quiet)
-    pictures = prepare_images(data or workload["data"], workload, quiet, first)
+    from ladder.training import ranks as training_ranks
+
+    with training_ranks.joined(device) as ranks:
+        if ranks is not None:
+            if start is not None:
+                raise UserError(
+                    "--from: begin with one process; its checkpoint goes on under torchrun with --resume"
+                )
+            chosen = ranks.recipe(chosen)
+            Recipe.from_dict(chosen).refuse_for(Workload.from_dict({**workload, "data": None}))
+            return _on_ranks(ranks, name, workload, chosen, data or workload["data"], device, quiet, options)
+        files.refuse_unwritable(options["out"])
+        first = progress.First(f"training: {name} on {device}, up to step {options['steps']}", quiet)
+        pictures = prepare_images(data or workload["data"], workload, quiet, first)
+        return _trained(workload, chosen, pictures, device, quiet, options)
+
+
+def _origin(path: Path, resumed: bool) -> Origin:
+    from ladder.training import checkpoint, origin  # these import torch
+
+    found = origin.read(path)
+    if resumed:
+        checkpoint.refuse_converted(path, found.content)
+    return found
+
+
+def _trained(
+    workload: Fields, recipe: Fields, pictures: ImageSet, device: str, quiet: bool, options: dict[str, Any]
+) -> Summary:
     from ladder.base.stopping import stop_on_sigterm
     from ladder.training.train import train as training
 
     with stop_on_sigterm(), progress.training_progress(options["steps"], quiet) as on_event:
-        return training(workload, chosen, pictures, device=device, on_event=on_event, **options)
+        return training(workload, recipe, pictures, device=device, on_event=on_event, **options)
+
+
+def _on_ranks(
+    ranks: Ranks, name: str, workload: Fields, recipe: Fields, data: Any, device: str, quiet: bool,
+    options: dict[str, Any],
+) -> Summary | None:  # fmt: skip
+    """Train as one of several ranks. Only the one that writes has a summary."""
+    quiet = quiet or not ranks.writes
+    if ranks.writes:
+        files.refuse_unwritable(options["out"])
+    said = f"training: {name} on {device}, {ranks.size} ranks, up to step {options['steps']}"
+    pictures = ranks.in_turn(lambda: prepare_images(data, workload, quiet, progress.First(said, quiet)))
+    if ranks.writes:
+        return _trained(workload, recipe, pictures, device, quiet, options | {"ranks": ranks})
+    from ladder.base.stopping import stop_on_sigterm
+    from ladder.training.following import follow
+
+    shared = {key: options[key] for key in ("steps", "seed", "resume") if key in options}
+    with stop_on_sigterm():
+        follow(workload, recipe, pictures, ranks, device=device, **shared)
+    return None
 
 
 def canary(

@@ -73,6 +73,15 @@ def prepare(minutes: float | None, say: Say, root: Path = ROOT) -> Submission:
     Raises:
         UserError: there is no commit, it has uncommitted changes, or the GPU is unusable. Nothing was measured.
     """
+    commit = refuse_changes(root)
+    device = machine.choose_device()
+    environment.refuse(device)
+    quick = device == "cpu" and minutes is None
+    return Submission(root, commit, device, machine.facts(device), minutes or MINUTES, say, quick)
+
+
+def refuse_changes(root: Path = ROOT) -> str:
+    """Return the commit of the checkout. Raises UserError where it has none, or has uncommitted changes."""
     commit = git.commit(root)
     if changed := git.changes(root, CODE):
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
@@ -80,10 +89,7 @@ def prepare(minutes: float | None, say: Say, root: Path = ROOT) -> Submission:
             f"uncommitted changes in {loading.show_path(changed[0])}{more}: commit or stash them, so that others can"
             " look up what was measured"
         )
-    device = machine.choose_device()
-    environment.refuse(device)
-    quick = device == "cpu" and minutes is None
-    return Submission(root, commit, device, machine.facts(device), minutes or MINUTES, say, quick)
+    return commit
 
 
 # --- ladder run ---------------------------------------------------------------------------------------------------

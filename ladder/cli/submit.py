@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import click
 
+from ladder.base.errors import UserError
 from ladder.base.starting import named
 from ladder.cli import options
 
@@ -14,7 +16,9 @@ from ladder.cli import options
     epilog="""\b
 Examples:
   ladder submit                  on an otherwise idle machine; once more after Ctrl-C, it goes on
-  ladder submit --budget 40      tighter intervals"""
+  ladder submit --budget 40      tighter intervals
+  ladder submit --slurm a100 --slurm h100 -w article -w article-b32 --sbatch=--gres=gpu:1 -- --budget 20
+                                 two workloads on a node of each partition of a Slurm cluster"""
 )
 @click.option(
     "--budget",
@@ -23,16 +27,59 @@ Examples:
     help="Time for everything. `ladder run` gets two fifths, asv the rest; the next call continues asv."
     " [default: 18; without a GPU a quick `ladder run`]",
 )
-def submit(budget: float | None) -> None:
+@click.option(
+    "--slurm",
+    "partitions",
+    multiple=True,
+    metavar="PARTITION",
+    help="Measure a node of this partition instead of this machine; may be repeated. docs/clusters.md",
+)
+@click.option(
+    "-w",
+    "--workload",
+    "workloads",
+    multiple=True,
+    metavar="NAME|FILE",
+    help="With --slurm: a workload; may be repeated. [default: article]",
+)
+@click.option(
+    "--sbatch", "extra", multiple=True, metavar="OPTION", help="With --slurm: an option of sbatch's."
+)
+@click.option(
+    "--out",
+    type=options.FOLDER,
+    metavar="DIR",
+    help="With --slurm: the fleet's folder. [default: runs/fleet]",
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- OPTIONS OF ladder run]")
+def submit(
+    budget: float | None,
+    partitions: tuple[str, ...],
+    workloads: tuple[str, ...],
+    extra: tuple[str, ...],
+    out: Path | None,
+    arguments: tuple[str, ...],
+) -> None:
     """Measure this machine with `ladder run` and `asv run`, check the files, and say how to send them.
 
     Nothing is sent. Without a GPU the workload is `tiny`, and without --budget its run is then a quick one and marked
-    so.
+    so. With --slurm, jobs of a cluster run the ladder. Their results meet in one folder.
 
     Exit status: 0 if everything is measured. 1 if a rung has no number or is left for the next call. 2 if it is
     impossible here. 130 if interrupted.
     """
     from ladder.cli import submission as submitting
+
+    if partitions:
+        if budget is not None:
+            raise UserError(
+                "--budget is for this machine: with --slurm give it to `ladder run`: -- --budget MINUTES"
+            )
+        _to_cluster(partitions, workloads or ("article",), extra, out or Path("runs/fleet"), arguments)
+        return
+    given = {"--workload": workloads, "--sbatch": extra, "--out": out, "arguments behind --": arguments}
+    if lone := next((name for name, value in given.items() if value), None):
+        raise UserError(f"{lone}: only with --slurm PARTITION")
 
     def say(line: str) -> None:
         click.echo(click.style(line, bold=True), err=True)
@@ -65,3 +112,27 @@ def submit(budget: float | None) -> None:
             named(f"asv has no time of {', '.join(left)}: call `ladder submit` again, or send what is there.")
         )
         sys.exit(1)
+
+
+def _to_cluster(
+    partitions: tuple[str, ...],
+    workloads: tuple[str, ...],
+    extra: tuple[str, ...],
+    out: Path,
+    arguments: tuple[str, ...],
+) -> None:
+    """Give a fleet to Slurm, and say where its results come. Exits with 1 if a partition refused, with 2 if all did."""
+    from ladder.cli import submission as submitting
+    from ladder.publish import fleet
+
+    submitting.refuse_changes()
+    jobs = fleet.submit(fleet.Fleet(out, partitions, workloads, arguments, extra))
+    for job in jobs:
+        what = f"job {job.number}, {len(workloads)} tasks" if job.number else f"refused: {job.problem}"
+        click.echo(f"{job.partition}: {what}", err=job.number is None)
+    given = [job.number for job in jobs if job.number]
+    if given:
+        click.echo(f"`squeue -j {','.join(given)}` shows them, {out / 'logs'} has their words; then:")
+        click.echo(named(f"  ladder report {out / 'results' / 'ladder'}"))
+    if len(given) < len(jobs):
+        sys.exit(1 if given else 2)

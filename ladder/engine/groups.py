@@ -1,8 +1,8 @@
 """A process group of workers: a command goes to all ranks, and if one fails, all end.
 
 Each rank is a worker of the pool, and the pool's watchdog looks after each. A rank that is gone or stands still leaves
-the others waiting in an all-reduce for ever, also in a replayed graph, which NCCL's own timeout does not see. So the
-first failure ends the whole group, and the rank at fault is named: one that died, else the one furthest behind.
+the others waiting in an all-reduce for ever. NCCL's own timeout does not see that in a replayed graph. So the first
+failure ends the whole group, and the rank at fault is named: one that died, else the one furthest behind.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ladder.engine.pool import Pool, Worker, WorkerFailure
 from ladder.machine import threads
 
 GRACE_S = 1.0  # for the others to say what they have: a rank that saw its peer go may speak before the death is seen
-# What torch.distributed says of another rank's end.
+# Words of torch.distributed about another rank's end.
 OF_PEERS = (
     "connection closed by peer",
     "connection reset",
@@ -166,8 +166,8 @@ class Group:
 def at_fault(failures: list[tuple[int, WorkerFailure]], beats: list[int]) -> tuple[int, WorkerFailure]:
     """Return the rank at fault among those that failed, and its failure.
 
-    A rank that was killed comes first. Then comes one that failed for a reason of its own. Of ranks that only stand
-    still it is the one that has begun the fewest all-reduces: the others wait for it.
+    A rank that was killed comes first. Then comes one that failed for a reason of its own. If ranks only stand still,
+    it is the one that has begun the fewest all-reduces: the others wait for it.
     """
     if killed := [each for each in failures if "signal" in each[1].reply]:
         return killed[0]

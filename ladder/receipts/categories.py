@@ -13,7 +13,9 @@ CONVOLUTION, MATMUL, RESAMPLING = "convolution", "matmul", "resampling"
 NORMALIZATION = "normalization and modulation"
 LAYOUT, ELEMENTWISE, REDUCTIONS = "layout and dtype conversion", "elementwise", "reductions"
 OPTIMIZER, COPIES, RANDOM = "optimizer", "copies", "random numbers"
+COMMUNICATION = "communication between GPUs"
 FUSED, COMPILED, OTHER = "fused: ", "fused by torch.compile", "other"
+BOOKKEEPING = "views and allocation"  # on a CPU alone
 
 OF_FAMILY = {
     **dict.fromkeys(families.CONVOLUTIONS, CONVOLUTION),
@@ -27,6 +29,8 @@ OF_FAMILY = {
     families.ELEMENTWISE: ELEMENTWISE,
     families.TRANSFER: COPIES,
     families.INDUCTOR: COMPILED,
+    families.BOOKKEEPING: BOOKKEEPING,
+    families.COMMUNICATION: COMMUNICATION,
     families.OTHER: OTHER,
 }
 

@@ -29,6 +29,9 @@ MATMUL, NORM, RANDOM = "matmul", "normalization", "random numbers"
 OPTIMIZER = "optimizer and foreach"
 REDUCTION, COPY, ELEMENTWISE = "reduction", "copy, cast, layout", "elementwise"
 TRANSFER, INDUCTOR, OTHER = "memcpy and memset", "compiled by Inductor", "other"
+BOOKKEEPING = (
+    "views, allocation, autograd"  # of a CPU's operators alone (`ladder.receipts.operator_families`)
+)
 COMMUNICATION = "communication"
 OURS = "Triton: "  # followed by the name of our kernel
 

@@ -16,7 +16,7 @@ from ladder.receipts.reducing import communication
 
 title = "nn.DataParallel"
 change = {"reduce": "data_parallel"}
-needs = ("ranks",)
+needs = ("ranks", "cuda")
 
 
 def receipt(seen: dict) -> Receipt:

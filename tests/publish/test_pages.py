@@ -6,12 +6,13 @@ import importlib.util
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ladder.base.errors import UserError
 from ladder.publish.pages import __main__ as command
-from ladder.publish.pages import filling
+from ladder.publish.pages import filling, machines
 from ladder.publish.pages.committed import Committed
 from ladder.results import store as results
 from tests.support import committed, made_up
@@ -30,6 +31,12 @@ def stored() -> Committed:
 def test_a_document_holds_what_the_committed_results_say(stored: Committed, path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert filling.filled(text, path.relative_to(ROOT), stored) == text, "run make docs"
+
+
+def test_each_gpu_with_a_whole_run_has_its_page(stored: Committed) -> None:
+    wanted = machines.pages(stored)
+    assert {name: (ROOT / name).read_text(encoding="utf-8") for name in wanted} == wanted, "run make docs"
+    assert machines.stale(ROOT, wanted) == []
 
 
 def git(folder: Path, *words: str) -> None:
@@ -53,7 +60,7 @@ def test_only_the_regions_change_and_only_git_s_results_count(checkout: Path, ca
     page = checkout / "docs" / "a.md"
     mine = made_up.judged_run(fused_act=9.9) | {"started": "2027-12-02T00:00:00+00:00"}
     results.write(checkout / "results/ladder/nvidia-h200/mine.json", mine)
-    assert command.main([]) == 0 and capsys.readouterr().out == "docs/a.md\n"
+    assert command.main([]) == 0 and capsys.readouterr().out.splitlines()[0] == "docs/a.md"
     text = page.read_text()
     assert text.startswith("Before.\n<!-- table: ") and text.endswith("<!-- end -->\nAfter.\n")
     assert "| FP32 baseline | " in text and "old" not in text and "9.90" not in text
@@ -63,12 +70,49 @@ def test_only_the_regions_change_and_only_git_s_results_count(checkout: Path, ca
 
 
 def test_a_result_that_must_not_be_quoted_says_so(checkout: Path) -> None:
-    few = made_up.judged_run() | {"complete": False, "dirty": True}
-    results.write(checkout / RESULT, few)
+    results.write(checkout / RESULT, made_up.judged_run() | {"dirty": True})
     git(checkout, "add", RESULT)
     assert command.main([]) == 0
-    text = (checkout / "docs" / "a.md").read_text()
-    assert "incomplete: the run was interrupted" in text and "dirty: not publishable" in text
+    assert "dirty: not publishable" in (checkout / "docs" / "a.md").read_text()
+
+
+def few_rounds(run: dict[str, Any]) -> dict[str, Any]:
+    """The run with two of its rounds."""
+    return run | {"rungs": [rung | {"rounds": rung["rounds"][:2]} for rung in run["rungs"]]}
+
+
+@pytest.mark.parametrize("spoil", [lambda run: run | {"complete": False}, few_rounds], ids=["stopped", "few"])
+def test_no_document_quotes_a_stopped_run_or_one_of_few_rounds(checkout: Path, capsys, spoil: Any) -> None:
+    """Its region is refused, and its machine has no page; a page that was there goes."""
+    pages = checkout / "docs" / "results-nvidia-h200.md"
+    assert command.main([]) == 0 and "| FP32 baseline | " in pages.read_text()
+    results.write(checkout / RESULT, spoil(made_up.judged_run()))
+    git(checkout, "add", RESULT)
+    assert command.main([]) == 2 and "no committed result" in capsys.readouterr().err
+    (checkout / "docs" / "a.md").write_text("No region.\n")
+    assert command.main([]) == 0 and not pages.exists()
+
+
+@pytest.mark.parametrize(
+    "data, reason",
+    [
+        ({"complete": False}, "was stopped"),
+        ({"complete": True, "protocol": {"rounds": 2}}, "fewer than 3 rounds"),
+        ({"complete": True, "programs": [{"rounds": [{}] * 3}, {"rounds": [{}]}]}, "fewer than 3 rounds"),
+        ({"complete": True, "questions": [{"rounds": 2}]}, "fewer than 3 rounds"),
+        ({"complete": True, "protocol": {"rounds": 3}}, None),
+        ({"light_ms": 7.9}, None),
+    ],
+)
+def test_results_of_other_commands_are_quoted_from_three_rounds_on(
+    tmp_path: Path, data: Any, reason: str
+) -> None:
+    results.write(tmp_path / "results" / "upstream" / "a.json", data)
+    stored = Committed(tmp_path)
+    assert stored.names("upstream/*.json") == ([] if reason else ["upstream/a.json"])
+    if reason:
+        with pytest.raises(UserError, match=reason):
+            stored.read("upstream/a.json")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +162,7 @@ def test_a_broken_committed_file_is_named(checkout: Path) -> None:
 
 def test_the_index_links_every_document_once() -> None:
     links = re.findall(r"\]\(([\w./-]+\.md)\)", (ROOT / "docs" / "index.md").read_text())
-    others = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    others = {path.name for path in (ROOT / "docs").glob("*.md") if not machines.is_made(path)} - {"index.md"}
     assert sorted(links) == sorted([*others, "../CONTRIBUTING.md"])
 
 

@@ -115,7 +115,7 @@ def _document(text: str) -> Iterator[Text]:
             fence = not fence
             kept.append("")
             continue
-        made = (made or each.startswith("<!-- table:")) and not each.startswith("<!-- end")
+        made = (made or each.startswith(("<!-- table:", "<!-- made by"))) and not each.startswith("<!-- end")
         indented = each.startswith("    ") and not (kept and kept[-1].strip())
         kept.append("" if fence or made or indented else each)
     yield 1, "\n".join(kept)

@@ -1,4 +1,7 @@
-"""The results that git has, by path and by what they measure."""
+"""The results that git has and that documents may quote, by path and by what they measure.
+
+A document quotes no stopped run, and none of fewer than three generations: here those files are absent.
+"""
 
 from __future__ import annotations
 
@@ -27,22 +30,43 @@ class Committed:
         self._charts: dict[str, str] = {}
 
     def read(self, name: str) -> Plain:
-        """Return the data of one result file. Raises UserError where the file is missing or holds no result."""
+        """Return the data of one result file.
+
+        Raises:
+            UserError: the file is missing, holds no result, or must not be quoted.
+        """
         if not (path := self.root / name).is_file():
             raise UserError(f"results/{name} is not among the committed results")
-        return results.read(path)
+        if reason := shortfall(data := results.read(path)):
+            raise UserError(f"results/{name} {reason}: no document may quote it")
+        return data
 
     def read_asv(self, name: str) -> Plain:
         """Return a result file of asv's, which marks a missing number with NaN."""
         return json.loads((self.root / name).read_text(encoding="utf-8"))
 
     def names(self, pattern: str) -> list[str]:
-        """Return the paths of the committed files that match, sorted."""
+        """Return the paths of the files that match and that may be quoted, sorted."""
+        names = self._names(pattern)
+        if pattern.startswith("ladder/"):
+            return [name for name in names if name in self._ladders]
+        return [name for name in names if pattern.startswith("asv/") or not shortfall(self._data(name))]
+
+    def _names(self, pattern: str) -> list[str]:
         return sorted(path.relative_to(self.root).as_posix() for path in self.root.glob(pattern))
+
+    def _data(self, name: str) -> Plain:
+        return results.read(self.root / name) if name.endswith(".json") else {}
 
     @functools.cached_property
     def _ladders(self) -> dict[str, Result]:
-        return {name: results.load(self.root / name) for name in self.names("ladder/*/*.json")}
+        found = {name: results.load(self.root / name) for name in self._names("ladder/*/*.json")}
+        return {name: result for name, result in found.items() if is_whole(result)}
+
+    @functools.cached_property
+    def machines(self) -> list[str]:
+        """Return the machines with a GPU that climbed a ladder, sorted."""
+        return sorted({each.machine.name for each in self._ladders.values() if each.machine.gpu})
 
     @functools.cached_property
     def best(self) -> dict[Key, Result]:
@@ -57,11 +81,13 @@ class Committed:
         """
         if name.endswith(".json"):
             if name not in self._ladders:
-                raise UserError(f"results/{name} is not among the committed results")
+                raise UserError(f"results/{name} is not among the committed results that may be quoted")
             return self._ladders[name]
         key = tuple([*name.split("/"), "cumulative"][:4])
         if key not in self.best:
-            raise UserError(f"no committed result of {name} (MACHINE/WORKLOAD/LADDER[/MODE])")
+            raise UserError(
+                f"no committed result of {name} that may be quoted (MACHINE/WORKLOAD/LADDER[/MODE])"
+            )
         return self.best[key]  # type: ignore[index]
 
     def path_of(self, result: Result) -> str:
@@ -88,6 +114,23 @@ class Committed:
 
 def _identity(result: Result) -> tuple[str, str]:
     return result.machine.name, result.started
+
+
+def is_whole(result: Result) -> bool:
+    """Return whether a run of `ladder run` ended by itself and has three generations of each rung."""
+    return result.complete and ranking.fewest_rounds(result) >= results.FEWEST_ROUNDS
+
+
+def shortfall(data: Plain) -> str | None:
+    """Return why no document may quote a result of another command, or None."""
+    if data.get("complete") is False:
+        return "was stopped"
+    parts = [*data.get("programs", ()), *data.get("questions", ())]
+    seen = [part["rounds"] for part in (*parts, data.get("protocol") or {}) if "rounds" in part]
+    counts = [len(each) if isinstance(each, list) else each for each in seen]
+    if counts and min(counts) < results.FEWEST_ROUNDS:
+        return f"has fewer than {results.FEWEST_ROUNDS} rounds"
+    return None
 
 
 @contextmanager

@@ -14,13 +14,15 @@ from pathlib import Path
 
 from ladder.base import files
 from ladder.base.errors import UserError
-from ladder.publish.pages import explained, ladders, studies, targets
+from ladder.publish.pages import attributed, explained, ladders, machines, studies, targets
 from ladder.publish.pages.committed import Committed, checked_out
 
 TABLES: dict[str, Callable[..., str]] = {
     **ladders.TABLES,
     **explained.TABLES,
+    **machines.TABLES,
     **studies.TABLES,
+    **attributed.TABLES,
     **targets.TABLES,
 }
 OPENING = re.compile(r"^<!-- table: ([^>]*?) -->$", re.MULTILINE)
@@ -29,8 +31,9 @@ HERE = "(@/"  # a link's beginning, for the folder of the checkout
 
 
 def documents(root: Path) -> list[Path]:
-    """Return the documents that may hold regions."""
-    return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    """Return the documents that may hold regions. Pages that are generated whole hold none."""
+    written = [path for path in sorted((root / "docs").glob("*.md")) if not machines.is_made(path)]
+    return [root / "README.md", *written]
 
 
 def fill(root: Path) -> list[Path]:
@@ -41,9 +44,10 @@ def fill(root: Path) -> list[Path]:
             text = path.read_text(encoding="utf-8")
             if (new := filled(text, path.relative_to(root), committed)) != text:
                 changed[path] = new
+        made = machines.pages(committed)
     for path, text in changed.items():
         files.write(path, text)
-    return list(changed)
+    return [*changed, *machines.write(root, made)]
 
 
 def filled(text: str, page: Path, committed: Committed) -> str:

@@ -8,12 +8,11 @@ from ladder.base.text import between, factor, ms
 from ladder.plan import modes
 from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import link, span, table, text, under
-from ladder.report import recommend_text
+from ladder.report import recommend_text, tables
 from ladder.report.advising import Sources
 from ladder.report.recommend import recommend
 from ladder.report.view import Row, View, shown_gain, shown_top, shown_verdict, view
-from ladder.results import derive, ranking
-from ladder.results import store as results
+from ladder.results import derive
 from ladder.results.combine import series
 from ladder.results.types import Result
 from ladder.results.words import answer
@@ -102,36 +101,58 @@ def _source(committed: Committed, result: Result, shown: View) -> str:
 
 
 def rungs(committed: Committed, name: str) -> str:
-    """Return every rung of one result, with its verdict."""
+    """Return every rung of one result, with its verdict; with GPU times where the run has them."""
     result = committed.ladder(name)
     shown = view(result)
-    head = [
-        "rung",
-        "ms/step",
-        "95% interval",
-        shown.versus,
-        "interval",
-        "verdict",
-        "total",
-        "total interval",
-        "without R1, path length",
-    ]
+    own, gain = (_with_gpu_time if shown.has_gpu_time else _wall_alone)(shown)
+    head = ["rung", "ms/step", "95% interval", *own, "total", "total interval", "without R1, path length"]
     rows = [
-        [text(row.title), *_step(row), shown_gain(row), between(row.gain), shown_verdict(row), factor(row.total),
-         between(row.total_interval), ms(row.main_ms)]
+        [text(row.title), *_step(row), *gain(row), factor(row.total), between(row.total_interval), ms(row.main_ms)]
         for row in shown.rows
     ]  # fmt: skip
     return table(head, rows) + _source(committed, result, shown)
+
+
+def _wall_alone(shown: View) -> tuple[list[str], Callable[[Row], list[str]]]:
+    """Return the headings and cells of the gain of each rung in a run without GPU times."""
+    head = [shown.versus, "interval", "verdict"]
+    return head, lambda row: [shown_gain(row), between(row.gain), shown_verdict(row)]
+
+
+def _with_gpu_time(shown: View) -> tuple[list[str], Callable[[Row], list[str]]]:
+    """Return the headings and cells of GPU time and of both gains of each rung."""
+
+    def cells(row: Row) -> list[str]:
+        gpu = [ms(row.gpu.ms), span(row.gpu.interval), answer(row.gpu.seen)] if row.gpu else ["", "", ""]
+        return [*gpu, answer(row.seen)]
+
+    return ["GPU ms", "95% interval", "GPU work", "step"], cells
+
+
+def beside(committed: Committed, name: str) -> str:
+    """Return every entry of a study beside the first one, and the sentence on each."""
+    result = committed.ladder(name)
+    shown = view(result)
+    columns = [("entry", lambda row: row.title), *tables.columns_of(shown)]
+    rows = [[text(cell(row)) for _, cell in columns] for row in shown.rows]
+    said = "\n".join(f"- {text(line)}" for line in shown.sentences)
+    return f"{table([heading for heading, _ in columns], rows)}\n{said}\n{_source(committed, result, shown)}"
 
 
 def gains(committed: Committed, name: str) -> str:
     """Return the rungs of a leave-one-out result, the largest gain first."""
     result = committed.ladder(name)
     shown = view(result)
-    head = ["left out", "ms/step", "95% interval", "gain at top", "interval", "advice"]
+    own, gain = _with_gpu_time(shown) if shown.has_gpu_time else (["gain at top", "interval"], _at_top)
     order = sorted(shown.rows, key=lambda row: -(row.previous or 0))
-    rows = [[text(row.title), *_step(row), shown_gain(row), between(row.gain), row.advice] for row in order]
-    return table(head, rows) + _source(committed, result, shown)
+    rows = [[text(row.title), *_step(row), *gain(row), row.advice] for row in order]
+    return table(["left out", "ms/step", "95% interval", *own, "advice"], rows) + _source(
+        committed, result, shown
+    )
+
+
+def _at_top(row: Row) -> list[str]:
+    return [shown_gain(row), between(row.gain)]
 
 
 def workloads(committed: Committed, machine: str, ladder: str) -> str:
@@ -146,7 +167,7 @@ def workloads(committed: Committed, machine: str, ladder: str) -> str:
         "without R1, path length",
     ]
     rows = [_workload_row(committed, result) for result in _climbed(committed, machine, ladder)]
-    return table(["workload", *times, "rounds", "run"], rows)
+    return table(["workload", *times, "rounds"], rows)
 
 
 def _climbed(committed: Committed, machine: str, ladder: str) -> list[Result]:
@@ -162,7 +183,6 @@ def _workload_row(committed: Committed, result: Result) -> list[str]:
     top, eight = list(timed.values())[-1], timed.get("fused_act")
     work = result.workload
     name = link(f"`{work['name']}`", committed.chart(result))
-    few = ranking.fewest_rounds(result) < results.FEWEST_ROUNDS
     return [
         f"{name}: {work['resolution']}x{work['resolution']}, batch {work['batch']}",
         ms(timed["baseline"].step_ms),
@@ -172,8 +192,7 @@ def _workload_row(committed: Committed, result: Result) -> list[str]:
         factor(top.total),
         between(top.total_interval),
         factor(top.main_total),
-        _rounds(result) + f", fewer than {results.FEWEST_ROUNDS}" * few,
-        "complete" if result.complete else "stopped",
+        _rounds(result),
     ]
 
 
@@ -232,6 +251,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "hosts": hosts,
     "gpus": gpus,
     "rungs": rungs,
+    "beside": beside,
     "gains": gains,
     "workloads": workloads,
     "lazy": lazy,

@@ -19,6 +19,11 @@ def link(words: str, path: str) -> str:
     return f"[{words}](@/results/{path})"
 
 
+def absent(command: str) -> str:
+    """Return the line in place of a table that no whole result fills yet."""
+    return f"*No complete run yet: `{command}`.*\n"
+
+
 def span(interval: Sequence[float] | None, form: str = "") -> str:
     """Return `LOW-HIGH` in a format, as milliseconds without one; empty where there is no interval."""
     if not interval:

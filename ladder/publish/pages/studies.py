@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 
 from ladder.base.errors import UserError
-from ladder.base.records import build
+from ladder.base.records import build, plain
 from ladder.base.text import factor, ms
 from ladder.publish.pages.committed import Committed
-from ladder.publish.pages.markdown import link, span, table, text, under
+from ladder.publish.pages.markdown import absent, link, span, table, text, under
 from ladder.results import words
 from ladder.results.types import Plain
+from ladder.stats.estimates import median
 from ladder.studies.claims import page, registry
 from ladder.studies.claims.schema import Claims
 from ladder.studies.claims.schema import of_data as claims_of
@@ -20,8 +21,13 @@ from ladder.studies.kernelbench.report import COMPUTE_BOUND
 from ladder.studies.kernelbench.schema import Row
 from ladder.studies.precision import report as precisions
 from ladder.studies.precision.record import Result as Precision
+from ladder.studies.scale import report as scaling
+from ladder.studies.scale.record import Result as Scaled
 from ladder.studies.sustain import report as sustaining
 from ladder.studies.sustain.record import Result as Sustained
+from ladder.studies.upstream import report as upstreams
+from ladder.studies.upstream.record import PATCHED, UPSTREAM, Ratio
+from ladder.studies.upstream.record import Result as Upstream
 
 LARGE = (128, 129, 256, 257)  # pixels a side; one more behind a transposed convolution
 ENOUGH = 0.85  # of a cold copy
@@ -35,10 +41,10 @@ def upstream(committed: Committed, machine: str) -> str:
     rows = []
     for name in committed.names(f"upstream/{machine}-*.json"):
         result = committed.read(name)
-        theirs, ours = result["programs"]
+        theirs, *_, ours = result["programs"]
         ratio = result["ratio"] or {"median": None, "interval": None}
         on = {True: "on", False: "off"}[theirs["settings"]["fast_double_backward"]]
-        rounds = f"{min(len(theirs['rounds']), len(ours['rounds']))}{_stopped(result)}"
+        rounds = str(min(len(theirs["rounds"]), len(ours["rounds"])))
         rows.append(
             [_linked(result, name), ms(theirs["step_ms"]), span(theirs["interval_ms"]), ms(ours["step_ms"]),
              span(ours["interval_ms"]), factor(ratio["median"]), span(ratio["interval"], ".2f"), rounds,
@@ -47,12 +53,34 @@ def upstream(committed: Committed, machine: str) -> str:
     return table(head, rows)
 
 
+def patched(committed: Committed, machine: str) -> str:
+    """Return NVIDIA's step as it is and with our ops: both clocks, the lazy phases and parity, by workload."""
+    head = ["workload", "GPU ms/step", "patched", "less by", "interval", "R1's GPU time less by", "path length's",
+            "wall ms/step", "patched", "as fast", "interval", "rounds", "parity"]  # fmt: skip
+    rows = []
+    for name in committed.names(f"upstream/{machine}-*.json"):
+        result = build(Upstream, committed.read(name))
+        if not (found := result.patched):
+            continue
+        gpu, sides = upstreams.gpu_times(result), [result.program(side) for side in (UPSTREAM, PATCHED)]
+        less = {row[0]: row[5] for row in upstreams.phase_cells(result)}
+        rows.append(
+            [_linked(plain(result), name), *(ms(median([*gpu.get(each.side, {}).values()])) for each in sides),
+             *_factor(found.gpu_ratio), less["D_r1"], less["G_pl"],
+             *(ms(each.step_ms) for each in sides), *_factor(found.ratio),
+             str(min(len(each.rounds) for each in sides)),
+             found.parity.verdict if found.parity else "not compared"]
+        )  # fmt: skip
+    return table(head, rows)
+
+
+def _factor(ratio: Ratio | None) -> tuple[str, str]:
+    """Return a factor and its interval."""
+    return ("", "") if ratio is None else (factor(ratio.median), span(ratio.interval, ".2f"))
+
+
 def _linked(result: Plain, name: str, suffix: str = ".md") -> str:
     return link(f"`{result['workload']['name']}`", name.removesuffix(".json") + suffix)
-
-
-def _stopped(result: Plain) -> str:
-    return "" if result["complete"] else ", stopped"
 
 
 def precision(committed: Committed, machine: str) -> str:
@@ -80,6 +108,15 @@ def sustained(committed: Committed, machine: str) -> str:
             for cells in sustaining.cells(build(Sustained, result))
         ]
     return table(["workload", "seconds", *sustaining.HEADINGS], rows, 3)
+
+
+def scaled(committed: Committed, machine: str) -> str:
+    """Return the step of each way on each number of GPUs, one row for each point."""
+    rows = []
+    for name in committed.names(f"scaled/{machine}-*.json"):
+        result = committed.read(name)
+        rows += [[_linked(result, name), *map(text, cells)] for cells in scaling.cells(build(Scaled, result))]
+    return table(["workload", *scaling.HEADINGS], rows, 3)
 
 
 def roofline(committed: Committed, machine: str) -> str:
@@ -121,7 +158,10 @@ def large(rows: Sequence[Row]) -> list[Row]:
 
 def kernels(committed: Committed, machine: str) -> str:
     """Return each op's share of a copy, and the comparisons that an alternative wins."""
-    name = max(committed.names(f"kernels/{machine}*.json"), key=lambda each: _when(committed, each))
+    found = [name for name in committed.names(f"kernels/{machine}*.json") if _when(committed, name)]
+    if not found:
+        return absent("ladder kernels")
+    name = max(found, key=lambda each: _when(committed, each))
     result = kernelschema.of_data(committed.read(name))
     head = ["op", "figures at 128x128 and 256x256", "share of a cold copy", "at least 85%", "comparisons, all sizes",
             "torch.compile faster", "by at most", "plain PyTorch faster", "by at most"]  # fmt: skip
@@ -129,10 +169,8 @@ def kernels(committed: Committed, machine: str) -> str:
     groups = {op: [row for row in result.rows if row.function == op] for op in ops}
     rows = [[f"`{op}`", *_kernel_cells(group)] for op, group in sorted(groups.items())]
     rows.append(["all", *_kernel_cells(result.rows)])
-    cases, stopped = len({row.case for row in result.rows}), "" if result.complete else ", stopped"
-    return table(head, rows) + under(
-        f"{cases} cases{stopped}", link("every shape", name.replace(".json", ".md"))
-    )
+    cases = len({row.case for row in result.rows})
+    return table(head, rows) + under(f"{cases} cases", link("every shape", name.replace(".json", ".md")))
 
 
 def _when(committed: Committed, name: str) -> str:
@@ -159,7 +197,9 @@ JOINED["filter_act_modulate"] = (*JOINED["filter_act"], "modulate")
 
 def filters(committed: Committed, machine: str) -> str:
     """Return the microseconds of a filter and its activation, as separate ops and as one pass."""
-    result = kernelschema.of_data(committed.read(f"kernels/{machine}-partial.json"))
+    if not (names := committed.names(f"kernels/{machine}.json")):
+        return absent("ladder kernels --op filter_act")
+    result = kernelschema.of_data(committed.read(names[0]))
     sizes = ([32, 64, 256, 256], [32, 64, 257, 257])
     rows_there = [row for row in result.rows if row.shape in sizes and row.setting == 0]
     at = {(row.op, row.direction): row.us.cold["ours"].median for row in rows_there if "ours" in row.us.cold}
@@ -249,7 +289,7 @@ def comparisons(committed: Committed, machine: str) -> str:
         for each in (each for each in result["questions"] if each["planted"]):
             rows.append(
                 [link(where, name.replace(".json", ".md")), f"{100 * each['planted']:g}%", *_seen(each),
-                 f"{100 * each['least']:.2f}%", each["verdict"], passed, f"{each['rounds']}{_stopped(result)}"]
+                 f"{100 * each['least']:.2f}%", each["verdict"], passed, str(each["rounds"])]
             )  # fmt: skip
     return table(head, rows)
 
@@ -326,7 +366,8 @@ def _rungs_and_seconds(result: Plain) -> tuple[int, float]:
 
 
 TABLES: dict[str, Callable[..., str]] = {
-    "upstream": upstream, "precision": precision, "sustained": sustained, "roofline": roofline, "kernels": kernels,
+    "upstream": upstream, "patched": patched, "precision": precision, "scaled": scaled, "sustained": sustained,
+    "roofline": roofline, "kernels": kernels,
     "canary": canary, "selftest": selftest, "simulated": simulated, "comparisons": comparisons,
     "parity-trials": parity_trials, "asv": asv, "claims": claims, "claim": claim, "filters": filters,
 }  # fmt: skip

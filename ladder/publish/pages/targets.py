@@ -2,38 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from ladder.base.text import factor, ms
+from ladder.plan import modes
 from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import link, span, table
 from ladder.publish.pages.studies import ENOUGH, large, share
 from ladder.results import derive
-from ladder.results import store as results
 from ladder.results.types import Result, RungResult, given
 from ladder.studies.kernelbench.schema import of_data as kernels_of
 
 MEMORY_BOUND = ("bias_act", "modulate", "upfirdn2d")
-PARTS = ("start", "build", "prepare")
-FULL = "ladder/nvidia-h200/article-full-20261122T202833Z.json"
-WITH_AUTOTUNING = "ladder/nvidia-h200/article-full-20261121T213446Z.json"
-BATCH_32 = "ladder/nvidia-h200/article-b32-full-20261123T023416Z.json"
-COMPILED = "ladder/nvidia-h200/article-compile_autotune-20261122T231746Z.json"
-WARM, COLD = (f"ladder/nvidia-h200/article-full-20261123T{time}Z.json" for time in ("215235", "215416"))
+MACHINE = "nvidia-h200"  # the aims are about one H200
 LIGHT = "roofline/nvidia-h200-article-full-fused_modulation"
-TRIALS = ("article-bench-compare-captured", "article-b32-bench-compare-eager", "article-bench-compare-eager")
 Row = tuple[str, str, str]
 
 
 def targets(committed: Committed) -> str:
-    """Return every target with a result file: the figure, and whether the file lets it count."""
-    return table(["target", "seen", "where, and whether it counts"], [row(committed) for row in ROWS], 3)
+    """Return every target: the figure of a whole run, or the command that would give it."""
+    return table(["target", "seen", "where"], [row(committed) for row in ROWS], 3)
 
 
-def _top(result: Result, name: str = "") -> RungResult:
-    """Return the rung of that name; without a name, the highest rung with a number."""
-    timed = [rung for rung in result.rungs if rung.status == "ok"]
-    return next(rung for rung in reversed(timed) if name in ("", rung.name))
+def _absent(target: str, command: str) -> Row:
+    return target, "no complete run", f"`{command}`"
+
+
+def _best(committed: Committed, workload: str, ladder: str = "full") -> tuple[Result, str] | None:
+    """Return the best staircase of a workload on this machine, with its path."""
+    result = committed.best.get((MACHINE, workload, ladder, modes.CUMULATIVE))
+    return None if result is None else (result, committed.path_of(result))
+
+
+def _top(result: Result) -> RungResult:
+    """Return the highest rung with a number."""
+    return next(rung for rung in reversed(result.rungs) if rung.status == "ok")
 
 
 def _time(rung: RungResult) -> str:
@@ -44,114 +47,91 @@ def _times(rung: RungResult) -> str:
     return f"{factor(rung.speedup_total)} ({span(given(rung.total_interval), '.3g')})"
 
 
-def _counts(count: int, words: str) -> str:
-    return f"{words}, rounds: {count}" + ("" if count >= results.FEWEST_ROUNDS else ", too few to count")
-
-
 def _file(rung: RungResult, name: str, words: str = "file") -> str:
-    return _counts(len(derive.counted(rung)), link(words, name))
+    return f"{link(words, name)}, generations: {len(derive.counted(rung))}"
 
 
 def step(committed: Committed) -> Row:
-    top = _top(committed.ladder(FULL))
-    return "`article` (batch 8), top: at most 13 ms", _time(top), _file(top, FULL)
+    target = "`article` (batch 8), top: at most 13 ms"
+    if not (found := _best(committed, "article")):
+        return _absent(target, "ladder run --ladder full")
+    top = _top(found[0])
+    return target, _time(top), _file(top, found[1])
 
 
 def speedup(committed: Committed) -> Row:
-    top, other = (_top(committed.ladder(name)) for name in (FULL, WITH_AUTOTUNING))
-    main = [factor(rung.main_speedup_total) for rung in (top, other)]
-    seen = f"{_times(top)}, without {main[0]}; with `cudnn_benchmark` {_times(other)}, without {main[1]}"
     target = "top over baseline: at least 8 times, without R1 and path length 5 times"
-    return target, seen, f"{_file(top, FULL)}; {_file(other, WITH_AUTOTUNING)}"
+    if not (found := _best(committed, "article")):
+        return _absent(target, "ladder run --ladder full")
+    top = _top(found[0])
+    return target, f"{_times(top)}, without {factor(top.main_speedup_total)}", _file(top, found[1])
 
 
 def batch_32(committed: Committed) -> Row:
-    top = _top(committed.ladder(BATCH_32))
-    return (
-        "`article-b32`, top: at most 42 ms",
-        f"{_time(top)}, {_times(top)} the baseline",
-        _file(top, BATCH_32),
-    )
+    target = "`article-b32`, top: at most 42 ms"
+    if not (found := _best(committed, "article-b32")):
+        return _absent(target, "ladder run --ladder full -w article-b32")
+    top = _top(found[0])
+    return target, f"{_time(top)}, {_times(top)} the baseline", _file(top, found[1])
 
 
 def lazy(committed: Committed) -> Row:
-    top = _top(committed.ladder(FULL))
+    target = "batch 8: R1 at most 8 ms, path length at most 12 ms"
+    if not (found := _best(committed, "article")):
+        return _absent(target, "ladder run --ladder full")
+    top = _top(found[0])
     costs = derive.lazy_costs(top)
     seen = [f"{ms(costs[phase][0])} ms ({span(costs[phase][1])})" for phase in ("D_r1", "G_pl")]
-    return "batch 8: R1 at most 8 ms, path length at most 12 ms", " and ".join(seen), _file(top, FULL)
+    return target, " and ".join(seen), _file(top, found[1])
 
 
 def upstream(committed: Committed) -> Row:
+    target = "NVIDIA's stylegan3 repository, same widths, FP16: at least 10 times as fast at batch 8, 5 at batch 32"
     seen, where = [], []
-    for batch, name in (
-        (8, "upstream/nvidia-h200-article"),
-        (32, "upstream/nvidia-h200-article-b32-partial"),
-    ):
-        result = committed.read(f"{name}.json")
-        ratio = result["ratio"]
+    for name in committed.names(f"upstream/{MACHINE}-article*.json"):
+        result = committed.read(name)
+        ratio, batch = result["ratio"], result["workload"]["batch"]
         seen.append(f"{factor(ratio['median'])} ({span(ratio['interval'], '.2f')}) at batch {batch}")
         rounds = min(len(program["rounds"]) for program in result["programs"])
-        where.append(_counts(rounds, link(f"batch {batch}", f"{name}.md")))
+        where.append(f"{link(f'batch {batch}', name.replace('.json', '.md'))}, rounds: {rounds}")
+    if not seen:
+        return _absent(target, "ladder upstream CLONE")
     note = "a copy with [other networks](@/docs/upstream.md), its fast double backward off"
-    target = "NVIDIA's stylegan3 repository, same widths, FP16: at least 10 times as fast at batch 8, 5 at batch 32"
     return target, ", ".join(seen), "; ".join([*where, note])
 
 
 def compiled(committed: Committed) -> Row:
-    plain, top = committed.ladder(COMPILED).rungs
-    seen = f"{_times(top)}: {ms(plain.step_ms)} and {ms(top.step_ms)} ms"
     target = "BF16 and channels_last under `torch.compile(max-autotune)`: ours at least 1.25 times as fast"
+    if not (found := _best(committed, "article", "compile_autotune")):
+        return _absent(target, "ladder run --ladder compile_autotune")
+    plain, top = found[0].rungs
+    seen = f"{_times(top)}: {ms(plain.step_ms)} and {ms(top.step_ms)} ms"
     other = "of `compile_autotune`: no coordinate descent, no Triton templates for matmuls"
-    return target, seen, f"{_file(top, COMPILED)}; {other}"
+    return target, seen, f"{_file(top, found[1])}; {other}"
 
 
 def light(committed: Committed) -> Row:
-    top = _top(committed.ladder(FULL))
-    floor = committed.read(f"{LIGHT}.json")["step"]["light_ms"]
+    target = "within 1.8 times the speed of light"
+    if not (found := _best(committed, "article")):
+        return _absent(target, "ladder run --ladder full")
+    top, floor = _top(found[0]), committed.read(f"{LIGHT}.json")["step"]["light_ms"]
     seen = f"{top.step_ms / floor:.2f} times: {ms(top.step_ms)} ms and a floor of {ms(floor)}"
-    return (
-        "within 1.8 times the speed of light",
-        seen,
-        f"{_file(top, FULL, 'step')}; {link('floor', f'{LIGHT}.md')}",
-    )
+    return target, seen, f"{_file(top, found[1], 'step')}; {link('floor', f'{LIGHT}.md')}"
 
 
 def memory_bound(committed: Committed) -> Row:
-    name = "kernels/nvidia-h200-partial"
-    rows = large(kernels_of(committed.read(f"{name}.json")).rows)
-    ours = sorted(share(row) for row in rows if row.function in MEMORY_BOUND)
-    others = [share(row) for row in rows if row.function not in MEMORY_BOUND]
-    missed = [each for each in ours if each < ENOUGH]
-    seen = f"{len(ours) - len(missed)} of {len(ours)}, the others {_percents(missed)}"
-    below = sum(each < ENOUGH for each in others)
     words = "`bias_act`, `modulate`, `upfirdn2d` at 128x128 and 256x256, batch 8 and 32"
     target = f"{words}: at least 85% of a copy of the same bytes"
-    counts = (
-        f"{link('table', f'{name}.md')}, stopped; {below} of {len(others)} figures of the other ops are below"
-    )
-    return target, seen, counts
-
-
-def _percents(shares: Sequence[float]) -> str:
-    return " and ".join(f"{100 * each:.1f}%" for each in shares)
-
-
-def cold_start(committed: Committed) -> Row:
-    seen, where = [], []
-    for words, name in (("warm", WARM), ("cold", COLD)):
-        rung = _top(committed.ladder(name))
-        first = rung.rounds[0]
-        parts = [getattr(first, f"{part}_s") for part in PARTS]
-        compiling = first.compile_kernels_s
-        detail = ", ".join(f"{part} {value:.1f}" for part, value in zip(PARTS, parts, strict=True))
-        extra = f", of which kernels {compiling:.1f}" if compiling else ""
-        seen.append(f"{sum(parts):.1f} s {words} ({detail}{extra})")
-        where.append(_file(rung, name, words))
-    return (
-        "from the start to the first timed cycle at the top: 15 s warm, 90 s cold",
-        "; ".join(seen),
-        "; ".join(where),
-    )
+    if not (names := committed.names(f"kernels/{MACHINE}.json")):
+        return _absent(target, "ladder kernels")
+    rows = large(kernels_of(committed.read(names[0])).rows)
+    ours = sorted(share(row) for row in rows if row.function in MEMORY_BOUND)
+    others = [share(row) for row in rows if row.function not in MEMORY_BOUND]
+    missed = [f"{100 * each:.1f}%" for each in ours if each < ENOUGH]
+    seen = f"{len(ours) - len(missed)} of {len(ours)}" + f", the others {' and '.join(missed)}" * bool(missed)
+    below = sum(each < ENOUGH for each in others)
+    page = link("table", names[0].replace(".json", ".md"))
+    return target, seen, f"{page}; {below} of {len(others)} figures of the other ops are below"
 
 
 def overhead(committed: Committed) -> Row:
@@ -162,15 +142,17 @@ def overhead(committed: Committed) -> Row:
 
 
 def trials(committed: Committed) -> Row:
-    names = [f"selftest/nvidia-h200-{name}" for name in TRIALS]
-    asked = [each for name in names for each in committed.read(f"{name}.json")["questions"]]
+    target = "`bench-compare`: 1% of a captured step found, 5% of an eager one, 20 A/A of 20 pass"
+    names = committed.names(f"selftest/{MACHINE}-*bench-compare*.json")
+    if not names:
+        return _absent(target, "ladder doctor --selftest")
+    asked = [each for name in names for each in committed.read(name)["questions"]]
     same = [each["verdict"] for each in asked if not each["planted"]]
     found = [f"{100 * each['planted']:g}%: {each['verdict']}" for each in asked if each["planted"]]
     seen = f"{'; '.join(found)}; {sum(word != 'slower' for word in same)} A/A of {len(same)} pass"
-    where = ", ".join(link(name.removeprefix("selftest/nvidia-h200-"), f"{name}.md") for name in names)
-    simulated = link("simulated", "selftest/bench-compare-simulated.md")
-    target = "`bench-compare`: 1% of a captured step found, 5% of an eager one, 20 A/A of 20 pass"
-    return target, seen, f"{where}; {simulated}: all found"
+    stems = [name.removesuffix(".json") for name in names]
+    where = ", ".join(link(stem.removeprefix(f"selftest/{MACHINE}-"), f"{stem}.md") for stem in stems)
+    return target, seen, f"{where}; {link('simulated', 'selftest/bench-compare-simulated.md')}: all found"
 
 
 def damaged(committed: Committed) -> Row:
@@ -198,7 +180,7 @@ def sanitizer(committed: Committed) -> Row:
 
 
 ROWS: tuple[Callable[[Committed], Row], ...] = (
-    step, speedup, batch_32, lazy, upstream, compiled, light, memory_bound, cold_start, overhead, trials, damaged,
+    step, speedup, batch_32, lazy, upstream, compiled, light, memory_bound, overhead, trials, damaged,
     sanitizer,
 )  # fmt: skip
 TABLES: dict[str, Callable[..., str]] = {"targets": targets}

@@ -13,17 +13,36 @@ from ladder.results import publishable
 from ladder.results.check import Kind
 from ladder.results.code_digest import Head
 from ladder.results.types import build
+from ladder.studies.ablate.schema import KIND as ABLATION
 from ladder.studies.claims.registry import KIND as CLAIMS
 from ladder.studies.kernelbench import tuning_schema
 from ladder.studies.kernelbench.schema import KIND as KERNELS
+from ladder.studies.map.schema import KIND as MAP
+from ladder.studies.noise.schema import KIND as NOISE
 from ladder.studies.precision.schema import KIND as PRECISION
+from ladder.studies.profile.schema import KIND as PROFILE
 from ladder.studies.roofline import in_step
 from ladder.studies.roofline.schema import KIND as ROOFLINE
 from ladder.studies.roofline.schema import Result as Roofline
+from ladder.studies.scale.schema import KIND as SCALED
 from ladder.studies.sustain.schema import KIND as SUSTAINED
 from ladder.studies.upstream.schema import KIND as UPSTREAM
 
-_ALL = (CLAIMS, KERNELS, PRECISION, ROOFLINE, SUSTAINED, UPSTREAM, *tuning_schema.KINDS, *schema_checks.KINDS)
+_ALL = (
+    ABLATION,
+    MAP,
+    CLAIMS,
+    KERNELS,
+    NOISE,
+    PRECISION,
+    PROFILE,
+    ROOFLINE,
+    SCALED,
+    SUSTAINED,
+    UPSTREAM,
+    *tuning_schema.KINDS,
+    *schema_checks.KINDS,
+)
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _ALL}
 UNNAMED = {
     "tools": "sanitizer",

@@ -61,6 +61,17 @@ def search(
     return Largest(batch=low, settled=settled, tried=tried)
 
 
+def first(batch: int, used: float, room: float | None, most: int = LARGEST) -> int:
+    """Return the first batch to try: `batch`, doubled while half of the memory should suffice.
+
+    Args:
+        used, room: memory in use at `batch`, and all memory, in one unit. 0 or None if it is not known.
+    """
+    while used and room and 2 * 2 * used < room and 2 * batch <= most:
+        batch, used = 2 * batch, 2 * used
+    return batch
+
+
 def cut_short(tried: list[Try]) -> Largest:
     """Return the result of a `search` whose time was over after these tries."""
     return Largest(batch=largest(tried), settled=False, tried=tried)

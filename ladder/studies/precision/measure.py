@@ -15,7 +15,7 @@ from ladder.engine import pool
 from ladder.results.store import FAILED_PARITY
 from ladder.results.types import Plain, head
 from ladder.studies.precision import record as records
-from ladder.studies.precision.batch_search import cut_short, search
+from ladder.studies.precision.batch_search import cut_short, first, search
 from ladder.studies.precision.plan import Plan, Tell, rows
 from ladder.studies.precision.record import History, Result, Row, Rows, title
 from ladder.studies.precision.run import Run, Session, TimeUp
@@ -126,10 +126,7 @@ def first_try(plan: Plan, row: Row) -> int:
     """Return the first batch to try: the workload's, doubled while half of the GPU's memory should suffice."""
     batch = plan.workload["batch"]
     sizes = [size or 0 for each in row.rounds for size in (each.reserved_gib, each.device_gib)]
-    used = max(sizes, default=0)
-    while used and plan.memory_gib and 2 * 2 * used < plan.memory_gib and 2 * batch <= plan.most_batch:
-        batch, used = 2 * batch, 2 * used
-    return batch
+    return first(batch, max(sizes, default=0), plan.memory_gib, plan.most_batch)
 
 
 OUT = ROOT / "results" / "precision"

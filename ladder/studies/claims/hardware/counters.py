@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +52,15 @@ class Counts:
     ns: float | None = None
 
 
+@dataclass(frozen=True)
+class Launch:
+    """A launched kernel with the counters that were asked for, by our names. A counter without a number is None."""
+
+    kernel: str
+    grid: list[int]
+    values: dict[str, float | None]
+
+
 class Refused(Exception):
     """The error that Nsight Compute is missing or did not count, with the reason in one line."""
 
@@ -65,21 +75,30 @@ def program() -> str:
 
 
 def command(ncu: str, names: list[str]) -> list[str]:
-    """Return the command line of `ncu`.
+    """Return the command line of `ncu` for the contenders of these experiments."""
+    return [*watching(ncu, METRICS), sys.executable, "-m", "ladder.studies.claims.target", *names]
+
+
+def watching(ncu: str, metrics: Mapping[str, str]) -> list[str]:
+    """Return the beginning of a command line: `ncu` with its options, before the program that it watches.
 
     It writes no file, leaves the clocks alone, empties the L2 before each kernel and prints base units.
     """
     return [
         ncu, "--csv", "--page", "raw", "--print-units", "base", "--print-kernel-base", "function",
         "--profile-from-start", "off", "--target-processes", "application-only", "--clock-control", "none",
-        "--cache-control", "all", "--replay-mode", "kernel", "--metrics", ",".join(METRICS.values()),
-        sys.executable, "-m", "ladder.studies.claims.target", *names,
+        "--cache-control", "all", "--replay-mode", "kernel", "--metrics", ",".join(metrics.values()),
     ]  # fmt: skip
 
 
 def count(names: list[str], timeout_s: float, ncu: str | None = None) -> dict[str, list[Counts]]:
     """Return {"EXPERIMENT: CONTENDER": its kernels in order, each with `METRICS`}. Raises Refused."""
-    line = command(ncu or program(), names)
+    said, rows = counted(command(ncu or program(), names), timeout_s, METRICS)
+    return by_contender([_counts(row) for row in rows], announced(said))
+
+
+def counted(line: list[str], timeout_s: float, metrics: Mapping[str, str]) -> tuple[str, list[Launch]]:
+    """Run a command line of `ncu`. Return all that it printed, and the launched kernels. Raises Refused."""
     try:
         done = subprocess.run(
             line, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, errors="replace"
@@ -88,10 +107,10 @@ def count(names: list[str], timeout_s: float, ncu: str | None = None) -> dict[st
         raise Refused(f"Nsight Compute was not done after {timeout_s:.0f} s") from None
     except OSError as error:
         raise Refused(f"Nsight Compute did not start: {error.strerror}") from None
-    rows = parse(done.stdout)
+    said, rows = done.stdout + "\n" + done.stderr, launched(done.stdout, metrics)
     if not rows:
-        raise Refused(why(done.stdout + "\n" + done.stderr, done.returncode))
-    return by_contender(rows, announced(done.stdout + "\n" + done.stderr))
+        raise Refused(why(said, done.returncode))
+    return said, rows
 
 
 ANNOUNCED = re.compile(r"^claim (\d+): (.+)$", re.MULTILINE)
@@ -103,25 +122,33 @@ def announced(text: str) -> dict[int, str]:
 
 
 def parse(text: str) -> list[Counts]:
-    """Return the kernels of ncu's CSV, in the order of their launches. Other lines of the output are skipped.
+    """Return the kernels of ncu's CSV, in the order of their launches."""
+    return [_counts(row) for row in launched(text, METRICS)]
+
+
+def _counts(row: Launch) -> Counts:
+    return Counts(row.kernel, row.grid, **row.values)
+
+
+def launched(text: str, metrics: Mapping[str, str]) -> list[Launch]:
+    """Return the launches in ncu's CSV, with these metrics. Other lines of the output are skipped.
 
     `--page raw` has a line of units, then a line for each kernel. The page of details, which some versions print
     instead, has a line for each kernel and metric.
     """
     lines = [line for line in text.splitlines() if line.startswith('"')]
     head = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
-    found: dict[int, Counts] = {}
+    found: dict[int, Launch] = {}
     for line in csv.DictReader(lines[head:]) if head is not None else ():
         if not (line.get("ID") or "").strip().isdigit():
             continue  # the line of units
         grid = [int(n) for n in re.findall(r"\d+", line.get("Grid Size") or "")] or [0]
         number = int(line["ID"])
-        row = found.get(number) or Counts((line.get("Kernel Name") or "").strip(), grid)
+        row = found.setdefault(number, Launch((line.get("Kernel Name") or "").strip(), grid, {}))
         values = {line["Metric Name"]: line.get("Metric Value")} if "Metric Name" in line else line
-        found[number] = row
-        for name, theirs in METRICS.items():
-            if theirs in values:
-                setattr(row, name, _number(values[theirs]))
+        row.values.update(
+            {name: _number(values[theirs]) for name, theirs in metrics.items() if theirs in values}
+        )
     return list(found.values())
 
 

@@ -1,0 +1,174 @@
+"""Options of `ladder profile`, and the files that it writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ladder.base import files, locks, text
+from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
+from ladder.base.records import plain
+from ladder.cli import options
+from ladder.images import for_workload
+
+if TYPE_CHECKING:
+    from ladder.studies.profile.measure import Plan
+    from ladder.studies.profile.record import Result
+
+GB = 2**30
+OUT = ROOT / "results" / "profile"
+QUIET = "KINETO_LOG_LEVEL"  # the profiler prints its beginning and end on stderr
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  ladder profile fused_act                         categories, phases, layers, memory
+  ladder profile baseline -w article-b32           on another workload
+  ladder profile fused_act --trace step.json.gz    and a trace for ui.perfetto.dev
+  ladder profile fused_act --largest-batch         and the largest batch that fits
+  ladder profile fused_act --ncu                   and counters of the heaviest kernels (Nsight Compute)
+  ladder profile fused_act --nsys step.nsys-rep    and a report of Nsight Systems"""
+)
+@click.argument("rung", metavar="RUNG")
+@options.workload_option("article on a GPU, tiny on the CPU")
+@click.option(
+    "--ladder",
+    "ladder_name",
+    metavar="NAME|FILE",
+    help="The ladder of the rung. [default: article, or full if article lacks it]",
+)
+@click.option(
+    "--trace",
+    metavar="FILE",
+    type=options.FILE,
+    help="Write one step of each kind as a Chrome trace: .json.gz or .json.",
+)
+@click.option(
+    "--largest-batch", is_flag=True, help="Also search the largest batch that fits; up to three minutes."
+)
+@click.option("--ncu", is_flag=True, help="Also count in the heaviest kernels with Nsight Compute; minutes.")
+@click.option("--nsys", metavar="FILE", type=options.FILE, help="Also write a report of Nsight Systems.")
+@options.data_option
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@options.device_option
+@click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/profile]")
+@options.json_option
+def profile(
+    rung: str, workload: str | None, ladder_name: str | None, trace: Path | None, largest_batch: bool, ncu: bool,
+    nsys: Path | None, data: str | None, seed: int, device: str | None, out: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Show what a step of RUNG consists of: its work by category, phase and layer, and its memory.
+
+    One process runs the rung with all below it, and traces one cycle of 16 steps. On a CPU the own time of PyTorch's
+    operators stands for kernels. The figures are those of one process, so compare rungs with `ladder run`, and explain
+    their difference with `ladder explain`.
+
+    Exit status: 0 if done. 2 if the request is impossible, or a tool is missing.
+    """
+    os.environ.setdefault(QUIET, "99")
+    from ladder.machine import environment, system
+    from ladder.report import output as ending
+    from ladder.studies.profile import measure, report, tracefile
+    from ladder.studies.profile import nsys as systems
+
+    if trace is not None:
+        tracefile.refuse(trace)
+    if nsys is not None:
+        systems.refuse(nsys)
+    counter, recorder = _tools(ncu, nsys)
+    chosen = system.choose_device(device)
+    environment.refuse(chosen)
+    if chosen == "cpu" and (ncu or nsys):
+        raise UserError("--ncu and --nsys look into a GPU, and none is used here")
+    folder = out or OUT
+    files.refuse_unwritable(folder)
+    asked, photographs = _plan(rung, workload, ladder_name, chosen, data, seed, as_json)
+
+    def tell(line: str) -> None:
+        click.echo(f"{rung}: {line}", err=True)
+
+    environment.tell(as_json)
+    with locks.folder_lock(folder, text.slug(system.facts(chosen)["name"])):
+        result = measure.profile(asked, photographs, folder, tell, trace)
+        if largest_batch:
+            result = _with_largest(result, asked, tell)
+        paths = write(result, folder)
+        if counter:
+            result = _with_counters(result, asked, counter, tell)
+            paths = write(result, folder)
+        if nsys is not None and recorder is not None:
+            tell("Nsight Systems records one step of each kind")
+            systems.record(recorder, nsys, asked.workload, asked.recipe)
+    click.echo(json.dumps(plain(result), indent=1, allow_nan=False) if as_json else report.text(result))
+    ending.say_files(paths, as_json)
+
+
+def _tools(ncu: bool, nsys: Path | None) -> tuple[str | None, str | None]:
+    """Return the paths of `ncu` and `nsys`, as far as they are asked for. UserError if one is missing."""
+    from ladder.studies.claims.hardware import counters
+    from ladder.studies.profile import nsys as systems
+
+    try:
+        counter = counters.program() if ncu else None
+    except counters.Refused as error:
+        raise UserError(f"--ncu: {error}") from None
+    return counter, systems.program() if nsys is not None else None
+
+
+def _plan(
+    rung: str, workload: str | None, ladder: str | None, device: str, data: str | None, seed: int, quiet: bool
+) -> tuple[Plan, str | None]:
+    """Return the plan of the rung, and the source of its images."""
+    from ladder.base.progress import First
+    from ladder.plan import catalog
+    from ladder.studies.profile import measure
+
+    name, fields = catalog.load_workload(workload or for_workload.DEFAULT_WORKLOAD[device])
+    measure.plan(rung, ladder, name, fields, device, None, seed)  # refuses before images are made
+    first = First(f"{rung}: profile on {name}, {device}", quiet)
+    pictures = for_workload.prepare_images(data or fields["data"], fields, quiet, first)
+    return measure.plan(rung, ladder, name, fields, device, pictures.path, seed), pictures.source
+
+
+def _with_largest(result: Result, asked: Plan, tell: Callable[[str], None]) -> Result:
+    """Return the result with the largest batch that fits."""
+    from ladder.studies.profile import largest, measure
+
+    begin = time.monotonic()
+    sizes = [each or 0 for each in (result.memory.peak_reserved, result.memory.device_used)]
+    memory_gb = result.machine.gpu_memory_gb
+    found = largest.find(asked, tell, max(sizes), memory_gb and memory_gb * GB)
+    return measure.with_more(result, result.counters or None, found, time.monotonic() - begin)
+
+
+def _with_counters(result: Result, asked: Plan, ncu: str, tell: Callable[[str], None]) -> Result:
+    """Return the result with Nsight Compute's counters. UserError if it may not count; the profile is kept."""
+    from ladder.studies.claims.hardware import counters
+    from ladder.studies.profile import counted, measure
+
+    begin = time.monotonic()
+    tell("Nsight Compute counts in the heaviest kernels")
+    try:
+        found = counted.count(result.profile.kernels, asked.workload, asked.recipe, ncu)
+    except counters.Refused as error:
+        raise UserError(f"--ncu: {error}; the profile without counters is stored") from None
+    return measure.with_more(result, found, result.largest or None, time.monotonic() - begin)
+
+
+def write(result: Result, folder: Path) -> list[Path]:
+    """Write the result as JSON and Markdown, and return the files."""
+    from ladder.results import store
+    from ladder.studies.profile import report
+
+    words = [result.machine.name, result.workload["name"]]
+    words += [result.ladder] * (result.ladder not in ("article", "full"))
+    stem = "-".join(text.slug(word) for word in (*words, result.rung))
+    return store.save(plain(result), folder, {"md": report.markdown(result)}, stem=stem, exact=True)

@@ -1,0 +1,76 @@
+"""A lock on the GPU's clock while something is measured, by NVML. Most machines permit it to administrators alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ladder.base.errors import describe
+from ladder.machine.nvml import full_uuid
+
+PART = 0.75  # of the highest SM clock: power and heat seldom force a clock below it
+_CLOCK_SM = 1
+
+
+@dataclass(frozen=True)
+class Locked:
+    """The SM clock that was locked in MHz, or one line why none was."""
+
+    mhz: int | None
+    reason: str | None
+
+
+@contextlib.contextmanager
+def locked(uuid: str | None, wanted: bool, nvml: Any = None) -> Iterator[Locked]:
+    """Lock the SM clock at three quarters of its highest value while entered, if that is wanted and permitted.
+
+    The lock ends with the block, also after Ctrl-C. A lock that somebody set before ends with it, as NVML does not tell
+    it.
+
+    Args:
+        uuid: of the GPU; None on a CPU.
+        nvml: replaces pynvml in tests.
+    """
+    if not wanted:
+        yield Locked(None, "not asked for")
+        return
+    if uuid is None:
+        yield Locked(None, "no GPU whose clock could be locked")
+        return
+    try:
+        if nvml is None:
+            import pynvml
+
+            nvml = pynvml
+        nvml.nvmlInit()
+    except Exception as error:
+        yield Locked(None, f"NVML is not available: {describe(error)}")
+        return
+    try:
+        handle, state = _lock(nvml, uuid)
+        try:
+            yield state
+        finally:
+            if handle is not None:
+                nvml.nvmlDeviceResetGpuLockedClocks(handle)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _lock(nvml: Any, uuid: str) -> tuple[Any, Locked]:
+    """Lock the clock. Return the handle to release it with, or None and the reason."""
+    handle = None
+    try:
+        found = nvml.nvmlDeviceGetHandleByUUID(full_uuid(uuid))
+        mhz = round(PART * nvml.nvmlDeviceGetMaxClockInfo(found, _CLOCK_SM))
+        handle = found  # from here on there may be a lock to release
+        nvml.nvmlDeviceSetGpuLockedClocks(found, mhz, mhz)
+    except KeyboardInterrupt:
+        if handle is not None:
+            nvml.nvmlDeviceResetGpuLockedClocks(handle)
+        raise
+    except Exception as error:
+        return None, Locked(None, f"NVML does not permit it: {describe(error)}")
+    return handle, Locked(mhz, None)

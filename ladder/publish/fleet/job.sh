@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# A task of a fleet: `ladder run` of one workload on one node. `ladder submit --slurm` fills in the first lines.
+#
+# Slurm may end and requeue a task at any time. A task that begins again goes on from its whole generations. The newest
+# result is checked, then copied to results/ladder/MACHINE, where all tasks of the fleet meet.
+#SBATCH --job-name=ladder --nodes=1 --ntasks=1 --exclusive --requeue --open-mode=append --signal=B:TERM@60
+set -u
+root=$root
+fleet=$fleet
+python=$python
+names=($names)
+workloads=($workloads)
+arguments=($arguments)
+
+name=$${names[SLURM_ARRAY_TASK_ID]}
+own=$$fleet/tasks/$$SLURM_JOB_PARTITION/$$name
+again=$${SLURM_RESTART_COUNT:-0}
+cd "$$root" && mkdir -p "$$own" "$$fleet/results/ladder" || exit 1
+echo "ladder: $$name on $$(hostname), start $$((again + 1))"
+
+# Run in the background: only then does the shell hear Slurm's signal before the time is over, and hand it on.
+climb() {
+    "$$python" -m ladder run "$$@" &
+    child=$$!
+    trap 'kill -TERM "$$child"' TERM
+    wait "$$child"
+    status=$$?
+    while kill -0 "$$child" 2>/dev/null; do
+        wait "$$child"
+        status=$$?
+    done
+}
+
+asked=(--workload "$${workloads[SLURM_ARRAY_TASK_ID]}" --out "$$own" $${arguments[@]+"$${arguments[@]}"})
+
+unfinished=$$(grep -L '^ "complete": true' "$$own"/*/*.json 2>/dev/null | tail -n 1)
+if [ -n "$$unfinished" ]; then
+    climb --resume "$$unfinished" "$${asked[@]}"
+    if [ "$$status" = 2 ]; then
+        echo "ladder: $$unfinished belongs to another node: it is left aside, and this one begins anew"
+        mv "$$unfinished" "$$unfinished.aside"
+        climb "$${asked[@]}"
+    fi
+else
+    climb "$${asked[@]}"
+fi
+
+# 0: done. 1: done, and a rung has no number here. 2: impossible here, the line above says why. Else it was ended.
+if [ "$$status" -gt 2 ] && [ "$$again" -lt 9 ]; then
+    echo "ladder: ended with status $$status: requeued"
+    scontrol requeue "$${SLURM_ARRAY_JOB_ID}_$${SLURM_ARRAY_TASK_ID}"
+fi
+[ "$$status" -le 1 ] || exit "$$status"
+
+newest=$$(ls -t "$$own"/*/*.json | head -n 1)
+"$$python" -m ladder validate "$$newest" || exit 1
+shared=$$fleet/results/ladder/$${newest#"$$own"/}
+mkdir -p "$$(dirname "$$shared")" && cp "$$newest" "$$shared.tmp" && mv "$$shared.tmp" "$$shared" || exit 1
+echo "ladder: $$shared"

@@ -1,0 +1,176 @@
+"""A page for each GPU, `docs/results-MACHINE.md`: all that its complete runs say. `make docs` writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ladder.base import files
+from ladder.base.errors import UserError
+from ladder.plan import catalog, modes
+from ladder.publish.gallery import ARTICLE, FULL
+from ladder.publish.pages import ladders, studies
+from ladder.publish.pages.committed import Committed
+from ladder.publish.pages.markdown import link, table, text
+from ladder.results.types import Result
+
+FOLDER, PREFIX = "docs", "results-"
+MADE = (
+    "<!-- made by `make docs` from the committed results: edit ladder/publish/pages/machines.py instead -->\n"
+)
+TABLE_OF = {modes.CUMULATIVE: ladders.rungs, modes.LEAVE_ONE_OUT: ladders.gains, modes.SOLO: ladders.rungs}
+Section = tuple[str, list[str]]  # a heading, and its paragraphs and tables
+
+# Each table of another command: heading, an introduction, the pattern of its files, the function of the table.
+STUDIES: tuple[tuple[str, str, str, Callable[[Committed, str], str]], ...] = (
+    ("NVIDIA's own step", "[What is compared](upstream.md).", "upstream/{}-*.json", studies.upstream),
+    ("Precisions", "[How they are measured](precision.md).", "precision/{}.json", studies.precision),
+    ("The speed of light", "[What it counts](roofline.md).", "roofline/{}-*.json", studies.roofline),
+    ("Kernels", "[How they are measured](kernels.md).", "kernels/{}.json", studies.kernels),
+    (
+        "Does it last?",
+        "`ladder sustain` runs a rung for longer than a visit.",
+        "sustained/{}-*.json",
+        studies.sustained,
+    ),
+    (
+        "Does it train?",
+        "`ladder train --canary` trains each rung and compares its images with the data. A distance inside the band of"
+        " the baseline's seeds is as good.",
+        "canary/{}/*.json",
+        studies.canary,
+    ),
+    (
+        "Does the measuring work?",
+        "`ladder doctor --selftest` times waits of known length, planted slowdowns and identical programs.",
+        "selftest/{}-real.json",
+        studies.selftest,
+    ),
+    (
+        "Are slower commits found?",
+        "The same for two commits ([how](regressions.md)).",
+        "selftest/{}-*bench-compare*.json",
+        studies.comparisons,
+    ),
+)
+
+
+def pages(committed: Committed) -> dict[str, str]:
+    """Return the text of each page by its path below the checkout."""
+    return {_path(machine): page(committed, machine) for machine in committed.machines}
+
+
+def stale(root: Path, wanted: dict[str, str]) -> list[Path]:
+    """Return the generated pages of machines whose results have left the checkout."""
+    found = sorted((root / FOLDER).glob(f"{PREFIX}*.md"))
+    return [path for path in found if path.name not in {Path(name).name for name in wanted} and is_made(path)]
+
+
+def write(root: Path, wanted: dict[str, str]) -> list[Path]:
+    """Write the page of each machine, and remove those of machines without results. Return the changed files."""
+    changed = []
+    for name, words in wanted.items():
+        path = root / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != words:
+            files.write(path, words)
+            changed.append(path)
+    for path in stale(root, wanted):
+        path.unlink()
+        changed.append(path)
+    return changed
+
+
+def page(committed: Committed, machine: str) -> str:
+    """Return the page of one machine."""
+    runs = [result for key, result in committed.best.items() if key[0] == machine]
+    gpu = next(filter(None, (result.machine.gpu for result in runs)), machine)
+    sections = [*_climbed(committed, machine), *_studied(committed, machine)]
+    body = "\n".join(f"## {heading}\n\n" + "\n".join(blocks) for heading, blocks in sections)
+    head = (
+        f"{MADE}# What one {text(gpu)} said\n\n"
+        "Each table is from a complete run of three generations or more. The words are in the\n"
+        "[glossary](glossary.md), and [results](results.md) says how to read the rows.\n\n"
+    )
+    return (head + body).replace("(@/", "(../").rstrip() + "\n"
+
+
+def _path(machine: str) -> str:
+    return f"{FOLDER}/{PREFIX}{machine}.md"
+
+
+def is_made(path: Path) -> bool:
+    """Return whether a document is one of these pages."""
+    return path.read_text(encoding="utf-8").startswith(MADE)
+
+
+def _climbed(committed: Committed, machine: str) -> list[Section]:
+    """Return a section for each ladder: the article's first, then `full`, then the others by name."""
+    names = {key[2] for key in committed.best if key[0] == machine}
+    order = [name for name in (ARTICLE, FULL) if name in names]
+    return [_ladder(committed, machine, name) for name in (*order, *sorted(names - {*order}))]
+
+
+def _ladder(committed: Committed, machine: str, ladder: str) -> Section:
+    """Return everything that climbed one ladder: an overview of the workloads, then each run."""
+    runs = [key for key in committed.best if key[0] == machine and key[2] == ladder]
+    staircases = [key[1] for key in runs if key[3] == modes.CUMULATIVE]
+    blocks = []
+    if len(staircases) > 1:
+        blocks.append(ladders.workloads(committed, machine, ladder))
+    if staircases and ladder == FULL:
+        blocks += [
+            "R1 and path length weigh more, the larger the images are:\n",
+            ladders.lazy(committed, machine, ladder),
+        ]
+    for _, workload, _, mode in runs:
+        name = f"{machine}/{workload}/{ladder}/{mode}"
+        made = TABLE_OF.get(mode, ladders.beside)
+        words = "" if mode == modes.CUMULATIVE else f", {mode}"
+        blocks += [f"`{workload}`{words}:\n", made(committed, name)]
+        again = committed.names(f"ladder/{machine}/{workload}-{ladder}-2*.json")
+        if mode == modes.CUMULATIVE and len(again) > 1:
+            blocks += [
+                "The lowest and the highest rung of every run:\n",
+                ladders.hosts(committed, machine, workload, ladder),
+            ]
+    return f"{text(_title(ladder))} (`{ladder}`)", blocks
+
+
+def _title(ladder: str) -> str:
+    try:
+        return catalog.load_ladder(ladder).title
+    except UserError:  # a ladder of the user's own, which is not here
+        return "A ladder"
+
+
+def _studied(committed: Committed, machine: str) -> list[Section]:
+    """Return a section for each other command with a result."""
+    return [
+        (heading, [words + "\n", made(committed, machine)])
+        for heading, words, pattern, made in STUDIES
+        if committed.names(pattern.format(machine))
+    ]
+
+
+def machines(committed: Committed) -> str:
+    """Return one row for each GPU with complete runs: its page, and what was run."""
+    rows = []
+    for machine in committed.machines:
+        runs = {key: result for key, result in committed.best.items() if key[0] == machine}
+        gpu = next(filter(None, (result.machine.gpu for result in runs.values())), machine)
+        climbed = ", ".join(f"{link_to(key, committed, result)}" for key, result in runs.items())
+        newest = max(result.started for result in runs.values())[:10]
+        others = [heading for heading, _, pattern, _ in STUDIES if committed.names(pattern.format(machine))]
+        rows.append([f"[{text(gpu)}](@/{_path(machine)})", newest, climbed, ", ".join(others)])
+    return table(["GPU", "newest run", "ladders", "and"], rows, 4)
+
+
+def link_to(key: tuple[str, str, str, str], committed: Committed, result: Result) -> str:
+    """Return a link to the table of a run, named by workload, ladder and mode."""
+    _, workload, ladder, mode = key
+    return link(
+        f"`{workload}` on `{ladder}`" + f", {mode}" * (mode != modes.CUMULATIVE), committed.chart(result)
+    )
+
+
+TABLES: dict[str, Callable[..., str]] = {"machines": machines}

@@ -1,0 +1,202 @@
+"""The tables of a profile, made of a traced cycle and of the labels that an eager run gave to it. Pure functions.
+
+Every table has all the work: its rows sum to the same milliseconds. Both of two kernels that ran at once count.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ladder.base.protocol import CYCLE_STEPS, IN_ORDER
+from ladder.engine import profiling
+from ladder.receipts import categories as names
+from ladder.receipts import kernel_families
+from ladder.results.raw import KernelFamily, KernelProfile
+from ladder.studies.profile import layers as layered
+from ladder.studies.profile.layers import Label
+from ladder.studies.profile.rates import Rate
+from ladder.studies.profile.record import (
+    BETWEEN,
+    UNKNOWN_PHASE,
+    Category,
+    Expected,
+    Layer,
+    Layers,
+    Phase,
+    Replaced,
+)
+from ladder.studies.profile.tracing import Ran, Segment, Traced
+
+MOST_OTHER = 0.05  # share of `other` from which on the classifier needs another pattern
+
+# The article's expectation of GPU time, and the categories that stand for it here.
+ARTICLE = (
+    ("convolutions", 0.35, 0.40, (names.CONVOLUTION, names.MATMUL)),
+    ("normalization", 0.15, 0.20, (names.NORMALIZATION, "fused: normalization")),
+    ("nonlinearities", 0.10, 0.15, (names.ELEMENTWISE, "fused: activation")),
+    ("conversion and allocation", 0.10, 0.15, (names.LAYOUT, names.COPIES, names.BOOKKEEPING)),
+)
+
+
+@dataclass
+class Sum:
+    """Nanoseconds and launches that add up, and the bytes of those whose bytes are known."""
+
+    ns: int = 0
+    launches: int = 0
+    backward_ns: int = 0
+    known: list[tuple[int, int]] = field(default_factory=list)  # (ns, bytes)
+
+    def add(self, ran: Ran, label: Label | None = None) -> None:
+        """Count one kernel or operator."""
+        self.ns, self.launches = self.ns + ran.ns, self.launches + 1
+        if label is not None and label.backward:
+            self.backward_ns += ran.ns
+        if label is not None and label.moved is not None:
+            self.known.append((ran.ns, label.moved))
+
+    @property
+    def ms(self) -> float:
+        """Return the milliseconds of a step."""
+        return self.ns / 1e6 / CYCLE_STEPS
+
+    @property
+    def of_step(self) -> float:
+        """Return the launches of a step."""
+        return self.launches / CYCLE_STEPS
+
+
+Labelled = Sequence[tuple[Segment, Sequence[Label | None]]]
+
+
+def everything(traced: Traced) -> Iterable[Ran]:
+    """Yield all that ran in a traced cycle."""
+    for segment in traced.segments:
+        yield from segment.ran
+
+
+def profile(traced: Traced) -> KernelProfile:
+    """Return milliseconds and launches of a step by family and by kernel, as a ladder's result has them."""
+    families: dict[str, Sum] = defaultdict(Sum)
+    kernels: dict[str, Sum] = defaultdict(Sum)
+    for ran in everything(traced):
+        families[profiling.text(ran.family)].add(ran)
+        kernels[profiling.text(kernel_families.short(ran.name))].add(ran)
+    rows = _rows(kernels)
+    kept, rest = rows[: profiling.HEAVIEST], rows[profiling.HEAVIEST :]
+    if rest:
+        of_rest = sum(row.ms for row in rest), sum(row.launches for row in rest)
+        kept.append(_row(f"{len(rest)} other kernels", *of_rest))
+    return KernelProfile(families=_rows(families), kernels=kept)
+
+
+def _rows(sums: Mapping[str, Sum]) -> list[KernelFamily]:
+    rows = [_row(name, each.ms, each.of_step) for name, each in sums.items()]
+    return sorted(rows, key=lambda row: -row.ms)
+
+
+def _row(name: str, ms: float, launches: float) -> KernelFamily:
+    return KernelFamily(name=name, ms=round(ms, 5), launches=round(launches, 4))
+
+
+def category_sums(labelled: Labelled) -> dict[str, Sum]:
+    """Return the work of each category, with the bytes that labels know."""
+    sums: dict[str, Sum] = defaultdict(Sum)
+    for segment, labels in labelled:
+        for ran, label in zip(segment.ran, labels, strict=True):
+            sums[names.category(ran.family)].add(ran, label)
+    return sums
+
+
+def categories(
+    sums: Mapping[str, Sum], rates: Mapping[str, Rate], replaced: Mapping[str, Replaced]
+) -> list[Category]:
+    """Return the rows of categories, the heaviest first."""
+    total = sum(each.ns for each in sums.values()) or 1
+    rows = [
+        Category(
+            name=name,
+            ms=round(each.ms, 5),
+            share=round(each.ns / total, 5),
+            launches=round(each.of_step, 4),
+            rate=float(f"{rates[name].value:.4g}") if name in rates else None,
+            unit=rates[name].unit if name in rates else None,
+            replaced=replaced.get(name),
+        )
+        for name, each in sums.items()
+    ]
+    return sorted(rows, key=lambda row: -row.ms)
+
+
+def phases(labelled: Labelled) -> list[Phase]:
+    """Return the rows of phases, in the order of a step.
+
+    A segment of one phase tells it. In a whole-step graph the label of each kernel tells it.
+    """
+    sums: dict[str, Sum] = defaultdict(Sum)
+    runs: dict[str, int] = defaultdict(int)
+    for segment, labels in labelled:
+        for name in segment.phases:
+            runs[name] += 1
+        alone = segment.phases[0] if len(segment.phases) == 1 else None
+        for ran, label in zip(segment.ran, labels, strict=True):
+            inside = alone or (label.phase if label else UNKNOWN_PHASE)
+            sums[inside if segment.phases else BETWEEN].add(ran)
+    order = [*IN_ORDER, BETWEEN, UNKNOWN_PHASE]
+    return [
+        Phase(
+            name=name,
+            ms=round(sums[name].ms, 5),
+            run_ms=round(sums[name].ns / 1e6 / runs[name], 5) if runs.get(name) else None,
+            runs=runs[name] / CYCLE_STEPS if runs.get(name) else None,
+            launches=round(sums[name].of_step, 4),
+        )
+        for name in order
+        if name in sums
+    ]
+
+
+def layers(labelled: Labelled) -> Layers:
+    """Return the rows of layers, the heaviest first, and the share of all work whose layer is unknown."""
+    sums: dict[str, Sum] = defaultdict(Sum)
+    for segment, labels in labelled:
+        for ran, label in zip(segment.ran, labels, strict=True):
+            outside = layered.UNKNOWN if segment.phases else layered.OUTSIDE
+            sums[label.layer if label else outside].add(ran, label)
+    total = sum(each.ns for each in sums.values()) or 1
+    rows = [
+        Layer(
+            name=name,
+            ms=round(each.ms, 5),
+            backward_ms=round(each.backward_ns / 1e6 / CYCLE_STEPS, 5),
+            launches=round(each.of_step, 4),
+        )
+        for name, each in sums.items()
+    ]
+    unknown = sums[layered.UNKNOWN].ns / total if layered.UNKNOWN in sums else 0.0
+    return Layers(rows=sorted(rows, key=lambda row: -row.ms), unknown=round(unknown, 5), reason=None)
+
+
+def expected(rows: Iterable[Category]) -> list[Expected]:
+    """Return the article's expectation beside the shares of these categories."""
+    rows = list(rows)
+    return [
+        Expected(
+            name=name,
+            low=low,
+            high=high,
+            share=round(min(1.0, sum(row.share for row in rows if row.name.startswith(beginnings))), 5),
+        )
+        for name, low, high, beginnings in ARTICLE
+    ]
+
+
+def known_bytes(sums: Mapping[str, Sum]) -> dict[str, tuple[int, int]]:
+    """Return (nanoseconds, bytes) of the work with known bytes, by category."""
+    return {
+        name: (sum(ns for ns, _ in each.known), sum(moved for _, moved in each.known))
+        for name, each in sums.items()
+        if each.known
+    }

@@ -1,0 +1,60 @@
+"""`ladder profile --nsys`: a report of Nsight Systems, of one step of each kind with NVTX ranges."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from ladder.base.errors import UserError, one_line
+from ladder.base.paths import ROOT
+from ladder.results.types import Plain
+from ladder.studies.profile import counted
+
+SUFFIX = ".nsys-rep"
+RUNNING_S = 400.0
+INSTEAD = "`ladder profile RUNG --trace FILE.json.gz` records the same steps without nsys"
+
+
+def refuse(path: Path) -> None:
+    """Raise UserError if a report cannot have this name."""
+    if path.suffix != SUFFIX:
+        raise UserError(f"--nsys {path}: a report's file ends in {SUFFIX}")
+
+
+def program() -> str:
+    """Return the path of `nsys`. Raises UserError where there is none."""
+    if found := shutil.which("nsys"):
+        return found
+    raise UserError(f"Nsight Systems (nsys) is not installed; it comes with the CUDA toolkit. {INSTEAD}")
+
+
+def command(nsys: str, report: Path, spec: Path) -> list[str]:
+    """Return the command line: CUDA and NVTX, each kernel of a graph, from the profiler's start to its stop."""
+    return [
+        nsys, "profile", "--trace=cuda,nvtx", "--capture-range=cudaProfilerApi", "--capture-range-end=stop",
+        "--cuda-graph-trace=node", "--force-overwrite=true", f"--output={report.with_suffix('')}",
+        sys.executable, "-m", "ladder.studies.profile.target", str(spec),
+    ]  # fmt: skip
+
+
+def record(nsys: str, report: Path, workload: Plain, recipe: Plain, timeout_s: float = RUNNING_S) -> None:
+    """Write a report. UserError if nsys makes none, with its reason and the way to do without it."""
+    before = report.stat().st_mtime_ns if report.exists() else None
+    with counted.spec(workload, recipe, ranges=True) as spec:
+        line = command(nsys, report.absolute(), spec)
+        try:
+            done = subprocess.run(
+                line, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, errors="replace"
+            )
+            said, status = done.stdout + "\n" + done.stderr, str(done.returncode)
+        except subprocess.TimeoutExpired:
+            said, status = "", f"none after {timeout_s:.0f} s"
+        except OSError as error:
+            said, status = str(error.strerror), "it did not start"
+    after = report.stat().st_mtime_ns if report.exists() else None
+    if after is None or after == before:
+        lines = [each.strip() for each in said.splitlines() if each.strip()]
+        why = one_line(lines[-1]) if lines else "no message"
+        raise UserError(f"nsys made no report on this machine (status {status}: {why}). {INSTEAD}")

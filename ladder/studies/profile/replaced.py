@@ -1,0 +1,87 @@
+"""The work that fused kernels replaced, told from the profiles of stored results.
+
+A category of ours that joins operations appears with a rung. The other categories that shrank with that rung held the
+work before. So a fused category is shown against the sum of what they lost.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ladder.base.errors import UserError
+from ladder.base.records import build
+from ladder.plan import content
+from ladder.receipts import categories
+from ladder.results import loading, parts, ranking
+from ladder.results.types import Plain
+from ladder.studies.profile import schema
+from ladder.studies.profile.record import Replaced, Result
+
+Work = Mapping[str, float]  # ms of a step, by category
+
+
+@dataclass(frozen=True)
+class Known:
+    """The profiles of rungs in their order, from one source."""
+
+    source: str
+    rungs: Sequence[tuple[str, Work]]
+
+
+def replaced(known: Iterable[Known]) -> dict[str, Replaced]:
+    """Return what each fused category replaced. The first source that shows it counts.
+
+    Fused categories that appear at one rung share what the others lost there.
+    """
+    found: dict[str, Replaced] = {}
+    for source in known:
+        for (_, before), (rung, after) in itertools.pairwise(source.rungs):
+            new = [name for name in after if name.startswith(categories.FUSED) and not before.get(name)]
+            lost = sum(max(0.0, ms - after.get(name, 0.0)) for name, ms in before.items())
+            fused = sum(after[name] for name in new)
+            for name in new:
+                entry = Replaced(
+                    at=rung, lost_ms=round(lost, 5), fused_ms=round(fused, 5), source=source.source
+                )
+                found.setdefault(name, entry)
+    return found
+
+
+def of_ladders(folder: Path, machine: str, workload: Plain, ladder: str, rung: str) -> list[Known]:
+    """Return the profiles up to a rung in this machine's stored runs of a ladder, the best run first."""
+    wanted = content.of_workload(workload)
+    found = []
+    for path, result in ranking.stored(folder, [machine]):
+        if ranking.mode(result) != ranking.CUMULATIVE or content.of_workload(result.workload) != wanted:
+            continue
+        rungs: list[tuple[str, Work]] = []
+        for each in result.rungs:
+            if seen := parts.parts_of(each):
+                rungs.append((each.name, {name: work.ms for name, work in seen.work.items()}))
+            if each.name == rung:
+                break
+        if len(rungs) > 1:
+            standing = (result.ladder.name == ladder, rungs[-1][0] == rung, ranking.standing(result))
+            found.append((standing, Known(path.name, rungs)))
+    return [known for _, known in sorted(found, key=lambda each: each[0], reverse=True)]
+
+
+def of_profiles(
+    folder: Path, machine: str, workload: Plain, below: str | None, now: tuple[str, Work]
+) -> list[Known]:
+    """Return this machine's stored profile of the rung below, together with the profile that was made now."""
+    if below is None:
+        return []
+    wanted, found = content.of_workload(workload), []
+    for path in sorted(folder.glob(f"{machine}-*-{below}.json")):
+        try:
+            result = build(Result, loading.load_kind(path, schema.KIND))
+        except UserError:
+            continue
+        if result.rung == below and content.of_workload(result.workload) == wanted:
+            work = {each.name: each.ms for each in result.categories}
+            found.append(Known(path.name, [(below, work), now]))
+    return found

@@ -1,0 +1,249 @@
+"""The report of `ladder profile`: tables for a terminal and for a page of Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ladder.base.text import escaped, plain
+from ladder.receipts import categories
+from ladder.results import store as results
+from ladder.results.types import head
+from ladder.studies.profile import composing, tracing
+from ladder.studies.profile.record import Category, Memory, Result
+
+MIB = 2**20
+LAYERS = 24  # rows of a table; the others are one row
+MOMENTS = ("at the beginning", "most gradients", "most activations", "at the end")
+SEEN = 0.005  # ms: less is 0.00 in a table
+OVERLAP = "of it at the same time"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with its title, and lines under it."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    lines: Sequence[str] = ()
+
+
+def tables(result: Result) -> list[Table]:
+    """Return all tables of a profile."""
+    found = [
+        _categories(result),
+        _expected(result),
+        _phases(result),
+        _layers(result),
+        *_memory(result.memory),
+    ]
+    return [*found, *_counters(result), *_largest(result)]
+
+
+def sentence(result: Result) -> str:
+    """Return the first line: the step, the work in it, and the heaviest category."""
+    first = max(result.categories, key=lambda row: row.ms)
+    work = "GPU work" if result.protocol.of == tracing.GPU else "operators' own time on the CPU"
+    return (
+        f"{result.rung}: a step takes {result.step_ms:.2f} ms, with {result.gpu_ms:.2f} ms of {work};"
+        f" {first.name} is {100 * first.share:.0f} percent of it"
+    )
+
+
+def _categories(result: Result) -> Table:
+    rows = [
+        [row.name, _ms(row.ms), _percent(row.share), f"{row.launches:,.1f}", _rate(row), _replaced(row)]
+        for row in result.categories
+    ]
+    if abs(result.overlap_ms) >= SEEN:
+        rows.append([OVERLAP, _ms(-result.overlap_ms), "", "", "", ""])
+    total = sum(row.launches for row in result.categories)
+    of_gpu = result.protocol.of == tracing.GPU
+    rows.append(["GPU time" if of_gpu else "all operators", _ms(result.gpu_ms), "", f"{total:,.1f}", "", ""])
+    if of_gpu:
+        rows.append(["waiting", _ms(max(0.0, result.step_ms - result.gpu_ms)), "", "", "", ""])
+    rows.append(["step", _ms(result.step_ms), "", "", "", ""])
+    other = next((row.share for row in result.categories if row.name == categories.OTHER), 0.0)
+    limit = f"{100 * composing.MOST_OTHER:.0f} percent"
+    said = f"under {limit}" if other <= composing.MOST_OTHER else f"above {limit}: the classifier lacks names"
+    lines = [f"other is {100 * other:.1f} percent, {said}"]
+    if any(row.replaced for row in result.categories):
+        sources = sorted({row.replaced.source for row in result.categories if row.replaced})
+        lines.append(f"took the place of: what other categories lost at that rung, by {', '.join(sources)}")
+    launched = "launches" if of_gpu else "calls"
+    return Table(
+        "By category", ["category", "ms a step", "share", launched, "rate", "took the place of"], rows, lines
+    )
+
+
+def _rate(row: Category) -> str:
+    return "" if row.rate is None else f"{row.rate:.3g} {row.unit}"
+
+
+def _replaced(row: Category) -> str:
+    if (found := row.replaced) is None:
+        return ""
+    return f"{found.lost_ms:.2f} ms by {found.fused_ms:.2f} at {found.at}"
+
+
+def _expected(result: Result) -> Table:
+    rows = [
+        [row.name, f"{100 * row.low:.0f}-{100 * row.high:.0f}%", _percent(row.share)]
+        for row in result.expected
+    ]
+    lines = [
+        "the article speaks of its own baseline on an A100",
+        "names of plain PyTorch's kernels do not tell modulation from activation: both count as nonlinearities",
+    ]
+    return Table("Beside the article's expectation", ["group", "article", "here"], rows, lines)
+
+
+def _phases(result: Result) -> Table:
+    rows = [
+        [
+            row.name,
+            _ms(row.ms),
+            "" if row.run_ms is None else _ms(row.run_ms),
+            "" if row.runs is None else f"{row.runs:g}",
+            f"{row.launches:,.1f}",
+        ]
+        for row in result.phases
+    ]
+    return Table("By phase", ["phase", "ms a step", "ms a run", "runs a step", "launches a step"], rows)
+
+
+def _layers(result: Result) -> Table:
+    found = result.layers
+    names = ["layer", "ms a step", "of it backward", "launches a step"]
+    if found.reason is not None:
+        return Table("By layer", names, [], [f"no layers: {found.reason}"])
+    rows = [
+        [row.name, _ms(row.ms), _ms(row.backward_ms), f"{row.launches:,.1f}"] for row in found.rows[:LAYERS]
+    ]
+    if rest := found.rows[LAYERS:]:
+        sums = sum(row.ms for row in rest), sum(row.backward_ms for row in rest)
+        launches = sum(row.launches for row in rest)
+        rows.append([f"{len(rest)} other layers", *map(_ms, sums), f"{launches:,.1f}"])
+    return Table(
+        "By layer", names, rows, [f"unknown layers: {100 * (found.unknown or 0):.1f} percent of the work"]
+    )
+
+
+def _memory(found: Memory) -> list[Table]:
+    lasting = found.parameters + found.optimizer + found.buffers
+    sizes = [
+        ("peak, allocated", found.peak_allocated),
+        ("peak, reserved", found.peak_reserved),
+        ("in use on the device", found.device_used),
+        ("parameters, average and copies", found.parameters),
+        ("optimizer state", found.optimizer),
+        ("inputs and images", found.buffers),
+        ("graph pools", found.graph_pools),
+    ]
+    rows = [[name, f"{size / MIB:,.1f}"] for name, size in sizes if size is not None]
+    made = [Table("Memory", ["", "MiB"], rows, found.notes)]
+    moments = []
+    for phase, each in found.timeline.items():
+        if not each:
+            continue
+        chosen = (
+            each[0],
+            max(each, key=lambda m: m.gradients),
+            max(each, key=lambda m: m.activations),
+            each[-1],
+        )
+        for name, moment in zip(MOMENTS, chosen, strict=True):
+            total = lasting + moment.gradients + moment.activations
+            sizes_ = [f"{size / MIB:,.1f}" for size in (moment.gradients, moment.activations, total)]
+            moments.append([phase, name, f"{moment.at_ms:.1f}", *sizes_])
+    if moments:
+        names = ["phase", "moment", "at ms", "gradients MiB", "activations MiB", "all MiB"]
+        made.append(Table("Memory over time, in an eager run of each phase", names, moments))
+    return made
+
+
+def _counters(result: Result) -> list[Table]:
+    if not result.counters:
+        return []
+    rows = [
+        [
+            row.kernel,
+            "" if row.us is None else f"{row.us:.1f}",
+            *("" if each is None else f"{each:.0f}" for each in (row.sm, row.dram, row.l1_hits)),
+            "" if row.sector_bytes is None else f"{row.sector_bytes:.1f}",
+            row.sentence,
+        ]
+        for row in result.counters
+    ]
+    names = ["kernel", "us", "SM %", "DRAM %", "L1 hits %", "bytes of 32", "what bounds it"]
+    return [
+        Table(
+            "Counters of the heaviest kernels", names, rows, ["each kernel's longest launch, caches emptied"]
+        )
+    ]
+
+
+def _largest(result: Result) -> list[Table]:
+    if not (found := result.largest):
+        return []
+    rows = [[str(each.batch), "fits" if each.reason is None else each.reason] for each in found.tried]
+    speed = "" if found.images_per_s is None else f", {found.images_per_s:,.1f} images/s there"
+    batch = "none" if found.batch is None else str(found.batch)
+    more = "" if found.settled else "; the search was not finished, more may fit"
+    return [
+        Table("The largest batch", ["batch", "outcome"], rows, [f"largest that fits: {batch}{speed}{more}"])
+    ]
+
+
+# --- the two forms ----------------------------------------------------------------------------------------------------
+
+
+def text(result: Result) -> str:
+    """Return the report for a terminal."""
+    lines = [sentence(result)]
+    for table in tables(result):
+        lines += ["", table.title]
+        if table.rows:
+            cells = [list(table.head), *map(list, table.rows)]
+            wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
+            lines += [_line(row, wide) for row in cells]
+        lines += [f"- {plain(line)}" for line in table.lines]
+    return "\n".join([*lines, "", *(plain(note) for note in result.protocol.notes)]).rstrip()
+
+
+def _line(row: Sequence[str], wide: Sequence[int]) -> str:
+    first, *others = zip(row, wide, strict=True)
+    return "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]).rstrip()
+
+
+def markdown(result: Result) -> str:
+    """Return the page beside the JSON file."""
+    machine, work = result.machine, result.workload
+    page = [
+        f"# What {escaped(result.rung)} does in a step: {escaped(machine.gpu or machine.cpu)}",
+        "",
+        escaped(sentence(result)),
+        "",
+        f"Workload {escaped(work['name'])}, ladder {escaped(result.ladder)}, PyTorch {escaped(machine.torch or '')},"
+        f" commit {results.commit_words(head(result))}. One process, one traced cycle.",
+    ]
+    for table in tables(result):
+        page += ["", f"## {escaped(table.title)}", ""]
+        if table.rows:
+            page.append("| " + " | ".join(table.head) + " |")
+            page.append("|---" + "|---:" * (len(table.head) - 1) + "|")
+            page += ["| " + " | ".join(escaped(cell) for cell in row) + " |" for row in table.rows]
+            page.append("")
+        page += [f"- {escaped(line)}" for line in table.lines]
+    page += ["", *(f"- {escaped(note)}" for note in result.protocol.notes)]
+    return "\n".join(page).rstrip() + "\n"
+
+
+def _ms(value: float) -> str:
+    told = f"{value:.2f}"
+    return told if float(told) else "0.00"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}%"

@@ -1,0 +1,72 @@
+"""The process that Nsight Compute and Nsight Systems watch: `python -m ladder.studies.profile.target FILE`.
+
+It prepares a step, and switches the profiler on for the part that is watched. FILE says what to run
+(`ladder.studies.profile.counted.spec`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main(path: Path, device: str = "cuda") -> int:
+    """Run the step of a file. ``device`` is another one in tests."""
+    from stylegan_lite import make_step
+
+    told = json.loads(path.read_text(encoding="utf-8"))
+    step = make_step(told["workload"], told["recipe"], device=device)
+    try:
+        step.prepare()
+        step.cycle()
+        with watched(device):
+            ranged(step) if told["ranges"] else run(step, told["phases"])
+    finally:
+        step.close()
+    return 0
+
+
+class watched:
+    """The part of the program that the profiler records."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def __enter__(self) -> None:
+        self._switch("cudaProfilerStart")
+
+    def __exit__(self, *_: object) -> None:
+        self._switch("cudaProfilerStop")
+
+    def _switch(self, name: str) -> None:
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+            getattr(torch.cuda.cudart(), name)()
+
+
+def run(step: Any, phases: list[str]) -> None:
+    """Run phases as they are."""
+    for phase in phases:
+        step.run_phase(phase)
+
+
+def ranged(step: Any) -> None:
+    """Run one step of each kind with NVTX ranges of steps, phases and, where no graph hides them, layers."""
+    import torch
+
+    from ladder.studies.profile import layers, tracefile
+
+    places = tracefile.kinds(step)
+    if step.device != "cuda":
+        tracefile.run_named(step, places)
+        return
+    with torch.autograd.profiler.emit_nvtx(), layers.ranges(step):
+        tracefile.run_named(step, places)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

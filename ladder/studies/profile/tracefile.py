@@ -1,0 +1,93 @@
+"""The trace that a user opens in Perfetto or in Chrome: one step of each kind, gzipped, of bounded size."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ladder.base import files
+from ladder.base.errors import UserError
+from ladder.base.protocol import CYCLE_STEPS
+from ladder.studies.profile import tracing
+
+MOST = 200_000  # events: about 50 MB of JSON, 3 MB zipped
+SUFFIXES = (".json.gz", ".json")
+
+
+def refuse(path: Path) -> None:
+    """Raise UserError if a trace cannot have this name."""
+    if not path.name.endswith(SUFFIXES):
+        raise UserError(f"--trace {path}: a trace's file ends in {' or '.join(SUFFIXES)}")
+    files.refuse_unwritable(path.parent)
+
+
+def kinds(step: Any) -> list[int]:
+    """Return the places in a cycle of one step of each kind: of each combination of phases."""
+    first: dict[tuple[str, ...], int] = {}
+    for index in range(CYCLE_STEPS):
+        first.setdefault(step.phases(index), index)
+    return sorted(first.values())
+
+
+def write(step: Any, path: Path) -> str:
+    """Record one step of each kind and write the trace. Return a line that says what the file holds."""
+    places = kinds(step)
+    with tempfile.TemporaryDirectory() as folder:
+        whole = Path(folder) / "trace.json"
+        profile = tracing.profiled(lambda: run_named(step, places), step.device, host=True)
+        profile.export_chrome_trace(str(whole))
+        found = json.loads(whole.read_text(encoding="utf-8", errors="replace"))
+    kept, cut = bounded(found)
+    raw = json.dumps(kept, separators=(",", ":")).encode()
+    files.write(path, gzip.compress(raw, mtime=0) if path.name.endswith(".gz") else raw)
+    lost = f"; cut after {MOST:,} events, {cut:,} are left out" if cut else ""
+    return f"{len(places)} steps, one of each kind, {len(kept['traceEvents']):,} events{lost}"
+
+
+def run_named(step: Any, places: list[int]) -> None:
+    """Run the steps at these places of a cycle, each step and phase in a range of its name."""
+    with _named(step):
+        for index in places:
+            step._step(index, True)
+
+
+@contextlib.contextmanager
+def _named(step: Any) -> Iterator[None]:
+    """Give each step and each phase of it a range of its name while entered."""
+    from torch.profiler import record_function
+
+    run, run_phase = step.run, step.run_phase
+
+    def whole(phases: tuple[str, ...]) -> None:
+        with record_function("step: " + ", ".join(phases)):
+            run(phases)
+
+    def one(phase: str) -> None:
+        with record_function(phase):
+            run_phase(phase)
+
+    step.run, step.run_phase = whole, one
+    try:
+        yield
+    finally:
+        del step.run, step.run_phase
+
+
+def bounded(trace: dict[str, Any], most: int = MOST) -> tuple[dict[str, Any], int]:
+    """Return a Chrome trace with at most so many events, and how many were cut. The latest are cut.
+
+    Names of processes and threads stay. The path of the trace and the profiler's own settings are left out.
+    """
+    events = trace.get("traceEvents", [])
+    named = [each for each in events if each.get("ph") == "M"]
+    rest = sorted((each for each in events if each.get("ph") != "M"), key=lambda each: each.get("ts", 0))
+    room = max(0, most - len(named))
+    kept = {
+        key: trace[key] for key in ("schemaVersion", "deviceProperties", "displayTimeUnit") if key in trace
+    }
+    return kept | {"traceEvents": named + rest[:room]}, len(rest[room:])

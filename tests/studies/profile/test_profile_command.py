@@ -1,0 +1,189 @@
+"""`ladder profile` from end to end: on the smallest workload each time, on `tiny` and on a GPU where they are run."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click.testing
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from ladder.base.records import build
+from ladder.cli import main as cli
+from ladder.publish.validation import validate
+from ladder.studies.profile import largest, measure, report
+from ladder.studies.profile.record import Result
+from tests.support.small import LEAST
+
+
+class Done(NamedTuple):
+    said: click.testing.Result
+    found: dict[str, Any]
+    out: Path
+
+
+def invoke(*arguments: str) -> click.testing.Result:
+    return CliRunner().invoke(cli.main, ["profile", *arguments])
+
+
+@pytest.fixture(scope="module")
+def least(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("workload") / "least.yaml"
+    path.write_text(yaml.safe_dump(LEAST))
+    return path
+
+
+@pytest.fixture(scope="module")
+def done(least: Path, tmp_path_factory: pytest.TempPathFactory) -> Done:
+    """A profile of the smallest workload on the CPU, with a trace."""
+    out = tmp_path_factory.mktemp("profile")
+    trace = str(out / "step.json.gz")
+    said = invoke("channels_last", "-w", str(least), "--device", "cpu", "--out", str(out), "--trace", trace)
+    assert said.exit_code == 0, said.output
+    (path,) = out.glob("*.json")
+    return Done(said, json.loads(path.read_text()), out)
+
+
+def whole(found: dict[str, Any]) -> None:
+    """Assert what every profile must hold: parts that sum to the work, few names and layers that are unknown."""
+    total = sum(row["ms"] for row in found["categories"])
+    for rows in (found["phases"], found["layers"]["rows"]):
+        assert sum(row["ms"] for row in rows) == pytest.approx(total, rel=1e-3)
+    assert {"G_main", "G_pl", "D_main", "D_r1"} <= {row["name"] for row in found["phases"]}
+    other = next((row["share"] for row in found["categories"] if row["name"] == "other"), 0)
+    assert other < 0.05 and found["layers"]["unknown"] < 0.05
+    assert validate.check(found) is None
+
+
+def test_a_profile_is_stored_with_all_its_tables(done: Done) -> None:
+    found = done.found
+    whole(found)
+    assert (found["rung"], found["ladder"], found["protocol"]["of"]) == (
+        "channels_last",
+        "article",
+        "operators",
+    )
+    named = {row["name"] for row in found["layers"]["rows"]}
+    assert {"G mapping", "G 8x8 conv0", "D from_rgb", "D 8x8 conv1", "outside the layers"} <= named
+    convolved = next(row for row in found["layers"]["rows"] if row["name"] == "D 8x8 conv1")
+    assert 0 < convolved["backward_ms"] < convolved["ms"]
+    runs = {row["name"]: row["runs"] for row in found["phases"]}
+    assert (runs["G_main"], runs["G_pl"], runs["D_r1"]) == (1, 0.25, 0.0625)
+    held = found["memory"]
+    assert held["parameters"] > 0 and held["optimizer"] > held["buffers"] and held["graph_pools"] is None
+    assert set(held["timeline"]) == {"G_main", "G_pl", "D_main", "D_r1"}
+    assert held["peak_allocated"] > held["parameters"] + held["optimizer"]
+    assert any(each["gradients"] for each in held["timeline"]["D_main"])
+
+
+def test_the_report_says_what_stood_for_kernels(done: Done) -> None:
+    for words in (
+        "operators' own time on the CPU", "By category", "By phase", "By layer", "Memory", "35-40%",
+        "other is", "unknown layers", "CPU smoke test", "one of each kind",
+    ):  # fmt: skip
+        assert words in done.said.output, words
+    (page,) = done.out.glob("*.md")
+    assert "| category | ms a step |" in page.read_text() and page.read_text() == report.markdown(
+        build(Result, done.found)
+    )
+
+
+def test_a_trace_opens_as_json_and_holds_steps_and_phases(done: Done) -> None:
+    events = json.loads(gzip.decompress((done.out / "step.json.gz").read_bytes()))["traceEvents"]
+    names = {each.get("name") for each in events}
+    assert {"step: G_main, G_pl, D_main, D_r1", "step: G_main, D_main", "step: G_main, G_pl, D_main"} <= names
+    assert {"G_main", "D_r1", "aten::convolution"} <= names
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda found: found["categories"][0].update(ms=99.0), "is not the sum of its families"),
+        (lambda found: found["categories"][0].update(share=0.01), "the share of"),
+        (lambda found: found["categories"].pop(), "categories: "),
+        (lambda found: found["phases"][0].update(ms=99.0), "phases: their sum"),
+        (lambda found: found["layers"]["rows"].pop(0), "layers: their sum"),
+        (lambda found: found.update(gpu_ms=1e6), "gpu_ms"),
+        (lambda found: found.update(surprise=1), "unknown key"),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused(change: Any, words: str, done: Done) -> None:
+    found = json.loads(json.dumps(done.found))
+    change(found)
+    assert words in (validate.check(found) or "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nonsense"], "ladder full has no rung 'nonsense'"),
+        (["cuda_graphs"], "cannot run here"),
+        (["baseline", "--trace", "step.txt"], "ends in .json.gz or .json"),
+        (["baseline", "--nsys", "step.txt"], "ends in .nsys-rep"),
+        (["baseline", "--ncu"], "ncu"),
+        (["baseline", "--nsys", "step.nsys-rep"], "nsys"),
+    ],
+)
+def test_an_impossible_request_is_one_line(arguments: list[str], words: str, least: Path) -> None:
+    said = invoke(*arguments, "-w", str(least), "--device", "cpu")
+    assert said.exit_code == 2 and words in said.output and "Traceback" not in said.output
+
+
+def test_layers_that_cannot_be_recorded_leave_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    compiled = SimpleNamespace(recipe=SimpleNamespace(compile="default"))
+    assert measure.eager(compiled, measure.memory.Static(0, 0, 0)).reason == measure.COMPILED
+    broken = SimpleNamespace(recipe=SimpleNamespace(compile="off"), graphs={}, held={}, device="cpu")
+    assert "the eager run failed" in (measure.eager(broken, measure.memory.Static(0, 0, 0)).reason or "")
+
+
+def test_the_largest_batch_is_searched_with_fresh_processes(
+    least: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def trying(workers: Any, asked: Any, size: int, then: Any) -> str | None:
+        tried.append(size)
+        if size > 12:
+            return "out of memory"
+        then(SimpleWorker())
+        return None
+
+    class SimpleWorker:
+        def call(self, do: str, **fields: Any) -> dict[str, Any]:
+            return {"samples_s": [0.5, 0.5]}
+
+    class NoPool:
+        def __enter__(self) -> None: ...
+        def __exit__(self, *_: object) -> None: ...
+
+    monkeypatch.setattr(largest, "_tried", trying)
+    monkeypatch.setattr(largest, "Pool", NoPool)
+    asked = measure.Plan("least", {**LEAST, "mbstd_group": 4}, "article", "baseline", None, {}, "cpu")
+    found = largest.find(asked, lambda line: None)
+    assert found.batch == 12 and found.settled and found.images_per_s == 24.0
+    assert tried[:4] == [2, 4, 8, 16] and tried[-1] == 12
+
+
+@pytest.mark.exhaustive
+def test_a_profile_of_tiny(tmp_path: Path) -> None:
+    said = invoke("baseline", "-w", "tiny", "--device", "cpu", "--out", str(tmp_path))
+    assert said.exit_code == 0, said.output
+    (path,) = tmp_path.glob("*.json")
+    whole(json.loads(path.read_text()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rung", ["baseline", "fused_act", "whole_step_graph"])
+def test_a_profile_on_a_gpu(rung: str, least: Path, tmp_path: Path) -> None:
+    said = invoke(rung, "-w", str(least), "--device", "cuda", "--out", str(tmp_path))
+    assert said.exit_code == 0, said.output
+    (path,) = tmp_path.glob("*.json")
+    found = json.loads(path.read_text())
+    assert found["protocol"]["of"] == "kernels" and found["layers"]["reason"] is None
+    whole(found)

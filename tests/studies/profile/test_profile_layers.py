@@ -1,0 +1,140 @@
+"""The layers of an eager run, from handmade events: forward, backward, double backward, and the kernels they launch."""
+
+from __future__ import annotations
+
+from ladder.studies.profile import layers, memory, tracefile
+from ladder.studies.profile.layers import OUTSIDE, RANGE, UNKNOWN, Span
+
+CONV, ACT = "aten::convolution", "aten::leaky_relu"
+
+
+def op(
+    name: str, begin: int, end: int, number: int, *, sequence: int = -1, thread: int = 1, forward: int = 0
+) -> Span:
+    return Span(name, begin, end, thread, number, sequence=sequence, forward_thread=forward)
+
+
+def layer(name: str, begin: int, end: int) -> Span:
+    return Span(f"{RANGE}{name}", begin, end, 1, is_range=True)
+
+
+def kernel(name: str, begin: int, linked: int) -> Span:
+    return Span(name, begin, begin + 5, linked=linked, on_device=True)
+
+
+def backward(of: str, begin: int, number: int, sequence: int, thread: int, forward: int) -> Span:
+    name = f"autograd::engine::evaluate_function: {of}"
+    return op(name, begin, begin + 20, number, sequence=sequence, thread=thread, forward=forward)
+
+
+HOST = [
+    layer("G conv0", 0, 100),
+    op("aten::view", 5, 9, 1, sequence=0),  # no node: it has the number of the next operator
+    op(CONV, 10, 60, 2, sequence=0),
+    op("aten::cudnn_convolution", 20, 50, 3),
+    layer("G conv1", 110, 200),
+    op(ACT, 120, 140, 4, sequence=1),
+    op("aten::sum", 210, 220, 5, sequence=2),  # the loss, outside of every layer
+    # backward passes run in a thread of their own
+    backward("SumBackward0", 300, 6, 2, 2, 1),
+    backward("LeakyReluBackward0", 330, 7, 1, 2, 1),
+    op("aten::leaky_relu_backward", 335, 340, 8, thread=2, sequence=0),  # recorded for a double backward
+    backward("ConvolutionBackward0", 360, 9, 0, 2, 1),
+    op("aten::convolution_backward", 362, 370, 10, thread=2),
+    # the double backward of the activation: its node was made in thread 2
+    backward("LeakyReluBackwardBackward0", 400, 11, 0, 2, 2),
+    op("aten::mul", 405, 410, 12, thread=2),
+]
+DEVICE = [
+    kernel("fprop", 1000, 3),
+    kernel("act", 1010, 4),
+    kernel("reduce", 1020, 5),
+    kernel("act_grad", 1030, 8),
+    kernel("dgrad", 1040, 10),
+    kernel("wgrad", 1050, 10),
+    kernel("act_grad_grad", 1060, 12),
+    kernel("adam_kernel", 1070, 0),
+    kernel("strange", 1080, 0),
+    kernel("stranger", 1090, 99),
+]
+
+
+def test_kernels_have_the_layer_of_the_operator_that_launched_them() -> None:
+    found = {
+        each.name: (each.layer, each.backward) for each in layers.labels(HOST + DEVICE, "G_main", "cuda")
+    }
+    assert found["fprop"] == ("G conv0", False) and found["act"] == ("G conv1", False)
+    assert found["reduce"] == (OUTSIDE, False)
+
+
+def test_backward_work_finds_its_layer_by_autograds_numbers_also_twice() -> None:
+    found = {each.name: (each.layer, each.backward) for each in layers.labels(HOST + DEVICE, "D_r1", "cuda")}
+    assert found["act_grad"] == ("G conv1", True)
+    assert found["dgrad"] == found["wgrad"] == ("G conv0", True)
+    assert found["act_grad_grad"] == ("G conv1", True)
+
+
+def test_a_kernel_without_an_operator_is_unknown_unless_it_is_an_optimizers() -> None:
+    found = {each.name: each.layer for each in layers.labels(HOST + DEVICE, "G_main", "cuda")}
+    assert found["adam_kernel"] == OUTSIDE
+    assert found["strange"] == found["stranger"] == UNKNOWN
+
+
+def test_a_kernel_that_python_launched_belongs_where_its_launch_was() -> None:
+    calls = [
+        Span("cuLaunchKernelEx", at, at + 2, launch=number) for at, number in ((70, 1), (250, 2), (337, 3))
+    ]
+    names = {1: "in the forward pass", 2: "between the passes", 3: "in the backward pass"}
+    kernels = [Span(name, 2000 + n, 2001 + n, on_device=True, launch=n) for n, name in names.items()]
+    found = {
+        each.name: (each.layer, each.backward)
+        for each in layers.labels([*HOST, *calls, *kernels], "G_main", "cuda")
+    }
+    assert found == {
+        "in the forward pass": ("G conv0", False),
+        "between the passes": (OUTSIDE, False),
+        "in the backward pass": ("G conv1", True),
+    }
+
+
+def test_bytes_of_an_operator_count_once_for_all_its_kernels() -> None:
+    host = [Span("aten::sum", 0, 10, 1, 1, moved=400)]
+    found = layers.labels([*host, kernel("first", 20, 1), kernel("second", 30, 1)], "G_main", "cuda")
+    assert [each.moved for each in found] == [400, 0]
+
+
+def test_on_a_cpu_operators_stand_for_kernels() -> None:
+    found = layers.labels(HOST, "G_main", "cpu")
+    assert [each.name for each in found] == [each.name for each in HOST if not each.is_range]
+    named = {each.name: each.layer for each in found}
+    assert named["aten::cudnn_convolution"] == "G conv0" and named["aten::convolution_backward"] == "G conv0"
+
+
+# --- memory and the trace ------------------------------------------------------------------------------------------
+
+
+def test_a_timeline_tells_gradients_from_the_rest() -> None:
+    changes = [(0, 100), (1_000_000, 300), (2_000_000, 50), (3_000_000, -300), (4_000_000, -100)]
+    found = memory.timeline(changes, [(-5, 0), (1_500_000, 50)], before=1000, lasting=1000)
+    assert [each.at_ms for each in found] == [0, 1, 2, 3, 4]
+    assert [each.activations for each in found] == [100, 400, 400, 100, 0]
+    assert [each.gradients for each in found] == [0, 0, 50, 50, 50]
+    assert memory.timeline([], [], 0, 0) == []
+
+
+def test_a_timeline_is_short_and_keeps_its_peak() -> None:
+    changes = [(1000 * n, 10 if n < 3000 else -10) for n in range(6000)]
+    found = memory.timeline(changes, [], before=0, lasting=0)
+    assert len(found) <= memory.MOST and max(each.activations for each in found) == 30_000
+
+
+def test_a_trace_is_cut_at_its_end_and_keeps_its_names() -> None:
+    events = [{"ph": "X", "ts": n, "name": str(n)} for n in reversed(range(10))]
+    whole = {
+        "traceEvents": [{"ph": "M", "name": "process_name"}, *events],
+        "traceName": "/home/somebody/trace.json",
+    }
+    found, cut = tracefile.bounded(whole, most=5)
+    assert cut == 6 and [each["name"] for each in found["traceEvents"]] == ["process_name", *"0123"]
+    assert "somebody" not in str(found)
+    assert tracefile.bounded(whole)[1] == 0

@@ -1,0 +1,353 @@
+"""The tables of a profile, from handmade traces: planted kernels of known length show where they belong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ladder.base.protocol import CYCLE_STEPS
+from ladder.receipts import categories, kernel_families, operator_families
+from ladder.studies.profile import composing, layers, rates, replaced, tracing
+from ladder.studies.profile.layers import Label
+from ladder.studies.profile.tracing import Host, Segment, Traced
+
+US = 1000
+GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64"
+CONV = "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc"
+ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::MulFunctor<float>>(int)"
+COPY = "Memcpy HtoD (Pinned -> Device)"
+PLANTED = {  # name -> (category, us of a launch)
+    CONV: ("convolution", 400.0),
+    GEMM: ("matmul", 90.0),
+    ELEMENTWISE: ("elementwise", 25.0),
+    COPY: ("copies", 60.0),
+    "bias_act_kernel": ("fused: activation and bias", 33.0),
+    "modulate_kernel": ("normalization and modulation", 12.0),
+    "void at::native::reduce_kernel<512, 1>(int)": ("reductions", 7.0),
+    "void cudnn::ops::nchwToNhwcKernel<float>(int)": ("layout and dtype conversion", 18.0),
+    "never_seen_before": ("other", 3.0),
+}
+
+
+def events(names: Sequence[str], begin: int, stream: int = 7) -> list[kernel_families.Event]:
+    """Kernels of these names, one after the other from a moment on, with gaps between them."""
+    found, at = [], begin
+    for name in names:
+        length = int(PLANTED[name][1] * US)
+        found.append((name, True, stream, at, at + length))
+        at += length + 2 * US
+    return found
+
+
+def cycle() -> tuple[list[kernel_families.Event], list[tuple[str, ...]], list[int]]:
+    """A cycle in which G_main runs every planted kernel and D_main the convolution twice, with its marks."""
+    found: list[Any] = [("cudaGraphLaunch", False, 0, 0, 10), ("Event Sync", True, 7, 0, 10**9)]
+    labels: list[tuple[str, ...]] = []
+    ended: list[int] = []
+    for index in range(CYCLE_STEPS):
+        begin = 10_000 * US * (index + 1)
+        found += events([COPY], begin)
+        found += events([name for name in PLANTED if name != COPY], begin + 1000 * US)
+        found += events([CONV, CONV], begin + 4000 * US)
+        for label, at in (((), 900), (("G_main",), 3900), (("D_main",), 8000)):
+            labels.append(label)
+            ended.append(begin + at * US)
+    return found, labels, ended
+
+
+@pytest.fixture(scope="module")
+def traced() -> Traced:
+    return tracing.cut(*cycle(), "cuda")
+
+
+def unlabelled(traced: Traced) -> list[tuple[Segment, list[Label | None]]]:
+    return list(layers.of_segments({}, traced.segments))
+
+
+def test_each_planted_kernel_shows_in_its_category(traced: Traced) -> None:
+    rows = composing.categories(composing.category_sums(unlabelled(traced)), {}, {})
+    found = {row.name: row for row in rows}
+    assert found.keys() == {category for category, _ in PLANTED.values()}
+    for name, (category, us) in PLANTED.items():
+        wanted = us * (3 if name == CONV else 1)
+        assert 1000 * found[category].ms == pytest.approx(wanted, rel=0.02, abs=10)
+        assert found[category].launches == (3 if name == CONV else 1)
+    assert sum(row.share for row in rows) == pytest.approx(1, abs=1e-4)
+    total = sum(us for _, us in PLANTED.values()) + 2 * PLANTED[CONV][1]
+    assert traced.busy_ns == int(total * US) * CYCLE_STEPS  # no two ran at once
+
+
+def test_phases_are_cut_by_the_clock_and_sum_to_all_work(traced: Traced) -> None:
+    rows = composing.phases(unlabelled(traced))
+    found = {row.name: row for row in rows}
+    assert list(found) == ["G_main", "D_main", "between phases"]
+    assert 1000 * found["D_main"].ms == pytest.approx(800) and found["D_main"].runs == 1
+    assert 1000 * found["between phases"].ms == pytest.approx(60) and found["between phases"].runs is None
+    whole = composing.category_sums(unlabelled(traced))
+    assert sum(row.ms for row in rows) == pytest.approx(sum(each.ms for each in whole.values()))
+
+
+def test_kernels_at_the_same_time_count_once_in_gpu_time() -> None:
+    both = [("a_gemm", True, 7, 0, 100), ("b_gemm", True, 8, 50, 150)]
+    traced = tracing.cut(both, [("G_main",)], [1000], "cuda")
+    assert traced.busy_ns == 150 and sum(each.ns for each in composing.everything(traced)) == 200
+
+
+def test_a_profile_names_families_and_the_heaviest_kernels(traced: Traced) -> None:
+    found = composing.profile(traced)
+    assert {categories.category(row.name) for row in found.families} == {c for c, _ in PLANTED.values()}
+    assert found.kernels[0].name == CONV[:60] and 1000 * found.kernels[0].ms == pytest.approx(1200)
+    many = [(f"gemm_{n}", True, 7, 10 * n, 10 * n + 5) for n in range(50)]
+    kernels = composing.profile(tracing.cut(many, [("G_main",)], [10**6], "cuda")).kernels
+    assert len(kernels) == 41 and kernels[-1].name == "10 other kernels"
+
+
+def test_the_articles_expectation_stands_beside_the_shares(traced: Traced) -> None:
+    rows = composing.categories(composing.category_sums(unlabelled(traced)), {}, {})
+    share = {row.name: row.share for row in rows}
+    found = {row.name: row for row in composing.expected(rows)}
+    assert found["convolutions"].share == pytest.approx(share["convolution"] + share["matmul"], abs=1e-4)
+    assert found["normalization"].share == pytest.approx(share["normalization and modulation"], abs=1e-4)
+    nonlinear = share["elementwise"] + share["fused: activation and bias"]
+    assert found["nonlinearities"].share == pytest.approx(nonlinear, abs=1e-4)
+    assert (found["convolutions"].low, found["convolutions"].high) == (0.35, 0.40)
+
+
+# --- layers carried to a replay ------------------------------------------------------------------------------------
+
+
+def label(name: str, layer: str, phase: str = "G_main", backward: bool = False) -> Label:
+    return Label(name, phase, layer, backward, None)
+
+
+def ran(*names: str) -> list[tracing.Ran]:
+    return [tracing.Ran(name, kernel_families.family(name), 10 * n, 5) for n, name in enumerate(names)]
+
+
+def found_layers(eager: list[Label], *names: str) -> list[str | None]:
+    return [each and each.layer for each in layers.carry(eager, ran(*names))]
+
+
+EAGER = [label("a", "1"), label("b", "1"), label("a", "2"), label("c", "2"), label("a", "3")]
+
+
+def test_names_that_ran_equally_often_are_matched_in_order() -> None:
+    assert found_layers(EAGER, "a", "b", "a", "c", "a") == ["1", "1", "2", "2", "3"]
+    # two streams: other names change places, those of one name do not
+    assert found_layers(EAGER, "a", "a", "b", "a", "c") == ["1", "2", "1", "3", "2"]
+
+
+def test_a_name_that_ran_less_often_is_matched_between_its_neighbours() -> None:
+    assert found_layers(EAGER, "a", "b", "c", "a") == ["1", "1", "2", "3"]
+    assert found_layers(EAGER, "b", "a", "c") == ["1", "2", "2"]
+
+
+def test_a_name_is_never_matched_across_a_matched_neighbour() -> None:
+    eager = [label("c", "1"), label("a", "2"), label("a", "3")]
+    assert found_layers(eager, "a", "c") == [None, "1"]
+    assert found_layers(eager, "c", "a") == ["1", "2"]
+
+
+def test_a_kernel_that_the_eager_run_lacks_is_unknown() -> None:
+    assert found_layers(EAGER, "a", "new", "b", "a", "c", "a", "a") == ["1", None, "1", "2", "2", "3", None]
+
+
+def test_layers_and_phases_of_a_whole_step_come_from_the_eager_runs() -> None:
+    eager = {
+        "G_main": [label("a", "G conv"), label("b", "G conv", backward=True)],
+        "D_main": [label("a", "D conv", "D_main"), label("c", "D conv", "D_main")],
+    }
+    segments = [Segment(("G_main", "D_main"), tuple(ran("a", "b", "a", "c", "x")))] * CYCLE_STEPS
+    labelled = list(layers.of_segments(eager, segments))
+    phases = {row.name: row.launches for row in composing.phases(labelled)}
+    assert phases == {"G_main": 2, "D_main": 2, "unknown": 1}
+    made = composing.layers(labelled)
+    assert {row.name: row.launches for row in made.rows} == {"G conv": 2, "D conv": 2, "unknown": 1}
+    assert made.unknown == pytest.approx(1 / 5)
+    assert made.rows[0].backward_ms == pytest.approx(made.rows[0].ms / 2, abs=1e-5)
+
+
+def test_a_layer_has_the_milliseconds_of_its_planted_kernels(traced: Traced) -> None:
+    order = [name for name in PLANTED if name != COPY]
+    eager = {
+        "G_main": [label(name, f"layer of {PLANTED[name][0]}") for name in order],
+        "D_main": [label(CONV, "first", "D_main"), label(CONV, "second", "D_main")],
+    }
+    found = composing.layers(list(layers.of_segments(eager, traced.segments)))
+    us = {row.name: 1000 * row.ms for row in found.rows}
+    assert us["first"] == pytest.approx(400) and us["second"] == pytest.approx(400)
+    for name in order:
+        assert us[f"layer of {PLANTED[name][0]}"] == pytest.approx(PLANTED[name][1], rel=0.02, abs=10)
+    assert us[layers.OUTSIDE] == pytest.approx(60) and found.unknown == 0  # the copy between the phases
+
+
+def test_names_of_layers() -> None:
+    sides = [4, 8, 16]
+    named = [layers.layer_name("G", path, sides) for path in ("", "mapping", "mapping.layers.0", "blocks")]
+    assert named == ["G", "G mapping", None, None]
+    assert layers.layer_name("G", "blocks.2.conv1", sides) == "G 16x16 conv1"
+    assert layers.layer_name("D", "blocks.0.skip", sides) == "D 16x16 skip"
+    assert layers.layer_name("D", "blocks.1", sides) == "D 8x8"
+
+
+# --- a CPU's operators ---------------------------------------------------------------------------------------------
+
+
+def test_an_operators_own_time_is_without_the_operators_inside_it() -> None:
+    spans = [
+        Host("aten::conv2d", 1, 0, 100),
+        Host("aten::convolution", 1, 10, 90),
+        Host("aten::mkldnn_convolution", 1, 20, 80),
+        Host("aten::mul", 2, 20, 50),  # another thread
+        Host("aten::add", 1, 100, 120),
+    ]
+    own = {each.name: each.ns for each in tracing.own_times(spans)}
+    assert own == {
+        "aten::conv2d": 20, "aten::convolution": 20, "aten::mkldnn_convolution": 60, "aten::mul": 30, "aten::add": 20,
+    }  # fmt: skip
+    assert sum(own.values()) == 100 + 20 + 30
+
+
+@pytest.mark.parametrize(
+    ("name", "category"),
+    [
+        ("aten::convolution_backward", "convolution"),
+        ("aten::_slow_conv2d_forward", "convolution"),
+        ("aten::addmm", "matmul"),
+        ("aten::add_", "elementwise"),
+        ("aten::leaky_relu_backward", "elementwise"),
+        ("aten::fill_", "elementwise"),
+        ("aten::_to_copy", "layout and dtype conversion"),
+        ("aten::copy_", "layout and dtype conversion"),
+        ("aten::cat", "layout and dtype conversion"),
+        ("aten::sum", "reductions"),
+        ("aten::std", "reductions"),
+        ("aten::normal_", "random numbers"),
+        ("aten::_foreach_lerp_", "optimizer"),
+        ("aten::as_strided", "views and allocation"),
+        ("aten::t", "views and allocation"),
+        ("aten::transpose", "views and allocation"),
+        ("aten::empty_strided", "views and allocation"),
+        ("autograd::engine::evaluate_function: MulBackward0", "views and allocation"),
+        ("ConvolutionBackward0", "views and allocation"),
+        ("aten::never_seen_before", "other"),
+    ],
+)
+def test_an_operators_name_tells_its_category(name: str, category: str) -> None:
+    assert categories.category(operator_families.family(name)) == category
+
+
+# --- rates and what was replaced -----------------------------------------------------------------------------------
+
+
+def test_bytes_follow_from_shapes() -> None:
+    big, small = [8, 64, 32, 32], [8, 64, 1, 1]
+    count, scales = 8 * 64 * 32 * 32, 8 * 64
+    assert rates.moved("aten::mul", [big, small], ["c10::BFloat16", "c10::BFloat16"]) == 2 * (
+        2 * count + scales
+    )
+    assert rates.moved("aten::copy_", [big, big, []], ["float", "c10::BFloat16", "Scalar"]) == 6 * count
+    assert rates.moved("aten::zero_", [big], ["float"]) == 4 * count
+    assert rates.moved("aten::sum", [big, []], ["float", "ScalarList"]) == 4 * count
+    assert rates.moved("aten::where", [big, big, big], ["bool", "float", "float"]) == 13 * count
+    for name, shapes, kinds in (
+        ("aten::convolution", [big, big], ["float", "float"]),
+        ("aten::cat", [[big, big], []], ["float", "Scalar"]),
+        ("aten::mul", [big, big], ["unknown", "unknown"]),
+        ("aten::mul", [], []),
+    ):
+        assert rates.moved(name, shapes, kinds) is None
+
+
+def test_bytes_of_our_kernels_are_those_of_the_tensors_that_they_are_given() -> None:
+    torch, kernels = pytest.importorskip("torch"), pytest.importorskip("kernels")
+    from kernels.pointwise import bias_act
+
+    x, bias = torch.randn(2, 4, 8, 8), torch.randn(4)
+    with rates.given() as launches:
+        kernels.bias_act(x, bias)
+    kernels.bias_act(x, bias)
+    ((name, size),) = launches
+    assert name.startswith("bias_act")
+    assert bias_act.bytes_moved(x) <= size <= bias_act.bytes_moved(x) + 2 * bias.nbytes
+
+
+def test_launches_are_matched_to_kernels_in_order() -> None:
+    launches = [("a_kernel", 10), ("b_kernel", 7), ("a_kernel", 20), ("adam_kernel", 3)]
+    ran_ = ["a_kernel", "sgemm", "b_kernel", "b_kernel", "a_kernel", "adam_kernel"]
+    assert rates.of_launches(ran_, launches) == [10, None, None, None, 20, None]
+
+
+def test_a_category_has_a_rate_only_if_most_of_its_bytes_are_known() -> None:
+    found = rates.by_shapes(
+        {"elementwise": (900, 900_000), "reductions": (100, 5)}, {"elementwise": 1000, "reductions": 1000}
+    )
+    assert list(found) == ["elementwise"]
+    assert found["elementwise"].value == pytest.approx(1.0) and found["elementwise"].unit == "TB/s"
+
+
+def test_a_fused_category_stands_against_what_others_lost() -> None:
+    fused = "fused: activation and bias"
+    rungs = [
+        ("plain", {"elementwise": 10.0, "convolution": 30.0}),
+        ("first", {"elementwise": 4.0, "convolution": 31.0, fused: 2.0}),
+        ("second", {"elementwise": 1.0, "convolution": 31.0, fused: 2.5, "fused: other": 1.0}),
+    ]
+    found = replaced.replaced([replaced.Known("run.json", rungs), replaced.Known("later.json", rungs[1:])])
+    assert (found[fused].at, found[fused].lost_ms, found[fused].fused_ms) == ("first", 6.0, 2.0)
+    assert (found["fused: other"].at, found["fused: other"].lost_ms) == ("second", 3.0)
+    assert found[fused].source == "run.json" and replaced.replaced([]) == {}
+
+
+# --- the marks of a cycle -------------------------------------------------------------------------------------------
+
+
+def test_the_kind_of_an_event_is_told_by_older_versions_of_pytorch_too() -> None:
+    def event(name: str, **more: Any) -> Any:
+        return SimpleNamespace(name=lambda: name, **more)
+
+    assert tracing.is_operator(event("aten::mul")) and not tracing.is_operator(event(tracing.MEMORY))
+    assert (
+        tracing.activity(event("cudaLaunchKernel"))
+        == tracing.activity(event("cuLaunchKernelEx"))
+        == "cuda_runtime"
+    )
+    assert tracing.activity(event("layer: G", is_user_annotation=lambda: True)) == "user_annotation"
+    assert tracing.activity(event("cudnn", activity_type=lambda: "cpu_op")) == "cpu_op"
+
+
+class Stepped:
+    """A step that only says what ran."""
+
+    device = "cpu"
+
+    def __init__(self, whole: bool) -> None:
+        self.together = [("G_main", "D_main")] if whole else []
+        self.ran: list[Any] = []
+
+    def run(self, phases: tuple[str, ...]) -> None:
+        if self.together:
+            self.ran.append(phases)
+            return
+        for phase in phases:
+            self.run_phase(phase)
+
+    def run_phase(self, phase: str) -> None:
+        self.ran.append(phase)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_cycle_is_marked_at_its_phases_or_at_its_whole_steps(whole: bool) -> None:
+    step = Stepped(whole)
+    marks = tracing.Marks(step)
+    with marks.between_phases():
+        step.run(("G_main", "D_main"))
+    wanted = [(), ("G_main", "D_main")] if whole else [(), ("G_main",), (), ("D_main",)]
+    assert marks.labels == wanted and marks.ended_ns == sorted(marks.ended_ns)
+    step.run(("G_main", "D_main"))  # nothing is marked any more
+    assert marks.labels == wanted and step.ran == (
+        2 * [("G_main", "D_main")] if whole else 2 * ["G_main", "D_main"]
+    )
