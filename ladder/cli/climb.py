@@ -1,4 +1,4 @@
-"""The work behind `ladder run` and `ladder train`: from a request to results, tables, charts or a training."""
+"""The work behind `ladder run`: from a request to a result, its tables and its charts."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from ladder.base import files, progress
 from ladder.base import text as texts
 from ladder.base.errors import UserError
-from ladder.base.events import Event
 from ladder.base.plain import Fields
 from ladder.base.starting import near
 from ladder.cli import expecting
@@ -24,19 +23,10 @@ from ladder.engine.pool import Pool
 from ladder.images.for_workload import DEFAULT_WORKLOAD, prepare_images
 from ladder.machine import environment, system
 from ladder.plan import catalog, modes, needs
-from ladder.report import output as ending
 from ladder.results import identity, types
 from ladder.results.combine import resuming
 from ladder.stats import rounds_budget as budget
 from stylegan_lite.config import Recipe, Workload
-
-if TYPE_CHECKING:
-    from ladder.images.prepare import ImageSet
-    from ladder.training.canary import Canary
-    from ladder.training.origin import Origin
-    from ladder.training.ranks import Ranks
-    from ladder.training.train import Summary
-
 
 ARTICLE = "article"  # the ladder that studies stand on
 
@@ -107,7 +97,7 @@ def _measured(
     request = with_defaults(request, mode)
     if all(rung.skipped for rung in planned):
         raise UserError(f"none of these rungs can run here: {planned[0].name}: {planned[0].skipped}")
-    folder = request.resume.parent if request.resume else _of_machine(request.out, device)
+    folder = request.resume.parent if request.resume else of_machine(request.out, device)
     files.refuse_unwritable(folder)
     warning = system.torch_warning()
     if warning and not quiet:
@@ -267,158 +257,6 @@ def choose_recipe(
     return fields
 
 
-def train(
-    workload_name: str | None,
-    ladder_name: str,
-    recipe: str | None,
-    data: str | None,
-    device: str | None,
-    quiet: bool,
-    start: Path | None = None,
-    **options: Any,
-) -> Summary | None:
-    """Train, and return the summary. ``options`` are those of ``ladder.training.train.train``.
-
-    ``start`` is a checkpoint whose networks are taken. Without ``workload_name`` the workload of that checkpoint is
-    taken, or of the one to resume. Under torchrun this process is one of several ranks, and those that write nothing
-    return None.
-
-    Raises:
-        UserError: the request is impossible.
-        losslog.Diverged: a loss or weight became NaN or infinite; the message names phase and step.
-    """
-    if workload_name is not None:
-        catalog.load_workload(workload_name)
-    ladder = catalog.load_ladder(ladder_name)
-    device = system.choose_device(device)
-    source = start or options.get("resume")
-    held = _origin(source, start is None) if source else None
-    name = workload_name or (source.name if source else DEFAULT_WORKLOAD[device])
-    if held is not None and workload_name is None:
-        workload = held.workload.to_dict()
-    else:
-        _, workload = catalog.load_workload(name)
-    if held is not None and start is not None:
-        held.refuse_other(workload)
-        options |= {"origin": held}
-    there = needs.possible(system.capabilities(device), workload)
-    chosen = choose_recipe(recipe, ladder, there, device)
-    from ladder.training import ranks as training_ranks
-
-    with training_ranks.joined(device) as ranks:
-        if ranks is not None:
-            if start is not None:
-                raise UserError(
-                    "--from: begin with one process; its checkpoint goes on under torchrun with --resume"
-                )
-            chosen = ranks.recipe(chosen)
-            Recipe.from_dict(chosen).refuse_for(Workload.from_dict({**workload, "data": None}))
-            return _on_ranks(ranks, name, workload, chosen, data or workload["data"], device, quiet, options)
-        files.refuse_unwritable(options["out"])
-        first = progress.First(f"training: {name} on {device}, up to step {options['steps']}", quiet)
-        pictures = prepare_images(data or workload["data"], workload, quiet, first)
-        return _trained(workload, chosen, pictures, device, quiet, options)
-
-
-def _origin(path: Path, resumed: bool) -> Origin:
-    from ladder.training import checkpoint, origin  # these import torch
-
-    found = origin.read(path)
-    if resumed:
-        checkpoint.refuse_converted(path, found.content)
-    return found
-
-
-def _trained(
-    workload: Fields, recipe: Fields, pictures: ImageSet, device: str, quiet: bool, options: dict[str, Any]
-) -> Summary:
-    from ladder.base.stopping import stop_on_sigterm
-    from ladder.training.train import train as training
-
-    with stop_on_sigterm(), progress.training_progress(options["steps"], quiet) as on_event:
-        return training(workload, recipe, pictures, device=device, on_event=on_event, **options)
-
-
-def _on_ranks(
-    ranks: Ranks, name: str, workload: Fields, recipe: Fields, data: Any, device: str, quiet: bool,
-    options: dict[str, Any],
-) -> Summary | None:  # fmt: skip
-    """Train as one of several ranks. Only the one that writes has a summary."""
-    quiet = quiet or not ranks.writes
-    if ranks.writes:
-        files.refuse_unwritable(options["out"])
-    said = f"training: {name} on {device}, {ranks.size} ranks, up to step {options['steps']}"
-    pictures = ranks.in_turn(lambda: prepare_images(data, workload, quiet, progress.First(said, quiet)))
-    if ranks.writes:
-        return _trained(workload, recipe, pictures, device, quiet, options | {"ranks": ranks})
-    from ladder.base.stopping import stop_on_sigterm
-    from ladder.training.following import follow
-
-    shared = {key: options[key] for key in ("steps", "seed", "resume") if key in options}
-    with stop_on_sigterm():
-        follow(workload, recipe, pictures, ranks, device=device, **shared)
-    return None
-
-
-def canary(
-    workload_name: str | None,
-    ladder_name: str,
-    data: str | None,
-    device: str | None,
-    quiet: bool,
-    *,
-    steps: int,
-    seeds: int,
-    jobs: int | None,
-    out: Path | None,
-) -> Canary:
-    """Train every rung of a ladder from several seeds (``ladder.training.canary``), by default on ``tiny``.
-
-    Raises:
-        UserError: the request is impossible.
-    """
-    ladder = catalog.load_ladder(ladder_name)
-    device = system.choose_device(device)
-    name, workload = catalog.load_workload(workload_name or "tiny")
-    from ladder.training import canary as canaries
-
-    out = out or canaries.OUT
-    files.refuse_unwritable(_of_machine(out, device))
-    planned = catalog.climb(ladder, needs.possible(system.capabilities(device), workload))
-    number = seeds * sum(rung.recipe is not None for rung in planned)
-    first = progress.First(f"canary: {name} on {device}, {number} trainings of {steps} steps", quiet)
-    pictures = prepare_images(data or workload["data"], workload, quiet, first)
-
-    paths: list[Path] = []
-
-    def tell(event: Event) -> None:
-        if event["event"] == "end":
-            paths.append(Path(event["path"]))
-        elif not quiet:
-            found = "broke" if event["distance"] is None else f"{event['distance']:.1f}"
-            click.echo(
-                f"{event['done']}/{event['total']} {event['rung']}, seed {event['seed']}: {found}", err=True
-            )
-
-    result = canaries.run(
-        name,
-        workload,
-        ladder.name,
-        planned,
-        pictures,
-        device,
-        steps=steps,
-        seeds=seeds,
-        jobs=jobs,
-        out=out,
-        on_event=tell,
-    )
-    if not quiet:
-        click.echo(canaries.table(result))
-    ending.say_where(paths[-1] if paths else None, quiet)
-    return result
-
-
-def _of_machine(out: Path, device: str) -> Path:
+def of_machine(out: Path, device: str) -> Path:
     """Return the folder of this machine's results."""
     return out / texts.slug(system.facts(device)["name"])

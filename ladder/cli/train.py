@@ -1,4 +1,4 @@
-"""Options of `ladder train`, and of `--canary`, which compares rungs. `ladder.cli.climb` does the work."""
+"""Options of `ladder train`, and of `--canary`, which compares rungs. `ladder.cli.training` does the work."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def train(
 
     NaN or infinity in a loss stops the training with exit status 1; the message names phase and step.
     """
-    from ladder.cli import climb as climbing
+    from ladder.cli import training
     from ladder.report import output as ending
     from ladder.training.losslog import Diverged
 
@@ -119,7 +119,7 @@ def train(
             raise UserError(
                 "--canary trains every rung from the start: leave out --resume, --from and --recipe"
             )
-        result = climbing.canary(
+        result = training.canary(
             workload, ladder_name, data, device, as_json, steps=steps, seeds=seeds, jobs=jobs, out=out
         )
         if as_json:
@@ -136,7 +136,7 @@ def train(
 
     every = {"sample_every": sample_every, "log_every": log_every}
     try:
-        summary = climbing.train(
+        summary = training.train(
             workload, ladder_name, recipe, data, device, quiet=as_json, steps=steps, out=out, resume=resume,
             start=start, seed=seed, truncation=truncation,
             **{key: value for key, value in every.items() if value is not None},

@@ -212,10 +212,7 @@ class Rung(Member):
             raise RuntimeError("a process that was profiled is never timed again")
 
     def drain(self) -> None:
-        """Take as many batches as idle loaders hold ready, then run some steps at the pace of loaders.
-
-        Taking is quicker than training: a batch that was decoded ahead costs no decoding, and no step.
-        """
+        """Take as many batches as idle loaders hold ready, untrained, then run some steps at the loaders' pace."""
         held = math.ceil(self.step.data_capacity)
         if hasattr(self.step, "step") and hasattr(self.step, "count"):
             for _ in range(held):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ladder.receipts.receipt import Receipt, judge
-from ladder.receipts.seen import Evidence
 
 
-def in_parts(seen: Evidence, parts: int) -> Receipt:
+def in_parts(seen: dict[str, Any], parts: int) -> Receipt:
     """Check that every phase of D has so many parts of one size. With joint batches D_main has parts of both kinds."""
     batches = seen["passes"].get("Discriminator", [])
     one = min(batches, default=0)

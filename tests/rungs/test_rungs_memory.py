@@ -8,6 +8,7 @@ import pytest
 
 from ladder.plan import catalog, needs
 from ladder.rungs import accumulate_2, accumulate_4, checkpointing
+from stylegan_lite import networks
 from tests.rungs.test_rungs_together import GPU_ONLY, LOADING, ON_GPU
 from tests.support.rung_steps import assert_engaged, assert_the_same, every_phase, gathered, small
 from tests.support.small import LEAST
@@ -52,14 +53,44 @@ def passes(**counts: list[int]) -> dict[str, Any]:
     return {"passes": named | counts, "recipe": {"joint_batch": True, "micro_batches": 2}}
 
 
-def test_a_batch_in_one_piece_is_no_part():
+def test_a_batch_in_one_piece_is_no_part(refused):
     assert accumulate_2.receipt(passes()).engaged and not accumulate_4.receipt(passes()).engaged
-    assert not accumulate_2.receipt(passes(Discriminator=[8, 16, 8])).engaged
     assert not accumulate_2.receipt(passes(Discriminator=[])).engaged
+    whole = passes(Discriminator=[8, 16, 8])
+    for rung in ("accumulate_2", "accumulate_4", "accumulate_8"):
+        refused(rung, whole, "8, 16, 8", sabotage="each phase runs its whole batch", planted="evidence")
 
 
-def test_blocks_must_run_again_in_main_phases_and_there_alone():
+def test_a_step_that_runs_its_whole_batch_is_not_engaged(refused):
+    step = small({"micro_batches": 2}, **WORKLOAD)
+    step._parts = lambda phase: 1
+    refused("accumulate_2", gathered(step), "4, 4, 4, 4", sabotage="the step runs its whole batch")
+
+
+def test_blocks_must_run_again_in_main_phases_and_there_alone(refused):
     assert checkpointing.receipt(passes()).engaged
     assert not checkpointing.receipt(passes(SynthesisBlock=[])).engaged
-    assert not checkpointing.receipt(passes(SynthesisBlock=[4] * 24)).engaged  # in path length, too
-    assert not checkpointing.receipt(passes(DiscriminatorBlock=[4] * 30)).engaged  # in R1, too
+    again = passes(SynthesisBlock=[4] * 24)
+    refused(
+        "checkpointing",
+        again,
+        "SynthesisBlock 24x",
+        sabotage="path length is checkpointed, too",
+        planted="evidence",
+    )
+    again = passes(DiscriminatorBlock=[4] * 30)
+    refused(
+        "checkpointing",
+        again,
+        "DiscriminatorBlock 30x",
+        sabotage="R1 is checkpointed, too",
+        planted="evidence",
+    )
+
+
+def test_a_step_that_keeps_its_activations_is_not_engaged(refused, monkeypatch):
+    monkeypatch.setattr(networks, "through", lambda block, checkpointing, *inputs: block(*inputs))
+    step = small({"checkpointing": True}, **WORKLOAD)
+    refused(
+        "checkpointing", gathered(step), "SynthesisBlock 0x", sabotage="the networks keep their activations"
+    )

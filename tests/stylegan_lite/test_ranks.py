@@ -210,9 +210,15 @@ def test_ranks_without_a_process_group_are_refused():
 
 
 def test_the_new_fields_leave_older_recipes_as_they_were():
-    new = {"ranks", "reduce", "rank_statistics"}
+    new = {"ranks", "reduce", "rank_statistics", "micro_batches", "checkpointing"}
     assert Recipe().to_dict().keys() == {field.name for field in dataclasses.fields(Recipe)} - new
-    asked = {"ranks": 2, "reduce": "flat", "rank_statistics": "local"}
+    asked = {
+        "ranks": 2,
+        "reduce": "flat",
+        "rank_statistics": "local",
+        "micro_batches": 2,
+        "checkpointing": True,
+    }
     assert asked.items() <= Recipe.from_dict(asked).to_dict().items()
 
 
