@@ -16,11 +16,16 @@ name=$${names[SLURM_ARRAY_TASK_ID]}
 own=$$fleet/tasks/$$SLURM_JOB_PARTITION/$$name
 again=$${SLURM_RESTART_COUNT:-0}
 cd "$$root" && mkdir -p "$$own" "$$fleet/results/ladder" || exit 1
+exec 9> "$$own/.task"
+if ! flock --timeout $wait_s 9; then
+    echo "ladder: another task of this fleet works in $$own"
+    exit 2
+fi
 echo "ladder: $$name on $$(hostname), start $$((again + 1))"
 
 # Run in the background: only then does the shell hear Slurm's signal before the time is over, and hand it on.
 climb() {
-    "$$python" -m ladder run "$$@" &
+    "$$python" -m ladder run "$$@" 9>&- &
     child=$$!
     trap 'kill -TERM "$$child"' TERM
     wait "$$child"
@@ -37,7 +42,7 @@ unfinished=$$(grep -L '^ "complete": true' "$$own"/*/*.json 2>/dev/null | tail -
 if [ -n "$$unfinished" ]; then
     climb --resume "$$unfinished" "$${asked[@]}"
     if [ "$$status" = 2 ]; then
-        echo "ladder: $$unfinished belongs to another node: it is left aside, and this one begins anew"
+        echo "ladder: $$unfinished cannot go on here: it is left aside, and this one begins anew"
         mv "$$unfinished" "$$unfinished.aside"
         climb "$${asked[@]}"
     fi

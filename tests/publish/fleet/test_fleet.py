@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import subprocess
@@ -108,6 +109,17 @@ def test_another_kind_of_node_leaves_the_file_aside_and_begins_anew(fake: Path) 
     assert task(fake, "2 false\n0 true\n", restarts=1).returncode == 0
     own = fake / "out" / "tasks" / "a100" / "article" / "gpu"
     assert (own / "run-1.json.aside").is_file() and shared(fake) == ["run-3.json"]
+
+
+def test_a_task_leaves_alone_what_another_task_writes(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "WAIT_S", 0)
+    task(fake, "137 false\n")
+    own = fake / "out" / "tasks" / "a100" / "article"
+    with (own / ".task").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        second = task(fake, "2 false\n2 false\n")
+    assert second.returncode == 2 and "another task" in second.stdout
+    assert (own / "gpu" / "run-1.json").is_file() and len(calls(fake)) == 1
 
 
 @pytest.mark.parametrize("plan, status", [("2 false\n", 2), ("0 bad\n", 1)], ids=["impossible", "not valid"])
