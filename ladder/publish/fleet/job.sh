@@ -60,5 +60,10 @@ fi
 newest=$$(ls -t "$$own"/*/*.json | head -n 1)
 "$$python" -m ladder validate "$$newest" || exit 1
 shared=$$fleet/results/ladder/$${newest#"$$own"/}
-mkdir -p "$$(dirname "$$shared")" && cp "$$newest" "$$shared.tmp" && mv "$$shared.tmp" "$$shared" || exit 1
+stem=$${shared%.json} number=2
+while [ -e "$$shared" ] && ! cmp -s "$$newest" "$$shared"; do # another partition's run of the same second
+    shared=$$stem-$$((number++)).json
+done
+part=$$shared.$$SLURM_JOB_PARTITION.tmp
+mkdir -p "$$(dirname "$$shared")" && cp "$$newest" "$$part" && mv "$$part" "$$shared" || exit 1
 echo "ladder: $$shared"

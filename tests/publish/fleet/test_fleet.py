@@ -122,6 +122,14 @@ def test_a_task_leaves_alone_what_another_task_writes(fake: Path, monkeypatch: p
     assert (own / "gpu" / "run-1.json").is_file() and len(calls(fake)) == 1
 
 
+def test_two_runs_of_the_same_second_are_both_kept(fake: Path) -> None:
+    other = fake / "out" / "results" / "ladder" / "gpu" / "run-1.json"
+    other.parent.mkdir(parents=True)
+    other.write_text("of another partition")
+    assert task(fake, "0 true\n").returncode == 0
+    assert shared(fake) == ["run-1-2.json", "run-1.json"] and other.read_text() == "of another partition"
+
+
 @pytest.mark.parametrize("plan, status", [("2 false\n", 2), ("0 bad\n", 1)], ids=["impossible", "not valid"])
 def test_what_is_no_result_stays_away_from_the_others(fake: Path, plan: str, status: int) -> None:
     assert task(fake, plan).returncode == status
