@@ -38,17 +38,14 @@ climb() {
 
 asked=(--workload "$${workloads[SLURM_ARRAY_TASK_ID]}" --out "$$own" $${arguments[@]+"$${arguments[@]}"})
 
-unfinished=$$(grep -L '^ "complete": true' "$$own"/*/*.json 2>/dev/null | tail -n 1)
-if [ -n "$$unfinished" ]; then
-    climb --resume "$$unfinished" "$${asked[@]}"
-    if [ "$$status" = 2 ]; then
-        echo "ladder: $$unfinished cannot go on here: it is left aside, and this one begins anew"
-        mv "$$unfinished" "$$unfinished.aside"
-        climb "$${asked[@]}"
-    fi
-else
-    climb "$${asked[@]}"
-fi
+status=2
+for file in "$$own"/*/*.json; do # an unfinished one that cannot go on here waits for a node on which it can
+    if [ ! -e "$$file" ] || grep -q '^ "complete": true' "$$file"; then continue; fi
+    climb --resume "$$file" "$${asked[@]}"
+    if [ "$$status" != 2 ]; then break; fi
+    echo "ladder: $$file cannot go on here and stays"
+done
+if [ "$$status" = 2 ]; then climb "$${asked[@]}"; fi
 
 # 0: done. 1: done, and a rung has no number here. 2: impossible here, the line above says why. Else it was ended.
 if [ "$$status" -gt 2 ] && [ "$$again" -lt 9 ]; then

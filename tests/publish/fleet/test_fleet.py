@@ -104,11 +104,18 @@ def test_a_task_that_is_ended_again_and_again_is_given_up(fake: Path) -> None:
     assert not (fake / "scontrol").exists()
 
 
-def test_another_kind_of_node_leaves_the_file_aside_and_begins_anew(fake: Path) -> None:
+def test_another_kind_of_node_begins_anew_and_the_file_goes_on_where_it_can(fake: Path) -> None:
     task(fake, "137 false\n")
     assert task(fake, "2 false\n0 true\n", restarts=1).returncode == 0
-    own = fake / "out" / "tasks" / "a100" / "article" / "gpu"
-    assert (own / "run-1.json.aside").is_file() and shared(fake) == ["run-3.json"]
+    assert shared(fake) == ["run-3.json"]
+    assert task(fake, "0 true\n", restarts=2).returncode == 0
+    assert "run --resume" in calls(fake)[-2] and shared(fake) == ["run-1.json", "run-3.json"]
+
+
+def test_a_node_that_can_run_nothing_leaves_the_unfinished_file(fake: Path) -> None:
+    task(fake, "137 false\n")
+    assert task(fake, "2 false\n2 false\n", restarts=1).returncode == 2
+    assert [*(fake / "out").rglob("run-1.json*")] == [fake / "out/tasks/a100/article/gpu/run-1.json"]
 
 
 def test_a_task_leaves_alone_what_another_task_writes(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
