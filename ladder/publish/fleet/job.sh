@@ -48,9 +48,13 @@ done
 if [ "$$status" = 2 ]; then climb "$${asked[@]}"; fi
 
 # 0: done. 1: done, and a rung has no number here. 2: impossible here, the line above says why. Else it was ended.
+# After `scancel`, and where Slurm itself requeues the task, it is not RUNNING any more.
 if [ "$$status" -gt 2 ] && [ "$$again" -lt 9 ]; then
-    echo "ladder: ended with status $$status: requeued"
-    scontrol requeue "$${SLURM_ARRAY_JOB_ID}_$${SLURM_ARRAY_TASK_ID}"
+    task=$${SLURM_ARRAY_JOB_ID}_$${SLURM_ARRAY_TASK_ID}
+    if [ "$$(squeue --noheader --jobs="$$task" --format=%T)" = RUNNING ]; then
+        echo "ladder: ended with status $$status: requeued"
+        scontrol requeue "$$task"
+    fi
 fi
 [ "$$status" -le 1 ] || exit "$$status"
 

@@ -29,17 +29,19 @@ mkdir -p "$(dirname "$file")"
 [ "$status" = 2 ] || printf '{\\n "complete": %s\\n}\\n' "$complete" > "$file"
 exit "$status"
 """
+SQUEUE = '#!/bin/sh\n[ "$2" = --jobs=41_1 ] && cat "$FAKE/state"\n'
 SCONTROL = '#!/bin/sh\necho "$*" >> "$FAKE/scontrol"\n'
 
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with stand-ins for Slurm's commands and for `ladder`, and with what they were called with."""
-    for name, text in (("sbatch", SBATCH), ("python", LADDER), ("scontrol", SCONTROL)):
+    for name, text in (("sbatch", SBATCH), ("python", LADDER), ("scontrol", SCONTROL), ("squeue", SQUEUE)):
         path = tmp_path / "bin" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    (tmp_path / "state").write_text("RUNNING\n")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("FAKE", str(tmp_path))
     monkeypatch.setattr(fleet.sys, "executable", str(tmp_path / "bin" / "python"))
@@ -97,6 +99,12 @@ def test_a_task_that_was_ended_is_requeued_and_goes_on(fake: Path, status: int) 
     asked = f"--workload article --out {own} --rounds 3"
     assert calls(fake)[1] == f"-m ladder run --resume {own}/gpu/run-1.json {asked}"
     assert shared(fake) == ["run-1.json"]
+
+
+def test_a_cancelled_task_stays_cancelled(fake: Path) -> None:
+    (fake / "state").write_text("COMPLETING\n")
+    assert task(fake, "130 false\n").returncode == 130
+    assert not (fake / "scontrol").exists()
 
 
 def test_a_task_that_is_ended_again_and_again_is_given_up(fake: Path) -> None:
