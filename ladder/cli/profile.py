@@ -73,7 +73,7 @@ def profile(
     operators stands for kernels. The figures are those of one process, so compare rungs with `ladder run`, and explain
     their difference with `ladder explain`.
 
-    Exit status: 0 if done. 2 if the request is impossible, or a tool is missing.
+    Exit status: 0 if done. 2 if the request is impossible, or a tool is missing. 130 if interrupted.
     """
     os.environ.setdefault(QUIET, "99")
     from ladder.machine import environment, system
