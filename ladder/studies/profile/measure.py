@@ -240,9 +240,16 @@ def profile(
     """Measure a rung and return its profile. The caller holds the lock on the device.
 
     ``folder`` holds the profiles; ladders' results lie beside it. Both may tell what fused kernels replaced.
+    UserError if the step does not fit into memory.
     """
+    import torch
+
     begin, facts = time.monotonic(), system.facts(asked.device)
-    seen = measure(asked, tell, trace)
+    try:
+        seen = measure(asked, tell, trace)
+    except (MemoryError, torch.OutOfMemoryError):
+        short = f"{asked.rung} on {asked.name} does not fit into the memory of this machine"
+        raise UserError(f"{short}; take a workload with a smaller batch") from None
     release(asked.device)
     sums = composing.category_sums(list(layers.of_segments({}, seen.traced.segments)))
     now = asked.rung, {name: each.ms for name, each in sums.items()}

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import click.testing
 import pytest
+import torch
 import yaml
 from click.testing import CliRunner
 
@@ -134,6 +135,18 @@ def test_a_file_that_contradicts_itself_is_refused(change: Any, words: str, done
 def test_an_impossible_request_is_one_line(arguments: list[str], words: str, least: Path) -> None:
     said = invoke(*arguments, "-w", str(least), "--device", "cpu")
     assert said.exit_code == 2 and words in said.output and "Traceback" not in said.output
+
+
+def test_a_step_that_does_not_fit_is_one_line(
+    least: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 99 GiB")
+
+    monkeypatch.setattr(measure, "measure", full)
+    said = invoke("baseline", "-w", str(least), "--device", "cpu", "--out", str(tmp_path / "o"))
+    assert said.exit_code == 2 and "baseline on least does not fit into the memory" in said.output
+    assert not (tmp_path / "o").exists()
 
 
 @pytest.mark.parametrize("during", ["the profile", "the search"])
