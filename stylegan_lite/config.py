@@ -18,7 +18,12 @@ T = TypeVar("T", bound="_Config")
 SHORT = 80  # characters of a list of names that stands whole in an error line
 NAMED = 6  # names of a longer list
 ALIKE = 0.6  # difflib's own cutoff, from which on two names are close
-LATER = ("spectral_norm",)  # fields of a workload that came after the first results
+LATER = (  # fields of a workload that came after the first results
+    "spectral_norm",
+    "conv_clamp",
+    "convolution",
+    "block_layers",
+)
 
 
 class ConfigError(ValueError):
@@ -86,6 +91,10 @@ class Workload(_Config):
     batch: int
     norm: Literal["demod", "instance"] = "demod"
     spectral_norm: bool = False  # the discriminator's weights are divided by their largest singular value
+    conv_clamp: float | None = None  # bound of the convolutions' activations, for FP16; NVIDIA has 256
+    # Levers: another model. `stylegan_lite.levers` says how each 3x3 convolution of the blocks is replaced.
+    convolution: Literal["full", "separable", "grouped", "inverted_residual"] = "full"
+    block_layers: int = 2  # 3x3 convolutions of a block; 1 leaves out the one that keeps the resolution
     channel_max: int = 512
     z_dim: int = 512
     w_dim: int = 512
@@ -158,6 +167,14 @@ class Workload(_Config):
         for key in ("lr", "ema_images"):
             if not getattr(self, key) > 0:
                 raise ConfigError(f"{where}: {key} must be positive, got {getattr(self, key)}")
+        if self.conv_clamp is not None and not (self.conv_clamp > 0 and self.norm == "demod"):
+            raise ConfigError(f"{where}: conv_clamp must be positive, and needs norm: demod")
+        if self.block_layers not in (1, 2):
+            raise ConfigError(f"{where}: block_layers must be 1 or 2, got {self.block_layers}")
+        if self.convolution != "full" and (self.norm != "demod" or self.spectral_norm):
+            raise ConfigError(
+                f"{where}: convolution: {self.convolution} needs norm: demod without spectral_norm"
+            )
 
 
 @dataclass(frozen=True)
@@ -259,6 +276,18 @@ class Recipe(_Config):
             raise ConfigError(
                 f"{where}: streams: two needs weights that convolutions take as they are kept, and this workload has "
                 "spectral_norm: true"
+            )
+        for key in ("fused_filter", "fused_residual"):  # whose passes go on behind the activation
+            if getattr(self, key) and workload.conv_clamp is not None:
+                raise ConfigError(
+                    f"{where}: {key} must be false: its pass cannot clamp, and this workload has conv_clamp: "
+                    f"{workload.conv_clamp:g}"
+                )
+        joins = {"fused_filter": True, "demodulation": "grouped", "streams": "two"}
+        found = [key for key, value in joins.items() if getattr(self, key) == value]
+        if found and (workload.convolution != "full" or workload.block_layers == 1):
+            raise ConfigError(
+                f"{where}: {found[0]} needs a workload with convolution: full and block_layers: 2 (what it joins)"
             )
 
     def _refuse_impossible(self, where: str) -> None:

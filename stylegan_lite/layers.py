@@ -15,6 +15,7 @@ from stylegan_lite.ops import (
     SLOPE,
     act_filter,
     bias_act,
+    clamped,
     conv3x3,
     convolution_dtype,
     convolutions,
@@ -72,19 +73,29 @@ class Dense(nn.Module):
 
 
 class ModulatedConv(ScaledWeight):
-    """A modulated 3x3 convolution, noise, bias, leaky ReLU: one layer of the synthesis network (``norm: demod``).
+    """A modulated 3x3 or 1x1 convolution, noise, bias, leaky ReLU: a layer of the synthesis network (``norm: demod``).
 
     ``forward(x [N, I, H, W], style [N, I], noise [N, 1, H', W'])`` -> [N, O, H', W'], doubled with ``up``. The
     demodulation ``coefficients`` [N, O] may be given. ``then`` [N, O] is the style of the next layer, if nothing else
-    reads the result. The next layer is then told that its input is ``modulated``.
+    reads the result. The next layer is then told that its input is ``modulated``. ``clamp`` bounds the result.
     """
 
     style_init = 1.0
     demodulated = True
 
-    def __init__(self, inputs: int, outputs: int, recipe: Recipe, *, up: bool) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        recipe: Recipe,
+        *,
+        up: bool,
+        kernel: int = 3,
+        clamp: float | None = None,
+    ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(outputs, inputs, 3, 3))
+        self.clamp = clamp
+        self.weight = nn.Parameter(torch.randn(outputs, inputs, kernel, kernel))
         self.bias = nn.Parameter(torch.zeros(outputs))
         self.noise_strength = nn.Parameter(torch.zeros([]))
         self.style_channels = inputs
@@ -108,7 +119,8 @@ class ModulatedConv(ScaledWeight):
             return filter_act(
                 x, self.bias, scale=scale, noise=noise, strength=self.noise_strength, style=then
             )
-        return bias_act(x, self.bias, self.recipe, scale=scale, noise=noise, strength=self.noise_strength)
+        x = bias_act(x, self.bias, self.recipe, scale=scale, noise=noise, strength=self.noise_strength)
+        return clamped(x, self.clamp)
 
 
 class NormalizedConv(ScaledWeight):
@@ -135,12 +147,16 @@ class NormalizedConv(ScaledWeight):
 
 
 class ToRGB(ScaledWeight):
-    """A modulated 1x1 convolution to 3 channels without demodulation: [N, I, H, W] -> [N, 3, H, W], full precision."""
+    """A modulated 1x1 convolution to 3 channels without demodulation: [N, I, H, W] -> [N, 3, H, W], full precision.
+
+    ``clamp`` bounds the result.
+    """
 
     style_init = 1.0
 
-    def __init__(self, inputs: int, recipe: Recipe) -> None:
+    def __init__(self, inputs: int, recipe: Recipe, clamp: float | None = None) -> None:
         super().__init__()
+        self.clamp = clamp
         self.weight = nn.Parameter(torch.randn(3, inputs, 1, 1))
         self.bias = nn.Parameter(torch.zeros(3))
         self.style_channels = inputs
@@ -153,11 +169,12 @@ class ToRGB(ScaledWeight):
             import kernels
 
             dtype = torch.promote_types(x.dtype, torch.float32)
-            return kernels.to_rgb(x, self.weight, style, self.bias, gain=self.weight_gain, dtype=dtype)
+            rgb = kernels.to_rgb(x, self.weight, style, self.bias, gain=self.weight_gain, dtype=dtype)
+            return clamped(rgb, self.clamp)
         if self.compute_copy is None:
             style = style * self.weight_gain
         y, _ = modulated_conv2d(x, self.weight, style, self.recipe, demodulate=False, copy=self.compute_copy)
-        return full(y) + self.bias.view(1, -1, 1, 1)
+        return clamped(full(y) + self.bias.view(1, -1, 1, 1), self.clamp)
 
 
 class Conv(ScaledWeight):
@@ -170,6 +187,7 @@ class Conv(ScaledWeight):
         shares_filter: the filter of a halving 3x3 convolution runs with the activation of the layer before. Both layers
             are told so.
         spare: channels of zeros that x has behind its ``inputs``; the parameter has no weights for them.
+        clamp: bound of the activation at its usual gain; it follows a smaller ``gain``, as published.
     """
 
     def __init__(
@@ -184,6 +202,7 @@ class Conv(ScaledWeight):
         gain: float = GAIN,
         shares_filter: bool = False,
         spare: int = 0,
+        clamp: float | None = None,
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(outputs, inputs, kernel, kernel))
@@ -194,6 +213,7 @@ class Conv(ScaledWeight):
         self.down = down
         self.shares_filter = shares_filter
         self.spare = spare
+        self.clamp = None if clamp is None else clamp * gain / GAIN
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         weight, by = self.scaled_weight(), convolutions(self.recipe)
@@ -207,7 +227,8 @@ class Conv(ScaledWeight):
                 return act_filter(x, self.bias, self.act_gain)
         if self.bias is None:
             return x
-        return bias_act(x, self.bias, self.recipe, gain=self.act_gain, residual=residual)
+        x = bias_act(x, self.bias, self.recipe, gain=self.act_gain, residual=residual)
+        return clamped(x, self.clamp)
 
 
 class FromRGB(Conv):
@@ -215,8 +236,8 @@ class FromRGB(Conv):
 
     full_precision = True  # of its weight, whatever convolutions run in
 
-    def __init__(self, outputs: int, recipe: Recipe) -> None:
-        super().__init__(3, outputs, 1, recipe)
+    def __init__(self, outputs: int, recipe: Recipe, clamp: float | None = None) -> None:
+        super().__init__(3, outputs, 1, recipe, clamp=clamp)
         self.keeps_copy = False
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -226,6 +247,8 @@ class FromRGB(Conv):
         by_pixel = self.recipe.channels_last or None
         if self.recipe.fused_act and residual is None:
             act = {"slope": SLOPE, "act_gain": self.act_gain}
-            return kernels.from_rgb(x, weight, self.bias, gain=gain, channels_last=by_pixel, **act)
-        x = kernels.from_rgb(x, weight, gain=gain, slope=1.0, act_gain=1.0, channels_last=by_pixel)
-        return bias_act(x, self.bias, self.recipe, gain=self.act_gain, residual=residual)
+            x = kernels.from_rgb(x, weight, self.bias, gain=gain, channels_last=by_pixel, **act)
+        else:
+            x = kernels.from_rgb(x, weight, gain=gain, slope=1.0, act_gain=1.0, channels_last=by_pixel)
+            x = bias_act(x, self.bias, self.recipe, gain=self.act_gain, residual=residual)
+        return clamped(x, self.clamp)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from stylegan_lite.config import Recipe, Workload
-from stylegan_lite.layers import Conv, Dense, FromRGB, ModulatedConv, NormalizedConv, ToRGB
+from stylegan_lite.layers import Conv, Dense, FromRGB, ModulatedConv, ToRGB
+from stylegan_lite.levers import discriminator_layer, synthesis_layer
 from stylegan_lite.ops import convolution_dtype, convolutions, full, fused_affines, grouped_demodulation
 from stylegan_lite.resample import fork_down, is_channels_last, upsample2d
 from stylegan_lite.spectral import SpectralWeights, constrain
@@ -42,20 +44,24 @@ class Mapping(nn.Module):
 
 
 class SynthesisBlock(nn.Module):
-    """One resolution: an upsampling and a plain layer (4x4: only the plain layer), and the skip image's update."""
+    """One resolution: an upsampling and a plain layer, and the skip image's update.
+
+    4x4 has only the plain layer, and with ``block_layers: 1`` the others only the upsampling one.
+    """
 
     def __init__(self, workload: Workload, recipe: Recipe, resolution: int) -> None:
         super().__init__()
-        layer = ModulatedConv if workload.norm == "demod" else NormalizedConv
         channels = workload.fmaps(resolution)
         self.recipe = recipe
-        self.conv0 = None
+        self.conv0 = self.conv1 = None
         if resolution > 4:
-            self.conv0 = layer(workload.fmaps(resolution // 2), channels, recipe, up=True)
-        self.conv1 = layer(channels, channels, recipe, up=False)
+            self.conv0 = synthesis_layer(workload, recipe, workload.fmaps(resolution // 2), channels, up=True)
+        if resolution == 4 or workload.block_layers == 2:
+            self.conv1 = synthesis_layer(workload, recipe, channels, channels, up=False)
         # Only conv1 reads conv0's result. toRGB reads conv1's result as well, with another style.
-        self.joined = recipe.fused_modulation and layer is ModulatedConv and resolution > 4
-        self.to_rgb = ToRGB(channels, recipe)
+        self.joined = recipe.fused_modulation and isinstance(self.conv1, ModulatedConv) and resolution > 4
+        clamp = {"clamp": workload.conv_clamp} if workload.norm == "demod" else {}
+        self.to_rgb = ToRGB(channels, recipe, **clamp)
         for name, module in list(self.named_children()):
             affine = Dense(workload.w_dim, module.style_channels, bias_init=module.style_init, recipe=recipe)
             self.add_module(f"affine_{name}", affine)
@@ -63,8 +69,13 @@ class SynthesisBlock(nn.Module):
     @property
     def affines(self) -> list[Dense]:
         """Return the layers that make the styles of this block's layers, in order. Each reads the next w."""
-        first = [] if self.conv0 is None else [self.affine_conv0]
-        return [*first, self.affine_conv1, self.affine_to_rgb]
+        return [getattr(self, f"affine_{name}") for name, _ in self.layers] + [self.affine_to_rgb]
+
+    @property
+    def layers(self) -> list[tuple[str, nn.Module]]:
+        """Return the convolutions of this block with their names, in order."""
+        both = (("conv0", self.conv0), ("conv1", self.conv1))
+        return [(name, layer) for name, layer in both if layer is not None]
 
     def styles(self, w: list[Tensor]) -> list[Tensor]:
         """Return full-precision styles of this block's layers from their w's, [N, w_dim] each. ``w`` starts at the
@@ -83,8 +94,9 @@ class SynthesisBlock(nn.Module):
         if self.conv0 is not None:
             then = {"then": styles[1]} if self.joined else {}
             x = self.conv0(x, styles[0], noise[0], *coefficients[:1], **then)
-        done = {"modulated": True} if self.joined else {}
-        x = self.conv1(x, styles[-2], noise[-1], *coefficients[-1:], **done)
+        if self.conv1 is not None:
+            done = {"modulated": True} if self.joined else {}
+            x = self.conv1(x, styles[-2], noise[-1], *coefficients[-1:], **done)
         rgb = self.to_rgb(x, styles[-1])
         if image is not None:
             rgb = upsample2d(image, self.recipe.resample, convolutions(self.recipe)) + rgb
@@ -101,7 +113,8 @@ class Generator(nn.Module):
     def __init__(self, workload: Workload, recipe: Recipe) -> None:
         super().__init__()
         self.workload = workload
-        self.num_ws = 2 * len(workload.resolutions)
+        self.first_ws = [0] + [1 + workload.block_layers * k for k in range(len(workload.resolutions) - 1)]
+        self.num_ws = self.first_ws[-1] + workload.block_layers + 1
         self.mapping = Mapping(workload, recipe)
         self.const = nn.Parameter(torch.randn(workload.fmaps(4), 4, 4))
         self.blocks = nn.ModuleList(SynthesisBlock(workload, recipe, r) for r in workload.resolutions)
@@ -109,7 +122,8 @@ class Generator(nn.Module):
 
     def noise_shapes(self, batch: int) -> list[tuple[int, int, int, int]]:
         """Return one [N, 1, H, W] for each 3x3 layer, from 4x4 up."""
-        return [(batch, 1, r, r) for r in self.workload.resolutions for _ in range(1 if r == 4 else 2)]
+        layers = self.workload.block_layers
+        return [(batch, 1, r, r) for r in self.workload.resolutions for _ in range(1 if r == 4 else layers)]
 
     def styles(self, ws: Tensor, first: list[int]) -> list[list[Tensor]]:
         """Return full-precision styles of each block's layers, [N, C] each. ``first``: the w that a block's first layer
@@ -128,22 +142,21 @@ class Generator(nn.Module):
         """
         if not self.grouped:
             return [[] for _ in self.blocks]
-        layers = [[c for c in (block.conv0, block.conv1) if c is not None] for block in self.blocks]
+        layers = [[layer for _, layer in block.layers] for block in self.blocks]
         theirs = [style for each in styles for style in each[:-1]]  # the last style is toRGB's
         found = iter(grouped_demodulation([layer for each in layers for layer in each], theirs))
         return [[next(found) for _ in each] for each in layers]
 
     def forward(self, ws: Tensor, noise: list[Tensor]) -> Tensor:
         with torch.autocast(ws.device.type, enabled=False):
-            first = [0] + [2 * k + 1 for k in range(len(self.blocks) - 1)]
-            styles = self.styles(ws, first)
+            styles = self.styles(ws, self.first_ws)
             coefficients = self.coefficients(styles)
         x, image = self.const.expand(len(ws), -1, -1, -1), None
         if torch.is_autocast_enabled(ws.device.type):
             x = x.to(torch.get_autocast_dtype(ws.device.type))
         if self.blocks[0].conv1.recipe.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
-        for block, k, style, scales in zip(self.blocks, first, styles, coefficients, strict=True):
+        for block, k, style, scales in zip(self.blocks, self.first_ws, styles, coefficients, strict=True):
             x, image = block(x, image, style, noise[k : k + len(style) - 1], scales)
         return image
 
@@ -154,18 +167,24 @@ class DiscriminatorBlock(nn.Module):
     def __init__(self, workload: Workload, recipe: Recipe, resolution: int) -> None:
         super().__init__()
         inputs, outputs = workload.fmaps(resolution), workload.fmaps(resolution // 2)
-        shares = {"shares_filter": recipe.fused_filter}
-        self.conv0 = Conv(inputs, inputs, 3, recipe, **shares)
-        self.conv1 = Conv(inputs, outputs, 3, recipe, down=True, gain=1.0, **shares)
+        both: dict[str, Any] = {"shares_filter": recipe.fused_filter, "clamp": workload.conv_clamp}
+        self.conv0 = None
+        if workload.block_layers == 2:
+            self.conv0 = discriminator_layer(workload, recipe, inputs, inputs, **both)
+        self.conv1 = discriminator_layer(workload, recipe, inputs, outputs, down=True, gain=1.0, **both)
         self.fused = recipe.fused_residual
         self.forks = self.fused and recipe.resample == "triton"  # x is filtered where the skip branches off
         self.skip = Conv(inputs, outputs, 1, recipe, down=not self.forks, act=False, gain=math.sqrt(0.5))
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.fused:
-            return self.conv1(self.conv0(x)) + self.skip(x)
+            return self.conv1(self.plain(x)) + self.skip(x)
         x, low = fork_down(x) if self.forks else (x, x)
-        return self.conv1(self.conv0(x), residual=self.skip(low))
+        return self.conv1(self.plain(x), residual=self.skip(low))
+
+    def plain(self, x: Tensor) -> Tensor:
+        """Return what the layer that keeps the resolution makes of x: x itself with ``block_layers: 1``."""
+        return x if self.conv0 is None else self.conv0(x)
 
 
 def minibatch_std(x: Tensor, group: int, parts: int = 1, multiple: int = 1) -> Tensor:
@@ -200,13 +219,18 @@ class Discriminator(nn.Module):
         top = workload.fmaps(4)
         self.group = workload.mbstd_group
         widest = workload.fmaps(workload.resolution)
-        self.from_rgb = FromRGB(widest, recipe) if recipe.rgb == "triton" else Conv(3, widest, 1, recipe)
+        clamp = workload.conv_clamp
+        self.from_rgb: Conv = (
+            FromRGB(widest, recipe, clamp)
+            if recipe.rgb == "triton"
+            else Conv(3, widest, 1, recipe, clamp=clamp)
+        )
         self.blocks = nn.ModuleList(
             DiscriminatorBlock(workload, recipe, r) for r in reversed(workload.resolutions[1:])
         )
         # Without a multiple of 8 channels, cuDNN copies image and weight to tensors that have one, in every call.
         self.multiple = 8 if recipe.joint_batch else 1
-        self.conv = Conv(top + 1, top, 3, recipe, spare=-(top + 1) % self.multiple)
+        self.conv = Conv(top + 1, top, 3, recipe, spare=-(top + 1) % self.multiple, clamp=clamp)
         self.fused_std = recipe.joint_batch and recipe.fused_norm
         self.hidden = Dense(top * 16, top, act=True, recipe=recipe)
         self.logit = Dense(top, 1, recipe=recipe)

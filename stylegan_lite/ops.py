@@ -226,6 +226,11 @@ def bias_act(
     return x if gain == 1 else x * gain
 
 
+def clamped(x: Tensor, bound: float | None) -> Tensor:
+    """Return x with its values limited to +-``bound``, in a pass of its own; x itself without a bound."""
+    return x if bound is None else x.clamp(-bound, bound)
+
+
 def act_filter(x: Tensor, bias: Tensor, gain: float) -> Tensor:
     """Compute ``bias_act`` and the filter before a halving convolution: [N, C, H, W] -> [N, C, H+1, W+1]."""
     import kernels

@@ -11,12 +11,15 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ladder.base import git, text
 from tests.support import interpreter, sweeps
+
+if TYPE_CHECKING:
+    from tests.support.servers import Kept
 
 pytest.register_assert_rewrite("tests.support.rung_steps")
 
@@ -44,6 +47,9 @@ def torch_has_cuda() -> bool:
 
 # Tests run side by side, and threads that wait for a core that another process has spin: a test of 7 s took 97.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Containers set it. Each process would then rewrite every test module anew, for seconds.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # A hook that runs the tests exports GIT_DIR: commands that the tests start must not work on the user's repository.
 for name in os.environ.keys() - git.environment().keys():
     del os.environ[name]
@@ -52,6 +58,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if not (nvml_sees_a_gpu() and torch_has_cuda()):
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.hookimpl(optionalhook=True)  # some tests load no plugin
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one process more than cores: a fifth of the time the tests wait for processes that they have started."""
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -101,6 +113,23 @@ def references(
     monkeypatch.setattr(reference, "KEPT", 1000)
     base = tmp_path_factory.getbasetemp()
     return (base.parent if hasattr(request.config, "workerinput") else base) / "references"
+
+
+@pytest.fixture(scope="session")
+def server_with_torch() -> "Iterator[Callable[[], Kept]]":
+    """Return the one server of this checkout's code that all modules with `kept_servers` share."""
+    made: list[Kept] = []
+
+    def get() -> "Kept":
+        from tests.support.servers import Kept
+
+        if not made:
+            made.append(Kept(None, True))
+        return made[0]
+
+    yield get
+    for each in made:
+        each.end()
 
 
 # --- a history of toys for asv, see tests/support/toyhistory.py ---

@@ -16,6 +16,7 @@ from ladder.base import files, progress
 from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.events import Event
+from ladder.base.plain import Fields
 from ladder.base.starting import near
 from ladder.cli import expecting
 from ladder.engine import run as measure
@@ -27,11 +28,15 @@ from ladder.report import output as ending
 from ladder.results import identity, types
 from ladder.results.combine import resuming
 from ladder.stats import rounds_budget as budget
-from stylegan_lite.config import Recipe
+from stylegan_lite.config import Recipe, Workload
 
 if TYPE_CHECKING:
     from ladder.training.canary import Canary
+    from ladder.training.origin import Origin
     from ladder.training.train import Summary
+
+
+ARTICLE = "article"  # the ladder that studies stand on
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ class Request:
     data: str | None
     device: str | None
     out: Path
+    recipe: str | None = None
 
 
 def run(
@@ -68,6 +74,7 @@ def run(
     """
     if request.budget is not None and (request.rounds is not None or request.quick):
         raise UserError("--budget fits the number of rounds: leave out --rounds and --quick")
+    refuse_together(request)
     if request.resume is not None:
         request = continued(request)
     if request.workload is not None:
@@ -93,9 +100,9 @@ def _measured(
     device = system.choose_device(request.device)
     environment.refuse(device)
     name, workload = catalog.load_workload(request.workload or DEFAULT_WORKLOAD[device])
-    mode = request.mode or modes.CUMULATIVE
     there = needs.possible(system.capabilities(device), workload)
-    planned = modes.plan(mode, ladder, there, request.rungs)
+    mode, ladder, planned = laid_out(request, ladder, there, workload, device)
+    request = with_defaults(request, mode)
     if all(rung.skipped for rung in planned):
         raise UserError(f"none of these rungs can run here: {planned[0].name}: {planned[0].skipped}")
     folder = request.resume.parent if request.resume else _of_machine(request.out, device)
@@ -142,6 +149,44 @@ def _measured(
     return result, Path(written["path"])
 
 
+def refuse_together(request: Request) -> None:
+    """Raise `UserError`, one line, for options that contradict each other."""
+    if request.recipe is not None and (request.mode or request.rungs):
+        raise UserError("--recipe measures that recipe beside the baseline: leave out --mode and --rungs")
+    if request.mode in modes.STUDIES and request.ladder != ARTICLE:
+        raise UserError(f"--mode {request.mode} stands on the article's ladder: leave out --ladder")
+
+
+def laid_out(
+    request: Request,
+    ladder: catalog.Ladder,
+    there: dict[str, str | None],
+    workload: Fields,
+    device: str,
+) -> tuple[str, catalog.Ladder, list[catalog.Planned]]:
+    """Return the mode of a run, the ladder that its result names, and its entries.
+
+    Raises:
+        UserError: a name is unknown, or the recipe cannot run here.
+    """
+    if request.recipe is None:
+        mode = request.mode or modes.CUMULATIVE
+        planned = modes.plan(mode, ladder, there, request.rungs, workload)
+        return mode, modes.ladder_of(mode, ladder), planned
+    fields = choose_recipe(request.recipe, ladder, there, device)
+    Recipe.from_dict(fields, where=request.recipe).refuse_for(Workload.from_dict(workload), request.recipe)
+    return modes.RECIPE, *modes.beside_baseline(fields, ladder, Path(request.recipe).stem)
+
+
+def with_defaults(request: Request, mode: str) -> Request:
+    """Return the request with the defaults of a mode of many eager entries: three generations of one cycle."""
+    if mode != modes.MISTAKES or request.resume is not None:
+        return request
+    given = request.quick or request.budget is not None
+    rounds = request.rounds if request.rounds is not None or given else budget.LEAST_ROUNDS
+    return dataclasses.replace(request, rounds=rounds, cycles=request.cycles or 1)
+
+
 def show_interim(path: Path) -> None:
     """Print the table of the rounds so far on stderr, from the file of a run that goes on."""
     from ladder.report import tables
@@ -164,11 +209,13 @@ def continued(request: Request) -> Request:
         raise UserError(f"{path}: --resume: its workload is a file of yours; name it with --workload")
     own = None if request.workload is None else catalog.load_workload(request.workload)[1]["data"]
     resuming.ask_for_images(path, result, request.data, None if own is None else str(own))
+    if protocol["mode"] == modes.RECIPE and request.recipe is None:
+        raise UserError(f"{path}: --resume: name its recipe with --recipe")
     said = {
-        "mode": protocol["mode"],
+        "mode": None if protocol["mode"] == modes.RECIPE else protocol["mode"],
         "seed": protocol["seed"],
         "device": result["machine"]["device"],
-        "rungs": [name for name in names if name != modes.ALL],
+        "rungs": None if request.recipe else [name for name in names if name != modes.ALL],
     }
     for key, value in said.items():
         if getattr(request, key) not in (None, value):
@@ -225,9 +272,13 @@ def train(
     data: str | None,
     device: str | None,
     quiet: bool,
+    start: Path | None = None,
     **options: Any,
 ) -> Summary:
     """Train, and return the summary. ``options`` are those of ``ladder.training.train.train``.
+
+    ``start`` is a checkpoint whose networks are taken. Without ``workload_name`` the workload of that checkpoint is
+    taken, or of the one to resume.
 
     Raises:
         UserError: the request is impossible.
@@ -237,18 +288,37 @@ def train(
         catalog.load_workload(workload_name)
     ladder = catalog.load_ladder(ladder_name)
     device = system.choose_device(device)
-    _, workload = catalog.load_workload(workload_name or DEFAULT_WORKLOAD[device])
+    source = start or options.get("resume")
+    held = _origin(source, start is None) if source else None
+    name = workload_name or (source.name if source else DEFAULT_WORKLOAD[device])
+    if held is not None and workload_name is None:
+        workload = held.workload.to_dict()
+    else:
+        _, workload = catalog.load_workload(name)
+    origin = held if start else None
+    if origin is not None:
+        origin.refuse_other(workload)
     there = needs.possible(system.capabilities(device), workload)
     chosen = choose_recipe(recipe, ladder, there, device)
     files.refuse_unwritable(options["out"])
-    name = workload_name or DEFAULT_WORKLOAD[device]
     first = progress.First(f"training: {name} on {device}, up to step {options['steps']}", quiet)
     pictures = prepare_images(data or workload["data"], workload, quiet, first)
     from ladder.base.stopping import stop_on_sigterm
     from ladder.training.train import train as training
 
     with stop_on_sigterm(), progress.training_progress(options["steps"], quiet) as on_event:
-        return training(workload, chosen, pictures, device=device, on_event=on_event, **options)
+        return training(
+            workload, chosen, pictures, device=device, origin=origin, on_event=on_event, **options
+        )
+
+
+def _origin(path: Path, resumed: bool) -> Origin:
+    from ladder.training import checkpoint, origin  # these import torch
+
+    found = origin.read(path)
+    if resumed:
+        checkpoint.refuse_converted(path, found.content)
+    return found
 
 
 def canary(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +14,9 @@ from ladder.base.starting import near
 from ladder.cli import options
 from ladder.cli.version import version
 
+if TYPE_CHECKING:
+    from ladder.publish.export.page import Origin
+
 
 @click.command(
     epilog="""\b
@@ -21,35 +25,58 @@ Examples:
   ladder export out --ops conv2d --package gradfix                    out/gradfix: convolutions for R1 and path length
   ladder export out --ops conv2d,bias_act,upfirdn2d --package fast    out/fast: three ops
   ladder export out --ops all --package fast                          all ops
-  cd out; python -m fast.test_ops                                     check the exported package"""
+  cd out; python -m fast.test_ops                                     check the exported package
+  ladder export out --like nvidia; cp -r out/torch_utils CLONE/       fused ops in a clone of NVIDIA's stylegan3"""
 )
 @click.argument("folder", metavar="DIR", required=False, type=options.ANY)
 @click.option("--ops", metavar="A,B,...", help='The ops to export, or "all".')
 @click.option("--package", metavar="NAME", help="The name under which Python will import the package.")
+@click.option(
+    "--like",
+    type=click.Choice(["nvidia"]),
+    help="Write drop-in files for a clone of NVIDIA's stylegan3 or stylegan2-ada-pytorch, instead of a package.",
+)
 @click.option("--list", "listed", is_flag=True, help="Print each op with one line, and nothing else.")
-def export(folder: Path | None, ops: str | None, package: str | None, listed: bool) -> None:
+def export(folder: Path | None, ops: str | None, package: str | None, like: str | None, listed: bool) -> None:
     """Write some of the fused ops as a Python package that needs only torch and triton.
 
     DIR/NAME gets the kernels, their gradients, the plain-PyTorch references and the tables of tiles. It also gets the
     licence, a page on how to call each op, and a test. DIR must be new or empty. On a CPU, and wherever a fused op
     cannot run, an exported op is plain PyTorch. Several packages can be imported into one process.
+
+    --like nvidia writes DIR/torch_utils instead. Its files replace those of the same names in NVIDIA's repositories.
     """
+    from ladder.publish.export import drop_in, page
     from ladder.publish.export import package as exporting
-    from ladder.publish.export import page
 
     if listed:
-        if folder or ops or package:
+        if folder or ops or package or like:
             raise UserError("--list names all ops: leave out everything else")
         for name, said in page.summaries(ROOT).items():
             click.echo(f"{name:<21} {said}")
         return
+    if like:
+        if folder is None or ops or package:
+            raise UserError(f"--like {like} needs DIR and nothing else: the ops and their names are {like}'s")
+        written = drop_in.export(origin(), folder)
+        click.echo(
+            f"{near(folder / drop_in.TOP)}: {len(drop_in.REPLACED)} drop-in files, {len(written)} in all"
+        )
+        click.echo(f"use them: cp -r {near(folder / drop_in.TOP)} CLONE/")
+        return
     if folder is None or ops is None or package is None:
         raise UserError("ladder export needs DIR, --ops A,B,... and --package NAME; --list names the ops")
     chosen = exporting.chosen(ROOT, options.names(ops) or [])
-    commit, dirty = git.commit_of(ROOT)
-    origin = page.Origin(
-        root=ROOT, version=version(), commit=f"{commit} (dirty)" if commit and dirty else commit
-    )
-    written = exporting.export(origin, folder, chosen, package)
+    written = exporting.export(origin(), folder, chosen, package)
     click.echo(f"{near(folder / package)}: {len(chosen)} op{'s' * (len(chosen) > 1)} in {len(written)} files")
     click.echo(f"check it: cd {near(folder)}; python -m {package}.test_ops")
+
+
+def origin() -> Origin:
+    """Return the state of this checkout, which an export names."""
+    from ladder.publish.export import page
+
+    commit, dirty = git.commit_of(ROOT)
+    return page.Origin(
+        root=ROOT, version=version(), commit=f"{commit} (dirty)" if commit and dirty else commit
+    )

@@ -140,7 +140,8 @@ def _ladder(name: str) -> list[str]:
 def _own(name: str) -> list[str]:
     """Return the lines on the newest quotable result of this machine with a number for the rung.
 
-    They hold time, gain, verdict, file and date. Returns an empty list if there is no such result.
+    They hold the prediction, time, gain, verdict, file and date, and the largest changes of categories. Returns an
+    empty list if there is no such result.
     """
     here = [
         each
@@ -159,10 +160,22 @@ def _own(name: str) -> list[str]:
         told.append("not to be quoted")
     where = f"{texts.plain(result.workload['name'])}, {_so_many(few, 'round')}, {result.started[:10]}"
     return [
+        f"Predicted: {_predicted(name, result)}",
         f"Here:   {'; '.join(told)}",
         f"        ({where}: {os.path.relpath(path)})",
         *_parts(name, here),
     ]
+
+
+def _predicted(name: str, result: ranking.Result) -> str:
+    """Return the article's gain over the rung that the result compares with; without one, the rung's expectation."""
+    rung = ranking.rung_of(result, name)
+    before = ranking.rung_of(result, rung.gain.against) if rung and rung.gain else None
+    if not (rung and before and rung.article_ms and before.article_ms):
+        return f"no number in the article; {catalog.load_rung(name).summary}"
+    times = f"{before.article_ms:g} -> {rung.article_ms:g} ms/step"
+    pair = f"{texts.plain(before.name)} -> {name}"
+    return f"{texts.factor(before.article_ms / rung.article_ms)} by the article ({times}, {pair})"
 
 
 def _parts(name: str, here: list[ranking.Stored]) -> list[str]:

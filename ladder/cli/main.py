@@ -21,17 +21,21 @@ import click
 from ladder.base import files
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
+from ladder.cli import ablate as cli_ablate
+from ladder.cli import convert as cli_convert
 from ladder.cli import doctor as cli_doctor
 from ladder.cli import explain as cli_explain
 from ladder.cli import export as cli_export
 from ladder.cli import history as cli_regressions
 from ladder.cli import kernels as cli_kernels
-from ladder.cli import listing, options
+from ladder.cli import listing, options, report_page
+from ladder.cli import map as cli_map
 from ladder.cli import merge as cli_merge
 from ladder.cli import noise as cli_noise
 from ladder.cli import precision as cli_precision
 from ladder.cli import profile as cli_profile
 from ladder.cli import recommend as cli_recommend
+from ladder.cli import sample as cli_sample
 from ladder.cli import submit as cli_submit
 from ladder.cli import sustain as cli_sustain
 from ladder.cli import train as cli_train
@@ -63,6 +67,8 @@ Examples:
   ladder run                                      the article's ladder, about ten minutes on a GPU
   ladder run --quick                              a first look, not to be quoted
   ladder run --mode leave-one-out                 what each rung is worth on top of all the others: adopt or skip
+  ladder run --recipe best.yaml                   a recipe of yours, as `ladder recommend` writes it
+  ladder run --mode mistakes                      what common mistakes cost
   ladder run --budget 30                          tighter intervals, half an hour
   ladder run --resume results/ladder/MACHINE/RUN.json   go on after Ctrl-C, or with a larger budget
   ladder run --workload large --data photos.zip   another workload, your images
@@ -83,10 +89,12 @@ Examples:
 @click.option(
     "--rounds",
     type=click.IntRange(1, 100),
-    help="Exact number of fresh processes of each rung. [default: 5 to 12, as the budget allows; quick: 3]",
+    help="Exact number of fresh processes of each rung. [default: 5 to 12, as the budget allows; quick, mistakes: 3]",
 )
 @click.option(
-    "--cycles", type=click.IntRange(1, 1000), help="Timed 16-step cycles a round. [default: 2; quick: 1]"
+    "--cycles",
+    type=click.IntRange(1, 1000),
+    help="Timed 16-step cycles a round. [default: 2; quick, mistakes: 1]",
 )
 @click.option(
     "--seed",
@@ -98,9 +106,14 @@ Examples:
 )
 @click.option(
     "--mode",
-    type=click.Choice(["cumulative", "solo", "leave-one-out"]),
-    help="Rungs on top of each other, each rung alone, or all rungs but one. The last mode says which to adopt."
-    " [default: cumulative]",
+    type=click.Choice(["cumulative", "solo", "leave-one-out", "mistakes", "levers"]),
+    help="Rungs on top of each other, each rung alone, or all rungs but one, which says what to adopt. Or common"
+    " mistakes beside a clean step, or levers that change the model. [default: cumulative]",
+)
+@click.option(
+    "--recipe",
+    metavar="RUNG|FILE",
+    help="Measure the baseline and this recipe alone: a YAML file of recipe fields, as `ladder recommend` writes it.",
 )
 @click.option(
     "--resume",
@@ -122,6 +135,7 @@ def run(
     seed: int | None,
     quick: bool,
     mode: str | None,
+    recipe: str | None,
     resume: Path | None,
     data: str | None,
     device: str | None,
@@ -149,6 +163,7 @@ def run(
         seed=seed,
         quick=quick,
         mode=mode,
+        recipe=recipe,
         resume=resume,
         data=data,
         device=device,
@@ -173,7 +188,9 @@ Examples:
   ladder report --all                                      the best of each machine, workload and ladder
   ladder report results/ladder/nvidia-h200                 of one machine
   ladder report RESULT.json --markdown t.md --csv t.csv    tables for a page or a spreadsheet
-  ladder report RESULT.json --chart ladder.png             .png or .svg"""
+  ladder report RESULT.json --chart ladder.png             .png or .svg
+  ladder report --html                                     one page with everything, in results/reports
+  ladder report --html page.html RUN.json SUSTAINED.json   of these files"""
 )
 @click.argument("paths", metavar="[PATH]...", nargs=-1, type=options.ANY)
 @click.option(
@@ -197,6 +214,8 @@ Examples:
     type=options.FILE,
     help="Draw one result to this .png or .svg file; may be repeated.",
 )
+@report_page.html_option
+@report_page.price_option
 @click.option("--receipts", is_flag=True, help="Also show every receipt and every parity error of each rung.")
 @click.option(
     "--all", "everything", is_flag=True, help="Show the best result of each machine, workload and ladder."
@@ -212,6 +231,8 @@ def report(
     markdown: Path | None,
     csv_path: Path | None,
     charts: tuple[Path, ...],
+    page: str | None,
+    price: str | None,
     receipts: bool,
     everything: bool,
     publish: bool,
@@ -224,13 +245,20 @@ def report(
     from ladder.report import tables as reporting
 
     if publish:
-        if paths or markdown or csv_path or charts or receipts or everything or as_json:
+        if paths or markdown or csv_path or charts or page or receipts or everything or as_json:
             raise UserError("--publish draws all committed results: leave out every other option")
         from ladder.publish import gallery
 
         for path in gallery.publish(ROOT):
             click.echo(path.relative_to(ROOT))
         return
+    if page is not None:
+        if markdown or csv_path or charts or receipts or everything or as_json:
+            raise UserError("--html makes a page of its own: leave out every other option")
+        report_page.write(page, paths, price)
+        return
+    if price is not None:
+        raise UserError("--price is for --html")
     if everything and paths:
         raise UserError("--all is for results/ladder: leave out PATH")
     reporting.refuse_outputs([*filter(None, (markdown, csv_path)), *charts], paths)
@@ -315,7 +343,9 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
 
 for command in (
     *(cli_doctor.doctor, cli_explain.explain, listing.list_, listing.show, cli_recommend.recommend),
+    *(cli_ablate.ablate, cli_map.map_),
     *(cli_kernels.kernels, cli_precision.precision, cli_profile.profile, cli_train.train),
+    *(cli_convert.convert, cli_sample.sample),
     *(cli_merge.merge, cli_noise.noise, cli_submit.submit, cli_sustain.sustain, cli_upstream.upstream),
     *(cli_regressions.bench_compare, cli_regressions.history, cli_export.export),
 ):

@@ -42,6 +42,18 @@ class FloatRange(click.FloatRange):
         return number
 
 
+# The commands by the question that a user has, in the order of a first look.
+QUESTIONS: dict[str, tuple[str, ...]] = {
+    "Begin": ("doctor", "list", "show"),
+    "Measure": ("run", "kernels", "precision", "sustain", "upstream", "scale"),
+    "Understand": ("report", "explain", "profile", "ablate", "map"),
+    "Decide": ("recommend", "compare", "noise"),
+    "Use": ("train", "sample", "export", "convert"),
+    "Share": ("submit", "validate", "merge"),
+    "Watch commits": ("history", "bench-compare"),
+}
+
+
 class Group(click.Group):
     """A command group that turns errors of the user or the system into one line and an exit status.
 
@@ -55,6 +67,14 @@ class Group(click.Group):
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         _name_the_program(cmd)
         super().add_command(cmd, name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands below the questions that they answer."""
+        for question, names in QUESTIONS.items():
+            rows = [(name, self.commands[name]) for name in names if name in self.commands]
+            length = formatter.width - max(len(name) for name in self.commands) - 4
+            with formatter.section(question):
+                formatter.write_dl([(name, command.get_short_help_str(length)) for name, command in rows])
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         with streams.minded():

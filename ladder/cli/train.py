@@ -19,6 +19,7 @@ Examples:
   ladder train --workload tiny --steps 500 --out runs/tiny
   ladder train --workload article --data photos/ --recipe fused_act --steps 20000 --out runs/photos
   ladder train --workload tiny --steps 1000 --out runs/tiny --resume runs/tiny/checkpoint.pt
+  ladder train --from ffhq.pt --data photos/ --steps 20000 --out runs/photos    networks of `ladder convert`
   ladder train --canary --steps 500             does any rung train worse than the baseline? (tiny, 3 seeds)"""
 )
 @options.workload_option("article on a GPU, tiny on the CPU")
@@ -42,6 +43,13 @@ Examples:
     metavar="FILE",
     type=options.FILE,
     help="Continue from a checkpoint exactly as if the training had not stopped.",
+)
+@click.option(
+    "--from",
+    "start",
+    metavar="FILE",
+    type=options.FILE,
+    help="Begin a new training with the networks of a checkpoint, and with its workload if none is named.",
 )
 @click.option(
     "--sample-every",
@@ -86,6 +94,7 @@ def train(
     steps: int,
     out: Path | None,
     resume: Path | None,
+    start: Path | None,
     sample_every: int | None,
     log_every: int | None,
     truncation: float,
@@ -105,8 +114,10 @@ def train(
     from ladder.training.losslog import Diverged
 
     if canary:
-        if resume is not None or recipe is not None:
-            raise UserError("--canary trains every rung from the start: leave out --resume and --recipe")
+        if resume is not None or recipe is not None or start is not None:
+            raise UserError(
+                "--canary trains every rung from the start: leave out --resume, --from and --recipe"
+            )
         result = climbing.canary(
             workload, ladder_name, data, device, as_json, steps=steps, seeds=seeds, jobs=jobs, out=out
         )
@@ -117,6 +128,8 @@ def train(
         if any(rung["verdict"] in ("worse", "broke") for rung in result["rungs"]):
             sys.exit(1)
         return
+    if resume is not None and start is not None:
+        raise UserError("--from begins a training and --resume goes on with one: give one of them")
     if out is None:
         raise UserError("give --out DIR: sample grids, loss log and checkpoint go there")
 
@@ -124,7 +137,8 @@ def train(
     try:
         summary = climbing.train(
             workload, ladder_name, recipe, data, device, quiet=as_json, steps=steps, out=out, resume=resume,
-            seed=seed, truncation=truncation, **{key: value for key, value in every.items() if value is not None},
+            start=start, seed=seed, truncation=truncation,
+            **{key: value for key, value in every.items() if value is not None},
         )  # fmt: skip
     except Diverged as error:
         click.echo(f"ladder: {error}", err=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -31,6 +31,7 @@ Examples:
   ladder upstream ../stylegan3                    its step and ours, in turn, five rounds
   ladder upstream ../stylegan3 -w article-b32
   ladder upstream ../stylegan3 --resume results/upstream/MACHINE-article-partial.json     the rounds that it lacks
+  ladder upstream ../stylegan3 --patched          one more contender: the clone with our ops
   ladder upstream ../stylegan3 --json > upstream.json"""
 )
 @click.argument("clone", type=options.FOLDER)
@@ -57,6 +58,11 @@ Examples:
     show_default=True,
     help="Check parity and receipts of our step before it is timed.",
 )
+@click.option(
+    "--patched",
+    is_flag=True,
+    help="Also measure a copy of the clone with the files of `ladder export --like nvidia` in place of its own.",
+)
 @options.data_option
 @click.option(
     "--resume",
@@ -70,13 +76,17 @@ Examples:
 @options.json_option
 def upstream(
     clone: Path, workload: str | None, ladder_name: str, rounds: int | None, cycles: int | None, inspect: bool,
-    data: str | None, resume: Path | None, seed: int, device: str | None, out: Path | None, as_json: bool,
+    patched: bool, data: str | None, resume: Path | None, seed: int, device: str | None, out: Path | None,
+    as_json: bool,
 ) -> None:  # fmt: skip
     """Time NVIDIA's own StyleGAN2 beside the top of a ladder.
 
     CLONE is a clone of https://github.com/NVlabs/stylegan3. It belongs to NVIDIA under NVIDIA's licence and is not
     part of this project. Its networks, losses and CUDA ops run as configuration `stylegan2` without augmentation, at
     the workload's widths. Its fresh processes take turns with ours.
+
+    With --patched, a temporary copy of CLONE runs with this project's ops, and nothing else is changed. It is timed if
+    the gradients of each phase are as near to FP64 as those of CLONE.
 
     Exit status: 0 if both have a number. 1 if one has none. 2 if the request is impossible. 130 if interrupted.
     """
@@ -91,6 +101,7 @@ def upstream(
     from ladder.studies.upstream import resume as taking_up
 
     source.networks_of(clone)
+    patch = _patch(clone) if patched else {}
     before = _before(resume)
     chosen = system.choose_device(device)
     environment.refuse(chosen)
@@ -112,12 +123,14 @@ def upstream(
         cycles=cycles or (1 if cpu else 2),
         seed=seed,
         inspect=inspect,
+        **patch,
     )
 
     def tell(line: str) -> None:
         click.echo(line, err=True)
 
-    First(f"{asked.name} on {chosen}: NVIDIA's step and {asked.rung}, {asked.rounds} rounds", as_json)()
+    steps = "NVIDIA's step, the patched one" if patched else "NVIDIA's step"
+    First(f"{asked.name} on {chosen}: {steps} and {asked.rung}, {asked.rounds} rounds", as_json)()
     facts = system.facts(chosen)
     paths: list[Path] = []
 
@@ -132,6 +145,17 @@ def upstream(
         result = measuring.measure(asked, result, tell, save)
     found = plain(result)
     ending.end(found, report.text(result), paths, as_json, found["programs"], resumes=True)
+
+
+def _patch(clone: Path) -> dict[str, Any]:
+    """Return the files of the patched contender and their digest. Raises UserError for a clone that lacks one."""
+    from ladder.cli.export import origin
+    from ladder.publish.export import drop_in
+    from ladder.studies.upstream import patched
+
+    texts = drop_in.contents(origin())
+    patched.refuse(clone, texts)
+    return {"patch": texts, "patch_digest": drop_in.digest_of(texts)}
 
 
 def _before(resume: Path | None) -> Result | None:

@@ -5,6 +5,7 @@ For `ladder.engine.timed_rung`: nothing here imports torch, as the measured code
 
 from __future__ import annotations
 
+import importlib
 import statistics
 import sys
 from pathlib import Path
@@ -55,6 +56,16 @@ def is_settled(times: list[float]) -> bool:
     medians = [statistics.median(window) for window in windows]
     spread = statistics.median(abs(t - m) for window, m in zip(windows, medians, strict=True) for t in window)
     return abs(medians[0] - medians[1]) < max(0.005 * medians[0], 2 * spread)
+
+
+def is_part(seconds: Any, whole: float) -> bool:
+    """Return whether so many seconds can be a part of the whole."""
+    return isinstance(seconds, int | float) and 0 <= seconds <= whole
+
+
+def study_of(variant: list[str]) -> Any:
+    """Return the module of the study that an entry, [study, name], belongs to (`ladder.plan.variants`)."""
+    return importlib.import_module(f"ladder.studies.{variant[0]}.variant")
 
 
 def foreign(code: Path) -> str | None:

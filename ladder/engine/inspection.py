@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ladder.base import files
 from ladder.base.files import COMPILED, below, digest, replacing
 from ladder.base.paths import ROOT
 from ladder.engine.pool import Worker, WorkerFailure, plain
+from ladder.plan.variants import Variant
 from ladder.receipts import receipt as receipts
 from ladder.results import closure
 from ladder.results.store import FAILED_PARITY, NOT_ENGAGED
@@ -28,22 +30,56 @@ from ladder.results.store import FAILED_PARITY, NOT_ENGAGED
 CACHE = files.cache("inspections")
 KEPT = 500  # files of some ten kilobytes
 SOURCES = ("kernels", "stylegan_lite", "ladder/rungs")  # the measured code; the inspecting code is
-FINDERS = ("ladder.engine.worker", "ladder.engine.inspection")
+STUDIES = ("ladder.studies.mistakes.variant", "ladder.studies.levers.variant")
+FINDERS = ("ladder.engine.worker", "ladder.engine.inspection", *STUDIES)
 MACHINE = ("gpu", "cpu", "device", "driver", "cuda", "cudnn", "torch", "triton", "python")
 
 Alone = Callable[[], contextlib.AbstractContextManager]
 Found = dict[str, Any]  # "inspection", "parity" and "receipts", as they are stored with a rung
 
 
-def inspect(worker: Worker, tell: Callable[[str], None], alone: Alone = contextlib.nullcontext) -> Found:
+@dataclass(frozen=True)
+class Examined:
+    """An entry of a study that is inspected: its name and what it changes."""
+
+    name: str
+    variant: Variant
+
+
+def inspect(
+    worker: Worker,
+    tell: Callable[[str], None],
+    alone: Alone = contextlib.nullcontext,
+    entry: Examined | None = None,
+) -> Found:
     """Inspect a prepared worker, built with "keep_gradients". Raises `WorkerFailure` if the rung must not be timed.
 
-    `alone` is a context in which nobody else uses the GPU: it covers the receipts' traced cycle, and no more.
+    `alone` is a context in which nobody else uses the GPU: it covers the receipts' traced cycle, and no more. An
+    `entry` of a study shows by itself that it is in force. If it is another step or model than its recipe says, the
+    rungs' receipts do not apply to it.
     """
-    tell("parity")
-    parity = plain(worker.call("parity"))
-    if parity["verdict"] != "ok":
-        raise Objection(FAILED_PARITY, parity["reason"], {"parity": parity})
+    parity = None
+    if entry is None or entry.variant.exempt is None:
+        tell("parity")
+        parity = plain(worker.call("parity"))
+        if parity["verdict"] != "ok":
+            raise Objection(FAILED_PARITY, parity["reason"], {"parity": parity})
+    if entry is None or not entry.variant.patched:
+        found = traced(worker, tell, alone, parity)
+    else:
+        found = {"parity": parity, "receipts": {}, "inspection": {"error": None}}
+    if entry is not None:
+        tell("receipts")
+        seen = worker.call("examine", variant=(entry.variant.study, entry.name))
+        found["receipts"] |= seen["receipts"]
+        found["inspection"] |= seen["inspection"]
+        if reason := receipts.reason(seen["receipts"]):
+            raise Objection(NOT_ENGAGED, reason, {key: found[key] for key in ("parity", "receipts")})
+    return found
+
+
+def traced(worker: Worker, tell: Callable[[str], None], alone: Alone, parity: Found | None) -> Found:
+    """Return the findings of a traced cycle. Raises `Objection` if a rung of the recipe is not engaged."""
     worker.call("profile", part="load")  # which takes seconds, and no GPU
     with contextlib.ExitStack() as gate:
         gate.enter_context(alone())
@@ -83,22 +119,24 @@ class Cache:
         asked = workload | {"data": workload.get("data") is not None}
         self._common = [asked, {key: machine.get(key) for key in MACHINE}, source_digest()]
 
-    def path(self, recipe: dict[str, Any]) -> Path:
-        text = json.dumps([*self._common, recipe], sort_keys=True)
+    def path(self, recipe: dict[str, Any], entry: Any = None) -> Path:
+        """Return the file of a recipe's finding; `entry` is what else it depends on (of a study's entry)."""
+        asked = [*self._common, recipe] if entry is None else [*self._common, recipe, entry]
+        text = json.dumps(asked, sort_keys=True)
         return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
 
-    def get(self, recipe: dict[str, Any]) -> Found | None:
+    def get(self, recipe: dict[str, Any], entry: Any = None) -> Found | None:
         try:
-            found = json.loads(self.path(recipe).read_text())
+            found = json.loads(self.path(recipe, entry).read_text())
             return found if found.keys() == {"inspection", "parity", "receipts"} else None
         except (OSError, ValueError, AttributeError):
             return None
 
-    def put(self, recipe: dict[str, Any], found: Found) -> None:
+    def put(self, recipe: dict[str, Any], found: Found, entry: Any = None) -> None:
         """Keep a finding. A folder that cannot be written only costs the next run its time."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with replacing(self.path(recipe)) as temporary:
+            with replacing(self.path(recipe, entry)) as temporary:
                 temporary.write_text(json.dumps(found))
             files = sorted(self.folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
             for old in files[:-KEPT]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder.engine.gpu_time import beyond, is_captured
+from ladder.engine.gpu_time import PROFILED, beyond, is_captured
 from ladder.engine.pool import Worker, WorkerFailure
 from ladder.machine import gpu_state, neighbours
 from ladder.results import record
@@ -19,6 +19,8 @@ class Program:
 
     `main`: also time a cycle without lazy phases. `lazy`: also tell what each lazy phase costs.
     `prove`: compare the timed step with the reference afterwards.
+    `profiled`: cycles to profile after the last timed one.
+    `variant`: the study and the name of an entry of a study.
     """
 
     name: str
@@ -30,6 +32,8 @@ class Program:
     main: bool = False
     lazy: bool = False
     prove: bool = False
+    profiled: int = PROFILED
+    variant: tuple[str, str] | None = None
 
     def is_captured(self) -> bool:
         """Return whether the step is launched as CUDA graphs."""

@@ -39,6 +39,7 @@ TIMEOUTS = {
     "parity": 900.0,
     "trace": 900.0,
     "receipts": 900.0,
+    "examine": 900.0,
     "choices": 60.0,
     "threads": 60.0,
     "scales": 900.0,

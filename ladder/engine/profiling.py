@@ -43,8 +43,8 @@ def load() -> None:
     traces.profiled(lambda: None)
 
 
-def record(rung: Any) -> Recorded:
-    """Run whole cycles of a `ladder.engine.timed_rung.Rung` under one profiler, whose start takes a second.
+def record(rung: Any, number: int = PROFILED) -> Recorded:
+    """Run so many whole cycles of a `ladder.engine.timed_rung.Rung` under one profiler, whose start takes a second.
 
     There is no lead-in: how long the GPU works does not depend on batches that loaders hold. The progress "ran" tells
     that the GPU has done its work.
@@ -52,7 +52,7 @@ def record(rung: Any) -> Recorded:
     recorded = Recorded()
 
     def cycles() -> None:
-        for _ in range(PROFILED):
+        for _ in range(number):
             begin = time.perf_counter()
             rung.step.cycle()
             rung.synchronize()

@@ -224,6 +224,7 @@ class Interleaved:
             self.on_phase(program, "build")
             asked: dict[str, Any] = {"threads": threads} if threads else {}
             asked |= {"workload": program.workload, "recipe": program.recipe, "seed": self.seed}
+            asked |= {"variant": program.variant} if program.variant else {}
             built = worker.call("build", device=self.device, **asked)
             if problem := self.visits.check_gpu(built.get("gpu_uuid")):
                 raise UserError(problem)
@@ -292,13 +293,18 @@ class Interleaved:
 
     def _profile(self, process: Process) -> None:
         """Record cycles while nobody else uses the GPU. Loading the profiler and reading its events need no GPU."""
+        if not process.program.profiled:
+            return
         process.worker.call("profile", part="load")
         with contextlib.ExitStack() as alone:
             alone.enter_context(self.gpu)
             self.on_phase(process.program, "profile")
             state = alone.enter_context(self.visits.watched({process.worker.pid}))
             process.profiled = process.worker.call(
-                "profile", part="record", on_progress=lambda _: alone.close()
+                "profile",
+                part="record",
+                cycles=process.program.profiled,
+                on_progress=lambda _: alone.close(),
             )
         for cycle in process.profiled["cycles"] or []:
             cycle["sm_mhz"] = state.get("sm_mhz")

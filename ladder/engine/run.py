@@ -204,17 +204,20 @@ class _Run(RunState):
         names = [name for name in self.recipes if name not in self.twins]
         alone = self.protocol["fixed"] and self.protocol["rounds"] == 1
         costs = number == (0 if alone else 1) and not self.protocol["quick"]  # the first table need not wait
+        costs = costs and self.protocol["mode"] not in modes.STUDIES
         programs = [
             Program(
                 name,
                 name,
                 name,
-                self.workload,
+                self.workload_of(name),
                 recipe,
                 code,
                 main=costs and name not in self.twins,
                 lazy=costs and name in (names[0], names[-1]),
-                prove=self.inspects,
+                prove=self.inspects and not self.is_patched(name),
+                profiled=self.profiled(name, number),
+                variant=self.named(name),
             )
             for name, recipe in self.recipes.items()
         ]
@@ -276,11 +279,16 @@ class _Run(RunState):
     ) -> None:
         """Build and prepare on so many CPU threads."""
         self.emit("phase", phase="build")
-        more: dict[str, Any] = {"keep_gradients": keep_gradients, "threads": threads}
+        name = rung["name"]
+        more: dict[str, Any] = {
+            "keep_gradients": keep_gradients,
+            "threads": threads,
+            "variant": self.named(name),
+        }
         built = worker.call(
             "build",
-            workload=self.workload,
-            recipe=self.recipes[rung["name"]],
+            workload=self.workload_of(name),
+            recipe=self.recipes[name],
             device=self.device,
             seed=self.protocol["seed"],
             **{key: value for key, value in more.items() if value},
@@ -290,15 +298,16 @@ class _Run(RunState):
         with self.lock:
             rung["recipe"], rung["settings"] = built["recipe"], built["settings"]
         self.emit("phase", phase="prepare")
-        tunes: dict[str, Any] = {"patience": TUNING} if sidebyside.chooses(self.recipes[rung["name"]]) else {}
-        self.prepared[rung["name"]] = worker.call("prepare", **tunes).get("peak_reserved_bytes")
+        tunes: dict[str, Any] = {"patience": TUNING} if sidebyside.chooses(self.recipes[name]) else {}
+        self.prepared[name] = worker.call("prepare", **tunes).get("peak_reserved_bytes")
 
     def inspect_all(self, pool: Pool) -> None:
         """Inspect every rung without findings. Findings of earlier runs come from the cache."""
         self.seen = inspection.Cache(self.workload, self.result["machine"])
         names = [name for name in self.recipes if name not in self.twins]
         for name in names:
-            if self.rungs[name]["inspection"] is None and (found := self.seen.get(self.recipes[name])):
+            found = self.seen.get(self.recipes[name], self.key_of(name))
+            if self.rungs[name]["inspection"] is None and found:
                 self.rungs[name].update(found)
         memory = self.result["machine"].get("gpu_memory_gb") or math.inf
         small = self.workload["batch"] * self.workload.get("resolution", 0) ** 2 <= SMALL_PIXELS
@@ -322,7 +331,13 @@ class _Run(RunState):
         Raises `WorkerFailure` for a rung that must not be timed; its findings are kept.
         """
         try:
-            found = inspection.inspect(worker, lambda phase: self.emit("phase", phase=phase), alone)
+            variant = self.variants.get(rung["name"])
+            found = inspection.inspect(
+                worker,
+                lambda phase: self.emit("phase", phase=phase),
+                alone,
+                None if variant is None else inspection.Examined(rung["name"], variant),
+            )
         except inspection.Objection as objection:
             with self.lock:  # another thread may be writing the file
                 rung.update(objection.found)
@@ -331,7 +346,7 @@ class _Run(RunState):
             found["inspection"]["peak_reserved_bytes"] = peak
         with self.lock:
             rung.update(found)
-        self.seen.put(self.recipes[rung["name"]], found)
+        self.seen.put(self.recipes[rung["name"]], found, self.key_of(rung["name"]))
 
 
 def refuse_other_threads(path: Path, before: dict[str, Any], pool: Pool) -> None:

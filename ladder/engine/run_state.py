@@ -6,12 +6,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ladder.engine.gpu_time import PROFILED
 from ladder.engine.pool import WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.machine import system
 from ladder.plan import modes
+from ladder.plan.variants import Variant
 from ladder.results import judging
 from ladder.results import store as results
+from ladder.results.types import Plain
 from ladder.stats import estimates
 
 OnEvent = Callable[[dict[str, Any]], None]
@@ -36,6 +39,9 @@ class RunState:
         self.rungs = {rung["name"]: rung for rung in result["rungs"]} | self.twins
         self.recipes = {p.name: p.recipe for p in planned if p.skipped is None}
         self.recipes |= {name: self.recipes[twin["of"]] for name, twin in self.twins.items()}
+        given = {p.name: variant for p in planned if (variant := getattr(p, "variant", None)) is not None}
+        twins = {name: given[twin["of"]] for name, twin in self.twins.items() if twin["of"] in given}
+        self.variants: dict[str, Variant] = given | twins
         self.path = path
         self.begin = time.monotonic() - result["seconds"]  # the beginning of a resumed run, too
         self.done = sum(len(rung["rounds"]) for rung in self.rungs.values())
@@ -45,6 +51,34 @@ class RunState:
         self.number: int | None = None  # of the generation that is being made
         self.lock = threading.RLock()  # guards the result
         self.prepared: dict[str, int | None] = {}  # bytes that a rung's inspector has reserved on the GPU
+
+    def workload_of(self, name: str) -> Plain:
+        """Return the workload of an entry. A lever changes some of its fields."""
+        variant = self.variants.get(name)
+        return {**self.workload, **variant.workload} if variant and variant.workload else self.workload
+
+    def named(self, name: str) -> tuple[str, str] | None:
+        """Return the study and the name of an entry's variant, for a worker."""
+        variant = self.variants.get(name)
+        return (variant.study, self.rungs[name].get("of", name)) if variant else None
+
+    def key_of(self, name: str) -> Any:
+        """Return what a finding depends on beside the recipe."""
+        variant = self.variants.get(name)
+        return [*(self.named(name) or ()), variant.stored()] if variant else None
+
+    def is_patched(self, name: str) -> bool:
+        variant = self.variants.get(name)
+        return variant is not None and variant.patched
+
+    def profiled(self, name: str, number: int) -> int:
+        """Return how many cycles a process of a generation is profiled for.
+
+        GPU time repeats within a percent. Eager steps of many mistakes are profiled in the first generation alone.
+        """
+        if self.protocol["mode"] != modes.MISTAKES:
+            return PROFILED
+        return int(number == 0 and name not in self.twins)
 
     def is_due(self, name: str, number: int | None) -> bool:
         """Return whether a rung lacks this visit. A rung that is out of the run lacks none, nor does its twin."""

@@ -12,13 +12,15 @@ from typing import Any
 
 from ladder.base.paths import ROOT
 from ladder.base.protocol import CYCLE_STEPS
-from ladder.engine import capturing
+from ladder.engine import asides, capturing
 from ladder.engine.asides import added, foreign, is_settled, peak_rss, stood_still, weights_of
 from ladder.engine.channel import Channel, Nobody
+from ladder.engine.gpu_time import PROFILED
 from ladder.machine import gpu_state
 from ladder.machine.threads import Threads
 
 CONTRACT = 1
+UNTIMED = 2  # steps between the last batch that was ready and a timed cycle
 # Preparation times that only the measured code can report.
 PARTS = ("warmup_s", "compile_s", "compile_kernels_s", "cache_s")
 
@@ -69,7 +71,7 @@ class Rung:
 
     def do_build(
         self, workload: dict, recipe: dict, device: str, seed: int,
-        keep_gradients: bool = False, threads: int | None = None,
+        keep_gradients: bool = False, threads: int | None = None, variant: list[str] | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         self.device = device
         self.threads.hold(threads)
@@ -77,6 +79,8 @@ class Rung:
         self.step = self.package.make_step(workload, recipe, device=device, seed=seed)
         if keep_gradients:
             self.step.keep_gradients = True
+        if variant:
+            asides.study_of(variant).apply(self.step, variant[1])
         self.synchronize()
         self.refuse_foreign()
         return {
@@ -106,7 +110,7 @@ class Rung:
             self.synchronize()
             whole = time.perf_counter() - begin
         self.refuse_foreign()
-        parts = {key: said[key] for key in PARTS if is_part(said.get(key), whole)}
+        parts = {key: said[key] for key in PARTS if asides.is_part(said.get(key), whole)}
         return parts | {"prepare_s": whole, "capture_s": sum(captured)} | self.memory()
 
     def do_visit(self, cycles: int, settle_s: float, settle_cycles: int, main: bool) -> dict[str, Any]:
@@ -161,7 +165,7 @@ class Rung:
         """Run the canary kernel once more."""
         return {"canary_s": gpu_state.canary_seconds(sys.modules["torch"])}
 
-    def do_profile(self, part: str) -> dict[str, Any]:
+    def do_profile(self, part: str, cycles: int = PROFILED) -> dict[str, Any]:
         """Profile cycles after the last timed one: no cycle of this process is timed again.
 
         Part "load" starts a profiler. "record" needs the GPU for itself until it says "ran", and returns the figures.
@@ -172,7 +176,7 @@ class Rung:
         from ladder.engine import profiling
 
         if part == "record":
-            return profiling.digest(profiling.record(self))
+            return profiling.digest(profiling.record(self, cycles))
         profiling.load()
         return {}
 
@@ -204,10 +208,15 @@ class Rung:
             raise RuntimeError("a process that was profiled is never timed again")
 
     def drain(self) -> None:
-        """Run as many steps as loaders may hold batches for. An idle loader refills."""
+        """Take as many batches as idle loaders hold ready, then run some steps at the pace of loaders.
+
+        Taking is quicker than training: a batch that was decoded ahead costs no decoding, and no step.
+        """
         held = math.ceil(self.step.data_capacity)
         if hasattr(self.step, "step") and hasattr(self.step, "count"):
             for _ in range(held):
+                self.step.feed.next()
+            for _ in range(min(held, UNTIMED)):
                 self.step.step()
         else:  # an old commit's
             for _ in range(math.ceil(held / CYCLE_STEPS)):
@@ -326,6 +335,10 @@ class Rung:
             rungs = catalog.contained(seen["recipe"])
         return {"receipts": receipts.issue(rungs, seen), "evidence": seen}
 
+    def do_examine(self, variant: list[str]) -> Any:
+        """Show that an entry of a study is in force, or what its model costs."""
+        return asides.study_of(variant).examine(self.step, variant[1])
+
     def do_parity(self) -> dict[str, Any]:
         """Compare the prepared step with the FP64 reference, and leave it as it is timed: gradients no longer kept."""
         from ladder.parity import check as parity
@@ -383,8 +396,3 @@ class Rung:
             }
             memory |= {key: max(peak, memory[key]) for key, peak in self.peaks.items()}
         return memory
-
-
-def is_part(seconds: Any, whole: float) -> bool:
-    """Return whether so many seconds can be a part of the whole."""
-    return isinstance(seconds, int | float) and 0 <= seconds <= whole

@@ -37,6 +37,10 @@ class Visits:
         """Return the bytes of the GPU that are in use, None if unknown."""
         return self.watch.gpu.used() if self.watch else None
 
+    def energy_j(self) -> float | None:
+        """Return the GPU's counter of joules, None if unknown."""
+        return self.watch.gpu.energy_j() if self.watch else None
+
     def cycle(
         self, worker: Worker, alive: set[int], earlier: Sequence[dict[str, Any]], rejected: list[str]
     ) -> dict[str, Any]:

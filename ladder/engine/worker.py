@@ -7,25 +7,27 @@ commands send `{"progress": ...}` lines before it, which feed the watchdog.
 | do | fields | keys of the reply |
 |---|---|---|
 | import | torch: bool | start_s |
-| build | workload, recipe, device, seed, threads, keep_gradients | recipe, settings, build_s, gpu_uuid |
+| build | workload, recipe, device, seed, threads, keep_gradients, variant | recipe, settings, build_s, gpu_uuid |
 | prepare | | prepare_s, capture_s, the memory so far, and parts that the measured code reports: warmup_s, ... |
 | visit | cycles, settle_s, settle_cycles, main: bool | those of begin, cycle and finish, lead_in_cycles, settled |
 | begin | | |
 | cycle | | samples_s, event_s: of one cycle, after what idle loaders hold |
 | finish | main: bool, lazy: bool | main_s, lazy_s, canary_s, and the memory |
 | canary | | canary_s |
-| profile | part: "load" or "record" | of "record": those of `ladder.engine.profiling.digest` |
+| profile | part: "load" or "record", cycles | of "record": those of `ladder.engine.profiling.digest` |
 | prove | | problem: one line or null, see `ladder.parity.after_timing` |
 | release | | reserved_bytes that the allocator keeps, null on a CPU |
 | parity | | those of `ladder.parity.check.check`; needs "keep_gradients": true in "build" |
 | trace | | none; what "receipts" needs of a step that has the GPU for itself |
 | receipts | rungs: list or null | receipts: {rung: {}}, evidence |
+| examine | variant | receipts and inspection of an entry of a study, see `ladder.plan.variants` |
 | choices | | choices: rows of `kernels.choices` that decided here, null if the measured code does not say |
 | threads | | cpu_threads, null without torch |
 | scales | steps | those of `ladder.engine.loss_scales.follow` (FP16: the loss scales of a training) |
 | exit | | none; the process ends |
 
 threads: CPU threads until a visit.
+variant: null, or [study, name] of an entry whose patch is applied to the step.
 gpu_uuid: the GPU of the process, which is compared and never stored.
 lazy_s: {phase: seconds that a lazy phase adds to a step that has it}, or null; with "main".
 canary_s: seconds of a kernel that is the same in every process.

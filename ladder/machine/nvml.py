@@ -111,6 +111,10 @@ class Gpu:
         """Return the percent of the last sixth to whole second in which any process ran a kernel."""
         return self._ask("nvmlDeviceGetUtilizationRates", of=lambda rates: int(rates.gpu))
 
+    def energy_j(self) -> float | None:
+        """Return the joules that the GPU has taken since its driver was loaded, None before Volta."""
+        return self._ask("nvmlDeviceGetTotalEnergyConsumption", of=lambda millijoules: millijoules / 1000)
+
     def close(self) -> None:
         """Release NVML. A second call does nothing."""
         if self._nvml is not None:

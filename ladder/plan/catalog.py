@@ -22,6 +22,7 @@ from ladder.base.plain import Fields
 from ladder.plan import content as contents
 from ladder.plan.content import of_workload
 from ladder.plan.needs import NEEDS, OF_WORKLOAD
+from ladder.plan.variants import Variant
 from ladder.receipts.receipt import Receipt
 from ladder.receipts.seen import Evidence
 from stylegan_lite.config import ConfigError, Recipe, Workload, suggestion
@@ -77,13 +78,17 @@ class Ladder:
 
 @dataclass(frozen=True)
 class Planned:
-    """One rung of a climb: its cumulative recipe (changed fields only), or why it is skipped."""
+    """One rung of a climb: its cumulative recipe (changed fields only), or why it is skipped.
+
+    ``variant``: what an entry of `mistakes` or `levers` changes beside its recipe.
+    """
 
     name: str
     title: str
     recipe: Fields | None
     skipped: str | None
     article_ms: float | None
+    variant: Variant | None = None
 
 
 def workloads() -> list[str]:
@@ -275,7 +280,7 @@ def climb(
     planned = []
     for step in ladder.rungs:
         rung = load_rung(step.name)
-        skipped = _missing(rung, capabilities)
+        skipped = missing(rung.needs, capabilities)
         if skipped is None:
             recipe = {**recipe, **rung.change}
             try:
@@ -310,8 +315,9 @@ def refuse_contradictions(ladder: Ladder) -> None:
                 )
 
 
-def _missing(rung: Rung, capabilities: dict[str, str | None]) -> str | None:
-    for need in rung.needs:
+def missing(needs: Iterable[str], capabilities: dict[str, str | None]) -> str | None:
+    """Return why something that needs these cannot run, in one line, or None."""
+    for need in needs:
         unknown = None if need in OF_WORKLOAD else f"{need} is not known of this machine"
         reason = capabilities.get(need, unknown)
         if reason is not None:
@@ -320,15 +326,19 @@ def _missing(rung: Rung, capabilities: dict[str, str | None]) -> str | None:
 
 
 def _choose(ladder: Ladder, only: Iterable[str] | None) -> set[str]:
-    names = order(ladder)
-    chosen = set(names if only is None else only)
-    unknown = sorted(chosen - set(names))
+    return chosen(order(ladder), only, f"ladder {ladder.name}")
+
+
+def chosen(names: list[str], only: Iterable[str] | None, where: str) -> set[str]:
+    """Return the names that `--rungs` picks. Raises UserError for one that is not there, and for none."""
+    picked = set(names if only is None else only)
+    unknown = sorted(picked - set(names))
     if unknown:
         has = suggestion(unknown[0], names, "it has")
-        raise UserError(f"--rungs: {', '.join(unknown)} not in ladder {ladder.name}{has}")
-    if not chosen:
+        raise UserError(f"--rungs: {', '.join(unknown)} not in {where}{has}")
+    if not picked:
         raise UserError(f"--rungs: name one rung or more{suggestion('', names)}")
-    return chosen
+    return picked
 
 
 def _ladder_rung(entry: Any, where: str) -> LadderRung:

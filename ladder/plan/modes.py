@@ -1,8 +1,11 @@
-"""Three ways to lay out a ladder: `cumulative` (the staircase), `solo`, `leave-one-out`.
+"""The ways to lay out a run: `cumulative` (the staircase), `solo`, `leave-one-out`, and three beside one step.
 
 The staircase depends on its order: eager BF16 shows nothing until CUDA graphs remove the launches. Mode `solo`
 measures each rung alone on the baseline. Mode `leave-one-out` measures the whole ladder without each rung in turn. It
 shows the rung's worth to a user of all the others, and gives ADOPT and SKIP.
+
+The others are no ladders: each entry stands beside the first. `mistakes` and `levers` have entries of their own
+(`ladder.plan.mistakes`, `ladder.plan.levers`), and `recipe` is a recipe of the user's beside the baseline.
 """
 
 from __future__ import annotations
@@ -19,7 +22,10 @@ if TYPE_CHECKING:  # measuring must not import the catalog: an old commit's styl
     from ladder.plan import catalog
 
 CUMULATIVE, SOLO, LEAVE_ONE_OUT = "cumulative", "solo", "leave-one-out"
-MODES = (CUMULATIVE, SOLO, LEAVE_ONE_OUT)
+MISTAKES, LEVERS, RECIPE = "mistakes", "levers", "recipe"
+MODES = (CUMULATIVE, SOLO, LEAVE_ONE_OUT, MISTAKES, LEVERS)  # that `--mode` takes
+STUDIES = (MISTAKES, LEVERS)  # of entries that are no rungs
+BESIDE = (SOLO, MISTAKES, LEVERS, RECIPE)  # every entry is compared with the first
 LONGEST = 60  # characters of a title
 ALL = "all"  # the entry of leave-one-out that has every rung
 NO_DIFFERENCE = "NO DIFFERENCE"
@@ -76,9 +82,15 @@ class Ladder(Protocol):
 
 
 def plan(
-    mode: str, ladder: catalog.Ladder, capabilities: dict[str, str | None], only: Iterable[str] | None = None
+    mode: str,
+    ladder: catalog.Ladder,
+    capabilities: dict[str, str | None],
+    only: Iterable[str] | None = None,
+    workload: Mapping[str, Any] | None = None,
 ) -> list[catalog.Planned]:
     """Return the rungs to measure, in order, the base of the ladder first. `only` picks rungs by name.
+
+    Levers change fields of the `workload`.
 
     In `leave-one-out` the first is `all`, and each entry named after a rung is the whole ladder without that rung. It
     also lacks the rungs that extend it (a filter fused with the activation goes with the activation). And it lacks
@@ -88,8 +100,12 @@ def plan(
     Raises:
         UserError: `only` names a rung that is not there, or a cumulative recipe is impossible.
     """
-    from ladder.plan import catalog
+    from ladder.plan import catalog, levers, mistakes
 
+    if mode == MISTAKES:
+        return mistakes.plan(catalog.load_ladder("article"), capabilities, only)
+    if mode == LEVERS:
+        return levers.plan(catalog.load_ladder("article"), capabilities, only, workload)
     if mode != CUMULATIVE:
         ladder = dataclasses.replace(ladder, rival=None)  # the rival is no part of the whole
     climbed = catalog.climb(ladder, capabilities, only, alone=mode == SOLO)
@@ -106,6 +122,36 @@ def plan(
             raise UserError(f"--mode {mode}: {base.name} alone leaves nothing out; name another rung")
         base = catalog.Planned(ALL, "all rungs", _laid(changes), None, None)
     return [base, *(_one(mode, rung, whole[0].name, changes) for rung in picked)]
+
+
+def ladder_of(mode: str, ladder: catalog.Ladder) -> catalog.Ladder:
+    """Return the ladder that a result of this mode names: a study has a title of its own."""
+    from ladder.plan import levers, mistakes
+
+    titles = {MISTAKES: mistakes.TITLE, LEVERS: levers.TITLE}
+    if mode not in titles:
+        return ladder
+    return dataclasses.replace(ladder, name=mode, title=titles[mode], reference=None, rival=None, digest=None)
+
+
+def beside_baseline(
+    fields: Fields, ladder: catalog.Ladder, name: str
+) -> tuple[catalog.Ladder, list[catalog.Planned]]:
+    """Return the ladder and the entries of mode `recipe`: the base of a ladder, and a recipe called `name`.
+
+    Raises:
+        UserError: the base cannot run here.
+    """
+    from ladder.plan import catalog, content
+
+    base = ladder.rungs[0].name
+    rung = catalog.load_rung(base)
+    planned = [
+        catalog.Planned(base, rung.title, dict(rung.change), None, None),
+        catalog.Planned(RECIPE, f"the recipe {name}"[:LONGEST], fields, None, None),
+    ]
+    digest = content.digest(fields)
+    return catalog.Ladder(RECIPE, "One recipe beside the baseline", ladder.rungs[:1], digest=digest), planned
 
 
 def depends_on(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # Needs of the workload: see `possible`.
-OF_WORKLOAD = ("demodulation", "instance_norm", "spectral_norm", "kept_weights")
+OF_WORKLOAD = ("demodulation", "instance_norm", "spectral_norm", "kept_weights", "no_clamp")
 
 # ladder.machine.system.capabilities
 OF_MACHINE = ("cuda", "triton", "bf16", "cuda_graphs", "nvcc", "nvjpeg", "fp8", "dependent_launch")
@@ -24,10 +24,13 @@ def possible(capabilities: dict[str, str | None], workload: Mapping[str, Any]) -
     kept = (
         "needs weights that convolutions take as they are kept, not spectral_norm: true" if normed else None
     )
+    bound = workload.get("conv_clamp")
+    clamps = None if bound is None else f"needs activations without a bound, not conv_clamp: {bound:g}"
     return {
         **capabilities,
         "demodulation": missing,
         "instance_norm": instance,
         "spectral_norm": spectral,
         "kept_weights": kept,
+        "no_clamp": clamps,
     }

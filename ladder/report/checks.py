@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ladder.results.types import Choice, Noted, Parity, Receipt, Result, RungResult, given
 
-ENGAGED, NOT_ENGAGED, FAILED = "ok", "not engaged", "failed"
+ENGAGED, NOT_ENGAGED, FAILED, EXEMPT = "ok", "not engaged", "failed", "exempt"
 CHOICE_OF = ("size", "itemsize", "layout", "architecture")
 CHOICE_SAYS = ("tile", "columns", "warps", "per_sm", "stages")
 PARITY_HEADINGS = (
@@ -55,9 +55,9 @@ def parity_share(parity: Parity | None) -> float | None:
 
 
 def parity_word(rung: RungResult) -> str:
-    """Return "0.41 of budget", or "failed"; "" where parity was not checked."""
+    """Return "0.41 of budget", "failed" or "exempt"; "" where parity was not checked."""
     if not rung.parity:
-        return ""
+        return EXEMPT if rung.status == "ok" and rung.variant and rung.variant.exempt else ""
     share = parity_share(rung.parity)
     if rung.parity.verdict != "ok":
         return FAILED

@@ -8,7 +8,7 @@ from typing import Any
 
 from ladder.base.text import between, bounds, factor
 from ladder.plan import modes
-from ladder.report import errorbars
+from ladder.report import beside, errorbars
 from ladder.report.drawing import measured, wrapped
 from ladder.report.themes import LIGHT, Theme
 from ladder.report.view import Row, View, shown_top
@@ -21,6 +21,9 @@ NAMED = {
     modes.CUMULATIVE: "each rung with those before it",
     modes.SOLO: "each rung alone on the baseline",
     modes.LEAVE_ONE_OUT: "all rungs but the one named",
+    modes.MISTAKES: "mistakes beside a clean step",
+    modes.LEVERS: "models beside the unchanged one",
+    modes.RECIPE: "a recipe beside the baseline",
 }
 QUIET = ("n/a", "skipped")  # a rung without a number for a reason that is nobody's fault
 PART, NAME = 8.0, 9.5  # points of the figures in a bar, and of a rung's name
@@ -243,6 +246,8 @@ def _gains(shown: View, theme: Theme) -> list[Column]:
         if shown.has_gpu_time:
             gpu = row.gpu
             found.insert(0, ("GPU", gpu.seen if gpu else Seen(), gpu.gain if gpu else None))
+        if shown.is_study:  # times of the first entry's step
+            found = [(clock, beside.inverse(seen), beside.turned(gain)) for clock, seen, gain in found]
         said = [answer(seen) for _, seen, _ in found]
         clocks.append(
             [Line(clock if text else "", theme.muted) for (clock, *_), text in zip(found, said, strict=True)]

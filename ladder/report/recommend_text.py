@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from ladder.base import text
+from ladder.report import adopting
 from ladder.report.advising import LEFT_OUT, STAIRCASE, Advised
 from ladder.report.recommend import Recommendation, Units, count
 from ladder.results import ranking
@@ -120,7 +121,7 @@ def below(found: Recommendation) -> list[str]:
         lines.append(
             f"the recipe: {more} than {found.baseline_name}, paid back after {_steps(found.pays_back)}"
         )
-    return [*lines, SAVES]
+    return [*lines, *adopting.lines(found.kept), SAVES]
 
 
 def source_lines(found: Recommendation, files: dict[str, str]) -> list[str]:
@@ -170,7 +171,8 @@ def markdown(found: Recommendation, whose: str) -> str:
     made += [f"**{text.escaped(mark)}**\n" for mark in found.marks]
     made += [tables(found), ""]
     lines = [*reasons(found), f"recipe: {', '.join(found.kept)}", *below(found)]
-    return "\n".join([*made, *(f"- {text.escaped(line)}" for line in lines)]) + "\n"
+    made += [f"- {text.escaped(line)}" for line in lines]
+    return "\n".join([*made, *adopting.markdown(found.kept)]) + "\n"
 
 
 def tables(found: Recommendation) -> str:
@@ -205,7 +207,8 @@ def data_of(found: Recommendation, whose: str, files: dict[str, str]) -> Plain:
             "timed_as": found.timed_as, "is_timed": found.is_timed, **asdict(found.recommended),
             "prepare_s": found.prepare_s, "pays_back_steps": found.pays_back,
         },
-        "recipe": found.recipe, "recipe_rungs": list(found.kept), "remarks": list(found.remarks),
+        "recipe": found.recipe, "recipe_rungs": list(found.kept),
+        "adopt": adopting.anchors(found.kept), "remarks": list(found.remarks),
     }  # fmt: skip
 
 

@@ -27,6 +27,13 @@ def sentence(gpu: Seen, wall: Seen, waits: bool) -> str:
     return f"{_gpu(gpu)}; {_wall(wall)}{_why(gpu, wall, waits)}"
 
 
+def of_step(wall: Seen) -> str:
+    """Return the part on the step alone; "" where nothing is known."""
+    if wall.verdict == TOO_FEW:
+        return "too few generations for a verdict"
+    return _wall(wall) if wall.verdict else ""
+
+
 def _gpu(seen: Seen) -> str:
     if seen.verdict in (FASTER, SLOWER):
         less = "less" if seen.verdict == FASTER else "more"

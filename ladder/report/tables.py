@@ -14,7 +14,7 @@ from ladder.base import starting
 from ladder.base.errors import UserError
 from ladder.base.text import amount, between, bounds, escaped, factor, fine_factor, ms, plain
 from ladder.plan import modes
-from ladder.report import checks
+from ladder.report import beside, checks
 from ladder.report.errorbars import Interval
 from ladder.report.view import (
     Row,
@@ -34,13 +34,18 @@ from ladder.results.values import LESS_THAN
 from ladder.results.words import answer
 
 
-def _columns(shown: View) -> list[tuple[str, Any]]:
+def columns_of(shown: View) -> list[tuple[str, Any]]:
     """Return (heading, cell of a row) for terminal and Markdown: the columns with something in them."""
     leave_out = shown.mode == modes.LEAVE_ONE_OUT  # there the rows themselves are about the top
     around = bounds if shown.generations else between
-    columns = [
+    step = [
         ("ms/step", lambda r: ms(r.step_ms) if r.status == "ok" else r.status),
         ("95% interval", lambda r: f"{ms(r.interval[0])}-{ms(r.interval[1])}" if r.interval else ""),
+    ]
+    if shown.is_study:
+        return _filled(shown, [*step, *beside.columns(shown), *_checked_and_memory(shown)])
+    columns = [
+        *step,
         *(_two_clocks(shown) if shown.has_gpu_time else _one_clock(shown, around)),
         ("gain at top", lambda r: "" if leave_out else shown_top(r)),
         ("at the top", lambda r: "" if leave_out else around(r.top_interval)),
@@ -51,17 +56,28 @@ def _columns(shown: View) -> list[tuple[str, Any]]:
         ("total (GPU)", lambda r: factor(r.gpu.total) if r.gpu else ""),
         ("main ms", lambda r: ms(r.main_ms)),
         ("host bound", lambda r: "" if r.host_bound is None else f"{100 * r.host_bound:.0f}%"),
-        ("receipts", lambda r: r.receipts),
-        ("parity", lambda r: r.parity),
-        ("rejected", lambda r: str(r.rejected) if r.rejected else ""),
-        ("images/s", lambda r: amount(r.images_per_s)),
-        (shown.memory, lambda r: amount(r.memory)),
-        ("allocated GiB", lambda r: amount(r.allocated)),
-        ("device GiB", lambda r: amount(r.device)),
+        *_checked_and_memory(shown, ("images/s", lambda r: amount(r.images_per_s))),
         ("article ms", lambda r: "" if r.article_ms is None else f"{r.article_ms:g}"),
         ("article total", lambda r: factor(r.article_total)),
     ]
+    return _filled(shown, columns)
+
+
+def _filled(shown: View, columns: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
     return [(heading, cell) for heading, cell in columns if any(cell(row) for row in shown.rows)]
+
+
+def _checked_and_memory(shown: View, *middle: tuple[str, Any]) -> list[tuple[str, Any]]:
+    """Return the columns of checks and of memory, with others between the two."""
+    return [
+        ("in force" if shown.mode == modes.MISTAKES else "receipts", lambda r: r.receipts),
+        ("parity", lambda r: r.parity),
+        ("rejected", lambda r: str(r.rejected) if r.rejected else ""),
+        *middle,
+        (shown.memory, lambda r: amount(r.memory)),
+        ("allocated GiB", lambda r: amount(r.allocated)),
+        ("device GiB", lambda r: amount(r.device)),
+    ]
 
 
 def _one_clock(shown: View, around: Callable[[Interval | None], str]) -> list[tuple[str, Any]]:
@@ -101,7 +117,7 @@ def print_table(result: Result) -> None:
     for mark in shown.marks:
         console.print(Text(mark, style="bold yellow"))
     console.print(_table(shown, console.width))
-    for remark in _below(shown):
+    for remark in lines_below(shown):
         console.print(Text(starting.named(remark), style="dim"), soft_wrap=not terminal)
     console.print()
 
@@ -111,9 +127,9 @@ def _table(shown: View, width: int) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    columns = _fitting(_columns(shown), shown, width)
+    columns = _fitting(columns_of(shown), shown, width)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("rung", no_wrap=True)
+    table.add_column("entry" if shown.is_study else "rung", no_wrap=True)
     for heading, _ in columns:
         table.add_column(Text("\n".join(_heading(heading, shown))), justify="right", no_wrap=True)
     for row in shown.rows:
@@ -141,7 +157,8 @@ DEVICE_ADDED = (
 LEAST_IMPORTANT = (
     "95% interval", "allocated GiB", "article ms", "main ms", "at the top", "total interval", "interval", "images/s",
     "reserved GiB", "host bound", "device GiB", "rejected", "gain at top", "receipts", "parity", "article total",
-    "peak RSS, GiB", "total (GPU)", "at the top (GPU)", "interval (step)", "interval (GPU)", "total",
+    "peak RSS, GiB", "in force", "waits, ms", "total (GPU)", "at the top (GPU)", "interval (step)", "interval (GPU)",
+    "total",
 )  # fmt: skip
 
 
@@ -164,11 +181,13 @@ def _fitting(columns: list[tuple[str, Any]], shown: View, width: int) -> list[tu
     return [(heading, cell) for heading, cell in columns if heading in wide]
 
 
-def _below(shown: View) -> list[str]:
+def lines_below(shown: View) -> list[str]:
     floors = [line for line in (shown.gpu_noise, shown.noise) if line]
     first, last = (floors, []) if shown.generations else ([], floors)
     lines = [*shown.sentences, *first, *shown.remarks, *last]
-    if shown.mode == modes.LEAVE_ONE_OUT:
+    if shown.is_study:
+        lines.append(beside.ABOUT[shown.mode])
+    elif shown.mode == modes.LEAVE_ONE_OUT:
         lines.append("each row: the whole ladder without that rung; gain at top: what the rung gains there")
     elif any(row.advice for row in shown.rows):
         lines.append(
@@ -194,7 +213,7 @@ def _below(shown: View) -> list[str]:
 def markdown(result: Result) -> str:
     """Return the table as a section of Markdown."""
     shown = view(result)
-    columns = [("rung", lambda r: r.title), *_columns(shown)]
+    columns = [("entry" if shown.is_study else "rung", lambda r: r.title), *columns_of(shown)]
     lines = [f"### {escaped(shown.title)} on {escaped(shown.machine)}", ""]
     lines += [f"{escaped(shown.workload)}; {escaped(shown.protocol)}", ""]
     lines += [f"**{escaped(mark)}**\n" for mark in shown.marks]
@@ -202,7 +221,7 @@ def markdown(result: Result) -> str:
     lines.append("|---" + "|---:" * (len(columns) - 1) + "|")
     for row in shown.rows:
         lines.append("| " + " | ".join(escaped(cell(row)) for _, cell in columns) + " |")
-    lines += ["", *(f"- {escaped(remark)}" for remark in _below(shown)), *_checks_markdown(result)]
+    lines += ["", *(f"- {escaped(remark)}" for remark in lines_below(shown)), *_checks_markdown(result)]
     return "\n".join(lines) + "\n"
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ladder.base.text import at_commits, factor, plain
 from ladder.machine import environment
 from ladder.plan import catalog, modes
-from ladder.report import checks, noise, remarks
+from ladder.report import checks, entries, noise, remarks
 from ladder.report.sentences import WAITS, sentence
 from ladder.results import derive, sources
 from ladder.results.judging import top_gains
@@ -38,6 +38,9 @@ VERSUS = {
     modes.CUMULATIVE: "vs previous",
     modes.SOLO: "alone",
     modes.LEAVE_ONE_OUT: "gain at top",
+    modes.MISTAKES: "times clean",
+    modes.LEVERS: "times unchanged",
+    modes.RECIPE: "vs baseline",
 }
 
 
@@ -99,6 +102,7 @@ class Row:
     below: float | None = None  # log ratio, X of "less than X%"
     gpu: GpuTime | None = None
     sentence: str = ""  # what the rung does to the GPU's work and to the step
+    cost: entries.Cost = entries.NOTHING
 
     @property
     def seen(self) -> Seen:
@@ -135,9 +139,14 @@ class View:
         return any(row.gpu for row in self.rows)
 
     @property
+    def is_study(self) -> bool:
+        """Whether the rows are entries of a study, and no rungs."""
+        return self.mode in modes.STUDIES
+
+    @property
     def sentences(self) -> list[str]:
         """The sentences on the rungs, a line each; rungs with equal sentences share a line."""
-        if not self.has_gpu_time:
+        if not (self.has_gpu_time or self.is_study):
             return []
         return _joined((row.name, row.sentence) for row in self.rows if row.sentence)
 
@@ -161,6 +170,7 @@ def view(result: Result) -> View:
             *remarks.lazy(result.rungs),
             *(remarks.duration(result) if in_generations(result) else ()),
             *_unproved(result, rows),
+            *entries.exempt(result.rungs),
             *map(plain, environment.said(result.environment or None)),
         ),
         reference=_reference(result.ladder),
@@ -183,13 +193,17 @@ def _row(rung: RungResult, article_base: float | None, on_cpu: bool, top: TopGai
     ok, gain = rung.status == "ok", rung.gain or None
     peak = rung.peak_reserved_bytes or (_most(rung, "peak_rss_bytes") if on_cpu else None)
     allocated, device = rung.peak_allocated_bytes, _most(rung, "device_used_bytes")
-    # A leave-one-out run does not measure the base, so `total` would only be the gain's inverse.
-    whole = mode != modes.LEAVE_ONE_OUT
+    # A leave-one-out run does not measure the base, so `total` would only be the gain's inverse. A study has no total.
+    whole = mode != modes.LEAVE_ONE_OUT and mode not in modes.STUDIES
     rejected = [each.rejected for each in rung.rounds if each.rejected is not ABSENT]
     previous = gain.ratio if gain else rung.speedup_previous if mode == modes.CUMULATIVE else None
     below = given(gain.below) if gain else None
     gpu = _gpu_time(rung, top, mode) if ok else None
     wall = Seen(rung.verdict or "", previous, below)
+    if mode in modes.STUDIES:
+        said = entries.sentence(mode, rung.name, wall)
+    else:
+        said = _sentence(gpu.seen if gpu else Seen(), wall, _waits(rung), whole)
     return Row(
         name=plain(rung.name),
         title=plain(rung.title),
@@ -222,7 +236,8 @@ def _row(rung: RungResult, article_base: float | None, on_cpu: bool, top: TopGai
         notes=tuple(map(plain, rung.notes)),
         below=below,
         gpu=gpu,
-        sentence=_sentence(gpu.seen if gpu else Seen(), wall, _waits(rung), whole),
+        sentence=said,
+        cost=entries.cost(rung),
     )
 
 
@@ -350,7 +365,7 @@ def _remarks(rows: tuple[Row, ...], base: str | None, article_base: float | None
     found = []
     if base is None:
         found.append("no rung has a number")
-    elif base != "baseline" and mode != modes.LEAVE_ONE_OUT:
+    elif base != "baseline" and mode not in (modes.LEAVE_ONE_OUT, *modes.STUDIES):
         there = any(row.name == "baseline" for row in rows)
         why_not = "the baseline has no number here" if there else "the baseline was not measured"
         found.append(f"speedups refer to {plain(base)}: {why_not}")

@@ -30,11 +30,13 @@ def contradiction(result: Result) -> str | None:
         or identity.misordered(result)
     ):
         return problem
-    least = plausible.floor_ms(plain(machine), result.workload)
+    facts = plain(machine)
+    least = plausible.floor_ms(facts, result.workload)
     for rung in sources.records(result):
         problem = _rung_contradiction(rung) if isinstance(rung, RungResult) else None
         if rung.status == "ok":
-            problem = problem or plausible.too_fast(rung, least)
+            own = plausible.floor_of(rung, facts, result.workload, least)
+            problem = problem or plausible.too_fast(rung, own)
         if problem:
             return f"rung {rung.name}: {problem}"
     if result.complete and not any(rung.samples_ms for rung in rungs):

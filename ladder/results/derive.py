@@ -156,7 +156,8 @@ def derive(result: Result) -> Result:
         if is_timed(rung):
             name, mains[rung.name] = rung.name, main_times(rung)
             baseline = baseline or name
-            rung = _with_times(rung, result.workload["batch"], walls[name], gpus.get(name, {}))
+            images = result.workload["batch"] * rung.updates
+            rung = _with_times(rung, images, walls[name], gpus.get(name, {}))
             rung = replace(
                 rung,
                 speedup_total=_speedup(walls, baseline, name),
@@ -192,7 +193,7 @@ def _own_numbers(rung: RungResult) -> RungResult:
 
 
 def _with_times(
-    rung: RungResult, batch: int, walls: Mapping[int, float], gpus: Mapping[int, float]
+    rung: RungResult, images: int, walls: Mapping[int, float], gpus: Mapping[int, float]
 ) -> RungResult:
     """Return a rung with the numbers that need no other rung."""
     # A pass' effect may take a value beyond the samples of a rung that missed passes. No reader must see that.
@@ -215,7 +216,7 @@ def _with_times(
         q75_ms=q75_ms,
         interval_ms=interval(walls),
         main_ms=estimates.median(list(main_times(rung).values())),
-        images_per_s=batch / (step_ms / 1000),
+        images_per_s=images / (step_ms / 1000),
         gpu_busy_ms=busy,
         gpu_ms=gpu_ms,
         gpu_interval_ms=interval(gpus),

@@ -45,9 +45,12 @@ def misordered(result: Result) -> str | None:
     The article's order never changes. Other ladders and rungs have changed. A result is held to what they are now where
     it says that they were the same.
     """
-    from ladder.plan import catalog, modes
+    from ladder.plan import catalog, levers, mistakes, modes
 
-    name = result.ladder.name
+    name, mode = result.ladder.name, result.protocol.mode
+    for study, entries in ((modes.MISTAKES, mistakes.names()), (modes.LEVERS, levers.names())):
+        if mode == study and (name != study or result.ladder.rungs[:1] != entries[:1]):
+            return f"ladder: mode {study} measures {entries[0]} and what stands beside it"
     if name not in catalog.ladders():
         return None
     now = _of_now(result)

@@ -3,6 +3,7 @@
     cumulative      each rung against the applicable one before it
     solo            each rung against the baseline
     leave-one-out   everything against everything but the rung: what the rung gains at the top
+    the others      each entry against the first
 
 A twin is a rung that is measured twice in every round; the two differ by nothing but noise.
 """
@@ -49,9 +50,14 @@ def twins_of(names: list[str], quick: bool) -> list[str]:
 
 
 def add_twins(result: dict[str, Any]) -> None:
-    """Give a growing result the twins of the lowest and the highest rung that can run here."""
+    """Give a growing result the twins of the lowest and the highest rung that can run here.
+
+    In a study only the first entry has one: everything is compared with it.
+    """
     runnable = {rung["name"]: rung for rung in result["rungs"] if rung["reason"] is None}
     names = twins_of(list(runnable), result["protocol"]["quick"])
+    if result["protocol"]["mode"] in modes.STUDIES:
+        names = names[:1]
     result["twins"] = [new_twin(runnable[name]) for name in names]
 
 
@@ -74,11 +80,16 @@ def judge(result: Result) -> Result:
         judged[rung.name] = replace(rung, kind=kind, total_interval=total, **_NOTHING)
     for name, verdict, gain in _answers(result, wall):
         judged[name] = replace(judged[name], verdict=verdict, gain=gain)
-    for name, verdict, gain in _answers(result, gpu):
+    for name, verdict, gain in _answers(result, gpu) if judges_gpu_time(result) else []:
         judged[name] = replace(judged[name], gpu_verdict=verdict, gpu_gain=gain)
     return replace(
         result, rungs=list(judged.values()), noise=_noise(result, wall), gpu_noise=_noise(result, gpu)
     )
+
+
+def judges_gpu_time(result: Result) -> bool:
+    """Return whether GPU time has verdicts. `mistakes` profiles one generation alone."""
+    return result.protocol.mode != modes.MISTAKES
 
 
 _NOTHING: dict[str, None] = dict.fromkeys(("verdict", "gain", "gpu_verdict", "gpu_gain"))
@@ -103,7 +114,7 @@ def pairs(result: Result) -> list[tuple[str, str, str]]:
     timed = [rung.name for rung in result.rungs if derive.is_timed(rung)]
     if mode == modes.CUMULATIVE:
         return [(name, before, name) for before, name in itertools.pairwise(timed)]
-    if mode == modes.SOLO:
+    if mode in modes.BESIDE:
         base = result.rungs[0].name
         return [(name, base, name) for name in timed if name != base and base in timed]
     if modes.ALL not in timed:
@@ -167,7 +178,7 @@ def wants_generations(result: Result) -> bool:
     """
     result = derive.derive(result)
     wall, gpu = measured(result)
-    of = gpu if gpu.kinds else wall
+    of = gpu if gpu.kinds and judges_gpu_time(result) else wall
     done = max((group.generations for group in of.groups.values()), default=0)
     return answers.wants_generations(done, [of.difference(*pair) for _, *pair in pairs(result)])
 
@@ -212,11 +223,12 @@ def quarantine(result: Result) -> tuple[Result, list[str]]:
     Returns:
         (the result, the names of what was marked)
     """
-    least = plausible.floor_ms(plain(result.machine), result.workload)
-    found: list[str] = []
+    machine, found = plain(result.machine), list[str]()
+    least = plausible.floor_ms(machine, result.workload)
 
     def marked(rung: derive.Record) -> derive.Record:
-        if not (derive.is_timed(rung) and (reason := plausible.too_fast(rung, least))):
+        own = plausible.floor_of(rung, machine, result.workload, least)
+        if not (derive.is_timed(rung) and (reason := plausible.too_fast(rung, own))):
             return rung
         found.append(rung.name)
         failed_at = types.build(types.FailedAt, {"round": rung.rounds[-1].round})

@@ -55,6 +55,17 @@ def floor_ms(machine: Mapping[str, Any], workload: Mapping[str, Any]) -> tuple[f
     return 1000 * work[0] / rate, 1000 * work[1] / rate
 
 
+def floor_of(
+    rung: RungResult | Twin,
+    machine: Mapping[str, Any],
+    workload: Mapping[str, Any],
+    least: tuple[float, float] | None,
+) -> tuple[float, float] | None:
+    """Return the floor of a rung: `least`, that of the workload, unless the rung trains a changed model."""
+    changed = rung.variant.workload if isinstance(rung, RungResult) and rung.variant else None
+    return floor_ms(machine, {**workload, **changed}) if changed else least
+
+
 def peak(machine: Mapping[str, Any]) -> float:
     """Highest TFLOP/s of the machine's GPU, or of its CPU where that was measured."""
     if machine.get("device") == "cpu":
@@ -80,15 +91,18 @@ def flops(workload: Workload) -> tuple[float, float]:
 def _macs(workload: Workload) -> tuple[float, float, float]:
     """Multiply-adds of one image forward through G's and D's convolutions, and through D's first.
 
-    What changes the resolution counts at the lower one: nine taps a pixel there, whatever the spelling.
+    What changes the resolution counts at the lower one: nine taps a pixel there, whatever the spelling. Cheaper
+    convolutions count as their 1x1 part, and a layer that a block lacks does not count.
     """
-    g, d = 9 * 16 * workload.fmaps(4) ** 2, 9 * 16 * workload.fmaps(4) * (workload.fmaps(4) + 1)
+    full = getattr(workload, "convolution", "full") == "full"
+    taps, plain = 9 if full else 1, getattr(workload, "block_layers", 2) - 1
+    g, d = taps * 16 * workload.fmaps(4) ** 2, 9 * 16 * workload.fmaps(4) * (workload.fmaps(4) + 1)
     for resolution in workload.resolutions[1:]:
         low, pixels = workload.fmaps(resolution // 2), resolution**2
         high = workload.fmaps(resolution)
-        resampling = 9 * low * high * pixels / 4
-        g += resampling + 9 * high * high * pixels
-        d += resampling + 9 * high * high * pixels + low * high * pixels / 4
+        resampling = taps * low * high * pixels / 4
+        g += resampling + plain * taps * high * high * pixels
+        d += resampling + plain * taps * high * high * pixels + low * high * pixels / 4
     first = 3 * workload.fmaps(workload.resolution) * workload.resolution**2
     return g, d + first, first
 

@@ -47,11 +47,11 @@ def new_result(
 
     `code` is where the measured packages come from, if not from here; `images` which images of a user's they are.
     """
-    rungs = [new_rung(p.name, p.title, p.recipe, p.article_ms, p.skipped) for p in planned]
+    rungs = [new_rung(p.name, p.title, p.recipe, p.article_ms, p.skipped) | _variant(p) for p in planned]
     data = None if workload.get("data") is None else data_source or "user-images"
     trained = {"name": workload_name, **workload, "data": data}
     return {
-        **header(None, facts, trained, images=images, code=code),
+        **header(None, facts, trained, images=images, code=code, also=_patches(planned)),
         "ladder": {"name": ladder.name, "title": ladder.title, "rungs": [p.name for p in planned]}
         | _digest(ladder),
         "protocol": {},
@@ -59,6 +59,18 @@ def new_result(
         "rungs": rungs,
         "twins": [],
     }
+
+
+def _variant(planned: Any) -> Plain:
+    """Return what a record keeps of an entry's variant, if it has one."""
+    variant = getattr(planned, "variant", None)
+    return {"variant": variant.stored()} if variant else {}
+
+
+def _patches(planned: Sequence[Any]) -> tuple[str, ...]:
+    """Return the modules that patch the steps of a study's entries."""
+    variants = [getattr(each, "variant", None) for each in planned]
+    return tuple(sorted({f"studies/{each.study}/variant" for each in variants if each}))
 
 
 def _digest(ladder: Any) -> dict[str, str]:
@@ -213,7 +225,7 @@ def void_memory(seen: dict[str, Any]) -> str | None:
 def new_path(out: Path, result: dict[str, Any]) -> Path:
     """The file of a new result, with a number where one of that name is there already (two runs in one second)."""
     path, mode = results.path_for(Path(out), result), result["protocol"]["mode"]
-    if mode != "cumulative":
+    if mode not in ("cumulative", result["ladder"]["name"]):
         head, time_ = path.stem.rsplit("-", 1)
         path = path.with_stem(f"{head}-{mode}-{time_}")
     return results.unused(path)

@@ -72,7 +72,9 @@ class Protocol:
     notes: list[str] = needed(v.NOTES)
     settle_s: float | Absent = optional(v.SECONDS)
     settle_cycles: int | Absent = optional(v.COUNT)
-    mode: str | Absent = optional(one_of("cumulative", "solo", "leave-one-out"))
+    mode: str | Absent = optional(
+        one_of("cumulative", "solo", "leave-one-out", "mistakes", "levers", "recipe")
+    )
     fixed: bool | Absent = optional(v.FLAG)
     budget_s: float | Absent | None = optional(v.SECONDS)
 
@@ -103,6 +105,8 @@ class Inspection:
     gpu_busy_ms: float | Absent | None = optional(number(0, 1e8))
     kernels_per_step: float | Absent | None = optional(number(0, 1e7))
     peak_reserved_bytes: int | Absent | None = optional(v.BYTES)  # of the inspector, once it was prepared
+    flops: float | Absent = optional(v.AMOUNT)  # of an average step
+    parameters: int | Absent = optional(number(0, 1e12, whole=True))  # of both networks
 
 
 @record
@@ -216,6 +220,15 @@ class Twin:
 
 
 @record
+class Variant:
+    """What an entry of `mistakes` or `levers` changes beside its recipe (`ladder.plan.variants`)."""
+
+    exempt: str | None = needed(v.TEXT)  # why parity is not judged
+    updates: int = needed(number(1, 100, whole=True))  # of D for each update of G
+    workload: Plain = needed(mapping(v.IDENTIFIER, v.SCALAR, 16))
+
+
+@record
 class RungResult:
     """What was measured of one rung: its rounds, and every number that is derived from them."""
 
@@ -262,6 +275,12 @@ class RungResult:
     receipts: dict[str, Receipt] | Absent | None = optional(mapping(v.PART, rule_of(Receipt), 64))
     parity: Parity | Absent | None = optional(rule_of(Parity))
     elsewhere: list[str] | Absent = optional(v.NOTES)  # what other runs that were merged say of it
+    variant: Variant | Absent = optional(rule_of(Variant))
+
+    @property
+    def updates(self) -> int:
+        """Return the updates of D, and batches of real images, in a step."""
+        return self.variant.updates if self.variant else 1
 
 
 @record

@@ -23,7 +23,7 @@ from ladder.receipts import Receipt, judge, launched, taken
 
 title = "fused filter"
 change = {"fused_filter": True}
-needs = ("cuda", "triton")
+needs = ("cuda", "triton", "no_clamp")
 
 LEAST = 0.25  # of all activations: the share of a discriminator of a single block; others have more
 

@@ -22,7 +22,7 @@ from ladder.receipts import Receipt, judge, launched
 
 title = "fused modulation"
 change = {"fused_modulation": True}
-needs = ("cuda", "triton", "demodulation")
+needs = ("cuda", "triton", "demodulation", "no_clamp")
 
 
 def receipt(seen: dict) -> Receipt:

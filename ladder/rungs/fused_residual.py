@@ -22,7 +22,7 @@ from ladder.receipts import Receipt, gone, judge, launched, taken
 
 title = "fused residual sums"
 change = {"fused_residual": True}
-needs = ("cuda", "triton")
+needs = ("cuda", "triton", "no_clamp")
 
 
 def receipt(seen: dict) -> Receipt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, cast
 
@@ -14,6 +15,7 @@ from ladder.base.errors import UserError, one_line
 from ladder.base.files import replacing
 from ladder.base.plain import Fields
 from ladder.training import losslog, mishaps
+from stylegan_lite.config import ConfigError, Workload
 
 if TYPE_CHECKING:
     from stylegan_lite.step import TrainingStep
@@ -56,8 +58,8 @@ class Images(TypedDict):
     count: int
 
 
-class Content(TypedDict):
-    """The content of a checkpoint file."""
+class _Content(TypedDict):
+    """The parts that every checkpoint file has."""
 
     format: str
     workload: Fields
@@ -71,6 +73,15 @@ class Content(TypedDict):
     state: State
 
 
+class Content(_Content, total=False):
+    """The content of a checkpoint file. ``kept`` holds buffers of NVIDIA's networks that ours lack, by network."""
+
+    kept: dict[str, Tensors]
+
+
+NO_IMAGES: Images = {"source": "ladder convert", "count": 0}  # of a checkpoint that was converted
+
+
 def save(
     path: Path,
     step: TrainingStep,
@@ -81,6 +92,7 @@ def save(
     run: str,
     unwritten: list[losslog.Unwritten],
     state: State | None = None,
+    kept: dict[str, Tensors] | None = None,
 ) -> None:
     """Write the whole state of a training, or leave the old file as it is.
 
@@ -91,6 +103,7 @@ def save(
         run: the name of this training (``new_run``).
         unwritten: steps without a whole line in the loss log (``losslog.LossLog.unwritten``).
         state: the state of the step, or None for the current state.
+        kept: buffers of NVIDIA's networks, if the training began with such.
 
     Raises:
         UserError: the file cannot be written, for example on a full disk. The earlier checkpoint stays.
@@ -107,6 +120,13 @@ def save(
         "log": unwritten,
         "state": state_of(step) if state is None else state,
     }
+    if kept:
+        content["kept"] = kept
+    write(path, content)
+
+
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    """Write tensors and plain data as one file, whole or not at all. Raises UserError."""
     try:
         with replacing(path) as temporary, open(temporary, "wb") as file:
             _write(content, file)
@@ -124,7 +144,7 @@ def new_run() -> str:
     return secrets.token_hex(8)
 
 
-def _write(content: Content, file: BinaryIO) -> None:
+def _write(content: Mapping[str, Any], file: BinaryIO) -> None:
     """Write with torch, and raise the system's own error.
 
     On a full disk, torch itself only says "unexpected pos".
@@ -177,7 +197,36 @@ def load(path: Path) -> Content:
         raise UserError(f"{path}: damaged checkpoint: run or log is of a wrong type")
     if not isinstance(content["state"].get("count"), int):
         raise UserError(f"{path}: damaged checkpoint: it does not know its step")
+    if not _are_tensors(content.get("kept", {})):
+        raise UserError(f"{path}: damaged checkpoint: kept is of a wrong type")
     return cast(Content, content)
+
+
+def _are_tensors(kept: object) -> bool:
+    """Return whether `kept` holds tensors by network and name."""
+    return isinstance(kept, dict) and all(
+        isinstance(each, dict) and all(isinstance(value, Tensor) for value in each.values())
+        for each in kept.values()
+    )
+
+
+def is_converted(content: Content) -> bool:
+    """Return whether `ladder convert` made the checkpoint, so that there is no training to resume."""
+    return content["images"] == NO_IMAGES
+
+
+def refuse_converted(path: Path, content: Content) -> None:
+    """Refuse to resume a checkpoint that holds no training. Raises UserError."""
+    if is_converted(content):
+        raise UserError(f"{path}: is converted and has no training to go on with: give --from {path}")
+
+
+def workload_of(path: Path, content: Content) -> Workload:
+    """Return the workload of a checkpoint, without images. Raises UserError."""
+    try:
+        return Workload.from_dict({**content["workload"], "data": None}, where=f"{path}: workload")
+    except ConfigError as error:
+        raise UserError(f"damaged checkpoint, or one of another version: {error}") from None
 
 
 def refuse_other(path: Path, content: Content, workload: Fields, images: Images, device: str) -> None:
@@ -188,8 +237,8 @@ def refuse_other(path: Path, content: Content, workload: Fields, images: Images,
     Raises:
         UserError: the checkpoint does not fit.
     """
-    for key, here in workload.items():
-        held = content["workload"].get(key)
+    for key in workload | content["workload"]:  # a field at its default may be left out in either
+        here, held = workload.get(key), content["workload"].get(key)
         if key != "data" and held != here:
             raise UserError(f"{path}: checkpoint of another workload: {key} is {held!r} there, {here!r} here")
     if content["images"] != images:

@@ -23,11 +23,14 @@ def refuse_occupied(out: Path) -> None:
     path = out / CHECKPOINT
     if path.exists():
         try:
-            step = checkpoint.load(path)["state"]["count"]
+            content = checkpoint.load(path)
         except UserError as error:
             raise UserError(
                 f"{out}: holds a training run that cannot go on ({error}): give another --out"
             ) from None
+        if checkpoint.is_converted(content):
+            raise UserError(f"{out}: holds a converted checkpoint: give another --out, and --from {path}")
+        step = content["state"]["count"]
         raise UserError(
             f"{out}: holds a training run: go on with --resume {path} (it is at step {step}: give --steps above"
             " that) or give another --out"

@@ -61,10 +61,10 @@ def _draw(step: TrainingStep, z: Tensor, generator: torch.Generator, truncation:
     return image.float()
 
 
-def write_grid(images: Tensor, columns: int, path: Path) -> None:
+def write_grid(images: Tensor, columns: int, path: Path, *, enlarge: bool = True) -> None:
     """Write images [N, 3, R, R] in [-1, 1] as one PNG, the whole file or nothing.
 
-    N is a multiple of ``columns``.
+    N is a multiple of ``columns``. ``enlarge`` draws small images larger.
     """
     count, _, height, width = images.shape
     pixels = (images.float() * 127.5 + 127.5).round().clamp(0, 255).to(torch.uint8).numpy()
@@ -74,7 +74,7 @@ def write_grid(images: Tensor, columns: int, path: Path) -> None:
             count // columns * height, columns * width, 3
         )
     )
-    zoom = max(1, TILE // width)
+    zoom = max(1, TILE // width) if enlarge else 1
     sheet = sheet.resize((sheet.width * zoom, sheet.height * zoom), Image.Resampling.NEAREST)
     with replacing(path) as temporary:
         sheet.save(temporary, "PNG")

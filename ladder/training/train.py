@@ -27,6 +27,7 @@ from ladder.images.prepare import ImageSet
 from ladder.training import checkpoint, grid, losslog, mishaps
 from ladder.training import folder as trainingfolder
 from ladder.training.losslog import Diverged, LossLog, Row
+from ladder.training.origin import FRESH, Origin
 from stylegan_lite.config import ConfigError
 from stylegan_lite.step import PHASES, TrainingStep
 
@@ -67,6 +68,7 @@ def train(
     device: str,
     seed: int = 0,
     resume: Path | None = None,
+    origin: Origin | None = None,
     sample_every: int = 250,
     log_every: int = 16,
     checkpoint_every: int | None = None,
@@ -82,6 +84,7 @@ def train(
         steps: the last step, also when resuming: 500, then 1000 with ``resume``, equals 1000 at once.
         seed: seed of weights, latents and data order. A resumed run keeps its own.
         resume: a checkpoint. Log lines in ``out`` after its step are removed.
+        origin: networks to begin with, in place of random ones; not with ``resume``.
         sample_every, log_every, checkpoint_every: steps between outputs. Grid and checkpoint are also written at the
             end. By default every grid comes with a checkpoint.
         truncation: truncation of the sample grids; 1 is none.
@@ -97,6 +100,8 @@ def train(
     """
     out, resume = Path(out), None if resume is None else Path(resume)
     with locks.folder_lock(out):
+        if origin is not None:
+            origin.refuse_other(workload)
         content = _open(out, resume, workload, images, device, steps)
         if content is not None:
             seed = content["seed"]
@@ -122,6 +127,10 @@ def train(
             run = _Run(step, out, images, seed, name, log, truncation, tell)
             if content is not None:
                 run.restore(resume, content)
+            if origin is not None:
+                origin.load_into(step)
+                run.kept = origin.content.get("kept")
+                tell({"event": "note", "text": FRESH.format(origin.path)})
             tell({"event": "start", "step": step.count, "steps": steps})
             return run.to(steps, sample_every, checkpoint_every or sample_every)
         except (UserError, ConfigError, Diverged):
@@ -169,6 +178,7 @@ def _open(
         trainingfolder.refuse_occupied(out)
         return None
     content = checkpoint.load(resume)
+    checkpoint.refuse_converted(resume, content)
     full = stylegan_lite.Workload.from_dict({**workload, "data": None}).to_dict()
     checkpoint.refuse_other(resume, content, full, _identity(images), device)
     if content["state"]["count"] >= steps:
@@ -197,11 +207,13 @@ class _Run:
     started: float = 0.0
     saved: int | None = None  # the step of the checkpoint on disk
     full: bool = False  # whether the disk has refused a checkpoint
+    kept: dict[str, checkpoint.Tensors] | None = None  # buffers of NVIDIA's networks
     copy: checkpoint.Copy = field(default_factory=checkpoint.Copy)
 
     def restore(self, path: Path, content: checkpoint.Content) -> None:
         checkpoint.restore(path, content, self.step)
         self.before = content["seconds"]
+        self.kept = content.get("kept")
         self.saved = self.step.count if path.resolve() == (self.out / "checkpoint.pt").resolve() else None
         self.log.take_up(content["log"])
         if content["recipe"] != self.step.recipe.to_dict():
@@ -330,7 +342,7 @@ class _Run:
         try:
             checkpoint.save(
                 path, self.step, seed=self.seed, seconds=seconds, images=_identity(self.images), run=self.name,
-                unwritten=unwritten, state=state,
+                unwritten=unwritten, state=state, kept=self.kept,
             )  # fmt: skip
         except UserError:
             self.full = True

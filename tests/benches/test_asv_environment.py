@@ -233,6 +233,7 @@ def _configured(key: str):
     return json.loads(re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE))[key]
 
 
+@pytest.mark.exhaustive  # pip and two environments; the configuration is tested below
 @pytest.mark.slow
 def test_managed_environments_have_a_torch_each(history, wheels):
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}

@@ -119,6 +119,7 @@ def test_a_range_that_git_does_not_know_is_one_line(history):
     refused(asv(history, "run", "none..v2"), "commits 'none..v2'", "none")
 
 
+@pytest.mark.exhaustive
 def test_a_worktree_a_submodule_and_a_read_only_home_are_measured_like_any_clone(history, tmp_path):
     """Each has a `.git` that is a file. Without HOME git has no settings of the user."""
     worktree, outer = tmp_path / "worktree", tmp_path / "outer"
@@ -137,6 +138,7 @@ def test_a_worktree_a_submodule_and_a_read_only_home_are_measured_like_any_clone
         home.chmod(0o755)
 
 
+@pytest.mark.exhaustive
 def test_publishing_from_a_shallow_clone_says_what_is_not_drawn(history, tmp_path):
     (tmp_path / "both").write_text("v2\nv6")
     ok(asv(history, "run", f"HASHFILE:{tmp_path / 'both'}"))

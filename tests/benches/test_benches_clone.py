@@ -30,25 +30,25 @@ def test_a_fresh_clone_measures_its_commits_and_its_dirty_tree(clone):
     (clone / "ladder" / "__init__.py").write_text("raise SystemExit('the wrong ladder')")
     old = commit_all(clone, "old")
     (clone / "ladder" / "__init__.py").write_text(good)
-    set_toy(clone, 0.16)
+    set_toy(clone, 0.08)
     new = commit_all(clone, "new")
 
     run = run_asv(clone, "run", *BASELINE_ONLY)  # no question, no terminal, no branch called main
     assert run.returncode == 0, run.stdout + run.stderr
     assert set(step_times(clone)) == {new}
-    assert step_times(clone)[new] >= 0.01
+    assert step_times(clone)[new] >= 0.005
 
     run = run_asv(clone, "run", "ALL", "--skip-existing-commits", *BASELINE_ONLY)
     assert run.returncode == 0, run.stdout + run.stderr
     times = step_times(clone)
     assert set(times) == {old, new}
-    assert 0.01 / 16 <= times[old] < 0.01  # the old commit's model, the working tree's clock
+    assert 0.01 / 16 <= times[old] < 0.005  # the old commit's model, the working tree's clock
 
-    set_toy(clone, 0.64)
+    set_toy(clone, 0.16)
     run = run_asv(clone, "run", "--python=same", *BASELINE_ONLY)
     assert run.returncode == 0, run.stdout + run.stderr
     assert set(step_times(clone)) == {old, new, new + "dirty"}
-    assert step_times(clone)[new + "dirty"] >= 0.04 and step_times(clone)[new] == times[new]
+    assert step_times(clone)[new + "dirty"] >= 0.01 and step_times(clone)[new] == times[new]
 
     # The record is the hardware's and kept here; other projects' is untouched; nothing of this machine leaks.
     (record,) = (clone / "results" / "asv").glob("*/machine.json")

@@ -11,6 +11,7 @@ from PIL import Image
 
 from ladder.base import text
 from ladder.cli import kernels as cli_kernels
+from ladder.cli import main
 from ladder.engine import run as measure
 from ladder.images import prepare as images
 from ladder.machine import system
@@ -40,6 +41,13 @@ def test_help_comes_with_examples_and_without_torch():
             [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True
         )
         assert run.returncode == 0 and run.stderr.strip() == "[]"
+
+
+def test_help_shows_each_command_once_below_a_question():
+    lines = call("--help").output.splitlines()
+    shown = [line.split()[0] for line in lines if line.startswith("  ") and not line.startswith("   ")]
+    assert {name: shown.count(name) for name in main.main.commands} == dict.fromkeys(main.main.commands, 1)
+    assert "Measure:" in lines and "Decide:" in lines
 
 
 def test_list_names_everything_in_a_line_each():

@@ -1,6 +1,7 @@
 """The gain of a rung as `ladder list` and `ladder show` tell it: by both clocks where a result has both."""
 
 from ladder.cli import listing
+from ladder.plan import catalog
 from tests.support import made_up, two_clocks, typed
 
 
@@ -18,6 +19,16 @@ def test_both_clocks_are_told_where_both_are_known():
 def test_too_few_generations_are_no_answer():
     short, long = told(two_clocks.run(2), "bf16")
     assert short == "GPU 1.26x?, step 1.05x?" and long.count("too few generations") == 2
+
+
+def test_the_prediction_is_the_articles_over_the_same_rung_or_the_rungs_own_words():
+    made = typed.typed(two_clocks.run())
+    assert (
+        listing._predicted("bf16", made) == "1.68x by the article (265 -> 158 ms/step, channels_last -> bf16)"
+    )
+    rung = catalog.load_rung("fused_rgb")
+    assert listing._predicted("fused_rgb", made) == f"no number in the article; {rung.summary}"
+    assert listing._predicted("baseline", made).startswith("no number in the article; ")
 
 
 def test_an_older_result_has_the_step_alone():

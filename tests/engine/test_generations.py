@@ -19,8 +19,11 @@ from ladder.engine.pool import Worker, WorkerFailure
 from ladder.engine.rounds import Interleaved
 from ladder.engine.visit import Visits
 from ladder.machine import system
+from tests.support import servers
 from tests.support.fake_runs import FAKE, WORKLOAD, Ladder, Planned, alive, by_name, run, stored
 
+kept_servers = servers.kept_servers
+pytestmark = pytest.mark.usefixtures("kept_servers")
 GIB = 2**30
 Calls = list[tuple[str, str, int, int]]
 
@@ -45,7 +48,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
         if do not in ("prepare", "cycle"):
             return real(worker, do, **fields)
         begin = tick()
-        time.sleep(0.05)
+        time.sleep(0.05 if do == "prepare" else 0.01)
         first = (worker.named, do) not in [each[:2] for each in made]
         try:
             if first and (worker.named, do) in (("once", "prepare"), ("later", "cycle")):
@@ -233,11 +236,11 @@ def test_an_interrupt_keeps_whole_generations_and_the_run_is_taken_up(
         if self.accepted.get("a"):
             workers.append(found.worker.pid)
             if len(workers) == 1:
-                threading.Timer(0.2, os.kill, (os.getpid(), sign)).start()
+                threading.Timer(0.05, os.kill, (os.getpid(), sign)).start()
         return found
 
     monkeypatch.setattr(Interleaved, "_prepare", interrupted)
-    rungs = {name: {"prepare": 0.5} for name in "abc"}
+    rungs = {name: {"prepare": 0.1} for name in "abc"}
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it may be ignored
     try:
         result = run(tmp_path, rungs, rounds=2)

@@ -18,9 +18,12 @@ from ladder.engine.pool import Pool, Worker, WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.results import code_digest, schema
 from ladder.results import store as results
+from tests.support import servers
 from tests.support.fake_runs import by_name, run, stored
 
 OK = {"verdict": "ok", "reason": None, "problems": [], "phases": {}}
+kept_servers = servers.kept_servers
+pytestmark = pytest.mark.usefixtures("kept_servers")
 WRONG = {
     "verdict": "failed: parity",
     "reason": "D_r1 gradient: error 1, budget 0.02",
@@ -266,7 +269,7 @@ def lanes(monkeypatch: pytest.MonkeyPatch, asked: list) -> dict[str, Any]:
             if do == "trace":
                 seen["beside a trace"] = max(seen["beside a trace"], seen["at work"] - 1)
         try:
-            time.sleep(0.05)
+            time.sleep(0.03)
             if (do, worker.recipe["name"]) == ("parity", "big") and seen["calls"].count(
                 ("big", "parity")
             ) == 1:

@@ -1,12 +1,14 @@
 """Inside the worker: when a step time stands still, how long a GPU was busy, what kind of failure it was."""
 
 import sys
+import time
 import types
 
 import pytest
 
 from ladder.engine import asides, capturing, timed_rung
 from ladder.engine.asides import is_settled
+from ladder.engine.channel import Nobody
 from ladder.engine.timed_rung import Invalid, NoContract, Rung
 from ladder.engine.worker import failure
 from tests.support.small import LEAST
@@ -40,6 +42,39 @@ def test_the_lead_in_goes_on_until_the_time_stands_still(monkeypatch: pytest.Mon
         left = iter(times)
         monkeypatch.setattr(rung, "timed_cycle", lambda left=left: (float(next(left)), None))
         assert rung.lead_in(limit_s, limit_cycles) == expected
+
+
+class Loading:
+    """A step of 1 ms whose loader needs 80 ms for a batch, and holds 33 ready while nobody trains."""
+
+    data_capacity = 33
+
+    def __init__(self) -> None:
+        self.now, self.count, self.ready, self.trained = 0.0, 0, self.data_capacity, 0
+        self.feed = types.SimpleNamespace(next=self.take)
+
+    def take(self) -> None:
+        self.now += 0.0 if self.ready else 0.08
+        self.ready = max(0, self.ready - 1)
+
+    def step(self) -> None:
+        self.take()
+        self.now, self.count, self.trained = self.now + 0.001, self.count + 1, self.trained + 1
+
+    def cycle(self, lazy: bool = True) -> None:
+        for _ in range(16):
+            self.step()
+
+
+def test_a_timed_cycle_goes_at_the_loader_s_rate_whatever_it_held_ready(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rung = Rung(None, Nobody())
+    rung.step = step = Loading()
+    monkeypatch.setattr(time, "perf_counter", lambda: step.now)
+    (sample,) = rung.do_cycle()["samples_s"]
+    assert sample == pytest.approx(0.081)
+    assert step.trained <= 16 + 2  # what was held ready is taken, not trained on
 
 
 class Stepping:

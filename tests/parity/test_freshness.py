@@ -231,6 +231,7 @@ def _decode(files, mode, device):
     return [torch.from_numpy(image.copy()).permute(2, 0, 1) for image in images]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("flips", [True, False])
 @pytest.mark.parametrize("files", [True, False], ids=["files", "random"])
 @pytest.mark.parametrize("loader", LOADERS)
@@ -298,6 +299,7 @@ def next_one_too_early(step):
     step.feed.prefetch = early
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("loader", ["cached, workers", "prefetch stream"])
 @pytest.mark.parametrize(
     "plant", [each_twice, one_is_new, two_in_turn, to_the_left, a_step_too_dark, without_flips]

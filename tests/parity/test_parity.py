@@ -81,7 +81,11 @@ def test_rungs_that_need_no_gpu_agree_with_the_reference(norm, first, cache):
 
 @pytest.mark.parametrize(
     ("norm", "below"),
-    [("demod", {}), pytest.param("demod", BF16, marks=pytest.mark.exhaustive), ("instance", BF16)],
+    [
+        pytest.param("demod", {}, marks=pytest.mark.exhaustive),
+        pytest.param("demod", BF16, marks=pytest.mark.exhaustive),
+        ("instance", BF16),
+    ],
     ids=["fp32", "bf16", "bf16-instance"],
 )
 def test_triton_rungs_agree_with_the_reference(norm, below, cache, rounding):

@@ -293,6 +293,8 @@ def test_show_ends_with_the_largest_changes(stored: Path) -> None:
         "Parts:  elementwise 9.10 -> 0.01 ms; fused: activation and bias 0.00 -> 2.20 ms; reductions 0.13 -> 0.00 ms"
     )
     assert lines[-1].startswith("        (GPU work of a step, data_loading -> fused_act: ")
+    assert lines[-5] == "Predicted: 1.08x by the article (112 -> 104 ms/step, data_loading -> fused_act)"
+    assert lines[-4].startswith("Here:   61.30 ms/step; GPU 1.11x vs previous")
     assert "Parts:" not in succeed("show", "bf16").stdout
     written(stored / "nvidia-h200" / "noise.json", run(set_to_none=BEFORE, cuda_graphs=AFTER))
     assert "Parts:" not in succeed("show", "cuda_graphs").stdout

@@ -1,6 +1,7 @@
 """Table, Markdown and CSV: what a reader must find, and what a stranger's text must not do."""
 
 import csv
+import functools
 import io
 import json
 
@@ -188,8 +189,9 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
     assert (tmp_path / "file").read_text() == "old"
 
 
-def test_committed_tables_are_what_the_report_of_a_committed_result_says():
+def test_committed_tables_are_what_the_report_of_a_committed_result_says(monkeypatch):
     """Else `ladder report RESULT --markdown ... --csv ... --chart ...` writes them again."""
+    monkeypatch.setattr(results, "load", functools.cache(results.load))  # each report looks at its neighbours
     tables = [path for path in committed.folder("results/charts").iterdir() if path.suffix in (".md", ".csv")]
     stored = sorted(committed.folder("results/ladder").glob("*/*.json"), key=lambda path: path.name)
     seen = set()
@@ -302,7 +304,7 @@ def test_the_advice_comes_from_leaving_the_rung_out_at_the_top(tmp_path, capsys)
 
 def test_a_narrow_terminal_keeps_the_verdict():
     shown = view(made_up.judged_run())
-    columns = report._columns(shown)
+    columns = report.columns_of(shown)
     for width in (240, 120, 90):
         kept = [heading for heading, _ in report._fitting(columns, shown, width)]
         assert {"ms/step", "vs previous", "verdict", "total"} <= set(kept)

@@ -60,6 +60,7 @@ def batches(loader, count=5):  # crosses two epochs of two whole batches
         loader.close()
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     "recipe",
     [

@@ -217,7 +217,7 @@ def breaking(graph, inputs, mode):
     )
 
 
-@pytest.mark.parametrize("compiler", [broken, breaking])
+@pytest.mark.parametrize("compiler", [broken, pytest.param(breaking, marks=pytest.mark.exhaustive)])
 def test_what_cannot_be_compiled_runs_as_it_is_and_says_so(compiler, monkeypatch, refused):
     monkeypatch.setattr(compiled, "inductor", compiler)
     step = prepared(DEFAULT)

@@ -30,7 +30,9 @@ def on_cpu(monkeypatch):
         yield
 
 
-@pytest.mark.parametrize("layout", [{}, LAST], ids=["nchw", "nhwc"])
+@pytest.mark.parametrize(
+    "layout", [pytest.param({}, marks=pytest.mark.exhaustive), LAST], ids=["nchw", "nhwc"]
+)
 def test_every_phase_computes_what_plain_pytorch_does(layout, on_cpu):
     """Path length differentiates twice; in float64, so that only rounding may differ."""
     found = [every_phase(small({"precision": "fp64"} | layout | how, **TINY)) for how in (layout, CUDA)]
@@ -44,7 +46,9 @@ def test_all_phases_agree_with_the_reference_in_bf16(on_cpu, references):
     assert found["verdict"] == "ok", found["problems"]
 
 
-@pytest.mark.parametrize("layout", [{}, LAST], ids=["nchw", "nhwc"])
+@pytest.mark.parametrize(
+    "layout", [pytest.param({}, marks=pytest.mark.exhaustive), LAST], ids=["nchw", "nhwc"]
+)
 def test_the_receipt_sees_the_kernels_and_the_flag(layout, on_cpu, refused):
     seen = gathered(small(CUDA | layout, **TINY))
     assert_engaged(seen, ["cuda_norm", "fused_norm", "fused_act"])

@@ -51,7 +51,7 @@ def two_ops_up(x, taps, bias, *, padding, filter_gain, **more):
 @pytest.mark.parametrize(
     "how",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.exhaustive),
         pytest.param({"modconv": "grouped"}, marks=pytest.mark.exhaustive),
         pytest.param({"norm": "instance"}, marks=pytest.mark.exhaustive),
         LAST | {"fused_norm": True, "conv": "double_backward"},

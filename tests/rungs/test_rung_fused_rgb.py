@@ -71,7 +71,7 @@ def seen_of(recipe: dict, **workload: str) -> dict:
     return gathered(make_step(LEAST | workload, recipe, device="cpu"))
 
 
-@pytest.mark.parametrize("norm", ["demod", "instance"])
+@pytest.mark.parametrize("norm", ["demod", pytest.param("instance", marks=pytest.mark.exhaustive)])
 def test_the_receipt_is_earned_and_the_rungs_below_keep_theirs(norm):
     """With instance norm nothing but toRGB is modulated, so `fused_norm` has no launch of its own left to show."""
     recipe = FUSED | RGB | {"precision": "bf16"}

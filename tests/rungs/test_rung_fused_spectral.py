@@ -149,7 +149,7 @@ def test_every_phase_computes_the_same_with_the_kernels(recipe):
     "recipe",
     [
         pytest.param({}, marks=pytest.mark.exhaustive),
-        {"channels_last": True, "precision": "bf16"},
+        pytest.param({"channels_last": True, "precision": "bf16"}, marks=pytest.mark.exhaustive),
         pytest.param(
             {"joint_batch": True, "channels_last": True} | LEAN | FUSED, marks=pytest.mark.exhaustive
         ),
@@ -251,6 +251,7 @@ def test_the_whole_agrees_and_is_engaged_on_the_gpu(recipe, references):
     assert issued.engaged, issued.lines
 
 
+@pytest.mark.exhaustive
 def test_compiled_phases_normalize_in_plain_pytorch_and_compute_the_same(monkeypatch):
     """torch.compile sees a division and two products a layer; the kernels are left to the lazy phases."""
     monkeypatch.setattr("stylegan_lite.compiled.inductor", lambda graph, inputs, mode: graph)

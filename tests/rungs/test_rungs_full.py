@@ -45,7 +45,16 @@ def test_switches_of_cuda_s_libraries_are_refused_on_the_cpu(values):
         small(values)
 
 
-@pytest.mark.parametrize("recipe", [OURS, BF16 | OURS, FUSED_ADAM, BF16 | OURS | FUSED_ADAM], ids=str)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        OURS,
+        pytest.param(BF16 | OURS, marks=pytest.mark.exhaustive),
+        pytest.param(FUSED_ADAM, marks=pytest.mark.exhaustive),
+        BF16 | OURS | FUSED_ADAM,
+    ],
+    ids=str,
+)
 def test_rungs_agree_with_the_reference(recipe, references):
     found = checked(small(recipe, resolution=8), references)
     assert found["verdict"] == "ok", found["problems"]

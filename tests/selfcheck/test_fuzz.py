@@ -43,30 +43,31 @@ def findings(seen: fuzz.Fuzz) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "files"),
+    ("kind", "count", "files"),
     [
-        ("results", {"run", "asv's results", "asv's machine", "our note beside asv's", *OTHERS}),
-        ("yaml", {"workload", "ladder", "recipe"}),
+        ("results", 300, {"run", "asv's results", "asv's machine", "our note beside asv's", *OTHERS}),
+        ("yaml", 100, {"workload", "ladder", "recipe"}),
     ],
 )
 def test_hundreds_of_damaged_files_bring_no_exception_no_write_and_no_delay(
-    kind: str, files: set[str]
+    kind: str, count: int, files: set[str]
 ) -> None:
-    seen = fuzz.run(kind, 300, seed=7)
+    seen = fuzz.run(kind, count, seed=7)
     rows = list(seen.rows.values())
     assert findings(seen) == [] and files <= {row.file for row in rows}
-    assert sum(row.count for row in rows) == 300 == sum(row.accepted + row.refused for row in rows)
+    assert sum(row.count for row in rows) == count == sum(row.accepted + row.refused for row in rows)
     assert sum(row.accepted for row in rows) > 10  # some damage leaves a file that could be genuine
 
 
-def test_what_is_damaged_is_accepted_as_long_as_it_is_whole(tmp_path: Path) -> None:
+@pytest.mark.parametrize("most", [2, pytest.param(None, marks=pytest.mark.exhaustive)])
+def test_what_is_damaged_is_accepted_as_long_as_it_is_whole(tmp_path: Path, most: int | None) -> None:
     """Else all that is tried of a kind is one refusal, again and again."""
     among = [target for target in fuzztargets.targets() if target.kind == "results"]
     assert OTHERS <= {target.name for target in among}
     seen = fuzz.Fuzz(tmp_path)
     seen.lay_out(among)
     for target in among:
-        for base in {*target.bases}:
+        for base in {*target.bases[:most]}:
             (tmp_path / "in" / target.place).write_bytes(base)
             assert target.read(tmp_path / "in" / target.place, tmp_path / "out") == "accepted", target.name
 

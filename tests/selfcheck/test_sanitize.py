@@ -102,15 +102,13 @@ def test_where_it_cannot_run_it_says_so_in_one_line(tmp_path):
     there.mkdir()
     (there / "compute-sanitizer").write_text("#!/bin/sh\n")
     (there / "compute-sanitizer").chmod(0o755)
-    commands = [["--out", str(tmp_path / "out")], ["--prepare"], ["--launch", "adam"]]
-    for path, asked in ((nothing, commands), (there, commands[:1])):  # and no GPU
-        env = {"PATH": str(path), "CUDA_HOME": str(path), "CUDA_VISIBLE_DEVICES": ""}
-        for end in programs.run(*(["ladder.selfcheck.sanitize", *options] for options in asked), **env):
-            said = [
-                line for line in end.stderr.splitlines() if not line.startswith("asking torch")
-            ]  # if slow
-            assert end.returncode == 2 and len(said) == 1 and said[0].startswith("sanitize: ")
-            assert "Traceback" not in end.stdout
+    asked = [["--out", str(tmp_path / "out")], ["--prepare"], ["--launch", "adam"]]
+    commands = [[f"PATH={nothing}", "ladder.selfcheck.sanitize", *options] for options in asked]
+    commands.append([f"PATH={there}", "ladder.selfcheck.sanitize", *asked[0]])  # and no GPU
+    for end in programs.run(*commands, CUDA_HOME=str(nothing), CUDA_VISIBLE_DEVICES=""):
+        said = [line for line in end.stderr.splitlines() if not line.startswith("asking torch")]  # if slow
+        assert end.returncode == 2 and len(said) == 1 and said[0].startswith("sanitize: ")
+        assert "Traceback" not in end.stdout
     assert not (tmp_path / "out").exists()
 
 

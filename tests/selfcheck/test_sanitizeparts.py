@@ -193,6 +193,7 @@ def test_what_the_program_that_compiles_says(tmp_path, monkeypatch, program, wan
 # ---- signals -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("hanging", ["to_rgb", "all"])
 def test_a_signal_keeps_what_is_finished(fake, sign, hanging):

@@ -19,9 +19,12 @@ from ladder.selfcheck.selftest.on_gpu import Group, SelfTest
 from stylegan_lite import make_step
 from stylegan_lite.config import Recipe, Workload
 from tests.cli.test_cli import refused
+from tests.support import servers
 from tests.support.fake_nvml import UUID, FakeNvml
 from tests.support.small import LEAST, SMALL
 
+kept_servers = servers.kept_servers
+pytestmark = pytest.mark.usefixtures("kept_servers")
 ROOT = Path(__file__).resolve().parents[2]
 FACTS = system.facts("cpu")
 

@@ -23,6 +23,29 @@ OPTIONS = (
 )  # fmt: skip
 
 
+# Contrast of every element that has text of its own, with the ground that is really behind it.
+CONTRAST = """
+const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
+const light = (color) => numbers(color).slice(0, 3).map((part) => part / 255)
+    .map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, part, index) => sum + part * [0.2126, 0.7152, 0.0722][index], 0);
+const ground = (element) => {
+    for (; element; element = element.parentElement) {
+        const color = getComputedStyle(element).backgroundColor;
+        if (numbers(color)[3] !== 0) return color;
+    }
+    return 'rgb(255, 255, 255)';
+};
+return [...document.querySelectorAll('body *')]
+    .filter((element) => element.checkVisibility()
+        && [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim()))
+    .map((element) => {
+        const [a, b] = [light(getComputedStyle(element).color), light(ground(element))];
+        return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), element.textContent.trim().slice(0, 40)];
+    });
+"""
+
+
 @contextmanager
 def started(profile: Path) -> Iterator[Any]:
     """A selenium driver of the browser; ``profile``: an empty folder for it."""
@@ -67,3 +90,16 @@ def until(browser: Any, script: str, what: str) -> Any:
     from selenium.webdriver.support.ui import WebDriverWait
 
     return WebDriverWait(browser, 10, 0.05).until(lambda it: it.execute_script(f"return {script}"), what)
+
+
+def press(browser: Any, *keys: str) -> None:
+    """Press keys by selenium's names, such as TAB."""
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    ActionChains(browser).send_keys(*[getattr(Keys, key) for key in keys]).perform()
+
+
+def rgb(color: str) -> str:
+    """Return a colour as a browser tells it."""
+    return f"rgb({', '.join(str(int(color[at : at + 2], 16)) for at in (1, 3, 5))})"

@@ -273,23 +273,32 @@ def pretend(capability: int) -> None:
 
 
 def launch_few(launches: list[tuple]) -> None:
-    """Launch each kernel as BF16 steps do, in channels_last and short strips; and once in FP32 and NCHW."""
+    """Launch each kernel with most of its tensors: in BF16, channels_last and short strips, and in FP32 and NCHW."""
     import torch
 
     shorten_filters(True)
     run_layers((2, 64, 16, 16), torch.float32, torch.contiguous_format)
-    fullest = {}
-    for kernel, arguments in launches:
-        given = sum(isinstance(value, torch.Tensor) for value in arguments.values())
-        if given > fullest.get(kernel, (-1,))[0]:
-            fullest[kernel] = given, arguments
-    launches[:] = [(kernel, arguments) for kernel, (_, arguments) in fullest.items()]
+    chosen = fullest(launches)
+    launches.clear()
     run_layers((2, 64, 16, 16), torch.bfloat16, torch.channels_last)
-    run_maps((2, 512, 16, 16), torch.bfloat16, torch.channels_last)
     run_dense(twice=False)
     run_adam(torch.bfloat16, torch.channels_last, 0.0)
     run_spectral(torch.bfloat16, torch.channels_last)
     run_planes(torch.bfloat16, False, 1)
+    launches[:] = [*chosen, *fullest(launches)]
+
+
+def fullest(launches: list[tuple]) -> list[tuple]:
+    """Return each kernel's launch with the most tensors, and of a filter one for each factor."""
+    import torch
+
+    found: dict[tuple, tuple] = {}
+    for kernel, arguments in launches:
+        given = sum(isinstance(value, torch.Tensor) for value in arguments.values())
+        key = kernel, *(arguments[name] for name in ("UP", "DOWN") if name in arguments)
+        if given > found.get(key, (-1,))[0]:
+            found[key] = given, arguments
+    return [(kernel, arguments) for (kernel, *_), (_, arguments) in found.items()]
 
 
 def launch_all(capability: int) -> None:

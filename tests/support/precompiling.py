@@ -9,7 +9,7 @@ import select
 import sys
 from pathlib import Path
 
-HELD_S = 4  # on most machines compiling is over by then if nothing holds it up
+HELD_S = 2  # on most machines compiling is over by then if nothing holds it up
 
 kept_executable = sys.executable
 

@@ -9,10 +9,13 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNNER = """
-import contextlib, io, json, runpy, sys
+import contextlib, io, json, os, runpy, sys
 
 ended = []
 for module, *arguments in json.loads(sys.argv[1]):
+    while "=" in module:
+        name, _, os.environ[name] = module.partition("=")
+        module, *arguments = arguments
     sys.argv, said, status = [module, *arguments], (io.StringIO(), io.StringIO()), 0
     with contextlib.redirect_stdout(said[0]), contextlib.redirect_stderr(said[1]):
         try:
@@ -33,7 +36,10 @@ class Ended(NamedTuple):
 
 
 def run(*commands: list[str], **env: str) -> list[Ended]:
-    """Run `python -m` each command, with Triton's interpreter off and these variables set."""
+    """Run `python -m` each command, with Triton's interpreter off and these variables set.
+
+    A command may begin with NAME=VALUE, as in a shell. The variable stays for the commands after it.
+    """
     kept = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", RUNNER, json.dumps(commands)]
     done = subprocess.run(command, cwd=ROOT, env=kept | env, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Pictures of the published site for docs/site.md: `asv publish`, then `.venv/bin/python -m tests.support.screenshots`.
+"""Pictures of the published site and of a full report, after `asv publish`: `python -m tests.support.screenshots`.
 
 Drawn from whatever lies in results/: no picture shows a machine that did not run.
 """
@@ -19,6 +19,7 @@ from tests.support.browsing import look, served, started, until
 ROOT = Path(__file__).resolve().parents[2]
 SITE, IMAGES = ROOT / ".asv" / "html", ROOT / "docs" / "images"
 MACHINE, WORKLOAD = "nvidia-h200", "article"
+REPORT = "nvidia-h100-80gb-hbm3-article-article"
 
 
 def main() -> None:
@@ -31,6 +32,9 @@ def main() -> None:
             look(browser, theme)
             browser.get((SITE / "index.html").as_uri())
             save(browser, f"site-{theme}", 1000)
+            browser.get((SITE / "reports" / f"{REPORT}.html").as_uri())
+            save(browser, f"report-{theme}", 1240)
+        browser.get((SITE / "index.html").as_uri())
         history = browser.execute_script(
             "const box = document.querySelector('#history').getBoundingClientRect(); return [box.top, box.height]"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,10 +21,14 @@ class Kept(ForkServer):
     def stop(self) -> None:
         pass
 
+    def end(self) -> None:
+        ForkServer.stop(self)
+        ForkServer.close(self)
+
 
 @pytest.fixture(scope="module")
-def kept_servers() -> Iterator[None]:
-    """Give every pool of the same code the same server.
+def kept_servers(server_with_torch: Callable[[], Kept]) -> Iterator[None]:
+    """Give every pool of the same code the same server. That of the real model outlives the module.
 
     Code in a temporary folder is the same where its `stylegan_lite` reads the same, so it must be that one file.
     """
@@ -32,6 +36,8 @@ def kept_servers() -> Iterator[None]:
 
     def server(code: Path | None = None, torch: bool = True) -> Kept:
         of = None if code in (None, ROOT) else (Path(code) / "stylegan_lite/__init__.py").read_text()
+        if torch and of is None:
+            return server_with_torch()
         if (of, torch) not in made:
             made[of, torch] = Kept(code, torch)
         return made[of, torch]
@@ -40,5 +46,4 @@ def kept_servers() -> Iterator[None]:
         patch.setattr(pool, "ForkServer", server)
         yield
     for each in made.values():
-        ForkServer.stop(each)
-        ForkServer.close(each)
+        each.end()

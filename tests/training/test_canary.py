@@ -23,7 +23,7 @@ WORKLOAD = LITTLE | {"ema_images": 8}
 
 @pytest.fixture(autouse=True)
 def few_samples(monkeypatch):
-    monkeypatch.setattr(canary, "MOST_SAMPLES", {"cpu": 32})
+    monkeypatch.setattr(canary, "MOST_SAMPLES", {"cpu": 16})
 
 
 @pytest.fixture

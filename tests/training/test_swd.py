@@ -23,7 +23,8 @@ def test_the_pyramid_adds_up_to_the_image():
     torch.testing.assert_close(rebuilt, images, rtol=1e-4, atol=1e-5)
 
 
-def test_equal_distributions_are_near_and_others_far_at_the_level_where_they_differ():
+def test_equal_distributions_are_near_and_others_far_at_the_level_where_they_differ(monkeypatch):
+    monkeypatch.setattr(swd, "PATCHES", 64)
     real = pictures(64, 32, 0, blur=1)
     same = swd.distances(real, pictures(64, 32, 1, blur=1))
     other = swd.distances(real, pictures(64, 32, 1, blur=3))

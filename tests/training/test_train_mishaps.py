@@ -131,6 +131,7 @@ def break_in(monkeypatch, phase: str, number: int, error: Exception) -> None:
     monkeypatch.setattr(TrainingStep, "step", count)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("log_every", [1, 16])
 @pytest.mark.parametrize(
     ("phase", "error", "words"),
@@ -210,6 +211,7 @@ def log(out) -> list[dict]:
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines(out)]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("every", "then"), [(4, 4), (8, 4), (2, 5), (16, 16)])
 @pytest.mark.parametrize("stop", ["Ctrl-C", "the end"])
 def test_a_line_is_the_mean_of_all_its_steps_whenever_the_run_stopped(

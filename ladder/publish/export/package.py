@@ -83,15 +83,19 @@ def export(origin: Origin, folder: Path, ops: list[Op], package: str) -> list[Pa
         UserError: a folder that is not empty or that cannot be written.
     """
     check_name(package)
-    texts = contents(origin, ops, package)
-    target, made = folder / package, not folder.exists()
-    temporary = folder / f".{package}-{uuid.uuid4().hex}.tmp"
+    return write(folder, package, contents(origin, ops, package))
+
+
+def write(folder: Path, name: str, texts: Mapping[str, str]) -> list[Path]:
+    """Write files, by their paths, into `folder/name`, whole or not at all, and return them. Raises UserError."""
+    target, made = folder / name, not folder.exists()
+    temporary = folder / f".{name}-{uuid.uuid4().hex}.tmp"
     try:
         if not made and any(folder.iterdir()):
             raise UserError(f"{near(folder)} is not empty; name a new folder")
-        for name, text in texts.items():
-            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-            (temporary / name).write_text(text, encoding="utf-8", newline="\n")
+        for path, text in texts.items():
+            (temporary / path).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / path).write_text(text, encoding="utf-8", newline="\n")
         temporary.rename(target)
     except OSError as error:
         raise UserError(f"{near(folder)}: cannot be written: {error.strerror or error}") from None
@@ -99,7 +103,7 @@ def export(origin: Origin, folder: Path, ops: list[Op], package: str) -> list[Pa
         shutil.rmtree(temporary, ignore_errors=True)
         if made and folder.is_dir() and not target.exists():
             folder.rmdir()
-    return [target / name for name in texts]
+    return [target / path for path in texts]
 
 
 def contents(origin: Origin, ops: list[Op], package: str) -> dict[str, str]:

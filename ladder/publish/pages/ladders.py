@@ -8,7 +8,7 @@ from ladder.base.text import between, factor, ms
 from ladder.plan import modes
 from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import link, span, table, text, under
-from ladder.report import recommend_text
+from ladder.report import recommend_text, tables
 from ladder.report.advising import Sources
 from ladder.report.recommend import recommend
 from ladder.report.view import Row, View, shown_gain, shown_top, shown_verdict, view
@@ -129,6 +129,16 @@ def _with_gpu_time(shown: View) -> tuple[list[str], Callable[[Row], list[str]]]:
     return ["GPU ms", "95% interval", "GPU work", "step"], cells
 
 
+def beside(committed: Committed, name: str) -> str:
+    """Return every entry of a study beside the first one, and the sentence on each."""
+    result = committed.ladder(name)
+    shown = view(result)
+    columns = [("entry", lambda row: row.title), *tables.columns_of(shown)]
+    rows = [[text(cell(row)) for _, cell in columns] for row in shown.rows]
+    said = "\n".join(f"- {text(line)}" for line in shown.sentences)
+    return f"{table([heading for heading, _ in columns], rows)}\n{said}\n{_source(committed, result, shown)}"
+
+
 def gains(committed: Committed, name: str) -> str:
     """Return the rungs of a leave-one-out result, the largest gain first."""
     result = committed.ladder(name)
@@ -241,6 +251,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "hosts": hosts,
     "gpus": gpus,
     "rungs": rungs,
+    "beside": beside,
     "gains": gains,
     "workloads": workloads,
     "lazy": lazy,

@@ -18,6 +18,7 @@ FOLDER, PREFIX = "docs", "results-"
 MADE = (
     "<!-- made by `make docs` from the committed results: edit ladder/publish/pages/machines.py instead -->\n"
 )
+TABLE_OF = {modes.CUMULATIVE: ladders.rungs, modes.LEAVE_ONE_OUT: ladders.gains, modes.SOLO: ladders.rungs}
 Section = tuple[str, list[str]]  # a heading, and its paragraphs and tables
 
 # Each table of another command: heading, an introduction, the pattern of its files, the function of the table.
@@ -123,7 +124,8 @@ def _ladder(committed: Committed, machine: str, ladder: str) -> Section:
         ]
     for _, workload, _, mode in runs:
         name = f"{machine}/{workload}/{ladder}/{mode}"
-        made, words = (ladders.rungs, "") if mode == modes.CUMULATIVE else (ladders.gains, f", {mode}")
+        made = TABLE_OF.get(mode, ladders.beside)
+        words = "" if mode == modes.CUMULATIVE else f", {mode}"
         blocks += [f"`{workload}`{words}:\n", made(committed, name)]
         again = committed.names(f"ladder/{machine}/{workload}-{ladder}-2*.json")
         if mode == modes.CUMULATIVE and len(again) > 1:

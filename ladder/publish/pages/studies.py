@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 
 from ladder.base.errors import UserError
-from ladder.base.records import build
+from ladder.base.records import build, plain
 from ladder.base.text import factor, ms
 from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import absent, link, span, table, text, under
 from ladder.results import words
 from ladder.results.types import Plain
+from ladder.stats.estimates import median
 from ladder.studies.claims import page, registry
 from ladder.studies.claims.schema import Claims
 from ladder.studies.claims.schema import of_data as claims_of
@@ -22,6 +23,9 @@ from ladder.studies.precision import report as precisions
 from ladder.studies.precision.record import Result as Precision
 from ladder.studies.sustain import report as sustaining
 from ladder.studies.sustain.record import Result as Sustained
+from ladder.studies.upstream import report as upstreams
+from ladder.studies.upstream.record import PATCHED, UPSTREAM, Ratio
+from ladder.studies.upstream.record import Result as Upstream
 
 LARGE = (128, 129, 256, 257)  # pixels a side; one more behind a transposed convolution
 ENOUGH = 0.85  # of a cold copy
@@ -35,7 +39,7 @@ def upstream(committed: Committed, machine: str) -> str:
     rows = []
     for name in committed.names(f"upstream/{machine}-*.json"):
         result = committed.read(name)
-        theirs, ours = result["programs"]
+        theirs, *_, ours = result["programs"]
         ratio = result["ratio"] or {"median": None, "interval": None}
         on = {True: "on", False: "off"}[theirs["settings"]["fast_double_backward"]]
         rounds = str(min(len(theirs["rounds"]), len(ours["rounds"])))
@@ -45,6 +49,32 @@ def upstream(committed: Committed, machine: str) -> str:
              f"`training/{result['source']['networks']}.py`", on]
         )  # fmt: skip
     return table(head, rows)
+
+
+def patched(committed: Committed, machine: str) -> str:
+    """Return NVIDIA's step as it is and with our ops: both clocks, the lazy phases and parity, by workload."""
+    head = ["workload", "GPU ms/step", "patched", "less by", "interval", "R1's GPU time less by", "path length's",
+            "wall ms/step", "patched", "as fast", "interval", "rounds", "parity"]  # fmt: skip
+    rows = []
+    for name in committed.names(f"upstream/{machine}-*.json"):
+        result = build(Upstream, committed.read(name))
+        if not (found := result.patched):
+            continue
+        gpu, sides = upstreams.gpu_times(result), [result.program(side) for side in (UPSTREAM, PATCHED)]
+        less = {row[0]: row[5] for row in upstreams.phase_cells(result)}
+        rows.append(
+            [_linked(plain(result), name), *(ms(median([*gpu.get(each.side, {}).values()])) for each in sides),
+             *_factor(found.gpu_ratio), less["D_r1"], less["G_pl"],
+             *(ms(each.step_ms) for each in sides), *_factor(found.ratio),
+             str(min(len(each.rounds) for each in sides)),
+             found.parity.verdict if found.parity else "not compared"]
+        )  # fmt: skip
+    return table(head, rows)
+
+
+def _factor(ratio: Ratio | None) -> tuple[str, str]:
+    """Return a factor and its interval."""
+    return ("", "") if ratio is None else (factor(ratio.median), span(ratio.interval, ".2f"))
 
 
 def _linked(result: Plain, name: str, suffix: str = ".md") -> str:
@@ -325,7 +355,8 @@ def _rungs_and_seconds(result: Plain) -> tuple[int, float]:
 
 
 TABLES: dict[str, Callable[..., str]] = {
-    "upstream": upstream, "precision": precision, "sustained": sustained, "roofline": roofline, "kernels": kernels,
+    "upstream": upstream, "patched": patched, "precision": precision, "sustained": sustained, "roofline": roofline,
+    "kernels": kernels,
     "canary": canary, "selftest": selftest, "simulated": simulated, "comparisons": comparisons,
     "parity-trials": parity_trials, "asv": asv, "claims": claims, "claim": claim, "filters": filters,
 }  # fmt: skip

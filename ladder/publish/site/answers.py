@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ladder.base.text import factor
 from ladder.publish.site.collected import FULL, Group, Panel
@@ -26,11 +27,16 @@ class Answer:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A column of a card. ``measured``: the days of its runs, or whose they are; ``marks``: why not to quote them."""
+    """A column of a card.
+
+    ``measured``: the days of its runs, or whose they are. ``marks``: why not to quote them. ``reports``: the ladder and
+    the path of each full report.
+    """
 
     name: str
     measured: str
     marks: tuple[str, ...]
+    reports: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,13 +58,16 @@ class Card:
     groups: list[tuple[int, str]]
 
 
-def cards(groups: Sequence[Group]) -> list[Card]:
-    """Return the cards of the workloads of which the article's ladder, or `full`, was measured by the protocol."""
-    found = [_card(name, groups) for name in dict.fromkeys(group.workload for group in groups)]
+def cards(groups: Sequence[Group], reports: Mapping[int, str] = MappingProxyType({})) -> list[Card]:
+    """Return the cards of the workloads of which the article's ladder, or `full`, was measured by the protocol.
+
+    ``reports``: the path of each full report, by the id of its panel.
+    """
+    found = [_card(name, groups, reports) for name in dict.fromkeys(group.workload for group in groups)]
     return [card for card in found if card]
 
 
-def _card(workload: str, groups: Sequence[Group]) -> Card | None:
+def _card(workload: str, groups: Sequence[Group], reports: Mapping[int, str]) -> Card | None:
     places = [(number, group) for number, group in enumerate(groups, start=1) if group.workload == workload]
     of = {
         name: {
@@ -79,7 +88,7 @@ def _card(workload: str, groups: Sequence[Group]) -> Card | None:
         Line("the article's top", [_top(of[ARTICLE].get(machine)) for machine in machines]),
         Line("the top of full", [_top(of[FULL].get(machine)) for machine in machines]),
     ]
-    gpus = [_gpu(panels) for panels in columns]
+    gpus = [_gpu(panels, reports) for panels in columns]
     rows = [row for row in columns[0][0].shown.rows if row.article_ms and row.article_total]
     if workload == ARTICLE and rows:
         gpus.append(Gpu("the article", columns[0][0].shown.reference.partition(",")[0], ()))
@@ -95,10 +104,11 @@ def _card(workload: str, groups: Sequence[Group]) -> Card | None:
     )
 
 
-def _gpu(panels: Sequence[Panel]) -> Gpu:
+def _gpu(panels: Sequence[Panel], reports: Mapping[int, str]) -> Gpu:
     days = sorted({panel.result.started[:10] for panel in panels if panel.result})
     marks = dict.fromkeys(mark for panel in panels for mark in panel.shown.marks)
-    return Gpu(panels[0].shown.machine.partition(",")[0], " and ".join(days), tuple(marks))
+    known = [(panel.result.ladder.name, reports[id(panel)]) for panel in panels if id(panel) in reports]
+    return Gpu(panels[0].shown.machine.partition(",")[0], " and ".join(days), tuple(marks), tuple(known))
 
 
 def _baseline(panel: Panel) -> Answer | None:

@@ -13,10 +13,14 @@ from pathlib import Path
 from ladder.base.errors import UserError
 from ladder.base.text import slug
 from ladder.publish.history import series as asvseries
+from ladder.publish.report import found as reportfound
+from ladder.publish.report import page as reportpage
 from ladder.publish.site import collected, front
 from ladder.report import chart
 from ladder.report.themes import DARK, LIGHT
+from ladder.results.ranking import Stored
 
+REPORTS = "reports"  # the folder of full reports in the site
 ASV = "asv"  # the folder of asv's pages in the site
 _OURS = (
     f"{ASV}/info.json",
@@ -25,11 +29,11 @@ _OURS = (
 
 
 def write_front(site: Path, ladder_results: Path, accepted: Path, revisions: Mapping[str, int]) -> list[str]:
-    """Write the front page, the full charts and the raw results into ``site``.
+    """Write the front page, the full charts, the full reports and the raw results into ``site``.
 
     Args:
         site: the site's folder.
-        ladder_results: results of `ladder run`.
+        ladder_results: results of `ladder run`; beside it lie the folders of other kinds of result.
         accepted: asv's results, validated.
         revisions: commit -> its number on the branch.
 
@@ -45,7 +49,8 @@ def write_front(site: Path, ladder_results: Path, accepted: Path, revisions: Map
     for group in groups:
         for panel in group.panels:
             if panel.result is not None:
-                charts[id(panel)] = _charts(panel, group, site)
+                report = _report(panel, group, found, site, ladder_results.parent)
+                charts[id(panel)] = [*_charts(panel, group, site), (front.FULL_REPORT, report)]
     gpu_points = asvseries.points(accepted, asvseries.GPU_STEP)
     histories = front.Histories(
         asvseries.history(points, revisions), asvseries.history(gpu_points, revisions)
@@ -56,14 +61,30 @@ def write_front(site: Path, ladder_results: Path, accepted: Path, revisions: Map
     return refused
 
 
+def _stem(panel: collected.Panel, group: collected.Group) -> str:
+    """Return the name of a panel's files without suffix. It stays when a newer result takes the panel's place."""
+    return "-".join(map(slug, (panel.machine, group.workload, group.ladder)))
+
+
 def _charts(panel: collected.Panel, group: collected.Group, site: Path) -> list[tuple[str, str]]:
     (site / "charts").mkdir(exist_ok=True)
     made = []
     for words, suffix, theme in (("whole chart", "", LIGHT), ("dark chart", "-dark", DARK)):
-        name = f"charts/{slug(panel.machine)}-{slug(group.workload)}-{slug(group.ladder)}{suffix}.svg"
+        name = f"charts/{_stem(panel, group)}{suffix}.svg"
         (site / name).write_bytes(chart.render(panel.result, "svg", theme))
         made.append((words, name))
     return made
+
+
+def _report(
+    panel: collected.Panel, group: collected.Group, found: list[Stored], site: Path, results: Path
+) -> str:
+    """Write the page of one machine, workload and ladder, and return its path in the site."""
+    run = next(each for each in found if each[0] == site / panel.raw[0])
+    made = reportfound.around(run, found, results)
+    name = f"{REPORTS}/{_stem(panel, group)}.html"
+    reportpage.write(made, site / name)
+    return name
 
 
 def _copy_asv(accepted: Path, site: Path, revisions: Mapping[str, int]) -> list[str]:

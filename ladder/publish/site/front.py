@@ -26,6 +26,7 @@ _PAGE = {
 Charts = Mapping[
     int, Sequence[tuple[str, str]]
 ]  # (link text, path) of each whole chart, by the id of its panel
+FULL_REPORT = "full report"  # the text of the link to a panel's report
 _WORDS = ("verdict", "advice")  # columns of words
 _LOUD = ("faster", "slower", "ADOPT", "SKIP")
 
@@ -168,7 +169,7 @@ def page(
         policy=Markup(policy),
         style=Markup(style),
         said=f"{len(measured)} machine{'s' if len(measured) != 1 else ''}",
-        cards=answers.cards(groups),
+        cards=answers.cards(groups, _reports(charts)),
         groups=[_group(group, index, charts) for index, group in enumerate(groups)],
         histories=[
             _history(names[key[0]], *key, steps, is_gpu=is_gpu)
@@ -180,7 +181,13 @@ def page(
         ],
         asv_files=[_asv_file(path) for path in asv_files],
         picture=_picture,
+        quote=quote,
     )
+
+
+def _reports(charts: Charts) -> dict[int, str]:
+    """Return the path of each full report by the id of its panel."""
+    return {panel: path for panel, links in charts.items() for text, path in links if text == FULL_REPORT}
 
 
 def _style() -> str:
@@ -193,16 +200,9 @@ def _style() -> str:
 
 def _picture(drawn: Picture) -> Any:
     """Return both pictures with one alternative text. The browser shows the one for its background."""
-    from markupsafe import Markup
+    from ladder.publish.report import html
 
-    light, dark = _embedded(drawn.light), _embedded(drawn.dark)
-    return Markup(
-        '<picture><source media="(prefers-color-scheme: dark)" srcset="{}"><img src="{}" alt="{}"></picture>'
-    ).format(dark, light, drawn.alt)
-
-
-def _embedded(svg: bytes) -> str:
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+    return html.picture(drawn.alt, drawn.light, drawn.dark)
 
 
 def _group(group: Group, index: int, charts: Charts) -> ShownGroup:

@@ -13,9 +13,11 @@ from ladder.results import publishable
 from ladder.results.check import Kind
 from ladder.results.code_digest import Head
 from ladder.results.types import build
+from ladder.studies.ablate.schema import KIND as ABLATION
 from ladder.studies.claims.registry import KIND as CLAIMS
 from ladder.studies.kernelbench import tuning_schema
 from ladder.studies.kernelbench.schema import KIND as KERNELS
+from ladder.studies.map.schema import KIND as MAP
 from ladder.studies.noise.schema import KIND as NOISE
 from ladder.studies.precision.schema import KIND as PRECISION
 from ladder.studies.profile.schema import KIND as PROFILE
@@ -26,6 +28,8 @@ from ladder.studies.sustain.schema import KIND as SUSTAINED
 from ladder.studies.upstream.schema import KIND as UPSTREAM
 
 _ALL = (
+    ABLATION,
+    MAP,
     CLAIMS,
     KERNELS,
     NOISE,

@@ -32,8 +32,9 @@ class Nearest:
 def of_file(path: Path) -> Nearest:
     """Return the result of a file, and the leave-one-out run beside it. Raises UserError."""
     result = results.load(path)
-    if ranking.mode(result) == modes.SOLO:
-        raise UserError(f"{path}: a run of --mode solo; name a staircase or a leave-one-out run")
+    if (mode := ranking.mode(result)) in modes.BESIDE:
+        how = "--recipe" if mode == modes.RECIPE else f"--mode {mode}"
+        raise UserError(f"{path}: a run of {how}; name a staircase or a leave-one-out run")
     folder = path.resolve().parent
     beside = ranking.stored(folder.parent, [folder.name])
     here = any(_is_own(result, name) for name in ranking.machines_here())
@@ -51,7 +52,7 @@ def find(folder: Path, workload: tuple[str, Plain] | None) -> Nearest:
         UserError: there is no result, or none of that workload; one line with the command that makes one.
     """
     names = sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []
-    read = [each for each in ranking.stored(folder, names) if ranking.mode(each[1]) != modes.SOLO]
+    read = [each for each in ranking.stored(folder, names) if ranking.mode(each[1]) not in modes.BESIDE]
     kept = {id(each) for each in sources.without_sources([result for _, result in read])}
     found = [each for each in read if id(each[1]) in kept]
     if workload is not None:

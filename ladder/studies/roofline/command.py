@@ -66,6 +66,8 @@ def command(
     """
     out, ladder = out or OUT, ladder or LADDER
     name, fields = catalog.load_workload(workload or "article")
+    if (cheaper := fields.get("convolution", "full")) != "full":
+        raise UserError(f"--roofline: {name} has convolution: {cheaper}, and no rate of its groups is known")
     if file is not None:
         found: Light = again(file, out)
         paths = save(found, file)

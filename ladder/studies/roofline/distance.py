@@ -12,6 +12,7 @@ from typing import Any
 
 from ladder.base.protocol import CYCLE_STEPS, PHASES
 from ladder.base.records import build
+from ladder.plan import content
 from ladder.receipts import kernel_families
 from ladder.results.types import Plain
 from ladder.studies.roofline import in_step
@@ -19,6 +20,57 @@ from ladder.studies.roofline.in_step import Group, Kernels
 from ladder.studies.roofline.schema import Family, Measured
 
 CYCLES = 5  # timed cycles; the median counts
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """The two times that a score stands on, in ms a step: frozen, so that scores of different days compare."""
+
+    machine: str
+    work: str  # digest of the workload's fields
+    since: str
+    floor_ms: float
+    floor_of: str  # the file below results/, as the next one
+    base_ms: float
+    base_of: str
+
+
+# The base is plain PyTorch under torch.compile with autotuning: the strongest step without kernels of ours.
+FROZEN = (
+    Frozen(
+        machine="nvidia-h200",
+        work="f5e814",  # article
+        since="2026-11-24",
+        floor_ms=7.930263751668179,
+        floor_of="roofline/nvidia-h200-article-full-fused_modulation.json",
+        base_ms=24.459283937495968,
+        base_of="ladder/nvidia-h200/article-compile_autotune-20261122T231746Z.json, shifted_resample",
+    ),
+)
+
+
+def frozen(machine: str, workload: Plain) -> Frozen | None:
+    """Return the frozen times of a machine and workload, None where there are none."""
+    work = content.of_workload(workload)
+    return next((each for each in FROZEN if (each.machine, each.work) == (machine, work)), None)
+
+
+def score(step_ms: float, base_ms: float, floor_ms: float) -> float:
+    """Return the speed-of-light score of SOL-ExecBench: 1 at the floor, 0.5 at the base, 0 for an endless step.
+
+    Raises:
+        ValueError: the base is not above the floor, or the step is below it.
+    """
+    if not floor_ms < base_ms or step_ms < floor_ms:
+        raise ValueError(f"no score: step {step_ms}, base {base_ms}, floor {floor_ms}")
+    return 1 / (1 + (step_ms - floor_ms) / (base_ms - floor_ms))
+
+
+def scored(step_ms: float, base_ms: float, floor_ms: float | None) -> float | None:
+    """Return the score, None where it does not exist: no floor is known, or step or base are below it."""
+    if floor_ms is None or not floor_ms < base_ms or step_ms < floor_ms:
+        return None
+    return score(step_ms, base_ms, floor_ms)
 
 
 @dataclass(frozen=True)

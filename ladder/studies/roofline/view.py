@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ladder.base.records import ABSENT
-from ladder.studies.roofline import in_step
+from ladder.studies.roofline import distance, in_step
 from ladder.studies.roofline.schema import Convolution, Light
 
 MOST_FAMILIES = 24
@@ -117,6 +117,7 @@ def notes(found: Light) -> list[str]:
             f"A step takes {m.step_ms:.2f} ms, {m.times_light:.2f} times the floor"
             f" ({found.step['light_ms']:.2f} ms); {m.distance_ms:.2f} ms lie between."
         )
+        lines += scored(found)
         lines += [
             f"In a traced step ({low.source}) {part} took {low.ms:.2f} ms where the ceilings alone ask for"
             f" {low.alone_ms:.2f}: that is their floor."
@@ -133,6 +134,21 @@ def notes(found: Light) -> list[str]:
         if found.today and (skipped := found.today.skipped):
             lines.append(f"Not measured today: {len(skipped)} shapes ({next(iter(skipped.values()))}).")
     return lines
+
+
+def scored(found: Light) -> list[str]:
+    """Return the line on the speed-of-light score; none for a machine and workload without frozen times."""
+    if found.measured is None or (known := distance.frozen(found.gpu, found.workload)) is None:
+        return []
+    step_ms, light_ms = found.measured.step_ms, found.step["light_ms"]
+    fixed, today = (distance.scored(step_ms, known.base_ms, ms) for ms in (known.floor_ms, light_ms))
+    told = "none, the step is below the floor" if fixed is None else f"{fixed:.3f}"
+    beside = "none" if today is None else f"{today:.3f}"
+    return [
+        f"Speed-of-light score: {told} (1 at the floor, 0.5 at the base), by the floor of {known.floor_ms:.2f} ms"
+        f" frozen on {known.since} and a base of {known.base_ms:.2f} ms; {beside} by today's floor of"
+        f" {light_ms:.2f} ms."
+    ]
 
 
 def _unmeasured(rows: list[Convolution]) -> list[str]:

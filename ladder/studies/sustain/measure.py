@@ -97,11 +97,14 @@ def _followed(
         worker.call("prepare")
         tell(f"{rung.name}: prepared")
         begin, cycles, before = time.monotonic(), 1, neighbours.sample()
+        first_j = visits.energy_j()
         rung = replace(rung, status="ok", reason=None, windows=[*rung.windows])
         while (at := time.monotonic() - begin) < plan.seconds or not rung.windows:
+            joules = visits.energy_j()
             with visits.watched({worker.pid}) as state:
                 seen = worker.call("visit", cycles=cycles, settle_s=0, settle_cycles=0, main=False)
-            row = window(at, seen["samples_s"], state)
+            taken = None if joules is None or first_j is None else joules - first_j
+            row = window(at, seen["samples_s"], state, taken)
             rung.windows.append(row)
             cycles = min(MOST_CYCLES, max(1, round(WINDOW_S / (16 * row.step_ms / 1000))))
             yield rung
@@ -114,7 +117,13 @@ def _followed(
         worker.close()
 
 
-def window(at: float, samples_s: list[float], state: Plain) -> Window:
-    """Return a row of cycles that began ``at`` seconds after the first. ``state`` is the GPU's, empty on a CPU."""
+def window(at: float, samples_s: list[float], state: Plain, taken_j: float | None = None) -> Window:
+    """Return a row of cycles that began ``at`` seconds after the first.
+
+    Args:
+        state: the GPU's, empty on a CPU.
+        taken_j: joules that the GPU had taken by then since the first row began.
+    """
     known = {key: state.get(key) for key in ("sm_mhz", "power_w", "temperature_c", "reasons")}
-    return Window(at_s=round(at, 3), step_ms=1000 * statistics.median(samples_s), **known)
+    joules = None if taken_j is None else round(taken_j, 3)
+    return Window(at_s=round(at, 3), step_ms=1000 * statistics.median(samples_s), energy_j=joules, **known)

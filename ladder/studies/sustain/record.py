@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from ladder.base.records import Absent, needed, optional, plain, record, rule_of
+from ladder.base.records import Absent, given, needed, optional, plain, record, rule_of
 from ladder.base.rules import alike, items, number, one_of
 from ladder.machine import environment, neighbours
 from ladder.results import code_digest, plausible
@@ -17,7 +18,18 @@ from ladder.results.types import Header, Plain, head
 
 WINDOW_S = 2.0  # length of a row, about that of a visit of `ladder run` at the top
 
+LEAST_S = 10.0  # of the rows whose energy counts: NVML's counter is coarse over less
+COUNTER, POWER = "NVML's energy counter", "the highest power of each row, integrated: at most"
 DERIVED = ("first_ms", "sustained_ms", "factor")
+
+
+@dataclass(frozen=True)
+class Energy:
+    """The energy of a sustained step in joules, what it was read from, and the seconds that it was taken over."""
+
+    step_j: float
+    source: str
+    seconds: float
 
 
 @record
@@ -30,6 +42,8 @@ class Window:
     power_w: float | None = needed(v.AMOUNT)
     temperature_c: float | None = needed(v.AMOUNT)
     reasons: list[str] | None = needed(items(v.TEXT, 20))
+    # Joules by NVML's counter from the first row's begin to this row's; older files and other devices lack them.
+    energy_j: float | Absent | None = optional(v.AMOUNT)
 
 
 @record
@@ -111,3 +125,25 @@ def contradiction(result: Result) -> str | None:
 def later(rows: Sequence[Window]) -> list[Window]:
     """Return the rows of the later half of the time, at least one."""
     return [row for row in rows if row.at_s >= rows[-1].at_s / 2]
+
+
+def energy(rung: Rung) -> Energy | None:
+    """Return the energy of a step over the later half of the rows, or over the last ten seconds if that is more.
+
+    The mean power of that time multiplies the median step. Without the counter, power is integrated over the rows.
+    Returns None if the rows last less than ten seconds or know neither.
+    """
+    rows = [row for row in rung.windows if row.at_s <= rung.windows[-1].at_s - LEAST_S]
+    if rung.status != "ok" or not rows:
+        return None
+    begin = min(rows[-1].at_s, later(rung.windows)[0].at_s)
+    rows = [row for row in rung.windows if row.at_s >= begin]
+    seconds, step_s = rows[-1].at_s - begin, statistics.median(row.step_ms for row in rows) / 1000
+    first, last = given(rows[0].energy_j), given(rows[-1].energy_j)
+    if first is not None and last is not None and last > first:
+        return Energy((last - first) / seconds * step_s, COUNTER, seconds)
+    watts = [row.power_w for row in rows]
+    if any(each is None for each in watts):
+        return None
+    joules = sum((a.power_w + b.power_w) / 2 * (b.at_s - a.at_s) for a, b in itertools.pairwise(rows))
+    return Energy(joules / seconds * step_s, POWER, seconds)

@@ -7,10 +7,12 @@ import statistics
 from ladder.base.text import escaped
 from ladder.results import store as results
 from ladder.results.types import head
+from ladder.studies.sustain import record
 from ladder.studies.sustain.record import Result, later
 
 HEADINGS = (
     "rung", "ms/step at first", "sustained", "factor", "MHz at first", "sustained", "W at most", "power limit",
+    "J/step",
 )  # fmt: skip
 
 
@@ -19,7 +21,7 @@ def cells(result: Result) -> list[tuple[str, ...]]:
     for rung in result.rungs:
         rows = rung.windows
         if rung.status != "ok" or not rows:
-            found.append((rung.name, f"{rung.status}: {rung.reason}", *[""] * 6))
+            found.append((rung.name, f"{rung.status}: {rung.reason}", *[""] * 7))
             continue
         clocks = [row.sm_mhz for row in later(rows) if row.sm_mhz]
         watts = [row.power_w for row in rows if row.power_w]
@@ -34,9 +36,15 @@ def cells(result: Result) -> list[tuple[str, ...]]:
                 f"{statistics.median(clocks):.0f}" if clocks else "",
                 f"{max(watts):.0f}" if watts else "",
                 f"in {capped} of {len(rows)}" if clocks else "",
+                joules(record.energy(rung)),
             )
         )
     return found
+
+
+def joules(found: record.Energy | None) -> str:
+    """Return joules a step, with "at most" where power was integrated."""
+    return "" if found is None else f"{'at most ' * (found.source == record.POWER)}{found.step_j:.3g}"
 
 
 def text(result: Result) -> str:

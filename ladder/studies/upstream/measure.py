@@ -1,6 +1,6 @@
 """The measurement of `ladder upstream`: rounds of NVIDIA's step and ours, each visit in a fresh process.
 
-Both steps are compared within a round. Ours is inspected first.
+Steps are compared within a round. Ours is inspected first, and a patched clone's gradients are compared.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
 
@@ -26,17 +26,23 @@ from ladder.machine import system
 from ladder.results import identity, record
 from ladder.results.derive import void_memory
 from ladder.results.types import Inspection, Parity, Plain, Receipt, Round, RunGpu
-from ladder.studies.upstream import source, step
-from ladder.studies.upstream.record import OURS, UPSTREAM, Result, counted, derive
+from ladder.studies.upstream import patched, source, step
+from ladder.studies.upstream.record import OURS, PATCHED, UPSTREAM, Result, counted, derive, sides
 from ladder.studies.upstream.record import Program as Timed
 
-ENGINE = ("studies/upstream/step", "studies/upstream/source", "engine/rounds")
+ENGINE = (
+    *("studies/upstream/step", "studies/upstream/source", "engine/rounds"),
+    *("studies/upstream/examined", "studies/upstream/patched", "receipts/traces"),
+)
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The user's request. ``torch=False`` and ``inspect=False`` are for tests and for a first look."""
+    """The user's request. ``torch=False`` and ``inspect=False`` are for tests and for a first look.
+
+    `patch`: path below `torch_utils` -> text, of the files that replace the clone's in one more contender.
+    """
 
     folder: Path
     name: str
@@ -50,6 +56,8 @@ class Plan:
     seed: int = 0
     inspect: bool = True
     torch: bool = True
+    patch: Mapping[str, str] = field(default_factory=dict)
+    patch_digest: str = ""
 
 
 def new_result(plan: Plan, facts: Plain, photographs: str | None) -> Result:
@@ -69,10 +77,14 @@ def new_result(plan: Plan, facts: Plain, photographs: str | None) -> Result:
         "programs": [
             {"side": side, "rung": rung, "recipe": recipe, "status": "n/a", "reason": "not measured", "settings": None,
              "rounds": [], "step_ms": None, "interval_ms": None}
-            for side, rung, recipe in ((UPSTREAM, None, None), (OURS, plan.rung, plan.recipe))
+            for side in sides(bool(plan.patch))
+            for rung, recipe in [(plan.rung, plan.recipe) if side == OURS else (None, None)]
         ],
         **dict.fromkeys(("parity", "receipts", "inspection", "ratio", "gpu")),
     }  # fmt: skip
+    if plan.patch:
+        nothing = dict.fromkeys(("parity", "phases", "ratio", "gpu_ratio"))
+        made["patched"] = {"digest": plan.patch_digest, **nothing}
     return build(Result, made)
 
 
@@ -97,7 +109,7 @@ class Measurement:
         self.save(self.result)
 
     def program(self, side: str) -> Timed:
-        return next(each for each in self.result.programs if each.side == side)
+        return self.result.program(side)
 
     def put(self, program: Timed) -> None:
         """Replace the program of this side."""
@@ -142,6 +154,32 @@ class Measurement:
             inspection=None if busy is None else build(Inspection, busy),
         )
 
+    def examine_patched(self, clones: Mapping[str, Path], folder: Path) -> None:
+        """Compare the patched clone's gradients, and measure each phase's GPU time if they are right.
+
+        A contender without parity is not timed.
+        """
+        plan, found = self.plan, self.result.patched
+        if not found or (found.parity and (found.phases or plan.device != "cuda")):
+            return
+        asked = (clones, plan.workload, plan.device)
+        try:
+            with device_lock(system.device_key(plan.device)), Pool(code=folder, torch=plan.torch) as workers:
+                if not found.parity:
+                    found = replace(
+                        found, parity=patched.compare_gradients(*asked, workers, folder, self.tell)
+                    )
+                    self.result = replace(self.result, patched=found)
+                    self.keep()
+                if found.parity.verdict == "ok" and plan.device == "cuda":
+                    found = replace(found, phases=patched.time_phases(*asked, workers, folder, self.tell))
+        except WorkerFailure as failure:
+            reason = text.display(failure.reason)
+            self.put(replace(self.program(PATCHED), status=failure.status, reason=reason))
+        self.result = replace(self.result, patched=found)
+        if found.parity and found.parity.verdict != "ok":
+            self.put(replace(self.program(PATCHED), status=found.parity.verdict, reason=found.parity.reason))
+
 
 def measure(plan: Plan, result: Result, tell: Tell, save: Callable[[Result], None]) -> Result:
     """Fill in the result, save it after each part, and return it.
@@ -151,12 +189,15 @@ def measure(plan: Plan, result: Result, tell: Tell, save: Callable[[Result], Non
     """
     growing = Measurement(plan, result, tell, save)
     with tempfile.TemporaryDirectory() as folder:
-        asked = _programs(plan, Path(folder))
+        clones = _clones(plan, Path(folder))
+        asked = _programs(plan, Path(folder), clones)
         try:
             with stop_on_sigterm():
                 if plan.inspect and not (result.parity and result.receipts):
                     growing.inspect()
                     growing.keep()
+                growing.examine_patched(clones, Path(folder))
+                growing.keep()
                 for number in range(result.protocol.rounds, plan.rounds):
                     growing.round(number, asked)
             growing.result = replace(growing.result, complete=True)
@@ -168,15 +209,25 @@ def measure(plan: Plan, result: Result, tell: Tell, save: Callable[[Result], Non
     return growing.result
 
 
-def _programs(plan: Plan, folder: Path) -> list[Program]:
+def _clones(plan: Plan, folder: Path) -> dict[str, Path]:
+    """Return by side the folders of the clone and of its patched copy, which is made here."""
+    clones = {UPSTREAM: plan.folder.resolve()}
+    if plan.patch:
+        clones[PATCHED] = patched.copy(clones[UPSTREAM], plan.patch, folder / "patched")
+    return clones
+
+
+def _programs(plan: Plan, folder: Path, clones: Mapping[str, Path]) -> list[Program]:
     package = folder / "stylegan_lite"
     package.mkdir()
     (package / "__init__.py").write_text(step.PACKAGE)
-    theirs = {"folder": str(plan.folder.resolve()), "cudnn_benchmark": True}  # so it is prepared alone
-    return [
-        Program(UPSTREAM, "step", UPSTREAM, plan.workload, theirs, folder),
-        Program(OURS, "step", OURS, plan.workload, plan.recipe, ROOT),
-    ]
+    # With the patched clone beside it, NVIDIA's step also tells what each lazy phase costs.
+    also = bool(plan.patch)
+    theirs = []
+    for side, clone in clones.items():  # cuDNN chooses by trying, so each is prepared alone
+        recipe = {"folder": str(clone), "cudnn_benchmark": True}
+        theirs.append(Program(side, "step", side, plan.workload, recipe, folder, main=also, lazy=also))
+    return [*theirs, Program(OURS, "step", OURS, plan.workload, plan.recipe, ROOT)]
 
 
 def _asked(plan: Plan, tell: Tell) -> inspection.Found:
@@ -196,7 +247,7 @@ def _asked(plan: Plan, tell: Tell) -> inspection.Found:
 def taken(plan: Plan, visited: Visited, program: Timed) -> Timed:
     """Return the program with a visit. A failure, or networks of another size, ends the visit's program."""
     status, reason = visited.status, visited.reason
-    if status == "ok" and program.side == UPSTREAM:
+    if status == "ok" and program.side != OURS:
         theirs = {name: (visited.settings or {}).get(f"parameters_{name}") for name in plan.weights}
         if theirs != plan.weights:
             counts = [

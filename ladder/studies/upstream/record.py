@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ladder.base.records import needed, plain, record, rule_of
+from ladder.base.records import Absent, needed, optional, plain, record, rule_of
 from ladder.base.rules import Problem, Rule, fields, items, mapping, maybe, number, one_of, pattern
 from ladder.machine import environment, neighbours
 from ladder.results import code_digest
+from ladder.results import derive as deriving
 from ladder.results import store as results
 from ladder.results import values as v
 from ladder.results.schema import CODE
@@ -16,7 +17,9 @@ from ladder.results.types import Header, Inspection, Parity, Plain, Receipt, Rou
 from ladder.stats import estimates
 from ladder.studies.upstream import source
 
-UPSTREAM, OURS = "upstream", "ours"
+UPSTREAM, PATCHED, OURS = "upstream", "patched", "ours"
+TIMES_UNPATCHED = 1.5  # the patched error may be so many times the unpatched one
+ROUNDING = 1e-6  # an error that is FP32's rounding
 
 THEIR_SETTINGS = fields(
     {},
@@ -25,8 +28,10 @@ THEIR_SETTINGS = fields(
         **dict.fromkeys(("fp16_resolutions", "loader_workers", "parameters_G", "parameters_D"), v.COUNT),
     },
 )
+THEIRS = {"rung": one_of(None), "recipe": one_of(None), "settings": maybe(THEIR_SETTINGS)}
 BY_SIDE: dict[str, dict[str, Rule]] = {
-    UPSTREAM: {"rung": one_of(None), "recipe": one_of(None), "settings": maybe(THEIR_SETTINGS)},
+    UPSTREAM: THEIRS,
+    PATCHED: THEIRS,
     OURS: {"rung": v.PART, "recipe": v.RECIPE, "settings": maybe(v.SETTINGS)},
 }
 
@@ -35,7 +40,7 @@ BY_SIDE: dict[str, dict[str, Rule]] = {
 class Program:
     """NVIDIA's step or ours: its rounds, and the figures that follow from them. NVIDIA's has no rung or recipe."""
 
-    side: str = needed(one_of(UPSTREAM, OURS))
+    side: str = needed(one_of(UPSTREAM, PATCHED, OURS))
     rung: str | None = needed(v.PART)
     recipe: Plain | None = needed(v.OBJECT)
     status: str = needed(v.STATUS)
@@ -77,15 +82,77 @@ class Protocol:
 
 @record
 class Ratio:
-    """NVIDIA's time over ours, paired by round."""
+    """NVIDIA's time over ours, or over that of the patched clone, paired by round."""
 
     median: float = needed(number(1e-9, 1e9))
     interval: list[float] | None = needed(v.PAIR)
 
 
+ERROR = number(0, 1e30)
+
+
+@record
+class PhaseErrors:
+    """Relative errors of a phase's gradients against FP64: of all together, and the mean over tensors.
+
+    Each is a median over several inputs.
+    """
+
+    unpatched: float = needed(ERROR)
+    patched: float = needed(ERROR)
+    unpatched_tensors: float = needed(number(0, 1))
+    patched_tensors: float = needed(number(0, 1))
+
+    def problem(self) -> str | None:
+        """Return one line if a patched error is too large, else None."""
+        for words, theirs, ours in (
+            ("", self.unpatched, self.patched),
+            (" over tensors", self.unpatched_tensors, self.patched_tensors),
+        ):
+            if not ours <= max(TIMES_UNPATCHED * theirs, ROUNDING):
+                return f"error{words} {ours:.2g}, unpatched {theirs:.2g}"
+        return None
+
+
+@record
+class PatchedParity:
+    """The parity of the patched clone: both clones' gradients against FP64, of the same weights, inputs and noise."""
+
+    verdict: str = needed(one_of("ok", "failed: parity"))
+    reason: str | None = needed(v.TEXT)
+    batch: int = needed(v.COUNT)
+    phases: dict[str, PhaseErrors] = needed(mapping(v.PHASE, rule_of(PhaseErrors), 4))
+
+    def problem(self) -> str | None:
+        """Return one line that names a phase whose error is too large, or None."""
+        found = ((phase, each.problem()) for phase, each in self.phases.items())
+        return next((f"{phase}: {problem}" for phase, problem in found if problem), None)
+
+
+@record
+class PhaseTime:
+    """The GPU time of a phase with its update in each of its profiled runs, and its number of kernels."""
+
+    gpu_ms: list[float] = needed(items(v.MS, 100, least=1))
+    kernels: float = needed(number(0, 1e7))
+
+
+@record
+class Patched:
+    """The patched clone beside the clone as it is."""
+
+    digest: str = needed(pattern(v.DIGEST, "a digest of 16 digits"))  # of the drop-in files
+    parity: PatchedParity | None = needed(rule_of(PatchedParity))
+    phases: dict[str, dict[str, PhaseTime]] | None = needed(
+        mapping(one_of(UPSTREAM, PATCHED), mapping(v.PHASE, rule_of(PhaseTime), 4), 2)
+    )
+    ratio: Ratio | None = needed(rule_of(Ratio))
+    gpu_ratio: Ratio | None = needed(rule_of(Ratio))
+
+
 @record
 class Result(Header):
-    """A result of `ladder upstream`: NVIDIA's program, then ours."""
+    """A result of `ladder upstream`: NVIDIA's program, the patched one if it was asked for, then ours."""
 
     schema: int = needed(number(v.SCHEMA, v.SCHEMA, whole=True))
     kind: str = needed(one_of("upstream"))
@@ -93,25 +160,53 @@ class Result(Header):
     measured_code: dict[str, str] = needed(CODE[code_digest.KEY])
     source: Source = needed(rule_of(Source))
     protocol: Protocol = needed(rule_of(Protocol))
-    programs: list[Program] = needed(items(PROGRAM, 2, least=2))
+    programs: list[Program] = needed(items(PROGRAM, 3, least=2))
     parity: Parity | None = needed(rule_of(Parity))
     receipts: dict[str, Receipt] | None = needed(mapping(v.PART, rule_of(Receipt), 64))
     inspection: Inspection | None = needed(rule_of(Inspection))
     ratio: Ratio | None = needed(rule_of(Ratio))
     gpu: RunGpu | None = needed(rule_of(RunGpu))
+    patched: Patched | Absent = optional(rule_of(Patched))
+
+    def program(self, side: str) -> Program:
+        """Return the program of this side."""
+        return next(each for each in self.programs if each.side == side)
+
+
+def sides(patched: bool) -> list[str]:
+    """Return the sides of a result's programs, in order."""
+    return [UPSTREAM, PATCHED, OURS] if patched else [UPSTREAM, OURS]
 
 
 def derive(result: Result) -> Result:
     """Return the result with medians, intervals and our speedup, as its rounds have them."""
     times = {program.side: _medians(program) for program in result.programs}
-    interval = estimates.log_interval(estimates.paired_ratios(times[UPSTREAM], times[OURS]))
-    factor = estimates.speedup(times[UPSTREAM], times[OURS])
+    patched = result.patched
+    if patched:
+        ratio = ratio_of(times[UPSTREAM], times[PATCHED])
+        patched = replace(
+            patched, ratio=ratio, gpu_ratio=ratio_of(*map(gpu_times(result).get, (UPSTREAM, PATCHED)))
+        )
     return replace(
         result,
         programs=[_derived(program, list(times[program.side].values())) for program in result.programs],
-        ratio=Ratio(median=factor, interval=interval and list(interval)) if factor else None,
+        ratio=ratio_of(times[UPSTREAM], times[OURS]),
         protocol=replace(result.protocol, notes=notes(result)),
+        patched=patched,
     )
+
+
+def ratio_of(reference: dict[int, float] | None, other: dict[int, float] | None) -> Ratio | None:
+    """Return the factor between the times of two programs, by round."""
+    reference, other = reference or {}, other or {}
+    interval = estimates.log_interval(estimates.paired_ratios(reference, other))
+    factor = estimates.speedup(reference, other)
+    return Ratio(median=factor, interval=interval and list(interval)) if factor else None
+
+
+def gpu_times(result: Result) -> dict[str, dict[int, float]]:
+    """Return by side the GPU time of a step in ms of each round that has one."""
+    return deriving.gpu_times({program.side: program for program in result.programs})
 
 
 def _derived(program: Program, times_ms: list[float]) -> Program:

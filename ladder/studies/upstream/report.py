@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from ladder.base.protocol import IN_ORDER
 from ladder.base.text import escaped
 from ladder.results import store as results
-from ladder.results.types import head
+from ladder.results.types import given, head
+from ladder.stats import estimates
 from ladder.studies.upstream import source
-from ladder.studies.upstream.record import UPSTREAM, Result
+from ladder.studies.upstream.record import PATCHED, UPSTREAM, Patched, Ratio, Result, gpu_times
 
-NAMES = {UPSTREAM: "NVIDIA's stylegan2"}
+NAMES = {UPSTREAM: "NVIDIA's stylegan2", PATCHED: "the same, patched"}
 HEADINGS = ("step", "ms/step", "95% interval", "images/s", "allocated GiB", "status")
 GIB = 2**30
 
@@ -33,11 +35,11 @@ def cells(result: Result) -> list[tuple[str, ...]]:
 
 def lines(result: Result) -> list[str]:
     """Return the speedup, the settings in force, our parity and receipts, and why not to quote them."""
-    found, ratio, parity = [], result.ratio, result.parity
-    if ratio:
-        between = ratio.interval
-        words = f" (95%: {between[0]:.2f}-{between[1]:.2f})" if between else ""
-        found.append(f"ours is {ratio.median:.2f} times as fast{words}, paired by round")
+    found, parity = [], result.parity
+    if result.ratio:
+        found.append(f"ours is {times(result.ratio, 'as fast')}, paired by round")
+    if result.patched:
+        found += patched_lines(result, result.patched)
     if settings := result.programs[0].settings:
         weights = " and ".join(f"{settings[f'parameters_{net}']:,} in {net}" for net in ("G", "D"))
         found.append(f"weights of both: {weights}")
@@ -52,17 +54,114 @@ def lines(result: Result) -> list[str]:
     return found + result.protocol.notes
 
 
+def times(ratio: Ratio, what: str) -> str:
+    """Return a factor in words ("2.00 times as fast"), with its interval if there is one."""
+    between = ratio.interval
+    words = f" (95%: {between[0]:.2f}-{between[1]:.2f})" if between else ""
+    return f"{ratio.median:.2f} times {what}{words}"
+
+
+def patched_lines(result: Result, found: Patched) -> list[str]:
+    """Return what the drop-in files change: the time of a step, each phase, and the gradients' errors."""
+    made = []
+    if found.ratio:
+        made.append(
+            f"patched, NVIDIA's step is {times(found.ratio, 'as fast')}, by the wall clock, paired by round"
+        )
+    if found.gpu_ratio:
+        gpu = gpu_times(result)
+        both = ", ".join(
+            f"{side} {estimates.median([*gpu[side].values()]):.2f}" for side in (UPSTREAM, PATCHED)
+        )
+        waits = "; ".join(_waiting(result, side, gpu[side]) for side in (UPSTREAM, PATCHED))
+        made.append(f"patched, its GPU time is {times(found.gpu_ratio, 'less')}: {both} ms a step; {waits}")
+    if found.parity:
+        made.append(
+            f"patched: parity {found.parity.verdict} at batch {found.parity.batch}, of gradients against FP64"
+        )
+    made.append(f"patched: drop-in files {found.digest}")
+    return made
+
+
+def _waiting(result: Result, side: str, gpu: dict[int, float]) -> str:
+    wall, busy = result.program(side).step_ms, estimates.median([*gpu.values()])
+    return f"{side} waits for the host {100 * max(0.0, 1 - busy / wall):.0f}% of the step"
+
+
+PHASE_HEADINGS = (
+    *("phase", "wall ms, NVIDIA's", "wall ms, patched", "GPU ms, NVIDIA's", "GPU ms, patched", "less by"),
+    *("error, NVIDIA's", "error, patched", "over tensors, NVIDIA's", "over tensors, patched"),
+)
+
+
+def phase_cells(result: Result) -> list[tuple[str, ...]]:
+    """Return a row for each phase of the patched comparison.
+
+    Wall time is that of both main phases together, and of a lazy phase what it adds to a step that has it.
+    """
+    found, rows = result.patched, []
+    if not found:
+        return []
+    wall = {side: _walls(result, side) for side in (UPSTREAM, PATCHED)}
+    main = ("both main phases", *(_ms(wall[side].get("main")) for side in wall), *[""] * 7)
+    for phase in IN_ORDER:
+        both = [(found.phases or {}).get(side, {}).get(phase) for side in (UPSTREAM, PATCHED)]
+        gpu = [estimates.median(each.gpu_ms) if each else None for each in both]
+        wrong = (found.parity.phases if found.parity else {}).get(phase)
+        errors = (
+            (wrong.unpatched, wrong.patched, wrong.unpatched_tensors, wrong.patched_tensors) if wrong else ()
+        )
+        rows.append(
+            (
+                phase,
+                *(_ms(wall[side].get(phase)) for side in wall),
+                *map(_ms, gpu),
+                f"{gpu[0] / gpu[1]:.2f}x" if None not in gpu else "",
+                *([f"{each:.2g}" for each in errors] or [""] * 4),
+            )
+        )
+    return [main, *rows]
+
+
+def _walls(result: Result, side: str) -> dict[str, float]:
+    """Return the median wall ms of a step without lazy phases, and of what each lazy phase adds to a step."""
+    rounds = result.program(side).rounds
+    mains = [ms for each in rounds if (ms := given(each.main_ms))]
+    found = {"main": estimates.median(mains)} if mains else {}
+    lazy = [given(each.lazy_ms) or {} for each in rounds]
+    for phase in IN_ORDER:
+        added = [each[phase] for each in lazy if phase in each]
+        if added:
+            found[phase] = estimates.median(added)
+    return found
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
 def text(result: Result) -> str:
     """Return the report for a terminal."""
-    table = [HEADINGS, *cells(result)]
-    widths = [max(len(line[k]) for line in table) for k in range(len(HEADINGS))]
-    rows = ["  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
-    return "\n".join([*rows, "", *lines(result)])
+    parts = [*_aligned([HEADINGS, *cells(result)]), ""]
+    if phases := phase_cells(result):
+        parts += [*_aligned([PHASE_HEADINGS, *phases]), ""]
+    return "\n".join([*parts, *lines(result)])
+
+
+def _aligned(table: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
+
+
+def _marked(headings: tuple[str, ...], rule: str, rows: list[tuple[str, ...]]) -> list[str]:
+    found = ["| " + " | ".join(headings) + " |", rule]
+    return [*found, *("| " + " | ".join(escaped(cell) for cell in row) + " |" for row in rows), ""]
 
 
 def markdown(result: Result) -> str:
     """Return the page beside the JSON file."""
     facts, work, rules = result.machine, result.workload, result.protocol
+    phases = phase_cells(result)
     hardware = escaped(facts.gpu or facts.cpu or "")
     page = [
         f"# NVIDIA's own StyleGAN2 and ours on {hardware}",
@@ -73,10 +172,8 @@ def markdown(result: Result) -> str:
         f" training/{result.source.networks}.py of [stylegan3]({source.URL}) or of a copy,"
         f" sources {result.source.digest}, as `--cfg=stylegan2 --aug=noaug`.",
         "",
-        "| " + " | ".join(HEADINGS) + " |",
-        "|---|---:|---|---:|---:|---|",
-        *("| " + " | ".join(escaped(cell) for cell in row) + " |" for row in cells(result)),
-        "",
+        *_marked(HEADINGS, "|---|---:|---|---:|---:|---|", cells(result)),
+        *(_marked(PHASE_HEADINGS, "|---|" + "---:|" * 9, phases) if phases else []),
         *(f"- {escaped(line)}" for line in lines(result)),
     ]
     return "\n".join(page) + "\n"

@@ -38,6 +38,12 @@ def _differences(before: Result, fresh: Result) -> Iterator[str]:
     """Yield, in one line each, the differences of the clones, the protocols and the programs."""
     if before.source != fresh.source:
         yield "the clone's sources differ from those of this file"
+    digests = [each.patched.digest if each.patched else None for each in (before, fresh)]
+    if digests[0] != digests[1]:
+        if None in digests:
+            yield f"it was measured with{'out' if digests[0] is None else ''} --patched"
+            return
+        yield "the drop-in files differ from those of this file"
     for key in RULES:
         old, new = (getattr(each.protocol, key) for each in (before, fresh))
         if old != new:

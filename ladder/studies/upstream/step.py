@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
-from ladder.base.protocol import CYCLE_STEPS
+from ladder.base.protocol import CYCLE_STEPS, IN_ORDER
 from ladder.studies.upstream import source
 
 if TYPE_CHECKING:
@@ -30,9 +30,12 @@ if TYPE_CHECKING:
 
 CONTRACT = 1
 PACKAGE = """from ladder.studies.upstream.step import CONTRACT as CONTRACT
-from ladder.studies.upstream.step import make_step as make_step
+from ladder.studies.upstream.examined import make_step as make_step
 """
 FP16_RESOLUTIONS, CLAMP = 4, 256
+NAMES = dict(
+    zip(("Gmain", "Greg", "Dmain", "Dreg"), IN_ORDER, strict=True)
+)  # NVIDIA's names of the phases, and ours
 WORKERS, PREFETCH = 3, 2
 SAME = {"norm": "demod", "spectral_norm": False}  # fixed in NVIDIA's networks
 
@@ -59,7 +62,13 @@ def _dataworkers() -> Any:
 
 
 class UpstreamStep:
-    """NVIDIA's networks, losses and ops in its order of work. A cycle is 16 of its iterations."""
+    """NVIDIA's networks, losses and ops in its order of work. A cycle is 16 of its iterations.
+
+    Attributes:
+        updates: NVIDIA's name, network, optimizer and interval of each phase.
+    """
+
+    fp16_resolutions = FP16_RESOLUTIONS
 
     def __init__(self, workload: Plain, folder: Path, device: str, seed: int) -> None:
         import torch
@@ -82,7 +91,10 @@ class UpstreamStep:
             pl_batch_shrink=workload["pl_batch_shrink"], pl_decay=workload["pl_decay"],
             **source.accepted(modules.loss.StyleGAN2Loss, **nets, pl_no_weight_grad=True),
         )  # fmt: skip
-        self.phases = [*self._phases("G", self.G, "pl_interval"), *self._phases("D", self.D, "r1_interval")]
+        self.updates = [
+            *self._updates_of("G", self.G, "pl_interval"),
+            *self._updates_of("D", self.D, "r1_interval"),
+        ]
         self.images = self._images(seed)
         self.data_capacity = WORKERS * PREFETCH if workload["data"] else 0
         self.number = self.seen = 0
@@ -90,7 +102,8 @@ class UpstreamStep:
     def _networks(self) -> tuple[Any, Any]:
         ours, networks = self.workload, self.modules.networks
         size = {key: ours[key] for key in ("channel_base", "channel_max")}
-        size |= {"conv_clamp": CLAMP, "num_fp16_res": FP16_RESOLUTIONS}
+        clamp = ours.get("conv_clamp") or CLAMP
+        size |= {"conv_clamp": clamp, "num_fp16_res": self.fp16_resolutions}
         both = {"c_dim": 0, "img_resolution": ours["resolution"], "img_channels": 3}
         mapping = {"num_layers": ours["mapping_layers"], "w_avg_beta": ours["w_avg_beta"]}
         latent = {"z_dim": ours["z_dim"], "w_dim": ours["w_dim"]}
@@ -107,7 +120,7 @@ class UpstreamStep:
         gamma = self.workload["r1_gamma"]
         return 0.0002 * self.workload["resolution"] ** 2 / self.workload["batch"] if gamma is None else gamma
 
-    def _phases(self, name: str, module: Any, interval: str) -> list[tuple[str, Any, Any, int]]:
+    def _updates_of(self, name: str, module: Any, interval: str) -> list[tuple[str, Any, Any, int]]:
         import torch
 
         every = self.workload[interval]
@@ -149,27 +162,49 @@ class UpstreamStep:
         for _ in range(CYCLE_STEPS):
             self.step(lazy)
 
-    def step(self, lazy: bool) -> None:
-        """Run one iteration. Phases that are not due are left out, and lazy phases too where `lazy` is false."""
-        import torch
+    @property
+    def count(self) -> int:
+        """Return the number of iterations so far."""
+        return self.number
 
+    def phases(self, number: int) -> list[str]:
+        """Return the names of the phases of this iteration."""
+        return [NAMES[name] for name, *_, interval in self.updates if number % interval == 0]
+
+    def step(self, lazy: bool = True) -> None:
+        """Run one iteration. Phases that are not due are left out, and lazy phases too where `lazy` is false."""
         batch = self.workload["batch"]
-        images, _ = next(self.images)
-        images = images.to(self.device).to(torch.float32) / 127.5 - 1
-        latents = torch.randn([len(self.phases) * batch, self.workload["z_dim"]], device=self.device)
-        labels = torch.zeros([batch, 0], device=self.device)
-        for (name, module, adam, interval), z in zip(self.phases, latents.split(batch), strict=True):
+        images, latents = self.drawn()
+        for update, z in zip(self.updates, latents.split(batch), strict=True):
+            _, module, adam, interval = update
             if self.number % interval or (interval > 1 and not lazy):
                 continue
-            adam.zero_grad(set_to_none=True)
-            module.requires_grad_(True)
-            compute = self.loss.accumulate_gradients
-            also = source.accepted(compute, sync=True, cur_nimg=self.seen)
-            compute(phase=name, real_img=images, real_c=labels, gen_z=z, gen_c=labels, gain=interval, **also)
-            module.requires_grad_(False)
+            self.accumulate(update, images, z)
             self._update(module, adam)
         self._average()
         self.number, self.seen = self.number + 1, self.seen + batch
+
+    def drawn(self) -> tuple[Any, Any]:
+        """Return the images of an iteration, from -1 to 1, and the latents of all phases."""
+        import torch
+
+        images, _ = next(self.images)
+        images = images.to(self.device).to(torch.float32) / 127.5 - 1
+        count = len(self.updates) * self.workload["batch"]
+        return images, torch.randn([count, self.workload["z_dim"]], device=self.device)
+
+    def accumulate(self, update: tuple[str, Any, Any, int], images: Any, z: Any) -> None:
+        """Compute the gradients of one phase."""
+        import torch
+
+        name, module, adam, interval = update
+        labels = torch.zeros([len(z), 0], device=self.device)
+        adam.zero_grad(set_to_none=True)
+        module.requires_grad_(True)
+        compute = self.loss.accumulate_gradients
+        also = source.accepted(compute, sync=True, cur_nimg=self.seen)
+        compute(phase=name, real_img=images, real_c=labels, gen_z=z, gen_c=labels, gain=interval, **also)
+        module.requires_grad_(False)
 
     @staticmethod
     def _update(module: Any, adam: Any) -> None:
@@ -212,7 +247,7 @@ class UpstreamStep:
         return {
             "cuda_ops": self.device == "cuda",
             "fast_double_backward": self.gradfix,
-            "fp16_resolutions": FP16_RESOLUTIONS if self.device == "cuda" else 0,
+            "fp16_resolutions": self.fp16_resolutions if self.device == "cuda" else 0,
             "cudnn_benchmark": True,
             "loader_workers": WORKERS if self.workload["data"] else 0,
         } | {f"parameters_{name}": count for name, count in self.parameters().items()}

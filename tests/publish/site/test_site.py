@@ -22,6 +22,7 @@ from tests.support.hostile_asv import RESULT_FILES
 from tests.support.typed import typed
 
 ROOT = Path(__file__).resolve().parents[3]
+REPORT = "reports/nvidia-h200-article-article.html"
 
 
 class Page(html.parser.HTMLParser):
@@ -73,7 +74,7 @@ def test_one_gpu_is_one_panel_with_its_verdicts(site):
 
 def test_no_page_can_run_a_script_that_is_no_file_of_the_site(site):
     pages = sorted(site.rglob("*.html"))
-    assert [page.relative_to(site).as_posix() for page in pages] == ["asv/index.html", "index.html"]
+    assert [page.relative_to(site).as_posix() for page in pages] == ["asv/index.html", "index.html", REPORT]
     for path in pages:
         page = Page(path)
         (policy,) = [
@@ -83,11 +84,21 @@ def test_no_page_can_run_a_script_that_is_no_file_of_the_site(site):
         assert "unsafe-eval" not in policy and "script-src 'unsafe" not in policy
         for tag, attributes in page.tags:
             assert not [name for name in attributes if name.startswith("on")], f"{tag} has a handler"
-            if tag == "script":
+            if tag == "script" and "src" in attributes:
                 assert (path.parent / attributes["src"]).is_file()
+            elif tag == "script":  # a report holds its script, which the policy names by its digest
+                data = attributes.get("type") == "application/json"
+                assert path == site / REPORT and (data or "script-src 'sha256-" in policy)
     assert not Page(site / "index.html").of("script") and "script-src" not in front.page(
         [], front.Histories({}, {}), [], [], {}, {}
     )
+
+
+def test_the_card_and_the_panel_link_the_full_report_of_a_machine(site):
+    links = [each["href"] for each in Page(site / "index.html").of("a")]
+    assert links.count(REPORT) == 2
+    report = Page(site / REPORT)
+    assert "NVIDIA H200" in report.text and published.LADDER in report.text
 
 
 def test_every_link_of_the_front_page_leads_to_a_file_of_the_site(site):

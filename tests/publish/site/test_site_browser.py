@@ -14,7 +14,7 @@ from ladder.publish.history.series import STEP
 from ladder.publish.site import asvpages
 from ladder.report.themes import DARK, LIGHT
 from tests.support import published
-from tests.support.browsing import BROWSER, DRIVER, look, served, started, until
+from tests.support.browsing import BROWSER, CONTRAST, DRIVER, look, press, rgb, served, started, until
 
 if not (BROWSER and DRIVER):
     pytest.skip(
@@ -50,43 +50,9 @@ def browser(chromium: Any) -> Iterator[Any]:
     assert chromium.get_log("browser") == []
 
 
-def press(browser: Any, *keys: str) -> None:
-    from selenium.webdriver.common.action_chains import ActionChains
-    from selenium.webdriver.common.keys import Keys
-
-    ActionChains(browser).send_keys(*[getattr(Keys, key) for key in keys]).perform()
-
-
 # --- the front page, opened from a folder ---------------------------------------------------------------------------
 
-# Contrast of every element that has text of its own, with the ground that is really behind it.
-CONTRAST = """
-const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
-const light = (color) => numbers(color).slice(0, 3).map((part) => part / 255)
-    .map((part) => part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, part, index) => sum + part * [0.2126, 0.7152, 0.0722][index], 0);
-const ground = (element) => {
-    for (; element; element = element.parentElement) {
-        const color = getComputedStyle(element).backgroundColor;
-        if (numbers(color)[3] !== 0) return color;
-    }
-    return 'rgb(255, 255, 255)';
-};
-return [...document.querySelectorAll('body *')]
-    .filter((element) => element.checkVisibility()
-        && [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim()))
-    .map((element) => {
-        const [a, b] = [light(getComputedStyle(element).color), light(ground(element))];
-        return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), element.textContent.trim().slice(0, 40)];
-    });
-"""
-
-
 UNFOLD = "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
-
-
-def rgb(color: str) -> str:
-    return f"rgb({', '.join(str(int(color[at : at + 2], 16)) for at in (1, 3, 5))})"
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -18,11 +18,13 @@ from ladder.studies.precision import plan as precision
 from ladder.studies.precision import report as precisionreport
 from ladder.studies.precision import run as precision_run
 from stylegan_lite.config import Workload
-from tests.support import made_up
+from tests.support import made_up, servers
 from tests.support.judging_files import judge
 from tests.support.rung_steps import small
 from tests.support.small import LEAST
 
+kept_servers = servers.kept_servers
+pytestmark = pytest.mark.usefixtures("kept_servers")
 WORKLOAD = Workload.from_dict(LEAST).to_dict()
 
 

@@ -315,6 +315,13 @@ def test_what_cannot_be_done_is_one_line_and_status_2(args, said):
     assert done.exit_code == 2 and said in done.stderr and len(done.stderr.splitlines()) == 1
 
 
+def test_a_model_of_cheaper_convolutions_has_no_floor(tmp_path):
+    path = tmp_path / "cheap.yaml"
+    path.write_text("resolution: 8\nchannel_base: 64\nbatch: 4\nconvolution: separable\n")
+    done = run("--roofline", "--gpu", "h200", "--workload", str(path))
+    assert done.exit_code == 2 and "cheap has convolution: separable" in done.stderr
+
+
 def test_a_rung_that_cannot_run_here_is_refused(gpu, monkeypatch):
     needs = dict.fromkeys(needss.NEEDS) | {"bf16": "needs BF16 arithmetic"}
     monkeypatch.setattr(system, "capabilities", lambda device: needs)

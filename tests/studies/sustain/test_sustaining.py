@@ -18,9 +18,10 @@ from ladder.publish.validation import kinds, validate
 from ladder.studies.sustain import chart as sustainedchart
 from ladder.studies.sustain import measure as sustaining
 from ladder.studies.sustain import record, report
-from tests.support import committed, made_up_sustained
+from tests.support import committed, made_up_sustained, servers
 from tests.support.small import LEAST
 
+kept_servers = servers.kept_servers
 H200_MACHINE = json.loads(committed.file("results/claims/nvidia-h200.json").read_text())["machine"]
 
 
@@ -35,7 +36,7 @@ def result() -> dict[str, Any]:
 
 
 @pytest.fixture
-def command(tmp_path, monkeypatch):
+def command(tmp_path, monkeypatch, kept_servers):
     """Run the command on the smallest workload; returns (what came of it, the folder of its files).
 
     An earlier run has inspected every rung: what inspecting takes is not what these tests are about.

@@ -196,7 +196,7 @@ def test_its_configuration_is_that_of_its_command_line(clone):
     assert made.G.more["num_fp16_res"] == 4 and made.G.more["conv_clamp"] == 256 and made.loss.pl
     assert made.G.more["fused_modconv_default"] == "inference_only"
     assert made.G.more["channel_base"] == WORKLOAD["channel_base"]
-    adam = {name: each.param_groups[0] for name, _, each, _ in made.phases}
+    adam = {name: each.param_groups[0] for name, _, each, _ in made.updates}
     assert adam["Gmain"]["lr"] == pytest.approx(WORKLOAD["lr"] * 4 / 5) and adam["Gmain"] is adam["Greg"]
     assert adam["Dmain"]["betas"] == (0.0, pytest.approx(WORKLOAD["beta2"] ** (16 / 17)))
     assert made.settings()["fast_double_backward"] is False

@@ -1,0 +1,48 @@
+"""Options of `ladder convert`. `ladder.training.nvidia` does the work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from ladder.base.errors import UserError
+from ladder.base.starting import near
+from ladder.cli import options
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  ladder convert network-snapshot.pkl ffhq.pt               NVIDIA's networks, for ladder train --from ffhq.pt
+  ladder convert runs/photos/checkpoint.pt for_nvidia.pt    state dicts that NVIDIA's classes load"""
+)
+@click.argument("source", metavar="IN", type=options.FILE)
+@click.argument("target", metavar="OUT", type=options.FILE)
+def convert(source: Path, target: Path) -> None:
+    """Turn NVIDIA's StyleGAN2 weights into a checkpoint of `ladder train`, or a checkpoint into NVIDIA's weights.
+
+    IN is a network pickle of stylegan2-ada-pytorch or stylegan3 (--cfg=stylegan2), or a file of torch.save with the
+    state dicts G, D and G_ema. Nothing in a pickle is run: it may name a few harmless things, and anything else is
+    refused. If IN is a checkpoint, OUT gets state dicts under NVIDIA's names. OUT must not exist.
+    """
+    if os.path.lexists(target):
+        raise UserError(f"{target}: is there already: give another OUT")
+    if not target.absolute().parent.is_dir():
+        raise UserError(f"{target}: no such folder as {near(target.absolute().parent)}")
+    from ladder.training import checkpoint
+    from ladder.training.nvidia import convert as converting
+
+    made = converting.convert(source)
+    checkpoint.write(target, made.content)
+    for note in made.notes:
+        click.echo(f"note: {note}", err=True)
+    what = "a checkpoint" if made.is_checkpoint else "state dicts for NVIDIA's classes"
+    w = made.workload
+    bound = "no clamp" if w.conv_clamp is None else f"conv_clamp {w.conv_clamp:g}"
+    click.echo(
+        f"{near(target)}: {what}, {w.resolution}x{w.resolution}, channel_base {w.channel_base}, {bound}"
+    )
+    if made.is_checkpoint:
+        click.echo(f"go on: ladder train --from {near(target)} --data PATH --out DIR")

@@ -1,0 +1,56 @@
+"""The options `--html` and `--price` of `ladder report`, and the page that they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from ladder.base.paths import ROOT
+from ladder.base.starting import near
+from ladder.base.text import plain
+
+RESULTS = ROOT / "results"
+REPORTS = RESULTS / "reports"
+USUAL = ".html"  # stands for a file that is named after the result
+SUFFIXES = (".html", ".htm")
+
+html_option = click.option(
+    "--html",
+    "page",
+    metavar="[FILE.html]",
+    is_flag=False,
+    flag_value=USUAL,
+    help="Write one self-contained page of everything about one machine and workload. [default: in results/reports]",
+)
+price_option = click.option(
+    "--price",
+    metavar="PRICE/h",
+    help="With --html: the price of an hour of this machine, in any currency: 2.5/h.",
+)
+
+
+def write(page: str, paths: Sequence[Path], price: str | None) -> None:
+    """Write the page of these files and print its path.
+
+    A value of --html that does not end in .html is the first of the files, as in `--html RESULT.json`.
+
+    Raises:
+        UserError: a file is no result, does not belong to the others, or the page cannot be written.
+    """
+    from ladder.publish.report import found
+    from ladder.publish.report import page as pages
+    from ladder.report import recommend, tables
+
+    given = Path(page).expanduser()
+    into = given if given.suffix.lower() in SUFFIXES else None
+    files = [*paths] if into or page == USUAL else [given, *paths]
+    tables.refuse_outputs([into] if into else [], files)
+    made = found.find(files, RESULTS, None if price is None else recommend.price_of(price))
+    into = into or REPORTS / f"{found.stem(made.main)}.html"
+    pages.write(made, into)
+    click.echo(plain(made.whose))
+    for mark in made.shown.marks:
+        click.echo(mark)
+    click.echo(f"page: {near(into)}")

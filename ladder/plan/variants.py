@@ -1,0 +1,46 @@
+"""What an entry changes beside its recipe: the step by a patch, or the model by fields of the workload.
+
+Plain data, which goes to a worker by the name of a study and of the entry. The study's package under `ladder.studies`
+has a module `variant` with two functions: `apply(step, name)` patches a built step, `examine(step, name)` shows that
+the entry is in force.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+from ladder.base.plain import Fields
+from ladder.receipts.receipt import Issued
+
+
+class Examination(TypedDict):
+    """The answer of `examine`: the entry's receipt, and figures for the inspection's record."""
+
+    receipts: dict[str, Issued]
+    inspection: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One entry of a study.
+
+    Attributes:
+        study: the package under `ladder.studies`.
+        why: why it costs what it costs, or what it changes; a clause that ends a sentence.
+        exempt: why parity is not judged, None if it is.
+        patched: whether it is another step or model than its recipe says. The rungs' receipts then do not apply.
+        workload: fields of the workload that it changes.
+        updates: updates of D for each update of G, each on a batch of its own.
+    """
+
+    study: str
+    why: str
+    exempt: str | None = None
+    patched: bool = True
+    workload: Fields = field(default_factory=dict)
+    updates: int = 1
+
+    def stored(self) -> dict[str, object]:
+        """Return what a result's file keeps of it."""
+        return {"exempt": self.exempt, "updates": self.updates, "workload": dict(self.workload)}

@@ -1,0 +1,87 @@
+"""Drop-in files for another project's ops: today those of NVIDIA's `torch_utils/ops`, on an exported package."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from ladder.base import files
+from ladder.publish.export import package
+from ladder.publish.export.page import Origin
+
+LIKE = ("nvidia",)
+PACKAGE = "_ladder_ops"  # beside the drop-in files, imported from there
+OPS = ("bias_act", "conv2d", "conv_transpose2d", "upfirdn2d")  # that the drop-in files call
+TOP, FOLDER = "torch_utils", "ops"
+HERE = Path(__file__).parent / "nvidia"
+REPLACED = ("bias_act", "conv2d_gradfix", "conv2d_resample", "fma", "upfirdn2d")
+_SHARED = "calls"  # goes into the package
+_PLACES = (
+    (r"from kernels(\S*) import", rf"from .{PACKAGE}\1 import"),
+    (r"from ladder\.publish\.export\.nvidia\.calls import", f"from .{PACKAGE}.calls import"),
+    (r"from ladder\.publish\.export\.nvidia\.(\w+) import", r"from .\1 import"),
+    (r"from ladder\.publish\.export\.nvidia import", "from . import"),
+    (r"from ladder\.publish\.export\.(\w+) import", rf"from .{PACKAGE}.\1 import"),
+)
+
+
+def contents(origin: Origin) -> dict[str, str]:
+    """Return the path of each file below `torch_utils` -> its text. The same sources give the same files."""
+    ops = package.contents(origin, package.chosen(origin.root, OPS), PACKAGE)
+    ops[f"{_SHARED}.py"] = (HERE / f"{_SHARED}.py").read_text(encoding="utf-8")
+    ops["README.md"] = _page(origin) + ops["README.md"].partition("\n")[2]
+    found = {f"{FOLDER}/{PACKAGE}/{path}": text for path, text in ops.items()}
+    for name in REPLACED:
+        text = (HERE / f"{name}.py").read_text(encoding="utf-8")
+        found[f"{FOLDER}/{name}.py"] = _placed(text)
+    return dict(sorted(found.items()))
+
+
+def _placed(text: str) -> str:
+    """Return a source with its imports from this project turned into relative ones."""
+    for pattern, instead in _PLACES:
+        text = re.sub(rf"^{pattern}", instead, text, flags=re.MULTILINE)
+    return text
+
+
+def digest() -> str:
+    """Return the SHA-256 of the sources of the drop-in files."""
+    return files.digest(HERE, sorted(HERE.glob("*.py")))
+
+
+def digest_of(texts: Mapping[str, str]) -> str:
+    """Return a hash of these files, but not of the pages and the commit among them."""
+    whole = hashlib.sha256()
+    for path, text in sorted(texts.items()):
+        if path.endswith(".py") and not path.endswith(f"{PACKAGE}/__init__.py"):
+            whole.update(f"{path}\0{text}\0".encode())
+    return whole.hexdigest()[:16]
+
+
+def export(origin: Origin, folder: Path) -> list[Path]:
+    """Write `torch_utils` into `folder`, whole or not at all, and return its files. Raises UserError."""
+    return package.write(folder, TOP, contents(origin))
+
+
+def _page(origin: Origin) -> str:
+    """Return how to use the files, which stands before the page of the ops."""
+    named = ", ".join(f"`{name}.py`" for name in REPLACED)
+    return f"""# Ops in place of NVIDIA's
+
+Exported by `ladder export --like nvidia` of the StyleGAN2 optimization ladder {origin.version}, commit
+{origin.commit or "unknown"}. The digest of the drop-in files is `{digest()[:16]}`.
+
+{named} have the names, arguments and results of the files in `torch_utils/ops` of NVIDIA's stylegan3 and
+stylegan2-ada-pytorch. They were written anew and contain no code of NVIDIA's. Copy `torch_utils` over a clone's:
+
+    cp -r torch_utils CLONE/
+
+Nothing is built: the ops run as Triton kernels on a CUDA GPU, and as plain PyTorch everywhere else and with
+`impl="ref"`. `conv2d_gradfix.enabled` must be True, as in NVIDIA's training loop. A warning names each call that no
+fused op serves, once: filters of rank above 1 or of more than 8 taps, factors above 2, dilation, activations other than
+linear, relu and lrelu.
+
+# The ops below them
+"""

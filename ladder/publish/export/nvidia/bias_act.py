@@ -1,0 +1,120 @@
+"""Bias, activation, gain and clamp in one pass, as a drop-in for NVIDIA's `bias_act`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels import bias_act as _fused
+from ladder.publish.export.dispatch import can_run_fused
+from ladder.publish.export.nvidia.calls import say_once, without_autocast
+
+
+class _Activation(dict[str, Any]):
+    """The facts of an activation, as items and as attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+def _activation(
+    number: int, function: Callable[..., Tensor], gain: float = 1, alpha: float = 0, ref: str = "y"
+) -> _Activation:
+    # The last three entries told NVIDIA's kernel what to do. They stay for code that reads them.
+    curved = ref == "x" or number > 3
+    return _Activation(
+        func=function, def_alpha=alpha, def_gain=gain, cuda_idx=number, ref=ref, has_2nd_grad=curved
+    )
+
+
+ROOT_2 = math.sqrt(2)
+activation_funcs = {
+    "linear": _activation(1, lambda x, **_: x, ref=""),
+    "relu": _activation(2, lambda x, **_: F.relu(x), ROOT_2),
+    "lrelu": _activation(3, lambda x, alpha, **_: F.leaky_relu(x, alpha), ROOT_2, 0.2),
+    "tanh": _activation(4, lambda x, **_: torch.tanh(x)),
+    "sigmoid": _activation(5, lambda x, **_: torch.sigmoid(x)),
+    "elu": _activation(6, lambda x, **_: F.elu(x)),
+    "selu": _activation(7, lambda x, **_: F.selu(x)),
+    "softplus": _activation(8, lambda x, **_: F.softplus(x)),
+    "swish": _activation(9, lambda x, **_: x * torch.sigmoid(x), ROOT_2, ref="x"),
+}
+
+
+def _init() -> bool:
+    """Return whether the fused op can run on this machine's GPU. Nothing is built: Triton compiles at first use."""
+    return torch.cuda.is_available() and can_run_fused(torch.empty(0, device="cuda"))
+
+
+def bias_act(
+    x: Tensor,
+    b: Tensor | None = None,
+    dim: int = 1,
+    act: str = "linear",
+    alpha: float | None = None,
+    gain: float | None = None,
+    clamp: float | None = None,
+    impl: str = "cuda",
+) -> Tensor:
+    """Compute clamp(act(x + b) * gain). Differentiable twice.
+
+    Args:
+        x: any shape.
+        b: one number for each index of dimension `dim`, or None.
+        act: a name in `activation_funcs`, which also has the default `alpha` and `gain`.
+        alpha: the slope of "lrelu" below zero.
+        clamp: bound on |result|, or None.
+        impl: "ref" for plain PyTorch; "cuda" for the fused op where it can run.
+
+    Returns a tensor like x.
+    """
+    if impl not in ("ref", "cuda"):
+        raise ValueError(f'impl must be "ref" or "cuda", got {impl!r}')
+    if act not in activation_funcs:
+        raise ValueError(f"act must be one of {', '.join(activation_funcs)}, got {act!r}")
+    if clamp is not None and clamp < 0:
+        raise ValueError(f"clamp must be None or at least 0, got {clamp}")
+    if b is not None and (b.dim() != 1 or not 0 <= dim < x.dim() or len(b) != x.shape[dim]):
+        raise ValueError(f"b {list(b.shape)} does not fit dimension {dim} of x {list(x.shape)}")
+    spec = activation_funcs[act]
+    alpha = float(spec.def_alpha if alpha is None else alpha)
+    gain = float(spec.def_gain if gain is None else gain)
+    if act == "linear" and b is None and gain == 1 and clamp is None:
+        return x
+    if impl == "cuda" and x.numel() and can_run_fused(x) and _is_served(x, b, dim, act):
+        kind = (
+            {"act": "linear"} if act == "linear" else {"act": "lrelu", "slope": 0 if act == "relu" else alpha}
+        )
+        with without_autocast(x):
+            return _fused(x, b, **kind, gain=gain, clamp=None if clamp is None else float(clamp))
+    return _plain(x, b, dim, act, alpha, gain, clamp)
+
+
+def _is_served(x: Tensor, b: Tensor | None, dim: int, act: str) -> bool:
+    if act not in ("linear", "relu", "lrelu"):
+        say_once("bias_act", f"activation {act}")
+    elif b is not None and dim != 1:
+        say_once("bias_act", f"a bias along dimension {dim}")
+    elif x.dim() not in (2, 4):
+        say_once("bias_act", f"a tensor of {x.dim()} dimensions")
+    else:
+        return True
+    return False
+
+
+def _plain(
+    x: Tensor, b: Tensor | None, dim: int, act: str, alpha: float, gain: float, clamp: float | None
+) -> Tensor:
+    if b is not None:
+        x = x + b.to(x.dtype).reshape([-1 if each == dim else 1 for each in range(x.dim())])
+    x = activation_funcs[act].func(x, alpha=alpha)
+    x = x * gain if gain != 1 else x
+    return x if clamp is None else x.clamp(-clamp, clamp)

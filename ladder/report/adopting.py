@@ -1,0 +1,69 @@
+"""The plain-PyTorch form of rungs: the sections of docs/adopt.md that are named by them. The page is the one source."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ladder.base.paths import ROOT
+
+PAGE = "docs/adopt.md"
+_HEADING = re.compile(r"^### (.*`.*)$", re.MULTILINE)
+_BLOCK = re.compile(r"^```py\n(.+?)^```", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the page: the rungs in its heading, its anchor, and its blocks of code."""
+
+    rungs: tuple[str, ...]
+    anchor: str
+    blocks: tuple[str, ...]
+
+
+def read(page: str) -> list[Section]:
+    """Return the sections whose headings name rungs in backticks, in order."""
+    starts = [*_HEADING.finditer(page)]
+    ends = [re.search(r"^##", page[each.end() :], re.MULTILINE) for each in starts]
+    return [
+        Section(
+            tuple(re.findall(r"`(\w+)`", start[1])),
+            re.sub(r"[^\w\- ]", "", start[1].lower()).replace(" ", "-"),
+            tuple(_BLOCK.findall(page[start.end() : start.end() + end.start() if end else len(page)])),
+        )
+        for start, end in zip(starts, ends, strict=True)
+    ]
+
+
+@functools.cache
+def sections() -> list[Section]:
+    """Return the sections of this checkout's page."""
+    return read((ROOT / PAGE).read_text(encoding="utf-8"))
+
+
+def anchors(rungs: Sequence[str]) -> dict[str, str]:
+    """Return the page and anchor of each of these rungs that has a plain form."""
+    found = {name: each.anchor for each in sections() for name in each.rungs}
+    return {name: f"{PAGE}#{found[name]}" for name in rungs if name in found}
+
+
+def lines(rungs: Sequence[str]) -> list[str]:
+    """Return a line for a terminal that names the page, or none."""
+    found = [*anchors(rungs)]
+    return [f"in a loop of your own: {PAGE} has {', '.join(found)}"] if found else []
+
+
+def markdown(rungs: Sequence[str]) -> list[str]:
+    """Return the lines of the code that these rungs are in plain PyTorch, in the page's order."""
+    made: list[str] = []
+    for each in sections():
+        kept = [name for name in each.rungs if name in rungs]
+        if kept and each.blocks:
+            made += [
+                "",
+                f"In a loop of your own, {', '.join(f'`{name}`' for name in kept)} ({PAGE}#{each.anchor}):",
+            ]
+            made += [line for block in each.blocks for line in ("", "```python", block.rstrip("\n"), "```")]
+    return made

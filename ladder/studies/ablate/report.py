@@ -1,0 +1,220 @@
+"""The report of `ladder ablate`: sentences, tables of rungs and of pairs, for a terminal and as Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ladder.base.text import between, escaped, fine_factor
+from ladder.results import store as results
+from ladder.results.types import head
+from ladder.stats import estimates
+from ladder.studies.ablate.record import GPU, Pair, Result, Worth
+
+HEADINGS = (
+    "rung", "on average", "95% interval", "saves ms/step", "in the ladder's order", "first", "last", "all orders",
+)  # fmt: skip
+OF_LONGER = ("rung", "last", "95% interval")
+STORED = ("rung", "run", "GPU", "interval", "step", "interval")
+SHOWN = 5  # pairs in the table
+
+
+def factor(log: float | None) -> str:
+    return "" if log is None else fine_factor(math.exp(log))
+
+
+def bounds(interval: Sequence[float] | None) -> str:
+    """Return an interval of logarithms as one of factors."""
+    return "" if interval is None else between((math.exp(interval[0]), math.exp(interval[1])))
+
+
+def clock(result: Result) -> str:
+    return "GPU time" if result.protocol.clock == GPU else "wall time on a CPU"
+
+
+def table(result: Result) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return headings and rows of the rungs, in the order of the ladder."""
+    if not result.protocol.whole:
+        return OF_LONGER, [
+            (each.rung, factor(each.left_out), bounds(each.left_out_interval)) for each in result.worth
+        ]
+    rows: list[tuple[str, ...]] = [
+        (
+            each.rung,
+            factor(each.gain),
+            bounds(each.interval),
+            "" if each.ms is None else f"{each.ms:.2f}",
+            factor(each.staircase),
+            factor(each.alone),
+            factor(each.left_out),
+            _span(each),
+        )
+        for each in result.worth
+    ]
+    if result.total is not None:
+        total = result.total
+        rows.append(
+            ("all together", factor(total.gain), bounds(total.interval), f"{total.ms:.2f}", *[""] * 4)
+        )
+    return HEADINGS, rows
+
+
+def _span(each: Worth) -> str:
+    if each.least is None or each.most is None:
+        return ""
+    return f"{math.exp(each.least):.3f}-{math.exp(each.most):.3f}x"
+
+
+def pair_rows(result: Result, most: int = SHOWN) -> list[tuple[str, str, str]]:
+    """Return the pairs that need or hinder each other most, with the factor and its interval."""
+    known = sorted((each for each in result.pairs if each.gain is not None), key=_strength)
+    return [
+        (f"{each.first}, {each.second}", factor(each.gain), bounds(each.interval)) for each in known[:most]
+    ]
+
+
+def _strength(each: Pair) -> float:
+    return -abs(each.gain or 0.0)
+
+
+def stored_rows(result: Result) -> list[tuple[str, ...]]:
+    """Return what stored solo and leave-one-out runs say of the rungs."""
+    return [
+        (
+            each.rung,
+            each.mode,
+            fine_factor(each.gpu),
+            between((each.gpu_interval[0], each.gpu_interval[1])) if each.gpu_interval else "",
+            fine_factor(each.wall),
+            between((each.wall_interval[0], each.wall_interval[1])) if each.wall_interval else "",
+        )
+        for each in result.beside
+    ]
+
+
+def order_sentence(result: Result) -> str:
+    """Return how much of the staircase is its order, in one sentence."""
+    total = result.total
+    if total is None:
+        return "The ladder's two ends were not both measured, so nothing is known of its order."
+    if not result.protocol.whole:
+        last = math.fsum(each.left_out for each in result.worth if each.left_out is not None)
+        return (
+            f"The gains of the rungs when each is left out multiply to {factor(last)}, the whole ladder's is"
+            f" {factor(total.gain)}: the difference belongs to rungs that act on each other or leave together."
+        )
+    if total.moved is None:
+        return "Some subsets have no time, so the share of the order is not known."
+    most = max(result.worth, key=lambda each: abs((each.staircase or 0.0) - (each.gain or 0.0)))
+    return (
+        f"{100 * total.moved:.0f}% of the staircase's {factor(total.gain)} in {clock(result)} is its order: so much"
+        f" changes hands against the mean over all {total.orders:,} orders, most at {most.rung} with"
+        f" {factor(most.staircase)} in the ladder's order, {factor(most.gain)} on average, {_span(most)} at the ends."
+    )
+
+
+def pair_sentence(result: Result) -> str:
+    """Return which two rungs act on each other most, as far as the noise lets see."""
+    known = [each for each in result.pairs if each.gain is not None]
+    sure = [each for each in known if beyond_noise(each, result)]
+    if not known:
+        return "No pair of rungs was measured in all four ways."
+    if not sure:
+        return "No pair of rungs gains or loses together beyond the noise."
+    most = min(sure, key=_strength)
+    words = "more" if (most.gain or 0.0) > 0 else "less"
+    size = factor(abs(most.gain or 0.0))
+    return (
+        f"{most.first} and {most.second} act on each other most: together they gain {size} {words} than apart"
+        f" ({len(sure)} of {len(known)} pairs are beyond the noise)."
+    )
+
+
+def beyond_noise(pair: Pair, result: Result) -> bool:
+    """Return whether a pair's gain is beyond the noise, at a level shared by all pairs (Bonferroni)."""
+    if pair.gain is None or pair.interval is None or result.noise is None:
+        return False
+    freedom, level = result.noise.freedom, (1 - estimates.CONFIDENCE) / max(1, len(result.pairs))
+    wider = estimates.t_quantile(1 - level / 2, freedom)
+    wider /= estimates.t_quantile(0.5 + estimates.CONFIDENCE / 2, freedom)
+    return abs(pair.gain) > wider * (pair.interval[1] - pair.interval[0]) / 2
+
+
+def noise_sentence(result: Result) -> str:
+    noise = result.noise
+    if noise is None:
+        return "No intervals: fewer than three subsets were repeated in fresh processes."
+    return (
+        f"{noise.freedom + 1} subsets were repeated in fresh processes: one measurement is off by"
+        f" {100 * noise.sd:.2f}% (sd), and fresh processes took {100 * noise.shift:+.2f}%."
+    )
+
+
+def sentences(result: Result) -> list[str]:
+    """Return the findings, one sentence each."""
+    failed = [row for row in result.subsets if row.status != "ok"]
+    parity = result.parity
+    found = [order_sentence(result), pair_sentence(result), noise_sentence(result)]
+    if parity is not None and parity.verdict != "ok":
+        found = [f"Nothing was measured, because the whole ladder failed parity: {parity.reason}."]
+    found += (
+        [f"{len(failed)} subsets have no time: {failed[0].status}: {failed[0].reason}."] if failed else []
+    )
+    found += [f"{name} is left out: {why}." for name, why in result.protocol.skipped.items()]
+    return found
+
+
+def text(result: Result) -> str:
+    """Return the report for a terminal."""
+    headings, rows = table(result)
+    parts = [aligned([headings, *rows])]
+    if pairs := pair_rows(result):
+        parts.append(aligned([("pair", "together more", "95% interval"), *pairs]))
+    if stored := stored_rows(result):
+        parts.append(aligned([STORED, *stored]))
+    return "\n\n".join([*parts, "\n".join([*sentences(result), *result.protocol.notes])])
+
+
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Return lines of cells as a table of a terminal, the first column to the left."""
+    wide = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
+    made = [
+        [line[0].ljust(wide[0]), *(cell.rjust(w) for cell, w in zip(line[1:], wide[1:], strict=True))]
+        for line in lines
+    ]
+    return "\n".join("  ".join(line).rstrip() for line in made)
+
+
+def markdown(result: Result) -> str:
+    """Return the page beside the JSON file."""
+    facts, work, rules = result.machine, result.workload, result.protocol
+    many = f"{len(result.subsets)} subsets of {len(rules.rungs)} rungs"
+    page = [
+        f"# What each rung is worth in any order: {escaped(facts.gpu or facts.cpu or '')}",
+        "",
+        f"Workload {escaped(work['name'])}: {work['resolution']}x{work['resolution']}, batch {work['batch']}, random"
+        f" images; ladder `{rules.ladder}`, {many}, two cycles of {clock(result)} each in one process."
+        f" PyTorch {facts.torch}, commit {results.commit_words(head(result))}.",
+        "",
+        *(f"- {escaped(line)}" for line in [*sentences(result), *rules.notes]),
+        "",
+        tables(result),
+    ]
+    return "\n".join(page).rstrip() + "\n"
+
+
+def tables(result: Result) -> str:
+    """Return the tables alone as Markdown: rungs, pairs, stored runs."""
+    headings, rows = table(result)
+    parts = [grid(headings, rows)]
+    if pairs := pair_rows(result):
+        parts.append(grid(("pair", "together more", "95% interval"), pairs))
+    if stored := stored_rows(result):
+        parts.append(grid(STORED, stored))
+    return "\n\n".join(parts)
+
+
+def grid(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of Markdown, the first column to the left."""
+    lines = ["| " + " | ".join(map(escaped, row)) + " |" for row in (headings, *rows)]
+    return "\n".join([lines[0], "|---|" + "---:|" * (len(headings) - 1), *lines[1:]])

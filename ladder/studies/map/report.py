@@ -1,0 +1,281 @@
+"""The report of `ladder map`: sentences, heat maps as tables, and the hours of a training that grows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ladder.base.text import escaped, fine_factor
+from ladder.results import store as results
+from ladder.results.types import head
+from ladder.studies.map import progressive
+from ladder.studies.map.measure import title
+from ladder.studies.map.plan import PAIR
+from ladder.studies.map.record import (
+    COUNTS,
+    GPU,
+    PROGRESSIVE,
+    WALL,
+    Key,
+    Result,
+    Row,
+    by_key,
+    mean_factor,
+    time_ms,
+)
+
+ALIKE = COUNTS  # within this factor of the fastest a recipe counts as the fastest, too
+EVERYWHERE = " everywhere"
+CLOCKS = {WALL: "step", GPU: "GPU time"}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A rule that takes a recipe by the resolution, and the hours that a training takes under it."""
+
+    name: str
+    recipes: dict[int, tuple[str, ...]]  # by resolution, the rungs that are left out
+    hours: dict[int, float] | None  # missing where a recipe has no time
+
+    @property
+    def total(self) -> float | None:
+        return None if self.hours is None else sum(self.hours.values())
+
+
+def clocks(result: Result) -> list[str]:
+    """Return the clocks that the result has times of, wall time first."""
+    return [clock for clock in (WALL, GPU) if any(time_ms(row, clock) for row in result.rows)] or [WALL]
+
+
+def axes(result: Result) -> tuple[list[int], list[int]]:
+    """Return the resolutions and the batches of a map, from small to large."""
+    cells = result.protocol.cells
+    return sorted({cell[0] for cell in cells}), sorted({cell[1] for cell in cells})
+
+
+def cell_factor(result: Result, rung: str, clock: str, resolution: int, batch: int) -> float | None:
+    """Return what a rung gains in a cell, as a factor."""
+    place = (resolution, batch, rung)
+    found = [each for each in result.gains if (each.resolution, each.batch, each.rung) == place]
+    return (found[0].wall if clock == WALL else found[0].gpu) if found else None
+
+
+def cell_word(result: Result, rung: str, resolution: int, batch: int) -> str:
+    """Return why a cell has no gain: "oom", another status, or nothing if it was not measured."""
+    rows = by_key(result.rows)
+    found = [rows.get((resolution, batch, out)) for out in ((), (rung,))]
+    broken = [row.status for row in found if row is not None and row.status != "ok"]
+    return broken[0] if broken else ""
+
+
+def table(result: Result, rung: str, clock: str) -> tuple[list[str], list[list[str]]]:
+    """Return a heat map as headings and rows: batches by resolution."""
+    resolutions, batches = axes(result)
+    made = [
+        [f"{size}x{size}"]
+        + [
+            fine_factor(cell_factor(result, rung, clock, size, batch)) or cell_word(result, rung, size, batch)
+            for batch in batches
+        ]
+        for size in resolutions
+    ]
+    return [f"{rung}, {CLOCKS[clock]}", *(f"batch {batch}" for batch in batches)], made
+
+
+def matters_sentence(result: Result, rung: str) -> str:
+    """Return, for each resolution, from which batch on a rung matters, or up to which."""
+    said = []
+    resolutions, batches = axes(result)
+    for size in resolutions:
+        known = [
+            (batch, value)
+            for batch in batches
+            if (value := cell_factor(result, rung, WALL, size, batch)) is not None
+        ]
+        if known:
+            said.append(f"{_where(known)} at {size}x{size}")
+    if not said:
+        return f"{rung}: no cell has a time with it and one without it."
+    share = 100 * (COUNTS - 1)
+    return f"{rung} saves {share:.0f}% of the step or more {', '.join(said)}."
+
+
+def _where(known: Sequence[tuple[int, float]]) -> str:
+    """Return at which batches a factor counts, in the shortest words."""
+    batches = [batch for batch, _ in known]
+    good = [batch for batch, value in known if value >= COUNTS]
+    if not good:
+        return "at no batch"
+    if good == batches:
+        return "at every batch"
+    if good == batches[: len(good)]:
+        return f"up to batch {good[-1]}"
+    if good == batches[-len(good) :]:
+        return f"from batch {good[0]}"
+    return f"at batch {', '.join(map(str, good))}"
+
+
+def fastest(rows: dict[Key, Row], cell: Sequence[int], outs: Sequence[tuple[str, ...]]) -> Row | None:
+    """Return the fastest row of a cell by wall time."""
+    found = [row for out in outs if (row := rows.get((cell[0], cell[1], out))) and time_ms(row, WALL)]
+    return min(found, key=lambda row: time_ms(row, WALL) or 0.0, default=None)
+
+
+def outs(result: Result) -> list[tuple[str, ...]]:
+    """Return the four recipes by the rungs that they leave out."""
+    first, second = result.protocol.rungs
+    return [(), (first,), (second,), (first, second)]
+
+
+def policy_sentence(result: Result) -> str:
+    """Return how the article's policy fares against the fastest recipe of each cell."""
+    pair = result.protocol.rungs
+    if tuple(pair) != PAIR:
+        return "The article's policy is about CUDA graphs and channels_last, so this pair does not test it."
+    rows, lost, whole = by_key(result.rows), {}, []
+    for cell in result.protocol.cells:
+        size, batch = cell
+        best = time_ms(fastest(rows, cell, outs(result)), WALL)
+        ruled = time_ms(rows.get((size, batch, progressive.of_article(size, pair))), WALL)
+        top = time_ms(rows.get((size, batch, ())), WALL)
+        if best and ruled and top:
+            lost[size, batch] = ruled / best
+            whole.append(top / best)
+    if not lost:
+        return "The article's policy is not tested: no cell has a time under it."
+    good = sum(value <= ALIKE for value in lost.values())
+    worst = max(lost, key=lambda each: lost[each])
+    return (
+        f"The article's policy (graphs and NCHW up to {progressive.ARTICLE_TO}x{progressive.ARTICLE_TO}, channels_last"
+        f" and no graphs above) is within {100 * (ALIKE - 1):.0f}% of the fastest recipe in {good} of {len(lost)}"
+        f" cells; it takes {fine_factor(mean_factor(lost.values()))} the time of the fastest on average and"
+        f" {lost[worst]:.2f}x at {worst[0]}x{worst[0]}, batch {worst[1]}, where the whole ladder everywhere takes"
+        f" {fine_factor(mean_factor(whole))} on average."
+    )
+
+
+def policies(result: Result) -> list[Policy]:
+    """Return the article's policy, ours (the fastest recipe at each resolution), and each recipe everywhere."""
+    rows, pair = by_key(result.rows), result.protocol.rungs
+    sizes = {cell[0]: cell for cell in result.protocol.cells}
+    made: dict[str, dict[int, tuple[str, ...]]] = {}
+    if tuple(pair) == PAIR:
+        made["the article's policy"] = {size: progressive.of_article(size, pair) for size in sizes}
+    best = {size: fastest(rows, cell, outs(result)) for size, cell in sizes.items()}
+    if all(best.values()):
+        made["ours (the fastest at each resolution)"] = {
+            size: tuple(row.out) for size, row in best.items() if row
+        }
+    made |= {title(out) + EVERYWHERE: dict.fromkeys(sizes, out) for out in outs(result)}
+    return [Policy(name, chosen, _hours(result, chosen)) for name, chosen in made.items()]
+
+
+def _hours(result: Result, chosen: dict[int, tuple[str, ...]]) -> dict[int, float] | None:
+    rows = by_key(result.rows)
+    sizes = {cell[0]: cell[1] for cell in result.protocol.cells}
+    times = {size: time_ms(rows.get((size, sizes[size], out)), WALL) for size, out in chosen.items()}
+    seconds = {size: ms / sizes[size] / 1000 for size, ms in times.items() if ms}
+    if len(seconds) < len(sizes) or result.protocol.images is None:
+        return None
+    return progressive.hours(seconds, progressive.images(result.protocol.images, max(sizes)))
+
+
+def progressive_sentences(result: Result) -> list[str]:
+    """Return what a training that grows takes, and what was not trained."""
+    known = {policy.name: policy.total for policy in policies(result) if policy.total}
+    single = {name: hours for name, hours in known.items() if name.endswith(EVERYWHERE)}
+    told = [f"{hours:.3g} h with {name}" for name, hours in known.items() if name not in single]
+    if single:
+        best = min(single, key=lambda name: single[name] or 0.0)
+        told.append(f"{single[best]:.3g} h with the best single recipe ({best})")
+    lines = [f"{result.protocol.images:,} images take {', '.join(told)}."] if told else []
+    lines.append(
+        "No growing network is trained: each resolution is a workload of its own, the blending of two resolutions is"
+        " left out, and images of 4x4 are counted at the speed of 8x8, the smallest workload."
+    )
+    return lines
+
+
+def policy_table(result: Result) -> tuple[list[str], list[list[str]]]:
+    """Return hours by policy and resolution as headings and rows."""
+    shown = progressive.images(result.protocol.images or 1, max(cell[0] for cell in result.protocol.cells))
+    heads = ["policy", "hours", *(f"{size}x{size}" for size in shown)]
+    return heads, [
+        [policy.name, f"{policy.total:.3g}" if policy.total else "", *_of(policy, shown)]
+        for policy in policies(result)
+    ]
+
+
+def _of(policy: Policy, shown: dict[int, int]) -> list[str]:
+    return [f"{policy.hours[size]:.3g}" if policy.hours else "" for size in shown]
+
+
+def cell_table(result: Result) -> tuple[list[str], list[list[str]]]:
+    """Return the times of every cell by recipe as headings and rows: ms a step by the wall clock."""
+    rows = by_key(result.rows)
+    made = []
+    for size, batch in result.protocol.cells:
+        found = [rows.get((size, batch, out)) for out in outs(result)]
+        words = [
+            f"{time_ms(row, WALL):.4g}" if time_ms(row, WALL) else (row.status if row else "")
+            for row in found
+        ]
+        made.append([f"{size}x{size}, batch {batch}", *words])
+    return ["ms/step", *(title(out) for out in outs(result))], made
+
+
+def tables(result: Result) -> list[tuple[list[str], list[list[str]]]]:
+    """Return all tables of a result as headings and rows."""
+    if result.protocol.study == PROGRESSIVE:
+        return [policy_table(result), cell_table(result)]
+    maps = [table(result, rung, clock) for clock in clocks(result) for rung in result.protocol.rungs]
+    return [*maps, cell_table(result)]
+
+
+def sentences(result: Result) -> list[str]:
+    """Return the findings, one sentence each."""
+    if result.protocol.study == PROGRESSIVE:
+        return progressive_sentences(result)
+    found = [matters_sentence(result, rung) for rung in result.protocol.rungs] + [policy_sentence(result)]
+    lacking = [row for row in result.rows if row.status == "oom"]
+    return found + [f"{len(lacking)} of {len(result.rows)} rows ran out of memory."] * bool(lacking)
+
+
+def text(result: Result) -> str:
+    """Return the report for a terminal."""
+    parts = []
+    for headings, rows in tables(result):
+        lines = [headings, *rows]
+        wide = [max(len(line[k]) for line in lines) for k in range(len(headings))]
+        cells = [
+            [line[0].ljust(wide[0]), *(cell.rjust(w) for cell, w in zip(line[1:], wide[1:], strict=True))]
+            for line in lines
+        ]
+        parts.append("\n".join("  ".join(line).rstrip() for line in cells))
+    return "\n\n".join([*parts, "\n".join([*sentences(result), *result.protocol.notes])])
+
+
+def markdown(result: Result) -> str:
+    """Return the page beside the JSON file."""
+    facts, work, rules = result.machine, result.workload, result.protocol
+    name = (
+        "A training that grows" if rules.study == PROGRESSIVE else f"Where {' and '.join(rules.rungs)} matter"
+    )
+    page = [
+        f"# {escaped(name)}: {escaped(facts.gpu or facts.cpu or '')}",
+        "",
+        f"Workload {escaped(work['name'])} at other batches and resolutions, random images; ladder `{rules.ladder}`,"
+        f" every row in a fresh process: {rules.cycles} cycles by the wall clock, then two of GPU time."
+        f" PyTorch {facts.torch}, commit {results.commit_words(head(result))}.",
+        "",
+        *(f"- {escaped(line)}" for line in [*sentences(result), *rules.notes]),
+    ]
+    for headings, rows in tables(result):
+        page += ["", grid(headings, rows)]
+    return "\n".join(page).rstrip() + "\n"
+
+
+def grid(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table of Markdown, the first column to the left."""
+    lines = ["| " + " | ".join(map(escaped, row)) + " |" for row in (headings, *rows)]
+    return "\n".join([lines[0], "|---|" + "---:|" * (len(headings) - 1), *lines[1:]])

@@ -1,0 +1,155 @@
+"""`ladder run --mode mistakes`, `--mode levers` and `--recipe`: what is planned, refused, defaulted, and really run."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from ladder.base.errors import UserError
+from ladder.cli import climb
+from ladder.cli.main import main
+from ladder.engine import inspection
+from ladder.engine import run as measure
+from ladder.plan import catalog, modes, needs
+from ladder.results import check
+from tests.support.small import LITTLE
+
+NO_GPU = dict.fromkeys(needs.NEEDS, "needs a CUDA GPU") | {"bf16": None}
+RECIPE = {"channels_last": True, "instance_norm": "var_mean", "set_to_none": True}
+EMPTY = {field.name: None for field in dataclasses.fields(climb.Request)}
+
+
+def request(**asked: Any) -> climb.Request:
+    return climb.Request(**EMPTY | {"ladder": "article", "quick": False, "out": Path("out")} | asked)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    path = tmp_path / "best.yaml"
+    path.write_text(yaml.safe_dump(RECIPE))
+    return str(path)
+
+
+def laid_out(asked: climb.Request) -> tuple[str, catalog.Ladder, list[catalog.Planned]]:
+    return climb.laid_out(asked, catalog.load_ladder("article"), NO_GPU, LITTLE, "cpu")
+
+
+def test_a_recipe_stands_beside_the_baseline(recipe: str) -> None:
+    mode, ladder, planned = laid_out(request(recipe=recipe))
+    assert (mode, ladder.name) == (modes.RECIPE, modes.RECIPE) and ladder.digest
+    base, mine = planned
+    assert base.recipe == catalog.load_rung("baseline").change and base.name == "baseline"
+    assert mine.name == "recipe" and mine.title == "the recipe best" and mine.variant is None
+    assert mine.recipe is not None and mine.recipe.items() >= RECIPE.items()
+    assert "channels_last" in catalog.contained(mine.recipe)  # whose receipts are asked for
+
+
+def test_another_recipe_of_the_same_file_is_another_run(recipe: str) -> None:
+    before = laid_out(request(recipe=recipe))[1].digest
+    Path(recipe).write_text(yaml.safe_dump(RECIPE | {"set_to_none": False}))
+    assert laid_out(request(recipe=recipe))[1].digest != before
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("cuda_graphs: true\nadam: capturable\n", "cuda_graphs: true needs a CUDA device"),
+        ("channel_last: true\n", "unknown key 'channel_last'; did you mean 'channels_last'"),
+        ("fused_filter: true\n", "fused_filter needs resample: triton"),
+    ],
+)
+def test_a_recipe_that_cannot_run_here_is_one_line(recipe: str, content: str, says: str) -> None:
+    Path(recipe).write_text(content)
+    with pytest.raises((UserError, ValueError), match=says) as caught:
+        laid_out(request(recipe=recipe))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_for_another_model_is_refused_before_anything_runs(recipe: str) -> None:
+    Path(recipe).write_text("demodulation: grouped\n")
+    asked, ladder = request(recipe=recipe), catalog.load_ladder("article")
+    with pytest.raises(ValueError, match="demodulation needs a workload with convolution: full"):
+        climb.laid_out(asked, ladder, NO_GPU, LITTLE | {"block_layers": 1}, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("--recipe", "x.yaml", "--mode", "solo"), "--recipe measures that recipe beside the baseline"),
+        (("--recipe", "x.yaml", "--rungs", "bf16"), "leave out --mode and --rungs"),
+        (("--recipe", "x.yaml"), "x.yaml: no such recipe file"),
+        (("--mode", "mistakes", "--ladder", "full"), "--mode mistakes stands on the article's ladder"),
+        (("--mode", "levers", "--rungs", "wide"), "--rungs: wide not in the levers"),
+    ],
+)
+def test_what_contradicts_itself_is_one_line(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    found = CliRunner().invoke(main, ["run", "--device", "cpu", "--out", str(tmp_path), *words])
+    assert found.exit_code == 2 and says in found.output and found.output.count("\n") == 1
+    assert not any(tmp_path.iterdir())
+
+
+def test_mistakes_take_three_generations_of_one_cycle_by_default() -> None:
+    assert climb.with_defaults(request(), "mistakes") == request(rounds=3, cycles=1)
+    assert climb.with_defaults(request(budget=30.0), "mistakes") == request(budget=30.0, cycles=1)
+    assert climb.with_defaults(request(rounds=5, cycles=2), "mistakes") == request(rounds=5, cycles=2)
+    for mode in ("cumulative", "levers", "recipe"):
+        assert climb.with_defaults(request(), mode) == request()
+    resumed = request(resume=Path("x.json"))
+    assert climb.with_defaults(resumed, "mistakes") == resumed
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """A run of two mistakes and one of a lever, each of one generation, in real workers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inspection, "CACHE", tmp_path_factory.mktemp("cache"))
+        article, found = catalog.load_ladder("article"), {}
+        for mode, only in (("mistakes", ["item_each_step", "n_critic_2"]), ("levers", ["separable"])):
+            planned = modes.plan(mode, article, NO_GPU, only, LITTLE | {"channel_max": 8})
+            ladder = modes.ladder_of(mode, article)
+            how = {"rounds": 1, "cycles": 1, "mode": mode, "out": tmp_path_factory.mktemp(mode)}
+            found[mode] = measure.run_ladder(LITTLE | {"data": None}, "little", ladder, planned, "cpu", **how)
+        return found
+
+
+def rungs(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {rung["name"]: rung for rung in result["rungs"]}
+
+
+def test_mistakes_reach_the_workers_and_are_timed(ran: dict[str, dict[str, Any]]) -> None:
+    result = ran["mistakes"]
+    found = rungs(result)
+    assert {rung["status"] for rung in found.values()} == {"ok"}, result
+    assert found["clean"]["parity"]["verdict"] == found["item_each_step"]["parity"]["verdict"] == "ok"
+    assert found["n_critic_2"]["parity"] is None and found["n_critic_2"]["variant"]["exempt"]
+    for name in ("item_each_step", "n_critic_2"):
+        assert found[name]["receipts"].keys() == {name} and found[name]["receipts"][name]["engaged"]
+    assert "bf16" in found["clean"]["receipts"] and "variant" not in found["clean"]
+    assert [twin["of"] for twin in result["twins"]] == ["clean"]
+    assert found["n_critic_2"]["images_per_s"] == pytest.approx(8 / found["n_critic_2"]["step_ms"] * 1000)
+    assert (
+        found["clean"]["rounds"][0]["after"] == "ok" and "after" not in found["item_each_step"]["rounds"][0]
+    )
+    assert check.problem_of(result) is None
+
+
+def test_levers_run_on_a_workload_of_their_own(ran: dict[str, dict[str, Any]]) -> None:
+    found = rungs(ran["levers"])
+    assert {rung["status"] for rung in found.values()} == {"ok"}
+    assert found["separable"]["recipe"] == found["unchanged"]["recipe"]
+    assert found["separable"]["variant"]["workload"] == {"convolution": "separable"}
+    flops, parameters = (
+        {n: r["inspection"][key] for n, r in found.items()} for key in ("flops", "parameters")
+    )
+    assert flops["separable"] < flops["unchanged"] and parameters["separable"] < parameters["unchanged"]
+    assert {"unchanged", "conv_double_backward"} <= found["unchanged"]["receipts"].keys()
+    assert "convolution" not in ran["levers"]["workload"]
+    assert check.problem_of(ran["levers"]) is None
+
+
+def test_the_patches_are_part_of_the_measured_code(ran: dict[str, dict[str, Any]]) -> None:
+    engines = {ran[mode]["measured_code"]["engine"] for mode in ran}
+    assert len(engines) == 2

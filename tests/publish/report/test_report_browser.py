@@ -1,0 +1,156 @@
+"""The full report in a real browser without a network: light and dark, keyboard, a phone, paper, a saved file."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladder.publish.report import found as files
+from ladder.publish.report import page
+from ladder.report.themes import DARK, LIGHT
+from tests.support.browsing import BROWSER, CONTRAST, DRIVER, look, press, rgb, started
+
+if not (BROWSER and DRIVER):
+    pytest.skip(
+        "no browser here: chromium and chromedriver (Debian: chromium-driver)", allow_module_level=True
+    )
+pytest.importorskip("selenium.webdriver", reason="selenium is not installed: requirements.lock has it")
+
+DATA = Path(__file__).resolve().parents[2] / "data" / "results"
+OPEN = "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    page.write(files.find([DATA / "ladder"], DATA), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with started(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
+
+
+@pytest.fixture
+def browser(chromium: Any) -> Iterator[Any]:
+    """A browser that has seen nothing; a message on its console fails the test."""
+    chromium.get("about:blank")
+    chromium.get_log("browser")
+    look(chromium, "light")
+    yield chromium
+    assert chromium.get_log("browser") == []
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_text_is_readable_in_light_and_dark(browser: Any, report: Path, theme: str) -> None:
+    look(browser, theme)
+    browser.get(report.as_uri())
+    browser.execute_script(OPEN)
+    ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+    assert ground == rgb((LIGHT if theme == "light" else DARK).ground)
+    poor = [(ratio, text) for ratio, text in browser.execute_script(CONTRAST) if ratio < 4.5]
+    assert not poor
+
+
+def test_bars_of_one_chart_share_their_scale(browser: Any, report: Path) -> None:
+    browser.get(report.as_uri())
+    widths = browser.execute_script(
+        "return [...document.querySelectorAll('#staircase .bars svg')]"
+        ".map((each) => each.getBoundingClientRect().width)"
+    )
+    assert len(widths) == 4 and len(set(widths)) == 1 and widths[0] > 200
+    sizes = browser.execute_script(
+        "return [...document.querySelectorAll('#staircase .bars svg')].map((each) => "
+        "[...each.querySelectorAll('rect')].reduce((sum, part) => sum + part.getBoundingClientRect().width, 0))"
+    )
+    times = [170.9, 175.1, 193.6, 208.5]
+    assert [size / sizes[0] for size in sizes] == pytest.approx([ms / times[0] for ms in times], rel=0.01)
+
+
+def test_a_phone_scrolls_nothing_but_tables(browser: Any, report: Path) -> None:
+    size = {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        browser.get(report.as_uri())
+        browser.execute_script(OPEN)
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
+        wide = browser.execute_script(
+            "return [...document.querySelectorAll('main *:not(.scroll *):not(svg *)')]"
+            ".filter((each) => each.checkVisibility() && each.getBoundingClientRect().right > 361)"
+            ".map((each) => each.outerHTML.slice(0, 80))"
+        )
+        assert wide == []
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_keyboard_reaches_every_control_and_shows_it(browser: Any, report: Path) -> None:
+    browser.get(report.as_uri())
+    controls = browser.execute_script(
+        "return [...document.querySelectorAll('a[href], summary, button, [tabindex=\"0\"]')]"
+        ".filter((each) => each.checkVisibility()).length"
+    )
+    state = (
+        "const at = document.activeElement, look = getComputedStyle(at);"
+        "return [at.tagName, at.className, look.outlineStyle, at.getBoundingClientRect().left >= 0]"
+    )
+    seen = []
+    for _ in range(controls):
+        press(browser, "TAB")
+        seen.append(browser.execute_script(state))
+    assert seen[0][1] == "skip" and all(at != "BODY" for at, *_ in seen), "fewer than there are"
+    assert all(style != "none" and inside for _, _, style, inside in seen), "in focus, and nobody sees it"
+    browser.execute_script("document.querySelector('.skip').focus()")
+    press(browser, "ENTER")
+    assert browser.current_url.endswith("#staircase")
+    browser.execute_script("document.querySelector('summary').focus()")
+    press(browser, "ENTER")
+    assert browser.execute_script("return document.querySelector('details').open")
+    opened = "return [...document.querySelectorAll('details')].filter((each) => each.open).length"
+    every = browser.execute_script("return document.querySelectorAll('details').length")
+    for button, wanted in (("true", every), ("false", 0)):
+        browser.execute_script(f"document.querySelector('[data-open=\"{button}\"]').focus()")
+        press(browser, "SPACE")
+        assert browser.execute_script(opened) == wanted
+
+
+def test_a_file_is_saved_from_the_page_as_it_was(browser: Any, report: Path, tmp_path: Path) -> None:
+    saving = {"behavior": "allow", "downloadPath": str(tmp_path)}
+    browser.execute_cdp_cmd("Browser.setDownloadBehavior", saving)
+    browser.get(report.as_uri())
+    name = browser.execute_script(
+        "const each = document.querySelector('[data-file]'); each.click(); return each.dataset.file"
+    )
+    saved, end = tmp_path / name.rpartition("/")[2], time.monotonic() + 20
+    while (found := _json(saved)) is None and time.monotonic() < end:
+        time.sleep(0.05)
+    assert found == json.loads((DATA / "ladder" / name).read_text())
+
+
+def _json(path: Path) -> Any:
+    """Return what a file holds, None until it is whole: a browser makes an empty file first."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def test_paper_shows_the_folded_explanations_and_no_controls(browser: Any, report: Path) -> None:
+    browser.get(report.as_uri())
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        browser.execute_script("window.dispatchEvent(new Event('beforeprint'))")
+        shown = "return [...document.querySelectorAll(arguments[0])].filter((each) => each.checkVisibility()).length"
+        assert browser.execute_script(shown, "#steps details table") == 4
+        assert browser.execute_script(shown, "#proofs details, nav, button") == 0
+        browser.execute_script("window.dispatchEvent(new Event('afterprint'))")
+        assert not browser.execute_script("return document.querySelector('#steps details').open")
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

@@ -1,0 +1,36 @@
+"""The tables of `docs/attribute.md`: complete results are shown, others are not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ladder.publish.pages import attributed
+from ladder.publish.pages.committed import Committed
+from tests.support import committed, made_up_ablation
+
+MACHINE = json.loads(committed.file("results/claims/nvidia-h200.json").read_text())["machine"]
+
+
+def kept(root: Path, name: str, data: dict[str, Any]) -> Committed:
+    path = root / "results" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data))
+    return Committed(root)
+
+
+def test_a_complete_ablation_is_shown_with_its_sources(tmp_path: Path) -> None:
+    assert "*No complete run yet: `ladder ablate`.*\n" == attributed.ablated(Committed(tmp_path))
+    data = made_up_ablation.of_ablation(MACHINE, made_up_ablation.ARTICLE[:3])
+    shown = attributed.ablated(kept(tmp_path, "ablation/a.json", data))
+    assert shown.startswith("**NVIDIA H200**, `article`, ladder `article`\n\n- ")
+    assert "| bf16 | " in shown and "is its order" in shown and "(@/results/ablation/a.png)" in shown
+    stopped = kept(tmp_path, "ablation/a.json", data | {"complete": False})
+    assert attributed.ablated(stopped).startswith("*No complete run yet")
+
+
+def test_a_map_and_a_training_that_grows_are_shown(tmp_path: Path) -> None:
+    assert "*No complete run yet: `ladder map`.*\n" == attributed.mapped(Committed(tmp_path))
+    kept(tmp_path, "map/a.json", made_up_ablation.of_map(MACHINE))
+    shown = attributed.mapped(kept(tmp_path, "map/b.json", made_up_ablation.of_map(MACHINE, 25_000_000)))
+    assert "| cuda\\_graphs, step | batch 4 |" in shown and "article's policy" in shown
+    assert "| the article's policy | 50.8 |" in shown and "No growing network is trained" in shown

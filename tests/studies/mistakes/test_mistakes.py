@@ -1,0 +1,237 @@
+"""Each mistake is in force in a patched step and its proof goes red without the patch; most change no number."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from ladder.base import text
+from ladder.base.errors import UserError
+from ladder.engine import inspection
+from ladder.engine.pool import WorkerFailure
+from ladder.plan import catalog, mistakes, modes, needs
+from ladder.plan.variants import Variant
+from ladder.studies.mistakes import proofs, variant
+from stylegan_lite import make_step
+from stylegan_lite.config import Recipe, Workload
+from tests.support.small import LITTLE
+
+ALL = dict.fromkeys(needs.NEEDS)
+NO_GPU = dict.fromkeys(needs.NEEDS, "needs a CUDA GPU") | {"bf16": None}
+CLEAN = {"channels_last": True, "instance_norm": "var_mean", "precision": "bf16", "set_to_none": True}
+BY_NAME = {mistake.name: mistake for mistake in mistakes.MISTAKES}
+ON_CPU = ("set_to_none", "precision")  # changes that a CPU can run
+CROSSES = {"blocking_copies": "no batch crosses a bus on a CPU"}
+SAME = [
+    n
+    for n, m in BY_NAME.items()
+    if m.exempt is None and n not in ("latents_in_loop", *CROSSES, "too_few_workers")
+]
+
+
+@pytest.fixture
+def cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let a CPU synchronize, and compile without a compiler. Dynamo's limits are put back."""
+    import torch._dynamo.config
+    import torch._inductor.config
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: None)
+    monkeypatch.setattr(variant, "COMPILER", "eager")
+    dynamo, inductor = torch._dynamo.config, torch._inductor.config
+    limits = {name: getattr(dynamo, name) for name in ("recompile_limit", "accumulated_recompile_limit")}
+    with dynamo.patch(limits), inductor.patch(force_disable_caches=inductor.force_disable_caches):
+        yield
+
+
+def made(name: str | None, recipe: dict[str, Any] | None = None) -> Any:
+    """A prepared step with one mistake, or the clean one."""
+    change = {} if name is None else {k: v for k, v in BY_NAME[name].change.items() if k in ON_CPU}
+    step = make_step(LITTLE, CLEAN | (change if recipe is None else recipe), device="cpu")
+    if name is not None:
+        variant.apply(step, name)
+    step.prepare()
+    return step
+
+
+@pytest.mark.parametrize("name", [name for name in BY_NAME if name not in CROSSES])
+def test_a_mistake_is_in_force_and_its_proof_is_red_without_it(
+    name: str, cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = variant.examine(made(name), name)["receipts"][name]
+    assert there["engaged"], there
+    assert all(text.TEXT.fullmatch(line) for line in there["lines"])
+    monkeypatch.setitem(variant.PATCHES, name, ())  # the patch is gone, and with it the change of the recipe
+    gone = made(name, {"workers": 1} if name == "too_few_workers" else {})
+    red = variant.examine(gone, name)["receipts"][name]
+    gone.close()
+    assert not red["engaged"] and any(line.startswith("not engaged: ") for line in red["lines"])
+
+
+def test_every_mistake_has_a_patch_or_a_change_and_a_proof() -> None:
+    assert variant.PATCHES.keys() == proofs.PROOFS.keys() == BY_NAME.keys()
+    assert all(variant.PATCHES[name] or mistake.change for name, mistake in BY_NAME.items())
+    for mistake in mistakes.MISTAKES:
+        assert text.TEXT.fullmatch(mistake.title) and text.TEXT.fullmatch(mistake.exempt or "x")
+        assert len(mistake.why.split()) <= 20 and not mistake.why.endswith(".")
+        assert len(mistake.title) <= modes.LONGEST
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_a_mistake_without_exemption_changes_no_number(name: str, cpu: None) -> None:
+    found = []
+    for step in (made(None), made(name)):
+        torch.manual_seed(7)
+        for _ in range(2):
+            step.step()
+        found.append((step.losses(), copy.deepcopy([*step.G.parameters(), *step.D.parameters()])))
+    (clean, weights), (losses, others) = found
+    assert losses == pytest.approx(clean, rel=0.02)
+    assert all(torch.allclose(a, b, rtol=0.02, atol=0.005) for a, b in zip(weights, others, strict=True))
+
+
+def test_latents_of_the_loop_are_drawn_anew_and_parity_may_load_its_own() -> None:
+    step = made("latents_in_loop")
+    inputs = step.inputs["G_main"]
+    step._fill("G_main")
+    before = inputs.z
+    step._fill("G_main")
+    assert inputs.z is not before and not torch.equal(inputs.z, before)
+    inputs.z.zero_()
+    inputs.fill = lambda: None  # as parity does
+    step._fill("G_main")
+    assert not inputs.z.any() and inputs.image_noise is None
+
+
+def test_the_graph_of_g_is_held_until_the_next_images() -> None:
+    kept = made("g_graph_kept")
+    kept.feed.next()
+    kept.run_phase("D_main")
+    clean = made(None)
+    clean.feed.next()
+    clean.run_phase("D_main")
+    cells = [cell.cell_contents for cell in kept._loss.__closure__ if callable(cell.cell_contents)]
+    held = [c.cell_contents for f in cells for c in f.__closure__ or () if isinstance(c.cell_contents, list)]
+    assert any(x and x[0].grad_fn is not None for x in held)
+
+
+@pytest.mark.parametrize("updates", [2, 5])
+def test_more_updates_of_d_leave_one_of_g_and_of_the_average(updates: int) -> None:
+    step = made(f"n_critic_{updates}")
+    step.step(lazy=False)
+    (count,) = {int(s["step"]) for s in step.opt_D.state.values()}
+    assert count == updates and {int(s["step"]) for s in step.opt_G.state.values()} == {1}
+    assert step.feed.consumed == updates
+
+
+def test_a_new_shape_comes_once_a_cycle(cpu: None) -> None:
+    from torch._dynamo.utils import counters
+
+    step, made_ = made("compile_shapes"), []
+    step.run_phase = lambda phase: None
+    for _ in range(3):
+        before = counters["stats"]["unique_graphs"]
+        step.cycle()
+        made_.append(counters["stats"]["unique_graphs"] - before)
+    assert made_ == [1, 1, 1]
+
+
+def crossing(**how: Any) -> dict[str, Any]:
+    usual = {
+        "to": "cuda",
+        "bytes": 1,
+        "dtype": "uint8",
+        "pinned": False,
+        "non_blocking": False,
+        "side_stream": False,
+    }
+    return usual | how
+
+
+@pytest.mark.parametrize(
+    ("crossings", "engaged"),
+    [
+        ([crossing(), crossing()], True),
+        ([crossing(), crossing(pinned=True, non_blocking=True, side_stream=True)], False),
+        ([crossing(side_stream=True)], False),
+        ([crossing(to="cpu")], False),
+        ([], False),
+    ],
+)
+def test_a_copy_blocks_if_it_comes_from_ordinary_memory(crossings: list[Any], engaged: bool) -> None:
+    assert proofs.blocking(crossings).engaged is engaged
+
+
+def test_a_mistake_that_is_not_in_force_is_never_timed() -> None:
+    class Worker:
+        def __init__(self, engaged: bool) -> None:
+            self.engaged, self.asked = engaged, []
+
+        def call(self, do: str, **fields: Any) -> dict[str, Any]:
+            self.asked.append(do)
+            receipt = {"engaged": self.engaged, "lines": [] if self.engaged else ["not engaged: calls: 0"]}
+            parity = {"verdict": "ok", "reason": None}
+            return parity if do == "parity" else {"receipts": {"x": receipt}, "inspection": {}}
+
+    def inspected(worker: Worker, exempt: str | None) -> inspection.Found:
+        entry = inspection.Examined("x", Variant("mistakes", "why", exempt))
+        return inspection.inspect(worker, lambda phase: None, entry=entry)  # type: ignore[arg-type]
+
+    judged, free = Worker(True), Worker(True)
+    assert inspected(judged, None)["parity"]["verdict"] == "ok" and judged.asked == ["parity", "examine"]
+    assert inspected(free, "another training")["parity"] is None and free.asked == ["examine"]
+    with pytest.raises(WorkerFailure, match="x: calls: 0"):
+        inspected(Worker(False), None)
+
+
+# The plan
+
+
+def planned(capabilities: dict[str, str | None], only: list[str] | None = None) -> dict[str, catalog.Planned]:
+    found = modes.plan("mistakes", catalog.load_ladder("full"), capabilities, only)
+    return {each.name: each for each in found}
+
+
+def test_the_clean_step_is_data_loading_without_graphs() -> None:
+    found = planned(ALL)
+    assert list(found) == mistakes.names() and len(found) == 15
+    recipe = found["clean"].recipe or {}
+    assert recipe["async_copy"] and recipe["fused_norm"] and recipe["precision"] == "bf16"
+    assert not {"cuda_graphs", "adam", "fused_act"} & recipe.keys() and found["clean"].variant is None
+    for name, mistake in BY_NAME.items():
+        Recipe.from_dict(found[name].recipe or {})
+        assert found[name].recipe == {**recipe, **mistake.change}
+    assert found["n_critic_5"].variant == Variant(
+        "mistakes", BY_NAME["n_critic_5"].why, mistakes.ANOTHER, updates=5
+    )
+
+
+def test_a_cpu_lacks_what_needs_a_gpu_and_others_may_be_picked() -> None:
+    found = planned(NO_GPU)
+    assert found["clean"].recipe == CLEAN
+    assert [name for name, each in found.items() if each.skipped] == [
+        name for name, mistake in BY_NAME.items() if mistake.needs
+    ]
+    assert list(planned(NO_GPU, ["n_critic_2"])) == ["clean", "n_critic_2"]
+    with pytest.raises(UserError, match="items not in the mistakes; it has, nearest first: item_each_step"):
+        planned(NO_GPU, ["items"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", list(BY_NAME))
+def test_a_mistake_is_in_force_on_a_gpu_and_the_clean_step_is_clean(name: str) -> None:
+    there = needs.possible(dict.fromkeys(needs.OF_MACHINE), Workload.from_dict(LITTLE).to_dict())
+    found = {each.name: each for each in modes.plan("mistakes", catalog.load_ladder("article"), there)}
+    if name != "compile_shapes":  # its limits are those of the process
+        clean = make_step(LITTLE, found["clean"].recipe or {}, device="cuda")
+        clean.prepare()
+        assert not variant.examine(clean, name)["receipts"][name]["engaged"]
+        clean.close()
+    step = make_step(LITTLE, found[name].recipe or {}, device="cuda")
+    variant.apply(step, name)
+    step.prepare()
+    step.cycle()
+    receipt = variant.examine(step, name)["receipts"][name]
+    step.close()
+    assert receipt["engaged"], receipt

@@ -1,0 +1,80 @@
+"""The parts of `ladder upstream --patched`: errors of gradients, their verdict, equal draws, and times of phases."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from ladder.studies.upstream import examined, patched
+from ladder.studies.upstream.record import PhaseErrors
+
+
+def test_an_error_is_that_of_all_gradients_and_of_each_tensor() -> None:
+    exact, got = np.array([3.0, 4.0, 0.1, 0.0, 0.0]), np.array([3.0, 4.0, 0.2, 0.0, 0.0], dtype=np.float32)
+    whole, tensors = examined.error(exact, got, [2, 1, 2])
+    assert whole == pytest.approx(0.1 / math.sqrt(25.01), rel=1e-6)
+    assert tensors == pytest.approx(math.sqrt((0 + 1) / 2), rel=1e-6)  # the last has no gradient at all
+    assert examined.error(exact, np.full(5, np.nan), [5]) == (examined.MOST, 1.0)
+    assert examined.error(np.zeros(2), np.zeros(2), [2]) == (0, 0)
+    found = patched.errors([[3.0, 0.3], [4.0, 0.2], [5.0, 0.9]], [[1.0, 0.1]] * 3)
+    assert (found.unpatched, found.unpatched_tensors, found.patched, found.patched_tensors) == (
+        4,
+        0.3,
+        1,
+        0.1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("errors", "verdict"),
+    [
+        ((1e-2, 1.5e-2, 1e-2, 1.5e-2), "ok"),
+        ((1e-2, 1.6e-2, 1e-2, 1e-2), "failed: parity"),
+        ((1e-2, 1e-2, 1e-2, 1.6e-2), "failed: parity"),
+        ((1e-8, 9e-7, 1e-8, 9e-7), "ok"),  # FP32's rounding
+        ((1e-8, 2e-6, 1e-8, 1e-8), "failed: parity"),
+        ((examined.MOST, examined.MOST, 1.0, 1.0), "ok"),
+    ],
+)
+def test_a_patched_error_may_be_half_as_large_again(errors: tuple[float, ...], verdict: str) -> None:
+    names = ("unpatched", "patched", "unpatched_tensors", "patched_tensors")
+    found = patched.judged(8, {"D_r1": PhaseErrors(**dict(zip(names, errors, strict=True)))})
+    assert found.verdict == verdict and (found.reason is None) == (verdict == "ok")
+
+
+def test_draws_depend_on_neither_precision_nor_device() -> None:
+    found = {}
+    own = torch.randn
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(torch.finfo(dtype).bits)  # the global generator has no say
+        torch.set_default_dtype(dtype)
+        try:
+            with examined.Draws(3) as draws:
+                like = torch.empty(2, 3, 4, 4).to(memory_format=torch.channels_last)
+                made = [torch.randn([2, 2]), torch.rand([]), torch.randn(3), torch.randn_like(like)]
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert all(each.dtype is dtype for each in made)
+        found[dtype] = [draws.digest, *(each.float() for each in made)]
+    first, second = found.values()
+    assert first[0] == second[0] and torch.randn is own
+    assert all(torch.equal(a, b) for a, b in zip(first[1:], second[1:], strict=True))
+
+
+def test_profiled_runs_become_gpu_times_by_phase() -> None:
+    def kernel(
+        name: str, begin_us: int, end_us: int, on_device: bool = True
+    ) -> tuple[str, bool, int, int, int]:
+        return name, on_device, 7, 1000 * begin_us, 1000 * end_us
+
+    runs = [
+        [kernel("a", 0, 100), kernel("b", 50, 200), kernel("cudaLaunchKernel", 0, 900, False)],
+        [kernel("Memcpy HtoD", 300, 400), kernel("a", 500, 700)],
+        [kernel("a", 1000, 1300)],
+    ]
+    found = examined.tabulated(["D_r1", "G_pl", "D_r1"], runs)
+    assert found["D_r1"] == {"gpu_ms": [pytest.approx(0.2), pytest.approx(0.3)], "kernels": 1.5}
+    assert found["G_pl"] == {"gpu_ms": [pytest.approx(0.3)], "kernels": 1}

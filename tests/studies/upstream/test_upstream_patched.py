@@ -1,0 +1,367 @@
+"""`ladder upstream --patched`: a stand-in whose networks use the ops, patched, compared and timed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from ladder.base.errors import UserError
+from ladder.base.protocol import IN_ORDER
+from ladder.base.records import build, plain
+from ladder.cli import main as cli
+from ladder.cli import upstream as cli_upstream
+from ladder.engine import forkserver
+from ladder.engine.pool import Pool
+from ladder.publish.export import drop_in
+from ladder.publish.pages import studies
+from ladder.publish.pages.committed import Committed
+from ladder.publish.validation import validate
+from ladder.studies.upstream import examined, patched, record, report, schema, step
+from ladder.studies.upstream.record import PATCHED, UPSTREAM
+from tests.studies.upstream.test_upstream import WORKLOAD, file_of_least, kept, standing_in  # noqa: F401
+from tests.support import servers
+
+kept_servers = servers.kept_servers
+pytestmark = pytest.mark.usefixtures("kept_servers")
+
+# Ops in plain PyTorch, and networks and losses that need their second derivatives.
+FILES = {
+    "torch_utils/ops/bias_act.py": """
+        import torch
+        def _init():
+            return True
+        def bias_act(x, b, act):
+            return torch.nn.functional.leaky_relu(x + b[:, None, None], 0.2) * 2 ** 0.5
+        """,
+    "torch_utils/ops/upfirdn2d.py": """
+        import torch
+        def _init():
+            return True
+        def setup_filter(f):
+            f = torch.tensor(f, dtype=torch.float32)
+            return torch.outer(f, f) / f.sum() ** 2
+        def downsample2d(x, f):
+            weight = f.to(x.dtype).repeat(x.shape[1], 1, 1, 1)
+            return torch.nn.functional.conv2d(x, weight, padding=1, stride=2, groups=len(weight))
+        """,
+    "torch_utils/ops/fma.py": "def fma(a, b, c):\n    return a * b + c\n",
+    "torch_utils/ops/conv2d_resample.py": """
+        import torch
+        from . import conv2d_gradfix
+        def conv2d_resample(x, w, padding):
+            return torch.nn.functional.conv2d(x, w, padding=padding)
+        """,
+    "training/networks_stylegan2.py": """
+        import torch
+        from torch_utils.ops import bias_act, conv2d_resample, fma, upfirdn2d
+        class SynthesisBlock(torch.nn.Module):
+            def __init__(self, fused_modconv_default=True):
+                super().__init__()
+        class Net(torch.nn.Module):
+            def __init__(self, inputs, outputs, count):
+                super().__init__()
+                self.weight = torch.nn.Parameter(torch.randn([4, inputs, 3, 3]))
+                self.bias, self.strength = torch.nn.Parameter(torch.zeros([4])), torch.nn.Parameter(torch.zeros([]))
+                self.last = torch.nn.Parameter(torch.randn([outputs, 4, 1, 1]))
+                used = sum(each.numel() for each in self.parameters())
+                self.rest = torch.nn.Parameter(torch.zeros([count - used]))
+                self.register_buffer('f', upfirdn2d.setup_filter([1, 3, 3, 1]))
+            def forward(self, x, scale):
+                x = conv2d_resample.conv2d_resample(x.to(torch.float32), self.weight, padding=1)
+                noise = self.strength * torch.randn([len(x), 1, *x.shape[2:]], device=x.device)
+                x = bias_act.bias_act(fma.fma(x, scale[:, :, None, None], noise), self.bias, act='lrelu')
+                return conv2d_resample.conv2d_resample(upfirdn2d.downsample2d(x, self.f), self.last, padding=0)
+        class Generator(Net):
+            def __init__(self, z_dim, c_dim, w_dim, img_resolution, img_channels, mapping_kwargs, **more):
+                super().__init__(1, 3, COUNT_G)
+                self.side = 2 * img_resolution
+        class Discriminator(Net):
+            def __init__(self, c_dim, img_resolution, img_channels, epilogue_kwargs, **more):
+                super().__init__(3, 1, COUNT_D)
+        """,
+    "training/loss.py": """
+        import torch
+        from torch_utils.ops import conv2d_gradfix
+        class StyleGAN2Loss:
+            def __init__(self, device, G, D, r1_gamma, style_mixing_prob, pl_weight, pl_batch_shrink, pl_decay,
+                         pl_no_weight_grad=False):
+                self.G, self.D, self.plain = G, D, torch.nn.functional.softplus
+            def accumulate_gradients(self, phase, real_img, real_c, gen_z, gen_c, gain, cur_nimg):
+                z = gen_z[:, :4].requires_grad_()
+                image = self.G(torch.rand([len(z), 1, self.G.side, self.G.side], device=z.device), z)
+                ones = torch.ones([len(z), 4], device=z.device)
+                if phase == 'Greg':
+                    (g,) = torch.autograd.grad((image * torch.randn_like(image)).sum(), z, create_graph=True)
+                    loss = (g.square().sum(1).sqrt() - 1).square().mean()
+                elif phase == 'Dreg':
+                    real = real_img.detach().requires_grad_()
+                    with conv2d_gradfix.no_weight_gradients():
+                        (g,) = torch.autograd.grad(self.D(real, ones).sum(), real, create_graph=True)
+                    loss = g.square().sum((1, 2, 3)).mean()
+                elif phase == 'Dmain':
+                    loss = self.plain(self.D(image.detach(), ones)).mean() + self.plain(-self.D(real_img, ones)).mean()
+                else:
+                    loss = self.plain(-self.D(image, ones)).mean()
+                loss.mul(gain).backward()
+        """,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def plain_ops() -> Iterator[None]:
+    """No worker runs kernels in Triton's interpreter, where a step takes a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(forkserver.QUIET, "TRITON_INTERPRET", "0")
+        yield
+
+
+@contextlib.contextmanager
+def clone_with_ops(folder: Path) -> Iterator[Path]:
+    weights = cli_upstream.weights(WORKLOAD)
+    with standing_in(folder) as clone:
+        for path, text in FILES.items():
+            for net, count in weights.items():
+                text = text.replace(f"COUNT_{net}", str(count))
+            (clone / path).write_text(textwrap.dedent(text))
+        yield clone
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Iterator[Path]:
+    with clone_with_ops(tmp_path / "clone") as folder:
+        yield folder
+
+
+def ask(clone: Path, folder: Path, *more: object) -> Result:
+    asked = [
+        "upstream",
+        clone,
+        "-w",
+        file_of_least(folder),
+        "--device",
+        "cpu",
+        "--out",
+        folder / "out",
+        "--patched",
+    ]
+    return CliRunner().invoke(cli.main, [*map(str, asked), "--no-inspect", "--rounds", "1", *map(str, more)])
+
+
+def only(folder: Path) -> dict:
+    return json.loads(next((folder / "out").glob("*.json")).read_text())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, kept_servers: None, plain_ops: None) -> Path:
+    """The folder of a whole run, for tests that only read it, and what the clone's files were before it."""
+    folder = tmp_path_factory.mktemp("patched")
+    with clone_with_ops(folder / "clone") as clone:
+        before = {path: path.read_bytes() for path in sorted(clone.rglob("*.py"))}
+        run = ask(clone, folder)
+        assert {path: path.read_bytes() for path in sorted(clone.rglob("*.py"))} == before
+    assert run.exit_code == 0, run.output
+    return folder
+
+
+# ---- a run -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_patched_clone_is_compared_and_then_timed_beside_the_clone(finished: Path) -> None:
+    result = only(finished)
+    assert [each["side"] for each in result["programs"]] == ["upstream", "patched", "ours"]
+    assert all(len(each["rounds"]) == 1 and each["status"] == "ok" for each in result["programs"])
+    found = result["patched"]
+    assert found["parity"]["verdict"] == "ok" and set(found["parity"]["phases"]) == set(IN_ORDER)
+    for phase, errors in found["parity"][
+        "phases"
+    ].items():  # FP32's rounding, and not zero: FP64 is another run
+        assert 1e-9 < errors["unpatched"] < 1e-5 and 1e-9 < errors["patched"] < 1e-5, (phase, errors)
+    assert result["programs"][0]["settings"]["fast_double_backward"] is False
+    assert result["programs"][1]["settings"]["fast_double_backward"] is True
+    for each in result["programs"][:2]:
+        (visit,) = each["rounds"]
+        assert visit["main_ms"] > 0 and set(visit["lazy_ms"]) <= {"G_pl", "D_r1"}
+    medians = [each["step_ms"] for each in result["programs"]]
+    assert found["ratio"]["median"] == pytest.approx(medians[0] / medians[1])
+    assert found["gpu_ratio"] is None and found["phases"] is None  # a CPU has no GPU time
+    (path,) = (finished / "out").glob("*.json")
+    assert validate.problem_of(path) is None and str(finished) not in path.read_text()
+    page = path.with_suffix(".md").read_text()
+    assert "the same, patched" in page and "| both main phases |" in page and "parity ok at batch 2" in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda r: r["patched"]["ratio"].update(median=9.0), "patched.ratio: not what the rounds say"),
+        (
+            lambda r: r["patched"]["parity"]["phases"]["D_r1"].update(patched=0.5),
+            "patched.parity: ok with D_r1: error",
+        ),
+        (lambda r: r["patched"]["parity"]["phases"].pop("G_pl"), "patched.parity: ok without every phase"),
+        (lambda r: r["patched"].update(parity=None), "patched.parity: timed without it"),
+        (
+            lambda r: r["patched"]["parity"].update(verdict="failed: parity"),
+            "patched.parity: timed without it",
+        ),
+        (lambda r: r.pop("patched"), "programs: not NVIDIA's and ours"),
+        (lambda r: r["programs"].pop(1), "programs: not NVIDIA's, the patched one and ours"),
+        (lambda r: r["patched"].update(host="x"), "unknown key 'host'"),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused(finished: Path, change: object, says: str) -> None:
+    result = only(finished)
+    change(result)
+    assert says in validate.check(result)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_without_comparing_again(finished: Path, clone: Path, tmp_path: Path) -> None:
+    """The comparison is kept. A run without --patched, or with other files, is another measurement."""
+    before = plain(record.derive(build(record.Result, only(finished) | {"complete": False})))
+    (stopped := tmp_path / "stopped.json").write_text(json.dumps(before))
+    run = ask(clone, tmp_path, "--resume", stopped, "--rounds", "2")
+    assert run.exit_code == 0 and "gradients: " not in run.output, run.output
+    result = only(tmp_path)
+    assert result["patched"]["parity"] == before["patched"]["parity"]
+    assert [len(each["rounds"]) for each in result["programs"]] == [2, 2, 2]
+
+    def refused(says: str, changed: dict) -> None:
+        stopped.write_text(json.dumps(changed))
+        run = ask(clone, tmp_path, "--resume", stopped)
+        assert run.exit_code == 2 and says in run.output.splitlines()[-1], run.output
+
+    refused("the drop-in files differ", before | {"patched": before["patched"] | {"digest": "0" * 16}})
+    without = {key: value for key, value in before.items() if key != "patched"}
+    without["programs"] = [before["programs"][0], before["programs"][2]]
+    refused("it was measured without --patched", plain(record.derive(build(record.Result, without))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("path", "right", "wrong", "phase"),
+    [
+        # the forward pass, one small tensor's gradient, and what only a second derivative has
+        ("ops/fma.py", "return torch.addcmul(c, a, b)", "return torch.addcmul(c.detach(), a, b)", "over tensors"),
+        pytest.param("ops/bias_act.py", "x = x * gain if gain != 1", "x = x * gain * 1.001 if gain != 1",
+                     "G_main: error 0.0", marks=pytest.mark.exhaustive),
+        pytest.param("ops/conv2d_gradfix.py", "return None if weight_gradients_disabled else g",
+                     "return None if torch.is_grad_enabled() else g * 1.1 if g.shape[1] == 1 else g", "error",
+                     marks=pytest.mark.exhaustive),
+    ],
+)  # fmt: skip
+def test_a_contender_with_other_gradients_is_not_timed(
+    clone: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    right: str,
+    wrong: str,
+    phase: str,
+) -> None:
+    texts = drop_in.contents
+    assert right in texts(_origin())[path]
+    monkeypatch.setattr(
+        drop_in, "contents", lambda origin: texts(origin) | {path: texts(origin)[path].replace(right, wrong)}
+    )
+    run = ask(clone, tmp_path, "--ladder", "article")
+    assert run.exit_code == 1 and "failed: parity" in run.output and phase in run.output, run.output
+    result = only(tmp_path)
+    assert [len(each["rounds"]) for each in result["programs"]] == [1, 0, 1]
+    assert result["patched"]["parity"]["verdict"] == "failed: parity" and result["patched"]["ratio"] is None
+    assert validate.check(result) is None
+
+
+def _origin() -> object:
+    from tests.support.drop_in_cases import ORIGIN
+
+    return ORIGIN
+
+
+def test_a_clone_that_lacks_a_replaced_file_is_refused_before_anything_is_written(
+    clone: Path, tmp_path: Path
+) -> None:
+    for path in patched.replaced(drop_in.contents(_origin())):
+        text = (clone / "torch_utils" / path).read_text()
+        (clone / "torch_utils" / path).unlink()
+        run = ask(clone, tmp_path)
+        assert run.exit_code == 2 and run.output.count("\n") == 1 and path in run.output, run.output
+        (clone / "torch_utils" / path).write_text(text)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_copy_has_the_drop_in_files_and_else_the_clones(clone: Path, tmp_path: Path) -> None:
+    texts = drop_in.contents(_origin())
+    (clone / "training" / "data.zip").write_bytes(b"x")
+    copy = patched.copy(clone, texts, tmp_path / "copy")
+    for path in sorted(each.relative_to(clone) for each in clone.rglob("*") if each.is_file()):
+        below = path.relative_to("torch_utils").as_posix() if path.parts[0] == "torch_utils" else ""
+        same = (copy / path).read_bytes() == (clone / path).read_bytes()
+        assert same != (below in texts), path
+    assert (copy / "torch_utils/ops" / drop_in.PACKAGE / "__init__.py").is_file()
+    (clone / "torch_utils/ops/fma.py").unlink()
+    with pytest.raises(UserError, match=r"no torch_utils/ops/fma\.py, which --patched replaces"):
+        patched.refuse(clone, texts)
+
+
+# ---- its parts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_gpu_times_reach_the_report(finished: Path, tmp_path: Path) -> None:
+    """Stored as on a GPU: profiled cycles of a step, and the runs of each phase."""
+    data = only(finished)
+    for side, factor in ((0, 1.0), (1, 0.5)):
+        cycle = {"gpu_ms": 40.0 * factor, "wall_ms": 99.0, "kernels": 9.0, "sm_mhz": None}
+        data["programs"][side]["rounds"][0] |= {"profiled": [cycle], "gpu_void": None}
+    for program in data["programs"]:  # fewer rounds are not quoted
+        program["rounds"] = [program["rounds"][0] | {"round": number} for number in range(3)]
+    data["protocol"]["rounds"] = 3
+    times = {phase: {"gpu_ms": [30.0, 10.0, 20.0], "kernels": 5.0} for phase in IN_ORDER}
+    data["patched"]["phases"] = {
+        UPSTREAM: times,
+        PATCHED: times | {"D_r1": {"gpu_ms": [4.0], "kernels": 5.0}},
+    }
+    result = record.derive(build(record.Result, data))
+    assert result.patched.gpu_ratio.median == pytest.approx(2)
+    assert schema.contradiction(result) is None and validate.check(plain(result)) is None
+    said = report.text(result)
+    assert "its GPU time is 2.00 times less (95%: 2.00-2.00): upstream 40.00, patched 20.00 ms a step" in said
+    rows = {row[0]: row for row in report.phase_cells(result)}
+    assert rows["D_r1"][3:6] == ("20.00", "4.00", "5.00x") and rows["G_main"][5] == "1.00x"
+    assert rows["both main phases"][1] and rows["G_main"][1] == ""
+    (tmp_path / "results/upstream").mkdir(parents=True)
+    (tmp_path / "results/upstream/m-least.json").write_text(json.dumps(plain(result)))
+    drawn = studies.patched(Committed(tmp_path), "m").splitlines()
+    cells = [each.strip() for each in drawn[2].split("|")[1:-1]]
+    assert len(drawn) == 3 and len(drawn[0].split("|")) == len(drawn[2].split("|"))
+    assert [cells[at] for at in (1, 2, 3, 5, 6, 12)] == ["40.00", "20.00", "2.00x", "5.00x", "1.00x", "ok"]
+
+
+@pytest.mark.gpu
+def test_a_gpu_computes_the_same_gradients_and_tells_the_time_of_each_phase(
+    clone: Path, tmp_path: Path
+) -> None:
+    """The patched stand-in runs the fused ops, forward and through both derivatives."""
+    (tmp_path / "stylegan_lite").mkdir()
+    (tmp_path / "stylegan_lite/__init__.py").write_text(step.PACKAGE)
+    clones = {
+        UPSTREAM: clone,
+        PATCHED: patched.copy(clone, drop_in.contents(_origin()), tmp_path / "patched"),
+    }
+    asked = (clones, WORKLOAD | {"data": None}, "cuda")
+    with Pool(code=tmp_path) as workers:
+        parity = patched.compare_gradients(*asked, workers, tmp_path, print)
+        times = patched.time_phases(*asked, workers, tmp_path, print)
+    assert parity.verdict == "ok", parity
+    for phases in times.values():
+        assert set(phases) == set(IN_ORDER)
+        assert all(len(each.gpu_ms) == examined.REPEATS and each.kernels > 5 for each in phases.values())
