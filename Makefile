@@ -10,6 +10,12 @@
 
 PYTHON ?= python3
 ARGS ?=
+GPUS ?= 1,2
+TOTAL ?= 32
+WEAK ?= article-b32
+STRONG ?= article
+LARGE ?= stylegan2-1024
+comma := ,
 
 ifneq ($(filter-out 0,$(NO_VENV)),)
 PY := $(PYTHON)
@@ -20,7 +26,7 @@ READY := .venv/.made-from-lock
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ladder bench-compare publish docs test test-all quick faults lint sanitize bench-kernels clean
+.PHONY: help setup ladder bench-compare publish docs test test-all quick faults lint sanitize bench-kernels scale clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 24
@@ -92,6 +98,12 @@ bench-kernels: $(READY)  ## every op as a pytest-benchmark, at asv's cases; writ
 	name=$$($(PY) -m tests.bench_plugin) && set -x && \
 	$(PY) -m pytest -q -n 0 -p tests.bench_plugin tests/bench_kernels.py --benchmark-json="results/benchmarks/$$name$(PART).json" \
 	--benchmark-columns=median,iqr,min,max,rounds --benchmark-sort=name $(ARGS)
+
+# A part that fails leaves the others their turn. 1024x1024 is measured on all GPUs only: images/s is what it is for.
+scale: $(READY)  ## weak, strong and 1024x1024 scaling in under nine minutes (GPUS=1,8 TOTAL=32; ARGS: options of `ladder scale`)
+	-$(PY) -m ladder scale top ddp -w $(WEAK) --scaling weak --gpus $(GPUS) --budget 4 $(ARGS)
+	-$(PY) -m ladder scale top ddp -w $(STRONG) --scaling strong --total $(TOTAL) --gpus $(GPUS) --budget 2.5 $(ARGS)
+	-$(PY) -m ladder scale top flat -w $(LARGE) --scaling weak --gpus $(lastword $(subst $(comma), ,$(GPUS))) --generations 1 --no-proof $(ARGS)
 
 clean:  ## remove .venv, caches and asv's working files; keep results
 	rm -rf .venv .cache .asv .pytest_cache .ruff_cache .hypothesis .benchmarks

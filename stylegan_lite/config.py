@@ -14,16 +14,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from stylegan_lite import shares
+
 T = TypeVar("T", bound="_Config")
 SHORT = 80  # characters of a list of names that stands whole in an error line
 NAMED = 6  # names of a longer list
 ALIKE = 0.6  # difflib's own cutoff, from which on two names are close
-LATER = (  # fields of a workload that came after the first results
-    "spectral_norm",
-    "conv_clamp",
-    "convolution",
-    "block_layers",
-)
+# Fields of a workload or a recipe that came after the first results: left out of plain data at their defaults.
+LATER = {
+    "Workload": ("spectral_norm", "conv_clamp", "convolution", "block_layers"),
+    "Recipe": ("ranks", "reduce", "rank_statistics", "micro_batches", "checkpointing"),
+}
 
 
 class ConfigError(ValueError):
@@ -75,8 +76,12 @@ class _Config:
         return config
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, JSON- and YAML-safe. ``from_dict`` of it gives an equal object."""
-        return dataclasses.asdict(self)
+        """Return plain data, JSON- and YAML-safe. ``from_dict`` of it gives an equal object.
+
+        A field of `LATER` is left out at its default, because older results lack it.
+        """
+        later = {f.name: f.default for f in dataclasses.fields(self) if f.name in LATER[type(self).__name__]}
+        return {k: v for k, v in dataclasses.asdict(self).items() if k not in later or v != later[k]}
 
     def _refuse_impossible(self, where: str) -> None:
         raise NotImplementedError
@@ -114,11 +119,6 @@ class Workload(_Config):
     ema_images: int = 10_000  # half-life of the generator's moving average, in images
     flips: bool = True
     data: str | None = None  # folder of images at `resolution`; without it random images, for tests
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data. A field of `LATER` is left out at its default, because older results lack it."""
-        later = {f.name: f.default for f in dataclasses.fields(self) if f.name in LATER}
-        return {k: v for k, v in super().to_dict().items() if k not in later or v != later[k]}
 
     @property
     def gamma(self) -> float:
@@ -186,9 +186,8 @@ class Recipe(_Config):
     """
 
     channels_last: bool = False
-    precision: Literal["fp32", "bf16", "fp16", "fp64"] = (
-        "fp32"  # bf16, fp16: autocast; fp64: parity's reference
-    )
+    # bf16, fp16: autocast; fp64: parity's reference
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"
     loss_scale: float = 65536.0  # for fp16: the first scales of G and D
     loss_scale_interval: int = 2000  # updates without overflow after which a scale is doubled
     modconv: Literal["grouped", "dense"] = "dense"
@@ -206,12 +205,10 @@ class Recipe(_Config):
     adam: Literal["default", "capturable"] = "default"
     fused_adam: bool = False  # all of Adam's update in one kernel
     ema: Literal["loop", "foreach"] = "loop"  # foreach: the moving average in a few multi-tensor kernels
-    cudnn_benchmark: bool = (
-        False  # time cuDNN's algorithms at each convolution's first call, keep the fastest
-    )
-    fp32_precision: Literal["default", "ieee", "tf32"] = (
-        "default"  # precision of FP32 matmuls and convolutions
-    )
+    # time cuDNN's algorithms at each convolution's first call, keep the fastest
+    cudnn_benchmark: bool = False
+    # precision of FP32 matmuls and convolutions
+    fp32_precision: Literal["default", "ieee", "tf32"] = "default"
     workers: int = 0
     pin_memory: bool = False
     persistent_workers: bool = False
@@ -220,23 +217,19 @@ class Recipe(_Config):
     async_copy: bool = False  # non_blocking host-to-device copies on a side stream, one batch ahead
     uint8_input: bool = False  # bytes cross the bus; normalized on the device
     prefetch_stream: bool = False  # the next batch is also normalized beside the step, on the side stream
-    gpu_decode: bool = (
-        False  # JPEG files cross the bus as they are and are decoded on the GPU (torchvision, nvJPEG)
-    )
+    # JPEG files cross the bus as they are and are decoded on the GPU (torchvision, nvJPEG)
+    gpu_decode: bool = False
     cached_images: bool = False  # decoded once into a memory-mapped file of bytes; workers only read
     fused_act: bool = False
     fused_residual: bool = False  # the discriminator's residual sums inside the activation's pass
     fused_filter: bool = False  # resampling's filter and the activation beside it in one pass over memory
     fused_modulation: bool = False  # a block's first activation is written with the style of its second layer
-    rgb: Literal["conv", "triton"] = (
-        "conv"  # convolutions from and to 3 channels: cuDNN's, or one memory-bound kernel
-    )
-    dense: Literal["linear", "triton", "fp8"] = (
-        "linear"  # fully connected layers; triton: gains, bias, activation in one launch; fp8: forward in FP8
-    )
-    demodulation: Literal["layer", "grouped"] = (
-        "layer"  # coefficients in each layer, or of all layers at once as soon as their styles exist
-    )
+    # convolutions from and to 3 channels: cuDNN's, or one memory-bound kernel
+    rgb: Literal["conv", "triton"] = "conv"
+    # fully connected layers; triton: gains, bias, activation in one launch; fp8: forward in FP8
+    dense: Literal["linear", "triton", "fp8"] = "linear"
+    # coefficients in each layer, or of all layers at once as soon as their styles exist
+    demodulation: Literal["layer", "grouped"] = "layer"
     joint_batch: bool = False  # D_main passes fakes and reals through D together, their statistics kept apart
     weights: Literal["per_use", "once"] = "per_use"  # once: cast and scaled when they change, not at each use
     fused_update: bool = False  # Adam writes the next step's cast weights in the same kernel
@@ -244,15 +237,20 @@ class Recipe(_Config):
         # for a workload with spectral norm: layer by layer, or all layers' weights together in a few launches
         "plain"
     )
-    streams: Literal["one", "two"] = (
-        "one"  # two: gradients of weights and the moving average beside the rest of the step
-    )
-    dependent_launch: bool = (
-        False  # our kernels' blocks take their places while the kernel in front still ends
-    )
-    compile: Literal["off", "default", "autotune", "reduce-overhead", "max-autotune"] = (
-        "off"  # torch.compile of the main phases; autotune: max-autotune without coordinate descent
-    )
+    # two: gradients of weights and the moving average beside the rest of the step
+    streams: Literal["one", "two"] = "one"
+    # our kernels' blocks take their places while the kernel in front still ends
+    dependent_launch: bool = False
+    # torch.compile of the main phases; autotune: max-autotune without coordinate descent
+    compile: Literal["off", "default", "autotune", "reduce-overhead", "max-autotune"] = "off"
+    ranks: int = 1  # GPUs that share the workload's batch, a process each (data_parallel: one process)
+    # how the ranks' gradients become one; flat: one all-reduce of all that the optimizer reads
+    reduce: Literal["none", "flat", "ddp", "data_parallel"] = "none"
+    # local: mean path length, w_avg and cut groups of each rank alone, as NVIDIA has them
+    rank_statistics: Literal["total", "local"] = "total"
+    micro_batches: int = 1  # parts of the batch that go forward and backward one after another
+    # main phases run their blocks once more in place of keeping their activations
+    checkpointing: bool = False
 
     @property
     def has_kernels(self) -> bool:
@@ -272,23 +270,8 @@ class Recipe(_Config):
 
     def refuse_for(self, workload: Workload, where: str = "recipe") -> None:
         """Raise ConfigError if this recipe cannot train ``workload``."""
-        if workload.spectral_norm and self.streams == "two":
-            raise ConfigError(
-                f"{where}: streams: two needs weights that convolutions take as they are kept, and this workload has "
-                "spectral_norm: true"
-            )
-        for key in ("fused_filter", "fused_residual"):  # whose passes go on behind the activation
-            if getattr(self, key) and workload.conv_clamp is not None:
-                raise ConfigError(
-                    f"{where}: {key} must be false: its pass cannot clamp, and this workload has conv_clamp: "
-                    f"{workload.conv_clamp:g}"
-                )
-        joins = {"fused_filter": True, "demodulation": "grouped", "streams": "two"}
-        found = [key for key, value in joins.items() if getattr(self, key) == value]
-        if found and (workload.convolution != "full" or workload.block_layers == 1):
-            raise ConfigError(
-                f"{where}: {found[0]} needs a workload with convolution: full and block_layers: 2 (what it joins)"
-            )
+        if (why := shares.problem_with(self, workload)) is not None:
+            raise ConfigError(f"{where}: {why}")
 
     def _refuse_impossible(self, where: str) -> None:
         if self.loss_scale <= 0 or self.loss_scale_interval < 1:
@@ -376,6 +359,8 @@ class Recipe(_Config):
             )
         if self.precision == "fp64" and self.cuda_graphs:
             raise ConfigError(f"{where}: precision: fp64 is the parity reference and is never captured")
+        if (why := shares.problem(self)) is not None:
+            raise ConfigError(f"{where}: {why}")
 
 
 def _show(value: Any) -> str:

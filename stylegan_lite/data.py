@@ -100,22 +100,31 @@ def _finish(pixels: Tensor, flip: bool, as_uint8: bool) -> Tensor:
 class EpochSampler(Sampler):
     """A seeded permutation for each epoch, with horizontal flips drawn in the main process: (index, flip) pairs.
 
-    Order and flips are a function of seed and epoch alone, so ``skip`` resumes exactly.
+    Order and flips are a function of seed and epoch alone, so ``skip`` resumes exactly, with any number of ranks. Each
+    rank takes its share of every total batch. All leave out the same rest of the epoch.
     """
 
-    def __init__(self, length: int, seed: int, flips: bool) -> None:
+    def __init__(
+        self, length: int, seed: int, flips: bool, *, rank: int = 0, ranks: int = 1, batch: int = 1
+    ) -> None:
         self.length, self.seed, self.flips = length, seed, flips
+        self.rank, self.ranks = rank, ranks
+        self.used = (
+            length if ranks == 1 else length // batch * batch
+        )  # images of an epoch; `batch` is the total
         self.epoch = 0
         self.skip = 0
 
     def __len__(self) -> int:
-        return self.length
+        return self.used // self.ranks
 
     def __iter__(self) -> Iterator[tuple[int, bool]]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         order = torch.randperm(self.length, generator=generator).tolist()
         flips = (torch.rand(self.length, generator=generator) < 0.5).tolist()
-        for index, flip in list(zip(order, flips, strict=True))[self.skip :]:
+        for index, flip in list(zip(order, flips, strict=True))[
+            self.skip + self.rank : self.used : self.ranks
+        ]:
             yield index, flip and self.flips
 
 
@@ -125,9 +134,12 @@ class DataFeed:
     A partial batch at an epoch's end is discarded whatever ``drop_last`` says: minibatch standard deviation needs whole
     groups. With ``async_copy`` batches cross the bus on a side stream, one ahead. With ``prefetch_stream`` they are
     also normalized there, into one of two buffers. The computing stream then only copies a buffer into ``real``.
+    A rank has the feed of its own samples, and ``real`` holds those.
     """
 
-    def __init__(self, workload: Workload, recipe: Recipe, real: Tensor, seed: int) -> None:
+    def __init__(
+        self, workload: Workload, recipe: Recipe, real: Tensor, seed: int, *, rank: int = 0, ranks: int = 1
+    ) -> None:
         if workload.data is None:
             dataset = RandomImages(workload.resolution, recipe.uint8_input, workload.batch)
         else:
@@ -140,11 +152,13 @@ class DataFeed:
         self.decode: Decoder | None = None
         if recipe.gpu_decode:
             self.dataset, self.decode = JpegFiles(dataset), Decoder(real.device, workload.resolution)
-        self.real, self.batch, self.recipe = real, workload.batch, recipe
-        self.sampler = EpochSampler(len(dataset), seed, workload.flips)
+        self.real, self.batch, self.recipe = real, workload.batch // ranks, recipe
+        self.total = workload.batch
+        share = {"rank": rank, "ranks": ranks, "batch": workload.batch}
+        self.sampler = EpochSampler(len(dataset), seed, workload.flips, **share)
         self.loader = DataLoader(
             self.dataset,
-            workload.batch,
+            self.batch,
             sampler=self.sampler,
             num_workers=recipe.workers,
             pin_memory=recipe.pin_memory,
@@ -157,7 +171,7 @@ class DataFeed:
             generator=torch.Generator().manual_seed(seed),
         )
         self.iterator: Iterator[Tensor] | None = None
-        self.consumed = 0  # whole batches of this epoch already in `real`
+        self.consumed = 0  # whole total batches of this epoch already in `real`
         self.epoch = 0
         self.staged: Tensor | None = None
         if recipe.async_copy:
@@ -189,7 +203,7 @@ class DataFeed:
             batch = self._fetch()
             self._write(self.decode(batch) if self.decode else batch, self.real)
         self.consumed += 1
-        if self.consumed == self.sampler.length // self.batch:
+        if self.consumed == self.sampler.length // self.total:
             self.consumed, self.epoch = 0, self.epoch + 1
 
     def _next_async(self) -> None:
@@ -247,14 +261,15 @@ class DataFeed:
                 return batch
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position in the data: whole epochs, then batches of the current epoch."""
-        return {"epoch": self.epoch, "consumed": self.consumed}
+        """Return the position in the data: whole epochs, then images of the current epoch, of all ranks."""
+        return {"epoch": self.epoch, "images": self.consumed * self.total}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue behind the batches that ``state`` has seen."""
+        """Continue behind the images that ``state`` has seen. Older states count batches."""
         self.close()
-        self.epoch, self.consumed = state["epoch"], state["consumed"]
-        self.sampler.epoch, self.sampler.skip = self.epoch, self.consumed * self.batch
+        self.epoch = state["epoch"]
+        self.consumed = state["consumed"] if "consumed" in state else state["images"] // self.total
+        self.sampler.epoch, self.sampler.skip = self.epoch, self.consumed * self.total
 
     def close(self) -> None:
         """End the workers."""

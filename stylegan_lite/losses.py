@@ -8,6 +8,7 @@ input gradient on.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
@@ -23,26 +24,40 @@ from stylegan_lite.weights import HALVES
 PHASES = ("G_main", "G_pl", "D_main", "D_r1")
 
 
-def latents_to_ws(G: Generator, inputs: Numbers, style_mixing: float, *, track: bool = False) -> Tensor:
+# Makes the mean of a part that of the whole batch, over all ranks. It returns None while parts are still to come.
+Mean = Callable[[Tensor], "Tensor | None"]
+
+
+def alone(value: Tensor) -> Tensor:
+    """Return the mean of the only micro-batch of the only rank: itself."""
+    return value
+
+
+def latents_to_ws(
+    G: Generator, inputs: Numbers, style_mixing: float, *, track: bool = False, mean: Mean = alone
+) -> Tensor:
     """Map two latents a sample to ws [N, num_ws, w_dim]. Layers take the second w from a drawn cutoff on.
 
-    The cutoff is drawn on the device and applied as a mask, so nothing waits for it.
+    The cutoff is drawn on the device and applied as a mask, so nothing waits for it. ``track`` moves the average w
+    towards the batch's ``mean``.
     """
     with torch.autocast(inputs.z.device.type, enabled=False):
         w = G.mapping(inputs.z)
     n = inputs.batch
     if track:
-        G.mapping.track(w[:n])
+        G.mapping.track(w[:n], mean)
     mixes, position = inputs.uniform[0] < style_mixing, inputs.uniform[1]
     cutoff = torch.where(mixes, 1 + (position * (G.num_ws - 1)).floor(), G.num_ws)
     own = (inputs.layer_index < cutoff).view(1, -1, 1)
     return torch.where(own, w[:n, None], w[n:, None])
 
 
-def g_main(G: Generator, D: Discriminator, inputs: Numbers, style_mixing: float, amp) -> Tensor:
+def g_main(
+    G: Generator, D: Discriminator, inputs: Numbers, style_mixing: float, amp, mean: Mean = alone
+) -> Tensor:
     """Return mean softplus(-D(G(z)))."""
     with amp():
-        ws = latents_to_ws(G, inputs, style_mixing, track=True)
+        ws = latents_to_ws(G, inputs, style_mixing, track=True, mean=mean)
         logits = D(G(ws, inputs.noise))
     return F.softplus(-logits).mean()
 
@@ -92,33 +107,58 @@ def g_pl(
     style_mixing: float,
     amp,
     scale: LossScale | None = None,
+    over_ranks: Mean = alone,
+    mean: Tensor | None = None,
 ) -> Tensor:
     """Return interval * weight * mean of (|J_w^T y| - running mean)^2, with y normal noise on the image.
 
-    It moves ``pl_mean`` [] in place by ``decay`` towards the batch's mean length, except after an overflow. With a loss
-    ``scale`` overflows are normal, and must not stay in the mean for ever.
+    It moves ``pl_mean`` [] towards the batch's mean length; see `moved`. With a ``mean`` given, that was done before.
     """
+    lengths = path_lengths(G, inputs, style_mixing, amp, scale)
+    if mean is None:
+        mean = moved(pl_mean, over_ranks(lengths.detach().mean()), decay, scale)
+    return (lengths - mean).square().mean() * (interval * weight)
+
+
+def path_lengths(
+    G: Generator,
+    inputs: Numbers,
+    style_mixing: float,
+    amp,
+    scale: LossScale | None = None,
+    *,
+    again: bool = True,
+) -> Tensor:
+    """Return |J_w^T y| of each sample, [N]. ``again`` says whether it will be differentiated."""
     with amp():
         ws = latents_to_ws(G, inputs, style_mixing)
         image = G(ws, inputs.noise)
     y = inputs.image_noise * (1 / math.sqrt(image.shape[2] * image.shape[3]))
-    gradient = inner_gradient((image * y).sum(), ws, scale)
-    lengths = gradient.square().sum(2).mean(1).sqrt()
-    mean = pl_mean.lerp(lengths.detach().mean(), decay)
+    gradient = inner_gradient((image * y).sum(), ws, scale, again=again)
+    return gradient.square().sum(2).mean(1).sqrt()
+
+
+def moved(pl_mean: Tensor, length: Tensor | None, decay: float, scale: LossScale | None) -> Tensor:
+    """Move ``pl_mean`` [] in place by ``decay`` towards a batch's mean length, and return the new mean.
+
+    After an overflow ``pl_mean`` stays. With a loss ``scale`` overflows are normal, and must not stay in it for ever.
+    """
+    assert length is not None
+    mean = pl_mean.lerp(length, decay)
     pl_mean.copy_(mean if scale is None else torch.where(mean.isfinite(), mean, pl_mean))
-    return (lengths - mean).square().mean() * (interval * weight)
+    return mean
 
 
-def inner_gradient(output: Tensor, wanted: Tensor, scale: LossScale | None) -> Tensor:
-    """Return d output / d wanted in full precision, to be differentiated again.
+def inner_gradient(output: Tensor, wanted: Tensor, scale: LossScale | None, *, again: bool = True) -> Tensor:
+    """Return d output / d wanted in full precision, to be differentiated ``again``.
 
     It is a backward pass like any other. In FP16 it needs the scale on its way, and is divided by it before a penalty
     is made of it. The later backward pass carries the penalty's own scale through both.
     """
     if scale is None:
-        (gradient,) = torch.autograd.grad(output, wanted, create_graph=True)
+        (gradient,) = torch.autograd.grad(output, wanted, create_graph=again)
         return full(gradient)
-    (gradient,) = torch.autograd.grad(output * scale.scale, wanted, create_graph=True)
+    (gradient,) = torch.autograd.grad(output * scale.scale, wanted, create_graph=again)
     return full(gradient) * scale.inverse
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.layers import Conv, Dense, FromRGB, ModulatedConv, ToRGB
@@ -38,9 +40,13 @@ class Mapping(nn.Module):
             x = layer(x)
         return x
 
-    def track(self, w: Tensor) -> None:
-        """Move ``w_avg`` towards the batch mean of ``w`` [N, w_dim]."""
-        self.w_avg.lerp_(w.detach().mean(0), 1 - self.w_avg_beta)
+    def track(self, w: Tensor, mean: Callable[[Tensor], Tensor | None] = lambda own: own) -> None:
+        """Move ``w_avg`` towards the batch mean of ``w`` [N, w_dim].
+
+        ``mean`` makes the mean of a part that of the whole batch. It is None while parts are still to come.
+        """
+        if (whole := mean(w.detach().mean(0))) is not None:
+            self.w_avg.lerp_(whole, 1 - self.w_avg_beta)
 
 
 class SynthesisBlock(nn.Module):
@@ -110,6 +116,8 @@ class Generator(nn.Module):
     precision, unbounded. A block's toRGB shares its w with the next block's first layer, as published.
     """
 
+    checkpointing = False  # whether backward runs blocks once more; set for each phase
+
     def __init__(self, workload: Workload, recipe: Recipe) -> None:
         super().__init__()
         self.workload = workload
@@ -157,8 +165,19 @@ class Generator(nn.Module):
         if self.blocks[0].conv1.recipe.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
         for block, k, style, scales in zip(self.blocks, self.first_ws, styles, coefficients, strict=True):
-            x, image = block(x, image, style, noise[k : k + len(style) - 1], scales)
+            part = noise[k : k + len(style) - 1]
+            x, image = through(block, self.checkpointing, x, image, style, part, scales)
         return image
+
+
+def through(block: nn.Module, checkpointing: bool, *inputs: Any) -> Any:
+    """Run a block. With ``checkpointing`` backward runs it once more, in place of keeping its activations.
+
+    Random numbers lie in buffers, so no generator's state is kept for the second run.
+    """
+    if not (checkpointing and torch.is_grad_enabled()):
+        return block(*inputs)
+    return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 class DiscriminatorBlock(nn.Module):
@@ -214,6 +233,8 @@ class Discriminator(nn.Module):
     ``parts`` batches may follow one another along N: no statistic is taken over samples of two of them.
     """
 
+    checkpointing = False  # whether backward runs blocks once more; set for each phase
+
     def __init__(self, workload: Workload, recipe: Recipe) -> None:
         super().__init__()
         top = workload.fmaps(4)
@@ -253,7 +274,7 @@ class Discriminator(nn.Module):
         """Return the logits of `forward`, with the layers' weights in force made by the caller."""
         x = self.from_rgb(image)
         for block in self.blocks:
-            x = block(x)
+            x = through(block, self.checkpointing, x)
         x = self.conv(self.append_std(x, parts))
         with torch.autocast(x.device.type, enabled=False):
             return self.logit(self.hidden(full(x).flatten(1)))

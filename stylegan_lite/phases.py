@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels.common import dependent_launch
-from stylegan_lite import losses
+from stylegan_lite import losses, micro
 from stylegan_lite.compiled import Compiled
 from stylegan_lite.config import ConfigError, Recipe, Workload
 from stylegan_lite.data import DataFeed
@@ -24,6 +24,7 @@ from stylegan_lite.inputs import PhaseInputs
 from stylegan_lite.losses import PHASES
 from stylegan_lite.networks import Discriminator, Generator
 from stylegan_lite.parallel import ParallelStreams
+from stylegan_lite.ranks import Ranks, replicas
 from stylegan_lite.scaling import LEAST, LossScale
 from stylegan_lite.settings import global_flags
 from stylegan_lite.update import FusedUpdate
@@ -41,12 +42,15 @@ class Phases:
         if recipe.dependent_launch and (why := dependent_launch.unavailable()):
             raise ConfigError(f"recipe: dependent_launch {why}")
         self.workload, self.recipe, self.device, self.seed = workload, recipe, device, seed
+        self.ranks = Ranks(recipe)
+        self.mean: losses.Mean = self.ranks.mean  # of a statistic over the batch
         torch.manual_seed(seed)
         self.dtype = torch.float64 if recipe.precision == "fp64" else torch.float32
         self.memory_format = torch.channels_last if recipe.channels_last else torch.contiguous_format
         place = {"device": device, "dtype": self.dtype, "memory_format": self.memory_format}
         self.G = Generator(workload, recipe).to(**place)
         self.D = Discriminator(workload, recipe).to(**place)
+        self.replicas = replicas(recipe, self.G, self.D)
         self.G_ema = copy.deepcopy(self.G).requires_grad_(False)
         self.copies = {network: ComputeWeights(network, recipe) for network in (self.G, self.D)}
         self.parallel = ParallelStreams(self.copies, device) if recipe.streams == "two" else None
@@ -59,12 +63,12 @@ class Phases:
         self.amp = functools.partial(losses.autocast, device, recipe.precision)
         self.inputs = {phase: self._inputs(phase) for phase in ("G_main", "G_pl", "D_main")}
         r = workload.resolution
-        shape = (workload.batch, 3, r, r)
+        shape = (workload.batch // self.ranks.size, 3, r, r)
         self.real = torch.empty(shape, device=device, dtype=self.dtype, memory_format=self.memory_format)
         self.real.zero_()
         self.pl_mean = torch.zeros([], device=device, dtype=self.dtype)
         self.loss = {phase: torch.zeros([], device=device, dtype=self.dtype) for phase in PHASES}
-        self.feed = DataFeed(workload, recipe, self.real, seed)
+        self.feed = DataFeed(workload, recipe, self.real, seed, rank=self.ranks.rank, ranks=self.ranks.size)
         self.compiled = Compiled(recipe, lambda phase: self._loss(phase)) if recipe.compile != "off" else None
         self.graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self.count = 0  # steps done
@@ -113,6 +117,7 @@ class Phases:
     def replay(self, phase: str) -> None:
         """Run a phase on the current contents of its buffers."""
         if phase in self.graphs:
+            self.ranks.enter()
             self.graphs[phase].replay()
         else:
             self._compute(phase)
@@ -121,6 +126,7 @@ class Phases:
         """Run a whole step on the current contents of the buffers."""
         name = "+".join(phases)
         if name in self.graphs:
+            self.ranks.enter()
             self.graphs[name].replay()
             self.gradients = self.held[name]
         else:
@@ -146,30 +152,64 @@ class Phases:
         for each in (self.G, self.D):
             each.requires_grad_(each is network)
             self.copies[each].requires_grad_(each is network)
+            each.checkpointing = self.recipe.checkpointing and phase.endswith("main")
         self._zero_grad(network, optimizer)
         if self.parallel and phase == "D_main":  # G stands still in this phase.
             with self.parallel.branch.fork():
                 self._update_ema()
-        compiled = self.compiled is not None and phase in self.compiled.functions
-        loss = self.compiled.loss(phase) if compiled else self._loss(phase)
         scale = self.scales.get(phase[0])
-        with self.parallel.phase(phase, network) if self.parallel else contextlib.nullcontext():
-            (loss if scale is None else loss * scale.scale).backward()
+        loss = self._backward(phase, network, scale)
         if not self.recipe.fused_update:
             self.copies[network].hand_over()
+        self.ranks.reduce(phase, lambda: self._read(network, optimizer), loss)
         if scale is not None:
-            self._update_scaled(phase, network, optimizer, loss.detach(), scale)
+            self._update_scaled(phase, network, optimizer, loss, scale)
         else:
             if self.keep_gradients:
                 self._keep(phase, network)
             optimizer.step()
-            self.loss[phase].copy_(loss.detach())
+            self.loss[phase].copy_(loss)
         if not self.recipe.fused_update:
             self.copies[network].refresh()
         if network is self.D:
             self.D.spectral_weights.advance()
         if phase == "D_main" and not self.parallel:
             self._update_ema()
+
+    def _backward(self, phase: str, network: nn.Module, scale: LossScale | None) -> Tensor:
+        """Run the loss of a phase and its backward pass, micro-batch by micro-batch. Return the loss of the batch."""
+        parts = self._parts(phase)
+        mean = self._mean_length(parts, scale) if parts > 1 and phase == "G_pl" else None
+        self.mean = self.ranks.mean if parts == 1 else micro.Gathered(parts, self.ranks.mean)
+        total: Tensor | None = None
+        for k in range(parts):
+            if self.compiled is not None and phase in self.compiled.functions:
+                loss = self.compiled.loss(phase)
+            elif parts == 1:
+                loss = self.ranks.loss(phase, network, self._loss)
+            else:
+                loss = self._loss(phase, k, parts, mean) / parts
+            with self.parallel.phase(phase, network) if self.parallel else contextlib.nullcontext():
+                (loss if scale is None else loss * scale.scale).backward()
+            total = loss.detach() if total is None else total + loss.detach()
+        assert total is not None
+        return total
+
+    def _parts(self, phase: str) -> int:
+        """Return the number of micro-batches of a phase."""
+        inputs = self.inputs.get(phase)
+        return micro.counted(self.recipe.micro_batches, len(self.real) if inputs is None else inputs.batch)
+
+    def _mean_length(self, parts: int, scale: LossScale | None) -> Tensor:
+        """Move the mean path length by the lengths of all micro-batches, a pass of its own, and return it."""
+        gathered, inputs, w = micro.Gathered(parts, self.ranks.mean), self.inputs["G_pl"], self.workload
+        network = (self.replicas or (self.G,))[0]
+        whole = None
+        for k in range(parts):
+            part = micro.part_of(inputs, k, parts)
+            lengths = losses.path_lengths(network, part, w.style_mixing, self.amp, scale, again=False)
+            whole = gathered(lengths.detach().mean())
+        return losses.moved(self.pl_mean, whole, w.pl_decay, scale)
 
     def _update_scaled(
         self, phase: str, network: nn.Module, optimizer: torch.optim.Adam, loss: Tensor, scale: LossScale
@@ -182,11 +222,13 @@ class Phases:
         if self.recipe.fused_update:
             # The kernel divides as it reads. Divided before, gradients in FP16 would be lost.
             scale.check([*optimizer.gradients()])
+            self.ranks.agree_on(scale.found_inf)
             if self.keep_gradients:
                 self._keep(phase, network, inverse)
             optimizer.step(inverse=inverse, found_inf=scale.found_inf)
         else:
-            scale.check([p.grad for p in network.parameters() if p.grad is not None], inverse)
+            scale.check(self._read(network, optimizer), inverse)
+            self.ranks.agree_on(scale.found_inf)
             if self.keep_gradients:
                 self._keep(phase, network)
             if self.recipe.fused_adam:
@@ -197,6 +239,12 @@ class Phases:
         self.loss[phase].copy_(torch.where(scale.found_inf.bool(), self.loss[phase], loss))
         scale.update()
 
+    def _read(self, network: nn.Module, optimizer: torch.optim.Adam) -> list[Tensor]:
+        """Return the gradients that the optimizer reads."""
+        if self.recipe.fused_update:
+            return [*optimizer.gradients()]
+        return [p.grad for p in network.parameters() if p.grad is not None]
+
     def _trained(self, phase: str) -> tuple[nn.Module, torch.optim.Adam]:
         return (self.G, self.opt_G) if phase.startswith("G") else (self.D, self.opt_D)
 
@@ -204,19 +252,22 @@ class Phases:
         optimizer.zero_grad(set_to_none=self.recipe.set_to_none)
         self.copies[network].zero_grad(self.recipe.set_to_none)
 
-    def _loss(self, phase: str) -> Tensor:
+    def _loss(self, phase: str, k: int = 0, parts: int = 1, mean: Tensor | None = None) -> Tensor:
+        """Return the loss of a phase on part ``k`` of its batch. Path length may know its ``mean`` already."""
         w, mixing = self.workload, self.workload.style_mixing
-        if phase == "G_main":
-            return losses.g_main(self.G, self.D, self.inputs[phase], mixing, self.amp)
-        if phase == "D_main":
-            images, joint = (self.inputs[phase], self.real), self.recipe.joint_batch
-            return losses.d_main(self.G, self.D, *images, mixing, self.amp, joint=joint)
+        G, D = self.replicas or (self.G, self.D)
         if phase == "D_r1":
-            return losses.d_r1(
-                self.D, self.real, w.gamma, w.r1_interval, self.amp, scale=self.scales.get("D")
-            )
+            real = micro.samples(self.real, k, parts)
+            return losses.d_r1(D, real, w.gamma, w.r1_interval, self.amp, scale=self.scales.get("D"))
+        inputs = micro.part_of(self.inputs[phase], k, parts)
+        if phase == "G_main":
+            return losses.g_main(G, D, inputs, mixing, self.amp, self.mean)
+        if phase == "D_main":
+            images, joint = (inputs, micro.samples(self.real, k, parts)), self.recipe.joint_batch
+            return losses.d_main(G, D, *images, mixing, self.amp, joint=joint)
         pl = (self.pl_mean, w.pl_decay, w.pl_weight, w.pl_interval)
-        return losses.g_pl(self.G, self.inputs[phase], *pl, mixing, self.amp, scale=self.scales.get("G"))
+        scale = self.scales.get("G")
+        return losses.g_pl(G, inputs, *pl, mixing, self.amp, scale=scale, over_ranks=self.mean, mean=mean)
 
     def _update_ema(self) -> None:
         beta = 0.5 ** (self.workload.batch / self.workload.ema_images)
@@ -320,4 +371,6 @@ class Phases:
             dtype=self.dtype,
             image_noise=phase == "G_pl",
             memory_format=self.memory_format,
+            rank=self.ranks.rank,
+            ranks=self.ranks.size,
         )

@@ -74,9 +74,11 @@ def _compile_kernels(step: Phases, before: dict[str, Any]) -> tuple[dict[str, fl
     begin = time.perf_counter()
     with _in_line(step), _as_it_is(step):
         report = step.precompiled = compile_ahead(warm_up)
-    if not report.missing:
+    # Ranks must run every phase equally often: if one of them lacked a kernel, all begin again.
+    if not step.ranks.any(bool(report.missing), step.device):
         own = () if step.compiled is None else step.compiled.functions  # These are still to run compiled.
-        return {}, tuple(phase for phase in PHASES if phase not in own) if report.whole else ()
+        whole = not step.ranks.any(not report.whole, step.device)
+        return {}, tuple(phase for phase in PHASES if phase not in own) if whole else ()
     saving.load_model(step, before)  # The missing launches made garbage of everything.
     _synchronize(step)
     counts = {"kernels_missing": report.missing, "kernels_compiled": report.compiled}

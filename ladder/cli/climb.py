@@ -31,8 +31,10 @@ from ladder.stats import rounds_budget as budget
 from stylegan_lite.config import Recipe, Workload
 
 if TYPE_CHECKING:
+    from ladder.images.prepare import ImageSet
     from ladder.training.canary import Canary
     from ladder.training.origin import Origin
+    from ladder.training.ranks import Ranks
     from ladder.training.train import Summary
 
 
@@ -274,11 +276,12 @@ def train(
     quiet: bool,
     start: Path | None = None,
     **options: Any,
-) -> Summary:
+) -> Summary | None:
     """Train, and return the summary. ``options`` are those of ``ladder.training.train.train``.
 
     ``start`` is a checkpoint whose networks are taken. Without ``workload_name`` the workload of that checkpoint is
-    taken, or of the one to resume.
+    taken, or of the one to resume. Under torchrun this process is one of several ranks, and those that write nothing
+    return None.
 
     Raises:
         UserError: the request is impossible.
@@ -295,21 +298,26 @@ def train(
         workload = held.workload.to_dict()
     else:
         _, workload = catalog.load_workload(name)
-    origin = held if start else None
-    if origin is not None:
-        origin.refuse_other(workload)
+    if held is not None and start is not None:
+        held.refuse_other(workload)
+        options |= {"origin": held}
     there = needs.possible(system.capabilities(device), workload)
     chosen = choose_recipe(recipe, ladder, there, device)
-    files.refuse_unwritable(options["out"])
-    first = progress.First(f"training: {name} on {device}, up to step {options['steps']}", quiet)
-    pictures = prepare_images(data or workload["data"], workload, quiet, first)
-    from ladder.base.stopping import stop_on_sigterm
-    from ladder.training.train import train as training
+    from ladder.training import ranks as training_ranks
 
-    with stop_on_sigterm(), progress.training_progress(options["steps"], quiet) as on_event:
-        return training(
-            workload, chosen, pictures, device=device, origin=origin, on_event=on_event, **options
-        )
+    with training_ranks.joined(device) as ranks:
+        if ranks is not None:
+            if start is not None:
+                raise UserError(
+                    "--from: begin with one process; its checkpoint goes on under torchrun with --resume"
+                )
+            chosen = ranks.recipe(chosen)
+            Recipe.from_dict(chosen).refuse_for(Workload.from_dict({**workload, "data": None}))
+            return _on_ranks(ranks, name, workload, chosen, data or workload["data"], device, quiet, options)
+        files.refuse_unwritable(options["out"])
+        first = progress.First(f"training: {name} on {device}, up to step {options['steps']}", quiet)
+        pictures = prepare_images(data or workload["data"], workload, quiet, first)
+        return _trained(workload, chosen, pictures, device, quiet, options)
 
 
 def _origin(path: Path, resumed: bool) -> Origin:
@@ -319,6 +327,37 @@ def _origin(path: Path, resumed: bool) -> Origin:
     if resumed:
         checkpoint.refuse_converted(path, found.content)
     return found
+
+
+def _trained(
+    workload: Fields, recipe: Fields, pictures: ImageSet, device: str, quiet: bool, options: dict[str, Any]
+) -> Summary:
+    from ladder.base.stopping import stop_on_sigterm
+    from ladder.training.train import train as training
+
+    with stop_on_sigterm(), progress.training_progress(options["steps"], quiet) as on_event:
+        return training(workload, recipe, pictures, device=device, on_event=on_event, **options)
+
+
+def _on_ranks(
+    ranks: Ranks, name: str, workload: Fields, recipe: Fields, data: Any, device: str, quiet: bool,
+    options: dict[str, Any],
+) -> Summary | None:  # fmt: skip
+    """Train as one of several ranks. Only the one that writes has a summary."""
+    quiet = quiet or not ranks.writes
+    if ranks.writes:
+        files.refuse_unwritable(options["out"])
+    said = f"training: {name} on {device}, {ranks.size} ranks, up to step {options['steps']}"
+    pictures = ranks.in_turn(lambda: prepare_images(data, workload, quiet, progress.First(said, quiet)))
+    if ranks.writes:
+        return _trained(workload, recipe, pictures, device, quiet, options | {"ranks": ranks})
+    from ladder.base.stopping import stop_on_sigterm
+    from ladder.training.following import follow
+
+    shared = {key: options[key] for key in ("steps", "seed", "resume") if key in options}
+    with stop_on_sigterm():
+        follow(workload, recipe, pictures, ranks, device=device, **shared)
+    return None
 
 
 def canary(

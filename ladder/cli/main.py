@@ -36,6 +36,7 @@ from ladder.cli import precision as cli_precision
 from ladder.cli import profile as cli_profile
 from ladder.cli import recommend as cli_recommend
 from ladder.cli import sample as cli_sample
+from ladder.cli import scale as cli_scale
 from ladder.cli import submit as cli_submit
 from ladder.cli import sustain as cli_sustain
 from ladder.cli import train as cli_train
@@ -343,7 +344,7 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
 
 for command in (
     *(cli_doctor.doctor, cli_explain.explain, listing.list_, listing.show, cli_recommend.recommend),
-    *(cli_ablate.ablate, cli_map.map_),
+    *(cli_ablate.ablate, cli_map.map_, cli_scale.scale),
     *(cli_kernels.kernels, cli_precision.precision, cli_profile.profile, cli_train.train),
     *(cli_convert.convert, cli_sample.sample),
     *(cli_merge.merge, cli_noise.noise, cli_submit.submit, cli_sustain.sustain, cli_upstream.upstream),

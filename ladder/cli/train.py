@@ -20,6 +20,7 @@ Examples:
   ladder train --workload article --data photos/ --recipe fused_act --steps 20000 --out runs/photos
   ladder train --workload tiny --steps 1000 --out runs/tiny --resume runs/tiny/checkpoint.pt
   ladder train --from ffhq.pt --data photos/ --steps 20000 --out runs/photos    networks of `ladder convert`
+  torchrun --nproc-per-node 2 -m ladder train --workload article-b32 --out runs/two   two GPUs, 16 images each
   ladder train --canary --steps 500             does any rung train worse than the baseline? (tiny, 3 seeds)"""
 )
 @options.workload_option("article on a GPU, tiny on the CPU")
@@ -147,6 +148,8 @@ def train(
         saved = out / "checkpoint.pt"
         ending.say_where(saved if saved.exists() else None, as_json, again=True)
         raise
+    if summary is None:  # a rank that writes nothing
+        return
     if as_json:
         click.echo(json.dumps(summary, indent=1))
     else:

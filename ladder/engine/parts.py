@@ -25,7 +25,7 @@ from ladder.machine import system
 
 WINDOW = 10  # runs of a phase that are timed together
 SAMPLES = 6
-_FEED = ["workload", "recipe", "real", "seed"]  # parameters of stylegan_lite.data.DataFeed
+_FEED = ["workload", "recipe", "real", "seed"]  # of stylegan_lite.data.DataFeed; others must have defaults
 
 
 def phases(
@@ -125,7 +125,10 @@ def _feed(
         from stylegan_lite.data import DataFeed
     except ImportError as error:
         raise WorkerFailure("n/a", f"this commit has no data feed: {error}") from None
-    if list(inspect.signature(DataFeed).parameters) != _FEED or not hasattr(DataFeed, "prefetch"):
+    asked = inspect.signature(DataFeed).parameters.values()
+    if [each.name for each in asked if each.default is each.empty] != _FEED or not hasattr(
+        DataFeed, "prefetch"
+    ):
         raise WorkerFailure("n/a", "this commit's data feed takes other arguments")
     what, how = Workload.from_dict(workload), Recipe.from_dict(recipe)
     how.refuse_on(device)

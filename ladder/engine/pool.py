@@ -26,6 +26,7 @@ from ladder.engine.forkserver import ForkServer, ServerEnded
 # on some GPUs, and one 16-step cycle of the article's workload takes many on a CPU.
 TIMEOUTS = {
     "import": 300.0,
+    "join": 300.0,
     "build": 300.0,
     "prepare": 900.0,
     "visit": 900.0,
@@ -199,10 +200,11 @@ class Worker:
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
             if left <= 0:
+                stands = " (its process is stopped)" if is_stopped(self.pid) else ""
                 self.kill()
                 raise WorkerFailure(
                     "failed",
-                    f"{SPOKEN.get(do, do)}: no sign of life for {patience:.0f} s, worker ended by the watchdog",
+                    f"{SPOKEN.get(do, do)}: no sign of life for {patience:.0f} s{stands}, worker ended by the watchdog",
                 )
             # Wake up now and then: a data-loader child can hold the pipe open after the worker itself has died.
             if self._selector.select(min(left, 1.0)):
@@ -253,6 +255,15 @@ class Worker:
             return WorkerFailure("failed", f"{do}: worker killed by {name}{hint}", {"signal": name})
         last = f": {one_line(said[-1])}" if said else ""
         return WorkerFailure("failed", one_line(f"{do}: worker ended with status {code}{last}"))
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped by a signal or a debugger."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state in ("T", "t")
 
 
 def plain(reply: dict[str, Any]) -> dict[str, Any]:

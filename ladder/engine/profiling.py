@@ -15,7 +15,7 @@ from typing import Any
 
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.engine.gpu_time import PROFILED
-from ladder.receipts import kernel_families, traces
+from ladder.receipts import communication, kernel_families, traces
 
 HEAVIEST = 40  # kernels that are kept by name
 APART_S = 0.005  # between profiled cycles, whose kernels are told apart by the clock
@@ -53,6 +53,7 @@ def record(rung: Any, number: int = PROFILED) -> Recorded:
 
     def cycles() -> None:
         for _ in range(number):
+            rung.align()
             begin = time.perf_counter()
             rung.step.cycle()
             rung.synchronize()
@@ -90,6 +91,13 @@ def digest(recorded: Recorded) -> dict[str, Any]:
         "profile": composition(first),
         "gpu_void": differing([c["kernels"] for c in found]),
     }
+
+
+def between_gpus(recorded: Recorded) -> dict[str, Any]:
+    """Return the communication of a step in the first recorded cycle, or None without kernels."""
+    first = next(iter(recorded.cycles()), [])
+    ran = [event for event in first if event[1] and not event[0].startswith(kernel_families.WAITING)]
+    return {"communication": dict(communication.communication(ran, CYCLE_STEPS)) if ran else None}
 
 
 def differing(kernels: list[float]) -> str | None:

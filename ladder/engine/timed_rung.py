@@ -16,6 +16,7 @@ from ladder.engine import asides, capturing
 from ladder.engine.asides import added, foreign, is_settled, peak_rss, stood_still, weights_of
 from ladder.engine.channel import Channel, Nobody
 from ladder.engine.gpu_time import PROFILED
+from ladder.engine.joining import Member
 from ladder.machine import gpu_state
 from ladder.machine.threads import Threads
 
@@ -33,13 +34,13 @@ class NoContract(Exception):
     """Measured code that does not offer the contract."""
 
 
-class Rung:
+class Rung(Member):
     """One training step under test, with a method for each command."""
 
     def __init__(self, code: Path | None, channel: Channel | Nobody) -> None:
+        super().__init__()
         self.code, self.channel = code, channel
         self.step: Any = None
-        self.device = "cpu"
         self.peaks: dict[str, int] = {}  # of visits before the last
         self.threads = Threads()
         self.retries, self.weights = 0, {}
@@ -81,6 +82,8 @@ class Rung:
             self.step.keep_gradients = True
         if variant:
             asides.study_of(variant).apply(self.step, variant[1])
+        if self.joined:
+            self.joined.follow(self.step)
         self.synchronize()
         self.refuse_foreign()
         return {
@@ -176,7 +179,8 @@ class Rung:
         from ladder.engine import profiling
 
         if part == "record":
-            return profiling.digest(profiling.record(self, cycles))
+            recorded = profiling.record(self, cycles)
+            return profiling.digest(recorded) | (profiling.between_gpus(recorded) if self.joined else {})
         profiling.load()
         return {}
 
@@ -266,6 +270,7 @@ class Rung:
             cuda = sys.modules["torch"].cuda
             events = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
         self.synchronize()
+        self.align()
         begin = time.perf_counter()
         if events:
             events[0].record()

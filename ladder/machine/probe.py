@@ -25,6 +25,7 @@ class Probe(TypedDict, total=False):
     cudnn: int | None
     bf16: bool
     uuid: str
+    uuids: list[str]  # of all devices that this process can see
     triton_error: str | None
     nvcc_error: str | None
     nvjpeg_error: str | None
@@ -48,18 +49,23 @@ def probe() -> Probe:
         torch.zeros(1, device="cuda").add_(1).item()
     except Exception as error:
         return {**found, "error": shortened(error)}
-    uuid = str(getattr(properties, "uuid", ""))
+    uuids = [_uuid(torch.cuda.get_device_properties(k)) for k in range(torch.cuda.device_count())]
     return {
         **found,
         "name": properties.name,
         "memory": properties.total_memory,
         "cudnn": torch.backends.cudnn.version(),
         "bf16": torch.cuda.is_bf16_supported(including_emulation=False),
-        "uuid": uuid,
+        "uuid": uuids[0],
+        "uuids": uuids,
         "triton_error": _triton_error(torch),
         "nvcc_error": _nvcc_error(),
         "nvjpeg_error": _nvjpeg_error(torch),
     }
+
+
+def _uuid(properties: Any) -> str:
+    return str(getattr(properties, "uuid", ""))
 
 
 def shortened(error: Exception) -> str:

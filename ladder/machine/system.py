@@ -136,6 +136,16 @@ def device_key(device: str) -> str | None:
     return f"cuda {probe().get('uuid', '')}" if device == "cuda" else None
 
 
+def gpu_uuids() -> list[str]:
+    """Return the UUIDs of all GPUs that torch sees, in its order. On a machine without one there are none."""
+    return list(probe().get("uuids", []))
+
+
+def device_keys(device: str, count: int) -> list[str]:
+    """Return names of the first GPUs of this host for locks, in an order that is the same for everybody."""
+    return sorted(f"cuda {uuid}" for uuid in gpu_uuids()[:count]) if device == "cuda" else []
+
+
 @functools.cache
 def probe() -> Probe:
     """Return what torch says about its first GPU (see `ladder.machine.probe`), asked once in another process."""

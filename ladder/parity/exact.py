@@ -55,6 +55,14 @@ class Draw:
     phases: dict[str, PhaseDraw]
     real: Tensor
 
+    def share(self, rank: int, ranks: int) -> Draw:
+        """Return the samples of one of several ranks."""
+        mine = {
+            phase: drawn.part(torch.arange(rank, drawn.batch, ranks), "cpu", torch.float32)
+            for phase, drawn in self.phases.items()
+        }
+        return Draw(mine, self.real[rank::ranks])
+
 
 def draw(workload: Workload, number: int) -> Draw:
     """Return the ``number``-th set of inputs: a function of the workload's shapes and the number."""

@@ -81,6 +81,8 @@ def images(step: TrainingStep) -> list[str]:
     else:
         source = ImageFolder(w.data, w.resolution, True)
     epoch, done, orders = feed.epoch, feed.consumed, {}
+    ranks = getattr(step, "ranks", None)
+    mine = slice(None) if ranks is None else slice(ranks.rank, None, ranks.size)
     for number in range(BATCHES):
         if epoch not in orders:
             orders[epoch] = _order(len(source), step.seed, w.flips, epoch)
@@ -91,7 +93,8 @@ def images(step: TrainingStep) -> list[str]:
         feed.next()
         getattr(feed, "prefetch", lambda: None)()
         real = step.real.detach().cpu().float()
-        for k, (index, flip) in enumerate(orders[epoch][done * w.batch : (done + 1) * w.batch]):
+        batch = orders[epoch][done * w.batch : (done + 1) * w.batch]
+        for k, (index, flip) in enumerate(batch[mine]):
             off, room = (real[k] - _plain(source, index, flip, on_gpu)).abs(), ROUNDING
             if on_gpu:
                 off, room = off.mean(), DECODERS

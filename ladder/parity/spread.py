@@ -138,7 +138,13 @@ def inputs_are_ours(step: TrainingStep) -> Iterator[None]:
 
 
 def load(step: TrainingStep, inputs: Draw) -> None:
-    """Copy given numbers into the step's static buffers, each into its view (layouts differ between recipes)."""
+    """Copy given numbers into the step's static buffers, each into its view (layouts differ between recipes).
+
+    One of several ranks takes its samples of the total batch.
+    """
+    ranks = getattr(step, "ranks", None)
+    if ranks is not None and ranks.size > 1:
+        inputs = inputs.share(ranks.rank, ranks.size)
     for phase, drawn in inputs.phases.items():
         buffers = step.inputs[phase]
         buffers.z.copy_(drawn.z)

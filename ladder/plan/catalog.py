@@ -302,13 +302,15 @@ def refuse_contradictions(ladder: Ladder) -> None:
     """Raise `UserError` for two rungs that set one field of the recipe to different values.
 
     The later would undo the earlier, and its gain or loss would be of both. It is refused on every machine, even on
-    one that can run only one of the two.
+    one that can run only one of the two. A rung that rests on the earlier goes further on its field, and may.
     """
     setting: dict[str, tuple[str, Any]] = {}
     for step in ladder.rungs:
-        for field, value in load_rung(step.name).change.items():
-            other, before = setting.setdefault(field, (step.name, value))
-            if before != value:
+        rung = load_rung(step.name)
+        for field, value in rung.change.items():
+            other, before = setting.get(field, (step.name, value))
+            setting[field] = step.name, value
+            if before != value and other not in rung.rests_on:
                 raise UserError(
                     f"ladder {ladder.name}: rungs {other} and {step.name} contradict each other: {field} is {before} in"
                     f" one and {value} in the other; leave one out, or measure each alone with --mode solo"

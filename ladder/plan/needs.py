@@ -11,7 +11,10 @@ OF_WORKLOAD = ("demodulation", "instance_norm", "spectral_norm", "kept_weights",
 # ladder.machine.system.capabilities
 OF_MACHINE = ("cuda", "triton", "bf16", "cuda_graphs", "nvcc", "nvjpeg", "fp8", "dependent_launch")
 
-NEEDS = (*OF_MACHINE, *OF_WORKLOAD)
+# Several processes, which `ladder scale` and torchrun start.
+RANKS = "ranks"
+
+NEEDS = (*OF_MACHINE, *OF_WORKLOAD, RANKS)
 
 
 def possible(capabilities: dict[str, str | None], workload: Mapping[str, Any]) -> dict[str, str | None]:
@@ -33,4 +36,5 @@ def possible(capabilities: dict[str, str | None], workload: Mapping[str, Any]) -
         "spectral_norm": spectral,
         "kept_weights": kept,
         "no_clamp": clamps,
+        RANKS: "needs a process for each GPU: ladder scale measures it",
     }

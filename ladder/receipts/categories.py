@@ -13,6 +13,7 @@ CONVOLUTION, MATMUL, RESAMPLING = "convolution", "matmul", "resampling"
 NORMALIZATION = "normalization and modulation"
 LAYOUT, ELEMENTWISE, REDUCTIONS = "layout and dtype conversion", "elementwise", "reductions"
 OPTIMIZER, COPIES, RANDOM = "optimizer", "copies", "random numbers"
+COMMUNICATION = "communication between GPUs"
 FUSED, COMPILED, OTHER = "fused: ", "fused by torch.compile", "other"
 BOOKKEEPING = "views and allocation"  # on a CPU alone
 
@@ -29,6 +30,7 @@ OF_FAMILY = {
     families.TRANSFER: COPIES,
     families.INDUCTOR: COMPILED,
     families.BOOKKEEPING: BOOKKEEPING,
+    families.COMMUNICATION: COMMUNICATION,
     families.OTHER: OTHER,
 }
 

@@ -17,7 +17,7 @@ import torch
 from ladder.base.protocol import IN_ORDER as PHASES
 from ladder.receipts import torch_compile
 from ladder.receipts.as_timed import Traced, replaced, synchronize, trace
-from ladder.receipts.seen import Copies, Crossing, Evidence, Flags, Launches, Loader
+from ladder.receipts.seen import Copies, Crossing, Evidence, Flags, Launches, Loader, Reduced, Trace
 from ladder.receipts.watch import Watch, alternatives_taken, launches, layers_named, layout, name_of
 
 SETTINGS = ("conv_fp32_precision", "matmul_fp32_precision", "cudnn_benchmark", "cudnn_deterministic")
@@ -92,6 +92,7 @@ def gather(step: Any, traced: Traced | None = None) -> Evidence:
             "ms": found.get("parallel_ms"),
             "busy_ms": found.get("busy_ms"),
         },
+        "reduced": reduced(step, found),
         "scales": scales(step),
         "settings": {key: value for key, value in step.settings().items() if key in SETTINGS},
     }
@@ -230,6 +231,19 @@ def forked(step: Any, what: str) -> dict[str, dict[str, int]]:
     An eager run of a captured step shows nothing.
     """
     return dict(getattr(getattr(step, "parallel", None), what, {}))
+
+
+def reduced(step: Any, trace: Trace) -> Reduced:
+    """Return the communication between ranks. An older commit's step has none."""
+    ranks = getattr(step, "ranks", None)
+    return {
+        "ranks": getattr(ranks, "size", 1),
+        "gpus": getattr(step.recipe, "ranks", 1),
+        "bytes": dict(getattr(ranks, "bytes", {})),
+        "comm_ms": trace.get("comm_ms"),
+        "exposed_ms": trace.get("exposed_ms"),
+        "comm_kernels": trace.get("comm_kernels"),
+    }
 
 
 def adam(step: Any) -> Flags:

@@ -32,6 +32,7 @@ TRANSFER, INDUCTOR, OTHER = "memcpy and memset", "compiled by Inductor", "other"
 BOOKKEEPING = (
     "views, allocation, autograd"  # of a CPU's operators alone (`ladder.receipts.operator_families`)
 )
+COMMUNICATION = "communication"
 OURS = "Triton: "  # followed by the name of our kernel
 
 # The first match counts. Layout conversions and slow paths carry words of the others, so they come first. cuDNN's
@@ -39,6 +40,7 @@ OURS = "Triton: "  # followed by the name of our kernel
 PATTERNS = tuple(
     (family, re.compile(pattern, re.IGNORECASE))
     for family, pattern in (
+        (COMMUNICATION, r"nccl|^memcpy ptop"),
         (TRANSFER, r"^mem(cpy|set)\b"),
         (INDUCTOR, r"^triton_(poi|per|red|tem|for|mm|split_scan)_"),
         (SGEMM, r"(implicit|explicit|precomputed)_convolve_sgemm"),

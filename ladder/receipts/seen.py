@@ -47,6 +47,9 @@ class Trace(TypedDict, total=False):
     zero_kernels: float  # fills, with any value
     copy_ms: float  # host to device
     overlap: float | None  # the part of copy_ms in which kernels of other streams ran; None without copies
+    comm_ms: float  # these three: see `ladder.receipts.communication.Communication`
+    exposed_ms: float
+    comm_kernels: float
 
 
 class Copies(TypedDict):
@@ -134,6 +137,17 @@ class Parallel(TypedDict):
     busy_ms: float | None
 
 
+class Reduced(TypedDict):
+    """The communication of one rank. The last three are of a step, None if nothing was profiled."""
+
+    ranks: int
+    gpus: int  # of the whole step: as many as ranks, and with nn.DataParallel those of its one process
+    bytes: dict[str, int]  # by phase, of gradients all-reduced in its last run
+    comm_ms: float | None
+    exposed_ms: float | None
+    comm_kernels: float | None
+
+
 class Evidence(TypedDict):
     """The evidence of one prepared step. Amounts are of one step of a cycle, calls of one run of each phase."""
 
@@ -159,5 +173,6 @@ class Evidence(TypedDict):
     data: Data
     compile: Compiled
     parallel: Parallel
+    reduced: Reduced
     scales: dict[str, dict[str, float]]
     settings: Fields

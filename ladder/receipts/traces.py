@@ -5,15 +5,16 @@ Only inspectors and tools load the profiler; a process that times never does.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from ladder.base.protocol import CYCLE_STEPS
+from ladder.receipts.communication import communication
 from ladder.receipts.kernel_families import WAITING
 from ladder.receipts.seen import Trace
+from ladder.receipts.spans import union
 
 NOT_KERNELS = ("Memcpy", "Memset", *WAITING)
 
@@ -74,21 +75,13 @@ def digest(found: list[tuple[str, bool, int, int, int]]) -> Trace:
         "zero_kernels": sum("ZeroFunctor" in e[0] or "FillFunctor" in e[0] for e in ran) / CYCLE_STEPS,
         "copy_ms": round(took / 1e6 / CYCLE_STEPS, 4),
         "overlap": round(beside / took, 3) if took else None,
+        **communication((e for e in found if e[1] and not e[0].startswith(WAITING)), CYCLE_STEPS),
     }
 
 
 def busy_ms(found: list[tuple[str, bool, int, int, int]]) -> float:
     """Return the milliseconds a step in which anything ran or was copied, of the events of a cycle."""
     return union([e[3:] for e in found if e[1] and not e[0].startswith(WAITING)]) / 1e6 / CYCLE_STEPS
-
-
-def union(spans: list[tuple[int, int]]) -> int:
-    """Return the length of the union of intervals. Kernels on parallel streams count once."""
-    total, end = 0, -math.inf
-    for first, last in sorted(spans):
-        total += max(0, last - max(first, end))
-        end = max(end, last)
-    return int(total)
 
 
 def covered(span: tuple[str, bool, int, int, int], others: list[tuple[str, bool, int, int, int]]) -> int:

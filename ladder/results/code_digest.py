@@ -32,7 +32,7 @@ EARLIER = {"97cbb728d8b30849": "a23c60d086c20765"}
 # The worker with all that it loads before it has been timed; who starts it, watches it and writes down what it says;
 # and who makes the images that its loaders decode.
 ENGINE = (
-    *("engine/worker", "engine/timed_rung", "engine/asides", "engine/capturing"),
+    *("engine/worker", "engine/timed_rung", "engine/asides", "engine/capturing", "engine/joining"),
     *("base/errors", "base/paths", "base/protocol"),
     *("machine/gpu_state", "machine/nvml", "machine/threads", "machine/neighbours"),
     *("engine/run", "engine/run_state", "engine/lanes", "engine/visit", "engine/pool", "results/record"),

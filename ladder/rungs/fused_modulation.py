@@ -30,6 +30,8 @@ def receipt(seen: dict) -> Receipt:
     calls = {name: count.get("calls", 0) for name, count in seen["kernels"].items()}
     joined, alone = calls.get("filter_act_modulate_kernel", 0), calls.get("modulate_kernel", 0)
     most = joined + len(seen["passes"].get("Generator", []))
+    if seen["recipe"].get("checkpointing"):  # G's main phase runs the block at 4x4 once more, in each part
+        most += seen["recipe"].get("micro_batches", 1)
     if seen["recipe"]["rgb"] == "conv":  # toRGB's, too: one for each block
         most *= 2
     left = calls.get("filter_act_kernel", 0)

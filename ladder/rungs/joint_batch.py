@@ -25,7 +25,7 @@ needs: tuple[str, ...] = ()
 
 
 def receipt(seen: dict) -> Receipt:
-    """Check that D runs once in its main phase, on twice the images of G's main phase and of R1.
+    """Check that D runs once in its main phase, on twice the images of G's main phase and of R1; of each part of them.
 
     With `fused_norm` the deviation is a kernel of ours, forward and backward.
     """
@@ -33,4 +33,6 @@ def receipt(seen: dict) -> Receipt:
     one = min(batches, default=0)
     said = f"batches D is given: {', '.join(map(str, batches)) or 'none'}"
     ours = ("minibatch_std_kernel", "minibatch_std_grad_kernel") if seen["recipe"]["fused_norm"] else ()
-    return judge((one > 0 and sorted(batches) == [one, one, 2 * one], said), *launched(seen, *ours))
+    parts = seen["recipe"].get("micro_batches", 1)
+    whole = one > 0 and sorted(batches) == sorted([one, one, 2 * one] * parts)
+    return judge((whole, said), *launched(seen, *ours))

@@ -35,6 +35,8 @@ def explain(error: BaseException) -> str | None:
         return _open_files()
     if "can't start new thread" in low or _number(error) == errno.EAGAIN:
         return f"no more processes or threads may be started (ulimit -u): end others, or have {_WORKERS}"
+    if "connection closed by peer" in low or "nccl" in low:
+        return "another rank has ended, or its network: see what it said"
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
         return f"{name}{error.strerror or one_line(text)}"

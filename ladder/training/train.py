@@ -28,6 +28,7 @@ from ladder.training import checkpoint, grid, losslog, mishaps
 from ladder.training import folder as trainingfolder
 from ladder.training.losslog import Diverged, LossLog, Row
 from ladder.training.origin import FRESH, Origin
+from ladder.training.ranks import Ranks
 from stylegan_lite.config import ConfigError
 from stylegan_lite.step import PHASES, TrainingStep
 
@@ -74,6 +75,7 @@ def train(
     checkpoint_every: int | None = None,
     truncation: float = 1.0,
     on_event: OnEvent | None = None,
+    ranks: Ranks | None = None,
 ) -> Summary:
     """Train up to step ``steps``, and write samples, loss log and checkpoint to ``out``.
 
@@ -88,6 +90,7 @@ def train(
         sample_every, log_every, checkpoint_every: steps between outputs. Grid and checkpoint are also written at the
             end. By default every grid comes with a checkpoint.
         truncation: truncation of the sample grids; 1 is none.
+        ranks: this process's place in a group, if several train together. It is that of the writing process.
         on_event: gets dicts with "event" ("start", "note", "log", "sample", "checkpoint", "end") and its details.
 
     Returns:
@@ -124,7 +127,7 @@ def train(
                 also=_scales(step),
             )
             tell = _telling(on_event)
-            run = _Run(step, out, images, seed, name, log, truncation, tell)
+            run = _Run(step, out, images, seed, name, log, truncation, tell, ranks)
             if content is not None:
                 run.restore(resume, content)
             if origin is not None:
@@ -177,13 +180,21 @@ def _open(
     if resume is None:
         trainingfolder.refuse_occupied(out)
         return None
+    content = content_of(resume, workload, images, device, steps)
+    trainingfolder.refuse_other(out, resume, content)
+    return content
+
+
+def content_of(
+    resume: Path, workload: Fields, images: ImageSet, device: str, steps: int
+) -> checkpoint.Content:
+    """Return the checkpoint to resume from, if it is one of this training."""
     content = checkpoint.load(resume)
     checkpoint.refuse_converted(resume, content)
     full = stylegan_lite.Workload.from_dict({**workload, "data": None}).to_dict()
     checkpoint.refuse_other(resume, content, full, _identity(images), device)
     if content["state"]["count"] >= steps:
         raise UserError(f"{resume}: is at step {content['state']['count']} already: give --steps above that")
-    trainingfolder.refuse_other(out, resume, content)
     return content
 
 
@@ -203,6 +214,7 @@ class _Run:
     log: LossLog
     truncation: float
     tell: OnEvent
+    ranks: Ranks | None = None
     before: float = 0.0
     started: float = 0.0
     saved: int | None = None  # the step of the checkpoint on disk
@@ -224,7 +236,8 @@ class _Run:
         self.started = time.perf_counter()
         with stop_between() as stopped:
             try:
-                self._train(steps, sample_every, checkpoint_every, stopped)
+                agreed = self.ranks.agreed(stopped) if self.ranks else stopped
+                self._train(steps, sample_every, checkpoint_every, agreed)
             except Diverged as error:
                 raise Diverged(f"{error}; {self._kept()}") from None
             except Exception as error:

@@ -111,7 +111,8 @@ def _properties(index):
 def _init():
     if not list(_visible()):
         raise RuntimeError("No CUDA GPUs are available")
-cuda = Some(init=_init, get_device_properties=_properties, is_bf16_supported=lambda **_: True)
+cuda = Some(init=_init, get_device_properties=_properties, device_count=lambda: len(list(_visible())),
+            is_bf16_supported=lambda **_: True)
 backends = Some(cudnn=Some(version=lambda: int(os.environ.get("FAKE_CUDNN", "91900"))))
 class zeros:
     def __init__(self, n, device): self.n = n

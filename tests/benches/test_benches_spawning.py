@@ -187,7 +187,7 @@ def test_what_may_measure_in_any_process_never_does_in_asvs_own(handover, monkey
 def commit(folder, without="joint_batch"):
     """The package of a commit that does not know one field yet, beside a torch that must not be imported."""
     (folder / "stylegan_lite").mkdir(parents=True)
-    for name in ("__init__", "config"):
+    for name in ("__init__", "config", "shares"):
         lines = (ROOT / "stylegan_lite" / f"{name}.py").read_text().splitlines(keepends=True)
         kept = [line for line in lines if not line.startswith(f"    {without}: ")]
         (folder / "stylegan_lite" / f"{name}.py").write_text("".join(kept))

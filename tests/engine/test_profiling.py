@@ -111,7 +111,8 @@ def test_the_gpu_is_free_as_soon_as_the_profiled_cycles_have_run(monkeypatch: py
     monkeypatch.setattr(traces, "profiled", profiled)
     step = SimpleNamespace(cycle=lambda: did.append("cycle"))
     channel = SimpleNamespace(send=lambda message: did.append(message["progress"]))
-    rung = SimpleNamespace(step=step, channel=channel, synchronize=lambda: did.append("ends"))
+    waits = {"align": lambda: did.append("all ranks"), "synchronize": lambda: did.append("ends")}
+    rung = SimpleNamespace(step=step, channel=channel, **waits)
     found = profiling.record(rung)
-    assert did == ["begins", "cycle", "ends", "cycle", "ends", "ran", "reads"]
+    assert did == ["begins", *["all ranks", "cycle", "ends"] * 2, "ran", "reads"]
     assert len(found.wall_s) == 2 and found.ended_ns == sorted(set(found.ended_ns))

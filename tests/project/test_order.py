@@ -26,6 +26,7 @@ ORDER = (
     "studies.precision",
     "studies.upstream",
     "studies.sustain",
+    "studies.scale",
     "studies.roofline",
     "studies.profile",
     "studies.noise",

@@ -1,6 +1,7 @@
 """Facts that are read off a profiled cycle."""
 
 from ladder.receipts import traces
+from ladder.receipts.communication import communication
 
 
 def test_a_profiled_cycle_is_read_for_launches_replays_fills_and_overlap():
@@ -19,6 +20,9 @@ def test_a_profiled_cycle_is_read_for_launches_replays_fills_and_overlap():
         "overlap": 0.5,
         "busy_ms": 1200 / 1e6 / 16,  # what waits is not at work
         "parallel_ms": 400 / 1e6 / 16,
+        "comm_ms": 0.0,
+        "exposed_ms": 0.0,
+        "comm_kernels": 0.0,
     }
     assert traces.digest(cpu) == {}  # a profiler that saw nothing says nothing
 
@@ -37,3 +41,16 @@ def test_overlap_counts_a_moment_once():
 def test_kernels_on_parallel_streams_count_once() -> None:
     assert traces.union([]) == 0
     assert traces.union([(10, 20), (0, 5), (15, 30), (16, 18)]) == 25
+
+
+def test_communication_is_exposed_where_nothing_else_runs():
+    nccl = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    ran = [
+        ("conv", True, 7, 0, 1000),
+        (nccl, True, 9, 400, 1600),
+        ("Memcpy PtoP (Device -> Device)", True, 8, 1500, 1700),
+    ]
+    ran += [("Memcpy DtoD (Device -> Device)", True, 7, 1650, 1700), ("adam_kernel", True, 7, 2000, 2100)]
+    found = communication(ran, 16)
+    assert found == {"comm_ms": 1300 / 1e6 / 16, "exposed_ms": 650 / 1e6 / 16, "comm_kernels": 2 / 16}
+    assert communication([], 16) == {"comm_ms": 0.0, "exposed_ms": 0.0, "comm_kernels": 0.0}

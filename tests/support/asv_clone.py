@@ -43,7 +43,8 @@ def clone(tmp_path):
     (clone / "kernels").mkdir()
     (clone / "kernels" / "__init__.py").touch()
     (clone / "stylegan_lite").mkdir()
-    shutil.copy(ROOT / "stylegan_lite" / "config.py", clone / "stylegan_lite")  # publishing knows recipes
+    for name in ("config.py", "shares.py"):  # publishing knows recipes
+        shutil.copy(ROOT / "stylegan_lite" / name, clone / "stylegan_lite")
     set_toy(clone, 0.01)
     git(clone, "init", "-q", "-b", "some-branch")
     return clone

@@ -57,7 +57,8 @@ def make(folder: Path) -> Path:
         shutil.copy(ROOT / name, folder / name)
     (folder / "benches/rungs.py").write_text(BENCHMARK)
     (folder / "kernels/__init__.py").touch()
-    shutil.copy(ROOT / "stylegan_lite/config.py", folder / "stylegan_lite")  # publishing knows recipes
+    for name in ("config.py", "shares.py"):  # publishing knows recipes
+        shutil.copy(ROOT / "stylegan_lite" / name, folder / "stylegan_lite")
     git(folder, "init", "-q", "-b", "trunk")
     for number, seconds in enumerate(SECONDS, 1):
         write_toy(folder, seconds, number)

@@ -21,6 +21,8 @@ from ladder.studies.kernelbench.report import COMPUTE_BOUND
 from ladder.studies.kernelbench.schema import Row
 from ladder.studies.precision import report as precisions
 from ladder.studies.precision.record import Result as Precision
+from ladder.studies.scale import report as scaling
+from ladder.studies.scale.record import Result as Scaled
 from ladder.studies.sustain import report as sustaining
 from ladder.studies.sustain.record import Result as Sustained
 from ladder.studies.upstream import report as upstreams
@@ -106,6 +108,15 @@ def sustained(committed: Committed, machine: str) -> str:
             for cells in sustaining.cells(build(Sustained, result))
         ]
     return table(["workload", "seconds", *sustaining.HEADINGS], rows, 3)
+
+
+def scaled(committed: Committed, machine: str) -> str:
+    """Return the step of each way on each number of GPUs, one row for each point."""
+    rows = []
+    for name in committed.names(f"scaled/{machine}-*.json"):
+        result = committed.read(name)
+        rows += [[_linked(result, name), *map(text, cells)] for cells in scaling.cells(build(Scaled, result))]
+    return table(["workload", *scaling.HEADINGS], rows, 3)
 
 
 def roofline(committed: Committed, machine: str) -> str:
@@ -355,8 +366,8 @@ def _rungs_and_seconds(result: Plain) -> tuple[int, float]:
 
 
 TABLES: dict[str, Callable[..., str]] = {
-    "upstream": upstream, "patched": patched, "precision": precision, "sustained": sustained, "roofline": roofline,
-    "kernels": kernels,
+    "upstream": upstream, "patched": patched, "precision": precision, "scaled": scaled, "sustained": sustained,
+    "roofline": roofline, "kernels": kernels,
     "canary": canary, "selftest": selftest, "simulated": simulated, "comparisons": comparisons,
     "parity-trials": parity_trials, "asv": asv, "claims": claims, "claim": claim, "filters": filters,
 }  # fmt: skip

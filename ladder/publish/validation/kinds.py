@@ -24,6 +24,7 @@ from ladder.studies.profile.schema import KIND as PROFILE
 from ladder.studies.roofline import in_step
 from ladder.studies.roofline.schema import KIND as ROOFLINE
 from ladder.studies.roofline.schema import Result as Roofline
+from ladder.studies.scale.schema import KIND as SCALED
 from ladder.studies.sustain.schema import KIND as SUSTAINED
 from ladder.studies.upstream.schema import KIND as UPSTREAM
 
@@ -36,6 +37,7 @@ _ALL = (
     PRECISION,
     PROFILE,
     ROOFLINE,
+    SCALED,
     SUSTAINED,
     UPSTREAM,
     *tuning_schema.KINDS,

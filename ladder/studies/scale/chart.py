@@ -1,0 +1,77 @@
+"""The chart of `ladder scale`: efficiency over the number of GPUs, weak and strong side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ladder.report import drawing
+from ladder.report.drawing import fitted
+from ladder.report.panels import ARTICLE, BUSY, GRID, INK, MUTED
+from ladder.studies.scale.record import STRONG, WEAK, Point, Result
+
+COLORS = (BUSY, ARTICLE, INK, MUTED)
+STYLES = ("-", "--", ":")
+TITLES = {WEAK: "weak: a fixed batch on each GPU", STRONG: "strong: a fixed total batch"}
+
+
+def render(result: Result, kind: str) -> bytes:
+    """Return the chart as PNG or SVG bytes. The same result gives the same bytes."""
+    return drawing.save(lambda: figure(result), kind)
+
+
+def figure(result: Result) -> Any:
+    from matplotlib.figure import Figure
+
+    made = Figure(figsize=(9.5, 5.2))
+    shown = [point for point in result.points if point.efficiency is not None]
+    scalings = [each for each in (WEAK, STRONG) if any(p.scaling == each for p in shown)] or [WEAK]
+    grid = made.add_gridspec(1, len(scalings), left=0.08, right=0.97, top=0.74, bottom=0.17, wspace=0.15)
+    ways = list(dict.fromkeys(point.way for point in shown))
+    gpus = sorted({point.gpus for point in shown}) or [1]
+    for number, scaling in enumerate(scalings):
+        axes = made.add_subplot(grid[number])
+        _panel(axes, [p for p in shown if p.scaling == scaling], ways, gpus)
+        axes.set_title(TITLES[scaling], loc="left", fontsize=9.5, color=INK)
+        if number == 0:
+            axes.set_ylabel("efficiency", color=MUTED)
+            if ways:
+                made.legend(
+                    *axes.get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(0.012, 0.915),
+                    ncols=3, frameon=False,
+                )  # fmt: skip
+    _header(made, result)
+    return made
+
+
+def _panel(axes: Any, points: list[Point], ways: list[str], gpus: list[int]) -> None:
+    axes.axhline(1.0, color=GRID, linewidth=1.2)
+    for number, way in enumerate(ways):
+        mine = sorted((p for p in points if p.way == way), key=lambda p: p.gpus)
+        values = [p.efficiency or 0.0 for p in mine]
+        below = [max(0.0, v - p.low) if p.low is not None else 0.0 for v, p in zip(values, mine, strict=True)]
+        above = [
+            max(0.0, p.high - v) if p.high is not None else 0.0 for v, p in zip(values, mine, strict=True)
+        ]
+        look = {
+            "color": COLORS[number % len(COLORS)],
+            "linestyle": STYLES[number // len(COLORS) % len(STYLES)],
+        }
+        at = [gpus.index(p.gpus) for p in mine]
+        axes.errorbar(at, values, yerr=[below, above], marker="o", markersize=4, capsize=3, label=way, **look)
+    axes.set_xticks(range(len(gpus)), [str(n) for n in gpus])
+    axes.set_xlabel("GPUs", color=MUTED)
+    axes.set_ylim(0, max([1.05, *(p.high or p.efficiency or 0.0 for p in points)]) * 1.02)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.tick_params(length=0, labelcolor=INK, labelsize=8.5)
+
+
+def _header(made: Any, result: Result) -> None:
+    facts, work, rules = result.machine, result.workload, result.protocol
+    notes = f" ({rules.notes[0]})" if rules.notes else ""
+    title = f"{facts.gpu or facts.cpu}: does it scale?{notes}"
+    fitted(made, 0.02, 0.945, title, 15, fontweight="bold")
+    size = f"{work['resolution']}x{work['resolution']}"
+    said = f"{work['name']}: {size}, {rules.generations} generations, {rules.backend}"
+    fitted(made, 0.02, 0.02, f"{said}, PyTorch {facts.torch}. Higher is better.", 8, color=MUTED)

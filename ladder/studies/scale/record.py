@@ -1,0 +1,184 @@
+"""The records of `ladder scale`, which are the schema of its file, and pure functions that derive its figures."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ladder.base.records import needed, plain, record, rule_of
+from ladder.base.rules import alike, items, number, one_of
+from ladder.machine import environment, neighbours
+from ladder.results import code_digest, plausible
+from ladder.results import store as results
+from ladder.results import values as v
+from ladder.results.schema import CODE, RATE
+from ladder.results.types import Header, Plain, head
+from ladder.stats import estimates
+
+WEAK, STRONG = "weak", "strong"
+DERIVED = ("step_ms", "images_per_s", "efficiency", "low", "high", "comm_ms", "exposed_ms", "peak_bytes")
+GPUS = number(1, 4096, whole=True)
+
+
+@record
+class Run:
+    """One process group of one generation.
+
+    A sample is the slowest rank's cycle. Communication is that of a profiled step, the least of all ranks: one that
+    waits for another waits inside NCCL's kernel. The exposed part is the most of all ranks.
+    """
+
+    generation: int = needed(v.COUNT)
+    samples_ms: list[float] = needed(v.SAMPLES)
+    gpu_ms: float | None = needed(v.MS)
+    comm_ms: float | None = needed(v.AMOUNT)
+    exposed_ms: float | None = needed(v.AMOUNT)
+    peak_reserved_bytes: int | None = needed(v.BYTES)
+    peak_allocated_bytes: int | None = needed(v.BYTES)
+    device_used_bytes: int | None = needed(v.BYTES)
+    peak_rss_bytes: int = needed(v.BYTES)
+    prepare_s: float = needed(v.SECONDS)
+    rejected: int = needed(v.COUNT)
+    others_cpu: float | None = needed(v.SHARE)
+
+
+@record
+class Point:
+    """One way on so many GPUs, its process groups, and the figures that follow from them.
+
+    `batch` is the total. Efficiency compares with the same way on the fewest GPUs: 1 is perfect.
+    """
+
+    way: str = needed(v.PART)
+    scaling: str = needed(one_of(WEAK, STRONG))
+    gpus: int = needed(GPUS)
+    batch: int = needed(GPUS)
+    recipe: Plain = needed(v.RECIPE)
+    status: str = needed(v.STATUS)
+    reason: str | None = needed(v.TEXT)
+    runs: list[Run] = needed(items(rule_of(Run), 1000))
+    step_ms: float | None = needed(v.MS)
+    images_per_s: float | None = needed(v.AMOUNT)
+    efficiency: float | None = needed(RATE)
+    low: float | None = needed(v.BOUND)
+    high: float | None = needed(v.BOUND)
+    comm_ms: float | None = needed(v.AMOUNT)
+    exposed_ms: float | None = needed(v.AMOUNT)
+    peak_bytes: float | None = needed(v.AMOUNT)
+
+
+@record
+class Proof:
+    """The receipts and the parity of one way on several GPUs, whose batch is one group a rank."""
+
+    way: str = needed(v.PART)
+    gpus: int = needed(GPUS)
+    batch: int = needed(GPUS)
+    status: str = needed(v.STATUS)
+    reason: str | None = needed(v.TEXT)
+    parity: str | None = needed(v.TEXT)
+    lines: list[str] = needed(v.NOTES)
+
+
+@record
+class Protocol:
+    """How the points were measured, and why the figures must not be quoted."""
+
+    generations: int = needed(v.COUNT)
+    visits: int = needed(v.COUNT)
+    seed: int = needed(v.COUNT)
+    backend: str = needed(one_of("nccl", "gloo"))
+    notes: list[str] = needed(v.NOTES)
+
+
+@record
+class Result(Header):
+    """A result of `ladder scale`."""
+
+    schema: int = needed(number(v.SCHEMA, v.SCHEMA, whole=True))
+    kind: str = needed(one_of("scaled"))
+    workload: Plain = needed(v.WORKLOAD)
+    measured_code: dict[str, str] = needed(CODE[code_digest.KEY])
+    protocol: Protocol = needed(rule_of(Protocol))
+    proofs: list[Proof] = needed(items(rule_of(Proof), 100))
+    points: list[Point] = needed(items(rule_of(Point), 1000))
+
+
+def derive(result: Result) -> Result:
+    """Return the result with its figures and notes."""
+    points = [_derived(point, _fewest(point, result.points)) for point in result.points]
+    done = [len(point.runs) for point in points if point.status == "ok"]
+    unproved = sorted({p.way for p in points if p.gpus > 1 and p.runs} - _proved(result.proofs))
+    also = [f"parity and receipts of {', '.join(unproved)} were not seen here"] * bool(unproved)
+    also += neighbours.marks({neighbours.KEY: run.others_cpu} for point in points for run in point.runs)
+    also += environment.said(result.environment or None)
+    notes = results.cautions(result.machine.device, min(done, default=0), result.dirty, result.complete, also)
+    own = [note for note in result.protocol.notes if note.startswith("simulated")]
+    return replace(result, points=points, protocol=replace(result.protocol, notes=[*own, *notes]))
+
+
+def _proved(proofs: Iterable[Proof]) -> set[str]:
+    return {proof.way for proof in proofs if proof.status == "ok"}
+
+
+def _fewest(point: Point, points: list[Point]) -> Point:
+    """Return the point of the same way and scaling on the fewest GPUs that has runs."""
+    alike_ = [p for p in points if (p.way, p.scaling) == (point.way, point.scaling) and p.runs]
+    return min(alike_, key=lambda p: p.gpus, default=point)
+
+
+def of_generations(point: Point) -> dict[int, float]:
+    """Return the median ms of a step in each generation."""
+    return {run.generation: statistics.median(run.samples_ms) for run in point.runs if run.samples_ms}
+
+
+def _derived(point: Point, fewest: Point) -> Point:
+    own, theirs = of_generations(point), of_generations(fewest)
+    if not own:
+        return replace(point, **dict.fromkeys(DERIVED))
+    step_ms = statistics.median(own.values())
+    # Images a second and GPU, relative to the fewest GPUs: one formula for weak and strong scaling.
+    unit = (point.batch / point.gpus) / (fewest.batch / fewest.gpus)
+    ratios = [unit * ratio for ratio in estimates.paired_ratios(theirs, own)]
+    bounds = None if point.gpus == fewest.gpus else estimates.log_interval(ratios)
+    low, high = bounds or (None, None)
+    return replace(
+        point,
+        step_ms=step_ms,
+        images_per_s=1000 * point.batch / step_ms,
+        efficiency=statistics.median(ratios) if ratios else None,
+        low=low,
+        high=high,
+        comm_ms=_median(run.comm_ms for run in point.runs),
+        exposed_ms=_median(run.exposed_ms for run in point.runs),
+        peak_bytes=_median(run.peak_reserved_bytes for run in point.runs),
+    )
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [float(value) for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def contradiction(result: Result) -> str | None:
+    """Return, in one line, which numbers do not follow from the runs or are impossible, or None."""
+    if problem := code_digest.contradiction(head(result)):
+        return problem
+    derived = derive(result)
+    for found, wanted in zip(result.points, derived.points, strict=True):
+        name = f"{found.way}, {found.scaling}, {found.gpus} GPUs"
+        if found.status == "ok" and not found.runs:
+            return f"{name}: ok without a run"
+        if len({run.generation for run in found.runs}) < len(found.runs):
+            return f"{name}: a generation is there twice"
+        for key in DERIVED:
+            if not alike(getattr(found, key), getattr(wanted, key)):
+                return f"{name}: {key} is not what its runs say"
+        share = result.workload | {"batch": max(1, found.batch // found.gpus)}
+        least = plausible.floor_ms(plain(result.machine), share)
+        if least and any(ms < least[0] for run in found.runs for ms in run.samples_ms):
+            return f"{name}: faster than these GPUs can compute"
+    if missing := [note for note in derived.protocol.notes if note not in result.protocol.notes]:
+        return f"protocol.notes: lack {missing[0]!r}"
+    return None

@@ -1,0 +1,84 @@
+"""The report of `ladder scale`: terminal table and Markdown."""
+
+from __future__ import annotations
+
+from ladder.base.text import escaped
+from ladder.results import store as results
+from ladder.results.types import head
+from ladder.studies.scale.record import Point, Result
+
+HEADINGS = (
+    "way", "scaling", "GPUs", "batch", "ms/step", "images/s", "efficiency", "95% interval",
+    "communication ms", "exposed ms", "GiB reserved",
+)  # fmt: skip
+MEANINGS = (
+    "A sample is the slowest rank's 16-step cycle. Efficiency is images a second and GPU, relative to the same way on"
+    " the fewest GPUs, which has no reduction.",
+    "Communication is profiled. It is the least of all ranks, and what is exposed the most of all: a rank that waits"
+    " for another waits inside NCCL's kernel.",
+)
+
+
+def cells(result: Result) -> list[tuple[str, ...]]:
+    return [_row(point) for point in result.points]
+
+
+def _row(point: Point) -> tuple[str, ...]:
+    named = (point.way, point.scaling, str(point.gpus), str(point.batch))
+    if point.step_ms is None or point.status != "ok":
+        return (*named, f"{point.status}: {point.reason}", *[""] * 6)
+    interval = "" if point.low is None else f"{100 * point.low:.1f} to {100 * (point.high or 0):.1f}%"
+    return (
+        *named,
+        f"{point.step_ms:.4g}",
+        f"{point.images_per_s:.4g}",
+        "" if point.efficiency is None else f"{100 * point.efficiency:.1f}%",
+        interval,
+        _number(point.comm_ms),
+        _number(point.exposed_ms),
+        "" if point.peak_bytes is None else f"{point.peak_bytes / 2**30:.1f}",
+    )
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def proofs(result: Result) -> list[str]:
+    """Return one line for each way that was proved."""
+    return [
+        f"{proof.way} on {proof.gpus} GPUs, batch {proof.batch}: "
+        + (f"parity {proof.parity}, engaged" if proof.status == "ok" else f"{proof.status}: {proof.reason}")
+        for proof in result.proofs
+    ]
+
+
+def text(result: Result) -> str:
+    """Return the report for a terminal."""
+    table = [HEADINGS, *cells(result)]
+    widths = [max(len(line[k]) for line in table) for k in range(len(HEADINGS))]
+    rows = ["  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
+    return "\n".join([*rows, "", *proofs(result), "", *result.protocol.notes])
+
+
+def markdown(result: Result) -> str:
+    """Return the page beside the JSON file."""
+    facts, work, rules = result.machine, result.workload, result.protocol
+    page = [
+        f"# Several GPUs: {escaped(facts.gpu or facts.cpu or '')}",
+        "",
+        f"Workload {escaped(work['name'])}: {work['resolution']}x{work['resolution']}, R1 and path length included."
+        f" {rules.generations} generations of {rules.visits} visits, over {rules.backend}. PyTorch {facts.torch},"
+        f" commit {results.commit_words(head(result))}.",
+        "",
+        "| " + " | ".join(HEADINGS) + " |",
+        "|---|---|" + "---:|" * (len(HEADINGS) - 2),
+        *("| " + " | ".join(escaped(cell) for cell in row) + " |" for row in cells(result)),
+        "",
+        *MEANINGS,
+        "",
+        *(f"- {escaped(line)}" for line in proofs(result)),
+        *(f"  - {escaped(line)}" for proof in result.proofs for line in proof.lines),
+        *(f"- {escaped(line)}" for line in rules.notes),
+    ]
+    return "\n".join(page).rstrip() + "\n"

@@ -1,0 +1,99 @@
+"""A training that torchrun started on several processes: rank 0 writes all files, the others compute their share.
+
+torchrun tells each process its rank in environment variables, which are its protocol and decide nothing else. The
+processes agree on the step after which a signal ends them, over gloo, so that no rank waits for one that has stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ladder.base.errors import UserError
+from ladder.base.plain import Fields
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those of a training. `waiting` is a group over gloo."""
+
+    rank: int
+    size: int
+    local: int
+    waiting: Any = None
+
+    @property
+    def writes(self) -> bool:
+        """Return whether this process writes samples, log and checkpoint."""
+        return self.rank == 0
+
+    def agreed(self, stopped: Callable[[], bool]) -> Callable[[], bool]:
+        """Return a function that every rank calls before each step: whether any rank was told to stop."""
+
+        def any_stopped() -> bool:
+            import torch
+            import torch.distributed as dist
+
+            found = torch.tensor(int(stopped()))
+            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.waiting)
+            return bool(found)
+
+        return any_stopped
+
+    def in_turn(self, do: Callable[[], Any]) -> Any:
+        """Let one process of each host do something before the others of it: making files, say."""
+        import torch.distributed as dist
+
+        found = do() if self.local == 0 else None
+        dist.barrier(self.waiting)
+        return do() if self.local else found
+
+    def recipe(self, recipe: Fields) -> Fields:
+        """Return the recipe on these ranks. A recipe without a way to reduce gets the flat all-reduce."""
+        way = recipe.get("reduce", "none")
+        if way == "data_parallel":
+            raise UserError("reduce: data_parallel is one process: start it without torchrun")
+        return recipe | {"ranks": self.size, "reduce": "flat" if way == "none" else way}
+
+
+def of_environment(environment: Mapping[str, str] = os.environ) -> Ranks | None:
+    """Return this process's place among those that torchrun has started, or None for a single process."""
+    if any(name not in environment for name in VARIABLES):
+        return None
+    try:
+        rank, size, local = (int(environment[name]) for name in VARIABLES)
+    except ValueError:
+        raise UserError(f"{', '.join(VARIABLES)} must be numbers, as torchrun sets them") from None
+    return Ranks(rank, size, local) if size > 1 else None
+
+
+@contextlib.contextmanager
+def joined(device: str) -> Iterator[Ranks | None]:
+    """Join the process group that torchrun asks for, on the GPU of the local rank. Alone nothing is joined.
+
+    After an error the group is left as it is: another rank may never come to its end, and torchrun ends all.
+    """
+    found = of_environment()
+    if found is None:
+        yield None
+        return
+    import torch
+    import torch.distributed as dist
+
+    if device == "cuda":
+        if found.local >= torch.cuda.device_count():
+            raise UserError(
+                f"torchrun started {found.local + 1} processes here, and torch sees {torch.cuda.device_count()} GPUs: "
+                "give as many to --nproc-per-node"
+            )
+        torch.cuda.set_device(found.local)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    waiting = dist.new_group(backend="gloo") if device == "cuda" else dist.group.WORLD
+    yield Ranks(found.rank, found.size, found.local, waiting)
+    dist.barrier(waiting)
+    dist.destroy_process_group()
