@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +16,7 @@ from ladder.base import files, locks, text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.records import plain
+from ladder.base.stopping import stop_on_sigterm
 from ladder.cli import options
 from ladder.images import for_workload
 
@@ -71,7 +73,7 @@ def profile(
     operators stands for kernels. The figures are those of one process, so compare rungs with `ladder run`, and explain
     their difference with `ladder explain`.
 
-    Exit status: 0 if done. 2 if the request is impossible, or a tool is missing.
+    Exit status: 0 if done. 2 if the request is impossible, or a tool is missing. 130 if interrupted.
     """
     os.environ.setdefault(QUIET, "99")
     from ladder.machine import environment, system
@@ -79,10 +81,7 @@ def profile(
     from ladder.studies.profile import measure, report, tracefile
     from ladder.studies.profile import nsys as systems
 
-    if trace is not None:
-        tracefile.refuse(trace)
-    if nsys is not None:
-        systems.refuse(nsys)
+    _refuse_names(("--trace", trace, tracefile.SUFFIXES), ("--nsys", nsys, (systems.SUFFIX,)))
     counter, recorder = _tools(ncu, nsys)
     chosen = system.choose_device(device)
     environment.refuse(chosen)
@@ -96,11 +95,16 @@ def profile(
         click.echo(f"{rung}: {line}", err=True)
 
     environment.tell(as_json)
-    with locks.folder_lock(folder, text.slug(system.facts(chosen)["name"])):
+    with (
+        stop_on_sigterm(),
+        locks.folder_lock(folder, text.slug(system.facts(chosen)["name"])),
+        locks.device_lock(system.device_key(chosen), lambda: tell("waits for another run on this GPU")),
+    ):
         result = measure.profile(asked, photographs, folder, tell, trace)
+        paths = write(result, folder)
         if largest_batch:
             result = _with_largest(result, asked, tell)
-        paths = write(result, folder)
+            paths = write(result, folder)
         if counter:
             result = _with_counters(result, asked, counter, tell)
             paths = write(result, folder)
@@ -109,6 +113,16 @@ def profile(
             systems.record(recorder, nsys, asked.workload, asked.recipe)
     click.echo(json.dumps(plain(result), indent=1, allow_nan=False) if as_json else report.text(result))
     ending.say_files(paths, as_json)
+
+
+def _refuse_names(*asked: tuple[str, Path | None, tuple[str, ...]]) -> None:
+    """Raise UserError if a file that an option asks for cannot have its name, or cannot be written."""
+    for option, path, suffixes in asked:
+        if path is None:
+            continue
+        if not path.name.endswith(suffixes):
+            raise UserError(f"{option} {path}: the name of its file ends in {' or '.join(suffixes)}")
+        files.refuse_unwritable(path.parent)
 
 
 def _tools(ncu: bool, nsys: Path | None) -> tuple[str | None, str | None]:
@@ -140,19 +154,19 @@ def _plan(
 
 def _with_largest(result: Result, asked: Plan, tell: Callable[[str], None]) -> Result:
     """Return the result with the largest batch that fits."""
-    from ladder.studies.profile import largest, measure
+    from ladder.studies.profile import largest
 
     begin = time.monotonic()
     sizes = [each or 0 for each in (result.memory.peak_reserved, result.memory.device_used)]
     memory_gb = result.machine.gpu_memory_gb
     found = largest.find(asked, tell, max(sizes), memory_gb and memory_gb * GB)
-    return measure.with_more(result, result.counters or None, found, time.monotonic() - begin)
+    return _longer(result, begin, largest=found)
 
 
 def _with_counters(result: Result, asked: Plan, ncu: str, tell: Callable[[str], None]) -> Result:
     """Return the result with Nsight Compute's counters. UserError if it may not count; the profile is kept."""
     from ladder.studies.claims.hardware import counters
-    from ladder.studies.profile import counted, measure
+    from ladder.studies.profile import counted
 
     begin = time.monotonic()
     tell("Nsight Compute counts in the heaviest kernels")
@@ -160,7 +174,12 @@ def _with_counters(result: Result, asked: Plan, ncu: str, tell: Callable[[str], 
         found = counted.count(result.profile.kernels, asked.workload, asked.recipe, ncu)
     except counters.Refused as error:
         raise UserError(f"--ncu: {error}; the profile without counters is stored") from None
-    return measure.with_more(result, found, result.largest or None, time.monotonic() - begin)
+    return _longer(result, begin, counters=found)
+
+
+def _longer(result: Result, begin: float, **more: Any) -> Result:
+    """Return the result with more fields, and with the seconds that they took."""
+    return dataclasses.replace(result, seconds=round(result.seconds + time.monotonic() - begin, 1), **more)
 
 
 def write(result: Result, folder: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -133,6 +134,6 @@ def _to_cluster(
     given = [job.number for job in jobs if job.number]
     if given:
         click.echo(f"`squeue -j {','.join(given)}` shows them, {out / 'logs'} has their words; then:")
-        click.echo(named(f"  ladder report {out / 'results' / 'ladder'}"))
+        click.echo(named(f"  ladder report {shlex.quote(str(out / 'results' / 'ladder'))}"))
     if len(given) < len(jobs):
         sys.exit(1 if given else 2)

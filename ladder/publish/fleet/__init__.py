@@ -26,6 +26,7 @@ from ladder.plan import catalog
 SCRIPT = Path(__file__).with_name("job.sh")
 PARTITION = re.compile(r"[\w][\w.-]*")
 SECONDS = 60  # until `sbatch` must have answered
+WAIT_S = 120  # for the lock of a task: a network file system releases that of a dead node late
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def script(fleet: Fleet, root: Path = ROOT) -> str:
         "names": names,
         "workloads": given,
         "arguments": fleet.arguments,
+        "wait_s": [str(WAIT_S)],
     }
     filled = {key: shlex.join(value) for key, value in words.items()}
     return string.Template(SCRIPT.read_text(encoding="utf-8")).substitute(filled)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ladder.base.text import escaped, percent, plain
-from ladder.report import noise
 from ladder.results import store as results
 from ladder.results.types import head
 from ladder.studies.noise.record import Result, Sight
@@ -36,7 +35,7 @@ def sentence(result: Result) -> str:
 
 
 def lines(result: Result) -> list[str]:
-    """Return the lines under the table: the limits, the clocks, the words of a run on its noise, and the notes."""
+    """Return the lines under the table: the limits, the clocks and the notes."""
     found = [
         f"{'step time' if each.clock == 'wall' else 'GPU time'}, limited by {each.sentence}"
         for each in result.limits
@@ -45,9 +44,6 @@ def lines(result: Result) -> list[str]:
         found.append(f"the SM clock was locked at {result.clocks.locked_mhz:.0f} MHz meanwhile")
     elif result.clocks.asked:
         found.append(f"the clock was not locked: {result.clocks.reason}")
-    if result.run.noise:
-        found.append(noise.of_step(result.run))
-    found += [line] if (line := noise.of_gpu_time(result.run)) else []
     return [*found, *result.protocol.notes]
 
 

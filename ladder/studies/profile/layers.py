@@ -17,7 +17,6 @@ from typing import Any
 
 from ladder.receipts import categories, kernel_families
 from ladder.studies.profile import rates, tracing
-from ladder.studies.profile.tracing import Ran
 
 LAUNCHING = ("cuda_runtime", "cuda_driver")  # activities of the host that launch kernels
 RANGE = "layer: "  # the beginning of a range's name
@@ -225,20 +224,12 @@ def _contexts(found: Iterable[Span]) -> tuple[dict[int, Context], dict[int, Span
 # --- the replay -------------------------------------------------------------------------------------------------------
 
 
-def carry(eager: Sequence[Label], replayed: Sequence[Ran]) -> list[Label | None]:
-    """Return the label of each replayed kernel, or None where none matches.
+def _matches(before: Sequence[str], after: Sequence[str]) -> list[int | None]:
+    """Return for each name of ``after`` its place in ``before``, or None where none matches.
 
     A name that ran equally often in both is matched in order. Streams may change the order of different names, not of
     one name. Another name is matched between two neighbours that are matched.
     """
-    return [
-        None if at is None else eager[at]
-        for at in _matches([e.name for e in eager], [r.name for r in replayed])
-    ]
-
-
-def _matches(before: Sequence[str], after: Sequence[str]) -> list[int | None]:
-    """Return for each name of ``after`` its place in ``before``, or None."""
     places: tuple[dict[str, list[int]], dict[str, list[int]]] = (defaultdict(list), defaultdict(list))
     for at, sequence in zip(places, (before, after), strict=True):
         for index, name in enumerate(sequence):

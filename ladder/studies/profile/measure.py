@@ -16,16 +16,15 @@ from typing import Any
 
 from ladder.base import text as texts
 from ladder.base.errors import UserError, describe
-from ladder.base.locks import device_lock
 from ladder.base.protocol import CYCLE_STEPS, IN_ORDER
-from ladder.base.records import ABSENT, plain
+from ladder.base.records import plain
 from ladder.machine import environment, system
 from ladder.plan import catalog, needs
 from ladder.receipts import categories as names
 from ladder.results import identity, record, store
 from ladder.results.types import Plain, build
 from ladder.studies.profile import composing, layers, memory, rates, replaced, tracefile, tracing
-from ladder.studies.profile.record import Category, Counted, Largest, Layers, Moment, Result
+from ladder.studies.profile.record import Category, Layers, Moment, Result
 from stylegan_lite.config import Recipe, suggestion
 
 ENGINE = tuple(f"studies/profile/{name}" for name in ("measure", "tracing", "layers", "memory"))
@@ -238,31 +237,23 @@ def notes(rows: Sequence[Category]) -> list[str]:
 def profile(
     asked: Plan, photographs: str | None, folder: Path, tell: Tell, trace: Path | None = None
 ) -> Result:
-    """Measure a rung alone on the device, and return its profile.
+    """Measure a rung and return its profile. The caller holds the lock on the device.
 
     ``folder`` holds the profiles; ladders' results lie beside it. Both may tell what fused kernels replaced.
+    UserError if the step does not fit into memory.
     """
+    import torch
+
     begin, facts = time.monotonic(), system.facts(asked.device)
-    with device_lock(system.device_key(asked.device)):
+    try:
         seen = measure(asked, tell, trace)
-        release(asked.device)
+    except (MemoryError, torch.OutOfMemoryError):
+        short = f"{asked.rung} on {asked.name} does not fit into the memory of this machine"
+        raise UserError(f"{short}; take a workload with a smaller batch") from None
+    release(asked.device)
     sums = composing.category_sums(list(layers.of_segments({}, seen.traced.segments)))
     now = asked.rung, {name: each.ms for name, each in sums.items()}
     where = facts["name"], asked.workload
     known = replaced.of_ladders(folder.parent / RESULTS, *where, asked.ladder, asked.rung)
     known += replaced.of_profiles(folder, *where, asked.below, now)
     return new_result(asked, facts, photographs, seen, known, time.monotonic() - begin)
-
-
-def with_more(
-    result: Result, counters: list[Counted] | None, largest: Largest | None, seconds: float
-) -> Result:
-    """Return the result with Nsight Compute's figures and the largest batch, where they were asked for."""
-    import dataclasses
-
-    return dataclasses.replace(
-        result,
-        counters=ABSENT if counters is None else counters,
-        largest=ABSENT if largest is None else largest,
-        seconds=round(result.seconds + seconds, 1),
-    )

@@ -17,12 +17,6 @@ RUNNING_S = 400.0
 INSTEAD = "`ladder profile RUNG --trace FILE.json.gz` records the same steps without nsys"
 
 
-def refuse(path: Path) -> None:
-    """Raise UserError if a report cannot have this name."""
-    if path.suffix != SUFFIX:
-        raise UserError(f"--nsys {path}: a report's file ends in {SUFFIX}")
-
-
 def program() -> str:
     """Return the path of `nsys`. Raises UserError where there is none."""
     if found := shutil.which("nsys"):
@@ -32,15 +26,17 @@ def program() -> str:
 
 def command(nsys: str, report: Path, spec: Path) -> list[str]:
     """Return the command line: CUDA and NVTX, each kernel of a graph, from the profiler's start to its stop."""
+    output = str(report.with_suffix("")).replace("%", "%%")  # % begins a pattern
     return [
         nsys, "profile", "--trace=cuda,nvtx", "--capture-range=cudaProfilerApi", "--capture-range-end=stop",
-        "--cuda-graph-trace=node", "--force-overwrite=true", f"--output={report.with_suffix('')}",
+        "--cuda-graph-trace=node", "--force-overwrite=true", f"--output={output}",
         sys.executable, "-m", "ladder.studies.profile.target", str(spec),
     ]  # fmt: skip
 
 
 def record(nsys: str, report: Path, workload: Plain, recipe: Plain, timeout_s: float = RUNNING_S) -> None:
     """Write a report. UserError if nsys makes none, with its reason and the way to do without it."""
+    report.parent.mkdir(parents=True, exist_ok=True)
     before = report.stat().st_mtime_ns if report.exists() else None
     with counted.spec(workload, recipe, ranges=True) as spec:
         line = command(nsys, report.absolute(), spec)
@@ -57,4 +53,6 @@ def record(nsys: str, report: Path, workload: Plain, recipe: Plain, timeout_s: f
     if after is None or after == before:
         lines = [each.strip() for each in said.splitlines() if each.strip()]
         why = one_line(lines[-1]) if lines else "no message"
-        raise UserError(f"nsys made no report on this machine (status {status}: {why}). {INSTEAD}")
+        raise UserError(
+            f"nsys made no report on this machine (status {status}: {why}); the profile is stored. {INSTEAD}"
+        )

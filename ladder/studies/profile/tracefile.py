@@ -11,19 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base import files
-from ladder.base.errors import UserError
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.studies.profile import tracing
 
 MOST = 200_000  # events: about 50 MB of JSON, 3 MB zipped
 SUFFIXES = (".json.gz", ".json")
-
-
-def refuse(path: Path) -> None:
-    """Raise UserError if a trace cannot have this name."""
-    if not path.name.endswith(SUFFIXES):
-        raise UserError(f"--trace {path}: a trace's file ends in {' or '.join(SUFFIXES)}")
-    files.refuse_unwritable(path.parent)
 
 
 def kinds(step: Any) -> list[int]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from ladder.receipts import kernel_families, operator_families
 
-APART_S = 0.0005  # of two phases, which the clock tells apart
+APART_S = 0.0005  # of a phase and the mark before and behind it
 MEMORY = "[memory]"  # the name of an allocation or a release
 CALL = re.compile(r"cu(da)?[A-Z]")  # of CUDA's runtime or driver
 GPU, CPU = "kernels", "operators"  # what ran, on a GPU and on a CPU
@@ -95,7 +95,10 @@ class Marks:
         self.ended_ns: list[int] = []
 
     def put(self, label: tuple[str, ...]) -> None:
-        """Wait for the GPU, and mark the moment as the end of these phases."""
+        """Wait for the GPU, and mark the moment as the end of these phases.
+
+        The pauses lie on both sides, because the GPU's clock may be a little ahead of the host's or behind it.
+        """
         if self.step.device == "cuda":
             import torch
 
@@ -103,6 +106,7 @@ class Marks:
         time.sleep(APART_S)
         self.labels.append(label)
         self.ended_ns.append(time.time_ns())
+        time.sleep(APART_S)
 
     @contextlib.contextmanager
     def between_phases(self) -> Iterator[None]:
@@ -162,9 +166,11 @@ def cut(
 ) -> Traced:
     """Return the segments that marks cut events into. The last segment has all that begins later."""
     if device == "cuda":
+        from ladder.receipts import traces
+
         kept = [e for e in events if e[1] and not e[0].startswith(kernel_families.WAITING)]
         ran = [Ran(name, kernel_families.family(name), begin, end - begin) for name, _, _, begin, end in kept]
-        busy = _union([(e[3], e[4]) for e in kept])
+        busy = traces.union([e[3:] for e in kept])
     else:
         ran = own_times([Host(name, thread, begin, end) for name, _, thread, begin, end in events])
         busy = sum(each.ns for each in ran)
@@ -173,15 +179,6 @@ def cut(
         found[min(bisect.bisect_right(ended_ns, each.begin), len(found) - 1)].append(each)
     made = (Segment(label, tuple(inside)) for label, inside in zip(labels, found, strict=True))
     return Traced(tuple(each for each in made if each.ran), busy)
-
-
-def _union(spans: list[tuple[int, int]]) -> int:
-    """Return the length of the union of intervals, without torch."""
-    total, last = 0, 0
-    for begin, end in sorted(spans):
-        total += max(0, end - max(begin, last))
-        last = max(last, end)
-    return total
 
 
 def own_times(spans: Iterable[Host]) -> list[Ran]:

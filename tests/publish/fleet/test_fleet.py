@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
 import subprocess
@@ -28,17 +29,19 @@ mkdir -p "$(dirname "$file")"
 [ "$status" = 2 ] || printf '{\\n "complete": %s\\n}\\n' "$complete" > "$file"
 exit "$status"
 """
+SQUEUE = '#!/bin/sh\n[ "$2" = --jobs=41_1 ] && cat "$FAKE/state"\n'
 SCONTROL = '#!/bin/sh\necho "$*" >> "$FAKE/scontrol"\n'
 
 
 @pytest.fixture
 def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with stand-ins for Slurm's commands and for `ladder`, and with what they were called with."""
-    for name, text in (("sbatch", SBATCH), ("python", LADDER), ("scontrol", SCONTROL)):
+    for name, text in (("sbatch", SBATCH), ("python", LADDER), ("scontrol", SCONTROL), ("squeue", SQUEUE)):
         path = tmp_path / "bin" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    (tmp_path / "state").write_text("RUNNING\n")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("FAKE", str(tmp_path))
     monkeypatch.setattr(fleet.sys, "executable", str(tmp_path / "bin" / "python"))
@@ -98,16 +101,48 @@ def test_a_task_that_was_ended_is_requeued_and_goes_on(fake: Path, status: int) 
     assert shared(fake) == ["run-1.json"]
 
 
+def test_a_cancelled_task_stays_cancelled(fake: Path) -> None:
+    (fake / "state").write_text("COMPLETING\n")
+    assert task(fake, "130 false\n").returncode == 130
+    assert not (fake / "scontrol").exists()
+
+
 def test_a_task_that_is_ended_again_and_again_is_given_up(fake: Path) -> None:
     assert task(fake, "137 false\n", restarts=9).returncode == 137
     assert not (fake / "scontrol").exists()
 
 
-def test_another_kind_of_node_leaves_the_file_aside_and_begins_anew(fake: Path) -> None:
+def test_another_kind_of_node_begins_anew_and_the_file_goes_on_where_it_can(fake: Path) -> None:
     task(fake, "137 false\n")
     assert task(fake, "2 false\n0 true\n", restarts=1).returncode == 0
-    own = fake / "out" / "tasks" / "a100" / "article" / "gpu"
-    assert (own / "run-1.json.aside").is_file() and shared(fake) == ["run-3.json"]
+    assert shared(fake) == ["run-3.json"]
+    assert task(fake, "0 true\n", restarts=2).returncode == 0
+    assert "run --resume" in calls(fake)[-2] and shared(fake) == ["run-1.json", "run-3.json"]
+
+
+def test_a_node_that_can_run_nothing_leaves_the_unfinished_file(fake: Path) -> None:
+    task(fake, "137 false\n")
+    assert task(fake, "2 false\n2 false\n", restarts=1).returncode == 2
+    assert [*(fake / "out").rglob("run-1.json*")] == [fake / "out/tasks/a100/article/gpu/run-1.json"]
+
+
+def test_a_task_leaves_alone_what_another_task_writes(fake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "WAIT_S", 0)
+    task(fake, "137 false\n")
+    own = fake / "out" / "tasks" / "a100" / "article"
+    with (own / ".task").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        second = task(fake, "2 false\n2 false\n")
+    assert second.returncode == 2 and "another task" in second.stdout
+    assert (own / "gpu" / "run-1.json").is_file() and len(calls(fake)) == 1
+
+
+def test_two_runs_of_the_same_second_are_both_kept(fake: Path) -> None:
+    other = fake / "out" / "results" / "ladder" / "gpu" / "run-1.json"
+    other.parent.mkdir(parents=True)
+    other.write_text("of another partition")
+    assert task(fake, "0 true\n").returncode == 0
+    assert shared(fake) == ["run-1-2.json", "run-1.json"] and other.read_text() == "of another partition"
 
 
 @pytest.mark.parametrize("plan, status", [("2 false\n", 2), ("0 bad\n", 1)], ids=["impossible", "not valid"])

@@ -118,6 +118,29 @@ def climbing(folder: Path) -> list[int]:
     return [int(each) for each in found.split()]
 
 
+def queued() -> str:
+    """Return the state of each job that Slurm has."""
+    return subprocess.run(["squeue", "-h", "-o", "%T"], capture_output=True, text=True).stdout.strip()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_a_cancelled_run_does_not_come_back(
+    cluster: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submission, "refuse_changes", lambda: "0" * 40)
+    workload, out = tmp_path / "least.yaml", tmp_path / "fleet"
+    workload.write_text(LEAST)
+    asked = ("--rungs", "baseline", "--rounds", "3", "--cycles", "1", "--device", "cpu")
+    asked_of_slurm = ("--gres=none", "--oversubscribe", "--cpus-per-task=1")
+    (job,) = fleet.submit(fleet.Fleet(out, ("here",), (str(workload),), asked, asked_of_slurm))
+    assert job.number, job.problem
+    wait_for("the run", lambda: climbing(out / "tasks"))
+    subprocess.run(["scancel", job.number], check=True)
+    wait_for("its end", lambda: queued() not in ("RUNNING", "COMPLETING"))
+    assert queued() == ""
+
+
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_killed_run_is_requeued_and_goes_on_and_a_failing_one_holds_nobody_up(

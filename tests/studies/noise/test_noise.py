@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from ladder.base.records import build, plain
 from ladder.cli import main as cli
-from ladder.plan import catalog
+from ladder.plan import catalog, modes
 from ladder.publish.validation import validate
 from ladder.results import derive, judging, types
 from ladder.studies.noise import measure, report
@@ -34,6 +34,7 @@ def run_of(of_wall: float, of_gpu: float, generations: int = 8, **more: Any) -> 
     rung = made_up.rung("fused_act", 61.0, 0.1, recipe={"cuda_graphs": True, "adam": "capturable"})
     made = made_up.result([rung])
     made["measured_code"] = {}
+    made["protocol"]["mode"] = modes.CUMULATIVE
     judging.add_twins(made)
     for copy in (made["rungs"][0], made["twins"][0]):
         copy["status"], copy["reason"] = "ok", None

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import signal
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click.testing
 import pytest
+import torch
 import yaml
 from click.testing import CliRunner
 
@@ -131,6 +135,47 @@ def test_a_file_that_contradicts_itself_is_refused(change: Any, words: str, done
 def test_an_impossible_request_is_one_line(arguments: list[str], words: str, least: Path) -> None:
     said = invoke(*arguments, "-w", str(least), "--device", "cpu")
     assert said.exit_code == 2 and words in said.output and "Traceback" not in said.output
+
+
+def test_a_step_that_does_not_fit_is_one_line(
+    least: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 99 GiB")
+
+    monkeypatch.setattr(measure, "measure", full)
+    said = invoke("baseline", "-w", str(least), "--device", "cpu", "--out", str(tmp_path / "o"))
+    assert said.exit_code == 2 and "baseline on least does not fit into the memory" in said.output
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize("during", ["the profile", "the search"])
+def test_sigterm_ends_it_and_a_profile_that_is_made_stays(
+    during: str, done: Done, least: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ended(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+
+    whole = during == "the search"
+    monkeypatch.setattr(measure, "profile", (lambda *_: build(Result, done.found)) if whole else ended)
+    monkeypatch.setattr(largest, "find", ended)
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("SIGTERM was not handled"))
+    try:
+        said = invoke(
+            "channels_last",
+            "-w",
+            str(least),
+            "--device",
+            "cpu",
+            "--out",
+            str(tmp_path / "o"),
+            "--largest-batch",
+        )
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert said.exit_code == 130, said.output
+    assert len([*tmp_path.glob("o/*.json")]) == whole and not [*tmp_path.glob("o/.*")]
 
 
 def test_layers_that_cannot_be_recorded_leave_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

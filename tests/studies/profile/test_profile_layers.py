@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
 from ladder.studies.profile import layers, memory, tracefile
 from ladder.studies.profile.layers import OUTSIDE, RANGE, UNKNOWN, Span
 
@@ -95,6 +101,43 @@ def test_a_kernel_that_python_launched_belongs_where_its_launch_was() -> None:
         "between the passes": (OUTSIDE, False),
         "in the backward pass": ("G conv1", True),
     }
+
+
+def kineto(name: str, kind: str, begin: int, *, old: bool, **more: Any) -> Any:
+    """Return an event as PyTorch's profiler gives it: of 2.11, which does not tell its activity, or of 2.13."""
+    on_gpu = kind in ("kernel", "gpu_memset", "gpu_user_annotation", "cuda_sync") or more.pop("on_gpu", False)
+    values = {
+        "name": name, "start_ns": begin, "duration_ns": 5, "start_thread_id": 1, "fwd_thread_id": 0,
+        "device_type": torch.autograd.DeviceType.CUDA if on_gpu else torch.autograd.DeviceType.CPU,
+        "is_user_annotation": kind.endswith("user_annotation"), "correlation_id": 0, "linked_correlation_id": 0,
+        "sequence_nr": -1, "shapes": [], "dtypes": [], "nbytes": 0,
+    }  # fmt: skip
+    values |= more if old else {**more, "activity_type": kind}
+    return SimpleNamespace(**{key: lambda value=value: value for key, value in values.items()})
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_a_gpus_events_of_either_pytorch_become_spans_labels_and_changes_of_memory(old: bool) -> None:
+    of_tensors = {"shapes": [[8, 8]], "dtypes": ["float"], "correlation_id": 7, "duration_ns": 20}
+    events = [
+        kineto(f"{RANGE}G conv0", "user_annotation", 0, old=old, duration_ns=100),
+        kineto("aten::relu", "cpu_op", 10, old=old, **of_tensors),
+        kineto("cudaLaunchKernel", "cuda_runtime", 12, old=old, correlation_id=21, linked_correlation_id=7),
+        kineto("cuLaunchKernelEx", "cuda_driver", 40, old=old, correlation_id=22),
+        kineto("[memory]", "cpu_instant_event", 15, old=old, nbytes=256, on_gpu=True),
+        kineto("[memory]", "cpu_instant_event", 16, old=old, nbytes=64),
+        kineto("relu_kernel", "kernel", 500, old=old, correlation_id=21, linked_correlation_id=7),
+        kineto("ours_kernel", "kernel", 510, old=old, correlation_id=22),
+        kineto(f"{RANGE}G conv0", "gpu_user_annotation", 500, old=old, duration_ns=15),
+        kineto("Stream Wait Event", "cuda_sync", 505, old=old),
+    ]
+    profile = SimpleNamespace(profiler=SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: events)))
+    found = layers.labels(layers.spans(profile, "cuda"), "G_main", "cuda", [("ours_kernel", 96)])
+    assert [(each.name, each.layer, each.moved) for each in found] == [
+        ("relu_kernel", "G conv0", 512),
+        ("ours_kernel", "G conv0", 96),
+    ]
+    assert memory.changes(profile, "cuda") == [(15, 256)] and memory.changes(profile, "cpu") == [(16, 64)]
 
 
 def test_bytes_of_an_operator_count_once_for_all_its_kernels() -> None:

@@ -128,7 +128,8 @@ def ran(*names: str) -> list[tracing.Ran]:
 
 
 def found_layers(eager: list[Label], *names: str) -> list[str | None]:
-    return [each and each.layer for each in layers.carry(eager, ran(*names))]
+    ((_, labels),) = layers.of_segments({"G_main": eager}, [Segment(("G_main",), tuple(ran(*names)))])
+    return [each and each.layer for each in labels]
 
 
 EAGER = [label("a", "1"), label("b", "1"), label("a", "2"), label("c", "2"), label("a", "3")]
@@ -351,3 +352,14 @@ def test_a_cycle_is_marked_at_its_phases_or_at_its_whole_steps(whole: bool) -> N
     assert marks.labels == wanted and step.ran == (
         2 * [("G_main", "D_main")] if whole else 2 * ["G_main", "D_main"]
     )
+
+
+def test_a_mark_is_apart_from_what_ran_before_and_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Stepped(False)
+    clock = SimpleNamespace(
+        sleep=lambda _: step.ran.append("pause"), time_ns=lambda: step.ran.append("mark") or 0
+    )
+    monkeypatch.setattr(tracing, "time", clock)
+    with tracing.Marks(step).between_phases():
+        step.run(("G_main",))
+    assert step.ran == ["pause", "mark", "pause", "G_main", "pause", "mark", "pause"]
