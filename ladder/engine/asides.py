@@ -1,4 +1,4 @@
-"""Findings of a worker beside a step's time: whose code it is, whether weights moved, what each lazy phase adds.
+"""A worker's work beside a step's time: whose code it is, whether weights moved, what loaders hold, lazy phases' costs.
 
 For `ladder.engine.timed_rung`: nothing here imports torch, as the measured code may have none.
 """
@@ -6,12 +6,16 @@ For `ladder.engine.timed_rung`: nothing here imports torch, as the measured code
 from __future__ import annotations
 
 import importlib
+import math
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
+from ladder.base.protocol import CYCLE_STEPS
+
 MEASURED = ("stylegan_lite", "kernels")
+UNTIMED = 2  # steps between the last batch that was ready and a timed cycle
 
 
 def weights_of(step: Any) -> dict[str, list[float]]:
@@ -90,3 +94,20 @@ def peak_rss() -> int | None:
             return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
     except (OSError, StopIteration):
         return None
+
+
+def drain(step: Any) -> None:
+    """Take as many batches as idle loaders hold ready, untrained, then run some steps at the loaders' pace.
+
+    NVIDIA's step and those of old commits have no feed of ours: they train on what is held.
+    """
+    held = math.ceil(step.data_capacity)
+    if not (hasattr(step, "step") and hasattr(step, "count")):  # an old commit's
+        for _ in range(math.ceil(held / CYCLE_STEPS)):
+            step.cycle()
+        return
+    take = getattr(getattr(step, "feed", None), "next", None)
+    for _ in range(held if take else 0):
+        take()
+    for _ in range(min(held, UNTIMED) if take else held):
+        step.step()

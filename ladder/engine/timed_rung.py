@@ -21,7 +21,6 @@ from ladder.machine import gpu_state
 from ladder.machine.threads import Threads
 
 CONTRACT = 1
-UNTIMED = 2  # steps between the last batch that was ready and a timed cycle
 # Preparation times that only the measured code can report.
 PARTS = ("warmup_s", "compile_s", "compile_kernels_s", "cache_s")
 
@@ -212,16 +211,8 @@ class Rung(Member):
             raise RuntimeError("a process that was profiled is never timed again")
 
     def drain(self) -> None:
-        """Take as many batches as idle loaders hold ready, untrained, then run some steps at the loaders' pace."""
-        held = math.ceil(self.step.data_capacity)
-        if hasattr(self.step, "step") and hasattr(self.step, "count"):
-            for _ in range(held):
-                self.step.feed.next()
-            for _ in range(min(held, UNTIMED)):
-                self.step.step()
-        else:  # an old commit's
-            for _ in range(math.ceil(held / CYCLE_STEPS)):
-                self.step.cycle()
+        """Empty what idle loaders hold ready: a timed cycle then goes at their pace."""
+        asides.drain(self.step)
         self.synchronize()
 
     def canary(self, peaks: dict[str, Any]) -> float | None:

@@ -110,7 +110,7 @@ def test_levers_are_marked_and_have_flops_and_parameters() -> None:
     told = cells(shown, rows(shown)["separable"])
     assert told["times unchanged"] == "0.50x" and told["verdict"] == "faster"
     assert told["GFLOP/step"] == "2,900" and told["parameters, M"] == "48.0" and "total" not in told
-    below = "\n".join(tables._below(shown))
+    below = "\n".join(tables.lines_below(shown))
     assert beside.MARKED in below and "no optimizations" in shown.title
     assert "3x3 of each channel by itself, then 1x1" in below
 

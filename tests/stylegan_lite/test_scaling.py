@@ -199,7 +199,9 @@ def test_parity_judges_fp16_by_its_own_spread_and_sees_an_inner_gradient_that_ke
     assert found["verdict"] == "ok", found["problems"]
     assert found["budget"]["precision"] == "fp16" and len(found["budget"]["spellings"]) > 1
     right = losses.inner_gradient
-    monkeypatch.setattr(losses, "inner_gradient", lambda *given: 2 * right(*given))  # half of the scale stays
+    monkeypatch.setattr(
+        losses, "inner_gradient", lambda *given, **more: 2 * right(*given, **more)
+    )  # half of the scale stays
     found = checked(small(FP16 | FUSED, **LEAST), references)
     assert found["verdict"] == "failed: parity" and all("D_r1" in p or "G_pl" in p for p in found["problems"])
 
