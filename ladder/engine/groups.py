@@ -18,9 +18,10 @@ from typing import Any
 
 from ladder.base.errors import EnvironmentFailure, one_line
 from ladder.engine import joining
-from ladder.engine.pool import Pool, Worker, WorkerFailure
+from ladder.engine.pool import Pool, Worker, WorkerFailure, is_stopped
 from ladder.machine import threads
 
+STOPPED = "its process is stopped"  # as the pool says it
 GRACE_S = 1.0  # for the others to say what they have: a rank that saw its peer go may speak before the death is seen
 # Words of torch.distributed about another rank's end.
 OF_PEERS = (
@@ -145,6 +146,9 @@ class Group:
         for thread in asking:
             thread.join(max(0.0, deadline - time.monotonic()))
         seen = [*self._failures]  # what is said from here on is of our own doing
+        still = [rank for rank, worker in enumerate(self.workers) if is_stopped(worker.pid)]
+        silent = WorkerFailure("failed", f"no sign of life ({STOPPED})")
+        seen += [(rank, silent) for rank in still if rank not in dict(seen)]
         with contextlib.suppress(OSError):
             self.beats = joining.read_beats(self.folder, self.ranks)
         self.kill()
@@ -167,14 +171,14 @@ def at_fault(failures: list[tuple[int, WorkerFailure]], beats: list[int]) -> tup
     """Return the rank at fault among those that failed, and its failure.
 
     A rank that was killed comes first. Then comes one that failed for a reason of its own. If ranks only stand still,
-    it is the one that has begun the fewest all-reduces: the others wait for it.
+    it is one whose process is stopped, or the one that has begun the fewest all-reduces: the others wait for it.
     """
     if killed := [each for each in failures if "signal" in each[1].reply]:
         return killed[0]
     if own := [each for each in failures if not is_silence(each[1]) and not _of_peers(each[1].reason)]:
         return own[0]
     silent = [each for each in failures if is_silence(each[1])]
-    return min(silent or failures, key=lambda each: beats[each[0]])
+    return min(silent or failures, key=lambda each: (STOPPED not in each[1].reason, beats[each[0]]))
 
 
 def is_silence(failure: WorkerFailure) -> bool:

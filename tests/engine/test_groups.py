@@ -136,3 +136,5 @@ def test_the_rank_at_fault_died_or_failed_by_itself_or_is_furthest_behind():
     assert at_fault([(0, peer), (2, memory), (1, silent)], [3, 3, 3])[0] == 2
     assert at_fault([(0, silent), (1, silent), (2, silent)], [7, 7, 6])[0] == 2
     assert at_fault([(1, peer), (0, peer)], [1, 1])[0] == 1
+    stopped = failure("visit: no sign of life for 4 s (its process is stopped), worker ended by the watchdog")
+    assert at_fault([(1, silent), (0, stopped)], [8, 8])[0] == 0
