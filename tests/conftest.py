@@ -60,12 +60,6 @@ if not (nvml_sees_a_gpu() and torch_has_cuda()):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-@pytest.hookimpl(optionalhook=True)  # some tests load no plugin
-def pytest_xdist_auto_num_workers() -> int:
-    """Return one process more than cores: a fifth of the time the tests wait for processes that they have started."""
-    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[Any]:
     """Keep modules and tests, which live until the end, out of every collection of garbage: some million objects."""
