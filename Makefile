@@ -61,8 +61,7 @@ docs: $(READY)  ## draw results/charts and fill the tables of README and docs, f
 	$(PY) -m ladder report --publish
 	$(PY) -m ladder.publish.pages
 
-# Files with slow tests begin first (tests/conftest.py): else one of them is left for one process at the end. `auto` is one
-# process more than cores there, as tests wait for processes of their own a fifth of the time.
+# Files with slow tests begin first (tests/conftest.py): else one of them is left for one process at the end.
 SIDE_BY_SIDE := -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 # Tests of a GPU run one at a time: they time and fill it. They come first, so that the summary of the many ends the log.
