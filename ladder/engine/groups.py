@@ -171,7 +171,7 @@ def at_fault(failures: list[tuple[int, WorkerFailure]], beats: list[int]) -> tup
     """Return the rank at fault among those that failed, and its failure.
 
     A rank that was killed comes first. Then comes one that failed for a reason of its own. If ranks only stand still,
-    it is one whose process is stopped, or the one that has begun the fewest all-reduces: the others wait for it.
+    it is one whose process is stopped. Else it has begun the fewest all-reduces: the others wait for it.
     """
     if killed := [each for each in failures if "signal" in each[1].reply]:
         return killed[0]
