@@ -116,12 +116,7 @@ Examples:
     metavar="RUNG|FILE",
     help="Measure the baseline and this recipe alone: a YAML file of recipe fields, as `ladder recommend` writes it.",
 )
-@click.option(
-    "--resume",
-    metavar="FILE",
-    type=options.FILE,
-    help="Continue the run of this file: measure what is missing.",
-)
+@options.resume_option
 @options.data_option
 @options.device_option
 @click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/ladder]")

@@ -53,12 +53,7 @@ Examples:
     "--budget", metavar="MINUTES", type=options.FloatRange(0, min_open=True),
     help="Begin nothing new after this time; continue with --resume. [default: no limit]",
 )  # fmt: skip
-@click.option(
-    "--resume",
-    metavar="FILE",
-    type=options.FILE,
-    help="Continue the run of this file: measure what is missing.",
-)
+@options.resume_option
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
 @options.device_option
 @click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/map]")

@@ -144,6 +144,10 @@ ladder_option = click.option(
     show_default=True,
     help="The ladder whose rungs are used.",
 )
+resume_option = click.option(
+    "--resume", metavar="FILE", type=FILE, help="Continue the run of this file: measure what is missing."
+)
+
 device_option = click.option(
     "--device",
     type=click.Choice(["cuda", "cpu"]),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder.base.errors import describe
-from ladder.machine.nvml import full_uuid
+from ladder.machine.nvml import full_uuid, opened
 
 PART = 0.75  # of the highest SM clock: power and heat seldom force a clock below it
 _CLOCK_SM = 1
@@ -40,11 +40,7 @@ def locked(uuid: str | None, wanted: bool, nvml: Any = None) -> Iterator[Locked]
         yield Locked(None, "no GPU whose clock could be locked")
         return
     try:
-        if nvml is None:
-            import pynvml
-
-            nvml = pynvml
-        nvml.nvmlInit()
+        nvml = opened(nvml)
     except Exception as error:
         yield Locked(None, f"NVML is not available: {describe(error)}")
         return

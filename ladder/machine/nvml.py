@@ -60,11 +60,7 @@ class Gpu:
             self.unknown = "torch does not tell which GPU it uses"
             return
         try:
-            if nvml is None:
-                import pynvml
-
-                nvml = pynvml
-            nvml.nvmlInit()
+            nvml = opened(nvml)
         except Exception as error:
             self.unknown = f"NVML is not available: {describe(error)}"
             return
@@ -148,6 +144,16 @@ class Gpu:
     def _processes(self, function: str) -> dict[int, int | None] | None:
         """Return {process number: bytes it holds on the GPU, or None if NVML hides them}."""
         return self._ask(function, of=lambda found: {int(p.pid): p.usedGpuMemory for p in found})
+
+
+def opened(nvml: Any = None) -> Any:
+    """Return pynvml, or what a test has in its place, initialized. Raises whatever it raises without a driver."""
+    if nvml is None:
+        import pynvml
+
+        nvml = pynvml
+    nvml.nvmlInit()
+    return nvml
 
 
 def full_uuid(uuid: str) -> str:

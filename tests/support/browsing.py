@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
 
@@ -103,3 +105,19 @@ def press(browser: Any, *keys: str) -> None:
 def rgb(color: str) -> str:
     """Return a colour as a browser tells it."""
     return f"rgb({', '.join(str(int(color[at : at + 2], 16)) for at in (1, 3, 5))})"
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with started(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
+
+
+@pytest.fixture
+def browser(chromium: Any) -> Iterator[Any]:
+    """A browser that has seen nothing; a message on its console fails the test."""
+    chromium.get("about:blank")
+    chromium.get_log("browser")
+    look(chromium, "light")
+    yield chromium
+    assert chromium.get_log("browser") == []

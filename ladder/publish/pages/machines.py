@@ -83,16 +83,20 @@ def write(root: Path, wanted: dict[str, str]) -> list[Path]:
 
 def page(committed: Committed, machine: str) -> str:
     """Return the page of one machine."""
-    runs = [result for key, result in committed.best.items() if key[0] == machine]
-    gpu = next(filter(None, (result.machine.gpu for result in runs)), machine)
     sections = [*_climbed(committed, machine), *_studied(committed, machine)]
     body = "\n".join(f"## {heading}\n\n" + "\n".join(blocks) for heading, blocks in sections)
     head = (
-        f"{MADE}# What one {text(gpu)} said\n\n"
+        f"{MADE}# What one {text(_gpu(committed, machine))} said\n\n"
         "Each table is from a complete run of three generations or more. The words are in the\n"
         "[glossary](glossary.md), and [results](results.md) says how to read the rows.\n\n"
     )
     return (head + body).replace("(@/", "(../").rstrip() + "\n"
+
+
+def _gpu(committed: Committed, machine: str) -> str:
+    """Return the GPU's name, as the runs of a machine have it."""
+    names = (result.machine.gpu for key, result in committed.best.items() if key[0] == machine)
+    return next(filter(None, names), machine)
 
 
 def _path(machine: str) -> str:
@@ -158,11 +162,12 @@ def machines(committed: Committed) -> str:
     rows = []
     for machine in committed.machines:
         runs = {key: result for key, result in committed.best.items() if key[0] == machine}
-        gpu = next(filter(None, (result.machine.gpu for result in runs.values())), machine)
         climbed = ", ".join(f"{link_to(key, committed, result)}" for key, result in runs.items())
         newest = max(result.started for result in runs.values())[:10]
         others = [heading for heading, _, pattern, _ in STUDIES if committed.names(pattern.format(machine))]
-        rows.append([f"[{text(gpu)}](@/{_path(machine)})", newest, climbed, ", ".join(others)])
+        rows.append(
+            [f"[{text(_gpu(committed, machine))}](@/{_path(machine)})", newest, climbed, ", ".join(others)]
+        )
     return table(["GPU", "newest run", "ladders", "and"], rows, 4)
 
 

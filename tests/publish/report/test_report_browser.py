@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,16 @@ import pytest
 from ladder.publish.report import found as files
 from ladder.publish.report import page
 from ladder.report.themes import DARK, LIGHT
-from tests.support.browsing import BROWSER, CONTRAST, DRIVER, look, press, rgb, started
+from tests.support import browsing
+from tests.support.browsing import BROWSER, CONTRAST, DRIVER, look, press, rgb
 
 if not (BROWSER and DRIVER):
     pytest.skip(
         "no browser here: chromium and chromedriver (Debian: chromium-driver)", allow_module_level=True
     )
 pytest.importorskip("selenium.webdriver", reason="selenium is not installed: requirements.lock has it")
+
+chromium, browser = browsing.chromium, browsing.browser
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "results"
 OPEN = "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
@@ -30,22 +32,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "report.html"
     page.write(files.find([DATA / "ladder"], DATA), path)
     return path
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with started(tmp_path_factory.mktemp("profile")) as driver:
-        yield driver
-
-
-@pytest.fixture
-def browser(chromium: Any) -> Iterator[Any]:
-    """A browser that has seen nothing; a message on its console fails the test."""
-    chromium.get("about:blank")
-    chromium.get_log("browser")
-    look(chromium, "light")
-    yield chromium
-    assert chromium.get_log("browser") == []
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -13,14 +13,16 @@ import pytest
 from ladder.publish.history.series import STEP
 from ladder.publish.site import asvpages
 from ladder.report.themes import DARK, LIGHT
-from tests.support import published
-from tests.support.browsing import BROWSER, CONTRAST, DRIVER, look, press, rgb, served, started, until
+from tests.support import browsing, published
+from tests.support.browsing import BROWSER, CONTRAST, DRIVER, look, press, rgb, served, until
 
 if not (BROWSER and DRIVER):
     pytest.skip(
         "no browser here: chromium and chromedriver (Debian: chromium-driver)", allow_module_level=True
     )
 pytest.importorskip("selenium.webdriver", reason="selenium is not installed: requirements.lock has it")
+
+chromium, browser = browsing.chromium, browsing.browser
 
 
 @pytest.fixture(scope="module")
@@ -32,22 +34,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(site: Path) -> Iterator[str]:
     with served(site) as address:
         yield address
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with started(tmp_path_factory.mktemp("profile")) as driver:
-        yield driver
-
-
-@pytest.fixture
-def browser(chromium: Any) -> Iterator[Any]:
-    """A browser that has seen nothing; a message on its console fails the test."""
-    chromium.get("about:blank")
-    chromium.get_log("browser")
-    look(chromium, "light")
-    yield chromium
-    assert chromium.get_log("browser") == []
 
 
 # --- the front page, opened from a folder ---------------------------------------------------------------------------
