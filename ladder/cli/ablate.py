@@ -50,10 +50,11 @@ def ablate(
 ) -> None:  # fmt: skip
     """Take a ladder apart: what is each rung worth, whatever the order, and which rungs need each other?
 
-    Every subset of the rungs that is possible runs for two cycles in one process. Their GPU times give each rung's
-    mean gain over all orders and the interaction of each pair. Some subsets are repeated in fresh processes for the
-    intervals. Solo and leave-one-out runs of this machine stand beside them. A ladder of more than seven changes is
-    measured without each rung, and without each two of the five that save most. On a CPU it is wall time.
+    Every subset of the rungs that is possible runs in one process: each kind of step of two cycles. Their GPU times
+    give each rung's mean gain over all orders and the interaction of each pair. Some subsets are repeated in fresh
+    processes for the intervals. Solo and leave-one-out runs of this machine stand beside them. A ladder of more than
+    seven changes is measured without each rung, and without each two of the five that save most. On a CPU it is wall
+    time.
 
     Exit status: 0 if every subset has a time. 1 if one has none, or if the ladder failed parity. 2 if the request is
     impossible. 130 if it was interrupted or the time was over.

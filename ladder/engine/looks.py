@@ -1,37 +1,31 @@
 """A look at one recipe: its GPU time and wall time from one process, without rounds and without a verdict.
 
 Studies of many recipes (`ladder ablate`, `ladder map`) take looks instead of generations. A look in a fresh process
-times cycles by the wall clock first, and profiles cycles after that. A look in this process profiles only, because
-wall time after a profiler is not to be trusted. On a CPU both give wall time.
+times cycles by the wall clock first, and profiles cycles after that. An `Onlooker` takes many looks in one process. It
+profiles only, because wall time after a profiler is not to be trusted. On a CPU both give wall time.
 """
 
 from __future__ import annotations
 
-import gc
-import os
-import sys
-import traceback
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ladder.base.errors import EnvironmentFailure
 from ladder.base.records import needed, record
 from ladder.base.rules import items, number
-from ladder.engine.channel import ENVIRONMENT, Nobody
+from ladder.engine import lanes
 from ladder.engine.gpu_time import PROFILED, beyond, is_captured
-from ladder.engine.pool import Worker, WorkerFailure
+from ladder.engine.pool import TUNING, Pool, Worker, WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.machine import gpu_state, neighbours
 from ladder.results import record as records
 from ladder.results import values as v
 from ladder.results.types import Plain
 
-if TYPE_CHECKING:
-    from ladder.engine.timed_rung import Rung
-
 GIB = 2**30
 TRIES = 2  # of a look that was void
+# Looks of one process. CUPTI 13.0 was seen to lose the times of graphs' kernels after some millions of them in a
+# process: github.com/parca-dev/parcagpu/issues/23. A look at a captured step records 40,000.
+MOST = 16
 
 
 @record
@@ -69,16 +63,7 @@ def in_fresh_process(
     Raises:
         WorkerFailure: there is no number; its status and reason say why.
     """
-    built = worker.call(
-        "build",
-        workload=task.workload | {"data": None},
-        recipe=task.recipe,
-        device=task.device,
-        seed=task.seed,
-    )
-    if reason := visits.check_gpu(built.get("gpu_uuid")):
-        raise WorkerFailure("invalid", reason)
-    prepared = worker.call("prepare")
+    prepared = _prepared(worker, task, visits)
     on_gpu, seen, found = task.device == "cuda", {}, {}
     before = neighbours.sample()
     with visits.watched({worker.pid, *ours}) as state:
@@ -110,111 +95,80 @@ def in_fresh_process(
     )
 
 
-def in_this_process(task: Task, visits: Visits) -> Look:
-    """Return a look without a process of its own: GPU time of profiled cycles, on a CPU the wall time of as many.
+class Onlooker:
+    """A process that takes one look after another: GPU time of profiled steps, on a CPU the wall time of cycles.
 
-    A void look is repeated once.
-
-    Raises:
-        WorkerFailure: there is no number; its status and reason say why.
-        EnvironmentFailure: the system or a lost CUDA context is to blame; another process may go on.
+    A failure ends the process, so nothing of a lost CUDA context, or of memory that ran out, reaches the next look.
+    A recipe that chooses by measuring has a process of its own: its choices would stay for later recipes. Close an
+    onlooker after use.
     """
-    for left in reversed(range(TRIES)):
-        try:
-            return _here(task, visits)
-        except WorkerFailure as failure:
-            if failure.status != "invalid" or not left:
-                raise
-    raise AssertionError("unreachable")
 
+    def __init__(self, pool: Pool, most: int = MOST) -> None:
+        self.pool, self.most, self.taken = pool, most, 0
+        self.worker: Worker | None = None
 
-def _here(task: Task, visits: Visits) -> Look:
-    from ladder.engine import worker
-    from ladder.engine.timed_rung import Invalid, Rung
+    def look(self, task: Task, visits: Visits) -> Look:
+        """Return a look. A void look is repeated once, in a fresh process.
 
-    rung, did = Rung(None, Nobody()), "import"
-    try:
-        rung.do_import(True)
-        did = "build"
-        built = rung.do_build(task.workload | {"data": None}, task.recipe, task.device, task.seed)
-        if reason := visits.check_gpu(built["gpu_uuid"]):
-            raise Invalid(reason)
-        did = "prepare"
-        prepared = rung.do_prepare()
-        did = "profile" if task.device == "cuda" else "cycle"
+        Raises:
+            WorkerFailure: there is no number; its status and reason say why.
+        """
+        for left in reversed(range(TRIES)):
+            try:
+                return self._look(task, visits)
+            except WorkerFailure as failure:
+                self.close()
+                if failure.status != "invalid" or not left:
+                    raise
+        raise AssertionError("unreachable")
+
+    def close(self) -> None:
+        """End the process. The next look begins in another one."""
+        if self.worker is not None:
+            self.worker.close()
+        self.worker, self.taken = None, 0
+
+    def _look(self, task: Task, visits: Visits) -> Look:
+        alone = lanes.chooses(task.recipe)
+        if alone or self.taken >= self.most:
+            self.close()
+        if fresh := self.worker is None:
+            self.worker = self.pool.take()
+        worker = self.worker
+        assert worker is not None
+        self.taken = self.most if alone else self.taken + 1
+        prepared, found, wall, cycled = _prepared(worker, task, visits), {}, [], []
+        if fresh and task.device == "cuda":
+            worker.call("profile", part="load")
         before = neighbours.sample()
-        with visits.watched({os.getpid()}) as state:
-            rung.step.step()  # what a first step allocates is no work of a cycle
-            wall, cycled = _cycles(rung)
+        with visits.watched({worker.pid}) as state:
+            if task.device == "cuda":
+                found = worker.call("profile", part="kinds")
+                cycled = found["cycles"] or []
+            else:
+                seen = worker.call("visit", cycles=PROFILED, settle_s=0, settle_cycles=0, main=False)
+                wall = [1000 * s for s in seen["samples_s"]]
         share = neighbours.share(before, neighbours.sample())
-        if reason := rung.step.check_finite() or gpu_state.void_reason(state):
-            raise Invalid(reason)
-        used = rung.memory().get("device_used_bytes")
+        if reason := gpu_state.void_reason(state) or found.get("gpu_void"):
+            raise WorkerFailure("invalid", reason)
+        worker.call("release", leave=True)
+        used = prepared.get("device_used_bytes")
         return _look(wall, cycled, prepared["prepare_s"], used, share, state, None)
-    except Exception as error:
-        reply = worker.failure(error, did, rung)
-        if reply["status"] == ENVIRONMENT:
-            raise EnvironmentFailure(reply["reason"]) from error
-        traceback.clear_frames(error.__traceback__)  # which hold the tensors that did not fit
-        raise WorkerFailure(reply["status"], reply["reason"], reply) from None
-    finally:
-        _release(rung, task.device)
 
 
-def load(device: str) -> None:
-    """Start and stop this process's profiler once: the first start takes seconds."""
-    if device == "cuda":
-        from ladder.engine import profiling
-
-        profiling.load()
-
-
-def _cycles(rung: Rung) -> tuple[list[float], list[Plain]]:
-    """Return wall ms of a step of each cycle on a CPU, or figures of the profiled cycles on a GPU."""
-    from ladder.engine import profiling
-    from ladder.engine.timed_rung import Invalid
-
-    if rung.device != "cuda":
-        return [1000 * rung.timed_cycle()[0] for _ in range(PROFILED)], []
-    found = figures(profiling.record(rung).cycles())
-    if reason := profiling.differing([each["kernels"] for each in found]):
-        raise Invalid(reason)
-    return [], found
-
-
-def figures(cycles: Iterable[list[tuple[str, bool, int, int, int]]]) -> list[Plain]:
-    """Return GPU ms and kernels of a step, of the events of each cycle. Raises `Invalid` if one has no kernel.
-
-    `ladder.engine.profiling.digest` also says what a cycle consists of, which takes seconds that no look needs.
-    """
-    from ladder.base.protocol import CYCLE_STEPS
-    from ladder.engine.timed_rung import Invalid
-    from ladder.receipts import traces
-
-    found = []
-    for events in cycles:
-        ran = sum(event[1] and not event[0].startswith(traces.NOT_KERNELS) for event in events)
-        if not ran:
-            raise Invalid("the profiler saw no kernels")
-        found.append({"gpu_ms": traces.busy_ms(events), "kernels": ran / CYCLE_STEPS})
-    return found
-
-
-def _release(rung: Rung, device: str) -> None:
-    """Close the step and give its memory back. Raises EnvironmentFailure if the CUDA context is lost."""
-    try:
-        if rung.step is not None:
-            rung.step.close()
-        rung.step = None
-        gc.collect()
-        torch = sys.modules.get("torch")
-        if device != "cuda" or torch is None or not torch.cuda.is_initialized():
-            return
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    except RuntimeError as error:
-        raise EnvironmentFailure("the CUDA context is lost: go on with --resume, in a new process") from error
+def _prepared(worker: Worker, task: Task, visits: Visits) -> Plain:
+    """Build and prepare a step in a worker. Return its reply to "prepare"."""
+    built = worker.call(
+        "build",
+        workload=task.workload | {"data": None},
+        recipe=task.recipe,
+        device=task.device,
+        seed=task.seed,
+    )
+    if reason := visits.check_gpu(built.get("gpu_uuid")):
+        raise WorkerFailure("invalid", reason)
+    tunes: Plain = {"patience": TUNING} if lanes.chooses(task.recipe) else {}
+    return worker.call("prepare", **tunes)
 
 
 def _look(

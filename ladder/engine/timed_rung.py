@@ -171,16 +171,19 @@ class Rung(Member):
         """Profile cycles after the last timed one: no cycle of this process is timed again.
 
         Part "load" starts a profiler. "record" needs the GPU for itself until it says "ran", and returns the figures.
+        Part "kinds" tells no more than `cycles`, from a few steps.
         """
         self.profiled = True
         if self.device != "cuda":
             return {"cycles": None, "profile": None, "gpu_void": None}
-        from ladder.engine import profiling
+        from ladder.engine import kinds, profiling
 
+        if part == "kinds":
+            return {**kinds.record(self, cycles)}
         if part == "record":
             recorded = profiling.record(self, cycles)
             return profiling.digest(recorded) | (profiling.between_gpus(recorded) if self.joined else {})
-        profiling.load()
+        kinds.load()
         return {}
 
     def do_prove(self) -> dict[str, Any]:
@@ -196,8 +199,14 @@ class Rung(Member):
         finally:
             self.do_release()
 
-    def do_release(self) -> dict[str, Any]:
-        """Give memory that the allocator does not need back to the GPU. Return the bytes that it keeps."""
+    def do_release(self, leave: bool = False) -> dict[str, Any]:
+        """Give memory that the allocator does not need back to the GPU. `leave`: the step goes, too, for another one.
+
+        Return the bytes that the allocator keeps.
+        """
+        if leave:
+            self.do_exit()
+            self.step, self.weights = None, {}
         if self.device != "cuda":
             return {"reserved_bytes": None}
         gc.collect()

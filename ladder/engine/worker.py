@@ -15,9 +15,9 @@ commands send `{"progress": ...}` lines before it, which feed the watchdog.
 | cycle | | samples_s, event_s: of one cycle, after what idle loaders hold |
 | finish | main: bool, lazy: bool | main_s, lazy_s, canary_s, and the memory |
 | canary | | canary_s |
-| profile | part: "load" or "record", cycles | of "record": those of `ladder.engine.profiling.digest` |
+| profile | part: "load", "record" or "kinds", cycles | those of `profiling.digest` or `kinds.record` |
 | prove | | problem: one line or null, see `ladder.parity.after_timing` |
-| release | | reserved_bytes that the allocator keeps, null on a CPU |
+| release | leave: bool, the step, too | reserved_bytes that the allocator keeps, null on a CPU |
 | parity | | those of `ladder.parity.check.check`; needs "keep_gradients": true in "build" |
 | trace | | none; what "receipts" needs of a step that has the GPU for itself |
 | receipts | rungs: list or null | receipts: {rung: {}}, evidence |

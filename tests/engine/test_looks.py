@@ -1,61 +1,19 @@
-"""Looks at one recipe: the figures of a trace, failures in this process, and what a fresh worker is asked."""
+"""Looks at one recipe: what a fresh worker is asked, and when an onlooker takes another process."""
 
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
 
 from ladder.engine import looks
 from ladder.engine.looks import Task
+from ladder.engine.pool import Pool as RealPool
 from ladder.engine.pool import WorkerFailure
-from ladder.engine.timed_rung import Invalid, Rung
 from ladder.engine.visit import Visits
+from tests.support import servers
 from tests.support.small import LEAST
 
-STEP = 16 * 10**6  # ns of a cycle for a millisecond a step
-
-
-def kernel(name: str, stream: int, begin: float, end: float) -> tuple[str, bool, int, int, int]:
-    return name, True, stream, int(begin * STEP), int(end * STEP)
-
-
-def test_gpu_time_is_the_union_of_kernels_and_copies_of_each_cycle() -> None:
-    first = [kernel("conv", 7, 0, 2), kernel("act", 9, 1, 3), ("cudaLaunchKernel", False, 0, 0, 99 * STEP)]
-    second = [kernel("conv", 7, 10, 12), kernel("Memcpy HtoD", 9, 13, 14)]
-    found = looks.figures([first, second])
-    assert [each["gpu_ms"] for each in found] == [3.0, 3.0]
-    assert [each["kernels"] for each in found] == [2 / 16, 1 / 16]
-    with pytest.raises(Invalid, match="saw no kernels"):
-        looks.figures([first, [kernel("Memcpy HtoD", 9, 13, 14)]])
-
-
-@pytest.fixture
-def visits() -> Visits:
-    return Visits("cpu")
-
-
-def test_a_recipe_that_cannot_run_here_is_a_failure_with_a_reason(visits: Visits) -> None:
-    with pytest.raises(WorkerFailure, match="cuda_graphs: true needs a CUDA device") as failure:
-        looks.in_this_process(Task(LEAST, {"cuda_graphs": True, "adam": "capturable"}, "cpu"), visits)
-    assert failure.value.status == "failed"
-
-
-def test_a_void_look_is_repeated_once_and_memory_is_not(
-    visits: Visits, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tries: list[str] = []
-
-    def build(self: Rung, *_: Any, **__: Any) -> dict[str, Any]:
-        tries.append(wanted)
-        raise MemoryError("out of memory") if wanted == "oom" else Invalid("cycles launched 3 and 4 kernels")
-
-    monkeypatch.setattr(Rung, "do_import", lambda self, torch: {})
-    monkeypatch.setattr(Rung, "do_build", build)
-    for wanted, times in (("invalid", looks.TRIES), ("oom", 1)):
-        tries.clear()
-        with pytest.raises(WorkerFailure) as failure:
-            looks.in_this_process(Task(LEAST, {}, "cpu"), visits)
-        assert failure.value.status == wanted and len(tries) == times
+kept_servers = servers.kept_servers
 
 
 class Worker:
@@ -63,12 +21,33 @@ class Worker:
 
     pid = 1
 
-    def __init__(self, **answers: dict[str, Any]) -> None:
-        self.answers, self.asked = answers, []
+    def __init__(self, **answers: Any) -> None:
+        self.answers, self.asked, self.closed = answers, [], False
 
     def call(self, do: str, **fields: Any) -> dict[str, Any]:
         self.asked.append(fields.get("part", do))
-        return self.answers.get(fields.get("part", do), {})
+        answer = self.answers.get(fields.get("part", do), {})
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Pool:
+    """A pool of workers that were written down."""
+
+    def __init__(self, *workers: Worker) -> None:
+        self.left = [*workers]
+
+    def take(self) -> Worker:
+        return self.left.pop(0)
+
+
+@pytest.fixture
+def visits() -> Visits:
+    return Visits("cpu")
 
 
 CYCLES = [{"gpu_ms": 20.0, "wall_ms": 30.0, "kernels": 3000.0}] * 2
@@ -112,3 +91,68 @@ def test_what_voids_gpu_time_leaves_wall_time(monkeypatch: pytest.MonkeyPatch, v
     assert failure.status == "oom" and "memory is too tight" in failure.reason
     _, failure = of_worker(monkeypatch, visits, 1, reasons=["hw_thermal"])
     assert failure.status == "invalid"
+
+
+OF_GPU = {
+    "prepare": {"prepare_s": 3.0, "device_used_bytes": 2**30},
+    "kinds": {"cycles": CYCLES, "gpu_void": None},
+}
+ONE = ["build", "prepare", "kinds", "release"]
+ON_GPU = Task(LEAST, {}, "cuda")
+
+
+def looked(visits: Visits, tasks: list[Task], *workers: Worker, most: int = looks.MOST) -> list[str]:
+    """Return the statuses of looks that an onlooker took, and close it."""
+    onlooker, found = looks.Onlooker(Pool(*workers), most), []  # type: ignore[arg-type]
+    for task in tasks:
+        try:
+            seen = onlooker.look(task, visits)
+            assert seen.gpu_ms == [20.0, 20.0] and seen.wall_ms is None and seen.device_gib == 1.0
+            found.append("ok")
+        except WorkerFailure as failure:
+            found.append(failure.status)
+    onlooker.close()
+    assert all(worker.closed for worker in workers)
+    return found
+
+
+def test_an_onlooker_takes_look_after_look_in_one_process_and_leaves_it_in_time(visits: Visits) -> None:
+    first, second = Worker(**OF_GPU), Worker(**OF_GPU)
+    assert looked(visits, [ON_GPU] * 3, first, second, most=2) == ["ok"] * 3
+    assert first.asked == ["build", "prepare", "load", "kinds", "release", *ONE]
+    assert second.asked == ["build", "prepare", "load", "kinds", "release"]
+
+
+def test_a_process_that_failed_takes_no_other_look(visits: Visits) -> None:
+    full, well = Worker(prepare=WorkerFailure("oom", "out of memory in prepare")), Worker(**OF_GPU)
+    assert looked(visits, [ON_GPU] * 2, full, well) == ["oom", "ok"]
+
+
+def test_a_void_look_is_repeated_once_in_a_fresh_process(visits: Visits) -> None:
+    void = [
+        Worker(**OF_GPU | {"kinds": {"cycles": None, "gpu_void": "launched 3 and 4 kernels"}})
+        for _ in range(3)
+    ]
+    assert looked(visits, [ON_GPU], void[0], Worker(**OF_GPU)) == ["ok"]
+    assert looked(visits, [ON_GPU], *void[1:]) == ["invalid"]
+
+
+def test_a_recipe_that_chooses_by_measuring_has_a_process_of_its_own(visits: Visits) -> None:
+    tasks = [ON_GPU, Task(LEAST, {"cudnn_benchmark": True}, "cuda"), ON_GPU]
+    workers = [Worker(**OF_GPU) for _ in tasks]
+    assert looked(visits, tasks, *workers) == ["ok"] * 3
+    assert [worker.asked.count("build") for worker in workers] == [1, 1, 1]
+
+
+def test_a_real_process_leaves_a_step_and_builds_the_next(kept_servers: None, visits: Visits) -> None:
+    with RealPool() as pool, closing(looks.Onlooker(pool)) as onlooker:
+        first = onlooker.look(Task(LEAST, {}, "cpu"), visits)
+        worker = onlooker.worker
+        with pytest.raises(WorkerFailure, match="cuda_graphs: true needs a CUDA device"):
+            onlooker.look(Task(LEAST, {"cuda_graphs": True, "adam": "capturable"}, "cpu"), visits)
+        assert worker is not None and worker.ended and onlooker.worker is None
+        onlooker.look(Task(LEAST, {}, "cpu"), visits)
+        kept = onlooker.worker
+        onlooker.look(Task(LEAST, {"set_to_none": True}, "cpu"), visits)
+        assert onlooker.worker is kept and onlooker.taken == 2
+    assert first.gpu_ms is None and len(first.wall_ms or []) == 2

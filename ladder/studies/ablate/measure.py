@@ -1,22 +1,22 @@
 """The measurement of `ladder ablate`: parity of the whole ladder, every subset in one process, a tenth once more.
 
 A process for each subset would take an hour. One process takes seconds a subset, and GPU time hardly depends on the
-process. How much it does is measured by repeating some subsets in processes of their own.
+process. How much it does is measured by repeating some subsets in processes of their own. The one process is replaced
+after a failure, and after `ladder.engine.looks.MOST` subsets.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
 from ladder.base import text as texts
 from ladder.base.errors import EnvironmentFailure
 from ladder.base.records import build, plain
-from ladder.engine import inspection, looks, sitting
-from ladder.engine.looks import Look, Task
+from ladder.engine import inspection, sitting
+from ladder.engine.looks import Look, Onlooker, Task
 from ladder.engine.pool import Pool, WorkerFailure
 from ladder.engine.sitting import Pace
 from ladder.engine.visit import Visits
@@ -29,8 +29,8 @@ from ladder.studies.ablate import plan as planning
 from ladder.studies.ablate.plan import Plan
 from ladder.studies.ablate.record import GPU, WALL, Beside, Proof, Result, Row, derive, time_ms
 
-ENGINE = ("engine/looks", "studies/ablate/measure")
-SECONDS = {"cuda": 7.0, "cpu": 4.0}  # of a subset: article on an H200, tiny on two cores
+ENGINE = ("engine/looks", "engine/kinds", "studies/ablate/measure")
+SECONDS = {"cuda": 7.0, "cpu": 5.0}  # of a subset: article on an H200, tiny on two cores
 TRIED_AGAIN = ("failed", "invalid")
 
 
@@ -96,7 +96,7 @@ class Session:
                 if self.parity is not None and self.parity.verdict == "ok":
                     visits.look_around()
                     pool.wait()  # its importing would disturb a CPU
-                    self.once(visits)
+                    self.once(stack.enter_context(closing(Onlooker(pool))), visits)
                     self.again(pool, visits)
                     complete = True
             except KeyboardInterrupt:
@@ -131,27 +131,27 @@ class Session:
         finally:
             worker.close()
 
-    def once(self, visits: Visits) -> None:
-        """Measure every subset that has no row yet, in this process, then once more those that failed earlier.
+    def once(self, onlooker: Onlooker, visits: Visits) -> None:
+        """Measure every subset that has no row yet, in one process, then once more those that failed earlier.
 
-        A subset that takes the CUDA context with it comes last, or no later sitting would get beyond it.
+        A subset at which the system fails comes last, or no later sitting would get beyond it.
         """
-        looks.load(self.plan.device)
         failed = [subset for subset, row in self.rows.items() if row.status in TRIED_AGAIN]
         for _ in range(1 if self.plan.whole else 2):  # of a longer ladder pairs follow from the first part
             savings = None if self.plan.whole else self._savings()
             outs = {} if self.plan.whole else planning.outs(self.plan, savings)
             for subset in planning.subsets(self.plan, savings):
                 if subset not in self.rows:
-                    self._one(subset, outs.get(subset, ()), visits)
+                    self._one(subset, outs.get(subset, ()), onlooker, visits)
         for subset in failed:
-            self._one(subset, tuple(self.rows[subset].out), visits)
+            self._one(subset, tuple(self.rows[subset].out), onlooker, visits)
+        onlooker.close()  # its memory, too
 
-    def _one(self, subset: Subset, out: tuple[str, ...], visits: Visits) -> None:
-        """Measure a subset in this process. Its failure is its row, also where no other subset can follow."""
+    def _one(self, subset: Subset, out: tuple[str, ...], onlooker: Onlooker, visits: Visits) -> None:
+        """Measure a subset in the one process. Its failure is its row, also where no other subset can follow."""
         row = Row(rungs=self._named(subset), out=[*out], status="ok", reason=None, once=None, again=None)
         try:
-            self.rows[subset] = replace(row, once=looks.in_this_process(self._task(subset), visits))
+            self.rows[subset] = replace(row, once=onlooker.look(self._task(subset), visits))
         except WorkerFailure as failure:
             self.rows[subset] = replace(row, status=failure.status, reason=_line(failure.reason))
         except EnvironmentFailure as failure:
@@ -166,15 +166,13 @@ class Session:
         for subset in wanted:
             if self.rows[subset].again is not None:
                 continue
-            worker = pool.take()
-            try:
-                look = looks.in_fresh_process(worker, self._task(subset), visits, 0, ours={os.getpid()})
-                self.rows[subset] = replace(self.rows[subset], again=look)
-            except WorkerFailure as failure:
-                look = None
-                self.tell(f"in a fresh process: {failure.status}: {_line(failure.reason)}")
-            finally:
-                worker.close()
+            look = None
+            with closing(Onlooker(pool)) as onlooker:
+                try:
+                    look = onlooker.look(self._task(subset), visits)
+                    self.rows[subset] = replace(self.rows[subset], again=look)
+                except WorkerFailure as failure:
+                    self.tell(f"in a fresh process: {failure.status}: {_line(failure.reason)}")
             self._said(subset, look, " again, in a fresh process")
 
     def _savings(self) -> dict[str, float] | None:

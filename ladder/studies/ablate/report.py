@@ -193,7 +193,7 @@ def markdown(result: Result) -> str:
         f"# What each rung is worth in any order: {escaped(facts.gpu or facts.cpu or '')}",
         "",
         f"Workload {escaped(work['name'])}: {work['resolution']}x{work['resolution']}, batch {work['batch']}, random"
-        f" images; ladder `{rules.ladder}`, {many}, two cycles of {clock(result)} each in one process."
+        f" images; ladder `{rules.ladder}`, {many}, {clock(result)} of two cycles each in one process."
         f" PyTorch {facts.torch}, commit {results.commit_words(head(result))}.",
         "",
         *(f"- {escaped(line)}" for line in [*sentences(result), *rules.notes]),

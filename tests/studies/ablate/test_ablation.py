@@ -249,17 +249,15 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def opened(device: str) -> Iterator[tuple[Nobody, Nobody]]:
         yield Nobody(), Nobody()
 
-    def here(task: looks.Task, visits: Any) -> looks.Look:
-        taken.append("here")
-        return build(looks.Look, look(None, 50.0 + task.recipe["set_to_none"]))
+    onlookers: list[looks.Onlooker] = []
 
-    def fresh(worker: Any, task: looks.Task, visits: Any, cycles: int, ours: Any = ()) -> looks.Look:
-        taken.append("fresh")
+    def planted_look(onlooker: looks.Onlooker, task: looks.Task, visits: Any) -> looks.Look:
+        onlookers.extend([onlooker] * (onlooker not in onlookers))
+        taken.append(f"process {onlookers.index(onlooker)}")
         return build(looks.Look, look(None, 50.0 + task.recipe["set_to_none"]))
 
     monkeypatch.setattr(sitting, "opened", opened)
-    monkeypatch.setattr(looks, "in_this_process", here)
-    monkeypatch.setattr(looks, "in_fresh_process", fresh)
+    monkeypatch.setattr(looks.Onlooker, "look", planted_look)
     return taken
 
 
@@ -289,13 +287,13 @@ def test_the_time_ends_and_the_rest_is_measured_later(
     least: list[str], fake: list[str], tmp_path: Path
 ) -> None:
     said = call("ablate", *least, "--budget", "1e-9")
-    assert said.exit_code == 130 and fake == ["here"] and "go on:" in said.stdout
+    assert said.exit_code == 130 and fake == ["process 0"] and "go on:" in said.stdout
     partial = read(tmp_path / "out")
     assert not partial["complete"] and len(partial["subsets"]) == 1 and validate.check(partial) is None
     (path,) = (tmp_path / "out").glob("*-partial.json")
     said = call("ablate", *least, "--resume", str(path))
     assert said.exit_code == 0, said.output
-    assert fake == ["here"] * 4 + ["fresh"] * 3
+    assert fake == ["process 0", *["process 1"] * 3, "process 2", "process 3", "process 4"]
     found = read(tmp_path / "out")
     assert found["complete"] and not list((tmp_path / "out").glob("*-partial.*"))
     other = [*least[:3], "article", *least[4:], "--resume", str(next((tmp_path / "out").glob("*.json")))]
@@ -305,37 +303,37 @@ def test_the_time_ends_and_the_rest_is_measured_later(
 def test_a_subset_that_fails_has_a_reason_and_is_tried_again(
     least: list[str], fake: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = looks.in_this_process
+    real = looks.Onlooker.look
 
-    def broken(task: looks.Task, visits: Any) -> looks.Look:
+    def broken(self: looks.Onlooker, task: looks.Task, visits: Any) -> looks.Look:
         if task.recipe["channels_last"] and task.recipe["set_to_none"]:
             raise WorkerFailure("failed", "cycle: no kernel image <here>")
-        return real(task, visits)
+        return real(self, task, visits)
 
-    monkeypatch.setattr(looks, "in_this_process", broken)
+    monkeypatch.setattr(looks.Onlooker, "look", broken)
     said = call("ablate", *least)
     assert said.exit_code == 1 and "failed: cycle: no kernel image (here)" in said.stderr
     assert "ladder's two ends were not both measured" in said.stdout
     assert validate.check(read(tmp_path / "out")) is None
-    monkeypatch.setattr(looks, "in_this_process", real)
+    monkeypatch.setattr(looks.Onlooker, "look", real)
     (path,) = (tmp_path / "out").glob("*.json")
     assert call("ablate", *least, "--resume", str(path)).exit_code == 0
     assert read(tmp_path / "out")["total"]["orders"] == 2
 
 
-def test_a_subset_that_loses_the_cuda_context_is_kept_and_comes_last(
+def test_a_subset_at_which_the_system_fails_is_kept_and_comes_last(
     least: list[str], fake: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, seen = looks.in_this_process, []
+    real, seen = looks.Onlooker.look, []
 
-    def lost(task: looks.Task, visits: Any) -> looks.Look:
+    def full(self: looks.Onlooker, task: looks.Task, visits: Any) -> looks.Look:
         seen.append((task.recipe["channels_last"], task.recipe["set_to_none"]))
         if seen[-1] == (False, False):
-            raise EnvironmentFailure("the CUDA context is lost: go on with --resume, in a new process")
-        return real(task, visits)
+            raise EnvironmentFailure("No space left on device: prepare")
+        return real(self, task, visits)
 
-    monkeypatch.setattr(looks, "in_this_process", lost)
-    assert "the CUDA context is lost" in call("ablate", *least).stderr
+    monkeypatch.setattr(looks.Onlooker, "look", full)
+    assert "No space left on device" in call("ablate", *least).stderr
     assert seen == [(True, True), (False, False)]
     (path,) = (tmp_path / "out").glob("*-partial.json")
     said = call("ablate", *least, "--resume", str(path))
