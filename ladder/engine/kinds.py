@@ -19,9 +19,10 @@ Event = tuple[str, bool, int, int, int]  # as `ladder.receipts.traces.events` yi
 
 
 class Cycle(TypedDict):
-    """GPU milliseconds and kernels of a step."""
+    """Milliseconds and kernels of a step. Wall time has the profiler's own cost in it: it is never a sample."""
 
     gpu_ms: float
+    wall_ms: float
     kernels: float
 
 
@@ -73,19 +74,19 @@ def record(rung: Any, number: int = PROFILED) -> Found:
             time.sleep(profiling.APART_S)
             recorded.ended_ns.append(time.time_ns())
 
-    recorded.profile = traces.profiled(steps)
+    recorded.profile = traces.profiled(steps, lambda: rung.channel.send({"progress": "ran"}))
     if broken := step.check_finite():
         return void(broken)
-    return composed(recorded.cycles(), [count for _, count in kinds])
+    return composed(recorded.cycles(), recorded.wall_s, [count for _, count in kinds])
 
 
-def composed(steps: Sequence[Sequence[Event]], counts: Sequence[int]) -> Found:
+def composed(steps: Sequence[Sequence[Event]], wall_s: Sequence[float], counts: Sequence[int]) -> Found:
     """Return the cycles that follow from the events of steps, kind after kind and cycle after cycle.
 
     No cycle follows if a step has no kernel, a kernel has no duration, or two steps of a kind differ in their kernels.
 
     Args:
-        steps: the events of each recorded step.
+        steps, wall_s: the events and the seconds of each recorded step.
         counts: the number of steps of each kind in a cycle.
     """
     from ladder.engine import profiling
@@ -93,16 +94,18 @@ def composed(steps: Sequence[Sequence[Event]], counts: Sequence[int]) -> Found:
 
     found = []
     for begin in range(0, len(steps), len(counts)):
-        gpu_ms, kernels = 0.0, 0.0
-        for events, count in zip(steps[begin : begin + len(counts)], counts, strict=True):
+        made = slice(begin, begin + len(counts))
+        cycle = Cycle(gpu_ms=0.0, wall_ms=0.0, kernels=0.0)
+        for events, seconds, count in zip(steps[made], wall_s[made], counts, strict=True):
             ran = [event for event in events if event[1] and not event[0].startswith(traces.NOT_KERNELS)]
             if not ran:
                 return void("the profiler saw no kernels")
             if timeless := sum(end <= first for *_, first, end in ran):
                 return void(f"the profiler gave {timeless} of {len(ran)} kernels no duration")
-            gpu_ms += count * traces.busy_ms(list(events))  # which is a sixteenth
-            kernels += count * len(ran) / CYCLE_STEPS
-        found.append(Cycle(gpu_ms=gpu_ms, kernels=kernels))
+            cycle["gpu_ms"] += count * traces.busy_ms(list(events))  # which is a sixteenth
+            cycle["wall_ms"] += 1000 * count * seconds / CYCLE_STEPS
+            cycle["kernels"] += count * len(ran) / CYCLE_STEPS
+        found.append(cycle)
     reason = profiling.differing([cycle["kernels"] for cycle in found])
     return void(reason) if reason else Found(cycles=found, gpu_void=None)
 

@@ -19,7 +19,7 @@ class Program:
 
     `main`: also time a cycle without lazy phases. `lazy`: also tell what each lazy phase costs.
     `prove`: compare the timed step with the reference afterwards.
-    `profiled`: cycles to profile after the last timed one.
+    `profiled`: cycles to profile after the last timed one; with `kinds` each from a few steps (`ladder.engine.kinds`).
     `variant`: the study and the name of an entry of a study.
     """
 
@@ -33,6 +33,7 @@ class Program:
     lazy: bool = False
     prove: bool = False
     profiled: int = PROFILED
+    kinds: bool = False
     variant: tuple[str, str] | None = None
 
     def is_captured(self) -> bool:

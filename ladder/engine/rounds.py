@@ -302,7 +302,7 @@ class Interleaved:
             state = alone.enter_context(self.visits.watched({process.worker.pid}))
             process.profiled = process.worker.call(
                 "profile",
-                part="record",
+                part="kinds" if process.program.kinds else "record",
                 cycles=process.program.profiled,
                 on_progress=lambda _: alone.close(),
             )

@@ -217,6 +217,7 @@ class _Run(RunState):
                 lazy=costs and name in (names[0], names[-1]),
                 prove=self.inspects and not self.is_patched(name),
                 profiled=self.profiled(name, number),
+                kinds=self.protocol["mode"] == modes.MISTAKES,
                 variant=self.named(name),
             )
             for name, recipe in self.recipes.items()

@@ -74,7 +74,8 @@ class RunState:
     def profiled(self, name: str, number: int) -> int:
         """Return how many cycles a process of a generation is profiled for.
 
-        GPU time repeats within a percent. Eager steps of many mistakes are profiled in the first generation alone.
+        GPU time repeats within a percent. Eager steps of many mistakes are profiled in the first generation alone, and
+        only a few of them.
         """
         if self.protocol["mode"] != modes.MISTAKES:
             return PROFILED

@@ -67,7 +67,7 @@ def failure(error: BaseException, did: str, rung: Rung) -> dict[str, Any]:
         status, reason = "invalid", one_line(str(error))
     elif isinstance(error, NoContract):
         status, reason = "n/a", one_line(str(error))
-    elif isinstance(error, MemoryError) or any(sign in str(error) for sign in _OOM_SIGNS):
+    elif out_of_memory(error):
         peak, name = memory.get("peak_reserved_bytes"), "reserved on the GPU"
         if peak is None:
             peak, name = memory.get("peak_rss_bytes"), "resident"
@@ -76,6 +76,17 @@ def failure(error: BaseException, did: str, rung: Rung) -> dict[str, Any]:
     else:
         status, reason = "failed", one_line(f"{did}: {describe(error)}")
     return {"ok": False, "did": did, "status": status, "reason": reason, **memory}
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether memory ran out.
+
+    In a capture the end of the capture fails, too. Its error hides the first one, which is then its context.
+    """
+    if isinstance(error, MemoryError) or any(sign in str(error) for sign in _OOM_SIGNS):
+        return True
+    hidden = error.__context__ if "capture" in str(error) else None
+    return hidden is not None and out_of_memory(hidden)
 
 
 def preload(code: Path | None, torch: bool) -> None:

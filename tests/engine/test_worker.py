@@ -110,6 +110,20 @@ def test_nothing_is_added_where_no_two_kinds_of_steps_differ_by_one_phase() -> N
     assert rung.lazy_costs() is None
 
 
+CAPTURE = "CUDA error: operation failed due to a previous error during capture"
+
+
+def ended_in(first: Exception, words: str) -> Exception:
+    """Return the error of a context's end, which hides the error that ended its block."""
+    try:
+        try:
+            raise first
+        finally:
+            raise RuntimeError(words)
+    except RuntimeError as error:
+        return error
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [
@@ -117,6 +131,9 @@ def test_nothing_is_added_where_no_two_kinds_of_steps_differ_by_one_phase() -> N
         (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "oom"),
         (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "oom"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "oom"),
+        (ended_in(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), CAPTURE), "oom"),
+        (ended_in(ValueError("wrong shape"), CAPTURE), "failed"),
+        (ended_in(RuntimeError("CUDA out of memory"), "a later bug"), "failed"),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), "failed"),
         (ValueError("capture"), "failed"),
         (Invalid("G_main: loss is NaN"), "invalid"),
