@@ -27,6 +27,8 @@ def explain(error: BaseException) -> str | None:
     low = text.lower()
     if isinstance(error, MemoryError) or any(sign in low for sign in MEMORY):
         return _memory(error, text)
+    if "capture" in low and error.__context__ is not None and (first := explain(error.__context__)):
+        return first  # the end of a capture fails after what broke it, and hides that error
     if found := re.search(r"DataLoader worker \(pid\(?s?\)? ?[\d, ]+\) (.*)", text):
         return _worker(found[1])
     if _SHM in low or "shared memory" in low or "unable to mmap" in low or "/torch_" in low:

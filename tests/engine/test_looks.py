@@ -156,3 +156,19 @@ def test_a_real_process_leaves_a_step_and_builds_the_next(kept_servers: None, vi
         onlooker.look(Task(LEAST, {"set_to_none": True}, "cpu"), visits)
         assert onlooker.worker is kept and onlooker.taken == 2
     assert first.gpu_ms is None and len(first.wall_ms or []) == 2
+
+
+@pytest.mark.gpu
+def test_one_process_looks_at_captured_and_eager_steps_in_turn_on_a_gpu(kept_servers: None) -> None:
+    captured = {"cuda_graphs": True, "adam": "capturable", "set_to_none": True, "precision": "bf16"}
+    loading = {"workers": 2, "persistent_workers": True, "prefetch_factor": 1, "pin_memory": True}
+    recipes: list[dict[str, Any]] = [captured, {}, captured | loading | {"async_copy": True}, captured]
+    watched = Visits("cpu")  # the state of a GPU is another test's
+    with RealPool() as pool, closing(looks.Onlooker(pool)) as onlooker:
+        seen = [onlooker.look(Task(LEAST, recipe, "cuda"), watched) for recipe in recipes]
+        assert onlooker.taken == len(recipes)
+        fresh = looks.Onlooker(pool)
+        with closing(fresh):
+            again = fresh.look(Task(LEAST, captured, "cuda"), watched)
+    assert all(look.gpu_ms and len(look.gpu_ms) == 2 and look.wall_ms is None for look in seen)
+    assert seen[0].kernels == seen[3].kernels == again.kernels

@@ -338,3 +338,10 @@ def test_ctrl_c_leaves_data_workers_to_the_training(images, eleven, tmp_path, mo
     monkeypatch.setattr(TrainingStep, "step", step)
     go(images, tmp_path, 11, recipe=recipe)
     assert same_as_unbroken(tmp_path, eleven)
+
+
+def test_the_end_of_a_capture_does_not_hide_that_memory_ran_out() -> None:
+    ended = RuntimeError("CUDA error: operation failed due to a previous error during capture")
+    assert "the GPU failed" in (mishaps.explain(ended) or "")
+    ended.__context__ = OOM
+    assert "the memory of the GPU is full" in (mishaps.explain(ended) or "")

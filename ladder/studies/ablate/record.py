@@ -204,6 +204,9 @@ def _repeated(result: Result) -> list[Any]:
 def _notes(result: Result, noise: Noise | None) -> list[str]:
     seen = [look for row in result.subsets for look in (row.once, row.again) if look]
     also = [*looks.marks(seen), *environment.said(result.environment or None)]
+    both = [(row.once.kernels, row.again.kernels) for row in _repeated(result)]
+    if others := sum(once != again for once, again in both):
+        also.append(f"{others} of {len(both)} subsets launched other numbers of kernels in a fresh process")
     also += ["too few subsets repeated in fresh processes: no intervals"] * (noise is None)
     rounds = results.FEWEST_ROUNDS  # this kind has no rounds; the minimum avoids the note "too few rounds"
     return results.cautions(result.machine.device, rounds, result.dirty, result.complete, also)

@@ -145,6 +145,15 @@ def test_the_error_comes_from_fresh_processes_and_a_common_shift_is_no_error(res
     assert "too few subsets repeated" in few.protocol.notes[-1]
 
 
+def test_other_kernels_in_a_fresh_process_are_told(result: record.Result) -> None:
+    rows = [*result.subsets]
+    at = next(k for k, row in enumerate(rows) if row.again)
+    rows[at] = replace(rows[at], again=replace(rows[at].again, kernels=3400.0))
+    found = record.derive(replace(result, subsets=rows))
+    assert "1 of 13 subsets launched other numbers of kernels" in found.protocol.notes[-1]
+    assert not any("numbers of kernels" in note for note in result.protocol.notes)
+
+
 def test_orders_that_pass_a_subset_without_a_time_do_not_count() -> None:
     names = ARTICLE[:3]
     made = of_ablation(MACHINE, names, kept=lambda subset: subset != frozenset({names[2]}))
