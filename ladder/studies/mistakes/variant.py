@@ -123,6 +123,9 @@ def compile_shapes(step: Any) -> None:
     import torch._dynamo.config
     import torch._inductor.config
 
+    from kernels.compile.jobs import keep_cache
+
+    keep_cache()  # or the step's own kernels would be compiled again, into Inductor's folder
     torch._dynamo.config.recompile_limit = ENDLESS
     torch._dynamo.config.accumulated_recompile_limit = ENDLESS
     torch._inductor.config.force_disable_caches = True

@@ -1,6 +1,8 @@
 """Each mistake is in force in a patched step and its proof goes red without the patch; most change no number."""
 
 import copy
+import os
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -135,6 +137,16 @@ def test_a_new_shape_comes_once_a_cycle(cpu: None) -> None:
         step.cycle()
         made_.append(counters["stats"]["unique_graphs"] - before)
     assert made_ == [1, 1, 1]
+
+
+def test_compiled_code_leaves_the_step_s_own_kernels_where_they_are(
+    cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    triton = pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "elsewhere")
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    variant.compile_shapes(types.SimpleNamespace(device="cpu", run=None))
+    assert os.environ["TRITON_CACHE_DIR"] == triton.knobs.cache.dir
 
 
 def crossing(**how: Any) -> dict[str, Any]:
