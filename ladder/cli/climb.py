@@ -104,7 +104,9 @@ def _measured(
         click.echo(f"warning: {warning}", err=True)
     asked = request.quick, request.rounds, request.budget
     able = sum(rung.recipe is not None for rung in planned)
-    first = progress.First(expecting.first_line(folder, name, device, able, asked, request.resume), quiet)
+    share = expecting.ONE_CYCLE if mode == modes.MISTAKES else 1.0
+    line = expecting.first_line(folder, name, device, able, asked, request.resume, share)
+    first = progress.First(line, quiet)
     pictures = prepare_images(request.data or workload["data"], workload, quiet, first)
     written: dict[str, str] = {}  # "path": the result file, reported in the events of the run
     with progress.ladder_progress(f"{name} on {device}", quiet) as show_event:

@@ -8,6 +8,7 @@ from pathlib import Path
 from ladder.base.errors import UserError
 from ladder.base.starting import near
 from ladder.machine import neighbours
+from ladder.plan import modes
 from ladder.results import store as results
 from ladder.results.types import Result, RungResult, Twin, plain
 from ladder.stats import rounds_budget
@@ -18,6 +19,7 @@ USUAL_S = {
     "cuda": 14.0,
 }  # of a run, for each visit: on two cores without BF16 arithmetic, on an H100
 QUICK_ROUNDS = 3
+ONE_CYCLE = 0.55  # of a usual visit's seconds, if one cycle is timed and hardly anything profiled
 
 
 def visit_seconds(folder: Path, workload: str) -> float | None:
@@ -30,6 +32,8 @@ def visit_seconds(folder: Path, workload: str) -> float | None:
         try:
             result = results.load(path)
         except UserError:
+            continue
+        if result.protocol.mode == modes.MISTAKES:  # whose visits are short
             continue
         if count := _made(result):
             seconds = result.seconds / count
@@ -78,13 +82,17 @@ def of_run(
     quick: bool,
     rounds: int | None,
     minutes_: float | None,
+    share: float = 1.0,
 ) -> float | None:
-    """Return the minutes of a new run, or None if nothing is known about its workload."""
+    """Return the minutes of a new run, or None if nothing is known about its workload.
+
+    A visit takes a `share` of what it takes in a run of a ladder.
+    """
     seconds = visit_seconds(folder, workload) or (USUAL_S[device] if USUAL[device] == workload else None)
     rounds = rounds or (QUICK_ROUNDS if quick else None)
     if seconds is None:
         return None if rounds is not None else minutes_ or rounds_budget.MINUTES
-    return minutes(rungs, seconds, rounds=rounds, budget_minutes=minutes_)
+    return minutes(rungs, share * seconds, rounds=rounds, budget_minutes=minutes_)
 
 
 def words(about: float | None) -> str:
@@ -102,6 +110,7 @@ def first_line(
     rungs: int,
     protocol: tuple[bool, int | None, float | None],
     resumed: Path | None = None,
+    share: float = 1.0,
 ) -> str:
     """Return the first line of `ladder run`: what it measures, and about how long it takes.
 
@@ -109,6 +118,7 @@ def first_line(
         folder: the folder of this machine's results.
         rungs: number of rungs that can run here.
         protocol: (quick, rounds, minutes); rounds and minutes are None if not given.
+        share: of a usual visit's seconds.
     """
     quick, rounds, wanted = protocol
     what = f"{workload} on {device}: {rungs} rung{'s' * (rungs != 1)}"
@@ -116,5 +126,5 @@ def first_line(
         return f"{what}, going on with {near(resumed)}"
     number = rounds or (QUICK_ROUNDS if quick else None)
     many = f"{rounds_budget.LEAST_ROUNDS} to {rounds_budget.MOST_ROUNDS}" if number is None else str(number)
-    about = words(of_run(folder, workload, device, rungs, quick, rounds, wanted))
+    about = words(of_run(folder, workload, device, rungs, quick, rounds, wanted, share))
     return f"{what}, {many} generation{'s' * (number != 1)}, {about}"
