@@ -31,6 +31,8 @@ _SIGNS = {  # the same, in the words of other libraries
     "PytorchStreamWriter failed": errno.ENOSPC,  # torch.save
     "unexpected pos": errno.ENOSPC,  # torch.save, when it closes what it could not write
 }
+# Data workers hand batches over there, and containers often have 64 MiB of it.
+_SHARED = ": shared memory is full; in a container start it with --shm-size=2g"
 
 
 class UserError(Exception):
@@ -56,7 +58,10 @@ def of_environment(error: BaseException) -> str | None:
     for number in _TOLD:
         if os.strerror(number) in text:
             return one_line(f"{os.strerror(number)}: {text}")
-    return next((os.strerror(number) for sign, number in _SIGNS.items() if sign in text), None)
+    for sign, number in _SIGNS.items():
+        if sign in text:
+            return os.strerror(number) + (_SHARED if "shared memory" in sign else "")
+    return None
 
 
 def raise_if_environment(error: BaseException) -> None:

@@ -60,6 +60,7 @@ def ablate(
     impossible. 130 if it was interrupted or the time was over.
     """
     from ladder.base.progress import First
+    from ladder.engine import sitting
     from ladder.machine import environment, system
     from ladder.plan import catalog
     from ladder.report import output as ending
@@ -87,7 +88,7 @@ def ablate(
     said = f"{name} on {chosen}: {len(plan.rungs)} rungs of {plan.ladder}, {count} measurements, {about}"
     First(f"{said}, at most {minutes:g}" if minutes else said, as_json)()
     environment.tell(as_json)
-    with locks.folder_lock(folder, text.slug(result.machine.name)):
+    with locks.folder_lock(folder, text.slug(result.machine.name)), sitting.kept(paths):
         result = measure.Session(plan, result, lambda line: click.echo(line, err=True), save).run()
         if not result.complete:
             paths[:] = write(result, folder)

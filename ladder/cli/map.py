@@ -73,6 +73,7 @@ def map_(
     if it was interrupted or the time was over.
     """
     from ladder.base.progress import First
+    from ladder.engine import sitting
     from ladder.machine import environment, system
     from ladder.report import output as ending
     from ladder.studies.map import measure, report
@@ -98,7 +99,7 @@ def map_(
     said = f"{plan.name} on {chosen}: {len(plan.cells)} cells, {count} rows, {about}"
     First(f"{said}, at most {budget:g}" if budget else said, as_json)()
     environment.tell(as_json)
-    with locks.folder_lock(folder, text.slug(result.machine.name)):
+    with locks.folder_lock(folder, text.slug(result.machine.name)), sitting.kept(paths):
         result = measure.measure(plan, result, lambda line: click.echo(line, err=True), save)
         if not result.complete:
             paths[:] = write(result, folder)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from ladder.base import starting
+from ladder.base.errors import EnvironmentFailure
 from ladder.base.locks import device_lock
 from ladder.base.stopping import stop_on_sigterm
 from ladder.engine.pool import Pool
@@ -29,6 +32,19 @@ def opened(device: str) -> Iterator[tuple[Pool, Visits]]:
                 yield pool, visits
         finally:
             visits.close()
+
+
+@contextlib.contextmanager
+def kept(paths: Sequence[Path]) -> Iterator[None]:
+    """Say where the finished part is if the system fails. The files are those that are written when it fails."""
+    try:
+        yield
+    except EnvironmentFailure as failure:
+        file = next((path for path in paths if path.suffix == ".json"), None)
+        if file is None:
+            raise
+        said = f"{failure}; what was finished is kept: go on with --resume {starting.near(file)}"
+        raise EnvironmentFailure(said) from failure
 
 
 @dataclass

@@ -50,7 +50,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "/home/someone/.cache/pa
         ),
         (
             RuntimeError("DataLoader worker is killed: Bus error. You are out of shared memory."),
-            "No space left",
+            "No space left on device: shared memory is full; in a container start it with --shm-size=2g",
         ),
         (RuntimeError("can't start new thread"), os.strerror(errno.EAGAIN)),
     ],

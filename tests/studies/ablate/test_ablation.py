@@ -342,7 +342,11 @@ def test_a_subset_at_which_the_system_fails_is_kept_and_comes_last(
         return real(self, task, visits)
 
     monkeypatch.setattr(looks.Onlooker, "look", full)
-    assert "No space left on device" in call("ablate", *least).stderr
+    said = call("ablate", *least)
+    assert (
+        said.exit_code == 2 and "No space left on device: prepare; what was finished is kept" in said.stderr
+    )
+    assert "-partial.json" in said.stderr
     assert seen == [(True, True), (False, False)]
     (path,) = (tmp_path / "out").glob("*-partial.json")
     said = call("ablate", *least, "--resume", str(path))
