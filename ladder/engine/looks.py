@@ -25,7 +25,7 @@ GIB = 2**30
 TRIES = 2  # of a look that was void
 # Looks of one process. CUPTI 13.0 was seen to lose the times of graphs' kernels after some millions of them in a
 # process: github.com/parca-dev/parcagpu/issues/23. A look at a captured step records 40,000.
-MOST = 16
+MOST = 32
 
 
 @record
@@ -63,7 +63,8 @@ def in_fresh_process(
     Raises:
         WorkerFailure: there is no number; its status and reason say why.
     """
-    prepared = _prepared(worker, task, visits)
+    _build(worker, task, visits)
+    prepared = _prepare(worker, task)
     on_gpu, seen, found = task.device == "cuda", {}, {}
     before = neighbours.sample()
     with visits.watched({worker.pid, *ours}) as state:
@@ -137,9 +138,10 @@ class Onlooker:
         worker = self.worker
         assert worker is not None
         self.taken = self.most if alone else self.taken + 1
-        prepared, found, wall, cycled = _prepared(worker, task, visits), {}, [], []
+        _build(worker, task, visits)
         if fresh and task.device == "cuda":
-            worker.call("profile", part="load")
+            worker.call("profile", part="load")  # before any capture, so that all graphs are profiled alike
+        prepared, found, wall, cycled = _prepare(worker, task), {}, [], []
         before = neighbours.sample()
         with visits.watched({worker.pid}) as state:
             if task.device == "cuda":
@@ -156,8 +158,8 @@ class Onlooker:
         return _look(wall, cycled, prepared["prepare_s"], used, share, state, None)
 
 
-def _prepared(worker: Worker, task: Task, visits: Visits) -> Plain:
-    """Build and prepare a step in a worker. Return its reply to "prepare"."""
+def _build(worker: Worker, task: Task, visits: Visits) -> None:
+    """Build a step in a worker. Raises `WorkerFailure` if the worker is on another GPU than the watched one."""
     built = worker.call(
         "build",
         workload=task.workload | {"data": None},
@@ -167,6 +169,10 @@ def _prepared(worker: Worker, task: Task, visits: Visits) -> Plain:
     )
     if reason := visits.check_gpu(built.get("gpu_uuid")):
         raise WorkerFailure("invalid", reason)
+
+
+def _prepare(worker: Worker, task: Task) -> Plain:
+    """Prepare the built step. Return the worker's reply."""
     tunes: Plain = {"patience": TUNING} if lanes.chooses(task.recipe) else {}
     return worker.call("prepare", **tunes)
 

@@ -119,8 +119,8 @@ def looked(visits: Visits, tasks: list[Task], *workers: Worker, most: int = look
 def test_an_onlooker_takes_look_after_look_in_one_process_and_leaves_it_in_time(visits: Visits) -> None:
     first, second = Worker(**OF_GPU), Worker(**OF_GPU)
     assert looked(visits, [ON_GPU] * 3, first, second, most=2) == ["ok"] * 3
-    assert first.asked == ["build", "prepare", "load", "kinds", "release", *ONE]
-    assert second.asked == ["build", "prepare", "load", "kinds", "release"]
+    assert first.asked == ["build", "load", "prepare", "kinds", "release", *ONE]
+    assert second.asked == ["build", "load", "prepare", "kinds", "release"]
 
 
 def test_a_process_that_failed_takes_no_other_look(visits: Visits) -> None:
