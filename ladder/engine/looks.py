@@ -53,36 +53,30 @@ class Task:
     seed: int = 0
 
 
-def in_fresh_process(
-    worker: Worker, task: Task, visits: Visits, cycles: int, ours: Iterable[int] = ()
-) -> Look:
+def in_fresh_process(worker: Worker, task: Task, visits: Visits, cycles: int) -> Look:
     """Return the look of a fresh worker: so many cycles by the wall clock, then on a GPU the profiled ones.
-
-    ``ours`` are other processes of this program that hold a context. On a CPU at least one cycle is timed.
 
     Raises:
         WorkerFailure: there is no number; its status and reason say why.
     """
     _build(worker, task, visits)
     prepared = _prepare(worker, task)
-    on_gpu, seen, found = task.device == "cuda", {}, {}
+    found: Plain = {}
     before = neighbours.sample()
-    with visits.watched({worker.pid, *ours}) as state:
-        if cycles or not on_gpu:
-            seen = worker.call("visit", cycles=max(1, cycles), settle_s=0, settle_cycles=0, main=False)
-            if reason := records.void_memory(seen):
-                raise WorkerFailure("oom", reason, seen)
-        if on_gpu:
+    with visits.watched({worker.pid}) as state:
+        seen = worker.call("visit", cycles=cycles, settle_s=0, settle_cycles=0, main=False)
+        if reason := records.void_memory(seen):
+            raise WorkerFailure("oom", reason, seen)
+        if task.device == "cuda":
             worker.call("profile", part="load")
             found = worker.call("profile", part="record")
             if found.get("gpu_void"):  # a first cycle may allocate, so that the second launches fewer kernels
                 found = worker.call("profile", part="record")
     share = neighbours.share(before, neighbours.sample())
     cycled = found.get("cycles") or []
-    samples = seen.get("samples_s") or []
-    captured = bool(samples) and is_captured(task.recipe)
-    void = found.get("gpu_void") or beyond(cycled, samples, captured)
-    if reason := gpu_state.void_reason(state) or (None if seen else void):
+    samples = seen["samples_s"]
+    void = found.get("gpu_void") or beyond(cycled, samples, is_captured(task.recipe))
+    if reason := gpu_state.void_reason(state):
         raise WorkerFailure("invalid", reason)
     used = prepared | seen
     return _look(
