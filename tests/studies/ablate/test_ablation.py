@@ -292,20 +292,6 @@ def test_a_ladder_is_taken_apart_on_a_cpu(least: list[str], tmp_path: Path) -> N
     assert call("validate", tmp_path / "out").exit_code == 0
 
 
-@pytest.mark.gpu
-def test_a_ladder_is_taken_apart_on_a_gpu(least: list[str], tmp_path: Path) -> None:
-    (tmp_path / "two.yaml").write_text(
-        yaml.safe_dump({"rungs": ["baseline", "set_to_none", "cuda_graphs", "data_loading"]})
-    )
-    said = call("ablate", *["cuda" if word == "cpu" else word for word in least])
-    assert said.exit_code == 0, said.output
-    found = read(tmp_path / "out")
-    assert found["complete"] and found["protocol"]["clock"] == "gpu" and len(found["subsets"]) == 8
-    assert all(len(row["once"]["gpu_ms"]) == 2 for row in found["subsets"])
-    assert not [note for note in found["protocol"]["notes"] if "numbers of kernels" in note]
-    assert validate.check(found) is None
-
-
 def test_the_time_ends_and_the_rest_is_measured_later(
     least: list[str], fake: list[str], tmp_path: Path
 ) -> None:
