@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ladder.base import text as texts
-from ladder.base.errors import EnvironmentFailure
+from ladder.base.errors import EnvironmentFailure, UserError
 from ladder.base.records import build, plain
 from ladder.engine import inspection, sitting
 from ladder.engine.looks import Look, Onlooker, Task
@@ -143,6 +143,7 @@ class Session:
             for subset in planning.subsets(self.plan, savings):
                 if subset not in self.rows:
                     self._one(subset, outs.get(subset, ()), onlooker, visits)
+                    self._refuse_hopeless()
         for subset in failed:
             self._one(subset, tuple(self.rows[subset].out), onlooker, visits)
         onlooker.close()  # its memory, too
@@ -159,6 +160,12 @@ class Session:
             self.save(self.state(False))
             raise
         self._said(subset, self.rows[subset].once)
+
+    def _refuse_hopeless(self) -> None:
+        """Raise `UserError` if neither end of the ladder has a time: no gain would follow from the other subsets."""
+        ends = [*self.rows.values()]
+        if len(ends) == 2 and not any(row.once for row in ends):
+            raise UserError(f"neither the whole ladder nor its base has a time: {ends[0].reason}")
 
     def again(self, pool: Pool, visits: Visits) -> None:
         """Measure a tenth of the subsets again, each in a fresh process."""

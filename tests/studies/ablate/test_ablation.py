@@ -330,6 +330,16 @@ def test_a_subset_that_fails_has_a_reason_and_is_tried_again(
     assert read(tmp_path / "out")["total"]["orders"] == 2
 
 
+def test_without_a_time_at_either_end_nothing_else_is_tried(
+    least: list[str], fake: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def void(*_: Any) -> looks.Look:
+        raise WorkerFailure("invalid", fake.append("void") or "the profiler saw no kernels")
+
+    monkeypatch.setattr(looks.Onlooker, "look", void)
+    assert "base has a time: the profiler saw no kernels" in call("ablate", *least).stderr and len(fake) == 2
+
+
 def test_a_subset_at_which_the_system_fails_is_kept_and_comes_last(
     least: list[str], fake: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,8 +356,7 @@ def test_a_subset_at_which_the_system_fails_is_kept_and_comes_last(
     assert (
         said.exit_code == 2 and "No space left on device: prepare; what was finished is kept" in said.stderr
     )
-    assert "-partial.json" in said.stderr
-    assert seen == [(True, True), (False, False)]
+    assert "-partial.json" in said.stderr and seen == [(True, True), (False, False)]
     (path,) = (tmp_path / "out").glob("*-partial.json")
     said = call("ablate", *least, "--resume", str(path))
     assert said.exit_code == 2 and len(seen) == 5 and seen[-1] == (False, False)
