@@ -8,10 +8,12 @@ So all derivatives are among three kinds of operation, and training runs each of
 - dw = correlate(g, x) is the weight gradient.
 - <dw, u> = <g, conv(x, u)> = <adjoint(g, u), x>. So the derivatives of dw along u are conv(x, u) and adjoint(g, u).
 
-Two Functions that call each other suffice. No kernel is ours: cuDNN (on a CPU: oneDNN) computes everything.
+Two Functions that call each other suffice. No kernel is ours: cuDNN (on a CPU: oneDNN) computes everything. An op
+with a kernel for some of it (`upconv2d.py`) names it in the geometry, which all derivatives inherit.
 """
 
 import contextlib
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -28,7 +30,8 @@ Pair = tuple[int, int]
 class Geometry(NamedTuple):
     """The way a convolution slides, and the memory format of all its tensors.
 
-    Weights are [O, I / groups, k, l], or [I, O / groups, k, l] if transposed.
+    Weights are [O, I / groups, k, l], or [I, O / groups, k, l] if transposed. `kernel` takes x, weight and geometry. It
+    returns y, or None for a call that it leaves to PyTorch.
     """
 
     stride: Pair
@@ -37,6 +40,7 @@ class Geometry(NamedTuple):
     transposed: bool
     groups: int
     nhwc: bool = False
+    kernel: Callable[..., Tensor | None] | None = None
 
     def arguments(self) -> tuple:
         """Return the arguments for `aten.convolution`, with dilation 1."""
@@ -77,7 +81,7 @@ def conv2d(
     Raises:
         ValueError: shapes, dtypes or devices that do not fit; one line.
     """
-    return _apply("conv2d", x, weight, Geometry(_pair(stride), _pair(padding), (0, 0), False, groups))
+    return apply("conv2d", x, weight, Geometry(_pair(stride), _pair(padding), (0, 0), False, groups))
 
 
 def conv_transpose2d(
@@ -97,7 +101,7 @@ def conv_transpose2d(
         output_padding: smaller than the stride.
     """
     geometry = Geometry(_pair(stride), _pair(padding), _pair(output_padding), True, groups)
-    return _apply("conv_transpose2d", x, weight, geometry)
+    return apply("conv_transpose2d", x, weight, geometry)
 
 
 def conv2d_reference(x: Tensor, weight: Tensor, **geometry) -> Tensor:
@@ -122,7 +126,8 @@ def _pair(value: int | Pair) -> Pair:
     return (value, value) if isinstance(value, int) else tuple(value)
 
 
-def _apply(op: str, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+def apply(op: str, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """Check the arguments, bring them to one dtype and layout, and compute the differentiable convolution."""
     problem = _problem(x, weight, geometry)
     if problem:
         raise ValueError(f"{op}: {problem}")
@@ -154,7 +159,7 @@ def _problem(x: Tensor, weight: Tensor, geometry: Geometry) -> str | None:
         return f"need x [N, I, H, W] and a weight of 4 dimensions, got {shapes}"
     if x.device != weight.device:
         return f"x is on {x.device}, weight on {weight.device}"
-    stride, padding, more, transposed, groups, _ = geometry
+    stride, padding, more, transposed, groups, *_ = geometry
     if any(len(each) != 2 for each in (stride, padding, more)):
         return f"stride, padding and output_padding are a number or a pair, got {stride}, {padding}, {more}"
     if min(stride) < 1 or min(padding) < 0 or groups < 1:
@@ -173,6 +178,8 @@ def _problem(x: Tensor, weight: Tensor, geometry: Geometry) -> str | None:
 
 
 def _convolve(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    if geometry.kernel is not None and (y := geometry.kernel(x, weight, geometry)) is not None:
+        return y
     y = torch.ops.aten.convolution(x, weight, None, *geometry.arguments())
     return dense_as(y, geometry.nhwc)
 
