@@ -21,7 +21,9 @@ from kernels.common.dependent_launch import after_previous, launching
 from kernels.common.tiles import INTERPRETED, new_image, tl, tl_accumulator, triton, within
 from kernels.linear import conv2d
 
-NARROW = 64  # output channels; up to here a tile of one parity has too little work for the bytes that it loads
+NARROW = (
+    64  # output channels; up to here a tile of one parity has too little work for the bytes that it loads
+)
 SMALL = 1 << 21  # elements of a parity's result; up to here large tiles leave multiprocessors idle
 GROUP = 128  # tiles of pixels in a region
 LARGEST = 1 << 31  # elements; pixels are counted in 32 bits
@@ -211,7 +213,11 @@ def upconv2d_kernel(
             taps = ws + (k * 9 + (odd_y + 2 * dy) * 3 + odd_x + 2 * dx) * O
             even = _product(values, _block(taps, i < I - k, o < O, WHOLE), even, ACC)
 
-    out = y + (((sample * (2 * H + 1) + 2 * row + odd_y) * (2 * W + 1) + 2 * col + odd_x) * O)[:, None] + o[None, :]
+    out = (
+        y
+        + (((sample * (2 * H + 1) + 2 * row + odd_y) * (2 * W + 1) + 2 * col + odd_x) * O)[:, None]
+        + o[None, :]
+    )
     kept = exists[:, None] & (o < O)[None, :]
     tl.store(out, even, kept)
     if PAIR:

@@ -79,10 +79,14 @@ def make_calls(shape: Shape) -> list[tuple[Callable[[], object], Callable[[], ob
     device, sizes = torch.device("cuda", torch.cuda.current_device()), (n, inputs, pixels, pixels)
     weight = new(inputs, outputs, 3, 3)
     images = [new(*sizes) for _ in range(buffers(sizes, torch.bfloat16, device))]
-    return [(lambda x=x: forward(x, weight), lambda x=x: F.conv_transpose2d(x, weight, stride=2)) for x in images]
+    return [
+        (lambda x=x: forward(x, weight), lambda x=x: F.conv_transpose2d(x, weight, stride=2)) for x in images
+    ]
 
 
-def timed(how: Config | None, shape: Shape, calls: list[Callable[[], object]], cudnn: float) -> dict[str, Any]:
+def timed(
+    how: Config | None, shape: Shape, calls: list[Callable[[], object]], cudnn: float
+) -> dict[str, Any]:
     """Return the row of a run: its times, or the error of a configuration that cannot run."""
     try:
         with taking(how):

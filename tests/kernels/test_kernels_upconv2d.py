@@ -182,7 +182,12 @@ def test_the_tuner_s_shapes_are_those_of_the_step():
 def test_the_tuner_s_report_can_be_pasted():
     run = {"shape": (8, 128, 64, 128), "microseconds": 40.0, "cudnn_microseconds": 60.0, "tflops": 483.0}
     rows = [
-        {"size": "narrow", "config": how._asdict(), "current": how is PAIR, "runs": [run | {"microseconds": t}]}
+        {
+            "size": "narrow",
+            "config": how._asdict(),
+            "current": how is PAIR,
+            "runs": [run | {"microseconds": t}],
+        }
         for how, t in ((PAIR, 50.0), (SINGLE, 40.0))
     ]
     text = tuning.report(rows)

@@ -116,6 +116,18 @@ def _going_up(workload: Workload) -> list[Sizes]:
     ]
 
 
+def _by_parities(workload: Workload) -> list[Sizes]:
+    """Return the convolutions into the three highest resolutions, in the generator's batch and D's joint one.
+
+    Each is as well the input gradient of the discriminator's convolution of stride 2 at that resolution.
+    """
+    return [
+        {"N": n, "C": workload.fmaps(r // 2), "O": workload.fmaps(r), "H": r // 2, "W": r // 2, "R": r}
+        for r in workload.resolutions[1:][-3:]
+        for n in (workload.batch, 2 * workload.batch)
+    ]
+
+
 def _affine(workload: Workload) -> list[Sizes]:
     """Return the styles of the convolutions of each width, computed from latents."""
     return [
@@ -179,6 +191,15 @@ GROUPS: dict[str, Op] = {
         activations=("x", "weight"),
         penalty=("x",),
         options={"stride": 2},
+    ),
+    "upconv2d": Op(
+        "upconv2d",
+        {"x": "NCHW", "weight": "CO33"},
+        _by_parities,
+        _moved_by_up,
+        activations=("x", "weight"),
+        penalty=("x",),
+        settings=(("bf16", "channels_last"),),  # other calls are cuDNN's
     ),
     "cuda instance_norm_act": replace(INSTANCE_NORM, function="cuda.instance_norm_act", needs=("nvcc",)),
 }
