@@ -1,9 +1,10 @@
 """The transposed 3x3 convolution of stride 2 as implicit products, one for each parity of the output.
 
-Output pixel (2r + p, 2c + q) meets only the taps (a, b) with a = p and b = q modulo 2: four, two, two and one of the
-nine. So each of the four parities (p, q) is a product of its own, [pixels, taps * I] by [taps * I, O], and no product
-meets an inserted zero. Pixels of all samples are numbered through, so tiles cross rows and samples, and maps of 129 or
-33 pixels waste nothing. A tile of x is loaded by masked pointers: a TMA box would have to be a rectangle of an image.
+Let an output pixel be (2r + p, 2c + q). It meets only the taps (a, b) with a = p and b = q modulo 2. That is four, two,
+two or one of the nine, by its parity (p, q). So each parity is a product of its own, [pixels, taps * I] by
+[taps * I, O], and no product meets an inserted zero. Pixels of all samples are numbered through. So tiles cross rows
+and samples, and maps of 129 or 33 pixels waste nothing. A tile of x is loaded by masked pointers, because a TMA box
+would have to be a rectangle of one image.
 
 Tiles of one region run one after another, for all parities. So x comes from memory once and from the L2 cache after.
 

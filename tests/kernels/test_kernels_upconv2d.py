@@ -83,6 +83,15 @@ def test_nothing_is_left_out_and_nothing_is_written_beside(how, monkeypatch):
     assert_untouched(around)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [(4, 128, 256, 32, 32), (3, 104, 72, 19, 33)], ids=["whole", "partial"])
+@pytest.mark.parametrize("how", tuning.candidates(), ids=str)
+def test_every_candidate_computes_the_same_on_the_gpu(how, size):
+    if torch.cuda.get_device_capability() < (9, 0):
+        pytest.skip("the candidates are those of Hopper")
+    assert_exact(how, size, torch.bfloat16)
+
+
 # ---- as an op ----------------------------------------------------------------------------------------------------
 
 

@@ -101,8 +101,8 @@ def _moved_by_up(op: Any, t: dict[str, Tensor], backward: bool) -> int:
     return op.bytes_moved(t["x"], t["weight"], y, backward=backward)
 
 
-def _going_up(workload: Workload) -> list[Sizes]:
-    """Return the convolutions that lead into the two highest resolutions: half as many pixels a side, more channels."""
+def _going_up(workload: Workload, highest: int = 2) -> list[Sizes]:
+    """Return the convolutions that lead into the highest resolutions: half as many pixels a side, more channels."""
     return [
         {
             "N": workload.batch,
@@ -112,19 +112,7 @@ def _going_up(workload: Workload) -> list[Sizes]:
             "W": r // 2,
             "R": r,
         }
-        for r in workload.resolutions[1:][-2:]
-    ]
-
-
-def _by_parities(workload: Workload) -> list[Sizes]:
-    """Return the convolutions into the three highest resolutions, in the generator's batch and D's joint one.
-
-    Each is as well the input gradient of the discriminator's convolution of stride 2 at that resolution.
-    """
-    return [
-        {"N": n, "C": workload.fmaps(r // 2), "O": workload.fmaps(r), "H": r // 2, "W": r // 2, "R": r}
-        for r in workload.resolutions[1:][-3:]
-        for n in (workload.batch, 2 * workload.batch)
+        for r in workload.resolutions[1:][-highest:]
     ]
 
 
@@ -195,7 +183,7 @@ GROUPS: dict[str, Op] = {
     "upconv2d": Op(
         "upconv2d",
         {"x": "NCHW", "weight": "CO33"},
-        _by_parities,
+        lambda w: _going_up(w, 3),  # also D's input gradients of stride 2
         _moved_by_up,
         activations=("x", "weight"),
         penalty=("x",),
