@@ -1,5 +1,6 @@
 """The transposed convolution of stride 2 by parities: PyTorch's numbers in FP64, every tile, all derivatives."""
 
+import json
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import kernels
 from kernels.tuning import upconv as tuning
+from ladder.publish.validation import validate
 from tests.support.kernel_checks import assert_no_worse, assert_untouched, error, poison_memory
 
 upconv = sys.modules["kernels.linear.upconv2d"]
@@ -188,7 +190,7 @@ def test_the_tuner_s_shapes_are_those_of_the_step():
     }
 
 
-def test_the_tuner_s_report_can_be_pasted():
+def test_the_tuner_s_report_can_be_pasted_and_its_file_is_accepted(tmp_path):
     run = {"shape": (8, 128, 64, 128), "microseconds": 40.0, "cudnn_microseconds": 60.0, "tflops": 483.0}
     rows = [
         {
@@ -202,3 +204,20 @@ def test_the_tuner_s_report_can_be_pasted():
     text = tuning.report(rows)
     assert text.splitlines()[0] == f'    ((9, 0), "narrow"): {SINGLE!r},'
     assert "best: 40.0 us" in text and "now: 50.0 us" in text and "cuDNN 60.0" in text
+    path = tmp_path / "upconv-tuning.json"
+    rows[0]["runs"].append({"shape": (16, 128, 64, 128), "error": "OutOfResources: shared memory"})
+    found = {"schema": 1, "kind": "upconv tuning", "gpu": "NVIDIA H200", "torch": "2.11.0", "timed": rows}
+    path.write_text(json.dumps(found))
+    assert validate.problem_of(path) is None
+    rows[0]["config"]["block"] = 8
+    path.write_text(json.dumps(found))
+    assert "timed[0].config: unknown key 'block'" in validate.problem_of(path)
+
+
+@pytest.mark.gpu
+def test_the_tuner_finds_rows(tmp_path, capsys):
+    path = tmp_path / "tuning.json"
+    assert tuning.main(["--json", str(path)]) == 0
+    timed = json.loads(path.read_text())["timed"]
+    assert sum(each["current"] for each in timed) == len(tuning.SHAPES)
+    assert validate.problem_of(path) is None and "Config(" in capsys.readouterr().out
