@@ -1,7 +1,10 @@
 """The transposed convolution of stride 2 by parities: PyTorch's numbers in FP64, every tile, all derivatives."""
 
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import kernels
 from kernels.tuning import upconv as tuning
 from ladder.publish.validation import validate
+from tests.support import compiling_upconv
 from tests.support.kernel_checks import assert_no_worse, assert_untouched, error, poison_memory
 
 upconv = sys.modules["kernels.linear.upconv2d"]
@@ -212,6 +216,20 @@ def test_the_tuner_s_report_can_be_pasted_and_its_file_is_accepted(tmp_path):
     rows[0]["config"]["block"] = 8
     path.write_text(json.dumps(found))
     assert "timed[0].config: unknown key 'block'" in validate.problem_of(path)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(300)
+def test_every_candidate_compiles_for_hopper_s_tensor_cores_without_spills(tmp_path):
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    env |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, compiling_upconv.__file__]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = {Config(*how): rest for how, *rest in json.loads(done.stdout)}
+    assert set(found) == set(tuning.candidates())
+    for how, (registers, stack, products, copies) in found.items():
+        assert not stack and registers * 32 * how.warps <= 1 << 16 and products and copies, how
 
 
 @pytest.mark.gpu
