@@ -9,11 +9,10 @@ So all derivatives are among three kinds of operation, and training runs each of
 - <dw, u> = <g, conv(x, u)> = <adjoint(g, u), x>. So the derivatives of dw along u are conv(x, u) and adjoint(g, u).
 
 Two Functions that call each other suffice. No kernel is ours: cuDNN (on a CPU: oneDNN) computes everything. An op
-with a kernel for some of it (`upconv2d.py`) names it in the geometry, which all derivatives inherit.
+with a kernel for some of it (`upconv2d.py`) has a geometry of its own, which all derivatives inherit.
 """
 
 import contextlib
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -30,8 +29,7 @@ Pair = tuple[int, int]
 class Geometry(NamedTuple):
     """The way a convolution slides, and the memory format of all its tensors.
 
-    Weights are [O, I / groups, k, l], or [I, O / groups, k, l] if transposed. `kernel` takes x, weight and geometry. It
-    returns y, or None for a call that it leaves to PyTorch.
+    Weights are [O, I / groups, k, l], or [I, O / groups, k, l] if transposed.
     """
 
     stride: Pair
@@ -40,11 +38,14 @@ class Geometry(NamedTuple):
     transposed: bool
     groups: int
     nhwc: bool = False
-    kernel: Callable[..., Tensor | None] | None = None
 
     def arguments(self) -> tuple:
         """Return the arguments for `aten.convolution`, with dilation 1."""
         return self.stride, self.padding, (1, 1), self.transposed, self.output_padding, self.groups
+
+    def by_kernel(self, x: Tensor, weight: Tensor) -> Tensor | None:
+        """Return the result of a kernel of ours, or None for a call that is left to PyTorch: here every call."""
+        return None
 
     def output(self, size: torch.Size, kernel: torch.Size) -> Pair:
         """Return height and width of the result for this image and this kernel."""
@@ -159,7 +160,7 @@ def _problem(x: Tensor, weight: Tensor, geometry: Geometry) -> str | None:
         return f"need x [N, I, H, W] and a weight of 4 dimensions, got {shapes}"
     if x.device != weight.device:
         return f"x is on {x.device}, weight on {weight.device}"
-    stride, padding, more, transposed, groups, *_ = geometry
+    stride, padding, more, transposed, groups, _ = geometry
     if any(len(each) != 2 for each in (stride, padding, more)):
         return f"stride, padding and output_padding are a number or a pair, got {stride}, {padding}, {more}"
     if min(stride) < 1 or min(padding) < 0 or groups < 1:
@@ -178,7 +179,7 @@ def _problem(x: Tensor, weight: Tensor, geometry: Geometry) -> str | None:
 
 
 def _convolve(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    if geometry.kernel is not None and (y := geometry.kernel(x, weight, geometry)) is not None:
+    if (y := geometry.by_kernel(x, weight)) is not None:
         return y
     y = torch.ops.aten.convolution(x, weight, None, *geometry.arguments())
     return dense_as(y, geometry.nhwc)

@@ -98,17 +98,20 @@ def config(capability: tuple[int, int], pixels: int, channels: int) -> Config:
     return entry
 
 
-def _computed(x: Tensor, weight: Tensor, geometry: conv2d.Geometry) -> Tensor | None:
-    """Return y, or None for calls of another geometry, dtype, layout or size."""
-    if not geometry.nhwc or geometry != GEOMETRY._replace(nhwc=True) or weight.shape[2:] != (3, 3):
-        return None
-    if not (INTERPRETED or (x.is_cuda and x.dtype.itemsize == 2)):
-        return None
-    outputs = x.shape[0] * weight.shape[1] * (2 * x.shape[2] + 1) * (2 * x.shape[3] + 1)
-    return forward(x, weight) if 0 < min(x.numel(), outputs) <= max(x.numel(), outputs) < LARGEST else None
+class ByParities(conv2d.Geometry):
+    """A geometry whose transposed convolutions of stride 2 are the kernel's, where it serves the call."""
+
+    def by_kernel(self, x: Tensor, weight: Tensor) -> Tensor | None:
+        if self != GEOMETRY._replace(nhwc=True) or weight.shape[2:] != (3, 3):
+            return None
+        if not (INTERPRETED or (x.is_cuda and x.dtype.itemsize == 2)):
+            return None
+        outputs = x.shape[0] * weight.shape[1] * (2 * x.shape[2] + 1) * (2 * x.shape[3] + 1)
+        most = max(x.numel(), outputs)
+        return forward(x, weight) if most < LARGEST and min(x.numel(), outputs) else None
 
 
-GEOMETRY = conv2d.Geometry((2, 2), (0, 0), (0, 0), True, 1, kernel=_computed)
+GEOMETRY = ByParities((2, 2), (0, 0), (0, 0), True, 1)
 
 
 def forward(x: Tensor, weight: Tensor) -> Tensor:

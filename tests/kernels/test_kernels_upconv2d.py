@@ -156,7 +156,7 @@ def test_what_it_does_not_serve_is_pytorch_s(launches):
     assert found.is_contiguous() and not launches  # NCHW
     torch.testing.assert_close(found, F.conv_transpose2d(x, weight, stride=2))
     wide = upconv.GEOMETRY._replace(output_padding=(1, 0), nhwc=True)  # behind a convolution of an even map
-    assert upconv.GEOMETRY.kernel(x, weight, wide) is None
+    assert wide.by_kernel(x, weight) is None
 
 
 def test_other_taps_are_refused_in_one_line():

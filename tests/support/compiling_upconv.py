@@ -1,4 +1,4 @@
-"""The launches of `kernels.upconv2d` that are compiled for GPUs that are not there. Run it to compile all candidates."""
+"""The launches of `kernels.upconv2d` that are compiled for GPUs that are not there. Run it: all candidates."""
 
 import json
 import re
