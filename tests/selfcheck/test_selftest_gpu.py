@@ -218,6 +218,7 @@ def test_planted_slowdowns_are_found_and_identical_programs_are_not_called_diffe
         None,
     )
     assert {"wall_us", "clock_us"} <= stored["spin"][0].keys()
+    assert not any("profiled" in each for program in stored["programs"] for each in program["rounds"])
     assert test.path.with_suffix(".md").read_text() == markdown(result)
     assert str(tmp_path) not in test.path.read_text() + markdown(result)
 
