@@ -180,6 +180,12 @@ CASES = [
     "filter_act_modulate 32x128x129x129 R128 bf16 channels_last",
     "filter_act_modulate 32x256x65x65 R64 bf16 channels_last",
     "filter_act_modulate 32x512x33x33 R32 bf16 channels_last",
+    "upconv2d 8x128x128x128 O64 bf16 channels_last",
+    "upconv2d 8x256x64x64 O128 bf16 channels_last",
+    "upconv2d 8x512x32x32 O256 bf16 channels_last",
+    "upconv2d 32x128x128x128 O64 bf16 channels_last",
+    "upconv2d 32x256x64x64 O128 bf16 channels_last",
+    "upconv2d 32x512x32x32 O256 bf16 channels_last",
 ]
 DIRECTIONS = ["forward", "backward", "double backward"]
 FINGERPRINTS = {
@@ -210,6 +216,7 @@ FINGERPRINTS = {
     "conv_transpose2d": "b40f867b",
     "cuda instance_norm_act": "778014ee",
     "filter_act_modulate": "5e887bbd",
+    "upconv2d": "b91cb268",
 }
 # Facts on ops that `setup` needs without importing torch: missing directions, and further capabilities.
 LACKS = {

@@ -5,7 +5,9 @@ Importing torch costs seconds: it waits until a GPU is seen or a GPU test is sel
 """
 
 import gc
+import importlib.util
 import os
+import re
 import shutil
 import signal
 import sys
@@ -69,6 +71,22 @@ def pytest_collection() -> Iterator[Any]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[Any]:
+    """Skip modules that import asv where it is not installed. One of them would end `-m gpu` before any test ran."""
+    report = yield
+    if report.failed and importlib.util.find_spec("asv") is None:
+        skip_for_asv(report)
+    return report
+
+
+def skip_for_asv(report: pytest.CollectReport) -> None:
+    """Make of a module that could not be imported for want of asv one that is skipped."""
+    if re.search(r"No module named 'asv(_runner)?['.]", str(report.longrepr)):
+        reason = "Skipped: asv is not installed: requirements.lock has it"
+        report.outcome, report.longrepr = "skipped", (report.nodeid, 0, reason)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -10,6 +10,7 @@ The ops:
 - `dense_group`: several layers that read the same tensor, one launch together (all style affines of a generator).
 - `to_rgb` and `from_rgb`: 1x1 convolutions with at most 4 channels on one side, one pass over the wide side.
 - `conv2d` and `conv_transpose2d`: cuDNN's kernels, arranged so that every derivative is again a convolution.
+- `upconv2d`: the transposed 3x3 convolution of stride 2, in a kernel of ours; not in a step yet.
 - `weight_gradients.py`: weight gradients on a second CUDA stream, beside the chain of activations.
 
 One idea for all derivatives. A bilinear map y = f(x, w) has the gradients dx = f1(g, w) and dw = f2(g, x). Each of

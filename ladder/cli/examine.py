@@ -84,7 +84,7 @@ def examine(device: str | None, ladder: catalog.Ladder) -> Findings:
     try:
         found = system.choose_device(device)
         facts = build(Machine, system.facts(found))
-        capabilities = system.capabilities(found)
+        capabilities = {needs.RANKS: needs.ONE_PROCESS, **system.capabilities(found)}
         checks.append(_device(facts))
     except UserError as error:
         found, facts = None, build(Machine, system.facts("cpu"))

@@ -13,6 +13,7 @@ OF_MACHINE = ("cuda", "triton", "bf16", "cuda_graphs", "nvcc", "nvjpeg", "fp8", 
 
 # Several processes, which `ladder scale` and torchrun start.
 RANKS = "ranks"
+ONE_PROCESS = "needs a process for each GPU: ladder scale measures it"
 
 NEEDS = (*OF_MACHINE, *OF_WORKLOAD, RANKS)
 
@@ -36,5 +37,5 @@ def possible(capabilities: dict[str, str | None], workload: Mapping[str, Any]) -
         "spectral_norm": spectral,
         "kept_weights": kept,
         "no_clamp": clamps,
-        RANKS: "needs a process for each GPU: ladder scale measures it",
+        RANKS: ONE_PROCESS,
     }

@@ -41,6 +41,11 @@ def test_on_a_cpu_it_says_which_rungs_can_run():
     assert skipped(found) == {"fused_norm", "cuda_graphs", "data_loading", "fused_act"}
 
 
+def test_rungs_of_several_gpus_name_the_command_that_measures_them():
+    rungs = {each.name: each for each in doctor.examine("cpu", catalog.load_ladder("distributed")).rungs}
+    assert "ladder scale" in rungs["flat_reduce"].skipped
+
+
 def test_with_a_gpu_everything_can_run(gpu, capsys):
     found = examine()
     assert found.blocked is None and not skipped(found)

@@ -141,11 +141,12 @@ def test_a_process_takes_of_the_gpu_what_is_free_again_once_it_has_ended(
     memory = {"peak_reserved_bytes": 700, "peak_allocated_bytes": 600, "peak_rss_bytes": 1}
     finished = {"main_s": None, "lazy_s": None, "alloc_retries": 0, **memory}
     answers = {"begin": begins, "finish": finished, "release": {"reserved_bytes": 300}}
-    commands(monkeypatch, answers)
-    result = run(tmp_path, {"a": {}, "b": {}})
+    seen = commands(monkeypatch, answers)
+    result = run(tmp_path, {"a": {}, "b": {}}, rounds=2)
     for rung in [*result["rungs"], *result["twins"]]:
-        assert [each["device_used_bytes"] for each in rung["rounds"]] == [1400]
-    assert not alive
+        assert [each["device_used_bytes"] for each in rung["rounds"]] == [1400, None]
+    # One generation ends its processes one by one for it. The other's end together.
+    assert [do for _, do in seen].count("release") == 3 and not alive
 
 
 def test_memory_that_an_inspection_saw_lets_the_first_generation_prepare_side_by_side() -> None:

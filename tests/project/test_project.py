@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ladder.base import git
+from tests import conftest
 from tests.support import committed
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -220,3 +221,19 @@ def test_results_are_kept_and_working_files_are_not():
         assert subprocess.run([*check, name], cwd=ROOT).returncode == 0, f"{name} would be committed"
     for name in kept:
         assert subprocess.run([*check, name], cwd=ROOT).returncode == 1, f"{name} would be ignored"
+
+
+@pytest.mark.parametrize(
+    ("said", "outcome"),
+    [
+        ("E   ModuleNotFoundError: No module named 'asv'", "skipped"),
+        ("E   ModuleNotFoundError: No module named 'asv_runner.benchmarks'", "skipped"),
+        ("E   ModuleNotFoundError: No module named 'asvs'", "failed"),
+        ("E   ImportError: cannot import name 'asv'", "failed"),
+    ],
+)
+def test_modules_of_tests_that_need_asv_are_skipped_where_it_is_missing(said, outcome):
+    """A machine with a GPU may have no network. An error in one module would keep all others from running."""
+    report = pytest.CollectReport("tests/x.py", "failed", said, [])
+    conftest.skip_for_asv(report)
+    assert report.outcome == outcome

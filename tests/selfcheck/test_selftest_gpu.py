@@ -218,8 +218,19 @@ def test_planted_slowdowns_are_found_and_identical_programs_are_not_called_diffe
         None,
     )
     assert {"wall_us", "clock_us"} <= stored["spin"][0].keys()
+    assert not any("profiled" in each for program in stored["programs"] for each in program["rounds"])
     assert test.path.with_suffix(".md").read_text() == markdown(result)
     assert str(tmp_path) not in test.path.read_text() + markdown(result)
+
+
+def test_programs_of_a_group_are_known_to_take_what_its_first_took(tmp_path: Path) -> None:
+    test = selftest_of(tmp_path, ROOT)
+    test._recall(GROUP)
+    assert not test.rounds.peaks  # a CPU tells nothing
+    test.result["groups"][0]["calibration"] = {"peak_reserved_bytes": 5}
+    test._recall(GROUP)
+    first, *others = [each["name"] for each in test.result["programs"]]
+    assert test.rounds.peaks == dict.fromkeys(others, 5) and first not in test.rounds.accepted
 
 
 def test_a_step_that_fails_is_a_broken_promise(tmp_path: Path, clockwork: Path) -> None:

@@ -238,8 +238,11 @@ def _asked(plan: Plan, tell: Tell) -> inspection.Found:
                 "build", workload=plan.workload, recipe=plan.recipe, device=plan.device, seed=plan.seed,
                 keep_gradients=True,
             )  # fmt: skip
-            worker.call("prepare")
-            return inspection.inspect(worker, lambda what: tell(f"{plan.rung}: {what}"))
+            peak = worker.call("prepare").get("peak_reserved_bytes")
+            found = inspection.inspect(worker, lambda what: tell(f"{plan.rung}: {what}"))
+            if peak:  # as a run's inspection tells it, which takes this one's findings
+                found["inspection"]["peak_reserved_bytes"] = peak
+            return found
         finally:
             worker.close()
 

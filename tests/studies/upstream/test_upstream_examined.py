@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from ladder.studies.upstream import examined, patched
+from ladder.studies.upstream import measure as measuring
 from ladder.studies.upstream.record import PhaseErrors
 
 
@@ -78,3 +82,24 @@ def test_profiled_runs_become_gpu_times_by_phase() -> None:
     found = examined.tabulated(["D_r1", "G_pl", "D_r1"], runs)
     assert found["D_r1"] == {"gpu_ms": [pytest.approx(0.2), pytest.approx(0.3)], "kernels": 1.5}
     assert found["G_pl"] == {"gpu_ms": [pytest.approx(0.3)], "kernels": 1}
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"), [(7, {"error": None, "peak_reserved_bytes": 7}), (None, {"error": None})]
+)
+def test_an_inspection_keeps_the_memory_that_a_run_asks_its_findings_for(
+    told: int | None, kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = SimpleNamespace(call=lambda do, **_: {"peak_reserved_bytes": told}, close=lambda: None)
+    workers = contextlib.nullcontext(SimpleNamespace(take=lambda: worker))
+    monkeypatch.setattr(measuring, "Pool", lambda torch: workers)
+    monkeypatch.setattr(measuring.inspection, "inspect", lambda *how: {"inspection": {"error": None}})
+    fields: dict[str, Any] = {
+        "workload": {},
+        "recipe": {},
+        "device": "cpu",
+        "seed": 0,
+        "rung": "top",
+        "torch": True,
+    }
+    assert measuring._asked(SimpleNamespace(**fields), print)["inspection"] == kept

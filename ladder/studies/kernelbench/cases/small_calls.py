@@ -45,7 +45,7 @@ def calls(x) -> Iterator[Call]:
     import kernels
 
     for name in TABLE:
-        yield of_table(name, x)
+        yield of_table(name, x if name != "upconv2d" else _in_16_bits(x))
     energies = [name for name in OPS["demodulate_group"].inputs if name.startswith("energy")]
     yield of_table("demodulate_group", x, data=energies)._replace(
         name="demodulate_styles"
@@ -62,6 +62,14 @@ def calls(x) -> Iterator[Call]:
         with walking():
             for name in WALKED:
                 yield of_table(name, x)._replace(name=f"walk_{word(name)}")
+
+
+def _in_16_bits(x):
+    """Return x as the kernel of `upconv2d` takes it. Other calls of that op are cuDNN's."""
+    import torch
+
+    dtype = x.dtype if x.dtype.itemsize == 2 else torch.bfloat16
+    return x.to(dtype).contiguous(memory_format=torch.channels_last)
 
 
 def of_table(name: str, x, *, function: Callable[..., Any] | None = None, data: Collection[str] = ()) -> Call:
