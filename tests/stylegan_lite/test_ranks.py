@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import threading
 from typing import Any
 
 import pytest
@@ -225,3 +226,21 @@ def test_the_new_fields_leave_older_recipes_as_they_were():
 def test_nn_dataparallel_is_one_process_that_shares_nothing_on_a_cpu(alone):
     step = trained(FP64 | {"ranks": 2, "reduce": "data_parallel"})
     assert step.ranks.size == 1 and furthest(tensors(step), alone["plain"]) < 1e-9
+
+
+def test_threads_of_nn_dataparallel_compute_in_the_recipes_precision():
+    """They switch autocast on with its default dtype, on a CPU BF16 and on a GPU FP16."""
+    step = make_step(WORKLOAD, {"precision": "fp16", "ranks": 2, "reduce": "data_parallel"}, device="cpu")
+    seen: list[torch.dtype] = []
+    step.G.blocks[-1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
+    ws = torch.zeros(2, step.G.num_ws, step.workload.w_dim)
+    noise = [torch.zeros(shape) for shape in step.G.noise_shapes(2)]
+
+    def on_a_gpu() -> None:  # as torch.nn.parallel.parallel_apply does
+        with torch.no_grad(), torch.autocast("cpu", enabled=True):
+            step.replicas[0](ws, noise)
+
+    thread = threading.Thread(target=on_a_gpu)
+    thread.start()
+    thread.join()
+    assert seen == [torch.float16]
