@@ -43,7 +43,7 @@ class Joined:
         self._waiting = dist.group.WORLD
         if device == "cuda":
             self._waiting = dist.new_group(backend="gloo", timeout=TIMEOUT)
-            # NCCL connects at its first collective. Where it cannot, joining fails, and no capture meets it.
+            # NCCL connects at its first collective. If it cannot, joining fails, and no capture meets it.
             dist.all_reduce(torch.zeros(1, device="cuda"))
             torch.cuda.synchronize()
         with open(beats_in(Path(folder)), "r+b") as file:

@@ -16,9 +16,10 @@ from click.testing import CliRunner, Result
 from ladder.base.errors import UserError
 from ladder.base.records import build, plain
 from ladder.cli import main as cli
-from ladder.cli.scale import numbers
+from ladder.cli.scale import _plan, numbers
 from ladder.engine.groups import Group
 from ladder.engine.pool import Pool, WorkerFailure
+from ladder.machine import system
 from ladder.plan import needs
 from ladder.publish.validation import kinds, validate
 from ladder.studies.scale import chart, measure, proving, record, report, ways
@@ -148,6 +149,43 @@ def test_a_batch_that_so_many_gpus_cannot_share_is_not_applicable():
         point.processes
         for point in ways.points(ways.load(("data_parallel",), ABLE), workload, [1, 2], ("weak",), 0)
     ] == [1, 1]
+
+
+def trained(way: str, device: str, folder: Path) -> dict[str, Any]:
+    """Train a way on two GPUs, or two ranks of a CPU, as it is proved and timed. Return the receipt of its rung."""
+    path = folder / "little.yaml"
+    path.write_text(yaml.safe_dump(LITTLE))
+    plan, _ = _plan((way,), str(path), device, [2], ("weak",), None, None, True)
+    (asked,) = plan.points
+    with Pool() as pool:
+        group = Group(pool, asked.processes, device)
+        try:
+            group.build(plan.workload | {"batch": asked.batch}, asked.way.on(2), 0)
+            group.call("prepare")
+            group.call("begin")
+            assert group.cycle() > 0
+            group.call("finish", main=False, lazy=False)
+            group.call("profile", part="load")
+            if device == "cuda":
+                found = measure.of_profiles(group.call("profile", part="record"))
+                assert found["gpu_ms"] > 0 and (asked.processes == 1 or found["comm_ms"] > 0)
+            group.call("trace")
+            rung = ways.WAYS[way][1]
+            rung = {"flat-top": "flat_reduce", "top": "captured_reduce"}.get(way, rung)
+            return [each["receipts"][rung] for each in group.call("receipts", rungs=[rung])][-1]
+        finally:
+            group.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", ways.WAYS)
+def test_every_way_trains_on_two_gpus(way, tmp_path):
+    """Seconds for each way. NCCL, captures and threads of nn.DataParallel have no stand-in on a CPU."""
+    if len(system.gpu_uuids()) < 2:
+        pytest.skip("needs two GPUs")
+    found = trained(way, "cuda", tmp_path)
+    # All gradients of so small a network are one bucket of DistributedDataParallel, which nothing can hide.
+    assert found["engaged"] or way == "ddp", found["lines"]
 
 
 # Figures that follow
