@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from click.testing import CliRunner, Result
 from ladder.base.errors import UserError
 from ladder.base.records import build, plain
 from ladder.cli import main as cli
-from ladder.cli.scale import _plan, numbers
+from ladder.cli.scale import _plan, numbers, write
 from ladder.engine.groups import Group
 from ladder.engine.pool import Pool, WorkerFailure
 from ladder.machine import system
@@ -71,6 +72,14 @@ def test_ranks_on_a_cpu_are_measured_proved_and_accepted(measured):
     assert validate.check(found) is None and "not to be quoted" in said.output
 
 
+def test_runs_of_other_ways_do_not_replace_each_other(measured, tmp_path):
+    made = build(record.Result, measured[1])
+    name = f"{made.machine.name}-{made.workload['name']}"
+    assert write(made, tmp_path)[0].name == f"{name}-flat-top-weak.json"
+    every = [replace(made.points[0], way=way) for way in ways.WAYS]
+    assert write(replace(made, points=every), tmp_path)[0].name == f"{name}-weak.json"
+
+
 def test_a_rank_that_dies_takes_its_point_out_and_the_others_go_on(tmp_path, monkeypatch, kept_servers):
     real = Group.cycle
 
@@ -101,6 +110,38 @@ def test_a_rank_that_dies_takes_its_point_out_and_the_others_go_on(tmp_path, mon
         "rank 1 of 2: visit: worker killed by SIGKILL"
     )
     assert "parity and receipts" not in str(found["protocol"]["notes"])  # only of ways that have a time
+
+
+ONCE = ("flat", "--gpus", "1,2", "--scaling", "weak", "--generations", "1", "--visits", "1", "--no-proof")
+
+
+def test_groups_that_do_not_fit_into_memory_together_are_measured_one_by_one(
+    tmp_path, monkeypatch, kept_servers
+):
+    real, refused = Group.call, []
+
+    def call(group: Group, do: str, **fields: Any) -> list[dict[str, Any]]:
+        if do == "prepare" and group.ranks == 2 and not refused:
+            refused.append(group)
+            raise WorkerFailure("oom", "out of memory in prepare")
+        return real(group, do, **fields)
+
+    monkeypatch.setattr(Group, "call", call)
+    said, found = run(tmp_path, *ONCE), written(tmp_path)
+    assert said.exit_code == 0 and "one by one" in said.output and len(refused) == 1
+    assert [(p["gpus"], p["status"], len(p["runs"])) for p in found["points"]] == [(1, "ok", 1), (2, "ok", 1)]
+
+
+def test_a_run_that_is_ended_while_groups_prepare_calls_none_of_them_failed(
+    tmp_path, monkeypatch, kept_servers
+):
+    def interrupted(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure.futures, "wait", interrupted)
+    said, found = run(tmp_path, *ONCE), written(tmp_path)
+    assert said.exit_code == 130 and not found["complete"]
+    assert [(p["status"], p["reason"]) for p in found["points"]] == [("n/a", "not measured")] * 2
 
 
 @pytest.mark.parametrize(
