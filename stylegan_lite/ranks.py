@@ -216,7 +216,7 @@ class Replicated:
 
     def __call__(self, x: Tensor, *rest: Any) -> Tensor:
         if self._parts > 1:
-            x = x.unflatten(0, (-1, self._parts)).transpose(0, 1).flatten(0, 1)
+            x = torch.cat([x[k :: self._parts] for k in range(self._parts)])  # keeps channels_last
         return self._parallel(x, *rest)
 
     def __getattr__(self, name: str) -> Any:

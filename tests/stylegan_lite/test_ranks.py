@@ -244,3 +244,15 @@ def test_threads_of_nn_dataparallel_compute_in_the_recipes_precision():
     thread.start()
     thread.join()
     assert seen == [torch.float16]
+
+
+def test_each_gpu_of_nn_dataparallel_gets_the_samples_of_a_rank_as_they_lie_in_memory():
+    step = make_step(WORKLOAD, {"ranks": 2, "reduce": "data_parallel"}, device="cpu")
+    seen: list[torch.Tensor] = []
+    step.replicas[1]._parts = 2  # as on two GPUs
+    step.D.from_rgb.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    x = torch.arange(8.0).view(8, 1, 1, 1).expand(8, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        step.replicas[1](x)
+    assert seen[0][:, 0, 0, 0].tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
