@@ -220,7 +220,7 @@ def trained(way: str, device: str, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("way", ways.WAYS)
-def test_every_way_trains_on_two_gpus(way, tmp_path):
+def test_every_way_trains_on_two_gpus(way, tmp_path, kept_servers):
     """Seconds for each way. NCCL, captures and threads of nn.DataParallel have no stand-in on a CPU."""
     if len(system.gpu_uuids()) < 2:
         pytest.skip("needs two GPUs")
