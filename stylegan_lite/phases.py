@@ -50,7 +50,8 @@ class Phases:
         place = {"device": device, "dtype": self.dtype, "memory_format": self.memory_format}
         self.G = Generator(workload, recipe).to(**place)
         self.D = Discriminator(workload, recipe).to(**place)
-        self.replicas = replicas(recipe, self.G, self.D)
+        self.amp = functools.partial(losses.autocast, device, recipe.precision)
+        self.replicas = replicas(recipe, self.G, self.D, self.amp)
         self.G_ema = copy.deepcopy(self.G).requires_grad_(False)
         self.copies = {network: ComputeWeights(network, recipe) for network in (self.G, self.D)}
         self.parallel = ParallelStreams(self.copies, device) if recipe.streams == "two" else None
@@ -60,7 +61,6 @@ class Phases:
         if recipe.precision == "fp16":
             how = (device, recipe.loss_scale, recipe.loss_scale_interval)
             self.scales = {name: LossScale(*how) for name in ("G", "D")}
-        self.amp = functools.partial(losses.autocast, device, recipe.precision)
         self.inputs = {phase: self._inputs(phase) for phase in ("G_main", "G_pl", "D_main")}
         r = workload.resolution
         shape = (workload.batch // self.ranks.size, 3, r, r)

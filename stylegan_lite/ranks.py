@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -185,28 +186,47 @@ def _wrapped(module: _Loss, phase: str) -> tuple[nn.Module, int]:
     return ddp(module, **quiet), reduced
 
 
+class _Cast(nn.Module):
+    """A network under the recipe's autocast, in whatever thread it runs.
+
+    The threads of nn.DataParallel switch autocast on, but with PyTorch's default dtype: a GPU would compute in FP16.
+    """
+
+    def __init__(self, network: nn.Module, amp: Callable[[], AbstractContextManager]) -> None:
+        super().__init__()
+        self.network, self.amp = network, amp
+
+    def forward(self, *inputs: Any) -> Tensor:
+        with self.amp():
+            return self.network(*inputs)
+
+
 class Replicated:
     """A network that nn.DataParallel runs on several GPUs. Its attributes are the network's own.
 
     Each GPU gets the samples that a rank would get, so that groups of minibatch standard deviation stay whole.
     """
 
-    def __init__(self, network: nn.Module, gpus: int, regroup: bool) -> None:
+    def __init__(
+        self, network: nn.Module, gpus: int, regroup: bool, amp: Callable[[], AbstractContextManager]
+    ) -> None:
         devices = list(range(gpus)) if torch.cuda.is_available() else None
-        self._network, self._parallel = network, nn.DataParallel(network, devices)
+        self._network, self._parallel = network, nn.DataParallel(_Cast(network, amp), devices)
         self._parts = gpus if regroup and devices else 1
 
     def __call__(self, x: Tensor, *rest: Any) -> Tensor:
         if self._parts > 1:
-            x = x.unflatten(0, (-1, self._parts)).transpose(0, 1).flatten(0, 1)
+            x = torch.cat([x[k :: self._parts] for k in range(self._parts)])  # keeps channels_last
         return self._parallel(x, *rest)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._network, name)
 
 
-def replicas(recipe: Recipe, G: nn.Module, D: nn.Module) -> tuple[Any, Any] | None:
+def replicas(
+    recipe: Recipe, G: nn.Module, D: nn.Module, amp: Callable[[], AbstractContextManager]
+) -> tuple[Any, Any] | None:
     """Return the networks as losses call them with nn.DataParallel; None if losses call the networks themselves."""
     if recipe.reduce != "data_parallel" or recipe.ranks == 1:
         return None
-    return Replicated(G, recipe.ranks, False), Replicated(D, recipe.ranks, True)
+    return Replicated(G, recipe.ranks, False, amp), Replicated(D, recipe.ranks, True, amp)

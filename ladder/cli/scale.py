@@ -163,11 +163,22 @@ def _plan(
 
 
 def write(result: Result, folder: Path) -> list[Path]:
-    """Write the result as JSON, Markdown and charts, and return the files."""
+    """Write the result as JSON, Markdown and charts, and return the files.
+
+    Their name tells the ways, unless all were asked for: two runs of other ways do not replace each other.
+    """
     from ladder.results import store
     from ladder.studies.scale import chart, report
+    from ladder.studies.scale.ways import WAYS
 
     scalings = sorted({point.scaling for point in result.points})
-    stem = "-".join(text.slug(part) for part in (result.machine.name, result.workload["name"], *scalings))
+    ways = list(dict.fromkeys(point.way for point in result.points))
+    about = [
+        result.machine.name,
+        result.workload["name"],
+        *(ways if len(ways) < len(WAYS) else []),
+        *scalings,
+    ]
+    stem = "-".join(text.slug(part) for part in about)
     pages = {"md": report.markdown(result)}
     return store.save(plain(result), folder, pages, lambda kind: chart.render(result, kind), stem=stem)

@@ -171,10 +171,11 @@ def at_fault(failures: list[tuple[int, WorkerFailure]], beats: list[int]) -> tup
     """Return the rank at fault among those that failed, and its failure.
 
     A rank that was killed comes first. Then comes one that failed for a reason of its own. If ranks only stand still,
-    it is one whose process is stopped. Else it has begun the fewest all-reduces: the others wait for it.
+    it is one whose process is stopped. Else it has begun the fewest all-reduces: the others wait for it. NCCL's
+    watchdog aborts a rank whose peer is gone, so a rank killed by another signal comes before it.
     """
     if killed := [each for each in failures if "signal" in each[1].reply]:
-        return killed[0]
+        return min(killed, key=lambda each: each[1].reply["signal"] == "SIGABRT")
     if own := [each for each in failures if not is_silence(each[1]) and not _of_peers(each[1].reason)]:
         return own[0]
     silent = [each for each in failures if is_silence(each[1])]

@@ -6,13 +6,19 @@ stay as the machine has them. A second group over gloo lets ranks wait for each 
 
 from __future__ import annotations
 
+import datetime
 import mmap
+import os
+import socket
 import struct
 import sys
 from pathlib import Path
 from typing import Any
 
 WIDTH = 8  # bytes of a rank's count
+# The worker pool looks after hangs. NCCL's own limit, ten minutes, would end a rank that only waits for another.
+TIMEOUT = datetime.timedelta(hours=2)
+_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 class Joined:
@@ -24,12 +30,22 @@ class Joined:
 
         if device == "cuda":
             torch.cuda.set_device(rank)
+        stay_on_this_host()
         store = f"file://{Path(folder) / 'store'}"
         dist.init_process_group(
-            "nccl" if device == "cuda" else "gloo", init_method=store, rank=rank, world_size=ranks
+            "nccl" if device == "cuda" else "gloo",
+            init_method=store,
+            rank=rank,
+            world_size=ranks,
+            timeout=TIMEOUT,
         )
         self.rank, self.ranks = rank, ranks
-        self._waiting = dist.new_group(backend="gloo") if device == "cuda" else dist.group.WORLD
+        self._waiting = dist.group.WORLD
+        if device == "cuda":
+            self._waiting = dist.new_group(backend="gloo", timeout=TIMEOUT)
+            # NCCL connects at its first collective. If it cannot, joining fails, and no capture meets it.
+            dist.all_reduce(torch.zeros(1, device="cuda"))
+            torch.cuda.synchronize()
         with open(beats_in(Path(folder)), "r+b") as file:
             self._beats = mmap.mmap(file.fileno(), WIDTH * ranks)
 
@@ -63,6 +79,16 @@ class Member:
         """Wait for the other ranks, so that no cycle contains another rank's late start."""
         if self.joined:
             self.joined.align()
+
+
+def stay_on_this_host() -> None:
+    """Let gloo connect over the loopback interface, unless the user has named another.
+
+    All ranks are on this host. By default gloo looks its name up, which waits for a name server that may not answer.
+    """
+    names = {name for _, name in socket.if_nameindex()}
+    if loopback := next((name for name in ("lo", "lo0") if name in names), None):
+        os.environ.setdefault(_INTERFACE, loopback)
 
 
 def beats_in(folder: Path) -> Path:

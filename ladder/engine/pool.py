@@ -13,7 +13,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -252,9 +252,20 @@ class Worker:
                     f"No space left on device: {do}: a mapped file or shared memory, SIGBUS"
                 )
             hint = " (the system may have run out of memory)" if name == "SIGKILL" else ""
-            return WorkerFailure("failed", f"{do}: worker killed by {name}{hint}", {"signal": name})
+            if name == "SIGABRT" and (
+                why := reason_of_abort(said)
+            ):  # a CUDA error that NCCL's watchdog saw first
+                hint = f": {why}"
+            return WorkerFailure("failed", one_line(f"{do}: worker killed by {name}{hint}"), {"signal": name})
         last = f": {one_line(said[-1])}" if said else ""
         return WorkerFailure("failed", one_line(f"{do}: worker ended with status {code}{last}"))
+
+
+def reason_of_abort(said: Sequence[str]) -> str | None:
+    """Return the line of a process's stderr that says why C++ ended it, else its last line, or None."""
+    what = [line.partition("what():")[2] for line in said if "what():" in line]
+    found = next((line.strip() for line in [*what, *reversed(said)] if line.strip()), None)
+    return None if found is None else one_line(found)
 
 
 def is_stopped(pid: int) -> bool:

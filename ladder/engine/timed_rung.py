@@ -319,7 +319,7 @@ class Rung(Member):
         from ladder.receipts import evidence
 
         self.threads.release()
-        self.traced = evidence.trace(self.step, lambda: self.channel.send({"progress": "ran"}))
+        self.traced = evidence.trace(self.step, lambda: self.channel.send({"progress": "ran"}), self.align)
         return {}
 
     def do_receipts(self, rungs: list[str] | None = None) -> dict[str, Any]:

@@ -22,6 +22,7 @@ phase when it is due.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -101,12 +102,12 @@ def check(
         runs, distances = measure(compared, here, tell, kinds)
         outside = judge(runs, budget, spread["errors"])
         problems += same_replays(distances) + [problem for _, problem in outside]
-        if not problems:
+        if not on_any_rank(compared, problems):
             problems += as_timed(compared, here, budget, spread["errors"], tell, kinds)
     finally:
         if other:
             compared.close()
-    if other and not problems:
+    if other and not on_any_rank(step, problems):
         step.stop_keeping()
     phases = summary(runs, budget, spread["errors"])
     if kinds:
@@ -133,6 +134,12 @@ def check(
         "seconds": round(time.perf_counter() - begin, 2),
     }
     return dict(found)
+
+
+def on_any_rank(step: TrainingStep, found: Sequence[object]) -> bool:
+    """Return whether any rank has found something. Ranks that went on alone would wait in an all-reduce for ever."""
+    ranks = getattr(step, "ranks", None)  # an older commit's step has none
+    return bool(found) if ranks is None else ranks.any(bool(found), step.device)
 
 
 def _rebuilt(step: TrainingStep, workload: Workload, seed: int) -> TrainingStep:
@@ -175,7 +182,7 @@ def within_budget(
     for number in range(reference.REPLAYS):
         runs.append(_errors_as_timed(step, ref, number, kinds, tell))
         found = judge(runs, {key: room for key, room in budget.items() if key in runs[0]}, spread)
-        if not found:
+        if not on_any_rank(step, found):
             break
     return [f"as it is timed: {problem}" for _, problem in found]
 

@@ -34,18 +34,28 @@ class Traced:
     tallied: dict[str, int]  # images, by the way in which they were read
 
 
-def trace(step: Any, ran: Callable[[], None] = lambda: None) -> Traced:
-    """See a prepared ``TrainingStep`` as it is timed. The GPU must do nothing else until `ran` is called."""
+def nothing() -> None:
+    """Do nothing."""
+
+
+def trace(step: Any, ran: Callable[[], None] = nothing, align: Callable[[], None] = nothing) -> Traced:
+    """See a prepared ``TrainingStep`` as it is timed. The GPU must do nothing else until `ran` is called.
+
+    `align` waits for other ranks. A profiler's start takes each of them another time, and the first to be ready would
+    wait in an all-reduce, which counts as communication.
+    """
     crossings, copying = watch_data(step)
     replayed = operators(step) if step.graphs else None
     before = tally(step)  # after the batches that were fetched here: only a cycle's own count
     with fetches_counted(step) as fetched:
-        seen, waiting = traced_cycle(step, ran)
+        seen, waiting = traced_cycle(step, ran, align)
     tallied = {key: count - before[key] for key, count in tally(step).items()}
     return Traced(crossings, copying, replayed, seen, round(waiting, 3), fetched["fetched"], tallied)
 
 
-def traced_cycle(step: Any, ran: Callable[[], None] = lambda: None) -> tuple[Trace, float]:
+def traced_cycle(
+    step: Any, ran: Callable[[], None] = nothing, align: Callable[[], None] = nothing
+) -> tuple[Trace, float]:
     """Run a lead-in, then one cycle as it is timed. On a CPU, where no kernels are counted, it is a few steps.
 
     Returns the profiler's figures (on CUDA), and the milliseconds a step spent waiting for data.
@@ -54,8 +64,13 @@ def traced_cycle(step: Any, ran: Callable[[], None] = lambda: None) -> tuple[Tra
         step.step()
     synchronize(step)
     waited: list[float] = []
+
+    def cycle() -> None:
+        align()
+        waited.append(fetching(step, step.cycle))
+
     if step.device == "cuda":
-        seen = traces.traced(lambda: waited.append(fetching(step, step.cycle)), ran)
+        seen = traces.traced(cycle, ran)
         return seen, waited[0] / CYCLE_STEPS
     waited = [fetching(step, step.step) for _ in range(ON_CPU)]
     ran()

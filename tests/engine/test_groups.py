@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from ladder.engine import joining
 from ladder.engine.groups import Group, at_fault
-from ladder.engine.pool import Pool, WorkerFailure
+from ladder.engine.pool import Pool, WorkerFailure, reason_of_abort
 from tests.support.small import LITTLE
 
 WORKLOAD = LITTLE | {"batch": 8}
@@ -136,5 +138,28 @@ def test_the_rank_at_fault_died_or_failed_by_itself_or_is_furthest_behind():
     assert at_fault([(0, peer), (2, memory), (1, silent)], [3, 3, 3])[0] == 2
     assert at_fault([(0, silent), (1, silent), (2, silent)], [7, 7, 6])[0] == 2
     assert at_fault([(1, peer), (0, peer)], [1, 1])[0] == 1
+    aborted = failure("visit: worker killed by SIGABRT", signal="SIGABRT")  # NCCL saw its peer go
+    assert at_fault([(0, aborted), (1, died)], [3, 3])[0] == 1
+    assert at_fault([(0, silent), (1, aborted)], [3, 3])[0] == 1
     stopped = failure("visit: no sign of life for 4 s (its process is stopped), worker ended by the watchdog")
     assert at_fault([(1, silent), (0, stopped)], [8, 8])[0] == 0
+
+
+def test_a_rank_that_aborts_tells_what_its_watchdog_has_seen(group):
+    """Not its own exception but a thread of NCCL's ends a process whose GPU has failed."""
+    said = "terminate called after throwing an instance of 'c10::DistBackendError'"
+    lines = [said, "  what():  [PG ID 0] CUDA error: an illegal memory access", "frame #0: c10::Error", ""]
+    assert reason_of_abort(lines) == "[PG ID 0] CUDA error: an illegal memory access"
+    assert reason_of_abort([*lines[:1], " "]) == said and reason_of_abort([]) is None
+    reason = end_at_random(group, 1, signal.SIGABRT, 0.2).reason
+    assert reason.startswith("rank 1 of 2: visit: worker killed by SIGABRT")
+
+
+def test_gloo_connects_over_the_loopback_interface_unless_the_user_names_another(monkeypatch):
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
+    monkeypatch.delenv(joining._INTERFACE, raising=False)
+    joining.stay_on_this_host()
+    assert os.environ[joining._INTERFACE] == "lo"
+    monkeypatch.setenv(joining._INTERFACE, "eth0")
+    joining.stay_on_this_host()
+    assert os.environ[joining._INTERFACE] == "eth0"

@@ -19,11 +19,12 @@ RECIPES = {
     "flat, lean weights": BF16 | {"reduce": "flat", "weights": "once"},
 }
 PLANTED = ("the gradients are not reduced", "the lengths are each rank's own", "both take the same samples")
+ON_ONE = "a rank is given wrong images"  # the other must not go on alone
 
 
 def checked(cache: str) -> dict[str, Any]:
     found = {name: parity({"ranks": 2, **recipe}, cache) for name, recipe in RECIPES.items()}
-    for fault in PLANTED:
+    for fault in (*PLANTED, ON_ONE):
         found[fault] = parity({"ranks": 2, "reduce": "flat"}, cache, fault)
     return found
 
@@ -39,7 +40,10 @@ def parity(recipe: dict[str, Any], cache: str, fault: str | None = None) -> dict
     step.prepare()
     if fault == PLANTED[2]:
         ranks.rank = 0
-    return check.check(step, cache=cache)
+    with pytest.MonkeyPatch.context() as patch:
+        if fault == ON_ONE and ranks.rank == 1:
+            patch.setattr(check.freshness, "images", lambda step: ["image 1 of batch 1 is not the one"])
+        return check.check(step, cache=cache)
 
 
 @pytest.fixture(scope="module")
@@ -57,3 +61,8 @@ def test_ranks_are_within_the_budget_of_parity(name, found):
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_fault_of_ranks_is_not(fault, found):
     assert any(each[fault]["verdict"] == "failed: parity" for each in found)
+
+
+def test_a_finding_of_one_rank_ends_the_check_of_all(found):
+    first, second = (each[ON_ONE] for each in found)
+    assert (first["verdict"], second["verdict"]) == ("ok", "failed: parity") and len(second["problems"]) == 1

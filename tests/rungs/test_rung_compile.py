@@ -56,7 +56,9 @@ def receipt(rung, seen):
 def gathered(step, trace=None):
     step.keep_gradients = False
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(as_timed, "traced_cycle", lambda step, ran: (step.cycle(), (trace or {}, 0.5))[1])
+        patch.setattr(
+            as_timed, "traced_cycle", lambda step, ran, align: (step.cycle(), (trace or {}, 0.5))[1]
+        )
         return evidence.gather(step)
 
 

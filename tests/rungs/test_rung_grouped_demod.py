@@ -49,7 +49,7 @@ def gathered(recipe, sabotage=None, **workload):
     if sabotage:
         sabotage(step)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(as_timed, "traced_cycle", lambda step, ran: (step.step(), ({}, 0.5))[1])
+        patch.setattr(as_timed, "traced_cycle", lambda step, ran, align: (step.step(), ({}, 0.5))[1])
         return evidence.gather(step)
 
 

@@ -112,7 +112,7 @@ def gathered(recipe, sabotage=None, ms=None):
         sabotage(step)
     with pytest.MonkeyPatch.context() as patch:
         trace = {} if ms is None else {"parallel_ms": ms, "busy_ms": 10.0}
-        patch.setattr(as_timed, "traced_cycle", lambda step, ran: (step.step(), (trace, 0.5))[1])
+        patch.setattr(as_timed, "traced_cycle", lambda step, ran, align: (step.step(), (trace, 0.5))[1])
         return evidence.gather(step)
 
 

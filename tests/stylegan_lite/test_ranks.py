@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import threading
 from typing import Any
 
 import pytest
@@ -225,3 +226,33 @@ def test_the_new_fields_leave_older_recipes_as_they_were():
 def test_nn_dataparallel_is_one_process_that_shares_nothing_on_a_cpu(alone):
     step = trained(FP64 | {"ranks": 2, "reduce": "data_parallel"})
     assert step.ranks.size == 1 and furthest(tensors(step), alone["plain"]) < 1e-9
+
+
+def test_threads_of_nn_dataparallel_compute_in_the_recipes_precision():
+    """They switch autocast on with its default dtype, on a CPU BF16 and on a GPU FP16."""
+    step = make_step(WORKLOAD, {"precision": "fp16", "ranks": 2, "reduce": "data_parallel"}, device="cpu")
+    seen: list[torch.dtype] = []
+    step.G.blocks[-1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
+    ws = torch.zeros(2, step.G.num_ws, step.workload.w_dim)
+    noise = [torch.zeros(shape) for shape in step.G.noise_shapes(2)]
+
+    def on_a_gpu() -> None:  # as torch.nn.parallel.parallel_apply does
+        with torch.no_grad(), torch.autocast("cpu", enabled=True):
+            step.replicas[0](ws, noise)
+
+    thread = threading.Thread(target=on_a_gpu)
+    thread.start()
+    thread.join()
+    assert seen == [torch.float16]
+
+
+def test_each_gpu_of_nn_dataparallel_gets_the_samples_of_a_rank_as_they_lie_in_memory():
+    step = make_step(WORKLOAD, {"ranks": 2, "reduce": "data_parallel"}, device="cpu")
+    seen: list[torch.Tensor] = []
+    step.replicas[1]._parts = 2  # as on two GPUs
+    step.D.from_rgb.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    x = torch.arange(8.0).view(8, 1, 1, 1).expand(8, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        step.replicas[1](x)
+    assert seen[0][:, 0, 0, 0].tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)

@@ -77,7 +77,7 @@ def gathered(
     if sabotage:
         sabotage(step)
 
-    def traced(step: TrainingStep, ran: Any) -> tuple[dict, float]:
+    def traced(step: TrainingStep, *_: Any) -> tuple[dict, float]:
         for _ in range(steps):
             step.step()
         return {}, 0.5

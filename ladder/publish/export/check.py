@@ -5,7 +5,11 @@ A GPU is used if PyTorch finds one. Without it an op is plain PyTorch itself, un
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
@@ -14,6 +18,7 @@ from torch import Tensor
 # The largest relative error. A wrong formula shows in float64; second derivatives in float32 lose digits.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3}
 TAPS = (1.0, 3.0, 3.0, 1.0)
+MOST_PROCESSES = 8  # each takes some hundred megabytes of the GPU
 
 New = Callable[..., Tensor]  # a random tensor of the shape
 Call = Callable[..., Any]  # the op on the tensors that follow it
@@ -193,6 +198,9 @@ def check(ops: Pairs, device: str | None = None) -> None:
     Raises AssertionError: the op, the case and the error.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and len(ops) > 1:
+        check_together(list(ops))
+        return
     tf32, torch.backends.cudnn.allow_tf32 = torch.backends.cudnn.allow_tf32, False
     try:
         for name, pair in ops.items():
@@ -201,6 +209,19 @@ def check(ops: Pairs, device: str | None = None) -> None:
                     compare(name, pair, device, dtype, layout, bound)
     finally:
         torch.backends.cudnn.allow_tf32 = tf32
+
+
+def check_together(names: Sequence[str]) -> None:
+    """Check ops of this package in several processes. Triton compiles kernels one by one: all ops have some hundred."""
+    processes = min(len(names), os.cpu_count() or 1, MOST_PROCESSES)
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        for done in [pool.submit(check_one, name) for name in names]:
+            done.result()
+
+
+def check_one(name: str) -> None:
+    """Check one op of this package."""
+    check({name: importlib.import_module(__package__ or "").OPS[name]})
 
 
 def compare(

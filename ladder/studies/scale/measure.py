@@ -10,6 +10,8 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator
+from concurrent import futures
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -183,9 +185,7 @@ class _State:
         """Measure the points of a shift, all alive together, or one by one if memory does not allow that."""
         alive: list[_Alive] = []
         try:
-            for index in shift:
-                if (made := self._prepared(pool, index, others=bool(alive))) is not None:
-                    alive.append(made)
+            alive = self._all_prepared(pool, shift)
             self._visit(alive, generation, chance)
         except _TooMuch:
             self.tell("not enough memory for all of them: one by one")
@@ -197,14 +197,34 @@ class _State:
         finally:
             _end(alive)
 
+    def _all_prepared(self, pool: Pool, shift: list[int]) -> list[_Alive]:
+        """Prepare the points of a shift side by side, and return those that did not fail. Nothing is timed meanwhile.
+
+        Raises:
+            _TooMuch: they do not fit into memory together. All of them have ended.
+        """
+        with ThreadPoolExecutor(len(shift)) as threads:
+            asked = [threads.submit(self._prepared, pool, index, len(shift) > 1) for index in shift]
+            try:
+                futures.wait(asked)
+            except BaseException:  # the threads wait for workers, and end with them
+                pool.kill()
+                raise
+        alive = [made for each in asked if each.exception() is None and (made := each.result()) is not None]
+        if error := next((error for each in asked if (error := each.exception()) is not None), None):
+            _end(alive)
+            raise error
+        return alive
+
     def _prepared(self, pool: Pool, index: int, others: bool) -> _Alive | None:
-        """Return a prepared group after its lead-in, or None if its point failed."""
+        """Return a prepared group after its lead-in, or None if its point failed or the run was ended."""
         asked = self.plan.points[index]
         begin = time.monotonic()
         try:
             made = _Alive(index, asked, Group(pool, asked.processes, self.plan.device))
         except WorkerFailure as failure:
-            self._failed(index, failure)
+            if not pool.ended:
+                self._failed(index, failure)
             return None
         try:
             workload = self.plan.workload | {"batch": asked.batch}
@@ -217,6 +237,8 @@ class _State:
                 made.group.cycle()
         except WorkerFailure as failure:
             made.group.kill()
+            if pool.ended:
+                return None
             if others and failure.status == "oom":
                 raise _TooMuch from failure
             self._failed(index, failure)

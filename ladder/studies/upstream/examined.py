@@ -29,6 +29,7 @@ REPEATS = 4  # profiled runs of each phase
 # Images, latents and noise that gradients are computed from. One input says little: where FP16 flips the sign of a few
 # activations of a small network, an error is ten times as large.
 INPUTS = 6
+ZERO = 1e-7  # of a phase's whole gradient: a smaller tensor counts as zero
 MOST = 1e30  # the largest error; a file holds no infinity
 
 
@@ -266,18 +267,19 @@ def tabulated(phases: list[str], events: list[Any]) -> dict[str, dict[str, Any]]
 def error(exact: Any, got: Any, sizes: list[int]) -> tuple[float, float]:
     """Return the relative L2 error of all gradients together, and the root mean square of each tensor's.
 
-    In the second, a small tensor counts as much as a large one. A tensor whose exact gradient is 0 is left out, and no
-    tensor's error counts for more than 1.
+    In the second, a small tensor counts as much as a large one. A tensor whose exact gradient is 0, or FP64's rounding
+    of it (biases in R1), is left out. No tensor's error counts for more than 1.
     """
     import numpy as np
 
     wrong, right, each, begin = 0.0, 0.0, [], 0
+    least = (ZERO * float(np.linalg.norm(np.asarray(exact, dtype=np.float64)))) ** 2
     for size in sizes:
         want = np.asarray(exact[begin : begin + size], dtype=np.float64)
         off = float(np.linalg.norm(np.asarray(got[begin : begin + size], dtype=np.float64) - want)) ** 2
         norm, begin = float(np.linalg.norm(want)) ** 2, begin + size
         wrong, right = wrong + off, right + norm
-        if norm:
+        if norm > least:
             share = off / norm
             each.append(share if share < 1 else 1.0)  # also for what is no number
     whole = math.sqrt(wrong / right) if right else math.sqrt(wrong)

@@ -21,6 +21,7 @@ from ladder.engine.pool import Pool, WorkerFailure
 from ladder.studies.upstream import examined, source
 from ladder.studies.upstream.record import (
     PATCHED,
+    ROUNDING,
     UPSTREAM,
     PatchedParity,
     PhaseErrors,
@@ -123,11 +124,17 @@ def errors(theirs: list[list[float]], ours: list[list[float]]) -> PhaseErrors:
     (unpatched, unpatched_tensors), (patched, patched_tensors) = (
         [statistics.median(column) for column in zip(*pairs, strict=True)] for pairs in (theirs, ours)
     )
+    least, least_tensors = (
+        min(own / max(other, ROUNDING) for other, own in zip(*columns, strict=True))
+        for columns in zip(zip(*theirs, strict=True), zip(*ours, strict=True), strict=True)
+    )
     return PhaseErrors(
         unpatched=unpatched,
         patched=patched,
+        least=min(least, examined.MOST),
         unpatched_tensors=unpatched_tensors,
         patched_tensors=patched_tensors,
+        least_tensors=least_tensors,
     )
 
 

@@ -18,7 +18,9 @@ from ladder.stats import estimates
 from ladder.studies.upstream import source
 
 UPSTREAM, PATCHED, OURS = "upstream", "patched", "ours"
-TIMES_UNPATCHED = 1.5  # the patched error may be so many times the unpatched one
+# The patched error may be so many times the unpatched one. A few activations whose sign FP16 flips make errors of one
+# input differ by factors. So an error counts as too large if it is for every input, or by far in the median.
+TIMES_UNPATCHED, TIMES_MEDIAN = 1.5, 3.0
 ROUNDING = 1e-6  # an error that is FP32's rounding
 
 THEIR_SETTINGS = fields(
@@ -95,21 +97,25 @@ ERROR = number(0, 1e30)
 class PhaseErrors:
     """Relative errors of a phase's gradients against FP64: of all together, and the mean over tensors.
 
-    Each is a median over several inputs.
+    Each is a median over several inputs. `least` is the smallest ratio of the patched error to the unpatched one, of
+    any input.
     """
 
     unpatched: float = needed(ERROR)
     patched: float = needed(ERROR)
+    least: float = needed(ERROR)
     unpatched_tensors: float = needed(number(0, 1))
     patched_tensors: float = needed(number(0, 1))
+    least_tensors: float = needed(ERROR)
 
     def problem(self) -> str | None:
         """Return one line if a patched error is too large, else None."""
-        for words, theirs, ours in (
-            ("", self.unpatched, self.patched),
-            (" over tensors", self.unpatched_tensors, self.patched_tensors),
+        for words, theirs, ours, least in (
+            ("", self.unpatched, self.patched, self.least),
+            (" over tensors", self.unpatched_tensors, self.patched_tensors, self.least_tensors),
         ):
-            if not ours <= max(TIMES_UNPATCHED * theirs, ROUNDING):
+            times = TIMES_UNPATCHED if least > TIMES_UNPATCHED else TIMES_MEDIAN
+            if not ours <= max(times * theirs, ROUNDING):
                 return f"error{words} {ours:.2g}, unpatched {theirs:.2g}"
         return None
 

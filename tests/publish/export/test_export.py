@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 
@@ -134,6 +135,19 @@ def test_the_fused_path_agrees_with_plain_pytorch(exports: tuple[ModuleType, Mod
     device = "cuda" if torch.cuda.is_available() else "cpu"
     layout = torch.channels_last
     tests.compare(name, exports[0].OPS[name], device, torch.float64, layout, check.TOLERANCE[torch.float64])
+
+
+def test_on_a_gpu_each_op_is_checked_by_a_process_of_its_own(
+    exports: tuple[ModuleType, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There Triton compiles some hundred kernels, one by one in a process."""
+    tests = importlib.import_module(f"{exports[0].__name__}.test_ops")
+    seen: list[tuple[str, str]] = []
+    monkeypatch.setattr(tests.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(tests, "ProcessPoolExecutor", lambda processes, context: ThreadPoolExecutor(1))
+    monkeypatch.setattr(tests, "compare", lambda name, pair, device, *_: seen.append((name, device)))
+    tests.check({name: exports[0].OPS[name] for name in ("bias_act", "modulate")})
+    assert seen == [("bias_act", "cuda")] * 4 + [("modulate", "cuda")] * 4
 
 
 def test_a_wrong_op_fails_the_check(exports: tuple[ModuleType, ModuleType]) -> None:

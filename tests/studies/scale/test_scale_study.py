@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from click.testing import CliRunner, Result
 from ladder.base.errors import UserError
 from ladder.base.records import build, plain
 from ladder.cli import main as cli
-from ladder.cli.scale import numbers
+from ladder.cli.scale import _plan, numbers, write
 from ladder.engine.groups import Group
 from ladder.engine.pool import Pool, WorkerFailure
+from ladder.machine import system
 from ladder.plan import needs
 from ladder.publish.validation import kinds, validate
 from ladder.studies.scale import chart, measure, proving, record, report, ways
@@ -70,6 +72,14 @@ def test_ranks_on_a_cpu_are_measured_proved_and_accepted(measured):
     assert validate.check(found) is None and "not to be quoted" in said.output
 
 
+def test_runs_of_other_ways_do_not_replace_each_other(measured, tmp_path):
+    made = build(record.Result, measured[1])
+    name = f"{made.machine.name}-{made.workload['name']}"
+    assert write(made, tmp_path)[0].name == f"{name}-flat-top-weak.json"
+    every = [replace(made.points[0], way=way) for way in ways.WAYS]
+    assert write(replace(made, points=every), tmp_path)[0].name == f"{name}-weak.json"
+
+
 def test_a_rank_that_dies_takes_its_point_out_and_the_others_go_on(tmp_path, monkeypatch, kept_servers):
     real = Group.cycle
 
@@ -100,6 +110,38 @@ def test_a_rank_that_dies_takes_its_point_out_and_the_others_go_on(tmp_path, mon
         "rank 1 of 2: visit: worker killed by SIGKILL"
     )
     assert "parity and receipts" not in str(found["protocol"]["notes"])  # only of ways that have a time
+
+
+ONCE = ("flat", "--gpus", "1,2", "--scaling", "weak", "--generations", "1", "--visits", "1", "--no-proof")
+
+
+def test_groups_that_do_not_fit_into_memory_together_are_measured_one_by_one(
+    tmp_path, monkeypatch, kept_servers
+):
+    real, refused = Group.call, []
+
+    def call(group: Group, do: str, **fields: Any) -> list[dict[str, Any]]:
+        if do == "prepare" and group.ranks == 2 and not refused:
+            refused.append(group)
+            raise WorkerFailure("oom", "out of memory in prepare")
+        return real(group, do, **fields)
+
+    monkeypatch.setattr(Group, "call", call)
+    said, found = run(tmp_path, *ONCE), written(tmp_path)
+    assert said.exit_code == 0 and "one by one" in said.output and len(refused) == 1
+    assert [(p["gpus"], p["status"], len(p["runs"])) for p in found["points"]] == [(1, "ok", 1), (2, "ok", 1)]
+
+
+def test_a_run_that_is_ended_while_groups_prepare_calls_none_of_them_failed(
+    tmp_path, monkeypatch, kept_servers
+):
+    def interrupted(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure.futures, "wait", interrupted)
+    said, found = run(tmp_path, *ONCE), written(tmp_path)
+    assert said.exit_code == 130 and not found["complete"]
+    assert [(p["status"], p["reason"]) for p in found["points"]] == [("n/a", "not measured")] * 2
 
 
 @pytest.mark.parametrize(
@@ -148,6 +190,43 @@ def test_a_batch_that_so_many_gpus_cannot_share_is_not_applicable():
         point.processes
         for point in ways.points(ways.load(("data_parallel",), ABLE), workload, [1, 2], ("weak",), 0)
     ] == [1, 1]
+
+
+def trained(way: str, device: str, folder: Path) -> dict[str, Any]:
+    """Train a way on two GPUs, or two ranks of a CPU, as it is proved and timed. Return the receipt of its rung."""
+    path = folder / "little.yaml"
+    path.write_text(yaml.safe_dump(LITTLE))
+    plan, _ = _plan((way,), str(path), device, [2], ("weak",), None, None, True)
+    (asked,) = plan.points
+    with Pool() as pool:
+        group = Group(pool, asked.processes, device)
+        try:
+            group.build(plan.workload | {"batch": asked.batch}, asked.way.on(2), 0)
+            group.call("prepare")
+            group.call("begin")
+            assert group.cycle() > 0
+            group.call("finish", main=False, lazy=False)
+            group.call("profile", part="load")
+            if device == "cuda":
+                found = measure.of_profiles(group.call("profile", part="record"))
+                assert found["gpu_ms"] > 0 and (asked.processes == 1 or found["comm_ms"] > 0)
+            group.call("trace")
+            rung = ways.WAYS[way][1]
+            rung = {"flat-top": "flat_reduce", "top": "captured_reduce"}.get(way, rung)
+            return [each["receipts"][rung] for each in group.call("receipts", rungs=[rung])][-1]
+        finally:
+            group.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", ways.WAYS)
+def test_every_way_trains_on_two_gpus(way, tmp_path, kept_servers):
+    """Seconds for each way. NCCL, captures and threads of nn.DataParallel have no stand-in on a CPU."""
+    if len(system.gpu_uuids()) < 2:
+        pytest.skip("needs two GPUs")
+    found = trained(way, "cuda", tmp_path)
+    # All gradients of so small a network are one bucket of DistributedDataParallel, which nothing can hide.
+    assert found["engaged"] or way == "ddp", found["lines"]
 
 
 # Figures that follow

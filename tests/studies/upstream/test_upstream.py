@@ -7,6 +7,7 @@ import multiprocessing
 import sys
 import tempfile
 import textwrap
+import threading
 import types
 from pathlib import Path
 
@@ -225,7 +226,13 @@ def test_an_op_is_imported_by_the_name_it_was_built_under(monkeypatch, tmp_path)
         cpp_extension.load(name="made_up_plugin", build_directory=str(tmp_path / "build"), sources=["a.cpp"])
         return importlib.import_module("made_up_plugin") is built
 
-    ops = dict.fromkeys(source._OPS, types.SimpleNamespace(_init=build))
+    together = threading.Barrier(len(source._OPS), timeout=30)  # one after the other they would not meet
+
+    def met():
+        together.wait()
+        return build()
+
+    ops = dict.fromkeys(source._OPS, types.SimpleNamespace(_init=met))
     source.build_ops(source.Modules(None, None, None, ops))
     assert cpp_extension.load is before and seen and not any(seen)
 

@@ -30,6 +30,9 @@ def test_an_error_is_that_of_all_gradients_and_of_each_tensor() -> None:
         1,
         0.1,
     )
+    assert (found.least, found.least_tensors) == (1 / 5, 0.1 / 0.9)
+    small = np.array([1.0, 1e-9], dtype=np.float64)  # rounding of a gradient that is zero
+    assert examined.error(small, np.array([1.0, 5.0]), [1, 1]) == (pytest.approx(5), 0)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +48,22 @@ def test_an_error_is_that_of_all_gradients_and_of_each_tensor() -> None:
 )
 def test_a_patched_error_may_be_half_as_large_again(errors: tuple[float, ...], verdict: str) -> None:
     names = ("unpatched", "patched", "unpatched_tensors", "patched_tensors")
-    found = patched.judged(8, {"D_r1": PhaseErrors(**dict(zip(names, errors, strict=True)))})
+    least = {"least": errors[1] / errors[0], "least_tensors": errors[3] / errors[2]}
+    found = patched.judged(8, {"D_r1": PhaseErrors(**dict(zip(names, errors, strict=True)), **least)})
     assert found.verdict == verdict and (found.reason is None) == (verdict == "ok")
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict"),
+    [
+        ((0.2, 1.2, 6.0, 1.9, 2.4, 2.1), "ok"),  # one input flipped signs in the one, another in the other
+        ((1.6, 2.0, 1.8, 1.7, 1.6, 1.9), "failed: parity"),
+        ((0.9, 9.0, 8.0, 7.0, 9.0, 9.0), "failed: parity"),
+    ],
+)
+def test_an_error_is_too_large_for_every_input_or_by_far(ratios: tuple[float, ...], verdict: str) -> None:
+    unpatched, patched_ = [[1e-2, 1e-2]] * 6, [[1e-2 * ratio, 1e-2] for ratio in ratios]
+    assert patched.judged(8, {"D_main": patched.errors(unpatched, patched_)}).verdict == verdict
 
 
 def test_draws_depend_on_neither_precision_nor_device() -> None:
