@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from ladder.base.errors import UserError, one_line
-from ladder.base.paths import ROOT
 from ladder.results.types import Plain
+from ladder.studies.claims.hardware import watched
 from ladder.studies.profile import counted
 
 SUFFIX = ".nsys-rep"
@@ -41,11 +40,9 @@ def record(nsys: str, report: Path, workload: Plain, recipe: Plain, timeout_s: f
     with counted.spec(workload, recipe, ranges=True) as spec:
         line = command(nsys, report.absolute(), spec)
         try:
-            done = subprocess.run(
-                line, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, errors="replace"
-            )
-            said, status = done.stdout + "\n" + done.stderr, str(done.returncode)
-        except subprocess.TimeoutExpired:
+            done = watched.run(line, timeout_s)
+            said, status = done.stdout + "\n" + done.stderr, str(done.status)
+        except TimeoutError:
             said, status = "", f"none after {timeout_s:.0f} s"
         except OSError as error:
             said, status = str(error.strerror), "it did not start"

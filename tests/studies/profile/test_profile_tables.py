@@ -318,6 +318,9 @@ def test_the_kind_of_an_event_is_told_by_older_versions_of_pytorch_too() -> None
     )
     assert tracing.activity(event("layer: G", is_user_annotation=lambda: True)) == "user_annotation"
     assert tracing.activity(event("cudnn", activity_type=lambda: "cpu_op")) == "cpu_op"
+    assert tracing.activity(event("aten::mul", activity_type=lambda: 0)) == "cpu_op"  # a number of an enum
+    for name in ("Lazy Function Loading", "Activity Buffer Request", "Runtime Triggered Module Loading"):
+        assert tracing.activity(event(name)) == "overhead" and not tracing.is_operator(event(name))
 
 
 class Stepped:
@@ -352,6 +355,17 @@ def test_a_cycle_is_marked_at_its_phases_or_at_its_whole_steps(whole: bool) -> N
     assert marks.labels == wanted and step.ran == (
         2 * [("G_main", "D_main")] if whole else 2 * ["G_main", "D_main"]
     )
+
+
+def test_runs_of_a_phase_that_differ_in_their_kernels_are_told() -> None:
+    ran = tuple(tracing.Ran(f"k{n}", "other", n, 5) for n in range(3))
+    first, between = tracing.Segment(("G_main",), ran), tracing.Segment((), ran[:1])
+    same = tracing.Traced(
+        (first, between, first, tracing.Segment((), ran), tracing.Segment(("D_main",), ran[:2])), 9
+    )
+    assert tracing.uneven(same) == []
+    (line,) = tracing.uneven(tracing.Traced((*same.segments, tracing.Segment(("D_main",), ran)), 9))
+    assert "runs of D_main differ" in line and "G_main" not in line
 
 
 def test_a_mark_is_apart_from_what_ran_before_and_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,14 +11,13 @@ import csv
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ladder.base.errors import one_line
-from ladder.base.paths import ROOT
+from ladder.studies.claims.hardware import watched
 from ladder.studies.claims.schema import Counted
 
 MARKER = "claim_marker_kernel"
@@ -100,19 +99,18 @@ def count(names: list[str], timeout_s: float, ncu: str | None = None) -> dict[st
 def counted(line: list[str], timeout_s: float, metrics: Mapping[str, str]) -> tuple[str, list[Launch]]:
     """Run a command line of `ncu`. Return all that it printed, and the launched kernels. Raises Refused."""
     try:
-        done = subprocess.run(
-            line, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, errors="replace"
-        )
-    except subprocess.TimeoutExpired:
+        done = watched.run(line, timeout_s)
+    except TimeoutError:
         raise Refused(f"Nsight Compute was not done after {timeout_s:.0f} s") from None
     except OSError as error:
         raise Refused(f"Nsight Compute did not start: {error.strerror}") from None
     said, rows = done.stdout + "\n" + done.stderr, launched(done.stdout, metrics)
     if not rows:
-        raise Refused(why(said, done.returncode))
+        raise Refused(why(said, done.status))
     return said, rows
 
 
+_FAILED = "application returned an error code"
 ANNOUNCED = re.compile(r"^claim (\d+): (.+)$", re.MULTILINE)
 
 
@@ -165,12 +163,19 @@ def by_contender(rows: list[Counts], names: dict[int, str]) -> dict[str, list[Co
 
 
 def why(text: str, status: int) -> str:
-    """Return the line in which ncu says why it did not count."""
-    for line in text.splitlines():
+    """Return the line in which ncu says why it did not count.
+
+    Of a program that failed ncu says no more than its status. The program's own last line then says why.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    program = next((line for line in reversed(lines) if not line.startswith("==")), None)
+    for line in lines:
         if "==ERROR==" in line or "ERR_NVGPUCTRPERM" in line:
-            return one_line(f"Nsight Compute: {line.split('==')[-1].strip()}")
-    said = [line for line in text.splitlines() if line.strip()]
-    return one_line(f"Nsight Compute counted nothing (status {status}): {said[-1] if said else 'no message'}")
+            failed = f" {program}" if _FAILED in line and program else ""
+            return one_line(f"Nsight Compute: {line.split('==')[-1].strip()}{failed}")
+    return one_line(
+        f"Nsight Compute counted nothing (status {status}): {lines[-1] if lines else 'no message'}"
+    )
 
 
 def totals(rows: list[Counts]) -> Counted:
