@@ -32,8 +32,8 @@ METRICS = {  # our name -> Nsight Compute's
 }
 PHASES = ("G_main", "D_main")
 HEAVIEST = 8  # kernels
-# Launches that are counted of each grid and block. ncu repeats each launch ten times, and copies its memory between: a
-# thousand take minutes, and a step of plain PyTorch has five thousand.
+# Launches that are counted of each grid and block. ncu repeats each about ten times, and copies its memory between. A
+# thousand take minutes. A step of plain PyTorch has five thousand.
 LAUNCHES = 3
 ENOUGH_S = 150.0  # of counting, after which no other phase begins
 COUNTING_S = 400.0

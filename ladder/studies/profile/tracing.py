@@ -17,7 +17,7 @@ from typing import Any
 
 from ladder.receipts import kernel_families, operator_families
 
-# Of a phase and the mark before and behind it. A GPU's clock is a fraction of a millisecond off the host's.
+# Pauses between a phase and the mark before and behind it. A GPU's clock is a fraction of a millisecond off the host's.
 APART_S = {"cuda": 0.002, "cpu": 0.0005}
 MEMORY = "[memory]"  # the name of an allocation or a release
 CALL = re.compile(r"cu(da)?[A-Z]")  # of CUDA's runtime or driver

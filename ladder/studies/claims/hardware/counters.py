@@ -21,6 +21,7 @@ from ladder.studies.claims.hardware import watched
 from ladder.studies.claims.schema import Counted
 
 MARKER = "claim_marker_kernel"
+NSIGHT = Path("/opt/nvidia/nsight-compute")
 METRICS = {  # our name -> Nsight Compute's
     "occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
     "dram_read": "dram__bytes_read.sum",
@@ -64,12 +65,19 @@ class Refused(Exception):
     """The error that Nsight Compute is missing or did not count, with the reason in one line."""
 
 
+def _version(program: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", program.parent.name)]
+
+
 def program() -> str:
     """Return the path of `ncu`. Raises Refused where there is none."""
     homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
     for folder in (None, *(Path(home) / "bin" for home in homes if home)):
         if found := shutil.which("ncu", path=None if folder is None else str(folder)):
             return found
+    # Its own package makes no link in a folder of PATH. The newest version counts.
+    if own := sorted(NSIGHT.glob("*/ncu"), key=_version):
+        return str(own[-1])
     raise Refused("Nsight Compute (ncu) is not installed; it comes with the CUDA toolkit")
 
 
@@ -165,7 +173,7 @@ def by_contender(rows: list[Counts], names: dict[int, str]) -> dict[str, list[Co
 def why(text: str, status: int) -> str:
     """Return the line in which ncu says why it did not count.
 
-    Of a program that failed ncu says no more than its status. The program's own last line then says why.
+    If the program failed, ncu says no more than its status. The program's own last line then says why.
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     program = next((line for line in reversed(lines) if not line.startswith("==")), None)
