@@ -1,9 +1,14 @@
 """Families of kernels, by names as traces of cuDNN 9, cuBLAS, PyTorch and Triton show them."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from ladder.receipts import categories, kernel_families
 
+DATA = Path(__file__).resolve().parents[1] / "data" / "results" / "ladder"
+RUN = DATA / "nvidia-h100-80gb-hbm3" / "article-article-20261125T180506Z.json"
 XMMA = "_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64_warpgroupsize1x1x1_g1_execute_segment_k_off_kernel"
 AT = "void at::native::"
 NAMES = {
@@ -122,6 +127,15 @@ def test_every_kernel_in_cuda_is_known_by_its_name_and_has_a_category():
         found = categories.category(kernel_families.family(f"void {name}<float>(float const*)"))
         assert found.startswith(categories.FUSED)
         assert ("normalization" in found) is name.startswith(("planes", "pixels"))
+
+
+def test_every_heavy_kernel_of_a_run_on_an_h100_has_a_family():
+    """A stored run has shortened names, and they are told apart all the same."""
+    rungs = [rung for rung in json.loads(RUN.read_text())["rungs"] if rung.get("profile")]
+    names = {row["name"] for rung in rungs for row in rung["profile"]["kernels"]}
+    named = [name for name in names if not name.endswith(" other kernels")]
+    assert len(named) > 30
+    assert [name for name in named if kernel_families.family(name) == kernel_families.OTHER] == []
 
 
 def test_times_are_added_up_for_each_family_and_divided_by_the_steps():

@@ -115,7 +115,8 @@ def _counted(kernel: str, values: dict[str, float | None], said: str) -> Counted
         sm=_percent(values.get("sm")),
         dram=_percent(values.get("dram")),
         l1_hits=_percent(values.get("l1_hits")),
-        sector_bytes=None if of_sector is None else round(min(100.0, of_sector) * SECTOR / 100, 2),
+        # 0: all loads pass by, as those of the tensor memory accelerator do
+        sector_bytes=round(min(100.0, of_sector) * SECTOR / 100, 2) if of_sector else None,
         sentence=profiling.text(plain(said)),
     )
 

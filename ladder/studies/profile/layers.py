@@ -230,6 +230,7 @@ def _matches(before: Sequence[str], after: Sequence[str]) -> list[int | None]:
     A name that ran equally often in both is matched in order. Streams may change the order of different names, not of
     one name. Another name is matched between two neighbours that are matched.
     """
+    before, after = [*map(_alike, before)], [*map(_alike, after)]
     places: tuple[dict[str, list[int]], dict[str, list[int]]] = (defaultdict(list), defaultdict(list))
     for at, sequence in zip(places, (before, after), strict=True):
         for index, name in enumerate(sequence):
@@ -246,6 +247,11 @@ def _matches(before: Sequence[str], after: Sequence[str]) -> list[int | None]:
             found[b] = next((a for a in places[0].get(name, ()) if last < a < following[b]), None)
         last = last if found[b] is None else max(last, found[b] or 0)
     return found
+
+
+def _alike(name: str) -> str:
+    """Return one name for all memsets: a graph replays some of them as kernels, `memset32`."""
+    return "memset" if name.lower().startswith("memset") else name
 
 
 def _following(found: Sequence[int | None], end: int) -> list[int]:

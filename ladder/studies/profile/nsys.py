@@ -24,10 +24,14 @@ def program() -> str:
 
 
 def command(nsys: str, report: Path, spec: Path) -> list[str]:
-    """Return the command line: CUDA and NVTX, each kernel of a graph, from the profiler's start to its stop."""
+    """Return the command line: CUDA and NVTX, each kernel of a graph, from the profiler's start to its stop.
+
+    The CPU is not sampled, which needs privileges that a container seldom has.
+    """
     output = str(report.with_suffix("")).replace("%", "%%")  # % begins a pattern
     return [
-        nsys, "profile", "--trace=cuda,nvtx", "--capture-range=cudaProfilerApi", "--capture-range-end=stop",
+        nsys, "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none",
+        "--capture-range=cudaProfilerApi", "--capture-range-end=stop",
         "--cuda-graph-trace=node", "--force-overwrite=true", f"--output={output}",
         sys.executable, "-m", "ladder.studies.profile.target", str(spec),
     ]  # fmt: skip

@@ -152,6 +152,12 @@ def test_a_name_is_never_matched_across_a_matched_neighbour() -> None:
     assert found_layers(eager, "c", "a") == ["1", "2"]
 
 
+def test_a_memset_that_a_graph_replays_as_a_kernel_is_the_same_memset() -> None:
+    assert layers._matches(
+        ["Memset (Device)", "a", "Memset (Device)"], ["memset32", "a", "Memset (Device)"]
+    ) == [0, 1, 2]
+
+
 def test_a_kernel_that_the_eager_run_lacks_is_unknown() -> None:
     assert found_layers(EAGER, "a", "new", "b", "a", "c", "a", "a") == ["1", None, "1", "2", "2", "3", None]
 

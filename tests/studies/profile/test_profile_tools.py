@@ -78,6 +78,14 @@ def test_the_longest_launch_of_each_kernel_is_told() -> None:
     assert third.us is None and "no launch of gone was counted" in third.sentence
 
 
+def test_a_ratio_of_nothing_is_no_number() -> None:
+    head = ["ID", "Kernel Name", "Grid Size", *counted.METRICS.values()]
+    rows = [head, ["0", "nvjet_tst", "(4, 1, 1)", "80.5", "31", "nan", "0", "8,000"]]
+    text = "\n".join(",".join(f'"{cell}"' for cell in row) for row in rows)
+    (found,) = counted.of_launches(["nvjet_tst"], launched(text, counted.METRICS))
+    assert (found.us, found.l1_hits, found.sector_bytes) == (8.0, None, None)
+
+
 def test_ncus_table_is_read_with_the_metrics_that_were_asked_for() -> None:
     head = ["ID", "Kernel Name", "Grid Size", *counted.METRICS.values()]
     rows = [

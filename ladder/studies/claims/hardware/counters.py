@@ -8,6 +8,7 @@ follow. If `ncu` is missing or may not read the counters, there is one line why,
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
 import shutil
@@ -227,6 +228,7 @@ def _ratio(sectors: float | None, requests: float | None) -> float | None:
 
 def _number(text: str | None) -> float | None:
     try:
-        return float((text or "").replace(",", ""))
+        number = float((text or "").replace(",", ""))
     except ValueError:
         return None
+    return number if math.isfinite(number) else None  # ncu writes nan for a ratio of nothing
