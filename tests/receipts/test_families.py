@@ -84,7 +84,8 @@ NAMES = {
     # As an H100 shows them: a graph replays memsets as kernels, and cuDNN 9.19 folds its layouts.
     "memset32": kernel_families.TRANSFER,
     "memset32_post": kernel_families.TRANSFER,
-    "memcpy128_aligned": kernel_families.TRANSFER,
+    "memcpy32_post": kernel_families.TRANSFER,
+    "nvjet_sm90_tst_64x512_64x2_1x2_h_bz_coopB_NNT": kernel_families.MATMUL,
     "Memcpy PtoP (Device -> Device)": kernel_families.COMMUNICATION,
     "void foldedNhwcToNhwcKernel<float, float, float>(cudnn::FoldedParams)": kernel_families.COPY,
     "void cudnn::engines_precompiled::nchwToFoldedNhwcKernel<__half, float>": kernel_families.COPY,

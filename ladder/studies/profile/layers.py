@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ LAUNCHING = ("cuda_runtime", "cuda_driver")  # activities of the host that launc
 RANGE = "layer: "  # the beginning of a range's name
 OUTSIDE = "outside the layers"  # losses, inputs, sums of gradients, optimizers, the moving average
 UNKNOWN = "unknown"
+ON_DEVICE = re.compile(r"(memset|memcpy)(\d| DtoD\b| \(Device)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -250,8 +252,12 @@ def _matches(before: Sequence[str], after: Sequence[str]) -> list[int | None]:
 
 
 def _alike(name: str) -> str:
-    """Return one name for all memsets: a graph replays some of them as kernels, `memset32`."""
-    return "memset" if name.lower().startswith("memset") else name
+    """Return one name for memsets, and one for copies on the device.
+
+    A graph replays some of them as kernels: `memset32`, `memcpy32_post`.
+    """
+    found = ON_DEVICE.match(name)
+    return found[1].lower() if found else name
 
 
 def _following(found: Sequence[int | None], end: int) -> list[int]:
