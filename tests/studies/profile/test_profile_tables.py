@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ladder.base.protocol import CYCLE_STEPS
+from ladder.plan.catalog import load_workload
 from ladder.receipts import categories, kernel_families, operator_families
 from ladder.studies.profile import composing, layers, rates, replaced, tracing
 from ladder.studies.profile.layers import Label
@@ -299,6 +300,16 @@ def test_a_category_has_a_rate_only_if_most_of_its_bytes_are_known() -> None:
     )
     assert list(found) == ["elementwise"]
     assert found["elementwise"].value == pytest.approx(1.0) and found["elementwise"].unit == "TB/s"
+
+
+def test_the_workload_tells_rates_unless_its_convolutions_are_cheaper_ones() -> None:
+    fields = load_workload("tiny")[1] | {"data": None}
+    took = {"convolution": 50.0, "matmul": 2.0, "optimizer": 1.0}
+    found = rates.by_floors(fields, "bf16", took)
+    assert {name: rate.unit for name, rate in found.items()} == {
+        "convolution": "TFLOP/s", "matmul": "TFLOP/s", "optimizer": "TB/s"
+    }  # fmt: skip
+    assert rates.by_floors(fields | {"convolution": "separable"}, "bf16", took).keys() == {"optimizer"}
 
 
 def test_a_fused_category_stands_against_what_others_lost() -> None:
