@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -50,9 +51,20 @@ def locked(uuid: str | None, wanted: bool, nvml: Any = None) -> Iterator[Locked]
             yield state
         finally:
             if handle is not None:
-                nvml.nvmlDeviceResetGpuLockedClocks(handle)
+                _release(nvml, handle)
     finally:
-        nvml.nvmlShutdown()
+        with contextlib.suppress(Exception):  # what was measured is not lost for that
+            nvml.nvmlShutdown()
+
+
+def _release(nvml: Any, handle: Any) -> None:
+    """Unlock the clock. If NVML refuses, say how to do it by hand; what was measured stays."""
+    try:
+        nvml.nvmlDeviceResetGpuLockedClocks(handle)
+    except Exception as error:
+        print(
+            f"ladder: the SM clock is still locked: {describe(error)}; try `nvidia-smi -rgc`", file=sys.stderr
+        )
 
 
 def _lock(nvml: Any, uuid: str) -> tuple[Any, Locked]:
@@ -65,7 +77,7 @@ def _lock(nvml: Any, uuid: str) -> tuple[Any, Locked]:
         nvml.nvmlDeviceSetGpuLockedClocks(found, mhz, mhz)
     except KeyboardInterrupt:
         if handle is not None:
-            nvml.nvmlDeviceResetGpuLockedClocks(handle)
+            _release(nvml, handle)
         raise
     except Exception as error:
         return None, Locked(None, f"NVML does not permit it: {describe(error)}")

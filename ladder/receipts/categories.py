@@ -44,6 +44,8 @@ OF_OURS = (
     ("instance_norm_act", f"{FUSED}normalization, activation and bias"),
     ("moments", f"{FUSED}normalization, activation and bias"),
     ("join_moments", f"{FUSED}normalization, activation and bias"),
+    ("planes", f"{FUSED}normalization, activation and bias"),
+    ("pixels", f"{FUSED}normalization, activation and bias"),
     ("dense", f"{FUSED}matmul, bias and activation"),
     ("rgb", f"{FUSED}convolutions from and to RGB"),
     ("styled_grad", f"{FUSED}convolutions from and to RGB"),
@@ -53,6 +55,7 @@ OF_OURS = (
     ("demodulate", NORMALIZATION),
     ("weight_energies", NORMALIZATION),
     ("spectral", NORMALIZATION),
+    ("upconv2d", CONVOLUTION),
     ("upfirdn2d", RESAMPLING),
     ("adam", OPTIMIZER),
 )
@@ -63,8 +66,9 @@ def category(family: str) -> str:
 
     A kernel of ours without a line in the table is "fused: " and its name. Another unknown family is "other".
     """
-    if not family.startswith(families.OURS):
+    ours = next((each for each in (families.OURS, families.OURS_CPP) if family.startswith(each)), None)
+    if ours is None:
         return OF_FAMILY.get(family, OTHER)
-    name = family.removeprefix(families.OURS)
+    name = family.removeprefix(ours)
     own = next((found for beginning, found in OF_OURS if name.startswith(beginning)), None)
     return own or FUSED + name.removesuffix("_kernel").replace("_", " ")

@@ -34,6 +34,7 @@ BOOKKEEPING = (
 )
 COMMUNICATION = "communication"
 OURS = "Triton: "  # followed by the name of our kernel
+OURS_CPP = "CUDA C++: "  # likewise
 
 # The first match counts. Layout conversions and slow paths carry words of the others, so they come first. cuDNN's
 # implicit GEMMs are convolutions, so they come before matmuls.
@@ -41,22 +42,31 @@ PATTERNS = tuple(
     (family, re.compile(pattern, re.IGNORECASE))
     for family, pattern in (
         (COMMUNICATION, r"nccl|^memcpy ptop"),
-        (TRANSFER, r"^mem(cpy|set)\b"),
-        (INDUCTOR, r"^triton_(poi|per|red|tem|for|mm|split_scan)_"),
+        (TRANSFER, r"^mem(cpy|set)\d*(_\w+)?\b"),  # in a replayed graph a memset may be a kernel, `memset32`
+        (INDUCTOR, r"^triton_"),  # ours have no such name
         (SGEMM, r"(implicit|explicit|precomputed)_convolve_sgemm"),
-        (DEPTHWISE, r"grouped_direct|_c1_k1_|depthwise"),
-        (COPY, r"nchw(to|2)nhwc|nhwc(to|2)nchw|nhwcAddPadding|tensorTransform|convertTensor|transpose_r"),
+        (DEPTHWISE, r"grouped_direct|_c1_k1_|depthwise|upfirdn2d_kernel_(small|large)"),
+        (
+            COPY,
+            r"(folded)?n(chw|hwc)(to|2)(folded)?n(chw|hwc)|nhwcAddPadding|tensorTransform|convertTensor|transpose_r",
+        ),
         (WGRAD, r"wgrad|backward_?filter"),
         (DGRAD, r"dgrad|backward_?data"),
         (FORWARD, r"fprop|winograd\w*fwd|conv2d_\w*kernel|scudnn_winograd"),
         (NORM, r"bn_(fw|bw)|batch_?norm|layer_?norm|group_?norm"),
-        (UNTOLD, r"cudnn|winograd|fft2d|convolve"),
+        (UNTOLD, r"cudnn|winograd|fft2d|\bDSE::|(regular|vector)_fft|flip_filter|convolve"),
         (RANDOM, r"distribution_|philox|curand|randperm"),
         (OPTIMIZER, r"multi_tensor_apply|FusedAdam|fused_adam"),
         (MATMUL, r"nvjet|gemm|gemv|cublas|splitK|cutlass|\bdot_kernel"),
         (COPY, r"copy_kernel|copy_device_to_device|CatArrayBatchedCopy|CatArray"),
-        (REDUCTION, r"reduce_\d*_?kernel|reduce_kernel|softmax"),
-        (ELEMENTWISE, r"elementwise_kernel|upsample|constant_pad|Functor|index_kernel|fill"),
+        (
+            REDUCTION,
+            r"reduce_\d*_?kernel|reduce_kernel|softmax|cub::Device\w*(Reduce|Scan)|scan_(inner|outer)most",
+        ),
+        (
+            ELEMENTWISE,
+            r"elementwise_kernel|upsample|constant_pad|Functor|index|gather|scatter|fill|bias_act_kernel",
+        ),
     )
 )
 CONVOLUTIONS = (
@@ -66,6 +76,10 @@ CONVOLUTIONS = (
     UNTOLD,
     SGEMM,
 )  # depthwise ones resample: memory-bound, no FLOPs in a floor
+
+_FUNCTION = re.compile(
+    r"(?:void )?(\w+)\b"
+)  # of a demangled name: what stands before templates and arguments
 
 WAITING = ("Stream Wait", "Stream Sync", "Event Sync", "Context Sync")
 
@@ -77,6 +91,8 @@ def family(name: str) -> str:
     """Return the family of one kernel, or of a copy as the profiler names it ("Memcpy HtoD (Pinned -> Device)")."""
     if name in own_kernels():
         return OURS + name
+    if (compiled := _FUNCTION.match(name)) and compiled[1] in own_cpp_kernels():
+        return OURS_CPP + compiled[1]
     return next((found for found, pattern in PATTERNS if pattern.search(name)), OTHER)
 
 
@@ -85,6 +101,13 @@ def own_kernels() -> frozenset[str]:
     """Return the names of the Triton kernels in `kernels/`, read from their source. A new file needs no line here."""
     text = "\n".join(path.read_text(encoding="utf-8") for path in KERNELS.rglob("*.py"))
     return frozenset(re.findall(r"^def (\w+_kernel)\(", text, re.MULTILINE))
+
+
+@functools.cache
+def own_cpp_kernels() -> frozenset[str]:
+    """Return the names of the kernels in CUDA C++ in `kernels/`, read from their source."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in KERNELS.rglob("*.cu"))
+    return frozenset(re.findall(r"\b__global__\b[^(;]*?\b(\w+_kernel)\(", text))
 
 
 def is_convolution(name: str) -> bool:

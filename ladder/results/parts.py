@@ -77,8 +77,9 @@ def parts_of(rung: RungResult) -> Parts | None:
         had = work.get(name, Work())
         work[name] = Work(had.ms + family.ms, had.launches + family.launches)
     kernels, unlisted = _heaviest(rung.profile.kernels)
-    own = (each.name for each in rung.profile.families if each.name.startswith(kernel_families.OURS))
-    ours = frozenset(name.removeprefix(kernel_families.OURS) for name in own)
+    prefixes = kernel_families.OURS, kernel_families.OURS_CPP
+    own = (each.name for each in rung.profile.families if each.name.startswith(prefixes))
+    ours = frozenset(name.split(": ", 1)[1] for name in own)
     found = Parts(first.profiled[0].gpu_ms, first.round, work, kernels, ours, unlisted)
     return found if found.overlap_ms >= -ROUNDED else None
 

@@ -55,6 +55,17 @@ def test_an_interrupt_while_the_clock_is_being_locked_releases_it(monkeypatch: p
     assert nvml.done == ["reset"] and nvml.open == 0
 
 
+def test_a_clock_that_stays_locked_is_told_and_loses_no_measurement(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    nvml = Nvml(refuse={"nvmlDeviceResetGpuLockedClocks"})
+    with clocks.locked(fake_nvml.UUID, True, nvml) as state:
+        assert state.mhz == 1485
+    assert (
+        nvml.open == 0 and "still locked" in (said := capsys.readouterr().err) and "nvidia-smi -rgc" in said
+    )
+
+
 def test_a_refusal_is_one_line_and_nothing_is_released() -> None:
     nvml = Nvml(refuse={"nvmlDeviceSetGpuLockedClocks"})
     with clocks.locked(fake_nvml.UUID, True, nvml) as state:

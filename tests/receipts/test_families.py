@@ -1,9 +1,14 @@
 """Families of kernels, by names as traces of cuDNN 9, cuBLAS, PyTorch and Triton show them."""
 
+import json
+from pathlib import Path
+
 import pytest
 
-from ladder.receipts import kernel_families
+from ladder.receipts import categories, kernel_families
 
+DATA = Path(__file__).resolve().parents[1] / "data" / "results" / "ladder"
+RUN = DATA / "nvidia-h100-80gb-hbm3" / "article-article-20261125T180506Z.json"
 XMMA = "_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64_warpgroupsize1x1x1_g1_execute_segment_k_off_kernel"
 AT = "void at::native::"
 NAMES = {
@@ -76,6 +81,28 @@ NAMES = {
     "modulate_kernel": kernel_families.OURS + "modulate_kernel",
     "triton_poi_fused__to_copy_add_leaky_relu_mul_3": kernel_families.INDUCTOR,
     "triton_red_fused_mul_sum_12": kernel_families.INDUCTOR,
+    # As an H100 shows them: a graph replays memsets as kernels, and cuDNN 9.19 folds its layouts.
+    "memset32": kernel_families.TRANSFER,
+    "memset32_post": kernel_families.TRANSFER,
+    "memcpy32_post": kernel_families.TRANSFER,
+    "nvjet_sm90_tst_64x512_64x2_1x2_h_bz_coopB_NNT": kernel_families.MATMUL,
+    "Memcpy PtoP (Device -> Device)": kernel_families.COMMUNICATION,
+    "void foldedNhwcToNhwcKernel<float, float, float>(cudnn::FoldedParams)": kernel_families.COPY,
+    "void cudnn::engines_precompiled::nchwToFoldedNhwcKernel<__half, float>": kernel_families.COPY,
+    "cask_plugin__5x_cudnn::xmma__5x_cudnn::init_device_workspace(unsigned int)": kernel_families.UNTOLD,
+    "void DSE::regular_fft_clip<2, 256, 4, float>(float2*)": kernel_families.UNTOLD,
+    "triton_unk_fused_add_mul_4": kernel_families.INDUCTOR,
+    AT + "(anonymous namespace)::indexSelectLargeIndex<float, long, 2>": kernel_families.ELEMENTWISE,
+    AT + "vectorized_gather_kernel<16, long>(char*, char*)": kernel_families.ELEMENTWISE,
+    "void at_cuda_detail::cub::DeviceScanKernel<at_cuda_detail::cub::Policy800>": kernel_families.REDUCTION,
+    # NVIDIA's own, which `ladder upstream` runs
+    "void bias_act_kernel<float, 3>(bias_act_kernel_params)": kernel_families.ELEMENTWISE,
+    "void upfirdn2d_kernel_small<c10::Half, 1, 1, 4, 4, 64, 16>(p)": kernel_families.DEPTHWISE,
+    # ours in CUDA C++: of the rung cuda_norm, and of two widths
+    "void planes_forward_kernel<__nv_bfloat16, 8>(__nv_bfloat16 const*)": (
+        kernel_families.OURS_CPP + "planes_forward_kernel"
+    ),
+    "pixels_sums_kernel": kernel_families.OURS_CPP + "pixels_sums_kernel",
     "flash_fwd_kernel": kernel_families.OTHER,
 }
 
@@ -91,6 +118,25 @@ def test_every_kernel_of_ours_is_known_by_its_name():
         "modulate_grad_kernel",
         "instance_norm_act_kernel",
     } <= kernel_families.own_kernels()
+
+
+def test_every_kernel_in_cuda_is_known_by_its_name_and_has_a_category():
+    own = kernel_families.own_cpp_kernels()
+    assert {"planes_backward_kernel", "pixels_join_kernel", "coalesced_act_kernel"} <= own
+    assert not own & kernel_families.own_kernels()
+    for name in own:
+        found = categories.category(kernel_families.family(f"void {name}<float>(float const*)"))
+        assert found.startswith(categories.FUSED)
+        assert ("normalization" in found) is name.startswith(("planes", "pixels"))
+
+
+def test_every_heavy_kernel_of_a_run_on_an_h100_has_a_family():
+    """A stored run has shortened names, and they are told apart all the same."""
+    rungs = [rung for rung in json.loads(RUN.read_text())["rungs"] if rung.get("profile")]
+    names = {row["name"] for rung in rungs for row in rung["profile"]["kernels"]}
+    named = [name for name in names if not name.endswith(" other kernels")]
+    assert len(named) > 30
+    assert [name for name in named if kernel_families.family(name) == kernel_families.OTHER] == []
 
 
 def test_times_are_added_up_for_each_family_and_divided_by_the_steps():

@@ -126,6 +126,13 @@ def picture(alt: str, light: bytes, dark: bytes) -> Markup:
     ).format(_embedded(dark), _embedded(light), alt)
 
 
+def chart(alt: str, light: bytes, dark: bytes) -> Markup:
+    """Return a wide picture that keeps legible letters on a narrow screen, and scrolls there by itself."""
+    return Markup('<div class="scroll chart" role="region" tabindex="0" aria-label="Chart">{}</div>').format(
+        picture(alt, light, dark)
+    )
+
+
 def _embedded(svg: bytes) -> str:
     return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
 

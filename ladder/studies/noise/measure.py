@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base import text as texts
+from ladder.base.locks import device_lock
 from ladder.base.records import build, plain
 from ladder.base.stopping import stop_on_sigterm
 from ladder.engine import run as engine
@@ -64,6 +65,9 @@ def measure(plan: Plan, source: str | None, on_event: OnEvent, nvml: Any = None)
     """
     begin = time.monotonic()
     uuid = system.probe().get("uuid") if plan.device == "cuda" else None
+    if plan.lock:  # another run that measures now keeps its clock
+        with device_lock(system.device_key(plan.device), lambda: on_event({"event": "waiting"})):
+            pass
     with (
         stop_on_sigterm(),
         clocks.locked(uuid, plan.lock, nvml) as state,

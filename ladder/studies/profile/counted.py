@@ -1,7 +1,7 @@
 """The hardware counters of a step's heaviest kernels, by Nsight Compute, and one sentence for each.
 
 `ncu` runs `python -m ladder.studies.profile.target`, which runs G_main and D_main eagerly: a replayed graph hides its
-kernels from some versions of ncu. The longest launch of each kernel is told.
+kernels from some versions of ncu. The first launches of each grid are counted, and the longest of each kernel is told.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ METRICS = {  # our name -> Nsight Compute's
 }
 PHASES = ("G_main", "D_main")
 HEAVIEST = 8  # kernels
-LAUNCHES = 3000  # at most: a kernel of plain PyTorch is launched a thousand times a step
+# Launches that are counted of each grid and block. ncu repeats each about ten times, and copies its memory between. A
+# thousand take minutes. A step of plain PyTorch has five thousand.
+LAUNCHES = 3
+ENOUGH_S = 150.0  # of counting, after which no other phase begins
 COUNTING_S = 400.0
 BUSY = 60.0  # percent of a peak from which on it bounds a kernel, as in Nsight Compute's own rules
 SECTOR = 32  # bytes
@@ -57,7 +60,8 @@ def command(ncu: str, functions: Sequence[str], spec: Path) -> list[str]:
     names = "|".join(re.escape(name) for name in functions)
     return [
         *counters.watching(ncu, METRICS), "--kernel-name-base", "function", "--kernel-name", f"regex:^({names}).*",
-        "--launch-count", str(LAUNCHES), sys.executable, "-m", "ladder.studies.profile.target", str(spec),
+        "--filter-mode", "per-launch-config", "--launch-count", str(LAUNCHES),
+        sys.executable, "-m", "ladder.studies.profile.target", str(spec),
     ]  # fmt: skip
 
 
@@ -71,7 +75,8 @@ def spec(workload: Plain, recipe: Plain, *, ranges: bool) -> Iterator[Path]:
         path = Path(folder) / "step.json"
         eager = {} if ranges else {"cuda_graphs": False, "whole_step_graph": False}
         told = {"workload": workload | {"data": None}, "recipe": recipe | eager, "ranges": ranges}
-        path.write_text(json.dumps(told | {"phases": list(PHASES)}), encoding="utf-8")
+        how = {"phases": list(PHASES), "enough_s": ENOUGH_S}
+        path.write_text(json.dumps(told | how), encoding="utf-8")
         yield path
 
 
@@ -94,7 +99,8 @@ def of_launches(functions: Sequence[str], rows: Sequence[Launch]) -> list[Counte
         ]
         longest = max(own, key=lambda row: row.values.get("ns") or 0.0, default=None)
         if longest is None:
-            found.append(_counted(name, {}, f"{name} did not run in an eager {' or '.join(PHASES)}"))
+            unseen = f"no launch of {name} was counted in an eager {' or '.join(PHASES)}"
+            found.append(_counted(name, {}, unseen))
         else:
             values = longest.values
             found.append(_counted(longest.kernel, values, sentence(values.get("sm"), values.get("dram"))))
@@ -109,7 +115,8 @@ def _counted(kernel: str, values: dict[str, float | None], said: str) -> Counted
         sm=_percent(values.get("sm")),
         dram=_percent(values.get("dram")),
         l1_hits=_percent(values.get("l1_hits")),
-        sector_bytes=None if of_sector is None else round(min(100.0, of_sector) * SECTOR / 100, 2),
+        # 0: all loads pass by, as those of the tensor memory accelerator do
+        sector_bytes=round(min(100.0, of_sector) * SECTOR / 100, 2) if of_sector else None,
         sentence=profiling.text(plain(said)),
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ LAUNCHING = ("cuda_runtime", "cuda_driver")  # activities of the host that launc
 RANGE = "layer: "  # the beginning of a range's name
 OUTSIDE = "outside the layers"  # losses, inputs, sums of gradients, optimizers, the moving average
 UNKNOWN = "unknown"
+ON_DEVICE = re.compile(r"(memset|memcpy)(\d| DtoD\b| \(Device)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -230,6 +232,7 @@ def _matches(before: Sequence[str], after: Sequence[str]) -> list[int | None]:
     A name that ran equally often in both is matched in order. Streams may change the order of different names, not of
     one name. Another name is matched between two neighbours that are matched.
     """
+    before, after = [*map(_alike, before)], [*map(_alike, after)]
     places: tuple[dict[str, list[int]], dict[str, list[int]]] = (defaultdict(list), defaultdict(list))
     for at, sequence in zip(places, (before, after), strict=True):
         for index, name in enumerate(sequence):
@@ -246,6 +249,15 @@ def _matches(before: Sequence[str], after: Sequence[str]) -> list[int | None]:
             found[b] = next((a for a in places[0].get(name, ()) if last < a < following[b]), None)
         last = last if found[b] is None else max(last, found[b] or 0)
     return found
+
+
+def _alike(name: str) -> str:
+    """Return one name for memsets, and one for copies on the device.
+
+    A graph replays some of them as kernels: `memset32`, `memcpy32_post`.
+    """
+    found = ON_DEVICE.match(name)
+    return found[1].lower() if found else name
 
 
 def _following(found: Sequence[int | None], end: int) -> list[int]:

@@ -200,7 +200,7 @@ def new_result(
     )
     rows = composing.categories(sums, found, replaced.replaced(known))
     reason = seen.eager.reason
-    also = environment.said(header.get(environment.KEY)) + notes(rows)
+    also = environment.said(header.get(environment.KEY)) + notes(rows) + tracing.uneven(seen.traced) * on_gpu
     made = header | {
         "complete": True,
         "seconds": round(seconds, 1),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from ladder.base.errors import UserError, one_line
-from ladder.base.paths import ROOT
 from ladder.results.types import Plain
+from ladder.studies.claims.hardware import watched
 from ladder.studies.profile import counted
 
 SUFFIX = ".nsys-rep"
@@ -25,10 +24,14 @@ def program() -> str:
 
 
 def command(nsys: str, report: Path, spec: Path) -> list[str]:
-    """Return the command line: CUDA and NVTX, each kernel of a graph, from the profiler's start to its stop."""
+    """Return the command line: CUDA and NVTX, each kernel of a graph, from the profiler's start to its stop.
+
+    The CPU is not sampled, which needs privileges that a container seldom has.
+    """
     output = str(report.with_suffix("")).replace("%", "%%")  # % begins a pattern
     return [
-        nsys, "profile", "--trace=cuda,nvtx", "--capture-range=cudaProfilerApi", "--capture-range-end=stop",
+        nsys, "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none",
+        "--capture-range=cudaProfilerApi", "--capture-range-end=stop",
         "--cuda-graph-trace=node", "--force-overwrite=true", f"--output={output}",
         sys.executable, "-m", "ladder.studies.profile.target", str(spec),
     ]  # fmt: skip
@@ -41,11 +44,9 @@ def record(nsys: str, report: Path, workload: Plain, recipe: Plain, timeout_s: f
     with counted.spec(workload, recipe, ranges=True) as spec:
         line = command(nsys, report.absolute(), spec)
         try:
-            done = subprocess.run(
-                line, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, errors="replace"
-            )
-            said, status = done.stdout + "\n" + done.stderr, str(done.returncode)
-        except subprocess.TimeoutExpired:
+            done = watched.run(line, timeout_s)
+            said, status = done.stdout + "\n" + done.stderr, str(done.status)
+        except TimeoutError:
             said, status = "", f"none after {timeout_s:.0f} s"
         except OSError as error:
             said, status = str(error.strerror), "it did not start"

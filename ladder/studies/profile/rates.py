@@ -138,7 +138,10 @@ def by_shapes(known: Mapping[str, tuple[int, int]], took_ns: Mapping[str, int]) 
 
 
 def by_floors(fields: Plain, precision: str, took_ms: Mapping[str, float]) -> dict[str, Rate]:
-    """Return the rates of categories whose work the workload tells: of necessary FLOPs and bytes a step."""
+    """Return the rates of categories whose work the workload tells: of necessary FLOPs and bytes a step.
+
+    Depthwise kernels of a cheaper model lie in `resampling`, beside its filters. Then convolutions have no rate.
+    """
     from ladder.studies.roofline import command, floors, in_step
     from stylegan_lite.config import Workload
 
@@ -156,6 +159,8 @@ def by_floors(fields: Plain, precision: str, took_ms: Mapping[str, float]) -> di
         categories.MATMUL: (matmuls + pointwise, TFLOPS),
         categories.OPTIMIZER: (updates, TBS),
     }
+    if fields.get("convolution", "full") != "full":
+        needed = {categories.OPTIMIZER: needed[categories.OPTIMIZER]}
     return {
         name: Rate(amount / took_ms[name] / 1e9, unit)
         for name, (amount, unit) in needed.items()

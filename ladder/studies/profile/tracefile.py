@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base import files
+from ladder.base.errors import describe
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.studies.profile import tracing
 
@@ -33,12 +34,21 @@ def write(step: Any, path: Path) -> str:
         whole = Path(folder) / "trace.json"
         profile = tracing.profiled(lambda: run_named(step, places), step.device, host=True)
         profile.export_chrome_trace(str(whole))
-        found = json.loads(whole.read_text(encoding="utf-8", errors="replace"))
+        raw = whole.read_bytes()
+    named = f"{len(places)} steps, one of each kind"
+    try:
+        found = json.loads(raw.decode(errors="replace"))
+    except ValueError as error:  # the profile must not be lost for that
+        _write(path, raw)
+        return f"{named}, as PyTorch wrote it: it is no JSON ({describe(error)})"
     kept, cut = bounded(found)
-    raw = json.dumps(kept, separators=(",", ":")).encode()
-    files.write(path, gzip.compress(raw, mtime=0) if path.name.endswith(".gz") else raw)
+    _write(path, json.dumps(kept, separators=(",", ":")).encode())
     lost = f"; cut after {MOST:,} events, {cut:,} are left out" if cut else ""
-    return f"{len(places)} steps, one of each kind, {len(kept['traceEvents']):,} events{lost}"
+    return f"{named}, {len(kept['traceEvents']):,} events{lost}"
+
+
+def _write(path: Path, raw: bytes) -> None:
+    files.write(path, gzip.compress(raw, mtime=0) if path.name.endswith(".gz") else raw)
 
 
 def run_named(step: Any, places: list[int]) -> None:

@@ -17,9 +17,15 @@ from typing import Any
 
 from ladder.receipts import kernel_families, operator_families
 
-APART_S = 0.0005  # of a phase and the mark before and behind it
+# Pauses between a phase and the mark before and behind it. A GPU's clock is a fraction of a millisecond off the host's.
+APART_S = {"cuda": 0.002, "cpu": 0.0005}
 MEMORY = "[memory]"  # the name of an allocation or a release
 CALL = re.compile(r"cu(da)?[A-Z]")  # of CUDA's runtime or driver
+# CUPTI's words for what it and the driver cost the host beside operators (CUpti_ActivityOverheadKind)
+OVERHEAD = {
+    "unknown", "driver compiler", "buffer flush", "instrumentation", "resource", "runtime triggered module loading",
+    "lazy function loading", "command buffer full", "activity buffer request", "uvm activity init",
+}  # fmt: skip
 GPU, CPU = "kernels", "operators"  # what ran, on a GPU and on a CPU
 
 
@@ -103,10 +109,10 @@ class Marks:
             import torch
 
             torch.cuda.synchronize()
-        time.sleep(APART_S)
+        time.sleep(APART_S[self.step.device])
         self.labels.append(label)
         self.ended_ns.append(time.time_ns())
-        time.sleep(APART_S)
+        time.sleep(APART_S[self.step.device])
 
     @contextlib.contextmanager
     def between_phases(self) -> Iterator[None]:
@@ -140,12 +146,18 @@ def _events(profile: Any, device: str) -> Iterator[kernel_families.Event]:
 
 
 def activity(event: Any) -> str:
-    """Return the kind of a host's event: "cpu_op", "cuda_runtime", ...; for an older PyTorch told from its name."""
-    if hasattr(event, "activity_type"):
-        return str(event.activity_type())
+    """Return the kind of a host's event: "cpu_op", "cuda_runtime", ...
+
+    PyTorch 2.13 tells its word. Versions before do not tell it, or tell a number: there the name decides.
+    """
+    told = event.activity_type() if hasattr(event, "activity_type") else None
+    if isinstance(told, str):
+        return told
     if is_range(event):
         return "user_annotation"
-    return "cuda_runtime" if CALL.match(event.name()) else "cpu_op"
+    if CALL.match(name := event.name()):
+        return "cuda_runtime"
+    return "overhead" if name.lower() in OVERHEAD else "cpu_op"
 
 
 def is_range(event: Any) -> bool:
@@ -179,6 +191,18 @@ def cut(
         found[min(bisect.bisect_right(ended_ns, each.begin), len(found) - 1)].append(each)
     made = (Segment(label, tuple(inside)) for label, inside in zip(labels, found, strict=True))
     return Traced(tuple(each for each in made if each.ran), busy)
+
+
+def uneven(traced: Traced) -> list[str]:
+    """Return a line if runs of the same phases launched different numbers of kernels: the clock cut them wrongly."""
+    counts: dict[tuple[str, ...], set[int]] = {}
+    for segment in traced.segments:
+        if segment.phases:
+            counts.setdefault(segment.phases, set()).add(len(segment.ran))
+    wrong = ["+".join(phases) for phases, seen in counts.items() if len(seen) > 1]
+    return [
+        f"runs of {', '.join(wrong)} differ in their kernels: phases and layers may be cut wrongly"
+    ] * bool(wrong)
 
 
 def own_times(spans: Iterable[Host]) -> list[Ran]:

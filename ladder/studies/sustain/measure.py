@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from ladder.base import text as texts
 from ladder.base.locks import device_lock
+from ladder.base.protocol import CYCLE_STEPS
 from ladder.base.records import build
 from ladder.base.stopping import stop_on_sigterm
 from ladder.engine import inspection
@@ -104,7 +105,7 @@ def _followed(
             with visits.watched({worker.pid}) as state:
                 seen = worker.call("visit", cycles=cycles, settle_s=0, settle_cycles=0, main=False)
             taken = None if joules is None or first_j is None else joules - first_j
-            row = window(at, seen["samples_s"], state, taken)
+            row = window(at, seen["samples_s"], state, taken, seen["lead_in_cycles"])
             rung.windows.append(row)
             cycles = min(MOST_CYCLES, max(1, round(WINDOW_S / (16 * row.step_ms / 1000))))
             yield rung
@@ -117,13 +118,17 @@ def _followed(
         worker.close()
 
 
-def window(at: float, samples_s: list[float], state: Plain, taken_j: float | None = None) -> Window:
+def window(
+    at: float, samples_s: list[float], state: Plain, taken_j: float | None = None, lead_in: int = 0
+) -> Window:
     """Return a row of cycles that began ``at`` seconds after the first.
 
     Args:
         state: the GPU's, empty on a CPU.
         taken_j: joules that the GPU had taken by then since the first row began.
+        lead_in: cycles of the row before the timed ones.
     """
     known = {key: state.get(key) for key in ("sm_mhz", "power_w", "temperature_c", "reasons")}
     joules = None if taken_j is None else round(taken_j, 3)
-    return Window(at_s=round(at, 3), step_ms=1000 * statistics.median(samples_s), energy_j=joules, **known)
+    steps, step_ms = CYCLE_STEPS * (lead_in + len(samples_s)), 1000 * statistics.median(samples_s)
+    return Window(at_s=round(at, 3), step_ms=step_ms, energy_j=joules, steps=steps, **known)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ladder.base.records import plain
 from ladder.publish.report import found as files
 from ladder.publish.report import page
 from ladder.report.themes import DARK, LIGHT
-from tests.support import browsing
+from ladder.results import store
+from tests.publish.report.test_report_page import RUN
+from tests.support import browsing, made_up_ablation, made_up_profile
 from tests.support.browsing import BROWSER, CONTRAST, DRIVER, look, press, rgb
 
 if not (BROWSER and DRIVER):
@@ -29,8 +33,21 @@ OPEN = "document.querySelectorAll('details').forEach((each) => { each.open = tru
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("report") / "report.html"
-    page.write(files.find([DATA / "ladder"], DATA), path)
+    """The page of a run with every kind of result beside it."""
+    folder = tmp_path_factory.mktemp("report")
+    machine = plain(store.load(RUN).machine)
+    beside = {
+        "profile": made_up_profile.of_profile(machine, "bf16", made_up_profile.FUSED),
+        "ablation": made_up_ablation.of_ablation(machine),
+        "map": made_up_ablation.of_map(machine),
+    }
+    for name, data in beside.items():
+        (folder / name).mkdir()
+        (folder / name / "made-up.json").write_text(json.dumps(data))
+    for name in ("sustained", "roofline"):
+        shutil.copytree(DATA / name, folder / name)
+    path = folder / "report.html"
+    page.write(files.find([DATA / "ladder"], folder), path)
     return path
 
 

@@ -139,9 +139,14 @@ def test_ncu_that_hangs_or_is_not_there_is_given_up(ncu, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setattr(counters, "NSIGHT", tmp_path / "nsight-compute")
     if not os.path.exists("/usr/local/cuda/bin/ncu"):
         with pytest.raises(Refused, match="not installed"):
             counters.program()
+        for version in ("2025.3.1", "2025.10.0", "2024.2"):
+            (tmp_path / "nsight-compute" / version).mkdir(parents=True)
+            (tmp_path / "nsight-compute" / version / "ncu").touch()
+        assert counters.program() == str(tmp_path / "nsight-compute" / "2025.10.0" / "ncu")
 
 
 def test_clocks_are_left_alone_and_only_the_marked_calls_are_profiled():

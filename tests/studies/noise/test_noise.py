@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from click.testing import CliRunner
 
 from ladder.base.records import build, plain
 from ladder.cli import main as cli
+from ladder.machine import clocks
 from ladder.plan import catalog, modes
 from ladder.publish.validation import validate
 from ladder.results import derive, judging, types
@@ -249,3 +252,30 @@ def test_an_impossible_request_is_one_line(
 ) -> None:
     said, found = command(*arguments)
     assert said.exit_code == 2 and words in said.output and "Traceback" not in said.output and not found
+
+
+def test_a_clock_is_locked_after_another_run_on_the_gpu_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Any] = []
+
+    @contextlib.contextmanager
+    def waited(key: str | None, on_wait: Callable[[], None]) -> Iterator[None]:
+        on_wait()
+        done.append(f"waited for {key}")
+        yield
+
+    @contextlib.contextmanager
+    def locked(*_: Any) -> Iterator[clocks.Locked]:
+        done.append("locked")
+        yield clocks.Locked(1485, None)
+
+    monkeypatch.setattr(measure, "device_lock", waited)
+    monkeypatch.setattr(measure.clocks, "locked", locked)
+    monkeypatch.setattr(measure.system, "device_key", lambda device: "the GPU")
+    monkeypatch.setattr(measure, "_generations", lambda *_: {"seen": 1})
+    monkeypatch.setattr(measure, "new_result", lambda plan, run, held, seconds: held)
+    plan = measure.Plan("tiny", {}, None, [], "cpu", 1.0, lock=True)  # type: ignore[arg-type]
+    held = measure.measure(plan, None, done.append)
+    assert done == [{"event": "waiting"}, "waited for the GPU", "locked"] and held.locked_mhz == 1485  # type: ignore[attr-defined]
+    done.clear()
+    measure.measure(replace(plan, lock=False), None, done.append)
+    assert done == ["locked"]

@@ -226,9 +226,15 @@ def test_a_profile_of_tiny(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("rung", ["baseline", "fused_act", "whole_step_graph"])
 def test_a_profile_on_a_gpu(rung: str, least: Path, tmp_path: Path) -> None:
-    said = invoke(rung, "-w", str(least), "--device", "cuda", "--out", str(tmp_path))
+    trace = tmp_path / "trace" / "step.json.gz"
+    trace.parent.mkdir()
+    said = invoke(
+        rung, "-w", str(least), "--device", "cuda", "--out", str(tmp_path / "out"), "--trace", str(trace)
+    )
     assert said.exit_code == 0, said.output
-    (path,) = tmp_path.glob("*.json")
+    (path,) = (tmp_path / "out").glob("*.json")
     found = json.loads(path.read_text())
     assert found["protocol"]["of"] == "kernels" and found["layers"]["reason"] is None
+    assert not [note for note in found["protocol"]["notes"] if "differ in their kernels" in note]
+    assert trace.stat().st_size > 1000 and "one of each kind" in said.output
     whole(found)

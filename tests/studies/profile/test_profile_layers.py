@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -181,3 +182,12 @@ def test_a_trace_is_cut_at_its_end_and_keeps_its_names() -> None:
     assert cut == 6 and [each["name"] for each in found["traceEvents"]] == ["process_name", *"0123"]
     assert "somebody" not in str(found)
     assert tracefile.bounded(whole)[1] == 0
+
+
+def test_a_trace_that_is_no_json_is_kept_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = b'{"traceEvents": [{"bandwidth": inf}]}'
+    profile = SimpleNamespace(export_chrome_trace=lambda path: Path(path).write_bytes(broken))
+    monkeypatch.setattr(tracefile.tracing, "profiled", lambda *_, **__: profile)
+    step = SimpleNamespace(device="cpu", phases=lambda index: ("G_main",))
+    said = tracefile.write(step, tmp_path / "step.json")
+    assert (tmp_path / "step.json").read_bytes() == broken and "it is no JSON" in said

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ladder.base.protocol import CYCLE_STEPS
+from ladder.plan.catalog import load_workload
 from ladder.receipts import categories, kernel_families, operator_families
 from ladder.studies.profile import composing, layers, rates, replaced, tracing
 from ladder.studies.profile.layers import Label
@@ -152,6 +152,17 @@ def test_a_name_is_never_matched_across_a_matched_neighbour() -> None:
     assert found_layers(eager, "c", "a") == ["1", "2"]
 
 
+def test_a_memset_or_copy_that_a_graph_replays_as_a_kernel_is_the_same() -> None:
+    eager = [
+        "Memset (Device)",
+        "Memcpy DtoD (Device -> Device)",
+        "Memset (Device)",
+        "Memcpy HtoD (Pinned -> Device)",
+    ]
+    replayed = ["memset32", "memcpy32_post", "Memset (Device)", "Memcpy DtoH (Device -> Pinned)"]
+    assert layers._matches(eager, replayed) == [0, 1, 2, None]
+
+
 def test_a_kernel_that_the_eager_run_lacks_is_unknown() -> None:
     assert found_layers(EAGER, "a", "new", "b", "a", "c", "a", "a") == ["1", None, "1", "2", "2", "3", None]
 
@@ -290,6 +301,16 @@ def test_a_category_has_a_rate_only_if_most_of_its_bytes_are_known() -> None:
     assert found["elementwise"].value == pytest.approx(1.0) and found["elementwise"].unit == "TB/s"
 
 
+def test_the_workload_tells_rates_unless_its_convolutions_are_cheaper_ones() -> None:
+    fields = load_workload("tiny")[1] | {"data": None}
+    took = {"convolution": 50.0, "matmul": 2.0, "optimizer": 1.0}
+    found = rates.by_floors(fields, "bf16", took)
+    assert {name: rate.unit for name, rate in found.items()} == {
+        "convolution": "TFLOP/s", "matmul": "TFLOP/s", "optimizer": "TB/s"
+    }  # fmt: skip
+    assert rates.by_floors(fields | {"convolution": "separable"}, "bf16", took).keys() == {"optimizer"}
+
+
 def test_a_fused_category_stands_against_what_others_lost() -> None:
     fused = "fused: activation and bias"
     rungs = [
@@ -301,65 +322,3 @@ def test_a_fused_category_stands_against_what_others_lost() -> None:
     assert (found[fused].at, found[fused].lost_ms, found[fused].fused_ms) == ("first", 6.0, 2.0)
     assert (found["fused: other"].at, found["fused: other"].lost_ms) == ("second", 3.0)
     assert found[fused].source == "run.json" and replaced.replaced([]) == {}
-
-
-# --- the marks of a cycle -------------------------------------------------------------------------------------------
-
-
-def test_the_kind_of_an_event_is_told_by_older_versions_of_pytorch_too() -> None:
-    def event(name: str, **more: Any) -> Any:
-        return SimpleNamespace(name=lambda: name, **more)
-
-    assert tracing.is_operator(event("aten::mul")) and not tracing.is_operator(event(tracing.MEMORY))
-    assert (
-        tracing.activity(event("cudaLaunchKernel"))
-        == tracing.activity(event("cuLaunchKernelEx"))
-        == "cuda_runtime"
-    )
-    assert tracing.activity(event("layer: G", is_user_annotation=lambda: True)) == "user_annotation"
-    assert tracing.activity(event("cudnn", activity_type=lambda: "cpu_op")) == "cpu_op"
-
-
-class Stepped:
-    """A step that only says what ran."""
-
-    device = "cpu"
-
-    def __init__(self, whole: bool) -> None:
-        self.together = [("G_main", "D_main")] if whole else []
-        self.ran: list[Any] = []
-
-    def run(self, phases: tuple[str, ...]) -> None:
-        if self.together:
-            self.ran.append(phases)
-            return
-        for phase in phases:
-            self.run_phase(phase)
-
-    def run_phase(self, phase: str) -> None:
-        self.ran.append(phase)
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_cycle_is_marked_at_its_phases_or_at_its_whole_steps(whole: bool) -> None:
-    step = Stepped(whole)
-    marks = tracing.Marks(step)
-    with marks.between_phases():
-        step.run(("G_main", "D_main"))
-    wanted = [(), ("G_main", "D_main")] if whole else [(), ("G_main",), (), ("D_main",)]
-    assert marks.labels == wanted and marks.ended_ns == sorted(marks.ended_ns)
-    step.run(("G_main", "D_main"))  # nothing is marked any more
-    assert marks.labels == wanted and step.ran == (
-        2 * [("G_main", "D_main")] if whole else 2 * ["G_main", "D_main"]
-    )
-
-
-def test_a_mark_is_apart_from_what_ran_before_and_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = Stepped(False)
-    clock = SimpleNamespace(
-        sleep=lambda _: step.ran.append("pause"), time_ns=lambda: step.ran.append("mark") or 0
-    )
-    monkeypatch.setattr(tracing, "time", clock)
-    with tracing.Marks(step).between_phases():
-        step.run(("G_main",))
-    assert step.ran == ["pause", "mark", "pause", "G_main", "pause", "mark", "pause"]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ladder.base.errors import UserError
 from ladder.results.raw import KernelFamily
+from ladder.studies.claims.hardware import counters, watched
 from ladder.studies.claims.hardware.counters import Launch, launched
 from ladder.studies.profile import counted, nsys, target
 from tests.support.small import LEAST
@@ -31,6 +34,10 @@ def test_the_heaviest_kernels_are_told_by_their_functions() -> None:
     assert line[0] == "/opt/ncu" and line[-1] == "step.json" and line[-2] == "ladder.studies.profile.target"
     assert "regex:^(vectorized_elementwise_kernel|nchwToNhwcKernel|bias_act_kernel).*" in line
     assert ",".join(counted.METRICS.values()) in line
+    at = line.index(
+        "--launch-count"
+    )  # of each grid: a step has thousands of launches, and each costs ncu 0.1 s
+    assert line[at - 2 : at + 2] == ["--filter-mode", "per-launch-config", "--launch-count", "3"]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +75,15 @@ def test_the_longest_launch_of_each_kernel_is_told() -> None:
     )
     assert first.sentence.startswith("memory bound")
     assert second.us == 1.0 and "no number" in second.sentence
-    assert third.us is None and "did not run" in third.sentence
+    assert third.us is None and "no launch of gone was counted" in third.sentence
+
+
+def test_a_ratio_of_nothing_is_no_number() -> None:
+    head = ["ID", "Kernel Name", "Grid Size", *counted.METRICS.values()]
+    rows = [head, ["0", "nvjet_tst", "(4, 1, 1)", "80.5", "31", "nan", "0", "8,000"]]
+    text = "\n".join(",".join(f'"{cell}"' for cell in row) for row in rows)
+    (found,) = counted.of_launches(["nvjet_tst"], launched(text, counted.METRICS))
+    assert (found.us, found.l1_hits, found.sector_bytes) == (8.0, None, None)
 
 
 def test_ncus_table_is_read_with_the_metrics_that_were_asked_for() -> None:
@@ -109,6 +124,53 @@ def test_the_watched_process_runs_what_the_file_says(ranges: bool, monkeypatch: 
     assert ran == (
         [*whole, "G_main", "D_main", "G_main", "G_pl", "D_main"] if ranges else ["G_main", "D_main"]
     )
+
+
+def test_no_phase_begins_after_enough_seconds_of_counting() -> None:
+    ran: list[str] = []
+    step = SimpleNamespace(run_phase=ran.append)
+    target.run(step, ["G_main", "D_main"], 60.0)
+    target.run(step, ["G_pl"], 0.0)
+    assert ran == ["G_main", "D_main"]
+
+
+def runs(state: Path) -> bool:
+    """Whether a process is there and no zombie, by its file in /proc."""
+    try:
+        return state.read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_tool_that_takes_too_long_ends_with_the_program_that_it_watches(tmp_path: Path) -> None:
+    child = tmp_path / "child"
+    slow = program(tmp_path, f"sleep 60 & echo $! > {child}; wait")
+    with pytest.raises(TimeoutError):
+        watched.run([slow], 0.5)
+    with pytest.raises(counters.Refused, match="not done after 0 s"):
+        counters.counted([slow], 0.1, counted.METRICS)
+    state, until = Path(f"/proc/{child.read_text().strip()}/stat"), time.monotonic() + 10
+    while runs(state) and time.monotonic() < until:  # a killed process takes a moment
+        time.sleep(0.01)
+    assert not runs(state)
+
+
+def test_ncu_says_in_one_line_why_it_counted_nothing() -> None:
+    refused = (
+        "==PROF== Connected to process 7 (python)\n==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to"
+        " access NVIDIA GPU Performance Counters on the target device 0.\n==PROF== Disconnected from process 7\n"
+    )
+    said = counters.why(refused, 0)
+    assert said.startswith("Nsight Compute: ERR_NVGPUCTRPERM - The user does not") and "\n" not in said
+    failed = (
+        "==PROF== Connected to process 7\n==PROF== Disconnected from process 7\n"
+        "==ERROR== The application returned an error code (1).\n==WARNING== No kernels were profiled.\n\n"
+        "Traceback (most recent call last):\n  File x\nstylegan_lite.config.ConfigError: recipe: no such thing\n"
+    )
+    assert counters.why(failed, 1).endswith(
+        "error code (1). stylegan_lite.config.ConfigError: recipe: no such thing"
+    )
+    assert "status 9): no message" in counters.why("", 9)
 
 
 def program(folder: Path, text: str) -> str:

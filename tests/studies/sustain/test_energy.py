@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from ladder.base.records import ABSENT
 from ladder.machine.nvml import Gpu
 from ladder.studies.sustain import measure, record, report
 from tests.support.fake_nvml import UUID, FakeNvml
@@ -16,13 +17,14 @@ FOUND = {"sm_mhz": 1980.0, "temperature_c": 55, "reasons": []}
 def rung(
     seconds: float, watts: float | None = None, joules_a_second: float | None = None, ms: float = 20.0
 ) -> record.Rung:
-    """Return a followed rung with a row every two seconds."""
+    """Return a followed rung with a row every two seconds: six cycles of 20 ms a step, and a pause of 80 ms."""
     rows = [
         measure.window(
             at,
-            [ms / 1000],
+            5 * [ms / 1000],
             {**FOUND, "power_w": watts},
             None if joules_a_second is None else at * joules_a_second,
+            lead_in=1,
         )
         for at in (2.0 * k for k in range(int(seconds / 2) + 1))
     ]
@@ -33,7 +35,16 @@ def rung(
 
 
 def test_the_counter_gives_the_joules_of_a_step() -> None:
+    """All joules over all steps: a pause's low power is no power of a step."""
     found = record.energy(rung(40.0, watts=700.0, joules_a_second=500.0))
+    assert found is not None and found.step_j == pytest.approx(1000.0 / 96)
+    assert found.source == record.COUNTER and found.seconds == 20.0 and report.joules(found) == "10.4"
+
+
+def test_a_file_without_numbers_of_steps_has_the_mean_power() -> None:
+    followed = rung(40.0, watts=700.0, joules_a_second=500.0)
+    older = [replace(row, steps=ABSENT) for row in followed.windows]
+    found = record.energy(replace(followed, windows=older))
     assert found is not None and found.step_j == pytest.approx(500.0 * 0.020)
     assert found.source == record.COUNTER and found.seconds == 20.0 and report.joules(found) == "10"
 

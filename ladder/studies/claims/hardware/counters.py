@@ -8,20 +8,21 @@ follow. If `ncu` is missing or may not read the counters, there is one line why,
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ladder.base.errors import one_line
-from ladder.base.paths import ROOT
+from ladder.studies.claims.hardware import watched
 from ladder.studies.claims.schema import Counted
 
 MARKER = "claim_marker_kernel"
+NSIGHT = Path("/opt/nvidia/nsight-compute")
 METRICS = {  # our name -> Nsight Compute's
     "occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
     "dram_read": "dram__bytes_read.sum",
@@ -65,12 +66,19 @@ class Refused(Exception):
     """The error that Nsight Compute is missing or did not count, with the reason in one line."""
 
 
+def _version(program: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", program.parent.name)]
+
+
 def program() -> str:
     """Return the path of `ncu`. Raises Refused where there is none."""
     homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
     for folder in (None, *(Path(home) / "bin" for home in homes if home)):
         if found := shutil.which("ncu", path=None if folder is None else str(folder)):
             return found
+    # Its own package makes no link in a folder of PATH. The newest version counts.
+    if own := sorted(NSIGHT.glob("*/ncu"), key=_version):
+        return str(own[-1])
     raise Refused("Nsight Compute (ncu) is not installed; it comes with the CUDA toolkit")
 
 
@@ -100,19 +108,18 @@ def count(names: list[str], timeout_s: float, ncu: str | None = None) -> dict[st
 def counted(line: list[str], timeout_s: float, metrics: Mapping[str, str]) -> tuple[str, list[Launch]]:
     """Run a command line of `ncu`. Return all that it printed, and the launched kernels. Raises Refused."""
     try:
-        done = subprocess.run(
-            line, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, errors="replace"
-        )
-    except subprocess.TimeoutExpired:
+        done = watched.run(line, timeout_s)
+    except TimeoutError:
         raise Refused(f"Nsight Compute was not done after {timeout_s:.0f} s") from None
     except OSError as error:
         raise Refused(f"Nsight Compute did not start: {error.strerror}") from None
     said, rows = done.stdout + "\n" + done.stderr, launched(done.stdout, metrics)
     if not rows:
-        raise Refused(why(said, done.returncode))
+        raise Refused(why(said, done.status))
     return said, rows
 
 
+_FAILED = "application returned an error code"
 ANNOUNCED = re.compile(r"^claim (\d+): (.+)$", re.MULTILINE)
 
 
@@ -165,12 +172,19 @@ def by_contender(rows: list[Counts], names: dict[int, str]) -> dict[str, list[Co
 
 
 def why(text: str, status: int) -> str:
-    """Return the line in which ncu says why it did not count."""
-    for line in text.splitlines():
+    """Return the line in which ncu says why it did not count.
+
+    If the program failed, ncu says no more than its status. The program's own last line then says why.
+    """
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    program = next((line for line in reversed(lines) if not line.startswith("==")), None)
+    for line in lines:
         if "==ERROR==" in line or "ERR_NVGPUCTRPERM" in line:
-            return one_line(f"Nsight Compute: {line.split('==')[-1].strip()}")
-    said = [line for line in text.splitlines() if line.strip()]
-    return one_line(f"Nsight Compute counted nothing (status {status}): {said[-1] if said else 'no message'}")
+            failed = f" {program}" if _FAILED in line and program else ""
+            return one_line(f"Nsight Compute: {line.split('==')[-1].strip()}{failed}")
+    return one_line(
+        f"Nsight Compute counted nothing (status {status}): {lines[-1] if lines else 'no message'}"
+    )
 
 
 def totals(rows: list[Counts]) -> Counted:
@@ -214,6 +228,7 @@ def _ratio(sectors: float | None, requests: float | None) -> float | None:
 
 def _number(text: str | None) -> float | None:
     try:
-        return float((text or "").replace(",", ""))
+        number = float((text or "").replace(",", ""))
     except ValueError:
         return None
+    return number if math.isfinite(number) else None  # ncu writes nan for a ratio of nothing

@@ -1,0 +1,111 @@
+"""The report's sections of profiles, ablations and maps: what their files say, and nothing without a file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladder.base.records import plain
+from ladder.publish.report import found, page
+from ladder.publish.report.sections import ablation, maps, profiles
+from ladder.results import store
+from tests.publish.report.test_report_page import RUN, Page
+from tests.support import made_up_ablation, made_up_profile
+
+MODULES = {"profiles": profiles, "ablation": ablation, "maps": maps}
+
+
+@pytest.fixture(scope="module")
+def machine() -> dict[str, Any]:
+    return plain(store.load(RUN).machine)
+
+
+@pytest.fixture(scope="module")
+def folder(machine: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of results beside the run: two profiles, an ablation, a map and a training that grows."""
+    results = tmp_path_factory.mktemp("results")
+    files = {
+        "profile/h100-article-bf16": made_up_profile.of_profile(machine, "bf16", made_up_profile.FUSED),
+        "profile/h100-article-baseline": made_up_profile.of_profile(
+            machine, "baseline", made_up_profile.BASELINE
+        ),
+        "ablation/h100-article": made_up_ablation.of_ablation(machine),
+        "map/h100-article": made_up_ablation.of_map(machine),
+        "map/h100-article-grown": made_up_ablation.of_map(machine, 25_000_000),
+    }
+    for name, data in files.items():
+        path = results / f"{name}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(data))
+    return results
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> found.Found:
+    return found.find([RUN], folder)
+
+
+@pytest.fixture(scope="module")
+def text(whole: found.Found) -> str:
+    return page.page(whole)
+
+
+def part(of: found.Found, name: str) -> str:
+    """The text of one section."""
+    section = MODULES[name].section(of)
+    assert section is not None
+    return Page(str(section.body)).text
+
+
+def test_each_study_has_its_place_on_the_page(text: str) -> None:
+    ids = Page(text).ids("section")
+    assert [each for each in ids if each in MODULES] == list(MODULES)
+    assert ids.index("steps") < ids.index("profiles") and ids.index("maps") < ids.index("memory")
+
+
+def test_a_page_without_their_files_has_none_of_them(folder: Path) -> None:
+    alone = found.find([RUN], folder / "nothing")
+    assert [module.section(alone) for module in MODULES.values()] == [None] * 3
+
+
+def test_categories_stand_side_by_side_in_the_ladders_order_with_the_change(whole: found.Found) -> None:
+    said = part(whole, "profiles")
+    assert "ms a stepbaselinebf16" in said
+    assert "convolution50.0030.00 (-20.00)" in said and "fused: activation and bias0.002.00 (+2.00)" in said
+    assert "copies0.500.50\n" in said  # a memset of a graph is the same memset
+    assert "GPU time75.5040.50 (-35.00)" in said and "step76.5041.50 (-35.00)" in said
+    assert "By phase" in said and "G_main" in said and "other is 0.0 percent" in said
+
+
+def test_one_profile_has_no_change(folder: Path, whole: found.Found) -> None:
+    alone = found.find([RUN, folder / "profile" / "h100-article-bf16.json"], folder)
+    said = part(alone, "profiles")
+    assert "in brackets" not in said and "30.00 (" not in said and "in brackets" in part(whole, "profiles")
+
+
+def test_an_ablation_has_shapley_values_and_pairs(whole: found.Found, text: str) -> None:
+    said = part(whole, "ablation")
+    assert "act on each other most" in said and "all together" in said and "channels_last" in said
+    assert "bf16" in said and "21 pairs" in said and "GPU time, ladder article" in said
+    assert "not to be quoted" not in said
+    section = text.partition('<section id="ablation"')[2].partition("</section>")[0]
+    assert section.count("<picture>") == 1 and section.count("data:image/svg+xml;base64,") == 2
+
+
+def test_maps_have_heat_maps_and_hours(whole: found.Found, text: str) -> None:
+    said = part(whole, "maps")
+    assert "ran out of memory" in said and "saves 2% of the step or more" in said
+    assert "25,000,000 images take" in said and "batch 64" in said
+    section = text.partition('<section id="maps"')[2].partition("</section>")[0]
+    assert section.count("<picture>") == 2
+
+
+def test_a_mark_of_a_file_stands_in_its_part(whole: found.Found) -> None:
+    marked = tuple(replace(each, marks=("one <b>idle</b> word",)) for each in whole.files)
+    for module in MODULES.values():
+        section = module.section(replace(whole, files=marked))
+        assert section is not None and "not to be quoted: one &lt;b&gt;idle" in section.body

@@ -1,0 +1,83 @@
+"""The marks of a traced cycle: where phases end, what kind of event an old PyTorch gives, and runs that differ."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ladder.studies.profile import tracing
+
+
+def test_the_kind_of_an_event_is_told_by_older_versions_of_pytorch_too() -> None:
+    def event(name: str, **more: Any) -> Any:
+        return SimpleNamespace(name=lambda: name, **more)
+
+    assert tracing.is_operator(event("aten::mul")) and not tracing.is_operator(event(tracing.MEMORY))
+    assert (
+        tracing.activity(event("cudaLaunchKernel"))
+        == tracing.activity(event("cuLaunchKernelEx"))
+        == "cuda_runtime"
+    )
+    assert tracing.activity(event("layer: G", is_user_annotation=lambda: True)) == "user_annotation"
+    assert tracing.activity(event("cudnn", activity_type=lambda: "cpu_op")) == "cpu_op"
+    assert tracing.activity(event("aten::mul", activity_type=lambda: 0)) == "cpu_op"  # a number of an enum
+    for name in ("Lazy Function Loading", "Activity Buffer Request", "Runtime Triggered Module Loading"):
+        assert tracing.activity(event(name)) == "overhead" and not tracing.is_operator(event(name))
+
+
+class Stepped:
+    """A step that only says what ran."""
+
+    device = "cpu"
+
+    def __init__(self, whole: bool) -> None:
+        self.together = [("G_main", "D_main")] if whole else []
+        self.ran: list[Any] = []
+
+    def run(self, phases: tuple[str, ...]) -> None:
+        if self.together:
+            self.ran.append(phases)
+            return
+        for phase in phases:
+            self.run_phase(phase)
+
+    def run_phase(self, phase: str) -> None:
+        self.ran.append(phase)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_cycle_is_marked_at_its_phases_or_at_its_whole_steps(whole: bool) -> None:
+    step = Stepped(whole)
+    marks = tracing.Marks(step)
+    with marks.between_phases():
+        step.run(("G_main", "D_main"))
+    wanted = [(), ("G_main", "D_main")] if whole else [(), ("G_main",), (), ("D_main",)]
+    assert marks.labels == wanted and marks.ended_ns == sorted(marks.ended_ns)
+    step.run(("G_main", "D_main"))  # nothing is marked any more
+    assert marks.labels == wanted and step.ran == (
+        2 * [("G_main", "D_main")] if whole else 2 * ["G_main", "D_main"]
+    )
+
+
+def test_runs_of_a_phase_that_differ_in_their_kernels_are_told() -> None:
+    ran = tuple(tracing.Ran(f"k{n}", "other", n, 5) for n in range(3))
+    first, between = tracing.Segment(("G_main",), ran), tracing.Segment((), ran[:1])
+    same = tracing.Traced(
+        (first, between, first, tracing.Segment((), ran), tracing.Segment(("D_main",), ran[:2])), 9
+    )
+    assert tracing.uneven(same) == []
+    (line,) = tracing.uneven(tracing.Traced((*same.segments, tracing.Segment(("D_main",), ran)), 9))
+    assert "runs of D_main differ" in line and "G_main" not in line
+
+
+def test_a_mark_is_apart_from_what_ran_before_and_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Stepped(False)
+    clock = SimpleNamespace(
+        sleep=lambda _: step.ran.append("pause"), time_ns=lambda: step.ran.append("mark") or 0
+    )
+    monkeypatch.setattr(tracing, "time", clock)
+    with tracing.Marks(step).between_phases():
+        step.run(("G_main",))
+    assert step.ran == ["pause", "mark", "pause", "G_main", "pause", "mark", "pause"]
