@@ -300,7 +300,10 @@ Examples:
 @click.option("--anyway", is_flag=True, help="Compare even if the results are not comparable.")
 @options.json_option
 def compare(before: Path, after: Path, anyway: bool, as_json: bool) -> None:
-    """Say for each rung whether AFTER is faster or slower than BEFORE. Exit status 1 if any rung is slower."""
+    """Say for each rung whether AFTER is faster or slower than BEFORE. Exit status 1 if any rung is slower.
+
+    With two machines (--anyway) it also says which rungs gain more on one of them, and in which kernels that lies.
+    """
     from ladder.results.combine import comparing
 
     if comparing.show(before, after, anyway, as_json):
