@@ -52,6 +52,7 @@ class Request:
     device: str | None
     out: Path
     recipe: str | None = None
+    gpu_memory: float | None = None  # GiB of a smaller card to simulate
 
 
 def run(
@@ -91,6 +92,7 @@ def _measured(
     """Measure with a pool that has begun to import. Return the result and its file."""
     device = system.choose_device(request.device)
     environment.refuse(device)
+    refuse_memory(request.gpu_memory, device)
     name, workload = catalog.load_workload(request.workload or DEFAULT_WORKLOAD[device])
     there = needs.possible(system.capabilities(device), workload)
     mode, ladder, planned = laid_out(request, ladder, there, workload, device)
@@ -137,8 +139,19 @@ def _measured(
             data_source=pictures.source,
             images=identity.of_images(pictures.path),
             importing=importing,
+            gpu_memory_gb=request.gpu_memory,
         )
     return result, Path(written["path"])
+
+
+def refuse_memory(asked: float | None, device: str) -> None:
+    """Raise `UserError`, one line, for a card that cannot be simulated: this one is no larger, or there is none."""
+    if asked is None:
+        return
+    if device != "cuda":
+        raise UserError("--gpu-memory simulates a smaller GPU, and this run is on the CPU: leave it out")
+    if (has := system.facts(device)["gpu_memory_gb"]) and asked >= has:
+        raise UserError(f"--gpu-memory {asked:g}: this GPU has {has:g} GiB: give less, or leave it out")
 
 
 def refuse_together(request: Request) -> None:
@@ -207,11 +220,13 @@ def continued(request: Request) -> Request:
         "mode": None if protocol["mode"] == modes.RECIPE else protocol["mode"],
         "seed": protocol["seed"],
         "device": result["machine"]["device"],
+        "gpu_memory": protocol.get("gpu_memory_limit_gb"),
         "rungs": None if request.recipe else [name for name in names if name != modes.ALL],
     }
     for key, value in said.items():
         if getattr(request, key) not in (None, value):
-            raise UserError(f"{path}: --resume: that run has another --{key}; leave it out")
+            option = key.replace("_", "-")
+            raise UserError(f"{path}: --resume: that run has another --{option}; leave it out")
     if request.quick and not protocol["quick"]:
         raise UserError(f"{path}: --resume: that run is not a quick one; leave out --quick")
     said["workload"] = request.workload or result["workload"]["name"]

@@ -116,6 +116,13 @@ Examples:
     metavar="RUNG|FILE",
     help="Measure the baseline and this recipe alone: a YAML file of recipe fields, as `ladder recommend` writes it.",
 )
+@click.option(
+    "--gpu-memory",
+    metavar="GIB",
+    type=options.FloatRange(2, 10_000),
+    help="Simulate a card with so much memory: each process is held to it. The result is marked, and is compared with"
+    " no other.",
+)
 @options.resume_option
 @options.data_option
 @options.device_option
@@ -132,6 +139,7 @@ def run(
     quick: bool,
     mode: str | None,
     recipe: str | None,
+    gpu_memory: float | None,
     resume: Path | None,
     data: str | None,
     device: str | None,
@@ -164,13 +172,14 @@ def run(
         data=data,
         device=device,
         out=out or RESULTS,
+        gpu_memory=gpu_memory,
     )
     paths: list[Path] = []
     result = climbing.run(request, quiet=as_json, on_file=paths.append)
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))
     lacks = not result["complete"] or any(rung["status"] in TRIED_AGAIN for rung in result["rungs"])
-    ending.say_files(paths, as_json, lacks, drop=("rungs", "seed", "mode", "quick", "cycles"))
+    ending.say_files(paths, as_json, lacks, drop=("rungs", "seed", "mode", "quick", "cycles", "gpu_memory"))
     if not result["complete"]:
         sys.exit(130)
     if any(rung["status"] in OUT for rung in result["rungs"]):

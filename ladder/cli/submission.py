@@ -146,6 +146,7 @@ def _started(submission: Submission, folder: Path) -> tuple[Path | None, bool]:
         same = [getattr(result.machine, key) == submission.facts[key] for key in results.SERIES]
         ours = result.commit == submission.commit and not result.dirty and code_digest.known(head(result))
         kind = result.ladder.name == LADDER and not result.merged
+        kind = kind and not result.protocol.gpu_memory_limit_gb
         if ours and all(same) and kind and (submission.quick or not result.protocol.quick):
             found.append((result.complete, result.started, path))
     return (max(found)[2], max(found)[0]) if found else (None, False)

@@ -282,6 +282,8 @@ def _run(result: Result, mode: str) -> str:
     words = ["ladder run -w", name if name in catalog.workloads() else f"{name}.yaml"]
     if (ladder := result.ladder.name) != "article":
         words += ["--ladder", ladder if ladder in catalog.ladders() else f"{ladder}.yaml"]
+    if limit := result.protocol.gpu_memory_limit_gb:
+        words += [f"--gpu-memory {limit:g}"]
     return " ".join([*words, mode]).strip()
 
 

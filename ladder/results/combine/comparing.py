@@ -27,7 +27,7 @@ from ladder.results.words import Seen, word
 from ladder.stats import answers, estimates, nested
 
 UNKNOWN_NOISE = "the noise of one of them is unknown"
-_PROTOCOL = ("quick", "mode", "cycle_steps")
+_PROTOCOL = ("quick", "mode", "cycle_steps", "gpu_memory_limit_gb")
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,13 @@ def software(before: Result, after: Result) -> list[str]:
 def compare(before: Result, after: Result, anyway: bool = False) -> list[Compared]:
     """Return a verdict for each rung of `before` that both have; `faster` means that `after` is.
 
-    Raises `UserError` if they are not comparable (unless `anyway`) or have no rung in common.
+    Raises `UserError` if they are not comparable (unless `anyway`) or have no rung in common. A simulated card is never
+    comparable with another.
     """
+    cards = [each.protocol.gpu_memory_limit_gb for each in (before, after)]
+    if cards[0] != cards[1]:
+        said = " and ".join(f"{each:g} GiB" if each else "all of it" for each in cards)
+        raise UserError(f"not comparable: --gpu-memory: {said}; another card was simulated")
     if (found := differences(before, after)) and not anyway:
         raise UserError(f"not comparable: {'; '.join(found)}; --anyway compares them nevertheless")
     others = {rung.name: rung for rung in after.rungs}
