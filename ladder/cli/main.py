@@ -85,17 +85,17 @@ Examples:
     "--budget",
     metavar="MINUTES",
     type=options.FloatRange(0, min_open=True),
-    help="Time for measuring; rounds and cycles are fitted to it. [default: 10]",
+    help="Time for measuring; generations and cycles are fitted to it. [default: 10]",
 )
 @click.option(
     "--rounds",
     type=click.IntRange(1, 100),
-    help="Exact number of fresh processes of each rung. [default: 5 to 12, as the budget allows; quick, mistakes: 3]",
+    help="Exact number of generations. [default: 3 to 12, as the budget allows; quick, mistakes: 3]",
 )
 @click.option(
     "--cycles",
     type=click.IntRange(1, 1000),
-    help="Timed 16-step cycles a round. [default: 2; quick, mistakes: 1]",
+    help="Timed 16-step cycles of each process. [default: 2; quick, mistakes: 1]",
 )
 @click.option(
     "--seed",
@@ -103,7 +103,7 @@ Examples:
     help="Seed for the order of visits and for the inputs. [default: 0]",
 )
 @click.option(
-    "--quick", is_flag=True, help="Fewer rounds and cycles. The result is marked as not to be quoted."
+    "--quick", is_flag=True, help="Three generations of one cycle. The result is marked as not to be quoted."
 )
 @click.option(
     "--mode",
@@ -148,10 +148,10 @@ def run(
 ) -> None:
     """Measure every rung, print the table, and write the result with chart, Markdown and CSV beside it.
 
-    A round runs each rung once, in random order, in a fresh process: prepare, warm up, time whole 16-step cycles.
-    The lowest and the highest rung run twice in each round. These twins differ only by noise, and a smaller gain
-    counts as none. A rung that this machine cannot run is n/a, and a rung that fails is shown with its reason; the
-    others go on. Ctrl-C keeps the finished measurements.
+    A generation is a process of each rung, all alive together. Each is prepared, then visited in turn: one timed
+    16-step cycle a visit, in random order. The lowest and the highest rung have two processes. These twins differ
+    only by noise, and a smaller gain counts as none. A rung that this machine cannot run is n/a, and a rung that
+    fails is shown with its reason; the others go on. Ctrl-C keeps the finished generations.
     """
     from ladder.cli import climb as climbing
     from ladder.report import output as ending

@@ -45,7 +45,7 @@ def test_a_gain_of_gpu_work_counts_where_a_later_rung_removes_the_waiting() -> N
     bf16 = found["bf16"]
     assert bf16.clock == "GPU" and bf16.seen.verdict == "faster" and bf16.interval is not None
     assert bf16.interval[0] < 93.0 / 73.8 < bf16.interval[1]
-    assert bf16.reason.startswith("the GPU's work takes 1.26x less time; ")
+    assert bf16.reason.startswith("the GPU's work is 1.26x faster; ")
     assert bf16.reason.endswith("; cuda_graphs removes this waiting")
     assert found["cuda_graphs"].clock == "step" and "the GPU waits less" in found["cuda_graphs"].reason
 

@@ -59,7 +59,7 @@ def test_a_narrow_terminal_keeps_both_words(printed):
 def test_each_rung_has_a_sentence_on_both(printed):
     lines = printed(two_clocks.run(), 200)
     assert (
-        "channels_last: the GPU's work takes 1.13x less time; the step shows less than 8.9% difference, "
+        "channels_last: the GPU's work is 1.13x faster; the step shows less than 8.9% difference, "
         "the CPU sets the pace"
     ) in lines
     assert (
