@@ -328,3 +328,10 @@ def test_explaining_imports_no_torch() -> None:
     code = "import sys\nfrom ladder.report import explain, sides\nprint('torch' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"
+
+
+def test_a_result_of_another_machine_is_named_as_such(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert succeed("explain", "data_loading", "fused_act").stderr == ""
+    monkeypatch.setattr(ranking, "machines_here", lambda: ["amd-epyc"])
+    seen = succeed("explain", "data_loading", "fused_act")
+    assert seen.stderr == "no profile of both on this machine (amd-epyc) yet: this is NVIDIA H200's\n"
