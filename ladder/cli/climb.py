@@ -109,6 +109,7 @@ def _measured(
     first = progress.First(expecting.first_line(folder, name, device, able, asked, request.resume), quiet)
     pictures = prepare_images(request.data or workload["data"], workload, quiet, first)
     written: dict[str, str] = {}  # "path": the result file, reported in the events of the run
+    tables: list[str] = []  # that were shown: a resumed run passes generations that it has already
     with progress.ladder_progress(f"{name} on {device}", quiet) as show_event:
 
         def on_event(event: dict[str, Any]) -> None:
@@ -119,7 +120,7 @@ def _measured(
             written.update({key: event[key] for key in ("path",) if key in event})
             show_event(event)
             if event["event"] == "round" and not quiet:
-                show_interim(Path(written["path"]))
+                show_interim(Path(written["path"]), tables)
 
         result = measure.run_ladder(
             {**workload, "data": pictures.path},
@@ -192,14 +193,16 @@ def with_defaults(request: Request, mode: str) -> Request:
     return dataclasses.replace(request, rounds=rounds, cycles=request.cycles or 1)
 
 
-def show_interim(path: Path) -> None:
-    """Print the table of the rounds so far on stderr, from the file of a run that goes on."""
+def show_interim(path: Path, before: list[str]) -> None:
+    """Print the table of the rounds so far on stderr, from the file of a run that goes on. Once each, by `before`."""
     from ladder.report import tables
     from ladder.results import store
 
     with contextlib.suppress(UserError):
         lines = tables.interim(store.load(path), shutil.get_terminal_size((110, 24)).columns)
-        click.echo("\n".join(lines), err=True)
+        if (table := "\n".join(lines)) not in before:
+            before.append(table)
+            click.echo(table, err=True)
 
 
 def continued(request: Request) -> Request:
