@@ -1,10 +1,12 @@
 """Gains on two machines: which differ beyond noise, in which kernels that lies, and that agreement is said."""
 
 import json
+import math
 import random
 
 import pytest
 
+from ladder.results import judging
 from ladder.results import store as results
 from ladder.results.combine import comparing, gains
 from tests.cli.test_cli import call
@@ -130,3 +132,12 @@ def test_one_machine_has_no_section_on_gains(tmp_path):
     again = machine("NVIDIA H100 80GB HBM3", 1.0, seed=5)
     assert "gains" not in told(tmp_path, FIRST, again)
     assert {row["gains"] for row in json.loads(told(tmp_path, FIRST, again, "--json"))} == {None}
+
+
+def test_the_errors_of_both_machines_add_up():
+    sides = tuple(judging.measured(typed.typed(made))[1] for made in (FIRST, UNLIKE))
+    first, second = (side.difference("bf16", "fused_norm") for side in sides)
+    found = gains._apart(sides, ("bf16", "fused_norm"))
+    assert found.mean == pytest.approx(second.mean - first.mean)
+    assert found.error == pytest.approx(math.hypot(first.error, second.error))
+    assert min(first.freedom, second.freedom) < found.freedom <= first.freedom + second.freedom
