@@ -3,6 +3,7 @@
 The standard library alone, in the syntax of Python 3.6: this is read before anything is known to be installed.
 """
 
+import importlib.util
 import os
 import re
 import shlex
@@ -105,8 +106,13 @@ def lacking(package: str) -> str:
 
 
 def install(python: str) -> str:
-    """Return the command that gives a Python everything that the project needs."""
-    return _joined([python, "-m", "pip", "install", "-r", near(ROOT / "requirements.lock")])
+    """Return the command that gives this Python everything that the project needs.
+
+    A PyTorch that is there stays: the lock file would replace the build that fits this machine's driver.
+    """
+    there = importlib.util.find_spec("torch") is not None
+    wanted = ["-e", near(ROOT)] if there else ["-r", near(ROOT / "requirements.lock")]
+    return _joined([python, "-m", "pip", "install", *wanted])
 
 
 def _too_old() -> str:

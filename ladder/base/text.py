@@ -40,6 +40,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.0f}%"
 
 
+def difference(logs: float) -> str:
+    """Return a difference of logarithms as percent: 0.9 is 150%, 0.01 is 1%."""
+    return percent(math.expm1(logs))
+
+
 def less_than(below: float) -> str:
     """Return "less than 0.41%" for a difference of at most this log ratio, rounded up to two digits."""
     share = 100 * math.expm1(below)

@@ -26,7 +26,7 @@ RUNS = ROOT / "results" / "ladder"
 @click.command(
     epilog="""\b
 Examples:
-  ladder ablate                             the article's rungs in every possible subset, about 20 minutes on a GPU
+  ladder ablate                             the article's rungs in every possible subset; at most 20 minutes on a GPU
   ladder ablate -w article-b32 --budget 40
   ladder ablate --ladder full               all rungs but one, and all but two of the five that save most
   ladder ablate --resume results/ablation/MACHINE-article-article-partial.json"""

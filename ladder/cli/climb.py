@@ -52,6 +52,7 @@ class Request:
     device: str | None
     out: Path
     recipe: str | None = None
+    gpu_memory: float | None = None  # GiB of a smaller card to simulate
 
 
 def run(
@@ -91,6 +92,7 @@ def _measured(
     """Measure with a pool that has begun to import. Return the result and its file."""
     device = system.choose_device(request.device)
     environment.refuse(device)
+    refuse_memory(request.gpu_memory, device)
     name, workload = catalog.load_workload(request.workload or DEFAULT_WORKLOAD[device])
     there = needs.possible(system.capabilities(device), workload)
     mode, ladder, planned = laid_out(request, ladder, there, workload, device)
@@ -109,6 +111,7 @@ def _measured(
     first = progress.First(line, quiet)
     pictures = prepare_images(request.data or workload["data"], workload, quiet, first)
     written: dict[str, str] = {}  # "path": the result file, reported in the events of the run
+    tables: list[str] = []  # that were shown: a resumed run passes generations that it has already
     with progress.ladder_progress(f"{name} on {device}", quiet) as show_event:
 
         def on_event(event: dict[str, Any]) -> None:
@@ -119,7 +122,7 @@ def _measured(
             written.update({key: event[key] for key in ("path",) if key in event})
             show_event(event)
             if event["event"] == "round" and not quiet:
-                show_interim(Path(written["path"]))
+                show_interim(Path(written["path"]), tables)
 
         result = measure.run_ladder(
             {**workload, "data": pictures.path},
@@ -139,8 +142,19 @@ def _measured(
             data_source=pictures.source,
             images=identity.of_images(pictures.path),
             importing=importing,
+            gpu_memory_gb=request.gpu_memory,
         )
     return result, Path(written["path"])
+
+
+def refuse_memory(asked: float | None, device: str) -> None:
+    """Raise `UserError`, one line, for a card that cannot be simulated: this one is no larger, or there is none."""
+    if asked is None:
+        return
+    if device != "cuda":
+        raise UserError("--gpu-memory simulates a smaller GPU, and this run is on the CPU: leave it out")
+    if (has := system.facts(device)["gpu_memory_gb"]) and asked >= has:
+        raise UserError(f"--gpu-memory {asked:g}: this GPU has {has:g} GiB: give less, or leave it out")
 
 
 def refuse_together(request: Request) -> None:
@@ -181,14 +195,16 @@ def with_defaults(request: Request, mode: str) -> Request:
     return dataclasses.replace(request, rounds=rounds, cycles=request.cycles or 1)
 
 
-def show_interim(path: Path) -> None:
-    """Print the table of the rounds so far on stderr, from the file of a run that goes on."""
+def show_interim(path: Path, before: list[str]) -> None:
+    """Print the table of the rounds so far on stderr, from the file of a run that goes on. Once each, by `before`."""
     from ladder.report import tables
     from ladder.results import store
 
     with contextlib.suppress(UserError):
         lines = tables.interim(store.load(path), shutil.get_terminal_size((110, 24)).columns)
-        click.echo("\n".join(lines), err=True)
+        if (table := "\n".join(lines)) not in before:
+            before.append(table)
+            click.echo(table, err=True)
 
 
 def continued(request: Request) -> Request:
@@ -209,11 +225,13 @@ def continued(request: Request) -> Request:
         "mode": None if protocol["mode"] == modes.RECIPE else protocol["mode"],
         "seed": protocol["seed"],
         "device": result["machine"]["device"],
+        "gpu_memory": protocol.get("gpu_memory_limit_gb"),
         "rungs": None if request.recipe else [name for name in names if name != modes.ALL],
     }
     for key, value in said.items():
         if getattr(request, key) not in (None, value):
-            raise UserError(f"{path}: --resume: that run has another --{key}; leave it out")
+            option = key.replace("_", "-")
+            raise UserError(f"{path}: --resume: that run has another --{option}; leave it out")
     if request.quick and not protocol["quick"]:
         raise UserError(f"{path}: --resume: that run is not a quick one; leave out --quick")
     said["workload"] = request.workload or result["workload"]["name"]

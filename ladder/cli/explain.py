@@ -9,6 +9,7 @@ import click
 
 from ladder.base import files
 from ladder.base.paths import ROOT
+from ladder.base.text import plain
 from ladder.cli import options
 
 RESULTS = ROOT / "results" / "ladder"
@@ -45,8 +46,14 @@ def explain(
     """
     from ladder.report import explain as explaining
     from ladder.report import sides, tables
+    from ladder.results import ranking
 
     pair = sides.sides(before, after, file, workload, RESULTS)
+    if file is None and sides.asked(before).file is None:
+        machine, here = pair[0].result.machine, ranking.machines_here()
+        if machine.name not in here:
+            whose = plain(machine.gpu or machine.cpu)
+            click.echo(f"no profile of both on this machine ({here[0]}) yet: this is {whose}'s", err=True)
     if markdown is not None:
         tables.refuse_outputs([markdown], [each.path for each in pair])
     found = explaining.explain(*pair)

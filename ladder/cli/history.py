@@ -68,8 +68,8 @@ def bench_compare(
 ) -> None:
     """Say whether HEAD is slower than BASE, measured in turn on this device.
 
-    Each round visits every rung twice with BASE and once with HEAD, in random order, each in a fresh process. The two
-    visits of BASE differ only by noise, and a smaller difference counts as none. On a GPU wall time and GPU time are
+    A round has two processes of BASE and one of HEAD for every rung, all alive together and visited in turn. The two
+    processes of BASE differ only by noise, and a smaller difference counts as none. On a GPU wall time and GPU time are
     judged apart, and the last line says which of them is slower. Only kernels/ and stylegan_lite/
     come from the commits; the measuring code is that of the working tree.
 

@@ -156,7 +156,8 @@ def _own(name: str) -> list[str]:
     told = [f"{texts.ms(rung.step_ms)} ms/step"]
     told += [gain for gain in (_gain(rung, "vs previous"), _at_top(name, result)) if gain]
     few = ranking.fewest_rounds(result)
-    if result.protocol.quick or few < ranking.results.FEWEST_ROUNDS:
+    limited = result.protocol.gpu_memory_limit_gb
+    if result.protocol.quick or limited or few < ranking.results.FEWEST_ROUNDS:
         told.append("not to be quoted")
     where = f"{texts.plain(result.workload['name'])}, {_so_many(few, 'round')}, {result.started[:10]}"
     return [

@@ -85,17 +85,17 @@ Examples:
     "--budget",
     metavar="MINUTES",
     type=options.FloatRange(0, min_open=True),
-    help="Time for measuring; rounds and cycles are fitted to it. [default: 10]",
+    help="Time for measuring; generations and cycles are fitted to it. [default: 10]",
 )
 @click.option(
     "--rounds",
     type=click.IntRange(1, 100),
-    help="Exact number of fresh processes of each rung. [default: 5 to 12, as the budget allows; quick, mistakes: 3]",
+    help="Exact number of generations. [default: 3 to 12, as the budget allows; quick, mistakes: 3]",
 )
 @click.option(
     "--cycles",
     type=click.IntRange(1, 1000),
-    help="Timed 16-step cycles a round. [default: 2; quick, mistakes: 1]",
+    help="Timed 16-step cycles of each process. [default: 2; quick, mistakes: 1]",
 )
 @click.option(
     "--seed",
@@ -103,7 +103,7 @@ Examples:
     help="Seed for the order of visits and for the inputs. [default: 0]",
 )
 @click.option(
-    "--quick", is_flag=True, help="Fewer rounds and cycles. The result is marked as not to be quoted."
+    "--quick", is_flag=True, help="Three generations of one cycle. The result is marked as not to be quoted."
 )
 @click.option(
     "--mode",
@@ -115,6 +115,13 @@ Examples:
     "--recipe",
     metavar="RUNG|FILE",
     help="Measure the baseline and this recipe alone: a YAML file of recipe fields, as `ladder recommend` writes it.",
+)
+@click.option(
+    "--gpu-memory",
+    metavar="GIB",
+    type=options.FloatRange(2, 10_000),
+    help="Simulate a card with so much memory: each process is held to it. The result is marked, and is compared with"
+    " no other.",
 )
 @options.resume_option
 @options.data_option
@@ -132,6 +139,7 @@ def run(
     quick: bool,
     mode: str | None,
     recipe: str | None,
+    gpu_memory: float | None,
     resume: Path | None,
     data: str | None,
     device: str | None,
@@ -140,10 +148,10 @@ def run(
 ) -> None:
     """Measure every rung, print the table, and write the result with chart, Markdown and CSV beside it.
 
-    A round runs each rung once, in random order, in a fresh process: prepare, warm up, time whole 16-step cycles.
-    The lowest and the highest rung run twice in each round. These twins differ only by noise, and a smaller gain
-    counts as none. A rung that this machine cannot run is n/a, and a rung that fails is shown with its reason; the
-    others go on. Ctrl-C keeps the finished measurements.
+    A generation is a process of each rung, all alive together. Each is prepared, then visited in turn: one timed
+    16-step cycle a visit, in random order. The lowest and the highest rung have two processes. These twins differ
+    only by noise, and a smaller gain counts as none. A rung that this machine cannot run is n/a, and a rung that
+    fails is shown with its reason; the others go on. Ctrl-C keeps the finished generations.
     """
     from ladder.cli import climb as climbing
     from ladder.report import output as ending
@@ -164,13 +172,14 @@ def run(
         data=data,
         device=device,
         out=out or RESULTS,
+        gpu_memory=gpu_memory,
     )
     paths: list[Path] = []
     result = climbing.run(request, quiet=as_json, on_file=paths.append)
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))
     lacks = not result["complete"] or any(rung["status"] in TRIED_AGAIN for rung in result["rungs"])
-    ending.say_files(paths, as_json, lacks, drop=("rungs", "seed", "mode", "quick", "cycles"))
+    ending.say_files(paths, as_json, lacks, drop=("rungs", "seed", "mode", "quick", "cycles", "gpu_memory"))
     if not result["complete"]:
         sys.exit(130)
     if any(rung["status"] in OUT for rung in result["rungs"]):
@@ -300,7 +309,10 @@ Examples:
 @click.option("--anyway", is_flag=True, help="Compare even if the results are not comparable.")
 @options.json_option
 def compare(before: Path, after: Path, anyway: bool, as_json: bool) -> None:
-    """Say for each rung whether AFTER is faster or slower than BEFORE. Exit status 1 if any rung is slower."""
+    """Say for each rung whether AFTER is faster or slower than BEFORE. Exit status 1 if any rung is slower.
+
+    With two machines (--anyway) it also says which rungs gain more on one of them, and in which kernels that lies.
+    """
     from ladder.results.combine import comparing
 
     if comparing.show(before, after, anyway, as_json):

@@ -25,7 +25,7 @@ OUT = ROOT / "results" / "map"
     name="map",
     epilog="""\b
 Examples:
-  ladder map                                    20 cells, four recipes in each, about half an hour on a GPU
+  ladder map                                    20 cells, four recipes in each
   ladder map --rung bf16 --rung fused_act       another pair of rungs
   ladder map --resolutions 32,256 --batches 8   a corner of the map
   ladder map --budget 15                        a part, then the rest of it:

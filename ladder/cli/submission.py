@@ -7,6 +7,7 @@ minute. Existing results are not measured again, so the same command continues w
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder.base import git
+from ladder.base import git, starting
 from ladder.base.errors import UserError, one_line
 from ladder.base.paths import ROOT
 from ladder.cli import climb as climbing
@@ -35,6 +36,7 @@ CODE = ("kernels", "stylegan_lite", "ladder", "benches", "asv.conf.json", "requi
 MINUTES = 18.0  # for measuring; with start-up and drawing 20 on a current GPU
 PAIRED = 0.4  # share of MINUTES; 7.2 minutes are three rounds of the article's ladder and its inspections on an H200
 LADDER = "article"
+ASV = ("asv", "asv_runner")  # its packages
 GROUP = {"cuda": 6, "cpu": 1}  # rungs in one call of asv; their workers import side by side
 Say = Callable[[str], None]
 
@@ -144,12 +146,21 @@ def _started(submission: Submission, folder: Path) -> tuple[Path | None, bool]:
         same = [getattr(result.machine, key) == submission.facts[key] for key in results.SERIES]
         ours = result.commit == submission.commit and not result.dirty and code_digest.known(head(result))
         kind = result.ladder.name == LADDER and not result.merged
+        kind = kind and not result.protocol.gpu_memory_limit_gb
         if ours and all(same) and kind and (submission.quick or not result.protocol.quick):
             found.append((result.complete, result.started, path))
     return (max(found)[2], max(found)[0]) if found else (None, False)
 
 
 # --- asv run ------------------------------------------------------------------------------------------------------
+
+
+def lacks_asv() -> str | None:
+    """Return one line that says how to get asv, or None if this Python has it. The history is left out without it."""
+    if all(importlib.util.find_spec(name) for name in ASV):
+        return None
+    python = starting.near(sys.executable)
+    return f"asv is not installed for {python}: `{starting.install(python)}`, then `ladder submit` adds its point"
 
 
 def history(submission: Submission, run: Callable[..., int] | None = None) -> list[str]:
@@ -190,12 +201,17 @@ def history(submission: Submission, run: Callable[..., int] | None = None) -> li
 def _asv(submission: Submission, regex: str) -> int:
     command = [sys.executable, "-m", "asv", "run", f"{submission.commit}^!", "--bench", regex]
     command += ["--machine", submission.machine]
-    with subprocess.Popen(command, cwd=submission.root, stdin=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        command, cwd=submission.root, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
+            for line in process.stdout or ():
+                if not line.rstrip().endswith("n/a"):  # asv names all rungs, in each table of each call
+                    print(line, end="", flush=True)
             return process.wait()
         except KeyboardInterrupt:  # asv got the signal too, and ends its own processes first
             try:
-                process.wait(30)
+                process.communicate(timeout=30)
             except subprocess.TimeoutExpired:
                 process.terminate()
             raise

@@ -86,15 +86,21 @@ def submit(
         click.echo(click.style(line, bold=True), err=True)
 
     submission = submitting.prepare(budget, say)
+    if lacking := submitting.lacks_asv():
+        say(f"without asv's history: {named(lacking)}")
     ladder = submitting.paired(submission)
     if ladder is None:
         click.echo(named("ladder: interrupted; `ladder submit` goes on"), err=True)
         sys.exit(130)
-    try:
-        left = submitting.history(submission)
-    except KeyboardInterrupt:
-        click.echo(named("ladder: interrupted; `ladder submit` goes on"), err=True)
-        sys.exit(130)
+    left, problem = [], lacking
+    if lacking is None:
+        try:
+            left = submitting.history(submission)
+        except UserError as error:
+            problem = str(error)  # the run of the ladder can be sent all the same
+        except KeyboardInterrupt:
+            click.echo(named("ladder: interrupted; `ladder submit` goes on"), err=True)
+            sys.exit(130)
     paths = submitting.files(submission, ladder)
     if wrong := submitting.refused(paths):
         click.echo(
@@ -102,16 +108,18 @@ def submit(
         )
         click.echo("\n".join(wrong), err=True)
         sys.exit(1)
-    click.echo(named(f"{len(paths)} files to send, all accepted by `ladder validate`:"))
+    click.echo(
+        named(f"{len(paths)} file{'s' * (len(paths) > 1)} to send, all accepted by `ladder validate`:")
+    )
     for path in paths:
         click.echo(f"  {path.relative_to(submission.root)}")
     click.echo("To send them as a pull request, in a fork of the repository:")
     for line in submitting.commands(submission, paths):
         click.echo(f"  {line}")
     if left:
-        click.echo(
-            named(f"asv has no time of {', '.join(left)}: call `ladder submit` again, or send what is there.")
-        )
+        problem = f"asv has no time of {', '.join(left)}: call `ladder submit` again"
+    if problem:
+        click.echo(named(f"{problem}. Or send what is there."))
         sys.exit(1)
 
 

@@ -18,6 +18,12 @@ MEASURED = ("stylegan_lite", "kernels")
 UNTIMED = 2  # steps between the last batch that was ready and a timed cycle
 
 
+def limit_memory(torch: Any, limit: int) -> None:
+    """Let this process allocate at most so many bytes of its GPU: more is out of memory, as on a smaller card."""
+    has = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit / has))
+
+
 def weights_of(step: Any) -> dict[str, list[float]]:
     """Return the length of every weight, by network: enough to see whether they moved, and a copy would take memory.
 

@@ -113,10 +113,18 @@ def busy(evidence: dict[str, Any]) -> dict[str, Any]:
 class Cache:
     """Findings of earlier inspections of the same code on the same machine."""
 
-    def __init__(self, workload: dict[str, Any], machine: dict[str, Any], folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        workload: dict[str, Any],
+        machine: dict[str, Any],
+        folder: Path | None = None,
+        memory_limit: int | None = None,
+    ) -> None:
         self.folder = folder or CACHE
         # The folder of the images does not matter, only whether there are any.
         asked = workload | {"data": workload.get("data") is not None}
+        if memory_limit is not None:  # a rung that passed with all of the GPU's memory may not fit
+            asked["memory_limit"] = memory_limit
         self._common = [asked, {key: machine.get(key) for key in MACHINE}, source_digest()]
 
     def path(self, recipe: dict[str, Any], entry: Any = None) -> Path:

@@ -23,6 +23,11 @@ SHARE = 0.85  # of the GPU's memory for all processes of a generation
 CONTEXT_BYTES = 2**30  # beside the allocator's: CUDA's context, cuDNN's and cuBLAS's workspaces
 
 
+def allocatable(card_gb: float | None) -> int | None:
+    """Return the bytes that a process may allocate on a card of so many GiB; None without a card to simulate."""
+    return None if card_gb is None else max(1, int(card_gb * 2**30) - CONTEXT_BYTES)
+
+
 class Gate:
     """A shared/exclusive lock. A waiting exclusive holder goes before new shared ones."""
 

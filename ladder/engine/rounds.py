@@ -43,6 +43,7 @@ class Interleaved:
     Args:
         cycles: timed cycles of each process, one in each pass over all of them.
         profile: profile each process after its last visit.
+        memory_limit: bytes that each process may allocate on the GPU.
     """
 
     def __init__(
@@ -57,7 +58,9 @@ class Interleaved:
         on_wait: Callable[[], None] | None = None,
         on_phase: OnPhase = lambda program, phase: None,
         visits: Visits | None = None,
+        memory_limit: int | None = None,
     ) -> None:
+        self.memory_limit = memory_limit
         self.device, self.cycles, self.seed, self.profile = device, cycles, seed, profile
         self.torch, self.timeouts, self.on_wait, self.on_phase = torch, timeouts, on_wait, on_phase
         gpu = system.probe() if device == "cuda" else {}
@@ -225,6 +228,7 @@ class Interleaved:
             asked: dict[str, Any] = {"threads": threads} if threads else {}
             asked |= {"workload": program.workload, "recipe": program.recipe, "seed": self.seed}
             asked |= {"variant": program.variant} if program.variant else {}
+            asked |= {"memory_limit": self.memory_limit} if self.memory_limit else {}
             built = worker.call("build", device=self.device, **asked)
             if problem := self.visits.check_gpu(built.get("gpu_uuid")):
                 raise UserError(problem)

@@ -58,6 +58,7 @@ def run_ladder(
     inspect: bool | None = None,
     timeouts: dict[str, float] | None = None,
     importing: Pool | None = None,
+    gpu_memory_gb: float | None = None,
 ) -> dict[str, Any]:
     """Measure every planned rung and return the result, which is also in its file under the folder `out`.
 
@@ -72,6 +73,7 @@ def run_ladder(
         code: another checkout with the measured packages. The inspection does not know it.
         inspect: by default true unless `code` is given.
         importing: a pool of this checkout that has begun to import; it is ended here.
+        gpu_memory_gb: memory of a smaller card, which each process is held to (`ladder.engine.lanes.allocatable`).
 
     SIGINT or SIGTERM ends the workers and returns the finished part, "complete": false.
 
@@ -95,7 +97,7 @@ def run_ladder(
     folder = Path(out) / text.slug(facts["name"]) if resume is None else Path(resume).parent
     with locks.folder_lock(folder):
         result = record.new_result(facts, workload_name, workload, data_source, ladder, planned, code, images)
-        result["protocol"] = record.protocol(rounds, cycles, seed, quick, mode, budget_s)
+        result["protocol"] = record.protocol(rounds, cycles, seed, quick, mode, budget_s, gpu_memory_gb)
         judging.add_twins(result)
         if resume is not None:
             result = resuming.take_up(resume, result, rounds)
@@ -122,8 +124,10 @@ class _Run(RunState):
 
         `result` is finished and written, also when interrupted.
         """
+        self.limit = sidebyside.allocatable(self.protocol.get("gpu_memory_limit_gb"))
         self.maker = Interleaved(
             self.device,
+            memory_limit=self.limit,
             cycles=self.protocol["cycles"],
             seed=self.protocol["seed"],
             torch=torch,
@@ -285,6 +289,7 @@ class _Run(RunState):
             "keep_gradients": keep_gradients,
             "threads": threads,
             "variant": self.named(name),
+            "memory_limit": self.limit,
         }
         built = worker.call(
             "build",
@@ -304,7 +309,7 @@ class _Run(RunState):
 
     def inspect_all(self, pool: Pool) -> None:
         """Inspect every rung without findings. Findings of earlier runs come from the cache."""
-        self.seen = inspection.Cache(self.workload, self.result["machine"])
+        self.seen = inspection.Cache(self.workload, self.result["machine"], memory_limit=self.limit)
         names = [name for name in self.recipes if name not in self.twins]
         for name in names:
             found = self.seen.get(self.recipes[name], self.key_of(name))

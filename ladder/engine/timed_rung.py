@@ -72,9 +72,12 @@ class Rung(Member):
     def do_build(
         self, workload: dict, recipe: dict, device: str, seed: int,
         keep_gradients: bool = False, threads: int | None = None, variant: list[str] | None = None,
+        memory_limit: int | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         self.device = device
         self.threads.hold(threads)
+        if memory_limit is not None:
+            asides.limit_memory(sys.modules["torch"], memory_limit)
         begin = time.perf_counter()
         self.step = self.package.make_step(workload, recipe, device=device, seed=seed)
         if keep_gradients:

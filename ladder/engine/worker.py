@@ -8,7 +8,7 @@ commands send `{"progress": ...}` lines before it, which feed the watchdog.
 |---|---|---|
 | import | torch: bool | start_s |
 | join | rank, ranks, folder, device | gpu_uuid; the process is a rank of a group from then on |
-| build | workload, recipe, device, seed, threads, keep_gradients, variant | recipe, settings, build_s, gpu_uuid |
+| build | workload, recipe, device, seed, and options: see `Rung.do_build` | recipe, settings, build_s, gpu_uuid |
 | prepare | | prepare_s, capture_s, the memory so far, and parts that the measured code reports: warmup_s, ... |
 | visit | cycles, settle_s, settle_cycles, main: bool | those of begin, cycle and finish, lead_in_cycles, settled |
 | begin | | |
@@ -29,6 +29,7 @@ commands send `{"progress": ...}` lines before it, which feed the watchdog.
 
 threads: CPU threads until a visit.
 variant: null, or [study, name] of an entry whose patch is applied to the step.
+memory_limit: bytes that the process may allocate on its GPU, or null.
 gpu_uuid: the GPU of the process, which is compared and never stored.
 lazy_s: {phase: seconds that a lazy phase adds to a step that has it}, or null; with "main".
 canary_s: seconds of a kernel that is the same in every process.

@@ -112,7 +112,7 @@ def stem(result: Result) -> str:
     """Return the name of a result's files without suffix: `nvidia-h200-article-full-leave-one-out-partial`."""
     words = [result.machine.name, result.workload["name"], ladder_of(result)]
     words += [mode for mode in [ranking.mode(result)] if mode not in (modes.CUMULATIVE, words[-1])]
-    words += ["quick"] * result.protocol.quick
+    words += ["quick"] * result.protocol.quick + ["limited"] * bool(result.protocol.gpu_memory_limit_gb)
     words += ["partial"] * (not result.complete or not _whole(result))
     return "-".join(map(text.slug, words))
 

@@ -15,7 +15,7 @@ from ladder.plan import catalog, modes
 from ladder.report.sentences import WAITS
 from ladder.report.view import Row, view
 from ladder.results.types import Result
-from ladder.results.values import FASTER, OUT, SLOWER, TOO_FEW
+from ladder.results.values import FASTER, INSIDE, OUT, SLOWER, TOO_FEW
 from ladder.results.words import Seen
 
 ADOPT, SKIP, NO_DIFFERENCE = "ADOPT", "SKIP", modes.NO_DIFFERENCE
@@ -25,6 +25,7 @@ STAIRCASE, LEFT_OUT = "staircase", modes.LEAVE_ONE_OUT
 GPU, STEP = "GPU", "step"
 TWICE = 2  # a larger budget, to settle an open verdict
 WORKERS = "workers"  # a field of the recipe that a rung sets by the cores of the host
+COUNTS = math.log(1.05)  # a run that cannot exclude a difference of 5% does not say that there is none
 USUAL_S = 600.0  # seconds of measuring where a result does not say its budget
 
 
@@ -183,8 +184,15 @@ def _staircase(sources: Sources) -> list[Advised]:
 
 
 def _verdict(row: Row, before: Row, removed: bool) -> str:
-    gpu = row.gpu.verdict if row.gpu else ""
-    return of_staircase(gpu, row.verdict, _waits(row) or _waits(before), removed)
+    gpu, waits = row.gpu.seen if row.gpu else Seen(), _waits(row) or _waits(before)
+    advice = of_staircase(gpu.verdict, row.verdict, waits, removed)
+    return ruled_out(advice, [row.seen, *([gpu] if removed or not waits else [])])
+
+
+def ruled_out(advice: str, clocks: Sequence[Seen]) -> str:
+    """Return the advice; `UNDECIDED` for a "no difference" that leaves more than `COUNTS` open by every clock."""
+    known = [seen.below for seen in clocks if seen.verdict in INSIDE and seen.below is not None]
+    return UNDECIDED if advice == NO_DIFFERENCE and known and min(known) > COUNTS else advice
 
 
 def _stair(row: Row, before: Row | None, removing: str | None, sources: Sources) -> Advised:
@@ -234,6 +242,7 @@ def _left_out(row: Row, whole: Row | None, sources: Sources) -> Advised:
         advice = UNDECIDED if there else NOT_HERE
         return Advised(row.name, row.title, advice, "", "", Seen(), None, reason, decide, None, None)
     advice = row.advice if row.advice in (ADOPT, SKIP, NO_DIFFERENCE) else UNDECIDED
+    advice = ruled_out(advice, [row.seen, *([row.gpu.seen] if row.gpu else [])])
     more = more_preparing(sources.left_out, whole.name, row.name)
     titled = replace(
         row, title=catalog.load_rung(row.name).title if row.name in catalog.rungs() else row.name
@@ -282,6 +291,8 @@ def _run(result: Result, mode: str) -> str:
     words = ["ladder run -w", name if name in catalog.workloads() else f"{name}.yaml"]
     if (ladder := result.ladder.name) != "article":
         words += ["--ladder", ladder if ladder in catalog.ladders() else f"{ladder}.yaml"]
+    if limit := result.protocol.gpu_memory_limit_gb:
+        words += [f"--gpu-memory {limit:g}"]
     return " ".join([*words, mode]).strip()
 
 

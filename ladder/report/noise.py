@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ladder.base.text import percent, plain
+from ladder.base.text import difference, percent, plain
 from ladder.results import values
 from ladder.results.types import Noise, Result
 from ladder.results.values import TOO_FEW
@@ -49,9 +49,9 @@ def _floors(found: Mapping[str, Noise], device: str) -> str:
     said = []
     for kind in (each for each in KINDS if each in found):
         seen = found[kind].resolution
-        resolved = f", differences from {percent(seen)} on are seen" if seen else ""
+        resolved = f", differences from {difference(seen)} on are seen" if seen else ""
         of = KINDS[kind] if device == "cuda" else "CPU"
-        said.append(f"{percent(found[kind].floor)} ({of}{resolved})")
+        said.append(f"{difference(found[kind].floor)} ({of}{resolved})")
     return f"noise floor {'; '.join(said)}"
 
 

@@ -36,8 +36,7 @@ def of_step(wall: Seen) -> str:
 
 def _gpu(seen: Seen) -> str:
     if seen.verdict in (FASTER, SLOWER):
-        less = "less" if seen.verdict == FASTER else "more"
-        return f"the GPU's work takes {_by(seen.ratio)} {less} time"
+        return f"the GPU's work is {_by(seen.ratio)} {seen.verdict}"
     return _other(seen, "the GPU's work") or "the GPU's time is unknown"
 
 

@@ -175,7 +175,7 @@ def view(result: Result) -> View:
         ),
         reference=_reference(result.ladder),
         memory="peak RSS, GiB" if on_cpu else "reserved GiB",
-        title=plain(result.ladder.title),
+        title=_title(result),
         quick=result.protocol.quick,
         mode=mode,
         versus=VERSUS[mode],
@@ -311,6 +311,12 @@ def _reference(ladder: Ladder) -> str:
     """Return whose `article_ms` the ladder quotes."""
     known = catalog.load_ladder(ladder.name).reference if ladder.name in catalog.ladders() else None
     return plain(known) if known else ARTICLE
+
+
+def _title(result: Result) -> str:
+    """Return the ladder's title, with the memory of the card that was simulated, if one was."""
+    limit = result.protocol.gpu_memory_limit_gb
+    return plain(f"{result.ladder.title}{f' in {limit:g} GiB of GPU memory' if limit else ''}")
 
 
 def _machine(machine: Machine) -> str:

@@ -8,6 +8,7 @@ from ladder.results import store as results
 from ladder.results.types import Result, plain
 
 QUICK = "quick: not to be quoted"
+LIMITED = "limited: not to be quoted: less GPU memory than there is"
 FEW = f"fewer than {results.FEWEST_ROUNDS} rounds: not to be quoted"
 PARTIAL = "incomplete: the run was interrupted"
 DIRTY = "dirty: not publishable: the code differs from its commit"
@@ -21,6 +22,8 @@ def publishable(result: Result) -> list[str]:
     found = []
     if result.protocol.quick:
         found.append(QUICK)
+    if result.protocol.gpu_memory_limit_gb:
+        found.append(LIMITED)
     if any(rung.status == "ok" for rung in result.rungs):
         found += [FEW] * (ranking.fewest_rounds(result) < results.FEWEST_ROUNDS)
     if not result.complete:

@@ -22,12 +22,13 @@ CUMULATIVE, LEAVE_ONE_OUT = "cumulative", "leave-one-out"  # as in ladder.plan.m
 def rank(result: Result) -> tuple[bool, bool, int, int, bool, str]:
     """Return what a result is compared by; the larger is shown.
 
-    Several rungs stand before one, which shows no gain; then runs that are not quick, more rungs with a number, rounds
-    (as far as they are needed), complete runs, and the newest.
+    Several rungs stand before one, which shows no gain; then runs that are neither quick nor of a simulated card, more
+    rungs with a number, rounds (as far as they are needed), complete runs, and the newest.
     """
     timed = sum(rung.status == "ok" for rung in result.rungs)
     rounds = min(fewest_rounds(result), results.FEWEST_ROUNDS)
-    return timed > 1, not result.protocol.quick, timed, rounds, result.complete, result.started
+    plain = not (result.protocol.quick or result.protocol.gpu_memory_limit_gb)
+    return timed > 1, plain, timed, rounds, result.complete, result.started
 
 
 def fewest_rounds(result: Result) -> int:
@@ -63,8 +64,8 @@ def stored(folder: Path, machines: Iterable[str]) -> list[Stored]:
 
 def standing(result: Result) -> tuple[bool, bool, bool, bool, str]:
     """Return what results of several workloads and ladders are compared by: whole and quotable, then the newest."""
-    several, not_quick, _, rounds, complete, started = rank(result)
-    return several, not_quick, rounds >= results.FEWEST_ROUNDS, complete, started
+    several, plain, _, rounds, complete, started = rank(result)
+    return several, plain, rounds >= results.FEWEST_ROUNDS, complete, started
 
 
 def newest(found: Iterable[Stored]) -> Stored | None:

@@ -121,8 +121,9 @@ def protocol(
     quick: bool,
     mode: str = "cumulative",
     budget_s: float | None = None,
+    gpu_memory_gb: float | None = None,
 ) -> dict[str, Any]:
-    """How a run measures.
+    """How a run measures. `gpu_memory_gb`: of the smaller card that is simulated, if one is.
 
     `rounds` None: as many as the budget and the width of the intervals ask for. "fixed" says which it was; "rounds"
     in the file are those that were planned last.
@@ -139,6 +140,7 @@ def protocol(
         "seed": seed,
         "quick": quick,
         "notes": ["quick: not to be quoted"] if quick else [],
+        **({} if gpu_memory_gb is None else {"gpu_memory_limit_gb": gpu_memory_gb}),
     }
 
 
@@ -228,4 +230,7 @@ def new_path(out: Path, result: dict[str, Any]) -> Path:
     if mode not in ("cumulative", result["ladder"]["name"]):
         head, time_ = path.stem.rsplit("-", 1)
         path = path.with_stem(f"{head}-{mode}-{time_}")
+    if "gpu_memory_limit_gb" in result["protocol"]:
+        head, time_ = path.stem.rsplit("-", 1)
+        path = path.with_stem(f"{head}-limited-{time_}")
     return results.unused(path)

@@ -77,6 +77,8 @@ class Protocol:
     )
     fixed: bool | Absent = optional(v.FLAG)
     budget_s: float | Absent | None = optional(v.SECONDS)
+    # GiB of the card that was simulated; a run that had all of its own lacks it.
+    gpu_memory_limit_gb: float | Absent = optional(number(0.1, 1e5))
 
 
 @record

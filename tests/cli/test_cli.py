@@ -383,6 +383,10 @@ def test_a_run_is_resumed_from_its_file_alone(tmp_path, fakes):
     assert {path.stem for path in file.parent.iterdir()} == {file.stem}  # charts follow their result
     result = results.read(file)
     assert [len(rung["rounds"]) for rung in result["rungs"]] == [2, 2] and result["protocol"]["seed"] == 3
+    again = succeed(
+        "run", "--resume", file, "--out", tmp_path
+    )  # nothing is left: one table, not one a generation
+    assert again.stderr.count("after 2 generations:") == 1
     assert "another --mode" in refused("run", "--resume", file, "--mode", "solo", "--out", tmp_path)
     assert "cannot be read" in refused("run", "--resume", tmp_path / "no.json", "--out", tmp_path)
     assert "--rounds" in refused("run", "--budget", 5, "--rounds", 2, "--out", tmp_path)

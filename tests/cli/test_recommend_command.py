@@ -143,7 +143,10 @@ def test_the_recipe_is_a_file_that_a_training_takes(stored: Path, tmp_path: Path
     )
     assert said.stdout.splitlines()[-2:] == [str(path), str(tmp_path / "a.md")]
     page = (tmp_path / "a.md").read_text()
-    assert "| bf16 | ADOPT | GPU | 1.26x faster |" in page and "- bf16: ADOPT: the GPU's work takes" in page
+    assert (
+        "| bf16 | ADOPT | GPU | 1.26x faster |" in page
+        and "- bf16: ADOPT: the GPU's work is 1.26x faster" in page
+    )
 
 
 def test_json_says_the_same(stored: Path) -> None:

@@ -136,8 +136,8 @@ def test_the_first_line_says_what_the_difference_is_made_of(pair: Path) -> None:
     assert "of one process: 49.23 ms in generation 1 and 42.22 ms in generation 1; nothing is scaled" in said
     back = succeed("explain", "fused_act", "data_loading", pair).stdout
     assert back.startswith("data_loading: 7.01 ms more GPU work than fused_act: elementwise +9.08 ms")
-    assert "data_loading: the GPU's work takes 1.11x more time; the step is 1.12x slower" in back
-    assert "the GPU's work takes 1.11x less time; the step is 1.12x faster" in said
+    assert "data_loading: the GPU's work is 1.11x slower; the step is 1.12x slower" in back
+    assert "the GPU's work is 1.11x faster; the step is 1.12x faster" in said
 
 
 def test_a_kernel_too_short_for_the_other_list_is_not_called_new(tmp_path: Path) -> None:
@@ -328,3 +328,10 @@ def test_explaining_imports_no_torch() -> None:
     code = "import sys\nfrom ladder.report import explain, sides\nprint('torch' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "False"
+
+
+def test_a_result_of_another_machine_is_named_as_such(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert succeed("explain", "data_loading", "fused_act").stderr == ""
+    monkeypatch.setattr(ranking, "machines_here", lambda: ["amd-epyc"])
+    seen = succeed("explain", "data_loading", "fused_act")
+    assert seen.stderr == "no profile of both on this machine (amd-epyc) yet: this is NVIDIA H200's\n"

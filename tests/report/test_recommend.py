@@ -45,7 +45,7 @@ def test_a_gain_of_gpu_work_counts_where_a_later_rung_removes_the_waiting() -> N
     bf16 = found["bf16"]
     assert bf16.clock == "GPU" and bf16.seen.verdict == "faster" and bf16.interval is not None
     assert bf16.interval[0] < 93.0 / 73.8 < bf16.interval[1]
-    assert bf16.reason.startswith("the GPU's work takes 1.26x less time; ")
+    assert bf16.reason.startswith("the GPU's work is 1.26x faster; ")
     assert bf16.reason.endswith("; cuda_graphs removes this waiting")
     assert found["cuda_graphs"].clock == "step" and "the GPU waits less" in found["cuda_graphs"].reason
 
@@ -54,18 +54,33 @@ def test_eager_work_that_nobody_captures_later_is_judged_by_the_step() -> None:
     made = two_clocks.run()
     made["rungs"] = made["rungs"][:5]
     found = advice(staircase(made))
-    assert {each.advice for each in found.values()} == {"NO DIFFERENCE"}
+    assert {each.advice for each in found.values()} == {"undecided"}  # the step leaves 9% open
     assert found["bf16"].clock == "step" and "removes" not in found["bf16"].reason
 
 
 def test_graphs_that_cost_time_remove_nothing() -> None:
     found = advice(staircase(changed("cuda_graphs", verdict="slower", gain={"ratio": 0.8})))
-    assert found["cuda_graphs"].advice == "SKIP" and found["channels_last"].advice == "NO DIFFERENCE"
+    assert found["cuda_graphs"].advice == "SKIP" and found["channels_last"].advice == "undecided"
 
 
 def test_a_captured_top_that_still_waits_removes_nothing() -> None:
     found = advice(staircase(changed("fused_act", waiting_ms=6.0)))
-    assert found["channels_last"].advice == "NO DIFFERENCE"
+    assert found["channels_last"].advice == "undecided"
+
+
+@pytest.mark.parametrize(
+    "below, expected", [(0.04, "NO DIFFERENCE"), (0.06, "undecided"), (0.9, "undecided")]
+)
+def test_a_run_that_leaves_a_gain_open_does_not_say_that_there_is_no_difference(
+    below: float, expected: str
+) -> None:
+    """A busy CPU's "less than 140%" is no reason to leave a rung out."""
+    made = two_clocks.run()
+    made["rungs"] = made["rungs"][:2]
+    made["rungs"][1]["gain"] |= {"below": below}
+    made["rungs"][1]["verdict"] = "less than"
+    found = advice(staircase(made))["channels_last"]
+    assert found.advice == expected and (found.decide is None) == (expected == "NO DIFFERENCE")
 
 
 @pytest.mark.parametrize("gpu, wall", [*itertools.product((*WORDS, ""), repeat=2)])

@@ -9,8 +9,8 @@ from ladder.results.values import AMBIGUOUS, FASTER, LESS_THAN, NO_GAIN, SLOWER,
 from ladder.results.words import Seen, word
 
 GPU = {
-    "faster": (Seen(FASTER, 1.13), "the GPU's work takes 1.13x less time"),
-    "slower": (Seen(SLOWER, 0.9), "the GPU's work takes 1.11x more time"),
+    "faster": (Seen(FASTER, 1.13), "the GPU's work is 1.13x faster"),
+    "slower": (Seen(SLOWER, 0.9), "the GPU's work is 1.11x slower"),
     "less": (Seen(LESS_THAN, 1.001, 0.004), "the GPU's work shows less than 0.41% difference"),
     "ambiguous": (Seen(AMBIGUOUS, 1.01, 0.02), "the change of the GPU's work stays ambiguous"),
     "few": (Seen(TOO_FEW, 1.2), "the GPU's work has too few generations for a verdict"),

@@ -97,7 +97,7 @@ def rows(rung: Rung) -> list[tuple[str | None, list[str]]]:
     made = []
     for of, answer in found:
         accepted = f" ({rung.known})" if rung.known and of in slower else ""
-        floor = "" if answer.floor is None else texts.percent(answer.floor)
+        floor = "" if answer.floor is None else texts.difference(answer.floor)
         times = [texts.ms(answer.base_ms), texts.ms(answer.head_ms)]
         shown = [change(answer), between(answer), word(answer) + accepted, floor, str(answer.rounds)]
         made.append((answer.verdict, [rung.name, of, *times, *shown]))
@@ -136,7 +136,7 @@ def remarks(result: Compared) -> list[str]:
         each for rung in result.rungs for each in ((rung, WALL, rung), (rung, GPU, rung.gpu))
     ]
     sizes = [
-        f"{rung.name} {texts.percent(answer.resolution)} of {of}"
+        f"{rung.name} {texts.difference(answer.resolution)} of {of}"
         for rung, of, answer in seen
         if answer and answer.resolution is not None
     ]

@@ -17,7 +17,7 @@ from ladder.results.types import Plain, Result, head, plain
 
 _MACHINE = ("name", "gpu", "gpu_memory_gb", "device", *results.SOFTWARE, "driver", "python", "os")
 _HOST = ("cpu", "cores")  # what may differ if it is asked for, on a GPU
-_PROTOCOL = ("mode", "quick", "cycles", "cycle_steps", "settle_s", "settle_cycles")
+_PROTOCOL = ("mode", "quick", "cycles", "cycle_steps", "settle_s", "settle_cycles", "gpu_memory_limit_gb")
 _REFUSED = ("not engaged", "failed: parity")
 _NONE = object()
 

@@ -19,14 +19,15 @@ from ladder.machine import environment
 from ladder.plan import content
 from ladder.results import derive, identity, parts, sources
 from ladder.results import store as results
+from ladder.results.combine import gains
 from ladder.results.publishable import publishable
 from ladder.results.types import Noise, Result, RungResult, given, head
 from ladder.results.values import FASTER, INSIDE, SLOWER
 from ladder.results.words import Seen, word
 from ladder.stats import answers, estimates, nested
 
-_MACHINE = ("gpu", "cpu", "cores", "device")
-_PROTOCOL = ("quick", "mode", "cycle_steps")
+UNKNOWN_NOISE = "the noise of one of them is unknown"
+_PROTOCOL = ("quick", "mode", "cycle_steps", "gpu_memory_limit_gb")
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Compared:
 def differences(before: Result, after: Result) -> list[str]:
     """Return why the two cannot be compared, a line each: what differs beside code and software."""
     found = []
-    for key in _MACHINE:
+    for key in gains.MACHINE:
         was, now = getattr(before.machine, key), getattr(after.machine, key)
         if was != now:
             found.append(f"{key}: {was} and {now}")
@@ -92,8 +93,13 @@ def software(before: Result, after: Result) -> list[str]:
 def compare(before: Result, after: Result, anyway: bool = False) -> list[Compared]:
     """Return a verdict for each rung of `before` that both have; `faster` means that `after` is.
 
-    Raises `UserError` if they are not comparable (unless `anyway`) or have no rung in common.
+    Raises `UserError` if they are not comparable (unless `anyway`) or have no rung in common. A simulated card is never
+    comparable with another.
     """
+    cards = [each.protocol.gpu_memory_limit_gb for each in (before, after)]
+    if cards[0] != cards[1]:
+        said = " and ".join(f"{each:g} GiB" if each else "all of it" for each in cards)
+        raise UserError(f"not comparable: --gpu-memory: {said}; another card was simulated")
     if (found := differences(before, after)) and not anyway:
         raise UserError(f"not comparable: {'; '.join(found)}; --anyway compares them nevertheless")
     others = {rung.name: rung for rung in after.rungs}
@@ -137,7 +143,7 @@ def _why_not(a: RungResult, b: RungResult, before: Result, after: Result) -> str
     recipes = a.recipe or {}, b.recipe or {}
     if any(recipes[0][key] != recipes[1][key] for key in recipes[0].keys() & recipes[1].keys()):
         return "another recipe"  # a field that only one commit knows is at its default there
-    return "" if before.noise and after.noise else "the noise of one of them is unknown"
+    return "" if before.noise and after.noise else UNKNOWN_NOISE
 
 
 @dataclass(frozen=True)
@@ -213,8 +219,13 @@ def show(before: Path, after: Path, anyway: bool, as_json: bool) -> bool:
     """Print the comparison of two files; return whether any rung is slower. Raises `UserError` as `compare` does."""
     first, second = results.load(before), results.load(after)
     rows = compare(first, second, anyway)
+    two = gains.other_machine(first, second)
+    unlike = {row.name: row.reason for row in rows if row.reason != UNKNOWN_NOISE}
+    worth = gains.compare(first, second, unlike) if two else []
     if as_json:
-        print(json.dumps([dataclasses.asdict(row) for row in rows], indent=1, allow_nan=False))
+        of = {row.name: dataclasses.asdict(row) for row in worth}
+        data = [dataclasses.asdict(row) | {"gains": of.get(row.name)} for row in rows]
+        print(json.dumps(data, indent=1, allow_nan=False))
         return any(row.is_slower for row in rows)
     lines = [texts.plain(f"before: {heading(first)}"), "after:  " + texts.plain(heading(second))]
     lines += [f"warning: {line}" for line in map(texts.plain, differences(first, second))]
@@ -233,6 +244,8 @@ def show(before: Path, after: Path, anyway: bool, as_json: bool) -> bool:
             lines.append(f"{'':<{wide}} GPU  {said}".rstrip())
             if made_of := _made_of(first, second, row):
                 lines.append(f"{'':<{wide}}      {made_of}")
+    if two:
+        lines += gains.lines(first, second, worth)
     print("\n".join(lines))
     return any(row.is_slower for row in rows)
 

@@ -1,6 +1,7 @@
 """The series that results belong to: a newer torch, CUDA, cuDNN or Triton begins a new one.
 
-A series is one machine, software, workload (by its fields), ladder and mode, quick runs apart.
+A series is one machine, software, workload (by its fields), ladder and mode. Quick runs are apart, and so are those of
+a simulated smaller card.
 `ladder.results.ranking` says which result is shown of each series. A rung's gain at the top is shown beside a
 staircase of the same series and code.
 """
@@ -29,7 +30,7 @@ def key(result: Result, mode: str | None = None) -> tuple[Any, ...]:
     another series.
     """
     names = result.machine.name, result.workload["name"], result.ladder.name
-    found = [mode or ranking.mode(result), result.protocol.quick]
+    found = [mode or ranking.mode(result), result.protocol.quick, result.protocol.gpu_memory_limit_gb]
     found += [content.of_workload(result.workload), result.ladder.digest]
     return (*names, *map(str, found), *(str(getattr(result.machine, name)) for name in results.SERIES))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ladder.base.text import escaped, percent, plain
+from ladder.base.text import difference, escaped, percent, plain
 from ladder.results import store as results
 from ladder.results.types import head
 from ladder.studies.noise.record import Result, Sight
@@ -17,14 +17,15 @@ def rows(result: Result) -> list[list[str]]:
 
 
 def _cells(sight: Sight) -> list[str]:
-    shares = (sight.resolution, sight.floor, sight.between, sight.inside)
-    return [*("" if each is None else percent(each) for each in shares), str(sight.generations)]
+    differences = ("" if each is None else difference(each) for each in (sight.resolution, sight.floor))
+    scatter = ("" if each is None else percent(each) for each in (sight.between, sight.inside))
+    return [*differences, *scatter, str(sight.generations)]
 
 
 def sentence(result: Result) -> str:
     """Return the first line: the change that each clock can show."""
     seen = [
-        f"{percent(sight.resolution)} in {name}"
+        f"{difference(sight.resolution)} in {name}"
         for name, sight in (("the step's time", result.wall), ("GPU time", result.gpu_time))
         if sight is not None and sight.resolution is not None
     ]

@@ -1,0 +1,250 @@
+"""The comparison of gains on two machines: which rung is worth more on one of them, and in which kernels that lies.
+
+A gain is the difference of two rungs in the same generations of one run, so the speed of its machine cancels. Two
+machines' gains are independent: their variances add, the floor is the largest of both runs, Holm over the rungs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ladder.base.text import bounds, fine_factor, less_than, plain
+from ladder.plan import modes
+from ladder.receipts import categories
+from ladder.results import code_digest, judging, parts
+from ladder.results.types import Result, RungResult, head
+from ladder.results.values import FASTER, INSIDE, SLOWER
+from ladder.stats import answers
+from ladder.stats.answers import Quantity
+from ladder.stats.nested import Difference
+
+MACHINE = ("gpu", "cpu", "cores", "device")
+WORDS = {FASTER: "gains more", SLOWER: "gains less"}  # on the second machine
+_SEEN = 0.0005  # a share that is told as 0.0%
+_OVER = {modes.CUMULATIVE: "over the rung before", modes.LEAVE_ONE_OUT: "on top of all others"}
+Pair = tuple[str, str]  # the rung that a gain is over, and the rung that gains
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A rung's gain on two machines by one clock. The ratio is above 1 if it gains more on the second."""
+
+    before: float
+    after: float
+    ratio: float
+    interval: tuple[float, float] | None
+    verdict: str
+    below: float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One rung's gains by both clocks, or why there are none. `lies_in` says where a difference lies."""
+
+    name: str
+    reason: str
+    step: Gain | None = None
+    gpu: Gain | None = None
+    lies_in: str = ""
+
+
+def other_machine(before: Result, after: Result) -> bool:
+    """Return whether two machines measured, so that gains say more than times."""
+    return any(getattr(before.machine, key) != getattr(after.machine, key) for key in MACHINE)
+
+
+def compare(before: Result, after: Result, reasons: Mapping[str, str]) -> list[Row]:
+    """Return the gains of each rung that both results compare with the rung before it, or with another.
+
+    Args:
+        reasons: by rung of both, why its two times cannot be compared; "" if they can.
+    """
+    pairs, others = ({name: (a, b) for name, a, b in judging.pairs(each)} for each in (before, after))
+    rows = {name: Row(name, _why_not(pairs[name], others[name], reasons)) for name in pairs if name in others}
+    asked = {name: pairs[name] for name, row in rows.items() if not row.reason}
+    steps, work = (_judge(asked, both) for both in zip(*map(judging.measured, (before, after)), strict=True))
+    if not judging.judges_gpu_time(before):
+        work = {}
+    for name, pair in asked.items():
+        step, gpu = steps.get(name), work.get(name)
+        rows[name] = Row(name, "", step, gpu, _lies_in(before, after, pair, step, gpu))
+    return list(rows.values())
+
+
+def _why_not(first: Pair, second: Pair, reasons: Mapping[str, str]) -> str:
+    if first != second:
+        return f"over {first[0]} in the first, over {second[0]} in the second"
+    return next((f"{name}: {reasons[name]}" for name in first if reasons.get(name)), "")
+
+
+def _judge(asked: Mapping[str, Pair], sides: tuple[Quantity, Quantity]) -> dict[str, Gain]:
+    """Return the answers on one quantity of the rungs that both sides have."""
+    shared = {name: pair for name, pair in asked.items() if all(side.paired(*pair) for side in sides)}
+    floors = [side.floors(len(shared)) for side in sides]
+    questions, effects = [], []
+    for pair in shared.values():
+        known = [
+            each.get(side.kinds[name]) for side, each in zip(sides, floors, strict=True) for name in pair
+        ]
+        questions.append(answers.question(_apart(sides, pair), known, len(shared), gpu=sides[0].is_gpu))
+        means = [list(side.paired(*pair).values()) for side in sides]
+        effects.append([sum(values) / len(values) for values in means])
+    return {
+        name: Gain(
+            math.exp(first),
+            math.exp(second),
+            math.exp(second - first),
+            each.interval and (math.exp(each.interval[0]), math.exp(each.interval[1])),
+            each.verdict,
+            each.below,
+        )
+        for name, (first, second), each in zip(shared, effects, answers.answer(questions), strict=True)
+    }
+
+
+def _apart(sides: tuple[Quantity, Quantity], pair: Pair) -> Difference | None:
+    """Return by how much the second side's gain is larger, or None where a side has too few generations."""
+    first, second = (side.difference(*pair) for side in sides)
+    if first is None or second is None:
+        return None
+    parts_ = [(each.error**2, each.freedom) for each in (first, second)]
+    variance = sum(part for part, _ in parts_)
+    weights = sum(part**2 / freedom for part, freedom in parts_)
+    freedom = variance**2 / weights if weights else first.freedom + second.freedom
+    least = min(first.generations, second.generations)
+    return Difference(second.mean - first.mean, math.sqrt(variance), freedom, least)
+
+
+# --- where a difference lies ----------------------------------------------------------------------------------------
+
+
+def _lies_in(before: Result, after: Result, pair: Pair, step: Gain | None, gpu: Gain | None) -> str:
+    """Return where gains that differ do so: in kernels, or in the waiting; "" where none differs for sure."""
+    if gpu and gpu.verdict in WORDS:
+        return _kernels(before, after, pair)
+    if step and step.verdict in WORDS and gpu and gpu.verdict in INSIDE:
+        return "the GPU's work gains alike: the difference lies in the waiting"
+    return ""
+
+
+def _kernels(before: Result, after: Result, pair: Pair) -> str:
+    """Return the categories in which two gains of GPU time differ, and the family of kernels that differs most.
+
+    A share is the GPU time that the rung saves there, of all GPU time without the rung.
+    """
+    saved = []
+    for when, result in (("first", before), ("second", after)):
+        rungs = {rung.name: rung for rung in result.rungs}
+        found = _saved(rungs[pair[0]], rungs[pair[1]])
+        if found is None:
+            return f"in which kernels is unknown: no profile in the {when}"
+        saved.append(found)
+    by_category = [_joined(each.items()) for each in saved]
+    both = {name: [each.get(name, 0.0) for each in by_category] for name in by_category[0] | by_category[1]}
+    order = sorted(both, key=lambda name: -abs(both[name][1] - both[name][0]))
+    largest = abs(both[order[0]][1] - both[order[0]][0]) if order else 0.0
+    told = []
+    for name in order[: parts.MOST]:
+        apart = both[name][1] - both[name][0]
+        if abs(apart) >= max(_SEEN, parts.LEAST * largest):
+            shares = " and ".join(f"{100 * share:.1f}%" for share in both[name])
+            told.append(f"{plain(name)} {shares}{_most(saved, name)}")
+    return f"saved of the GPU time without it: {', '.join(told)}" if told else ""
+
+
+def _saved(without: RungResult, rung: RungResult) -> dict[str, float] | None:
+    """Return the share of GPU time that a rung saves in each family of kernels, or None without two profiles."""
+    first, second = parts.parts_of(without), parts.parts_of(rung)
+    if first is None or second is None:
+        return None
+    ms = [
+        {each.name: each.ms for each in (of.profile.families if of.profile else ())} for of in (without, rung)
+    ]
+    return {name: (ms[0].get(name, 0.0) - ms[1].get(name, 0.0)) / first.gpu_ms for name in ms[0] | ms[1]}
+
+
+def _joined(shares: Iterable[tuple[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for family, share in shares:
+        name = categories.category(family)
+        found[name] = found.get(name, 0.0) + share
+    return found
+
+
+def _most(saved: list[dict[str, float]], category: str) -> str:
+    """Return the family of a category in which the two differ most; "" where the category is one family."""
+    names = [name for name in saved[0] | saved[1] if categories.category(name) == category]
+    if len(names) < 2:
+        return ""
+    most = max(names, key=lambda name: abs(saved[1].get(name, 0.0) - saved[0].get(name, 0.0)))
+    return f" (most of it: {plain(most)})"
+
+
+# --- what is told ---------------------------------------------------------------------------------------------------
+
+
+def lines(before: Result, after: Result, rows: list[Row]) -> list[str]:
+    """Return the lines on the gains: a sentence for each clock, then each rung by each clock."""
+    if not rows:
+        return ["gains: no rung is compared with another in both"]
+    mode = before.protocol.mode or modes.CUMULATIVE
+    first, second = _names(before, after)
+    made = []
+    if code_digest.differences(head(before), head(after)):
+        made.append("warning: the two measured other code, so a gain that differs may be the code's")
+    made.append(f"gains {_OVER.get(mode, 'over the first')}, on {first} and on {second}:")
+    wide = max(len(row.name) for row in rows)
+    clocks = any(row.gpu for row in rows)
+    for row in rows:
+        name = f"{row.name:<{wide}} "
+        if row.reason or not row.step:
+            made.append(name + (row.reason or "no generation in common"))
+            continue
+        made.append(f"{name}{'step ' * clocks}{_said(row.step)}")
+        if row.gpu:
+            made.append(f"{'':<{wide}} GPU  {_said(row.gpu)}")
+        if row.lies_in:
+            made.append(f"{'':<{wide}}      {row.lies_in}")
+    told = [
+        ("GPU time", [(row.name, row.gpu) for row in rows]),
+        ("step", [(row.name, row.step) for row in rows]),
+    ]
+    return [*made, *(f"{clock}: {said}" for clock, each in told if (said := summary(each, second)))]
+
+
+def _names(before: Result, after: Result) -> tuple[str, str]:
+    machines = before.machine, after.machine
+    for key in ("gpu", "cpu"):
+        first, second = (plain(getattr(each, key) or each.cpu) for each in machines)
+        if first != second:
+            return first, second
+    return "the first", "the second"
+
+
+def _said(gain: Gain) -> str:
+    agrees = gain.verdict in INSIDE and gain.below is not None
+    told = _agree([gain]) if agrees else WORDS.get(gain.verdict, gain.verdict)
+    ratio = "" if agrees else fine_factor(gain.ratio)
+    factors = f"{fine_factor(gain.before):>7} {fine_factor(gain.after):>7}"
+    return f"{factors}  {ratio:>7}  {bounds(gain.interval):<16} {told}".rstrip()
+
+
+def summary(gains: Iterable[tuple[str, Gain | None]], second: str) -> str:
+    """Return in one sentence which gains agree, and which do not; "" where nothing is known of any."""
+    known = {name: gain for name, gain in gains if gain}
+    agree = [gain for gain in known.values() if gain.verdict in INSIDE]
+    made = []
+    if agree:
+        count = f"all {len(agree)}" if len(agree) == len(known) else f"{len(agree)} of {len(known)}"
+        made.append(f"{count} gains {_agree(agree)}")
+    for verdict in dict.fromkeys(gain.verdict for gain in known.values() if gain.verdict not in INSIDE):
+        names = ", ".join(plain(name) for name, gain in known.items() if gain.verdict == verdict)
+        made.append(f"{WORDS[verdict]} on {second}: {names}" if verdict in WORDS else f"{verdict}: {names}")
+    return "; ".join(made)
+
+
+def _agree(gains: Sequence[Gain]) -> str:
+    """Return how closely gains agree at least: `agree within 1.2%`."""
+    return less_than(max(gain.below or 0.0 for gain in gains)).replace("less than", "agree within")

@@ -1,0 +1,192 @@
+"""`ladder run --gpu-memory`: every process is held to a smaller card, and its result stands beside no other."""
+
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ladder.base.errors import UserError
+from ladder.cli import climb
+from ladder.engine import asides, inspection, lanes
+from ladder.engine.channel import Nobody
+from ladder.engine.pool import Worker
+from ladder.engine.timed_rung import Rung
+from ladder.engine.worker import failure
+from ladder.machine import system
+from ladder.publish import gallery
+from ladder.publish.validation import validate
+from ladder.report import advising, tables
+from ladder.results import publishable, ranking
+from ladder.results import store as results
+from ladder.results.combine import belonging, comparing, series
+from ladder.results.types import Result
+from tests.cli.test_cli import call
+from tests.engine.test_inspecting import asked
+from tests.support import made_up, servers, typed
+from tests.support.fake_runs import run
+
+answered = asked  # workers that answer their inspection
+kept_servers = servers.kept_servers
+GIB = 2**30
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, int | None]]:
+    """Return (whether it inspects, its bytes) of every process that is built. Fake steps have no GPU to limit."""
+    seen: list[tuple[bool, int | None]] = []
+    real = Worker.call
+
+    def call_(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:
+        if do == "build":
+            seen.append((fields.get("keep_gradients", False), fields.pop("memory_limit", None)))
+        return real(worker, do, **fields)
+
+    monkeypatch.setattr(Worker, "call", call_)
+    return seen
+
+
+@pytest.mark.usefixtures("kept_servers", "answered")
+@pytest.mark.parametrize("card", [24.0, None])
+def test_inspectors_and_timed_processes_are_held_to_the_card(
+    card: float | None, told: list, tmp_path: Path
+) -> None:
+    result = run(tmp_path / "out", {"a": {}, "b": {}}, inspect=True, gpu_memory_gb=card)
+    limit = None if card is None else 23 * GIB  # a GiB is CUDA's own
+    assert set(told) == {(True, limit), (False, limit)} and len(told) == 5
+    assert result["protocol"].get("gpu_memory_limit_gb") == card
+    (path,) = (tmp_path / "out").glob("*/*.json")
+    assert ("-limited-" in path.name) == (card is not None)
+
+
+def test_the_allocator_gets_the_share_of_the_gpu_before_anything_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shares: list[float] = []
+
+    def share(fraction: float) -> None:
+        assert isinstance(fraction, float)  # PyTorch refuses an int
+        shares.append(fraction)
+
+    cuda = types.SimpleNamespace(
+        current_device=lambda: 0,
+        get_device_properties=lambda index: types.SimpleNamespace(total_memory=80 * GIB),
+        set_per_process_memory_fraction=share,
+    )
+    fake = types.SimpleNamespace(cuda=cuda)
+    asides.limit_memory(fake, 20 * GIB)
+    asides.limit_memory(fake, 90 * GIB)
+    assert shares == [0.25, 1.0]
+    assert lanes.allocatable(None) is None and lanes.allocatable(24) == 23 * GIB
+
+    def made(*_: object, **__: object) -> None:
+        assert len(shares) == 3
+        raise RuntimeError("built")
+
+    rung = Rung(None, Nobody())
+    rung.package = types.SimpleNamespace(make_step=made)
+    monkeypatch.setitem(sys.modules, "torch", fake)
+    monkeypatch.setattr(rung.threads, "hold", lambda threads: None)
+    with pytest.raises(RuntimeError, match="built"):
+        rung.do_build({}, {}, "cuda", 0, memory_limit=40 * GIB)
+    assert shares[-1] == 0.5
+
+
+def test_a_rung_that_passed_with_all_memory_is_inspected_anew(tmp_path: Path) -> None:
+    whole, small = (inspection.Cache({}, {}, tmp_path, limit) for limit in (None, 23 * GIB))
+    whole.put({}, {"inspection": {}, "parity": {}, "receipts": {}})
+    assert whole.get({}) and small.get({}) is None
+
+
+def limited(seed: int = 2, **more: float) -> dict[str, Any]:
+    made = made_up.judged_run(seed=seed, **more)
+    made["protocol"]["gpu_memory_limit_gb"] = 24.0
+    return made
+
+
+def read(made: dict[str, Any]) -> Result:
+    return typed.typed(made)
+
+
+def test_a_limited_result_is_compared_merged_and_shown_with_no_other(tmp_path: Path) -> None:
+    usual, small = read(made_up.judged_run(seed=1)), read(limited())
+    (line,) = comparing.differences(usual, small)
+    assert line == "protocol gpu_memory_limit_gb: None and 24.0"
+    assert belonging.differences(usual, small) == ["protocol.gpu_memory_limit_gb: missing and 24.0"]
+    assert not comparing.differences(small, read(limited(seed=3)))
+    assert series.key(usual) != series.key(small) and ranking.rank(usual) > ranking.rank(small)
+    assert publishable.publishable(small) == [publishable.LIMITED] and not publishable.publishable(usual)
+    assert gallery.stem(small).endswith("-limited")
+    for name, made in (("a", made_up.judged_run(seed=1)), ("b", limited())):
+        results.write(tmp_path / f"{name}.json", made)
+    for options in ((), ("--anyway",)):
+        refused = call("compare", tmp_path / "a.json", tmp_path / "b.json", *options)
+        assert refused.exit_code == 2 and "--gpu-memory: all of it and 24 GiB" in refused.stderr
+
+
+def test_the_title_says_so_wherever_the_table_is_shown() -> None:
+    small = read(limited())
+    assert "in 24 GiB of GPU memory on NVIDIA H200" in tables.markdown(small).splitlines()[0]
+    assert publishable.LIMITED in tables.markdown(small)
+    assert advising._run(small, "").endswith("ladder run -w article --gpu-memory 24")
+
+
+def test_its_file_is_a_valid_one_and_an_absurd_memory_is_not(tmp_path: Path) -> None:
+    genuine = Path(__file__).parents[1] / "support" / "data" / "article-article-20261121T015325Z.json"
+    data = json.loads(genuine.read_text())
+    folder = tmp_path / data["machine"]["name"]
+    folder.mkdir()
+    for name, value, problem in (("24", 24.0, None), ("0", 0.0, "gpu_memory_limit_gb")):
+        data["protocol"]["gpu_memory_limit_gb"] = value
+        path = folder / f"article-article-limited-20261121T01532{name[0]}Z.json"
+        path.write_text(json.dumps(data))
+        found = validate.problem_of(path)
+        assert found is None if problem is None else problem in str(found)
+
+
+@pytest.mark.parametrize(
+    ("device", "asked_for", "said"),
+    [
+        ("cpu", 24.0, "--gpu-memory simulates a smaller GPU, and this run is on the CPU: leave it out"),
+        ("cuda", 80.0, "--gpu-memory 80: this GPU has 79.6 GiB: give less, or leave it out"),
+        ("cuda", 24.0, None),
+        ("cpu", None, None),
+    ],
+)
+def test_a_card_that_cannot_be_simulated_here_is_refused_in_one_line(
+    device: str, asked_for: float | None, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "facts", lambda device: {"gpu_memory_gb": 79.6})
+    if said is None:
+        climb.refuse_memory(asked_for, device)
+    else:
+        with pytest.raises(UserError, match="^" + said.replace("(", r"\(") + "$"):
+            climb.refuse_memory(asked_for, device)
+
+
+def test_a_run_goes_on_with_the_memory_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    results.write(path, limited())
+    options: dict[str, Any] = dict.fromkeys(
+        ("workload", "rungs", "budget", "rounds", "cycles", "seed", "mode", "data", "device")
+    )
+    asked_ = climb.Request(**options, ladder="article", quick=False, resume=path, out=tmp_path)
+    assert climb.continued(asked_).gpu_memory == 24.0
+    with pytest.raises(UserError, match="that run has another --gpu-memory; leave it out"):
+        climb.continued(climb.dataclasses.replace(asked_, gpu_memory=16.0))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_more_than_the_card_holds_is_out_of_memory_and_less_is_not() -> None:
+    try:
+        asides.limit_memory(torch, torch.cuda.memory_reserved() + 512 * 2**20)
+        assert torch.empty(256 * 2**20, dtype=torch.uint8, device="cuda").numel()
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            torch.empty(GIB, dtype=torch.uint8, device="cuda")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert failure(caught.value, "prepare", Rung(None, Nobody()))["status"] == "oom"
