@@ -143,7 +143,7 @@ def test_a_rung_whose_check_broke_is_checked_again_before_a_resumed_run_times_it
     asked.clear()
     after = by_name(run(tmp_path / "out", {"a": {}, "b": {}, "c": {}}, inspect=True, resume=path))
     did = [do for name, do in asked if name == "b"]
-    timed = ["begin", "cycle", "finish", "choices", *["profile"] * 2, "prove", "release"]
+    timed = ["begin", "cycle", "finish", "choices", *["profile"] * 2, "prove"]
     assert did == ["build", "prepare", "parity", "profile", "trace", "receipts", "build", "prepare", *timed]
     assert after["b"]["status"] == "ok" and after["b"]["parity"] == OK
     assert after["c"]["status"] == "failed: parity" and not [do for name, do in asked if name == "c"]
