@@ -24,6 +24,17 @@ def limit_memory(torch: Any, limit: int) -> None:
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit / has))
 
 
+def gpu_memory(torch: Any) -> dict[str, int]:
+    """Return the allocator's peaks and retries in this process, and what its GPU holds now; bytes."""
+    free, total = torch.cuda.mem_get_info()
+    return {
+        "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+        "device_used_bytes": total - free,  # CUDA graphs' pools hide from the allocator's peaks
+        "alloc_retries": torch.cuda.memory_stats().get("num_alloc_retries", 0),
+    }
+
+
 def weights_of(step: Any) -> dict[str, list[float]]:
     """Return the length of every weight, by network: enough to see whether they moved, and a copy would take memory.
 

@@ -392,12 +392,6 @@ class Rung(Member):
         memory: dict[str, Any] = {"peak_rss_bytes": peak_rss()}
         torch = sys.modules.get("torch")
         if self.device == "cuda" and torch is not None and torch.cuda.is_initialized():
-            free, total = torch.cuda.mem_get_info()
-            memory |= {
-                "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
-                "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
-                "device_used_bytes": total - free,  # CUDA graphs' pools hide from the allocator's peaks
-                "alloc_retries": torch.cuda.memory_stats().get("num_alloc_retries", 0),
-            }
+            memory |= asides.gpu_memory(torch)
             memory |= {key: max(peak, memory[key]) for key, peak in self.peaks.items()}
         return memory
