@@ -3,7 +3,8 @@
 Change. A layer of the generator multiplies its input by a style, one number a channel and sample, and then convolves.
 In a block the first layer's activation goes to the second layer alone. So `kernels/upfirdn/filter_act_modulate.py`
 writes it with that style in it, in the kernel that filters and activates (`fused_filter`). A pass that only
-multiplies is gone. The second layer's activation is left as it is: toRGB reads it too, with a style of its own.
+multiplies is gone. The second layer's activation is read by toRGB as it is, and by the next block's first layer with
+a style in it. `kernels/pointwise/bias_act_modulate.py` writes both.
 
 Backward the pass over gradients is gone as well, and the remaining kernel reads no more than before. The activation's
 sign is that of the modulated one, turned if the style is negative. Style times its gradient is a sum that the
@@ -37,6 +38,7 @@ def receipt(seen: dict) -> Receipt:
     left = calls.get("filter_act_kernel", 0)
     return judge(
         *launched(seen, "filter_act_modulate_kernel", "filter_act_modulate_grad_kernel"),
+        *launched(seen, "bias_act_modulate_kernel", "bias_act_modulate_grad_kernel"),
         (not left, f"activations behind a filter that are written as they are: {left}"),
         (alone <= most, f"modulations by themselves: {alone}, at most {most}"),
     )

@@ -55,13 +55,18 @@ def test_every_phase_computes_the_same(how):
 def test_gradients_in_bf16_are_no_further_from_fp32_than_without():
     for phase in ("G_main", "G_pl"):
 
-        def gradients(recipe, phase=phase):
-            found = every_phase(tiny(recipe), phases=(phase,))[1][phase]
+        def gradients(recipe, layers, phase=phase):
+            found = every_phase(tiny(recipe, mapping_layers=layers), phases=(phase,))[1][phase]
             return torch.cat([g.flatten() for g in found.values()])
 
-        exact = gradients(BELOW)
-        apart, joined = ((gradients(r | {"precision": "bf16"}) - exact).norm() for r in (BELOW, JOINED))
-        assert joined <= 1.1 * apart <= 0.3 * exact.norm(), phase
+        errors = torch.zeros(3, 2)  # of three networks: one alone may be twice as far off by chance
+        for layers in range(3):
+            exact = gradients(BELOW, 1 + layers)
+            for which, recipe in enumerate((BELOW, JOINED)):
+                far = (gradients(recipe | {"precision": "bf16"}, 1 + layers) - exact).norm()
+                errors[layers, which] = far / exact.norm()
+        apart, joined = errors.log().mean(0).exp().tolist()
+        assert joined <= 1.2 * apart and errors[:, 1].max() <= 0.3, (phase, errors)
 
 
 def test_a_workload_without_modulation_is_left_as_it_is():
