@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import kernels
+from kernels.weights import demodulate_group
 from ladder.base import text
 from ladder.parity import check as parity
 from ladder.plan import catalog, modes, needs
@@ -40,6 +41,8 @@ def plain_kernels(monkeypatch):
     """The ops in plain PyTorch, where what matters is how the model calls them: the interpreter is slow."""
     for name in ("weight_energies", "demodulate_group"):
         monkeypatch.setattr(kernels, name, getattr(kernels, f"{name}_reference"))
+    plain = lambda energies, styles: (kernels.demodulate_group_reference(energies, styles), styles)  # noqa: E731
+    monkeypatch.setattr(demodulate_group, "demodulate_group_fork", plain)
 
 
 def gathered(recipe, sabotage=None, **workload):
@@ -158,7 +161,8 @@ def test_grouped_demod_sabotaged_by_a_group_for_each_layer(monkeypatch, refused)
     honest = networks.grouped_demodulation
 
     def one_by_one(layers, styles):
-        return [honest([layer], [style])[0] for layer, style in zip(layers, styles, strict=True)]
+        pairs = [honest([layer], [style]) for layer, style in zip(layers, styles, strict=True)]
+        return [each for (each,), _ in pairs], [style for _, (style,) in pairs]
 
     monkeypatch.setattr(networks, "grouped_demodulation", one_by_one)
     what = "each layer is a group of its own"
@@ -213,10 +217,10 @@ def wrong_style(monkeypatch):
     """Coefficients of the layer whose style is the same size: shapes fit."""
     honest = kernels.demodulate_group_reference
 
-    def shifted(energies, styles, *rest):
-        return honest(energies, [styles[0], styles[0], *styles[2:]], *rest)
+    def shifted(energies, styles):
+        return honest(energies, [styles[0], styles[0], *styles[2:]]), styles
 
-    monkeypatch.setattr(kernels, "demodulate_group", shifted)
+    monkeypatch.setattr(demodulate_group, "demodulate_group_fork", shifted)
 
 
 def one_tap(monkeypatch):
