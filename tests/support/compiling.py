@@ -79,6 +79,8 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
     import torch
 
     import kernels
+    from kernels.linear.rgb_weights import styled_group
+    from kernels.pointwise.bias_act_modulate import bias_act_modulate
 
     n, c, h, w = shape
     run_maps(shape, dtype, layout)
@@ -93,19 +95,17 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
         run(lambda x, u=up, d=down: kernels.upfirdn2d(x, BINOMIAL, up=u, down=d), x)
     run(lambda x, b: kernels.act_filter(x, b, BINOMIAL, padding=2), x, bias)
     how = {"noise": noise, "padding": (2, 1)}
-    run(
-        lambda x, b, t, s: kernels.filter_act(x, BINOMIAL, b, strength=t, scale=s, **how),
-        x,
-        bias,
-        strength,
-        scale,
-    )
+    given = x, bias, strength, scale
+    run(lambda x, b, t, s: kernels.filter_act(x, BINOMIAL, b, strength=t, scale=s, **how), *given)
     how |= {"strength": strength, "scale": scale.requires_grad_()}
     y = kernels.filter_act(x.requires_grad_(), BINOMIAL, bias, **how)
     torch.autograd.grad(y, (x, scale), y)  # differentiated once, by a kernel of its own
     y = kernels.filter_act_modulate(x, BINOMIAL, scale, bias, **how)
     torch.autograd.grad(y, (x, scale), y)
     run_upconv(x.detach())
+    y = bias_act_modulate(x, bias, scale, noise=noise, strength=strength, scale=scale)
+    y = [*y, *styled_group([torch.zeros(3, c)], [scale])]
+    torch.autograd.grad(y, (x, scale), y)
     run(kernels.demodulate, torch.zeros(128, c, 3, 3), scale)
     run_group(torch.zeros(128, c, 3, 3).contiguous(memory_format=layout), scale)
     weight, image = torch.zeros(3, c, 1, 1), torch.zeros(n, 3, h, w).contiguous(memory_format=layout)

@@ -24,7 +24,7 @@ WALKED = ("bias_act noise scale", "modulate", "instance_norm_act")
 PIXELS = 1024  # of a map large enough for a walk
 NAMES = (
     *(word(name) for name in TABLE),
-    *("demodulate_styles", "instance_norm_planes", "dense_split", "adam"),
+    *("demodulate_styles", "instance_norm_planes", "dense_split", "adam", "second_results"),
     *(f"walk_{word(name)}" for name in WALKED),
     *CUDA,
 )  # names of all calls, known without a GPU, so that no call is left out unseen
@@ -56,6 +56,9 @@ def calls(x) -> Iterator[Call]:
         rows = torch.randn(2, 1, 2049, device=x.device)
         yield Call("dense_split", kernels.dense, tuple(rows))
     yield Call("adam", adam, (x,))
+    n, c = x.shape[:2]
+    small = [torch.randn(size, device=x.device) for size in ((c,), (n, c), (3, c))]
+    yield Call("second_results", second_results, (x, *small))
     if x.device.type == "cuda":
         yield from cuda_calls(x)
     if x.shape[2] * x.shape[3] >= PIXELS:
@@ -99,6 +102,17 @@ def of_table(name: str, x, *, function: Callable[..., Any] | None = None, data: 
         return found if isinstance(found, torch.Tensor) else torch.cat([t.flatten() for t in found])
 
     return Call(word(name), call, tuple(given.values()))
+
+
+def second_results(x, bias, style, weight):
+    """Call the ops of a generator that no table times: an activation with two results, and toRGB's styled weights."""
+    import torch
+
+    from kernels.linear.rgb_weights import styled_group
+    from kernels.pointwise.bias_act_modulate import bias_act_modulate
+
+    both = bias_act_modulate(x, bias, style)
+    return torch.cat([t.flatten() for t in (*both, *styled_group([weight], [style]))])
 
 
 @contextlib.contextmanager
