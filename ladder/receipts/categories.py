@@ -50,6 +50,7 @@ OF_OURS = (
     ("rgb", f"{FUSED}convolutions from and to RGB"),
     ("styled_grad", f"{FUSED}convolutions from and to RGB"),
     ("minibatch_std", f"{FUSED}minibatch deviation"),
+    ("logistic_loss", f"{FUSED}loss"),
     ("sum_partials", f"{FUSED}sums of gradients"),
     ("modulate", NORMALIZATION),
     ("demodulate", NORMALIZATION),

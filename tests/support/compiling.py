@@ -81,6 +81,7 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
     import kernels
     from kernels.linear.rgb_weights import styled_group
     from kernels.pointwise.bias_act_modulate import bias_act_modulate
+    from kernels.pointwise.logistic_loss import logistic_loss
 
     n, c, h, w = shape
     run_maps(shape, dtype, layout)
@@ -89,7 +90,6 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
     noise = torch.zeros(n, 1, h, w)
     run(lambda x: kernels.minibatch_std(x, 4, multiple=8), x)
     torch.autograd.grad(kernels.minibatch_std(x.requires_grad_(), 4, multiple=8).sum(), x)
-    x = x.detach()
     run(lambda x: sum(t.sum() for t in kernels.fork_upfirdn2d(x, (0.125, 0.375, 0.375, 0.125), down=2)), x)
     for up, down in ((1, 1), (2, 1), (2, 2)):  # the gradient of up is down
         run(lambda x, u=up, d=down: kernels.upfirdn2d(x, BINOMIAL, up=u, down=d), x)
@@ -104,7 +104,7 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
     torch.autograd.grad(y, (x, scale), y)
     run_upconv(x.detach())
     y = bias_act_modulate(x, bias, scale, noise=noise, strength=strength, scale=scale)
-    y = [*y, *styled_group([torch.zeros(3, c)], [scale])]
+    y = [*y, *styled_group([torch.zeros(3, c)], [scale]), logistic_loss(scale[:, :1], 1)]
     torch.autograd.grad(y, (x, scale), y)
     run(kernels.demodulate, torch.zeros(128, c, 3, 3), scale)
     run_group(torch.zeros(128, c, 3, 3).contiguous(memory_format=layout), scale)

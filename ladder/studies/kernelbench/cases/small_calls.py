@@ -57,7 +57,7 @@ def calls(x) -> Iterator[Call]:
         yield Call("dense_split", kernels.dense, tuple(rows))
     yield Call("adam", adam, (x,))
     n, c = x.shape[:2]
-    small = [torch.randn(size, device=x.device) for size in ((c,), (n, c), (3, c))]
+    small = [torch.randn(size, device=x.device) for size in ((c,), (n, c), (3, c), (n, 1))]
     yield Call("second_results", second_results, (x, *small))
     if x.device.type == "cuda":
         yield from cuda_calls(x)
@@ -104,15 +104,17 @@ def of_table(name: str, x, *, function: Callable[..., Any] | None = None, data: 
     return Call(word(name), call, tuple(given.values()))
 
 
-def second_results(x, bias, style, weight):
-    """Call the ops of a generator that no table times: an activation with two results, and toRGB's styled weights."""
+def second_results(x, bias, style, weight, logits):
+    """Call the ops that no table times: an activation with two results, toRGB's styled weights, and the loss."""
     import torch
 
     from kernels.linear.rgb_weights import styled_group
     from kernels.pointwise.bias_act_modulate import bias_act_modulate
+    from kernels.pointwise.logistic_loss import logistic_loss
 
     both = bias_act_modulate(x, bias, style)
-    return torch.cat([t.flatten() for t in (*both, *styled_group([weight], [style]))])
+    found = (*both, *styled_group([weight], [style]), logistic_loss(logits, 1))
+    return torch.cat([t.flatten() for t in found])
 
 
 @contextlib.contextmanager
