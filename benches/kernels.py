@@ -186,6 +186,12 @@ CASES = [
     "upconv2d 32x128x128x128 O64 bf16 channels_last",
     "upconv2d 32x256x64x64 O128 bf16 channels_last",
     "upconv2d 32x512x32x32 O256 bf16 channels_last",
+    "bias_act_skip 8x128x128x128 I64 bf16 channels_last",
+    "bias_act_skip 8x256x64x64 I128 bf16 channels_last",
+    "bias_act_skip 8x512x32x32 I256 bf16 channels_last",
+    "bias_act_skip 32x128x128x128 I64 bf16 channels_last",
+    "bias_act_skip 32x256x64x64 I128 bf16 channels_last",
+    "bias_act_skip 32x512x32x32 I256 bf16 channels_last",
 ]
 DIRECTIONS = ["forward", "backward", "double backward"]
 FINGERPRINTS = {
@@ -217,6 +223,7 @@ FINGERPRINTS = {
     "cuda instance_norm_act": "778014ee",
     "filter_act_modulate": "5e887bbd",
     "upconv2d": "b91cb268",
+    "bias_act_skip": "f9ac06ed",
 }
 # Facts on ops that `setup` needs without importing torch: missing directions, and further capabilities.
 LACKS = {

@@ -92,6 +92,7 @@ OPS_OF = {
     "act_filter": ("act_filter",),
     "bias_act": ("bias_act", "scale_act"),
     "bias_act_residual": ("bias_act_residual",),
+    "bias_act_skip": ("bias_act_skip",),
     "demodulate": ("demodulate",),
     "demodulate_group": ("demodulate_group",),
     "dense": ("dense", "dense_group"),
