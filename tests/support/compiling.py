@@ -5,8 +5,7 @@ import os
 import sys
 
 from kernels import choices
-from tests.support.compiling_skip import run_skip
-from tests.support.compiling_upconv import run_upconv
+from tests.support.compiling_skip import run_products
 from tests.support.lanes import contracted_sums
 
 # Shared memory one block may use, by compute capability (CUDA C++ Programming Guide, technical specifications).
@@ -106,8 +105,7 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
     torch.autograd.grad(y, (x, scale), y)  # differentiated once, by a kernel of its own
     y = kernels.filter_act_modulate(x, BINOMIAL, scale, bias, **how)
     torch.autograd.grad(y, (x, scale), y)
-    run_upconv(x.detach())
-    run_skip(x.detach())
+    run_products(x.detach())
     run(kernels.demodulate, torch.zeros(128, c, 3, 3), scale)
     run_group(torch.zeros(128, c, 3, 3).contiguous(memory_format=layout), scale)
     weight, image = torch.zeros(3, c, 1, 1), torch.zeros(n, 3, h, w).contiguous(memory_format=layout)
