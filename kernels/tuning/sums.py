@@ -18,7 +18,7 @@ import torch
 
 from kernels.common.sums import Blocks, add_up, blocks
 from kernels.precompile import compile_ahead
-from kernels.tuning.timing import keep, refused, seconds
+from kernels.tuning.timing import keep, mean_us, refused, seconds
 
 CALLS = 256  # calls in a graph; one alone is shorter than a clock can tell
 # Segments (samples, or one for sums over all of them), rows of each and channels, by the most rows of an entry.
@@ -65,19 +65,14 @@ def tune(most: float) -> list[dict]:
     ]
 
 
-def mean(row: dict) -> float:
-    """Return the geometric mean over the shapes in microseconds."""
-    times = [run["microseconds"] for run in row["runs"]]
-    return math.prod(times) ** (1 / len(times))
-
-
 def report(rows: list[dict]) -> str:
     """Return the best entry beside the entry in force, as text."""
-    best, current = min(rows, key=mean), next(row for row in rows if row["current"])
+    best = min(rows, key=lambda row: mean_us(row["runs"]))
+    current = next(row for row in rows if row["current"])
     lines = [f"    ({best['most'] or 'math.inf'}, {Blocks(**best['config'])!r}),"]
     for label, row in (("best", best), ("now", current)):
         each = "  ".join(f"{'x'.join(map(str, r['shape']))} {r['microseconds']:.2f}" for r in row["runs"])
-        lines.append(f"    # {label}: {mean(row):.2f} us; {each}")
+        lines.append(f"    # {label}: {mean_us(row['runs']):.2f} us; {each}")
     return "\n".join(lines)
 
 

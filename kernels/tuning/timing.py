@@ -87,6 +87,12 @@ def timed_run(shape: tuple[int, ...], taken: float, copy: float, moved: int) -> 
     return {"shape": shape, "share": copy / taken} | facts
 
 
+def mean_us(runs: list[dict]) -> float:
+    """Return the geometric mean over the shapes in microseconds, infinite where one failed."""
+    times = [run.get("microseconds", math.inf) for run in runs]
+    return math.prod(times) ** (1 / len(times))
+
+
 def mean_share(runs: list[dict]) -> float:
     """Return the geometric mean of the shares over the shapes."""
     shares = [run.get("share", 0.0) for run in runs]

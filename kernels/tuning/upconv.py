@@ -8,7 +8,6 @@ minute or two. The times of cuDNN tell whether a step should use the op at all.
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ import torch.nn.functional as F
 
 from kernels.linear.upconv2d import Config, _forced, config, forward
 from kernels.precompile import compile_ahead
-from kernels.tuning.timing import buffers, keep, refused, seconds
+from kernels.tuning.timing import buffers, keep, mean_us, refused, seconds
 
 Shape = tuple[int, int, int, int]  # N, I, O and the rows (and columns) of x
 # Batch 8 and, where D judges fakes and reals together, 16.
@@ -129,15 +128,10 @@ def tune(size: str) -> list[dict[str, Any]]:
     ]
 
 
-def mean(row: dict[str, Any]) -> float:
-    """Return the geometric mean over the shapes in microseconds, infinite where one failed."""
-    times = [run.get("microseconds", math.inf) for run in row["runs"]]
-    return math.prod(times) ** (1 / len(times))
-
-
 def report(rows: list[dict[str, Any]]) -> str:
     """Return the best entry beside the entry in force, as text."""
-    best, current = min(rows, key=mean), next(row for row in rows if row["current"])
+    best = min(rows, key=lambda row: mean_us(row["runs"]))
+    current = next(row for row in rows if row["current"])
     lines = [f'    ((9, 0), "{best["size"]}"): {Config(**best["config"])!r},']
     for label, row in (("best", best), ("now", current)):
         each = "; ".join(
@@ -147,7 +141,7 @@ def report(rows: list[dict[str, Any]]) -> str:
             else f"{'x'.join(map(str, run['shape']))} {run['error']}"
             for run in row["runs"]
         )
-        lines.append(f"    # {label}: {mean(row):.1f} us; {each}")
+        lines.append(f"    # {label}: {mean_us(row['runs']):.1f} us; {each}")
     return "\n".join(lines)
 
 
