@@ -7,15 +7,15 @@ kernels. Each kind runs once for every profiled cycle, and counts as often as it
 
 from __future__ import annotations
 
-import os
-import time
+import functools
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
 from ladder.base.protocol import CYCLE_STEPS
+from ladder.engine import profiling
 from ladder.engine.gpu_time import PROFILED
-
-Event = tuple[str, bool, int, int, int]  # as `ladder.receipts.traces.events` yields them
+from ladder.receipts import traces
+from ladder.receipts.kernel_families import Event
 
 
 class Cycle(TypedDict):
@@ -33,18 +33,6 @@ class Found(TypedDict):
     gpu_void: str | None
 
 
-def load() -> None:
-    """Start and stop the profiler once. The first start takes seconds.
-
-    Kineto must not finalize CUPTI between sessions: a process with CUDA graphs may not survive that
-    (github.com/pytorch/pytorch/pull/112507). Some versions do so by default (github.com/pytorch/kineto/pull/1264).
-    """
-    from ladder.engine import profiling
-
-    os.environ["TEARDOWN_CUPTI"] = "0"
-    profiling.load()
-
-
 def of_cycle(step: Any) -> list[tuple[int, int]]:
     """Return the first step of each kind in a cycle, and the number of steps of that kind."""
     counted: dict[tuple[str, ...], list[int]] = {}
@@ -58,21 +46,17 @@ def record(rung: Any, number: int = PROFILED) -> Found:
 
     There is no GPU time of a step that computed NaN or Inf, either.
     """
-    from ladder.engine import profiling
-    from ladder.receipts import traces
-
     step, kinds, recorded = rung.step, of_cycle(rung.step), profiling.Recorded()
     step.step()  # what a first step allocates is no work of a cycle
     rung.synchronize()
 
+    def of_kind(index: int) -> None:
+        step._step(index, True)
+        rung.synchronize()
+
     def steps() -> None:
         for index, _ in kinds * number:
-            begin = time.perf_counter()
-            step._step(index, True)
-            rung.synchronize()
-            recorded.wall_s.append(time.perf_counter() - begin)
-            time.sleep(profiling.APART_S)
-            recorded.ended_ns.append(time.time_ns())
+            recorded.run(functools.partial(of_kind, index))
 
     recorded.profile = traces.profiled(steps, lambda: rung.channel.send({"progress": "ran"}))
     if broken := step.check_finite():
@@ -89,15 +73,12 @@ def composed(steps: Sequence[Sequence[Event]], wall_s: Sequence[float], counts: 
         steps, wall_s: the events and the seconds of each recorded step.
         counts: the number of steps of each kind in a cycle.
     """
-    from ladder.engine import profiling
-    from ladder.receipts import traces
-
     found = []
     for begin in range(0, len(steps), len(counts)):
         made = slice(begin, begin + len(counts))
         cycle = Cycle(gpu_ms=0.0, wall_ms=0.0, kernels=0.0)
         for events, seconds, count in zip(steps[made], wall_s[made], counts, strict=True):
-            ran = [event for event in events if event[1] and not event[0].startswith(traces.NOT_KERNELS)]
+            ran = traces.kernels(events)
             if not ran:
                 return void("the profiler saw no kernels")
             if timeless := sum(end <= first for *_, first, end in ran):

@@ -7,9 +7,11 @@ eager step scatters by 10%, so it says what a rung does to the GPU.
 from __future__ import annotations
 
 import bisect
+import os
 import re
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +32,14 @@ class Recorded:
     ended_ns: list[int] = field(default_factory=list)
     profile: Any = None
 
+    def run(self, work: Callable[[], object]) -> None:
+        """Run what counts as one cycle under the profiler. It returns when the GPU has done its work."""
+        begin = time.perf_counter()
+        work()
+        self.wall_s.append(time.perf_counter() - begin)
+        time.sleep(APART_S)
+        self.ended_ns.append(time.time_ns())
+
     def cycles(self) -> list[list[kernel_families.Event]]:
         """Return the events of each cycle, which begin before its end and after that of the cycle before."""
         found: list[list[kernel_families.Event]] = [[] for _ in self.wall_s]
@@ -39,7 +49,12 @@ class Recorded:
 
 
 def load() -> None:
-    """Start and stop the profiler once. The first start takes seconds."""
+    """Start and stop the profiler once. The first start takes seconds.
+
+    Kineto must not finalize CUPTI between sessions: a process with CUDA graphs may not survive that
+    (github.com/pytorch/pytorch/pull/112507). Some versions do so by default (github.com/pytorch/kineto/pull/1264).
+    """
+    os.environ["TEARDOWN_CUPTI"] = "0"
     traces.profiled(lambda: None)
 
 
@@ -51,15 +66,14 @@ def record(rung: Any, number: int = PROFILED) -> Recorded:
     """
     recorded = Recorded()
 
+    def cycle() -> None:
+        rung.step.cycle()
+        rung.synchronize()
+
     def cycles() -> None:
         for _ in range(number):
             rung.align()
-            begin = time.perf_counter()
-            rung.step.cycle()
-            rung.synchronize()
-            recorded.wall_s.append(time.perf_counter() - begin)
-            time.sleep(APART_S)
-            recorded.ended_ns.append(time.time_ns())
+            recorded.run(cycle)
 
     recorded.profile = traces.profiled(cycles, lambda: rung.channel.send({"progress": "ran"}))
     return recorded
@@ -75,7 +89,7 @@ def digest(recorded: Recorded) -> dict[str, Any]:
     """
     found, first = [], []
     for wall, events in zip(recorded.wall_s, recorded.cycles(), strict=True):
-        ran = [event for event in events if event[1] and not event[0].startswith(traces.NOT_KERNELS)]
+        ran = traces.kernels(events)
         if not ran:
             return {"cycles": None, "profile": None, "gpu_void": "the profiler saw no kernels"}
         found.append(

@@ -186,7 +186,7 @@ class Rung(Member):
         if part == "record":
             recorded = profiling.record(self, cycles)
             return profiling.digest(recorded) | (profiling.between_gpus(recorded) if self.joined else {})
-        kinds.load()
+        profiling.load()
         return {}
 
     def do_prove(self) -> dict[str, Any]:

@@ -5,14 +5,14 @@ Only inspectors and tools load the profiler; a process that times never does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.receipts.communication import communication
-from ladder.receipts.kernel_families import WAITING
+from ladder.receipts.kernel_families import WAITING, Event
 from ladder.receipts.seen import Trace
 from ladder.receipts.spans import union
 
@@ -24,7 +24,7 @@ def traced(cycle: Callable[[], None], ran: Callable[[], None] = lambda: None) ->
     return digest(list(events(profiled(cycle, ran))))
 
 
-def recorded(cycle: Callable[[], None]) -> list[tuple[str, bool, int, int, int]]:
+def recorded(cycle: Callable[[], None]) -> list[Event]:
     """Return the events of one cycle under the profiler; see `events`."""
     return list(events(profiled(cycle)))
 
@@ -41,7 +41,7 @@ def profiled(cycle: Callable[[], None], ran: Callable[[], None] = lambda: None) 
     return profile
 
 
-def events(profile: Any) -> Iterator[tuple[str, bool, int, int, int]]:
+def events(profile: Any) -> Iterator[Event]:
     """Yield (name, on the device, stream, start ns, end ns) of each recorded event, without annotations."""
     for event in profile.profiler.kineto_results.events():
         device = event.device_type() == torch.autograd.DeviceType.CUDA
@@ -53,9 +53,14 @@ def events(profile: Any) -> Iterator[tuple[str, bool, int, int, int]]:
         yield event.name(), device, event.device_resource_id(), begin, begin + event.duration_ns()
 
 
-def digest(found: list[tuple[str, bool, int, int, int]]) -> Trace:
+def kernels(found: Iterable[Event]) -> list[Event]:
+    """Return the kernels among the events of a trace: no copies, no memsets, nothing of the CPU."""
+    return [event for event in found if event[1] and not event[0].startswith(NOT_KERNELS)]
+
+
+def digest(found: list[Event]) -> Trace:
     """Return figures of a step from one profiled cycle. Empty if the profiler saw no kernels."""
-    ran = [e for e in found if e[1] and not e[0].startswith(NOT_KERNELS)]
+    ran = kernels(found)
     if not ran:
         return {}
     calls = [name for name, on_device, *_ in found if not on_device]
@@ -79,12 +84,12 @@ def digest(found: list[tuple[str, bool, int, int, int]]) -> Trace:
     }
 
 
-def busy_ms(found: list[tuple[str, bool, int, int, int]]) -> float:
+def busy_ms(found: list[Event]) -> float:
     """Return the milliseconds a step in which anything ran or was copied, of the events of a cycle."""
     return union([e[3:] for e in found if e[1] and not e[0].startswith(WAITING)]) / 1e6 / CYCLE_STEPS
 
 
-def covered(span: tuple[str, bool, int, int, int], others: list[tuple[str, bool, int, int, int]]) -> int:
+def covered(span: Event, others: list[Event]) -> int:
     """Return the nanoseconds of ``span`` in which any of ``others`` ran."""
     begin, end = span[3:]
     total, at = 0, begin

@@ -6,11 +6,11 @@ come from weights, images, latents and noise that are the same in every such pro
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -238,17 +238,16 @@ class Times(UpstreamStep):
         runs = [*zip(self.updates, latents.split(self.workload["batch"]), strict=True)] * REPEATS
         recorded = profiling.Recorded()
 
-        def run() -> None:
-            for update, z in runs:
-                begin = time.perf_counter()
-                self.accumulate(update, images, z)
-                self._update(update[1], update[2])
-                torch.cuda.synchronize()
-                recorded.wall_s.append(time.perf_counter() - begin)
-                time.sleep(profiling.APART_S)
-                recorded.ended_ns.append(time.time_ns())
+        def phase(update: Any, z: Any) -> None:
+            self.accumulate(update, images, z)
+            self._update(update[1], update[2])
+            torch.cuda.synchronize()
 
-        recorded.profile = traces.profiled(run)
+        def phases() -> None:
+            for each in runs:
+                recorded.run(functools.partial(phase, *each))
+
+        recorded.profile = traces.profiled(phases)
         return tabulated([NAMES[update[0]] for update, _ in runs], recorded.cycles())
 
 
@@ -260,7 +259,7 @@ def tabulated(phases: list[str], events: list[Any]) -> dict[str, dict[str, Any]]
     for phase, each in zip(phases, events, strict=True):
         row = found.setdefault(phase, {"gpu_ms": [], "kernels": []})
         row["gpu_ms"].append(traces.busy_ms(each) * CYCLE_STEPS)  # a phase is no cycle of 16 steps
-        row["kernels"].append(sum(1 for e in each if e[1] and not e[0].startswith(traces.NOT_KERNELS)))
+        row["kernels"].append(len(traces.kernels(each)))
     return {phase: row | {"kernels": statistics.median(row["kernels"])} for phase, row in found.items()}
 
 
