@@ -1,8 +1,8 @@
 """GPU time of a cycle from each kind of its steps: a few steps under the profiler stand for sixteen.
 
 The steps of a cycle differ in their lazy phases alone, so there are three kinds. Steps of a kind launch the same
-kernels. Each kind runs once for every profiled cycle, and counts as often as it comes in a cycle. An eager cycle takes
-3 s under the profiler, and its kinds take 1 s. Nothing here is for timing by the clock.
+kernels. Each kind runs once for every profiled cycle, and counts as often as it comes in a cycle. So three steps are
+recorded in place of sixteen. Nothing here is for timing by the clock.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from ladder.results.types import Plain
 GIB = 2**30
 TRIES = 2  # of a look that was void
 # Looks of one process. CUPTI 13.0 was seen to lose the times of graphs' kernels after some millions of them in a
-# process: github.com/parca-dev/parcagpu/issues/23. A look at a captured step records 40,000.
+# process: github.com/parca-dev/parcagpu/issues/23. A look at a captured step is reckoned to record 40,000.
 MOST = 32
 
 
