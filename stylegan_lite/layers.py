@@ -149,7 +149,7 @@ class NormalizedConv(ScaledWeight):
 class ToRGB(ScaledWeight):
     """A modulated 1x1 convolution to 3 channels without demodulation: [N, I, H, W] -> [N, 3, H, W], full precision.
 
-    ``clamp`` bounds the result.
+    ``clamp`` bounds the result. A layer that ``adds`` takes an ``image`` [N, 3, H, W] to be added to it.
     """
 
     style_init = 1.0
@@ -163,14 +163,15 @@ class ToRGB(ScaledWeight):
         self.weight_gain = 1 / math.sqrt(inputs)
         self.recipe = recipe
         self.keeps_copy = recipe.rgb == "conv"
+        self.adds = recipe.rgb == "triton" and clamp is None  # an image, in the same pass
 
-    def forward(self, x: Tensor, style: Tensor) -> Tensor:
+    def forward(self, x: Tensor, style: Tensor, image: Tensor | None = None) -> Tensor:
         if self.recipe.rgb == "triton":
             import kernels
 
             dtype = torch.promote_types(x.dtype, torch.float32)
-            rgb = kernels.to_rgb(x, self.weight, style, self.bias, gain=self.weight_gain, dtype=dtype)
-            return clamped(rgb, self.clamp)
+            how = {"gain": self.weight_gain, "dtype": dtype, "image": image}
+            return clamped(kernels.to_rgb(x, self.weight, style, self.bias, **how), self.clamp)
         if self.compute_copy is None:
             style = style * self.weight_gain
         y, _ = modulated_conv2d(x, self.weight, style, self.recipe, demodulate=False, copy=self.compute_copy)

@@ -103,10 +103,11 @@ class SynthesisBlock(nn.Module):
         if self.conv1 is not None:
             done = {"modulated": True} if self.joined else {}
             x = self.conv1(x, styles[-2], noise[-1], *coefficients[-1:], **done)
-        rgb = self.to_rgb(x, styles[-1])
         if image is not None:
-            rgb = upsample2d(image, self.recipe.resample, convolutions(self.recipe)) + rgb
-        return x, rgb
+            image = upsample2d(image, self.recipe.resample, convolutions(self.recipe))
+        if image is None or self.to_rgb.adds:
+            return x, self.to_rgb(x, styles[-1], image)
+        return x, image + self.to_rgb(x, styles[-1])
 
 
 class Generator(nn.Module):

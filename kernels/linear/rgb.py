@@ -37,6 +37,7 @@ def to_rgb(
     *,
     gain: float = 1.0,
     dtype: torch.dtype | None = None,
+    image: Tensor | None = None,
 ) -> Tensor:
     """Compute a 1x1 convolution of x with weight * style * gain, plus bias, in one pass. Differentiable to any order.
 
@@ -46,11 +47,12 @@ def to_rgb(
         style: [N, C], a factor for each sample and channel.
         bias: [K].
         dtype: dtype of the result; x.dtype (autocast's dtype under autocast) unless given.
+        image: [N, K, H, W], added to the result.
 
     Returns [N, K, H, W] in x's memory format. Sums and modulated weights are float32 (float64 for float64).
     Raises ValueError for shapes that do not fit, RuntimeError for a CPU tensor outside Triton's interpreter.
     """
-    weight = _check_to(x, weight, style, bias)
+    weight = _check_to(x, weight, style, bias, image)
     check_device(x)
     x, dtype = dense(x), dtype or output_dtype(x)
     call = Call(float(gain), style is None, is_nhwc(x), is_nhwc(x), x.dtype, dtype)
@@ -58,8 +60,10 @@ def to_rgb(
     w = w[None] if style is None else styled(w, style.to(call.sums))
     bias = bias if bias is None else bias.contiguous()
     if torch.compiler.is_compiling():
-        return torch.ops.stylegan_ladder.rgb_narrow(x, w, bias, *call)
-    return _Narrow.apply(x, w, bias, call)
+        y = torch.ops.stylegan_ladder.rgb_narrow(x, w, bias, *call)
+        return y if image is None else y + image.to(dtype)
+    image = image if image is None else dense_as(image.to(dtype), call.narrow_nhwc)
+    return _Narrow.apply(x, w, bias, call, image)
 
 
 def to_rgb_reference(
@@ -70,14 +74,16 @@ def to_rgb_reference(
     *,
     gain: float = 1.0,
     dtype: torch.dtype | None = None,
+    image: Tensor | None = None,
 ) -> Tensor:
     """Compute `to_rgb` in plain PyTorch. Arguments, result dtype and memory format as `to_rgb`."""
-    weight, dtype = _check_to(x, weight, style, bias), dtype or output_dtype(x)
+    weight, dtype = _check_to(x, weight, style, bias, image), dtype or output_dtype(x)
     sums = accumulator(torch.promote_types(x.dtype, dtype))
     w = weight.to(sums)[None] * (1 if style is None else style.to(sums)[:, None])
     with torch.autocast(x.device.type, enabled=False):
         y = torch.einsum("nchw,nkc->nkhw", x.to(sums), w.expand(len(x), -1, -1)) * gain
     y = y if bias is None else y + bias[:, None, None]
+    y = y if image is None else y + image
     return dense_as(y.to(dtype), is_nhwc(dense(x)))
 
 
@@ -152,7 +158,7 @@ def bytes_moved(wide: Tensor, narrow: Tensor, *, backward: bool = False) -> int:
     return narrow.nbytes + (2 if backward else 1) * wide.nbytes
 
 
-def _check_to(x, weight, style, bias) -> Tensor:
+def _check_to(x, weight, style, bias, image) -> Tensor:
     """Validate the arguments, and return the weight as [K, C]."""
     if x.dim() != 4 or not x.is_floating_point():
         raise ValueError(f"x must be a float tensor [N, C, H, W], got {x.dtype} {tuple(x.shape)}")
@@ -163,6 +169,8 @@ def _check_to(x, weight, style, bias) -> Tensor:
         raise ValueError(f"style must be [N, C] = [{n}, {c}], got {tuple(style.shape)}")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias must be [K] = [{weight.shape[0]}], got {tuple(bias.shape)}")
+    if image is not None and image.shape != (n, len(weight), *x.shape[2:]):
+        raise ValueError(f"image must be {(n, len(weight), *x.shape[2:])}, got {tuple(image.shape)}")
     return weight.flatten(1)
 
 
@@ -186,20 +194,21 @@ def _check_from(image, weight, bias) -> Tensor:
 
 class _Narrow(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, w, bias, call):
+    def forward(ctx, x, w, bias, call, image=None):
         needs = ctx.needs_input_grad
         ctx.save_for_backward(x if needs[1] else None, w if needs[0] else None, bias)
         ctx.set_materialize_grads(False)
         ctx.call = call
-        return narrow(x, w, call, bias)
+        return narrow(x, w, call, bias, image=image)
 
     @staticmethod
     def backward(ctx, g):
         if g is None:
-            return None, None, None, None
+            return (None,) * 5
         x, w, bias = ctx.saved_tensors
         needs = needed(ctx, (True, True, bias is not None))[:3]
-        return *narrow_backward(g, x, w, bias, ctx.call, needs), None
+        dimage = g if ctx.needs_input_grad[4:] == (True,) else None
+        return *narrow_backward(g, x, w, bias, ctx.call, needs), None, dimage
 
 
 def narrow_backward(g, x, w, bias, call: Call, needs: tuple[bool, ...]):

@@ -21,6 +21,7 @@ from kernels.common.tiles import (
     launch,
     load,
     my_tiles,
+    new_image,
     power_of_2,
     processor,
     store,
@@ -80,12 +81,12 @@ def join(columns, K: tl.constexpr):
 
 @triton.jit(do_not_specialize=COUNTS)
 def rgb_narrow_kernel(
-    x, ref, w, bias, y, C, P, stride_p, stride_c, tiles, programs, narrow_p, narrow_k, w_n, w_k, w_c,
+    x, ref, w, bias, image, y, C, P, stride_p, stride_c, tiles, programs, narrow_p, narrow_k, w_n, w_k, w_c,
     K: tl.constexpr, GAIN: tl.constexpr, SLOPE: tl.constexpr, ACT_GAIN: tl.constexpr, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     MORE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Compute y[k] = GAIN * sum over c of x[c] * w[k, c] + bias[k].
+    """Compute y[k] = GAIN * sum over c of x[c] * w[k, c] + bias[k] + image[k].
 
     With ref, x is first masked by the activation's slope at ref. MORE: the program walks over more than one tile's
     channels.
@@ -101,12 +102,15 @@ def rgb_narrow_kernel(
     start = tl.load(bias + r, r < K, 0.0).to(ACC) if bias is not None else None
     for tile in tl.range(first, end, programs * AHEAD):
         found = ()
-        masks = ()
+        masks, images = (), ()
         for a in tl.static_range(AHEAD):
-            _, at, inside = tile_at(tile + a * programs, base, i, c, C, P, stride_p, BLOCK_P)
+            p0, at, inside = tile_at(tile + a * programs, base, i, c, C, P, stride_p, BLOCK_P)
             found += (fetch(x + at + ij, inside, WHOLE),)
             if ref is not None:
                 masks += (fetch(ref + at + ij, inside, WHOLE),)
+            if image is not None:
+                where = image + (n * K * P + p0 * narrow_p) + (i * narrow_p + r * narrow_k)
+                images += (tl.load(where, (i < P - p0) & (r < K), 0.0),)
         for a in tl.static_range(AHEAD):
             p0, at, inside = tile_at(tile + a * programs, base, i, c, C, P, stride_p, BLOCK_P)
             values = found[a].to(ACC)
@@ -131,6 +135,8 @@ def rgb_narrow_kernel(
             joined = join(totals, K)
             if bias is not None:
                 joined += start
+            if image is not None:
+                joined += images[a].to(ACC)
             where = y + p0 * narrow_p + (i * narrow_p + r * narrow_k)
             tl.store(where, joined, (i < P - p0) & (r < K))
 
@@ -192,8 +198,7 @@ def rgb_correlate_kernel(
     sum_x = tl.zeros([BLOCK_P, BLOCK_C], ACC)
     for tile in tl.range(first, end, programs * AHEAD):
         found = ()
-        masks = ()
-        images = ()
+        masks, images = (), ()
         for a in tl.static_range(AHEAD):
             p0, at, inside = tile_at(tile + a * programs, base, i, c, C, P, stride_p, BLOCK_P)
             found += (fetch(x + at + ij, inside, WHOLE),)
@@ -344,30 +349,25 @@ class Call(NamedTuple):
         launch(kernel, t, pointers, self.sums, *narrow, *strides, *more, **constants)
 
 
-def _empty(like: Tensor, channels: int, dtype: torch.dtype, nhwc: bool) -> Tensor:
-    layout = torch.channels_last if nhwc else torch.contiguous_format
-    shape = (like.shape[0], channels, *like.shape[2:])
-    return torch.empty(shape, dtype=dtype, device=like.device, memory_format=layout)
-
-
 def narrow(x: Tensor, w: Tensor, call: Call, bias: Tensor | None = None, ref: Tensor | None = None,
-           act: tuple[float, float] = (1.0, 1.0)) -> Tensor:  # fmt: skip
-    """Compute gain * sum over c of x[n, c] * w[n, k, c] + bias[k]. With ref, x is first masked by
-    the slope of act at ref.
+           act: tuple[float, float] = (1.0, 1.0), image: Tensor | None = None) -> Tensor:  # fmt: skip
+    """Compute gain * sum over c of x[n, c] * w[n, k, c] + bias[k], plus image [N, K, H, W], which lies like the result.
+
+    With ref, x is first masked by the slope of act at ref.
     """
     k = w.shape[1]
-    y = _empty(x, k, call.narrow, call.narrow_nhwc)
+    y = new_image(x, k, x.shape[2:], call.narrow_nhwc, call.narrow)
     t = call.cover(x, "narrow" if ref is None else "masked narrow")
     more = t.sizes[0] > t.options["BLOCK_C"]
     fma = sums_alike(x, call.wide_nhwc, t, more)
-    call.run(rgb_narrow_kernel, t, (x, ref, w, bias, y), w, act, k=k, MORE=more, enable_fp_fusion=fma)
+    call.run(rgb_narrow_kernel, t, (x, ref, w, bias, image, y), w, act, k=k, MORE=more, enable_fp_fusion=fma)
     return y
 
 
 def wide(g: Tensor, w: Tensor, call: Call, bias: Tensor | None = None,
          act: tuple[float, float] = (1.0, 1.0)) -> Tensor:  # fmt: skip
     """Compute act(gain * sum over k of g[n, k] * w[n, k, c] + bias[c])."""
-    y = _empty(g, w.shape[2], call.wide, call.wide_nhwc)
+    y = new_image(g, w.shape[2], g.shape[2:], call.wide_nhwc, call.wide)
     call.run(rgb_wide_kernel, call.cover(y, "wide"), (g, w, bias, y), w, act, k=w.shape[1])
     return y
 

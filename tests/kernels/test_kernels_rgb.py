@@ -286,6 +286,7 @@ def test_no_pixels_no_samples():
         (lambda x: kernels.to_rgb(x[0], torch.zeros(3, 6)), "x must be"),
         (lambda x: kernels.to_rgb(x, torch.zeros(3, 6), torch.zeros(1, 6)), "style must be"),
         (lambda x: kernels.to_rgb(x, torch.zeros(3, 6), bias=torch.zeros(6)), "bias must be"),
+        (lambda x: kernels.to_rgb(x, torch.zeros(3, 6), image=torch.zeros(2, 3, 4, 2)), "image must be"),
         (lambda x: kernels.from_rgb(x, torch.zeros(8, 6)), "image must be"),
         (lambda x: kernels.from_rgb(x[:, :3], torch.zeros(8, 4)), "weight must be [C, K] = [C, 3]"),
         (lambda x: kernels.from_rgb(x[:, :3], torch.zeros(8, 3), torch.zeros(3)), "bias must be"),

@@ -82,9 +82,10 @@ def test_the_receipt_is_earned_and_the_rungs_below_keep_theirs(norm):
     assert not plain.engaged and "launched 0x" in plain.reason
 
 
-def convolved_to(x, weight, style, bias, *, gain, dtype):
+def convolved_to(x, weight, style, bias, *, gain, dtype, image):
     """toRGB as it was."""
-    return F.conv2d(x * (style * gain)[:, :, None, None], weight).to(dtype) + bias.view(1, -1, 1, 1)
+    y = F.conv2d(x * (style * gain)[:, :, None, None], weight).to(dtype) + bias.view(1, -1, 1, 1)
+    return y if image is None else y + image
 
 
 def convolved_from(image, weight, bias=None, *, gain, channels_last, slope, act_gain):

@@ -124,7 +124,10 @@ def case_from_rgb(new: New) -> tuple[Call, list[Tensor]]:
 
 
 def case_to_rgb(new: New) -> tuple[Call, list[Tensor]]:
-    return lambda op, *tensors: op(*tensors), [new(2, 6, 4, 5), new(3, 6), new(2, 6), new(3)]
+    return (
+        lambda op, x, weight, style, bias, image: op(x, weight, style, bias, image=image),
+        [new(2, 6, 4, 5), new(3, 6), new(2, 6), new(3), new(2, 3, 4, 5)],
+    )
 
 
 def case_demodulate(new: New) -> tuple[Call, list[Tensor]]:

@@ -29,7 +29,8 @@ FUSED = {
     "spectral_norm": "triton",
 }
 JOINED = {"fused_modulation": True}  # which calls one op in place of another
-NEVER = ("scale_act",)  # StyleGAN2's layers have noise and a bias as well
+# StyleGAN2's layers have noise and a bias as well; its toRGB adds an image, but for the one at 4x4.
+NEVER = ("scale_act", "to_rgb")
 OF_A_GROUP = ("spectral_norm",)  # the networks pass all layers at once
 EQUIVALENT = ("gain", "act_gain", "weight_gain", "filter_gain", "slope", "channels_last", "bias_gain", "taps")
 torch.set_num_threads(1)
@@ -150,6 +151,7 @@ def test_a_name_says_all_of_the_sizes(op):
         ("fork_upfirdn2d", 144 + 36, 2 * 144 + 36),
         ("minibatch_std", 8 * (3 + 8) * 30, 8 * (2 * 3 + 8) * 30),
         ("to_rgb", 180 + 180, 2 * 180 + 180),
+        ("to_rgb image", 180 + 2 * 180, 2 * 180 + 180),
         ("dense", 2 * 5 + 15 + 6, 2 * (2 * 5 + 15) + 6),
         ("spectral_norm", 135 + 135 / 2, 2 * 135 + 135 / 2),
     ],

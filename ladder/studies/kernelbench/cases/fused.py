@@ -89,12 +89,13 @@ def _moved_by_std(op: Any, t: Tensors, backward: bool) -> int:
 
 
 def _moved_by_rgb(op: Any, t: Tensors, backward: bool) -> int:
-    if "image" in t:
+    if "x" not in t:  # from_rgb
         n, _, h, w = t["image"].shape
         wide, narrow = t["image"].new_empty((n, len(t["bias"]), h, w)), t["image"]
         return op.bytes_moved(wide, narrow, backward=backward)
     n, _, h, w = t["x"].shape
-    return op.bytes_moved(t["x"], t["bias"].new_empty((n, 3, h, w)), backward=backward)
+    added = t["image"].nbytes if "image" in t and not backward else 0  # its gradient is that of the result
+    return op.bytes_moved(t["x"], t["bias"].new_empty((n, 3, h, w)), backward=backward) + added
 
 
 MORE: dict[str, Op] = {
@@ -162,6 +163,14 @@ MORE: dict[str, Op] = {
         "to_rgb",
         {"x": "NCHW", "weight": "3C11", "style": "NC", "bias": "3"},
         modulated,
+        _moved_by_rgb,
+        penalty=("x", "style"),
+        options={"dtype": torch.float32},
+    ),
+    "to_rgb image": Op(
+        "to_rgb",
+        {"x": "NCHW", "weight": "3C11", "style": "NC", "bias": "3", "image": "N3HW"},
+        lambda w: modulated(w)[1:],  # 4x4 has no image below it
         _moved_by_rgb,
         penalty=("x", "style"),
         options={"dtype": torch.float32},
