@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -35,7 +36,7 @@ class Mapping(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         x = full(z)
-        x = x * (x.square().mean(1, keepdim=True) + 1e-8).rsqrt()
+        x = F.rms_norm(x, x.shape[1:], eps=1e-8)
         for layer in self.layers:
             x = layer(x)
         return x
