@@ -102,8 +102,18 @@ class WeightGradients:
             return False
         self._held.append(compute)
         with self.branch.fork():
+            begun: dict[int, Tensor] = {}
             for (leaf, turned), gradient in zip(leaves, compute(), strict=True):
-                self._add(leaf.data_ptr(), gradient.transpose(0, 1) if turned else gradient)
+                at, gradient = leaf.data_ptr(), gradient.transpose(0, 1) if turned else gradient
+                self.counts[at] += 1
+                if at not in self._found:
+                    self._found[at] = gradient
+                elif at not in begun:
+                    begun[at] = gradient
+                else:  # the same leaf twice in one call
+                    begun[at] = begun[at] + gradient
+            if begun:
+                torch._foreach_add_([self._found[at] for at in begun], list(begun.values()))
         return True
 
     def _leaf(self, weight: Tensor) -> tuple[Tensor | None, bool]:
@@ -115,13 +125,6 @@ class WeightGradients:
             if leaf.dim() > 1 and alike(weight, leaf.transpose(0, 1)):
                 return leaf, True
         return None, False
-
-    def _add(self, at: int, gradient: Tensor) -> None:
-        self.counts[at] += 1
-        if at in self._found:
-            self._found[at].add_(gradient)
-        else:
-            self._found[at] = gradient
 
     @torch.no_grad()
     def _deliver(self) -> None:
