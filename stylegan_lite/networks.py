@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.layers import Conv, Dense, FromRGB, ModulatedConv, ToRGB
 from stylegan_lite.levers import discriminator_layer, synthesis_layer
-from stylegan_lite.ops import convolution_dtype, convolutions, full, fused_affines, grouped_demodulation
+from stylegan_lite.ops import convolution_dtype, convolutions, full, fused_affines, grouped_demodulation, rows
 from stylegan_lite.resample import fork_down, is_channels_last, upsample2d
 from stylegan_lite.spectral import SpectralWeights, constrain
 
@@ -162,10 +162,8 @@ class Generator(nn.Module):
             styles = self.styles(ws, self.first_ws)
             coefficients = self.coefficients(styles)
         x, image = self.const.expand(len(ws), -1, -1, -1), None
-        if torch.is_autocast_enabled(ws.device.type):
-            x = x.to(torch.get_autocast_dtype(ws.device.type))
-        if self.blocks[0].conv1.recipe.channels_last:
-            x = x.contiguous(memory_format=torch.channels_last)
+        last = self.blocks[0].conv1.recipe.channels_last
+        x = x.to(convolution_dtype(x), memory_format=torch.channels_last if last else torch.preserve_format)
         for block, k, style, scales in zip(self.blocks, self.first_ws, styles, coefficients, strict=True):
             part = noise[k : k + len(style) - 1]
             x, image = through(block, self.checkpointing, x, image, style, part, scales)
@@ -279,7 +277,7 @@ class Discriminator(nn.Module):
             x = through(block, self.checkpointing, x)
         x = self.conv(self.append_std(x, parts))
         with torch.autocast(x.device.type, enabled=False):
-            return self.logit(self.hidden(full(x).flatten(1)))
+            return self.logit(self.hidden(rows(x)))
 
     def append_std(self, x: Tensor, parts: int) -> Tensor:
         """Return x [N, C, H, W] with its standard deviation over groups, and zeros up to a multiple of channels."""

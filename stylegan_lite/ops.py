@@ -33,6 +33,30 @@ def convolution_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind)
 
 
+class _Rows(torch.autograd.Function):
+    """The op of `rows`: one copy that casts and changes the layout, forward and backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        layout = torch.channels_last if is_channels_last(x) else torch.contiguous_format
+        ctx.size, ctx.like = x.shape, {"dtype": x.dtype, "memory_format": layout}
+        return x.to(
+            torch.promote_types(x.dtype, torch.float32), memory_format=torch.contiguous_format
+        ).flatten(1)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.reshape(ctx.size).to(**ctx.like)
+
+
+def rows(x: Tensor) -> Tensor:
+    """Return [N, C, H, W] as [N, C * H * W] in full precision."""
+    kept = x.dtype in (torch.float32, torch.float64) and x.is_contiguous()
+    if kept or torch.compiler.is_compiling():
+        return full(x).flatten(1)
+    return _Rows.apply(x)
+
+
 def one_batch(*images: Tensor) -> Tensor:
     """Return batches of images [N, 3, R, R] one after another, in the memory format of the last.
 
