@@ -27,6 +27,7 @@ from kernels.linear.upconv2d import upconv2d, upconv2d_reference
 from kernels.norm.instance_norm_act import instance_norm_act, instance_norm_act_reference
 from kernels.norm.minibatch_std import minibatch_std, minibatch_std_reference
 from kernels.pointwise.bias_act import bias_act, bias_act_reference
+from kernels.pointwise.bias_act_modulate import bias_act_modulate, bias_act_modulate_reference
 from kernels.pointwise.modulate import modulate, modulate_reference
 from kernels.pointwise.residual import (
     bias_act_residual,
@@ -62,6 +63,8 @@ __all__ = [
     "act_filter_reference",
     "available",
     "bias_act",
+    "bias_act_modulate",
+    "bias_act_modulate_reference",
     "bias_act_reference",
     "bias_act_residual",
     "bias_act_residual_reference",

@@ -15,6 +15,7 @@ from stylegan_lite.ops import (
     SLOPE,
     act_filter,
     bias_act,
+    bias_act_modulate,
     clamped,
     conv3x3,
     convolution_dtype,
@@ -76,8 +77,9 @@ class ModulatedConv(ScaledWeight):
     """A modulated 3x3 or 1x1 convolution, noise, bias, leaky ReLU: a layer of the synthesis network (``norm: demod``).
 
     ``forward(x [N, I, H, W], style [N, I], noise [N, 1, H', W'])`` -> [N, O, H', W'], doubled with ``up``. The
-    demodulation ``coefficients`` [N, O] may be given. ``then`` [N, O] is the style of the next layer, if nothing else
-    reads the result. The next layer is then told that its input is ``modulated``. ``clamp`` bounds the result.
+    demodulation ``coefficients`` [N, O] may be given. ``then`` [N, O] is the style of the next layer. That layer is
+    then told that its input is ``modulated``. With ``up`` nothing else may read the result. Without it there are two
+    results, the second of them modulated. ``clamp`` bounds the result.
     """
 
     style_init = 1.0
@@ -111,7 +113,7 @@ class ModulatedConv(ScaledWeight):
         *,
         then: Tensor | None = None,
         modulated: bool = False,
-    ) -> Tensor:
+    ) -> Tensor | tuple[Tensor, Tensor]:
         # Demodulation divides any constant out of the weights, He's constant included.
         known = {"copy": self.compute_copy, "coefficients": coefficients, "modulated": modulated}
         x, scale = modulated_conv2d(x, self.weight, style, self.recipe, up=self.up, **known)
@@ -119,8 +121,10 @@ class ModulatedConv(ScaledWeight):
             return filter_act(
                 x, self.bias, scale=scale, noise=noise, strength=self.noise_strength, style=then
             )
-        x = bias_act(x, self.bias, self.recipe, scale=scale, noise=noise, strength=self.noise_strength)
-        return clamped(x, self.clamp)
+        rest = {"scale": scale, "noise": noise, "strength": self.noise_strength}
+        if then is not None:
+            return bias_act_modulate(x, self.bias, then, **rest)
+        return clamped(bias_act(x, self.bias, self.recipe, **rest), self.clamp)
 
 
 class NormalizedConv(ScaledWeight):

@@ -67,6 +67,7 @@ class SynthesisBlock(nn.Module):
             self.conv1 = synthesis_layer(workload, recipe, channels, channels, up=False)
         # Only conv1 reads conv0's result. toRGB reads conv1's result as well, with another style.
         self.joined = recipe.fused_modulation and isinstance(self.conv1, ModulatedConv) and resolution > 4
+        self.modulates_next = recipe.fused_modulation and isinstance(self.conv1, ModulatedConv)
         clamp = {"clamp": workload.conv_clamp} if workload.norm == "demod" else {}
         self.to_rgb = ToRGB(channels, recipe, **clamp)
         for name, module in list(self.named_children()):
@@ -97,18 +98,24 @@ class SynthesisBlock(nn.Module):
         styles: list[Tensor],
         noise: list[Tensor],
         coefficients: list[Tensor],
+        then: Tensor | None = None,
+        modulated: bool = False,
     ):
+        """Return what the next block reads, and the image. ``then`` is the style of that block's first layer, which is
+        told that its input is ``modulated``.
+        """
         if self.conv0 is not None:
-            then = {"then": styles[1]} if self.joined else {}
-            x = self.conv0(x, styles[0], noise[0], *coefficients[:1], **then)
+            how = ({"then": styles[1]} if self.joined else {}) | ({"modulated": True} if modulated else {})
+            x = self.conv0(x, styles[0], noise[0], *coefficients[:1], **how)
         if self.conv1 is not None:
-            done = {"modulated": True} if self.joined else {}
-            x = self.conv1(x, styles[-2], noise[-1], *coefficients[-1:], **done)
+            how = ({"modulated": True} if self.joined else {}) | ({} if then is None else {"then": then})
+            x = self.conv1(x, styles[-2], noise[-1], *coefficients[-1:], **how)
+        x, following = x if then is not None else (x, x)
         if image is not None:
             image = upsample2d(image, self.recipe.resample, convolutions(self.recipe))
         if image is None or self.to_rgb.adds:
-            return x, self.to_rgb(x, styles[-1], image)
-        return x, image + self.to_rgb(x, styles[-1])
+            return following, self.to_rgb(x, styles[-1], image)
+        return following, image + self.to_rgb(x, styles[-1])
 
 
 class Generator(nn.Module):
@@ -164,9 +171,14 @@ class Generator(nn.Module):
         x, image = self.const.expand(len(ws), -1, -1, -1), None
         last = self.blocks[0].conv1.recipe.channels_last
         x = x.to(convolution_dtype(x), memory_format=torch.channels_last if last else torch.preserve_format)
-        for block, k, style, scales in zip(self.blocks, self.first_ws, styles, coefficients, strict=True):
-            part = noise[k : k + len(style) - 1]
-            x, image = through(block, self.checkpointing, x, image, style, part, scales)
+        modulated = False
+        following = [each[0] for each in styles[1:]] + [None]
+        for block, k, style, scales, then in zip(
+            self.blocks, self.first_ws, styles, coefficients, following, strict=True
+        ):
+            part, then = noise[k : k + len(style) - 1], then if block.modulates_next else None
+            x, image = through(block, self.checkpointing, x, image, style, part, scales, then, modulated)
+            modulated = then is not None
         return image
 
 

@@ -250,6 +250,16 @@ def bias_act(
     return x if gain == 1 else x * gain
 
 
+def bias_act_modulate(
+    x: Tensor, bias: Tensor, style: Tensor, *, scale: Tensor | None, noise: Tensor, strength: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return `bias_act` of x, and that times the style [N, C] of the next layer, in one pass."""
+    import kernels
+
+    how = {"scale": scale, "noise": noise, "strength": strength}
+    return kernels.bias_act_modulate(x, bias, style, slope=SLOPE, gain=GAIN, **how)
+
+
 def clamped(x: Tensor, bound: float | None) -> Tensor:
     """Return x with its values limited to +-``bound``, in a pass of its own; x itself without a bound."""
     return x if bound is None else x.clamp(-bound, bound)

@@ -9,6 +9,7 @@ The ops:
 
 - `bias_act`: the whole chain. Operands that are not given are left out when the kernel is compiled.
 - `scale_act`: `bias_act` with nothing but a scale.
+- `bias_act_modulate`: `bias_act`, and its result times a style as a second result.
 - `modulate`: x times a style, one factor for each sample and channel.
 - `bias_act_residual` and `fork_upfirdn2d`: the two ends of a residual block, in passes that exist anyway.
 - `noise.py`: the checks of StyleGAN's noise, shared with the ops of upfirdn/ and norm/.

@@ -36,6 +36,7 @@ OF_FAMILY = {
 
 # The beginning of a kernel's name in `kernels/`. The first match counts, so a longer beginning stands first.
 OF_OURS = (
+    ("bias_act_modulate", f"{FUSED}activation, bias and modulation"),
     ("bias_act_residual", f"{FUSED}activation, bias and residual sum"),
     ("bias_act", f"{FUSED}activation and bias"),
     ("filter_act_modulate", f"{FUSED}resampling, activation and modulation"),

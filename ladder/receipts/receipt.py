@@ -91,6 +91,7 @@ def total(stages: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 OPS_OF = {
     "act_filter": ("act_filter",),
     "bias_act": ("bias_act", "scale_act"),
+    "bias_act_modulate": ("bias_act_modulate",),
     "bias_act_residual": ("bias_act_residual",),
     "demodulate": ("demodulate",),
     "demodulate_group": ("demodulate_group",),

@@ -3,7 +3,8 @@
 Change. A layer of the generator multiplies its input by a style, one number a channel and sample, and then convolves.
 In a block the first layer's activation goes to the second layer alone. So `kernels/upfirdn/filter_act_modulate.py`
 writes it with that style in it, in the kernel that filters and activates (`fused_filter`). A pass that only
-multiplies is gone. The second layer's activation is left as it is: toRGB reads it too, with a style of its own.
+multiplies is gone. The second layer's activation is read by toRGB as it is, and by the next block's first layer with
+a style in it. `kernels/pointwise/bias_act_modulate.py` writes both.
 
 Backward the pass over gradients is gone as well, and the remaining kernel reads no more than before. The activation's
 sign is that of the modulated one, turned if the style is negative. Style times its gradient is a sum that the
@@ -18,7 +19,7 @@ as are saved. At low resolutions, or in small batches, the maps fit in the L2 ca
 Without modulation (`norm: instance`) the rung is n/a.
 """
 
-from ladder.receipts import Receipt, judge, launched
+from ladder.receipts import Receipt, judge, launched, taken
 
 title = "fused modulation"
 change = {"fused_modulation": True}
@@ -26,17 +27,24 @@ needs = ("cuda", "triton", "demodulation", "no_clamp")
 
 
 def receipt(seen: dict) -> Receipt:
-    """Check that our kernels are launched, and that only a block's first layers and that of 4x4 are modulated alone."""
+    """Check that our kernels are launched, one each between two blocks, and that only 4x4 is modulated alone."""
     calls = {name: count.get("calls", 0) for name, count in seen["kernels"].items()}
     joined, alone = calls.get("filter_act_modulate_kernel", 0), calls.get("modulate_kernel", 0)
-    most = joined + len(seen["passes"].get("Generator", []))
+    both = calls.get("bias_act_modulate_kernel", 0)
+    instead = taken(seen, "bias_act_modulate")
+    most = len(seen["passes"].get("Generator", []))
     if seen["recipe"].get("checkpointing"):  # G's main phase runs the block at 4x4 once more, in each part
         most += seen["recipe"].get("micro_batches", 1)
     if seen["recipe"]["rgb"] == "conv":  # toRGB's, too: one for each block
-        most *= 2
+        most += joined + most
     left = calls.get("filter_act_kernel", 0)
     return judge(
         *launched(seen, "filter_act_modulate_kernel", "filter_act_modulate_grad_kernel"),
+        *launched(seen, "bias_act_modulate_kernel", "bias_act_modulate_grad_kernel"),
         (not left, f"activations behind a filter that are written as they are: {left}"),
         (alone <= most, f"modulations by themselves: {alone}, at most {most}"),
+        (
+            both == joined or bool(instead),
+            f"both results of a block's last activation: {both} of {joined}{instead}",
+        ),
     )

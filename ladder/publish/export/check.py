@@ -36,6 +36,16 @@ def case_bias_act(new: New) -> tuple[Call, list[Tensor]]:
     )
 
 
+def case_bias_act_modulate(new: New) -> tuple[Call, list[Tensor]]:
+    noise = new(2, 1, 5, 6)
+    return (
+        lambda op, x, bias, style, strength, scale: op(
+            x, bias, style, noise=noise, strength=strength, scale=scale
+        ),
+        [new(2, 3, 5, 6), new(3), new(2, 3), new(), new(2, 3)],
+    )
+
+
 def case_bias_act_residual(new: New) -> tuple[Call, list[Tensor]]:
     return lambda op, *tensors: op(*tensors), [new(2, 3, 5, 6), new(3), new(2, 3, 5, 6)]
 

@@ -147,6 +147,7 @@ def test_a_name_says_all_of_the_sizes(op):
         ("act_filter", 180 + 2 * 3 * 6 * 7, 180 + 2 * 2 * 3 * 6 * 7),
         ("filter_act", 150 + 96 + 32, 150 + 96 + 150 + 32),
         ("filter_act_modulate", 150 + 96 + 32, 150 + 96 + 150 + 32),
+        ("bias_act_modulate", 3 * 180 + 60, 4 * 180 + 60),
         ("bias_act_residual", 3 * 180, 3 * 180),
         ("fork_upfirdn2d", 144 + 36, 2 * 144 + 36),
         ("minibatch_std", 8 * (3 + 8) * 30, 8 * (2 * 3 + 8) * 30),

@@ -33,6 +33,11 @@ def _going_up(workload: Workload) -> list[Sizes]:
     return [_at(workload, r, workload.fmaps(r), r + 1) for r in workload.resolutions[1:]]
 
 
+def _between_blocks(workload: Workload) -> list[Sizes]:
+    """Return the activations that toRGB and the next block's first layer read."""
+    return synthesis(workload)[:-1]
+
+
 def _after_blocks(workload: Workload) -> list[Sizes]:
     """Return the results of the discriminator's blocks."""
     return every_layer(workload)[:-1]
@@ -133,6 +138,14 @@ MORE: dict[str, Op] = {
         penalty=("x", "scale", "style"),
         positive=("scale",),
         options={"taps": TAPS, "padding": 1, "filter_gain": 4 / 64},
+    ),
+    "bias_act_modulate": Op(
+        "bias_act_modulate",
+        {"x": "NCHW", "bias": "C", "style": "NC", "noise": "N1HW", "strength": "", "scale": "NC"},
+        _between_blocks,
+        lambda op, t, backward: op.bytes_moved(t["x"], t["noise"], backward=backward),
+        data=("noise",),
+        penalty=("x", "scale", "style"),
     ),
     "bias_act_residual": Op(
         "bias_act_residual",
