@@ -19,7 +19,8 @@ from torch import Tensor
 
 from kernels.common.needed import needed
 from kernels.common.tiles import check_device, dense, dense_as, output_dtype
-from kernels.pointwise.bias_act import Call, _BiasAct, _BiasActGrad
+from kernels.pointwise.bias_act import Call, _BiasActGrad
+from kernels.pointwise.bias_act_modulate import _BiasActFork
 from kernels.pointwise.modulate import _ModulateGrad, modulate_reference
 from kernels.upfirdn.filtered_act import GAIN, SLOPE, _check, bytes_moved, filter_act_reference
 from kernels.upfirdn.filtered_act_launch import Act, filter_act_modulate_backward, filter_act_modulate_forward
@@ -125,7 +126,7 @@ def unfused_backward(
     """
     call = Call(act.slope, act.gain, None, act.filter.nhwc, act.dtype)
     f = _Upfirdn2d.apply(x, act.filter)
-    a = _BiasAct.apply(f, bias, noise, strength, scale, call, dtype)
+    a, f = _BiasActFork.apply(f, bias, noise, strength, scale, call, dtype)
     da, dstyle = _ModulateGrad.apply(g, a, style, (True, needs[4]))
     ref = a if scale is None else f
     du, *grads = _BiasActGrad.apply(da, ref, bias, noise, strength, scale, call, needs[:4])
