@@ -42,6 +42,8 @@ from kernels.upfirdn.upfirdn2d import upfirdn2d, upfirdn2d_reference
 from kernels.weights.demodulate import demodulate, demodulate_reference
 from kernels.weights.demodulate_group import (
     demodulate_group,
+    demodulate_group_fork,
+    demodulate_group_fork_reference,
     demodulate_group_reference,
     weight_energies,
     weight_energies_reference,
@@ -74,6 +76,8 @@ __all__ = [
     "conv_transpose2d_reference",
     "demodulate",
     "demodulate_group",
+    "demodulate_group_fork",
+    "demodulate_group_fork_reference",
     "demodulate_group_reference",
     "demodulate_reference",
     "dense",

@@ -153,21 +153,23 @@ class Generator(nn.Module):
         found = iter(fused_affines(ws, [affine for _, affine in own], [slot for slot, _ in own]))
         return [[next(found) for _ in block.affines] for block in self.blocks]
 
-    def coefficients(self, styles: list[list[Tensor]]) -> list[list[Tensor]]:
-        """Return demodulation coefficients of each block's layers. Returns none if layers make
-        their own, or have none.
+    def coefficients(self, styles: list[list[Tensor]]) -> tuple[list[list[Tensor]], list[list[Tensor]]]:
+        """Return demodulation coefficients of each block's layers, and the styles to use with them.
+
+        There are no coefficients if layers make their own, or have none.
         """
         if not self.grouped:
-            return [[] for _ in self.blocks]
+            return [[] for _ in self.blocks], styles
         layers = [[layer for _, layer in block.layers] for block in self.blocks]
         theirs = [style for each in styles for style in each[:-1]]  # the last style is toRGB's
-        found = iter(grouped_demodulation([layer for each in layers for layer in each], theirs))
-        return [[next(found) for _ in each] for each in layers]
+        found, theirs = map(iter, grouped_demodulation([layer for each in layers for layer in each], theirs))
+        own = [[*(next(theirs) for _ in each[:-1]), each[-1]] for each in styles]
+        return [[next(found) for _ in each] for each in layers], own
 
     def forward(self, ws: Tensor, noise: list[Tensor]) -> Tensor:
         with torch.autocast(ws.device.type, enabled=False):
             styles = self.styles(ws, self.first_ws)
-            coefficients = self.coefficients(styles)
+            coefficients, styles = self.coefficients(styles)
         x, image = self.const.expand(len(ws), -1, -1, -1), None
         last = self.blocks[0].conv1.recipe.channels_last
         x = x.to(convolution_dtype(x), memory_format=torch.channels_last if last else torch.preserve_format)

@@ -112,16 +112,17 @@ def fused_affines(ws: Tensor, layers: list[nn.Module], slots: list[int]) -> list
     return kernels.dense_group(ws, weights, biases, slots, **gains)
 
 
-def grouped_demodulation(layers: list[nn.Module], styles: list[Tensor]) -> list[Tensor]:
-    """Compute demodulation coefficients [N, O] of ``ScaledWeight`` layers, with a style [N, I]
-    each, in a few launches.
+def grouped_demodulation(layers: list[nn.Module], styles: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Compute demodulation coefficients [N, O] of ``ScaledWeight`` layers, with a style [N, I] each, in a few launches.
+
+    Returns them, and the styles for the layers: gradients of both are added in one launch.
     """
     import kernels
 
     energies = [layer.energy for layer in layers]
     if any(energy is None for energy in energies):  # the energies are not kept
         energies = kernels.weight_energies([layer.weight for layer in layers])
-    return kernels.demodulate_group(energies, styles)
+    return kernels.demodulate_group_fork(energies, styles)
 
 
 def conv3x3(x: Tensor, weight: Tensor, up: bool, recipe: Recipe, filtered: bool = True) -> Tensor:

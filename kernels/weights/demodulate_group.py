@@ -78,7 +78,21 @@ def demodulate_group(energies: Sequence[Tensor], styles: Sequence[Tensor], eps: 
         return demodulate_group_reference(energies, styles, eps)
     check_device(styles[0])
     # Casts and copies belong out here, where autograd sees them. Double backward does not see those of a Function.
-    return list(_Demodulate.apply(*(t.to(dtype).contiguous() for t in (*energies, *styles)), float(eps)))
+    return list(
+        _Demodulate.apply(*(t.to(dtype).contiguous() for t in (*energies, *styles)), float(eps), False)
+    )
+
+
+def demodulate_group_fork(
+    energies: Sequence[Tensor], styles: Sequence[Tensor], eps: float = 1e-8
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return `demodulate_group`, and the styles for their other readers, whose gradients are added in one launch."""
+    dtype = _check(energies, styles)
+    if torch.compiler.is_compiling() or any(s.dtype is not dtype for s in styles):
+        return demodulate_group(energies, styles, eps), list(styles)
+    check_device(styles[0])
+    found = _Demodulate.apply(*(t.to(dtype).contiguous() for t in (*energies, *styles)), float(eps), True)
+    return list(found[: len(styles)]), list(found[len(styles) :])
 
 
 def demodulate_group_reference(
@@ -89,6 +103,13 @@ def demodulate_group_reference(
     with torch.autocast(styles[0].device.type, enabled=False):
         pairs = zip(energies, styles, strict=True)
         return [(s.to(dtype).square() @ e.to(dtype).t() + eps).rsqrt() for e, s in pairs]
+
+
+def demodulate_group_fork_reference(
+    energies: Sequence[Tensor], styles: Sequence[Tensor], eps: float = 1e-8
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Compute `demodulate_group_fork` in plain PyTorch, where autograd adds the gradients."""
+    return demodulate_group_reference(energies, styles, eps), list(styles)
 
 
 def bytes_moved(weights: Sequence[Tensor], styles: Sequence[Tensor], *, backward: bool = False) -> int:
@@ -160,25 +181,26 @@ class _Energies(torch.autograd.Function):
 
 
 class _Demodulate(torch.autograd.Function):
-    """The op as a Function. Its inputs are all energies, all styles, eps."""
+    """The op as a Function. Its inputs are all energies, all styles, eps, and whether styles are returned as well."""
 
     @staticmethod
     def forward(ctx, *inputs):
-        *tensors, eps = inputs
+        *tensors, eps, forks = inputs
         layers = len(tensors) // 2
         ds = forward(tensors[:layers], tensors[layers:], eps)
         ctx.save_for_backward(*tensors, *ds)
-        return tuple(ds)
+        return *ds, *(s.view_as(s) for s in tensors[layers:] if forks)
 
     @staticmethod
     def backward(ctx, *gs):
-        layers, asked = len(gs), needed(ctx)
-        needs = any(asked[:layers]), any(asked[layers:-1])
+        layers, asked = len(ctx.saved_tensors) // 3, needed(ctx)
+        needs = any(asked[:layers]), any(asked[layers:-2])
         gs = [g.contiguous() for g in gs]
+        gs, adds = gs[:layers], gs[layers:]
         if torch.is_grad_enabled():
-            return *_DemodulateGrad.apply(*gs, *ctx.saved_tensors, needs), None
-        denergies, dstyles = backward(gs, *_split(ctx.saved_tensors, 3), needs)
-        return *denergies, *dstyles, None
+            return *_DemodulateGrad.apply(*gs, *ctx.saved_tensors, *adds, layers, needs), None, None
+        denergies, dstyles = backward(gs, *_split(ctx.saved_tensors, 3), needs, adds=adds or None)
+        return *denergies, *dstyles, None, None
 
 
 class _DemodulateGrad(torch.autograd.Function):
@@ -186,10 +208,12 @@ class _DemodulateGrad(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *inputs):
-        *tensors, needs = inputs
+        *tensors, layers, needs = inputs
+        tensors, adds = tensors[: 4 * layers], tensors[4 * layers :]
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
-        denergies, dstyles = backward(*_split(tensors, 4), needs)
+        ctx.adds = bool(adds)
+        denergies, dstyles = backward(*_split(tensors, 4), needs, adds=adds or None)
         return *denergies, *dstyles
 
     @staticmethod
@@ -198,8 +222,9 @@ class _DemodulateGrad(torch.autograd.Function):
         vs, us = _split(directions, 2)
         gs, energies, styles, ds = _split(ctx.saved_tensors, 4)
         layers, nothing = len(gs), [None] * len(gs)
+        through = us if ctx.adds else ()
         if all(t is None for t in directions):
-            return *nothing * 4, None
+            return *nothing * 4, *through, None, None
         with torch.autocast(gs[0].device.type, enabled=False):
             if any(v is not None for v in vs):
                 three = [_second(*each) for each in zip(vs, us, gs, energies, styles, ds, strict=True)]
@@ -213,7 +238,7 @@ class _DemodulateGrad(torch.autograd.Function):
                 ]
                 dgs, es = second_rows(us, gs, energies, styles, ds)
                 denergies, dstyles = backward(gs, energies, styles, ds, needs, us, es)
-        return *dgs, *denergies, *dstyles, *nothing, None
+        return *dgs, *denergies, *dstyles, *nothing, *through, None, None
 
 
 def _second(v, u, g, energy, style, d):

@@ -178,7 +178,7 @@ def load_h(g, d, at, inside):
 
 @triton.jit
 def style_tile(
-    job, gs, ds, es, energies, styles, us, dstyle, N,
+    job, gs, ds, es, energies, styles, us, adds, dstyle, N,
     FIRST: tl.constexpr, OUTS: tl.constexpr, INS: tl.constexpr, BASE: tl.constexpr,
     ACC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
@@ -210,6 +210,8 @@ def style_tile(
     else:
         u = tl.load(pick(us, job, FIRST) + at, inside, 0.0)
         result = u * tl.sum(total, 1) + 2 * s * tl.sum(more, 1)
+    if adds is not None:
+        result += tl.load(pick(adds, job, FIRST) + at, inside, 0.0)
     tl.store(dstyle + tl.full([], 1, tl.int64) * N * pick(BASE, job, FIRST) + at, result, inside)
 
 
@@ -243,19 +245,19 @@ def energy_tile(
 
 @triton.jit
 def demodulate_group_grad_kernel(
-    gs, ds, es, energies, styles, us, dstyle, denergy, N, style_jobs,
+    gs, ds, es, energies, styles, us, adds, dstyle, denergy, N, style_jobs,
     S_FIRST: tl.constexpr, E_FIRST: tl.constexpr, OUTS: tl.constexpr, INS: tl.constexpr,
     S_BASE: tl.constexpr, E_BASE: tl.constexpr, ACC: tl.constexpr,
     BLOCK_N: tl.constexpr, S_BLOCK_O: tl.constexpr, S_BLOCK_I: tl.constexpr, S_UNROLL: tl.constexpr,
     E_BLOCK_O: tl.constexpr, E_BLOCK_I: tl.constexpr, E_UNROLL: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Compute the wanted gradients of styles and energies. Two kinds of programs run side by side."""
+    """Compute the wanted gradients of styles, plus adds, and of energies. Two kinds of programs run side by side."""
     after_previous(DEPENDENT)
     job = tl.program_id(0)
     if dstyle is not None:
         if job < style_jobs:
             style_tile(
-                job, gs, ds, es, energies, styles, us, dstyle, N, S_FIRST, OUTS, INS, S_BASE,
+                job, gs, ds, es, energies, styles, us, adds, dstyle, N, S_FIRST, OUTS, INS, S_BASE,
                 ACC, BLOCK_N, S_BLOCK_O, S_BLOCK_I, S_UNROLL,
             )  # fmt: skip
     if denergy is not None:

@@ -163,11 +163,11 @@ def second_rows(us, gs, energies, styles, ds) -> tuple[list[Tensor], list[Tensor
     return tuple(_parts(flat, [(n, o) for o, _ in shapes], base, n) for flat in (dg, e))
 
 
-def backward(gs, energies, styles, ds, needs: tuple[bool, bool], us=None, es=None):
+def backward(gs, energies, styles, ds, needs: tuple[bool, bool], us=None, es=None, adds=None):
     """Return gradients of energies and of styles (lists of None where not needed) for gradients g of d.
 
-    us, es: directions of the styles' gradients, and the results of `second_rows` for them. With both, the function
-    returns the gradients' gradient.
+    adds: other gradients of the styles, which are added. us, es: directions of the styles' gradients, and the results
+    of `second_rows` for them. With both, the function returns the gradients' gradient.
     """
     n, shapes, nothing = styles[0].shape[0], _shapes(energies), [None] * len(styles)
     cover = _columns(n, shapes)
@@ -175,7 +175,7 @@ def backward(gs, energies, styles, ds, needs: tuple[bool, bool], us=None, es=Non
     denergy = styles[0].new_empty((cover["energy_total"],)) if needs[0] else None
     dstyle = styles[0].new_empty((n * cover["style_total"],)) if needs[1] else None
     if style_jobs * cover["samples"] + energy_jobs:
-        layers = [None if each is None else tuple(each) for each in (gs, ds, es, energies, styles, us)]
+        layers = [None if each is None else tuple(each) for each in (gs, ds, es, energies, styles, us, adds)]
         grid = style_jobs + energy_jobs, max(cover["samples"], 1)
         demodulate_group_grad_kernel[grid](
             *layers,

@@ -94,7 +94,7 @@ OPS_OF = {
     "bias_act_modulate": ("bias_act_modulate",),
     "bias_act_residual": ("bias_act_residual",),
     "demodulate": ("demodulate",),
-    "demodulate_group": ("demodulate_group",),
+    "demodulate_group": ("demodulate_group", "demodulate_group_fork"),
     "dense": ("dense", "dense_group"),
     "filter_act": ("filter_act",),
     "instance_norm_act": ("instance_norm_act",),

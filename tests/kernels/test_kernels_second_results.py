@@ -114,3 +114,18 @@ def test_an_image_is_added_by_to_rgb(last):
         lambda x, w, bias, image: [torch.einsum("nchw,kc->nkhw", x, w) + bias[:, None, None] + image],
         given,
     )
+
+
+def test_styles_come_out_of_demodulation():
+    sizes = (3, 5)
+    given = [*(numbers(4, c) for c in sizes), *(numbers(2, c) for c in sizes)]
+    given[:2] = [e.detach().square().requires_grad_() for e in given[:2]]
+
+    def ours(*given):
+        ds, styles = kernels.demodulate_group_fork(given[:2], given[2:])
+        return [*ds, *(3 * s for s in styles)]
+
+    def plain(*given):
+        return [*kernels.demodulate_group_reference(given[:2], given[2:]), *(3 * s for s in given[2:])]
+
+    agree(ours, plain, given)

@@ -38,7 +38,7 @@ def small(recipe=None, device="cpu", **workload):
 @pytest.fixture
 def plain_kernels(monkeypatch):
     """The ops in plain PyTorch, where what matters is how the model calls them: the interpreter is slow."""
-    for name in ("weight_energies", "demodulate_group"):
+    for name in ("weight_energies", "demodulate_group_fork"):
         monkeypatch.setattr(kernels, name, getattr(kernels, f"{name}_reference"))
 
 
@@ -158,7 +158,8 @@ def test_grouped_demod_sabotaged_by_a_group_for_each_layer(monkeypatch, refused)
     honest = networks.grouped_demodulation
 
     def one_by_one(layers, styles):
-        return [honest([layer], [style])[0] for layer, style in zip(layers, styles, strict=True)]
+        pairs = [honest([layer], [style]) for layer, style in zip(layers, styles, strict=True)]
+        return [each for (each,), _ in pairs], [style for _, (style,) in pairs]
 
     monkeypatch.setattr(networks, "grouped_demodulation", one_by_one)
     what = "each layer is a group of its own"
@@ -213,10 +214,10 @@ def wrong_style(monkeypatch):
     """Coefficients of the layer whose style is the same size: shapes fit."""
     honest = kernels.demodulate_group_reference
 
-    def shifted(energies, styles, *rest):
-        return honest(energies, [styles[0], styles[0], *styles[2:]], *rest)
+    def shifted(energies, styles):
+        return honest(energies, [styles[0], styles[0], *styles[2:]]), styles
 
-    monkeypatch.setattr(kernels, "demodulate_group", shifted)
+    monkeypatch.setattr(kernels, "demodulate_group_fork", shifted)
 
 
 def one_tap(monkeypatch):

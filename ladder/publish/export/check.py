@@ -155,6 +155,14 @@ def case_demodulate_group(new: New) -> tuple[Call, list[Tensor]]:
     )
 
 
+def case_demodulate_group_fork(new: New) -> tuple[Call, list[Tensor]]:
+    def call(op: Callable[..., Any], a: Tensor, b: Tensor, *given: Tensor) -> list[Tensor]:
+        ds, styles = op([a.square() + 0.1, b.square() + 0.1], given)
+        return [*ds, *(2 * style for style in styles)]
+
+    return call, [new(4, 3), new(5, 4), new(2, 3), new(2, 4)]
+
+
 def case_spectral_norm(new: New) -> tuple[Call, list[Tensor]]:
     us, vs = [new(4), new(5)], [new(27), new(4)]
     return lambda op, *weights: op(weights, us, vs, gains=(1.0, 0.5)), [new(4, 3, 3, 3), new(5, 4)]

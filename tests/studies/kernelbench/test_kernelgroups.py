@@ -56,6 +56,7 @@ def test_cuda_c_that_is_not_there_is_no_triton(monkeypatch):
     ("op", "forward", "backward"),
     [
         ("demodulate_group", 4 * (15 + 10) + 4 * 6, 2 * 4 * (15 + 10) + 2 * 4 * 6),
+        ("demodulate_group_fork", 4 * (15 + 10) + 4 * 6, 2 * 4 * (15 + 10) + 2 * 4 * 6 + 4 * 10),
         ("weight_energies", 4 * (135 + 15), 4 * (2 * 135 + 15)),
         ("dense_group", 2 * 20 + 4 * 15 + 4 * 6, 2 * (2 * 20 + 4 * 15) + 4 * 6),
         ("power_iteration", 4 * (135 + 2 * 3 + 2 * 45), None),
@@ -72,7 +73,9 @@ def test_bytes_are_those_of_what_is_read_and_written(op, forward, backward):
 
 def test_sizes_are_those_of_layers_that_the_networks_give_to_a_group(monkeypatch):
     """A network's groups hold layers of several sizes; each of a case's is one of them."""
-    seen = {name: [] for name in ("demodulate_group", "weight_energies", "dense_group", "conv_transpose2d")}
+    seen = {
+        name: [] for name in ("demodulate_group_fork", "weight_energies", "dense_group", "conv_transpose2d")
+    }
 
     def record(function):
         reference = getattr(kernels, f"{function}_reference")

@@ -64,6 +64,16 @@ def _moved_by_demodulate(op: Any, t: dict[str, Tensor], backward: bool) -> int:
     return 2 * inputs + 2 * d if backward else inputs + d
 
 
+def _fork(function: Callable[..., Any], **t: Tensor) -> list[Tensor]:
+    ds, styles = function(_all(t, "energy"), _all(t, "style"))
+    return [*ds, *styles]
+
+
+def _moved_by_fork(op: Any, t: dict[str, Tensor], backward: bool) -> int:
+    """Return the same, and backward the bytes of the styles' other gradients."""
+    return _moved_by_demodulate(op, t, backward) + (_nbytes(t, "style") if backward else 0)
+
+
 def _energies(function: Callable[..., Any], **t: Tensor) -> Any:
     return function(_all(t, "weight"))
 
@@ -141,6 +151,17 @@ GROUPS: dict[str, Op] = {
         positive=tuple(_each("energy", "")),
         settings=FLOAT,
         call=_demodulate,
+    ),
+    "demodulate_group_fork": Op(
+        "demodulate_group_fork",
+        _each("energy", "OI") | _each("style", "NI"),
+        weights,
+        _moved_by_fork,
+        activations=(),
+        penalty=tuple(_each("style", "")),
+        positive=tuple(_each("energy", "")),
+        settings=FLOAT,
+        call=_fork,
     ),
     "weight_energies": Op(
         "weight_energies",
