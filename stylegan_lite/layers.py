@@ -153,7 +153,8 @@ class NormalizedConv(ScaledWeight):
 class ToRGB(ScaledWeight):
     """A modulated 1x1 convolution to 3 channels without demodulation: [N, I, H, W] -> [N, 3, H, W], full precision.
 
-    ``clamp`` bounds the result. A layer that ``adds`` takes an ``image`` [N, 3, H, W] to be added to it.
+    ``clamp`` bounds the result. A layer that ``adds`` takes an ``image`` [N, 3, H, W] to be added to it. The style may
+    be the styled weight [N, 3, I] itself, as ``Generator.forward`` makes it for all blocks at once.
     """
 
     style_init = 1.0
@@ -175,7 +176,8 @@ class ToRGB(ScaledWeight):
 
             dtype = torch.promote_types(x.dtype, torch.float32)
             how = {"gain": self.weight_gain, "dtype": dtype, "image": image}
-            return clamped(kernels.to_rgb(x, self.weight, style, self.bias, **how), self.clamp)
+            args = (style, None) if style.dim() == 3 else (self.weight, style)
+            return clamped(kernels.to_rgb(x, *args, self.bias, **how), self.clamp)
         if self.compute_copy is None:
             style = style * self.weight_gain
         y, _ = modulated_conv2d(x, self.weight, style, self.recipe, demodulate=False, copy=self.compute_copy)

@@ -15,7 +15,15 @@ from torch.utils.checkpoint import checkpoint
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.layers import Conv, Dense, FromRGB, ModulatedConv, ToRGB
 from stylegan_lite.levers import discriminator_layer, synthesis_layer
-from stylegan_lite.ops import convolution_dtype, convolutions, full, fused_affines, grouped_demodulation, rows
+from stylegan_lite.ops import (
+    convolution_dtype,
+    convolutions,
+    full,
+    fused_affines,
+    grouped_demodulation,
+    rows,
+    styled_rgb,
+)
 from stylegan_lite.resample import fork_down, is_channels_last, upsample2d
 from stylegan_lite.spectral import SpectralWeights, constrain
 
@@ -170,6 +178,9 @@ class Generator(nn.Module):
         with torch.autocast(ws.device.type, enabled=False):
             styles = self.styles(ws, self.first_ws)
             coefficients, styles = self.coefficients(styles)
+            if self.blocks[0].to_rgb.recipe.rgb == "triton":
+                weights = styled_rgb([block.to_rgb for block in self.blocks], [each[-1] for each in styles])
+                styles = [[*each[:-1], weight] for each, weight in zip(styles, weights, strict=True)]
         x, image = self.const.expand(len(ws), -1, -1, -1), None
         last = self.blocks[0].conv1.recipe.channels_last
         x = x.to(convolution_dtype(x), memory_format=torch.channels_last if last else torch.preserve_format)

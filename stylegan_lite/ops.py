@@ -125,6 +125,13 @@ def grouped_demodulation(layers: list[nn.Module], styles: list[Tensor]) -> tuple
     return kernels.demodulate_group_fork(energies, styles)
 
 
+def styled_rgb(layers: list[nn.Module], styles: list[Tensor]) -> list[Tensor]:
+    """Return the weights [N, 3, C] of ``ToRGB`` layers with their styles [N, C] in them, in one launch."""
+    from kernels.linear.rgb_weights import styled_group
+
+    return styled_group([layer.weight for layer in layers], styles)
+
+
 def conv3x3(x: Tensor, weight: Tensor, up: bool, recipe: Recipe, filtered: bool = True) -> Tensor:
     """Compute [N, I, H, W] * [O, I, 3, 3] -> [N, O, H, W], or [N, O, 2H, 2W] with ``up``. ``filtered`` is as in
     ``conv_up``.

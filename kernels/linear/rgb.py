@@ -43,7 +43,7 @@ def to_rgb(
 
     Args:
         x: [N, C, H, W], NCHW or channels_last; float16, bfloat16, float32 or float64.
-        weight: [K, C] or [K, C, 1, 1] with K <= 4.
+        weight: [K, C] or [K, C, 1, 1] with K <= 4, or [N, K, C] with the style in it.
         style: [N, C], a factor for each sample and channel.
         bias: [K].
         dtype: dtype of the result; x.dtype (autocast's dtype under autocast) unless given.
@@ -55,9 +55,10 @@ def to_rgb(
     weight = _check_to(x, weight, style, bias, image)
     check_device(x)
     x, dtype = dense(x), dtype or output_dtype(x)
-    call = Call(float(gain), style is None, is_nhwc(x), is_nhwc(x), x.dtype, dtype)
+    shared = style is None and weight.dim() == 2
+    call = Call(float(gain), shared, is_nhwc(x), is_nhwc(x), x.dtype, dtype)
     w = weight.to(call.sums)
-    w = w[None] if style is None else styled(w, style.to(call.sums))
+    w = w[None] if shared else w if style is None else styled(w, style.to(call.sums))
     bias = bias if bias is None else bias.contiguous()
     if torch.compiler.is_compiling():
         y = torch.ops.stylegan_ladder.rgb_narrow(x, w, bias, *call)
@@ -79,7 +80,8 @@ def to_rgb_reference(
     """Compute `to_rgb` in plain PyTorch. Arguments, result dtype and memory format as `to_rgb`."""
     weight, dtype = _check_to(x, weight, style, bias, image), dtype or output_dtype(x)
     sums = accumulator(torch.promote_types(x.dtype, dtype))
-    w = weight.to(sums)[None] * (1 if style is None else style.to(sums)[:, None])
+    w = weight.to(sums) if weight.dim() == 3 else weight.to(sums)[None]
+    w = w * (1 if style is None else style.to(sums)[:, None])
     with torch.autocast(x.device.type, enabled=False):
         y = torch.einsum("nchw,nkc->nkhw", x.to(sums), w.expand(len(x), -1, -1)) * gain
     y = y if bias is None else y + bias[:, None, None]
@@ -159,19 +161,22 @@ def bytes_moved(wide: Tensor, narrow: Tensor, *, backward: bool = False) -> int:
 
 
 def _check_to(x, weight, style, bias, image) -> Tensor:
-    """Validate the arguments, and return the weight as [K, C]."""
+    """Validate the arguments, and return the weight as [K, C], or as it is with a style in it."""
     if x.dim() != 4 or not x.is_floating_point():
         raise ValueError(f"x must be a float tensor [N, C, H, W], got {x.dtype} {tuple(x.shape)}")
     n, c = x.shape[:2]
-    if weight.shape[1:] not in ((c,), (c, 1, 1)) or not 1 <= weight.shape[0] <= MOST:
-        raise ValueError(f"weight must be [1 to {MOST}, C] = [K, {c}], got {tuple(weight.shape)}")
+    has_style = style is None and weight.dim() == 3
+    k = weight.shape[1 if has_style else 0]
+    if weight.shape not in (((n, k, c),) if has_style else ((k, c), (k, c, 1, 1))) or not 1 <= k <= MOST:
+        wanted = f"[1 to {MOST}, C] = [K, {c}], or [{n}, K, {c}] with a style in it"
+        raise ValueError(f"weight must be {wanted}, got {tuple(weight.shape)}")
     if style is not None and style.shape != (n, c):
         raise ValueError(f"style must be [N, C] = [{n}, {c}], got {tuple(style.shape)}")
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"bias must be [K] = [{weight.shape[0]}], got {tuple(bias.shape)}")
-    if image is not None and image.shape != (n, len(weight), *x.shape[2:]):
-        raise ValueError(f"image must be {(n, len(weight), *x.shape[2:])}, got {tuple(image.shape)}")
-    return weight.flatten(1)
+    if bias is not None and bias.shape != (k,):
+        raise ValueError(f"bias must be [K] = [{k}], got {tuple(bias.shape)}")
+    if image is not None and image.shape != (n, k, *x.shape[2:]):
+        raise ValueError(f"image must be {(n, k, *x.shape[2:])}, got {tuple(image.shape)}")
+    return weight if has_style else weight.flatten(1)
 
 
 def _check_from(image, weight, bias) -> Tensor:

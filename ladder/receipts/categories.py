@@ -49,7 +49,7 @@ OF_OURS = (
     ("pixels", f"{FUSED}normalization, activation and bias"),
     ("dense", f"{FUSED}matmul, bias and activation"),
     ("rgb", f"{FUSED}convolutions from and to RGB"),
-    ("styled_grad", f"{FUSED}convolutions from and to RGB"),
+    ("styled", f"{FUSED}convolutions from and to RGB"),
     ("minibatch_std", f"{FUSED}minibatch deviation"),
     ("sum_partials", f"{FUSED}sums of gradients"),
     ("modulate", NORMALIZATION),

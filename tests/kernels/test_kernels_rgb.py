@@ -283,6 +283,8 @@ def test_no_pixels_no_samples():
         (lambda x: kernels.to_rgb(x, torch.zeros(3, 7)), "weight must be [1 to 4, C] = [K, 6]"),
         (lambda x: kernels.to_rgb(x, torch.zeros(5, 6)), "weight must be"),
         (lambda x: kernels.to_rgb(x, torch.zeros(3, 6, 3, 3)), "weight must be"),
+        (lambda x: kernels.to_rgb(x, torch.zeros(2, 5, 6)), "weight must be"),
+        (lambda x: kernels.to_rgb(x, torch.zeros(1, 3, 6)), "or [2, K, 6] with a style in it"),
         (lambda x: kernels.to_rgb(x[0], torch.zeros(3, 6)), "x must be"),
         (lambda x: kernels.to_rgb(x, torch.zeros(3, 6), torch.zeros(1, 6)), "style must be"),
         (lambda x: kernels.to_rgb(x, torch.zeros(3, 6), bias=torch.zeros(6)), "bias must be"),

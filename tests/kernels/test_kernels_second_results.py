@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import kernels
+from kernels.linear.rgb_weights import styled_group
 from tests.support import interpreter
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -114,6 +115,33 @@ def test_an_image_is_added_by_to_rgb(last):
         lambda x, w, bias, image: [torch.einsum("nchw,kc->nkhw", x, w) + bias[:, None, None] + image],
         given,
     )
+
+
+def test_a_weight_may_have_the_styles_in_it():
+    given = [numbers(2, 4, 3, 5, last=True), numbers(2, 3, 4), numbers(3), numbers(2, 3, 3, 5, last=True)]
+    agree(
+        lambda x, w, bias, image: [kernels.to_rgb(x, w, None, bias, image=image)],
+        lambda x, w, bias, image: [kernels.to_rgb_reference(x, w, None, bias, image=image)],
+        given,
+    )
+
+
+def test_styled_weights_of_all_layers():
+    sizes = (3, 40, 2)
+    agree(
+        lambda *given: styled_group(given[:3], given[3:]),
+        lambda *given: [w[None] * s[:, None] for w, s in zip(given[:3], given[3:], strict=True)],
+        [*(numbers(3, c) for c in sizes), *(numbers(2, c) for c in sizes)],
+    )
+
+
+@pytest.mark.parametrize("wanted", [slice(0, 2), slice(2, 4), slice(0, 4)], ids=["weights", "styles", "both"])
+def test_gradients_of_styled_weights_for_more_samples_than_a_tile_has(wanted):
+    given = [*(numbers(3, c) for c in (37, 8)), *(numbers(18, c) for c in (37, 8))]
+    gs = [numbers(18, 120)[:, : 3 * c].view(18, 3, c) for c in (37, 8)]  # lying among other numbers
+    product = [w[None] * s[:, None] for w, s in zip(given[:2], given[2:], strict=True)]
+    found = torch.autograd.grad(styled_group(given[:2], given[2:]), given[wanted], gs)
+    torch.testing.assert_close(found, torch.autograd.grad(product, given[wanted], gs))
 
 
 def test_styles_come_out_of_demodulation():

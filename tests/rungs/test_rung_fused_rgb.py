@@ -83,8 +83,10 @@ def test_the_receipt_is_earned_and_the_rungs_below_keep_theirs(norm):
 
 
 def convolved_to(x, weight, style, bias, *, gain, dtype, image):
-    """toRGB as it was."""
-    y = F.conv2d(x * (style * gain)[:, :, None, None], weight).to(dtype) + bias.view(1, -1, 1, 1)
+    """toRGB as it was, with weights [N, 3, C] that have the style in them."""
+    n, c, h, w = x.shape
+    y = F.conv2d(x.reshape(1, n * c, h, w), (weight * gain).flatten(0, 1)[:, :, None, None], groups=n)
+    y = y.view(n, 3, h, w).to(dtype) + bias.view(1, -1, 1, 1)
     return y if image is None else y + image
 
 

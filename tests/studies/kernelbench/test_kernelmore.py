@@ -29,7 +29,7 @@ FUSED = {
     "spectral_norm": "triton",
 }
 JOINED = {"fused_modulation": True}  # which calls one op in place of another
-# StyleGAN2's layers have noise and a bias as well; its toRGB adds an image, but for the one at 4x4.
+# StyleGAN2's layers have noise and a bias as well. Its toRGB adds an image, and styles are in the weights already.
 NEVER = ("scale_act", "to_rgb")
 OF_A_GROUP = ("spectral_norm",)  # the networks pass all layers at once
 EQUIVALENT = ("gain", "act_gain", "weight_gain", "filter_gain", "slope", "channels_last", "bias_gain", "taps")

@@ -182,10 +182,10 @@ MORE: dict[str, Op] = {
     ),
     "to_rgb image": Op(
         "to_rgb",
-        {"x": "NCHW", "weight": "3C11", "style": "NC", "bias": "3", "image": "N3HW"},
+        {"x": "NCHW", "weight": "N3C", "bias": "3", "image": "N3HW"},  # styles are in the weights
         lambda w: modulated(w)[1:],  # 4x4 has no image below it
         _moved_by_rgb,
-        penalty=("x", "style"),
+        penalty=("x", "weight"),
         options={"dtype": torch.float32},
     ),
     "from_rgb": Op(

@@ -24,7 +24,7 @@ WALKED = ("bias_act noise scale", "modulate", "instance_norm_act")
 PIXELS = 1024  # of a map large enough for a walk
 NAMES = (
     *(word(name) for name in TABLE),
-    *("demodulate_styles", "instance_norm_planes", "dense_split", "adam"),
+    *("demodulate_styles", "instance_norm_planes", "dense_split", "adam", "styled_group"),
     *(f"walk_{word(name)}" for name in WALKED),
     *CUDA,
 )  # names of all calls, known without a GPU, so that no call is left out unseen
@@ -56,6 +56,8 @@ def calls(x) -> Iterator[Call]:
         rows = torch.randn(2, 1, 2049, device=x.device)
         yield Call("dense_split", kernels.dense, tuple(rows))
     yield Call("adam", adam, (x,))
+    weight, style = (torch.randn(rows, x.shape[1], device=x.device) for rows in (3, len(x)))
+    yield Call("styled_group", styled_group, (weight, style))
     if x.device.type == "cuda":
         yield from cuda_calls(x)
     if x.shape[2] * x.shape[3] >= PIXELS:
@@ -99,6 +101,16 @@ def of_table(name: str, x, *, function: Callable[..., Any] | None = None, data: 
         return found if isinstance(found, torch.Tensor) else torch.cat([t.flatten() for t in found])
 
     return Call(word(name), call, tuple(given.values()))
+
+
+def styled_group(weight, style):
+    """Call the op of toRGB's weights, which no table times, for two layers of different widths."""
+    import torch
+
+    from kernels.linear import rgb_weights
+
+    found = rgb_weights.styled_group([weight, weight[:, 1:]], [style, style[:, 1:]])
+    return torch.cat([each.flatten() for each in found])
 
 
 @contextlib.contextmanager
