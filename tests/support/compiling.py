@@ -93,19 +93,15 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
         run(lambda x, u=up, d=down: kernels.upfirdn2d(x, BINOMIAL, up=u, down=d), x)
     run(lambda x, b: kernels.act_filter(x, b, BINOMIAL, padding=2), x, bias)
     how = {"noise": noise, "padding": (2, 1)}
-    run(
-        lambda x, b, t, s: kernels.filter_act(x, BINOMIAL, b, strength=t, scale=s, **how),
-        x,
-        bias,
-        strength,
-        scale,
-    )
+    given = x, bias, strength, scale
+    run(lambda x, b, t, s: kernels.filter_act(x, BINOMIAL, b, strength=t, scale=s, **how), *given)
     how |= {"strength": strength, "scale": scale.requires_grad_()}
-    y = kernels.filter_act(x.requires_grad_(), BINOMIAL, bias, **how)
-    torch.autograd.grad(y, (x, scale), y)  # differentiated once, by a kernel of its own
-    y = kernels.filter_act_modulate(x, BINOMIAL, scale, bias, **how)
-    torch.autograd.grad(y, (x, scale), y)
+    torch.autograd.grad(y := kernels.filter_act(x.requires_grad_(), BINOMIAL, bias, **how), (x, scale), y)
+    torch.autograd.grad(y := kernels.filter_act_modulate(x, BINOMIAL, scale, bias, **how), (x, scale), y)
     run_upconv(x.detach())
+    del how["padding"]
+    run(lambda x, b, s: torch.cat(kernels.bias_act_modulate(x, b, s, **how | {"scale": s})), x, bias, scale)
+    torch.autograd.grad(y := kernels.bias_act_modulate(x, bias, scale, **how), (x, scale), y)
     run(kernels.demodulate, torch.zeros(128, c, 3, 3), scale)
     run_group(torch.zeros(128, c, 3, 3).contiguous(memory_format=layout), scale)
     weight, image = torch.zeros(3, c, 1, 1), torch.zeros(n, 3, h, w).contiguous(memory_format=layout)
@@ -139,7 +135,8 @@ def run_group(weight, style) -> None:
     import kernels
 
     inputs = [t.requires_grad_() for t in (weight, weight.detach()[:64], style, style.clone())]
-    ds = kernels.demodulate_group(kernels.weight_energies(inputs[:2]), inputs[2:])
+    found = kernels.demodulate_group_fork(kernels.weight_energies(inputs[:2]), inputs[2:])
+    ds = found[0] + found[1]
     gs = [torch.zeros_like(d, requires_grad=True) for d in ds]
     torch.autograd.grad(ds, inputs, gs, retain_graph=True)
     first = torch.autograd.grad(ds, inputs[2:], gs, create_graph=True)
@@ -153,6 +150,9 @@ def run_rgb(x, weight, style, bias, image, wide_bias, run) -> None:
     import kernels
 
     run(lambda x, w, s, b: kernels.to_rgb(x, w, s, b, dtype=torch.float32), x, weight, style, bias)
+    w = sys.modules["kernels.linear.rgb_weights"].styled_group([weight.requires_grad_()], [style])
+    y = kernels.to_rgb(x, w[0], None, bias, dtype=torch.float32, image=image)
+    torch.autograd.grad(y, (x, weight, style), y)
     run(lambda i, w, b: kernels.from_rgb(i.to(x.dtype), w, b), image, weight.view(-1, 3), wide_bias)
     for function, inputs in (
         (kernels.to_rgb, (x, weight, style, bias)),
