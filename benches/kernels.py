@@ -186,6 +186,28 @@ CASES = [
     "upconv2d 32x128x128x128 O64 bf16 channels_last",
     "upconv2d 32x256x64x64 O128 bf16 channels_last",
     "upconv2d 32x512x32x32 O256 bf16 channels_last",
+    "bias_act_modulate 8x128x128x128 bf16 channels_last",
+    "bias_act_modulate 8x256x64x64 bf16 channels_last",
+    "bias_act_modulate 8x512x32x32 bf16 channels_last",
+    "bias_act_modulate 32x128x128x128 bf16 channels_last",
+    "bias_act_modulate 32x256x64x64 bf16 channels_last",
+    "bias_act_modulate 32x512x32x32 bf16 channels_last",
+    "to_rgb image 8x64x256x256 bf16 channels_last",
+    "to_rgb image 8x128x128x128 bf16 channels_last",
+    "to_rgb image 8x256x64x64 bf16 channels_last",
+    "to_rgb image 8x512x32x32 bf16 channels_last",
+    "to_rgb image 32x64x256x256 bf16 channels_last",
+    "to_rgb image 32x128x128x128 bf16 channels_last",
+    "to_rgb image 32x256x64x64 bf16 channels_last",
+    "to_rgb image 32x512x32x32 bf16 channels_last",
+    "demodulate_group_fork 512x512 batch 8 fp32 channels_last",
+    "demodulate_group_fork 256x256 batch 8 fp32 channels_last",
+    "demodulate_group_fork 128x128 batch 8 fp32 channels_last",
+    "demodulate_group_fork 64x64 batch 8 fp32 channels_last",
+    "demodulate_group_fork 512x512 batch 32 fp32 channels_last",
+    "demodulate_group_fork 256x256 batch 32 fp32 channels_last",
+    "demodulate_group_fork 128x128 batch 32 fp32 channels_last",
+    "demodulate_group_fork 64x64 batch 32 fp32 channels_last",
 ]
 DIRECTIONS = ["forward", "backward", "double backward"]
 FINGERPRINTS = {
@@ -217,6 +239,9 @@ FINGERPRINTS = {
     "cuda instance_norm_act": "778014ee",
     "filter_act_modulate": "5e887bbd",
     "upconv2d": "b91cb268",
+    "bias_act_modulate": "469d9eb9",
+    "to_rgb image": "2a981072",
+    "demodulate_group_fork": "7fb3b395",
 }
 # Facts on ops that `setup` needs without importing torch: missing directions, and further capabilities.
 LACKS = {
