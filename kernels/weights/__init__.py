@@ -13,7 +13,7 @@ The ops:
 - `demodulate`: d[n, o] = 1 / sqrt(sum of (weight * style)^2), one layer. The per-sample weights are never built: with
   the energy W2 = sum over taps of weight^2, the sum is style^2 @ W2^T.
 - `weight_energies` and `demodulate_group`: the same for all layers of a generator. A weight is read once, for its
-  energy, however often styles change.
+  energy, however often styles change. `demodulate_group_fork` also adds up the gradients of styles.
 - `power_iteration` and `spectral_norm`: W / sigma(W) of all layers of a discriminator.
 - `AdamPlan`: Adam for all parameters of a network. It also writes the weights in the dtype and layout that the next
   step's convolutions read.
