@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stylegan_lite.inputs import Numbers
 from stylegan_lite.networks import Discriminator, Generator
-from stylegan_lite.ops import full, one_batch
+from stylegan_lite.ops import full, logistic_loss, one_batch
 from stylegan_lite.scaling import LossScale
 from stylegan_lite.weights import HALVES
 
@@ -60,7 +60,7 @@ def g_main(
     with amp():
         ws = latents_to_ws(G, inputs, style_mixing, track=True, mean=mean)
         logits = D(G(ws, inputs.noise))
-    return F.softplus(-logits).mean()
+    return logistic_loss(logits, 0) if D.logit.fused else F.softplus(-logits).mean()
 
 
 def d_main(
@@ -81,9 +81,12 @@ def d_main(
         fake = G(latents_to_ws(G, inputs, style_mixing), inputs.noise)
     with amp():
         if joint:
-            fake_logits, real_logits = D(one_batch(fake, real), parts=2).chunk(2)
+            logits = D(one_batch(fake, real), parts=2)
+            fake_logits, real_logits = logits.chunk(2)
         else:
             fake_logits, real_logits = D(fake), D(real)
+    if joint and D.logit.fused:
+        return logistic_loss(logits, len(fake))
     return F.softplus(fake_logits).mean() + F.softplus(-real_logits).mean()
 
 

@@ -101,6 +101,13 @@ def fused_dense(x: Tensor, layer: nn.Module) -> Tensor:
     )
 
 
+def logistic_loss(logits: Tensor, fakes: int) -> Tensor:
+    """Compute mean softplus(logits[:fakes]) + mean softplus(-logits[fakes:]) of logits [N, 1] in one launch."""
+    from kernels.pointwise import logistic_loss as fused
+
+    return fused.logistic_loss(logits, fakes)
+
+
 def fused_affines(ws: Tensor, layers: list[nn.Module], slots: list[int]) -> list[Tensor]:
     """Compute ``Dense`` layers without activation as one kernel: [N, O] each, each from its own w of ws [N, num_ws,
     w_dim].

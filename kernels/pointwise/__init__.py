@@ -12,6 +12,7 @@ The ops:
 - `bias_act_modulate`: `bias_act`, and its result times a style as a second result.
 - `modulate`: x times a style, one factor for each sample and channel.
 - `bias_act_residual` and `fork_upfirdn2d`: the two ends of a residual block, in passes that exist anyway.
+- `logistic_loss`: the loss of a main phase with its gradient; here the launches are the cost, not the memory.
 - `noise.py`: the checks of StyleGAN's noise, shared with the ops of upfirdn/ and norm/.
 
 Forward. One kernel reads x and the small operands and writes y. It saves the cheapest tensor that tells the

@@ -51,6 +51,7 @@ OF_OURS = (
     ("rgb", f"{FUSED}convolutions from and to RGB"),
     ("styled", f"{FUSED}convolutions from and to RGB"),
     ("minibatch_std", f"{FUSED}minibatch deviation"),
+    ("logistic_loss", f"{FUSED}loss"),
     ("sum_partials", f"{FUSED}sums of gradients"),
     ("modulate", NORMALIZATION),
     ("demodulate", NORMALIZATION),

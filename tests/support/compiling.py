@@ -65,13 +65,8 @@ def run_maps(shape: tuple[int, ...], dtype, layout) -> None:
     run(lambda x, b, t, s: kernels.bias_act(x, b, noise=noise, strength=t, scale=s), x, bias, strength, scale)
     run(kernels.bias_act_residual, x, bias, x)
     run(kernels.modulate, x, scale)
-    run(
-        lambda x, s, b, t: kernels.instance_norm_act(x, s, b, noise=noise, strength=t),
-        x,
-        scale,
-        scale,
-        strength,
-    )
+    styled = x, scale, scale, strength
+    run(lambda x, s, b, t: kernels.instance_norm_act(x, s, b, noise=noise, strength=t), *styled)
 
 
 def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
@@ -79,6 +74,7 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
     import torch
 
     import kernels
+    from kernels.pointwise.logistic_loss import logistic_loss
 
     n, c, h, w = shape
     run_maps(shape, dtype, layout)
@@ -87,7 +83,6 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
     noise = torch.zeros(n, 1, h, w)
     run(lambda x: kernels.minibatch_std(x, 4, multiple=8), x)
     torch.autograd.grad(kernels.minibatch_std(x.requires_grad_(), 4, multiple=8).sum(), x)
-    x = x.detach()
     run(lambda x: sum(t.sum() for t in kernels.fork_upfirdn2d(x, (0.125, 0.375, 0.375, 0.125), down=2)), x)
     for up, down in ((1, 1), (2, 1), (2, 2)):  # the gradient of up is down
         run(lambda x, u=up, d=down: kernels.upfirdn2d(x, BINOMIAL, up=u, down=d), x)
@@ -102,6 +97,7 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
     del how["padding"]
     run(lambda x, b, s: torch.cat(kernels.bias_act_modulate(x, b, s, **how | {"scale": s})), x, bias, scale)
     torch.autograd.grad(y := kernels.bias_act_modulate(x, bias, scale, **how), (x, scale), y)
+    torch.autograd.grad(logistic_loss(scale[:, :1], 1), scale)
     run(kernels.demodulate, torch.zeros(128, c, 3, 3), scale)
     run_group(torch.zeros(128, c, 3, 3).contiguous(memory_format=layout), scale)
     weight, image = torch.zeros(3, c, 1, 1), torch.zeros(n, 3, h, w).contiguous(memory_format=layout)

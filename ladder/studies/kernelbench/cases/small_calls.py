@@ -58,6 +58,7 @@ def calls(x) -> Iterator[Call]:
     yield Call("adam", adam, (x,))
     weight, style = (torch.randn(rows, x.shape[1], device=x.device) for rows in (3, len(x)))
     yield Call("styled_group", styled_group, (weight, style))
+    yield Call("logistic_loss", logistic_loss, (torch.randn(len(x), 1, device=x.device),))
     if x.device.type == "cuda":
         yield from cuda_calls(x)
     if x.shape[2] * x.shape[3] >= PIXELS:
@@ -111,6 +112,13 @@ def styled_group(weight, style):
 
     found = rgb_weights.styled_group([weight, weight[:, 1:]], [style, style[:, 1:]])
     return torch.cat([each.flatten() for each in found])
+
+
+def logistic_loss(logits):
+    """Call the loss of an update, which no table times."""
+    from kernels.pointwise.logistic_loss import logistic_loss as loss
+
+    return loss(logits, 1)
 
 
 @contextlib.contextmanager
