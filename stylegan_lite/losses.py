@@ -97,7 +97,7 @@ def d_r1(
     real = real.detach().requires_grad_(True)
     with amp():
         logits = D(real)
-    gradient = inner_gradient(logits.sum(), real, scale)
+    gradient = inner_gradient(logits, torch.ones_like(logits), real, scale)
     return gradient.square().sum((1, 2, 3)).mean() * (interval * gamma / 2)
 
 
@@ -138,7 +138,7 @@ def path_lengths(
         ws = latents_to_ws(G, inputs, style_mixing)
         image = G(ws, inputs.noise)
     y = inputs.image_noise * (1 / math.sqrt(image.shape[2] * image.shape[3]))
-    gradient = inner_gradient((image * y).sum(), ws, scale, again=again)
+    gradient = inner_gradient(image, y, ws, scale, again=again)
     return gradient.square().sum(2).mean(1).sqrt()
 
 
@@ -153,17 +153,18 @@ def moved(pl_mean: Tensor, length: Tensor | None, decay: float, scale: LossScale
     return mean
 
 
-def inner_gradient(output: Tensor, wanted: Tensor, scale: LossScale | None, *, again: bool = True) -> Tensor:
-    """Return d output / d wanted in full precision, to be differentiated ``again``.
+def inner_gradient(
+    output: Tensor, along: Tensor, wanted: Tensor, scale: LossScale | None, *, again: bool = True
+) -> Tensor:
+    """Return d <output, along> / d wanted in full precision, to be differentiated ``again``.
 
-    It is a backward pass like any other. In FP16 it needs the scale on its way, and is divided by it before a penalty
-    is made of it. The later backward pass carries the penalty's own scale through both.
+    Backward begins with ``along``, so the product and its sum are never computed. It is a backward pass like any other.
+    In FP16 it needs the scale on its way, and is divided by it before a penalty is made of it. The later backward pass
+    carries the penalty's own scale through both.
     """
-    if scale is None:
-        (gradient,) = torch.autograd.grad(output, wanted, create_graph=again)
-        return full(gradient)
-    (gradient,) = torch.autograd.grad(output * scale.scale, wanted, create_graph=again)
-    return full(gradient) * scale.inverse
+    along = along if scale is None else along * scale.scale
+    (gradient,) = torch.autograd.grad(output, wanted, along.to(output.dtype), create_graph=again)
+    return full(gradient) if scale is None else full(gradient) * scale.inverse
 
 
 def autocast(device: str, precision: str) -> AbstractContextManager:
