@@ -68,6 +68,7 @@ class Phases:
         self.real.zero_()
         self.pl_mean = torch.zeros([], device=device, dtype=self.dtype)
         self.loss = {phase: torch.zeros([], device=device, dtype=self.dtype) for phase in PHASES}
+        self.one = torch.ones([], device=device, dtype=self.dtype)  # backward would write one in each phase
         self.feed = DataFeed(workload, recipe, self.real, seed, rank=self.ranks.rank, ranks=self.ranks.size)
         self.compiled = Compiled(recipe, lambda phase: self._loss(phase)) if recipe.compile != "off" else None
         self.graphs: dict[str, torch.cuda.CUDAGraph] = {}
@@ -190,7 +191,7 @@ class Phases:
             else:
                 loss = self._loss(phase, k, parts, mean) / parts
             with self.parallel.phase(phase, network) if self.parallel else contextlib.nullcontext():
-                (loss if scale is None else loss * scale.scale).backward()
+                loss.backward(self.one if scale is None else scale.scale)  # the gradient of a scaled loss
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None
         return total
