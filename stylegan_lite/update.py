@@ -15,6 +15,8 @@ CAPTURES = 64  # updates of one network in all graphs; whole-step graphs hold tw
 class FusedUpdate(torch.optim.Adam):
     """An optimizer with torch.optim.Adam's interface, state and arithmetic, without weight decay and amsgrad.
 
+    With beta1 = 0 first moments stay as they are: no update reads them, PyTorch's own neither.
+
     ``step`` also does the work of ``ComputeWeights.hand_over`` and ``refresh`` around it.
 
     The kernel finds gradients by a table of their addresses. In eager steps the table is filled before each launch

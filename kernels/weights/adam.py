@@ -5,6 +5,9 @@ a compute copy: its weight times a gain, in the dtype and layout of its convolut
 scaled as it is read, and the parameter's own gradient is added if it has one. The next copy is written with the next
 weight. So a copy costs 2 + 2 bytes an element and nothing else.
 
+With beta1 = 0, as in StyleGAN2, the first moment is the last gradient, and the next update never reads it. It is then
+neither read nor written: four bytes of an element's 24. Its tensor keeps what it holds.
+
 A kernel finds its tensors in a table of addresses. The addresses of weights, moments, step counts and copies never
 change. Gradients have a table of their own, because each capture of a CUDA graph gives them other addresses. The
 kernels are in `adam_kernels.py`.
@@ -90,13 +93,13 @@ def bytes_moved(
 ) -> int:
     """Return the bytes that must cross memory: gradients, weights and moments in; weights, moments and copies out.
 
-    momentum: beta1 is not 0, so the first moment is read, too.
+    momentum: beta1 is not 0, so the first moment is read and written, too.
     """
     total = 0
     for item, pair in zip(items, gradients, strict=True):
         given = [g.nbytes for g in pair if g is not None]
         copy = 0 if item.copy is None else item.copy.nbytes
-        total += bool(given) * (sum(given) + (5 + momentum) * item.weight.nbytes + copy)
+        total += bool(given) * (sum(given) + (4 + 2 * momentum) * item.weight.nbytes + copy)
     return total
 
 

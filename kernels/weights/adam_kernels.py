@@ -44,7 +44,7 @@ def adam_steps_kernel(
 
 @triton.jit
 def adam_step(w, m, v, g, step_size, root, rates, MOMENTUM: tl.constexpr, ACC: tl.constexpr):
-    """Compute weight and moments after one step. With beta1 = 0 the first moment is the gradient itself."""
+    """Compute weight and moments after one step. With beta1 = 0 the first moment is the gradient, and not kept."""
     if MOMENTUM:
         m += (g - m) * tl.load(rates + 1).to(ACC)
     else:
@@ -65,7 +65,6 @@ def update_elements(
     they are those at ``plane``.
     """
     w_at = tl.multiple_of(tl.load(row).to(tl.pointer_type(W)), 16) + at
-    m_at = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(W)), 16) + at
     v_at = tl.multiple_of(tl.load(row + 2).to(tl.pointer_type(W)), 16) + at
     copy = tl.load(row + 3)
     # A missing tensor has address 0 and is masked out: neither read nor written.
@@ -81,11 +80,13 @@ def update_elements(
     v = tl.load(v_at, inside, 0.0).to(ACC)
     m = g
     if MOMENTUM:
+        m_at = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(W)), 16) + at
         m = tl.load(m_at, inside, 0.0).to(ACC)
     step_size, root = tl.load(correction).to(ACC), tl.load(correction + 1).to(ACC)
     w, m, v = adam_step(w, m, v, g, step_size, root, rates, MOMENTUM, ACC)
     tl.store(w_at, w, inside)
-    tl.store(m_at, m, inside)
+    if MOMENTUM:  # Without, the next gradient takes its place: nobody reads it.
+        tl.store(m_at, m, inside)
     tl.store(v_at, v, inside)
     c_at = tl.multiple_of(copy.to(tl.pointer_type(C)), 16) + turned
     tl.store(c_at, (w * gain).to(C), inside & (copy != 0))

@@ -7,6 +7,9 @@ it with torch.optim.Adam in FP64.
 A parameter whose gradient is all zeros may also have no gradient (``set_to_none``). Adam then skips it instead of
 decaying its moments by a step. The parameter's own step count tells which of the two was done, and the moments must
 agree.
+
+Without momentum (beta1 = 0, as in StyleGAN2) the first moment is the last gradient, which is judged itself. No update
+reads the moment, so an optimizer need not write it, and it is not judged.
 """
 
 from __future__ import annotations
@@ -36,6 +39,11 @@ class State(TypedDict):
     betas: dict[str, tuple[float, float]]  # "G" | "D" -> decays
 
 
+def judged(beta1: float) -> tuple[str, ...]:
+    """Return the moments that a later update reads."""
+    return MOMENTS if beta1 else MOMENTS[1:]
+
+
 def clones(step: Any) -> dict[str, Moments]:
     """Return {"G" | "D": a copy of its optimizer's state}, with zeros for a state that does not exist yet."""
     return {net: _map(_of(*pair), torch.clone) for net, pair in _pairs(step).items()}
@@ -63,7 +71,7 @@ def expected(state: State, net: str, gradients: list[Tensors], counted: Tensor) 
     names = list(gradients[0])
     there = [torch.stack([g[name].any() for name in names]).tolist() for g in gradients]
     needed = torch.tensor(there).sum(0).tolist()
-    found: Moments = {quantity: {} for quantity in MOMENTS}
+    found: Moments = {quantity: {} for quantity in judged(beta1)}
     asked = counted.nan_to_num().tolist()
     steps = []
     for k, name in enumerate(names):
@@ -78,7 +86,9 @@ def expected(state: State, net: str, gradients: list[Tensors], counted: Tensor) 
                 idle -= 1
             g = each[name].double()
             m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g.square()
-        found["exp_avg"][name], found["exp_avg_sq"][name] = (m - first).float(), (v - second).float()
+        moves = {"exp_avg": m - first, "exp_avg_sq": v - second}
+        for quantity, named in found.items():
+            named[name] = moves[quantity].float()
         steps.append(float(done))
     return found | {STEPS: {STEPS: torch.tensor(steps)}}
 
@@ -94,7 +104,7 @@ def passed_over(state: State, net: str, seen: list[Tensors], exact: list[Tensors
     for gradients in (seen, exact):
         never = torch.zeros(len(gradients[0]))
         found = expected(state, net, gradients, never)
-        made.append({quantity: found[quantity] for quantity in MOMENTS})
+        made.append({quantity: named for quantity, named in found.items() if quantity != STEPS})
     return made[0], made[1]
 
 
@@ -114,8 +124,9 @@ def _pairs(step: Any) -> dict[str, tuple[nn.Module, torch.optim.Adam]]:
 
 def _of(network: nn.Module, optimizer: torch.optim.Adam) -> Moments:
     named, found = dict(network.named_parameters()), optimizer.state
+    beta1, _ = optimizer.param_groups[0]["betas"]
     kept: Moments = {
-        moment: {name: _moment(found, p, moment) for name, p in named.items()} for moment in MOMENTS
+        moment: {name: _moment(found, p, moment) for name, p in named.items()} for moment in judged(beta1)
     }
     counts = [torch.as_tensor(found[p]["step"] if found.get(p) else 0.0).float() for p in named.values()]
     place = counts[0].device

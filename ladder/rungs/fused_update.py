@@ -9,7 +9,7 @@ one counts steps, one updates the plain layouts, one the turned ones.
 
 Why it should help. PyTorch's fused Adam moves 28 bytes a parameter, and the passes around it another 18 to 30. They
 read a gradient in BF16, write and read it again in float32, read a weight again and write its copy. Here it is 30, or
-26 with beta1 = 0: the first moment is then the gradient, written and never read. With 49 million parameters in the
+22 with beta1 = 0: the first moment is then the gradient, and not kept. With 49 million parameters in the
 article's two networks each pass of 4 bytes takes 0.05 ms at 4 TB/s.
 
 When it does not. The saving is the same at any batch and resolution, so its share fades if these are large. If few
