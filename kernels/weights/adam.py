@@ -24,8 +24,10 @@ from kernels.common.tiles import alike, check_device, power_of_2, tl, tl_accumul
 from kernels.weights.adam_kernels import adam_kernel, adam_steps_kernel, adam_turned_kernel
 
 BLOCK = 2048  # elements that a program updates
-SIDE = 64  # side of a square of output and input channels, where the copy lies turned
-HEIGHT = 32  # height of half a square, where nothing is turned: as many elements as other programs have
+SIDE, HEIGHT = (
+    64,
+    32,
+)  # input and output channels of a program's part of a tap: as many elements as others have
 ALIGNED = 16  # bytes, as vector loads need them
 ROW = 9  # numbers in a parameter's row of the table
 
@@ -176,9 +178,9 @@ class AdamPlan:
         options = {"ROW": ROW, "MOMENTUM": self.rates.beta1 != 0, "num_warps": 8, **types}
         if len(self.flat):
             adam_kernel[(len(self.flat),)](*tables, self.flat, *scale, BLOCK=BLOCK, **options, **launching())
-        for jobs, turned, height in ((self.squares, True, SIDE), (self.planes, False, HEIGHT)):
+        for jobs, turned in ((self.squares, True), (self.planes, False)):
             if len(jobs):
-                shape = {"HEIGHT": height, "SIDE": SIDE, "NHWC": self.nhwc, "TURNED": turned}
+                shape = {"HEIGHT": HEIGHT, "SIDE": SIDE, "NHWC": self.nhwc, "TURNED": turned}
                 adam_turned_kernel[(len(jobs),)](*tables, jobs, *scale, **shape, **options, **launching())
 
     def _squared(self) -> list[Item]:
@@ -200,8 +202,8 @@ class AdamPlan:
                 flat += [(k, b) for b in range(-(-item.weight.numel() // BLOCK))]
                 continue
             o, i, *taps = item.weight.shape
-            own, height = (squares, SIDE) if turned else (planes, HEIGHT)
-            rows, columns = range(-(-o // height)), range(-(-i // SIDE))
+            own = squares if turned else planes
+            rows, columns = range(-(-o // HEIGHT)), range(-(-i // SIDE))
             own += [(k, t, r, c) for r in rows for t in range(math.prod(taps)) for c in columns]
         return flat, squares, planes
 
