@@ -208,6 +208,12 @@ CASES = [
     "demodulate_group_fork 256x256 batch 32 fp32 channels_last",
     "demodulate_group_fork 128x128 batch 32 fp32 channels_last",
     "demodulate_group_fork 64x64 batch 32 fp32 channels_last",
+    "bias_act_skip 8x128x128x128 I64 bf16 channels_last",
+    "bias_act_skip 8x256x64x64 I128 bf16 channels_last",
+    "bias_act_skip 8x512x32x32 I256 bf16 channels_last",
+    "bias_act_skip 32x128x128x128 I64 bf16 channels_last",
+    "bias_act_skip 32x256x64x64 I128 bf16 channels_last",
+    "bias_act_skip 32x512x32x32 I256 bf16 channels_last",
 ]
 DIRECTIONS = ["forward", "backward", "double backward"]
 FINGERPRINTS = {
@@ -242,6 +248,7 @@ FINGERPRINTS = {
     "bias_act_modulate": "469d9eb9",
     "to_rgb image": "2a981072",
     "demodulate_group_fork": "7fb3b395",
+    "bias_act_skip": "f9ac06ed",
 }
 # Facts on ops that `setup` needs without importing torch: missing directions, and further capabilities.
 LACKS = {

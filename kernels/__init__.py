@@ -23,6 +23,7 @@ from kernels import alternatives
 from kernels.linear.conv2d import conv2d, conv2d_reference, conv_transpose2d, conv_transpose2d_reference
 from kernels.linear.dense import dense, dense_group, dense_group_reference, dense_reference
 from kernels.linear.rgb import from_rgb, from_rgb_reference, to_rgb, to_rgb_reference
+from kernels.linear.skip import bias_act_skip, bias_act_skip_reference
 from kernels.linear.upconv2d import upconv2d, upconv2d_reference
 from kernels.norm.instance_norm_act import instance_norm_act, instance_norm_act_reference
 from kernels.norm.minibatch_std import minibatch_std, minibatch_std_reference
@@ -70,6 +71,8 @@ __all__ = [
     "bias_act_reference",
     "bias_act_residual",
     "bias_act_residual_reference",
+    "bias_act_skip",
+    "bias_act_skip_reference",
     "conv2d",
     "conv2d_reference",
     "conv_transpose2d",

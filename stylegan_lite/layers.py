@@ -222,7 +222,9 @@ class Conv(ScaledWeight):
         self.spare = spare
         self.clamp = None if clamp is None else clamp * gain / GAIN
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, residual: Tensor | None = None, skip: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
         weight, by = self.scaled_weight(), convolutions(self.recipe)
         if self.spare:
             weight = F.pad(weight.to(convolution_dtype(weight)), (0, 0, 0, 0, 0, self.spare))
@@ -234,7 +236,7 @@ class Conv(ScaledWeight):
                 return act_filter(x, self.bias, self.act_gain)
         if self.bias is None:
             return x
-        x = bias_act(x, self.bias, self.recipe, gain=self.act_gain, residual=residual)
+        x = bias_act(x, self.bias, self.recipe, gain=self.act_gain, residual=residual, skip=skip)
         return clamped(x, self.clamp)
 
 

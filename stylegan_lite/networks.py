@@ -218,12 +218,16 @@ class DiscriminatorBlock(nn.Module):
         self.conv1 = discriminator_layer(workload, recipe, inputs, outputs, down=True, gain=1.0, **both)
         self.fused = recipe.fused_residual
         self.forks = self.fused and recipe.resample == "triton"  # x is filtered where the skip branches off
+        # The skip's product then runs in the activation's kernel.
+        self.joins = self.forks and recipe.channels_last and recipe.conv == "double_backward"
         self.skip = Conv(inputs, outputs, 1, recipe, down=not self.forks, act=False, gain=math.sqrt(0.5))
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.fused:
             return self.conv1(self.plain(x)) + self.skip(x)
         x, low = fork_down(x) if self.forks else (x, x)
+        if self.joins:
+            return self.conv1(self.plain(x), skip=(low, self.skip.scaled_weight()))
         return self.conv1(self.plain(x), residual=self.skip(low))
 
     def plain(self, x: Tensor) -> Tensor:

@@ -239,8 +239,9 @@ def bias_act(
     strength: Tensor | None = None,
     gain: float = GAIN,
     residual: Tensor | None = None,
+    skip: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Compute leaky_relu(x * scale + noise * strength + bias) * gain (+ residual).
+    """Compute leaky_relu(x * scale + noise * strength + bias) * gain (+ residual, or the 1x1 convolution of skip).
 
     Args:
         x: [N, C, H, W] or [N, C].
@@ -249,7 +250,12 @@ def bias_act(
         noise: [N, 1, H, W].
         strength: [].
         residual: like x. With it there is neither scale nor noise, and fused_residual is on.
+        skip: an image [N, I, H, W] and a weight [C, I, 1, 1], in place of residual.
     """
+    if skip is not None:
+        import kernels
+
+        return kernels.bias_act_skip(x, bias, *skip, gain=gain)
     if residual is not None:
         import kernels
 

@@ -10,6 +10,7 @@ The ops:
 - `dense_group`: several layers that read the same tensor, one launch together (all style affines of a generator).
 - `to_rgb` and `from_rgb`: 1x1 convolutions with at most 4 channels on one side, one pass over the wide side.
 - `conv2d` and `conv_transpose2d`: cuDNN's kernels, arranged so that every derivative is again a convolution.
+- `bias_act_skip`: a residual block's end, whose kernel computes the skip's 1x1 convolution while it adds it.
 - `upconv2d`: the transposed 3x3 convolution of stride 2, in a kernel of ours; not in a step yet.
 - `weight_gradients.py`: weight gradients on a second CUDA stream, beside the chain of activations.
 

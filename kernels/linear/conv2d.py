@@ -215,21 +215,34 @@ class _Convolution(torch.autograd.Function):
         needs_x, needs_weight, _ = needed(ctx)
         if g is None or not (needs_x or needs_weight):
             return None, None, None
-        x, weight = ctx.saved_tensors
-        again = torch.is_grad_enabled()
-        with _as_is(g):
-            g = dense_as(g, ctx.geometry.nhwc)
-            dx = dweight = None
-            geometry = ctx.geometry
-            if needs_weight and defer((weight,), lambda: [_correlate(g, x, weight.detach(), geometry)]):
-                needs_weight = False
-            if needs_x:
-                convolve = _Convolution.apply if again else _convolve
-                dx = convolve(g, weight, ctx.geometry.adjoint(ctx.size, weight.shape))
-            if needs_weight:
-                correlate = _WeightGradient.apply if again else _correlate
-                dweight = correlate(g, x, weight.detach(), ctx.geometry)
-        return dx, dweight, None
+        return *gradients(g, *ctx.saved_tensors, ctx.geometry, ctx.size, needs_x, needs_weight), None
+
+
+def gradients(
+    g: Tensor,
+    x: Tensor | None,
+    weight: Tensor | None,
+    geometry: Geometry,
+    size: torch.Size,
+    needs_x: bool,
+    needs_weight: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return dx and dweight for the gradient g of y, in a backward pass. x has this size. None: not needed, or
+    deferred.
+    """
+    again = torch.is_grad_enabled()
+    with _as_is(g):
+        g = dense_as(g, geometry.nhwc)
+        dx = dweight = None
+        if needs_weight and defer((weight,), lambda: [_correlate(g, x, weight.detach(), geometry)]):
+            needs_weight = False
+        if needs_x:
+            convolve = _Convolution.apply if again else _convolve
+            dx = convolve(g, weight, geometry.adjoint(size, weight.shape))
+        if needs_weight:
+            correlate = _WeightGradient.apply if again else _correlate
+            dweight = correlate(g, x, weight.detach(), geometry)
+    return dx, dweight
 
 
 class _WeightGradient(torch.autograd.Function):

@@ -38,6 +38,7 @@ OF_FAMILY = {
 OF_OURS = (
     ("bias_act_modulate", f"{FUSED}activation, bias and modulation"),
     ("bias_act_residual", f"{FUSED}activation, bias and residual sum"),
+    ("bias_act_skip", f"{FUSED}activation, bias and residual sum"),
     ("bias_act", f"{FUSED}activation and bias"),
     ("filter_act_modulate", f"{FUSED}resampling, activation and modulation"),
     ("filter_act", f"{FUSED}resampling and activation"),

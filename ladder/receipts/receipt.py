@@ -93,6 +93,7 @@ OPS_OF = {
     "bias_act": ("bias_act", "scale_act"),
     "bias_act_modulate": ("bias_act_modulate",),
     "bias_act_residual": ("bias_act_residual",),
+    "bias_act_skip": ("bias_act_skip",),
     "demodulate": ("demodulate",),
     "demodulate_group": ("demodulate_group", "demodulate_group_fork"),
     "dense": ("dense", "dense_group"),

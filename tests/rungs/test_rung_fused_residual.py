@@ -56,6 +56,14 @@ def test_all_phases_agree_with_the_reference(norm, precision, in_plain_pytorch, 
     assert found["verdict"] == "ok", found["problems"]
 
 
+def test_in_16_bits_the_skip_s_product_is_the_kernel_s_and_the_receipt_says_so():
+    seen = seen_of(FORK | LAST | {"precision": "bf16"})
+    assert_engaged(seen, ["fused_residual"])
+    lines = receipt("fused_residual", seen).lines
+    assert any(line.startswith("bias_act_skip_kernel launched") for line in lines)
+    assert "bias_act_residual_kernel" not in seen["kernels"]
+
+
 def test_a_skip_that_is_lost_is_found_by_parity(monkeypatch, in_plain_pytorch, references, planted_bug):
     lost = lambda x, bias, residual, **how: kernels.bias_act_reference(x, bias, **how)  # noqa: E731
     monkeypatch.setattr(kernels, "bias_act_residual", lost)

@@ -50,6 +50,10 @@ def case_bias_act_residual(new: New) -> tuple[Call, list[Tensor]]:
     return lambda op, *tensors: op(*tensors), [new(2, 3, 5, 6), new(3), new(2, 3, 5, 6)]
 
 
+def case_bias_act_skip(new: New) -> tuple[Call, list[Tensor]]:
+    return lambda op, *tensors: op(*tensors), [new(2, 3, 5, 6), new(3), new(2, 4, 5, 6), new(3, 4, 1, 1)]
+
+
 def case_scale_act(new: New) -> tuple[Call, list[Tensor]]:
     return lambda op, *tensors: op(*tensors), [new(2, 3, 5, 6), new(2, 3)]
 

@@ -61,6 +61,7 @@ def test_cuda_c_that_is_not_there_is_no_triton(monkeypatch):
         ("dense_group", 2 * 20 + 4 * 15 + 4 * 6, 2 * (2 * 20 + 4 * 15) + 4 * 6),
         ("power_iteration", 4 * (135 + 2 * 3 + 2 * 45), None),
         ("conv_transpose2d", 180 + 81 + 2 * 3 * 11 * 13, 2 * (180 + 81) + 2 * 3 * 11 * 13),
+        ("bias_act_skip", 2 * 180 + 300 + 15, 3 * 180 + 2 * (300 + 15)),
         ("cuda instance_norm_act", 2 * 180 + 60, 3 * 180 + 60),
     ],
 )
@@ -118,6 +119,24 @@ def test_sizes_are_those_of_layers_that_the_networks_give_to_a_group(monkeypatch
             elif function in seen:
                 assert shape in seen[function], (case.name, name, seen[function])
     assert LAYERS > 1
+
+
+def test_skips_are_those_of_the_discriminator(monkeypatch):
+    seen, reference = [], kernels.bias_act_skip_reference
+    record = lambda x, bias, *skip, **how: seen.append((x, bias, *skip)) or reference(x, bias, *skip, **how)  # noqa: E731
+    monkeypatch.setattr(kernels, "bias_act_skip", record)
+    for function in ("act_filter", "fork_upfirdn2d", "bias_act"):
+        monkeypatch.setattr(kernels, function, getattr(kernels, f"{function}_reference"))
+    workload = Workload.from_dict(SMALL)
+    on = dict.fromkeys(("channels_last", "fused_act", "fused_residual", "fused_filter"), True)
+    D = Discriminator(workload, Recipe(conv="double_backward", resample="triton", **on))
+    image = torch.randn(workload.batch, 3, workload.resolution, workload.resolution)
+    with torch.no_grad():
+        D(image.contiguous(memory_format=torch.channels_last))
+    shapes = [tuple(tuple(t.shape) for t in each) for each in seen]
+    cases = kernelcases.cases({"small": workload}, ops=["bias_act_skip"], smallest=4)
+    assert len(shapes) == len(cases) > 1
+    assert {tuple(case.shape_of(name) for name in case.entry.inputs) for case in cases} == {*shapes}
 
 
 def test_cuda_c_is_left_out_where_it_cannot_be_built(monkeypatch):

@@ -6,6 +6,7 @@ sizes. Here four layers of one size stand side by side, so that a size is a case
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -140,6 +141,15 @@ def _iterated(workload: Workload) -> Sequence[Sizes]:
     return [{"O": width, "I": width, "K": 9 * width, "R": r} for r, width in widths]
 
 
+def _after_skips(workload: Workload) -> list[Sizes]:
+    """Return the results of the discriminator's blocks, with the channels that their skips read."""
+    found = []
+    for above, r in itertools.pairwise(reversed(workload.resolutions)):
+        channels = {"C": workload.fmaps(r), "I": workload.fmaps(above)}
+        found.append({"N": workload.batch} | channels | {"H": r, "W": r, "R": r})
+    return found
+
+
 GROUPS: dict[str, Op] = {
     "demodulate_group": Op(
         "demodulate_group",
@@ -209,6 +219,16 @@ GROUPS: dict[str, Op] = {
         activations=("x", "weight"),
         penalty=("x",),
         settings=(("bf16", "channels_last"),),  # other calls are cuDNN's
+    ),
+    "bias_act_skip": Op(
+        "bias_act_skip",
+        {"x": "NCHW", "bias": "C", "low": "NIHW", "weight": "CI11"},
+        _after_skips,
+        lambda op, t, backward: op.bytes_moved(t["x"], t["low"], t["weight"], backward=backward),
+        activations=("x", "low", "weight"),
+        penalty=("x", "low"),
+        options={"gain": 1.0},
+        settings=(("bf16", "channels_last"),),  # other calls are `conv2d` and `bias_act_residual`
     ),
     "cuda instance_norm_act": replace(INSTANCE_NORM, function="cuda.instance_norm_act", needs=("nvcc",)),
 }

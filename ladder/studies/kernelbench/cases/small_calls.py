@@ -19,6 +19,7 @@ def word(name: str) -> str:
 
 CUDA = ("cuda_norm", "cuda_pairs")  # need a build of CUDA C++
 CONVOLUTIONS = ("conv2d", "conv_transpose2d")  # PyTorch's launches, none of ours
+SIXTEEN = ("upconv2d", "bias_act_skip")  # their kernels take 16 bits in channels_last
 TABLE = [name for name, op in OPS.items() if not op.needs and op.function not in CONVOLUTIONS]
 WALKED = ("bias_act noise scale", "modulate", "instance_norm_act")
 PIXELS = 1024  # of a map large enough for a walk
@@ -45,7 +46,7 @@ def calls(x) -> Iterator[Call]:
     import kernels
 
     for name in TABLE:
-        yield of_table(name, x if name != "upconv2d" else _in_16_bits(x))
+        yield of_table(name, x if name not in SIXTEEN else _in_16_bits(x))
     energies = [name for name in OPS["demodulate_group"].inputs if name.startswith("energy")]
     yield of_table("demodulate_group", x, data=energies)._replace(
         name="demodulate_styles"
@@ -68,7 +69,7 @@ def calls(x) -> Iterator[Call]:
 
 
 def _in_16_bits(x):
-    """Return x as the kernel of `upconv2d` takes it. Other calls of that op are cuDNN's."""
+    """Return x as the kernels of SIXTEEN take it. Other calls of those ops are no kernel of theirs."""
     import torch
 
     dtype = x.dtype if x.dtype.itemsize == 2 else torch.bfloat16
