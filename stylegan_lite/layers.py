@@ -249,15 +249,17 @@ class FromRGB(Conv):
         super().__init__(3, outputs, 1, recipe, clamp=clamp)
         self.keeps_copy = False
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, residual: Tensor | None = None, skip: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
         import kernels
 
         weight, gain = weight_and_gain(self)
         by_pixel = self.recipe.channels_last or None
-        if self.recipe.fused_act and residual is None:
+        if self.recipe.fused_act and residual is None and skip is None:
             act = {"slope": SLOPE, "act_gain": self.act_gain}
             x = kernels.from_rgb(x, weight, self.bias, gain=gain, channels_last=by_pixel, **act)
         else:
             x = kernels.from_rgb(x, weight, gain=gain, slope=1.0, act_gain=1.0, channels_last=by_pixel)
-            x = bias_act(x, self.bias, self.recipe, gain=self.act_gain, residual=residual)
+            x = bias_act(x, self.bias, self.recipe, gain=self.act_gain, residual=residual, skip=skip)
         return clamped(x, self.clamp)

@@ -227,8 +227,9 @@ def gradients(
     needs_x: bool,
     needs_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return dx and dweight for the gradient g of y, in a backward pass. x has this size. None: not needed, or
-    deferred.
+    """Return dx and dweight for the gradient g of y, in a backward pass. x has this size.
+
+    A gradient that is not needed, or deferred, is None.
     """
     again = torch.is_grad_enabled()
     with _as_is(g):

@@ -27,6 +27,14 @@ def launch(how, x, low, weight) -> None:
     skip._forced.clear()
 
 
+def run_products(x) -> None:
+    """Launch the convolutions of ours."""
+    from tests.support.compiling_upconv import run_upconv
+
+    run_upconv(x)
+    run_skip(x)
+
+
 def run_skip(x) -> None:
     """Launch it with every row of its table for the GPU, on whole and on partial blocks."""
     import torch
