@@ -10,6 +10,7 @@ from ladder.base.text import factor
 from ladder.publish.site.collected import FULL, Group, Panel
 from ladder.report.panels import short_ms
 from ladder.report.view import Row
+from ladder.results import words
 
 ARTICLE = "article"  # the ladder, and the workload of which the article has numbers
 
@@ -112,17 +113,20 @@ def _gpu(panels: Sequence[Panel], reports: Mapping[int, str]) -> Gpu:
 
 
 def _baseline(panel: Panel) -> Answer | None:
-    return next((_answer(row) for row in panel.shown.rows if row.name == "baseline" and row.step_ms), None)
+    return next(
+        (_answer(row, row) for row in panel.shown.rows if row.name == "baseline" and row.step_ms), None
+    )
 
 
 def _top(panel: Panel | None) -> Answer | None:
     """Return the highest rung with a number, above the lowest."""
     rows = [row for row in panel.shown.rows if row.step_ms] if panel else []
-    return _answer(rows[-1]) if len(rows) > 1 else None
+    return _answer(rows[-1], rows[0]) if len(rows) > 1 else None
 
 
-def _answer(row: Row) -> Answer:
-    made = Answer(row.title, short_ms(row.step_ms or 0.0), factor(row.total))
+def _answer(row: Row, first: Row) -> Answer:
+    total = words.whole(first.step_ms, row.step_ms, row.total, row.total_interval)
+    made = Answer(row.title, short_ms(row.step_ms or 0.0), total)
     if row.gpu is None:
         return made
     return Answer(made.title, made.step, made.total, short_ms(row.gpu.ms), factor(row.gpu.total))

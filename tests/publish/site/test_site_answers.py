@@ -32,6 +32,17 @@ def test_a_card_has_baseline_and_tops_of_each_gpu_by_both_clocks(tmp_path):
     assert text.index('class="card"') < text.index('<details class="group" id="group-1">')
 
 
+def test_a_top_that_is_not_decided_has_no_factor(tmp_path):
+    """The factor is a mean over pairs, the times are medians: a noisy host's contradict each other."""
+    made = two_clocks.run()
+    made["rungs"][-1] |= {"speedup_total": 0.92, "total_interval": [0.31, 2.7]}
+    groups = collected.groups([(tmp_path / "a.json", typed(made))], [], tmp_path)
+    (card,) = answers.cards(groups)
+    assert (card.lines[1].answers[0].step, card.lines[1].answers[0].total) == ("61.3", "not decided")
+    text = front.page(groups, front.Histories({}, {}), [], [], {}, {})
+    assert "160 to 61.3 ms a step, <strong>not decided</strong>" in text
+
+
 def test_a_workload_that_only_asv_measured_has_no_card(tmp_path):
     groups = collected.groups([], [point("a", {"baseline": 90.0, "bf16": 40.0})], tmp_path)
     assert len(groups) == 1 and answers.cards(groups) == []
