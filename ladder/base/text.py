@@ -7,8 +7,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from ladder.base.protocol import AMBIGUOUS, LESS_THAN
+
 WIDEST = 10.0  # upper end over lower end of an interval: above this, two rounds of a noisy rung say nothing
 NO_TIME = "the time (--minutes) was used up"
+MOST_OPEN = math.log(2)  # log ratio: a reader can act on "less than X%" up to a factor of two, 100%
 
 
 def between(interval: tuple[float, float] | None) -> str:
@@ -43,6 +46,16 @@ def percent(share: float) -> str:
 def difference(logs: float) -> str:
     """Return a difference of logarithms as percent: 0.9 is 150%, 0.01 is 1%."""
     return percent(math.expm1(logs))
+
+
+def inside(below: float, widest: float = MOST_OPEN) -> str:
+    """Return the word for a difference inside the noise: `less than`, or `ambiguous` where that says too little.
+
+    Args:
+        below: log ratio, the far end of the interval.
+        widest: the largest far end that says enough in its run. A noisy run states 390%, so `MOST_OPEN` limits it.
+    """
+    return LESS_THAN if below <= min(widest, MOST_OPEN) else AMBIGUOUS
 
 
 def less_than(below: float) -> str:

@@ -6,20 +6,20 @@ A command that measures writes its pictures beside its own result, so no user's 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ladder.base import files, git, text
 from ladder.plan import catalog, modes, needs
-from ladder.report import chart, gpus, tables
+from ladder.report import advising, chart, gpus, tables
 from ladder.report.themes import DARK, LIGHT
 from ladder.report.view import in_generations
 from ladder.results import ranking, sources
 from ladder.results import store as results
 from ladder.results.combine import series
 from ladder.results.publishable import publishable
-from ladder.results.types import Result, build
+from ladder.results.types import Result, RungResult, build
 
 ARTICLE, FULL = "article", "full"  # workload and ladder of the article, and the ladder that goes on from it
 
@@ -71,19 +71,63 @@ def chosen(found: list[Result]) -> list[Result]:
 
 
 def compared(found: list[Result]) -> list[tuple[Result, Result | None]]:
-    """Return for each GPU its best staircase of the article, and its best of the ladder `full` or None.
+    """Return for each GPU its best staircase of the article, and its best run of the top of `full` or None.
 
-    A run counts if it may be quoted, has every rung of its ladder in three whole generations, and has GPU times.
+    A run counts if it may be quoted, has three whole generations, and has GPU times. The article's has every rung; of
+    `full` the top alone is shown, so a run of selected rungs will do.
     """
     proved = [
         each
         for each in found
-        if each.complete and _whole(each) and in_generations(each) and not publishable(each)
+        if each.complete and in_generations(each) and not publishable(each)
         if each.workload["name"] == ARTICLE and ranking.mode(each) == modes.CUMULATIVE
         if any(rung.gpu_ms for rung in each.rungs)
     ]
-    best = {(each.machine.name, ladder_of(each)): each for each in chosen(proved)}
-    return [(each, best.get((name, FULL))) for (name, ladder), each in best.items() if ladder == ARTICLE]
+    longer = [each for each in proved if ladder_of(each) == FULL]
+    return [
+        (each, best_top(other for other in longer if other.machine.name == each.machine.name))
+        for each in chosen([each for each in proved if _whole(each)])
+        if ladder_of(each) == ARTICLE
+    ]
+
+
+def best_top(found: Iterable[Result]) -> Result | None:
+    """Return the run that says best how fast a ladder's top is, None if no run says it.
+
+    The runs are staircases of one machine, workload and ladder. A run that may be quoted goes first, then a whole one,
+    then the best rank.
+    """
+    return max(
+        filter(tells_top, sources.without_sources(found)),
+        key=lambda each: (not publishable(each), _whole(each), *ranking.rank(each)),
+        default=None,
+    )
+
+
+def tells_top(result: Result) -> bool:
+    """Return whether the highest rung of a staircase with a number is the top of its ladder.
+
+    In a whole run it is. A run of selected rungs must hold the first and the last rung of the ladder, both proved. The
+    last one must have every change of today's ladder: an older recipe may lack a rung that was added since.
+    """
+    if _whole(result):
+        return True
+    planned, rungs = _planned(result), {rung.name: rung for rung in result.rungs}
+    first, last = (rungs.get(planned[end].name) for end in (0, -1))
+    if first is None or last is None or not (_proved(first) and _proved(last)):
+        return False
+    return advising.contains(last.recipe or {}, planned[-1].recipe or {})
+
+
+def _proved(rung: RungResult) -> bool:
+    """Return whether a rung has a number, receipts that show it on, and parity."""
+    engaged = [receipt.engaged for receipt in (rung.receipts or {}).values()]
+    return (
+        rung.status == "ok"
+        and bool(engaged)
+        and all(engaged)
+        and bool(rung.parity and rung.parity.verdict == "ok")
+    )
 
 
 def _write_compared(pairs: list[tuple[Result, Result | None]], stem: Path) -> list[Path]:
@@ -119,11 +163,19 @@ def stem(result: Result) -> str:
 
 def _whole(result: Result) -> bool:
     """Return whether a run planned every rung that its ladder has today. A user's own ladder counts as whole."""
+    planned = _planned(result)
+    return not planned or [rung.name for rung in result.rungs] == [rung.name for rung in planned]
+
+
+def _planned(result: Result) -> Sequence[modes.Planned]:
+    """Return the plan of the whole ladder of a run, in its mode, as of today; empty for a user's own ladder."""
     name = ladder_of(result)
-    if name not in catalog.ladders():
-        return True
-    planned = modes.plan(ranking.mode(result), catalog.load_ladder(name), dict.fromkeys(needs.NEEDS))
-    return [rung.name for rung in result.rungs] == [rung.name for rung in planned]
+    return _plan(name, ranking.mode(result)) if name in catalog.ladders() else ()
+
+
+@functools.cache
+def _plan(ladder: str, mode: str) -> tuple[modes.Planned, ...]:
+    return tuple(modes.plan(mode, catalog.load_ladder(ladder), dict.fromkeys(needs.NEEDS)))
 
 
 def write_tables(result: Result, stem: Path) -> list[Path]:

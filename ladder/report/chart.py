@@ -12,13 +12,13 @@ from typing import Any
 
 from ladder.base import files
 from ladder.base.errors import UserError
-from ladder.base.text import factor
 from ladder.plan import modes
 from ladder.report import drawing, panels
 from ladder.report.drawing import fitted, measured, wrapped
 from ladder.report.panels import NAMED, short_ms
 from ladder.report.themes import LIGHT, Theme
 from ladder.report.view import View, view
+from ladder.results import words
 from ladder.results.types import Result
 
 WIDTH, MARGIN, ROW = 10.0, 0.2, 0.44  # inches
@@ -115,7 +115,8 @@ def _headline(shown: View) -> str:
         text = f"{machine}: {NAMED[shown.mode]}"
     elif last is not first:
         times = f"{short_ms(first.step_ms)} to {short_ms(last.step_ms)}"
-        text = f"{machine}: {times} ms a step, {factor(last.total)}"
+        told = words.whole(first.step_ms, last.step_ms, last.total, last.total_interval)
+        text = f"{machine}: {times} ms a step" + f", {told}" * bool(told)
     return text + (f" ({shown.marks[0]})" if shown.marks else "")
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder.base.text import factor, fine_factor, less_than
+from ladder.plan import catalog
 from ladder.report import drawing, panels
 from ladder.report.drawing import fitted, measured, wrapped
 from ladder.report.panels import Line, Strip, draw_lines, short_ms
@@ -141,10 +142,21 @@ def figure(
 
 def _machine(article: Result, longer: Result | None) -> Machine:
     shown = view(article)
-    rows = view(longer).rows if longer else ()
-    counts = [number for number, row in enumerate(rows, start=1) if row.step_ms]
-    count = max(counts, default=0)
-    return Machine(_short(shown.machine.split(",")[0]), shown, rows[count - 1] if count else None, count)
+    top = next((row for row in reversed(view(longer).rows) if row.step_ms), None) if longer else None
+    count = rungs_up_to(longer, top.name) if longer and top else 0
+    return Machine(_short(shown.machine.split(",")[0]), shown, top, count)
+
+
+def rungs_up_to(result: Result, name: str) -> int:
+    """Return how many rungs of its ladder a rung holds, itself included. A run may have timed some of them alone."""
+    known = catalog.ladders()
+    ladder = (
+        [step.name for step in catalog.load_ladder(result.ladder.name).rungs]
+        if result.ladder.name in known
+        else []
+    )
+    order = ladder if name in ladder else [rung.name for rung in result.rungs]
+    return order.index(name) + 1
 
 
 def _short(gpu: str) -> str:

@@ -11,14 +11,16 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ladder.base import files
 from ladder.base.errors import UserError
 from ladder.base.rules import shown
-from ladder.base.text import fit, slug, stamp
+from ladder.base.text import fit, inside, slug, stamp
 from ladder.results import types
+from ladder.results.values import LESS_THAN
 from ladder.results.values import NUMBERS as NUMBERS
 from ladder.results.values import OUT as OUT
 from ladder.results.values import SCHEMA as SCHEMA
@@ -174,7 +176,18 @@ def of_data(data: Any) -> types.Result:
     for rung in result.rungs:
         if rung.status == "ok" and rung.step_ms is None:
             raise UserError(f'rung {rung.name}: status "ok" without "step_ms"')
-    return result
+    return replace(result, rungs=[_in_todays_words(rung) for rung in result.rungs])
+
+
+def _in_todays_words(rung: types.RungResult) -> types.RungResult:
+    """Return a rung without a `less than X%` that today's rule would not say. Older files say it of any X."""
+    changed: dict[str, Any] = {}
+    for verdict, gain in (("verdict", "gain"), ("gpu_verdict", "gpu_gain")):
+        found = getattr(rung, gain) or None
+        below = types.given(found.below) if found else None
+        if getattr(rung, verdict) == LESS_THAN and below is not None and inside(below) != LESS_THAN:
+            changed |= {verdict: inside(below), gain: replace(found, below=None)}
+    return replace(rung, **changed) if changed else rung
 
 
 def read(path: Path) -> Any:

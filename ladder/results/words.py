@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ladder.base.text import fine_factor, less_than
+from ladder.base.text import factor, fine_factor, less_than
 from ladder.results.values import INSIDE, LESS_THAN, TOO_FEW
+
+UNDECIDED = "not decided"
 
 
 @dataclass(frozen=True)
@@ -38,3 +40,19 @@ def answer(seen: Seen) -> str:
     """Return factor and word, the factor only where it says something: `1.13x faster`, `less than 0.41%`."""
     quiet = seen.verdict in (*INSIDE, TOO_FEW)
     return " ".join(part for part in ("" if quiet else fine_factor(seen.ratio), word(seen)) if part)
+
+
+def whole(
+    before_ms: float | None, after_ms: float | None, total: float | None, interval: tuple[float, float] | None
+) -> str:
+    """Return the word beside two times in a title: their factor, or `not decided`; "" where it is unknown.
+
+    A factor is the mean over pairs in generations, and each time is a median. On a noisy host the two may contradict
+    each other: 148 to 115 ms, 0.92x. So the factor needs an interval without 1, and times that point the same way.
+    Without an interval (older files, too few generations) the times alone must agree.
+    """
+    if total is None or before_ms is None or after_ms is None:
+        return ""
+    open_ = interval is not None and interval[0] <= 1 <= interval[1]
+    contrary = (total - 1) * (before_ms - after_ms) < 0
+    return UNDECIDED if open_ or contrary else factor(total)

@@ -2,7 +2,7 @@
 
 - faster, slower: the whole interval lies beyond the floor.
 - less than: the difference is smaller than the far end of the interval.
-- ambiguous: that far end says too little.
+- ambiguous: that far end says too little (`ladder.base.text.inside`).
 - too few generations: there are fewer than three.
 
 Every interval is at Holm's level over the verdicts of one run and one quantity. All numbers are log ratios, positive
@@ -19,6 +19,7 @@ from ladder.base.protocol import FASTER as FASTER
 from ladder.base.protocol import LESS_THAN as LESS
 from ladder.base.protocol import SLOWER as SLOWER
 from ladder.base.protocol import TOO_FEW as TOO_FEW
+from ladder.base.text import inside
 from ladder.stats import estimates, nested
 from ladder.stats.nested import Difference, Group
 
@@ -165,8 +166,7 @@ def _answer(asked: Question, level: float) -> Answer:
     half *= estimates.t_quantile(1 - level / 2, asked.difference.freedom)
     low, high = estimates.within_everything(mean - half, mean + half)
     below = max(abs(low), abs(high))
-    inside = LESS if below <= asked.widest else AMBIGUOUS
-    word = FASTER if low > least else SLOWER if high < -least else inside
+    word = FASTER if low > least else SLOWER if high < -least else inside(below, asked.widest)
     return Answer(word, mean, (low, high), 1 - level, asked.floor, least, below if word == LESS else None)
 
 

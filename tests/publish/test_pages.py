@@ -12,10 +12,10 @@ import pytest
 
 from ladder.base.errors import UserError
 from ladder.publish.pages import __main__ as command
-from ladder.publish.pages import filling, machines
+from ladder.publish.pages import filling, ladders, machines
 from ladder.publish.pages.committed import Committed
 from ladder.results import store as results
-from tests.support import committed, made_up
+from tests.support import committed, made_up, two_clocks
 
 ROOT = committed.ROOT
 PAGE = "<!-- table: rungs nvidia-h200/article/article -->\nold\n<!-- end -->\n"
@@ -155,6 +155,39 @@ def test_a_broken_committed_file_is_named(checkout: Path) -> None:
     git(checkout, "add", RESULT)
     with pytest.raises(UserError, match=r"a\.json"):
         filling.fill(checkout)
+
+
+# ---- the top of a ladder ---------------------------------------------------------------------------------------------
+
+
+def stored_runs(folder: Path, **runs: dict[str, Any]) -> Committed:
+    for name, made in runs.items():
+        results.write(folder / f"results/ladder/nvidia-h200/{name}.json", made)
+    return Committed(folder)
+
+
+def test_the_row_of_full_is_of_the_run_that_has_the_top(tmp_path: Path) -> None:
+    ends = two_clocks.selected("baseline", "fused_act", "fused_modulation")
+    ends["started"] = "2026-11-22T10:15:00+00:00"
+    more = two_clocks.selected("baseline", "bf16", "fused_norm", "fused_act")
+    more["started"] = "2026-11-23T10:15:00+00:00"
+    stored = stored_runs(tmp_path, article=two_clocks.run(), more=more)
+    assert "of [`full`]" not in ladders.gpus(stored)
+    stored = stored_runs(tmp_path, ends=ends)
+    (row,) = [line for line in ladders.gpus(stored).splitlines() if "[`full`]" in line]
+    assert row.startswith("| all 24 rungs of [`full`](") and "| 40.00 | 39.90 |" in row and "| 4.00x |" in row
+    assert "ladder/nvidia-h200/ends.json)" in row  # results/charts shows the run of more rungs
+
+
+def test_a_table_links_the_samples_where_the_charts_show_another_run(tmp_path: Path) -> None:
+    ends = two_clocks.selected("baseline", "fused_modulation")
+    stopped = two_clocks.selected("baseline", "bf16", "fused_modulation") | {"complete": False}
+    stopped["started"] = "2026-11-23T10:15:00+00:00"
+    stored = stored_runs(tmp_path, ends=ends, stopped=stopped)
+    (best,) = stored.best.values()
+    assert stored.chart(best) == "ladder/nvidia-h200/ends.json" and not stored.is_best(best)
+    alone = stored_runs(tmp_path / "alone", ends=ends)
+    assert alone.chart(best) == "charts/nvidia-h200-article-full-partial.md" and alone.is_best(best)
 
 
 # ---- what documents name ---------------------------------------------------------------------------------------------

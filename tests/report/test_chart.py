@@ -260,6 +260,14 @@ def test_verdict_noise_floor_and_advice_are_in_the_picture():
     assert "all rungs but" in words(left_out()) and "oise floor" not in words(made_up.gpu_run())
 
 
+def test_a_whole_that_is_not_decided_has_no_factor_in_the_title():
+    """A title read "148 to 115 ms a step, 0.92x": a mean over pairs beside two medians."""
+    run = judged()
+    run["rungs"][0]["step_ms"], run["rungs"][-1]["step_ms"] = 148.0, 115.0
+    run["rungs"][-1] |= {"speedup_total": 0.92, "total_interval": [0.31, 2.7]}
+    assert "NVIDIA H200: 148 to 115 ms a step, not decided" in words(run)
+
+
 def held_up():
     """One process of a rung waited for half a minute: its interval is fifty times its bar."""
     run = judged()

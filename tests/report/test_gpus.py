@@ -158,6 +158,55 @@ def test_only_whole_quotable_generations_are_compared():
     assert gallery.compared([typed(part | {"rungs": part["rungs"][:4]})]) == []
 
 
+ENDS = ("baseline", "fused_act", "fused_modulation")
+
+
+def test_a_run_of_selected_rungs_with_both_ends_is_a_source_of_the_top():
+    good, ends = typed(two_clocks.run()), typed(two_clocks.selected(*ENDS))
+    assert gallery.compared([good, ends]) == [(good, ends)]
+    said = [text for text, _ in drawn([(good, ends)])[1]]
+    assert "all 24 rungs of the" in said and "5.00 s/kimg, 34.7 h" in said
+    assert gallery.compared([ends]) == []  # and none of the article's staircase
+    whole = typed(longer() | {"started": "2026-01-01T00:00:00+00:00"})
+    assert gallery.compared([good, ends, whole]) == [(good, whole)]
+    dirty = typed(longer() | {"dirty": True})
+    assert gallery.compared([good, ends, dirty]) == [(good, ends)]
+    more = typed(two_clocks.selected("baseline", "bf16", "fused_norm", "cuda_graphs", "fused_act"))
+    assert gallery.compared([good, ends, more]) == [(good, ends)]  # more rungs, and not the top
+
+
+def spoiled(rung: int = -1, **changes) -> Fields:
+    made = two_clocks.selected(*ENDS)
+    made["rungs"][rung] |= changes
+    return made
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: two_clocks.selected("baseline", "fused_act", "cached_uint8"),
+        lambda: two_clocks.selected("fused_act", "fused_modulation"),  # its totals are over no baseline
+        lambda: spoiled(status="oom", reason="out of memory", step_ms=None, gpu_ms=None),
+        lambda: spoiled(receipts={}),
+        lambda: spoiled(receipts=made_up.receipts(engaged=False)),
+        lambda: spoiled(parity=None),
+        lambda: spoiled(0, parity=None),
+        lambda: spoiled(recipe={}),  # of a day when the ladder had fewer rungs
+        lambda: spoiled() | {"complete": False},
+        lambda: spoiled() | {"commit": None},
+    ],
+)
+def test_selected_rungs_that_do_not_prove_the_top_are_no_source_of_it(make):
+    good = typed(two_clocks.run())
+    assert gallery.compared([good, typed(make())]) == [(good, None)]
+
+
+def test_the_workers_of_a_host_are_no_other_recipe():
+    made = two_clocks.selected(*ENDS)
+    made["rungs"][-1]["recipe"] |= {"workers": 64}
+    assert gallery.tells_top(typed(made))
+
+
 def test_a_newer_run_that_may_not_be_quoted_does_not_hide_the_proved_one():
     newer = two_clocks.run() | {"dirty": True, "started": "2027-01-01T00:00:00+00:00"}
     good = typed(two_clocks.run())

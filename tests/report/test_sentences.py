@@ -6,7 +6,7 @@ import pytest
 
 from ladder.report.sentences import sentence
 from ladder.results.values import AMBIGUOUS, FASTER, LESS_THAN, NO_GAIN, SLOWER, TOO_FEW
-from ladder.results.words import Seen, word
+from ladder.results.words import Seen, whole, word
 
 GPU = {
     "faster": (Seen(FASTER, 1.13), "the GPU's work is 1.13x faster"),
@@ -64,5 +64,26 @@ def test_a_step_that_changes_by_less_than_the_gpu_s_work_might_has_no_explanatio
 
 def test_the_word_of_a_table_has_its_number():
     assert word(Seen(LESS_THAN, 1.0, 0.00123)) == "less than 0.13%"  # rounded up: it is a bound
-    assert word(Seen(LESS_THAN, 1.0, 0.72)) == "less than 110%"
+    assert word(Seen(LESS_THAN, 1.0, 0.69)) == "less than 100%"
     assert [word(Seen(each)) for each in (FASTER, AMBIGUOUS, NO_GAIN, "")] == [FASTER, AMBIGUOUS, NO_GAIN, ""]
+
+
+@pytest.mark.parametrize(
+    "before, after, total, interval, expected",
+    [
+        (148.2, 115.4, 0.92, (0.31, 2.7), "not decided"),  # medians and pairs of a noisy host point apart
+        (148.2, 115.4, 1.3, (0.9, 1.9), "not decided"),
+        (148.2, 115.4, 0.92, (0.86, 0.98), "not decided"),
+        (148.2, 115.4, 0.92, None, "not decided"),
+        (148.2, 115.4, 1.28, (1.2, 1.37), "1.28x"),
+        (115.4, 148.2, 0.78, (0.7, 0.9), "0.78x"),
+        (148.2, 115.4, 1.28, None, "1.28x"),
+        (148.2, 148.2, 1.0, None, "1.00x"),
+        (148.2, 115.4, None, None, ""),
+        (None, 115.4, 1.28, None, ""),
+    ],
+)
+def test_a_factor_stands_beside_two_times_only_if_it_is_decided_and_they_agree(
+    before, after, total, interval, expected
+):
+    assert whole(before, after, total, interval) == expected

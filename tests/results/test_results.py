@@ -11,9 +11,11 @@ import pytest
 from ladder.base import locks
 from ladder.base import text as texts
 from ladder.base.errors import UserError
-from ladder.results import record, types
+from ladder.report import tables
+from ladder.report.view import view
+from ladder.results import check, record, types, words
 from ladder.results import store as results
-from tests.support import made_up, typed
+from tests.support import made_up, two_clocks, typed
 
 GIB = 2**30
 
@@ -206,3 +208,17 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be written here"):
         with locks.folder_lock(tmp_path / "file" / "machine"):
             pass
+
+
+@pytest.mark.parametrize("below, word", [(0.6, "less than 83%"), (1.58, "ambiguous")])
+def test_a_stored_word_that_decides_nothing_is_read_as_todays_rule_has_it(below: float, word: str) -> None:
+    made = two_clocks.run()
+    made["rungs"] = [rung | {"q25_ms": rung["step_ms"], "q75_ms": rung["step_ms"]} for rung in made["rungs"]]
+    for verdict, gain in (("verdict", "gain"), ("gpu_verdict", "gpu_gain")):
+        made["rungs"][1] |= {verdict: "less than", gain: made["rungs"][1][gain] | {"below": below}}
+    assert check.problem_of(made) is None
+    read = results.of_data(made)
+    for seen in (view(read).rows[1].seen, view(read).rows[1].gpu.seen):
+        assert words.word(seen) == word and (seen.below is None) is (word == "ambiguous")
+    assert f"{word} |" in tables.markdown(read) and "390%" not in tables.markdown(read)
+    assert (types.plain(read) == made) is (word != "ambiguous")

@@ -1,5 +1,7 @@
 """The words about differences over generations, their floors, and when a generation is added."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -31,6 +33,16 @@ def test_only_what_leaves_more_open_than_enough_is_ambiguous() -> None:
     for sign in (1, -1):
         assert words(asked(sign * 0.013, 0.001, floor=0.02)) == ["ambiguous"]  # it may be 1.51%
         assert words(asked(sign * 0.0125, 0.001, floor=0.02)) == ["less than"]
+
+
+def test_no_run_is_so_noisy_that_less_than_twice_says_something() -> None:
+    """A busy CPU stated a resolution of 390%, and a row read `less than 390%`."""
+    half, ln2 = estimates.t_quantile(0.975, 18), math.log(2)
+    for mean in (0.1, -0.1, 0.0):
+        (wide,) = answers.answer([asked(mean, (1.58 - abs(mean)) / half, floor=1.0, widest=1.6)])
+        assert wide.verdict == "ambiguous" and wide.below is None
+    for far, word in ((ln2 - 1e-6, "less than"), (ln2 + 1e-6, "ambiguous")):
+        assert words(asked(0.0, far / half, floor=1.0, widest=1.6)) == [word]
 
 
 def test_nothing_below_a_quarter_percent_or_the_floor_is_a_difference() -> None:
@@ -80,7 +92,7 @@ def test_generations_are_added_for_width_alone() -> None:
 # --- a whole quantity -----------------------------------------------------------------------------------------------
 
 
-def quantity(drift: float = 0.0, *, gpu: bool = False) -> answers.Quantity:
+def quantity(drift: float = 0.0, *, gpu: bool = False, noise: float = 0.01) -> answers.Quantity:
     """Two eager and three captured rungs, and a twin of each kind."""
     rng = np.random.default_rng(3)
     kinds = {"a": "eager", "b": "eager", "t": "eager"} | dict.fromkeys("cdeu", "captured")
@@ -88,7 +100,7 @@ def quantity(drift: float = 0.0, *, gpu: bool = False) -> answers.Quantity:
     values = {
         name: {
             number: float(
-                rng.normal(0, 0.01 if kind == "eager" else 0.0002) + apart[number] * (kind == "eager")
+                rng.normal(0, noise if kind == "eager" else 0.0002) + apart[number] * (kind == "eager")
             )
             for number in range(5)
         }
@@ -121,6 +133,14 @@ def test_a_wall_answer_is_enough_within_the_resolution_and_a_gpu_answer_within_o
     (wall,), (gpu,) = (quantity(gpu=gpu).answers([("a", "b")]) for gpu in (False, True))
     assert wall.interval == gpu.interval and wall.interval[1] > 0.015
     assert wall.verdict == "less than" and gpu.verdict == "ambiguous"
+
+
+def test_a_wall_answer_within_the_resolution_of_a_run_that_sees_nothing_is_ambiguous() -> None:
+    noisy = quantity(noise=0.5)
+    (answer,) = noisy.answers([("a", "b")])
+    far = max(map(abs, answer.interval or ()))
+    assert math.log(2) < far < noisy.floors(1)["eager"].resolution
+    assert answer.verdict == "ambiguous"
 
 
 def test_the_drift_of_two_kinds_is_part_of_the_floor_between_them() -> None:

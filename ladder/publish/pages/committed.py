@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ladder.base import git
 from ladder.base.errors import UserError
+from ladder.plan import modes
 from ladder.publish import gallery
 from ladder.results import ranking
 from ladder.results import store as results
@@ -59,9 +60,17 @@ class Committed:
         return results.read(self.root / name) if name.endswith(".json") else {}
 
     @functools.cached_property
+    def _all(self) -> dict[str, Result]:
+        return {name: results.load(self.root / name) for name in self._names("ladder/*/*.json")}
+
+    @functools.cached_property
     def _ladders(self) -> dict[str, Result]:
-        found = {name: results.load(self.root / name) for name in self._names("ladder/*/*.json")}
-        return {name: result for name, result in found.items() if is_whole(result)}
+        return {name: result for name, result in self._all.items() if is_whole(result)}
+
+    @functools.cached_property
+    def _drawn(self) -> set[tuple[str, str]]:
+        """The results that `results/charts` shows. A stopped run may be among them."""
+        return set(map(_identity, gallery.chosen(list(self._all.values()))))
 
     @functools.cached_property
     def machines(self) -> list[str]:
@@ -90,19 +99,24 @@ class Committed:
             )
         return self.best[key]  # type: ignore[index]
 
+    def top(self, machine: str, workload: str, ladder: str) -> Result | None:
+        """Return the staircase whose highest rung is the top of a ladder, a whole one first; None if there is none."""
+        wanted = (machine, workload, ladder, modes.CUMULATIVE)
+        return gallery.best_top(each for each in self._ladders.values() if self._key(each) == wanted)
+
     def path_of(self, result: Result) -> str:
         """Return the path of a result of `ladder run`."""
         return next(name for name, each in self._ladders.items() if _identity(each) == _identity(result))
 
     def is_best(self, result: Result) -> bool:
         """Return whether `results/charts` shows this result."""
-        return _identity(self.best[self._key(result)]) == _identity(result)
+        return _identity(result) in self._drawn
 
     def chart(self, result: Result) -> str:
-        """Return the path of a result's table in `results/charts`."""
+        """Return the path of a result's table in `results/charts`, or of its samples if another run is shown there."""
         name = self.path_of(result)
         if name not in self._charts:
-            self._charts[name] = f"charts/{gallery.stem(result)}.md"
+            self._charts[name] = f"charts/{gallery.stem(result)}.md" if self.is_best(result) else name
         return self._charts[name]
 
     @staticmethod

@@ -8,6 +8,7 @@ from ladder.base.text import between, factor, ms
 from ladder.plan import modes
 from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import link, span, table, text, under
+from ladder.report import gpus as picture
 from ladder.report import recommend_text, tables
 from ladder.report.advising import Sources
 from ladder.report.recommend import recommend
@@ -56,12 +57,11 @@ def _gpu(committed: Committed, machine: str, result: Result, shown: View) -> str
         ("total", lambda row: _article(row)[1]),
     ]
     rows = [[cell(row) for _, cell in columns] for row in shown.rows]
-    full = committed.best.get((machine, "article", "full", CUMULATIVE))
+    full = committed.top(machine, "article", "full")
     if full is not None and (timed := _timed(all_rungs := view(full))):
         top = timed[-1]
-        name = (
-            f"all {len(full.rungs)} rungs of {link('`full`', committed.chart(full))}, rounds: {_rounds(full)}"
-        )
+        count, page = picture.rungs_up_to(full, top.name), committed.chart(full)
+        name = f"all {count} rungs of {link('`full`', page)}, rounds: {_rounds(full)}"
         name += ", not to be quoted" * bool(all_rungs.marks)
         shown_here = {"ms/step", "95% interval", "GPU ms"}
         cells = [cell(top) if heading in shown_here else "" for heading, cell in columns]
@@ -166,16 +166,15 @@ def workloads(committed: Committed, machine: str, ladder: str) -> str:
         "interval",
         "without R1, path length",
     ]
-    rows = [_workload_row(committed, result) for result in _climbed(committed, machine, ladder)]
+    rows = [_workload_row(committed, result) for result in climbed(committed, machine, ladder)]
     return table(["workload", *times, "rounds"], rows)
 
 
-def _climbed(committed: Committed, machine: str, ladder: str) -> list[Result]:
-    """Return the best staircase of each workload."""
+def climbed(committed: Committed, machine: str, ladder: str) -> list[Result]:
+    """Return of each workload the best staircase that has the top of the ladder."""
     wanted = (machine, ladder, CUMULATIVE)
-    return [
-        each for (where, _, which, mode), each in committed.best.items() if (where, which, mode) == wanted
-    ]
+    names = [name for where, name, *rest in committed.best if (where, *rest) == wanted]
+    return [each for name in names if (each := committed.top(machine, name, ladder))]
 
 
 def _workload_row(committed: Committed, result: Result) -> list[str]:
@@ -200,7 +199,7 @@ def lazy(committed: Committed, machine: str, ladder: str) -> str:
     """Return the milliseconds that R1 and path length add to a step, at both ends of a ladder."""
     head = ["workload", "rung", "R1 adds, ms", "95% interval", "path length adds, ms", "95% interval"]
     rows = []
-    for result in _climbed(committed, machine, ladder):
+    for result in climbed(committed, machine, ladder):
         timed = [rung for rung in result.rungs if rung.status == "ok"]
         for rung in (timed[0], timed[-1]):
             costs = derive.lazy_costs(rung)

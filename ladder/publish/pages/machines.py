@@ -118,11 +118,10 @@ def _climbed(committed: Committed, machine: str) -> list[Section]:
 def _ladder(committed: Committed, machine: str, ladder: str) -> Section:
     """Return everything that climbed one ladder: an overview of the workloads, then each run."""
     runs = [key for key in committed.best if key[0] == machine and key[2] == ladder]
-    staircases = [key[1] for key in runs if key[3] == modes.CUMULATIVE]
-    blocks = []
-    if len(staircases) > 1:
+    blocks, tops = [], ladders.climbed(committed, machine, ladder)
+    if len(tops) > 1:
         blocks.append(ladders.workloads(committed, machine, ladder))
-    if staircases and ladder == FULL:
+    if tops and ladder == FULL:
         blocks += [
             "R1 and path length weigh more, the larger the images are:\n",
             ladders.lazy(committed, machine, ladder),

@@ -7,7 +7,6 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from ladder.base.text import factor
 from ladder.plan import modes
 from ladder.publish.report import html, section
 from ladder.publish.report.found import Found
@@ -15,6 +14,7 @@ from ladder.publish.report.section import Section
 from ladder.report import panels, recommend
 from ladder.report.themes import DARK, LIGHT, Theme
 from ladder.report.view import View
+from ladder.results import words
 
 ASSETS = Path(__file__).resolve().parent / "assets"
 # Colours of the page beside those of the charts. Text on a colour keeps a contrast of 4.5:1, which a test counts.
@@ -112,9 +112,9 @@ def _outcome(shown: View, batch: int) -> list[tuple[str, str, str]]:
     first, last = timed[0], timed[-1]
     if shown.mode == modes.LEAVE_ONE_OUT:
         first = last = next((row for row in timed if row.name == modes.ALL), last)
-    made = [_change("a step", first.step_ms, last.step_ms, last.total)]
+    made = [_change("a step", first.step_ms, last.step_ms, last.total, last.total_interval)]
     if first.gpu and last.gpu:
-        made.append(_change("GPU work of a step", first.gpu.ms, last.gpu.ms, last.gpu.total))
+        made.append(_change("GPU work of a step", first.gpu.ms, last.gpu.ms, last.gpu.total, None))
     one, other = (recommend.units(row.step_ms or 0.0, batch, recommend.IMAGES, None) for row in (first, last))
     beside = f"{one.hours:,.0f} at {first.title}" if first is not last else ""
     made.append((f"hours for {recommend.count(recommend.IMAGES)} images", f"{other.hours:,.0f}", beside))
@@ -124,11 +124,15 @@ def _outcome(shown: View, batch: int) -> list[tuple[str, str, str]]:
 
 
 def _change(
-    what: str, before: float | None, after: float | None, total: float | None
+    what: str,
+    before: float | None,
+    after: float | None,
+    total: float | None,
+    interval: tuple[float, float] | None,
 ) -> tuple[str, str, str]:
     told = [f"{panels.short_ms(each)}" for each in (before, after) if each is not None]
     figure = " → ".join(dict.fromkeys(told))
-    return (f"ms {what}", figure, f"{factor(total)}" if before != after else "")
+    return (f"ms {what}", figure, words.whole(before, after, total, interval) if before != after else "")
 
 
 def write(found: Found, path: Path) -> None:

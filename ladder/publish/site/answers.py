@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from ladder.base.text import factor
+from ladder.plan import catalog
 from ladder.publish.site.collected import FULL, Group, Panel
 from ladder.report.panels import short_ms
 from ladder.report.view import Row
+from ladder.results import words
 
 ARTICLE = "article"  # the ladder, and the workload of which the article has numbers
 
@@ -69,28 +71,28 @@ def cards(groups: Sequence[Group], reports: Mapping[int, str] = MappingProxyType
 
 def _card(workload: str, groups: Sequence[Group], reports: Mapping[int, str]) -> Card | None:
     places = [(number, group) for number, group in enumerate(groups, start=1) if group.workload == workload]
-    of = {
-        name: {
-            panel.machine: panel
-            for _, group in places
-            if group.ladder == name
-            for panel in group.panels
-            if panel.result
-        }
-        for name in (ARTICLE, FULL)
+    of = {name: [group for _, group in places if group.ladder == name] for name in (ARTICLE, FULL)}
+    best = {
+        name: _by_machine(panel for group in found for panel in group.panels) for name, found in of.items()
     }
-    machines = list(dict.fromkeys([*of[ARTICLE], *of[FULL]]))
+    tops = {name: _by_machine(panel for group in found for panel in group.tops) for name, found in of.items()}
+    machines = list(dict.fromkeys([*best[ARTICLE], *best[FULL]]))
     if not machines:
         return None
-    columns = [[panel for each in of.values() if (panel := each.get(machine))] for machine in machines]
+    known = (*best.values(), *tops.values())
+    columns = [
+        list({id(panel): panel for each in known if (panel := each.get(machine))}.values())
+        for machine in machines
+    ]
     lines = [
         Line("baseline", [_baseline(panels[0]) for panels in columns]),
-        Line("the article's top", [_top(of[ARTICLE].get(machine)) for machine in machines]),
-        Line("the top of full", [_top(of[FULL].get(machine)) for machine in machines]),
+        Line("the article's top", [_top(tops[ARTICLE].get(machine)) for machine in machines]),
+        Line("the top of full", [_top(tops[FULL].get(machine)) for machine in machines]),
     ]
     gpus = [_gpu(panels, reports) for panels in columns]
-    rows = [row for row in columns[0][0].shown.rows if row.article_ms and row.article_total]
-    if workload == ARTICLE and rows:
+    article = next(iter(tops[ARTICLE].values()), columns[0][0]).shown.rows
+    rows = [row for row in article if row.article_ms and row.article_total]
+    if workload == ARTICLE and rows and rows[-1].name == catalog.load_ladder(ARTICLE).rungs[-1].name:
         gpus.append(Gpu("the article", columns[0][0].shown.reference.partition(",")[0], ()))
         for line, row in zip(lines, (rows[0], rows[-1], None), strict=True):
             said = Answer(row.title, short_ms(row.article_ms), factor(row.article_total)) if row else None
@@ -104,6 +106,10 @@ def _card(workload: str, groups: Sequence[Group], reports: Mapping[int, str]) ->
     )
 
 
+def _by_machine(panels: Iterable[Panel]) -> dict[str, Panel]:
+    return {panel.machine: panel for panel in panels if panel.result}
+
+
 def _gpu(panels: Sequence[Panel], reports: Mapping[int, str]) -> Gpu:
     days = sorted({panel.result.started[:10] for panel in panels if panel.result})
     marks = dict.fromkeys(mark for panel in panels for mark in panel.shown.marks)
@@ -112,17 +118,20 @@ def _gpu(panels: Sequence[Panel], reports: Mapping[int, str]) -> Gpu:
 
 
 def _baseline(panel: Panel) -> Answer | None:
-    return next((_answer(row) for row in panel.shown.rows if row.name == "baseline" and row.step_ms), None)
+    return next(
+        (_answer(row, row) for row in panel.shown.rows if row.name == "baseline" and row.step_ms), None
+    )
 
 
 def _top(panel: Panel | None) -> Answer | None:
     """Return the highest rung with a number, above the lowest."""
     rows = [row for row in panel.shown.rows if row.step_ms] if panel else []
-    return _answer(rows[-1]) if len(rows) > 1 else None
+    return _answer(rows[-1], rows[0]) if len(rows) > 1 else None
 
 
-def _answer(row: Row) -> Answer:
-    made = Answer(row.title, short_ms(row.step_ms or 0.0), factor(row.total))
+def _answer(row: Row, first: Row) -> Answer:
+    total = words.whole(first.step_ms, row.step_ms, row.total, row.total_interval)
+    made = Answer(row.title, short_ms(row.step_ms or 0.0), total)
     if row.gpu is None:
         return made
     return Answer(made.title, made.step, made.total, short_ms(row.gpu.ms), factor(row.gpu.total))

@@ -11,6 +11,7 @@ from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.base.text import plain
 from ladder.plan import catalog, content, modes
+from ladder.publish import gallery
 from ladder.publish.history import series as asvseries
 from ladder.publish.validation import validate
 from ladder.report import panels
@@ -53,12 +54,16 @@ class Panel:
 
 @dataclass(frozen=True)
 class Group:
-    """The same ladder and workload on several machines, which may share a scale."""
+    """The same ladder and workload on several machines, which may share a scale.
+
+    ``tops``: of each machine the run whose highest rung is the top of the ladder, mostly that of its panel.
+    """
 
     workload: str
     ladder: str
     title: str
     panels: tuple[Panel, ...]
+    tops: tuple[Panel, ...] = ()
 
     @property
     def most(self) -> float:
@@ -118,7 +123,7 @@ def groups(found: list[tuple[Path, Result]], points: list[asvseries.Point], site
     kept = sources.without_sources(result for _, result in found)
     others = [result for _, result in found]
     paths = {id(result): path.relative_to(site).as_posix() for path, result in found}
-    best: dict[tuple[str, str], dict[str, Result]] = {}
+    climbed: dict[tuple[str, str], dict[str, list[Result]]] = {}
     called = identity.labels(result.workload for result in kept)
     for result in kept:
         if ranking.mode(result) == modes.CUMULATIVE:
@@ -127,26 +132,14 @@ def groups(found: list[tuple[Path, Result]], points: list[asvseries.Point], site
             said = ladder.digest  # a user's ladders with one name may differ in their order
             if said and not names[1].endswith(said):
                 names = names[0], f"{names[1]}-{said}"
-            machines = best.setdefault(names, {})
-            before = machines.get(result.machine.name)
-            if before is None or ranking.rank(result) > ranking.rank(before):
-                machines[result.machine.name] = result
+            climbed.setdefault(names, {}).setdefault(result.machine.name, []).append(result)
     paired = {(result.machine.name, result.workload["name"]) for result in kept}
     made = []
-    for (workload, ladder), machines in best.items():
-        shown = [
-            Panel(
-                plain(name),
-                view(series.with_top(result, others)),
-                series.with_top(result, others),
-                (paths[id(result)],),
-            )
-            for name, result in sorted(machines.items())
-        ]
-        rungs = max((result.ladder.rungs for result in machines.values()), key=len)
-        made.append(
-            Group(workload, ladder, shown[0].shown.title, (*shown, *_single(points, paired, workload, rungs)))
-        )
+    for (workload, ladder), machines in climbed.items():
+        shown, tops = _panels(machines, others, paths)
+        rungs = max((panel.result.ladder.rungs for panel in shown if panel.result), key=len)
+        every = (*shown, *_single(points, paired, workload, rungs))
+        made.append(Group(workload, ladder, shown[0].shown.title, every, tuple(tops)))
     for workload in {point.workload for point in points} - {group.workload for group in made}:
         names = [step.name for step in catalog.load_ladder(FULL).rungs]
         seen = {name for point in points if point.workload == workload for name, _ in point.ms}
@@ -154,6 +147,24 @@ def groups(found: list[tuple[Path, Result]], points: list[asvseries.Point], site
         made.append(Group(workload, FULL, catalog.load_ladder(FULL).title, tuple(single)))
     made = [group for group in made if group.panels]
     return sorted(made, key=lambda group: (_on_cpu(group), group.workload != "article", _name(group)))
+
+
+def _panels(
+    machines: dict[str, list[Result]], others: list[Result], paths: dict[int, str]
+) -> tuple[list[Panel], list[Panel]]:
+    """Return the panel of each machine's best run, and that of the run which has the top of the ladder."""
+
+    def panel(result: Result) -> Panel:
+        whole = series.with_top(result, others)
+        return Panel(plain(result.machine.name), view(whole), whole, (paths[id(result)],))
+
+    shown, tops = [], []
+    for _, runs in sorted(machines.items()):
+        best, top = max(runs, key=ranking.rank), gallery.best_top(runs)
+        shown.append(panel(best))
+        if top is not None:
+            tops.append(shown[-1] if top is best else panel(top))
+    return shown, tops
 
 
 def _name(group: Group) -> tuple[str, bool, str]:

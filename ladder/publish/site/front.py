@@ -17,6 +17,7 @@ from ladder.publish.site.vendored import ASSETS
 from ladder.report import panels
 from ladder.report.themes import DARK, LIGHT, Theme
 from ladder.report.view import Row, shown_gain, shown_top, shown_verdict
+from ladder.results import words
 
 # The page's own colours: green for `faster`, and the lines between rows. All others are the charts' colours.
 _PAGE = {
@@ -229,7 +230,7 @@ def _panel(panel: Panel, group: Group, name: str, charts: Charts) -> ShownPanel:
         headline = f"{panels.short_ms(first.step_ms)} ms a step"
         if last is not first:
             headline = f"{panels.short_ms(first.step_ms)} to {panels.short_ms(last.step_ms)} ms a step"
-            total = factor(last.total)
+            total = words.whole(first.step_ms, last.step_ms, last.total, last.total_interval)
     columns = _columns(shown.rows, panel.single)
     links = [*charts.get(id(panel), ()), ("raw result", panel.raw[0])]
     alt = _alt(panel, title, group.workload)

@@ -120,6 +120,15 @@ def test_what_is_not_decided_says_so(whole: found.Found) -> None:
     assert "1.13x, not decided" in said and said.count(", not decided") == 6
 
 
+def test_the_outcome_has_no_factor_that_contradicts_its_times() -> None:
+    result = store.load(RUN)
+    for total, interval, told in ((0.82, [0.78, 0.87], "0.82x"), (1.1, [0.31, 2.7], "not decided")):
+        last = replace(result.rungs[-1], speedup_total=total, total_interval=interval)
+        shown = made(replace(result, rungs=[*result.rungs[:-1], last]))
+        step, work, *_ = page._outcome(shown.shown, 8)
+        assert step == ("ms a step", "171 → 209", told) and work[2] == "1.52x"
+
+
 @pytest.mark.parametrize("which", ["incomplete", "two generations"])
 def test_a_page_of_too_little_is_marked_as_not_to_be_quoted(which: str) -> None:
     result = store.load(RUN)

@@ -7,8 +7,8 @@ from tests.support.typed import typed
 
 
 def test_a_card_has_baseline_and_tops_of_each_gpu_by_both_clocks(tmp_path):
-    whole, longer = two_clocks.run(), two_clocks.run(2)
-    longer["ladder"] |= {"name": "full", "title": "On from there"}
+    whole, longer = two_clocks.run(), two_clocks.selected("baseline", "fused_act", "fused_modulation")
+    longer["protocol"] |= {"quick": True}
     longer["rungs"] = [rung | {"title": f"<b>{rung['title']}</b>"} for rung in longer["rungs"]]
     other = two_clocks.run() | {"machine": whole["machine"] | {"name": "nvidia-a100", "gpu": "NVIDIA A100"}}
     for rung in other["rungs"]:
@@ -26,10 +26,37 @@ def test_a_card_has_baseline_and_tops_of_each_gpu_by_both_clocks(tmp_path):
         "61.2",
     )
     assert (article[1].total, article[1].gpu_total, article[2].total) == ("2.61x", "1.72x", "3.00x")
-    assert article[0].gpu == "" and full[0] is None and full[2] is None and full[1].step == "61.3"
+    assert article[0].gpu == "" and full[0] is None and full[2] is None and full[1].step == "40.0"
     text = front.page(groups, front.Histories({}, {}), [], [], {}, {})
     assert "GPU 61.2 ms, 1.72x" in text and "<b>fused" not in text
     assert text.index('class="card"') < text.index('<details class="group" id="group-1">')
+
+
+def test_the_top_is_that_of_the_run_which_holds_it_and_no_lower_rung_s(tmp_path):
+    more = two_clocks.selected("baseline", "bf16", "fused_norm", "cuda_graphs")
+    ends = two_clocks.selected("baseline", "fused_modulation") | {"started": "2026-11-20T10:15:00+00:00"}
+    found = [(tmp_path / "a.json", more), (tmp_path / "b.json", ends)]
+    (group,) = collected.groups(typed(found), [], tmp_path)
+    assert [len(panel.shown.rows) for panel in group.panels] == [4]
+    (card,) = answers.cards([group])
+    assert {line.title: line.answers[0].step for line in card.lines} == {
+        "baseline": "160",
+        "the top of full": "40.0",
+    }
+    assert card.gpus[0].measured == "2026-11-20 and 2026-11-21"
+    (card,) = answers.cards(collected.groups(typed(found[:1]), [], tmp_path))
+    assert [line.title for line in card.lines] == ["baseline"]
+
+
+def test_a_top_that_is_not_decided_has_no_factor(tmp_path):
+    """The factor is a mean over pairs, the times are medians: a noisy host's contradict each other."""
+    made = two_clocks.run()
+    made["rungs"][-1] |= {"speedup_total": 0.92, "total_interval": [0.31, 2.7]}
+    groups = collected.groups([(tmp_path / "a.json", typed(made))], [], tmp_path)
+    (card,) = answers.cards(groups)
+    assert (card.lines[1].answers[0].step, card.lines[1].answers[0].total) == ("61.3", "not decided")
+    text = front.page(groups, front.Histories({}, {}), [], [], {}, {})
+    assert "160 to 61.3 ms a step, <strong>not decided</strong>" in text
 
 
 def test_a_workload_that_only_asv_measured_has_no_card(tmp_path):

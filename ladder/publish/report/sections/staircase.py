@@ -10,11 +10,10 @@ from ladder.publish.report.section import Section
 from ladder.report import panels
 from ladder.report.view import Row, View
 from ladder.results.values import AMBIGUOUS, TOO_FEW
-from ladder.results.words import Seen, answer
+from ladder.results.words import UNDECIDED, Seen, answer
 
 PLACE = 10
 OPEN = (AMBIGUOUS, TOO_FEW)
-UNDECIDED = "not decided"
 
 
 def section(found: Found) -> Section | None:
