@@ -322,3 +322,19 @@ def test_a_fused_category_stands_against_what_others_lost() -> None:
     assert (found[fused].at, found[fused].lost_ms, found[fused].fused_ms) == ("first", 6.0, 2.0)
     assert (found["fused: other"].at, found["fused: other"].lost_ms) == ("second", 3.0)
     assert found[fused].source == "run.json" and replaced.replaced([]) == {}
+
+
+def test_a_fused_category_that_gained_little_has_no_claim_to_what_others_lost() -> None:
+    sums, act = "fused: sums of gradients", "fused: activation and bias"
+    rungs = [  # of an H100: at fused_norm nearly all that grew is the normalization
+        ("bf16", {"elementwise": 14.7, "reductions": 4.0, "matmul": 3.5}),
+        ("fused_norm", {"elementwise": 10.1, "reductions": 2.7, "matmul": 2.9, "normalization": 2.2, sums: 0.06}),
+        ("fused_act", {"elementwise": 3.9, "reductions": 0.3, "matmul": 2.9, "normalization": 1.4, sums: 0.13, act: 2.2}),
+    ]  # fmt: skip
+    later = replaced.Known("selected.json", [rungs[0], ("fused_norm", {"elementwise": 14.0, sums: 0.06})])
+    found = replaced.replaced([replaced.Known("run.json", rungs), later])
+    assert list(found) == [act]  # the first source in which a category appears counts, also if it says nothing
+    assert found[act].at == "fused_act" and found[act].lost_ms == pytest.approx(6.2 + 2.4 + 0.8)
+    # rungs between two that were run: what appears there shares the gains, and nothing has most of them
+    jump = [rungs[0], ("rgb", {"elementwise": 1.0, "fused: a": 1.0, "fused: b": 0.9, "fused: c": 0.8})]
+    assert replaced.replaced([replaced.Known("run.json", jump)]) == {}
