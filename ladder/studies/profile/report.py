@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from ladder.base.text import escaped, plain
 from ladder.receipts import categories
 from ladder.results import store as results
 from ladder.results.types import head
-from ladder.studies.profile import composing, tracing
+from ladder.studies.profile import composing, counted, kernel_names, tracing
 from ladder.studies.profile.record import Category, Memory, Result
 
 MIB = 2**20
@@ -36,9 +37,11 @@ def tables(result: Result) -> list[Table]:
         _expected(result),
         _phases(result),
         _layers(result),
+        *_heaviest(result),
+        *_counters(result),
         *_memory(result.memory),
     ]
-    return [*found, *_counters(result), *_largest(result)]
+    return [*found, *_largest(result)]
 
 
 def sentence(result: Result) -> str:
@@ -163,25 +166,66 @@ def _memory(found: Memory) -> list[Table]:
     return made
 
 
+def _heaviest(result: Result) -> list[Table]:
+    if not result.heaviest:
+        return []
+    of_gpu = result.protocol.of == tracing.GPU
+    names = unlike([row.kernel for row in result.heaviest])
+    rows = [
+        [
+            name,
+            _ms(row.ms),
+            _percent(row.ms / (result.total_ms or 1)),
+            f"{row.launches:,.1f}",
+            f"{1000 * row.ms / row.launches:,.1f}" if row.launches else "",
+            f"{row.phase} ({100 * row.phase_ms / (row.ms or 1):.0f}%)",
+        ]
+        for name, row in zip(names, result.heaviest, strict=True)
+    ]
+    head = [
+        "kernel" if of_gpu else "operator",
+        "ms a step",
+        "share",
+        "launches" if of_gpu else "calls",
+        "us each",
+    ]
+    lines = ["names are shortened; kernels of one name may differ in their templates' numbers"] * of_gpu
+    return [Table(f"Heaviest {'kernels' if of_gpu else 'operators'}", [*head, "most of it in"], rows, lines)]
+
+
 def _counters(result: Result) -> list[Table]:
     if not result.counters:
         return []
+    names = unlike([kernel_names.label(row.kernel) for row in result.counters])
+    seen = [(name, row) for name, row in zip(names, result.counters, strict=True) if row.us is not None]
     rows = [
         [
-            row.kernel,
-            "" if row.us is None else f"{row.us:.1f}",
+            name,
+            f"{row.us:,.1f}",
             *("" if each is None else f"{each:.0f}" for each in (row.sm, row.dram, row.l1_hits)),
             "" if row.sector_bytes is None else f"{row.sector_bytes:.1f}",
-            row.sentence,
+            counted.bound(row.sm, row.dram, row.blocks or None, row.sms or None),
         ]
-        for row in result.counters
+        for name, row in seen
     ]
-    names = ["kernel", "us", "SM %", "DRAM %", "L1 hits %", "bytes of 32", "what bounds it"]
-    return [
-        Table(
-            "Counters of the heaviest kernels", names, rows, ["each kernel's longest launch, caches emptied"]
-        )
+    lines = [
+        f"the longest of the first {counted.LAUNCHES} launches of each grid, with emptied caches",
+        "SM %, DRAM %: of the peak; bytes of 32: that loads use of a sector",
     ]
+    missing = [(name, row) for name, row in zip(names, result.counters, strict=True) if row.us is None]
+    lines += [f"no counters of {name}: {row.sentence}" for name, row in missing]
+    head = ["kernel", "us", "SM %", "DRAM %", "L1 hits %", "bytes of 32", "what bounds it"]
+    return [Table("Counters of the heaviest kernels", head, rows, lines)]
+
+
+def unlike(names: Sequence[str]) -> list[str]:
+    """Return names for one table. A name that came before gets a number."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return found
 
 
 def _largest(result: Result) -> list[Table]:
