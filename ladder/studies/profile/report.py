@@ -10,13 +10,14 @@ from ladder.base.text import escaped, plain
 from ladder.receipts import categories
 from ladder.results import store as results
 from ladder.results.types import head
-from ladder.studies.profile import composing, counted, kernel_names, tracing
+from ladder.studies.profile import composing, counted, kernel_names, rates, tracing
 from ladder.studies.profile.record import Category, Memory, Result
 
 MIB = 2**20
 LAYERS = 24  # rows of a table; the others are one row
 MOMENTS = ("at the beginning", "most gradients", "most activations", "at the end")
 SEEN = 0.005  # ms: less is 0.00 in a table
+SMALL = 0.1  # TB/s: less is told in GB/s
 OVERLAP = "of it at the same time"
 
 
@@ -61,6 +62,7 @@ def _categories(result: Result) -> Table:
     ]
     if abs(result.overlap_ms) >= SEEN:
         rows.append([OVERLAP, _ms(-result.overlap_ms), "", "", "", ""])
+    told = any(row.replaced for row in result.categories)
     total = sum(row.launches for row in result.categories)
     of_gpu = result.protocol.of == tracing.GPU
     rows.append(["GPU time" if of_gpu else "all operators", _ms(result.gpu_ms), "", f"{total:,.1f}", "", ""])
@@ -75,13 +77,17 @@ def _categories(result: Result) -> Table:
         sources = sorted({row.replaced.source for row in result.categories if row.replaced})
         lines.append(f"took the place of: what other categories lost at that rung, by {', '.join(sources)}")
     launched = "launches" if of_gpu else "calls"
-    return Table(
-        "By category", ["category", "ms a step", "share", launched, "rate", "took the place of"], rows, lines
-    )
+    head = ["category", "ms a step", "share", launched, "rate", *["took the place of"] * told]
+    return Table("By category", head, [row[: len(head)] for row in rows], lines)
 
 
 def _rate(row: Category) -> str:
-    return "" if row.rate is None else f"{row.rate:.3g} {row.unit}"
+    """Return the rate, or nothing for work of which a table shows 0.00 ms."""
+    if row.rate is None or row.ms < SEEN:
+        return ""
+    if row.unit == rates.TBS and row.rate < SMALL:
+        return f"{1000 * row.rate:.3g} GB/s"
+    return f"{row.rate:.3g} {row.unit}"
 
 
 def _replaced(row: Category) -> str:
@@ -97,6 +103,7 @@ def _expected(result: Result) -> Table:
     ]
     lines = [
         "the article speaks of its own baseline on an A100",
+        "convolutions here are the categories convolution and matmul",
         "names of plain PyTorch's kernels do not tell modulation from activation: both count as nonlinearities",
     ]
     return Table("Beside the article's expectation", ["group", "article", "here"], rows, lines)
@@ -249,16 +256,22 @@ def text(result: Result) -> str:
     for table in tables(result):
         lines += ["", table.title]
         if table.rows:
-            cells = [list(table.head), *map(list, table.rows)]
-            wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
-            lines += [_line(row, wide) for row in cells]
+            columns = list(zip(table.head, *table.rows, strict=True))
+            lines += ["  ".join(row).rstrip() for row in zip(*map(_aligned, columns), strict=True)]
         lines += [f"- {plain(line)}" for line in table.lines]
     return "\n".join([*lines, "", *(plain(note) for note in result.protocol.notes)]).rstrip()
 
 
-def _line(row: Sequence[str], wide: Sequence[int]) -> str:
-    first, *others = zip(row, wide, strict=True)
-    return "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]).rstrip()
+def _aligned(column: Sequence[str]) -> list[str]:
+    """Return the cells of a column, as wide as the widest: words to the left, numbers to the right."""
+    wide = max(map(len, column))
+    return [cell.ljust(wide) if _of_words(column) else cell.rjust(wide) for cell in column]
+
+
+def _of_words(column: Sequence[str]) -> bool:
+    """Return whether a column has words below its head."""
+    cells = [cell for cell in column[1:] if cell]
+    return not all(cell[0].isdigit() or cell[0] in "+-" for cell in cells)
 
 
 def markdown(result: Result) -> str:
@@ -276,9 +289,10 @@ def markdown(result: Result) -> str:
         page += ["", f"## {escaped(table.title)}", ""]
         if table.rows:
             page.append("| " + " | ".join(table.head) + " |")
-            page.append("|---" + "|---:" * (len(table.head) - 1) + "|")
+            columns = zip(table.head, *table.rows, strict=True)
+            page.append("".join("|---" if _of_words(column) else "|---:" for column in columns) + "|")
             page += ["| " + " | ".join(escaped(cell) for cell in row) + " |" for row in table.rows]
-            page.append("")
+            page += [""] * bool(table.lines)
         page += [f"- {escaped(line)}" for line in table.lines]
     page += ["", *(f"- {escaped(note)}" for note in result.protocol.notes)]
     return "\n".join(page).rstrip() + "\n"

@@ -100,7 +100,16 @@ def test_a_trace_opens_as_json_and_holds_steps_and_phases(done: Done) -> None:
     events = json.loads(gzip.decompress((done.out / "step.json.gz").read_bytes()))["traceEvents"]
     names = {each.get("name") for each in events}
     assert {"step: G_main, G_pl, D_main, D_r1", "step: G_main, D_main", "step: G_main, G_pl, D_main"} <= names
-    assert {"G_main", "D_r1", "aten::convolution"} <= names
+    assert {"G_main", "D_r1", "aten::convolution", "layer: D 8x8 conv1"} <= names
+
+
+def test_a_profile_that_is_given_to_report_is_told_by_its_kind(done: Done) -> None:
+    (path,) = done.out.glob("*.json")
+    said = CliRunner().invoke(cli.main, ["report", str(path)])
+    assert (
+        said.exit_code == 2
+        and "a result of the kind 'profile', which the .md file beside it shows" in said.output
+    )
 
 
 @pytest.mark.parametrize(
