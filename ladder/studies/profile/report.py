@@ -217,11 +217,11 @@ def _counters(result: Result) -> list[Table]:
     ]
     lines = [
         f"the longest of the first {counted.LAUNCHES} launches of each grid, with emptied caches",
-        "SM %, DRAM %: of the peak; bytes of 32: that loads use of a sector",
+        "SM %, DRAM %: of the peak; of 32 B: bytes that loads use of a sector",
     ]
     missing = [(name, row) for name, row in zip(names, result.counters, strict=True) if row.us is None]
     lines += [f"no counters of {name}: {row.sentence}" for name, row in missing]
-    head = ["kernel", "us", "SM %", "DRAM %", "L1 hits %", "bytes of 32", "what bounds it"]
+    head = ["kernel", "us", "SM %", "DRAM %", "L1 hit %", "of 32 B", "what bounds it"]
     return [Table("Counters of the heaviest kernels", head, rows, lines)]
 
 
