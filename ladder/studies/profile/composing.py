@@ -186,7 +186,8 @@ def heaviest(labelled: Labelled, most: int = HEAVIEST) -> list[Heavy]:
 
 def _heavy(name: str, by_phase: Mapping[str, Sum], spellings: Iterable[str]) -> Heavy:
     functions = {kernel_names.function(each) for each in spellings}
-    word = next(iter({kernel_names.word(each) for each in spellings}))
+    words = {kernel_names.word(each) for each in spellings}
+    word = words.pop() if len(words) == 1 else ""
     first = max(by_phase, key=lambda phase: by_phase[phase].ns)
     return Heavy(
         kernel=plain(name),

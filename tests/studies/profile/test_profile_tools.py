@@ -147,6 +147,22 @@ def test_the_longest_launch_of_each_kernel_is_told() -> None:
     assert late.sentence == "D_r1, which has most of it, did not begin within 100 s" and late.sms is None
 
 
+def test_what_ncu_and_the_target_print_is_read(tmp_path: Path) -> None:
+    head = ["ID", "Kernel Name", "Grid Size", *counted.METRICS.values()]
+    copies = "void at::native::elementwise_kernel<(int)128, (int)4, void f<at::native::direct_copy_kernel_cuda(int)"
+    name = f"{copies}::[lambda(c10::BFloat16) (instance 1)]>(int, T3)>(int, T3)"  # has commas, as CSV's cells have
+    rows = [head, ["", "", "", *["%"] * 5], ["0", name, "(64, 1, 1)", "20.5", "31", "50", "100", "8,000"]]
+    printed = "\n".join(",".join(f'"{cell}"' for cell in row) for row in rows)
+    (tmp_path / "printed").write_text(
+        f"==PROF== Connected\n==PROF== Profiling: 100% - 9 passes\nran G_pl\nran D_r1\n{printed}\n"
+    )
+    ncu = program(tmp_path, f"cat {tmp_path / 'printed'}")
+    lazy, _, seen, gemm, _ = counted.count(HEAVIEST, LEAST, {}, ncu, 132)
+    assert (seen.us, seen.sentence) == (8.0, "does not fill the GPU: 64 blocks for 132 SMs")
+    assert lazy.sentence == "no launch was counted in an eager G_pl or D_r1"
+    assert gemm.sentence == "G_main, which has most of it, did not begin within 100 s"
+
+
 def test_a_ratio_of_nothing_is_no_number() -> None:
     head = ["ID", "Kernel Name", "Grid Size", *counted.METRICS.values()]
     rows = [head, ["0", "nvjet_tst", "(4, 1, 1)", "80.5", "31", "nan", "0", "8,000"]]
