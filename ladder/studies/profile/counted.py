@@ -38,6 +38,7 @@ LAUNCHES = 3
 ENOUGH_S = 100.0  # of counting, after which no other phase begins
 COUNTING_S = 400.0
 BUSY = 60.0  # percent of a peak from which on it bounds a kernel, as in Nsight Compute's own rules
+FILLED = 0.5  # of the SMs: a launch with fewer blocks leaves most of the GPU without work
 SECTOR = 32  # bytes
 RAN = re.compile(r"\bran (\w+)$", re.MULTILINE)  # the end of a line of the target
 
@@ -169,6 +170,7 @@ def bound(sm: float | None, dram: float | None, blocks: int | None, sms: int | N
         return "no number for one of the peaks"
     if max(sm, dram) >= BUSY:
         return f"{'memory' if dram >= sm else 'compute'} bound"
-    if blocks and sms and blocks < sms:
-        return f"does not fill the GPU: {blocks} block{'s' * (blocks > 1)} for {sms} SMs"
-    return "latency bound"
+    if not blocks or not sms or blocks >= sms:
+        return "latency bound"
+    short = "does not fill the GPU" if blocks < FILLED * sms else "latency bound"
+    return f"{short}: {blocks} block{'s' * (blocks > 1)} for {sms} SMs"

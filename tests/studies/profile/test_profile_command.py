@@ -122,7 +122,7 @@ COUNTED = {
     "sector_bytes": None,
     "sentence": "-",
 }
-FEW = {"us": 69224.2, "sm": 0.3, "dram": 0.4, "sector_bytes": 4.04, "blocks": 131, "sms": 132}
+FEW = {"us": 69224.2, "sm": 0.3, "dram": 0.4, "sector_bytes": 4.04, "blocks": 65, "sms": 132}
 UNSEEN = dict.fromkeys(("us", "sm", "dram", "l1_hits", "sector_bytes")) | {
     "sentence": "no launch was counted"
 }
@@ -139,7 +139,7 @@ def test_the_table_of_counters_fits_a_terminal(done: Done) -> None:
     assert max(map(len, said)) <= 160
     _, _, fast, few, again, *notes = said
     assert fast.startswith("fast  ") and fast.endswith("compute bound")
-    assert few.startswith(f"{long}  ") and few.endswith("does not fill the GPU: 131 blocks for 132 SMs")
+    assert few.startswith(f"{long}  ") and few.endswith("does not fill the GPU: 65 blocks for 132 SMs")
     assert again.startswith(f"{long} (2)")  # two kernels of a table never look alike
     assert notes[-1] == "- no counters of gone: no launch was counted"
     page = report.markdown(found).partition("## Counters")[2]

@@ -107,6 +107,7 @@ def test_phases_with_a_heavy_kernel_are_run_the_heaviest_first() -> None:
         (20.0, 15.0, 4096, "latency bound"),
         (20.0, 15.0, None, "latency bound"),
         (0.3, 0.4, 4, "does not fill the GPU: 4 blocks for 132 SMs"),
+        (20.0, 15.0, 120, "latency bound: 120 blocks for 132 SMs"),
         (0.3, 0.4, 1, "does not fill the GPU: 1 block for 132 SMs"),
         (None, 15.0, 4, "no number for one of the peaks"),
     ],
