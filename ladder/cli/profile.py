@@ -165,13 +165,17 @@ def _with_largest(result: Result, asked: Plan, tell: Callable[[str], None]) -> R
 
 def _with_counters(result: Result, asked: Plan, ncu: str, tell: Callable[[str], None]) -> Result:
     """Return the result with Nsight Compute's counters. UserError if it may not count; the profile is kept."""
+    import torch
+
     from ladder.studies.claims.hardware import counters
     from ladder.studies.profile import counted
 
     begin = time.monotonic()
-    tell("Nsight Compute counts in the heaviest kernels")
+    heaviest = result.heaviest or []
+    tell(f"Nsight Compute counts in the heaviest kernels, in {', '.join(counted.phases(heaviest))}")
+    sms = torch.cuda.get_device_properties(asked.device).multi_processor_count
     try:
-        found = counted.count(result.profile.kernels, asked.workload, asked.recipe, ncu)
+        found = counted.count(heaviest, asked.workload, asked.recipe, ncu, sms)
     except counters.Refused as error:
         raise UserError(f"--ncu: {error}; the profile without counters is stored") from None
     return _longer(result, begin, counters=found)

@@ -170,6 +170,10 @@ def of_data(data: Any) -> types.Result:
     """Return the result that a file's data hold. UserError, in one line, where they hold none."""
     if not isinstance(data, dict) or "schema" not in data:
         raise UserError('not a result file: expected an object with "schema"')
+    if "kind" in data:
+        raise UserError(
+            f"a result of the kind {shown(data['kind'])}, which the .md file beside it shows; no run of rungs"
+        )
     if data["schema"] != SCHEMA:
         raise UserError(f"schema {shown(data['schema'])} is not known here, expected {SCHEMA}")
     result = types.read(types.Result, data)

@@ -5,15 +5,18 @@ Every table has all the work: its rows sum to the same milliseconds. Both of two
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ladder.base.protocol import CYCLE_STEPS, IN_ORDER
+from ladder.base.text import plain
 from ladder.engine import profiling
 from ladder.receipts import categories as names
 from ladder.receipts import kernel_families
 from ladder.results.raw import KernelFamily, KernelProfile
+from ladder.studies.profile import kernel_names
 from ladder.studies.profile import layers as layered
 from ladder.studies.profile.layers import Label
 from ladder.studies.profile.rates import Rate
@@ -22,6 +25,7 @@ from ladder.studies.profile.record import (
     UNKNOWN_PHASE,
     Category,
     Expected,
+    Heavy,
     Layer,
     Layers,
     Phase,
@@ -29,6 +33,7 @@ from ladder.studies.profile.record import (
 )
 from ladder.studies.profile.tracing import Ran, Segment, Traced
 
+HEAVIEST = 8  # kernels that are shown, and whose counters are read
 MOST_OTHER = 0.05  # share of `other` from which on the classifier needs another pattern
 
 # The article's expectation of GPU time, and the categories that stand for it here.
@@ -140,10 +145,8 @@ def phases(labelled: Labelled) -> list[Phase]:
     for segment, labels in labelled:
         for name in segment.phases:
             runs[name] += 1
-        alone = segment.phases[0] if len(segment.phases) == 1 else None
         for ran, label in zip(segment.ran, labels, strict=True):
-            inside = alone or (label.phase if label else UNKNOWN_PHASE)
-            sums[inside if segment.phases else BETWEEN].add(ran)
+            sums[_phase(segment, label)].add(ran)
     order = [*IN_ORDER, BETWEEN, UNKNOWN_PHASE]
     return [
         Phase(
@@ -156,6 +159,51 @@ def phases(labelled: Labelled) -> list[Phase]:
         for name in order
         if name in sums
     ]
+
+
+def _phase(segment: Segment, label: Label | None) -> str:
+    """Return the phase of what ran in a segment."""
+    if not segment.phases:
+        return BETWEEN
+    if len(segment.phases) == 1:
+        return segment.phases[0]
+    return label.phase if label else UNKNOWN_PHASE
+
+
+def heaviest(labelled: Labelled, most: int = HEAVIEST) -> list[Heavy]:
+    """Return the kernels that take most time, without copies, each with the phase that has most of its time."""
+    found: dict[str, dict[str, Sum]] = defaultdict(lambda: defaultdict(Sum))
+    spellings: dict[str, set[str]] = defaultdict(set)
+    for segment, labels in labelled:
+        for ran, label in zip(segment.ran, labels, strict=True):
+            if ran.family != kernel_families.TRANSFER:
+                name = kernel_names.label(ran.name)
+                found[name][_phase(segment, label)].add(ran)
+                spellings[name].add(ran.name)
+    longest = sorted(found, key=lambda name: -sum(each.ns for each in found[name].values()))
+    return [_heavy(name, found[name], spellings[name]) for name in longest[:most]]
+
+
+def _heavy(name: str, by_phase: Mapping[str, Sum], spellings: Iterable[str]) -> Heavy:
+    functions = {kernel_names.function(each) for each in spellings}
+    words = {kernel_names.word(each) for each in spellings}
+    word = words.pop() if len(words) == 1 else ""
+    first = max(by_phase, key=lambda phase: by_phase[phase].ns)
+    return Heavy(
+        kernel=plain(name),
+        function=profiling.text(_beginning(functions)),
+        word=profiling.text(word) if word else None,
+        ms=round(sum(each.ms for each in by_phase.values()), 5),
+        launches=round(sum(each.of_step for each in by_phase.values()), 4),
+        phase=first,
+        phase_ms=round(by_phase[first].ms, 5),
+    )
+
+
+def _beginning(texts: Iterable[str]) -> str:
+    """Return the beginning that texts share."""
+    alike = itertools.takewhile(lambda each: len(set(each)) == 1, zip(*texts, strict=False))
+    return "".join(each[0] for each in alike)
 
 
 def layers(labelled: Labelled) -> Layers:

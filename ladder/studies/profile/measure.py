@@ -220,6 +220,7 @@ def new_result(
         "layers": plain(
             composing.layers(labelled) if reason is None else Layers(rows=[], unknown=None, reason=reason)
         ),
+        "heaviest": plain(composing.heaviest(labelled)),
         "expected": plain(composing.expected(rows)),
         "memory": plain(
             memory.assemble(asked.device, seen.lasting, seen.pools, seen.peaks, seen.eager.timelines)

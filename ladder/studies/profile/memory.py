@@ -171,7 +171,9 @@ def changes(profile: Any, device: str) -> list[tuple[int, int]]:
 def timeline(
     changed: Sequence[tuple[int, int]], gradients_at: Sequence[tuple[int, int]], before: int, lasting: int
 ) -> list[Moment]:
-    """Return the moments of one run: at most `MOST`, each the one of its interval with the most memory.
+    """Return the moments of one run: its beginning, `MOST` at most, and its end.
+
+    Each of those between is the one of its interval with the most memory.
 
     Args:
         changed: (ns, bytes) of allocations and releases, in order.
@@ -193,8 +195,9 @@ def timeline(
         interval = (at - begin) // width
         if interval not in kept or allocated > kept[interval][0]:
             kept[interval] = (allocated, at, held)
+    first = before, begin, gradients_at[0][1] if gradients_at else 0
     moments = []
-    for _, (most, at, had) in sorted(kept.items()):
+    for most, at, had in (first, *(kept[interval] for interval in sorted(kept)), (allocated, end, held)):
         beyond = max(0, most - lasting)
         moments.append(
             Moment(

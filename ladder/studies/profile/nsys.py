@@ -41,7 +41,7 @@ def record(nsys: str, report: Path, workload: Plain, recipe: Plain, timeout_s: f
     """Write a report. UserError if nsys makes none, with its reason and the way to do without it."""
     report.parent.mkdir(parents=True, exist_ok=True)
     before = report.stat().st_mtime_ns if report.exists() else None
-    with counted.spec(workload, recipe, ranges=True) as spec:
+    with counted.spec(workload, recipe) as spec:
         line = command(nsys, report.absolute(), spec)
         try:
             done = watched.run(line, timeout_s)

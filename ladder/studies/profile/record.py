@@ -112,8 +112,28 @@ class Memory:
 
 
 @record
+class Heavy:
+    """A heavy kernel: its work in a step, and the phase that has most of it.
+
+    `function` is the beginning of the names of all functions that have this label, and `word` stands in the arguments
+    of their templates.
+    """
+
+    kernel: str = needed(LINE)  # a label of `ladder.studies.profile.kernel_names`
+    function: str = needed(v.TEXT)
+    word: str | None = needed(v.TEXT)
+    ms: float = needed(DURATION)
+    launches: float = needed(LAUNCHES)
+    phase: str = needed(v.TEXT)
+    phase_ms: float = needed(DURATION)
+
+
+@record
 class Counted:
-    """Nsight Compute's figures of a kernel's longest launch: percent of the peak, and bytes of a sector of 32."""
+    """Nsight Compute's figures of a kernel's longest launch: percent of the peak, and bytes of a sector of 32.
+
+    `blocks` are those of the launch, and `sms` the multiprocessors that the GPU has for them.
+    """
 
     kernel: str = needed(LINE)
     us: float | None = needed(DURATION)
@@ -122,6 +142,8 @@ class Counted:
     l1_hits: float | None = needed(v.PERCENT)
     sector_bytes: float | None = needed(number(0, 64))
     sentence: str = needed(LINE)
+    blocks: int | Absent | None = optional(v.COUNT)
+    sms: int | Absent | None = optional(v.COUNT)
 
 
 @record
@@ -160,6 +182,7 @@ class Result(Header):
     layers: Layers = needed(rule_of(Layers))
     expected: list[Expected] = needed(items(rule_of(Expected), 16))
     memory: Memory = needed(rule_of(Memory))
+    heaviest: list[Heavy] | Absent = optional(items(rule_of(Heavy), 64))
     counters: list[Counted] | Absent = optional(items(rule_of(Counted), 64))
     largest: Largest | Absent = optional(rule_of(Largest))
 
@@ -192,9 +215,16 @@ def contradiction(result: Result) -> str | None:
     for what, rows in (("phases", result.phases), ("layers", result.layers.rows)):
         if rows and not _near(sum(row.ms for row in rows), result.total_ms):  # type: ignore[attr-defined]
             return f"{what}: their sum is not that of the categories"
+    heavy = result.heaviest or []
+    if any(row.phase_ms > row.ms + ROUNDED for row in heavy) or not _within(heavy, result.total_ms):
+        return "heaviest: longer than what it is a part of"
     if result.overlap_ms < -ROUNDED * 10:
         return "gpu_ms: longer than the sum of the categories"
     return None
+
+
+def _within(rows: list[Heavy], total: float) -> bool:
+    return sum(row.ms for row in rows) <= total + ROUNDED
 
 
 def _near(a: float, b: float) -> bool:

@@ -1,7 +1,7 @@
 """The work that fused kernels replaced, told from the profiles of stored results.
 
 A category of ours that joins operations appears with a rung. The other categories that shrank with that rung held the
-work before. So a fused category is shown against the sum of what they lost.
+work before. So a fused category is shown against the sum of what they lost, if most of what grew there is its own.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ladder.studies.profile import schema
 from ladder.studies.profile.record import Replaced, Result
 
 Work = Mapping[str, float]  # ms of a step, by category
+MOST = 0.5  # of what all categories gained at a rung: a category with less did not take the place of what others lost
 
 
 @dataclass(frozen=True)
@@ -32,21 +33,27 @@ class Known:
 
 
 def replaced(known: Iterable[Known]) -> dict[str, Replaced]:
-    """Return what each fused category replaced. The first source that shows it counts.
+    """Return what each fused category replaced at the rung where it appears.
 
-    Fused categories that appear at one rung share what the others lost there.
+    The first source in which a category appears counts. A category that gained less than half of what all gained at
+    that rung has no entry: others took the place of most of what was lost there.
     """
     found: dict[str, Replaced] = {}
+    judged: set[str] = set()
     for source in known:
         for (_, before), (rung, after) in itertools.pairwise(source.rungs):
             new = [name for name in after if name.startswith(categories.FUSED) and not before.get(name)]
+            gained = {name: max(0.0, ms - before.get(name, 0.0)) for name, ms in after.items()}
             lost = sum(max(0.0, ms - after.get(name, 0.0)) for name, ms in before.items())
-            fused = sum(after[name] for name in new)
-            for name in new:
-                entry = Replaced(
-                    at=rung, lost_ms=round(lost, 5), fused_ms=round(fused, 5), source=source.source
-                )
-                found.setdefault(name, entry)
+            for name in set(new) - judged:
+                if gained[name] >= MOST * sum(gained.values()):
+                    found[name] = Replaced(
+                        at=rung,
+                        lost_ms=round(lost, 5),
+                        fused_ms=round(after[name], 5),
+                        source=source.source,
+                    )
+            judged |= set(new)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,13 +10,14 @@ from ladder.base.text import escaped, plain
 from ladder.receipts import categories
 from ladder.results import store as results
 from ladder.results.types import head
-from ladder.studies.profile import composing, tracing
+from ladder.studies.profile import composing, counted, kernel_names, rates, tracing
 from ladder.studies.profile.record import Category, Memory, Result
 
 MIB = 2**20
 LAYERS = 24  # rows of a table; the others are one row
 MOMENTS = ("at the beginning", "most gradients", "most activations", "at the end")
 SEEN = 0.005  # ms: less is 0.00 in a table
+SMALL = 0.1  # TB/s: less is told in GB/s
 OVERLAP = "of it at the same time"
 
 
@@ -36,9 +38,11 @@ def tables(result: Result) -> list[Table]:
         _expected(result),
         _phases(result),
         _layers(result),
+        *_heaviest(result),
+        *_counters(result),
         *_memory(result.memory),
     ]
-    return [*found, *_counters(result), *_largest(result)]
+    return [*found, *_largest(result)]
 
 
 def sentence(result: Result) -> str:
@@ -58,6 +62,7 @@ def _categories(result: Result) -> Table:
     ]
     if abs(result.overlap_ms) >= SEEN:
         rows.append([OVERLAP, _ms(-result.overlap_ms), "", "", "", ""])
+    told = any(row.replaced for row in result.categories)
     total = sum(row.launches for row in result.categories)
     of_gpu = result.protocol.of == tracing.GPU
     rows.append(["GPU time" if of_gpu else "all operators", _ms(result.gpu_ms), "", f"{total:,.1f}", "", ""])
@@ -72,13 +77,17 @@ def _categories(result: Result) -> Table:
         sources = sorted({row.replaced.source for row in result.categories if row.replaced})
         lines.append(f"took the place of: what other categories lost at that rung, by {', '.join(sources)}")
     launched = "launches" if of_gpu else "calls"
-    return Table(
-        "By category", ["category", "ms a step", "share", launched, "rate", "took the place of"], rows, lines
-    )
+    head = ["category", "ms a step", "share", launched, "rate", *["took the place of"] * told]
+    return Table("By category", head, [row[: len(head)] for row in rows], lines)
 
 
 def _rate(row: Category) -> str:
-    return "" if row.rate is None else f"{row.rate:.3g} {row.unit}"
+    """Return the rate, or nothing for work of which a table shows 0.00 ms."""
+    if row.rate is None or row.ms < SEEN:
+        return ""
+    if row.unit == rates.TBS and row.rate < SMALL:
+        return f"{1000 * row.rate:.3g} GB/s"
+    return f"{row.rate:.3g} {row.unit}"
 
 
 def _replaced(row: Category) -> str:
@@ -94,6 +103,7 @@ def _expected(result: Result) -> Table:
     ]
     lines = [
         "the article speaks of its own baseline on an A100",
+        "convolutions here are the categories convolution and matmul",
         "names of plain PyTorch's kernels do not tell modulation from activation: both count as nonlinearities",
     ]
     return Table("Beside the article's expectation", ["group", "article", "here"], rows, lines)
@@ -163,25 +173,66 @@ def _memory(found: Memory) -> list[Table]:
     return made
 
 
+def _heaviest(result: Result) -> list[Table]:
+    if not result.heaviest:
+        return []
+    of_gpu = result.protocol.of == tracing.GPU
+    names = unlike([row.kernel for row in result.heaviest])
+    rows = [
+        [
+            name,
+            _ms(row.ms),
+            _percent(row.ms / (result.total_ms or 1)),
+            f"{row.launches:,.1f}",
+            f"{1000 * row.ms / row.launches:,.1f}" if row.launches else "",
+            f"{row.phase} ({100 * row.phase_ms / (row.ms or 1):.0f}%)",
+        ]
+        for name, row in zip(names, result.heaviest, strict=True)
+    ]
+    head = [
+        "kernel" if of_gpu else "operator",
+        "ms a step",
+        "share",
+        "launches" if of_gpu else "calls",
+        "us each",
+    ]
+    lines = ["names are shortened; kernels of one name may differ in their templates' numbers"] * of_gpu
+    return [Table(f"Heaviest {'kernels' if of_gpu else 'operators'}", [*head, "most of it in"], rows, lines)]
+
+
 def _counters(result: Result) -> list[Table]:
     if not result.counters:
         return []
+    names = unlike([kernel_names.label(row.kernel) for row in result.counters])
+    seen = [(name, row) for name, row in zip(names, result.counters, strict=True) if row.us is not None]
     rows = [
         [
-            row.kernel,
-            "" if row.us is None else f"{row.us:.1f}",
+            name,
+            f"{row.us:,.1f}",
             *("" if each is None else f"{each:.0f}" for each in (row.sm, row.dram, row.l1_hits)),
             "" if row.sector_bytes is None else f"{row.sector_bytes:.1f}",
-            row.sentence,
+            counted.bound(row.sm, row.dram, row.blocks or None, row.sms or None),
         ]
-        for row in result.counters
+        for name, row in seen
     ]
-    names = ["kernel", "us", "SM %", "DRAM %", "L1 hits %", "bytes of 32", "what bounds it"]
-    return [
-        Table(
-            "Counters of the heaviest kernels", names, rows, ["each kernel's longest launch, caches emptied"]
-        )
+    lines = [
+        f"the longest of the first {counted.LAUNCHES} launches of each grid, with emptied caches",
+        "SM %, DRAM %: of the peak; of 32 B: bytes that loads use of a sector",
     ]
+    missing = [(name, row) for name, row in zip(names, result.counters, strict=True) if row.us is None]
+    lines += [f"no counters of {name}: {row.sentence}" for name, row in missing]
+    head = ["kernel", "us", "SM %", "DRAM %", "L1 hit %", "of 32 B", "what bounds it"]
+    return [Table("Counters of the heaviest kernels", head, rows, lines)]
+
+
+def unlike(names: Sequence[str]) -> list[str]:
+    """Return names for one table. A name that came before gets a number."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return found
 
 
 def _largest(result: Result) -> list[Table]:
@@ -205,16 +256,22 @@ def text(result: Result) -> str:
     for table in tables(result):
         lines += ["", table.title]
         if table.rows:
-            cells = [list(table.head), *map(list, table.rows)]
-            wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
-            lines += [_line(row, wide) for row in cells]
+            columns = list(zip(table.head, *table.rows, strict=True))
+            lines += ["  ".join(row).rstrip() for row in zip(*map(_aligned, columns), strict=True)]
         lines += [f"- {plain(line)}" for line in table.lines]
     return "\n".join([*lines, "", *(plain(note) for note in result.protocol.notes)]).rstrip()
 
 
-def _line(row: Sequence[str], wide: Sequence[int]) -> str:
-    first, *others = zip(row, wide, strict=True)
-    return "  ".join([first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]).rstrip()
+def _aligned(column: Sequence[str]) -> list[str]:
+    """Return the cells of a column, as wide as the widest: words to the left, numbers to the right."""
+    wide = max(map(len, column))
+    return [cell.ljust(wide) if _of_words(column) else cell.rjust(wide) for cell in column]
+
+
+def _of_words(column: Sequence[str]) -> bool:
+    """Return whether a column has words below its head."""
+    cells = [cell for cell in column[1:] if cell]
+    return not all(cell[0].isdigit() or cell[0] in "+-" for cell in cells)
 
 
 def markdown(result: Result) -> str:
@@ -232,9 +289,10 @@ def markdown(result: Result) -> str:
         page += ["", f"## {escaped(table.title)}", ""]
         if table.rows:
             page.append("| " + " | ".join(table.head) + " |")
-            page.append("|---" + "|---:" * (len(table.head) - 1) + "|")
+            columns = zip(table.head, *table.rows, strict=True)
+            page.append("".join("|---" if _of_words(column) else "|---:" for column in columns) + "|")
             page += ["| " + " | ".join(escaped(cell) for cell in row) + " |" for row in table.rows]
-            page.append("")
+            page += [""] * bool(table.lines)
         page += [f"- {escaped(line)}" for line in table.lines]
     page += ["", *(f"- {escaped(note)}" for note in result.protocol.notes)]
     return "\n".join(page).rstrip() + "\n"

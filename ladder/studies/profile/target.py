@@ -51,11 +51,15 @@ class watched:
 
 
 def run(step: Any, phases: list[str], enough_s: float) -> None:
-    """Run phases as they are. After so many seconds none begins: what was counted by then is printed, and not lost."""
+    """Run phases as they are, and print each that ran.
+
+    After so many seconds no phase begins, so that the counters up to then are printed by ncu, and not lost.
+    """
     begin = time.monotonic()
     for phase in phases:
         if time.monotonic() - begin < enough_s:
             step.run_phase(phase)
+            print(f"ran {phase}", flush=True)
 
 
 def ranged(step: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from ladder.base import files
 from ladder.base.errors import describe
 from ladder.base.protocol import CYCLE_STEPS
-from ladder.studies.profile import tracing
+from ladder.studies.profile import layers, tracing
 
 MOST = 200_000  # events: about 50 MB of JSON, 3 MB zipped
 SUFFIXES = (".json.gz", ".json")
@@ -32,7 +32,10 @@ def write(step: Any, path: Path) -> str:
     places = kinds(step)
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / "trace.json"
-        profile = tracing.profiled(lambda: run_named(step, places), step.device, host=True)
+        # hooks would make torch.compile compile again, and a replayed graph calls no layer
+        named_layers = layers.ranges(step) if step.recipe.compile == "off" else contextlib.nullcontext()
+        with named_layers:
+            profile = tracing.profiled(lambda: run_named(step, places), step.device, host=True)
         profile.export_chrome_trace(str(whole))
         raw = whole.read_bytes()
     named = f"{len(places)} steps, one of each kind"
@@ -83,10 +86,12 @@ def _named(step: Any) -> Iterator[None]:
 def bounded(trace: dict[str, Any], most: int = MOST) -> tuple[dict[str, Any], int]:
     """Return a Chrome trace with at most so many events, and how many were cut. The latest are cut.
 
-    Names of processes and threads stay. The path of the trace and the profiler's own settings are left out.
+    Names of processes and threads stay, but not those of GPUs on which nothing ran: PyTorch names 16. The path of the
+    trace and the profiler's own settings are left out.
     """
     events = trace.get("traceEvents", [])
-    named = [each for each in events if each.get("ph") == "M"]
+    ran = {each.get("pid") for each in events if each.get("ph") != "M"}
+    named = [each for each in events if each.get("ph") == "M" and each.get("pid") in ran]
     rest = sorted((each for each in events if each.get("ph") != "M"), key=lambda each: each.get("ts", 0))
     room = max(0, most - len(named))
     kept = {

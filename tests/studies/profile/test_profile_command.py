@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,11 +17,11 @@ import torch
 import yaml
 from click.testing import CliRunner
 
-from ladder.base.records import build
+from ladder.base.records import build, plain
 from ladder.cli import main as cli
 from ladder.publish.validation import validate
 from ladder.studies.profile import largest, measure, report
-from ladder.studies.profile.record import Result
+from ladder.studies.profile.record import Category, Result
 from tests.support.small import LEAST
 
 
@@ -86,8 +87,8 @@ def test_a_profile_is_stored_with_all_its_tables(done: Done) -> None:
 
 def test_the_report_says_what_stood_for_kernels(done: Done) -> None:
     for words in (
-        "operators' own time on the CPU", "By category", "By phase", "By layer", "Memory", "35-40%",
-        "other is", "unknown layers", "CPU smoke test", "one of each kind",
+        "operators' own time on the CPU", "By category", "Heaviest operators", "By phase", "By layer", "Memory",
+        "35-40%", "other is", "unknown layers", "CPU smoke test", "one of each kind",
     ):  # fmt: skip
         assert words in done.said.output, words
     (page,) = done.out.glob("*.md")
@@ -100,7 +101,57 @@ def test_a_trace_opens_as_json_and_holds_steps_and_phases(done: Done) -> None:
     events = json.loads(gzip.decompress((done.out / "step.json.gz").read_bytes()))["traceEvents"]
     names = {each.get("name") for each in events}
     assert {"step: G_main, G_pl, D_main, D_r1", "step: G_main, D_main", "step: G_main, G_pl, D_main"} <= names
-    assert {"G_main", "D_r1", "aten::convolution"} <= names
+    assert {"G_main", "D_r1", "aten::convolution", "layer: D 8x8 conv1"} <= names
+
+
+def test_a_profile_that_is_given_to_report_is_told_by_its_kind(done: Done) -> None:
+    (path,) = done.out.glob("*.json")
+    said = CliRunner().invoke(cli.main, ["report", str(path)])
+    assert (
+        said.exit_code == 2
+        and "a result of the kind 'profile', which the .md file beside it shows" in said.output
+    )
+
+
+COUNTED = {
+    "kernel": "",
+    "us": 8.0,
+    "sm": 76.0,
+    "dram": 23.0,
+    "l1_hits": 0.0,
+    "sector_bytes": None,
+    "sentence": "-",
+}
+FEW = {"us": 69224.2, "sm": 0.3, "dram": 0.4, "sector_bytes": 4.04, "blocks": 65, "sms": 132}
+UNSEEN = dict.fromkeys(("us", "sm", "dram", "l1_hits", "sector_bytes")) | {
+    "sentence": "no launch was counted"
+}
+
+
+def test_the_table_of_counters_fits_a_terminal(done: Done) -> None:
+    long = "cutlass_bf16_s16816fprop_optimized_bf16_128x128_32x5_nhwc_align8"
+    rows = [COUNTED | {"kernel": "fast"}, COUNTED | FEW | {"kernel": long}, COUNTED | FEW | {"kernel": long}]
+    found = build(Result, done.found | {"counters": [*rows, COUNTED | UNSEEN | {"kernel": "gone"}]})
+    assert validate.check(plain(found)) is None
+    said = (
+        report.text(found).partition("Counters of the heaviest kernels")[2].partition("\n\n")[0].splitlines()
+    )
+    assert max(map(len, said)) <= 160
+    _, _, fast, few, again, *notes = said
+    assert fast.startswith("fast  ") and fast.endswith("compute bound")
+    assert few.startswith(f"{long}  ") and few.endswith("does not fill the GPU: 65 blocks for 132 SMs")
+    assert again.startswith(f"{long} (2)")  # two kernels of a table never look alike
+    assert notes[-1] == "- no counters of gone: no launch was counted"
+    page = report.markdown(found).partition("## Counters")[2]
+    assert "|---|---:|---:|---:|---:|---:|---|" in page and "| compute bound |" in page
+
+
+def test_a_rate_of_next_to_nothing_is_left_out() -> None:
+    row = Category(name="a", ms=2.0, share=1.0, launches=1.0, rate=0.0375, unit="TB/s", replaced=None)
+    rates = [
+        report._rate(replace(row, **more)) for more in ({}, {"ms": 0.001}, {"rate": 1.76}, {"rate": None})
+    ]
+    assert rates == ["37.5 GB/s", "", "1.76 TB/s", ""]
 
 
 @pytest.mark.parametrize(
@@ -112,6 +163,8 @@ def test_a_trace_opens_as_json_and_holds_steps_and_phases(done: Done) -> None:
         (lambda found: found["phases"][0].update(ms=99.0), "phases: their sum"),
         (lambda found: found["layers"]["rows"].pop(0), "layers: their sum"),
         (lambda found: found.update(gpu_ms=1e6), "gpu_ms"),
+        (lambda found: found["heaviest"][0].update(phase_ms=99.0), "heaviest: longer"),
+        (lambda found: found["heaviest"][0].update(ms=1e6, phase_ms=1.0), "heaviest: longer"),
         (lambda found: found.update(surprise=1), "unknown key"),
     ],
 )

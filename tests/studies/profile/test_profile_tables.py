@@ -105,6 +105,35 @@ def test_a_profile_names_families_and_the_heaviest_kernels(traced: Traced) -> No
     assert len(kernels) == 41 and kernels[-1].name == "10 other kernels"
 
 
+def test_the_heaviest_kernels_are_told_with_the_phase_that_has_most_of_them(traced: Traced) -> None:
+    found = {row.kernel: row for row in composing.heaviest(unlabelled(traced))}
+    conv = found["sm90_xmma_fprop_bf16_nhwc"]
+    assert next(iter(found)) == conv.kernel and (conv.phase, conv.launches) == ("D_main", 3)
+    assert 1000 * conv.ms == pytest.approx(1200) and 1000 * conv.phase_ms == pytest.approx(800)
+    assert (conv.function, conv.word) == (CONV, None)
+    product = found["vectorized_elementwise_kernel Mul fp32"]
+    assert (product.function, product.word, product.phase) == (
+        "vectorized_elementwise_kernel",
+        "Mul",
+        "G_main",
+    )
+    assert not [name for name in found if name.startswith("Memcpy")] and len(found) == len(PLANTED) - 1
+    assert [row.kernel for row in composing.heaviest(unlabelled(traced), 2)] == list(found)[:2]
+
+
+def test_a_heavy_kernel_of_several_functions_is_found_by_what_they_share() -> None:
+    names = [
+        f"{CONV}_tilesize128x128x64_warpgroupsize1x1x1_g1_{end}" for end in ("k_on_kernel", "k_off_kernel")
+    ]
+    events_ = [(name, True, 7, 10 * n, 10 * n + 5) for n, name in enumerate(names)]
+    whole = tracing.cut(
+        events_, [("G_main", "D_main")], [1000], "cuda"
+    )  # a whole-step graph, and no layers known
+    (row,) = composing.heaviest(unlabelled(whole))
+    assert row.kernel == "sm90_xmma_fprop_bf16_nhwc_128x128x64" and row.phase == "unknown"
+    assert row.function == f"{CONV}_tilesize128x128x64_warpgroupsize1x1x1_g1_k_o"[:96]
+
+
 def test_the_articles_expectation_stands_beside_the_shares(traced: Traced) -> None:
     rows = composing.categories(composing.category_sums(unlabelled(traced)), {}, {})
     share = {row.name: row.share for row in rows}
@@ -322,3 +351,20 @@ def test_a_fused_category_stands_against_what_others_lost() -> None:
     assert (found[fused].at, found[fused].lost_ms, found[fused].fused_ms) == ("first", 6.0, 2.0)
     assert (found["fused: other"].at, found["fused: other"].lost_ms) == ("second", 3.0)
     assert found[fused].source == "run.json" and replaced.replaced([]) == {}
+
+
+def test_a_fused_category_that_gained_little_has_no_claim_to_what_others_lost() -> None:
+    sums, act = "fused: sums of gradients", "fused: activation and bias"
+    rungs = [  # of an H100: at fused_norm nearly all that grew is the normalization
+        ("bf16", {"elementwise": 14.7, "reductions": 4.0, "matmul": 3.5}),
+        ("fused_norm", {"elementwise": 10.1, "reductions": 2.7, "matmul": 2.9, "normalization": 2.2, sums: 0.06}),
+        ("fused_act", {"elementwise": 3.9, "reductions": 0.3, "matmul": 2.9, "normalization": 1, act: 2.2, sums: 0.1}),
+    ]  # fmt: skip
+    # the first source in which a category appears decides, also if it says nothing
+    later = replaced.Known("selected.json", [rungs[0], ("fused_norm", {"elementwise": 14.0, sums: 0.06})])
+    found = replaced.replaced([replaced.Known("run.json", rungs), later])
+    assert list(found) == [act]
+    assert found[act].at == "fused_act" and found[act].lost_ms == pytest.approx(6.2 + 2.4 + 1.2)
+    # rungs between two that were run: what appears there shares the gains, and nothing has most of them
+    jump = [rungs[0], ("rgb", {"elementwise": 1.0, "fused: a": 1.0, "fused: b": 0.9, "fused: c": 0.8})]
+    assert replaced.replaced([replaced.Known("run.json", jump)]) == {}

@@ -3,87 +3,173 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ladder.base.errors import UserError
-from ladder.results.raw import KernelFamily
 from ladder.studies.claims.hardware import counters, watched
 from ladder.studies.claims.hardware.counters import Launch, launched
 from ladder.studies.profile import counted, nsys, target
+from ladder.studies.profile.record import BETWEEN, Heavy
 from tests.support.small import LEAST
 
-KERNELS = [
-    KernelFamily(name="Memcpy DtoD (Device -> Device)", ms=9.0, launches=1.0),
-    KernelFamily(name="vectorized_elementwise_kernel(MulFunctor)", ms=5.0, launches=100.0),
-    KernelFamily(name="cudnn::ops::nchwToNhwcKernel", ms=4.0, launches=10.0),
-    KernelFamily(name="vectorized_elementwise_kernel(AddFunctor)", ms=3.0, launches=100.0),
-    KernelFamily(name="bias_act_kernel", ms=2.0, launches=10.0),
-    KernelFamily(name="12 other kernels", ms=2.0, launches=10.0),
+CUTLASS = "cutlass_75_tensorop_bf16_s1688gemm_bf16_64x64_nt_align1"
+
+
+def heavy(kernel: str, phase: str = "G_main", ms: float = 1.0, **more: Any) -> Heavy:
+    return Heavy(
+        **{
+            "kernel": kernel,
+            "function": kernel,
+            "word": None,
+            "ms": ms,
+            "launches": 1.0,
+            "phase": phase,
+            "phase_ms": ms,
+        }
+        | more
+    )
+
+
+HEAVIEST = [
+    heavy(
+        "sm80_xmma_fprop_indexed_bf16_nhwc_256x64x32",
+        "G_pl",
+        10.3,
+        function="sm80_xmma_fprop_implicit_gemm_indexed",
+    ),
+    heavy("implicit_convolve_sgemm bf16", "D_r1", 9.8, function="implicit_convolve_sgemm"),
+    heavy(
+        "elementwise_kernel direct_copy bf16",
+        "D_main",
+        4.6,
+        function="elementwise_kernel",
+        word="direct_copy",
+    ),
+    heavy("cutlass_75_bf16_s1688gemm_bf16_64x64_nt_align1", "G_main", 1.3, function="Kernel2", word=CUTLASS),
+    heavy("bias_act_kernel", "D_main", 0.9),
 ]
 
 
-def test_the_heaviest_kernels_are_told_by_their_functions() -> None:
-    names = counted.heaviest(KERNELS)
-    assert names == ["vectorized_elementwise_kernel", "nchwToNhwcKernel", "bias_act_kernel"]
-    assert counted.heaviest(KERNELS, most=1) == names[:1]
-    line = counted.command("/opt/ncu", names, Path("step.json"))
+def test_the_heaviest_kernels_are_counted_by_what_tells_them_apart() -> None:
+    line = counted.command("/opt/ncu", HEAVIEST, Path("step.json"))
     assert line[0] == "/opt/ncu" and line[-1] == "step.json" and line[-2] == "ladder.studies.profile.target"
-    assert "regex:^(vectorized_elementwise_kernel|nchwToNhwcKernel|bias_act_kernel).*" in line
+    assert (
+        line[line.index("--print-kernel-base") + 1]
+        == line[line.index("--kernel-name-base") + 1]
+        == "demangled"
+    )
     assert ",".join(counted.METRICS.values()) in line
-    at = line.index(
-        "--launch-count"
-    )  # of each grid: a step has thousands of launches, and each costs ncu 0.1 s
+    # of each grid: a step has thousands of launches, and each costs ncu 0.1 s
+    at = line.index("--launch-count")
     assert line[at - 2 : at + 2] == ["--filter-mode", "per-launch-config", "--launch-count", "3"]
+    wanted = re.compile(line[line.index("--kernel-name") + 1].removeprefix("regex:"))
+    for name, counts in (
+        ("bias_act_kernel", True),
+        ("void implicit_convolve_sgemm<__nv_bfloat16, __nv_bfloat16, (int)1024>(int)", True),
+        (f"void cutlass::Kernel2<{CUTLASS}>(T1::Params)", True),
+        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_64x64_8x5_nn_align1>(T1::Params)", False),
+        (
+            "void at::native::elementwise_kernel<(int)128, void f<at::native::direct_copy_kernel_cuda(int)>>(T3)",
+            True,
+        ),
+        (
+            "void at::native::elementwise_kernel<(int)128, void f<at::native::CUDAFunctor_add<float>>>(T3)",
+            False,
+        ),
+        (
+            "void at::native::vectorized_elementwise_kernel<(int)4, at::native::direct_copy_kernel_cuda(int)>(T3)",
+            False,
+        ),
+    ):
+        assert bool(wanted.search(name)) == bool(wanted.fullmatch(name)) == counts, name
+
+
+def test_phases_with_a_heavy_kernel_are_run_the_heaviest_first() -> None:
+    assert counted.phases(HEAVIEST) == ["G_pl", "D_r1", "D_main", "G_main"]
+    assert counted.phases(HEAVIEST[2:]) == ["D_main", "G_main"]  # a lazy phase only if it is needed
+    assert counted.phases([heavy("memset_kernel", BETWEEN)]) == []
+    unknown = [heavy("compiled", "unknown", 1.0), heavy("gemm", "D_main", 2.0)]
+    assert counted.phases(unknown) == ["D_main", "G_main", "G_pl", "D_r1"]
 
 
 @pytest.mark.parametrize(
-    ("sm", "dram", "words"),
+    ("sm", "dram", "blocks", "words"),
     [
-        (30.0, 91.0, "memory bound"),
-        (85.0, 40.0, "compute bound"),
-        (20.0, 15.0, "latency bound"),
-        (None, 15.0, "has no number"),
+        (30.0, 91.0, 4096, "memory bound"),
+        (85.0, 40.0, 4096, "compute bound"),
+        (85.0, 40.0, 64, "compute bound"),
+        (20.0, 15.0, 4096, "latency bound"),
+        (20.0, 15.0, None, "latency bound"),
+        (0.3, 0.4, 4, "does not fill the GPU: 4 blocks for 132 SMs"),
+        (20.0, 15.0, 120, "latency bound: 120 blocks for 132 SMs"),
+        (0.3, 0.4, 1, "does not fill the GPU: 1 block for 132 SMs"),
+        (None, 15.0, 4, "no number for one of the peaks"),
     ],
 )
-def test_a_sentence_says_what_bounds_a_kernel(sm: float | None, dram: float | None, words: str) -> None:
-    assert words in counted.sentence(sm, dram)
+def test_words_say_what_bounds_a_kernel(
+    sm: float | None, dram: float | None, blocks: int | None, words: str
+) -> None:
+    assert counted.bound(sm, dram, blocks, 132) == words
+    assert counted.bound(20.0, 15.0, 4, None) == "latency bound"
 
 
 def test_the_longest_launch_of_each_kernel_is_told() -> None:
     values = {"sm": 20.0, "dram": 101.5, "l1_hits": 55.0, "of_sector": 50.0}
+    none = dict.fromkeys(counted.METRICS)
     rows = [
-        Launch("bias_act_kernel", [1], {**values, "ns": 2000.0}),
-        Launch("bias_act_kernel", [9], {**values, "ns": 8000.0, "sm": 25.0}),
+        Launch("bias_act_kernel", [1, 1, 1], {**values, "ns": 2000.0}),
+        Launch("bias_act_kernel", [9, 1, 1], {**values, "ns": 8000.0, "sm": 25.0}),
         Launch(
-            "nchwToNhwcKernel",
-            [9],
-            {"ns": 1000.0, "sm": None, "dram": None, "l1_hits": None, "of_sector": None},
+            f"void cutlass::Kernel2<{CUTLASS}>(T1::Params)",
+            [4, 1, 1],
+            {**none, "sm": 0.3, "dram": 0.4, "ns": 1e6},
         ),
+        Launch(
+            "void cutlass::Kernel2<cutlass_80_simt_sgemm>(T1::Params)", [900, 1, 1], {**values, "ns": 9e9}
+        ),
+        Launch("void implicit_convolve_sgemm<spelled anew>(T1)", [18, 2, 1], {**none, "ns": 1000.0}),
     ]
-    found = counted.of_launches(["bias_act_kernel", "nchwToNhwcKernel", "gone"], rows)
-    first, second, third = found
-    assert (first.us, first.sm, first.dram, first.l1_hits, first.sector_bytes) == (
-        8.0,
-        25.0,
-        100.0,
-        55.0,
-        16.0,
+    found = counted.of_launches(HEAVIEST, rows, ["G_pl", "D_main"], 132)
+    assert [each.kernel for each in found] == [each.kernel for each in HEAVIEST]
+    lazy, anew, copies, gemm, last = found
+    assert (last.us, last.sm, last.dram, last.l1_hits, last.sector_bytes) == (8.0, 25.0, 100.0, 55.0, 16.0)
+    assert (last.sentence, last.blocks, last.sms) == ("memory bound", 9, 132)
+    assert (gemm.us, gemm.sentence) == (1000.0, "does not fill the GPU: 4 blocks for 132 SMs")
+    assert (anew.us, anew.blocks) == (1.0, 36) and "no number" in anew.sentence
+    assert lazy.us is None and lazy.sentence == "no launch was counted in an eager G_pl or D_main"
+    assert copies.us is None and copies.sentence == lazy.sentence
+    late = counted.of_launches(HEAVIEST, [], ["G_pl"], None)[1]
+    assert late.sentence == "D_r1, which has most of it, did not begin within 100 s" and late.sms is None
+
+
+def test_what_ncu_and_the_target_print_is_read(tmp_path: Path) -> None:
+    head = ["ID", "Kernel Name", "Grid Size", *counted.METRICS.values()]
+    copies = "void at::native::elementwise_kernel<(int)128, (int)4, void f<at::native::direct_copy_kernel_cuda(int)"
+    name = f"{copies}::[lambda(c10::BFloat16) (instance 1)]>(int, T3)>(int, T3)"  # has commas, as CSV's cells have
+    rows = [head, ["", "", "", *["%"] * 5], ["0", name, "(64, 1, 1)", "20.5", "31", "50", "100", "8,000"]]
+    printed = "\n".join(",".join(f'"{cell}"' for cell in row) for row in rows)
+    (tmp_path / "printed").write_text(
+        f"==PROF== Connected\n==PROF== Profiling: 100% - 9 passes\nran G_pl\nran D_r1\n{printed}\n"
     )
-    assert first.sentence.startswith("memory bound")
-    assert second.us == 1.0 and "no number" in second.sentence
-    assert third.us is None and "no launch of gone was counted" in third.sentence
+    ncu = program(tmp_path, f"cat {tmp_path / 'printed'}")
+    lazy, _, seen, gemm, _ = counted.count(HEAVIEST, LEAST, {}, ncu, 132)
+    assert (seen.us, seen.sentence) == (8.0, "does not fill the GPU: 64 blocks for 132 SMs")
+    assert lazy.sentence == "no launch was counted in an eager G_pl or D_r1"
+    assert gemm.sentence == "G_main, which has most of it, did not begin within 100 s"
 
 
 def test_a_ratio_of_nothing_is_no_number() -> None:
     head = ["ID", "Kernel Name", "Grid Size", *counted.METRICS.values()]
     rows = [head, ["0", "nvjet_tst", "(4, 1, 1)", "80.5", "31", "nan", "0", "8,000"]]
     text = "\n".join(",".join(f'"{cell}"' for cell in row) for row in rows)
-    (found,) = counted.of_launches(["nvjet_tst"], launched(text, counted.METRICS))
-    assert (found.us, found.l1_hits, found.sector_bytes) == (8.0, None, None)
+    (found,) = counted.of_launches([heavy("nvjet_tst")], launched(text, counted.METRICS), ["G_main"], 132)
+    assert (found.us, found.l1_hits, found.sector_bytes, found.blocks) == (8.0, None, None, 4)
 
 
 def test_ncus_table_is_read_with_the_metrics_that_were_asked_for() -> None:
@@ -99,8 +185,10 @@ def test_ncus_table_is_read_with_the_metrics_that_were_asked_for() -> None:
     assert row.values == {"sm": 20.5, "dram": 91.0, "l1_hits": 50.0, "of_sector": 100.0, "ns": 8000.0}
 
 
-@pytest.mark.parametrize("ranges", [False, True])
-def test_the_watched_process_runs_what_the_file_says(ranges: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("phases", [None, ["D_r1", "G_main"]])
+def test_the_watched_process_runs_what_the_file_says(
+    phases: list[str] | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from stylegan_lite.step import TrainingStep
 
     ran: list[str] = []
@@ -111,9 +199,11 @@ def test_the_watched_process_runs_what_the_file_says(ranges: bool, monkeypatch: 
         real(step, phase)
 
     recipe = {"channels_last": True, "cuda_graphs": True, "whole_step_graph": True}
-    with counted.spec(LEAST, recipe, ranges=ranges) as path:
+    with counted.spec(LEAST, recipe, phases) as path:
         told = json.loads(path.read_text())
-        assert told["recipe"]["cuda_graphs"] is ranges  # a replayed graph hides its kernels from ncu
+        assert told["recipe"]["cuda_graphs"] is (
+            phases is None
+        )  # a replayed graph hides its kernels from ncu
         told["recipe"] = {"channels_last": True}
         path.write_text(json.dumps(told))
         monkeypatch.setattr(TrainingStep, "prepare", lambda step: {})
@@ -121,9 +211,8 @@ def test_the_watched_process_runs_what_the_file_says(ranges: bool, monkeypatch: 
         monkeypatch.setattr(TrainingStep, "run_phase", run_phase)
         assert target.main(path, device="cpu") == 0
     whole = ["G_main", "G_pl", "D_main", "D_r1"]
-    assert ran == (
-        [*whole, "G_main", "D_main", "G_main", "G_pl", "D_main"] if ranges else ["G_main", "D_main"]
-    )
+    assert ran == (phases or [*whole, "G_main", "D_main", "G_main", "G_pl", "D_main"])
+    assert counted.RAN.findall(capsys.readouterr().out) == (phases or [])
 
 
 def test_no_phase_begins_after_enough_seconds_of_counting() -> None:

@@ -87,13 +87,14 @@ def command(ncu: str, names: list[str]) -> list[str]:
     return [*watching(ncu, METRICS), sys.executable, "-m", "ladder.studies.claims.target", *names]
 
 
-def watching(ncu: str, metrics: Mapping[str, str]) -> list[str]:
+def watching(ncu: str, metrics: Mapping[str, str], names: str = "function") -> list[str]:
     """Return the beginning of a command line: `ncu` with its options, before the program that it watches.
 
-    It writes no file, leaves the clocks alone, empties the L2 before each kernel and prints base units.
+    It writes no file, leaves the clocks alone, empties the L2 before each kernel and prints base units. Kernels are
+    named by their function, or "demangled" with templates and arguments.
     """
     return [
-        ncu, "--csv", "--page", "raw", "--print-units", "base", "--print-kernel-base", "function",
+        ncu, "--csv", "--page", "raw", "--print-units", "base", "--print-kernel-base", names,
         "--profile-from-start", "off", "--target-processes", "application-only", "--clock-control", "none",
         "--cache-control", "all", "--replay-mode", "kernel", "--metrics", ",".join(metrics.values()),
     ]  # fmt: skip
