@@ -25,7 +25,7 @@ WALKED = ("bias_act noise scale", "modulate", "instance_norm_act")
 PIXELS = 1024  # of a map large enough for a walk
 NAMES = (
     *(word(name) for name in TABLE),
-    *("demodulate_styles", "instance_norm_planes", "dense_split", "adam", "styled_group"),
+    *("demodulate_styles", "instance_norm_planes", "dense_split", "adam", "styled_group", "logistic_loss"),
     *(f"walk_{word(name)}" for name in WALKED),
     *CUDA,
 )  # names of all calls, known without a GPU, so that no call is left out unseen
