@@ -19,7 +19,7 @@ def word(name: str) -> str:
 
 CUDA = ("cuda_norm", "cuda_pairs")  # need a build of CUDA C++
 CONVOLUTIONS = ("conv2d", "conv_transpose2d")  # PyTorch's launches, none of ours
-SIXTEEN = ("bias_act_skip",)  # their kernels take 16 bits in channels_last
+SIXTEEN = ("bias_act_skip",)  # ops whose kernels take 16 bits in channels_last
 TABLE = [name for name, op in OPS.items() if not op.needs and op.function not in CONVOLUTIONS]
 WALKED = ("bias_act noise scale", "modulate", "instance_norm_act")
 PIXELS = 1024  # of a map large enough for a walk
