@@ -24,7 +24,6 @@ from kernels.linear.conv2d import conv2d, conv2d_reference, conv_transpose2d, co
 from kernels.linear.dense import dense, dense_group, dense_group_reference, dense_reference
 from kernels.linear.rgb import from_rgb, from_rgb_reference, to_rgb, to_rgb_reference
 from kernels.linear.skip import bias_act_skip, bias_act_skip_reference
-from kernels.linear.upconv2d import upconv2d, upconv2d_reference
 from kernels.norm.instance_norm_act import instance_norm_act, instance_norm_act_reference
 from kernels.norm.minibatch_std import minibatch_std, minibatch_std_reference
 from kernels.pointwise.bias_act import bias_act, bias_act_reference
@@ -110,8 +109,6 @@ __all__ = [
     "spectral_norm_reference",
     "to_rgb",
     "to_rgb_reference",
-    "upconv2d",
-    "upconv2d_reference",
     "upfirdn2d",
     "upfirdn2d_reference",
     "weight_energies",

@@ -11,7 +11,6 @@ The ops:
 - `to_rgb` and `from_rgb`: 1x1 convolutions with at most 4 channels on one side, one pass over the wide side.
 - `conv2d` and `conv_transpose2d`: cuDNN's kernels, arranged so that every derivative is again a convolution.
 - `bias_act_skip`: a residual block's end, whose kernel computes the skip's 1x1 convolution while it adds it.
-- `upconv2d`: the transposed 3x3 convolution of stride 2, in a kernel of ours; not in a step yet.
 - `weight_gradients.py`: weight gradients on a second CUDA stream, beside the chain of activations.
 
 One idea for all derivatives. A bilinear map y = f(x, w) has the gradients dx = f1(g, w) and dw = f2(g, x). Each of

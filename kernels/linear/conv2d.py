@@ -8,8 +8,7 @@ So all derivatives are among three kinds of operation, and training runs each of
 - dw = correlate(g, x) is the weight gradient.
 - <dw, u> = <g, conv(x, u)> = <adjoint(g, u), x>. So the derivatives of dw along u are conv(x, u) and adjoint(g, u).
 
-Two Functions that call each other suffice. No kernel is ours: cuDNN (on a CPU: oneDNN) computes everything. An op
-with a kernel for some of it (`upconv2d.py`) has a geometry of its own, which all derivatives inherit.
+Two Functions that call each other suffice. No kernel is ours: cuDNN (on a CPU: oneDNN) computes everything.
 """
 
 import contextlib
@@ -42,10 +41,6 @@ class Geometry(NamedTuple):
     def arguments(self) -> tuple:
         """Return the arguments for `aten.convolution`, with dilation 1."""
         return self.stride, self.padding, (1, 1), self.transposed, self.output_padding, self.groups
-
-    def by_kernel(self, x: Tensor, weight: Tensor) -> Tensor | None:
-        """Return the result of a kernel of ours, or None for a call that is left to PyTorch: here every call."""
-        return None
 
     def output(self, size: torch.Size, kernel: torch.Size) -> Pair:
         """Return height and width of the result for this image and this kernel."""
@@ -82,7 +77,7 @@ def conv2d(
     Raises:
         ValueError: shapes, dtypes or devices that do not fit; one line.
     """
-    return apply("conv2d", x, weight, Geometry(_pair(stride), _pair(padding), (0, 0), False, groups))
+    return _apply("conv2d", x, weight, Geometry(_pair(stride), _pair(padding), (0, 0), False, groups))
 
 
 def conv_transpose2d(
@@ -102,7 +97,7 @@ def conv_transpose2d(
         output_padding: smaller than the stride.
     """
     geometry = Geometry(_pair(stride), _pair(padding), _pair(output_padding), True, groups)
-    return apply("conv_transpose2d", x, weight, geometry)
+    return _apply("conv_transpose2d", x, weight, geometry)
 
 
 def conv2d_reference(x: Tensor, weight: Tensor, **geometry) -> Tensor:
@@ -127,7 +122,7 @@ def _pair(value: int | Pair) -> Pair:
     return (value, value) if isinstance(value, int) else tuple(value)
 
 
-def apply(op: str, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+def _apply(op: str, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """Check the arguments, bring them to one dtype and layout, and compute the differentiable convolution."""
     problem = _problem(x, weight, geometry)
     if problem:
@@ -179,8 +174,6 @@ def _problem(x: Tensor, weight: Tensor, geometry: Geometry) -> str | None:
 
 
 def _convolve(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    if (y := geometry.by_kernel(x, weight)) is not None:
-        return y
     y = torch.ops.aten.convolution(x, weight, None, *geometry.arguments())
     return dense_as(y, geometry.nhwc)
 

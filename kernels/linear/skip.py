@@ -32,7 +32,6 @@ from kernels.common.tiles import (
     widen,
 )
 from kernels.linear import conv2d
-from kernels.linear.upconv2d import _product
 from kernels.pointwise import residual as sums
 from kernels.pointwise.bias_act import _BiasActGrad, activate, affine, backward
 
@@ -186,6 +185,19 @@ def _block(pointers, inside, WHOLE: tl.constexpr):
         return tl.load(pointers)
     else:
         return tl.load(pointers, inside, 0.0)
+
+
+if INTERPRETED:  # it would multiply the bits of bfloat16 as integers
+
+    @triton.jit
+    def _product(a, b, total, ACC: tl.constexpr):
+        return tl.dot(a.to(ACC), b.to(ACC), total, input_precision="ieee", out_dtype=ACC)
+
+else:
+
+    @triton.jit
+    def _product(a, b, total, ACC: tl.constexpr):
+        return tl.dot(a, b, total, input_precision="ieee", out_dtype=ACC)
 
 
 @triton.jit(do_not_specialize=["M"])

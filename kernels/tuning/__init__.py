@@ -9,7 +9,6 @@ source, and these programs find them:
 - `python -m kernels.tuning.filters`: `upfirdn2d` and the ops with an activation beside the filter.
 - `python -m kernels.tuning.planes`: instance norm of large NCHW maps.
 - `python -m kernels.tuning.sums`: the launch that adds up rows of partial sums.
-- `python -m kernels.tuning.upconv`: the transposed convolution by parities, beside cuDNN.
 
 Each prints rows that can be pasted into its table, beside the rows in force, and writes everything timed as JSON. The
 files of one H200 are in `results/kernels`, and tests compare the tables with them.

@@ -58,7 +58,6 @@ OF_OURS = (
     ("demodulate", NORMALIZATION),
     ("weight_energies", NORMALIZATION),
     ("spectral", NORMALIZATION),
-    ("upconv2d", CONVOLUTION),
     ("upfirdn2d", RESAMPLING),
     ("adam", OPTIMIZER),
 )

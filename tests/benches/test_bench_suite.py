@@ -58,7 +58,7 @@ def test_its_file_is_a_smoke_test_s_and_names_no_host(tmp_path):
     command += [
         "tests/bench_kernels.py",
         "-k",
-        "scale_act or (conv2d and not upconv2d)",
+        "scale_act or conv2d",
         f"--benchmark-json={out}",
         "-p",
         "no:cacheprovider",

@@ -5,7 +5,7 @@ import os
 import sys
 
 from kernels import choices
-from tests.support.compiling_skip import run_products
+from tests.support.compiling_skip import run_skip
 from tests.support.lanes import contracted_sums
 
 # Shared memory one block may use, by compute capability (CUDA C++ Programming Guide, technical specifications).
@@ -97,7 +97,7 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
     run(lambda x, b, s: torch.cat(kernels.bias_act_modulate(x, b, s, **how | {"scale": s})), x, bias, scale)
     torch.autograd.grad(y := kernels.bias_act_modulate(x, bias, scale, **how), (x, scale), y)
     torch.autograd.grad(logistic_loss(scale[:, :1], 1), scale)
-    run_products(x.detach())
+    run_skip(x.detach())
     run(kernels.demodulate, torch.zeros(128, c, 3, 3), scale)
     run_group(torch.zeros(128, c, 3, 3).contiguous(memory_format=layout), scale)
     weight, image = torch.zeros(3, c, 1, 1), torch.zeros(n, 3, h, w).contiguous(memory_format=layout)

@@ -1,7 +1,10 @@
 """The launches of `kernels.bias_act_skip` that are compiled for GPUs that are not there. Run it: all candidates."""
 
 import json
+import re
+import subprocess
 import sys
+import tempfile
 
 CANDIDATES = (
     (64, 128, 64, 4, 2),
@@ -27,14 +30,6 @@ def launch(how, x, low, weight) -> None:
     skip._forced.clear()
 
 
-def run_products(x) -> None:
-    """Launch the convolutions of ours."""
-    from tests.support.compiling_upconv import run_upconv
-
-    run_upconv(x)
-    run_skip(x)
-
-
 def run_skip(x) -> None:
     """Launch it with every row of its table for the GPU, on whole and on partial blocks."""
     import torch
@@ -52,6 +47,18 @@ def run_skip(x) -> None:
             launch(row, y, low, x.new_zeros(outputs, x.shape[1], 1, 1))
 
 
+def resources(cubin: bytes) -> list[int]:
+    """Return the registers and the bytes on the stack (spills) of a thread."""
+    import triton
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [int(re.search(rf"{name}:(\d+)", said)[1]) for name in ("REG", "STACK")]
+
+
 def main() -> None:
     """Compile every candidate for an H100. Say what came of it."""
     import torch
@@ -59,7 +66,6 @@ def main() -> None:
     from triton.backends.compiler import GPUTarget
 
     from tests.support import compiling
-    from tests.support.compiling_upconv import resources
 
     launches, found = compiling.record_launches(), []
     for inputs, outputs, side in SHAPES:

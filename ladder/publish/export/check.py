@@ -118,10 +118,6 @@ def case_conv_transpose2d(new: New) -> tuple[Call, list[Tensor]]:
     return lambda op, *tensors: op(*tensors, stride=2), [new(2, 3, 4, 3), new(3, 4, 3, 3)]
 
 
-def case_upconv2d(new: New) -> tuple[Call, list[Tensor]]:
-    return lambda op, *tensors: op(*tensors), [new(2, 3, 4, 3), new(3, 4, 3, 3)]
-
-
 def case_dense(new: New) -> tuple[Call, list[Tensor]]:
     return lambda op, *tensors: op(*tensors, weight_gain=0.5, act=True), [new(3, 5), new(4, 5), new(4)]
 

@@ -15,7 +15,7 @@ CONTENDERS = {"ours": "ours", "plain": "plain PyTorch", "compile": "torch.compil
 STYLES = {"ours faster": "green", "plain faster": "red", "compile faster": "red"}
 TAKEN = "plain PyTorch taken"
 LARGE = 128  # pixels a side; in maps of this size and above, a low share of a copy means waste
-COMPUTE_BOUND = ("conv2d", "conv_transpose2d", "upconv2d")  # for these ops the share means nothing
+COMPUTE_BOUND = ("conv2d", "conv_transpose2d")  # for these ops the share means nothing
 HEADINGS = (
     "ours us", "plain us", "compile us", "copy us", "share of copy", "interval", "hot: ours us", "plain us",
     "compile us", "verdict",

@@ -1,4 +1,4 @@
-"""The schemas of the files of kernels.tuning and its modules filters, planes, sums and upconv.
+"""The schemas of the files of kernels.tuning and its modules filters, planes and sums.
 
 See `ladder.results.schema`.
 """
@@ -83,28 +83,10 @@ SUMMED = fields(
     }
 )
 SUMS_TUNING = tuning("sums tuning", SUMMED)
-UPCONVS = fields(
-    {
-        "size": one_of("narrow", "wide", "small"),
-        "config": fields(
-            {"pair": FLAG} | dict.fromkeys(("block_m", "block_n", "block_k", "warps", "stages"), COUNT)
-        ),
-        "current": FLAG,
-        "runs": items(
-            fields(
-                {"shape": SHAPE},
-                {"error": LINE} | dict.fromkeys(("microseconds", "cudnn_microseconds", "tflops"), AMOUNT),
-            ),
-            32,
-        ),
-    }
-)
-UPCONV_TUNING = tuning("upconv tuning", UPCONVS)
 
 KINDS = (
     Kind("filter tuning", FILTER_TUNING, hardware=False),
     Kind("planes tuning", PLANES_TUNING, hardware=False),
     Kind("sums tuning", SUMS_TUNING, hardware=False),
     Kind("tuning", TUNING, hardware=False),
-    Kind("upconv tuning", UPCONV_TUNING, hardware=False),
 )

@@ -112,8 +112,8 @@ def _moved_by_up(op: Any, t: dict[str, Tensor], backward: bool) -> int:
     return op.bytes_moved(t["x"], t["weight"], y, backward=backward)
 
 
-def _going_up(workload: Workload, highest: int = 2) -> list[Sizes]:
-    """Return the convolutions that lead into the highest resolutions: half as many pixels a side, more channels."""
+def _going_up(workload: Workload) -> list[Sizes]:
+    """Return the convolutions into the two highest resolutions: half as many pixels a side, more channels."""
     return [
         {
             "N": workload.batch,
@@ -123,7 +123,7 @@ def _going_up(workload: Workload, highest: int = 2) -> list[Sizes]:
             "W": r // 2,
             "R": r,
         }
-        for r in workload.resolutions[1:][-highest:]
+        for r in workload.resolutions[1:][-2:]
     ]
 
 
@@ -210,15 +210,6 @@ GROUPS: dict[str, Op] = {
         activations=("x", "weight"),
         penalty=("x",),
         options={"stride": 2},
-    ),
-    "upconv2d": Op(
-        "upconv2d",
-        {"x": "NCHW", "weight": "CO33"},
-        lambda w: _going_up(w, 3),  # also D's input gradients of stride 2
-        _moved_by_up,
-        activations=("x", "weight"),
-        penalty=("x",),
-        settings=(("bf16", "channels_last"),),  # other calls are cuDNN's
     ),
     "bias_act_skip": Op(
         "bias_act_skip",

@@ -19,13 +19,13 @@ def word(name: str) -> str:
 
 CUDA = ("cuda_norm", "cuda_pairs")  # need a build of CUDA C++
 CONVOLUTIONS = ("conv2d", "conv_transpose2d")  # PyTorch's launches, none of ours
-SIXTEEN = ("upconv2d", "bias_act_skip")  # their kernels take 16 bits in channels_last
+SIXTEEN = ("bias_act_skip",)  # ops whose kernels take 16 bits in channels_last
 TABLE = [name for name, op in OPS.items() if not op.needs and op.function not in CONVOLUTIONS]
 WALKED = ("bias_act noise scale", "modulate", "instance_norm_act")
 PIXELS = 1024  # of a map large enough for a walk
 NAMES = (
     *(word(name) for name in TABLE),
-    *("demodulate_styles", "instance_norm_planes", "dense_split", "adam", "styled_group"),
+    *("demodulate_styles", "instance_norm_planes", "dense_split", "adam", "styled_group", "logistic_loss"),
     *(f"walk_{word(name)}" for name in WALKED),
     *CUDA,
 )  # names of all calls, known without a GPU, so that no call is left out unseen
