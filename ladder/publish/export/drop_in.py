@@ -17,10 +17,11 @@ OPS = ("bias_act", "conv2d", "conv_transpose2d", "upfirdn2d")  # that the drop-i
 TOP, FOLDER = "torch_utils", "ops"
 HERE = Path(__file__).parent / "nvidia"
 REPLACED = ("bias_act", "conv2d_gradfix", "conv2d_resample", "fma", "upfirdn2d")
-_SHARED = "calls"  # goes into the package
+_SHARED = ("calls", "launches", "prepared_act", "prepared_filter")  # go into the package
 _PLACES = (
     (r"from kernels(\S*) import", rf"from .{PACKAGE}\1 import"),
-    (r"from ladder\.publish\.export\.nvidia\.calls import", f"from .{PACKAGE}.calls import"),
+    (r"from ladder\.publish\.export\.nvidia\.(calls|launches) import", rf"from .{PACKAGE}.\1 import"),
+    (r"from ladder\.publish\.export\.nvidia import (prepared_\w+)", rf"from .{PACKAGE} import \1"),
     (r"from ladder\.publish\.export\.nvidia\.(\w+) import", r"from .\1 import"),
     (r"from ladder\.publish\.export\.nvidia import", "from . import"),
     (r"from ladder\.publish\.export\.(\w+) import", rf"from .{PACKAGE}.\1 import"),
@@ -30,7 +31,8 @@ _PLACES = (
 def contents(origin: Origin) -> dict[str, str]:
     """Return the path of each file below `torch_utils` -> its text. The same sources give the same files."""
     ops = package.contents(origin, package.chosen(origin.root, OPS), PACKAGE)
-    ops[f"{_SHARED}.py"] = (HERE / f"{_SHARED}.py").read_text(encoding="utf-8")
+    for name in _SHARED:
+        ops[f"{name}.py"] = _inside(_placed((HERE / f"{name}.py").read_text(encoding="utf-8")))
     ops["README.md"] = _page(origin) + ops["README.md"].partition("\n")[2]
     found = {f"{FOLDER}/{PACKAGE}/{path}": text for path, text in ops.items()}
     for name in REPLACED:
@@ -44,6 +46,11 @@ def _placed(text: str) -> str:
     for pattern, instead in _PLACES:
         text = re.sub(rf"^{pattern}", instead, text, flags=re.MULTILINE)
     return text
+
+
+def _inside(text: str) -> str:
+    """Return such a source as a module of the package itself."""
+    return text.replace(f"from .{PACKAGE}.", "from .").replace(f"from .{PACKAGE} import", "from . import")
 
 
 def digest() -> str:

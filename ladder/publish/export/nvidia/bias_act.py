@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -11,8 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import bias_act as _fused
+from kernels.common.tiles import dense, is_nhwc
+from kernels.pointwise.bias_act import Call
 from ladder.publish.export.dispatch import can_run_fused
+from ladder.publish.export.nvidia import prepared_act
 from ladder.publish.export.nvidia.calls import say_once, without_autocast
+from ladder.publish.export.nvidia.launches import remember
 
 
 class _Activation(dict[str, Any]):
@@ -35,6 +39,7 @@ def _activation(
     )
 
 
+_passes: dict[Hashable, prepared_act.Pass] = {}  # by the shape and the arguments of a call
 ROOT_2 = math.sqrt(2)
 activation_funcs = {
     "linear": _activation(1, lambda x, **_: x, ref=""),
@@ -76,6 +81,28 @@ def bias_act(
 
     Returns a tensor like x.
     """
+    if torch.compiler.is_compiling():
+        return _checked(x, b, dim, act, alpha, gain, clamp, impl, None)
+    of_bias = None if b is None else (b.shape, b.stride(), b.dtype, b.device)
+    key = (x.shape, x.stride(), x.dtype, x.device, of_bias, dim, act, alpha, gain, clamp, impl)
+    known = _passes.get(key)
+    if known is None:
+        return _checked(x, b, dim, act, alpha, gain, clamp, impl, key)
+    return prepared_act.run(known, x, b)
+
+
+def _checked(
+    x: Tensor,
+    b: Tensor | None,
+    dim: int,
+    act: str,
+    alpha: float | None,
+    gain: float | None,
+    clamp: float | None,
+    impl: str,
+    key: Hashable,
+) -> Tensor:
+    """Check the arguments and compute `bias_act`. What a fused call prepares is kept under this key."""
     if impl not in ("ref", "cuda"):
         raise ValueError(f'impl must be "ref" or "cuda", got {impl!r}')
     if act not in activation_funcs:
@@ -85,16 +112,22 @@ def bias_act(
     if b is not None and (b.dim() != 1 or not 0 <= dim < x.dim() or len(b) != x.shape[dim]):
         raise ValueError(f"b {list(b.shape)} does not fit dimension {dim} of x {list(x.shape)}")
     spec = activation_funcs[act]
+    plain = all(each is None or isinstance(each, int | float) for each in (alpha, gain, clamp))
     alpha = float(spec.def_alpha if alpha is None else alpha)
     gain = float(spec.def_gain if gain is None else gain)
+    clamp = None if clamp is None else float(clamp)
     if act == "linear" and b is None and gain == 1 and clamp is None:
         return x
     if impl == "cuda" and x.numel() and can_run_fused(x) and _is_served(x, b, dim, act):
-        kind = (
-            {"act": "linear"} if act == "linear" else {"act": "lrelu", "slope": 0 if act == "relu" else alpha}
-        )
-        with without_autocast(x):
-            return _fused(x, b, **kind, gain=gain, clamp=None if clamp is None else float(clamp))
+        slope = 1.0 if act == "linear" else 0.0 if act == "relu" else alpha
+        if torch.compiler.is_compiling():
+            with without_autocast(x):
+                return _fused(x, b, act="lrelu", slope=slope, gain=gain, clamp=clamp)
+        given, x, b = (x, b), dense(x), None if b is None else b.contiguous()
+        made = prepared_act.Pass(Call(slope, gain, clamp, is_nhwc(x), x.dtype), x, b, None, None, None)
+        if plain and given[0] is x and given[1] is b:
+            remember(_passes, key, made)
+        return prepared_act.run(made, x, b)
     return _plain(x, b, dim, act, alpha, gain, clamp)
 
 

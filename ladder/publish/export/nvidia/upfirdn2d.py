@@ -7,17 +7,20 @@ lives unchanged. They are never read inside the capture of a CUDA graph, where a
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import upfirdn2d as _fused
+from kernels.common.tiles import dense
 from kernels.linear import conv2d as _ops
+from kernels.upfirdn.upfirdn2d import _plan
 from ladder.publish.export.dispatch import can_run_fused
+from ladder.publish.export.nvidia import prepared_filter
 from ladder.publish.export.nvidia.calls import is_capturing, say_once, without_autocast
+from ladder.publish.export.nvidia.launches import remember
 
 LONGEST = 8  # taps of the fused op
 # The largest relative error of taps for which they stand for a filter: rounding of FP32, or of float64.
@@ -35,13 +38,18 @@ class _Taps(NamedTuple):
     error: float
 
 
+_Prepared = dict[Hashable, prepared_filter.Filtering]  # by the image's shape and the arguments of a call
+
+
 class _Known(NamedTuple):
     filter: weakref.ref[Tensor]
     version: int
     found: _Taps | str  # or why there are none
+    prepared: _Prepared
 
 
 _known: dict[int, _Known] = {}  # by the tensor's id
+_unfiltered: _Prepared = {}  # the calls without a filter
 
 
 def _init() -> bool:
@@ -104,6 +112,22 @@ def upfirdn2d(
 
     Returns [N, C, H', W'] in x's dtype.
     """
+    if type(padding) is list:
+        padding = tuple(padding)
+    sizes = (up, down, padding, flip_filter, gain, impl)
+    if torch.compiler.is_compiling():
+        return _checked(x, f, sizes, None)
+    prepared, key = _prepared_for(f), (x.shape, x.stride(), x.dtype, x.device, *sizes)
+    try:
+        known = prepared.get(key) if prepared is not None else None
+    except TypeError:  # a list among the sizes
+        return _checked(x, f, sizes, None)
+    return _checked(x, f, sizes, key) if known is None else prepared_filter.run(known, x)
+
+
+def _checked(x: Tensor, f: Tensor | None, sizes: tuple[Any, ...], key: Hashable) -> Tensor:
+    """Check the arguments and compute `upfirdn2d`. What a fused call prepares is kept under this key."""
+    given, (up, down, padding, flip_filter, gain, impl) = x, sizes
     if impl not in ("ref", "cuda"):
         raise ValueError(f'impl must be "ref" or "cuda", got {impl!r}')
     if x.dim() != 4 or not x.is_floating_point():
@@ -121,10 +145,14 @@ def upfirdn2d(
         if impl == "cuda" and x.numel() and not torch.compiler.is_compiling() and can_run_fused(x):
             found = _served(f, ups, downs, EXACT if x.dtype is torch.float64 else ROUNDING)
             if isinstance(found, _Taps):
-                y: Tensor = _fused(
-                    x, found.taps, up=ups[0], down=downs[0], padding=sides, gain=gain * found.gain, flip=flip_filter
-                )  # fmt: skip
-                return y
+                x, options = dense(x), {"padding": sides, "gain": gain * found.gain, "flip": flip_filter}
+                call = _plan(x, found.taps, up=ups[0], down=downs[0], **options)
+                call = call._replace(nhwc=not x.is_contiguous())
+                made = prepared_filter.Filtering(call, x.shape, x.dtype, x.device)
+                prepared = _prepared_for(f)
+                if key and prepared is not None and x is given and isinstance(gain, int | float):
+                    remember(prepared, key, made)
+                return prepared_filter.run(made, x)
             say_once("upfirdn2d", found)
         return _plain(x, f, ups, downs, sides, flip_filter, gain)
 
@@ -225,22 +253,35 @@ def _served(f: Tensor | None, up: tuple[int, int], down: tuple[int, int], bound:
 
 def _values_of(f: Tensor) -> _Taps | str:
     """Return the taps of a filter, from what is known of this very tensor in this state if possible."""
-    version = -1 if f.is_inference() else f._version  # an inference tensor counts no versions
-    known = _known.get(id(f))
-    if known and known.filter() is f and known.version == version >= 0:
+    known = _known_of(f)
+    if known:
         return known.found
     if is_capturing():
         return "a filter that is seen first inside the capture of a CUDA graph"
     found = _factorized(f.detach().cpu().tolist())
-    if version >= 0:
+    if not f.is_inference():  # an inference tensor counts no versions
         at = id(f)
 
         def forget(gone: weakref.ref[Tensor]) -> None:
             if at in _known and _known[at].filter is gone:
                 del _known[at]
 
-        _known[at] = _Known(weakref.ref(f, forget), version, found)
+        _known[at] = _Known(weakref.ref(f, forget), f._version, found, {})
     return found
+
+
+def _known_of(f: Tensor) -> _Known | None:
+    """Return what is known of this tensor in this state."""
+    known = _known.get(id(f))
+    return known if known and known.filter() is f and known.version == f._version else None
+
+
+def _prepared_for(f: Tensor | None) -> _Prepared | None:
+    """Return the prepared calls with this filter, or None where nothing is known of it."""
+    if f is None:
+        return _unfiltered
+    known = _known_of(f)
+    return known.prepared if known else None
 
 
 def _factorized(values: list[Any]) -> _Taps | str:
