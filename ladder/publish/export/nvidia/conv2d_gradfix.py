@@ -47,11 +47,9 @@ def conv2d(
     groups: int = 1,
 ) -> Tensor:
     """Compute `torch.nn.functional.conv2d`, differentiable to any order."""
-    if not _should_use_custom_op(input):
+    if not enabled or torch.compiler.is_compiling():  # The compiler differentiates convolutions itself.
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
-    if not _is_served("conv2d", input, dilation):
-        return F.conv2d(input, _gated(weight), bias, stride, padding, dilation, groups)
-    return _biased(_convolve(input, weight, False, stride, padding, 0, groups), bias)
+    return _convolve(input, weight, bias, (False, stride, padding, 0, dilation, groups))
 
 
 def conv_transpose2d(
@@ -65,25 +63,9 @@ def conv_transpose2d(
     dilation: Size = 1,
 ) -> Tensor:
     """Compute `torch.nn.functional.conv_transpose2d`, differentiable to any order."""
-    if not _should_use_custom_op(input):
+    if not enabled or torch.compiler.is_compiling():
         return F.conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups, dilation)
-    if not _is_served("conv_transpose2d", input, dilation):
-        return F.conv_transpose2d(
-            input, _gated(weight), bias, stride, padding, output_padding, groups, dilation
-        )
-    return _biased(_convolve(input, weight, True, stride, padding, output_padding, groups), bias)
-
-
-def _should_use_custom_op(input: Tensor) -> bool:
-    """Return whether this module differentiates the convolution of this tensor. The compiler has its own."""
-    return enabled and not torch.compiler.is_compiling()
-
-
-def _is_served(function: str, input: Tensor, dilation: Size) -> bool:
-    if dilation != 1 and _pair(dilation) != (1, 1):
-        say_once(f"conv2d_gradfix.{function}", f"dilation {dilation}")
-        return False
-    return input.dim() == 4 and input.is_floating_point()
+    return _convolve(input, weight, bias, (True, stride, padding, output_padding, dilation, groups))
 
 
 def _pair(value: Size) -> tuple[int, int]:
@@ -92,10 +74,6 @@ def _pair(value: Size) -> tuple[int, int]:
         return value, value
     first, *rest = (int(each) for each in value)
     return first, rest[0] if rest else first
-
-
-def _biased(y: Tensor, bias: Tensor | None) -> Tensor:
-    return y if bias is None else y + bias.to(y.dtype).reshape(-1, 1, 1)
 
 
 def _gated(weight: Tensor) -> Tensor:
@@ -120,10 +98,10 @@ class _Gate(torch.autograd.Function):
 
 
 class Site:
-    """A convolution of an image and a weight of one shape and memory format."""
+    """A convolution of images and weights of one size and memory format."""
 
-    def __init__(self, geometry: _ops.Geometry, size: torch.Size, kernel: torch.Size) -> None:
-        self.geometry, self.size, self.kernel = geometry, size, kernel
+    def __init__(self, geometry: _ops.Geometry, size: torch.Size, kernel: torch.Size, kind: str) -> None:
+        self.geometry, self.size, self.kernel, self.kind = geometry, size, kernel, kind
         self.arguments = geometry.arguments()
         self.format = torch.channels_last if geometry.nhwc else torch.contiguous_format
         self._adjoint: Site | None = None
@@ -131,8 +109,9 @@ class Site:
     def adjoint(self) -> Site:
         """Return the convolution that takes the gradient of the result to that of the image."""
         if self._adjoint is None:
-            shape = torch.Size((*self.size[:2], *self.geometry.output(self.size, self.kernel)))
-            self._adjoint = Site(self.geometry.adjoint(self.size, self.kernel), shape, self.kernel)
+            size = torch.Size(self.geometry.output(self.size, self.kernel))
+            geometry = self.geometry.adjoint(self.size, self.kernel)
+            self._adjoint = Site(geometry, size, self.kernel, self.kind)
         return self._adjoint
 
     def convolve(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -142,45 +121,57 @@ class Site:
 _sites: dict[Hashable, Site] = {}  # by shapes and arguments
 
 
-def _convolve(
-    x: Tensor,
-    weight: Tensor,
-    transposed: bool,
-    stride: Size,
-    padding: Size,
-    output_padding: Size,
-    groups: int,
-) -> Tensor:
-    if torch.is_autocast_enabled(x.device.type):
-        x, weight = x.to(output_dtype(x)), weight.to(output_dtype(weight))
-    sizes = (transposed, _pair(stride), _pair(padding), _pair(output_padding), groups)
-    key = (x.shape, x.stride(), weight.shape, weight.stride(), *sizes)
-    site = _sites.get(key)
-    if site is None or x.dtype is not weight.dtype:
-        x, site = _checked(x, weight, sizes, key)
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: tuple[Any, ...]) -> Tensor:
+    """Compute the convolution with these sizes: transposed, stride, padding, output padding, dilation, groups."""
+    key = (x.shape, x.stride(), x.dtype, x.device, weight.shape, weight.stride(), weight.dtype, sizes)
+    try:
+        site = _sites.get(key)
+    except TypeError:  # a list among the sizes
+        return _convolve(x, weight, bias, tuple(tuple(e) if isinstance(e, Sequence) else e for e in sizes))
+    if site is None or torch.is_autocast_enabled(site.kind):
+        if x.dim() != 4 or not x.is_floating_point() or _pair(sizes[4]) != (1, 1):
+            return _plain(x, weight, bias, sizes)
+        x, weight, site = _checked(x, weight, sizes, key)
     # A copy to another layout stands here, where autograd sees it.
     weight = weight.contiguous(memory_format=site.format)
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         y: Tensor = _Convolution.apply(x, weight, site)
-        return y
-    return site.convolve(x, weight)
+    else:
+        y = site.convolve(x, weight)
+    return y if bias is None else y + bias.to(y.dtype).reshape(-1, 1, 1)
 
 
-def _checked(x: Tensor, weight: Tensor, sizes: tuple[Any, ...], key: Hashable) -> tuple[Tensor, Site]:
-    """Return x dense in memory, and what its shape decides. Raises ValueError for what does not fit."""
-    transposed, stride, padding, output_padding, groups = sizes
-    geometry = _ops.Geometry(stride, padding, output_padding, transposed, groups)
+def _plain(x: Tensor, weight: Tensor, bias: Tensor | None, sizes: tuple[Any, ...]) -> Tensor:
+    """Compute the convolution as PyTorch differentiates it."""
+    transposed, stride, padding, output_padding, dilation, groups = sizes
+    weight, name = _gated(weight), "conv_transpose2d" if transposed else "conv2d"
+    if _pair(dilation) != (1, 1):
+        say_once(f"conv2d_gradfix.{name}", f"dilation {dilation}")
+    if transposed:
+        return F.conv_transpose2d(x, weight, bias, stride, padding, output_padding, groups, dilation)
+    return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+
+
+def _checked(x: Tensor, weight: Tensor, sizes: tuple[Any, ...], key: Hashable) -> tuple[Tensor, Tensor, Site]:
+    """Return both tensors in autocast's dtype, x dense in memory, and what their shapes decide.
+
+    Raises ValueError for what does not fit.
+    """
+    given, dtype = x, x.dtype
+    x, weight = x.to(output_dtype(x)), weight.to(output_dtype(weight))
+    transposed, stride, padding, output_padding, _, groups = sizes
+    geometry = _ops.Geometry(_pair(stride), _pair(padding), _pair(output_padding), transposed, groups)
     problem = _ops._problem(x, weight, geometry)
     if problem is None and x.dtype is not weight.dtype:
-        problem = f"x and weight need one dtype, got {x.dtype} and {weight.dtype}"
+        problem = f"x and weight need one dtype, got {dtype} and {weight.dtype}"
     if problem:
         raise ValueError(f"{'conv_transpose2d' if transposed else 'conv2d'}: {problem}")
-    packed = dense(x)
-    nhwc = _ops._is_nhwc(packed, dense(weight))
-    site = Site(geometry._replace(nhwc=nhwc), x.shape, weight.shape)
-    if packed is x:
+    x = dense(x)
+    geometry = geometry._replace(nhwc=_ops._is_nhwc(x, dense(weight)))
+    site = Site(geometry, x.shape, weight.shape, x.device.type)
+    if x is given:
         remember(_sites, key, site)
-    return packed, site
+    return x, weight, site
 
 
 class _Convolution(torch.autograd.Function):
@@ -200,22 +191,28 @@ class _Convolution(torch.autograd.Function):
         needs_weight = needs_weight and not weight_gradients_disabled and is_wanted(ctx, 1)
         if g is None or not (needs_x or needs_weight):
             return None, None, None
-        x, weight = ctx.saved_tensors
-        with _ops._as_is(g):
-            g = g.contiguous(memory_format=ctx.site.format)
-            if torch.is_grad_enabled():
-                return *_differentiable(g, x, weight, ctx.site, needs_x, needs_weight), None
-            if not needs_weight:
-                return ctx.site.adjoint().convolve(g, weight), None, None
-            mask = [needs_x, True, False]
-            found = torch.ops.aten.convolution_backward.default(g, x, weight, None, *ctx.site.arguments, mask)
-            return found[0], found[1], None
+        if torch.is_autocast_enabled(
+            ctx.site.kind
+        ):  # A backward pass computes in the dtypes of its forward pass.
+            with torch.autocast(ctx.site.kind, enabled=False):
+                return *_gradients(g, *ctx.saved_tensors, ctx.site, needs_x, needs_weight), None
+        return *_gradients(g, *ctx.saved_tensors, ctx.site, needs_x, needs_weight), None
 
 
-def _differentiable(
+def _gradients(
     g: Tensor, x: Tensor | None, weight: Tensor, site: Site, needs_x: bool, needs_weight: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    dx = _Convolution.apply(g, weight, site.adjoint()) if needs_x else None
+    """Return the gradients of x and weight, None where not needed."""
+    g = g.contiguous(memory_format=site.format)
+    if torch.is_grad_enabled():
+        dx = _Convolution.apply(g, weight, site.adjoint()) if needs_x else None
+        if not needs_weight:
+            return dx, None
+        return dx, _ops._WeightGradient.apply(g, x, weight.detach(), site.geometry)
     if not needs_weight:
-        return dx, None
-    return dx, _ops._WeightGradient.apply(g, x, weight.detach(), site.geometry)
+        return site.adjoint().convolve(g, weight), None
+    mask = [needs_x, True, False]
+    dx, dweight, _ = torch.ops.aten.convolution_backward.default(g, x, weight, None, *site.arguments, mask)
+    if needs_x:
+        dx = dx.contiguous(memory_format=site.format)
+    return dx, dweight.contiguous(memory_format=site.format)

@@ -95,8 +95,11 @@ def _convolve_up(
     zeros at the end. The filter's padding crops what lies beyond, as far as the convolution cannot crop it itself.
     """
     outputs, inputs, height, width = w.shape
-    w = w.reshape(groups, outputs // groups, inputs, height, width).transpose(1, 2)
-    w = w.reshape(groups * inputs, outputs // groups, height, width)
+    if groups == 1:
+        w = w.transpose(0, 1)
+    else:
+        w = w.reshape(groups, outputs // groups, inputs, height, width).transpose(1, 2)
+        w = w.reshape(groups * inputs, outputs // groups, height, width)
     w = w.flip((2, 3)) if flip_weight and (height, width) != (1, 1) else w
     left, right, top, bottom = sides
     left, right = left - (width - 1), right - (width - up)

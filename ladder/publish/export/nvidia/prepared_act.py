@@ -128,7 +128,7 @@ class Pass:
         return made
 
     def _sums(self, direction: str, of_scale: bool, of_bias: bool) -> Sums | None:
-        """Return how partial sums are added up, as `kernels/common/sums.py` does. None: the pass writes all sums itself."""
+        """Return how partial sums are added up, see `kernels/common/sums.py`. None: the pass itself does."""
         t: Tiling = self.tilings[direction]
         channels = t.sizes[0]
         by_sample, by_channel = of_scale and t.programs > 1, of_bias and t.rows > 1
