@@ -102,7 +102,7 @@ def _checked(
     impl: str,
     key: Hashable,
 ) -> Tensor:
-    """Check the arguments and compute `bias_act`. What a fused call prepares is kept under this key."""
+    """Check the arguments and compute `bias_act`. A fused call keeps what it prepares under this key."""
     if impl not in ("ref", "cuda"):
         raise ValueError(f'impl must be "ref" or "cuda", got {impl!r}')
     if act not in activation_funcs:

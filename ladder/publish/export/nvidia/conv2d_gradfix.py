@@ -191,12 +191,11 @@ class _Convolution(torch.autograd.Function):
         needs_weight = needs_weight and not weight_gradients_disabled and is_wanted(ctx, 1)
         if g is None or not (needs_x or needs_weight):
             return None, None, None
-        if torch.is_autocast_enabled(
-            ctx.site.kind
-        ):  # A backward pass computes in the dtypes of its forward pass.
-            with torch.autocast(ctx.site.kind, enabled=False):
-                return *_gradients(g, *ctx.saved_tensors, ctx.site, needs_x, needs_weight), None
-        return *_gradients(g, *ctx.saved_tensors, ctx.site, needs_x, needs_weight), None
+        (x, weight), site = ctx.saved_tensors, ctx.site
+        if not torch.is_autocast_enabled(site.kind):
+            return *_gradients(g, x, weight, site, needs_x, needs_weight), None
+        with torch.autocast(site.kind, enabled=False):  # It computes in the dtypes of its forward pass.
+            return *_gradients(g, x, weight, site, needs_x, needs_weight), None
 
 
 def _gradients(

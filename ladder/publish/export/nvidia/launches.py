@@ -7,6 +7,7 @@ and keeps it by the shape. The tensors alone change from then on, and the kernel
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
@@ -27,8 +28,8 @@ MOST = 1024  # shapes that are kept for an op
 class Launch:
     """A kernel over one grid, with numbers and constants that stay as they are.
 
-    All calls give tensors of the same dtypes, on the same device, and None at the same places. The first call is an
-    ordinary launch, and so is a call with a tensor that is not aligned.
+    All calls give tensors of the same dtypes, on the same device, and None at the same places. That device need not be
+    the current one. The first call is an ordinary launch, and so is a call with a tensor that is not aligned.
     """
 
     def __init__(
@@ -37,31 +38,36 @@ class Launch:
         self.kernel, self.grid, self.numbers, self.constants = kernel, (*grid, 1, 1)[:3], numbers, constants
         self.tail: tuple[Any, ...] = ()  # all arguments behind the tensors, in the kernel's order
         self.run: Callable[..., None] | None = None
-        self.device: Callable[[], int]
-        self.stream: Callable[[int], int]
-        self.on = -1  # the device that `run` launches on
+        self.current: Callable[[], int]  # returns the current device
+        self.stream: Callable[[int], int]  # returns the current stream of a device
+        self.on = -1  # the tensors' device
 
     def __call__(self, *tensors: Tensor | None) -> None:
         bits = 0
         for each in tensors:
             if each is not None:
                 bits |= each.data_ptr()
-        if self.run is None or bits % ALIGNED or (device := self.device()) != self.on:
-            self._launch(tensors, bits)
+        if self.run is None or bits % ALIGNED:
+            self._ask(tensors, bits)
+        elif self.current() == self.on:
+            self.run(*tensors, *self.tail, stream=self.stream(self.on))
         else:
-            self.run(*tensors, *self.tail, stream=self.stream(device))
+            with torch.cuda.device(self.on):
+                self.run(*tensors, *self.tail, stream=self.stream(self.on))
 
-    def _launch(self, tensors: tuple[Tensor | None, ...], bits: int) -> None:
+    def _ask(self, tensors: tuple[Tensor | None, ...], bits: int) -> None:
         """Launch by way of Triton, and keep the compiled kernel for later calls if it can be launched itself."""
-        compiled = self.kernel[self.grid](*tensors, *self.numbers, **self.constants)
-        if bits % ALIGNED or not hasattr(compiled, "__getitem__") or _version() < LEAST:
-            return  # Triton's interpreter compiles nothing.
-        names = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
-        driver = triton.runtime.driver.active
-        self.device, self.stream = driver.get_current_device, driver.get_current_stream
-        self.tail = (*self.numbers, *(self.constants[name] for name in names))
-        self.on = self.device()
-        self.run = compiled[self.grid]
+        on = next(each for each in tensors if each is not None).get_device()
+        with torch.cuda.device(on) if on >= 0 else contextlib.nullcontext():
+            compiled = self.kernel[self.grid](*tensors, *self.numbers, **self.constants)
+            if bits % ALIGNED or not hasattr(compiled, "__getitem__") or _version() < LEAST:
+                return  # Triton's interpreter compiles nothing.
+            driver = triton.runtime.driver.active
+            self.current, self.stream = driver.get_current_device, driver.get_current_stream
+            self.on = self.current()
+            names = self.kernel.arg_names[len(tensors) + len(self.numbers) :]
+            self.tail = (*self.numbers, *(self.constants[name] for name in names))
+            self.run = compiled[self.grid]
 
 
 def _version() -> tuple[int, ...]:

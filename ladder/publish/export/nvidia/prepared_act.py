@@ -6,7 +6,7 @@ are checked once for each shape, by the caller, and the launches are prepared.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ from kernels.pointwise.bias_act import (
 from kernels.pointwise.noise import noise_stride
 from ladder.publish.export.nvidia.launches import Launch, is_wanted
 
-Maybe = Tensor | None
+Maybe: TypeAlias = Tensor | None
 
 
 class Sums(NamedTuple):
@@ -128,7 +128,7 @@ class Pass:
         return made
 
     def _sums(self, direction: str, of_scale: bool, of_bias: bool) -> Sums | None:
-        """Return how partial sums are added up, see `kernels/common/sums.py`. None: the pass itself does."""
+        """Return how partial sums are added up, or None if there are none. See `kernels/common/sums.py`."""
         t: Tiling = self.tilings[direction]
         channels = t.sizes[0]
         by_sample, by_channel = of_scale and t.programs > 1, of_bias and t.rows > 1

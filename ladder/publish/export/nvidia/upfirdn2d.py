@@ -126,7 +126,7 @@ def upfirdn2d(
 
 
 def _checked(x: Tensor, f: Tensor | None, sizes: tuple[Any, ...], key: Hashable) -> Tensor:
-    """Check the arguments and compute `upfirdn2d`. What a fused call prepares is kept under this key."""
+    """Check the arguments and compute `upfirdn2d`. A fused call keeps what it prepares under this key."""
     given, (up, down, padding, flip_filter, gain, impl) = x, sizes
     if impl not in ("ref", "cuda"):
         raise ValueError(f'impl must be "ref" or "cuda", got {impl!r}')
