@@ -44,16 +44,21 @@ class Launch:
 
     def __call__(self, *tensors: Tensor | None) -> None:
         bits = 0
+        addresses: list[int | None] = []
         for each in tensors:
-            if each is not None:
-                bits |= each.data_ptr()
+            if each is None:
+                addresses.append(None)
+            else:
+                addresses.append(at := each.data_ptr())
+                bits |= at
         if self.run is None or bits % ALIGNED:
             self._ask(tensors, bits)
         elif self.current() == self.on:
-            self.run(*tensors, *self.tail, stream=self.stream(self.on))
+            # Triton would ask the driver about each tensor, but takes an address as it is.
+            self.run(*addresses, *self.tail, stream=self.stream(self.on))
         else:
             with torch.cuda.device(self.on):
-                self.run(*tensors, *self.tail, stream=self.stream(self.on))
+                self.run(*addresses, *self.tail, stream=self.stream(self.on))
 
     def _ask(self, tensors: tuple[Tensor | None, ...], bits: int) -> None:
         """Launch by way of Triton, and keep the compiled kernel for later calls if it can be launched itself."""
