@@ -63,6 +63,16 @@ def in_bias_act(ops: cases.Ops) -> tuple[Callable[..., Tensor], Callable[..., Te
     )
 
 
+def in_planes(ops: cases.Ops) -> tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tensor, ...]]:
+    """A sample is one program, so that sums by channel alone have partial sums."""
+    fused = inside().bias_act
+    return (
+        lambda x, b: ops.bias_act.bias_act(x, b, act="relu"),
+        lambda x, b: fused(x, b, act="lrelu", slope=0),
+        (image(2, 3, 4, 4, layout=torch.contiguous_format), torch.randn(3, requires_grad=True)),
+    )
+
+
 def in_rows(ops: cases.Ops) -> tuple[Callable[..., Tensor], Callable[..., Tensor], tuple[Tensor, ...]]:
     return (
         lambda x, b: ops.bias_act.bias_act(x, b, act="lrelu"),
@@ -92,7 +102,7 @@ def in_upfirdn2d(ops: cases.Ops) -> tuple[Callable[..., Tensor], Callable[..., T
     )
 
 
-@pytest.mark.parametrize("case", [in_bias_act, in_rows, in_fma, in_upfirdn2d])
+@pytest.mark.parametrize("case", [in_bias_act, in_planes, in_rows, in_fma, in_upfirdn2d])
 def test_a_prepared_call_computes_the_bits_of_the_op_below_it(
     ops: cases.Ops, case: Callable[..., Any]
 ) -> None:
@@ -170,23 +180,34 @@ class _Counted(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter[str] = Counter()
+        self.masks: list[list[bool]] = []  # the gradients that a convolution was asked for
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls[func.overloadpacket.__name__] += 1
+        name = func.overloadpacket.__name__
+        self.calls[name] += 1
+        self.masks += [args[-1]] if name == "convolution_backward" else []
         return func(*args, **(kwargs or {}))
 
 
 def test_a_backward_pass_that_nothing_differentiates_is_one_call(ops: cases.Ops) -> None:
     x, weight = image(1, 2, 5, 5), image(3, 2, 3, 3)
     y = ops.conv2d_gradfix.conv2d(x, weight)
-    for wanted, calls in (
-        ((x, weight), {"convolution_backward": 1}),
-        ((weight,), {"convolution_backward": 1}),
-        ((x,), {"convolution": 1}),
+    for wanted, calls, masks in (
+        ((x, weight), {"convolution_backward": 1}, [[True, True, False]]),
+        (
+            (weight,),
+            {"convolution_backward": 1},
+            [[True, True, False]],
+        ),  # as PyTorch asks a Function: for both
+        ((x,), {"convolution": 1}, []),
     ):
         with _Counted() as counted:
             torch.autograd.grad(y, wanted, torch.ones_like(y), retain_graph=True)
         assert {name: n for name, n in counted.calls.items() if "convolution" in name} == calls
+        assert counted.masks == masks
+    with _Counted() as counted:
+        ops.conv2d_gradfix.conv2d(x.detach(), weight).sum().backward()
+    assert counted.masks == [[False, True, False]]
     with torch.no_grad():
         assert ops.conv2d_gradfix.conv2d(x, weight).grad_fn is None
     frozen = ops.conv2d_gradfix.conv2d(x, weight.detach())
@@ -196,7 +217,7 @@ def test_a_backward_pass_that_nothing_differentiates_is_one_call(ops: cases.Ops)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", [in_bias_act, in_rows, in_fma, in_upfirdn2d])
+@pytest.mark.parametrize("case", [in_bias_act, in_planes, in_rows, in_fma, in_upfirdn2d])
 def test_a_later_call_does_not_ask_triton(
     ops: cases.Ops, case: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
