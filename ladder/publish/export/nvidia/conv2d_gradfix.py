@@ -47,7 +47,7 @@ def conv2d(
     groups: int = 1,
 ) -> Tensor:
     """Compute `torch.nn.functional.conv2d`, differentiable to any order."""
-    if not enabled or torch.compiler.is_compiling():  # The compiler differentiates convolutions itself.
+    if not _should_use_custom_op(input):
         return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
     return _convolve(input, weight, bias, (False, stride, padding, 0, dilation, groups))
 
@@ -63,9 +63,14 @@ def conv_transpose2d(
     dilation: Size = 1,
 ) -> Tensor:
     """Compute `torch.nn.functional.conv_transpose2d`, differentiable to any order."""
-    if not enabled or torch.compiler.is_compiling():
+    if not _should_use_custom_op(input):
         return F.conv_transpose2d(input, weight, bias, stride, padding, output_padding, groups, dilation)
     return _convolve(input, weight, bias, (True, stride, padding, output_padding, dilation, groups))
+
+
+def _should_use_custom_op(input: Tensor) -> bool:
+    """Return whether this module differentiates the convolution of this tensor. The compiler has its own."""
+    return enabled and not torch.compiler.is_compiling()
 
 
 def _pair(value: Size) -> tuple[int, int]:
