@@ -87,7 +87,9 @@ def compared(found: list[Result]) -> list[tuple[Result, Result | None]]:
     ]
     longer = [each for each in proved if ladder_of(each) == FULL]
     best = {(each.machine.name, ladder_of(each)): each for each in chosen([e for e in proved if _whole(e)])}
-    parts = {name: article_part(each) for (name, ladder), each in best.items() if ladder == FULL}
+    parts = {
+        name: part for (name, ladder), each in best.items() if ladder == FULL and (part := article_part(each))
+    }
     parts |= {name: each for (name, ladder), each in best.items() if ladder == ARTICLE}
     return [
         (each, best_top(other for other in longer if other.machine.name == name))
@@ -95,10 +97,11 @@ def compared(found: list[Result]) -> list[tuple[Result, Result | None]]:
     ]
 
 
-def article_part(result: Result) -> Result:
-    """Return a run of `full` with the article's rungs alone: they have the same recipes there."""
-    names = {step.name for step in catalog.load_ladder(ARTICLE).rungs}
-    return replace(result, rungs=[rung for rung in result.rungs if rung.name in names])
+def article_part(result: Result) -> Result | None:
+    """Return a run of `full` with the article's rungs alone, whose recipes are the same; None if it lacks one."""
+    names = [step.name for step in catalog.load_ladder(ARTICLE).rungs]
+    rungs = [rung for rung in result.rungs if rung.name in names]
+    return replace(result, rungs=rungs) if [rung.name for rung in rungs] == names else None
 
 
 def best_top(found: Iterable[Result]) -> Result | None:

@@ -36,7 +36,9 @@ def gpus(committed: Committed) -> str:
         for (machine, *of), result in committed.best.items():
             if of != ["article", ladder, CUMULATIVE] or not result.machine.gpu:
                 continue
-            shown = view(result if ladder == "article" else gallery.article_part(result))
+            if not (part := result if ladder == "article" else gallery.article_part(result)):
+                continue
+            shown = view(part)
             decided = bool(shown.generations and shown.has_gpu_time and not shown.marks)
             if machine not in found or decided >= found[machine][0]:
                 found[machine] = decided, result, shown
