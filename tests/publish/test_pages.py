@@ -192,6 +192,20 @@ def test_a_gpu_with_a_run_of_full_alone_is_shown_by_the_article_s_rungs_of_it(tm
     assert "| 199.0 |" not in ladders.gpus(stored_runs(tmp_path, older=older))
 
 
+def test_the_gains_of_two_gpus_stand_beside_each_other_and_a_third_makes_three_tables(tmp_path: Path) -> None:
+    runs = {}
+    for letter in "abc":
+        made = two_clocks.run()
+        runs[letter] = made | {
+            "machine": made["machine"] | {"name": f"gpu-{letter}", "gpu": f"NVIDIA {letter}"}
+        }
+    assert ladders.agreement(stored_runs(tmp_path / "one", a=runs["a"])) == ""
+    pair = ladders.agreement(stored_runs(tmp_path / "two", a=runs["a"], b=runs["b"])).splitlines()
+    assert pair[0] == "| rung | gain of GPU time, NVIDIA a | NVIDIA b |  | where it lies |"
+    assert pair[-1].startswith("*all 7 gains agree within ") and "channels\\_last" in pair[2]
+    assert ladders.agreement(stored_runs(tmp_path / "three", **runs)).count("gain of GPU time") == 3
+
+
 def test_a_table_links_the_samples_where_the_charts_show_another_run(tmp_path: Path) -> None:
     ends = two_clocks.selected("baseline", "fused_modulation")
     stopped = two_clocks.selected("baseline", "bf16", "fused_modulation") | {"complete": False}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
-from ladder.base.text import between, factor, ms
+from ladder.base.text import between, factor, fine_factor, ms
 from ladder.plan import modes
 from ladder.publish import gallery
 from ladder.publish.pages.committed import Committed
@@ -15,6 +16,7 @@ from ladder.report.advising import Sources
 from ladder.report.recommend import recommend
 from ladder.report.view import Row, View, shown_gain, shown_top, shown_verdict, view
 from ladder.results import derive
+from ladder.results.combine import gains as across
 from ladder.results.combine import series
 from ladder.results.types import Result
 from ladder.results.words import answer
@@ -28,11 +30,16 @@ def gpus(committed: Committed) -> str:
     A GPU without a run of the article's ladder is shown by its rungs in the run of `full`. Once a GPU has whole
     generations, which may be quoted, GPUs with older results alone are left out.
     """
-    found: dict[str, tuple[bool, Result, View]] = {}
-    for ladder in (
-        "full",
-        "article",
-    ):  # the article's own last: it goes before an equally decided one of `full`
+    return "\n".join(
+        _gpu(committed, machine, result, view(part), first=not index)
+        for index, (machine, result, part) in enumerate(_staircases(committed))
+    )
+
+
+def _staircases(committed: Committed) -> list[tuple[str, Result, Result]]:
+    """Return (machine, result, the article's rungs in it) of each GPU that `gpus` shows."""
+    found: dict[str, tuple[bool, Result, Result]] = {}
+    for ladder in ("full", "article"):  # the article's own last: it replaces one of `full` that says no more
         for (machine, *of), result in committed.best.items():
             if of != ["article", ladder, CUMULATIVE] or not result.machine.gpu:
                 continue
@@ -41,13 +48,36 @@ def gpus(committed: Committed) -> str:
             shown = view(part)
             decided = bool(shown.generations and shown.has_gpu_time and not shown.marks)
             if machine not in found or decided >= found[machine][0]:
-                found[machine] = decided, result, shown
+                found[machine] = decided, result, part
+    any_decided = any(decided for decided, *_ in found.values())
     any_decided = any(decided for decided, *_ in found.values())
     kept = [each for each in sorted(found.items()) if each[1][0] or not any_decided]
-    return "\n".join(
-        _gpu(committed, machine, result, shown, first=not index)
-        for index, (machine, (_, result, shown)) in enumerate(kept)
-    )
+    return [(machine, result, part) for machine, (_, result, part) in kept]
+
+
+def agreement(committed: Committed) -> str:
+    """Return how the gains of GPU time on two GPUs compare, as `ladder compare` says it; a table for each pair."""
+    parts = [part for _, _, part in _staircases(committed)]
+    return "\n".join(_agreement(*pair) for pair in itertools.combinations(parts, 2))
+
+
+def _agreement(first: Result, second: Result) -> str:
+    rows = [row for row in across.compare(first, second, {}) if row.gpu]
+    names = [str(each.machine.gpu) for each in (first, second)]
+    cells = [
+        [
+            text(row.name),
+            fine_factor(gain.before),
+            fine_factor(gain.after),
+            across.told(gain),
+            text(row.lies_in),
+        ]
+        for row in rows
+        if (gain := row.gpu)
+    ]
+    said = across.summary([(row.name, row.gpu) for row in rows], names[1])
+    head = ["rung", f"gain of GPU time, {names[0]}", names[1], "", "where it lies"]
+    return f"{table(head, cells)}{under(text(said))}"
 
 
 def _gpu(committed: Committed, machine: str, result: Result, shown: View, first: bool) -> str:
@@ -268,6 +298,7 @@ def recommended(committed: Committed, name: str) -> str:
 TABLES: dict[str, Callable[..., str]] = {
     "hosts": hosts,
     "gpus": gpus,
+    "agreement": agreement,
     "rungs": rungs,
     "beside": beside,
     "gains": gains,
