@@ -79,8 +79,11 @@ def record(rung: Any, number: int = PROFILED) -> Recorded:
     return recorded
 
 
-def digest(recorded: Recorded) -> dict[str, Any]:
+def digest(recorded: Recorded, varies: float = 0.0) -> dict[str, Any]:
     """Return the figures of recorded cycles, and what the first consists of.
+
+    Args:
+        varies: the share by which cycles may differ in kernels, of a program that launches by what it drew.
 
     Returns:
         cycles: gpu_ms, wall_ms and kernels of a step, of each cycle, or None.
@@ -103,7 +106,7 @@ def digest(recorded: Recorded) -> dict[str, Any]:
     return {
         "cycles": found,
         "profile": composition(first),
-        "gpu_void": differing([c["kernels"] for c in found]),
+        "gpu_void": differing([c["kernels"] for c in found], varies),
     }
 
 
@@ -114,9 +117,9 @@ def between_gpus(recorded: Recorded) -> dict[str, Any]:
     return {"communication": dict(communication.communication(ran, CYCLE_STEPS)) if ran else None}
 
 
-def differing(kernels: list[float]) -> str | None:
-    """Return one line if the cycles did not launch the same number of kernels, else None."""
-    if len(set(kernels)) <= 1:
+def differing(kernels: list[float], varies: float = 0.0) -> str | None:
+    """Return one line if the numbers of kernels of the cycles differ by more than a share, else None."""
+    if not kernels or max(kernels) - min(kernels) <= varies * max(kernels):
         return None
     seen = " and ".join(f"{count * CYCLE_STEPS:.0f}" for count in kernels)
     return f"profiled cycles launched {seen} kernels"

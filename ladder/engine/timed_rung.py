@@ -185,7 +185,8 @@ class Rung(Member):
             return {**kinds.record(self, cycles)}
         if part == "record":
             recorded = profiling.record(self, cycles)
-            return profiling.digest(recorded) | (profiling.between_gpus(recorded) if self.joined else {})
+            found = profiling.digest(recorded, getattr(self.step, "LAUNCHES_VARY", 0.0))
+            return found | (profiling.between_gpus(recorded) if self.joined else {})
         profiling.load()
         return {}
 

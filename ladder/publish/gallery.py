@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,8 @@ def compared(found: list[Result]) -> list[tuple[Result, Result | None]]:
     """Return for each GPU its best staircase of the article, and its best run of the top of `full` or None.
 
     A run counts if it may be quoted, has three whole generations, and has GPU times. The article's has every rung; of
-    `full` the top alone is shown, so a run of selected rungs will do.
+    `full` the top alone is shown, so a run of selected rungs will do. A GPU without a run of the article's ladder is
+    shown by the article's rungs of its whole run of `full`.
     """
     proved = [
         each
@@ -84,11 +86,22 @@ def compared(found: list[Result]) -> list[tuple[Result, Result | None]]:
         if any(rung.gpu_ms for rung in each.rungs)
     ]
     longer = [each for each in proved if ladder_of(each) == FULL]
+    best = {(each.machine.name, ladder_of(each)): each for each in chosen([e for e in proved if _whole(e)])}
+    parts = {
+        name: part for (name, ladder), each in best.items() if ladder == FULL and (part := article_part(each))
+    }
+    parts |= {name: each for (name, ladder), each in best.items() if ladder == ARTICLE}
     return [
-        (each, best_top(other for other in longer if other.machine.name == each.machine.name))
-        for each in chosen([each for each in proved if _whole(each)])
-        if ladder_of(each) == ARTICLE
+        (each, best_top(other for other in longer if other.machine.name == name))
+        for name, each in sorted(parts.items())
     ]
+
+
+def article_part(result: Result) -> Result | None:
+    """Return a run of `full` with the article's rungs alone, whose recipes are the same; None if it lacks one."""
+    names = [step.name for step in catalog.load_ladder(ARTICLE).rungs]
+    rungs = [rung for rung in result.rungs if rung.name in names]
+    return replace(result, rungs=rungs) if [rung.name for rung in rungs] == names else None
 
 
 def best_top(found: Iterable[Result]) -> Result | None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ladder.report import tiles
 from ladder.results.types import Choice, Noted, Parity, Receipt, Result, RungResult, given
 
 ENGAGED, NOT_ENGAGED, FAILED, EXEMPT = "ok", "not engaged", "failed", "exempt"
 CHOICE_OF = ("size", "itemsize", "layout", "architecture")
-CHOICE_SAYS = ("tile", "columns", "warps", "per_sm", "stages")
 PARITY_HEADINGS = (
     "phase",
     "quantity",
@@ -95,7 +95,7 @@ def _choice(row: Noted | Choice) -> str:
     if isinstance(row, Noted):
         return f"{row.op} {row.case}: {row.entry}"
     of = ", ".join(f"{key} {value}" for key in CHOICE_OF if (value := given(getattr(row, key))) is not None)
-    says = ", ".join(f"{key} {getattr(row, key)}" for key in CHOICE_SAYS)
+    says = ", ".join(f"{key} {getattr(row, key)}" for key in tiles.CHOICE)
     return f"{row.op} {row.direction}{f' ({of})' if of else ''}: {says}"
 
 

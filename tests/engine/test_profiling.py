@@ -55,6 +55,10 @@ def test_cycles_that_launch_other_kernels_have_no_gpu_time_that_counts(recorded:
     found = recorded(CYCLE, [*CYCLE, event("gemm", 4, 5)])
     assert found["gpu_void"] == "profiled cycles launched 2 and 3 kernels"
     assert profiling.differing([]) is profiling.differing([9.0, 9.0]) is None
+    assert (
+        profiling.differing([4146.5, 4146.3125], 0.001) is None
+    )  # NVIDIA's loop mixes styles at a random layer
+    assert "and 4100 kernels" in str(profiling.differing([256.5, 256.25], 0.0009)), "more than that voids"
 
 
 def test_a_profiler_that_sees_no_kernels_says_so(recorded: Any) -> None:

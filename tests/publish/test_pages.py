@@ -179,6 +179,33 @@ def test_the_row_of_full_is_of_the_run_that_has_the_top(tmp_path: Path) -> None:
     assert "ladder/nvidia-h200/ends.json)" in row  # results/charts shows the run of more rungs
 
 
+def test_a_gpu_with_a_run_of_full_alone_is_shown_by_the_article_s_rungs_of_it(tmp_path: Path) -> None:
+    names = [rung["name"] for rung in two_clocks.run()["rungs"]]
+    few = stored_runs(tmp_path / "few", ends=two_clocks.selected("baseline", "fused_act", "fused_modulation"))
+    assert ladders.gpus(few) == ""
+    stored = stored_runs(tmp_path, full=two_clocks.selected(*names, "fused_modulation"))
+    shown = ladders.gpus(stored).splitlines()
+    assert sum(line.startswith("| ") for line in shown) == 1 + len(names) + 1 and "of [`full`]" in shown[-3]
+    older = two_clocks.run() | {"started": "2026-11-01T10:15:00+00:00"}
+    for rung in older["rungs"]:
+        rung |= dict.fromkeys(("gpu_ms", "gpu_gain", "gpu_verdict", "waiting_ms")) | {"step_ms": 199.0}
+    assert "| 199.0 |" not in ladders.gpus(stored_runs(tmp_path, older=older))
+
+
+def test_the_gains_of_two_gpus_stand_beside_each_other_and_a_third_makes_three_tables(tmp_path: Path) -> None:
+    runs = {}
+    for letter in "abc":
+        made = two_clocks.run()
+        runs[letter] = made | {
+            "machine": made["machine"] | {"name": f"gpu-{letter}", "gpu": f"NVIDIA {letter}"}
+        }
+    assert ladders.agreement(stored_runs(tmp_path / "one", a=runs["a"])) == ""
+    pair = ladders.agreement(stored_runs(tmp_path / "two", a=runs["a"], b=runs["b"])).splitlines()
+    assert pair[0] == "| rung | gain of GPU time, NVIDIA a | NVIDIA b |  | where it lies |"
+    assert pair[-1].startswith("*all 7 gains agree within ") and "channels\\_last" in pair[2]
+    assert ladders.agreement(stored_runs(tmp_path / "three", **runs)).count("gain of GPU time") == 3
+
+
 def test_a_table_links_the_samples_where_the_charts_show_another_run(tmp_path: Path) -> None:
     ends = two_clocks.selected("baseline", "fused_modulation")
     stopped = two_clocks.selected("baseline", "bf16", "fused_modulation") | {"complete": False}

@@ -107,23 +107,33 @@ def test_launches_the_plain_way_are_counted_as_such(refused):
 @pytest.mark.gpu
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 def test_every_phase_computes_the_same_captured(norm):
-    """A kernel that reads before the one in front has written reads what a graph's memory held before."""
+    """A kernel that reads before the one in front has written reads what a graph's memory held before.
+
+    Five rounds of training turn one rounded bit into several percent. So two builds of the plain step say how far
+    equal steps come apart here: not at all, unless a library's kernel adds in any order.
+    """
     able = needs.possible(dict.fromkeys(needs.OF_MACHINE), {"norm": norm})
     climbed = catalog.climb(catalog.load_ladder("dependent_launch"), able)
     top = [rung for rung in climbed if rung.recipe is not None][-1].recipe | {"workers": 1}
     size = {"resolution": 64, "channel_base": 2048, "channel_max": 64, "batch": 8, "norm": norm}
-    found = []
-    for on in (False, True):
-        step = make_step(size, top | {"dependent_launch": on}, device="cuda")
-        step.keep_gradients = True
-        step.prepare()
-        found.append(every_phase(step, rounds=5)[1])
-        step.close()
-    for phase, gradients in found[0].items():
-        plain, ours = (
-            torch.cat([g[name].flatten() for name in gradients]) for g in (gradients, found[1][phase])
-        )
-        assert float((ours - plain).norm() / plain.norm()) < 0.01, phase
+    plain, again, ours = (gradients_of(size, top | {"dependent_launch": on}) for on in (False, False, True))
+    for phase, expected in plain.items():
+        same, found = (float((each[phase] - expected).norm() / expected.norm()) for each in (again, ours))
+        print(f"{norm} {phase}: {same:.2g} apart without it, {found:.2g} with it")
+        assert found < max(0.01, 2 * same), phase
+
+
+def gradients_of(size, recipe):
+    """Return the gradients of each phase, as one vector, after five rounds of a captured step."""
+    step = make_step(size, recipe, device="cuda")
+    step.keep_gradients = True
+    step.prepare()
+    found = every_phase(step, rounds=5)[1]
+    step.close()
+    return {
+        phase: torch.cat([gradients[name].flatten() for name in sorted(gradients)])
+        for phase, gradients in found.items()
+    }
 
 
 def test_it_stands_on_the_whole_of_full():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
-from ladder.base.text import between, factor, ms
+from ladder.base.text import between, factor, fine_factor, ms
 from ladder.plan import modes
+from ladder.publish import gallery
 from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import link, span, table, text, under
 from ladder.report import gpus as picture
@@ -14,6 +16,7 @@ from ladder.report.advising import Sources
 from ladder.report.recommend import recommend
 from ladder.report.view import Row, View, shown_gain, shown_top, shown_verdict, view
 from ladder.results import derive
+from ladder.results.combine import gains as across
 from ladder.results.combine import series
 from ladder.results.types import Result
 from ladder.results.words import answer
@@ -24,18 +27,61 @@ CUMULATIVE, LEAVE_ONE_OUT = modes.CUMULATIVE, modes.LEAVE_ONE_OUT
 def gpus(committed: Committed) -> str:
     """Return the article's ladder on every GPU, with one row of the ladder `full`.
 
-    Once a GPU has whole generations, which may be quoted, GPUs with older results alone are left out.
+    A GPU without a run of the article's ladder is shown by its rungs in the run of `full`. Once a GPU has whole
+    generations, which may be quoted, GPUs with older results alone are left out.
     """
-    found = [
-        (machine, result, view(result))
-        for (machine, workload, ladder, mode), result in committed.best.items()
-        if (workload, ladder, mode) == ("article", "article", CUMULATIVE) and result.machine.gpu
+    return "\n".join(
+        _gpu(committed, machine, result, view(part), first=not index)
+        for index, (machine, result, part) in enumerate(_staircases(committed))
+    )
+
+
+def _staircases(committed: Committed) -> list[tuple[str, Result, Result]]:
+    """Return (machine, result, the article's rungs in it) of each GPU that `gpus` shows."""
+    found: dict[str, tuple[bool, Result, Result]] = {}
+    for ladder in ("full", "article"):  # the article's own last: it replaces one of `full` that says no more
+        for (machine, *of), result in committed.best.items():
+            if of != ["article", ladder, CUMULATIVE] or not result.machine.gpu:
+                continue
+            if not (part := result if ladder == "article" else gallery.article_part(result)):
+                continue
+            shown = view(part)
+            decided = bool(shown.generations and shown.has_gpu_time and not shown.marks)
+            if machine not in found or decided >= found[machine][0]:
+                found[machine] = decided, result, part
+    any_decided = any(decided for decided, *_ in found.values())
+    any_decided = any(decided for decided, *_ in found.values())
+    kept = [each for each in sorted(found.items()) if each[1][0] or not any_decided]
+    return [(machine, result, part) for machine, (_, result, part) in kept]
+
+
+def agreement(committed: Committed) -> str:
+    """Return how the gains of GPU time on two GPUs compare, as `ladder compare` says it; a table for each pair."""
+    parts = [part for _, _, part in _staircases(committed)]
+    return "\n".join(_agreement(*pair) for pair in itertools.combinations(parts, 2))
+
+
+def _agreement(first: Result, second: Result) -> str:
+    rows = [row for row in across.compare(first, second, {}) if row.gpu]
+    names = [str(each.machine.gpu) for each in (first, second)]
+    cells = [
+        [
+            text(row.name),
+            fine_factor(gain.before),
+            fine_factor(gain.after),
+            across.told(gain),
+            text(row.lies_in),
+        ]
+        for row in rows
+        if (gain := row.gpu)
     ]
-    decided = [each for each in found if each[2].generations and each[2].has_gpu_time and not each[2].marks]
-    return "\n".join(_gpu(committed, *each) for each in decided or found)
+    said = across.summary([(row.name, row.gpu) for row in rows], names[1])
+    head = ["rung", f"gain of GPU time, {names[0]}", names[1], "", "where it lies"]
+    return f"{table(head, cells)}{under(text(said))}"
 
 
-def _gpu(committed: Committed, machine: str, result: Result, shown: View) -> str:
+def _gpu(committed: Committed, machine: str, result: Result, shown: View, first: bool) -> str:
+    """Return the table of a GPU. The article's figures stand in the first table alone."""
     columns: list[tuple[str, Callable[[Row], str]]] = [
         ("rung", lambda row: text(row.title)),
         ("ms/step", lambda row: _step(row)[0]),
@@ -51,24 +97,25 @@ def _gpu(committed: Committed, machine: str, result: Result, shown: View) -> str
     columns += [("gain at top", shown_top), ("advice", lambda row: row.advice)] * any(
         row.advice for row in shown.rows
     )
+    columns += [("total", lambda row: factor(row.total))]
     columns += [
-        ("total", lambda row: factor(row.total)),
         ("article, A100", lambda row: _article(row)[0]),
-        ("total", lambda row: _article(row)[1]),
-    ]
+        ("its total", lambda row: _article(row)[1]),
+    ] * first
     rows = [[cell(row) for _, cell in columns] for row in shown.rows]
     full = committed.top(machine, "article", "full")
     if full is not None and (timed := _timed(all_rungs := view(full))):
         top = timed[-1]
         count, page = picture.rungs_up_to(full, top.name), committed.chart(full)
-        name = f"all {count} rungs of {link('`full`', page)}, rounds: {_rounds(full)}"
+        name = f"all {count} rungs of {link('`full`', page)}"
+        name += f", rounds: {_rounds(full)}" * (_rounds(full) != _rounds(result))
         name += ", not to be quoted" * bool(all_rungs.marks)
-        shown_here = {"ms/step", "95% interval", "GPU ms"}
+        shown_here = {"ms/step", "95% interval", "GPU ms", "total"}
         cells = [cell(top) if heading in shown_here else "" for heading, cell in columns]
-        cells[0], cells[-3] = name, factor(top.total)
+        cells[0] = name
         rows.append(cells)
     head = [heading for heading, _ in columns]
-    return f"**{result.machine.gpu}**, `article`\n\n{table(head, rows)}{_source(committed, result, shown)}"
+    return f"**{result.machine.gpu}**, `article`\n\n{table(head, rows)}{_source(committed, result, shown, brief=True)}"
 
 
 def _step(row: Row) -> list[str]:
@@ -89,7 +136,8 @@ def _rounds(result: Result) -> str:
     return " to ".join(map(str, counts[:1] + counts[1:][-1:])) or "0"
 
 
-def _source(committed: Committed, result: Result, shown: View) -> str:
+def _source(committed: Committed, result: Result, shown: View, brief: bool = False) -> str:
+    """Return the line under a table: its generations, table and samples; a brief one names either."""
     path = committed.path_of(result)
     page = [link("table", committed.chart(result))] * committed.is_best(result)
     visits = [visit for rung in result.rungs for visit in rung.rounds]
@@ -97,7 +145,8 @@ def _source(committed: Committed, result: Result, shown: View) -> str:
     unsettled = [f"{loose} of {len(visits)} visits unsettled"] * bool(loose)
     marks = map(text, shown.marks)
     made = "generations" if shown.generations else "rounds"
-    return under(f"{made}: {_rounds(result)}", *unsettled, *page, link("samples", path), *marks)
+    samples = [link("samples", path)] * (not (brief and page))
+    return under(f"{made}: {_rounds(result)}", *unsettled, *page, *samples, *marks)
 
 
 def rungs(committed: Committed, name: str) -> str:
@@ -249,6 +298,7 @@ def recommended(committed: Committed, name: str) -> str:
 TABLES: dict[str, Callable[..., str]] = {
     "hosts": hosts,
     "gpus": gpus,
+    "agreement": agreement,
     "rungs": rungs,
     "beside": beside,
     "gains": gains,

@@ -14,6 +14,7 @@ from ladder.machine import neighbours
 from ladder.publish.regressions import judging
 from ladder.publish.regressions.judging import BASE, BROKEN, GPU, HEAD, WALL
 from ladder.publish.regressions.schema import Answered, Compared, Rung
+from ladder.report import tiles
 from ladder.results.publishable import DIRTY, NO_COMMIT, PARTIAL
 from ladder.stats import answers
 
@@ -146,25 +147,18 @@ def remarks(result: Compared) -> list[str]:
 
 
 def choices(result: Compared) -> list[str]:
-    """Return tuning choices that only one of the commits made, a line a rung: why a time may have moved."""
+    """Return how HEAD's tuning choices differ from BASE's, a line a rung: why a time may have moved."""
     found = []
     for rung in result.rungs:
         sides = judging.sides_of(result, rung.name)
         used = {side: sides[side].choices for side in (BASE, HEAD) if side in sides}
-        if used.get(BASE) is None or used.get(HEAD) is None or used[BASE] == used[HEAD]:
+        if used.get(BASE) is None or used.get(HEAD) is None:
             continue
-        only = {
-            side: [row for row in used[side] if row not in used[other]]
-            for side, other in ((BASE, HEAD), (HEAD, BASE))
-        }
-        said = "; ".join(f"{side.upper()} {_rows(rows)}" for side, rows in only.items() if rows)
-        found.append(f"{rung.name}: other tuning choices: {said}")
+        before, after = (tiles.lines(used[side] or []) for side in (BASE, HEAD))
+        if told := tiles.changes(before, after):
+            more = f"; and {len(told) - 2} more" if len(told) > 2 else ""
+            found.append(f"{rung.name}: other tuning choices: {'; '.join(told[:2])}{more}")
     return found
-
-
-def _rows(rows: list[dict[str, int | str]]) -> str:
-    shown = [f"{r.get('op')} {r.get('direction')} tile {r.get('tile')} warps {r.get('warps')}" for r in rows]
-    return ", ".join(shown[:2]) + (f" and {len(shown) - 2} more" if len(shown) > 2 else "")
 
 
 def text(result: Compared) -> str:

@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any
 
 from ladder.base.records import Absent, build, needed, optional, plain, record, rule_of
-from ladder.base.rules import Rule, fields, items, maybe, number, one_of
+from ladder.base.rules import Rule, either, fields, items, maybe, number, one_of
 from ladder.results import identity, plausible, types, values
 from ladder.results import record as records
 from ladder.results import schema as rules
@@ -114,11 +114,12 @@ _CHOICE = fields(
         "size": one_of("small", "medium", "large"),
     },
 )
+_NOTED = fields({"op": values.IDENTIFIER, "case": values.TEXT, "entry": values.TEXT})  # of an op's own table
 
 
 @record
 class Program:
-    """The visits of a rung on one side. A choice is a row of the commit's own `kernels.choices`."""
+    """The visits of a rung on one side. A choice is a row of the commit's own `kernels.choices.used`."""
 
     rung: str = needed(values.PART)
     side: str = needed(one_of(*SIDES))
@@ -126,7 +127,7 @@ class Program:
     reason: str | None = needed(values.TEXT)
     recipe: Plain | None = needed(rules.RECIPE)
     settings: Plain | None = needed(rules.SETTINGS)
-    choices: list[dict[str, int | str]] | None = needed(items(_CHOICE, 100))
+    choices: list[dict[str, int | str]] | None = needed(items(either(_NOTED, _CHOICE), 100))
     rounds: list[Round] = needed(items(rules.ROUND, MOST_ROUNDS))
 
 

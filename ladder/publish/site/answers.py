@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from ladder.base.text import factor
 from ladder.plan import catalog
+from ladder.publish import gallery
 from ladder.publish.site.collected import FULL, Group, Panel
 from ladder.report.panels import short_ms
-from ladder.report.view import Row
+from ladder.report.view import Row, view
 from ladder.results import words
 
 ARTICLE = "article"  # the ladder, and the workload of which the article has numbers
@@ -76,6 +77,8 @@ def _card(workload: str, groups: Sequence[Group], reports: Mapping[int, str]) ->
         name: _by_machine(panel for group in found for panel in group.panels) for name, found in of.items()
     }
     tops = {name: _by_machine(panel for group in found for panel in group.tops) for name, found in of.items()}
+    for machine, part in _parts(best).items():
+        best[ARTICLE][machine] = tops[ARTICLE][machine] = part
     machines = list(dict.fromkeys([*best[ARTICLE], *best[FULL]]))
     if not machines:
         return None
@@ -104,6 +107,21 @@ def _card(workload: str, groups: Sequence[Group], reports: Mapping[int, str]) ->
         [line for line in lines if any(line.answers)],
         [(number, group.title) for number, group in places],
     )
+
+
+def _parts(best: Mapping[str, Mapping[str, Panel]]) -> dict[str, Panel]:
+    """Return the article's rungs of a run of `full`, for each machine whose run of the article says less."""
+    found = {}
+    for machine, panel in best[FULL].items():
+        own, part = best[ARTICLE].get(machine), panel.result and gallery.article_part(panel.result)
+        if part and _decided(panel) and not (own and _decided(own)):
+            found[machine] = replace(panel, shown=view(part), result=part)
+    return found
+
+
+def _decided(panel: Panel) -> bool:
+    shown = panel.shown
+    return bool(shown.generations and shown.has_gpu_time and not shown.marks)
 
 
 def _by_machine(panels: Iterable[Panel]) -> dict[str, Panel]:

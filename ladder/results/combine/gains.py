@@ -224,11 +224,18 @@ def _names(before: Result, after: Result) -> tuple[str, str]:
 
 
 def _said(gain: Gain) -> str:
-    agrees = gain.verdict in INSIDE and gain.below is not None
-    told = _agree([gain]) if agrees else WORDS.get(gain.verdict, gain.verdict)
-    ratio = "" if agrees else fine_factor(gain.ratio)
+    ratio = "" if _agrees(gain) else fine_factor(gain.ratio)
     factors = f"{fine_factor(gain.before):>7} {fine_factor(gain.after):>7}"
-    return f"{factors}  {ratio:>7}  {bounds(gain.interval):<16} {told}".rstrip()
+    return f"{factors}  {ratio:>7}  {bounds(gain.interval):<16} {told(gain)}".rstrip()
+
+
+def told(gain: Gain) -> str:
+    """Return in words how a gain on the second machine compares: `gains less`, `agree within 1.2%`, `ambiguous`."""
+    return _agree([gain]) if _agrees(gain) else WORDS.get(gain.verdict, gain.verdict)
+
+
+def _agrees(gain: Gain) -> bool:
+    return gain.verdict in INSIDE and gain.below is not None
 
 
 def summary(gains: Iterable[tuple[str, Gain | None]], second: str) -> str:

@@ -8,6 +8,7 @@ from kernels import choices as table
 from ladder.base import text
 from ladder.publish.history import choices as choicehistory
 from ladder.publish.history import notes as asvnotes
+from ladder.report import tiles
 from tests.support import made_up
 
 STEP = "rungs.Rung.samples_step_time"
@@ -17,7 +18,7 @@ ROW |= {"size": "large", "tile": 4096, "columns": 64, "warps": 8, "per_sm": 2, "
 
 
 def test_the_fields_are_those_of_the_kernels_table():
-    assert tuple(choicehistory.CALL) == table.Key._fields and choicehistory.CHOICE == table.Choice._fields
+    assert tuple(tiles.CALL) == table.Key._fields and tiles.CHOICE == table.Choice._fields
 
 
 def test_a_row_is_one_line_that_a_note_takes_whole():

@@ -141,6 +141,23 @@ def written(tmp_path: Path, result: Compared | Plain) -> Path:
     return path
 
 
+def test_choices_of_every_table_are_read_back_and_their_changes_are_named(tmp_path: Path) -> None:
+    noted = {"op": "bias_act_skip", "case": "small", "entry": "block_m 64, stages 4"}
+    row = {
+        "op": "bias_act",
+        "direction": "backward",
+        "tile": 4096,
+        "columns": 64,
+        "warps": 8,
+        "per_sm": 2,
+        "stages": 1,
+    }
+    result = with_side(made_up(), BASE, choices=[row])
+    result = with_side(result, HEAD, choices=[row | {"warps": 4}, noted])
+    said = "baseline: other tuning choices: bias_act backward: warps 8 -> 4; bias_act_skip small: new"
+    assert said in report.text(judging.load(written(tmp_path, plain(result))))
+
+
 def test_a_file_is_judged_anew_whatever_it_claims(tmp_path: Path) -> None:
     result = plain(made_up(1.05))
     for lie in ({"verdict": "faster", "ratio": 9.0, "known": "accepted, honestly"}, None):

@@ -48,6 +48,29 @@ def test_the_top_is_that_of_the_run_which_holds_it_and_no_lower_rung_s(tmp_path)
     assert [line.title for line in card.lines] == ["baseline"]
 
 
+def test_the_article_s_rungs_of_a_run_of_full_go_before_an_older_run_without_gpu_times(tmp_path):
+    older = two_clocks.run() | {"started": "2026-11-20T10:15:00+00:00"}
+    for rung in older["rungs"]:
+        rung |= dict.fromkeys(("gpu_ms", "gpu_gain", "gpu_verdict", "waiting_ms")) | {
+            "step_ms": rung["step_ms"] + 9
+        }
+    names = [rung["name"] for rung in older["rungs"]]
+    full = two_clocks.selected(*names, "fused_modulation")
+    found = [(tmp_path / "a.json", older), (tmp_path / "b.json", full)]
+    (card,) = answers.cards(collected.groups(typed(found), [], tmp_path))
+    assert [(line.answers[0].step, bool(line.answers[0].gpu)) for line in card.lines] == [
+        ("160", True),
+        ("61.3", True),
+        ("40.0", True),
+    ]
+    found[0] = (
+        found[0][0],
+        two_clocks.run() | {"started": older["started"]},
+    )  # as good: the article's own goes first
+    (card,) = answers.cards(collected.groups(typed(found), [], tmp_path))
+    assert card.gpus[0].measured == "2026-11-20 and 2026-11-21"
+
+
 def test_a_top_that_is_not_decided_has_no_factor(tmp_path):
     """The factor is a mean over pairs, the times are medians: a noisy host's contradict each other."""
     made = two_clocks.run()

@@ -1,0 +1,57 @@
+"""Tuning choices as text: rows of `kernels.choices.used`, a line each, and their changes between two commits.
+
+A line is "bias_act backward 2B nhwc sm90 large: 4096/64/8/2/1". First stands the call as far as the row names it: bytes
+of an element, memory format, architecture, size. Then stand tile, columns, warps, programs for each SM, stages. Rows of
+an op's own table have lines like "upfirdn2d nhwc up 2 down 1: rows 8, cols 2, ...".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+CALL = {  # fields of kernels.choices.Key, and how a line shows them
+    "op": "{}",
+    "direction": "{}",
+    "itemsize": "{}B",
+    "layout": "{}",
+    "architecture": "sm{}",
+    "size": "{}",
+}
+CHOICE = ("tile", "columns", "warps", "per_sm", "stages")  # fields of kernels.choices.Choice
+
+
+def lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return rows of `kernels.choices.used` as text for a note."""
+    return [f"{_call(row)}: {row.get('entry') or '/'.join(str(row.get(n)) for n in CHOICE)}" for row in rows]
+
+
+def changes(before: list[str] | None, after: list[str] | None) -> list[str]:
+    """Return one line for each row that changed from one commit's choices of a series to another's.
+
+    A line is "bias_act backward 2B nhwc large: warps 4 -> 8", "...: new" or "...: used no more". The list is empty
+    where the choices of a commit are unknown.
+    """
+    if before is None or after is None:
+        return []
+    old, new = (dict(line.rpartition(": ")[::2] for line in each) for each in (before, after))
+    told = []
+    for call in sorted({*old, *new}):
+        if call not in new or call not in old:
+            told.append(f"{call}: {'new' if call in new else 'used no more'}")
+        elif old[call] != new[call]:
+            told.append(f"{call}: {_difference(old[call], new[call])}")
+    return told
+
+
+def _call(row: Mapping[str, Any]) -> str:
+    shown = [how.format(row[name]) for name, how in CALL.items() if row.get(name) is not None]
+    return " ".join([*shown, *([row["case"]] if row.get("case") else [])])
+
+
+def _difference(old: str, new: str) -> str:
+    was, now = old.split("/"), new.split("/")
+    if len(was) != len(CHOICE) or len(now) != len(CHOICE):  # of another version of ours
+        return f"{old} -> {new}"
+    pairs = zip(CHOICE, was, now, strict=True)
+    return ", ".join(f"{name} {a} -> {b}" for name, a, b in pairs if a != b)
