@@ -168,7 +168,15 @@ def tl_accumulator(dtype: torch.dtype):
 
 
 def check_device(x: Tensor) -> None:
-    """Raise RuntimeError for a tensor that no Triton kernel can read, with a clearer message than Triton's."""
+    """Raise RuntimeError for a tensor that no Triton kernel can read, with a clearer message than Triton's.
+
+    Triton launches on the current device, whatever device the tensors are on.
+    """
+    if x.is_cuda and (here := torch.cuda.current_device()) != x.get_device():
+        raise RuntimeError(
+            f"the tensor is on {x.device} and kernels are launched on the current device, cuda:{here}: "
+            f"call torch.cuda.set_device({x.get_device()}) first, or use torch.cuda.device({x.get_device()})"
+        )
     if not (x.is_cuda or INTERPRETED):
         raise RuntimeError(
             f"Triton kernels need a CUDA tensor, got one on {x.device}; use the op's _reference there, "

@@ -386,6 +386,7 @@ class _BiasActGrad(torch.autograd.Function):
         needs = needed(ctx, tuple(t is not None for t in saved))
         g = dense_as(g, call.nhwc)
         ddx = None if ddx is None else dense_as(ddx, call.nhwc)
+        ddbias = None if ddbias is None else ddbias.contiguous()
         ddscale = None if ddscale is None else ddscale.contiguous()
         t = call.tiling(g, "double_backward", noise, scale)
         dg = torch.empty_like(g)

@@ -237,13 +237,19 @@ def test_expanded_inputs(case):
 
 
 @every_case
-def test_an_expanded_gradient(case):
-    """sum() hands back a gradient of stride 0."""
+def test_expanded_gradients(case):
+    """sum() hands back a gradient of stride 0, to a backward pass and to the pass behind it."""
     fused, reference = functions(case)
     inputs = make_inputs(case, (2, 3, 4, 5), "nhwc")
     wanted = [t for t in inputs if t.requires_grad]
-    got, want = (torch.autograd.grad(f(*inputs).sum(), wanted) for f in (fused, reference))
-    for a, b in zip(got, want, strict=True):
+    found = []
+    for function in (fused, reference):
+        y = function(*inputs)
+        first = torch.autograd.grad(y.sum(), wanted, create_graph=True)
+        g = torch.linspace(-1, 1, y.numel(), device=y.device, dtype=y.dtype).reshape(y.shape).requires_grad_()
+        again = torch.autograd.grad(function(*inputs), wanted, g, create_graph=True)
+        found.append([*first, *second(sum(t.sum() for t in again), [*wanted, g])])
+    for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b)
 
 

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -163,3 +164,15 @@ def test_without_triton_the_references_still_work():
         "Triton is not installed (pip install triton)",
         "[[1.0, -0.20000000298023224]]",
     ]
+
+
+def test_a_tensor_of_another_device_than_the_current_one_is_refused(monkeypatch):
+    """Triton would launch on the current device, and read another one's memory."""
+    elsewhere = SimpleNamespace(is_cuda=True, device=torch.device("cuda:1"), get_device=lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    with pytest.raises(
+        RuntimeError, match=r"on cuda:1 .* current device, cuda:0: call torch.cuda.set_device\(1\)"
+    ):
+        tiles.check_device(elsewhere)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    tiles.check_device(elsewhere)
