@@ -81,20 +81,31 @@ def compared(found: list[Result]) -> list[tuple[Result, Result | None]]:
     proved = [
         each
         for each in found
-        if each.complete and in_generations(each) and not publishable(each)
-        if each.workload["name"] == ARTICLE and ranking.mode(each) == modes.CUMULATIVE
-        if any(rung.gpu_ms for rung in each.rungs)
+        if each.workload["name"] == ARTICLE and ranking.mode(each) == modes.CUMULATIVE and is_decided(each)
     ]
     longer = [each for each in proved if ladder_of(each) == FULL]
     best = {(each.machine.name, ladder_of(each)): each for each in chosen([e for e in proved if _whole(e)])}
-    parts = {
-        name: part for (name, ladder), each in best.items() if ladder == FULL and (part := article_part(each))
-    }
-    parts |= {name: each for (name, ladder), each in best.items() if ladder == ARTICLE}
+    machines = sorted({name for name, _ in best})
+    shown = [article_of(best.get((name, ARTICLE)), best.get((name, FULL))) for name in machines]
     return [
         (each, best_top(other for other in longer if other.machine.name == name))
-        for name, each in sorted(parts.items())
+        for name, each in zip(machines, shown, strict=True)
+        if each
     ]
+
+
+def is_decided(result: Result) -> bool:
+    """Return whether a run may be quoted and has whole generations with GPU times."""
+    return in_generations(result) and not publishable(result) and any(rung.gpu_ms for rung in result.rungs)
+
+
+def article_of(own: Result | None, full: Result | None) -> Result | None:
+    """Return the run of the article's ladder that says more: its own, or the article's rungs of a run of `full`.
+
+    The part of `full` goes first only where it is decided and the own run is not.
+    """
+    part = full and article_part(full)
+    return part if part and is_decided(part) and not (own and is_decided(own)) else own
 
 
 def article_part(result: Result) -> Result | None:

@@ -116,7 +116,9 @@ class Committed:
         """Return the path of a result's table in `results/charts`, or of its samples if another run is shown there."""
         name = self.path_of(result)
         if name not in self._charts:
-            self._charts[name] = f"charts/{gallery.stem(result)}.md" if self.is_best(result) else name
+            self._charts[name] = (
+                f"charts/{gallery.stem(self._ladders[name])}.md" if self.is_best(result) else name
+            )
         return self._charts[name]
 
     @staticmethod

@@ -27,38 +27,30 @@ CUMULATIVE, LEAVE_ONE_OUT = modes.CUMULATIVE, modes.LEAVE_ONE_OUT
 def gpus(committed: Committed) -> str:
     """Return the article's ladder on every GPU, with one row of the ladder `full`.
 
-    A GPU without a run of the article's ladder is shown by its rungs in the run of `full`. Once a GPU has whole
+    A GPU without a decided run of the article's ladder is shown by its rungs in the run of `full`. Once a GPU has whole
     generations, which may be quoted, GPUs with older results alone are left out.
     """
     return "\n".join(
-        _gpu(committed, machine, result, view(part), first=not index)
-        for index, (machine, result, part) in enumerate(_staircases(committed))
+        _gpu(committed, part, first=not index) for index, part in enumerate(_staircases(committed))
     )
 
 
-def _staircases(committed: Committed) -> list[tuple[str, Result, Result]]:
-    """Return (machine, result, the article's rungs in it) of each GPU that `gpus` shows."""
-    found: dict[str, tuple[bool, Result, Result]] = {}
-    for ladder in ("full", "article"):  # the article's own last: it replaces one of `full` that says no more
-        for (machine, *of), result in committed.best.items():
-            if of != ["article", ladder, CUMULATIVE] or not result.machine.gpu:
-                continue
-            if not (part := result if ladder == "article" else gallery.article_part(result)):
-                continue
-            shown = view(part)
-            decided = bool(shown.generations and shown.has_gpu_time and not shown.marks)
-            if machine not in found or decided >= found[machine][0]:
-                found[machine] = decided, result, part
-    any_decided = any(decided for decided, *_ in found.values())
-    any_decided = any(decided for decided, *_ in found.values())
-    kept = [each for each in sorted(found.items()) if each[1][0] or not any_decided]
-    return [(machine, result, part) for machine, (_, result, part) in kept]
+def _staircases(committed: Committed) -> list[Result]:
+    """Return the run of the article's ladder, or that part of a run of `full`, of each GPU that `gpus` shows."""
+    best = {
+        (machine, ladder): result
+        for (machine, workload, ladder, mode), result in committed.best.items()
+        if (workload, mode) == (gallery.ARTICLE, CUMULATIVE) and result.machine.gpu
+    }
+    machines = sorted({machine for machine, _ in best})
+    pairs = [(best.get((each, gallery.ARTICLE)), best.get((each, gallery.FULL))) for each in machines]
+    found = [part for pair in pairs if (part := gallery.article_of(*pair))]
+    return list(filter(gallery.is_decided, found)) or found
 
 
 def agreement(committed: Committed) -> str:
     """Return how the gains of GPU time on two GPUs compare, as `ladder compare` says it; a table for each pair."""
-    parts = [part for _, _, part in _staircases(committed)]
-    return "\n".join(_agreement(*pair) for pair in itertools.combinations(parts, 2))
+    return "\n".join(_agreement(*pair) for pair in itertools.combinations(_staircases(committed), 2))
 
 
 def _agreement(first: Result, second: Result) -> str:
@@ -80,8 +72,9 @@ def _agreement(first: Result, second: Result) -> str:
     return f"{table(head, cells)}{under(text(said))}"
 
 
-def _gpu(committed: Committed, machine: str, result: Result, shown: View, first: bool) -> str:
+def _gpu(committed: Committed, result: Result, first: bool) -> str:
     """Return the table of a GPU. The article's figures stand in the first table alone."""
+    shown = view(result)
     columns: list[tuple[str, Callable[[Row], str]]] = [
         ("rung", lambda row: text(row.title)),
         ("ms/step", lambda row: _step(row)[0]),
@@ -103,7 +96,7 @@ def _gpu(committed: Committed, machine: str, result: Result, shown: View, first:
         ("its total", lambda row: _article(row)[1]),
     ] * first
     rows = [[cell(row) for _, cell in columns] for row in shown.rows]
-    full = committed.top(machine, "article", "full")
+    full = committed.top(result.machine.name, gallery.ARTICLE, gallery.FULL)
     if full is not None and (timed := _timed(all_rungs := view(full))):
         top = timed[-1]
         count, page = picture.rungs_up_to(full, top.name), committed.chart(full)

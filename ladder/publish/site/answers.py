@@ -113,15 +113,11 @@ def _parts(best: Mapping[str, Mapping[str, Panel]]) -> dict[str, Panel]:
     """Return the article's rungs of a run of `full`, for each machine whose run of the article says less."""
     found = {}
     for machine, panel in best[FULL].items():
-        own, part = best[ARTICLE].get(machine), panel.result and gallery.article_part(panel.result)
-        if part and _decided(panel) and not (own and _decided(own)):
+        own = best[ARTICLE].get(machine)
+        part = gallery.article_of(own.result if own else None, panel.result)
+        if part and not (own and part is own.result):
             found[machine] = replace(panel, shown=view(part), result=part)
     return found
-
-
-def _decided(panel: Panel) -> bool:
-    shown = panel.shown
-    return bool(shown.generations and shown.has_gpu_time and not shown.marks)
 
 
 def _by_machine(panels: Iterable[Panel]) -> dict[str, Panel]:
