@@ -100,10 +100,7 @@ def is_decided(result: Result) -> bool:
 
 
 def article_of(own: Result | None, full: Result | None) -> Result | None:
-    """Return the run of the article's ladder that says more: its own, or the article's rungs of a run of `full`.
-
-    The part of `full` goes first only where it is decided and the own run is not.
-    """
+    """Return a GPU's run of the article's ladder, or those rungs of its run of `full` where they alone are decided."""
     part = full and article_part(full)
     return part if part and is_decided(part) and not (own and is_decided(own)) else own
 
