@@ -84,7 +84,7 @@ def run_ladder(
     | event | "start", "inspect", "phase", "visited", "failed", "waiting", "round" or "end" |
     | rung, round, rounds, phase | `round` is 0-based, None while inspecting |
     | done, total | visits |
-    | elapsed_s, left_s | `left_s` is an estimate or None |
+    | elapsed_s, left_s | `left_s` is an estimate, None before a generation is whole |
     | step_ms | of the visit |
     | status, reason | of a failure |
     | path | the file |
@@ -145,9 +145,10 @@ class _Run(RunState):
             self.recall()
             number, round_s = 0, 0.0
             while self.goes_on(number, round_s):
-                begin = time.monotonic()
+                self.generation_began = time.monotonic()
                 self.generation(number, code)
-                round_s = max(round_s, time.monotonic() - begin)
+                self.generation_s = time.monotonic() - self.generation_began
+                round_s = max(round_s, self.generation_s)
                 number += 1
                 self.fit_cycles(number, round_s)
             self.visits.look_around()

@@ -48,7 +48,9 @@ class RunState:
         self.inspects = inspects
         self.visits = Visits(device, system.probe().get("uuid") if device == "cuda" else None)
         self.place = threading.local()  # the rung and round of this thread
-        self.number: int | None = None  # of the generation that is being made
+        self.number = 0  # of the generation that is being made
+        self.generation_s: float | None = None  # the seconds of the last whole generation
+        self.generation_began = self.begin
         self.lock = threading.RLock()  # guards the result
         self.prepared: dict[str, int | None] = {}  # bytes that a rung's inspector has reserved on the GPU
 
@@ -132,6 +134,17 @@ class RunState:
         at = getattr(self.place, "at", {"rung": None, "round": None})
         with self.lock:
             elapsed, todo = time.monotonic() - self.begin, self.todo()
-            left = elapsed / self.done * todo if self.done else None
             common = {"rounds": self.protocol["rounds"], "done": self.done, "total": self.done + todo}
-            self.on_event({"event": event, **at, **common, "elapsed_s": elapsed, "left_s": left, **more})
+            seconds = {"elapsed_s": elapsed, "left_s": self.left_s()}
+            self.on_event({"event": event, **at, **common, **seconds, **more})
+
+    def left_s(self) -> float | None:
+        """Return the seconds left if each generation takes as long as the last; None before one is whole.
+
+        An inspection tells nothing about them: the first ones compile kernels and compute in float64.
+        """
+        if self.generation_s is None:
+            return None
+        spent = time.monotonic() - self.generation_began
+        later = max(0, self.protocol["rounds"] - self.number - 1)
+        return max(0.0, self.generation_s - spent) + later * self.generation_s

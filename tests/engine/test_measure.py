@@ -202,6 +202,10 @@ def test_events_tell_how_far_a_run_is(tmp_path: Path) -> None:
     assert events[0]["event"] == "start" and events[0]["total"] == 6  # a, its twin, b
     assert events[-1]["event"] == "end" and Path(events[-1]["path"]).is_file()
     assert events[-1]["done"] == events[-1]["total"] == 5  # b failed in round 1 and was not tried again
+    first = next(k for k, event in enumerate(events) if event["event"] == "round")
+    assert all(event["left_s"] is None for event in events[:first])  # no generation to reckon from
+    left = [event["left_s"] for event in events[first + 1 :]]
+    assert None not in left and left[-1] == 0 and max(left) < events[-1]["elapsed_s"]
     (failed,) = [event for event in events if event["event"] == "failed"]
     assert failed["rung"] == "b" and failed["status"] == "failed" and "RuntimeError" in failed["reason"]
 
