@@ -205,7 +205,7 @@ def traced(step: Any, phase: str, kernels: bool) -> Profiled:
         "families": [{**row, "us": round(row["us"], 1)} for row in rows],
     }
     if kernels:
-        found["sequence"] = [(kernel_families.short(e[0], 100), round((e[4] - e[3]) / 1000, 2)) for e in ran]
+        found["sequence"] = [(kernel_families.short(e[0]), round((e[4] - e[3]) / 1000, 2)) for e in ran]
     return found
 
 

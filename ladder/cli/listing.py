@@ -58,7 +58,7 @@ def _listed(found: dict[str, dict[str, str]]) -> list[str]:
         steps = [step.name for step in catalog.load_ladder(ladder).rungs]
         new = [name for name in steps if name in left]
         lines += [f"{click.style(ladder, bold=True)}  ladder of {_so_many(len(steps), 'rung')}: {text}"]
-        rows = [_listed_rung(name, left.pop(name), ladder, here) for name in new]
+        rows = [_listed_rung(name, left.pop(name), _of_ladder(ladder, steps, name, here)) for name in new]
         if len(lines) == 1:
             rows.insert(0, ["rung", "needs", "gain here (?: ambiguous)" * bool(here), "what it does"])
         lines += [f"  {line}" for line in _table(rows)]
@@ -66,7 +66,7 @@ def _listed(found: dict[str, dict[str, str]]) -> list[str]:
             lines.append(f"  ({len(steps) - len(new)} more are above; their order: `ladder show {ladder}`)")
     if left:
         lines.append(click.style("rungs of no ladder", bold=True))
-        lines += [f"  {line}" for line in _table([_listed_rung(*each, "", here) for each in left.items()])]
+        lines += [f"  {line}" for line in _table([_listed_rung(*each, []) for each in left.items()])]
     lines.append(click.style("workloads", bold=True))
     return [
         *lines,
@@ -74,15 +74,21 @@ def _listed(found: dict[str, dict[str, str]]) -> list[str]:
     ]
 
 
-def _listed_rung(name: str, summary: str, ladder: str, here: list[ranking.Stored]) -> list[str]:
-    known = [
-        (path, result)
-        for path, result in here
-        if result.ladder.name == ladder and ranking.rung_of(result, name)
-    ]
+def _listed_rung(name: str, summary: str, known: list[ranking.Stored]) -> list[str]:
     found = ranking.newest(known)
     gain = _gain(ranking.rung_of(found[1], name)) if found else ""
     return [name, _needs(name), gain, summary]
+
+
+def _of_ladder(ladder: str, steps: list[str], rung: str, here: list[ranking.Stored]) -> list[ranking.Stored]:
+    """Return the runs that climbed a ladder to a rung. A run of `full` climbs the article's ladder first."""
+    below = steps[: steps.index(rung) + 1]
+    return [
+        each
+        for each in here
+        if ranking.rung_of(each[1], rung)
+        and (each[1].ladder.name == ladder or [one.name for one in each[1].rungs][: len(below)] == below)
+    ]
 
 
 def _is_staircase(result: ranking.Result) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base import files, git, text
-from ladder.plan import catalog, modes, needs
+from ladder.plan import catalog, content, modes, needs
 from ladder.report import advising, chart, gpus, tables
 from ladder.report.themes import DARK, LIGHT
 from ladder.report.view import in_generations
@@ -20,7 +20,7 @@ from ladder.results import ranking, sources
 from ladder.results import store as results
 from ladder.results.combine import series
 from ladder.results.publishable import publishable
-from ladder.results.types import Result, RungResult, build
+from ladder.results.types import ABSENT, Ladder, Result, RungResult, build
 
 ARTICLE, FULL = "article", "full"  # workload and ladder of the article, and the ladder that goes on from it
 
@@ -58,10 +58,11 @@ def tracked(root: Path, folder: str) -> list[Path]:
 def chosen(found: list[Result]) -> list[Result]:
     """Return the best result of each machine, workload, ladder and mode, with the gains at the top where known.
 
-    Among results of equal rank, one with gains at the top goes before a newer one without: its chart says more.
+    Among results of equal rank, one with gains at the top goes before a newer one without: its chart says more. The
+    article's ladder is shown by the runs of `with_article`.
     """
     best: dict[tuple[str, ...], tuple[Any, Result]] = {}
-    for result in sources.without_sources(found):
+    for result in with_article(sources.without_sources(found)):
         key = (result.machine.name, result.workload["name"], ladder_of(result), ranking.mode(result))
         shown = series.with_top(result, found)
         *worth, started = ranking.rank(result)
@@ -75,8 +76,7 @@ def compared(found: list[Result]) -> list[tuple[Result, Result | None]]:
     """Return for each GPU its best staircase of the article, and its best run of the top of `full` or None.
 
     A run counts if it may be quoted, has three whole generations, and has GPU times. The article's has every rung; of
-    `full` the top alone is shown, so a run of selected rungs will do. A GPU without a run of the article's ladder is
-    shown by the article's rungs of its whole run of `full`.
+    `full` the top alone is shown, so a run of selected rungs will do.
     """
     proved = [
         each
@@ -84,13 +84,11 @@ def compared(found: list[Result]) -> list[tuple[Result, Result | None]]:
         if each.workload["name"] == ARTICLE and ranking.mode(each) == modes.CUMULATIVE and is_decided(each)
     ]
     longer = [each for each in proved if ladder_of(each) == FULL]
-    best = {(each.machine.name, ladder_of(each)): each for each in chosen([e for e in proved if _whole(e)])}
-    machines = sorted({name for name, _ in best})
-    shown = [article_of(best.get((name, ARTICLE)), best.get((name, FULL))) for name in machines]
+    shown = chosen([each for each in with_article(proved) if _whole(each)])
     return [
-        (each, best_top(other for other in longer if other.machine.name == name))
-        for name, each in zip(machines, shown, strict=True)
-        if each
+        (each, best_top(other for other in longer if other.machine.name == each.machine.name))
+        for each in shown
+        if ladder_of(each) == ARTICLE
     ]
 
 
@@ -99,17 +97,54 @@ def is_decided(result: Result) -> bool:
     return in_generations(result) and not publishable(result) and any(rung.gpu_ms for rung in result.rungs)
 
 
-def article_of(own: Result | None, full: Result | None) -> Result | None:
-    """Return a GPU's run of the article's ladder, or those rungs of its run of `full` where they alone are decided."""
-    part = full and article_part(full)
-    return part if part and is_decided(part) and not (own and is_decided(own)) else own
+def with_article(found: Iterable[Result]) -> list[Result]:
+    """Return runs, with those of the article's ladder that every chart, table and page shows.
+
+    For each machine and workload its decided runs of the whole ladder replace the others. Without one, the article's
+    rungs of its decided runs of `full` replace them. Without either its runs stay.
+    """
+    runs = list(found)
+    own: dict[tuple[str, ...], list[Result]] = {}
+    parts: dict[tuple[str, ...], list[Result]] = {}
+    for each in runs:
+        if (part := article_part(each)) and is_decided(part):
+            (own if part is each else parts).setdefault(_place(each), []).append(part)
+    shown = parts | own
+    left = [each for each in runs if not (_is_article(each) and _place(each) in shown)]
+    return left + [each for several in shown.values() for each in several]
 
 
 def article_part(result: Result) -> Result | None:
-    """Return a run of `full` with the article's rungs alone, whose recipes are the same; None if it lacks one."""
-    names = [step.name for step in catalog.load_ladder(ARTICLE).rungs]
-    rungs = [rung for rung in result.rungs if rung.name in names]
-    return replace(result, rungs=rungs) if [rung.name for rung in rungs] == names else None
+    """Return a run with the article's ladder whole, None if it has another mode or ladder, or lacks a rung.
+
+    A run of `full` gives the article's rungs alone: it climbs them first, by the same recipes.
+    """
+    if ladder_of(result) not in (ARTICLE, FULL) or ranking.mode(result) != modes.CUMULATIVE:
+        return None
+    ladder = _article()
+    rungs = [rung for rung in result.rungs if rung.name in ladder.rungs]
+    if [rung.name for rung in rungs] != ladder.rungs:
+        return None
+    if _is_article(result):
+        return result
+    return replace(result, ladder=ladder, rungs=rungs, part_of=result.ladder.name, at_top=None)
+
+
+@functools.cache
+def _article() -> Ladder:
+    """Return the article's ladder, as a run of it has it."""
+    found = catalog.load_ladder(ARTICLE)
+    names = [step.name for step in found.rungs]
+    return Ladder(name=found.name, title=found.title, rungs=names, digest=ABSENT)
+
+
+def _is_article(result: Result) -> bool:
+    return ladder_of(result) == ARTICLE and ranking.mode(result) == modes.CUMULATIVE
+
+
+def _place(result: Result) -> tuple[str, ...]:
+    """Return the machine, and the workload by its name and its fields."""
+    return result.machine.name, result.workload["name"], content.of_workload(result.workload)
 
 
 def best_top(found: Iterable[Result]) -> Result | None:

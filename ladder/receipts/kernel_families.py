@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import TypedDict
 
 from ladder.base.paths import ROOT
+from ladder.receipts import kernel_names
 
 KERNELS = ROOT / "kernels"
 
@@ -146,12 +147,6 @@ def shares(events: Iterable[Event], steps: int) -> list[Share]:
     return sorted(rows, key=lambda row: -row["us"])
 
 
-@functools.lru_cache(maxsize=4096)
-def short(name: str, longest: int = 60) -> str:
-    """Return a kernel's name without its templates and arguments, for a table."""
-    name = re.sub(r"^void |\(anonymous namespace\)::|at::native::", "", name)
-    functor = re.search(r"(\w+(?:Functor|_kernel_cuda)\w*)", name)
-    base = re.split(r"[<(]", name, maxsplit=1)[0]
-    if functor and functor[1] not in base:
-        base = f"{base}<{functor[1]}>"
-    return base[:longest]
+def short(name: str) -> str:
+    """Return a kernel's name without its namespaces, templates and arguments, with what a template tells."""
+    return kernel_names.stored(name)

@@ -126,6 +126,8 @@ def notes(found: Explained) -> list[str]:
 
 
 def _kernels(found: Explained) -> list[str]:
+    if found.before.parts.named_earlier != found.after.parts.named_earlier:
+        return ["kernels by name: not compared, because one file has the names of an earlier version"]
     lines = []
     pairs = (("appeared", found.before, found.after), ("went", found.after, found.before))
     for said, without, having in pairs:

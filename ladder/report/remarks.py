@@ -11,6 +11,11 @@ from ladder.results.types import Result, Round, RungResult
 LAZY = {"G_pl": "path length", "D_r1": "R1"}
 
 
+def part(result: Result) -> list[str]:
+    """Name the ladder of the run, where only some of its rungs are shown."""
+    return [f"these are rungs of a run of {plain(result.part_of)}"] if result.part_of else []
+
+
 def unmeasured(result: Result, mode: str) -> list[str]:
     """Name the unmeasured rungs (`--rungs`) that a shown rung contains beside the one before it."""
     ladder, names = result.ladder.name, {rung.name for rung in result.rungs}

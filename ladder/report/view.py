@@ -165,6 +165,7 @@ def view(result: Result) -> View:
         protocol=_protocol(result),
         marks=tuple(map(plain, publishable(result))),
         remarks=(
+            *remarks.part(result),
             *_remarks(rows, base, article_base, mode),
             *remarks.unmeasured(result, mode),
             *remarks.lazy(result.rungs),

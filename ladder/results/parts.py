@@ -43,6 +43,11 @@ class Parts:
         return sum(each.ms for each in self.work.values()) - self.gpu_ms
 
     @property
+    def named_earlier(self) -> bool:
+        """Whether names are those of before 26 November 2026, which were cut and had other words of templates."""
+        return any("(" in name or name.endswith(" ") or len(name) == 60 for name in self.kernels)
+
+    @property
     def launches(self) -> float:
         """The kernels and copies of a step."""
         return sum(each.launches for each in self.work.values())
@@ -100,10 +105,16 @@ def changes(before: Parts, after: Parts) -> list[Change]:
 def appeared(before: Parts, after: Parts) -> dict[str, float]:
     """Return ms by name of the second step's kernels that the first lacks, the heaviest first.
 
-    A kernel counts only if the first step's list of the heaviest would show a kernel of that length.
+    A kernel counts only if the first step's list of the heaviest would show a kernel of that length. Of steps that are
+    named in two ways none counts.
     """
-    known = before.kernels.keys() | before.ours
-    new = {name: ms for name, ms in after.kernels.items() if name not in known and ms > before.unlisted_ms}
+    if before.named_earlier != after.named_earlier:
+        return {}
+    new = {
+        name: ms
+        for name, ms in after.kernels.items()
+        if name not in before.kernels and name.split(" ")[0] not in before.ours and ms > before.unlisted_ms
+    }
     return dict(sorted(new.items(), key=lambda each: -each[1]))
 
 

@@ -360,6 +360,7 @@ class Result(Header):
     choices: list[Noted | Choice] | Absent = optional(items(either(rule_of(Noted), rule_of(Choice)), 100))
     # From the leave-one-out run that goes with it (`ladder.results.combine.series.with_top`).
     at_top: dict[str, TopGain] | None = unstored(None)
+    part_of: str | None = unstored(None)  # ladder of the run, where these are some of its rungs
 
 
 def head(result: Origin) -> Plain:

@@ -41,6 +41,7 @@ def planted(*kernels: tuple[str, float], beside: tuple[tuple[str, float], ...] =
 
 
 CONV = ("sm90_xmma_fprop_implicit_gemm_bf16", 40_000.0)
+ADD_EARLIER = "vectorized_elementwise_kernel(CUDAFunctor_add)"
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >"
 BEFORE = planted(CONV, (ADD, 9_100.0), ("void reduce_kernel<512, 1>", 130.0))
 AFTER = planted(CONV, ("bias_act_kernel", 1_200.0), ("bias_act_grad_kernel", 1_000.0), (ADD, 15.0))
@@ -148,6 +149,16 @@ def test_a_kernel_too_short_for_the_other_list_is_not_called_new(tmp_path: Path)
     made = typed(run(data_loading=before, fused_act=after))
     was, now = (parts.parts_of(ranking.rung_of(made, name)) for name in ("data_loading", "fused_act"))
     assert was and now and list(parts.appeared(was, now)) == ["gemm_large"]
+
+
+def test_kernels_of_an_earlier_file_are_not_compared_by_name_with_today_s() -> None:
+    """Earlier names were cut at 60 characters: none of them would be found again."""
+    was, now = (
+        parts.Parts(1.0, 0, {}, kernels, frozenset(), 0.0) for kernels in ({ADD_EARLIER: 1.0}, {"add": 1.0})
+    )
+    assert was.named_earlier and not now.named_earlier
+    assert parts.appeared(was, now) == parts.appeared(now, was) == {}
+    assert list(parts.appeared(was, parts.Parts(1.0, 0, {}, {"g(F)": 1.0}, frozenset(), 0.0))) == ["g(F)"]
 
 
 def test_a_difference_inside_the_noise_is_not_explained(tmp_path: Path) -> None:

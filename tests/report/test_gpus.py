@@ -224,3 +224,23 @@ def test_the_gallery_draws_it_from_committed_results_on_both_grounds(tmp_path):
     store.write(folder / "a.json", two_clocks.run())
     written = [path.name for path in gallery.publish(tmp_path) if path.name.startswith("gpus")]
     assert written == [f"gpus-article{end}" for end in (".png", ".svg", "-dark.png", "-dark.svg")]
+
+
+def test_one_run_shows_the_article_s_ladder_wherever_it_is_shown():
+    """An older run without GPU times gives way to the rungs of a run of `full`; one as good does not."""
+    names = [rung["name"] for rung in two_clocks.run()["rungs"]]
+    older = two_clocks.run() | {"started": "2027-01-01T00:00:00+00:00"}
+    for rung in older["rungs"]:
+        rung |= dict.fromkeys(("gpu_ms", "gpu_gain", "gpu_verdict", "waiting_ms"))
+    older, full, good = map(typed, (older, two_clocks.selected(*names, "fused_modulation"), two_clocks.run()))
+    part = gallery.article_part(full)
+    assert (part.ladder.name, part.ladder.rungs, part.part_of) == ("article", names, "full")
+    assert gallery.chosen([older, full]) == [part, full] == gallery.chosen([full])
+    assert gallery.chosen([older, full, good]) == [good, full]
+    assert [gallery.stem(each) for each in (part, full)] == [
+        "nvidia-h200-article-article", "nvidia-h200-article-full-partial"
+    ]  # fmt: skip
+    ends = typed(two_clocks.selected("baseline", "fused_modulation"))
+    assert gallery.chosen([older, ends]) == [older, ends]
+    smaller = typed(two_clocks.run() | {"workload": two_clocks.run()["workload"] | {"name": "tiny"}})
+    assert gallery.chosen([smaller, full]) == [part, full, smaller]

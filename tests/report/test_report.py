@@ -10,7 +10,8 @@ import pytest
 from ladder.base import files
 from ladder.base.errors import UserError
 from ladder.plan import catalog, needs
-from ladder.report import tables as report
+from ladder.publish import gallery
+from ladder.report import tables as reporting
 from ladder.report import view as viewing
 from ladder.results import publishable
 from ladder.results import store as results
@@ -18,7 +19,7 @@ from tests.support import committed, made_up, typed
 from tests.support.typed import Reading
 
 publishable = Reading(publishable)
-report = Reading(report)
+report = Reading(reporting)
 view = Reading(viewing).view
 
 HOSTILE = "=HYPERLINK(1)|<script>x</script> \x1b[31m`a`\n![i](http://e.x) \u202e"
@@ -198,13 +199,16 @@ def test_committed_tables_are_what_the_report_of_a_committed_result_says(monkeyp
     for named in (True, False):  # most are of the newest result with their name
         for path in reversed(stored):
             begins = f"{path.parent.name}-{path.stem.rpartition('-')[0]}"
+            names = (begins, begins.replace("-full", "-article"))
             left = [
-                each for each in tables if not named or begins in (each.stem, each.stem.rpartition("-")[0])
+                each for each in tables if not named or {each.stem, each.stem.rpartition("-")[0]} & {*names}
             ]
             if left and path not in seen:
                 seen.add(path)
                 result = report.collect([path])[0][0]
-                today = (report.markdown(result), report.csv_text([result]))
+                today = [report.markdown(result), report.csv_text([result])]
+                if part := gallery.article_part(results.load(path)):
+                    today += [reporting.markdown(part), reporting.csv_text([part])]
                 tables = [table for table in tables if table.read_text(encoding="utf-8") not in today]
     assert not tables
 

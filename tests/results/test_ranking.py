@@ -156,6 +156,20 @@ def test_list_is_by_ladder_in_its_order_with_needs_and_gains(stored):
     assert call("list").exit_code == 0
 
 
+def test_list_has_the_gain_of_the_newest_run_that_climbed_so_far_by_the_same_steps(stored, monkeypatch):
+    """A run of `full` climbs the article's rungs first; one of other selected rungs compares with another rung."""
+    monkeypatch.setattr(listing, "_gain", lambda rung: f"{rung.step_ms:.0f}")
+    newer = made_up.judged_run(fused_act=20.0) | {"started": "2026-11-25T00:00:00+00:00"}
+    newer["ladder"]["name"] = "full"
+    results.write(stored / "nvidia-h200" / "e.json", newer)
+    steps = made_up.judged_run() | {"started": "2026-11-26T00:00:00+00:00"}
+    steps["rungs"] = [steps["rungs"][0], steps["rungs"][-1]]
+    steps["ladder"]["name"] = "full"
+    results.write(stored / "nvidia-h200" / "f.json", steps)
+    rows = {line.split()[0]: line.split() for line in call("list").stdout.splitlines()[2:10]}
+    assert rows["fused_act"][3] == "20"
+
+
 def test_show_explains_a_ladder_ours_or_the_user_s(tmp_path):
     lines = call("show", "full").stdout.splitlines()
     assert "ladder full, 24 rungs" in lines[0]

@@ -12,13 +12,11 @@ from typing import Any
 
 from benches import series
 from ladder.publish.history.series import STEP
-from tests.support import committed
+from tests.support import made_up
 from tests.support.repositories import commit_all, git
 
 ROOT = Path(__file__).resolve().parents[2]
-REAL = committed.file("results/ladder/nvidia-h200")
-LADDER = "article-article-20261121T145614Z.json"
-ADVICE = "article-article-leave-one-out-20261121T144229Z.json"
+LADDER = "article-article-20261121T101500Z.json"
 
 # Each says when it runs, and runs if it is ever taken for HTML; {} is where it was.
 HOSTILE = "<img src=x onerror=\"window.hacked='{}'\">"
@@ -109,9 +107,12 @@ def asv_result(
     return place / file
 
 
-def ladder_result(folder: Path, gpu: str | None = None, faster: float = 1.0, name: str = LADDER) -> Path:
-    """A copy of a real result; with `gpu`, as if of another machine, `faster` times as fast."""
-    data = json.loads((REAL / name).read_text())
+def ladder_result(
+    folder: Path, gpu: str | None = None, faster: float = 1.0, mode: str = "cumulative"
+) -> Path:
+    """A made-up result of an H200; with `gpu`, as if of another machine, `faster` times as fast."""
+    data = made_up.judged_run(mode)
+    name = LADDER if mode == "cumulative" else LADDER.replace("-2026", f"-{mode}-2026")
     if gpu:
         slug = gpu.lower().replace(" ", "-")
         data["machine"] |= {"name": slug, "gpu": gpu}
@@ -173,7 +174,7 @@ def many(folder: Path) -> Path:
     asv_result(folder, L40S, hashes[2], 2, {rung: 1.7 * seconds for rung, seconds in TIMES.items()})
     asv_result(folder, EVIL, hashes[3], 3, TIMES, where="evil", **{HOSTILE.format("requirement"): "1"})
     ladder_result(folder)
-    ladder_result(folder, name=ADVICE)
+    ladder_result(folder, mode="leave-one-out")
     ladder_result(folder, "NVIDIA A100", 0.6)
     done = publish(folder, validated=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -28,7 +28,7 @@ class Committed:
 
     def __init__(self, root: Path) -> None:
         self.root = root / "results"
-        self._charts: dict[str, str] = {}
+        self._charts: dict[tuple[str, str, str], str] = {}
 
     def read(self, name: str) -> Plain:
         """Return the data of one result file.
@@ -68,9 +68,9 @@ class Committed:
         return {name: result for name, result in self._all.items() if is_whole(result)}
 
     @functools.cached_property
-    def _drawn(self) -> set[tuple[str, str]]:
+    def _drawn(self) -> set[tuple[str, str, str]]:
         """The results that `results/charts` shows. A stopped run may be among them."""
-        return set(map(_identity, gallery.chosen(list(self._all.values()))))
+        return set(map(_shown_as, gallery.chosen(list(self._all.values()))))
 
     @functools.cached_property
     def machines(self) -> list[str]:
@@ -102,7 +102,8 @@ class Committed:
     def top(self, machine: str, workload: str, ladder: str) -> Result | None:
         """Return the staircase whose highest rung is the top of a ladder, a whole one first; None if there is none."""
         wanted = (machine, workload, ladder, modes.CUMULATIVE)
-        return gallery.best_top(each for each in self._ladders.values() if self._key(each) == wanted)
+        runs = gallery.with_article(self._ladders.values())
+        return gallery.best_top(each for each in runs if self._key(each) == wanted)
 
     def path_of(self, result: Result) -> str:
         """Return the path of a result of `ladder run`."""
@@ -110,16 +111,16 @@ class Committed:
 
     def is_best(self, result: Result) -> bool:
         """Return whether `results/charts` shows this result."""
-        return _identity(result) in self._drawn
+        return _shown_as(result) in self._drawn
 
     def chart(self, result: Result) -> str:
         """Return the path of a result's table in `results/charts`, or of its samples if another run is shown there."""
-        name = self.path_of(result)
-        if name not in self._charts:
-            self._charts[name] = (
-                f"charts/{gallery.stem(self._ladders[name])}.md" if self.is_best(result) else name
+        key = _shown_as(result)
+        if key not in self._charts:
+            self._charts[key] = (
+                f"charts/{gallery.stem(result)}.md" if self.is_best(result) else self.path_of(result)
             )
-        return self._charts[name]
+        return self._charts[key]
 
     @staticmethod
     def _key(result: Result) -> Key:
@@ -130,6 +131,11 @@ class Committed:
 
 def _identity(result: Result) -> tuple[str, str]:
     return result.machine.name, result.started
+
+
+def _shown_as(result: Result) -> tuple[str, str, str]:
+    """Return the identity of a result and its ladder: a run of `full` may also show the article's."""
+    return *_identity(result), gallery.ladder_of(result)
 
 
 def is_whole(result: Result) -> bool:

@@ -36,15 +36,9 @@ def gpus(committed: Committed) -> str:
 
 
 def _staircases(committed: Committed) -> list[Result]:
-    """Return the run of the article's ladder, or that part of a run of `full`, of each GPU that `gpus` shows."""
-    best = {
-        (machine, ladder): result
-        for (machine, workload, ladder, mode), result in committed.best.items()
-        if (workload, mode) == (gallery.ARTICLE, CUMULATIVE) and result.machine.gpu
-    }
-    machines = sorted({machine for machine, _ in best})
-    pairs = [(best.get((each, gallery.ARTICLE)), best.get((each, gallery.FULL))) for each in machines]
-    found = [part for pair in pairs if (part := gallery.article_of(*pair))]
+    """Return the run that shows the article's ladder, of each GPU of `gpus`."""
+    wanted = (gallery.ARTICLE, gallery.ARTICLE, CUMULATIVE)
+    found = [each for (_, *key), each in committed.best.items() if tuple(key) == wanted and each.machine.gpu]
     return list(filter(gallery.is_decided, found)) or found
 
 
@@ -139,7 +133,8 @@ def _source(committed: Committed, result: Result, shown: View, brief: bool = Fal
     marks = map(text, shown.marks)
     made = "generations" if shown.generations else "rounds"
     samples = [link("samples", path)] * (not (brief and page))
-    return under(f"{made}: {_rounds(result)}", *unsettled, *page, *samples, *marks)
+    part = [f"rungs of a run of `{result.part_of}`"] * (bool(result.part_of) and not brief)
+    return under(f"{made}: {_rounds(result)}", *part, *unsettled, *page, *samples, *marks)
 
 
 def rungs(committed: Committed, name: str) -> str:

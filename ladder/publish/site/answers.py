@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from ladder.base.text import factor
 from ladder.plan import catalog
-from ladder.publish import gallery
 from ladder.publish.site.collected import FULL, Group, Panel
 from ladder.report.panels import short_ms
-from ladder.report.view import Row, view
+from ladder.report.view import Row
 from ladder.results import words
 
 ARTICLE = "article"  # the ladder, and the workload of which the article has numbers
@@ -77,8 +76,6 @@ def _card(workload: str, groups: Sequence[Group], reports: Mapping[int, str]) ->
         name: _by_machine(panel for group in found for panel in group.panels) for name, found in of.items()
     }
     tops = {name: _by_machine(panel for group in found for panel in group.tops) for name, found in of.items()}
-    for machine, part in _parts(best).items():
-        best[ARTICLE][machine] = tops[ARTICLE][machine] = part
     machines = list(dict.fromkeys([*best[ARTICLE], *best[FULL]]))
     if not machines:
         return None
@@ -109,17 +106,6 @@ def _card(workload: str, groups: Sequence[Group], reports: Mapping[int, str]) ->
     )
 
 
-def _parts(best: Mapping[str, Mapping[str, Panel]]) -> dict[str, Panel]:
-    """Return the article's rungs of a run of `full`, for each machine whose run of the article says less."""
-    found = {}
-    for machine, panel in best[FULL].items():
-        own = best[ARTICLE].get(machine)
-        part = gallery.article_of(own.result if own else None, panel.result)
-        if part and not (own and part is own.result):
-            found[machine] = replace(panel, shown=view(part), result=part)
-    return found
-
-
 def _by_machine(panels: Iterable[Panel]) -> dict[str, Panel]:
     return {panel.machine: panel for panel in panels if panel.result}
 
@@ -127,7 +113,11 @@ def _by_machine(panels: Iterable[Panel]) -> dict[str, Panel]:
 def _gpu(panels: Sequence[Panel], reports: Mapping[int, str]) -> Gpu:
     days = sorted({panel.result.started[:10] for panel in panels if panel.result})
     marks = dict.fromkeys(mark for panel in panels for mark in panel.shown.marks)
-    known = [(panel.result.ladder.name, reports[id(panel)]) for panel in panels if id(panel) in reports]
+    known = [
+        (panel.result.ladder.name, reports[id(panel)])
+        for panel in panels
+        if panel.result and id(panel) in reports and not panel.is_part  # it has the report of its whole run
+    ]
     return Gpu(panels[0].shown.machine.partition(",")[0], " and ".join(days), tuple(marks), tuple(known))
 
 

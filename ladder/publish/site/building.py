@@ -45,12 +45,13 @@ def write_front(site: Path, ladder_results: Path, accepted: Path, revisions: Map
     points = asvseries.points(accepted)
     groups = collected.groups(found, [point for point in points if point.commit in revisions], site)
     asv_files = _copy_asv(accepted, site, revisions)
-    charts = {}
-    for group in groups:
-        for panel in group.panels:
-            if panel.result is not None:
-                report = _report(panel, group, found, site, ladder_results.parent)
-                charts[id(panel)] = [*_charts(panel, group, site), (front.FULL_REPORT, report)]
+    charts: dict[int, list[tuple[str, str]]] = {}
+    reports: dict[tuple[str, ...], str] = {}
+    measured = [(panel, group) for group in groups for panel in group.panels if panel.result is not None]
+    for panel, group in sorted(measured, key=lambda each: each[0].is_part):  # a whole run names its report
+        if panel.raw not in reports:
+            reports[panel.raw] = _report(panel, group, found, site, ladder_results.parent)
+        charts[id(panel)] = [*_charts(panel, group, site), (front.FULL_REPORT, reports[panel.raw])]
     gpu_points = asvseries.points(accepted, asvseries.GPU_STEP)
     histories = front.Histories(
         asvseries.history(points, revisions), asvseries.history(gpu_points, revisions)

@@ -20,6 +20,7 @@ from ladder.results import identity, loading, ranking, sources
 from ladder.results import store as results
 from ladder.results.combine import series
 from ladder.results.publishable import publishable
+from ladder.results.ranking import Stored
 from ladder.results.types import Result
 
 FULL = "full"  # the ladder whose rungs asv measures
@@ -46,6 +47,11 @@ class Panel:
     shown: View
     result: Result | None  # absent if only asv measured the machine
     raw: tuple[str, ...]  # paths relative to the site's folder
+
+    @property
+    def is_part(self) -> bool:
+        """Return whether it shows some rungs of a run of another ladder."""
+        return self.result is not None and self.result.part_of is not None
 
     @property
     def single(self) -> bool:
@@ -118,11 +124,9 @@ def raw(found: Iterable[tuple[Path, Result]], site: Path) -> list[Raw]:
     return sorted(made, key=lambda each: (each.machine, each.workload, each.ladder))
 
 
-def groups(found: list[tuple[Path, Result]], points: list[asvseries.Point], site: Path) -> list[Group]:
+def groups(found: list[Stored], points: list[asvseries.Point], site: Path) -> list[Group]:
     """Return the ladders by workload, GPUs before CPUs. A machine measured only by asv joins as a single run."""
-    kept = sources.without_sources(result for _, result in found)
-    others = [result for _, result in found]
-    paths = {id(result): path.relative_to(site).as_posix() for path, result in found}
+    kept = gallery.with_article(sources.without_sources(result for _, result in found))
     climbed: dict[tuple[str, str], dict[str, list[Result]]] = {}
     called = identity.labels(result.workload for result in kept)
     for result in kept:
@@ -136,7 +140,7 @@ def groups(found: list[tuple[Path, Result]], points: list[asvseries.Point], site
     paired = {(result.machine.name, result.workload["name"]) for result in kept}
     made = []
     for (workload, ladder), machines in climbed.items():
-        shown, tops = _panels(machines, others, paths)
+        shown, tops = _panels(machines, found, site)
         rungs = max((panel.result.ladder.rungs for panel in shown if panel.result), key=len)
         every = (*shown, *_single(points, paired, workload, rungs))
         made.append(Group(workload, ladder, shown[0].shown.title, every, tuple(tops)))
@@ -150,13 +154,14 @@ def groups(found: list[tuple[Path, Result]], points: list[asvseries.Point], site
 
 
 def _panels(
-    machines: dict[str, list[Result]], others: list[Result], paths: dict[int, str]
+    machines: dict[str, list[Result]], found: list[Stored], site: Path
 ) -> tuple[list[Panel], list[Panel]]:
     """Return the panel of each machine's best run, and that of the run which has the top of the ladder."""
+    others = [result for _, result in found]
 
     def panel(result: Result) -> Panel:
-        whole = series.with_top(result, others)
-        return Panel(plain(result.machine.name), view(whole), whole, (paths[id(result)],))
+        whole, (path, _) = series.with_top(result, others), _run_of(result, found)
+        return Panel(plain(result.machine.name), view(whole), whole, (path.relative_to(site).as_posix(),))
 
     shown, tops = [], []
     for _, runs in sorted(machines.items()):
@@ -165,6 +170,12 @@ def _panels(
         if top is not None:
             tops.append(shown[-1] if top is best else panel(top))
     return shown, tops
+
+
+def _run_of(result: Result, found: list[Stored]) -> Stored:
+    """Return the stored run that a result is, or whose rungs it shows."""
+    own = [each for each in found if each[1] is result]
+    return own[0] if own else next(each for each in found if each[1].rungs[0] is result.rungs[0])
 
 
 def _name(group: Group) -> tuple[str, bool, str]:

@@ -255,15 +255,16 @@ def achieved(row: Launched, counted: Mapping[str, list[counters.Counts]]) -> flo
 def kernels_per_step(name: str, folder: Path | None = None) -> float | None:
     """Return the kernels a step of the ladder's baseline on this machine, or None.
 
-    The newest staircase of `article` with that number counts.
+    The newest staircase of `article` with that number counts, of the article's ladder or of `full`.
     """
+    stored = (LADDER_RESULTS if folder is None else folder) / name
+    paths = [path for ladder in ("article", "full") for path in stored.glob(f"article-{ladder}-2*.json")]
     found = None
-    for path in sorted(
-        (LADDER_RESULTS if folder is None else folder).glob(f"{name}/article-article-2*.json")
-    ):
+    for path in sorted(paths, key=lambda each: each.stem.rpartition("-")[2]):
         try:
-            rungs = json.loads(path.read_text(encoding="utf-8"))["rungs"]
-            found = (rungs[0]["inspection"] or {}).get("kernels_per_step") or found
+            lowest = json.loads(path.read_text(encoding="utf-8"))["rungs"][0]
+            if lowest["name"] == "baseline":
+                found = (lowest["inspection"] or {}).get("kernels_per_step") or found
         except (OSError, ValueError, KeyError, IndexError, TypeError):
             continue
     return found

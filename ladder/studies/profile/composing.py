@@ -14,9 +14,8 @@ from ladder.base.protocol import CYCLE_STEPS, IN_ORDER
 from ladder.base.text import plain
 from ladder.engine import profiling
 from ladder.receipts import categories as names
-from ladder.receipts import kernel_families
+from ladder.receipts import kernel_families, kernel_names
 from ladder.results.raw import KernelFamily, KernelProfile
-from ladder.studies.profile import kernel_names
 from ladder.studies.profile import layers as layered
 from ladder.studies.profile.layers import Label
 from ladder.studies.profile.rates import Rate

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from ladder.base.protocol import IN_ORDER
 from ladder.base.text import plain
+from ladder.receipts import kernel_names
 from ladder.results.types import Plain
 from ladder.studies.claims.hardware import counters
 from ladder.studies.claims.hardware.counters import Launch
-from ladder.studies.profile import kernel_names
 from ladder.studies.profile.record import BETWEEN, Counted, Heavy
 
 METRICS = {  # our name -> Nsight Compute's

@@ -119,7 +119,7 @@ class Heavy:
     of their templates.
     """
 
-    kernel: str = needed(LINE)  # a label of `ladder.studies.profile.kernel_names`
+    kernel: str = needed(LINE)  # a label of `ladder.receipts.kernel_names`
     function: str = needed(v.TEXT)
     word: str | None = needed(v.TEXT)
     ms: float = needed(DURATION)

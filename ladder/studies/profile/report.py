@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ladder.base.text import escaped, plain
-from ladder.receipts import categories
+from ladder.receipts import categories, kernel_names
 from ladder.results import store as results
 from ladder.results.types import head
-from ladder.studies.profile import composing, counted, kernel_names, rates, tracing
+from ladder.studies.profile import composing, counted, rates, tracing
 from ladder.studies.profile.record import Category, Memory, Result
 
 MIB = 2**20

@@ -57,12 +57,22 @@ def test_the_article_s_rungs_of_a_run_of_full_go_before_an_older_run_without_gpu
     names = [rung["name"] for rung in older["rungs"]]
     full = two_clocks.selected(*names, "fused_modulation")
     found = [(tmp_path / "a.json", older), (tmp_path / "b.json", full)]
-    (card,) = answers.cards(collected.groups(typed(found), [], tmp_path))
+    groups = collected.groups(typed(found), [], tmp_path)
+    (card,) = answers.cards(groups)
     assert [(line.answers[0].step, bool(line.answers[0].gpu)) for line in card.lines] == [
         ("160", True),
         ("61.3", True),
         ("40.0", True),
     ]
+    part, whole = (group.panels[0] for group in groups)  # the list of every rung shows them, too
+    assert [row.step_ms for row in part.shown.rows] == list(two_clocks.WALL_MS.values())
+    assert (part.raw, part.is_part, whole.is_part) == (("b.json",), True, False)
+    assert part.shown.title == groups[0].title == "The article's eight rungs"
+    assert "these are rungs of a run of full" in front.page(groups, front.Histories({}, {}), [], [], {}, {})
+    charts = {id(panel): [(front.FULL_REPORT, "reports/full.html")] for panel in (part, whole)}
+    assert answers.cards(groups, front._reports(charts))[0].gpus[0].reports == (
+        ("full", "reports/full.html"),
+    )
     found[0] = (
         found[0][0],
         two_clocks.run() | {"started": older["started"]},

@@ -82,13 +82,17 @@ def test_what_other_commands_measured_on_this_machine_is_taken_from_their_files(
     for name, count in (
         ("article-article-20260101T000000Z", 10.0),
         ("article-article-20260301T000000Z", 20.0),
+        ("article-full-20260201T000000Z", 15.0),
+        ("article-article-20260401T000000Z", None),
     ):
-        rung = {"inspection": {"kernels_per_step": count}}
+        rung = {"name": "baseline", "inspection": count and {"kernels_per_step": count}}
         (tmp_path / "gpu" / f"{name}.json").write_text(json.dumps({"rungs": [rung]}))
-    (tmp_path / "gpu" / "article-article-20260401T000000Z.json").write_text(
-        '{"rungs": [{"inspection": null}]}'
-    )
     assert run.kernels_per_step("gpu", tmp_path) == 20.0 and run.kernels_per_step("other", tmp_path) is None
+    newer = tmp_path / "gpu" / "article-full-20260501T000000Z.json"
+    newer.write_text(json.dumps({"rungs": [rung | {"inspection": {"kernels_per_step": 25.0}}]}))
+    assert run.kernels_per_step("gpu", tmp_path) == 25.0
+    newer.write_text(newer.read_text().replace("baseline", "fused_act"))
+    assert run.kernels_per_step("gpu", tmp_path) == 20.0
     row = {"claim": "memory", "precision": "bf16", "on": "top", "ours": 0.6, "interval": None, "article": 0.5}
     rows = [row | {"against": "fp32"}, row | {"against": "tf32"}, row | {"against": "fp32", "ours": None}]
     (tmp_path / "gpu.json").write_text(json.dumps({"claims": rows}))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ladder.studies.profile import kernel_names, report
+from ladder.receipts import kernel_names
+from ladder.studies.profile import report
 
 NOCAST = "at::native::gpu_kernel_impl_nocast"
 BITS = "at::native::binary_internal"
@@ -101,3 +102,21 @@ def test_long_names_keep_their_end_and_two_of_a_table_never_look_alike() -> None
     first, second = (kernel_names.label(f"{'long_' * 20}{end}") for end in ("forward", "backward"))
     assert first != second and max(len(first), len(second)) <= kernel_names.LONGEST
     assert report.unlike(["a", "b", "a", "a"]) == ["a", "b", "a (2)", "a (3)"]
+
+
+def test_a_result_stores_names_whole_and_those_of_copies_without_their_memory() -> None:
+    tiles = [
+        f"sm80_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize{tile}_stage3_kernel__5x_cudnn"
+        for tile in ("128x128x32", "256x64x32")
+    ]
+    assert [kernel_names.stored(name) for name in tiles] == [
+        "sm80_xmma_fprop_bf16_nhwc_128x128x32",
+        "sm80_xmma_fprop_bf16_nhwc_256x64x32",
+    ]
+    assert kernel_names.stored("Memcpy DtoD (Device -> Device)") == "Memcpy DtoD"
+    assert kernel_names.stored("Memset (Device)") == "Memset"
+    assert (
+        len(kernel_names.stored("k" * 80)) == 80 and len(kernel_names.stored("k" * 200)) == kernel_names.KEPT
+    )
+    for label, names in SPELLINGS.items():
+        assert {kernel_names.stored(name) for name in (*names, label)} == {label}

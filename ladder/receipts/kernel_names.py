@@ -11,6 +11,7 @@ import functools
 import re
 
 LONGEST = 64  # characters of a label
+KEPT = 96  # characters of a name that a result stores
 _UNNAMED = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\{anonymous\}::")
 _RETURNED = re.compile(r"^(?:void |std::enable_if<.*?>::type )")
 _WORD = re.compile(r"\w+")
@@ -50,9 +51,19 @@ def _path(name: str) -> str:
     return re.split(r"[(<]", _RETURNED.sub("", _UNNAMED.sub("", name)), maxsplit=1)[0].split(" ")[-1]
 
 
+@functools.lru_cache(maxsize=4096)  # a cycle has 50,000 events of some hundred names
+def stored(name: str) -> str:
+    """Return the name of a kernel or a copy as a result stores it: a label, whole up to `KEPT` characters."""
+    return _cut(re.split(r" ?[(<]", _label(name), maxsplit=1)[0], KEPT)  # "Memcpy DtoD (Device -> Device)"
+
+
 @functools.lru_cache(maxsize=4096)
 def label(name: str) -> str:
     """Return a kernel's name for a table. A label is its own label."""
+    return _cut(_label(name), LONGEST)
+
+
+def _label(name: str) -> str:
     if name.startswith(("aten::", "autograd::")) or " " in name.split("<")[0].split("(")[0].removeprefix(
         "void "
     ):
@@ -62,10 +73,10 @@ def label(name: str) -> str:
         return _xmma(own)
     if own in _WRAPPERS and (work := word(name)):
         work = work.replace("_tensorop_", "_")
-        return _cut(work if work.startswith("cutlass_") else f"{own} {work}")
+        return work if work.startswith("cutlass_") else f"{own} {work}"
     if own in _SAYS_NOTHING:
         own = "::".join(_path(name).split("::")[-2:])
-    return _cut(" ".join(filter(None, (own, *_told(_within(name), function(name))))))
+    return " ".join(filter(None, (own, *_told(_within(name), function(name)))))
 
 
 def word(name: str) -> str:
@@ -97,9 +108,9 @@ def _xmma(name: str) -> str:
     name = _TILE.sub(r"_\1", name)
     if _CONVOLUTION.search(name):
         name = name.replace("_implicit_gemm", "")
-    return _cut(_XMMA_LAYOUT.sub(r"_\1", _XMMA_TYPES.sub(r"_\1", name)))
+    return _XMMA_LAYOUT.sub(r"_\1", _XMMA_TYPES.sub(r"_\1", name))
 
 
-def _cut(name: str) -> str:
-    """Return a name of at most `LONGEST` characters. The end is kept, because alike names differ there."""
-    return name if len(name) <= LONGEST else f"{name[: LONGEST - 26]}..{name[-24:]}"
+def _cut(name: str, longest: int) -> str:
+    """Return a name of at most so many characters. The end is kept, because alike names differ there."""
+    return name if len(name) <= longest else f"{name[: longest - 26]}..{name[-24:]}"
