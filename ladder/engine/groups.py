@@ -97,6 +97,9 @@ class Group:
             except EnvironmentFailure as failure:
                 system.append(failure)
                 failed.set()
+            except ValueError:  # `kill` has closed its pipes meanwhile
+                if not self.workers[rank].ended:
+                    raise
 
         asking = [threading.Thread(target=ask, args=(rank,), daemon=True) for rank in range(self.ranks)]
         try:
