@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from ladder.machine import environment
 from ladder.report import drawing
 from ladder.report.drawing import fitted
 from ladder.report.panels import ARTICLE, BUSY, GRID, INK, MUTED
 from ladder.studies.scale import report
-from ladder.studies.scale.record import STRONG, WEAK, Point, Result, too_few
+from ladder.studies.scale.record import FEW_OF, STRONG, WEAK, Point, Result, too_few
 
 COLORS = (BUSY, ARTICLE, INK, MUTED)
 STYLES = ("-", "--", ":")
@@ -75,9 +76,11 @@ def _panel(axes: Any, points: list[Point], ways: list[str], gpus: list[int], res
 
 def _header(made: Any, result: Result) -> None:
     facts, work, rules = result.machine, result.workload, result.protocol
-    notes = f" ({rules.notes[0]})" if rules.notes else ""
-    title = f"{facts.gpu or facts.cpu}: does it scale?{notes}"
+    under = environment.said(result.environment or None)
+    # The legend names ways with too few generations, and the last line the environment.
+    left = [n for n in rules.notes if not n.startswith(FEW_OF) and n not in under]
+    title = f"{facts.gpu or facts.cpu}: does it scale?" + (f" ({left[0]})" if left else "")
     fitted(made, 0.02, 0.945, title, 15, fontweight="bold")
     size = f"{work['resolution']}x{work['resolution']}"
-    said = f"{work['name']}: {size}, {report.generations(result)}, {rules.backend}"
-    fitted(made, 0.02, 0.02, f"{said}, PyTorch {facts.torch}. Higher is better.", 8, color=MUTED)
+    said = f"{work['name']}: {size}, {report.generations(result)}, {rules.backend}, PyTorch {facts.torch}"
+    fitted(made, 0.02, 0.02, ". ".join([said, "Higher is better", *under]), 8, color=MUTED)

@@ -21,6 +21,7 @@ DERIVED = ("step_ms", "images_per_s", "efficiency", "low", "high", "comm_ms", "e
 GPUS = number(1, 4096, whole=True)
 NOT_MEASURED = "not measured"  # the reason of a point that can be, and has no runs yet
 FEWEST = results.FEWEST_ROUNDS  # generations of a point that is quoted
+FEW_OF = f"fewer than {FEWEST} generations of "  # the beginning of a note that names ways
 OLD_NOTE = f"fewer than {FEWEST} rounds: not to be quoted"  # of all ways together, until 26 November 2026
 
 
@@ -114,7 +115,7 @@ def derive(result: Result) -> Result:
     points = [_derived(point, _fewest(point, result.points)) for point in result.points]
     few, seen = short(points), any(point.runs for point in points)
     unproved = sorted({p.way for p in points if p.gpus > 1 and p.runs} - _proved(result.proofs))
-    also = [f"fewer than {FEWEST} generations of {', '.join(few)}: not to be quoted"] * bool(few)
+    also = [f"{FEW_OF}{', '.join(few)}: not to be quoted"] * bool(few)
     also += [f"parity and receipts of {', '.join(unproved)} were not seen here"] * bool(unproved)
     also += neighbours.marks({neighbours.KEY: run.others_cpu} for point in points for run in point.runs)
     also += environment.said(result.environment or None)
@@ -214,8 +215,8 @@ def contradiction(result: Result) -> str | None:
         if least and any(ms < least[0] for run in found.runs for ms in run.samples_ms):
             return f"{name}: faster than these GPUs can compute"
     said = result.protocol.notes
-    old = ("fewer than",) if OLD_NOTE in said else ()
-    missing = [note for note in derived.protocol.notes if note not in said and not note.startswith(old)]
+    old = OLD_NOTE in said
+    missing = [n for n in derived.protocol.notes if n not in said and not (old and n.startswith(FEW_OF))]
     if missing:
         return f"protocol.notes: lack {missing[0]!r}"
     return None
