@@ -67,7 +67,11 @@ Examples:
 @click.option("--no-proof", is_flag=True, help="Leave out receipts and parity; the result says so.")
 @options.data_option
 @options.resume_option
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Of inputs and of the order. [default: 0]")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**31 - 1),
+    help="Seed for the inputs and for the order of visits. [default: 0]",
+)
 @options.device_option
 @click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/scaled]")
 @options.json_option

@@ -18,7 +18,7 @@ STAYS = ("oom", "invalid", "failed: parity", "not engaged")  # a second try woul
 def take_up(path: Path, before: Result, fresh: Result) -> Result:
     """Return `before`, the file's result, ready to go on. `fresh` is the result that would begin now.
 
-    Whole generations stay. What failed is tried again, except for want of parity, receipts or memory.
+    Whole generations stay. Points that failed are tried again, except for want of parity, receipts or memory.
 
     Raises UserError where the two results are not the same measurement.
     """
@@ -49,7 +49,7 @@ def _differences(before: Result, fresh: Result) -> Iterator[str]:
 def whole(points: list[Point]) -> list[Point]:
     """Return the points with the generations that all points of their way and scaling have.
 
-    A run that was stopped may have kept one number of GPUs and not yet the others. What failed before has none.
+    A run that was stopped may have kept one number of GPUs and not yet the others. A point that failed before has none.
     """
     made = []
     for point in points:

@@ -173,7 +173,7 @@ def test_groups_without_room_together_are_measured_way_by_way_from_then_on(tmp_p
     assert set(map(tuple, generations(read(tmp_path)[1]).values())) == {(0, 1)}
 
 
-# What a stopped run keeps, and going on with it
+# A stopped run, and going on with it
 
 
 @pytest.fixture(scope="module")
