@@ -83,4 +83,4 @@ def _header(made: Any, result: Result) -> None:
     fitted(made, 0.02, 0.945, title, 15, fontweight="bold")
     size = f"{work['resolution']}x{work['resolution']}"
     said = f"{work['name']}: {size}, {report.generations(result)}, {rules.backend}, PyTorch {facts.torch}"
-    fitted(made, 0.02, 0.02, ". ".join([said, "Higher is better", *under]), 8, color=MUTED)
+    fitted(made, 0.02, 0.02, "; ".join([f"{said}. Higher is better", *under]), 8, color=MUTED)

@@ -91,8 +91,11 @@ def markdown(result: Result) -> str:
         "",
         *MEANINGS,
         "",
-        *(f"- {escaped(line)}" for line in proofs(result)),
-        *(f"  - {escaped(line)}" for proof in result.proofs for line in proof.lines),
+        *(
+            f"{indent}- {escaped(line)}"
+            for proof, said in zip(result.proofs, proofs(result), strict=True)
+            for indent, line in [("", said), *(("  ", each) for each in proof.lines)]
+        ),
         *(f"- {escaped(line)}" for line in rules.notes),
     ]
     return "\n".join(page).rstrip() + "\n"
