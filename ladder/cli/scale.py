@@ -17,6 +17,7 @@ from ladder.images import for_workload
 from ladder.plan import needs
 
 if TYPE_CHECKING:
+    from ladder.results.types import Plain
     from ladder.studies.scale.measure import Plan
     from ladder.studies.scale.record import Result
 
@@ -167,7 +168,7 @@ def continued(path: Path, before: Result, request: Request) -> Request:
     own = catalog.load_workload(request.workload or name)[1]["data"]
     resuming.ask_for_images(path, head(before), request.data, None if own is None else str(own))
     scalings = sorted({point.scaling for point in points})
-    said: dict[str, Any] = {
+    said: Plain = {
         "gpus": sorted({point.gpus for point in points}),
         "scaling": scalings[0] if len(scalings) == 1 else "both",
         "visits": before.protocol.visits,

@@ -15,7 +15,7 @@ from typing import Any
 from ladder.base.errors import UserError
 from ladder.results import sources
 from ladder.results.combine import belonging
-from ladder.results.types import ABSENT, Merged, head
+from ladder.results.types import ABSENT, Merged, Plain, head
 from ladder.studies.scale.proving import FAILED_PARITY, NOT_ENGAGED
 from ladder.studies.scale.record import FEWEST, NOT_MEASURED, STRONG, Point, Proof, Result, derive
 
@@ -89,7 +89,7 @@ def _joined(found: list[Result]) -> Result:
     """Return one result around the points of all, oldest first."""
     newest, heads = found[-1], [head(each) for each in found]
     points = _points(found)
-    code: dict[str, Any] = {"commits": ABSENT} | sources.all_commits(heads)
+    code: Plain = {"commits": ABSENT} | sources.all_commits(heads)
     made = replace(
         newest,
         points=points,
