@@ -16,6 +16,7 @@ WEAK ?= article-b32
 STRONG ?= article
 LARGE ?= stylegan2-1024
 comma := ,
+stopped = $(addprefix --resume ,$(firstword $(wildcard results/scaled/*-$(1)-partial.json)))
 
 ifneq ($(filter-out 0,$(NO_VENV)),)
 PY := $(PYTHON)
@@ -98,11 +99,12 @@ bench-kernels: $(READY)  ## every op as a pytest-benchmark, at asv's cases; writ
 	$(PY) -m pytest -q -n 0 -p tests.bench_plugin tests/bench_kernels.py --benchmark-json="results/benchmarks/$$name$(PART).json" \
 	--benchmark-columns=median,iqr,min,max,rounds --benchmark-sort=name $(ARGS)
 
-# A part that fails leaves the others their turn. 1024x1024 is measured on all GPUs only: images/s is what it is for.
-scale: $(READY)  ## weak, strong and 1024x1024 scaling in under nine minutes (GPUS=1,8 TOTAL=32; ARGS: options of `ladder scale`)
-	-$(PY) -m ladder scale top ddp -w $(WEAK) --scaling weak --gpus $(GPUS) --budget 4 $(ARGS)
-	-$(PY) -m ladder scale top ddp -w $(STRONG) --scaling strong --total $(TOTAL) --gpus $(GPUS) --budget 2.5 $(ARGS)
-	-$(PY) -m ladder scale top flat -w $(LARGE) --scaling weak --gpus $(lastword $(subst $(comma), ,$(GPUS))) --generations 1 --no-proof $(ARGS)
+# A part that fails leaves the others their turn. A part that was stopped is gone on with by the next `make scale`.
+# 1024x1024 is measured on all GPUs only: images/s is what it is for.
+scale: $(READY)  ## weak, strong and 1024x1024 scaling in under nine minutes; again: go on (GPUS=1,8 TOTAL=32; ARGS: options of `ladder scale`)
+	-$(PY) -m ladder scale top ddp -w $(WEAK) --scaling weak --gpus $(GPUS) --budget 4 $(call stopped,$(WEAK)-top-ddp-weak) $(ARGS)
+	-$(PY) -m ladder scale top ddp -w $(STRONG) --scaling strong --total $(TOTAL) --gpus $(GPUS) --budget 2.5 $(call stopped,$(STRONG)-top-ddp-strong) $(ARGS)
+	-$(PY) -m ladder scale top flat -w $(LARGE) --scaling weak --gpus $(lastword $(subst $(comma), ,$(GPUS))) --generations 1 --no-proof $(call stopped,$(LARGE)-top-flat-weak) $(ARGS)
 
 clean:  ## remove .venv, caches and asv's working files; keep results
 	rm -rf .venv .cache .asv .pytest_cache .ruff_cache .hypothesis .benchmarks

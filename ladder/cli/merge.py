@@ -1,4 +1,4 @@
-"""The command `ladder merge`: rounds of several runs of one measurement become one result."""
+"""The command `ladder merge`: several runs of one measurement, of a ladder or of `ladder scale`, become one result."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 
 from ladder.base import locks, text
 from ladder.base.errors import UserError
-from ladder.cli import options
+from ladder.cli import options, scale
 
 
 @click.command(
@@ -29,11 +29,11 @@ Examples:
 )
 @options.json_option
 def merge(files: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool) -> None:
-    """Merge the rounds of several runs and judge them together, or judge one result again.
+    """Merge several runs of `ladder run` or `ladder scale` and judge them together, or judge one result again.
 
     All runs must agree in GPU, software, code, workload, ladder, mode and timed cycles; a run may cover fewer
-    rungs. Code agrees if kernels, model, rungs and timing code are equal, at any commit. Samples are kept, and
-    everything else is computed again. No file is deleted, and only a single FILE is overwritten.
+    rungs, ways or numbers of GPUs. Code agrees if kernels, model, rungs and timing code are equal, at any commit.
+    Samples are kept, and everything else is computed again. No file is deleted, and only a single FILE is overwritten.
     """
     from ladder.report import output as ending
     from ladder.report import tables
@@ -42,17 +42,37 @@ def merge(files: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool
 
     if out is not None:
         _refuse_out(out, files)
-    merged = merging.merge(files, anyway)
-    result = plain(merged)
+    if scaled := _are_scaled(files):
+        from ladder.studies.scale import joining, report
+
+        points = joining.join([(path, scale.load(path)) for path in files], anyway)
+        result, show = plain(points), lambda: click.echo(report.text(points))
+    else:
+        merged = merging.merge(files, anyway)
+        result, show = plain(merged), lambda: tables.print_table(merged)
+    paths = [] if out is None else [out]
     if out is not None:
         write(out, result, lambda: _refuse_out(out, files))
+        paths += scale.write_pages(points, out) if scaled else []
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))
     else:
-        tables.print_table(merged)
+        show()
         if out is None:
             click.echo("not written: --out FILE keeps it")
-    ending.say_where(out, as_json)
+    ending.say_files(paths, as_json)
+
+
+def _are_scaled(paths: tuple[Path, ...]) -> bool:
+    """Return whether these are files of `ladder scale`. Raises UserError if some are and others are not."""
+    from ladder.results import store
+    from ladder.studies.scale.schema import KIND
+
+    read = {path: store.read(path) for path in paths}
+    ours = [path for path, data in read.items() if isinstance(data, dict) and data.get("kind") == KIND.name]
+    if ours and (others := [path for path in paths if path not in ours]):
+        raise UserError(f"{ours[0]} is of ladder scale, and {others[0]} is not: merge files of one command")
+    return bool(ours)
 
 
 def _refuse_out(out: Path, files: tuple[Path, ...]) -> None:

@@ -97,6 +97,11 @@ class Group:
             except EnvironmentFailure as failure:
                 system.append(failure)
                 failed.set()
+            except ValueError:  # its pipes have been closed
+                if not self.workers[rank].ended:
+                    raise
+                self._failures.append((rank, WorkerFailure("failed", "the run was ended")))
+                failed.set()
 
         asking = [threading.Thread(target=ask, args=(rank,), daemon=True) for rank in range(self.ranks)]
         try:

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 
@@ -163,3 +164,21 @@ def test_gloo_connects_over_the_loopback_interface_unless_the_user_names_another
     monkeypatch.setenv(joining._INTERFACE, "eth0")
     joining.stay_on_this_host()
     assert os.environ[joining._INTERFACE] == "eth0"
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_ranks_that_are_ended_while_they_are_asked_fail_in_words():
+    class Ended:
+        pid, ended = 2**22, True
+
+        def call(self, *_: Any, **__: Any) -> None:
+            raise ValueError("seek of closed file")
+
+        def kill(self) -> None:
+            pass
+
+    class Workers:
+        take = Ended
+
+    with pytest.raises(WorkerFailure, match="the run was ended"):
+        Group(cast(Pool, Workers()), 2, "cpu").call("cycle")

@@ -18,7 +18,10 @@ from ladder.plan import modes
 from ladder.publish import gallery
 from ladder.results import ranking
 from ladder.results import store as results
-from ladder.results.types import Plain, Result
+from ladder.results.types import Plain, Result, build
+from ladder.studies.scale.record import Result as Scaled
+from ladder.studies.scale.record import too_few
+from ladder.studies.scale.schema import KIND as SCALED
 
 Key = tuple[str, str, str, str]
 
@@ -145,6 +148,10 @@ def is_whole(result: Result) -> bool:
 
 def shortfall(data: Plain) -> str | None:
     """Return why no document may quote a result of another command, or None."""
+    if data.get("kind") == SCALED.name:  # its points are judged one by one, whole ones of a stopped run too
+        points = build(Scaled, data).points
+        enough = any(point.runs and not too_few(point, points) for point in points)
+        return None if enough else f"has fewer than {results.FEWEST_ROUNDS} generations of each point"
     if data.get("complete") is False:
         return "was stopped"
     parts = [*data.get("programs", ()), *data.get("questions", ())]

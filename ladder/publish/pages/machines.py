@@ -24,7 +24,12 @@ Section = tuple[str, list[str]]  # a heading, and its paragraphs and tables
 # Each table of another command: heading, an introduction, the pattern of its files, the function of the table.
 STUDIES: tuple[tuple[str, str, str, Callable[[Committed, str], str]], ...] = (
     ("NVIDIA's own step", "[What is compared](upstream.md).", "upstream/{}-*.json", studies.upstream),
-    ("Several GPUs", "[What is compared](distributed.md).", "scaled/{}-*.json", studies.scaled),
+    (
+        "Several GPUs",
+        "[What is compared](distributed.md). A point of fewer than three generations has no number here.",
+        "scaled/{}-*.json",
+        studies.scaled,
+    ),
     ("Precisions", "[How they are measured](precision.md).", "precision/{}.json", studies.precision),
     ("The speed of light", "[What it counts](roofline.md).", "roofline/{}-*.json", studies.roofline),
     ("Kernels", "[How they are measured](kernels.md).", "kernels/{}.json", studies.kernels),

@@ -111,11 +111,16 @@ def sustained(committed: Committed, machine: str) -> str:
 
 
 def scaled(committed: Committed, machine: str) -> str:
-    """Return the step of each way on each number of GPUs, one row for each point."""
+    """Return the step of each way on each number of GPUs, one row for each point; runs that were merged, once."""
+    read = {name: committed.read(name) for name in committed.names(f"scaled/{machine}-*.json")}
+    held = {
+        (data["workload"]["name"], run["started"]) for data in read.values() for run in data.get("merged", ())
+    }
     rows = []
-    for name in committed.names(f"scaled/{machine}-*.json"):
-        result = committed.read(name)
-        rows += [[_linked(result, name), *map(text, cells)] for cells in scaling.cells(build(Scaled, result))]
+    for name, result in read.items():
+        if "merged" in result or (result["workload"]["name"], result["started"]) not in held:
+            found = scaling.cells(build(Scaled, result), quoted=True)
+            rows += [[_linked(result, name), *map(text, cells)] for cells in found]
     return table(["workload", *scaling.HEADINGS], rows, 3)
 
 

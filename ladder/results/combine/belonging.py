@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from ladder.base.errors import UserError
@@ -13,7 +14,7 @@ from ladder.machine import environment
 from ladder.plan import content, modes
 from ladder.results import code_digest, identity
 from ladder.results import store as results
-from ladder.results.types import Plain, Result, head, plain
+from ladder.results.types import Header, Plain, Result, head, plain
 
 _MACHINE = ("name", "gpu", "gpu_memory_gb", "device", *results.SOFTWARE, "driver", "python", "os")
 _HOST = ("cpu", "cores")  # what may differ if it is asked for, on a GPU
@@ -26,10 +27,7 @@ def differences(first: Result, other: Result, anyway: bool = False) -> list[str]
     """Return why rounds of the two do not belong together: each key with both values."""
     pair, heads = (first, other), (head(first), head(other))
     on_gpu = first.machine.device == "cuda"
-    keys = _MACHINE if anyway and on_gpu else (*_MACHINE, *_HOST)
-    found = _differ("machine", heads[0]["machine"], heads[1]["machine"], keys)
-    found += code_digest.differences(*heads)
-    found += other_work(first, other)
+    found = other_origin(first, other, anyway)
     # Without the rungs of the ladder: a run may have measured some only.
     ladders = [{k: value for k, value in plain(each.ladder).items() if k != "rungs"} for each in pair]
     both = all("digest" in each for each in ladders)  # an earlier version wrote none
@@ -43,7 +41,24 @@ def differences(first: Result, other: Result, anyway: bool = False) -> list[str]
     return found or _other_rungs(first, other, anyway and on_gpu)
 
 
-def other_work(first: Result, other: Result) -> list[str]:
+def refuse_others(
+    path: Path, other_path: Path, differ: Callable[[bool], list[str]], anyway: bool = False
+) -> None:
+    """Raise `UserError`, one line, if two files do not belong together. `differ` says why, with `--anyway` or not."""
+    if found := differ(anyway):
+        hint = "; --anyway merges them nevertheless" if not anyway and not differ(True) else ""
+        raise UserError(f"{path} and {other_path} do not belong together: {'; '.join(found)}{hint}")
+
+
+def other_origin(first: Header, other: Header, anyway: bool = False) -> list[str]:
+    """Return how machine, code and workload of the two differ, of whatever kind they are."""
+    heads = head(first), head(other)
+    keys = _MACHINE if anyway and first.machine.device == "cuda" else (*_MACHINE, *_HOST)
+    found = _differ("machine", heads[0]["machine"], heads[1]["machine"], keys)
+    return found + code_digest.differences(*heads) + other_work(first, other)
+
+
+def other_work(first: Header, other: Header) -> list[str]:
     """Return how workload, images and environment of the two differ, as far as both say: each with both values."""
     pair, heads = (first.workload, other.workload), (head(first), head(other))
     works = [content.fields_of(each) | {"data": each.get("data")} for each in pair]

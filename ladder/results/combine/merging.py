@@ -10,6 +10,7 @@ they are; a round only gets another number. Every derived number is computed ane
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +55,8 @@ def merge(paths: Sequence[Path], anyway: bool = False) -> Result:
         if not sources.end(result):
             raise UserError(f"{path}: nothing was measured in it")
         for earlier_path, earlier in found[:index]:
-            _refuse_others(earlier_path, earlier, path, result, anyway)
+            differ = functools.partial(belonging.differences, earlier, result)
+            belonging.refuse_others(earlier_path, path, differ, anyway)
         if problem := belonging.unproven(result):
             raise UserError(f"{path}: {problem}")
         if not anyway and (why := belonging.unknown_code(result)):
@@ -82,13 +84,6 @@ def load(path: Path) -> Result:
 def judge_anew(result: Result) -> Result:
     """Return the result with every derived number computed from the rounds, as a run does after each visit."""
     return judging.judge_anew(result, _recipes(result))
-
-
-def _refuse_others(path: Path, result: Result, other_path: Path, other: Result, anyway: bool) -> None:
-    if differ := belonging.differences(result, other, anyway):
-        helps = not anyway and not belonging.differences(result, other, True)
-        hint = "; --anyway merges them nevertheless" if helps else ""
-        raise UserError(f"{path} and {other_path} do not belong together: {'; '.join(differ)}{hint}")
 
 
 def _refuse_the_same(found: Sequence[tuple[Path, Result]]) -> None:

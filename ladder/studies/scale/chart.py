@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from ladder.machine import environment
 from ladder.report import drawing
 from ladder.report.drawing import fitted
 from ladder.report.panels import ARTICLE, BUSY, GRID, INK, MUTED
-from ladder.studies.scale.record import STRONG, WEAK, Point, Result
+from ladder.studies.scale import report
+from ladder.studies.scale.record import FEW_OF, STRONG, WEAK, Point, Result, too_few
 
 COLORS = (BUSY, ARTICLE, INK, MUTED)
 STYLES = ("-", "--", ":")
@@ -30,7 +32,7 @@ def figure(result: Result) -> Any:
     gpus = sorted({point.gpus for point in shown}) or [1]
     for number, scaling in enumerate(scalings):
         axes = made.add_subplot(grid[number])
-        _panel(axes, [p for p in shown if p.scaling == scaling], ways, gpus)
+        _panel(axes, [p for p in shown if p.scaling == scaling], ways, gpus, result)
         axes.set_title(TITLES[scaling], loc="left", fontsize=9.5, color=INK)
         if number == 0:
             axes.set_ylabel("efficiency", color=MUTED)
@@ -43,7 +45,7 @@ def figure(result: Result) -> Any:
     return made
 
 
-def _panel(axes: Any, points: list[Point], ways: list[str], gpus: list[int]) -> None:
+def _panel(axes: Any, points: list[Point], ways: list[str], gpus: list[int], result: Result) -> None:
     axes.axhline(1.0, color=GRID, linewidth=1.2)
     for number, way in enumerate(ways):
         mine = sorted((p for p in points if p.way == way), key=lambda p: p.gpus)
@@ -56,8 +58,13 @@ def _panel(axes: Any, points: list[Point], ways: list[str], gpus: list[int]) -> 
             "color": COLORS[number % len(COLORS)],
             "linestyle": STYLES[number // len(COLORS) % len(STYLES)],
         }
+        few, label = any(too_few(p, result.points) for p in mine), way
+        if few:  # hollow: not to be quoted
+            look["markerfacecolor"], label = "white", f"{way} ({report.TOO_FEW})"
         at = [gpus.index(p.gpus) for p in mine]
-        axes.errorbar(at, values, yerr=[below, above], marker="o", markersize=4, capsize=3, label=way, **look)
+        axes.errorbar(
+            at, values, yerr=[below, above], marker="o", markersize=4, capsize=3, label=label, **look
+        )
     axes.set_xticks(range(len(gpus)), [str(n) for n in gpus])
     axes.set_xlabel("GPUs", color=MUTED)
     axes.set_ylim(0, max([1.05, *(p.high or p.efficiency or 0.0 for p in points)]) * 1.02)
@@ -69,9 +76,11 @@ def _panel(axes: Any, points: list[Point], ways: list[str], gpus: list[int]) -> 
 
 def _header(made: Any, result: Result) -> None:
     facts, work, rules = result.machine, result.workload, result.protocol
-    notes = f" ({rules.notes[0]})" if rules.notes else ""
-    title = f"{facts.gpu or facts.cpu}: does it scale?{notes}"
+    under = environment.said(result.environment or None)
+    # The legend names ways with too few generations, and the last line the environment.
+    left = [n for n in rules.notes if not n.startswith(FEW_OF) and n not in under]
+    title = f"{facts.gpu or facts.cpu}: does it scale?" + (f" ({left[0]})" if left else "")
     fitted(made, 0.02, 0.945, title, 15, fontweight="bold")
     size = f"{work['resolution']}x{work['resolution']}"
-    said = f"{work['name']}: {size}, {rules.generations} generations, {rules.backend}"
-    fitted(made, 0.02, 0.02, f"{said}, PyTorch {facts.torch}. Higher is better.", 8, color=MUTED)
+    said = f"{work['name']}: {size}, {report.generations(result)}, {rules.backend}, PyTorch {facts.torch}"
+    fitted(made, 0.02, 0.02, "; ".join([f"{said}. Higher is better", *under]), 8, color=MUTED)

@@ -1,7 +1,8 @@
 """The measurement of `ladder scale`: process groups of each way and number of GPUs, in generations.
 
-The groups of one way and scaling are alive together, and visited in random order, one cycle each. So what the host
-does in a minute hits one GPU and several GPUs alike. If they do not fit into memory together, each runs alone.
+The groups of all ways are alive together, as far as the cores allow it, and visited in random order, one cycle each.
+So what the host does in a minute hits one GPU and several GPUs alike. If they do not fit into memory together, the
+groups of each way are alone, and else each group.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from concurrent import futures
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from ladder.base import text as texts
@@ -25,11 +27,12 @@ from ladder.engine.visit import Visits
 from ladder.machine import gpu_state, neighbours, system
 from ladder.results import identity, record
 from ladder.results.types import Plain
-from ladder.studies.scale import proving
-from ladder.studies.scale.record import DERIVED, Result, Run, derive
-from ladder.studies.scale.ways import Asked
+from ladder.studies.scale import joining, proving
+from ladder.studies.scale.record import DERIVED, NOT_MEASURED, Result, Run, derive
+from ladder.studies.scale.resume import STAYS
+from ladder.studies.scale.ways import Asked, shifts
 
-ENGINE = (*("studies/scale/measure", "studies/scale/ways", "engine/groups", "receipts/communication"),)
+ENGINE = ("studies/scale/measure", "studies/scale/ways", "engine/groups", "receipts/communication")
 LEAD_IN = 2  # cycles of a group that are not timed
 Tell = Callable[[str], None]
 
@@ -46,9 +49,7 @@ class Plan:
     visits: int = 3
     seed: int = 0
     proves: bool = True
-    budget_s: float | None = (
-        None  # no generation begins that would end after it, by the time of the one before
-    )
+    budget_s: float | None = None  # no generation begins that would end later, by the time of the one before
 
 
 @dataclass
@@ -63,6 +64,8 @@ class _Alive:
     states: list[list[Plain]] = field(default_factory=list)  # of accepted visits, by GPU
     rejected: list[str] = field(default_factory=list)
     before: Any = None
+    others: float | None = None  # share of the CPU that others took
+    finished: list[Plain] = field(default_factory=list)
 
 
 def new_result(plan: Plan, facts: Plain, photographs: str | None) -> Result:
@@ -78,7 +81,7 @@ def new_result(plan: Plan, facts: Plain, photographs: str | None) -> Result:
         "proofs": [],
         "points": [
             {"way": each.way.name, "scaling": each.scaling, "gpus": each.gpus, "batch": each.batch,
-             "recipe": each.way.on(each.gpus), "status": "n/a", "reason": texts.display(each.problem or "not measured"),
+             "recipe": each.way.on(each.gpus), "status": "n/a", "reason": texts.display(each.problem or NOT_MEASURED),
              "runs": [], **empty}
             for each in plan.points
         ],
@@ -87,8 +90,11 @@ def new_result(plan: Plan, facts: Plain, photographs: str | None) -> Result:
 
 
 def measure(plan: Plan, result: Result, tell: Tell, save: Callable[[Result], None]) -> Result:
-    """Measure all points, save the result after each group of them, and return it."""
-    begin, complete = time.monotonic(), False
+    """Measure what the result lacks, save it after each part, and return it.
+
+    After an interrupt, or the end of the budget, it is not complete.
+    """
+    begin, complete = time.monotonic() - result.seconds, False
     most = max(each.gpus for each in plan.points)
     state = _State(plan, result, tell)
 
@@ -107,7 +113,7 @@ def measure(plan: Plan, result: Result, tell: Tell, save: Callable[[Result], Non
                 held.enter_context(device_lock(key, lambda: tell("waiting for another run on these GPUs")))
             for _ in state.run():
                 keep()
-        complete = True
+        complete = not state.due()
     except KeyboardInterrupt:
         pass
     finally:
@@ -125,47 +131,63 @@ class _State:
         uuids = system.gpu_uuids() if plan.device == "cuda" else []
         self.watches = [Visits(plan.device, uuid) for uuid in uuids[: max(p.gpus for p in plan.points)]]
         self.began = time.monotonic()
-        self.out: set[int] = set()  # points that will not be tried again
+        self.out = {k for k, point in enumerate(self.points) if point.status in STAYS and not point.runs}
+        self.cores: int = self.machine["cores"]  # for the processes that are alive together
+        self.ahead: Pool | None = Pool()  # of the next generation
 
     def run(self) -> Iterator[None]:
         """Prove every way, then measure generation after generation. Yields whenever there is more to save."""
-        possible = [k for k, each in enumerate(self.plan.points) if each.problem is None]
-        if self.plan.proves:
-            with Pool() as pool:
-                for way in dict.fromkeys(self.plan.points[k].way.name for k in possible):
-                    self._prove(pool, [k for k in possible if self.plan.points[k].way.name == way])
-                    yield
-        chance = random.Random(self.plan.seed)
-        took = 0.0
-        for generation in range(self.plan.generations):
-            begin = time.monotonic()
-            if (
-                self.plan.budget_s is not None
-                and generation
-                and begin - self.began + took > self.plan.budget_s
-            ):
-                self.tell(f"the budget allows {generation} of {self.plan.generations} generations")
+        due = self.due()
+        for way in dict.fromkeys(self.plan.points[k].way.name for k in due if self.plan.proves):
+            self._prove([k for k in due if self.plan.points[k].way.name == way])
+            yield
+        generation, took = joining.end(self.points), 0.0
+        while due := self.due():
+            begin, budget = time.monotonic(), self.plan.budget_s
+            if budget is not None and took and begin - self.began + took > budget:
+                self.tell(f"the budget allows {self._done(due)} of {self.plan.generations} generations")
                 return
-            shifts = _shifts([k for k in possible if k not in self.out], self.plan.points)
-            chance.shuffle(shifts)
-            with Pool() as pool:
-                for shift in shifts:
-                    self._measure(pool, shift, generation, chance)
+            chance = random.Random(f"{self.plan.seed} {generation}")
+            parts = shifts(due, self.plan.points, self.cores, chance)
+            more = self._done(due) + 1 < self.plan.generations
+            pool, self.ahead = self.ahead or Pool(), None
+            with pool:
+                for part in parts:
+                    self._keep(self._measure(pool, part, generation, chance, more and part is parts[-1]))
                     yield
-            took = time.monotonic() - begin
-            self.tell(f"generation {generation + 1} of {self.plan.generations} is done")
+            generation, took = generation + 1, time.monotonic() - begin
+            self.tell(f"generation {self._done(due)} of {self.plan.generations} is done")
+
+    def due(self) -> list[int]:
+        """Return the points to measure once more: all of a way and scaling of which one lacks a generation."""
+        able = [k for k, each in enumerate(self.plan.points) if each.problem is None and k not in self.out]
+        lacking = {self.plan.points[k].series for k in able if self._done([k]) < self.plan.generations}
+        return [k for k in able if self.plan.points[k].series in lacking]
 
     def close(self) -> None:
+        if self.ahead is not None:
+            self.ahead.kill()
         for watch in self.watches:
             watch.close()
 
-    def _prove(self, pool: Pool, indices: list[int]) -> None:
+    def _done(self, indices: list[int]) -> int:
+        """Return how many generations each of these points has that is not out."""
+        return min((len(self.points[k].runs) for k in indices if k not in self.out), default=0)
+
+    def _keep(self, made: dict[int, Run]) -> None:
+        for index, run in made.items():
+            point = self.points[index]
+            self.points[index] = replace(point, status="ok", reason=None, runs=[*point.runs, run])
+
+    def _prove(self, indices: list[int]) -> None:
         """Collect receipts and parity of a way on the most GPUs. Points of a way that fails are not timed."""
         index = max(indices, key=lambda k: self.plan.points[k].gpus)
         asked = self.plan.points[index]
-        if asked.gpus == 1:
+        known = any((each.way, each.gpus) == (asked.way.name, asked.gpus) for each in self.proofs)
+        if asked.gpus == 1 or known:
             return
         self.tell(f"{asked.way.name} on {asked.gpus}: receipts and parity")
+        pool = self.ahead = self.ahead or Pool()
         proof = proving.prove(pool, asked, self.plan.workload, self.machine, self.plan.seed)
         self.proofs.append(proof)
         if proof.status != "ok":
@@ -181,19 +203,30 @@ class _State:
             reason = texts.display(failure.reason)
             self.points[index] = replace(point, status=failure.status, reason=reason)
 
-    def _measure(self, pool: Pool, shift: list[int], generation: int, chance: random.Random) -> None:
-        """Measure the points of a shift, all alive together, or one by one if memory does not allow that."""
+    def _measure(
+        self, pool: Pool, shift: list[int], generation: int, chance: random.Random, more: bool
+    ) -> dict[int, Run]:
+        """Return a run of each point of a shift, all alive together, or of fewer at a time if memory is too small.
+
+        `more`: another generation follows, and its server may import once nothing of this one is timed any more.
+        """
         alive: list[_Alive] = []
         try:
             alive = self._all_prepared(pool, shift)
-            self._visit(alive, generation, chance)
+            return self._visit(pool, alive, generation, chance, more)
         except _TooMuch:
-            self.tell("not enough memory for all of them: one by one")
             _end(alive)
-            alive = []
-            for index in shift:
-                if all(run.generation != generation for run in self.points[index].runs):
-                    self._measure(pool, [index], generation, chance)
+            alive, self.cores = [], 1  # one way at a time from now on
+            left = [index for index in shift if index not in self.out]
+            parts = shifts(left, self.plan.points, self.cores, chance)
+            self.tell(
+                f"not enough memory for all of them: {'way by way' if len(parts) > 1 else 'one by one'}"
+            )
+            parts = parts if len(parts) > 1 else [[index] for index in left]
+            made: dict[int, Run] = {}
+            for part in parts:
+                made |= self._measure(pool, part, generation, chance, more and part is parts[-1])
+            return made
         finally:
             _end(alive)
 
@@ -203,13 +236,7 @@ class _State:
         Raises:
             _TooMuch: they do not fit into memory together. All of them have ended.
         """
-        with ThreadPoolExecutor(len(shift)) as threads:
-            asked = [threads.submit(self._prepared, pool, index, len(shift) > 1) for index in shift]
-            try:
-                futures.wait(asked)
-            except BaseException:  # the threads wait for workers, and end with them
-                pool.kill()
-                raise
+        asked = _at_once(pool, [partial(self._prepared, pool, k, len(shift) > 1) for k in shift])
         alive = [made for each in asked if each.exception() is None and (made := each.result()) is not None]
         if error := next((error for each in asked if (error := each.exception()) is not None), None):
             _end(alive)
@@ -249,13 +276,22 @@ class _State:
         self.tell(f"{asked.way.name}, {asked.scaling}, {asked.gpus}: prepared in {made.prepare_s:.0f} s")
         return made
 
-    def _visit(self, alive: list[_Alive], generation: int, chance: random.Random) -> None:
-        """Time one cycle of each group in random order, again and again, then finish and profile each."""
+    def _visit(
+        self, pool: Pool, alive: list[_Alive], generation: int, chance: random.Random, more: bool
+    ) -> dict[int, Run]:
+        """Time one cycle of each group in random order, again and again. Then finish and profile each."""
         for _ in range(self.plan.visits):
             for each in chance.sample(alive, len(alive)):
-                self._guarded(alive, each, lambda one: self._timed(alive, one))
+                self._guarded(alive, each, partial(self._timed, alive))
         for each in [*alive]:
-            self._guarded(alive, each, lambda one: self._finished(one, generation))
+            self._guarded(alive, each, self._finish)
+        if more:
+            self.ahead = Pool()  # it imports while nothing is timed
+        loading = _at_once(pool, [partial(each.group.call, "profile", part="load") for each in alive])
+        made: dict[int, Run] = {}
+        for each, loaded in zip([*alive], loading, strict=True):
+            self._guarded(alive, each, partial(self._profile, loaded, made, generation))
+        return made
 
     def _guarded(self, alive: list[_Alive], each: _Alive, do: Callable[[_Alive], None]) -> None:
         """Do something to a group. If it fails it is out, and the others go on."""
@@ -286,43 +322,48 @@ class _State:
             if len(each.rejected) > gpu_state.MOST_RETRIES:
                 raise WorkerFailure("invalid", gpu_state.throttled(each.rejected))
 
-    def _finished(self, each: _Alive, generation: int) -> None:
-        """Profile a group, take its peaks, and keep the run."""
-        share = neighbours.share(each.before, neighbours.sample())
-        finished = each.group.call("finish", main=False, lazy=False)
-        for reply in finished:
+    def _finish(self, each: _Alive) -> None:
+        """Take a group's peaks after its last timed cycle."""
+        each.others = neighbours.share(each.before, neighbours.sample())
+        each.finished = each.group.call("finish", main=False, lazy=False)
+        for reply in each.finished:
             if reason := record.void_memory(reply):
                 raise WorkerFailure("invalid", reason)
-        each.group.call("profile", part="load")
+
+    def _profile(self, loaded: Future[Any], made: dict[int, Run], generation: int, each: _Alive) -> None:
+        """Profile a group whose profilers have been loaded, and add its run to those that are made."""
+        loaded.result()
         profiled = each.group.call("profile", part="record")
-        run = Run(
+        made[each.index] = Run(
             generation=generation,
             samples_ms=each.samples_ms,
             prepare_s=round(each.prepare_s, 2),
             rejected=len(each.rejected),
-            others_cpu=share,
-            **peaks(finished),
+            others_cpu=each.others,
+            **peaks(each.finished),
             **of_profiles(profiled),
         )
-        point = self.points[each.index]
-        self.points[each.index] = replace(point, status="ok", reason=None, runs=[*point.runs, run])
 
 
 class _TooMuch(Exception):
     """Groups that do not fit into memory together."""
 
 
+def _at_once(pool: Pool, jobs: list[Callable[[], Any]]) -> list[Future[Any]]:
+    """Run jobs side by side, and return them when all have ended."""
+    with ThreadPoolExecutor(max(1, len(jobs))) as threads:
+        begun = [threads.submit(job) for job in jobs]
+        try:
+            futures.wait(begun)
+        except BaseException:  # the threads wait for workers, and end with them
+            pool.kill()
+            raise
+    return begun
+
+
 def _end(alive: list[_Alive]) -> None:
-    for each in alive:
-        each.group.close()
-
-
-def _shifts(indices: list[int], points: list[Asked]) -> list[list[int]]:
-    """Return the points that are alive together: those of one way and scaling."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for index in indices:
-        found.setdefault((points[index].way.name, points[index].scaling), []).append(index)
-    return list(found.values())
+    with ThreadPoolExecutor(max(1, len(alive))) as threads:
+        list(threads.map(lambda each: each.group.close(), alive))
 
 
 def peaks(finished: list[Plain]) -> dict[str, Any]:

@@ -6,19 +6,23 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ladder.base.records import needed, plain, record, rule_of
+from ladder.base.records import needed, optional, plain, record, rule_of
 from ladder.base.rules import alike, items, number, one_of
 from ladder.machine import environment, neighbours
-from ladder.results import code_digest, plausible
+from ladder.results import code_digest, plausible, publishable
 from ladder.results import store as results
 from ladder.results import values as v
 from ladder.results.schema import CODE, RATE
-from ladder.results.types import Header, Plain, head
+from ladder.results.types import Absent, Header, Merged, Plain, head
 from ladder.stats import estimates
 
 WEAK, STRONG = "weak", "strong"
 DERIVED = ("step_ms", "images_per_s", "efficiency", "low", "high", "comm_ms", "exposed_ms", "peak_bytes")
 GPUS = number(1, 4096, whole=True)
+NOT_MEASURED = "not measured"  # the reason of a point that can be, and has no runs yet
+FEWEST = results.FEWEST_ROUNDS  # generations of a point that is quoted
+FEW_OF = f"fewer than {FEWEST} generations of "  # the beginning of a note that names ways
+OLD_NOTE = f"fewer than {FEWEST} rounds: not to be quoted"  # of all ways together, until 26 November 2026
 
 
 @record
@@ -103,17 +107,22 @@ class Result(Header):
     protocol: Protocol = needed(rule_of(Protocol))
     proofs: list[Proof] = needed(items(rule_of(Proof), 100))
     points: list[Point] = needed(items(rule_of(Point), 1000))
+    merged: list[Merged] | Absent = optional(items(rule_of(Merged), 100, least=2))
 
 
 def derive(result: Result) -> Result:
     """Return the result with its figures and notes."""
     points = [_derived(point, _fewest(point, result.points)) for point in result.points]
-    done = [len(point.runs) for point in points if point.status == "ok"]
+    few, seen = short(points), any(point.runs for point in points)
     unproved = sorted({p.way for p in points if p.gpus > 1 and p.runs} - _proved(result.proofs))
-    also = [f"parity and receipts of {', '.join(unproved)} were not seen here"] * bool(unproved)
+    also = [f"{FEW_OF}{', '.join(few)}: not to be quoted"] * bool(few)
+    also += [f"parity and receipts of {', '.join(unproved)} were not seen here"] * bool(unproved)
     also += neighbours.marks({neighbours.KEY: run.others_cpu} for point in points for run in point.runs)
     also += environment.said(result.environment or None)
-    notes = results.cautions(result.machine.device, min(done, default=0), result.dirty, result.complete, also)
+    also += [publishable.HOSTS] * (len({(run.cpu, run.cores) for run in result.merged or []}) > 1)
+    # The ways that lack generations are named: other ways of a result that was stopped are whole.
+    whole, rounds = result.complete or bool(few), FEWEST if seen else 0
+    notes = results.cautions(result.machine.device, rounds, result.dirty, whole, also)
     own = [note for note in result.protocol.notes if note.startswith("simulated")]
     return replace(result, points=points, protocol=replace(result.protocol, notes=[*own, *notes]))
 
@@ -126,6 +135,28 @@ def _fewest(point: Point, points: list[Point]) -> Point:
     """Return the point of the same way and scaling on the fewest GPUs that has runs."""
     alike_ = [p for p in points if (p.way, p.scaling) == (point.way, point.scaling) and p.runs]
     return min(alike_, key=lambda p: p.gpus, default=point)
+
+
+def paired(point: Point, points: list[Point]) -> int:
+    """Return in how many generations a point stands beside that on the fewest GPUs."""
+    return len(of_generations(point).keys() & of_generations(_fewest(point, points)).keys())
+
+
+def too_few(point: Point, points: list[Point]) -> bool:
+    """Return whether a point was measured in too few generations to be quoted."""
+    return bool(point.runs) and paired(point, points) < FEWEST
+
+
+def short(points: list[Point]) -> list[str]:
+    """Return the names of the ways with too few generations, with their GPUs if other points have enough."""
+    found, scalings = [], {point.scaling for point in points if point.runs}
+    for way, scaling in dict.fromkeys((point.way, point.scaling) for point in points):
+        mine = [p for p in points if (p.way, p.scaling) == (way, scaling) and p.runs]
+        few = [str(point.gpus) for point in mine if too_few(point, points)]
+        name = way if len(scalings) == 1 else f"{scaling} {way}"
+        if few:
+            found.append(name if len(few) == len(mine) else f"{name} on {' and '.join(few)}")
+    return found
 
 
 def of_generations(point: Point) -> dict[int, float]:
@@ -141,7 +172,8 @@ def _derived(point: Point, fewest: Point) -> Point:
     # Images a second and GPU, relative to the fewest GPUs: one formula for weak and strong scaling.
     unit = (point.batch / point.gpus) / (fewest.batch / fewest.gpus)
     ratios = [unit * ratio for ratio in estimates.paired_ratios(theirs, own)]
-    bounds = None if point.gpus == fewest.gpus else estimates.log_interval(ratios)
+    alone = point.gpus == fewest.gpus or len(ratios) < FEWEST
+    bounds = None if alone else estimates.log_interval(ratios)
     low, high = bounds or (None, None)
     return replace(
         point,
@@ -172,13 +204,19 @@ def contradiction(result: Result) -> str | None:
             return f"{name}: ok without a run"
         if len({run.generation for run in found.runs}) < len(found.runs):
             return f"{name}: a generation is there twice"
+        few = too_few(found, result.points)
         for key in DERIVED:
+            if few and key in ("low", "high"):  # earlier versions wrote an interval of two generations
+                continue
             if not alike(getattr(found, key), getattr(wanted, key)):
                 return f"{name}: {key} is not what its runs say"
         share = result.workload | {"batch": max(1, found.batch // found.gpus)}
         least = plausible.floor_ms(plain(result.machine), share)
         if least and any(ms < least[0] for run in found.runs for ms in run.samples_ms):
             return f"{name}: faster than these GPUs can compute"
-    if missing := [note for note in derived.protocol.notes if note not in result.protocol.notes]:
+    said = result.protocol.notes
+    old = OLD_NOTE in said
+    missing = [n for n in derived.protocol.notes if n not in said and not (old and n.startswith(FEW_OF))]
+    if missing:
         return f"protocol.notes: lack {missing[0]!r}"
     return None

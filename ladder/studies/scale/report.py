@@ -5,7 +5,7 @@ from __future__ import annotations
 from ladder.base.text import escaped
 from ladder.results import store as results
 from ladder.results.types import head
-from ladder.studies.scale.record import Point, Result
+from ladder.studies.scale.record import Point, Result, of_generations, too_few
 
 HEADINGS = (
     "way", "scaling", "GPUs", "batch", "ms/step", "images/s", "efficiency", "95% interval",
@@ -19,25 +19,39 @@ MEANINGS = (
 )
 
 
-def cells(result: Result) -> list[tuple[str, ...]]:
-    return [_row(point) for point in result.points]
+TOO_FEW = "too few generations"
 
 
-def _row(point: Point) -> tuple[str, ...]:
+def cells(result: Result, quoted: bool = False) -> list[tuple[str, ...]]:
+    """Return a row for each point. `quoted`: without the numbers of a point that must not be quoted."""
+    return [_row(point, too_few(point, result.points), quoted) for point in result.points]
+
+
+def _row(point: Point, few: bool, quoted: bool) -> tuple[str, ...]:
     named = (point.way, point.scaling, str(point.gpus), str(point.batch))
     if point.step_ms is None or point.status != "ok":
         return (*named, f"{point.status}: {point.reason}", *[""] * 6)
+    if few and quoted:
+        return (*named, TOO_FEW, *[""] * 6)
     interval = "" if point.low is None else f"{100 * point.low:.1f} to {100 * (point.high or 0):.1f}%"
     return (
         *named,
         f"{point.step_ms:.4g}",
         f"{point.images_per_s:.4g}",
         "" if point.efficiency is None else f"{100 * point.efficiency:.1f}%",
-        interval,
+        TOO_FEW if few else interval,
         _number(point.comm_ms),
         _number(point.exposed_ms),
         "" if point.peak_bytes is None else f"{point.peak_bytes / 2**30:.1f}",
     )
+
+
+def generations(result: Result) -> str:
+    """Return how many generations the points have, in words."""
+    counts = sorted({len(of_generations(point)) for point in result.points if point.runs}) or [0]
+    span = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+    runs = f" in {len(result.merged)} runs" if result.merged else ""
+    return f"{span} generation{'s' * (counts != [1])}{runs}"
 
 
 def _number(value: float | None) -> str:
@@ -68,7 +82,7 @@ def markdown(result: Result) -> str:
         f"# Several GPUs: {escaped(facts.gpu or facts.cpu or '')}",
         "",
         f"Workload {escaped(work['name'])}: {work['resolution']}x{work['resolution']}, R1 and path length included."
-        f" {rules.generations} generations of {rules.visits} visits, over {rules.backend}. PyTorch {facts.torch},"
+        f" {generations(result)}, of {rules.visits} visits each, over {rules.backend}. PyTorch {facts.torch},"
         f" commit {results.commit_words(head(result))}.",
         "",
         "| " + " | ".join(HEADINGS) + " |",
@@ -77,8 +91,11 @@ def markdown(result: Result) -> str:
         "",
         *MEANINGS,
         "",
-        *(f"- {escaped(line)}" for line in proofs(result)),
-        *(f"  - {escaped(line)}" for proof in result.proofs for line in proof.lines),
+        *(
+            f"{indent}- {escaped(line)}"
+            for proof, said in zip(result.proofs, proofs(result), strict=True)
+            for indent, line in [("", said), *(("  ", each) for each in proof.lines)]
+        ),
         *(f"- {escaped(line)}" for line in rules.notes),
     ]
     return "\n".join(page).rstrip() + "\n"

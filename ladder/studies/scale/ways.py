@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ladder.base.errors import UserError
 from ladder.base.plain import Fields
 from ladder.plan import catalog
 from ladder.plan.needs import RANKS
-from ladder.studies.scale.record import STRONG, WEAK
+from ladder.studies.scale.record import STRONG, WEAK, Point
 from stylegan_lite import shares
 from stylegan_lite.config import Recipe, Workload, suggestion
 
@@ -72,6 +74,11 @@ class Asked:
     problem: str | None
 
     @property
+    def series(self) -> tuple[str, str]:
+        """Return the way and the scaling, whose points are compared with each other."""
+        return self.way.name, self.scaling
+
+    @property
     def processes(self) -> int:
         """Return how many processes its step has."""
         return shares.processes(Recipe.from_dict(self.way.on(self.gpus)))
@@ -87,6 +94,42 @@ def points(
             for n in gpus if scaling in scalings else ():
                 batch = int(workload["batch"]) * n if scaling == WEAK else total
                 found.append(Asked(way, scaling, n, batch, problem(way, workload | {"batch": batch}, n)))
+    return found
+
+
+def again(ways: list[Way], workload: Fields, earlier: Iterable[Point]) -> list[Asked]:
+    """Return the points of an earlier run, to be measured again. `ways` are its ways."""
+    known = {way.name: way for way in ways}
+    return [
+        Asked(
+            way,
+            each.scaling,
+            each.gpus,
+            each.batch,
+            problem(way, workload | {"batch": each.batch}, each.gpus),
+        )
+        for each in earlier
+        for way in [known[each.way]]
+    ]
+
+
+def shifts(indices: list[int], points: list[Asked], cores: int, chance: random.Random) -> list[list[int]]:
+    """Return the points that are alive together: ways of one scaling, in random order, with a core for each process.
+
+    One way is always allowed.
+    """
+    found: list[list[int]] = []
+    scalings = sorted({points[k].scaling for k in indices})
+    for scaling in chance.sample(scalings, len(scalings)):
+        names, room = sorted({points[k].way.name for k in indices if points[k].scaling == scaling}), 0
+        for name in chance.sample(names, len(names)):
+            mine = [k for k in indices if points[k].series == (name, scaling)]
+            needed = sum(points[k].processes for k in mine)
+            if needed > room:
+                found.append([])
+                room = cores
+            found[-1] += mine
+            room -= needed
     return found
 
 

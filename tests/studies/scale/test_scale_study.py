@@ -132,6 +132,7 @@ def test_groups_that_do_not_fit_into_memory_together_are_measured_one_by_one(
     assert [(p["gpus"], p["status"], len(p["runs"])) for p in found["points"]] == [(1, "ok", 1), (2, "ok", 1)]
 
 
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_run_that_is_ended_while_groups_prepare_calls_none_of_them_failed(
     tmp_path, monkeypatch, kept_servers
 ):
@@ -373,3 +374,4 @@ def test_a_budget_begins_no_generation_that_would_end_after_it(full):
     told: list[str] = []
     state = measure._State(plan, measure.new_result(plan, H200_MACHINE, None), told.append)
     assert len([*state.run()]) == 1 and told[-1] == "the budget allows 1 of 9 generations"
+    state.close()
