@@ -23,7 +23,7 @@ ALIKE = 0.6  # difflib's own cutoff, from which on two names are close
 # Fields of a workload or a recipe that came after the first results: left out of plain data at their defaults.
 LATER = {
     "Workload": ("spectral_norm", "conv_clamp", "convolution", "block_layers"),
-    "Recipe": ("ranks", "reduce", "rank_statistics", "micro_batches", "checkpointing"),
+    "Recipe": ("ranks", "reduce", "rank_statistics", "micro_batches", "checkpointing", "graph_fills"),
 }
 
 
@@ -202,6 +202,7 @@ class Recipe(_Config):
     set_to_none: bool = False
     cuda_graphs: bool = False
     whole_step_graph: bool = False  # all phases of a step as one graph, one for each kind of step
+    graph_fills: bool = False  # memset nodes of captured graphs become kernels
     adam: Literal["default", "capturable"] = "default"
     fused_adam: bool = False  # all of Adam's update in one kernel
     ema: Literal["loop", "foreach"] = "loop"  # foreach: the moving average in a few multi-tensor kernels
@@ -307,6 +308,8 @@ class Recipe(_Config):
             )
         if self.whole_step_graph and not self.cuda_graphs:
             raise ConfigError(f"{where}: whole_step_graph needs cuda_graphs: true (what it joins)")
+        if self.graph_fills and not self.cuda_graphs:
+            raise ConfigError(f"{where}: graph_fills needs cuda_graphs: true (whose memsets it replaces)")
         if self.fused_filter and not (self.resample == "triton" and self.fused_act):
             raise ConfigError(
                 f"{where}: fused_filter needs resample: triton and fused_act: true (what it joins)"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels.common import dependent_launch
-from stylegan_lite import losses, micro
+from stylegan_lite import fills, losses, micro
 from stylegan_lite.compiled import Compiled
 from stylegan_lite.config import ConfigError, Recipe, Workload
 from stylegan_lite.data import DataFeed
@@ -41,6 +41,8 @@ class Phases:
         recipe.refuse_for(workload)
         if recipe.dependent_launch and (why := dependent_launch.unavailable()):
             raise ConfigError(f"recipe: dependent_launch {why}")
+        if recipe.graph_fills and (why := fills.unavailable()):
+            raise ConfigError(f"recipe: graph_fills {why}")
         self.workload, self.recipe, self.device, self.seed = workload, recipe, device, seed
         self.ranks = Ranks(recipe)
         self.mean: losses.Mean = self.ranks.mean  # of a statistic over the batch
@@ -72,6 +74,7 @@ class Phases:
         self.feed = DataFeed(workload, recipe, self.real, seed, rank=self.ranks.rank, ranks=self.ranks.size)
         self.compiled = Compiled(recipe, lambda phase: self._loss(phase)) if recipe.compile != "off" else None
         self.graphs: dict[str, torch.cuda.CUDAGraph] = {}
+        self.fills: dict[str, fills.Fills] = {}  # by graph, if the recipe asks for them
         self.count = 0  # steps done
         self.updating = False  # whether a step has begun to change the networks and is not done
         self.prepared = False

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from stylegan_lite import saving
+from stylegan_lite import fills, saving
 from stylegan_lite.phases import PHASES, Phases
 
 WARMUP = 3  # runs of each phase before capture, in which cuDNN, cuBLAS and autograd settle their workspaces
@@ -104,13 +104,16 @@ def _capture(step: Phases) -> None:
     Errors are raised for calls of this thread only: a pinning thread of a data loader allocates while we capture.
     """
     pool = torch.cuda.graph_pool_handle()
+    kept = {"keep_graph": True} if step.recipe.graph_fills else {}
+    if kept:
+        fills.compile_ahead()
     if step.parallel:
         step.parallel.captured.clear()
     for phases in step.together or [(phase,) for phase in PHASES]:
         if step.recipe.set_to_none:
             for phase in phases:
                 step._zero_grad(*step._trained(phase))
-        graph, step.gradients = torch.cuda.CUDAGraph(), {}
+        graph, step.gradients = torch.cuda.CUDAGraph(**kept), {}
         if step.parallel:
             step.parallel.collected.clear()
         stream = step.parallel.main if step.parallel else None
@@ -122,7 +125,10 @@ def _capture(step: Phases) -> None:
             step.opt_D.settle()
         if step.parallel:
             step.parallel.note_captured(phases)
-        step.graphs["+".join(phases)], step.held["+".join(phases)] = graph, step.gradients
+        name = "+".join(phases)
+        if kept:
+            step.fills[name] = fills.replace_memsets(graph, stream)
+        step.graphs[name], step.held[name] = graph, step.gradients
     step.gradients = {phase: held for each in step.held.values() for phase, held in each.items()}
 
 
@@ -135,6 +141,7 @@ def capture_again(step: Phases) -> None:
         return
     _synchronize(step)  # No replay is under way any more.
     step.graphs.clear()
+    step.fills.clear()
     step.held.clear()
     step.gradients = {}
     _drop_gradients(step)

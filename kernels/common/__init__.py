@@ -1,4 +1,4 @@
-"""The ground that all ops stand on: tiles, sums, Triton's language, needed gradients and overlapping launches.
+"""The ground that all ops stand on: tiles, sums, Triton's language, needed gradients, overlapping launches, fills.
 
 A learner should read `tiles.py` first. Almost every kernel of this package is one pass over an activation, and almost
 every such pass begins with `my_tiles` and `tile_at`.
@@ -25,9 +25,12 @@ will use. PyTorch tells its own operators, but not Functions in Python.
 Launches. A step has hundreds of short kernels. With `dependent_launch.py` a kernel may start before its predecessor has
 ended, on GPUs of compute capability 9.0 and above. Each kernel calls `after_previous` before it touches memory.
 
+Fills. The kernel of `fill.py` writes words to an address, in place of a memset in a captured graph.
+
 Without Triton. The module `language.py` replaces Triton by an empty stand-in on systems that lack it. All modules can
 then be imported, and the `<op>_reference` functions work. With TRITON_INTERPRET=1 Triton runs the kernels on CPU
 tensors.
 
-Files, in the order in which to read them: `tiles.py`, `sums.py`, `dependent_launch.py`, `needed.py`, `language.py`.
+Files, in the order in which to read them: `tiles.py`, `sums.py`, `dependent_launch.py`, `needed.py`, `fill.py`,
+`language.py`.
 """

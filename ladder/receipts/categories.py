@@ -60,6 +60,7 @@ OF_OURS = (
     ("spectral", NORMALIZATION),
     ("upfirdn2d", RESAMPLING),
     ("adam", OPTIMIZER),
+    ("fill_words", COPIES),
 )
 
 

@@ -9,6 +9,7 @@ the launches of that very code.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from ladder.base.protocol import IN_ORDER as PHASES
 from ladder.receipts import torch_compile
 from ladder.receipts.as_timed import Traced, replaced, synchronize, trace
-from ladder.receipts.seen import Copies, Crossing, Evidence, Flags, Launches, Loader, Reduced, Trace
+from ladder.receipts.seen import Copies, Crossing, Evidence, Fills, Flags, Launches, Loader, Reduced, Trace
 from ladder.receipts.watch import Watch, alternatives_taken, launches, layers_named, layout, name_of
 
 SETTINGS = ("conv_fp32_precision", "matmul_fp32_precision", "cudnn_benchmark", "cudnn_deterministic")
@@ -75,6 +76,7 @@ def gather(step: Any, traced: Traced | None = None) -> Evidence:
             "kernels": found.get("kernels"),
             "busy_ms": found.get("busy_ms"),
         },
+        "fills": fills(step, found),
         "data": {
             **data(step, traced.crossings),
             "decoded": traced.tallied["decoded"],
@@ -231,6 +233,20 @@ def forked(step: Any, what: str) -> dict[str, dict[str, int]]:
     An eager run of a captured step shows nothing.
     """
     return dict(getattr(getattr(step, "parallel", None), what, {}))
+
+
+def fills(step: Any, trace: Trace) -> Fills:
+    """Return the memset nodes of the captured graphs, and the kernels in their places. Older commits have none."""
+    each = [*getattr(step, "fills", {}).values()]
+    left: Counter[str] = Counter()
+    for graph in each:
+        left.update(graph.left)
+    return {
+        "found": sum(graph.found for graph in each),
+        "replaced": sum(graph.replaced for graph in each),
+        "left": dict(left),
+        "memsets": trace.get("graph_memsets"),
+    }
 
 
 def reduced(step: Any, trace: Trace) -> Reduced:

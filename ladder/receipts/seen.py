@@ -45,6 +45,7 @@ class Trace(TypedDict, total=False):
     busy_ms: float  # the union of all kernels and copies; parallel streams count once
     parallel_ms: float  # the sum of kernels' times less their union: for that long two of them ran at once
     zero_kernels: float  # fills, with any value
+    graph_memsets: float  # memsets that no call of the CPU asked for: nodes of replayed graphs
     copy_ms: float  # host to device
     overlap: float | None  # the part of copy_ms in which kernels of other streams ran; None without copies
     comm_ms: float  # these three: see `ladder.receipts.communication.Communication`
@@ -92,6 +93,15 @@ class Graphs(TypedDict):
     replays: float | None
     kernels: float | None
     busy_ms: float | None
+
+
+class Fills(TypedDict):
+    """The memset nodes of all captured graphs."""
+
+    found: int
+    replaced: int
+    left: dict[str, int]  # why -> nodes
+    memsets: float | None  # that ran in graphs, of a step
 
 
 class Loader(TypedDict):
@@ -170,6 +180,7 @@ class Evidence(TypedDict):
     gradients: dict[str, float | None]
     adam: Adam
     graphs: Graphs
+    fills: Fills
     data: Data
     compile: Compiled
     parallel: Parallel

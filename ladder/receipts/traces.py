@@ -64,6 +64,8 @@ def digest(found: list[Event]) -> Trace:
     if not ran:
         return {}
     calls = [name for name, on_device, *_ in found if not on_device]
+    memsets = sum(on_device and name.lower().startswith("memset") for name, on_device, *_ in found)
+    memsets -= sum(name.startswith("cudaMemset") for name in calls)  # launched one by one
     copies = [e for e in found if e[1] and e[0].startswith("Memcpy HtoD")]
     took = sum(end - begin for *_, begin, end in copies)
     beside = sum(covered(copy, [e for e in ran if e[2] != copy[2]]) for copy in copies)
@@ -78,6 +80,7 @@ def digest(found: list[Event]) -> Trace:
         "busy_ms": busy_ms(found),
         "parallel_ms": (sum(e[4] - e[3] for e in ran) - union([e[3:] for e in ran])) / 1e6 / CYCLE_STEPS,
         "zero_kernels": sum("ZeroFunctor" in e[0] or "FillFunctor" in e[0] for e in ran) / CYCLE_STEPS,
+        "graph_memsets": max(memsets, 0) / CYCLE_STEPS,
         "copy_ms": round(took / 1e6 / CYCLE_STEPS, 4),
         "overlap": round(beside / took, 3) if took else None,
         **communication((e for e in found if e[1] and not e[0].startswith(WAITING)), CYCLE_STEPS),
