@@ -16,6 +16,7 @@ def test_a_profiled_cycle_is_read_for_launches_replays_fills_and_overlap():
         "kernels": 3 / 16,
         "inductor_kernels": 1 / 16,
         "zero_kernels": 1 / 16,
+        "graph_memsets": 1 / 16,
         "copy_ms": 0.0,
         "overlap": 0.5,
         "busy_ms": 1200 / 1e6 / 16,  # what waits is not at work
@@ -25,6 +26,13 @@ def test_a_profiled_cycle_is_read_for_launches_replays_fills_and_overlap():
         "comm_kernels": 0.0,
     }
     assert traces.digest(cpu) == {}  # a profiler that saw nothing says nothing
+
+
+def test_a_memset_that_no_call_asked_for_is_of_a_graph():
+    gpu = [(name, True, 7, 0, 5) for name in ["conv", "Memset (Device)", "Memset (Device)", "memset32_post"]]
+    calls = [("cudaMemsetAsync", False, 0, 0, 1), ("cudaMemcpyAsync", False, 0, 0, 1)]
+    assert traces.digest([*gpu, *calls])["graph_memsets"] == 2 / 16
+    assert traces.digest([*gpu, *calls * 4])["graph_memsets"] == 0.0
 
 
 def test_overlap_counts_a_moment_once():

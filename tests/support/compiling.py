@@ -5,6 +5,7 @@ import os
 import sys
 
 from kernels import choices
+from kernels.common.fill import fill_words
 from tests.support.compiling_skip import run_skip
 from tests.support.lanes import contracted_sums
 
@@ -366,7 +367,7 @@ def source(kernel, arguments: dict):
         elif isinstance(value, float):
             types[parameter.name] = "fp32"
         else:
-            types[parameter.name] = "i32"
+            types[parameter.name] = "i64" if value >= 1 << 31 else "i32"
             if value % 16 == 0 and not parameter.do_not_specialize:
                 attributes[(i,)] = [["tt.divisibility", 16]]
     return ASTSource(kernel, types, constexprs=constants, attrs=attributes)
@@ -386,6 +387,7 @@ def main(arguments: list[str]) -> None:
         pretend(capability)
         launches.clear()
         launch_few(launches) if few else launch_all(capability)
+        fill_words(1 << 40, 1, 0)
         for (name, *_), (source, options) in sources(launches).items():
             code = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
             compiled.append((name, capability, code.metadata.shared, contracted_sums(code.asm["ptx"])))
