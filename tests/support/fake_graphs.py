@@ -41,7 +41,7 @@ def capture(step: TrainingStep, patch: pytest.MonkeyPatch) -> list[int]:
     step.recipe = dataclasses.replace(step.recipe, cuda_graphs=True)
     alive, counts, under_way = weakref.WeakSet(), [], []
 
-    def new() -> Graph:
+    def new(keep_graph: bool = False) -> Graph:
         found = Graph(step)
         alive.add(found)
         return found
