@@ -211,7 +211,7 @@ def test_ranks_without_a_process_group_are_refused():
 
 
 def test_the_new_fields_leave_older_recipes_as_they_were():
-    new = {"ranks", "reduce", "rank_statistics", "micro_batches", "checkpointing"}
+    new = {"ranks", "reduce", "rank_statistics", "micro_batches", "checkpointing", "graph_fills"}
     assert Recipe().to_dict().keys() == {field.name for field in dataclasses.fields(Recipe)} - new
     asked = {
         "ranks": 2,
