@@ -83,7 +83,8 @@ def spec(workload: Plain, recipe: Plain, phases: Sequence[str] | None = None) ->
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.json"
-        eager = {} if phases is None else {"cuda_graphs": False, "whole_step_graph": False}
+        graphs = ("cuda_graphs", "whole_step_graph", "graph_fills")
+        eager = {} if phases is None else dict.fromkeys(graphs, False)
         told = {"workload": workload | {"data": None}, "recipe": recipe | eager, "ranges": phases is None}
         how = {"phases": list(phases or ()), "enough_s": ENOUGH_S}
         path.write_text(json.dumps(told | how), encoding="utf-8")

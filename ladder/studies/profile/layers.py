@@ -23,6 +23,7 @@ LAUNCHING = ("cuda_runtime", "cuda_driver")  # activities of the host that launc
 RANGE = "layer: "  # the beginning of a range's name
 OUTSIDE = "outside the layers"  # losses, inputs, sums of gradients, optimizers, the moving average
 UNKNOWN = "unknown"
+FILL = "fill_words_kernel"  # in a rewritten graph
 ON_DEVICE = re.compile(r"(memset|memcpy)(\d| DtoD\b| \(Device)", re.IGNORECASE)
 
 
@@ -254,8 +255,10 @@ def _matches(before: Sequence[str], after: Sequence[str]) -> list[int | None]:
 def _alike(name: str) -> str:
     """Return one name for memsets, and one for copies on the device.
 
-    A graph replays some of them as kernels: `memset32`, `memcpy32_post`.
+    A graph replays some of them as kernels: `memset32`, `memcpy32_post`, and `fill_words_kernel` of `graph_fills`.
     """
+    if name == FILL:
+        return "memset"
     found = ON_DEVICE.match(name)
     return found[1].lower() if found else name
 

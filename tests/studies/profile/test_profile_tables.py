@@ -192,6 +192,8 @@ def test_a_memset_or_copy_that_a_graph_replays_as_a_kernel_is_the_same() -> None
     ]
     replayed = ["memset32", "memcpy32_post", "Memset (Device)", "Memcpy DtoH (Device -> Pinned)"]
     assert layers._matches(eager, replayed) == [0, 1, 2, None]
+    assert layers._matches(eager, [layers.FILL, *replayed[1:]]) == [0, 1, 2, None]
+    assert layers.FILL in kernel_families.own_kernels()
 
 
 def test_a_kernel_that_the_eager_run_lacks_is_unknown() -> None:

@@ -16,6 +16,7 @@ from ladder.studies.claims.hardware import counters, watched
 from ladder.studies.claims.hardware.counters import Launch, launched
 from ladder.studies.profile import counted, nsys, target
 from ladder.studies.profile.record import BETWEEN, Heavy
+from stylegan_lite.config import Recipe
 from tests.support.small import LEAST
 
 CUTLASS = "cutlass_75_tensorop_bf16_s1688gemm_bf16_64x64_nt_align1"
@@ -198,9 +199,11 @@ def test_the_watched_process_runs_what_the_file_says(
         ran.append(phase)
         real(step, phase)
 
-    recipe = {"channels_last": True, "cuda_graphs": True, "whole_step_graph": True}
+    recipe = {"channels_last": True, "cuda_graphs": True, "adam": "capturable"}
+    recipe |= {"whole_step_graph": True, "graph_fills": True}
     with counted.spec(LEAST, recipe, phases) as path:
         told = json.loads(path.read_text())
+        Recipe.from_dict(told["recipe"])
         assert told["recipe"]["cuda_graphs"] is (
             phases is None
         )  # a replayed graph hides its kernels from ncu
