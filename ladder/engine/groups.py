@@ -95,7 +95,7 @@ class Group:
             except WorkerFailure as failure:
                 self._failures.append((rank, failure))
                 failed.set()
-            except BaseException as error:  # a thread would swallow it, and the caller wait for ever or miss a reply
+            except BaseException as error:  # lost in this thread, it would leave the caller without a reply
                 if isinstance(error, ValueError) and self.workers[rank].ended:  # its pipes have been closed
                     self._failures.append((rank, WorkerFailure("failed", "the run was ended")))
                 else:
