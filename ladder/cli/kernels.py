@@ -87,6 +87,9 @@ def kernels(
     Forward, backward and double backward are timed with cold and hot L2 cache. The yardstick is a copy of the same
     number of bytes. Option `--device cpu` runs tiny shapes in Triton's interpreter. It shows that the code works;
     its times mean nothing.
+
+    Exit status: 0 if no op failed. 1 if one did, or no claim has a number. 2 if the request is impossible. 130 if
+    interrupted.
     """
     from ladder.machine import environment, system
 

@@ -100,6 +100,9 @@ def precision(
     The largest batch that fits is searched as well. FP16 trains with one loss scale for G and one for D, whose history
     is recorded and drawn. FP8 is tried in the fully connected layers. Each of the article's claims (twice the
     throughput, half the memory, twice the batch) gets a line.
+
+    Exit status: 0 if every row that can run here has a number. 1 if one has none. 2 if the request is impossible. 130
+    if it was interrupted or the time was over.
     """
     from ladder.base.progress import First
     from ladder.machine import environment, system

@@ -18,9 +18,10 @@ MEASURING = (
     "ablate",
     "map",
     "profile",
-    "bench-compare",
-    "compare",
+    "precision",
+    "kernels",
 )
+COMPARING = ("bench-compare", "compare")
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +54,7 @@ def test_every_option_has_a_text(name):
         assert "Seed for" in (seed.help or "") and "[default: 0]" in (seed.help or "")
 
 
-@pytest.mark.parametrize("name", MEASURING)
+@pytest.mark.parametrize("name", MEASURING + COMPARING)
 def test_commands_that_measure_or_judge_tell_their_exit_status(name):
     assert "Exit status: 0 if" in call(name, "--help").output
 
