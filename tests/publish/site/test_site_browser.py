@@ -104,6 +104,10 @@ def test_a_narrow_window_scrolls_nothing_but_tables(browser, site):
     )
     try:
         browser.get((site / "index.html").as_uri())
+        wider = browser.execute_script(
+            "return [...document.querySelectorAll('.card .scroll')].map((each) => each.scrollWidth - each.clientWidth)"
+        )
+        assert wider and max(wider) <= 0  # the answers need no scrolling
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
