@@ -40,7 +40,7 @@ Examples:
     help="Begin nothing new after this time; continue with --resume. [default: 20; CPU: no limit]",
 )
 @options.resume_option
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@options.seed_option("weights and latents, and for the choice and order of subsets")
 @options.device_option
 @click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/ablation]")
 @options.json_option
@@ -48,7 +48,7 @@ def ablate(
     workload: str | None, ladder_name: str, budget: float | None, resume: Path | None, seed: int,
     device: str | None, out: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Take a ladder apart: what is each rung worth, whatever the order, and which rungs need each other?
+    """Say what each rung is worth in any order, and in pairs.
 
     Every subset of the rungs that is possible runs in one process: each kind of step of two cycles. Their GPU times
     give each rung's mean gain over all orders and the interaction of each pair. Some subsets are repeated in fresh

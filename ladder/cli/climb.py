@@ -66,7 +66,7 @@ def run(
         UserError: the request is impossible; nothing was measured.
     """
     if request.budget is not None and (request.rounds is not None or request.quick):
-        raise UserError("--budget fits the number of rounds: leave out --rounds and --quick")
+        raise UserError("--budget fits the number of generations: leave out --rounds and --quick")
     refuse_together(request)
     if request.resume is not None:
         request = continued(request)

@@ -21,11 +21,15 @@ Examples:
 @click.argument("source", metavar="IN", type=options.FILE)
 @click.argument("target", metavar="OUT", type=options.FILE)
 def convert(source: Path, target: Path) -> None:
-    """Turn NVIDIA's StyleGAN2 weights into a checkpoint of `ladder train`, or a checkpoint into NVIDIA's weights.
+    """Convert NVIDIA's StyleGAN2 weights to a checkpoint, or back.
 
-    IN is a network pickle of stylegan2-ada-pytorch or stylegan3 (--cfg=stylegan2), or a file of torch.save with the
-    state dicts G, D and G_ema. Nothing in a pickle is run: it may name a few harmless things, and anything else is
-    refused. If IN is a checkpoint, OUT gets state dicts under NVIDIA's names. OUT must not exist.
+    The kind of IN decides the direction. If IN has NVIDIA's weights, OUT becomes a checkpoint for `ladder train
+    --from` and `ladder sample`. If IN is a checkpoint of `ladder train`, OUT gets state dicts under NVIDIA's names.
+    OUT must not exist.
+
+    NVIDIA's weights are a network pickle of stylegan2-ada-pytorch or stylegan3 (--cfg=stylegan2), or a file of
+    torch.save with the state dicts G, D and G_ema. Nothing in a pickle is run: it may name a few harmless things, and
+    anything else is refused.
     """
     if os.path.lexists(target):
         raise UserError(f"{target}: is there already: give another OUT")

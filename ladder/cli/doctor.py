@@ -44,7 +44,7 @@ from ladder.plan import catalog
 @click.option(
     "--minutes",
     type=options.FloatRange(0, min_open=True),
-    help="Minutes for the GPU part of --selftest; it always makes three rounds. [default: 9]",
+    help="Minutes for the GPU part of --selftest; it always makes three generations. [default: 9]",
 )
 @click.option(
     "--parity-trial",
@@ -93,7 +93,12 @@ def doctor(
     again: Path | None,
     as_json: bool,
 ) -> None:
-    """Say what this machine has, which rungs it can run, and how to get what is missing.
+    """Say which rungs can run here, and how far the roofline is.
+
+    Without a flag it says what this machine has, which rungs it can run, and how to get what is missing. Four
+    flags run another check instead. `--roofline` shows how far a step is from this GPU's limit, and why. `--selftest`
+    checks that verdicts find known effects and nothing else. `--spellings` finds the fastest plain-PyTorch spellings
+    for the baseline. `--parity-trial` tests that parity accepts correct code.
 
     Exit status: 0 if a ladder can run here, 2 if not. With --selftest 1 if a promise is broken. With
     --parity-trial 1 if correct code would fail.

@@ -38,11 +38,11 @@ Examples:
 def explain(
     before: str, after: str, file: Path | None, workload: str | None, markdown: Path | None, as_json: bool
 ) -> None:
-    """Explain from stored profiles why B takes another time than A. No GPU is needed.
+    """Explain from stored profiles why B takes another time than A.
 
-    A and B are rungs of one result, or two result files; a file stands for its top, and FILE:RUNG for a rung. The
-    table has milliseconds and launches by category of kernels. A difference below the noise floor is told as "no
-    difference" and is not explained. A run on a GPU stores a profile of each rung.
+    No GPU is needed. A and B are rungs of one result, or two result files; a file stands for its top, and FILE:RUNG
+    for a rung. The table has milliseconds and launches by category of kernels. A difference below the noise floor is
+    told as "no difference" and is not explained. A run on a GPU stores a profile of each rung.
     """
     from ladder.report import explain as explaining
     from ladder.report import sides, tables

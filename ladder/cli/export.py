@@ -38,11 +38,12 @@ Examples:
 )
 @click.option("--list", "listed", is_flag=True, help="Print each op with one line, and nothing else.")
 def export(folder: Path | None, ops: str | None, package: str | None, like: str | None, listed: bool) -> None:
-    """Write some of the fused ops as a Python package that needs only torch and triton.
+    """Write fused ops as a Python package for your own code.
 
-    DIR/NAME gets the kernels, their gradients, the plain-PyTorch references and the tables of tiles. It also gets the
-    licence, a page on how to call each op, and a test. DIR must be new or empty. On a CPU, and wherever a fused op
-    cannot run, an exported op is plain PyTorch. Several packages can be imported into one process.
+    The package needs only torch and triton. DIR/NAME gets the kernels, their gradients, the plain-PyTorch references
+    and the tables of tiles. It also gets the licence, a page on how to call each op, and a test. DIR must be new or
+    empty. On a CPU, and wherever a fused op cannot run, an exported op is plain PyTorch. Several packages can be
+    imported into one process.
 
     --like nvidia writes DIR/torch_utils instead. Its files replace those of the same names in NVIDIA's repositories.
     """

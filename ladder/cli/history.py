@@ -28,20 +28,23 @@ Examples:
 @click.option(
     "--rungs", metavar="A,B,...", help="Rungs to measure. [default: the lowest and the highest that run here]"
 )
-@click.option("--ladder", "ladder_name", metavar="NAME|FILE", default="full", show_default=True)
-@options.workload_option("article on a GPU, tiny on the CPU")
 @click.option(
-    "--rounds",
-    type=click.IntRange(3, 100),
-    help="Exact number of fresh processes of each commit. [default: 3 to 12, as the budget allows]",
+    "--ladder",
+    "ladder_name",
+    metavar="NAME|FILE",
+    default="full",
+    show_default=True,
+    help="The ladder of the rungs.",
 )
+@options.workload_option("article on a GPU, tiny on the CPU")
+@options.rounds_option(3, "Exact number of generations. [default: 3 to 12, as the budget allows]")
 @click.option(
     "--budget",
     metavar="MINUTES",
     type=options.FloatRange(0, min_open=True),
-    help="No round after the third begins later than this. [default: 10]",
+    help="No generation after the third begins later than this. [default: 10]",
 )
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, help="Seed for the order of visits.")
+@options.seed_option("weights, latents, and the order of images and visits")
 @options.device_option
 @click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/compare]")
 @click.option(
@@ -66,12 +69,12 @@ def bench_compare(
     markdown: Path | None,
     as_json: bool,
 ) -> None:
-    """Say whether HEAD is slower than BASE, measured in turn on this device.
+    """Say whether commit HEAD is slower than BASE, timed in turn.
 
-    A round has two processes of BASE and one of HEAD for every rung, all alive together and visited in turn. The two
-    processes of BASE differ only by noise, and a smaller difference counts as none. On a GPU wall time and GPU time are
-    judged apart, and the last line says which of them is slower. Only kernels/ and stylegan_lite/
-    come from the commits; the measuring code is that of the working tree.
+    A generation has two processes of BASE and one of HEAD for every rung, all alive together and visited in turn. The
+    two processes of BASE differ only by noise, and a smaller difference counts as none. On a GPU wall time and GPU time
+    are judged apart, and the last line says which of them is slower. Only kernels/ and stylegan_lite/ come from the
+    commits; the measuring code is that of the working tree. `ladder compare` compares two stored results instead.
 
     Exit status: 0 if HEAD is as fast, faster or undecided. 1 if HEAD is slower, or fails where BASE runs. 2 if the
     request is impossible or nothing was measured. 130 if interrupted.
@@ -135,8 +138,9 @@ Examples:
 )
 @click.option("--branch", default="HEAD", show_default=True, help="Branch whose commits form the history.")
 @click.option(
-    "--threshold", metavar="PERCENT", type=options.FloatRange(0, 100), default=1.0, show_default=True
-)
+    "--threshold", metavar="PERCENT", type=options.FloatRange(0, 100), default=1.0, show_default=True,
+    help="Steps below this are left out.",
+)  # fmt: skip
 @click.option(
     "--confirm",
     metavar="N",
@@ -167,7 +171,7 @@ def history(
     issues: Path | None,
     as_json: bool,
 ) -> None:
-    """List the steps in asv's history, and say which of them a side-by-side measurement confirms.
+    """List lasting slowdowns and speedups in asv's history.
 
     A step of more than 1% that lasts is a candidate. `bench-compare` of the two commits around it confirms or refutes
     it. A step at a change of the driver is only labelled. benches/known-regressions.yaml silences accepted slowdowns.

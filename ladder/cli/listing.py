@@ -28,7 +28,7 @@ FIRST = ("article", "full")  # ladders listed first; the others follow by name
 @click.command("list")
 @options.json_option
 def list_(as_json: bool) -> None:
-    """List ladders with their rungs in order, and workloads, one line each.
+    """List ladders with their rungs, and workloads, a line each.
 
     A rung stands under the first ladder that contains it, with its needs and its gain in the results stored for
     this machine.

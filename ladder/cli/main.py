@@ -87,21 +87,15 @@ Examples:
     type=options.FloatRange(0, min_open=True),
     help="Time for measuring; generations and cycles are fitted to it. [default: 10]",
 )
-@click.option(
-    "--rounds",
-    type=click.IntRange(1, 100),
-    help="Exact number of generations. [default: 3 to 12, as the budget allows; quick, mistakes: 3]",
+@options.rounds_option(
+    1, "Exact number of generations. [default: 3 to 12, as the budget allows; quick, mistakes: 3]"
 )
 @click.option(
     "--cycles",
     type=click.IntRange(1, 1000),
     help="Timed 16-step cycles of each process. [default: 2; quick, mistakes: 1]",
 )
-@click.option(
-    "--seed",
-    type=click.IntRange(0, 2**31 - 1),
-    help="Seed for the order of visits and for the inputs. [default: 0]",
-)
+@options.seed_option("weights, latents, and the order of images and visits", default=None)
 @click.option(
     "--quick", is_flag=True, help="Three generations of one cycle. The result is marked as not to be quoted."
 )
@@ -146,12 +140,17 @@ def run(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure every rung, print the table, and write the result with chart, Markdown and CSV beside it.
+    """Measure every rung of a ladder, and judge what it gains.
+
+    The table is printed, and the result is written with chart, Markdown and CSV beside it.
 
     A generation is a process of each rung, all alive together. Each is prepared, then visited in turn: one timed
     16-step cycle a visit, in random order. The lowest and the highest rung have two processes. These twins differ
     only by noise, and a smaller gain counts as none. A rung that this machine cannot run is n/a, and a rung that
     fails is shown with its reason; the others go on. Ctrl-C keeps the finished generations.
+
+    Exit status: 0 if every rung that can run here has a number. 1 if one has none. 2 if the request is impossible. 130
+    if interrupted.
     """
     from ladder.cli import climb as climbing
     from ladder.report import output as ending
@@ -243,9 +242,10 @@ def report(
     publish: bool,
     as_json: bool,
 ) -> None:
-    """Show stored results: a table for each file, and for a folder the best result of each workload.
+    """Show stored results as tables, charts or one HTML page.
 
-    Without PATH, show the newest result of this machine, or of another machine if this one has none.
+    A file gets a table, and a folder the best result of each workload. Without PATH, show the newest result of this
+    machine, or of another machine if this one has none.
     """
     from ladder.report import tables as reporting
 
@@ -309,9 +309,12 @@ Examples:
 @click.option("--anyway", is_flag=True, help="Compare even if the results are not comparable.")
 @options.json_option
 def compare(before: Path, after: Path, anyway: bool, as_json: bool) -> None:
-    """Say for each rung whether AFTER is faster or slower than BEFORE. Exit status 1 if any rung is slower.
+    """Say which rungs are slower in file AFTER than in file BEFORE.
 
-    With two machines (--anyway) it also says which rungs gain more on one of them, and in which kernels that lies.
+    Nothing is measured; `ladder bench-compare` measures two commits. With two machines (--anyway) it also says which
+    rungs gain more on one of them, and in which kernels that lies.
+
+    Exit status: 0 if no rung is slower. 1 if any is. 2 if the request is impossible.
     """
     from ladder.results.combine import comparing
 
@@ -328,9 +331,10 @@ Examples:
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=options.ANY)
 @options.json_option
 def validate(paths: tuple[Path, ...], as_json: bool) -> None:
-    """Check result files as if a stranger had sent them: print "accepted" or one line of why not for each.
+    """Check result files as if a stranger had sent them.
 
-    All kinds of file that this project writes below results/ are known, including asv's in results/asv.
+    Each file gets a line: "accepted", or why not. All kinds of file that this project writes below results/ are known,
+    including asv's in results/asv.
 
     Exit status: 1 if any file was refused.
     """

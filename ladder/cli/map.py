@@ -54,7 +54,7 @@ Examples:
     help="Begin nothing new after this time; continue with --resume. [default: no limit]",
 )  # fmt: skip
 @options.resume_option
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@options.seed_option("weights, latents and the order of images")
 @options.device_option
 @click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/map]")
 @options.json_option
@@ -63,11 +63,12 @@ def map_(
     progressive: bool, images: str | None, budget: float | None, resume: Path | None, seed: int,
     device: str | None, out: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Map where two rungs matter, over batch sizes and resolutions.
+    """Map where two rungs matter, over batches and resolutions.
 
     Every cell runs the top of the ladder, the ladder without one rung, without the other, and without both, each in a
-    fresh process. The heat maps show where CUDA graphs stop mattering and where channels_last begins to, and test the
-    article's policy for each resolution. Running out of memory is a cell's value. On a CPU there is wall time alone.
+    fresh process. The heat maps show where CUDA graphs stop mattering and where channels_last begins to. They also
+    test the article's policy: CUDA graphs and NCHW up to 32x32, channels_last without graphs above. Running out of
+    memory is a cell's value. On a CPU there is wall time alone.
 
     Exit status: 0 if every row has a time or ran out of memory. 1 if one failed. 2 if the request is impossible. 130
     if it was interrupted or the time was over.

@@ -16,7 +16,7 @@ from ladder.cli import options, scale
 @click.command(
     epilog="""\b
 Examples:
-  ladder merge a.json b.json                    the table of all rounds together; nothing is written
+  ladder merge a.json b.json                    the table of all generations together; nothing is written
   ladder merge a.json b.json --out whole.json   a result like any other; a.json and b.json are no longer needed
   ladder merge old.json --out old.json          one result, judged anew by today's rules"""
 )
@@ -25,15 +25,16 @@ Examples:
 @click.option(
     "--anyway",
     is_flag=True,
-    help="Also merge rounds of another CPU or core count, and of unknown code.",
+    help="Also merge generations of another CPU or core count, and of unknown code.",
 )
 @options.json_option
 def merge(files: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool) -> None:
-    """Merge several runs of `ladder run` or `ladder scale` and judge them together, or judge one result again.
+    """Merge several runs into one result, and judge it anew.
 
-    All runs must agree in GPU, software, code, workload, ladder, mode and timed cycles; a run may cover fewer
-    rungs, ways or numbers of GPUs. Code agrees if kernels, model, rungs and timing code are equal, at any commit.
-    Samples are kept, and everything else is computed again. No file is deleted, and only a single FILE is overwritten.
+    The runs are of `ladder run` or of `ladder scale`; a single FILE is judged again. All runs must agree in GPU,
+    software, code, workload, ladder, mode and timed cycles; a run may cover fewer rungs, ways or numbers of GPUs. Code
+    agrees if kernels, model, rungs and timing code are equal, at any commit. Samples are kept, and everything else is
+    computed again. No file is deleted, and only a single FILE is overwritten.
     """
     from ladder.report import output as ending
     from ladder.report import tables

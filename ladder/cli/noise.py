@@ -44,7 +44,7 @@ Examples:
 )
 @click.option("--lock-clocks", is_flag=True, help="Lock the GPU's SM clock meanwhile, if this user may.")
 @options.data_option
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@options.seed_option("weights, latents, and the order of images and visits")
 @options.device_option
 @click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/noise]")
 @options.json_option
@@ -52,7 +52,7 @@ def noise(
     rung: str | None, workload: str | None, ladder_name: str, minutes: float, lock_clocks: bool, data: str | None,
     seed: int, device: str | None, out: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Measure which change can be seen on this machine, and what limits that.
+    """Measure the smallest change that this machine can show.
 
     Two copies of one rung run as in `ladder run`. They differ by nothing, so their difference is noise. The table says
     from which difference on a change is seen, in the step's time and in GPU time. The lines under it say whether

@@ -148,6 +148,19 @@ resume_option = click.option(
     "--resume", metavar="FILE", type=FILE, help="Continue the run of this file: measure what is missing."
 )
 
+
+def seed_option(of: str, default: int | None = 0) -> Any:
+    """Return `--seed`. `default` None tells a command that no seed was given; it then uses 0, or its file's."""
+    return click.option(
+        "--seed", type=click.IntRange(0, 2**31 - 1), default=default, help=f"Seed for {of}. [default: 0]"
+    )
+
+
+def rounds_option(least: int, text: str) -> Any:
+    """Return the option for the number of generations. Its older name is `--rounds`."""
+    return click.option("--rounds", "--generations", type=click.IntRange(least, 100), help=text)
+
+
 device_option = click.option(
     "--device",
     type=click.Choice(["cuda", "cpu"]),

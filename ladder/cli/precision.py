@@ -37,7 +37,7 @@ Examples:
   ladder precision --resume results/precision/MACHINE-partial.json
   ladder precision -w article-b32 --json > precision.json"""
 )
-@options.workload_option("article on a GPU; on the CPU a workload small enough for a smoke test")
+@options.workload_option("article on a GPU, a smoke test at 8x8 on the CPU")
 @click.option(
     "--only", metavar="A,B,...", help="Precisions, of fp32, tf32, bf16, fp16 and fp8. [default: all]"
 )
@@ -53,9 +53,7 @@ Examples:
     show_default=True,
     help="The ladder whose top is measured.",
 )
-@click.option(
-    "--rounds", type=click.IntRange(1, 100), help="Fresh processes of each row. [default: 3; CPU: 1]"
-)
+@options.rounds_option(1, "Fresh processes of each row, one after another. [default: 3; CPU: 1]")
 @click.option(
     "--cycles", type=click.IntRange(1, 1000), help="Timed cycles of each process. [default: 2; CPU: 1]"
 )
@@ -85,7 +83,7 @@ Examples:
 )
 @options.resume_option
 @options.data_option
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@options.seed_option("weights, latents, and the order of images and rows")
 @options.device_option
 @click.option(
     "--out", metavar="DIR", type=options.FOLDER, help="[default: results/precision]"
@@ -97,11 +95,14 @@ def precision(
     minutes: float | None, resume: Path | None, data: str | None, seed: int, device: str | None,
     out: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Compare FP32, TF32, BF16 and FP16 by time, memory, parity and largest batch.
+    """Compare FP32, TF32, BF16 and FP16: time, memory and parity.
 
-    FP16 trains with one loss scale for G and one for D, whose history is recorded and drawn. FP8 is tried in the
-    fully connected layers. Each of the article's claims (twice the throughput, half the memory, twice the batch)
-    gets a line.
+    The largest batch that fits is searched as well. FP16 trains with one loss scale for G and one for D, whose history
+    is recorded and drawn. FP8 is tried in the fully connected layers. Each of the article's claims (twice the
+    throughput, half the memory, twice the batch) gets a line.
+
+    Exit status: 0 if every row that can run here has a number. 1 if one has none. 2 if the request is impossible. 130
+    if it was interrupted or the time was over.
     """
     from ladder.base.progress import First
     from ladder.machine import environment, system

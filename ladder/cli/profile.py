@@ -59,7 +59,7 @@ Examples:
 @click.option("--ncu", is_flag=True, help="Also count in the heaviest kernels with Nsight Compute; minutes.")
 @click.option("--nsys", metavar="FILE", type=options.FILE, help="Also write a report of Nsight Systems.")
 @options.data_option
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@options.seed_option("weights, latents and the order of images")
 @options.device_option
 @click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/profile]")
 @options.json_option
@@ -67,11 +67,11 @@ def profile(
     rung: str, workload: str | None, ladder_name: str | None, trace: Path | None, largest_batch: bool, ncu: bool,
     nsys: Path | None, data: str | None, seed: int, device: str | None, out: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Show what a step of RUNG consists of: its work by category, phase and layer, and its memory.
+    """Show what a step of RUNG consists of: work and memory.
 
-    One process runs the rung with all below it, and traces one cycle of 16 steps. On a CPU the own time of PyTorch's
-    operators stands for kernels. The figures are those of one process, so compare rungs with `ladder run`, and explain
-    their difference with `ladder explain`.
+    The work is shown by category, phase and layer. One process runs the rung with all below it, and traces one cycle
+    of 16 steps. On a CPU the own time of PyTorch's operators stands for kernels. The figures are those of one process,
+    so compare rungs with `ladder run`, and explain their difference with `ladder explain`.
 
     Exit status: 0 if done. 2 if the request is impossible, or a tool is missing. 130 if interrupted.
     """

@@ -49,7 +49,17 @@ def recommend(
     markdown: Path | None,
     as_json: bool,
 ) -> None:
-    """Say for each rung: ADOPT, SKIP, NO DIFFERENCE, BROKEN or undecided, why, and what it saves.
+    """Say which rungs to adopt, from stored results.
+
+    Each rung gets a word, why, and what it saves:
+
+    \b
+    ADOPT:          it helps.
+    SKIP:           it costs time.
+    NO DIFFERENCE:  the run rules out a difference of 5% or more.
+    undecided:      the run cannot tell; a command that can is named.
+    BROKEN:         it has no valid time, since it failed, lost parity,
+                    showed no receipt or ran out of memory.
 
     Nothing is measured. The advice comes from a stored leave-one-out run where there is one, else from the staircase.
     Without FILE that is the newest result of this machine that may be quoted. If there is none, it is one of the same

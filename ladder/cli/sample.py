@@ -31,10 +31,10 @@ Examples:
 )
 @options.device_option
 def sample(path: Path, out: Path, seeds: str, truncation: float, device: str | None) -> None:
-    """Write images of a checkpoint's averaged generator: a PNG for each seed, and a grid of the first ones.
+    """Write images of a checkpoint's averaged generator.
 
-    CHECKPOINT is a file of `ladder train` or `ladder convert`. For NVIDIA's weights a seed gives the image that
-    NVIDIA's gen_images.py gives for it.
+    Each seed gets a PNG, and the first ones a grid. CHECKPOINT is a file of `ladder train` or `ladder convert`. For
+    NVIDIA's weights a seed gives the image that NVIDIA's gen_images.py gives for it.
     """
     from ladder.machine import system
     from ladder.training import sample as sampling

@@ -52,7 +52,7 @@ Examples:
 @click.option(
     "--generations",
     type=click.IntRange(1, 100),
-    help="Fresh process groups of each point, including those of --resume. [default: 3]",
+    help="Generations: fresh process groups of each point, including those of --resume. [default: 3]",
 )
 @click.option(
     "--visits",
@@ -68,11 +68,7 @@ Examples:
 @click.option("--no-proof", is_flag=True, help="Leave out receipts and parity; the result says so.")
 @options.data_option
 @options.resume_option
-@click.option(
-    "--seed",
-    type=click.IntRange(0, 2**31 - 1),
-    help="Seed for the inputs and for the order of visits. [default: 0]",
-)
+@options.seed_option("weights, latents, and the order of images and visits", default=None)
 @options.device_option
 @click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/scaled]")
 @options.json_option
@@ -83,9 +79,18 @@ def scale(
 ) -> None:  # fmt: skip
     """Measure how a step scales over the GPUs of this machine.
 
-    Each WAY (data_parallel, ddp, flat, captured, flat-top, top; default: all) is a rung of a distributed ladder. It
-    runs as one process group for each number of GPUs, and alone on one GPU without a reduction. Efficiency, exposed
-    communication and memory are reported. If a rank dies or hangs, its whole group ends, and the rank is named.
+    Each WAY is one way to share a batch and to average gradients. All are measured if none is named:
+
+    \b
+    data_parallel:  nn.DataParallel, one process for all GPUs
+    ddp:            DistributedDataParallel, beside the backward pass
+    flat:           one all-reduce of all gradients before the update
+    captured:       flat, inside the CUDA graph of the whole step
+    flat-top:       flat, with the rungs of `full`, without CUDA graphs
+    top:            captured, with all rungs of `full`
+
+    Each runs as one process group for each number of GPUs, and alone on one GPU without a reduction. Efficiency,
+    exposed communication and memory are reported. If a rank dies or hangs, its whole group ends, and the rank is named.
 
     Exit status: 0 if every point has a number. 1 if a point has none. 2 if the request is impossible. 130 if
     interrupted or the budget was over.

@@ -25,8 +25,8 @@ Examples:
     "--budget",
     metavar="MINUTES",
     type=options.FloatRange(2, 600),
-    help="Time for everything. `ladder run` gets two fifths, asv the rest; the next call continues asv."
-    " [default: 18; without a GPU a quick `ladder run`]",
+    help="Time of this call: two fifths for `ladder run`, the rest for asv, which the next call continues."
+    " [default: 18; without a GPU `ladder run --quick`, then asv]",
 )
 @click.option(
     "--slurm",
@@ -61,10 +61,11 @@ def submit(
     out: Path | None,
     arguments: tuple[str, ...],
 ) -> None:
-    """Measure this machine with `ladder run` and `asv run`, check the files, and say how to send them.
+    """Measure this machine for others, and say how to send it.
 
-    Nothing is sent. Without a GPU the workload is `tiny`, and without --budget its run is then a quick one and marked
-    so. With --slurm, jobs of a cluster run the ladder. Their results meet in one folder.
+    `ladder run` and `asv run` measure, and the files are checked. Nothing is sent. Without a GPU the workload is
+    `tiny`, and without --budget its run is then a quick one and marked so. With --slurm, jobs of a cluster run the
+    ladder. Their results meet in one folder.
 
     Exit status: 0 if everything is measured. 1 if a rung has no number or is left for the next call. 2 if it is
     impossible here. 130 if interrupted.

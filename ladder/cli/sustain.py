@@ -48,7 +48,7 @@ Examples:
     help="Seconds for each rung.",
 )
 @options.data_option
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@options.seed_option("weights, latents and the order of images")
 @options.device_option
 @click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/sustained]")
 @options.json_option

@@ -37,7 +37,7 @@ Examples:
     "--out",
     metavar="DIR",
     type=options.FOLDER,
-    help="Sample grids, loss log and checkpoint go here. [with --canary: results/canary]",
+    help="Sample grids, loss log and checkpoint go here. [required; default with --canary: results/canary]",
 )
 @click.option(
     "--resume",
@@ -67,7 +67,7 @@ Examples:
     show_default=True,
     help="Truncation of the sample grids: below 1, latents move towards their average.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@options.seed_option("weights, latents and the order of images; --resume goes on with the checkpoint's")
 @click.option(
     "--canary",
     is_flag=True,
@@ -106,9 +106,10 @@ def train(
     device: str | None,
     as_json: bool,
 ) -> None:
-    """Train a model: write EMA sample grids (PNG), a loss log and a checkpoint that resumes.
+    """Train a model: sample grids, a loss log and a checkpoint.
 
-    NaN or infinity in a loss stops the training with exit status 1; the message names phase and step.
+    The grids are PNG files of the averaged generator (EMA). A training goes on from its checkpoint with --resume. NaN
+    or infinity in a loss stops the training with exit status 1; the message names phase and step.
     """
     from ladder.cli import training
     from ladder.report import output as ending

@@ -28,9 +28,9 @@ OUT = ROOT / "results" / "upstream"
     epilog="""\b
 Examples:
   git clone https://github.com/NVlabs/stylegan3 ../stylegan3
-  ladder upstream ../stylegan3                    its step and ours, in turn, five rounds
+  ladder upstream ../stylegan3                    its step and ours, in turn, five generations
   ladder upstream ../stylegan3 -w article-b32
-  ladder upstream ../stylegan3 --resume results/upstream/MACHINE-article-partial.json     the rounds that it lacks
+  ladder upstream ../stylegan3 --resume results/upstream/MACHINE-article-partial.json     the generations that it lacks
   ladder upstream ../stylegan3 --patched          one more contender: the clone with our ops
   ladder upstream ../stylegan3 --json > upstream.json"""
 )
@@ -44,13 +44,13 @@ Examples:
     show_default=True,
     help="The ladder whose top is measured.",
 )
-@click.option(
-    "--rounds",
-    type=click.IntRange(1, 100),
-    help="Fresh processes of each side, including those of --resume. [default: 5; CPU: 1]",
+@options.rounds_option(
+    1, "Generations: fresh processes of each side, including those of --resume. [default: 5; CPU: 1]"
 )
 @click.option(
-    "--cycles", type=click.IntRange(1, 1000), help="Timed 16-step cycles a round. [default: 2; CPU: 1]"
+    "--cycles",
+    type=click.IntRange(1, 1000),
+    help="Timed 16-step cycles of each process. [default: 2; CPU: 1]",
 )
 @click.option(
     "--inspect/--no-inspect",
@@ -68,9 +68,9 @@ Examples:
     "--resume",
     metavar="FILE",
     type=options.FILE,
-    help="Continue the run of this file: measure the missing rounds. The workload is the file's.",
+    help="Continue the run of this file: measure the missing generations. The workload is the file's.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@options.seed_option("weights, latents, and the order of images and visits")
 @options.device_option
 @click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/upstream]")
 @options.json_option

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder.base.errors import EnvironmentFailure, one_line
+from ladder.base.errors import one_line
 from ladder.engine import joining
 from ladder.engine.pool import Pool, Worker, WorkerFailure, is_stopped
 from ladder.machine import threads
@@ -54,6 +54,7 @@ class Group:
         self.beats = [0] * ranks  # all-reduces and replays that each rank had begun at the end
         self.workers: list[Worker] = []
         self._failures: list[tuple[int, WorkerFailure]] = []  # in the order in which they were seen
+        self._others: list[BaseException] = []  # exceptions that are no fault of a rank
         try:
             joining.beats_in(self.folder).write_bytes(bytes(joining.WIDTH * ranks))
             for _ in range(ranks):
@@ -82,25 +83,23 @@ class Group:
         Raises:
             WorkerFailure: a rank failed, and all have been ended. The reason names the rank at fault.
             EnvironmentFailure: the system is to blame.
+            Any other exception of asking a rank: all have been ended too.
         """
         replies: list[Reply | None] = [None] * self.ranks
-        system: list[EnvironmentFailure] = []
-        self._failures, failed = [], threading.Event()
+        self._failures, self._others, failed = [], [], threading.Event()
 
         def ask(rank: int) -> None:
-            own = each[rank] if each else {}
             try:
+                own = each[rank] if each else {}
                 replies[rank] = self.workers[rank].call(do, on_progress=self._heard(rank), **fields, **own)
             except WorkerFailure as failure:
                 self._failures.append((rank, failure))
                 failed.set()
-            except EnvironmentFailure as failure:
-                system.append(failure)
-                failed.set()
-            except ValueError:  # its pipes have been closed
-                if not self.workers[rank].ended:
-                    raise
-                self._failures.append((rank, WorkerFailure("failed", "the run was ended")))
+            except BaseException as error:  # lost in this thread, it would leave the caller without a reply
+                if isinstance(error, ValueError) and self.workers[rank].ended:  # its pipes have been closed
+                    self._failures.append((rank, WorkerFailure("failed", "the run was ended")))
+                else:
+                    self._others.append(error)
                 failed.set()
 
         asking = [threading.Thread(target=ask, args=(rank,), daemon=True) for rank in range(self.ranks)]
@@ -114,8 +113,8 @@ class Group:
         except BaseException:
             self.kill()
             raise
-        if system:
-            raise system[0]
+        if self._others:
+            raise self._others[0]
         if self._failures:
             raise self._blamed(do)
         return [reply for reply in replies if reply is not None]
@@ -150,7 +149,7 @@ class Group:
         deadline = time.monotonic() + GRACE_S
         for thread in asking:
             thread.join(max(0.0, deadline - time.monotonic()))
-        seen = [*self._failures]  # what is said from here on is of our own doing
+        seen, others = [*self._failures], [*self._others]  # what is said from here on is of our own doing
         still = [rank for rank, worker in enumerate(self.workers) if is_stopped(worker.pid)]
         silent = WorkerFailure("failed", f"no sign of life ({STOPPED})")
         seen += [(rank, silent) for rank in still if rank not in dict(seen)]
@@ -159,7 +158,7 @@ class Group:
         self.kill()
         for thread in asking:
             thread.join()
-        self._failures = seen
+        self._failures, self._others = seen, others
 
     def _blamed(self, do: str) -> WorkerFailure:
         """Return the failure of the rank at fault, with its name."""

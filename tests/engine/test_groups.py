@@ -182,3 +182,39 @@ def test_ranks_that_are_ended_while_they_are_asked_fail_in_words():
 
     with pytest.raises(WorkerFailure, match="the run was ended"):
         Group(cast(Pool, Workers()), 2, "cpu").call("cycle")
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_any_other_exception_of_asking_a_rank_ends_the_group_and_is_raised_in_the_caller():
+    class Answering:
+        pid = 2**22
+
+        def __init__(self) -> None:
+            self.killed = threading.Event()
+
+        @property
+        def ended(self) -> bool:
+            return self.killed.is_set()
+
+        def call(self, do: str, **_: Any) -> dict[str, Any]:
+            if do == "join":
+                return {}
+            if self is group.workers[1]:
+                raise KeyError("planted")
+            self.killed.wait(20)  # an all-reduce, whose peer never comes
+            raise ValueError("seek of closed file")
+
+        def kill(self) -> None:
+            self.killed.set()
+
+    class Workers:
+        take = Answering
+
+    group = Group(cast(Pool, Workers()), 2, "cpu")
+    begin = time.monotonic()
+    with pytest.raises(KeyError, match="planted"):
+        group.call("cycle")
+    assert time.monotonic() - begin < 10
+    assert all(worker.ended for worker in group.workers) and not group.folder.exists()
+    with pytest.raises(IndexError):  # fields for fewer ranks than there are
+        group.call("cycle", each=[{}])

@@ -172,10 +172,11 @@ def test_the_row_of_full_is_of_the_run_that_has_the_top(tmp_path: Path) -> None:
     more = two_clocks.selected("baseline", "bf16", "fused_norm", "fused_act")
     more["started"] = "2026-11-23T10:15:00+00:00"
     stored = stored_runs(tmp_path, article=two_clocks.run(), more=more)
-    assert "of [`full`]" not in ladders.gpus(stored)
+    assert "of `full`" not in ladders.gpus(stored)
     stored = stored_runs(tmp_path, ends=ends)
-    (row,) = [line for line in ladders.gpus(stored).splitlines() if "[`full`]" in line]
-    assert row.startswith("| all 24 rungs of [`full`](") and "| 40.00 | 39.90 |" in row and "| 4.00x |" in row
+    (row,) = [line for line in ladders.gpus(stored).splitlines() if "of `full`" in line]
+    assert row.startswith("| all 24 rungs of `full` at once ([run of 3 rungs](")
+    assert "| 40.00 | 39.90 |" in row and "| 4.00x |" in row
     assert "ladder/nvidia-h200/ends.json)" in row  # results/charts shows the run of more rungs
 
 
@@ -185,11 +186,17 @@ def test_a_gpu_with_a_run_of_full_alone_is_shown_by_the_article_s_rungs_of_it(tm
     assert ladders.gpus(few) == ""
     stored = stored_runs(tmp_path, full=two_clocks.selected(*names, "fused_modulation"))
     shown = ladders.gpus(stored).splitlines()
-    assert sum(line.startswith("| ") for line in shown) == 1 + len(names) + 1 and "of [`full`]" in shown[-3]
+    assert (
+        sum(line.startswith("| ") for line in shown) == 1 + len(names) + 1 and "run of 9 rungs" in shown[-3]
+    )
     older = two_clocks.run() | {"started": "2026-11-01T10:15:00+00:00"}
     for rung in older["rungs"]:
         rung |= dict.fromkeys(("gpu_ms", "gpu_gain", "gpu_verdict", "waiting_ms")) | {"step_ms": 199.0}
     assert "| 199.0 |" not in ladders.gpus(stored_runs(tmp_path, older=older))
+
+
+def test_a_run_of_all_rungs_is_called_by_its_ladder() -> None:
+    assert ladders._all_rungs(24, 24, "a.md") == "all 24 rungs of [`full`](@/results/a.md)"
 
 
 def test_the_gains_of_two_gpus_stand_beside_each_other_and_a_third_makes_three_tables(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def of_profile(machine: dict[str, Any], rung: str, kernels: Mapping[str, float])
         "profile": plain(composing.profile(traced)),
         "categories": plain(rows),
         "phases": plain(composing.phases(labelled)),
+        "gaps": plain(composing.gaps(traced)),
         "layers": {"rows": [], "unknown": None, "reason": "none were recorded"},
         "expected": plain(composing.expected(rows)),
         "memory": plain(held),

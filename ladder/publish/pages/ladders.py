@@ -93,8 +93,7 @@ def _gpu(committed: Committed, result: Result, first: bool) -> str:
     full = committed.top(result.machine.name, gallery.ARTICLE, gallery.FULL)
     if full is not None and (timed := _timed(all_rungs := view(full))):
         top = timed[-1]
-        count, page = picture.rungs_up_to(full, top.name), committed.chart(full)
-        name = f"all {count} rungs of {link('`full`', page)}"
+        name = _all_rungs(picture.rungs_up_to(full, top.name), len(all_rungs.rows), committed.chart(full))
         name += f", rounds: {_rounds(full)}" * (_rounds(full) != _rounds(result))
         name += ", not to be quoted" * bool(all_rungs.marks)
         shown_here = {"ms/step", "95% interval", "GPU ms", "total"}
@@ -103,6 +102,13 @@ def _gpu(committed: Committed, result: Result, first: bool) -> str:
         rows.append(cells)
     head = [heading for heading, _ in columns]
     return f"**{result.machine.gpu}**, `article`\n\n{table(head, rows)}{_source(committed, result, shown, brief=True)}"
+
+
+def _all_rungs(count: int, rows: int, page: str) -> str:
+    """Return the name of the top of `full`, whose run may have timed some rungs alone; the linked page shows these."""
+    if rows == count:
+        return f"all {count} rungs of {link('`full`', page)}"
+    return f"all {count} rungs of `full` at once ({link(f'run of {rows} rungs', page)})"
 
 
 def _step(row: Row) -> list[str]:

@@ -60,7 +60,7 @@ def plan(
 def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[Compared, Path]:
     """Measure two commits; return the result and its file. Raises `UserError` before anything is measured."""
     if request.budget is not None and request.rounds is not None:
-        raise UserError("--budget fits the number of rounds: leave out --rounds")
+        raise UserError("--budget fits the number of generations: leave out --rounds")
     base_commit = checkouts.commit_of(request.base, "BASE", root)
     head_commit = checkouts.commit_of(request.head, "HEAD", root)
     entries = known.read(root / known.FILE.relative_to(ROOT))

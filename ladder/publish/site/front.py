@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from ladder.base.text import between, factor, ms
+from ladder.base.text import between, ms
 from ladder.publish.history import series as asvseries
 from ladder.publish.site import answers, figures
 from ladder.publish.site.collected import Group, Panel, Raw
 from ladder.publish.site.vendored import ASSETS
 from ladder.report import panels
 from ladder.report.themes import DARK, LIGHT, Theme
-from ladder.report.view import Row, shown_gain, shown_top, shown_verdict
+from ladder.report.view import Row, shown_top
 from ladder.results import words
 
 # The page's own colours: green for `faster`, and the lines between rows. All others are the charts' colours.
@@ -28,7 +28,6 @@ Charts = Mapping[
     int, Sequence[tuple[str, str]]
 ]  # (link text, path) of each whole chart, by the id of its panel
 FULL_REPORT = "full report"  # the text of the link to a panel's report
-_WORDS = ("verdict", "advice")  # columns of words
 _LOUD = ("faster", "slower", "ADOPT", "SKIP")
 
 
@@ -42,10 +41,11 @@ class Link:
 
 @dataclass(frozen=True)
 class Cell:
-    """A text of a table, with the class of its style."""
+    """A text of a table, with the class of its style. ``under``: a smaller text below it, for wide windows."""
 
     text: str
-    kind: str
+    kind: str = ""
+    under: str = ""
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def _panel(panel: Panel, group: Group, name: str, charts: Charts) -> ShownPanel:
         if last is not first:
             headline = f"{panels.short_ms(first.step_ms)} to {panels.short_ms(last.step_ms)} ms a step"
             total = words.whole(first.step_ms, last.step_ms, last.total, last.total_interval)
-    columns = _columns(shown.rows, panel.single)
+    columns = _columns(shown.rows)
     links = [*charts.get(id(panel), ()), ("raw result", panel.raw[0])]
     alt = _alt(panel, title, group.workload)
     light, dark = (figures.ladder(shown, group.most, theme) for theme in (LIGHT, DARK))
@@ -244,12 +244,9 @@ def _panel(panel: Panel, group: Group, name: str, charts: Charts) -> ShownPanel:
         total=total,
         marks=shown.marks,
         protocol=f"{shown.protocol[0].upper()}{shown.protocol[1:]}.",
-        headings=[Cell(heading, "" if heading in _WORDS else "number") for heading, _ in columns],
-        rows=[
-            TitledRow(row.title, [_cell(heading, cell(row)) for heading, cell in columns])
-            for row in shown.rows
-        ],
-        remarks=[text for text in (shown.noise, *shown.remarks) if text],
+        headings=[heading for heading, _ in columns],
+        rows=[TitledRow(row.title, [cell(row) for _, cell in columns]) for row in shown.rows],
+        remarks=[text for text in (shown.gpu_noise, shown.noise, *shown.remarks) if text],
         links=[
             *(Link(text, quote(path)) for text, path in links),
             Link("in asv", _asv(panel.machine, group.workload, "rung")),
@@ -258,21 +255,30 @@ def _panel(panel: Panel, group: Group, name: str, charts: Charts) -> ShownPanel:
     )
 
 
-def _columns(rows: Sequence[Row], single: bool) -> list[tuple[str, Any]]:
-    columns = [
-        ("ms/step", lambda row: ms(row.step_ms) if row.step_ms else row.status),
-        ("vs previous", (lambda row: factor(row.previous)) if single else shown_gain),
-        ("interval", lambda row: between(row.gain)),
-        ("verdict", shown_verdict),
-        ("gain at top", shown_top),
-        ("advice", lambda row: row.advice),
+def _columns(rows: Sequence[Row]) -> list[tuple[Cell, Callable[[Row], Cell]]]:
+    """Return the headings and cells, GPU time before the step as in README; columns without any text are left out."""
+    columns: list[tuple[Cell, Callable[[Row], Cell]]] = [
+        (
+            Cell("ms/step", "number"),
+            lambda row: Cell(ms(row.step_ms) if row.step_ms else row.status, "number"),
+        ),
+        (Cell("GPU ms", "number"), lambda row: Cell(ms(row.gpu.ms) if row.gpu else "", "number")),
+        (Cell("GPU work"), lambda row: _gain(row.gpu.seen, row.gpu.gain) if row.gpu else Cell("")),
+        (Cell("step"), lambda row: _gain(row.seen, row.gain)),
+        (Cell("gain at top", "number"), lambda row: Cell(shown_top(row), "number")),
+        (Cell("advice"), lambda row: Cell(row.advice, _loud(row.advice))),
     ]
-    return [(heading, cell) for heading, cell in columns if any(cell(row) for row in rows)]
+    return [(heading, cell) for heading, cell in columns if any(cell(row).text for row in rows)]
 
 
-def _cell(heading: str, text: str) -> Cell:
-    kind = text if text in _LOUD else "" if heading in _WORDS else "number"
-    return Cell(text, kind)
+def _gain(seen: words.Seen, interval: tuple[float, float] | None) -> Cell:
+    """Return the verdict on one quantity of a rung, over its interval."""
+    return Cell(words.answer(seen), _loud(seen.verdict), between(interval))
+
+
+def _loud(word: str) -> str:
+    """Return the style of a verdict or an advice."""
+    return word if word in _LOUD else ""
 
 
 def _alt(panel: Panel, title: str, workload: str) -> str:

@@ -6,6 +6,7 @@ Every table has all the work: its rows sum to the same milliseconds. Both of two
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +22,11 @@ from ladder.studies.profile.layers import Label
 from ladder.studies.profile.rates import Rate
 from ladder.studies.profile.record import (
     BETWEEN,
+    KINDS,
     UNKNOWN_PHASE,
     Category,
     Expected,
+    Gap,
     Heavy,
     Layer,
     Layers,
@@ -158,6 +161,40 @@ def phases(labelled: Labelled) -> list[Phase]:
         for name in order
         if name in sums
     ]
+
+
+def gaps(traced: Traced) -> list[Gap]:
+    """Return when nothing ran inside runs of phases, by what stood at both ends. Between them the trace waits.
+
+    The two ends are of any stream.
+    """
+    found: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for segment in traced.segments:
+        if not segment.phases:
+            continue
+        last = segment.ran[0]
+        for ran in segment.ran:
+            if ran.begin > last.begin + last.ns:
+                found[_kind(last), _kind(ran)].append(ran.begin - last.begin - last.ns)
+            last = max(last, ran, key=lambda each: each.begin + each.ns)
+    rows = [
+        Gap(
+            before=before,
+            after=after,
+            ms=round(sum(each) / 1e6 / CYCLE_STEPS, 5),
+            number=round(len(each) / CYCLE_STEPS, 4),
+            median_us=round(statistics.median(each) / 1e3, 3),
+        )
+        for (before, after), each in found.items()
+    ]
+    return sorted(rows, key=lambda row: -row.ms)
+
+
+def _kind(ran: Ran) -> str:
+    kernel, memset, copy = KINDS
+    if ran.family != kernel_families.TRANSFER:
+        return kernel
+    return memset if ran.name.lower().startswith(memset) else copy
 
 
 def _phase(segment: Segment, label: Label | None) -> str:

@@ -221,6 +221,7 @@ def new_result(
             composing.layers(labelled) if reason is None else Layers(rows=[], unknown=None, reason=reason)
         ),
         "heaviest": plain(composing.heaviest(labelled)),
+        **({"gaps": plain(composing.gaps(seen.traced))} if on_gpu else {}),
         "expected": plain(composing.expected(rows)),
         "memory": plain(
             memory.assemble(asked.device, seen.lasting, seen.pools, seen.peaks, seen.eager.timelines)

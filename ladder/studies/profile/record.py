@@ -22,6 +22,7 @@ LAUNCHES = number(0, 1e7)
 ROUNDED = 0.005  # ms: parts are rounded, and there may be some hundreds of them
 UNKNOWN_PHASE = "unknown"
 BETWEEN = "between phases"
+KINDS = ("kernel", "memset", "copy")  # what the GPU runs
 
 
 @record
@@ -56,6 +57,17 @@ class Phase:
     run_ms: float | None = needed(DURATION)
     runs: float | None = needed(number(0, 1e4))
     launches: float = needed(LAUNCHES)
+
+
+@record
+class Gap:
+    """The moments inside runs of phases in which nothing ran: what ended before them, and what began behind them."""
+
+    before: str = needed(one_of(*KINDS))
+    after: str = needed(one_of(*KINDS))
+    ms: float = needed(DURATION)
+    number: float = needed(LAUNCHES)  # in a step
+    median_us: float = needed(DURATION)
 
 
 @record
@@ -183,6 +195,7 @@ class Result(Header):
     expected: list[Expected] = needed(items(rule_of(Expected), 16))
     memory: Memory = needed(rule_of(Memory))
     heaviest: list[Heavy] | Absent = optional(items(rule_of(Heavy), 64))
+    gaps: list[Gap] | Absent = optional(items(rule_of(Gap), len(KINDS) ** 2))  # on a GPU
     counters: list[Counted] | Absent = optional(items(rule_of(Counted), 64))
     largest: Largest | Absent = optional(rule_of(Largest))
 

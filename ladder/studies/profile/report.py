@@ -37,6 +37,7 @@ def tables(result: Result) -> list[Table]:
         _categories(result),
         _expected(result),
         _phases(result),
+        *_gaps(result),
         _layers(result),
         *_heaviest(result),
         *_counters(result),
@@ -121,6 +122,17 @@ def _phases(result: Result) -> Table:
         for row in result.phases
     ]
     return Table("By phase", ["phase", "ms a step", "ms a run", "runs a step", "launches a step"], rows)
+
+
+def _gaps(result: Result) -> list[Table]:
+    if not result.gaps:
+        return []
+    rows = [
+        [f"{row.before}, then {row.after}", _ms(row.ms), f"{row.number:,.1f}", f"{row.median_us:.2f}"]
+        for row in result.gaps
+    ]
+    lines = ["inside runs of phases, in the traced cycle: its gaps are longer than those of a timed one"]
+    return [Table("Where nothing runs", ["between", "ms a step", "gaps a step", "median us"], rows, lines)]
 
 
 def _layers(result: Result) -> Table:

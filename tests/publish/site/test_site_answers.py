@@ -92,6 +92,22 @@ def test_a_top_that_is_not_decided_has_no_factor(tmp_path):
     assert "160 to 61.3 ms a step, <strong>not decided</strong>" in text
 
 
+def test_the_list_has_the_verdict_in_gpu_time_before_that_of_the_step(tmp_path):
+    made = two_clocks.run()
+    groups = collected.groups([(tmp_path / "a.json", typed(made))], [], tmp_path)
+    (panel,) = front._group(groups[0], 1, {}).panels
+    assert [each.text for each in panel.headings] == ["ms/step", "GPU ms", "GPU work", "step"]
+    ms, gpu_ms, work, step = panel.rows[1].cells  # channels_last: the GPU's work is less, the host hides it
+    assert (ms.text, gpu_ms.text, work.text, work.kind) == ("158.0", "93.00", "1.13x faster", "faster")
+    assert step.text.startswith("less than") and step.kind == "" and work.under and step.under
+    assert panel.remarks[0].startswith("GPU time: noise floor")
+    for rung in made["rungs"]:
+        rung |= dict.fromkeys(("gpu_ms", "gpu_gain", "gpu_verdict", "waiting_ms"))
+    groups = collected.groups([(tmp_path / "a.json", typed(made))], [], tmp_path)
+    (panel,) = front._group(groups[0], 1, {}).panels
+    assert [each.text for each in panel.headings] == ["ms/step", "step"]
+
+
 def test_a_workload_that_only_asv_measured_has_no_card(tmp_path):
     groups = collected.groups([], [point("a", {"baseline": 90.0, "bf16": 40.0})], tmp_path)
     assert len(groups) == 1 and answers.cards(groups) == []

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from ladder.plan import catalog
 from ladder.publish.history.series import STEP
-from ladder.publish.site import asvpages
+from ladder.publish.site import asvpages, collected, front
 from ladder.report.themes import DARK, LIGHT
-from tests.support import browsing, published
+from tests.support import browsing, published, two_clocks
 from tests.support.browsing import BROWSER, CONTRAST, DRIVER, look, press, rgb, served, until
+from tests.support.typed import typed
 
 if not (BROWSER and DRIVER):
     pytest.skip(
@@ -102,7 +104,30 @@ def test_a_narrow_window_scrolls_nothing_but_tables(browser, site):
     )
     try:
         browser.get((site / "index.html").as_uri())
+        wider = browser.execute_script(
+            "return [...document.querySelectorAll('.card .scroll')].map((each) => each.scrollWidth - each.clientWidth)"
+        )
+        assert wider and max(wider) <= 0  # the answers need no scrolling
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_the_verdicts_of_both_clocks_fit_a_narrow_window(browser, tmp_path):
+    names = [step.name for step in catalog.load_ladder("full").rungs]
+    groups = collected.groups([(tmp_path / "a.json", typed(two_clocks.selected(*names)))], [], tmp_path)
+    (tmp_path / "index.html").write_text(front.page(groups, front.Histories({}, {}), [], [], {}, {}))
+    size = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        browser.get((tmp_path / "index.html").as_uri())
+        browser.execute_script(UNFOLD)
         assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+        tables = browser.execute_script(
+            "return [...document.querySelectorAll('.machine .scroll')].map((each) => "
+            "[each.innerText, each.scrollWidth - each.clientWidth])"
+        )
+        assert len(tables) == len(groups) and all(more <= 0 for _, more in tables)
+        assert all("GPU work" in text and "faster" in text for text, _ in tables)
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 

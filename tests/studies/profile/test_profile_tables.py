@@ -90,6 +90,27 @@ def test_phases_are_cut_by_the_clock_and_sum_to_all_work(traced: Traced) -> None
     assert sum(row.ms for row in rows) == pytest.approx(sum(each.ms for each in whole.values()))
 
 
+def test_gaps_are_told_by_what_stands_at_their_ends() -> None:
+    """A second stream's long kernel fills a gap of the first, and between two runs of phases nothing is told."""
+    timeline = [("a", 0, 100), ("Memset (Device)", 104, 2), ("b", 110, 50), ("side", 150, 60), ("c", 165, 5)]
+    timeline += [("Memcpy DtoD (Device -> Device)", 212, 8), ("d", 221, 9)]
+
+    def segment(phases: tuple[str, ...], begin: int) -> Segment:
+        family = kernel_families.family
+        made = (tracing.Ran(name, family(name), (begin + at) * US, us * US) for name, at, us in timeline)
+        return Segment(phases, tuple(made))
+
+    parts = [segment(("G_main",), 5000 * k) for k in range(CYCLE_STEPS)] + [segment((), 200_000)]
+    found = composing.gaps(Traced(tuple(parts), 0))
+    told = {(row.before, row.after): (row.ms, row.number, row.median_us) for row in found}
+    assert told == {
+        ("kernel", "memset"): (0.004, 1, 4),
+        ("memset", "kernel"): (0.004, 1, 4),
+        ("kernel", "copy"): (0.002, 1, 2),
+        ("copy", "kernel"): (0.001, 1, 1),
+    }
+
+
 def test_kernels_at_the_same_time_count_once_in_gpu_time() -> None:
     both = [("a_gemm", True, 7, 0, 100), ("b_gemm", True, 8, 50, 150)]
     traced = tracing.cut(both, [("G_main",)], [1000], "cuda")
