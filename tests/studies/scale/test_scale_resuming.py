@@ -225,6 +225,11 @@ def test_resuming_measures_what_is_missing_and_nothing_twice(stopped, tmp_path):
     again = run(tmp_path, "--resume", read(tmp_path)[0], "--generations", 4, "--no-proof")
     assert again.exit_code == 0 and sum(do == "finish" for do, _ in DID) == 4
     assert all(len(each) == 4 for each in generations(read(tmp_path)[1]).values())
+    DID.clear()
+    fewer = run(tmp_path, "--resume", read(tmp_path)[0], "--generations", 1, "--no-proof")
+    path, data = read(tmp_path)
+    assert fewer.exit_code == 0 and "finish" not in dict(DID) and data["protocol"]["generations"] == 4
+    assert all(len(each) == 4 for each in generations(data).values())
 
 
 def test_a_budget_ends_after_a_whole_generation_and_is_gone_on_with(tmp_path):
