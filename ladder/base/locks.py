@@ -12,6 +12,8 @@ from pathlib import Path
 
 from ladder.base.errors import UserError
 
+MOST_TRIES = 100  # at a lock whose folder or file is removed meanwhile
+
 
 @contextlib.contextmanager
 def folder_lock(folder: Path, name: str = "") -> Iterator[None]:
@@ -49,13 +51,15 @@ def folder_lock(folder: Path, name: str = "") -> Iterator[None]:
 
 def _take_lock(path: Path, made: list[Path]) -> int:
     """Open and lock the file, or raise OSError. Folders made for it go into `made`, the deepest first."""
-    while True:
+    for left in range(MOST_TRIES, -1, -1):
         made += [each for each in path.parents if not each.exists()]
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except FileNotFoundError:  # another run has just removed the folder that it had made
-            continue
+        except FileNotFoundError:  # another run has just removed the folder that it had made, or it is /proc
+            if left:
+                continue
+            raise
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -65,6 +69,7 @@ def _take_lock(path: Path, made: list[Path]) -> int:
             if os.fstat(handle).st_ino == os.stat(path).st_ino:
                 return handle
         os.close(handle)
+    raise BlockingIOError(errno.EAGAIN, "others take the lock again and again", str(path))
 
 
 @contextlib.contextmanager

@@ -53,7 +53,8 @@ def merge(files: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool
         result, show = plain(merged), lambda: tables.print_table(merged)
     paths = [] if out is None else [out]
     if out is not None:
-        write(out, result, lambda: _refuse_out(out, files))
+        held = text.slug(points.machine.name) if scaled else ""  # as its command holds a folder
+        write(out, result, lambda: _refuse_out(out, files), held)
         paths += scale.write_pages(points, out) if scaled else []
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))
@@ -69,7 +70,9 @@ def _are_scaled(paths: tuple[Path, ...]) -> bool:
     from ladder.results import store
     from ladder.studies.scale.schema import KIND
 
-    read = {path: store.read(path) for path in paths}
+    read = {
+        path: store.read(path) for path in paths if path.is_file() or not path.exists()
+    }  # a pipe is read once
     ours = [path for path, data in read.items() if isinstance(data, dict) and data.get("kind") == KIND.name]
     if ours and (others := [path for path in paths if path not in ours]):
         raise UserError(f"{ours[0]} is of ladder scale, and {others[0]} is not: merge files of one command")
@@ -85,8 +88,10 @@ def _refuse_out(out: Path, files: tuple[Path, ...]) -> None:
         raise UserError(f"--out {out}: is there already; name a new file")
 
 
-def write(out: Path, result: dict[str, object], refuse: Callable[[], None] = lambda: None) -> None:
-    """Write a result under its lock, so that no run writes there meanwhile.
+def write(
+    out: Path, result: dict[str, object], refuse: Callable[[], None] = lambda: None, held: str = ""
+) -> None:
+    """Write a result under its lock, so that no run writes there meanwhile. `held`: the lock's name in its folder.
 
     Raises:
         UserError: the file cannot be written, or `refuse`, called under the lock, raises it.
@@ -99,6 +104,6 @@ def write(out: Path, result: dict[str, object], refuse: Callable[[], None] = lam
         raise UserError(
             f"--out {out}: {size} bytes, and a result has at most {loading.MOST_BYTES}: merge fewer"
         )
-    with locks.folder_lock(out.parent):
+    with locks.folder_lock(out.parent, held):
         refuse()
         results.write(out, result)

@@ -166,6 +166,7 @@ def continued(path: Path, before: Result, request: Request) -> Request:
     from ladder.results.combine import resuming
     from ladder.results.types import head
     from ladder.studies.scale.record import STRONG
+    from ladder.studies.scale.ways import WAYS
 
     name, points = before.workload["name"], before.points
     if request.workload is None and name not in catalog.workloads():
@@ -187,6 +188,8 @@ def continued(path: Path, before: Result, request: Request) -> Request:
         if given[key] not in (None, value):
             raise UserError(f"{path}: --resume: that run has another --{key}; leave it out")
     ways = tuple(dict.fromkeys(point.way for point in points))
+    if unknown := [way for way in ways if way not in WAYS]:
+        raise UserError(f"{path}: --resume: no way {unknown[0]!r} is known here")
     if request.ways and {*request.ways} != {*ways}:
         raise UserError(f"{path}: --resume: that run has other ways, {', '.join(ways)}; leave yours out")
     said |= {"gpus": ",".join(map(str, said["gpus"])), "ways": ways, "workload": request.workload or name}

@@ -49,7 +49,7 @@ class RunState:
         self.visits = Visits(device, system.probe().get("uuid") if device == "cuda" else None)
         self.place = threading.local()  # the rung and round of this thread
         self.number = 0  # of the generation that is being made
-        self.generation_s: float | None = None  # the seconds of the last whole generation
+        self.generation_s: float | None = None  # the seconds of the last generation of this sitting
         self.generation_began = self.begin
         self.lock = threading.RLock()  # guards the result
         self.prepared: dict[str, int | None] = {}  # bytes that a rung's inspector has reserved on the GPU

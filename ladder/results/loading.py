@@ -3,6 +3,7 @@ kind."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -50,6 +51,10 @@ def show_path(path: Path | str) -> str:
 
 
 def why(error: Exception) -> str:
+    if (
+        isinstance(error, OSError) and error.errno == errno.ELOOP
+    ):  # O_NOFOLLOW: "too many levels of symbolic links"
+        return "a symbolic link, which is not followed: name the file itself"
     return printable(getattr(error, "strerror", None) or str(error))
 
 
@@ -69,7 +74,7 @@ def load_kind(path: Path, kind: check.Kind) -> dict[str, Any]:
     except ValueError as error:
         raise UserError(f"{path}: not a result file: {printable(str(error))}") from None
     if not isinstance(data, dict) or data.get("kind") != kind.name:
-        raise UserError(f"{path}: not a result of ladder {kind.name}")
+        raise UserError(f"{path}: not a result of the kind {kind.name}")
     if problem := check.problem_of_kind(data, kind):
         raise UserError(f"{path}: {problem}")
     return data

@@ -45,7 +45,8 @@ class Parts:
     @property
     def named_earlier(self) -> bool:
         """Whether names are those of before 26 November 2026, which were cut and had other words of templates."""
-        return any("(" in name or name.endswith(" ") or len(name) == 60 for name in self.kernels)
+        longest = max(map(len, self.kernels), default=0)  # a longer name than 60 characters was not cut there
+        return longest == 60 or any("(" in name or name.endswith(" ") for name in self.kernels)
 
     @property
     def launches(self) -> float:

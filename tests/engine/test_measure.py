@@ -305,7 +305,10 @@ def test_a_killed_rung_is_measured_when_the_run_is_resumed_and_nothing_else(tmp_
     assert found["a"]["rounds"] == kept and log.read_text() == cycles
     assert found["b"]["status"] == "ok" and len(found["b"]["rounds"]) == 2 and found["b"]["reason"] is None
     assert after["complete"] and after["started"] == before["started"]
-    longer = run(tmp_path / "out", rungs, rounds=3, resume=path)
+    events: list[dict] = []
+    longer = run(tmp_path / "out", rungs, rounds=3, resume=path, on_event=events.append)
+    visited = [event["left_s"] for event in events if event["event"] == "visited"]
+    assert visited and set(visited) == {None}  # generations of the earlier sitting took no time in this one
     assert {len(rung["rounds"]) for rung in [*longer["rungs"], *longer["twins"]]} == {3}
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -133,6 +134,15 @@ def test_a_folder_that_was_made_for_nothing_goes_again(tmp_path):
     with locks.folder_lock(tmp_path / "a" / "b"):
         (tmp_path / "a" / "b" / "result.json").write_text("{}")
     assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["result.json"]
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+def test_a_folder_that_takes_no_files_is_said_and_not_asked_for_ever():
+    with (
+        pytest.raises(UserError, match="/proc: results cannot be written here"),
+        locks.folder_lock(Path("/proc")),
+    ):
+        pass
 
 
 def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):

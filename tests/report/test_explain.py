@@ -157,6 +157,9 @@ def test_kernels_of_an_earlier_file_are_not_compared_by_name_with_today_s() -> N
         parts.Parts(1.0, 0, {}, kernels, frozenset(), 0.0) for kernels in ({ADD_EARLIER: 1.0}, {"add": 1.0})
     )
     assert was.named_earlier and not now.named_earlier
+    cut, long = "k" * 60, "k" * 61  # a name of 60 characters beside a longer one is whole
+    assert parts.Parts(1.0, 0, {}, {cut: 1.0}, frozenset(), 0.0).named_earlier
+    assert not parts.Parts(1.0, 0, {}, {cut: 1.0, long: 1.0}, frozenset(), 0.0).named_earlier
     assert parts.appeared(was, now) == parts.appeared(now, was) == {}
     assert list(parts.appeared(was, parts.Parts(1.0, 0, {}, {"g(F)": 1.0}, frozenset(), 0.0))) == ["g(F)"]
 

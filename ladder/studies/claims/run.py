@@ -260,7 +260,7 @@ def kernels_per_step(name: str, folder: Path | None = None) -> float | None:
     stored = (LADDER_RESULTS if folder is None else folder) / name
     paths = [path for ladder in ("article", "full") for path in stored.glob(f"article-{ladder}-2*.json")]
     found = None
-    for path in sorted(paths, key=lambda each: each.stem.rpartition("-")[2]):
+    for path in sorted(paths, key=lambda each: each.stem.split("-")[2:]):
         try:
             lowest = json.loads(path.read_text(encoding="utf-8"))["rungs"][0]
             if lowest["name"] == "baseline":

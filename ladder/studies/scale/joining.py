@@ -12,12 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ladder.base import text
 from ladder.base.errors import UserError
-from ladder.results import sources
+from ladder.base.records import plain
+from ladder.results import check, sources
 from ladder.results.combine import belonging
 from ladder.results.types import ABSENT, Merged, Plain, head
 from ladder.studies.scale.proving import FAILED_PARITY, NOT_ENGAGED
 from ladder.studies.scale.record import FEWEST, NOT_MEASURED, STRONG, Point, Proof, Result, derive
+from ladder.studies.scale.schema import KIND
 
 Key = tuple[str, str, int, int]
 Found = Sequence[tuple[Path, Result]]
@@ -39,7 +42,10 @@ def join(found: Found, anyway: bool = False) -> Result:
         for earlier_path, earlier in found[:index]:
             differ = functools.partial(differences, earlier, result)
             belonging.refuse_others(earlier_path, path, differ, anyway)
-    return _joined([result for _, result in found])
+    made = _joined([result for _, result in found])
+    if problem := check.problem_of_kind(text.fit(plain(made)), KIND):
+        raise UserError(f"these cannot be one result: {problem}")
+    return made
 
 
 def key_of(point: Point) -> Key:

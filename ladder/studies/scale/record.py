@@ -19,6 +19,9 @@ from ladder.stats import estimates
 WEAK, STRONG = "weak", "strong"
 DERIVED = ("step_ms", "images_per_s", "efficiency", "low", "high", "comm_ms", "exposed_ms", "peak_bytes")
 GPUS = number(1, 4096, whole=True)
+BATCH = number(1, 2**20, whole=True)
+GENERATIONS, VISITS = number(1, 100, whole=True), number(1, 1000, whole=True)  # what the command takes
+GENERATION = number(0, 9_999, whole=True)  # of a hundred merged runs
 NOT_MEASURED = "not measured"  # the reason of a point that can be, and has no runs yet
 FEWEST = results.FEWEST_ROUNDS  # generations of a point that is quoted
 FEW_OF = f"fewer than {FEWEST} generations of "  # the beginning of a note that names ways
@@ -33,8 +36,8 @@ class Run:
     waits for another waits inside NCCL's kernel. The exposed part is the most of all ranks.
     """
 
-    generation: int = needed(v.COUNT)
-    samples_ms: list[float] = needed(v.SAMPLES)
+    generation: int = needed(GENERATION)
+    samples_ms: list[float] = needed(items(v.MS, 100_000, least=1))
     gpu_ms: float | None = needed(v.MS)
     comm_ms: float | None = needed(v.AMOUNT)
     exposed_ms: float | None = needed(v.AMOUNT)
@@ -57,7 +60,7 @@ class Point:
     way: str = needed(v.PART)
     scaling: str = needed(one_of(WEAK, STRONG))
     gpus: int = needed(GPUS)
-    batch: int = needed(GPUS)
+    batch: int = needed(BATCH)
     recipe: Plain = needed(v.RECIPE)
     status: str = needed(v.STATUS)
     reason: str | None = needed(v.TEXT)
@@ -78,7 +81,7 @@ class Proof:
 
     way: str = needed(v.PART)
     gpus: int = needed(GPUS)
-    batch: int = needed(GPUS)
+    batch: int = needed(BATCH)
     status: str = needed(v.STATUS)
     reason: str | None = needed(v.TEXT)
     parity: str | None = needed(v.TEXT)
@@ -89,8 +92,8 @@ class Proof:
 class Protocol:
     """How the points were measured, and why the figures must not be quoted."""
 
-    generations: int = needed(v.COUNT)
-    visits: int = needed(v.COUNT)
+    generations: int = needed(GENERATIONS)
+    visits: int = needed(VISITS)
     seed: int = needed(v.COUNT)
     backend: str = needed(one_of("nccl", "gloo"))
     notes: list[str] = needed(v.NOTES)
@@ -106,7 +109,7 @@ class Result(Header):
     measured_code: dict[str, str] = needed(CODE[code_digest.KEY])
     protocol: Protocol = needed(rule_of(Protocol))
     proofs: list[Proof] = needed(items(rule_of(Proof), 100))
-    points: list[Point] = needed(items(rule_of(Point), 1000))
+    points: list[Point] = needed(items(rule_of(Point), 1000, least=1))
     merged: list[Merged] | Absent = optional(items(rule_of(Merged), 100, least=2))
 
 
@@ -193,15 +196,37 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
+def _named(point: Point) -> str:
+    return f"{point.way}, {point.scaling}, {point.gpus} GPUs"
+
+
+def _impossible(result: Result) -> str | None:
+    """Return, in one line, what the command never asks for, or None: a batch, or a point twice."""
+    seen: set[tuple[str, str, int]] = set()
+    totals = {point.batch for point in result.points if point.scaling == STRONG}
+    if len(totals) > 1:
+        return f"strong scaling: total batches {' and '.join(map(str, sorted(totals)))}, expected one"
+    for point in result.points:
+        weak = result.workload["batch"] * point.gpus
+        if point.scaling == WEAK and point.batch != weak:
+            return f"{_named(point)}: batch {point.batch}, expected {weak}, the workload's on each"
+        if (key := (point.way, point.scaling, point.gpus)) in seen:
+            return f"{_named(point)}: there twice"
+        seen.add(key)
+        if (point.status == "ok") != bool(point.runs):
+            return f"{_named(point)}: {point.status} {'with' if point.runs else 'without'} a run"
+    return None
+
+
 def contradiction(result: Result) -> str | None:
     """Return, in one line, which numbers do not follow from the runs or are impossible, or None."""
     if problem := code_digest.contradiction(head(result)):
         return problem
+    if problem := _impossible(result):
+        return problem
     derived = derive(result)
     for found, wanted in zip(result.points, derived.points, strict=True):
-        name = f"{found.way}, {found.scaling}, {found.gpus} GPUs"
-        if found.status == "ok" and not found.runs:
-            return f"{name}: ok without a run"
+        name = _named(found)
         if len({run.generation for run in found.runs}) < len(found.runs):
             return f"{name}: a generation is there twice"
         few = too_few(found, result.points)

@@ -23,12 +23,16 @@ def take_up(path: Path, before: Result, fresh: Result) -> Result:
     Raises UserError where the two results are not the same measurement.
     """
     header = resuming.continued(path, head(before), head(fresh), _differences(before, fresh))
+    points = whole(before.points)
+    held = min(
+        (len(point.runs) for point in points if point.runs), default=0
+    )  # maybe more than are asked for now
     return replace(
         before,
         **header,
-        protocol=replace(before.protocol, generations=fresh.protocol.generations),
+        protocol=replace(before.protocol, generations=max(fresh.protocol.generations, held)),
         proofs=[proof for proof in before.proofs if proof.status in ("ok", *STAYS)],
-        points=[_begun(point) for point in whole(before.points)],
+        points=[_begun(point) for point in points],
     )
 
 

@@ -132,6 +132,27 @@ def test_the_verdicts_of_both_clocks_fit_a_narrow_window(browser, tmp_path):
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def test_a_card_of_twelve_gpus_scrolls_and_can_be_read_on_a_phone(browser, tmp_path):
+    found = []
+    for number in range(12):
+        data = two_clocks.run()
+        data["machine"] |= {"gpu": f"NVIDIA H200 {number}", "name": f"nvidia-h200-{number}"}
+        found.append((tmp_path / f"{number}.json", typed(data)))
+    groups = collected.groups(found, [], tmp_path)
+    (tmp_path / "index.html").write_text(front.page(groups, front.Histories({}, {}), [], [], {}, {}))
+    size = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        browser.get((tmp_path / "index.html").as_uri())
+        widths = browser.execute_script(
+            "return [...document.querySelectorAll('.card .gpu')].map((e) => e.offsetWidth)"
+        )
+        assert len(widths) >= 12 and min(widths) >= 60
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_every_control_of_the_front_page_is_reached_by_tab_and_shows_it(browser, site):
     browser.get((site / "index.html").as_uri())
     controls = browser.execute_script(

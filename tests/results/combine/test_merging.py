@@ -2,6 +2,8 @@
 
 import copy
 import json
+import os
+import threading
 
 import numpy as np
 import pytest
@@ -319,6 +321,16 @@ def test_a_run_that_is_still_writing_there_is_not_disturbed(tmp_path):
     (a,) = write(tmp_path, run(1))
     with locks.folder_lock(tmp_path):
         assert "another run is writing" in refused("merge", a, "--out", a)
+
+
+def test_a_pipe_is_read_once(tmp_path):
+    (a,) = write(tmp_path, run(1))
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    sender = threading.Thread(target=lambda: pipe.write_bytes(a.read_bytes()), daemon=True)
+    sender.start()
+    assert "not written" in call("merge", pipe).stdout
+    sender.join(5)
 
 
 # --- one file, judged anew ------------------------------------------------------------------------------------------

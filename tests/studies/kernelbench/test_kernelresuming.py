@@ -142,7 +142,7 @@ def other(data, key, value):
         ("machine.driver", "1.2.3", "driver was 1.2.3 and is "),
         (f"{code_digest.KEY}.kernels", "0" * code_digest.DIGITS, "other code is measured here: measured_code.kernels"),
         (f"{code_digest.KEY}.engine", "0" * code_digest.DIGITS, "other code is measured here: measured_code.engine"),
-        ("kind", "roofline", "not a result of ladder kernels"),
+        ("kind", "roofline", "not a result of the kind kernels"),
         ("protocol.workloads", ["article"], "another --workload"),
         ("rows", [], "rows: "),
     ],
@@ -164,7 +164,7 @@ def test_an_earlier_file_and_a_case_of_other_shapes_are_refused(bench, tmp_path)
         "9x9" in (said := refused(tmp_path, "--resume", str(path))) and "would not be measured here" in said
     )
     tuned = committed.file("results/kernels/nvidia-h200-tuning.json")
-    assert "not a result of ladder kernels" in refused(tmp_path, "--resume", str(tuned))
+    assert "not a result of the kind kernels" in refused(tmp_path, "--resume", str(tuned))
     del whole["sittings"]
     path.write_text(json.dumps(whole))
     assert "made by an earlier version" in refused(tmp_path, "--resume", str(path))

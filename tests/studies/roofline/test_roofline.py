@@ -302,7 +302,7 @@ def test_without_a_gpu_the_floor_is_told_from_recorded_rates(workload, monkeypat
         (["--gpu", "h200"], "for --roofline"),
         (["--again", "x.json"], "for --roofline"),
         (["--roofline", "--again", "x.json"], "x.json: cannot be read: No such file"),
-        (["--roofline", "--again", str(TUNED)], "not a result of ladder roofline"),
+        (["--roofline", "--again", str(TUNED)], "not a result of the kind roofline"),
         (["--roofline", "--again", str(TUNED), "--rung", "bf16"], "--again takes all from its file"),
         (["--roofline", "--again", str(TUNED), "--ladder", "full"], "--again takes all from its file"),
         (["--roofline", "-w", "tiny", "-w", "article"], "of one --workload"),

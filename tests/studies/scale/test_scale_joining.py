@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ladder.base import locks
 from ladder.base.errors import UserError
 from ladder.base.records import build, plain
 from ladder.publish.pages import studies
@@ -171,6 +172,24 @@ def test_a_run_of_anything_else_is_refused_in_one_line(name, whole):
     )
 
 
+def test_what_the_command_never_writes_is_refused_although_its_figures_follow(whole):
+    edited: dict[str, tuple[Change, str]] = {
+        "a weak batch": (set_in("points", 1, "batch", 256), "top, weak, 4 GPUs: batch 256, expected 128"),
+        "two totals": (set_in("points", 2, "batch", 64), "strong scaling: total batches 32 and 64, expected one"),
+        "a point twice": (lambda data: data["points"].append(data["points"][0]), "top, weak, 1 GPUs: there twice"),
+        "failed": (set_in("points", 1, "status", "failed"), "top, weak, 4 GPUs: failed with a run"),
+        "no sample": (set_in("points", 1, "runs", 0, "samples_ms", []), "points[1].runs[0].samples_ms: 0 entries"),
+        "no point": (set_in("points", []), "points: 0 entries"),
+        "generations": (set_in("protocol", "generations", 10**9), "protocol.generations: 1000000000 is not"),
+        "visits": (set_in("protocol", "visits", 10**9), "protocol.visits: 1000000000 is not"),
+        "a number": (set_in("points", 0, "runs", 0, "generation", 10**9), "points[0].runs[0].generation: 1000000000"),
+    }  # fmt: skip
+    for change, words in edited.values():
+        data = copy.deepcopy(whole)
+        change(data)
+        assert words in (validate.check(plain(record.derive(build(record.Result, data)))) or "")
+
+
 def test_two_total_batches_the_same_run_and_an_empty_one_are_refused(whole):
     strong = copy.deepcopy(whole)
     strong["points"] = [each for each in strong["points"] if each["scaling"] == "strong"]
@@ -183,6 +202,19 @@ def test_two_total_batches_the_same_run_and_an_empty_one_are_refused(whole):
         join(part(whole, 1, 1.0), part(whole, 2, 1.0, 2))
     with pytest.raises(UserError, match=r"1.json: nothing was measured in it"):
         join(part(whole, 1, 1.0), part(whole, 2, 1.0, 0))
+
+
+def test_more_than_a_result_holds_is_refused_before_it_is_written(whole):
+    parts = []
+    for k in range(2):
+        made = part(whole, k + 1, 1.0 + k)
+        for point in made["points"]:
+            point["runs"] = [
+                point["runs"][0] | {"generation": n, "samples_ms": [50.0 + k / 2 + n]} for n in range(501)
+            ]
+        parts.append(plain(record.derive(build(record.Result, made))))
+    with pytest.raises(UserError, match=r"these cannot be one result: points\[0\].runs: 1002 entries"):
+        join(*parts)
 
 
 def test_another_host_joins_only_if_it_is_asked_for_and_is_marked(whole):
@@ -205,6 +237,10 @@ def test_the_command_merges_files_of_scale_and_of_nothing_else_with_them(whole, 
     assert "not written" in call("merge", *paths).stdout
     assert "is there already" in refused("merge", *paths, "--out", out)
     assert "hold the same run" in refused("merge", paths[0], paths[0])
+    (tmp_path / "link.json").symlink_to(paths[0])
+    assert "link.json: cannot be read: a symbolic link" in refused("merge", paths[1], tmp_path / "link.json")
+    with locks.folder_lock(tmp_path, "nvidia-h200"):  # as `ladder scale` holds its folder
+        assert "another run is writing here" in refused("merge", paths[0], "--out", paths[0])
     other = tmp_path / "other.json"
     store.write(other, {"schema": 1})
     assert "is of ladder scale, and" in refused("merge", paths[0], other)

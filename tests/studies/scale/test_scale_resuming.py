@@ -225,6 +225,11 @@ def test_resuming_measures_what_is_missing_and_nothing_twice(stopped, tmp_path):
     again = run(tmp_path, "--resume", read(tmp_path)[0], "--generations", 4, "--no-proof")
     assert again.exit_code == 0 and sum(do == "finish" for do, _ in DID) == 4
     assert all(len(each) == 4 for each in generations(read(tmp_path)[1]).values())
+    DID.clear()
+    fewer = run(tmp_path, "--resume", read(tmp_path)[0], "--generations", 1, "--no-proof")
+    path, data = read(tmp_path)
+    assert fewer.exit_code == 0 and "finish" not in dict(DID) and data["protocol"]["generations"] == 4
+    assert all(len(each) == 4 for each in generations(data).values())
 
 
 def test_a_budget_ends_after_a_whole_generation_and_is_gone_on_with(tmp_path):
@@ -255,14 +260,21 @@ def test_another_request_is_refused(arguments, words, stopped, tmp_path):
     assert len(said.stderr.splitlines()) == 1
 
 
+def renamed(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a result whose way `ddp` has a name that no version knows."""
+    said = json.dumps(data).replace('"way": "ddp"', '"way": "away"').replace("of ddp, flat", "of away, flat")
+    return dict(json.loads(said))
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (lambda data: data["machine"].update(driver="1.0"), "--resume: driver was 1.0 and is"),
         (lambda data: data["measured_code"].update(engine="0" * 16), "other code is measured here"),
-        (lambda data: data["workload"].update(batch=8), "another workload: batch was 8 and is 4"),
+        (lambda data: data["workload"].update(z_dim=9), "another workload: z_dim was 9 and is "),
         (lambda data: data["points"][0]["recipe"].update(workers=9), "another recipe of ddp on 1 GPUs"),
-        (lambda data: data.update(kind="sustained"), "not a result of ladder scale"),
+        (lambda data: data.update(renamed(data)), "--resume: no way 'away' is known here"),
+        (lambda data: data.update(kind="sustained"), "not a result of the kind scaled"),
     ],
 )
 def test_another_machine_code_or_workload_is_refused(change, words, stopped, tmp_path):
