@@ -6,6 +6,7 @@ Programs that walk over large maps or over planes, a split sum, the optimizer an
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ PIXELS = 1024  # of a map large enough for a walk
 NAMES = (
     *(word(name) for name in TABLE),
     *("demodulate_styles", "instance_norm_planes", "dense_split", "adam", "styled_group", "logistic_loss"),
+    "fill_words",
     *(f"walk_{word(name)}" for name in WALKED),
     *CUDA,
 )  # names of all calls, known without a GPU, so that no call is left out unseen
@@ -60,6 +62,7 @@ def calls(x) -> Iterator[Call]:
     weight, style = (torch.randn(rows, x.shape[1], device=x.device) for rows in (3, len(x)))
     yield Call("styled_group", styled_group, (weight, style))
     yield Call("logistic_loss", logistic_loss, (torch.randn(len(x), 1, device=x.device),))
+    yield Call("fill_words", functools.partial(fill, x.device), ())
     if x.device.type == "cuda":
         yield from cuda_calls(x)
     if x.shape[2] * x.shape[3] >= PIXELS:
@@ -120,6 +123,16 @@ def logistic_loss(logits):
     from kernels.pointwise.logistic_loss import logistic_loss as loss
 
     return loss(logits, 1)
+
+
+def fill(device) -> None:
+    """Call the fill of a captured graph, which no table times, on a block of words and one more."""
+    import torch
+
+    from kernels.common.fill import BLOCK, fill_words
+
+    words = torch.empty(BLOCK + 1, dtype=torch.int32, device=device)
+    fill_words(words.data_ptr(), len(words), 0)
 
 
 @contextlib.contextmanager
