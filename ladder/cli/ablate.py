@@ -32,7 +32,7 @@ Examples:
   ladder ablate --resume results/ablation/MACHINE-article-article-partial.json"""
 )
 @options.workload_option("article on a GPU, tiny on the CPU")
-@options.ladder_option
+@options.ladder_option()
 @click.option(
     "--budget",
     metavar="MINUTES",

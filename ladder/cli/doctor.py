@@ -22,12 +22,7 @@ from ladder.plan import catalog
 
 @click.command()
 @options.device_option
-@click.option(
-    "--ladder",
-    "ladder_name",
-    metavar="NAME|FILE",
-    help="The ladder whose rungs are used. [default: article; with --roofline full]",
-)
+@options.ladder_option(None, "The ladder whose rungs are used. [default: article; with --roofline full]")
 @click.option(
     "--spellings",
     "spellings_of",

@@ -28,14 +28,7 @@ Examples:
 @click.option(
     "--rungs", metavar="A,B,...", help="Rungs to measure. [default: the lowest and the highest that run here]"
 )
-@click.option(
-    "--ladder",
-    "ladder_name",
-    metavar="NAME|FILE",
-    default="full",
-    show_default=True,
-    help="The ladder of the rungs.",
-)
+@options.ladder_option("full", "The ladder of the rungs.")
 @options.workload_option("article on a GPU, tiny on the CPU")
 @options.rounds_option(3, "Exact number of generations. [default: 3 to 12, as the budget allows]")
 @click.option(

@@ -77,7 +77,7 @@ Examples:
   ladder run --workload mine.yaml --json          your own workload; the result on stdout"""
 )
 @options.workload_option("article on a GPU, tiny on the CPU")
-@options.ladder_option
+@options.ladder_option()
 @click.option(
     "--rungs", metavar="A,B,...", help="Measure only these; each keeps its recipe of the whole ladder."
 )

@@ -33,7 +33,7 @@ Examples:
   ladder map --progressive --images 25M         the hours of a training that grows""",
 )
 @options.workload_option("article on a GPU, tiny on the CPU")
-@options.ladder_option
+@options.ladder_option()
 @click.option(
     "--rung", "rungs", multiple=True, metavar="RUNG",
     help="A rung whose gain is mapped; give two. [default: cuda_graphs and channels_last]",

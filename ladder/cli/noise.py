@@ -34,7 +34,7 @@ Examples:
 )
 @click.argument("rung", metavar="[RUNG]", required=False)
 @options.workload_option("article on a GPU, tiny on the CPU")
-@options.ladder_option
+@options.ladder_option()
 @click.option(
     "--minutes",
     type=options.FloatRange(0, 1440, min_open=True),

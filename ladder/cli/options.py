@@ -136,14 +136,13 @@ def workload_option(default: str) -> Any:
     )
 
 
-ladder_option = click.option(
-    "--ladder",
-    "ladder_name",
-    metavar="NAME|FILE",
-    default="article",
-    show_default=True,
-    help="The ladder whose rungs are used.",
-)
+def ladder_option(default: str | None = "article", text: str = "The ladder whose rungs are used.") -> Any:
+    """Return `--ladder`. `default` None tells a command that none was named."""
+    return click.option(
+        "--ladder", "ladder_name", metavar="NAME|FILE", default=default, show_default=True, help=text
+    )
+
+
 resume_option = click.option(
     "--resume", metavar="FILE", type=FILE, help="Continue the run of this file: measure what is missing."
 )

@@ -45,14 +45,7 @@ Examples:
     "--on", "bases", type=click.Choice(["baseline", "top", "both"]), default="both", show_default=True,
     help="Measure the baseline in each precision, or the top of the ladder.",
 )  # fmt: skip
-@click.option(
-    "--ladder",
-    "ladder_name",
-    metavar="NAME|FILE",
-    default="full",
-    show_default=True,
-    help="The ladder whose top is measured.",
-)
+@options.ladder_option("full", "The ladder whose top is measured.")
 @options.rounds_option(1, "Fresh processes of each row, one after another. [default: 3; CPU: 1]")
 @click.option(
     "--cycles", type=click.IntRange(1, 1000), help="Timed cycles of each process. [default: 2; CPU: 1]"

@@ -41,12 +41,7 @@ Examples:
 )
 @click.argument("rung", metavar="RUNG")
 @options.workload_option("article on a GPU, tiny on the CPU")
-@click.option(
-    "--ladder",
-    "ladder_name",
-    metavar="NAME|FILE",
-    help="The ladder of the rung. [default: article, or full if article lacks it]",
-)
+@options.ladder_option(None, "The ladder of the rung. [default: article, or full if article lacks it]")
 @click.option(
     "--trace",
     metavar="FILE",

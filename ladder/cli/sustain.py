@@ -32,14 +32,7 @@ Examples:
 )
 @click.argument("rungs", nargs=-1, metavar="[RUNG]...")
 @options.workload_option("article on a GPU, tiny on the CPU")
-@click.option(
-    "--ladder",
-    "ladder_name",
-    metavar="NAME|FILE",
-    default="full",
-    show_default=True,
-    help="The ladder of the rungs.",
-)
+@options.ladder_option("full", "The ladder of the rungs.")
 @click.option(
     "--seconds",
     type=options.FloatRange(1, 86400),

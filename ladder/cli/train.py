@@ -31,7 +31,7 @@ Examples:
     help="A rung (with all below it) or a YAML file of recipe fields."
     " [default: the highest rung this machine can do]",
 )
-@options.ladder_option
+@options.ladder_option()
 @click.option("--steps", type=click.IntRange(1), default=500, show_default=True, help="Step to train up to.")
 @click.option(
     "--out",

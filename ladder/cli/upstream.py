@@ -36,14 +36,7 @@ Examples:
 )
 @click.argument("clone", type=options.FOLDER)
 @options.workload_option("article on a GPU, tiny on the CPU")
-@click.option(
-    "--ladder",
-    "ladder_name",
-    metavar="NAME|FILE",
-    default="full",
-    show_default=True,
-    help="The ladder whose top is measured.",
-)
+@options.ladder_option("full", "The ladder whose top is measured.")
 @options.rounds_option(
     1, "Generations: fresh processes of each side, including those of --resume. [default: 5; CPU: 1]"
 )
