@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ladder.results.types import Merged, Plain, Result, RungResult, Twin
+from ladder.results.types import Header, Merged, Plain, Result, RungResult, Twin
 
 Visits = set[tuple[Any, ...]]
 
@@ -19,14 +19,15 @@ def runs(result: Result) -> list[Merged]:
 
     The rounds of a merged file follow one another; what was added to it later (`--resume`) belongs to the last run.
     """
-    found = list(result.merged or [_own(result)])
+    found = list(result.merged or [as_merged(result, end(result))])
     rest = end(result) - sum(run.rounds for run in found[:-1])
     return [*found[:-1], replace(found[-1], rounds=max(found[-1].rounds, rest))]
 
 
-def _own(result: Result) -> Merged:
+def as_merged(result: Header, rounds: int) -> Merged:
+    """Return a run of any kind as a merged file names it."""
     machine = result.machine
-    return Merged(started=result.started, rounds=end(result), cpu=machine.cpu, cores=machine.cores)
+    return Merged(started=result.started, rounds=rounds, cpu=machine.cpu, cores=machine.cores)
 
 
 def commits(head: Mapping[str, Any]) -> list[str]:

@@ -50,6 +50,17 @@ def refuse_others(
         raise UserError(f"{path} and {other_path} do not belong together: {'; '.join(found)}{hint}")
 
 
+def refuse_the_same(found: Sequence[tuple[Path, Header]], visits: Callable[[Any], set[Any]]) -> None:
+    """Raise `UserError`, one line, if two files hold a visit together."""
+    seen: list[tuple[Path, set[Any]]] = []
+    for path, result in found:
+        own = visits(result)
+        for other, theirs in seen:
+            if own & theirs:
+                raise UserError(f"{other} and {path} hold the same run of {result.started}")
+        seen.append((path, own))
+
+
 def other_origin(first: Header, other: Header, anyway: bool = False) -> list[str]:
     """Return how machine, code and workload of the two differ, of whatever kind they are."""
     heads = head(first), head(other)

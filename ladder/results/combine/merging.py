@@ -50,7 +50,7 @@ def merge(paths: Sequence[Path], anyway: bool = False) -> Result:
     found = sorted(((path, load(path)) for path in paths), key=lambda each: _when(each[1].started))
     if len(found) == 1:
         return judge_anew(found[0][1])
-    _refuse_the_same(found)
+    belonging.refuse_the_same(found, sources.visits)
     for index, (path, result) in enumerate(found):
         if not sources.end(result):
             raise UserError(f"{path}: nothing was measured in it")
@@ -84,16 +84,6 @@ def load(path: Path) -> Result:
 def judge_anew(result: Result) -> Result:
     """Return the result with every derived number computed from the rounds, as a run does after each visit."""
     return judging.judge_anew(result, _recipes(result))
-
-
-def _refuse_the_same(found: Sequence[tuple[Path, Result]]) -> None:
-    seen: list[tuple[Path, sources.Visits]] = []
-    for path, result in found:
-        own = sources.visits(result)
-        for other, theirs in seen:
-            if own & theirs:
-                raise UserError(f"{other} and {path} hold the same run of {result.started}")
-        seen.append((path, own))
 
 
 def _merged(found: list[Result]) -> Result:

@@ -17,7 +17,7 @@ from ladder.base.errors import UserError
 from ladder.base.records import plain
 from ladder.results import check, sources
 from ladder.results.combine import belonging
-from ladder.results.types import ABSENT, Merged, Plain, head
+from ladder.results.types import ABSENT, Plain, head
 from ladder.studies.scale.proving import FAILED_PARITY, NOT_ENGAGED
 from ladder.studies.scale.record import FEWEST, NOT_MEASURED, STRONG, Point, Proof, Result, derive
 from ladder.studies.scale.schema import KIND
@@ -35,7 +35,7 @@ def join(found: Found, anyway: bool = False) -> Result:
     found = sorted(found, key=lambda each: each[1].started[:19])
     if len(found) == 1:
         return derive(found[0][1])
-    _refuse_the_same(found)
+    belonging.refuse_the_same(found, _visits)
     for index, (path, result) in enumerate(found):
         if not any(point.runs for point in result.points):
             raise UserError(f"{path}: nothing was measured in it")
@@ -80,15 +80,9 @@ def _unproved(first: Result, other: Result) -> list[str]:
     ]
 
 
-def _refuse_the_same(found: Found) -> None:
-    seen: list[tuple[Path, set[Any]]] = []
-    for path, result in found:
-        # Two clocks do not agree to the last digit by chance.
-        own = {(key_of(point), *run.samples_ms) for point in result.points for run in point.runs}
-        for other, theirs in seen:
-            if own & theirs:
-                raise UserError(f"{other} and {path} hold the same run of {result.started}")
-        seen.append((path, own))
+def _visits(result: Result) -> set[tuple[Any, ...]]:
+    """Return every run by its point and samples. Two clocks do not agree to the last digit by chance."""
+    return {(key_of(point), *run.samples_ms) for point in result.points for run in point.runs}
 
 
 def _joined(found: list[Result]) -> Result:
@@ -100,7 +94,7 @@ def _joined(found: list[Result]) -> Result:
         newest,
         points=points,
         proofs=_proofs(proof for each in found for proof in each.proofs),
-        merged=[run for each in found for run in each.merged or [_as_merged(each)]],
+        merged=[run for each in found for run in each.merged or [sources.as_merged(each, end(each.points))]],
         protocol=replace(newest.protocol, generations=max(each.protocol.generations for each in found)),
         dirty=True if any(each.dirty for each in found) else newest.dirty,
         seconds=round(sum(each.seconds for each in found), 1),
@@ -108,11 +102,6 @@ def _joined(found: list[Result]) -> Result:
         **code,
     )
     return derive(made)
-
-
-def _as_merged(result: Result) -> Merged:
-    machine = result.machine
-    return Merged(started=result.started, rounds=end(result.points), cpu=machine.cpu, cores=machine.cores)
 
 
 def end(points: Iterable[Point]) -> int:
