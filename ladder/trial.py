@@ -26,7 +26,7 @@ from ladder.cli import options
 from ladder.engine.in_process import prepared
 from ladder.machine import environment, system
 from ladder.plan import catalog, modes, needs
-from ladder.receipts import kernel_families
+from ladder.receipts import kernel_families, kernel_names
 from ladder.results import record, store
 
 OUT = ROOT / "results" / "trials"
@@ -205,7 +205,7 @@ def traced(step: Any, phase: str, kernels: bool) -> Profiled:
         "families": [{**row, "us": round(row["us"], 1)} for row in rows],
     }
     if kernels:
-        found["sequence"] = [(kernel_families.short(e[0]), round((e[4] - e[3]) / 1000, 2)) for e in ran]
+        found["sequence"] = [(kernel_names.stored(e[0]), round((e[4] - e[3]) / 1000, 2)) for e in ran]
     return found
 
 

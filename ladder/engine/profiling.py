@@ -17,7 +17,7 @@ from typing import Any
 
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.engine.gpu_time import PROFILED
-from ladder.receipts import communication, kernel_families, traces
+from ladder.receipts import communication, kernel_families, kernel_names, traces
 
 HEAVIEST = 40  # kernels that are kept by name
 APART_S = 0.005  # between profiled cycles, whose kernels are told apart by the clock
@@ -134,7 +134,7 @@ def composition(events: list[kernel_families.Event]) -> dict[str, list[dict[str,
     took: dict[str, list[float]] = defaultdict(list)
     for name, on_device, _, begin, end in events:
         if on_device and not name.startswith(kernel_families.WAITING):
-            took[text(kernel_families.short(name))].append((end - begin) / 1e6 / CYCLE_STEPS)
+            took[text(kernel_names.stored(name))].append((end - begin) / 1e6 / CYCLE_STEPS)
     heaviest = sorted(took, key=lambda name: -sum(took[name]))
     kept = [_row(name, sum(took[name]), len(took[name]) / CYCLE_STEPS) for name in heaviest[:HEAVIEST]]
     if rest := [each for name in heaviest[HEAVIEST:] for each in took[name]]:

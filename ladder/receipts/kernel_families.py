@@ -141,12 +141,7 @@ def shares(events: Iterable[Event], steps: int) -> list[Share]:
                 "family": found,
                 "us": sum(map(sum, kernels.values())) / 1000 / steps,
                 "kernels": sum(map(len, kernels.values())) / steps,
-                "heaviest": short(heaviest),
+                "heaviest": kernel_names.stored(heaviest),
             }
         )
     return sorted(rows, key=lambda row: -row["us"])
-
-
-def short(name: str) -> str:
-    """Return a kernel's name without its namespaces, templates and arguments, with what a template tells."""
-    return kernel_names.stored(name)

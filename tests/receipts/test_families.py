@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ladder.receipts import categories, kernel_families
+from ladder.receipts import categories, kernel_families, kernel_names
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "results" / "ladder"
 RUN = DATA / "nvidia-h100-80gb-hbm3" / "article-article-20261125T180506Z.json"
@@ -163,4 +163,4 @@ def test_the_heaviest_kernel_is_named_by_what_it_does():
         AT
         + "vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >(int)"
     )
-    assert kernel_families.short(name) == "vectorized_elementwise_kernel add fp32"
+    assert kernel_names.stored(name) == "vectorized_elementwise_kernel add fp32"

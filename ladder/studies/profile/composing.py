@@ -90,7 +90,7 @@ def profile(traced: Traced) -> KernelProfile:
     kernels: dict[str, Sum] = defaultdict(Sum)
     for ran in everything(traced):
         families[profiling.text(ran.family)].add(ran)
-        kernels[profiling.text(kernel_families.short(ran.name))].add(ran)
+        kernels[profiling.text(kernel_names.stored(ran.name))].add(ran)
     rows = _rows(kernels)
     kept, rest = rows[: profiling.HEAVIEST], rows[profiling.HEAVIEST :]
     if rest:
