@@ -11,9 +11,8 @@ from ladder.plan import catalog, needs
 from ladder.receipts import evidence
 from stylegan_lite import ConfigError, Recipe, fills, make_step, preparing
 from stylegan_lite.fills import Fills
-from tests.rungs.test_rung_dependent_launch import SEEDS, gradients_of
 from tests.support import fake_graphs
-from tests.support.rung_steps import gathered, receipt, small
+from tests.support.rung_steps import assert_replayed_alike, gathered, receipt, small
 from tests.support.small import LEAST
 
 GRAPHS = {"cuda_graphs": True, "adam": "capturable"}
@@ -152,15 +151,4 @@ def test_no_memset_runs_in_a_graph_of_the_top_unless_its_graphs_are_left_as_they
 
 @pytest.mark.gpu
 def test_every_phase_computes_the_same_without_memsets():
-    """Every phase begins from one state. Two builds of the plain step say how far equal steps are apart."""
-    builds = [
-        gradients_of(SIZE, top() | {"whole_step_graph": False, "graph_fills": on}, "cuda")
-        for on in (False, False, True)
-    ]
-    for phase in PHASES:
-        expected, same, found = (torch.stack([build[phase, seed] for seed in SEEDS]) for build in builds)
-        same, found = (
-            float(((each - expected).norm(dim=1) / expected.norm(dim=1)).max()) for each in (same, found)
-        )
-        print(f"{phase}: {same:.2g} apart without it, {found:.2g} with it")
-        assert found < max(0.01, 3 * same), phase
+    assert_replayed_alike(SIZE, *(top() | {"graph_fills": on} for on in (False, True)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from stylegan_lite import make_step
 from stylegan_lite.step import PHASES, TrainingStep
 from tests.support.small import SMALL
 
+SEEDS = range(4)
 Computed = tuple[dict[str, float], dict[str, dict[str, torch.Tensor]]]  # losses, gradients by phase and name
 
 
@@ -42,6 +44,43 @@ def every_phase(
         for phase in phases:
             step.run_phase(phase)
     return step.losses(), step.gradients
+
+
+def assert_replayed_alike(size: dict, plain: dict, other: dict) -> None:
+    """On a GPU the gradients of two captured recipes agree within 1%, or three times as far as two builds do.
+
+    Two builds say how far equal steps are apart: cuDNN's weight gradients add in any order.
+    """
+    builds = [_replayed(size, recipe, "cuda") for recipe in (plain, plain, other)]
+    for phase in PHASES:
+        expected, again, found = (torch.stack([build[phase, seed] for seed in SEEDS]) for build in builds)
+        same, apart = (
+            float(((each - expected).norm(dim=1) / expected.norm(dim=1)).max()) for each in (again, found)
+        )
+        print(f"{phase}: {same:.2g} apart in the plain recipe, {apart:.2g} in the other")
+        assert apart < max(0.01, 3 * same), phase
+
+
+def _replayed(size: dict, recipe: dict, device: str) -> dict[tuple[str, int], torch.Tensor]:
+    """Gradients of each phase and seed, as one vector.
+
+    Each begins from the state of a new step: rounds of training turn one rounded bit into several percent. Each phase
+    is a graph of its own, since a whole step's graph replays no single phase.
+    """
+    step = make_step(size, recipe | {"workers": 1, "whole_step_graph": False}, device=device)
+    step.keep_gradients = True
+    step.prepare()
+    state, found = copy.deepcopy(step.state_dict()), {}
+    for phase in PHASES:
+        for seed in SEEDS:
+            step.load_state_dict(state)
+            torch.manual_seed(seed)
+            step.real.normal_()
+            step.run_phase(phase)
+            gradients = step.gradients[phase]
+            found[phase, seed] = torch.cat([gradients[name].flatten() for name in sorted(gradients)]).clone()
+    step.close()
+    return found
 
 
 def assert_the_same(found: Computed, expected: Computed, atol: float = 1e-12) -> None:
