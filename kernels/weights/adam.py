@@ -28,6 +28,7 @@ SIDE, HEIGHT = (
     64,
     32,
 )  # input and output channels of a program's part of a tap: as many elements as others have
+PART, ROWS = 256, 4  # a program's elements or rows at a time where its block ends beyond a parameter
 ALIGNED = 16  # bytes, as vector loads need them
 ROW = 9  # numbers in a parameter's row of the table
 
@@ -177,10 +178,12 @@ class AdamPlan:
         scale = (inverse, found_inf)
         options = {"ROW": ROW, "MOMENTUM": self.rates.beta1 != 0, "num_warps": 8, **types}
         if len(self.flat):
-            adam_kernel[(len(self.flat),)](*tables, self.flat, *scale, BLOCK=BLOCK, **options, **launching())
+            adam_kernel[(len(self.flat),)](
+                *tables, self.flat, *scale, BLOCK=BLOCK, PART=PART, **options, **launching()
+            )
         for jobs, turned in ((self.squares, True), (self.planes, False)):
             if len(jobs):
-                shape = {"HEIGHT": HEIGHT, "SIDE": SIDE, "NHWC": self.nhwc, "TURNED": turned}
+                shape = {"HEIGHT": HEIGHT, "ROWS": ROWS, "SIDE": SIDE, "NHWC": self.nhwc, "TURNED": turned}
                 adam_turned_kernel[(len(jobs),)](*tables, jobs, *scale, **shape, **options, **launching())
 
     def _squared(self) -> list[Item]:
