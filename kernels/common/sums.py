@@ -146,6 +146,11 @@ class Sums:
             for out, rows, n, width in zip(self.out, self.rows, segments, widths, strict=True)
         ]
 
+    @property
+    def pending(self) -> bool:
+        """Return whether `finish` has rows to add up."""
+        return any(p is not out for p, out in zip(self.into, self.out, strict=True))
+
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Finish the sums in a fixed order of addition, and return them.
 

@@ -22,6 +22,7 @@ from kernels.common.needed import needed
 from kernels.common.tiles import accumulator, check_device, dense, dense_as, is_nhwc, output_dtype
 from kernels.linear.rgb_kernels import Call, correlate, narrow, wide
 from kernels.linear.rgb_weights import styled
+from kernels.linear.weight_gradients import defer
 from kernels.pointwise.bias_act import Call as ActCall
 from kernels.pointwise.bias_act import backward as bias_act_backward
 from kernels.pointwise.bias_act import bias_act
@@ -221,7 +222,9 @@ def narrow_backward(g, x, w, bias, call: Call, needs: tuple[bool, ...]):
     needs_x, needs_w, needs_bias = needs
     g, dx, dw, dbias = dense_as(g, call.narrow_nhwc), None, None, None
     if needs_w and not torch.is_grad_enabled():
-        dw, dx, dbias = correlate(g, x, call, w=w if needs_x else None, sum_g=needs_bias)
+        dw, dx, by_sample = correlate(g, x, call, w=w if needs_x else None, sum_g=needs_bias)
+        if needs_bias and not defer((bias,), lambda: [by_sample.sum(0).to(bias.dtype)]):
+            dbias = by_sample.sum(0)
     else:
         dx = _Wide.apply(g, w, call) if needs_x else None
         dw = _Correlate.apply(g, x, call) if needs_w else None
@@ -314,5 +317,6 @@ def from_rgb_backward(g, image, w, bias, y, act: tuple[float, float], call: Call
     else:
         dimage = narrow(g, w, call, ref=y, act=act) if needs_image else None
         if needs_w:
-            dw, _, dbias = correlate(image, g, call, ref=y, act=act, sum_x=needs_bias)
+            dw, _, by_sample = correlate(image, g, call, ref=y, act=act, sum_x=needs_bias)
+            dbias = by_sample.sum(0) if needs_bias else None
     return dimage, dw, dbias if dbias is None else dbias.to(bias.dtype)

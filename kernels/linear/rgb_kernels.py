@@ -377,7 +377,7 @@ def correlate(g: Tensor, x: Tensor, call: Call, *, ref: Tensor | None = None, ac
     """Compute dw = gain * sum over pixels of g[n, k] * x[n, c], [N or 1, K, C], in a fixed order, and other sums on the
     way.
 
-    w: with it, also dx = `wide(g, w)`. sum_g, sum_x: also the sums of g [K] or of x [C], one of the two.
+    w: with it, also dx = `wide(g, w)`. sum_g, sum_x: also the sums of g [N or 1, K] or of x [N or 1, C].
     Returns (dw, dx or None, sums or None).
     """
     (samples, k), c = g.shape[:2], x.shape[1]
@@ -395,5 +395,4 @@ def correlate(g: Tensor, x: Tensor, call: Call, *, ref: Tensor | None = None, ac
         into.zero_()
     sums.finish()
     rest = out[:, k * c :]
-    rest = None if not (sum_g or sum_x) else rest[0] if call.shared else rest.sum(0)
-    return out[:, : k * c].view(-1, k, c), dx, rest
+    return out[:, : k * c].view(-1, k, c), dx, rest if sum_g or sum_x else None

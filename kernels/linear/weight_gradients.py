@@ -1,6 +1,6 @@
 """Weight gradients beside the backward pass: computed on a second CUDA stream, handed over at its end.
 
-No kernel of a backward pass reads the gradient of a weight. Only the optimizer does. So it need not delay the gradients
+No kernel of a backward pass reads the gradient of a weight or of a bias. Only the optimizer does. So it need not delay the gradients
 of activations, which wait for one another. But autograd orders its work by the stream of a node's forward pass, and
 adds up a leaf's contributions there. It knows nothing of a stream inside a node. Therefore a `WeightGradients` takes
 these gradients in autograd's place. An op's backward offers them with `defer`. If `defer` returns True, the op returns

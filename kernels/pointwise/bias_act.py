@@ -35,6 +35,7 @@ from kernels.common.tiles import (
     tl,
     triton,
 )
+from kernels.linear.weight_gradients import defer
 from kernels.pointwise.noise import check_noise, noise_stride
 
 
@@ -114,9 +115,7 @@ def bias_act_reference(
 def bytes_moved(
     x: Tensor, noise: Tensor | None = None, *, backward: bool = False, out: torch.dtype | None = None
 ) -> int:
-    """Return the bytes that must cross memory: x in, y out, noise in; backward: dy and the saved
-    activation in, dx out.
-    """
+    """Return the bytes that must cross memory: x and noise in, y out; backward: dy, kept activation in, dx out."""
     out_bytes = x.numel() * (out or x.dtype).itemsize
     activation = 2 * out_bytes + x.nbytes if backward else x.nbytes + out_bytes
     return activation + (noise.nbytes if noise is not None else 0)
@@ -154,9 +153,7 @@ def activate(u, SLOPE: tl.constexpr, GAIN: tl.constexpr, CLAMP: tl.constexpr):
 
 @triton.jit
 def activate_grad(g, u, SLOPE: tl.constexpr, GAIN: tl.constexpr, CLAMP: tl.constexpr):
-    """Compute the gradient of `activate` at u along g. It is linear in g and constant in u: double backward uses it
-    again.
-    """
+    """Compute the gradient of `activate` at u along g: linear in g, constant in u. Double backward uses it again."""
     if CLAMP is not None:
         y = tl.where(u > 0, u, u * SLOPE) * GAIN
         bound = tl.full(y.shape, CLAMP, y.dtype)
@@ -253,8 +250,7 @@ def bias_act_grad_grad_kernel(
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of `bias_act_grad_kernel` along the gradients of its outputs (dd*): dg, dx and sums of
-    dscale.
+    """Compute the gradient of `bias_act_grad_kernel` along those of its outputs (dd*): dg, dx and sums of dscale.
 
     dg is the forward pass linearized at u: mask * (ddx * scale + ddbias + noise * ddstrength + x * ddscale).
     """
@@ -331,8 +327,11 @@ def forward(x, bias, noise, strength, scale, call: Call, dtype: torch.dtype) -> 
     return y
 
 
-def backward(g, ref, bias, noise, strength, scale, call: Call, needs: tuple[bool, ...]):
-    """Compute dx, dbias, dstrength, dscale (None where not needed) of `bias_act` for the gradient g of y."""
+def backward(g, ref, bias, noise, strength, scale, call: Call, needs: tuple[bool, ...], once: bool = True):
+    """Compute dx, dbias, dstrength, dscale (None where not needed) of `bias_act` for the gradient g of y.
+
+    once: nobody differentiates them. Then dbias is offered to `defer` if it is the only sum: no other kernel reads it.
+    """
     g = dense_as(g, call.nhwc)
     t = call.tiling(g, "backward", noise, scale)
     dx = torch.empty_like(g, dtype=call.dtype) if needs[0] else None
@@ -341,6 +340,9 @@ def backward(g, ref, bias, noise, strength, scale, call: Call, needs: tuple[bool
     pointers = (g, ref, bias, noise, strength, scale, dx, *sums.into)
     saved_x = call.saves(scale is not None) == "x"
     call.launch(bias_act_grad_kernel, t, noise, pointers, SAVED_X=saved_x)
+    alone = once and needs[1:] == (True, False, False)
+    if alone and sums.pending and defer((bias,), lambda: sums.finish()[1:2]):
+        return dx, None, None, None
     dscale, dbias, dstrength = sums.finish()
     return dx, dbias, dstrength, dscale
 
@@ -374,7 +376,7 @@ class _BiasActGrad(torch.autograd.Function):
         ctx.save_for_backward(g, ref, bias, noise, strength, scale)
         ctx.set_materialize_grads(False)
         ctx.call = call
-        return backward(g, ref, bias, noise, strength, scale, call, needs)
+        return backward(g, ref, bias, noise, strength, scale, call, needs, once=False)
 
     @staticmethod
     @once_differentiable
@@ -386,8 +388,7 @@ class _BiasActGrad(torch.autograd.Function):
         needs = needed(ctx, tuple(t is not None for t in saved))
         g = dense_as(g, call.nhwc)
         ddx = None if ddx is None else dense_as(ddx, call.nhwc)
-        ddbias = None if ddbias is None else ddbias.contiguous()
-        ddscale = None if ddscale is None else ddscale.contiguous()
+        ddbias, ddscale = (None if d is None else d.contiguous() for d in (ddbias, ddscale))
         t = call.tiling(g, "double_backward", noise, scale)
         dg = torch.empty_like(g)
         saved_x = call.saves(scale is not None) == "x"

@@ -205,7 +205,7 @@ class _ActFilterGrad(torch.autograd.Function):
         ctx.save_for_backward(x, bias)
         ctx.set_materialize_grads(False)
         ctx.act, ctx.dtype = act, g.dtype
-        return act_filter_backward(g, x, bias, act, needs)
+        return act_filter_backward(g, x, bias, act, needs, once=False)
 
     @staticmethod
     @once_differentiable

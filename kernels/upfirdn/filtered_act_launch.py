@@ -18,6 +18,7 @@ from kernels.common.tiles import (
     power_of_2,
     tl_accumulator,
 )
+from kernels.linear.weight_gradients import defer
 from kernels.pointwise.noise import noise_stride
 from kernels.upfirdn.filter_strip import TAPS
 from kernels.upfirdn.filtered_act_kernels import (
@@ -290,8 +291,13 @@ def filter_act_modulate_forward(
     return y
 
 
-def act_filter_backward(g: Tensor, x: Tensor, bias: Tensor | None, act: Act, needs: tuple[bool, ...]):
-    """Return dx and dbias (None where not needed) for the gradient g of `act_filter`'s y."""
+def act_filter_backward(
+    g: Tensor, x: Tensor, bias: Tensor | None, act: Act, needs: tuple[bool, ...], once: bool = True
+):
+    """Return dx and dbias (None where not needed) for the gradient g of `act_filter`'s y.
+
+    once: nobody differentiates them. Then dbias is offered to `defer`: no other kernel reads it.
+    """
     call = act.filter.adjoint()
     g = dense_as(g, call.nhwc)
     dx = torch.empty_like(x)
@@ -299,8 +305,15 @@ def act_filter_backward(g: Tensor, x: Tensor, bias: Tensor | None, act: Act, nee
     if x.numel():
         sums = _MapSums("act_filter_grad", act, call, g, 1) if needs[1] else None
         launch("act_filter_grad", act, call, g, (g, x, dx, bias, sums.into if sums else None))
-        if sums:
+
+        def finish() -> list[Tensor]:
             sums.finish(1.0, (None,) * 4, (dbias, None, None, None))
+            return [dbias]
+
+        if sums and once and defer((bias,), finish):
+            return dx, None
+        if sums:
+            finish()
     return dx, dbias
 
 

@@ -122,6 +122,43 @@ def test_a_gradient_that_is_differentiated_itself_is_not_taken():
     assert g is not None and g.requires_grad and w.grad is None
 
 
+TAPS = (0.125, 0.375, 0.375, 0.125)
+SUMS = {
+    "bias_act": lambda x, b: kernels.bias_act(x, b),
+    "residual": lambda x, b: kernels.bias_act_residual(x, b, x),
+    "act_filter": lambda x, b: kernels.act_filter(x, b, TAPS, padding=2),
+    "to_rgb": lambda x, b: kernels.to_rgb(x, x.new_ones(1, 4, 1, 1), x.new_ones(2, 4).requires_grad_(), b),
+}
+
+
+@pytest.mark.parametrize("case", SUMS)
+def test_a_sum_that_nothing_but_the_optimizer_reads_is_taken(case):
+    b, x = leaf(1 if case == "to_rgb" else 4), image(2, 4, 40, 48).requires_grad_()
+
+    def loss():
+        return (SUMS[case](x, b) ** 2).sum()
+
+    expected = gradients(loss, [b, x])
+    into = collected(loss, [b, x])
+    assert into.counts[b.data_ptr()] == 1 and into.counts[x.data_ptr()] == 0
+    for each, wanted in zip((b, x), expected, strict=True):
+        torch.testing.assert_close(each.grad, wanted)
+
+
+@pytest.mark.parametrize("case", ["bias_act", "act_filter"])
+def test_a_sum_that_is_differentiated_itself_is_not_taken(case):
+    b, x = leaf(4), image(2, 4, 40, 48)
+    with WeightGradients([b], Branch("cpu")).collecting():
+        (g,) = torch.autograd.grad(SUMS[case](x, b).square().sum(), b, create_graph=True)
+    assert g is not None and b.grad is None
+
+
+def test_a_sum_beside_a_style_s_is_left_to_autograd():
+    b, scale, x = leaf(4), leaf(2, 4), image(2, 4, 40, 48)
+    into = collected(lambda: (kernels.bias_act(x, b, scale=scale) ** 2).sum(), [b, scale])
+    assert not into.counts and b.grad is not None and scale.grad is not None
+
+
 @pytest.mark.parametrize("twice", [False, True])
 def test_demodulation_s_gradient_is_taken_and_the_style_s_is_not(twice):
     w, style = leaf(3, 4, 3, 3), image(2, 4).requires_grad_()
