@@ -137,6 +137,7 @@ class Generator(nn.Module):
 
     def __init__(self, workload: Workload, recipe: Recipe) -> None:
         super().__init__()
+        self.notice: Callable[[], None] | None = None  # backward calls it once only gradients of ``last`` are to come
         self.workload = workload
         self.first_ws = [0] + [1 + workload.block_layers * k for k in range(len(workload.resolutions) - 1)]
         self.num_ws = self.first_ws[-1] + workload.block_layers + 1
@@ -144,6 +145,11 @@ class Generator(nn.Module):
         self.const = nn.Parameter(torch.randn(workload.fmaps(4), 4, 4))
         self.blocks = nn.ModuleList(SynthesisBlock(workload, recipe, r) for r in workload.resolutions)
         self.grouped = recipe.demodulation == "grouped" and workload.norm == "demod"
+
+    @property
+    def last(self) -> list[nn.Parameter]:
+        """Return the parameters whose gradients a backward pass finds last."""
+        return [*self.mapping.parameters()]
 
     def noise_shapes(self, batch: int) -> list[tuple[int, int, int, int]]:
         """Return one [N, 1, H, W] for each 3x3 layer, from 4x4 up."""
@@ -175,6 +181,7 @@ class Generator(nn.Module):
         return [[next(found) for _ in each] for each in layers], own
 
     def forward(self, ws: Tensor, noise: list[Tensor]) -> Tensor:
+        tell(self.notice, ws)
         with torch.autocast(ws.device.type, enabled=False):
             styles = self.styles(ws, self.first_ws)
             coefficients, styles = self.coefficients(styles)
@@ -193,6 +200,12 @@ class Generator(nn.Module):
             x, image = through(block, self.checkpointing, x, image, style, part, scales, then, modulated)
             modulated = then is not None
         return image
+
+
+def tell(notice: Callable[[], None] | None, x: Tensor) -> None:
+    """Have backward call ``notice`` once it has the gradient of x."""
+    if notice is not None and x.requires_grad:
+        x.register_hook(lambda gradient: notice())
 
 
 def through(block: nn.Module, checkpointing: bool, *inputs: Any) -> Any:
@@ -266,6 +279,7 @@ class Discriminator(nn.Module):
 
     def __init__(self, workload: Workload, recipe: Recipe) -> None:
         super().__init__()
+        self.notice: Callable[[], None] | None = None  # as the generator's
         top = workload.fmaps(4)
         self.group = workload.mbstd_group
         widest = workload.fmaps(workload.resolution)
@@ -278,6 +292,8 @@ class Discriminator(nn.Module):
         self.blocks = nn.ModuleList(
             DiscriminatorBlock(workload, recipe, r) for r in reversed(workload.resolutions[1:])
         )
+        # Layers behind this block have nearly all weights, and backward passes them first.
+        self.deep = next(k for k, r in enumerate(reversed(workload.resolutions)) if workload.fmaps(r) == top)
         # Without a multiple of 8 channels, cuDNN copies image and weight to tensors that have one, in every call.
         self.multiple = 8 if recipe.joint_batch else 1
         self.conv = Conv(top + 1, top, 3, recipe, spare=-(top + 1) % self.multiple, clamp=clamp)
@@ -287,6 +303,11 @@ class Discriminator(nn.Module):
         if workload.spectral_norm:
             constrain(self)
         self.spectral_weights = SpectralWeights(self, recipe)
+
+    @property
+    def last(self) -> list[nn.Parameter]:
+        """Return the parameters whose gradients a backward pass finds last."""
+        return [p for part in (self.from_rgb, *self.blocks[: self.deep]) for p in part.parameters()]
 
     def forward(self, image: Tensor, parts: int = 1) -> Tensor:
         if len(image) % parts:
@@ -302,7 +323,9 @@ class Discriminator(nn.Module):
     def judge(self, image: Tensor, parts: int) -> Tensor:
         """Return the logits of `forward`, with the layers' weights in force made by the caller."""
         x = self.from_rgb(image)
-        for block in self.blocks:
+        for k, block in enumerate(self.blocks):
+            if k == self.deep:
+                tell(self.notice, x)
             x = through(block, self.checkpointing, x)
         x = self.conv(self.append_std(x, parts))
         with torch.autocast(x.device.type, enabled=False):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -93,9 +94,7 @@ class Phases:
 
     @property
     def together(self) -> list[tuple[str, ...]]:
-        """Return the kinds of steps that are launched whole, each as one graph. Empty if every
-        phase is launched alone.
-        """
+        """Return the kinds of steps that are launched whole, each as one graph; none if phases are launched alone."""
         if not self.recipe.whole_step_graph:
             return []
         return sorted({self.phases(index, lazy) for index in range(CYCLE) for lazy in (True, False)})
@@ -162,7 +161,9 @@ class Phases:
             with self.parallel.branch.fork():
                 self._update_ema()
         scale = self.scales.get(phase[0])
+        network.notice = self._early_update(phase, network, optimizer)
         loss = self._backward(phase, network, scale)
+        network.notice = None
         if not self.recipe.fused_update:
             self.copies[network].hand_over()
         self.ranks.reduce(phase, lambda: self._read(network, optimizer), loss)
@@ -198,6 +199,25 @@ class Phases:
             total = loss.detach() if total is None else total + loss.detach()
         assert total is not None
         return total
+
+    def _early_update(
+        self, phase: str, network: nn.Module, optimizer: torch.optim.Adam
+    ) -> Callable[[], None] | None:
+        """Return what updates most weights beside the end of a main phase's backward pass; None where that cannot be.
+
+        A loss scale, ranks, micro-batches, passes through D and kept gradients may need the weights before an update.
+        """
+        parts = self._parts(phase) + (phase == "D_main" and not self.recipe.joint_batch)
+        whole = parts == self.ranks.size == 1 and not self.scales and not self.keep_gradients
+        if not (self.parallel and self.recipe.fused_update and phase.endswith("main") and whole):
+            return None
+
+        def update() -> None:
+            with self.parallel.branch.fork():
+                self.parallel.gradients[network].deliver()
+                optimizer.step_early()
+
+        return update
 
     def _parts(self, phase: str) -> int:
         """Return the number of micro-batches of a phase."""
@@ -345,14 +365,14 @@ class Phases:
     # Building
 
     def _adam(self, network: nn.Module, interval: int) -> torch.optim.Adam:
-        """Make an Adam whose rate and betas make up for the lazy phase's extra update (Karras et
-        al. 2020, appendix B).
-        """
+        """Make an Adam whose rate and betas make up for a lazy phase's update (Karras et al. 2020, appendix B)."""
         ratio = interval / (interval + 1)
         w = self.workload
         optimizer = torch.optim.Adam
         if self.recipe.fused_update:
-            optimizer = functools.partial(FusedUpdate, copies=self.copies[network])
+            optimizer = functools.partial(
+                FusedUpdate, copies=self.copies[network], last=network.last if self.parallel else ()
+            )
         return optimizer(
             network.parameters(),
             lr=w.lr * ratio,

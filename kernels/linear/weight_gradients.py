@@ -1,10 +1,11 @@
 """Weight gradients beside the backward pass: computed on a second CUDA stream, handed over at its end.
 
-No kernel of a backward pass reads the gradient of a weight or of a bias. Only the optimizer does. So it need not delay the gradients
-of activations, which wait for one another. But autograd orders its work by the stream of a node's forward pass, and
-adds up a leaf's contributions there. It knows nothing of a stream inside a node. Therefore a `WeightGradients` takes
-these gradients in autograd's place. An op's backward offers them with `defer`. If `defer` returns True, the op returns
-None for them. They are added up on the second stream, and reach `.grad` once the streams have been joined.
+No kernel of a backward pass reads the gradient of a weight or of a bias. Only the optimizer does. So it need not delay
+the gradients of activations, which wait for one another. But autograd orders its work by the stream of a node's forward
+pass, and adds up a leaf's contributions there. It knows nothing of a stream inside a node. Therefore a
+`WeightGradients` takes these gradients in autograd's place. An op's backward offers them with `defer`. If `defer`
+returns True, the op returns None for them. They are added up on the second stream, and reach `.grad` once the streams
+have been joined, or when `deliver` is called there.
 """
 
 import contextlib
@@ -75,6 +76,7 @@ class WeightGradients:
         self._at: dict[int, Tensor] = {}
         self._found: dict[int, Tensor] = {}
         self.counts: Counter[int] = Counter()
+        self._delivered: set[int] = set()  # leaves whose gradients were asked for before the end
         self._held: list[Callable] = []
 
     @contextlib.contextmanager
@@ -83,12 +85,12 @@ class WeightGradients:
         autograd's are.
         """
         self._at = {leaf.data_ptr(): leaf for leaf in self.leaves if leaf.requires_grad}
-        self._found, self.counts = {}, Counter()
+        self._found, self.counts, self._delivered = {}, Counter(), set()
         _collectors.append(self)
         try:
             yield
             self.branch.join()
-            self._deliver()
+            self.deliver()
         finally:
             self.branch.join()
             _collectors.remove(self)
@@ -105,6 +107,8 @@ class WeightGradients:
             begun: dict[int, Tensor] = {}
             for (leaf, turned), gradient in zip(leaves, compute(), strict=True):
                 at, gradient = leaf.data_ptr(), gradient.transpose(0, 1) if turned else gradient
+                if at in self._delivered:
+                    raise RuntimeError("weight gradients: one came after its sum was delivered")
                 self.counts[at] += 1
                 if at not in self._found:
                     self._found[at] = gradient
@@ -127,7 +131,8 @@ class WeightGradients:
         return None, False
 
     @torch.no_grad()
-    def _deliver(self) -> None:
+    def deliver(self) -> None:
+        """Put the gradients found so far into `.grad`. Call it at the end, or in the branch once they are all there."""
         begun = []
         for at, gradient in self._found.items():
             leaf = self._at[at]
@@ -137,6 +142,8 @@ class WeightGradients:
                 begun.append((leaf.grad, gradient))
         if begun:
             torch._foreach_add_(*map(list, zip(*begun, strict=True)))
+        self._delivered |= self._found.keys()
+        self._found = {}
 
 
 _collectors: list[WeightGradients] = []  # all threads see it, because autograd has a thread for each GPU

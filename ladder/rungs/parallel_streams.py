@@ -1,12 +1,14 @@
-"""Run work that nothing waits for on a second CUDA stream: gradients of weights, and G's moving average.
+"""Run work that nothing waits for on a second CUDA stream: weights' gradients, updates, G's moving average.
 
 Change. In a backward pass each activation's gradient waits for the one before it. But no kernel reads the gradient of
-a weight: only the optimizer does, at the end. So the gradients of convolutions, of demodulation and of the large
-fully connected layers are forked off to a second stream when their operands exist. They are joined before the update.
+a weight: only the optimizer does, at the end. So those of convolutions, demodulation, biases and large fully
+connected layers are forked off to a second stream when their operands exist. They are joined before the update.
 Captured, they are a parallel branch of the CUDA graph. The moving average of G needs weights of G that D's main phase
 does not change, so it runs beside that phase. Autograd would add up a leaf's gradients on the first stream. A
 collector of our own takes them instead (`kernels/linear/weight_gradients.py`) and leaves them in `.grad` after the
-join. The chain of activations is captured at a higher priority: if both streams have blocks ready, it goes first.
+join. With `fused_update` that stream also updates most weights of a main phase. Backward passes D's deep layers
+before the large maps, and all of G before its mapping. Their update begins there. The chain of activations is
+captured at a higher priority: if both streams have blocks ready, it goes first.
 
 Why it should help. At 4x4 to 32x32 the two gradients of a convolution each fill a fraction of a large GPU. Side by
 side they take the time of one. Work left over from large layers fills up the small ones that follow in G. A sum of

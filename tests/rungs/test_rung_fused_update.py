@@ -1,6 +1,7 @@
 """Adam that writes the next step's weights: the same training, states that PyTorch's Adam can go on from, a receipt."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -82,12 +83,13 @@ class Captured:
         self.launches, self.optimizer, self.patch = [], optimizer, monkeypatch
 
     def __enter__(self):
-        honest = type(self.optimizer.plan).launch
-        self.patch.setattr(self.optimizer.plan, "launch", self.launches.append, raising=False)
+        for part in self.optimizer.parts:
+            honest = functools.partial(type(part.plan).launch, part.plan)
+            keep = functools.partial(lambda launch, table: self.launches.append((launch, table)), honest)
+            self.patch.setattr(part.plan, "launch", keep, raising=False)
+            self.patch.setattr(part.plan, "gradient_tables", None, raising=False)  # none is made inside
+            self.patch.setattr(type(part), "_on_gpu", staticmethod(lambda p: True))
         self.patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-        self.patch.setattr(self.optimizer.plan, "gradient_tables", None, raising=False)  # none is made inside
-        self.honest = lambda table: honest(self.optimizer.plan, table)
-        self.patch.setattr(type(self.optimizer), "_on_gpu", staticmethod(lambda p: True))
         return self
 
     def __exit__(self, *error):
@@ -95,8 +97,8 @@ class Captured:
         self.optimizer.settle()
 
     def replay(self):
-        for table in self.launches:
-            self.honest(table)
+        for launch, table in self.launches:
+            launch(table)
 
 
 def test_each_capture_reads_its_own_gradients(monkeypatch):

@@ -13,6 +13,7 @@ from ladder.plan import catalog
 from ladder.receipts import as_timed, evidence
 from stylegan_lite import ConfigError, Recipe, make_step
 from stylegan_lite.step import PHASES
+from stylegan_lite.update import FusedUpdate
 from tests.rungs.test_rung_lean_weights import assert_same_training, trained
 from tests.support.small import SMALL
 
@@ -73,9 +74,55 @@ def test_kernels_offer_theirs_and_the_sums_are_the_same(late, monkeypatch):
     mine, theirs = (trained(recipe | more, 1, **TINY) for more in (TWO, {}))
     assert_same_training(mine, theirs)
     convolutions, dense = len(mine.copies[mine.G].entries), 2 * 2 + 2 * 5  # weights and biases
-    assert (
-        mine.parallel.collected["G_main"]["gradients"] == convolutions + 3 + dense
-    )  # demodulation of 3 layers
+    rest = 3 + 2  # demodulation of three layers, biases of two toRGB
+    assert mine.parallel.collected["G_main"]["gradients"] == convolutions + dense + rest
+
+
+EARLY = {"precision": "fp64", "joint_batch": True} | BELOW | UPDATE
+
+
+def in_earnest(recipe):
+    """A step whose gradients nobody keeps, after each phase has run twice."""
+    step = small(recipe, resolution=16)
+    torch.manual_seed(3)
+    for _ in range(2):
+        step.feed.next()
+        for phase in PHASES:
+            step.run_phase(phase)
+    return step
+
+
+def test_most_weights_are_updated_beside_the_end_of_backward(monkeypatch):
+    honest, early = FusedUpdate.step_early, []
+    monkeypatch.setattr(FusedUpdate, "step_early", lambda self: (early.append(self), honest(self))[1])
+    mine, theirs = (in_earnest(EARLY | more) for more in (TWO, {}))
+    assert early == [mine.opt_G, mine.opt_D] * 2  # in main phases
+    for network in ("G", "D", "G_ema"):
+        for a, b in zip(*(getattr(s, network).parameters() for s in (mine, theirs)), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+    for optimizer in (mine.opt_G, mine.opt_D):
+        first, last = (sum(p.numel() for p in part.parameters) for part in optimizer.parts)
+        assert first > last
+
+
+@pytest.mark.parametrize("why", [{"joint_batch": False}, {"micro_batches": 2}, {"streams": "one"}], ids=str)
+def test_an_update_waits_for_all_passes_of_its_phase(why, monkeypatch):
+    monkeypatch.setattr(FusedUpdate, "step_early", None)
+    step = small(EARLY | TWO | {"joint_batch": True} | why, batch=8, resolution=8)
+    assert step._early_update("D_main", step.D, step.opt_D) is None
+    step.keep_gradients = True
+    assert step._early_update("G_main", step.G, step.opt_G) is None
+
+
+def test_a_gradient_that_comes_after_its_update_is_an_error():
+    step = in_earnest(EARLY | TWO)
+    weight = next(p for p in step.opt_D.parts[0].parameters if p.grad is not None)
+    step.opt_D.step_early()
+    weight.grad += 1
+    with pytest.raises(RuntimeError, match="a gradient came after its update"):
+        step.opt_D.step()
+    step.opt_D.zero_grad()
+    step.opt_D.step()
 
 
 def test_bf16_agrees_with_the_reference(references):
