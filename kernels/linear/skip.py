@@ -35,7 +35,7 @@ from kernels.linear import conv2d
 from kernels.pointwise import residual as sums
 from kernels.pointwise.bias_act import _BiasActGrad, activate, affine, backward
 
-SMALL = 1 << 21  # elements of y; up to here large tiles leave multiprocessors idle
+SMALL = 1 << 20  # elements of y; up to here large tiles leave multiprocessors idle
 LARGEST = 1 << 31  # pixels; they are counted in 32 bits
 GEOMETRY = conv2d.Geometry((1, 1), (0, 0), (0, 0), False, 1, nhwc=True)
 
@@ -139,7 +139,7 @@ class Config(NamedTuple):
 
 # By (compute capability, size). The rows for (9, 0) were chosen by sm_90 code (no spills); docs/log.md has their times.
 CONFIGS: dict[tuple[tuple[int, int] | None, str], Config] = {
-    ((9, 0), "large"): Config(64, 128, 64, 4, 2),
+    ((9, 0), "large"): Config(64, 128, 64, 4, 3),
     ((9, 0), "small"): Config(64, 64, 64, 4, 4),
     (None, "large"): Config(64, 64, 32, 4, 3),
     (None, "small"): Config(64, 64, 32, 4, 3),
