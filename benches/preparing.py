@@ -12,7 +12,7 @@ from benches._frozen import Series
 from benches._measure import available, preparing
 
 WORKLOADS = ["article", "tiny"]
-RUNGS = ["baseline", "fused_act", "cached_uint8", "compile", "fused_modulation"]
+RUNGS = ["baseline", "fused_act", "cached_uint8", "compile", "fused_modulation", "graph_fills"]
 CACHES = ["cold", "warm"]
 
 _ARTICLE, _TOP = series.SERIES["article", "baseline"].workload, series.SERIES["article", "cached_uint8"]
@@ -38,6 +38,7 @@ SERIES = {
     ("tiny", "baseline"): series.SERIES["tiny", "baseline"],
     ("tiny", "cached_uint8"): series.SERIES["tiny", "cached_uint8"],
     ("article", "fused_modulation"): series.SERIES["article", "fused_modulation"],
+    ("article", "graph_fills"): series.SERIES["article", "graph_fills"],
 }
 
 

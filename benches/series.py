@@ -38,6 +38,7 @@ RUNGS = [
     "grouped_demod",
     "parallel_streams",
     "fused_modulation",
+    "graph_fills",
 ]
 
 # Pairs (workload, rung) that differ from today's ladder.
@@ -133,6 +134,7 @@ _CUDNN_BENCHMARK = _PREFETCH_STREAM | {"cudnn_benchmark": True}
 _WHOLE_STEP_GRAPH = _PREFETCH_STREAM | {"whole_step_graph": True}
 _CACHED_UINT8 = _WHOLE_STEP_GRAPH | {"cached_images": True}
 _FUSED_MODULATION = _CACHED_UINT8 | {"fused_modulation": True}
+_GRAPH_FILLS = _FUSED_MODULATION | {"graph_fills": True}
 _CPU_CONV_DOUBLE_BACKWARD = _BF16_SET_TO_NONE | {"conv": "double_backward"}
 _CPU_FUSED_ADAM = _CPU_CONV_DOUBLE_BACKWARD | {"fused_adam": True, "ema": "foreach"}
 _CPU_JOINT_BATCH = _CPU_FUSED_ADAM | {"joint_batch": True}
@@ -182,6 +184,7 @@ SERIES = {
     ("tiny", "lean_weights"): Series("cpu", ("bf16",), _TINY, _CPU_LEAN_WEIGHTS, "c412a72ccf6a"),
     ("tiny", "cached_uint8"): Series("cpu", ("bf16",), _TINY, _CPU_CACHED_UINT8, "f84dfa411938"),
     ("article", "fused_modulation"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_MODULATION, "caa740a47a8f"),
+    ("article", "graph_fills"): Series("cuda", _GRAPHS, _ARTICLE, _GRAPH_FILLS, "0e48eb5664f5"),
 }
 
 if __name__ == "__main__":  # `python -m benches.series` prints the fingerprints

@@ -167,7 +167,7 @@ def stored_runs(folder: Path, **runs: dict[str, Any]) -> Committed:
 
 
 def test_the_row_of_full_is_of_the_run_that_has_the_top(tmp_path: Path) -> None:
-    ends = two_clocks.selected("baseline", "fused_act", "fused_modulation")
+    ends = two_clocks.selected("baseline", "fused_act", "graph_fills")
     ends["started"] = "2026-11-22T10:15:00+00:00"
     more = two_clocks.selected("baseline", "bf16", "fused_norm", "fused_act")
     more["started"] = "2026-11-23T10:15:00+00:00"
@@ -175,16 +175,16 @@ def test_the_row_of_full_is_of_the_run_that_has_the_top(tmp_path: Path) -> None:
     assert "of `full`" not in ladders.gpus(stored)
     stored = stored_runs(tmp_path, ends=ends)
     (row,) = [line for line in ladders.gpus(stored).splitlines() if "of `full`" in line]
-    assert row.startswith("| all 24 rungs of `full` at once ([run of 3 rungs](")
+    assert row.startswith("| all 25 rungs of `full` at once ([run of 3 rungs](")
     assert "| 40.00 | 39.90 |" in row and "| 4.00x |" in row
     assert "ladder/nvidia-h200/ends.json)" in row  # results/charts shows the run of more rungs
 
 
 def test_a_gpu_with_a_run_of_full_alone_is_shown_by_the_article_s_rungs_of_it(tmp_path: Path) -> None:
     names = [rung["name"] for rung in two_clocks.run()["rungs"]]
-    few = stored_runs(tmp_path / "few", ends=two_clocks.selected("baseline", "fused_act", "fused_modulation"))
+    few = stored_runs(tmp_path / "few", ends=two_clocks.selected("baseline", "fused_act", "graph_fills"))
     assert ladders.gpus(few) == ""
-    stored = stored_runs(tmp_path, full=two_clocks.selected(*names, "fused_modulation"))
+    stored = stored_runs(tmp_path, full=two_clocks.selected(*names, "graph_fills"))
     shown = ladders.gpus(stored).splitlines()
     assert (
         sum(line.startswith("| ") for line in shown) == 1 + len(names) + 1 and "run of 9 rungs" in shown[-3]

@@ -159,7 +159,7 @@ def test_only_whole_quotable_generations_are_compared():
     assert gallery.compared([typed(part | {"rungs": part["rungs"][:4]})]) == []
 
 
-ENDS = ("baseline", "fused_act", "fused_modulation")
+ENDS = ("baseline", "fused_act", "graph_fills")
 
 
 def test_a_run_of_selected_rungs_with_both_ends_is_a_source_of_the_top():
@@ -186,7 +186,7 @@ def spoiled(rung: int = -1, **changes) -> Fields:
     "make",
     [
         lambda: two_clocks.selected("baseline", "fused_act", "cached_uint8"),
-        lambda: two_clocks.selected("fused_act", "fused_modulation"),  # its totals are over no baseline
+        lambda: two_clocks.selected("fused_act", "graph_fills"),  # its totals are over no baseline
         lambda: spoiled(status="oom", reason="out of memory", step_ms=None, gpu_ms=None),
         lambda: spoiled(receipts={}),
         lambda: spoiled(receipts=made_up.receipts(engaged=False)),
@@ -232,7 +232,7 @@ def test_one_run_shows_the_article_s_ladder_wherever_it_is_shown():
     older = two_clocks.run() | {"started": "2027-01-01T00:00:00+00:00"}
     for rung in older["rungs"]:
         rung |= dict.fromkeys(("gpu_ms", "gpu_gain", "gpu_verdict", "waiting_ms"))
-    older, full, good = map(typed, (older, two_clocks.selected(*names, "fused_modulation"), two_clocks.run()))
+    older, full, good = map(typed, (older, two_clocks.selected(*names, "graph_fills"), two_clocks.run()))
     part = gallery.article_part(full)
     assert (part.ladder.name, part.ladder.rungs, part.part_of) == ("article", names, "full")
     assert gallery.chosen([older, full]) == [part, full] == gallery.chosen([full])
@@ -240,7 +240,7 @@ def test_one_run_shows_the_article_s_ladder_wherever_it_is_shown():
     assert [gallery.stem(each) for each in (part, full)] == [
         "nvidia-h200-article-article", "nvidia-h200-article-full-partial"
     ]  # fmt: skip
-    ends = typed(two_clocks.selected("baseline", "fused_modulation"))
+    ends = typed(two_clocks.selected("baseline", "graph_fills"))
     assert gallery.chosen([older, ends]) == [older, ends]
     smaller = typed(two_clocks.run() | {"workload": two_clocks.run()["workload"] | {"name": "tiny"}})
     assert gallery.chosen([smaller, full]) == [part, full, smaller]

@@ -14,6 +14,7 @@ from tests.support.small import LEAST
 GPU_ONLY = (
     "cuda_graphs",
     "whole_step_graph",
+    "graph_fills",
     "cudnn_benchmark",
     "pin_memory",
     "async_copy",
@@ -33,6 +34,7 @@ ON_GPU = {
     "data_loading",
     "prefetch_stream",
     "whole_step_graph",
+    "graph_fills",
     "cached_uint8",
 }  # rungs of those
 
