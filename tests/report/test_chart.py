@@ -62,7 +62,7 @@ def full():
         by = 0.93 ** (number + 1)
         record |= {"step_ms": 61.3 * by, "gpu_ms": 61.2 * by, "interval_ms": [61.0 * by, 61.6 * by]}
         made["rungs"].append(record | {"article_ms": None, "speedup_total": 160 / (61.3 * by)})
-    assert len(made["rungs"]) == 24
+    assert len(made["rungs"]) == two_clocks.RUNGS
     return made
 
 

@@ -87,7 +87,10 @@ def test_each_rung_has_a_bar_for_each_gpu_and_one_for_the_article():
     said = [text for text, _ in texts]
     assert said.count("H100 80GB") == 8 + 1 and said.count("H200") == 8 + 1 + 1  # rungs, top of full, table
     assert said.count("the article") == 8 + 1
-    assert "all 24 rungs of the" in said and "What each optimization gains on H100 80GB and H200" in said
+    assert (
+        f"all {two_clocks.RUNGS} rungs of the" in said
+        and "What each optimization gains on H100 80GB and H200" in said
+    )
     widths = {}
     for bar in figure.axes[0].patches:
         widths.setdefault(round(bar.get_y() + bar.get_height() / 2, 2), []).append(bar.get_width())
@@ -159,14 +162,14 @@ def test_only_whole_quotable_generations_are_compared():
     assert gallery.compared([typed(part | {"rungs": part["rungs"][:4]})]) == []
 
 
-ENDS = ("baseline", "fused_act", "graph_fills")
+ENDS = ("baseline", "fused_act", two_clocks.TOP)
 
 
 def test_a_run_of_selected_rungs_with_both_ends_is_a_source_of_the_top():
     good, ends = typed(two_clocks.run()), typed(two_clocks.selected(*ENDS))
     assert gallery.compared([good, ends]) == [(good, ends)]
     said = [text for text, _ in drawn([(good, ends)])[1]]
-    assert "all 24 rungs of the" in said and "5.00 s/kimg, 34.7 h" in said
+    assert f"all {two_clocks.RUNGS} rungs of the" in said and "5.00 s/kimg, 34.7 h" in said
     assert gallery.compared([ends]) == []  # and none of the article's staircase
     whole = typed(longer() | {"started": "2026-01-01T00:00:00+00:00"})
     assert gallery.compared([good, ends, whole]) == [(good, whole)]
@@ -186,7 +189,7 @@ def spoiled(rung: int = -1, **changes) -> Fields:
     "make",
     [
         lambda: two_clocks.selected("baseline", "fused_act", "cached_uint8"),
-        lambda: two_clocks.selected("fused_act", "graph_fills"),  # its totals are over no baseline
+        lambda: two_clocks.selected("fused_act", two_clocks.TOP),  # its totals are over no baseline
         lambda: spoiled(status="oom", reason="out of memory", step_ms=None, gpu_ms=None),
         lambda: spoiled(receipts={}),
         lambda: spoiled(receipts=made_up.receipts(engaged=False)),
@@ -232,7 +235,7 @@ def test_one_run_shows_the_article_s_ladder_wherever_it_is_shown():
     older = two_clocks.run() | {"started": "2027-01-01T00:00:00+00:00"}
     for rung in older["rungs"]:
         rung |= dict.fromkeys(("gpu_ms", "gpu_gain", "gpu_verdict", "waiting_ms"))
-    older, full, good = map(typed, (older, two_clocks.selected(*names, "graph_fills"), two_clocks.run()))
+    older, full, good = map(typed, (older, two_clocks.selected(*names, two_clocks.TOP), two_clocks.run()))
     part = gallery.article_part(full)
     assert (part.ladder.name, part.ladder.rungs, part.part_of) == ("article", names, "full")
     assert gallery.chosen([older, full]) == [part, full] == gallery.chosen([full])
@@ -240,7 +243,7 @@ def test_one_run_shows_the_article_s_ladder_wherever_it_is_shown():
     assert [gallery.stem(each) for each in (part, full)] == [
         "nvidia-h200-article-article", "nvidia-h200-article-full-partial"
     ]  # fmt: skip
-    ends = typed(two_clocks.selected("baseline", "graph_fills"))
+    ends = typed(two_clocks.selected("baseline", two_clocks.TOP))
     assert gallery.chosen([older, ends]) == [older, ends]
     smaller = typed(two_clocks.run() | {"workload": two_clocks.run()["workload"] | {"name": "tiny"}})
     assert gallery.chosen([smaller, full]) == [part, full, smaller]

@@ -14,7 +14,7 @@ from ladder.results import publishable, ranking
 from ladder.results import store as results
 from ladder.results.combine import comparing, series
 from tests.cli.test_cli import call, refused
-from tests.support import made_up
+from tests.support import made_up, two_clocks
 from tests.support.typed import Reading
 
 chart = Reading(chart)
@@ -151,7 +151,7 @@ def test_list_is_by_ladder_in_its_order_with_needs_and_gains(stored):
     assert [row[0] for row in rows] == list(made_up.H200)
     known = {row[0]: row[1:] for row in rows}
     assert known["cuda_graphs"][:2] == ["cuda,", "cuda_graphs"] and known["cuda_graphs"][2].startswith("2.8")
-    assert any(line.startswith("full  ladder of 25 rungs") for line in lines)
+    assert any(line.startswith(f"full  ladder of {two_clocks.RUNGS} rungs") for line in lines)
     (stored / "nvidia-h200" / "a.json").write_text("{")  # what cannot be read is no reason to end
     assert call("list").exit_code == 0
 
@@ -172,7 +172,7 @@ def test_list_has_the_gain_of_the_newest_run_that_climbed_so_far_by_the_same_ste
 
 def test_show_explains_a_ladder_ours_or_the_user_s(tmp_path):
     lines = call("show", "full").stdout.splitlines()
-    assert "ladder full, 25 rungs" in lines[0]
+    assert f"ladder full, {two_clocks.RUNGS} rungs" in lines[0]
     (row,) = (line.split() for line in lines if line.split()[1:2] == ["cuda_graphs"])
     assert row[:5] == ["6", "cuda_graphs", "cuda,", "cuda_graphs", "119"]
     assert row[5:] == ["cuda_graphs:", "true,", "adam:", '"capturable"']

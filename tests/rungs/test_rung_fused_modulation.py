@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import kernels
-from ladder.plan import catalog, needs
+from ladder.plan import catalog
 from stylegan_lite import ConfigError, Recipe
 from tests.support.rung_steps import assert_engaged, assert_the_same, every_phase, gathered, small
 
@@ -118,10 +118,3 @@ def test_it_needs_what_it_joins():
             Recipe.from_dict({k: v for k, v in JOINED.items() if k != missing})
     with pytest.raises(ConfigError, match="modconv: dense"):
         Recipe.from_dict(JOINED | {"modconv": "grouped"})
-
-
-def test_it_is_the_top_of_the_full_ladder():
-    ladder = catalog.load_ladder("full")
-    assert ladder.rungs[-1].name == "fused_modulation"
-    top = catalog.climb(ladder, dict.fromkeys(needs.NEEDS))[-1].recipe
-    assert set(catalog.contained(top)) == {rung.name for rung in ladder.rungs}  # none undoes another

@@ -9,6 +9,9 @@ from typing import Any
 from ladder.plan import catalog, needs
 from tests.support import made_up
 
+FULL = catalog.load_ladder("full")
+RUNGS, TOP = len(FULL.rungs), FULL.rungs[-1].name
+
 GPU_MS = {
     "baseline": 105.0, "channels_last": 93.0, "bf16": 73.8, "fused_norm": 69.0, "set_to_none": 68.5,
     "cuda_graphs": 68.9, "data_loading": 68.2, "fused_act": 61.2,
@@ -51,9 +54,7 @@ def run(generations: int = 3, mode: str = "cumulative") -> dict[str, Any]:
 
 def selected(*names: str) -> dict[str, Any]:
     """Return a run of these rungs of the ladder `full` alone, each proved. A rung above the article's takes 40 ms."""
-    planned = {
-        each.name: each for each in catalog.climb(catalog.load_ladder("full"), dict.fromkeys(needs.NEEDS))
-    }
+    planned = {each.name: each for each in catalog.climb(FULL, dict.fromkeys(needs.NEEDS))}
     made = run()
     known, rungs = {rung["name"]: rung for rung in made["rungs"]}, []
     for name in names:

@@ -7,7 +7,7 @@ from tests.support.typed import typed
 
 
 def test_a_card_has_baseline_and_tops_of_each_gpu_by_both_clocks(tmp_path):
-    whole, longer = two_clocks.run(), two_clocks.selected("baseline", "fused_act", "fused_modulation")
+    whole, longer = two_clocks.run(), two_clocks.selected("baseline", "fused_act", two_clocks.TOP)
     longer["protocol"] |= {"quick": True}
     longer["rungs"] = [rung | {"title": f"<b>{rung['title']}</b>"} for rung in longer["rungs"]]
     other = two_clocks.run() | {"machine": whole["machine"] | {"name": "nvidia-a100", "gpu": "NVIDIA A100"}}
@@ -34,7 +34,7 @@ def test_a_card_has_baseline_and_tops_of_each_gpu_by_both_clocks(tmp_path):
 
 def test_the_top_is_that_of_the_run_which_holds_it_and_no_lower_rung_s(tmp_path):
     more = two_clocks.selected("baseline", "bf16", "fused_norm", "cuda_graphs")
-    ends = two_clocks.selected("baseline", "fused_modulation") | {"started": "2026-11-20T10:15:00+00:00"}
+    ends = two_clocks.selected("baseline", two_clocks.TOP) | {"started": "2026-11-20T10:15:00+00:00"}
     found = [(tmp_path / "a.json", more), (tmp_path / "b.json", ends)]
     (group,) = collected.groups(typed(found), [], tmp_path)
     assert [len(panel.shown.rows) for panel in group.panels] == [4]
@@ -55,7 +55,7 @@ def test_the_article_s_rungs_of_a_run_of_full_go_before_an_older_run_without_gpu
             "step_ms": rung["step_ms"] + 9
         }
     names = [rung["name"] for rung in older["rungs"]]
-    full = two_clocks.selected(*names, "fused_modulation")
+    full = two_clocks.selected(*names, two_clocks.TOP)
     found = [(tmp_path / "a.json", older), (tmp_path / "b.json", full)]
     groups = collected.groups(typed(found), [], tmp_path)
     (card,) = answers.cards(groups)
