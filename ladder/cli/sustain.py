@@ -27,7 +27,7 @@ OUT = ROOT / "results" / "sustained"
     epilog="""\b
 Examples:
   ladder sustain                            the highest rung of full, one minute
-  ladder sustain baseline fused_modulation -w article-b32
+  ladder sustain baseline graph_fills -w article-b32
   ladder sustain --seconds 600              ten minutes"""
 )
 @click.argument("rungs", nargs=-1, metavar="[RUNG]...")
