@@ -167,7 +167,7 @@ def stored_runs(folder: Path, **runs: dict[str, Any]) -> Committed:
 
 
 def test_the_row_of_full_is_of_the_run_that_has_the_top(tmp_path: Path) -> None:
-    ends = two_clocks.selected("baseline", "fused_act", "graph_fills")
+    ends = two_clocks.selected("baseline", "fused_act", two_clocks.TOP)
     ends["started"] = "2026-11-22T10:15:00+00:00"
     more = two_clocks.selected("baseline", "bf16", "fused_norm", "fused_act")
     more["started"] = "2026-11-23T10:15:00+00:00"
@@ -175,16 +175,16 @@ def test_the_row_of_full_is_of_the_run_that_has_the_top(tmp_path: Path) -> None:
     assert "of `full`" not in ladders.gpus(stored)
     stored = stored_runs(tmp_path, ends=ends)
     (row,) = [line for line in ladders.gpus(stored).splitlines() if "of `full`" in line]
-    assert row.startswith("| all 25 rungs of `full` at once ([run of 3 rungs](")
+    assert row.startswith(f"| all {two_clocks.RUNGS} rungs of `full` at once ([run of 3 rungs](")
     assert "| 40.00 | 39.90 |" in row and "| 4.00x |" in row
     assert "ladder/nvidia-h200/ends.json)" in row  # results/charts shows the run of more rungs
 
 
 def test_a_gpu_with_a_run_of_full_alone_is_shown_by_the_article_s_rungs_of_it(tmp_path: Path) -> None:
     names = [rung["name"] for rung in two_clocks.run()["rungs"]]
-    few = stored_runs(tmp_path / "few", ends=two_clocks.selected("baseline", "fused_act", "graph_fills"))
+    few = stored_runs(tmp_path / "few", ends=two_clocks.selected("baseline", "fused_act", two_clocks.TOP))
     assert ladders.gpus(few) == ""
-    stored = stored_runs(tmp_path, full=two_clocks.selected(*names, "graph_fills"))
+    stored = stored_runs(tmp_path, full=two_clocks.selected(*names, two_clocks.TOP))
     shown = ladders.gpus(stored).splitlines()
     assert (
         sum(line.startswith("| ") for line in shown) == 1 + len(names) + 1 and "run of 9 rungs" in shown[-3]
@@ -213,9 +213,26 @@ def test_the_gains_of_two_gpus_stand_beside_each_other_and_a_third_makes_three_t
     assert ladders.agreement(stored_runs(tmp_path / "three", **runs)).count("gain of GPU time") == 3
 
 
+def test_a_table_of_memory_has_the_peaks_of_each_rung(tmp_path: Path) -> None:
+    made = two_clocks.run()
+    for place, rung in enumerate(made["rungs"]):
+        rung |= {"peak_reserved_bytes": (8 - place) << 30, "peak_allocated_bytes": (8 - place) << 29}
+    stored = stored_runs(tmp_path, a=made)
+    lines = ladders.memory(stored, "nvidia-h200/article/article").splitlines()
+    assert lines[0].endswith("| reserved GiB | allocated GiB |")
+    assert lines[3].startswith("| channels\\_last | 158.0 | ") and lines[3].endswith("| 7.00 | 3.50 |")
+
+
+def test_a_ladder_that_is_gone_is_headed_by_the_title_of_its_result(tmp_path: Path) -> None:
+    made = two_clocks.run()
+    made["ladder"] |= {"name": "gone", "title": "All of it, and one more"}
+    stored = stored_runs(tmp_path, a=made)
+    assert "## All of it, and one more (`gone`)" in machines.page(stored, "nvidia-h200")
+
+
 def test_a_table_links_the_samples_where_the_charts_show_another_run(tmp_path: Path) -> None:
-    ends = two_clocks.selected("baseline", "fused_modulation")
-    stopped = two_clocks.selected("baseline", "bf16", "fused_modulation") | {"complete": False}
+    ends = two_clocks.selected("baseline", two_clocks.TOP)
+    stopped = two_clocks.selected("baseline", "bf16", two_clocks.TOP) | {"complete": False}
     stopped["started"] = "2026-11-23T10:15:00+00:00"
     stored = stored_runs(tmp_path, ends=ends, stopped=stopped)
     (best,) = stored.best.values()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from ladder.base.text import between, factor, fine_factor, ms
+from ladder.base.text import amount, between, factor, fine_factor, ms
 from ladder.plan import modes
 from ladder.publish import gallery
 from ladder.publish.pages.committed import Committed
@@ -172,6 +172,26 @@ def _with_gpu_time(shown: View) -> tuple[list[str], Callable[[Row], list[str]]]:
     return ["GPU ms", "95% interval", "GPU work", "step"], cells
 
 
+def memory(committed: Committed, name: str) -> str:
+    """Return the time and the peak of memory of every rung of one result."""
+    result = committed.ladder(name)
+    shown = view(result)
+    head = [
+        "rung",
+        "ms/step",
+        "95% interval",
+        "step",
+        "without R1, path length",
+        "reserved GiB",
+        "allocated GiB",
+    ]
+    rows = [
+        [text(row.title), *_step(row), answer(row.seen), ms(row.main_ms), amount(row.memory), amount(row.allocated)]
+        for row in shown.rows
+    ]  # fmt: skip
+    return table(head, rows) + _source(committed, result, shown)
+
+
 def beside(committed: Committed, name: str) -> str:
     """Return every entry of a study beside the first one, and the sentence on each."""
     result = committed.ladder(name)
@@ -294,6 +314,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "gpus": gpus,
     "agreement": agreement,
     "rungs": rungs,
+    "memory": memory,
     "beside": beside,
     "gains": gains,
     "workloads": workloads,

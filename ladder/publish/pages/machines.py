@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ladder.base import files
-from ladder.base.errors import UserError
 from ladder.plan import catalog, modes
 from ladder.publish.gallery import ARTICLE, FULL
 from ladder.publish.pages import ladders, studies
@@ -142,14 +141,13 @@ def _ladder(committed: Committed, machine: str, ladder: str) -> Section:
                 "The lowest and the highest rung of every run:\n",
                 ladders.hosts(committed, machine, workload, ladder),
             ]
-    return f"{text(_title(ladder))} (`{ladder}`)", blocks
+    stored = committed.best[runs[0]].ladder.title
+    return f"{text(_title(ladder, stored))} (`{ladder}`)", blocks
 
 
-def _title(ladder: str) -> str:
-    try:
-        return catalog.load_ladder(ladder).title
-    except UserError:  # a ladder of the user's own, which is not here
-        return "A ladder"
+def _title(ladder: str, stored: str) -> str:
+    """Return the title of a ladder, or the stored one of a ladder that is not here, or no longer."""
+    return catalog.load_ladder(ladder).title if ladder in catalog.ladders() else stored
 
 
 def _studied(committed: Committed, machine: str) -> list[Section]:
