@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from ladder.base import files
 from ladder.base.errors import UserError
 from ladder.base.text import plain
 
@@ -76,7 +77,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > LIMIT:
             raise UserError(f"{where}: larger than {LIMIT // 1024} KiB; this is not a small YAML file")
-        values = yaml.load(path.read_bytes(), Loader=_Loader)  # a SafeLoader
+        values = yaml.load(files.read(path, LIMIT), Loader=_Loader)  # a SafeLoader
     except OSError as error:
         raise UserError(f"{where}: cannot be read: {error.strerror or error}") from None
     except yaml.MarkedYAMLError as error:

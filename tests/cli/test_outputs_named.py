@@ -126,5 +126,5 @@ def test_a_file_without_an_end_is_no_result(monkeypatch):
     monkeypatch.setattr(results, "_MOST_READ", 2**20)
     if not os.path.exists("/dev/zero"):
         pytest.skip("no /dev/zero here")
-    with pytest.raises(UserError, match="more than 1 MiB"):
+    with pytest.raises(UserError, match="more than 1048576 bytes"):
         results.read("/dev/zero")
