@@ -137,7 +137,7 @@ Examples:
 @click.option(
     "--confirm",
     metavar="N",
-    type=click.IntRange(0, 20),
+    type=options.IntRange(0, 20),
     default=0,
     help="Measure up to N candidates side by side.",
 )

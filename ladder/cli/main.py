@@ -92,7 +92,7 @@ Examples:
 )
 @click.option(
     "--cycles",
-    type=click.IntRange(1, 1000),
+    type=options.IntRange(1, 1000),
     help="Timed 16-step cycles of each process. [default: 2; quick, mistakes: 1]",
 )
 @options.seed_option("weights, latents, and the order of images and visits", default=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import click
 
 from ladder.base import starting, streams
 from ladder.base.errors import UserError, of_environment
-from ladder.base.text import printable
+from ladder.base.text import plain, printable
 
 
 class UserPath(click.Path):
@@ -32,13 +33,34 @@ FOLDER = UserPath(file_okay=False)
 ANY = UserPath()
 
 
+# `int` and `float` also take 1_0 for 10, spaces around a number, and digits of other scripts.
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+def _refuse_odd(
+    kind: click.ParamType, value: Any, param: click.Parameter | None, ctx: click.Context | None
+) -> None:
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        kind.fail(f"{value!r} is not a number in plain digits", param, ctx)
+
+
+class IntRange(click.IntRange):
+    """A range of whole numbers in plain digits."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        _refuse_odd(self, value, param, ctx)
+        return number
+
+
 class FloatRange(click.FloatRange):
-    """A range of finite numbers. NaN passes every comparison, and JSON has no infinity; both are refused."""
+    """A range of finite numbers in plain digits. NaN passes every comparison, and JSON has no infinity."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)
+        _refuse_odd(self, value, param, ctx)
         return number
 
 
@@ -130,6 +152,20 @@ def names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
+def whole_numbers(option: str, said: str | None, most: int) -> list[int] | None:
+    """Return the numbers in a comma-separated list, each once, or None if no list was given.
+
+    Raises:
+        UserError: a part of the list is no whole number from 1 to ``most``.
+    """
+    parts = names(said)
+    if parts is None:
+        return None
+    if not parts or not all(re.fullmatch("[0-9]{1,9}", part) and 1 <= int(part) <= most for part in parts):
+        raise UserError(f"{option} {plain(said)!r}: give whole numbers from 1 to {most}, such as 2,4")
+    return list(dict.fromkeys(map(int, parts)))
+
+
 def workload_option(default: str) -> Any:
     return click.option(
         "-w", "--workload", metavar="NAME|FILE", help=f"The workload to train. [default: {default}]"
@@ -151,13 +187,13 @@ resume_option = click.option(
 def seed_option(of: str, default: int | None = 0) -> Any:
     """Return `--seed`. `default` None tells a command that no seed was given; it then uses 0, or its file's."""
     return click.option(
-        "--seed", type=click.IntRange(0, 2**31 - 1), default=default, help=f"Seed for {of}. [default: 0]"
+        "--seed", type=IntRange(0, 2**31 - 1), default=default, help=f"Seed for {of}. [default: 0]"
     )
 
 
 def rounds_option(least: int, text: str) -> Any:
     """Return the option for the number of generations. Its older name is `--rounds`."""
-    return click.option("--rounds", "--generations", type=click.IntRange(least, 100), help=text)
+    return click.option("--rounds", "--generations", type=IntRange(least, 100), help=text)
 
 
 device_option = click.option(

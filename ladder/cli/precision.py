@@ -48,7 +48,7 @@ Examples:
 @options.ladder_option("full", "The ladder whose top is measured.")
 @options.rounds_option(1, "Fresh processes of each row, one after another. [default: 3; CPU: 1]")
 @click.option(
-    "--cycles", type=click.IntRange(1, 1000), help="Timed cycles of each process. [default: 2; CPU: 1]"
+    "--cycles", type=options.IntRange(1, 1000), help="Timed cycles of each process. [default: 2; CPU: 1]"
 )
 @click.option(
     "--parity/--no-parity",
@@ -64,9 +64,9 @@ Examples:
     "--batch-of", type=click.Choice(["baseline", "top", "both"]), default="baseline", show_default=True,
     help="Rows whose largest batch is searched.",
 )  # fmt: skip
-@click.option("--most", type=click.IntRange(1, 2**15), help="Upper limit of the search.", default=4096)
+@click.option("--most", type=options.IntRange(1, 2**15), help="Upper limit of the search.", default=4096)
 @click.option(
-    "--steps", type=click.IntRange(0), help="Steps of the FP16 training that records loss scales."
+    "--steps", type=options.IntRange(0), help="Steps of the FP16 training that records loss scales."
     " [default: 4000; CPU: 32]",
 )  # fmt: skip
 @click.option(

@@ -32,7 +32,9 @@ Examples:
     " [default: the highest rung this machine can do]",
 )
 @options.ladder_option()
-@click.option("--steps", type=click.IntRange(1), default=500, show_default=True, help="Step to train up to.")
+@click.option(
+    "--steps", type=options.IntRange(1), default=500, show_default=True, help="Step to train up to."
+)
 @click.option(
     "--out",
     metavar="DIR",
@@ -54,11 +56,13 @@ Examples:
 )
 @click.option(
     "--sample-every",
-    type=click.IntRange(1),
+    type=options.IntRange(1),
     help="Steps between sample grids and between checkpoints. [default: 250]",
 )
 @click.option(
-    "--log-every", type=click.IntRange(1), help="Steps between lines of the loss log. [default: 16, a cycle]"
+    "--log-every",
+    type=options.IntRange(1),
+    help="Steps between lines of the loss log. [default: 16, a cycle]",
 )
 @click.option(
     "--truncation",
@@ -75,14 +79,14 @@ Examples:
 )
 @click.option(
     "--seeds",
-    type=click.IntRange(2, 100),
+    type=options.IntRange(2, 100),
     default=3,
     show_default=True,
     help="Trainings of each rung in the canary.",
 )
 @click.option(
     "--jobs",
-    type=click.IntRange(1, 64),
+    type=options.IntRange(1, 64),
     help="Parallel trainings of the canary. [default: 1 on the CPU, up to 4 on a GPU]",
 )
 @options.device_option
