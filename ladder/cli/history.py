@@ -81,6 +81,8 @@ def bench_compare(
 
     names = options.names(rungs)
     if report_of is not None:
+        asked = ("rungs", "ladder_name", "workload", "rounds", "budget", "seed", "device", "out")
+        options.refuse_idle("has no effect: --report measures nothing", *asked)
         result, path = arguments.reread(report_of, base, head), report_of
     else:
         request = arguments.Request(

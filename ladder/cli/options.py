@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ladder.base import starting, streams
 from ladder.base.errors import UserError, of_environment
@@ -145,6 +146,15 @@ def _name_the_program(command: click.Command) -> None:
         for part in ("help", "epilog"):
             if text := getattr(owner, part, None):
                 setattr(owner, part, starting.named(text))
+
+
+def refuse_idle(why: str, *names: str) -> None:
+    """Raise UserError, "--option WHY", for the first of these parameters that the user gave: nothing reads it."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        default = context.get_parameter_source(parameter.name or "") in (None, ParameterSource.DEFAULT)
+        if parameter.name in names and not default:
+            raise UserError(f"{next(each for each in parameter.opts if each.startswith('--'))} {why}")
 
 
 def names(text: str | None) -> list[str] | None:

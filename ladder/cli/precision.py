@@ -114,6 +114,9 @@ def precision(
         name, fields = "small", Workload.from_dict(SMOKE | {"batch": 4}).to_dict()
     else:
         name, fields = catalog.load_workload(workload or "article")
+    if batch_seconds is None:
+        batch_seconds = 0.0 if cpu else 75.0
+    _refuse_idle_options(names, bases, batch_of, batch_seconds)
     folder = out or measure.OUT
     files.refuse_unwritable(folder)
     facts = system.facts(chosen)
@@ -127,7 +130,7 @@ def precision(
         cycles or (1 if cpu else 2),
         seed,
         parity,
-        batch_seconds if batch_seconds is not None else (0.0 if cpu else 75.0),
+        batch_seconds,
         _of(batch_of),
         most,
         facts["gpu_memory_gb"],
@@ -156,6 +159,21 @@ def precision(
         sys.exit(130)
     if broken:
         sys.exit(1)
+
+
+def _refuse_idle_options(names: tuple[str, ...], bases: str, batch_of: str, batch_seconds: float) -> None:
+    """Raise `UserError` for an option that none of the rows reads."""
+    if "fp16" not in names:
+        options.refuse_idle("is for FP16, which --only leaves out", "steps")
+    if bases == "baseline":
+        options.refuse_idle("is for --on top", "ladder_name")
+    if not batch_seconds:
+        options.refuse_idle(
+            "is for the search of the largest batch: give --batch-seconds", "most", "batch_of"
+        )
+    elif not {*_of(bases)} & {*_of(batch_of)}:
+        searched = ("batch_seconds", "batch_of", "most")
+        options.refuse_idle(f"searches no row: --on is {bases}, and --batch-of {batch_of}", *searched)
 
 
 def _of(bases: str) -> tuple[str, ...]:

@@ -222,6 +222,8 @@ def _plan(
     able = needs.possible(system.capabilities(device), fields)
     found = known.load(request.ways, able)
     scalings = ("weak", "strong") if request.scaling in (None, "both") else (request.scaling,)
+    if request.total is not None and "strong" not in scalings:
+        raise UserError("--total is the batch of strong scaling: leave it out, or --scaling weak")
     try:
         if before is None:
             total = request.total or int(fields["batch"]) * counts[-1]

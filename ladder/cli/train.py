@@ -71,7 +71,9 @@ Examples:
     show_default=True,
     help="Truncation of the sample grids: below 1, latents move towards their average.",
 )
-@options.seed_option("weights, latents and the order of images; --resume goes on with the checkpoint's")
+@options.seed_option(
+    "weights, latents and the order of images; --resume goes on with the checkpoint's", default=None
+)
 @click.option(
     "--canary",
     is_flag=True,
@@ -103,7 +105,7 @@ def train(
     sample_every: int | None,
     log_every: int | None,
     truncation: float,
-    seed: int,
+    seed: int | None,
     canary: bool,
     seeds: int,
     jobs: int | None,
@@ -120,6 +122,10 @@ def train(
     from ladder.training.losslog import Diverged
 
     if canary:
+        options.refuse_idle(
+            "is for a single training: leave it out of --canary",
+            *("seed", "sample_every", "log_every", "truncation"),
+        )
         if resume is not None or recipe is not None or start is not None:
             raise UserError(
                 "--canary trains every rung from the start: leave out --resume, --from and --recipe"
@@ -134,6 +140,7 @@ def train(
         if any(rung["verdict"] in ("worse", "broke") for rung in result["rungs"]):
             sys.exit(1)
         return
+    options.refuse_idle("is for --canary", "seeds", "jobs")
     if resume is not None and start is not None:
         raise UserError("--from begins a training and --resume goes on with one: give one of them")
     if out is None:
