@@ -197,11 +197,8 @@ def digest(root: Path, files: Iterable[Path]) -> str:
 def read(path: Path, most: int, *, links: bool = True) -> bytes:
     """Return the bytes of a regular file of at most ``most`` bytes.
 
-    A pipe or a device is not opened: it may wait for ever, or have no end. A user may name one below /dev, as
-    `<(command)` does; no search of a folder finds those.
-
-    Args:
-        links: follow symlinks, and read below /dev.
+    A pipe or a device is not opened: it may wait for ever, or have no end. With ``links`` a symlink is followed, and
+    what a user names below /dev is read, such as `<(command)`; no search of a folder finds that.
 
     Raises:
         OSError: the file cannot be read.

@@ -19,6 +19,17 @@ from ladder.base.starting import near
 from ladder.cli import options
 from ladder.plan import catalog
 
+SELFTEST, PARITY, ROOFLINE, SPELLINGS = "--selftest", "--parity-trial", "--roofline", "--spellings"
+ALONE = "doctor without another check"
+# The checks that read an option, where not all do.
+READERS = {
+    "minutes": (SELFTEST,),
+    "workloads": (PARITY, ROOFLINE),
+    **dict.fromkeys(("rung", "gpu", "again"), (ROOFLINE,)),
+    "ladder_name": (ROOFLINE, ALONE),
+    "as_json": (SELFTEST, PARITY, ROOFLINE, ALONE),
+}
+
 
 @click.command()
 @options.device_option
@@ -101,14 +112,16 @@ def doctor(
     from ladder.cli import examine as examining
 
     asked = {
-        "--selftest": self_test,
-        "--parity-trial": parity_trial,
-        "--roofline": roofline,
-        "--spellings": spellings_of is not None,
+        SELFTEST: self_test,
+        PARITY: parity_trial,
+        ROOFLINE: roofline,
+        SPELLINGS: spellings_of is not None,
     }
     if sum(asked.values()) > 1:
         raise UserError("give only one of --selftest, --parity-trial, --roofline and --spellings")
-    _refuse_idle_options(next((check for check, given in asked.items() if given), ALONE))
+    for name, checks in READERS.items():
+        if not any(asked.get(check, not any(asked.values())) for check in checks):
+            options.refuse_idle(f"is for {', '.join(checks)}", name)
     if again is not None:
         names = ("workloads", "ladder_name", "rung", "gpu", "device")
         options.refuse_idle("has no effect: --again takes all from its file", *names)
@@ -141,26 +154,6 @@ def doctor(
         examining.print_findings(found)
     if found.blocked:
         sys.exit(2)
-
-
-ALONE = "doctor without another check"
-# The checks that read an option, where not all do.
-READERS = {
-    "minutes": ("--selftest",),
-    "workloads": ("--parity-trial", "--roofline"),
-    "ladder_name": ("--roofline", ALONE),
-    "rung": ("--roofline",),
-    "gpu": ("--roofline",),
-    "again": ("--roofline",),
-    "as_json": ("--selftest", "--parity-trial", "--roofline", ALONE),
-}
-
-
-def _refuse_idle_options(check: str) -> None:
-    """Raise `UserError` for an option that the selected check does not read."""
-    for name, checks in READERS.items():
-        if check not in checks:
-            options.refuse_idle(f"is for {', '.join(checks)}", name)
 
 
 def _try_parity(workloads: tuple[str, ...], device: str | None, as_json: bool) -> int:

@@ -34,35 +34,27 @@ FOLDER = UserPath(file_okay=False)
 ANY = UserPath()
 
 
-# `int` and `float` also take 1_0 for 10, spaces around a number, and digits of other scripts.
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+class _Number(click.ParamType):
+    """A finite number in plain digits.
 
-
-def _refuse_odd(
-    kind: click.ParamType, value: Any, param: click.Parameter | None, ctx: click.Context | None
-) -> None:
-    if isinstance(value, str) and not _NUMBER.fullmatch(value):
-        kind.fail(f"{value!r} is not a number in plain digits", param, ctx)
-
-
-class IntRange(click.IntRange):
-    """A range of whole numbers in plain digits."""
+    `int` and `float` also take 1_0 for 10, spaces and other scripts' digits. NaN passes every comparison.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
-        _refuse_odd(self, value, param, ctx)
-        return number
-
-
-class FloatRange(click.FloatRange):
-    """A range of finite numbers in plain digits. NaN passes every comparison, and JSON has no infinity."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
+        if not -math.inf < number < math.inf:
             self.fail(f"{value} is not a finite number", param, ctx)
-        _refuse_odd(self, value, param, ctx)
+        if isinstance(value, str) and not re.fullmatch(r"[0-9.eE+-]+", value):
+            self.fail(f"{value!r} is not a number in plain digits", param, ctx)
         return number
+
+
+class IntRange(_Number, click.IntRange):
+    """A range of whole numbers."""
+
+
+class FloatRange(_Number, click.FloatRange):
+    """A range of finite numbers."""
 
 
 # The commands by the question that a user has, in the order of a first look.

@@ -146,17 +146,8 @@ def continued(path: Path, fresh: Result) -> Result:
     from ladder.studies.precision import schema
 
     before = build(Result, loading.load_kind(path, schema.KIND))
-    was, now = before.protocol, fresh.protocol
-    header = resuming.continued(
-        path,
-        head(before),
-        head(fresh),
-        (
-            f"{key} was {getattr(was, key)} and is {getattr(now, key)} here"
-            for key in RULES
-            if getattr(was, key) != getattr(now, key)
-        ),
-    )
+    other = resuming.other_rules(before.protocol, fresh.protocol, RULES)
+    header = resuming.continued(path, head(before), head(fresh), other)
     return replace(fresh, **header, rows=before.rows, fp8=before.fp8, history=before.history)
 
 
