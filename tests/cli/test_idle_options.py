@@ -7,6 +7,7 @@ from ladder.base.errors import UserError
 from ladder.cli import climb
 from ladder.cli.main import main
 from ladder.results import store
+from tests.cli.test_run_studies import request
 from tests.support import made_up
 
 WEAK = ("scale", "flat", "--out", "x", "--device", "cpu", "--gpus", "1", "--scaling", "weak")
@@ -44,13 +45,6 @@ def test_an_option_without_effect_is_one_line(arguments, words, tmp_path, monkey
     assert not any(tmp_path.iterdir())
 
 
-def request(path, **asked):
-    left = dict.fromkeys(
-        ("workload", "ladder", "rungs", "budget", "rounds", "cycles", "seed", "mode", "data", "device")
-    )
-    return climb.Request(**left | {"quick": False, "resume": path, "out": path.parent} | asked)
-
-
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -63,11 +57,10 @@ def test_a_run_that_goes_on_refuses_what_its_file_decides(asked, words, tmp_path
     made = made_up.judged_run(seed=1)
     made["protocol"] |= {"fixed": True, "budget_s": None}
     store.write(tmp_path / "r.json", made)
+    goes_on = {"resume": tmp_path / "r.json", "ladder": made["ladder"]["name"]}
     with pytest.raises(UserError, match=words):
-        climb.continued(request(tmp_path / "r.json", **asked))
-    name = made["ladder"]["name"]
-    same = request(tmp_path / "r.json", ladder=name, cycles=made["protocol"]["cycles"], rounds=9)
-    assert climb.continued(same).ladder == name
+        climb.continued(request(**goes_on | asked))
+    assert climb.continued(request(**goes_on, cycles=made["protocol"]["cycles"], rounds=9)).rounds == 9
 
 
 def test_a_run_goes_on_in_its_own_folder(tmp_path):

@@ -10,22 +10,18 @@ from ladder.cli import options, scale
 from ladder.report import recommend
 from ladder.training import sample
 
-COMMANDS = cli.main.commands
-NUMBERS = [
-    (name, option)
-    for name, command in COMMANDS.items()
-    for option in command.params
-    if isinstance(option.type, click.types.IntParamType | click.types.FloatParamType)
-]
+NUMBERS = click.types.IntParamType | click.types.FloatParamType
 
 
-@pytest.mark.parametrize(("name", "option"), NUMBERS, ids=lambda each: getattr(each, "name", each))
-def test_a_number_of_an_option_is_plain_digits(name, option):
-    context, most = click.Context(COMMANDS[name]), option.type.max or 30
-    for odd in ("1_0", " 4", "\u0664", "\uff14"):
-        with pytest.raises(click.BadParameter):
-            option.type_cast_value(context, odd)
-    assert option.type_cast_value(context, str(most)) == most
+@pytest.mark.parametrize("command", cli.main.commands.values(), ids=lambda command: command.name)
+def test_a_number_of_an_option_is_plain_digits(command):
+    context = click.Context(command)
+    for option in (each for each in command.params if isinstance(each.type, NUMBERS)):
+        for odd in ("1_0", " 4", "\u0664", "\uff14"):
+            with pytest.raises(click.BadParameter):
+                option.type_cast_value(context, odd)
+        most = option.type.max or 30
+        assert option.type_cast_value(context, str(most)) == most
 
 
 LISTS = {
