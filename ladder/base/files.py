@@ -194,6 +194,30 @@ def digest(root: Path, files: Iterable[Path]) -> str:
     return whole.hexdigest()
 
 
+def read(path: Path, most: int, *, links: bool = True) -> bytes:
+    """Return the bytes of a regular file of at most ``most`` bytes.
+
+    A pipe or a device is not opened: it may wait for ever, or have no end. With ``links`` a symlink is followed, and
+    what a user names below /dev is read, such as `<(command)`; no search of a folder finds that.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is larger, or no regular file.
+    """
+    path = Path(path)
+    named = links and path.is_relative_to("/dev")
+    if path.exists() and not (named or path.is_file()):
+        raise ValueError("not a regular file")
+    flags = os.O_RDONLY | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW) | (0 if named else os.O_NONBLOCK)
+    with open(os.open(path, flags), "rb") as stream:
+        if not (named or stat.S_ISREG(os.fstat(stream.fileno()).st_mode)):  # it took the place of a file
+            raise ValueError("not a regular file")
+        content = stream.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"more than {most} bytes")
+    return content
+
+
 def write(path: Path, content: str | bytes) -> None:
     """Write one file whole or not at all, and make its folder. Raises UserError if that fails."""
     path = Path(path)

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from ladder.base import files
 from ladder.base.errors import UserError
 from ladder.base.text import plain
 
@@ -51,18 +52,28 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
-    value = loader.construct_yaml_int(node)
-    if abs(value) >= 10**MOST_DIGITS:
+# YAML 1.1 reads 1_0 as 10, 010 as 8, 0x10 as 16 and 1:30 as 90.
+_ODD = re.compile(r"[_:]|^[-+]?0[0-9bx]")
+
+
+def _number(loader: _Loader, node: yaml.ScalarNode) -> float:
+    whole, problem = node.tag == WHOLE, ""
+    value = loader.construct_yaml_int(node) if whole else loader.construct_yaml_float(node)
+    if _ODD.search(node.value):
+        problem = f"{node.value[:40]!r} is not a number in plain digits; put text in quotes"
+    elif whole and abs(value) >= 10**MOST_DIGITS:
         problem = f"a whole number of more than {MOST_DIGITS} digits"
+    if problem:
         raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
     return value
 
 
-_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
+WHOLE, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+for _tag in (WHOLE, FLOAT):
+    _Loader.add_constructor(_tag, _number)
 # YAML 1.1, which PyYAML reads, takes 2e-3 for text; people who write `lr: 2e-3` mean a number.
 _Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+    FLOAT, re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
 
 
@@ -76,7 +87,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > LIMIT:
             raise UserError(f"{where}: larger than {LIMIT // 1024} KiB; this is not a small YAML file")
-        values = yaml.load(path.read_bytes(), Loader=_Loader)  # a SafeLoader
+        values = yaml.load(files.read(path, LIMIT), Loader=_Loader)  # a SafeLoader
     except OSError as error:
         raise UserError(f"{where}: cannot be read: {error.strerror or error}") from None
     except yaml.MarkedYAMLError as error:

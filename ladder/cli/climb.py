@@ -39,7 +39,7 @@ class Request:
     """
 
     workload: str | None
-    ladder: str
+    ladder: str | None
     rungs: list[str] | None
     budget: float | None  # minutes
     rounds: int | None
@@ -72,7 +72,7 @@ def run(
         request = continued(request)
     if request.workload is not None:
         catalog.load_workload(request.workload)  # report a mistyped name before anything slow
-    ladder = catalog.load_ladder(request.ladder)
+    ladder = catalog.load_ladder(request.ladder or ARTICLE)
     with Pool() as importing:  # while images are made and torch is asked for its GPU
         result, path = _measured(request, ladder, importing, quiet, on_file)
     from ladder.report import tables
@@ -161,7 +161,7 @@ def refuse_together(request: Request) -> None:
     """Raise `UserError`, one line, for options that contradict each other."""
     if request.recipe is not None and (request.mode or request.rungs):
         raise UserError("--recipe measures that recipe beside the baseline: leave out --mode and --rungs")
-    if request.mode in modes.STUDIES and request.ladder != ARTICLE:
+    if request.mode in modes.STUDIES and request.ladder not in (None, ARTICLE):
         raise UserError(f"--mode {request.mode} stands on the article's ladder: leave out --ladder")
 
 
@@ -224,6 +224,7 @@ def continued(request: Request) -> Request:
     said = {
         "mode": None if protocol["mode"] == modes.RECIPE else protocol["mode"],
         "seed": protocol["seed"],
+        "cycles": protocol["cycles"],
         "device": result["machine"]["device"],
         "gpu_memory": protocol.get("gpu_memory_limit_gb"),
         "rungs": None if request.recipe else [name for name in names if name != modes.ALL],
@@ -234,8 +235,16 @@ def continued(request: Request) -> Request:
             raise UserError(f"{path}: --resume: that run has another --{option}; leave it out")
     if request.quick and not protocol["quick"]:
         raise UserError(f"{path}: --resume: that run is not a quick one; leave out --quick")
+    if request.budget is not None and protocol["fixed"]:
+        raise UserError(
+            f"{path}: --resume: that run has a fixed number of generations: give --rounds, no --budget"
+        )
+    ladder = result["ladder"]["name"]
+    if request.ladder is not None and protocol["mode"] != modes.RECIPE:
+        if catalog.load_ladder(request.ladder).name != ladder:
+            raise UserError(f"{path}: --resume: that run has another --ladder; leave it out")
     said["workload"] = request.workload or result["workload"]["name"]
-    ladder = result["ladder"]["name"] if result["ladder"]["name"] in catalog.ladders() else request.ladder
+    ladder = ladder if ladder in catalog.ladders() else request.ladder
     return dataclasses.replace(request, **said, ladder=ladder, quick=protocol["quick"])
 
 

@@ -19,6 +19,17 @@ from ladder.base.starting import near
 from ladder.cli import options
 from ladder.plan import catalog
 
+SELFTEST, PARITY, ROOFLINE, SPELLINGS = "--selftest", "--parity-trial", "--roofline", "--spellings"
+ALONE = "doctor without another check"
+# The checks that read an option, where not all do.
+READERS = {
+    "minutes": (SELFTEST,),
+    "workloads": (PARITY, ROOFLINE),
+    **dict.fromkeys(("rung", "gpu", "again"), (ROOFLINE,)),
+    "ladder_name": (ROOFLINE, ALONE),
+    "as_json": (SELFTEST, PARITY, ROOFLINE, ALONE),
+}
+
 
 @click.command()
 @options.device_option
@@ -100,9 +111,24 @@ def doctor(
     """
     from ladder.cli import examine as examining
 
-    if sum([self_test, parity_trial, roofline, spellings_of is not None]) > 1:
+    asked = {
+        SELFTEST: self_test,
+        PARITY: parity_trial,
+        ROOFLINE: roofline,
+        SPELLINGS: spellings_of is not None,
+    }
+    if sum(asked.values()) > 1:
         raise UserError("give only one of --selftest, --parity-trial, --roofline and --spellings")
-    _refuse_idle_options(self_test, minutes, parity_trial, roofline, workloads, ladder_name, rung, gpu, again)
+    for name, checks in READERS.items():
+        if not any(asked.get(check, not any(asked.values())) for check in checks):
+            options.refuse_idle(f"is for {', '.join(checks)}", name)
+    if again is not None:
+        names = ("workloads", "ladder_name", "rung", "gpu", "device")
+        options.refuse_idle("has no effect: --again takes all from its file", *names)
+    if gpu is not None:
+        options.refuse_idle("has no effect: --gpu measures nothing", "device")
+    if roofline and len(workloads) > 1:
+        raise UserError("--roofline is of one --workload")
     if self_test:
         sys.exit(examining.self_test(ROOT, device, minutes, as_json))
     if parity_trial:
@@ -128,30 +154,6 @@ def doctor(
         examining.print_findings(found)
     if found.blocked:
         sys.exit(2)
-
-
-def _refuse_idle_options(
-    self_test: bool,
-    minutes: float | None,
-    parity_trial: bool,
-    roofline: bool,
-    workloads: tuple[str, ...],
-    ladder: str | None,
-    rung: str | None,
-    gpu: str | None,
-    again: Path | None,
-) -> None:
-    """Raise `UserError` for an option that the selected check does not read."""
-    if minutes is not None and not self_test:
-        raise UserError("--minutes is for --selftest")
-    if workloads and not (parity_trial or roofline):
-        raise UserError("--workload is for --parity-trial and --roofline, and --spellings names its own")
-    if (rung, gpu, again) != (None, None, None) and not roofline:
-        raise UserError("--rung, --gpu and --again are for --roofline")
-    if again is not None and (workloads or (ladder, rung, gpu) != (None, None, None)):
-        raise UserError("--again takes all from its file: no --workload, --ladder, --rung or --gpu beside it")
-    if roofline and len(workloads) > 1:
-        raise UserError("--roofline is of one --workload")
 
 
 def _try_parity(workloads: tuple[str, ...], device: str | None, as_json: bool) -> int:

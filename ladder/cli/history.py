@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from ladder.base import files
 from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
@@ -81,6 +82,8 @@ def bench_compare(
 
     names = options.names(rungs)
     if report_of is not None:
+        asked = ("rungs", "ladder_name", "workload", "rounds", "budget", "seed", "device", "out")
+        options.refuse_idle("has no effect: --report measures nothing", *asked)
         result, path = arguments.reread(report_of, base, head), report_of
     else:
         request = arguments.Request(
@@ -88,25 +91,15 @@ def bench_compare(
             out or arguments.OUT,
         )  # fmt: skip
         result, path = arguments.measure(request, tell)
-        _write(path.with_suffix(".md"), report.markdown(result))
+        files.write(path.with_suffix(".md"), report.markdown(result))
     if markdown is not None:
-        _write(markdown, report.markdown(result))
+        files.write(markdown, report.markdown(result))
     click.echo(json.dumps(plain(result), indent=1, allow_nan=False) if as_json else report.text(result))
     if report_of is None:
         ending.say_where(path, as_json)
         if not result.complete:
             sys.exit(130)
     sys.exit(judging.status(result))
-
-
-def _write(path: Path, text: str) -> None:
-    from ladder.base.files import replacing
-
-    try:
-        with replacing(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 @click.command(
@@ -137,7 +130,7 @@ Examples:
 @click.option(
     "--confirm",
     metavar="N",
-    type=click.IntRange(0, 20),
+    type=options.IntRange(0, 20),
     default=0,
     help="Measure up to N candidates side by side.",
 )
@@ -192,7 +185,7 @@ def history(
         steps, lines = look()
     lines += known.expired(entries)
     if issues is not None:
-        _write(issues, json.dumps(nightly.write(steps), indent=1) + "\n")
+        files.write(issues, json.dumps(nightly.write(steps), indent=1) + "\n")
     if as_json:
         found = {"steps": [screening.plain(step) for step in steps], "notes": lines}
         click.echo(json.dumps(found, indent=1, allow_nan=False))

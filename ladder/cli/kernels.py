@@ -93,6 +93,8 @@ def kernels(
     """
     from ladder.machine import environment, system
 
+    if claims:
+        options.refuse_idle("is for ladder kernels without --claims", "first")
     chosen = system.choose_device(device)
     environment.refuse(chosen)
     if chosen == "cpu" and device != "cpu":

@@ -77,7 +77,7 @@ Examples:
   ladder run --workload mine.yaml --json          your own workload; the result on stdout"""
 )
 @options.workload_option("article on a GPU, tiny on the CPU")
-@options.ladder_option()
+@options.ladder_option(None, "The ladder whose rungs are used. [default: article]")
 @click.option(
     "--rungs", metavar="A,B,...", help="Measure only these; each keeps its recipe of the whole ladder."
 )
@@ -92,7 +92,7 @@ Examples:
 )
 @click.option(
     "--cycles",
-    type=click.IntRange(1, 1000),
+    type=options.IntRange(1, 1000),
     help="Timed 16-step cycles of each process. [default: 2; quick, mistakes: 1]",
 )
 @options.seed_option("weights, latents, and the order of images and visits", default=None)
@@ -124,7 +124,7 @@ Examples:
 @options.json_option
 def run(
     workload: str | None,
-    ladder_name: str,
+    ladder_name: str | None,
     rungs: str | None,
     budget: float | None,
     rounds: int | None,
@@ -156,6 +156,8 @@ def run(
     from ladder.report import output as ending
     from ladder.results.combine.resuming import TRIED_AGAIN
 
+    if resume is not None and out is not None and out.resolve() not in resume.resolve().parents:
+        raise UserError(f"{resume}: --resume goes on in its own file: leave out --out")
     request = climbing.Request(
         workload=workload,
         ladder=ladder_name,
@@ -250,7 +252,7 @@ def report(
     from ladder.report import tables as reporting
 
     if publish:
-        if paths or markdown or csv_path or charts or page or receipts or everything or as_json:
+        if paths or markdown or csv_path or charts or page or price or receipts or everything or as_json:
             raise UserError("--publish draws all committed results: leave out every other option")
         from ladder.publish import gallery
 

@@ -132,23 +132,13 @@ def _plan(
         if images is not None:
             raise UserError("--images is for --progressive")
         cells = planning.grid(
-            _numbers("--resolutions", sizes[0]) or planning.RESOLUTIONS[device],
-            _numbers("--batches", sizes[1]) or planning.BATCHES[device],
+            options.whole_numbers("--resolutions", sizes[0], 65536) or planning.RESOLUTIONS[device],
+            options.whole_numbers("--batches", sizes[1], 65536) or planning.BATCHES[device],
         )
     number = images_of(images or "25M") if grows else None
     return planning.make(
         name, fields, device, ladder, rungs, cells, images=number, seed=seed, minutes=minutes
     )
-
-
-def _numbers(option: str, said: str | None) -> list[int] | None:
-    """Return the numbers of a list without repeats, None without a list. Raises UserError."""
-    if said is None:
-        return None
-    names = [each.strip() for each in said.split(",") if each.strip()]
-    if not names or not all(name.isascii() and name.isdigit() and 1 <= int(name) <= 65536 for name in names):
-        raise UserError(f"{option} {text.plain(said)!r}: give whole numbers from 1 to 65536, such as 32,64")
-    return list(dict.fromkeys(map(int, names)))
 
 
 def write(result: Result, folder: Path, whole: bool = True) -> list[Path]:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ladder.base import starting, streams
 from ladder.base.errors import UserError, of_environment
-from ladder.base.text import printable
+from ladder.base.text import plain, printable
 
 
 class UserPath(click.Path):
@@ -32,14 +34,27 @@ FOLDER = UserPath(file_okay=False)
 ANY = UserPath()
 
 
-class FloatRange(click.FloatRange):
-    """A range of finite numbers. NaN passes every comparison, and JSON has no infinity; both are refused."""
+class _Number(click.ParamType):
+    """A finite number in plain digits.
+
+    `int` and `float` also take 1_0 for 10, spaces and other scripts' digits. NaN passes every comparison.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
-        if not math.isfinite(number):
+        if not -math.inf < number < math.inf:
             self.fail(f"{value} is not a finite number", param, ctx)
+        if isinstance(value, str) and not re.fullmatch(r"[0-9.eE+-]+", value):
+            self.fail(f"{value!r} is not a number in plain digits", param, ctx)
         return number
+
+
+class IntRange(_Number, click.IntRange):
+    """A range of whole numbers."""
+
+
+class FloatRange(_Number, click.FloatRange):
+    """A range of finite numbers."""
 
 
 # The commands by the question that a user has, in the order of a first look.
@@ -125,9 +140,32 @@ def _name_the_program(command: click.Command) -> None:
                 setattr(owner, part, starting.named(text))
 
 
+def refuse_idle(why: str, *names: str) -> None:
+    """Raise UserError, "--option WHY", for the first of these parameters that the user gave: nothing reads it."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        default = context.get_parameter_source(parameter.name or "") in (None, ParameterSource.DEFAULT)
+        if parameter.name in names and not default:
+            raise UserError(f"{next(each for each in parameter.opts if each.startswith('--'))} {why}")
+
+
 def names(text: str | None) -> list[str] | None:
     """Return the names in a comma-separated list, or None if no list was given."""
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def whole_numbers(option: str, said: str | None, most: int) -> list[int] | None:
+    """Return the numbers in a comma-separated list, each once, or None if no list was given.
+
+    Raises:
+        UserError: a part of the list is no whole number from 1 to ``most``.
+    """
+    parts = names(said)
+    if parts is None:
+        return None
+    if not parts or not all(re.fullmatch("[0-9]{1,9}", part) and 1 <= int(part) <= most for part in parts):
+        raise UserError(f"{option} {plain(said)!r}: give whole numbers from 1 to {most}, such as 2,4")
+    return list(dict.fromkeys(map(int, parts)))
 
 
 def workload_option(default: str) -> Any:
@@ -151,13 +189,13 @@ resume_option = click.option(
 def seed_option(of: str, default: int | None = 0) -> Any:
     """Return `--seed`. `default` None tells a command that no seed was given; it then uses 0, or its file's."""
     return click.option(
-        "--seed", type=click.IntRange(0, 2**31 - 1), default=default, help=f"Seed for {of}. [default: 0]"
+        "--seed", type=IntRange(0, 2**31 - 1), default=default, help=f"Seed for {of}. [default: 0]"
     )
 
 
 def rounds_option(least: int, text: str) -> Any:
     """Return the option for the number of generations. Its older name is `--rounds`."""
-    return click.option("--rounds", "--generations", type=click.IntRange(least, 100), help=text)
+    return click.option("--rounds", "--generations", type=IntRange(least, 100), help=text)
 
 
 device_option = click.option(

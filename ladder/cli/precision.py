@@ -48,7 +48,7 @@ Examples:
 @options.ladder_option("full", "The ladder whose top is measured.")
 @options.rounds_option(1, "Fresh processes of each row, one after another. [default: 3; CPU: 1]")
 @click.option(
-    "--cycles", type=click.IntRange(1, 1000), help="Timed cycles of each process. [default: 2; CPU: 1]"
+    "--cycles", type=options.IntRange(1, 1000), help="Timed cycles of each process. [default: 2; CPU: 1]"
 )
 @click.option(
     "--parity/--no-parity",
@@ -64,9 +64,9 @@ Examples:
     "--batch-of", type=click.Choice(["baseline", "top", "both"]), default="baseline", show_default=True,
     help="Rows whose largest batch is searched.",
 )  # fmt: skip
-@click.option("--most", type=click.IntRange(1, 2**15), help="Upper limit of the search.", default=4096)
+@click.option("--most", type=options.IntRange(1, 2**15), help="Upper limit of the search.", default=4096)
 @click.option(
-    "--steps", type=click.IntRange(0), help="Steps of the FP16 training that records loss scales."
+    "--steps", type=options.IntRange(0), help="Steps of the FP16 training that records loss scales."
     " [default: 4000; CPU: 32]",
 )  # fmt: skip
 @click.option(
@@ -114,6 +114,9 @@ def precision(
         name, fields = "small", Workload.from_dict(SMOKE | {"batch": 4}).to_dict()
     else:
         name, fields = catalog.load_workload(workload or "article")
+    if batch_seconds is None:
+        batch_seconds = 0.0 if cpu else 75.0
+    _refuse_idle_options(names, bases, batch_of, batch_seconds)
     folder = out or measure.OUT
     files.refuse_unwritable(folder)
     facts = system.facts(chosen)
@@ -127,7 +130,7 @@ def precision(
         cycles or (1 if cpu else 2),
         seed,
         parity,
-        batch_seconds if batch_seconds is not None else (0.0 if cpu else 75.0),
+        batch_seconds,
         _of(batch_of),
         most,
         facts["gpu_memory_gb"],
@@ -156,6 +159,21 @@ def precision(
         sys.exit(130)
     if broken:
         sys.exit(1)
+
+
+def _refuse_idle_options(names: tuple[str, ...], bases: str, batch_of: str, batch_seconds: float) -> None:
+    """Raise `UserError` for an option that none of the rows reads."""
+    if "fp16" not in names:
+        options.refuse_idle("is for FP16, which --only leaves out", "steps")
+    if bases == "baseline":
+        options.refuse_idle("is for --on top", "ladder_name")
+    if not batch_seconds:
+        options.refuse_idle(
+            "is for the search of the largest batch: give --batch-seconds", "most", "batch_of"
+        )
+    elif not {*_of(bases)} & {*_of(batch_of)}:
+        searched = ("batch_seconds", "batch_of", "most")
+        options.refuse_idle(f"searches no row: --on is {bases}, and --batch-of {batch_of}", *searched)
 
 
 def _of(bases: str) -> tuple[str, ...]:

@@ -46,17 +46,17 @@ Examples:
 )
 @click.option(
     "--total",
-    type=click.IntRange(1, 2**16),
+    type=options.IntRange(1, 2**16),
     help="Total batch of strong scaling. [default: that of weak scaling on the most GPUs]",
 )
 @click.option(
     "--generations",
-    type=click.IntRange(1, 100),
+    type=options.IntRange(1, 100),
     help="Generations: fresh process groups of each point, including those of --resume. [default: 3]",
 )
 @click.option(
     "--visits",
-    type=click.IntRange(1, 1000),
+    type=options.IntRange(1, 1000),
     help="Timed 16-step cycles of a group. [default: 3]",
 )
 @click.option(
@@ -198,17 +198,11 @@ def continued(path: Path, before: Result, request: Request) -> Request:
 
 def numbers(asked: str | None, there: int | None) -> list[int]:
     """Return the numbers of GPUs to measure. `there` is how many the machine has, None for ranks on a CPU."""
-    if asked is None:
+    found = options.whole_numbers("--gpus", asked, MOST)
+    if found is None:
         most = 2 if there is None else there
         return sorted({*(2**k for k in range(10) if 2**k <= most), most})
-    try:
-        found = sorted({int(part) for part in asked.split(",")})
-    except ValueError:
-        raise UserError(
-            f"--gpus: expected numbers with commas between them, such as 1,2, got {asked!r}"
-        ) from None
-    if found[0] < 1 or found[-1] > MOST:
-        raise UserError(f"--gpus: each number must be 1 to {MOST}, got {asked}")
+    found.sort()
     if there is not None and found[-1] > there:
         raise UserError(f"--gpus {found[-1]}: torch sees {there} here")
     return found
@@ -228,6 +222,8 @@ def _plan(
     able = needs.possible(system.capabilities(device), fields)
     found = known.load(request.ways, able)
     scalings = ("weak", "strong") if request.scaling in (None, "both") else (request.scaling,)
+    if request.total is not None and "strong" not in scalings:
+        raise UserError("--total is the batch of strong scaling: leave it out, or --scaling weak")
     try:
         if before is None:
             total = request.total or int(fields["batch"]) * counts[-1]

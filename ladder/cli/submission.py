@@ -104,12 +104,13 @@ def paired(submission: Submission, climb: Callable[..., dict[str, Any]] = climbi
     if done:
         submission.say(f"ladder run: {path.name} is there and complete")
         return path
-    quick = submission.quick and (path is None or results.load(path).protocol.quick)
+    before = results.load(path).protocol if path else None
+    quick = submission.quick and (before is None or before.quick)
     request = climbing.Request(
         workload=None if path else submission.workload,
         ladder=LADDER,
         rungs=None,
-        budget=None if quick else max(1.0, PAIRED * submission.minutes),
+        budget=None if quick or (before and before.fixed) else max(1.0, PAIRED * submission.minutes),
         rounds=None,
         cycles=None,
         seed=None,

@@ -32,7 +32,9 @@ Examples:
     " [default: the highest rung this machine can do]",
 )
 @options.ladder_option()
-@click.option("--steps", type=click.IntRange(1), default=500, show_default=True, help="Step to train up to.")
+@click.option(
+    "--steps", type=options.IntRange(1), default=500, show_default=True, help="Step to train up to."
+)
 @click.option(
     "--out",
     metavar="DIR",
@@ -54,11 +56,13 @@ Examples:
 )
 @click.option(
     "--sample-every",
-    type=click.IntRange(1),
+    type=options.IntRange(1),
     help="Steps between sample grids and between checkpoints. [default: 250]",
 )
 @click.option(
-    "--log-every", type=click.IntRange(1), help="Steps between lines of the loss log. [default: 16, a cycle]"
+    "--log-every",
+    type=options.IntRange(1),
+    help="Steps between lines of the loss log. [default: 16, a cycle]",
 )
 @click.option(
     "--truncation",
@@ -67,7 +71,9 @@ Examples:
     show_default=True,
     help="Truncation of the sample grids: below 1, latents move towards their average.",
 )
-@options.seed_option("weights, latents and the order of images; --resume goes on with the checkpoint's")
+@options.seed_option(
+    "weights, latents and the order of images; --resume goes on with the checkpoint's", default=None
+)
 @click.option(
     "--canary",
     is_flag=True,
@@ -75,14 +81,14 @@ Examples:
 )
 @click.option(
     "--seeds",
-    type=click.IntRange(2, 100),
+    type=options.IntRange(2, 100),
     default=3,
     show_default=True,
     help="Trainings of each rung in the canary.",
 )
 @click.option(
     "--jobs",
-    type=click.IntRange(1, 64),
+    type=options.IntRange(1, 64),
     help="Parallel trainings of the canary. [default: 1 on the CPU, up to 4 on a GPU]",
 )
 @options.device_option
@@ -99,7 +105,7 @@ def train(
     sample_every: int | None,
     log_every: int | None,
     truncation: float,
-    seed: int,
+    seed: int | None,
     canary: bool,
     seeds: int,
     jobs: int | None,
@@ -116,6 +122,10 @@ def train(
     from ladder.training.losslog import Diverged
 
     if canary:
+        options.refuse_idle(
+            "is for a single training: leave it out of --canary",
+            *("seed", "sample_every", "log_every", "truncation"),
+        )
         if resume is not None or recipe is not None or start is not None:
             raise UserError(
                 "--canary trains every rung from the start: leave out --resume, --from and --recipe"
@@ -130,6 +140,7 @@ def train(
         if any(rung["verdict"] in ("worse", "broke") for rung in result["rungs"]):
             sys.exit(1)
         return
+    options.refuse_idle("is for --canary", "seeds", "jobs")
     if resume is not None and start is not None:
         raise UserError("--from begins a training and --resume goes on with one: give one of them")
     if out is None:

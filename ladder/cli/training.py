@@ -57,6 +57,12 @@ def train(
         workload = held.workload.to_dict()
     else:
         _, workload = catalog.load_workload(name)
+    seed = options.get("seed")
+    if held is not None and start is None and seed not in (None, held.content["seed"]):
+        raise UserError(
+            f"{source}: --resume: that training has --seed {held.content['seed']}: leave yours out"
+        )
+    options["seed"] = seed or 0
     if held is not None and start is not None:
         held.refuse_other(workload)
         options |= {"origin": held}

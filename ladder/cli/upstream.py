@@ -42,7 +42,7 @@ Examples:
 )
 @click.option(
     "--cycles",
-    type=click.IntRange(1, 1000),
+    type=options.IntRange(1, 1000),
     help="Timed 16-step cycles of each process. [default: 2; CPU: 1]",
 )
 @click.option(

@@ -127,6 +127,7 @@ def _footer(shown: View) -> list[str]:
         over = "generations" if shown.generations else "rounds"
         arrows = " An arrow: it goes on, to what the table says." if panels.is_cut(shown) else ""
         lines.append(f"Under a bar: 95% interval over {over}.{arrows}")
+    lines += [f"{panels.ABOVE}."] * panels.is_above(shown.rows)
     lines += [f"{line[0].upper()}{line[1:]}." for line in (shown.gpu_noise, shown.noise) if line]
     if any(row.article_ms for row in shown.rows):
         lines.append(f"Article: {shown.reference}; another machine, not a target.")

@@ -239,10 +239,10 @@ def _draw_line(axes: Any, strip: Strip, y: float, bar: Bar, right: float, theme:
             zorder=2,
         )
     else:
-        busy = panels.busy_ms(row)
-        panels.draw_bar(axes, strip, y, (busy, step), theme.busy if row.gpu else theme.muted, theme.idle)
+        tones = theme.busy if row.gpu else theme.muted, theme.idle
+        panels.draw_bar(axes, strip, y, (panels.busy_ms(row), step), *tones)
         if row.gpu:
-            panels.draw_parts(axes, strip, y, busy, step, theme, "")
+            panels.draw_parts(axes, strip, y, row.gpu.ms, step, theme, "")
     end = strip.left + strip.scale * step + 0.06
     draw_lines(axes, end, y, [Line(short_ms(step), color, 9, bold=not bar.article)])
     x = WIDTH - MARGIN
@@ -319,6 +319,8 @@ def _notes(machines: Sequence[Machine], published: Sequence[Published]) -> list[
     )
     if any(row.step_ms and not row.gpu for each in machines for row in each.shown.rows):
         found[0] += " A grey bar: its GPU time is unknown."
+    if any(panels.is_above(each.shown.rows) for each in machines):
+        found[0] += f" {panels.ABOVE}."
     if any(row.article_ms for row in machines[0].shown.rows):
         found.append(
             f"The article: {machines[0].shown.reference}; its GPU time is unknown, and it is not a target."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,7 +110,7 @@ def draw_bars(axes: Any, shown: View, strip: Strip, theme: Theme = LIGHT, size: 
         busy, known = busy_ms(row), row.gpu is not None or not shown.has_gpu_time
         draw_bar(axes, strip, y, (busy, row.step_ms), theme.busy if known else theme.muted, theme.idle)
         if row.gpu:
-            draw_parts(axes, strip, y, busy, row.step_ms, theme)
+            draw_parts(axes, strip, y, row.gpu.ms, row.step_ms, theme)
         if row.interval:
             below = y + strip.bar / 2 + 0.045
             errorbars.draw(axes, below, row.interval, drawn, strip.left, strip.scale, theme.ink)
@@ -127,11 +127,15 @@ def draw_bar(axes: Any, strip: Strip, y: float, ends: tuple[float, float], busy:
 
 
 def draw_parts(
-    axes: Any, strip: Strip, y: float, busy: float, step: float, theme: Theme, waits: str = "waits "
+    axes: Any, strip: Strip, y: float, gpu: float, step: float, theme: Theme, waits: str = "waits "
 ) -> None:
-    """Write into a bar, where there is room, how many milliseconds the GPU works and how many it waits."""
+    """Write into a bar, where there is room, how many milliseconds the GPU works and how many it waits.
+
+    The bar ends with the step. GPU time is of other cycles and may be longer; its figure is that of the tables.
+    """
+    busy = min(gpu, step)
     parts = (
-        (0.0, busy, (short_ms(busy),), theme.ground),
+        (0.0, busy, (short_ms(gpu),), theme.ground),
         (busy, step, (f"{waits}{short_ms(step - busy)}", short_ms(step - busy)), theme.ink),
     )
     for begin, end, texts, color in parts:
@@ -147,6 +151,14 @@ def busy_ms(row: Row) -> float:
     if row.gpu:
         return min(row.gpu.ms, step_ms)
     return step_ms if row.host_bound is None else step_ms * (1 - row.host_bound)
+
+
+ABOVE = "GPU time is of other, profiled cycles, and may exceed the step's"
+
+
+def is_above(rows: Iterable[Row]) -> bool:
+    """Return whether the GPU time of a row, as a chart tells it, exceeds the step's."""
+    return any(row.gpu and row.step_ms and short_ms(row.gpu.ms) != short_ms(busy_ms(row)) for row in rows)
 
 
 def draw_gaps(

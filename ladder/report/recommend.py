@@ -23,8 +23,8 @@ from stylegan_lite.config import ConfigError, Recipe
 
 IMAGES = 25_000_000  # of a whole training of StyleGAN2 (Karras et al. 2020, arXiv:1912.04958)
 _THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
-_COUNT = re.compile(r"(\d[\d_]*(?:\.\d+)?)([kmg]?)", re.IGNORECASE)
-_PRICE = re.compile(r"(\d+(?:\.\d+)?)(?:/h)?", re.IGNORECASE)
+_COUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kmg]?)", re.IGNORECASE)
+_PRICE = re.compile(r"([0-9]+(?:\.[0-9]+)?)(?:/h)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Recommendation:
 def images_of(text: str) -> int:
     """Return a number of images given as `25M`, `200k` or `1000000`. Raises UserError."""
     found = _COUNT.fullmatch(text.strip())
-    number = float(found[1].replace("_", "")) * _THOUSANDS[found[2].lower()] if found else 0.0
+    number = float(found[1]) * _THOUSANDS[found[2].lower()] if found else 0.0
     if not 1 <= number <= 1e15:
         raise UserError(f"--images {plain(text)!r}: give a number of images, such as 25M, 200k or 1000000")
     return round(number)

@@ -4,12 +4,11 @@ kind."""
 from __future__ import annotations
 
 import errno
-import os
 import re
-import stat
 from pathlib import Path
 from typing import Any
 
+from ladder.base import files
 from ladder.base.errors import UserError
 from ladder.results import check, store
 
@@ -32,17 +31,8 @@ def name_problem(path: Path) -> str | None:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The bytes of a regular file that is not too large; it is checked again once open, when it can no longer change
-    its kind. OSError or ValueError.
-    """
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise ValueError("not a regular file")
-        raw = file.read(most + 1)
-    if len(raw) > most:
-        raise ValueError(f"more than {most} bytes")
-    return raw
+    """Return the bytes of a regular file that is not too large, and no link. Raises OSError or ValueError."""
+    return files.read(path, most, links=False)
 
 
 def show_path(path: Path | str) -> str:

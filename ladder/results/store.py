@@ -196,13 +196,8 @@ def _in_todays_words(rung: types.RungResult) -> types.RungResult:
 
 def read(path: Path) -> Any:
     """What a result file holds, of whatever kind, not checked. Raises `UserError` as `load` does."""
-    path = Path(path)
     try:
-        with open(path, "rb") as stream:
-            raw = stream.read(_MOST_READ + 1)  # /dev/zero has no end
-        if len(raw) > _MOST_READ:
-            raise ValueError(f"more than {_MOST_READ >> 20} MiB")
-        return parse(raw)
+        return parse(files.read(path, _MOST_READ))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,8 +24,8 @@ def seeds_of(text: str) -> list[int]:
     wrong = UserError(f"--seeds {text[:40]!r}: give seeds and ranges of seeds, such as 0-15 or 3,7,20-30")
     found: list[int] = []
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not (first.isdecimal() and (last.isdecimal() or not dash)) or len(part) > 24:
+        first, _, last = part.strip().partition("-")
+        if not re.fullmatch(r"[0-9]+(-[0-9]+)?", part.strip()) or len(part) > 24:
             raise wrong
         low, high = int(first), int(last or first)
         if not low <= high < 2**32 or high - low >= MOST or len(found) >= MOST:

@@ -163,6 +163,18 @@ def test_a_bar_shows_what_the_gpu_works_and_what_it_waits():
     assert any("GPU time: noise floor 0.3%" in text for text in said)
 
 
+def test_a_bar_tells_the_gpu_time_of_the_table_where_it_exceeds_the_step():
+    """Both come from other cycles. The bar ends with the step, and the figures are those of the table."""
+    made, note = two_clocks.run(), "GPU time is of other, profiled cycles, and may exceed the step's"
+    assert note not in " ".join(words(made).split())
+    made["rungs"][7] |= {"gpu_ms": 61.9, "waiting_ms": 0.0}
+    widths = [each for each, _ in bars(made)]
+    assert widths[7] == [pytest.approx(sum(widths[0]) * 61.3 / 160.0)]
+    said = [text for text, _ in drawn(made)[1]]
+    assert "61.9" in said and "61.3" in said and note in " ".join(words(made).split())
+    assert "61.9" in tables.markdown(typed(made))
+
+
 def test_a_rung_without_gpu_time_is_not_drawn_as_work_of_the_gpu():
     made = two_clocks.run()
     made["rungs"][6] |= dict.fromkeys(("gpu_ms", "gpu_gain", "gpu_verdict", "waiting_ms", "host_bound"))

@@ -107,6 +107,13 @@ def test_a_line_says_what_a_rung_gains_by_each_clock_and_the_totals():
     assert any("A100 80GB" in text and "not a target" in text for text in said)
 
 
+def test_a_gpu_time_above_the_step_is_told_as_the_table_tells_it():
+    made = two_clocks.run()
+    made["rungs"][7] |= {"gpu_ms": 61.9, "waiting_ms": 0.0}
+    said = [text for text, _ in drawn([(typed(made), None)])[1]]
+    assert "61.9" in said and "may exceed the step's" in " ".join(said)
+
+
 def test_a_rung_without_a_number_has_its_reason_and_an_unknown_gpu_time_no_tone_of_work():
     figure, texts = drawn(two())
     (failed,) = [text for text, _ in texts if text.startswith("failed: parity")]

@@ -177,7 +177,7 @@ def test_a_rung_that_costs_or_is_open_pays_nothing_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "given, number", [("25M", 25_000_000), ("200k", 200_000), ("1_000", 1000), ("2.5m", 2_500_000), ("7", 7)]
+    "given, number", [("25M", 25_000_000), ("200k", 200_000), ("2.5m", 2_500_000), ("7", 7)]
 )
 def test_a_number_of_images(given: str, number: int) -> None:
     assert recommending.images_of(given) == number

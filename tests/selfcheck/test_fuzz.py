@@ -133,7 +133,7 @@ def test_a_roofline_without_a_convolution_of_one_kind_is_shown() -> None:
 def test_a_number_that_no_float_holds_is_refused_with_its_place(tmp_path: Path, line: str) -> None:
     """Found by the fuzzer: `math.isfinite` and `float` raise at 400 digits."""
     path = tmp_path / "mine.yaml"
-    for number in ("9" * 400, "-" + "9" * 19, "0x" + "f" * 300):
+    for number in ("9" * 400, "-" + "9" * 19):
         path.write_text(line + number)
         for load in (catalog.load_workload, catalog.load_ladder):
             with pytest.raises(

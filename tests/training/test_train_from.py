@@ -113,7 +113,9 @@ def test_a_named_workload_decides_the_training_and_must_have_the_same_networks()
 
 def test_resuming_needs_no_name_of_the_workload_either() -> None:
     succeed(*train("--from", "a.pt"))
-    succeed(*train("--resume", "out/checkpoint.pt", steps=2))
+    said = refused(*train("--resume", "out/checkpoint.pt", "--seed", "5", steps=2))
+    assert "--resume: that training has --seed 0: leave yours out" in said
+    succeed(*train("--resume", "out/checkpoint.pt", "--seed", "0", steps=2))
     assert state("out/checkpoint.pt")["count"] == 2
 
 

@@ -91,8 +91,8 @@ def _stored(folder: Path) -> dict[str, Record]:
     found = {}
     for path in sorted(folder.glob("*/machine.json")):
         try:
-            data = results.parse(path.read_bytes())
-        except (OSError, ValueError):
+            data = results.read(path)
+        except UserError:
             continue
         if isinstance(data, dict) and data.get("machine") == path.parent.name:
             found[path.parent.name] = {key: each for key, each in data.items() if isinstance(each, str)}

@@ -137,15 +137,11 @@ def add(result: Path, note: Note) -> Path:
 def read(path: Path) -> Note | None:
     """Return a note, checked; None where there is no file. Raises `UserError` with the problem in one line."""
     try:
-        raw = path.read_bytes() if path.stat().st_size <= _LARGEST else None
+        data = results.parse(files.read(path, _LARGEST))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    try:
-        if raw is None:
-            raise ValueError(f"larger than {_LARGEST} bytes")
-        data = results.parse(raw)
     except ValueError as error:
         raise UserError(f"{path}: not a note: {error}") from None
     if problem := check(data):

@@ -12,8 +12,6 @@ verdict takes three rounds: many samples of few processes support none.
 from __future__ import annotations
 
 import math
-import os
-import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +19,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from ladder.base import text
+from ladder.base import files, text
 from ladder.base.errors import UserError
 from ladder.publish.regressions import schema
 from ladder.publish.regressions.schema import BASE, HEAD, TWIN, Answered, Compared, Program, Rung
@@ -139,17 +137,9 @@ def load(path: Path) -> Compared:
     """Return the comparison in a file, judged anew. Raises `UserError` with the problem in one line."""
     name = text.display(Path(path).name)
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(handle, "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise UserError(f"{name}: not a regular file")
-            raw = file.read(MOST_BYTES + 1)
+        data = results.parse(files.read(path, MOST_BYTES, links=False))
     except OSError as error:
         raise UserError(f"{name}: cannot be read: {error.strerror}") from None
-    if len(raw) > MOST_BYTES:
-        raise UserError(f"{name}: larger than {MOST_BYTES} bytes")
-    try:
-        data = results.parse(raw)
     except ValueError as error:
         raise UserError(f"{name}: not a result file: {error}") from None
     if problem := schema.problem_of(data):

@@ -137,6 +137,14 @@ def other_plans(before: dict[str, Any], fresh: dict[str, Any]) -> Iterator[str]:
             yield f"another recipe of {rung['name']}: {key} was {was.get(key)} and is {now[key]} here"
 
 
+def other_rules(before: object, fresh: object, rules: Iterable[str]) -> Iterator[str]:
+    """Yield, in one line each, the differences of two protocols in these keys."""
+    for key in rules:
+        was, now = getattr(before, key), getattr(fresh, key)
+        if was != now:
+            yield f"{key} was {was} and is {now} here"
+
+
 def take_up(path: Path, fresh: dict[str, Any], rounds: int | None = None) -> dict[str, Any]:
     """Return the run in `path`, ready to continue, if `fresh`, a run that would begin now, is the same measurement.
 

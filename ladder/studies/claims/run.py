@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base import text
-from ladder.base.errors import describe, raise_if_environment
+from ladder.base.errors import UserError, describe, raise_if_environment
 from ladder.base.events import CaseEvent
 from ladder.base.paths import ROOT
 from ladder.base.records import build, plain
 from ladder.base.stopping import stop_on_sigterm
 from ladder.machine import environment, system
 from ladder.results import record
+from ladder.results import store as results
 from ladder.results.types import Machine
 from ladder.studies.claims import experiments, launching, registry, stepping, timed
 from ladder.studies.claims.hardware import counters, resources
@@ -262,10 +262,10 @@ def kernels_per_step(name: str, folder: Path | None = None) -> float | None:
     found = None
     for path in sorted(paths, key=lambda each: each.stem.split("-")[2:]):
         try:
-            lowest = json.loads(path.read_text(encoding="utf-8"))["rungs"][0]
+            lowest = results.read(path)["rungs"][0]
             if lowest["name"] == "baseline":
                 found = (lowest["inspection"] or {}).get("kernels_per_step") or found
-        except (OSError, ValueError, KeyError, IndexError, TypeError):
+        except (UserError, KeyError, IndexError, TypeError):
             continue
     return found
 
@@ -279,8 +279,8 @@ def precision_claims(name: str, folder: Path | None = None) -> list[PrecisionRow
     found: list[tuple[bool, str, list[PrecisionRow]]] = []
     for path in sorted((PRECISION_RESULTS if folder is None else folder).glob(f"{name}*.json")):
         named = re.fullmatch(rf"{re.escape(name)}(-partial)?(-\d{{8}}T\d{{6}}Z)?", path.stem)
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            result = json.loads(path.read_text(encoding="utf-8"))
+        with contextlib.suppress(UserError, KeyError, TypeError):
+            result = results.read(path)
             rows = [
                 PrecisionRow(**{key: row[key] for key in keys})
                 for row in result["claims"]
@@ -309,12 +309,11 @@ def write(result: Claims, out: Path) -> list[Path]:
 
     A quick or unfinished run never replaces a whole run.
     """
-    from ladder.results import store
     from ladder.studies.claims import chart, report
 
     rules = result.protocol
     words = [result.machine.name, *["quick"] * rules.quick, *["smoke"] * rules.smoke]
     stem, pages = "-".join(text.slug(word) for word in words), {"md": report.markdown(result)}
-    return store.save(
+    return results.save(
         plain(result), out, pages, lambda kind: chart.render(result, kind), stem=stem, picture="-claims"
     )

@@ -20,6 +20,8 @@ from ladder.studies.precision.plan import Plan, Tell, rows
 from ladder.studies.precision.record import History, Result, Row, Rows, title
 from ladder.studies.precision.run import Run, Session, TimeUp
 
+RULES = ("cycles", "seed", "ladder")  # keys of the protocol that must agree with those of a run that goes on
+
 
 def measure(
     plan: Plan,
@@ -144,7 +146,8 @@ def continued(path: Path, fresh: Result) -> Result:
     from ladder.studies.precision import schema
 
     before = build(Result, loading.load_kind(path, schema.KIND))
-    header = resuming.continued(path, head(before), head(fresh))
+    other = resuming.other_rules(before.protocol, fresh.protocol, RULES)
+    header = resuming.continued(path, head(before), head(fresh), other)
     return replace(fresh, **header, rows=before.rows, fp8=before.fp8, history=before.history)
 
 

@@ -13,7 +13,6 @@ closer to the limit than it is.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ladder.base import yamlfile
 from ladder.base.errors import UserError
 from ladder.base.text import slug
+from ladder.results import store as results
 from stylegan_lite.config import suggestion
 
 if TYPE_CHECKING:
@@ -223,6 +223,6 @@ def recorded_of(result: Any) -> dict[str, float]:
 
 def _read(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return results.read(path)
+    except UserError:
         return None

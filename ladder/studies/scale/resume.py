@@ -38,10 +38,7 @@ def take_up(path: Path, before: Result, fresh: Result) -> Result:
 
 def _differences(before: Result, fresh: Result) -> Iterator[str]:
     """Yield, in one line each, the differences of the protocols and of the points."""
-    for name in RULES:
-        was, now = (getattr(each.protocol, name) for each in (before, fresh))
-        if was != now:
-            yield f"{name} was {was} and is {now} here"
+    yield from resuming.other_rules(before.protocol, fresh.protocol, RULES)
     asked = {key_of(point): point for point in fresh.points}
     if asked.keys() != {key_of(point) for point in before.points}:
         yield "that run has other points"

@@ -44,10 +44,7 @@ def _differences(before: Result, fresh: Result) -> Iterator[str]:
             yield f"it was measured with{'out' if digests[0] is None else ''} --patched"
             return
         yield "the drop-in files differ from those of this file"
-    for key in RULES:
-        old, new = (getattr(each.protocol, key) for each in (before, fresh))
-        if old != new:
-            yield f"{key} was {old} and is {new} here"
+    yield from resuming.other_rules(before.protocol, fresh.protocol, RULES)
     for theirs, ours in zip(before.programs, fresh.programs, strict=True):
         if (theirs.rung, theirs.recipe) != (ours.rung, ours.recipe):
             yield f"it timed {theirs.rung}, and the top is {ours.rung} here"

@@ -15,6 +15,7 @@ import pytest
 
 from ladder.cli import report_page
 from ladder.publish.report import found, page, section, sections
+from ladder.report import panels
 from ladder.report.themes import DARK, LIGHT
 from ladder.results import store
 from ladder.results.types import Result
@@ -118,6 +119,13 @@ def test_what_is_not_decided_says_so(whole: found.Found) -> None:
     bare = [replace(rung, gain=None, verdict=None, gpu_gain=None, gpu_verdict=None) for rung in none.rungs]
     said = part(made(replace(none, rungs=bare)), "staircase")
     assert "1.13x, not decided" in said and said.count(", not decided") == 6
+
+
+def test_a_gpu_time_above_the_step_is_told_as_the_table_tells_it() -> None:
+    result = store.load(RUN)
+    above = replace(result.rungs[-1], gpu_ms=(result.rungs[-1].step_ms or 0.0) + 5.0, waiting_ms=0.0)
+    said = part(made(replace(result, rungs=[*result.rungs[:-1], above])), "staircase")
+    assert panels.short_ms(above.gpu_ms or 0.0) in said and "may exceed the step" in said
 
 
 def test_the_outcome_has_no_factor_that_contradicts_its_times() -> None:

@@ -324,13 +324,19 @@ def test_a_run_that_is_still_writing_there_is_not_disturbed(tmp_path):
 
 
 def test_a_pipe_is_read_once(tmp_path):
+    """A shell hands one over for `<(command)`."""
     (a,) = write(tmp_path, run(1))
-    pipe = tmp_path / "pipe.json"
-    os.mkfifo(pipe)
-    sender = threading.Thread(target=lambda: pipe.write_bytes(a.read_bytes()), daemon=True)
+    reader, writer = os.pipe()
+
+    def send():
+        with open(writer, "wb") as stream:
+            stream.write(a.read_bytes())
+
+    sender = threading.Thread(target=send, daemon=True)
     sender.start()
-    assert "not written" in call("merge", pipe).stdout
+    assert "not written" in call("merge", f"/dev/fd/{reader}").stdout
     sender.join(5)
+    os.close(reader)
 
 
 # --- one file, judged anew ------------------------------------------------------------------------------------------

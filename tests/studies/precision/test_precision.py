@@ -247,6 +247,9 @@ def test_a_smoke_run_on_the_cpu_is_gone_on_with_and_its_files_are_not_to_be_quot
     assert judge(tmp_path, before) is None and before["history"] is None and before["rows"][0]["rounds"]
     refused = CliRunner().invoke(cli.main, [*asked[:2], "tiny", *asked[3:], "--resume", str(partial)])
     assert refused.exit_code == 2 and "another workload: batch was 2 and is 4 here" in refused.output
+    for option, words in (("--seed", "seed was 0 and is 9 here"), ("--cycles", "cycles was 1 and is 9 here")):
+        refused = CliRunner().invoke(cli.main, [*asked, option, "9", "--resume", str(partial)])
+        assert refused.exit_code == 2 and words in refused.output
     partial.write_text(json.dumps(before | {"measured_code": before["measured_code"] | {"engine": "0" * 16}}))
     refused = CliRunner().invoke(cli.main, [*asked, "--resume", str(partial)])
     assert (

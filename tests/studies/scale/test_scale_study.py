@@ -149,8 +149,8 @@ def test_a_run_that_is_ended_while_groups_prepare_calls_none_of_them_failed(
     ("arguments", "words"),
     [
         (["nonsense"], "no way 'nonsense'"),
-        (["--gpus", "two"], "--gpus: expected numbers"),
-        (["--gpus", "0,2"], "each number must be 1"),
+        (["--gpus", "two"], "--gpus 'two': give whole numbers from 1 to 64"),
+        (["--gpus", "0,2"], "--gpus '0,2': give whole numbers from 1 to 64"),
         (["flat", "--total", "6"], "batch must be a multiple of mbstd_group"),
         (["top"], "none of these ways runs here"),
     ],

@@ -38,7 +38,8 @@ def _bar(row: Row, shown: View, number: int) -> html.Bar:
     busy = panels.busy_ms(row)
     waits = max(row.step_ms - busy, 0.0)
     known = row.gpu is not None or not shown.has_gpu_time
-    parts = [html.Part(busy, "busy" if known else "unknown", panels.short_ms(busy))]
+    figure = panels.short_ms(row.gpu.ms if row.gpu else busy)
+    parts = [html.Part(busy, "busy" if known else "unknown", figure)]
     parts += [html.Part(waits, "idle", f"waits {panels.short_ms(waits)}")] if waits else []
     return html.Bar(row.title, parts, f"{ms(row.step_ms)} ms", _gains(row, shown, number), row.interval)
 
@@ -71,6 +72,7 @@ def _answer(seen: Seen, around: str, before: str) -> str:
 def _below(shown: View) -> list[str]:
     over = "generations" if shown.generations else "rounds"
     lines = [f"under a bar: its 95% interval over {over}"] if any(row.interval for row in shown.rows) else []
+    lines += [panels.ABOVE] * panels.is_above(shown.rows)
     if any(row.article_ms for row in shown.rows):
         lines.append(f"article: {shown.reference}; another machine and another PyTorch, not a target")
     return lines

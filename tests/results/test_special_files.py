@@ -1,0 +1,51 @@
+"""Pipes among result files: readers pass them by and never open one, since its writer may never come."""
+
+import os
+import threading
+
+import pytest
+
+from ladder.base import yamlfile
+from ladder.base.errors import UserError
+from ladder.publish.history import machines, notes, screening
+from ladder.results import loading, ranking, store
+from ladder.studies.claims import run as claims
+from ladder.studies.noise import schema
+from ladder.studies.roofline import rates
+
+
+def reject(read):
+    with pytest.raises(UserError, match="not a regular file"):
+        read()
+    return True
+
+
+# A reader: the name of a pipe that its pattern matches, and what it makes of the folder.
+READERS = {
+    "report, list, merge": ("m/r.json", lambda at, pipe: ranking.stored(at, ["m"]) == []),
+    "strangers' files": ("m/r.json", lambda at, pipe: reject(lambda: loading.load_kind(pipe, schema.KIND))),
+    "history": ("m/r.json", lambda at, pipe: screening._comparisons(at, []) == []),
+    "notes of asv": ("notes/r.json", lambda at, pipe: list(notes.every(at)) == []),
+    "machines of asv": ("m/machine.json", lambda at, pipe: machines._stored(at) == {}),
+    "roofline": ("roofline/m-a.json", lambda at, pipe: rates.load("m", at / "roofline").known == {}),
+    "kernels of a step": ("m/article-full-2.json", lambda at, pipe: claims.kernels_per_step("m", at) is None),
+    "precision": ("m.json", lambda at, pipe: claims.precision_claims("m", at) == []),
+    "recipe": ("r.yaml", lambda at, pipe: reject(lambda: yamlfile.read(pipe))),
+    "a file by name": ("r.json", lambda at, pipe: reject(lambda: store.load(pipe))),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_pipe_among_results_is_passed_by(reader, tmp_path):
+    name, read = READERS[reader]
+    pipe = tmp_path / name
+    pipe.parent.mkdir(exist_ok=True)
+    os.mkfifo(pipe)
+    keeper = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    os.write(keeper, b"{}")
+    release = threading.Timer(2, os.close, [keeper])  # with the fault: a line, not a hang
+    release.start()
+    assert read(tmp_path, pipe)
+    release.cancel()
+    assert os.read(keeper, 9) == b"{}"  # nobody took it
+    os.close(keeper)
