@@ -137,7 +137,8 @@ class Generator(nn.Module):
 
     def __init__(self, workload: Workload, recipe: Recipe) -> None:
         super().__init__()
-        self.notice: Callable[[], None] | None = None  # backward calls it once only gradients of ``last`` are to come
+        # Backward calls it once only gradients of ``last`` are to come.
+        self.notice: Callable[[], None] | None = None
         self.workload = workload
         self.first_ws = [0] + [1 + workload.block_layers * k for k in range(len(workload.resolutions) - 1)]
         self.num_ws = self.first_ws[-1] + workload.block_layers + 1
