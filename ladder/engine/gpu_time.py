@@ -17,9 +17,16 @@ def is_captured(recipe: Mapping[str, Any]) -> bool:
 
 
 def beyond(cycles: list[dict[str, Any]] | None, samples_s: Sequence[float], captured: bool) -> str | None:
-    """Return one line if a captured step's GPU time exceeds its wall time, which is timed without a profiler."""
+    """Return one line if a captured step's GPU time exceeds its wall time, which is timed without a profiler.
+
+    At a power limit a profiled cycle may run at a lower SM clock than a timed one, so the line tells that clock.
+    """
     if not (cycles and captured):
         return None
     gpu, wall = statistics.median([cycle["gpu_ms"] for cycle in cycles]), 1000 * statistics.median(samples_s)
     most = BEYOND * wall + ADDED_US / 1000 * cycles[0].get("kernels", 0)
-    return f"GPU time of {gpu:.4g} ms in a step of {wall:.4g} ms" if gpu > most else None
+    if gpu <= most:
+        return None
+    clocks = [cycle["sm_mhz"] for cycle in cycles if cycle.get("sm_mhz")]
+    at = f" (profiled at {statistics.median(clocks):.0f} MHz)" if clocks else ""
+    return f"GPU time of {gpu:.4g} ms{at} in a step of {wall:.4g} ms"

@@ -75,6 +75,12 @@ def test_a_process_that_was_profiled_refuses_to_be_timed() -> None:
         ([{"gpu_ms": 100.9, "kernels": 3000.0}] * 2, [0.1], True, None),
         ([{"gpu_ms": 101.2, "kernels": 3000.0}] * 2, [0.1], True, "GPU time of 101.2 ms in a step of 100 ms"),
         (
+            [{"gpu_ms": 101.2, "kernels": 0.0, "sm_mhz": 1680.0}, {"gpu_ms": 101.2, "sm_mhz": 1700}],
+            [0.1],
+            True,
+            "GPU time of 101.2 ms (profiled at 1690 MHz) in a step of 100 ms",
+        ),
+        (
             [{"gpu_ms": 101.2, "kernels": 3000.0}] * 2,
             [0.1],
             False,
