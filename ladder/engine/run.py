@@ -237,6 +237,8 @@ class _Run(RunState):
         ) as outcomes:
             for visited in outcomes:
                 self.take(visited, number)
+        if number == 0:
+            self.result.setdefault("first_table_s", round(time.monotonic() - self.begin, 1))
         self.save()
         self.emit("round")
 

@@ -6,7 +6,7 @@ from ladder.base.protocol import CYCLE_STEPS
 from ladder.base.text import plain
 from ladder.plan import catalog, modes
 from ladder.results import derive, sources
-from ladder.results.types import Result, Round, RungResult
+from ladder.results.types import ABSENT, Result, Round, RungResult
 
 LAZY = {"G_pl": "path length", "D_r1": "R1"}
 
@@ -54,15 +54,15 @@ def lazy(rungs: list[RungResult]) -> list[str]:
 
 
 def duration(result: Result) -> list[str]:
-    """Say how long a run of generations took, and in which share of it a cycle of a rung ran."""
+    """Say how long a run of generations and its first took, and in which share of it a cycle of a rung ran."""
     rounds = [made for each in sources.records(result) for made in each.rounds]
     if not result.seconds or not rounds:
         return []
     share = sum(map(_cycles_s, rounds)) / result.seconds
-    minutes = f"{result.seconds / 60:.1f} minutes"
-    return [
-        f"the run took {minutes}; cycles of a rung (drained, timed or profiled) ran in {100 * share:.0f}% of them"
-    ]
+    took = f"the run took {result.seconds / 60:.1f} minutes"
+    if result.first_table_s is not ABSENT:
+        took += f", its first table {result.first_table_s / 60:.1f}"
+    return [f"{took}; cycles of a rung (drained, timed or profiled) ran in {100 * share:.0f}% of them"]
 
 
 def _cycles_s(made: Round) -> float:

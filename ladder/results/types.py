@@ -356,6 +356,7 @@ class Result(Header):
     noise: dict[str, Noise] | Absent = optional(mapping(v.KIND, rule_of(Noise), 4))  # of wall time
     gpu_noise: dict[str, Noise] | Absent = optional(mapping(v.KIND, rule_of(Noise), 4))  # of GPU time
     gpu: RunGpu | Absent | None = optional(rule_of(RunGpu))
+    first_table_s: float | Absent = optional(v.SECONDS)  # until the first generation was whole
     merged: list[Merged] | Absent = optional(items(rule_of(Merged), 100, least=2))
     choices: list[Noted | Choice] | Absent = optional(items(either(rule_of(Noted), rule_of(Choice)), 100))
     # From the leave-one-out run that goes with it (`ladder.results.combine.series.with_top`).

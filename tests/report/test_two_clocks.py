@@ -171,4 +171,5 @@ def test_a_run_says_how_long_it_took_and_in_which_share_of_it_cycles_ran(printed
         }
     made["seconds"] = 20.0 * len(rounds)
     (line,) = [each for each in printed(made, 300) if each.startswith("the run took")]
-    assert f"{made['seconds'] / 60:.1f} minutes" in line and line.endswith("in 50% of them")
+    assert f"{made['seconds'] / 60:.1f} minutes; " in line and line.endswith("in 50% of them")
+    assert any("its first table 1.5;" in each for each in printed(made | {"first_table_s": 90.0}, 300))

@@ -105,6 +105,7 @@ def _merged(found: list[Result]) -> Result:
         measured_code=newest.measured_code if code_digest.known(*heads) else ABSENT,
         dirty=True if any(each.dirty for each in found) else newest.dirty,
         seconds=round(sum(each.seconds for each in found), 1),
+        first_table_s=ABSENT,
         stored_twins=ABSENT,
         gpu=_gpu(found) or newest.gpu,
         choices=_choices(found),
