@@ -215,7 +215,7 @@ def data_of(found: Recommendation, whose: str, files: dict[str, str]) -> Plain:
 def recipe_yaml(found: Recommendation, whose: str) -> str:
     """Return the recommended recipe as YAML with its changed fields, as `ladder train --recipe FILE` reads it."""
     assert found.recipe is not None
-    usual = Recipe().to_dict()
+    usual = asdict(Recipe())  # with the fields that plain data leave out at their defaults
     said = [
         f"The recipe that `ladder recommend` gives: {whose}",
         found.workload,

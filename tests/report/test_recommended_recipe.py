@@ -6,10 +6,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from ladder.plan import catalog
+import pytest
+
+from ladder.plan import catalog, needs
 from ladder.report import recommend_text
 from ladder.report.advising import Sources
 from ladder.report.recommend import Recommendation, recommend
+from stylegan_lite.config import Recipe
 from tests.support import made_up, recipes, two_clocks
 from tests.support.typed import typed
 
@@ -56,6 +59,17 @@ def test_all_rungs_that_are_adopted_are_in_the_recipe(tmp_path: Path) -> None:
     found = of(staircase())
     assert held(found, tmp_path) == list(found.kept) == ARTICLE
     assert found.is_timed and found.timed_as == "fused_act" and found.remarks == ()
+
+
+@pytest.mark.parametrize("ladder", catalog.ladders())
+def test_the_top_of_each_ladder_is_a_file_that_loads(tmp_path: Path, ladder: str) -> None:
+    climbed = catalog.climb(catalog.load_ladder(ladder), dict.fromkeys(needs.NEEDS))
+    top = Recipe.from_dict(climbed[-1].recipe or {}).to_dict()
+    file = tmp_path / "r.yaml"
+    file.write_text(
+        recommend_text.recipe_yaml(dataclasses.replace(of(staircase()), recipe=top), "for a test")
+    )
+    assert catalog.load_recipe(str(file), []) == top
 
 
 def test_a_rung_that_costs_time_is_left_out(tmp_path: Path) -> None:
