@@ -17,6 +17,7 @@ from ladder.report.view import Row, view
 from ladder.results.types import Result
 from ladder.results.values import FASTER, INSIDE, OUT, SLOWER, TOO_FEW
 from ladder.results.words import Seen
+from ladder.stats.rounds_budget import LEAST_ROUNDS
 
 ADOPT, SKIP, NO_DIFFERENCE = "ADOPT", "SKIP", modes.NO_DIFFERENCE
 BROKEN, UNDECIDED, NOT_HERE = "BROKEN", "undecided", "n/a"
@@ -106,12 +107,18 @@ def changes_in(result: Result, recipe: Mapping[str, Any]) -> dict[str, Fields]:
     A run may have timed some rungs alone. A rung that was timed counts even if its change is another one today. A
     rung that this version does not know is left out.
     """
-    name = result.ladder.name
-    whole = name in catalog.ladders()
-    order = [step.name for step in catalog.load_ladder(name).rungs] if whole else result.ladder.rungs
-    changes = {each: catalog.load_rung(each).change for each in order if each in catalog.rungs()}
+    changes = {each: catalog.load_rung(each).change for each in _order(result) if each in catalog.rungs()}
     timed = {rung.name for rung in result.rungs if rung.status == "ok"}
     return {each: change for each, change in changes.items() if each in timed or contains(recipe, change)}
+
+
+def _order(result: Result) -> list[str]:
+    """Return the rungs of the whole ladder. Of a ladder that is not here, or no longer, one of ours may hold them."""
+    known, names = catalog.ladders(), result.ladder.rungs
+    orders = [[step.name for step in catalog.load_ladder(name).rungs] for name in known]
+    if result.ladder.name in known:
+        return orders[known.index(result.ladder.name)]
+    return next((order for order in orders if [each for each in order if each in names] == names), names)
 
 
 def contains(recipe: Mapping[str, Any], change: Mapping[str, Any]) -> bool:
@@ -281,6 +288,8 @@ def _decides(row: Row, source: str, sources: Sources) -> str:
         return _run(result, mode)
     if (file := sources.resumes.get(source)) is None:
         return _run(result, mode if source == LEFT_OUT else "")
+    if result.protocol.fixed:  # It takes no budget.
+        return f"ladder run --resume {file} --rounds {max(LEAST_ROUNDS, TWICE * result.protocol.rounds)}"
     minutes = TWICE * (result.protocol.budget_s or USUAL_S) / 60
     return f"ladder run --resume {file} --budget {minutes:g}"
 

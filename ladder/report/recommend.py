@@ -209,6 +209,8 @@ def _recipe(
     if not _same(laid := _laid(changes), held):
         said.append("the rungs have changed since this run: the recipe is made of today's")
     for name, advised in skips.items():
+        if name not in changes:  # It went with a rung that it rests on.
+            continue
         rest = changes
         for each in (name, *advised.between):
             rest = modes.without(each, rest)

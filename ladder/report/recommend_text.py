@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -219,7 +220,7 @@ def recipe_yaml(found: Recommendation, whose: str) -> str:
     said = [
         f"The recipe that `ladder recommend` gives: {whose}",
         found.workload,
-        f"rungs: {', '.join(found.kept)}",
+        *textwrap.wrap(f"rungs: {', '.join(found.kept)}", 110),
     ]
     said += [f"not to be quoted: {mark}" for mark in found.marks]
     said += [] if found.is_timed else [UNTIMED.format(found.timed_as)]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ladder.base.errors import UserError
+from ladder.base.text import plain
 from ladder.plan import catalog, content
 from ladder.report.explain import Side
 from ladder.results import parts, ranking
@@ -145,6 +146,8 @@ def _no_profile(path: Path, result: Result, rung: RungResult, folder: Path) -> s
     why = (
         "a CPU's run has none, only kernels of a GPU are profiled" if cpu else "its run stored none that fits"
     )
+    if void := next((each.gpu_void for each in rung.rounds if each.profiled and each.gpu_void), None):
+        why = f"it is of a process whose GPU time is void ({plain(void)})"
     have = (file for file, other in _stored(folder) if any(map(parts.parts_of, other.rungs)))
     names = [_short(file) for file in itertools.islice(have, MOST)]
     others = f"; files with one: {', '.join(names)}" if names else ""

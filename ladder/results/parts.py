@@ -72,10 +72,11 @@ def parts_of(rung: RungResult) -> Parts | None:
     """Return the parts of a rung's profiled step, or None without a profile.
 
     The profile is that of the first cycle of the first process that has one. The union of kernels is never longer than
-    their sum, so a profile that is shorter than its cycle belongs to another one. Its parts are None, too.
+    their sum, so a profile that is shorter than its cycle belongs to another one. Its parts are None, too. So are those
+    of a process whose GPU time is void.
     """
     first = next((each for each in rung.rounds if each.profiled), None)
-    if not rung.profile or first is None or not first.profiled:
+    if not rung.profile or first is None or not first.profiled or first.gpu_void:
         return None
     work: dict[str, Work] = {}
     for family in rung.profile.families:

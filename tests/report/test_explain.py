@@ -256,6 +256,14 @@ def test_a_profile_of_another_cycle_is_none(tmp_path: Path) -> None:
     assert "fused_act has no profile" in refused("explain", "data_loading", "fused_act", path)
 
 
+def test_a_profile_whose_gpu_time_is_void_is_none(tmp_path: Path) -> None:
+    made = run(data_loading=BEFORE, fused_act=AFTER)
+    (top,) = (rung for rung in made["rungs"] if rung["name"] == "fused_act")
+    top["rounds"][0]["gpu_void"] = "GPU time of 9 ms in a step of 8 ms"
+    line = refused("explain", "data_loading", "fused_act", written(tmp_path / "r.json", made))
+    assert "fused_act has no profile: it is of a process whose GPU time is void (GPU time of 9 ms" in line
+
+
 def test_what_cannot_be_explained_is_one_line(pair: Path, tmp_path: Path) -> None:
     assert "no rung 'fused_akt'; did you mean 'fused_act' or" in refused("explain", "bf16", "fused_akt", pair)
     assert "named twice" in refused("explain", "bf16", "bf16", pair)

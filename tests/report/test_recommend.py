@@ -133,6 +133,8 @@ def test_an_open_rung_names_the_command_that_decides() -> None:
     few["protocol"]["budget_s"] = 600.0
     resumed = advice(staircase(few, staircase="R.json"))["bf16"]
     assert (resumed.advice, resumed.decide) == ("undecided", "ladder run --resume R.json --budget 20")
+    few["protocol"] |= {"rounds": 2, "fixed": True}  # such a run refuses a budget
+    assert advice(staircase(few, staircase="R.json"))["bf16"].decide == "ladder run --resume R.json --rounds 4"
     few["protocol"]["quick"] = True
     assert advice(staircase(few, staircase="R.json"))["bf16"].decide == "ladder run -w article"
 

@@ -61,6 +61,13 @@ def test_all_rungs_that_are_adopted_are_in_the_recipe(tmp_path: Path) -> None:
     assert found.is_timed and found.timed_as == "fused_act" and found.remarks == ()
 
 
+def test_the_file_names_every_rung_in_lines_of_usual_length() -> None:
+    found = of(full(["cached_uint8", "graph_fills"], graph_fills="faster"))
+    lines = [line for line in recommend_text.recipe_yaml(found, "for a test").splitlines() if line[0] == "#"]
+    assert "rungs: " + ", ".join(found.kept) in " ".join(line[2:] for line in lines)
+    assert len(found.kept) == len(catalog.load_ladder("full").rungs) and max(map(len, lines)) <= 120
+
+
 @pytest.mark.parametrize("ladder", catalog.ladders())
 def test_the_top_of_each_ladder_is_a_file_that_loads(tmp_path: Path, ladder: str) -> None:
     climbed = catalog.climb(catalog.load_ladder(ladder), dict.fromkeys(needs.NEEDS))
@@ -93,10 +100,10 @@ def test_an_open_rung_stays_and_is_named(tmp_path: Path) -> None:
     assert "undecided, and in the recipe as they were timed: fused_act" in found.remarks
 
 
-def full(names: list[str], **verdicts: str) -> Plain:
-    """Return some rungs of the ladder `full`, each with the recipe that it has there."""
+def full(names: list[str], ladder: str = "full", **verdicts: str) -> Plain:
+    """Return some rungs of a ladder, `full` or another, each with the recipe that it has there."""
     made = made_up.result([made_up.rung(name, 50.0 - 2 * k, 0.01) for k, name in enumerate(names)])
-    made["ladder"]["name"] = "full"
+    made["ladder"]["name"] = ladder
     for rung in made["rungs"]:
         rung["kind"] = "captured"
     return recipes.given(judged(made, **verdicts))
@@ -131,6 +138,21 @@ def test_a_rung_whose_change_another_one_contains_stays() -> None:
     assert found.remarks == (
         "fused_adam stays in the recipe although it is SKIP: the other rungs contain its change",
     )
+
+
+def test_a_rung_that_went_with_the_one_it_rests_on_does_not_stay() -> None:
+    names = ["fused_modulation", "accumulate_2", "accumulate_4"]
+    found = of(full(names, "accumulation", **dict.fromkeys(names[1:], "slower")))
+    assert found.kept[-1] == "fused_modulation" and found.is_timed and not found.remarks
+
+
+def test_of_a_ladder_that_is_gone_one_of_ours_has_the_rungs_below() -> None:
+    made = full(["fused_modulation", "graph_fills"], graph_fills="faster")
+    made["ladder"] |= {"name": "gone", "rungs": ["fused_modulation", "graph_fills"]}
+    found = of(made)
+    assert list(found.kept) == [step.name for step in catalog.load_ladder("full").rungs]
+    assert found.is_timed and not found.remarks
+    assert not any("no recipe" in line for line in recommend_text.below(found))
 
 
 def test_a_gain_over_rungs_that_were_not_timed_names_them_and_they_go_together() -> None:
