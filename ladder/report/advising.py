@@ -113,7 +113,7 @@ def changes_in(result: Result, recipe: Mapping[str, Any]) -> dict[str, Fields]:
 
 
 def _order(result: Result) -> list[str]:
-    """Return the rungs of the whole ladder. Of a ladder that is not here, or no longer, one of ours may hold them."""
+    """Return the rungs of the whole ladder. One of ours may hold the rungs of a ladder that is gone."""
     known, names = catalog.ladders(), result.ladder.rungs
     orders = [[step.name for step in catalog.load_ladder(name).rungs] for name in known]
     if result.ladder.name in known:
