@@ -100,10 +100,7 @@ class Phases:
         return sorted({self.phases(index, lazy) for index in range(CYCLE) for lazy in (True, False)})
 
     def run(self, phases: tuple[str, ...]) -> None:
-        """Run the phases of one step on fresh inputs.
-
-        A whole-step graph needs the random numbers of all phases before it launches.
-        """
+        """Run the phases of one step on fresh inputs. A whole-step graph needs all numbers before it launches."""
         if not self.recipe.whole_step_graph:
             for phase in phases:
                 self.run_phase(phase)
@@ -162,8 +159,10 @@ class Phases:
                 self._update_ema()
         scale = self.scales.get(phase[0])
         network.notice = self._early_update(phase, network, optimizer)
-        loss = self._backward(phase, network, scale)
-        network.notice = None
+        try:
+            loss = self._backward(phase, network, scale)
+        finally:  # G's phases pass through D, too.
+            network.notice = None
         if not self.recipe.fused_update:
             self.copies[network].hand_over()
         self.ranks.reduce(phase, lambda: self._read(network, optimizer), loss)

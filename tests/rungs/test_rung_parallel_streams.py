@@ -114,6 +114,17 @@ def test_an_update_waits_for_all_passes_of_its_phase(why, monkeypatch):
     assert step._early_update("G_main", step.G, step.opt_G) is None
 
 
+def test_a_phase_that_raised_updates_nothing_in_the_next(monkeypatch):
+    step = in_earnest(EARLY | TWO)
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(step, "_loss", lambda *given: (_ for _ in ()).throw(MemoryError))
+        step.run_phase("D_main")
+    before = [p.detach().clone() for p in step.D.parameters()]
+    monkeypatch.setattr(step.opt_D, "step_early", None)
+    step.run_phase("G_main")
+    assert all(map(torch.equal, before, step.D.parameters()))
+
+
 def test_a_gradient_that_comes_after_its_update_is_an_error():
     step = in_earnest(EARLY | TWO)
     weight = next(p for p in step.opt_D.parts[0].parameters if p.grad is not None)
