@@ -240,9 +240,11 @@ def continued(request: Request) -> Request:
             f"{path}: --resume: that run has a fixed number of generations: give --rounds, no --budget"
         )
     ladder = result["ladder"]["name"]
-    if request.ladder is not None and protocol["mode"] != modes.RECIPE:
-        if catalog.load_ladder(request.ladder).name != ladder:
+    if request.ladder is not None:
+        if protocol["mode"] != modes.RECIPE and catalog.load_ladder(request.ladder).name != ladder:
             raise UserError(f"{path}: --resume: that run has another --ladder; leave it out")
+    elif ladder not in catalog.ladders() and protocol["mode"] not in (modes.RECIPE, *modes.STUDIES):
+        raise UserError(f"{path}: --resume: its ladder is a file of yours, or gone; name it with --ladder")
     said["workload"] = request.workload or result["workload"]["name"]
     ladder = ladder if ladder in catalog.ladders() else request.ladder
     return dataclasses.replace(request, **said, ladder=ladder, quick=protocol["quick"])

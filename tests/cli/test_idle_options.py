@@ -63,6 +63,14 @@ def test_a_run_that_goes_on_refuses_what_its_file_decides(asked, words, tmp_path
     assert climb.continued(request(**goes_on, cycles=made["protocol"]["cycles"], rounds=9)).rounds == 9
 
 
+def test_a_run_of_a_ladder_that_is_not_here_asks_for_it(tmp_path):
+    made = made_up.judged_run(seed=1)
+    made["ladder"]["name"] = "gone"
+    store.write(tmp_path / "r.json", made)
+    with pytest.raises(UserError, match="its ladder is a file of yours, or gone; name it with --ladder"):
+        climb.continued(request(resume=tmp_path / "r.json", ladder=None))
+
+
 def test_a_run_goes_on_in_its_own_folder(tmp_path):
     path = tmp_path / "here" / "m" / "r.json"
     said = CliRunner().invoke(main, ["run", "--resume", str(path), "--out", str(tmp_path / "there")])
