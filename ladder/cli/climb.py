@@ -239,11 +239,11 @@ def continued(request: Request) -> Request:
         raise UserError(
             f"{path}: --resume: that run has a fixed number of generations: give --rounds, no --budget"
         )
-    ladder = result["ladder"]["name"]
-    if request.ladder is not None:
-        if protocol["mode"] != modes.RECIPE and catalog.load_ladder(request.ladder).name != ladder:
+    ladder, named = result["ladder"]["name"], protocol["mode"] not in (modes.RECIPE, *modes.STUDIES)
+    if named and request.ladder is not None:
+        if catalog.load_ladder(request.ladder).name != ladder:
             raise UserError(f"{path}: --resume: that run has another --ladder; leave it out")
-    elif ladder not in catalog.ladders() and protocol["mode"] not in (modes.RECIPE, *modes.STUDIES):
+    elif named and ladder not in catalog.ladders():
         raise UserError(f"{path}: --resume: its ladder is a file of yours, or gone; name it with --ladder")
     said["workload"] = request.workload or result["workload"]["name"]
     ladder = ladder if ladder in catalog.ladders() else request.ladder

@@ -63,6 +63,15 @@ def test_a_run_that_goes_on_refuses_what_its_file_decides(asked, words, tmp_path
     assert climb.continued(request(**goes_on, cycles=made["protocol"]["cycles"], rounds=9)).rounds == 9
 
 
+def test_a_study_goes_on_with_the_ladder_that_it_was_begun_with(tmp_path):
+    made = made_up.judged_run(seed=1)
+    made["protocol"]["mode"] = made["ladder"]["name"] = "mistakes"
+    store.write(tmp_path / "r.json", made)
+    for ladder in ("article", None):
+        goes_on = climb.continued(request(resume=tmp_path / "r.json", ladder=ladder, mode=None))
+        assert goes_on.mode == "mistakes"
+
+
 def test_a_run_of_a_ladder_that_is_not_here_asks_for_it(tmp_path):
     made = made_up.judged_run(seed=1)
     made["ladder"]["name"] = "gone"
