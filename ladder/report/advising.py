@@ -114,11 +114,15 @@ def changes_in(result: Result, recipe: Mapping[str, Any]) -> dict[str, Fields]:
 
 def _order(result: Result) -> list[str]:
     """Return the rungs of the whole ladder. One of ours may hold the rungs of a ladder that is gone."""
-    known, names = catalog.ladders(), result.ladder.rungs
-    orders = [[step.name for step in catalog.load_ladder(name).rungs] for name in known]
-    if result.ladder.name in known:
-        return orders[known.index(result.ladder.name)]
+    name, names = result.ladder.name, result.ladder.rungs
+    if name in catalog.ladders():
+        return _rungs_of(name)
+    orders = map(_rungs_of, catalog.ladders())
     return next((order for order in orders if [each for each in order if each in names] == names), names)
+
+
+def _rungs_of(ladder: str) -> list[str]:
+    return [step.name for step in catalog.load_ladder(ladder).rungs]
 
 
 def contains(recipe: Mapping[str, Any], change: Mapping[str, Any]) -> bool:
