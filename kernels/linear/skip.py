@@ -137,7 +137,7 @@ class Config(NamedTuple):
     stages: int  # blocks on their way from memory
 
 
-# By (compute capability, size). The rows for (9, 0) were chosen by sm_90 code (no spills); docs/log.md has their times.
+# By (compute capability, size). The rows for (9, 0) were the fastest of those timed on an H200 (docs/log.md).
 CONFIGS: dict[tuple[tuple[int, int] | None, str], Config] = {
     ((9, 0), "large"): Config(64, 128, 64, 4, 3),
     ((9, 0), "small"): Config(64, 64, 64, 4, 4),

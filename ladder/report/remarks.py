@@ -54,7 +54,7 @@ def lazy(rungs: list[RungResult]) -> list[str]:
 
 
 def duration(result: Result) -> list[str]:
-    """Say how long a run of generations and its first took, and in which share of it a cycle of a rung ran."""
+    """Say how long a run of generations took, when its first table came, and in which share a cycle ran."""
     rounds = [made for each in sources.records(result) for made in each.rounds]
     if not result.seconds or not rounds:
         return []
