@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.common.fill import LONGEST, fill_words
+from kernels.common.fill import LONGEST, WORDS, fill_words
 from stylegan_lite.graphnodes import ALLOCATION, FREE, KERNEL, MEMSET, Driver, LossyQuery, Memset
 
 
@@ -37,9 +37,10 @@ def unavailable() -> str | None:
 
 
 def compile_ahead() -> None:
-    """Launch the kernel once, so that no capture compiles it."""
+    """Launch the kernel once for each size of words, so that no capture compiles it."""
     word = torch.empty(1, dtype=torch.int32, device="cuda")
-    fill_words(word.data_ptr(), 1, 0)
+    for size in WORDS:
+        fill_words(word.data_ptr(), 1, 0, size)
 
 
 def replace_memsets(
@@ -75,13 +76,13 @@ def replace_memsets(
     return Fills(found, len(fills), dict(left), source)
 
 
-def _plan(driver: Driver, graph: int) -> tuple[int, dict[int, tuple[int, int, int]], Counter[str]]:
+def _plan(driver: Driver, graph: int) -> tuple[int, dict[int, tuple[int, int, int, int]], Counter[str]]:
     """Return the number of memset nodes, the fill for each that is to be replaced, and why others are left."""
     kinds = {node: driver.kind(node) for node in driver.nodes(graph)}
     memsets = [node for node, kind in kinds.items() if kind == MEMSET]
     if memsets and {ALLOCATION, FREE} & set(kinds.values()):  # no node of it can be destroyed
         return len(memsets), {}, Counter({"in a graph that allocates": len(memsets)})
-    fills: dict[int, tuple[int, int, int]] = {}
+    fills: dict[int, tuple[int, int, int, int]] = {}
     left: Counter[str] = Counter()
     try:
         for node in memsets:
@@ -96,18 +97,18 @@ def _plan(driver: Driver, graph: int) -> tuple[int, dict[int, tuple[int, int, in
     return len(memsets), fills, left
 
 
-def fill_of(memset: Memset) -> tuple[int, int, int] | str:
+def fill_of(memset: Memset) -> tuple[int, int, int, int] | str:
     """Return the arguments of `fill_words` for a memset, or why there are none."""
-    words, odd = divmod(memset.size * memset.width, 4)
+    bytes_, bits = memset.size * memset.width, 8 * memset.size
+    size = next(
+        each for each in WORDS if not (bytes_ % each or memset.address % each)
+    )  # the longest that fits
     if memset.height != 1:
         return "of several rows"
-    if odd or memset.address % 4:
-        return "not of whole words"
-    if not 0 < words <= LONGEST:
+    if not 0 < bytes_ // size <= LONGEST:
         return "empty or too long"
-    bits = 8 * memset.size
     value = memset.value & ((1 << bits) - 1)
-    return memset.address, words, sum(value << shift for shift in range(0, 32, bits))
+    return memset.address, bytes_ // size, sum(value << shift for shift in range(0, 8 * size, bits)), size
 
 
 def _in_order(driver: Driver, graph: int) -> list[int]:

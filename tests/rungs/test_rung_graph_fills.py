@@ -98,8 +98,10 @@ def test_the_receipt_wants_nodes_replaced_and_no_memset_in_a_graph(refused):
         ({"memsets": 58.75}, "58.8 a step", "graphs that were instantiated before"),
     ):
         refused("graph_fills", seen_with(**changes), words, sabotage=sabotage, planted="evidence")
-    left = receipt("graph_fills", seen_with(replaced=6, left={"of several rows": 1, "not of whole words": 1}))
-    assert left.lines[1] == "memset nodes that stay: not of whole words 1, of several rows 1"
+    left = receipt(
+        "graph_fills", seen_with(replaced=6, left={"of several rows": 1, "empty or too long": 1}, memsets=2.1)
+    )
+    assert left.engaged and left.lines[1] == "memset nodes that stay: empty or too long 1, of several rows 1"
 
 
 def test_the_evidence_adds_up_all_graphs(captured):

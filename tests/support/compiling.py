@@ -387,7 +387,8 @@ def main(arguments: list[str]) -> None:
         pretend(capability)
         launches.clear()
         launch_few(launches) if few else launch_all(capability)
-        fill_words(1 << 40, 1, 0)
+        for size in (4, 2, 1):
+            fill_words(1 << 40, 1, 0, size)
         for (name, *_), (source, options) in sources(launches).items():
             code = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
             compiled.append((name, capability, code.metadata.shared, contracted_sums(code.asm["ptx"])))
