@@ -296,9 +296,20 @@ class Interleaved:
         process.choices = process.worker.call("choices")["choices"]
 
     def _profile(self, process: Process) -> None:
-        """Record cycles while nobody else uses the GPU. Loading the profiler and reading its events need no GPU."""
+        """Record cycles while nobody else uses the GPU. Loading the profiler and reading its events need no GPU.
+
+        If the profiler fails in a process that lives on, its wall times stand.
+        """
         if not process.program.profiled:
             return
+        try:
+            self._record(process)
+        except WorkerFailure as failure:
+            if failure.status != "failed" or "did" not in failure.reply:
+                raise
+            process.profiled = {"cycles": None, "profile": None, "gpu_void": failure.reason}
+
+    def _record(self, process: Process) -> None:
         process.worker.call("profile", part="load")
         with contextlib.ExitStack() as alone:
             alone.enter_context(self.gpu)

@@ -56,6 +56,29 @@ def test_every_timed_cycle_comes_before_the_first_profiled_one(
     assert rung["profile"] == said["profile"] and stored(tmp_path) == result
 
 
+@pytest.mark.parametrize(
+    ("reply", "status"),
+    [({"did": "profile"}, "ok"), ({"signal": "SIGSEGV"}, "failed")],
+    ids=["says so", "dies"],
+)
+def test_a_profiler_that_fails_leaves_the_wall_time_of_a_process_that_lives_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: dict[str, Any], status: str
+) -> None:
+    def fails(worker: Worker, part: str, **_: Any) -> dict[str, Any]:
+        if part == "record" and worker.named == "b":
+            raise WorkerFailure("failed", "profile: RuntimeError: no CUPTI", reply)
+        return profiled() if part == "record" else {}
+
+    commands(monkeypatch, {"profile": fails})
+    result = run(tmp_path, {"a": {}, "b": {}}, rounds=2)
+    found = by_name(result)["b"]
+    assert found["status"] == status and by_name(result)["a"]["gpu_ms"]
+    if status == "ok":
+        assert found["step_ms"] and found["gpu_ms"] is None and len(found["rounds"]) == 2
+        assert "GPU time void in round 1, 2: profile: RuntimeError: no CUPTI" in found["notes"]
+    assert stored(tmp_path) == result
+
+
 def test_a_process_that_was_profiled_refuses_to_be_timed() -> None:
     with pool.Pool(code=FAKE, torch=False) as workers:
         worker = workers.take()
