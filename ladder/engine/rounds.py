@@ -327,7 +327,9 @@ class Interleaved:
     def _prove(self, process: Process) -> None:
         if process.program.prove:
             self.on_phase(process.program, "prove")
-            process.after = process.worker.call("prove")["problem"] or "ok"
+            found = process.worker.call("prove")
+            process.problem = found["problem"]
+            process.after = f"not compared: {found['left_out']}" if found.get("left_out") else "ok"
 
     def _end(self, process: Process) -> None:
         """End a process alone on a GPU, whose use then falls by all that the process held.
@@ -375,8 +377,8 @@ class Interleaved:
 
     def _outcome(self, number: int, process: Process) -> Visited:
         """Return a finished process' outcome, and keep its record for later generations."""
-        if process.after not in (None, "ok"):
-            failure = WorkerFailure("failed: parity", f"after timing: {process.after}")
+        if process.problem:
+            failure = WorkerFailure("failed: parity", f"after timing: {process.problem}")
             return Visited(process.program, failure.status, failure.reason, failure=failure)
         made = new_round(number, process)
         self.accepted.setdefault(process.program.name, []).append(made)

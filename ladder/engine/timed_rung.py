@@ -197,9 +197,7 @@ class Rung(Member):
         self.profiled = True
         self.do_release()  # others beside it need room for a reference, too
         try:
-            return {
-                "problem": after_timing.problem(self.step, lambda text: self.channel.send({"progress": text}))
-            }
+            return {**after_timing.compare(self.step, lambda text: self.channel.send({"progress": text}))}
         finally:
             self.do_release()
 

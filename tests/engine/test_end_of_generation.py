@@ -134,6 +134,30 @@ def test_a_step_that_computes_something_else_after_timing_loses_its_times(
     stored(tmp_path)
 
 
+def test_a_step_that_could_not_be_compared_after_timing_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure._Run, "inspect_all", lambda self, pool: None)
+    why = "its batch of 32 does not fit a reference of 16"
+    commands(monkeypatch, {"prove": {"problem": None, "left_out": why}})
+    rung = by_name(run(tmp_path, {"a": {}}, rounds=2, inspect=True))["a"]
+    assert [each["after"] for each in rung["rounds"]] == [f"not compared: {why}"] * 2
+    assert rung["step_ms"] and rung["notes"] == [f"after timing not compared: {why}"]
+
+
+def test_a_visit_whose_process_stays_busy_has_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = {"a": iter([0.0, 0.0]), "b": iter([None, 0.1])}
+    real = Interleaved._visit
+
+    def visit(self: Interleaved, process: Any, **how: Any) -> None:
+        real(self, process, **how)
+        process.still_s[-1] = next(waits.get(process.program.name, iter([0.0])))
+
+    monkeypatch.setattr(Interleaved, "_visit", visit)
+    found = by_name(run(tmp_path, {"a": {}, "b": {}}, rounds=2))
+    assert found["b"]["notes"] == ["still busy 2 s after a visit in round 1"] and found["a"]["notes"] == []
+
+
 def test_the_next_server_starts_when_nothing_is_timed_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
