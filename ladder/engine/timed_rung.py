@@ -151,7 +151,7 @@ class Rung(Member):
 
         The costs are told as `lazy` asks, by default as `main`.
 
-        Raises `Invalid` for NaN, Inf, or weights that stood still.
+        Raises `Invalid` for NaN, Inf, weights that stood still, or a timer that the measured code replaced.
         """
         self.refuse_profiled()
         reply: dict[str, Any] = {
@@ -160,7 +160,11 @@ class Rung(Member):
             **self.memory(),
         }
         reply["alloc_retries"] = reply.get("alloc_retries", 0) - self.retries
-        if broken := self.step.check_finite() or stood_still(self.weights, weights_of(self.step)):
+        if broken := (
+            asides.replaced_timer(self.device)
+            or self.step.check_finite()
+            or stood_still(self.weights, weights_of(self.step))
+        ):
             raise Invalid(broken)
         if self.device == "cuda":
             reply["canary_s"] = self.canary(reply)

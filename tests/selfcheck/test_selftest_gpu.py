@@ -34,6 +34,8 @@ CLOCKWORK = """
 import random
 import time
 
+from ladder.engine import asides
+
 CONTRACT = 1
 now = 0.0
 
@@ -45,7 +47,7 @@ def look():
 
 
 def make_step(workload, recipe, *, device=None, seed=0):
-    time.perf_counter = look
+    asides.CLOCK = time.perf_counter = look
     return Step(recipe)
 
 
