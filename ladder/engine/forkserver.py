@@ -36,9 +36,8 @@ from typing import IO
 from ladder.base import files
 from ladder.base.errors import EnvironmentFailure, one_line, raise_if_environment
 from ladder.base.paths import ROOT
+from ladder.machine.threads import QUIET
 
-# Idle OpenMP threads sleep at once: spinning after small CPU operations, they kept four to six cores busy.
-QUIET = {"GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
 _MOST = 4096  # bytes of a message
 _ALONE = "OPENBLAS_NUM_THREADS"  # NumPy's library starts its threads when it is imported
 

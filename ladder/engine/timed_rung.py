@@ -18,7 +18,7 @@ from ladder.engine.channel import Channel, Nobody
 from ladder.engine.gpu_time import PROFILED
 from ladder.engine.joining import Member
 from ladder.machine import gpu_state
-from ladder.machine.threads import Threads
+from ladder.machine.threads import Threads, spinning
 
 CONTRACT = 1
 # Preparation times that only the measured code can report.
@@ -91,7 +91,7 @@ class Rung(Member):
         return {
             "build_s": time.perf_counter() - begin,
             "recipe": self.step.recipe.to_dict() if hasattr(self.step.recipe, "to_dict") else recipe,
-            "settings": self.threads.released(self.step.settings),
+            "settings": self.threads.released(self.step.settings) | spinning(),
             "gpu_uuid": self.gpu_uuid(),
         }
 

@@ -28,6 +28,8 @@ def test_a_server_with_torch_has_one_thread_no_context_and_quiet_threads() -> No
         assert server.ready(120)["threads"] == 1
         environment = Path(f"/proc/{server.pid}/environ").read_bytes().split(b"\0")
         assert b"GOMP_SPINCOUNT=0" in environment
+        opened = [os.readlink(each) for each in Path(f"/proc/{server.pid}/fd").iterdir()]
+        assert opened and not [name for name in opened if name.startswith("/dev/nvidia")]
     finally:
         server.close()
 
