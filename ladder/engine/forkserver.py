@@ -21,6 +21,7 @@ import argparse
 import contextlib
 import gc
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -237,6 +238,8 @@ def main() -> None:
     begin = time.perf_counter()
     from ladder.engine import worker
 
+    # Processes of loaders are forks, too. Each would import torch anew by the default of Python 3.14.
+    multiprocessing.set_start_method("fork")
     before = os.environ.get(_ALONE)
     os.environ[_ALONE] = "1"
     try:
