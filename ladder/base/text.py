@@ -9,16 +9,14 @@ from typing import Any
 
 from ladder.base.protocol import AMBIGUOUS, LESS_THAN
 
+FAR = 1000.0  # digits of a factor beyond it say nothing
 WIDEST = 10.0  # upper end over lower end of an interval: above this, two rounds of a noisy rung say nothing
 NO_TIME = "the time (--minutes) was used up"
 MOST_OPEN = math.log(2)  # log ratio: a reader can act on "less than X%" up to a factor of two, 100%
 
 
 def between(interval: tuple[float, float] | None) -> str:
-    """Return an interval of factors, fine enough for a quarter of a percent: 0.998-1.003x.
-
-    "any" if it excludes nothing.
-    """
+    """Return an interval of an older result, whose rounds are too few for one that excludes anything: then "any"."""
     if not interval:
         return ""
     return "any" if interval[1] > WIDEST * interval[0] else bounds(interval)
@@ -34,8 +32,20 @@ def at_commits(commits: Sequence[str], dirty: bool | None) -> str:
 
 
 def bounds(interval: tuple[float, float] | None) -> str:
-    """Return an interval of factors, however wide: 0.998-1.003x."""
-    return f"{interval[0]:.3f}-{interval[1]:.3f}x" if interval else ""
+    """Return an interval of factors, fine enough for a quarter of a percent: 0.998-1.003x.
+
+    It always has its ends. One beyond `FAR` is told in words: "0.200 to over 1000x".
+    """
+    if not interval:
+        return ""
+    near = all(1 / FAR <= each <= FAR for each in interval)
+    return ("-" if near else " to ").join(map(_end, interval)) + "x"
+
+
+def _end(value: float) -> str:
+    if 1 / FAR <= value <= FAR:
+        return f"{value:.3f}"
+    return f"over {FAR:g}" if value > 1 else f"under {1 / FAR:g}"
 
 
 def percent(share: float) -> str:

@@ -22,6 +22,7 @@ from ladder.engine import run as measure
 from ladder.engine.pool import Pool
 from ladder.images.for_workload import DEFAULT_WORKLOAD, prepare_images
 from ladder.machine import environment, system
+from ladder.machine.threads import QUIET
 from ladder.plan import catalog, modes, needs
 from ladder.results import identity, types
 from ladder.results.combine import resuming
@@ -116,7 +117,7 @@ def _measured(
 
         def on_event(event: dict[str, Any]) -> None:
             if event["event"] == "start":  # no refusal can come after this event
-                environment.tell(quiet)
+                environment.tell(quiet, without=QUIET)
                 if on_file is not None:
                     on_file(Path(event["path"]))
             written.update({key: event[key] for key in ("path",) if key in event})

@@ -9,12 +9,14 @@ import importlib
 import math
 import statistics
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from ladder.base.protocol import CYCLE_STEPS
 
 MEASURED = ("stylegan_lite", "kernels")
+CLOCK = time.perf_counter  # as it was before any measured code was imported
 UNTIMED = 2  # steps between the last batch that was ready and a timed cycle
 
 
@@ -52,6 +54,15 @@ def stood_still(before: dict[str, list[float]], after: dict[str, list[float]]) -
     """Return one line that names networks whose weights all stood still while they were trained, or None."""
     still = [name for name, weights in before.items() if weights and weights == after[name]]
     return f"weights of {', '.join(still)} did not move in the cycles that were timed" if still else None
+
+
+def replaced_timer(device: str) -> str | None:
+    """Return one line if the measured code replaced what times it, else None. Whatever it told was no time then."""
+    if time.perf_counter is not CLOCK:
+        return "the measured code replaced time.perf_counter, which times it"
+    if device == "cuda" and sys.modules["torch"].cuda.synchronize.__module__ != "torch.cuda":
+        return "the measured code replaced torch.cuda.synchronize, before which no time ends"
+    return None
 
 
 def added(kinds: list[tuple[str, ...]], seconds: list[float]) -> dict[str, float]:

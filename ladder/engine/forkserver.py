@@ -21,6 +21,7 @@ import argparse
 import contextlib
 import gc
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -36,9 +37,8 @@ from typing import IO
 from ladder.base import files
 from ladder.base.errors import EnvironmentFailure, one_line, raise_if_environment
 from ladder.base.paths import ROOT
+from ladder.machine.threads import QUIET
 
-# Idle OpenMP threads sleep at once: spinning after small CPU operations, they kept four to six cores busy.
-QUIET = {"GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
 _MOST = 4096  # bytes of a message
 _ALONE = "OPENBLAS_NUM_THREADS"  # NumPy's library starts its threads when it is imported
 
@@ -238,6 +238,8 @@ def main() -> None:
     begin = time.perf_counter()
     from ladder.engine import worker
 
+    # Processes of loaders are forks, too. Each would import torch anew by the default of Python 3.14.
+    multiprocessing.set_start_method("fork")
     before = os.environ.get(_ALONE)
     os.environ[_ALONE] = "1"
     try:

@@ -80,7 +80,7 @@ def composed(steps: Sequence[Sequence[Event]], wall_s: Sequence[float], counts: 
         for events, seconds, count in zip(steps[made], wall_s[made], counts, strict=True):
             ran = traces.kernels(events)
             if not ran:
-                return void("the profiler saw no kernels")
+                return void(traces.why_none())
             if timeless := sum(end <= first for *_, first, end in ran):
                 return void(f"the profiler gave {timeless} of {len(ran)} kernels no duration")
             cycle["gpu_ms"] += count * traces.busy_ms(list(events))  # which is a sixteenth

@@ -75,6 +75,7 @@ class Process:
     profiled: dict[str, Any] = field(default_factory=dict)
     choices: list[dict[str, Any]] | None = None
     after: str | None = None
+    problem: str | None = None  # of the timed step, found after timing
 
 
 def new_round(number: int, process: Process) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def digest(recorded: Recorded, varies: float = 0.0) -> dict[str, Any]:
     for wall, events in zip(recorded.wall_s, recorded.cycles(), strict=True):
         ran = traces.kernels(events)
         if not ran:
-            return {"cycles": None, "profile": None, "gpu_void": "the profiler saw no kernels"}
+            return {"cycles": None, "profile": None, "gpu_void": traces.why_none()}
         found.append(
             {
                 "gpu_ms": traces.busy_ms(events),

@@ -296,9 +296,20 @@ class Interleaved:
         process.choices = process.worker.call("choices")["choices"]
 
     def _profile(self, process: Process) -> None:
-        """Record cycles while nobody else uses the GPU. Loading the profiler and reading its events need no GPU."""
+        """Record cycles while nobody else uses the GPU. Loading the profiler and reading its events need no GPU.
+
+        If the profiler fails in a process that lives on, its wall times stand.
+        """
         if not process.program.profiled:
             return
+        try:
+            self._record(process)
+        except WorkerFailure as failure:
+            if failure.status != "failed" or "did" not in failure.reply:
+                raise
+            process.profiled = {"cycles": None, "profile": None, "gpu_void": failure.reason}
+
+    def _record(self, process: Process) -> None:
         process.worker.call("profile", part="load")
         with contextlib.ExitStack() as alone:
             alone.enter_context(self.gpu)
@@ -316,7 +327,9 @@ class Interleaved:
     def _prove(self, process: Process) -> None:
         if process.program.prove:
             self.on_phase(process.program, "prove")
-            process.after = process.worker.call("prove")["problem"] or "ok"
+            found = process.worker.call("prove")
+            process.problem = found["problem"]
+            process.after = f"not compared: {found['left_out']}" if found.get("left_out") else "ok"
 
     def _end(self, process: Process) -> None:
         """End a process alone on a GPU, whose use then falls by all that the process held.
@@ -364,8 +377,8 @@ class Interleaved:
 
     def _outcome(self, number: int, process: Process) -> Visited:
         """Return a finished process' outcome, and keep its record for later generations."""
-        if process.after not in (None, "ok"):
-            failure = WorkerFailure("failed: parity", f"after timing: {process.after}")
+        if process.problem:
+            failure = WorkerFailure("failed: parity", f"after timing: {process.problem}")
             return Visited(process.program, failure.status, failure.reason, failure=failure)
         made = new_round(number, process)
         self.accepted.setdefault(process.program.name, []).append(made)

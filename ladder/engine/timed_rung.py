@@ -18,7 +18,7 @@ from ladder.engine.channel import Channel, Nobody
 from ladder.engine.gpu_time import PROFILED
 from ladder.engine.joining import Member
 from ladder.machine import gpu_state
-from ladder.machine.threads import Threads
+from ladder.machine.threads import Threads, spinning
 
 CONTRACT = 1
 # Preparation times that only the measured code can report.
@@ -91,7 +91,7 @@ class Rung(Member):
         return {
             "build_s": time.perf_counter() - begin,
             "recipe": self.step.recipe.to_dict() if hasattr(self.step.recipe, "to_dict") else recipe,
-            "settings": self.threads.released(self.step.settings),
+            "settings": self.threads.released(self.step.settings) | spinning(),
             "gpu_uuid": self.gpu_uuid(),
         }
 
@@ -151,7 +151,7 @@ class Rung(Member):
 
         The costs are told as `lazy` asks, by default as `main`.
 
-        Raises `Invalid` for NaN, Inf, or weights that stood still.
+        Raises `Invalid` for NaN, Inf, weights that stood still, or a timer that the measured code replaced.
         """
         self.refuse_profiled()
         reply: dict[str, Any] = {
@@ -160,7 +160,11 @@ class Rung(Member):
             **self.memory(),
         }
         reply["alloc_retries"] = reply.get("alloc_retries", 0) - self.retries
-        if broken := self.step.check_finite() or stood_still(self.weights, weights_of(self.step)):
+        if broken := (
+            asides.replaced_timer(self.device)
+            or self.step.check_finite()
+            or stood_still(self.weights, weights_of(self.step))
+        ):
             raise Invalid(broken)
         if self.device == "cuda":
             reply["canary_s"] = self.canary(reply)
@@ -197,9 +201,7 @@ class Rung(Member):
         self.profiled = True
         self.do_release()  # others beside it need room for a reference, too
         try:
-            return {
-                "problem": after_timing.problem(self.step, lambda text: self.channel.send({"progress": text}))
-            }
+            return {**after_timing.compare(self.step, lambda text: self.channel.send({"progress": text}))}
         finally:
             self.do_release()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -75,13 +75,20 @@ _LIBRARY = re.compile(r"lib[A-Za-z0-9_+.-]+\.so[0-9.]*")
 _PLAIN = re.compile(r"[A-Za-z0-9 ._:,=+()#'{}\[\]@-]{1,64}")
 
 
-def recorded(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return every variable that changes what is measured, with a value that a result may hold: no path."""
+def recorded(environ: Mapping[str, str] | None = None, without: Collection[str] = ()) -> dict[str, str]:
+    """Return every variable that changes what is measured, with a value that a result may hold: no path.
+
+    `without`: variables that the harness sets itself, so the user's value is in force nowhere.
+    """
     found = os.environ if environ is None else environ
     names = [
         name
         for name, value in sorted(found.items())
-        if value and name.startswith(PREFIXES) and not _NO_MATTER.fullmatch(name) and _NAME.fullmatch(name)
+        if value
+        and name not in without
+        and name.startswith(PREFIXES)
+        and not _NO_MATTER.fullmatch(name)
+        and _NAME.fullmatch(name)
     ]
     return {name: _published(name, found[name]) for name in names[:MOST]}
 
@@ -113,12 +120,12 @@ def said(recorded: Mapping[str, str] | None) -> list[str]:
     return [text.display(f"measured with {name}={value}") for name, value in sorted(known.items())]
 
 
-def tell(quiet: bool = False) -> None:
+def tell(quiet: bool = False, without: Collection[str] = ()) -> None:
     """Name on stderr what is set here and changes what is measured, and why the result will belong to no commit."""
     if quiet:
         return
     problem = git.problem(ROOT)
-    lines = said(recorded()) + [f"without a commit: {problem}"] * bool(problem)
+    lines = said(recorded(without=without)) + [f"without a commit: {problem}"] * bool(problem)
     for line in lines:
         click.echo(line, err=True)
 

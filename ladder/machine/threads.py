@@ -6,6 +6,7 @@ times slower side by side than one after the other.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,16 @@ def share(processes: int) -> int | None:
     from ladder.machine import system  # which a worker does without
 
     return max(1, system.usable_cores() // processes) if processes > 1 else None
+
+
+# Idle OpenMP threads sleep at once: spinning after small CPU operations, they kept four to six cores busy. Every
+# process that is timed has these, whatever the user set.
+QUIET = {"GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
+
+
+def spinning() -> dict[str, str | None]:
+    """Return how long idle threads of this process spin, for a rung's settings."""
+    return {name.lower(): os.environ.get(name) for name in QUIET}
 
 
 class Threads:

@@ -7,6 +7,8 @@ average are.
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import torch
 
 from ladder.parity import check, freshness, reference
@@ -15,14 +17,22 @@ from ladder.parity.spread import Tell
 from stylegan_lite.step import TrainingStep
 
 
-def problem(step: TrainingStep, tell: Tell) -> str | None:
-    """Return the worst finding in one line, or None for a step within the parity budget. It is of no use afterwards.
+class Found(TypedDict):
+    """One line each, or None: the worst finding, and why the step could not be compared."""
 
-    Returns None, too, if the reference had to fall back to a smaller batch: the timed buffers do not fit it.
+    problem: str | None
+    left_out: str | None
+
+
+def compare(step: TrainingStep, tell: Tell) -> Found:
+    """Compare a step, which is of no use afterwards. Within the parity budget it has no problem.
+
+    The timed buffers do not fit a reference that had to fall back to a smaller batch.
     """
     ref = reference.get(step.workload, step.device, None, tell)
-    if ref.workload.batch != step.workload.batch:
-        return None
+    if (fits := ref.workload.batch) != step.workload.batch:
+        why = f"its batch of {step.workload.batch} does not fit a reference of {fits}"
+        return {"problem": None, "left_out": why}
     kinds = freshness.kinds(step.workload) if getattr(step, "together", []) else []
     precision = precision_of(step.recipe)
     spread = get_spread(ref, precision, step.device, tell, kinds)["errors"]
@@ -32,4 +42,4 @@ def problem(step: TrainingStep, tell: Tell) -> str | None:
     except torch.OutOfMemoryError:  # beside other processes: the reference stays on the CPU
         torch.cuda.empty_cache()
         found = check.within_budget(step, ref, budget, spread, tell, kinds)
-    return found[0].removeprefix("as it is timed: ") if found else None
+    return {"problem": found[0].removeprefix("as it is timed: ") if found else None, "left_out": None}

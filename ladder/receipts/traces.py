@@ -29,11 +29,19 @@ def recorded(cycle: Callable[[], None]) -> list[Event]:
     return list(events(profiled(cycle)))
 
 
-def profiled(cycle: Callable[[], None], ran: Callable[[], None] = lambda: None) -> torch.profiler.profile:
+def profiled(
+    cycle: Callable[[], None], ran: Callable[[], None] = lambda: None
+) -> torch.profiler.profile | None:
     """Return the profile of a cycle, or of what else is given.
 
-    `ran` is called when the GPU has done its work. Reading what it did takes seconds of the CPU alone.
+    `ran` is called when the GPU has done its work. Reading what it did takes seconds of the CPU alone. A PyTorch
+    without CUPTI would raise: there the cycle runs alone, and None is returned.
     """
+    if not sees_kernels():
+        cycle()
+        torch.cuda.synchronize()
+        ran()
+        return None
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         cycle()
         torch.cuda.synchronize()
@@ -41,8 +49,20 @@ def profiled(cycle: Callable[[], None], ran: Callable[[], None] = lambda: None) 
     return profile
 
 
+def sees_kernels() -> bool:
+    """Return whether PyTorch was built with CUPTI, by which its profiler sees what runs on the GPU."""
+    return torch.profiler.ProfilerActivity.CUDA in torch.profiler.supported_activities()
+
+
+def why_none() -> str:
+    """Return why a trace has no kernels, in one line."""
+    return "the profiler saw no kernels" + ("" if sees_kernels() else ": this PyTorch has no CUPTI")
+
+
 def events(profile: Any) -> Iterator[Event]:
     """Yield (name, on the device, stream, start ns, end ns) of each recorded event, without annotations."""
+    if profile is None:
+        return
     for event in profile.profiler.kineto_results.events():
         device = event.device_type() == torch.autograd.DeviceType.CUDA
         if hasattr(event, "is_user_annotation") and event.is_user_annotation():

@@ -48,7 +48,7 @@ def _row(found: Recommendation, each: Advised) -> list[str]:
         each.advice,
         by,
         answer(each.seen),
-        text.between(each.interval),
+        text.bounds(each.interval),
         _saved(each.saved_ms),
     ]
     cells += [hours, "" if each.prepare_s is None else f"{each.prepare_s:+.1f}", _steps(each.pays_back)]

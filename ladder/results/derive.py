@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from ladder.machine import stillness
 from ladder.plan import modes
 from ladder.results import sources, values
 from ladder.results.types import ABSENT, Plain, Result, Round, RungResult, Twin
@@ -237,6 +238,10 @@ def _notes(rung: RungResult) -> list[str]:
             void_gpu.setdefault(each.gpu_void, []).append(each.round + 1)
     for why, numbers in void_gpu.items():
         notes.append(f"GPU time void in round {', '.join(map(str, numbers))}: {why}")
+    for why in dict.fromkeys(each.after for each in rounds if each.after and each.after != "ok"):
+        notes.append(f"after timing {why}")
+    if busy := [str(each.round + 1) for each in rounds if each.passes and each.still_s is None]:
+        notes.append(f"still busy {stillness.LIMIT_S:g} s after a visit in round {', '.join(busy)}")
     if unsettled := [str(each.round + 1) for each in rounds if each.settled is False]:
         notes.append(f"unsettled in round {', '.join(unsettled)}")
     timed = [each for each in rounds if each.event_ms]

@@ -243,8 +243,8 @@ def quarantine(result: Result) -> tuple[Result, list[str]]:
 def top_gains(result: Result) -> dict[str, TopGain]:
     """Return, from a leave-one-out result, what each rung gains at the top, and what to do about it.
 
-    GPU time decides where it is known and the ladder without the rung is of the same kind. CUDA graphs save the time
-    in which the GPU waits, so wall time decides about the rung that makes a step captured.
+    The step decides where it is sure, else GPU time (`modes.advice`), if the ladder without the rung is of the same
+    kind. CUDA graphs save the time in which the GPU waits, so wall time alone decides about them.
     """
     whole = next((rung for rung in result.rungs if rung.name == modes.ALL), None)
 

@@ -80,9 +80,7 @@ class Round:
     passes: list[int] | Absent = optional(items(v.COUNT, 100_000))
     profiled: list[ProfiledCycle] | Absent | None = optional(items(rule_of(ProfiledCycle), 8))
     gpu_void: str | Absent | None = optional(v.TEXT)  # why the profiled cycles do not count
-    after: str | Absent | None = optional(
-        v.TEXT
-    )  # "ok", or what the timed step computed wrongly after timing
+    after: str | Absent | None = optional(v.TEXT)  # "ok", or why the step was not compared after timing
     still_s: float | Absent | None = optional(v.SECONDS)  # longest wait for a visited process to be idle
     event_ms: list[float] | Absent | None = optional(v.SAMPLES)
     main_ms: float | Absent | None = optional(v.MS)  # without the lazy phases

@@ -13,6 +13,7 @@ from ladder.base.git import commit_of
 from ladder.base.paths import ROOT
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.machine import environment, neighbours
+from ladder.machine.threads import QUIET
 from ladder.results import code_digest, derive, identity
 from ladder.results import store as results
 from ladder.results.types import Plain
@@ -52,6 +53,7 @@ def new_result(
     trained = {"name": workload_name, **workload, "data": data}
     return {
         **header(None, facts, trained, images=images, code=code, also=_patches(planned)),
+        environment.KEY: environment.recorded(without=QUIET),
         "ladder": {"name": ladder.name, "title": ladder.title, "rungs": [p.name for p in planned]}
         | _digest(ladder),
         "protocol": {},

@@ -100,6 +100,8 @@ SETTINGS = fields(
             "ema",
             "r1_gamma",
             "cpu_threads",
+            "gomp_spincount",
+            "kmp_blocktime",
         ),
         SCALAR,
     ),

@@ -11,6 +11,7 @@ if a rung gains.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +25,7 @@ from ladder.stats import estimates, nested
 from ladder.stats.nested import Difference, Group
 
 LEAST_DIFFERENCE = 0.0025  # smaller ones are of no use, however sure
-GPU_RESOLUTION = 0.015  # of GPU time: an answer that leaves more open says too little
+GPU_RESOLUTION = math.log1p(0.015)  # of GPU time: an answer that leaves more open than 1.5% says too little
 ENOUGH = 0.005  # half-width of an interval at which more generations are not worth their time
 
 

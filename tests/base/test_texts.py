@@ -5,7 +5,7 @@ import os
 import pytest
 from click.testing import CliRunner
 
-from ladder.base.text import between, printable
+from ladder.base.text import between, bounds, printable
 from ladder.cli import main as cli
 from ladder.cli import options
 from ladder.images import for_workload
@@ -17,6 +17,11 @@ def test_an_interval_that_excludes_nothing_is_not_printed_in_digits():
     """Two rounds of an eager rung gave 0.000-1256803395.677x, over three columns of the chart."""
     assert between((1e-9, 1.2e9)) == "any" and between(None) == ""
     assert between((0.9981, 1.0032)) == "0.998-1.003x" and between((0.5, 4.9)) == "0.500-4.900x"
+
+
+def test_an_interval_has_its_ends_however_wide():
+    assert bounds((0.2, 30.0)) == "0.200-30.000x" and bounds(None) == ""
+    assert bounds((0.2, 2e30)) == "0.200 to over 1000x" and bounds((1e-9, 0.4)) == "under 0.001 to 0.400x"
 
 
 def test_a_name_from_outside_is_one_line_without_controls():

@@ -21,6 +21,12 @@ def test_too_few_generations_are_no_answer():
     assert short == "GPU 1.26x?, step 1.05x?" and long.count("too few generations") == 2
 
 
+def test_a_wide_interval_has_its_ends() -> None:
+    made = two_clocks.run()
+    next(each for each in made["rungs"] if each["name"] == "bf16")["gain"]["interval"] = [0.2, 30.0]
+    assert "(0.200-30.000x)" in told(made, "bf16")[1]
+
+
 def test_the_prediction_is_the_articles_over_the_same_rung_or_the_rungs_own_words():
     made = typed.typed(two_clocks.run())
     assert (

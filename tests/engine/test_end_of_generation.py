@@ -56,6 +56,29 @@ def test_every_timed_cycle_comes_before_the_first_profiled_one(
     assert rung["profile"] == said["profile"] and stored(tmp_path) == result
 
 
+@pytest.mark.parametrize(
+    ("reply", "status"),
+    [({"did": "profile"}, "ok"), ({"signal": "SIGSEGV"}, "failed")],
+    ids=["says so", "dies"],
+)
+def test_a_profiler_that_fails_leaves_the_wall_time_of_a_process_that_lives_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reply: dict[str, Any], status: str
+) -> None:
+    def fails(worker: Worker, part: str, **_: Any) -> dict[str, Any]:
+        if part == "record" and worker.named == "b":
+            raise WorkerFailure("failed", "profile: RuntimeError: no CUPTI", reply)
+        return profiled() if part == "record" else {}
+
+    commands(monkeypatch, {"profile": fails})
+    result = run(tmp_path, {"a": {}, "b": {}}, rounds=2)
+    found = by_name(result)["b"]
+    assert found["status"] == status and by_name(result)["a"]["gpu_ms"]
+    if status == "ok":
+        assert found["step_ms"] and found["gpu_ms"] is None and len(found["rounds"]) == 2
+        assert "GPU time void in round 1, 2: profile: RuntimeError: no CUPTI" in found["notes"]
+    assert stored(tmp_path) == result
+
+
 def test_a_process_that_was_profiled_refuses_to_be_timed() -> None:
     with pool.Pool(code=FAKE, torch=False) as workers:
         worker = workers.take()
@@ -109,6 +132,30 @@ def test_a_step_that_computes_something_else_after_timing_loses_its_times(
     assert found["b"]["step_ms"] is None and found["a"]["rounds"][0]["after"] == "ok"
     assert [do for name, do in seen if name == "b"].count("prove") == 1
     stored(tmp_path)
+
+
+def test_a_step_that_could_not_be_compared_after_timing_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure._Run, "inspect_all", lambda self, pool: None)
+    why = "its batch of 32 does not fit a reference of 16"
+    commands(monkeypatch, {"prove": {"problem": None, "left_out": why}})
+    rung = by_name(run(tmp_path, {"a": {}}, rounds=2, inspect=True))["a"]
+    assert [each["after"] for each in rung["rounds"]] == [f"not compared: {why}"] * 2
+    assert rung["step_ms"] and rung["notes"] == [f"after timing not compared: {why}"]
+
+
+def test_a_visit_whose_process_stays_busy_has_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = {"a": iter([0.0, 0.0]), "b": iter([None, 0.1])}
+    real = Interleaved._visit
+
+    def visit(self: Interleaved, process: Any, **how: Any) -> None:
+        real(self, process, **how)
+        process.still_s[-1] = next(waits.get(process.program.name, iter([0.0])))
+
+    monkeypatch.setattr(Interleaved, "_visit", visit)
+    found = by_name(run(tmp_path, {"a": {}, "b": {}}, rounds=2))
+    assert found["b"]["notes"] == ["still busy 2 s after a visit in round 1"] and found["a"]["notes"] == []
 
 
 def test_the_next_server_starts_when_nothing_is_timed_any_more(

@@ -28,6 +28,8 @@ def test_a_server_with_torch_has_one_thread_no_context_and_quiet_threads() -> No
         assert server.ready(120)["threads"] == 1
         environment = Path(f"/proc/{server.pid}/environ").read_bytes().split(b"\0")
         assert b"GOMP_SPINCOUNT=0" in environment
+        opened = [os.readlink(each) for each in Path(f"/proc/{server.pid}/fd").iterdir()]
+        assert opened and not [name for name in opened if name.startswith("/dev/nvidia-uvm")]  # of a context
     finally:
         server.close()
 
@@ -40,6 +42,16 @@ def test_workers_of_one_server_are_forks_that_imported_once(tmp_path: Path) -> N
         assert all(worker.call("threads") for worker in pids)
         assert len({worker.pid for worker in pids}) == 3
     assert log.read_text() == "x" and not any(alive(worker.pid) for worker in pids)
+
+
+def test_processes_of_loaders_are_forks_whatever_python_makes_by_default(tmp_path: Path) -> None:
+    log = tmp_path / "method"
+    says = f"open({str(log)!r}, 'w').write(str(multiprocessing.get_start_method(allow_none=True)))"
+    with Pool(
+        code=code_that(f"import multiprocessing\nCONTRACT = 1\n{says}\n", tmp_path), torch=False
+    ) as workers:
+        workers.take().call("threads")
+    assert log.read_text() == "fork"
 
 
 def test_a_worker_leads_a_session_of_its_own() -> None:

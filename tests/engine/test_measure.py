@@ -187,7 +187,7 @@ def test_each_visit_drains_the_loader_then_times_and_the_end_leaves_out_the_lazy
     generation = 2 * ([True] * 3 + [True])
     assert lazy == [*generation, *generation, False]
     assert [r["lead_in_cycles"] for r in rung["rounds"]] == [0, 0]
-    assert len(rung["samples_ms"]) == 4 and rung["settings"] == {"seen": 0}
+    assert len(rung["samples_ms"]) == 4 and rung["settings"]["seen"] == 0
 
 
 def test_a_sample_is_the_time_of_one_step(tmp_path: Path) -> None:

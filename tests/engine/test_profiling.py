@@ -22,6 +22,7 @@ def event(name: str, begin: float, end: float, stream: int = 7, on_device: bool 
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that digests cycles, each given by its events; a cycle's wall time is 2 ms a step."""
     monkeypatch.setattr(traces, "events", lambda seen: seen)
+    monkeypatch.setattr(traces, "sees_kernels", lambda: True)
 
     def digested(*cycles: list[Any]) -> dict[str, Any]:
         ends = [10 * (number + 1) * MS * CYCLE_STEPS for number in range(len(cycles))]
@@ -66,6 +67,23 @@ def test_a_profiler_that_sees_no_kernels_says_so(recorded: Any) -> None:
     for cycles in ([CYCLE, idle], [idle], [[]]):
         found = recorded(*cycles)
         assert found == {"cycles": None, "profile": None, "gpu_void": "the profiler saw no kernels"}
+
+
+def test_without_cupti_the_cycles_run_and_have_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch itself raises AssertionError there."""
+    did: list[str] = []
+    monkeypatch.setattr(traces.torch.profiler, "supported_activities", set)
+    monkeypatch.setattr(traces.torch.cuda, "synchronize", lambda: did.append("ends"))
+    recorded = profiling.Recorded()
+    recorded.profile = traces.profiled(
+        lambda: recorded.run(lambda: did.append("cycle")), lambda: did.append("ran")
+    )
+    assert did == ["cycle", "ends", "ran"] and traces.traced(lambda: None) == {}
+    assert profiling.digest(recorded) == {
+        "cycles": None,
+        "profile": None,
+        "gpu_void": "the profiler saw no kernels: this PyTorch has no CUPTI",
+    }
 
 
 def test_a_step_consists_of_families_and_of_kernels(recorded: Any) -> None:

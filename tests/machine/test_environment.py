@@ -14,6 +14,7 @@ from ladder.machine import environment
 from ladder.results import identity, judging, schema
 from ladder.results.combine import belonging, comparing, resuming
 from tests.support import made_up
+from tests.support.fake_runs import run, stored
 from tests.support.typed import Reading
 
 belonging = Reading(belonging)
@@ -79,6 +80,15 @@ def test_what_changes_a_number_is_recorded_as_it_is_and_said(name):
     assert seen == {name: CHANGING[name]}
     assert environment.said(seen) == [f"measured with {name}={CHANGING[name]}"]
     assert schema.CONDITIONS[environment.KEY](seen) is None
+
+
+def test_a_run_sets_the_spin_count_of_every_rung_and_stores_it(tmp_path, monkeypatch):
+    """The user's own is in force nowhere, so it is no condition of the result."""
+    monkeypatch.setenv("GOMP_SPINCOUNT", "100000")
+    result = run(tmp_path, {"a": {}, "b": {}})
+    assert {rung["settings"]["gomp_spincount"] for rung in result["rungs"]} == {"0"}
+    assert "GOMP_SPINCOUNT" not in result[environment.KEY] and stored(tmp_path) == result
+    assert environment.recorded()["GOMP_SPINCOUNT"] == "100000"  # of what runs in this process
 
 
 @pytest.mark.parametrize(

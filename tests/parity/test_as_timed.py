@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 
-from ladder.engine.asides import stood_still, weights_of
+from ladder.engine.asides import replaced_timer, stood_still, weights_of
 from ladder.engine.timed_rung import Invalid, Rung
 from ladder.parity import check as parity
 from ladder.receipts import evidence
@@ -121,6 +121,14 @@ def test_weights_that_stand_still_while_they_are_timed_void_the_time(network, st
         return
     with pytest.raises(Invalid, match=f"^weights of {still} did not move in the cycles that were timed$"):
         worker_of(step).do_visit(**visit)
+
+
+def test_a_synchronization_of_the_measured_code_voids_the_time(monkeypatch):
+    """Work on a stream of its own could go on after it."""
+    assert replaced_timer("cuda") is None
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    assert replaced_timer("cpu") is None
+    assert replaced_timer("cuda").startswith("the measured code replaced torch.cuda.synchronize")
 
 
 def test_code_without_such_networks_is_not_asked():

@@ -113,6 +113,12 @@ WRONG = {  # how it is injected: the fault, the recipe that plants it, the statu
         "invalid",
         "a step of nan s",
     ),
+    "a clock of the measured code that goes at half speed": (
+        TIME,
+        {"fault": "half", "capacity": 1},
+        "invalid",
+        "the measured code replaced time.perf_counter",
+    ),
 }
 
 

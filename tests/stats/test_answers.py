@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from ladder.base import text
 from ladder.stats import answers, estimates, nested
 from ladder.stats.nested import Difference
 
@@ -33,6 +34,17 @@ def test_only_what_leaves_more_open_than_enough_is_ambiguous() -> None:
     for sign in (1, -1):
         assert words(asked(sign * 0.013, 0.001, floor=0.02)) == ["ambiguous"]  # it may be 1.51%
         assert words(asked(sign * 0.0125, 0.001, floor=0.02)) == ["less than"]
+
+
+def test_no_answer_on_gpu_time_leaves_more_open_than_one_and_a_half_percent() -> None:
+    """A bound of 0.015 on the logarithm let `less than 1.6%` pass."""
+    half = estimates.t_quantile(0.975, 18)
+    for far, word in ((0.0149, "less than"), (0.01505, "ambiguous")):
+        error = math.log1p(far) / half
+        question = answers.question(Difference(0.0, error, 18, 3), [], 1, gpu=True)
+        (answer,) = answers.answer([question])
+        assert answer.verdict == word
+    assert text.less_than(answers.GPU_RESOLUTION) == "less than 1.5%"
 
 
 def test_no_run_is_so_noisy_that_less_than_twice_says_something() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-from ladder.base.text import amount, between, factor, fine_factor, ms
+from ladder.base.text import amount, bounds, factor, fine_factor, ms
 from ladder.plan import modes
 from ladder.publish import gallery
 from ladder.publish.pages.committed import Committed
@@ -150,7 +150,7 @@ def rungs(committed: Committed, name: str) -> str:
     own, gain = (_with_gpu_time if shown.has_gpu_time else _wall_alone)(shown)
     head = ["rung", "ms/step", "95% interval", *own, "total", "total interval", "without R1, path length"]
     rows = [
-        [text(row.title), *_step(row), *gain(row), factor(row.total), between(row.total_interval), ms(row.main_ms)]
+        [text(row.title), *_step(row), *gain(row), factor(row.total), bounds(row.total_interval), ms(row.main_ms)]
         for row in shown.rows
     ]  # fmt: skip
     return table(head, rows) + _source(committed, result, shown)
@@ -159,7 +159,7 @@ def rungs(committed: Committed, name: str) -> str:
 def _wall_alone(shown: View) -> tuple[list[str], Callable[[Row], list[str]]]:
     """Return the headings and cells of the gain of each rung in a run without GPU times."""
     head = [shown.versus, "interval", "verdict"]
-    return head, lambda row: [shown_gain(row), between(row.gain), shown_verdict(row)]
+    return head, lambda row: [shown_gain(row), bounds(row.gain), shown_verdict(row)]
 
 
 def _with_gpu_time(shown: View) -> tuple[list[str], Callable[[Row], list[str]]]:
@@ -215,7 +215,7 @@ def gains(committed: Committed, name: str) -> str:
 
 
 def _at_top(row: Row) -> list[str]:
-    return [shown_gain(row), between(row.gain)]
+    return [shown_gain(row), bounds(row.gain)]
 
 
 def workloads(committed: Committed, machine: str, ladder: str) -> str:
@@ -252,7 +252,7 @@ def _workload_row(committed: Committed, result: Result) -> list[str]:
         ms(top.step_ms),
         span(top.interval),
         factor(top.total),
-        between(top.total_interval),
+        bounds(top.total_interval),
         factor(top.main_total),
         _rounds(result),
     ]
@@ -297,7 +297,7 @@ def hosts(committed: Committed, machine: str, workload: str, ladder: str) -> str
         unclear = sum(row.verdict == "ambiguous" for row in timed)
         first = [text(result.started[:16].replace("T", " ")), *_step(timed[0])]
         rows.append([link(first[0], name), *first[1:], *_step(timed[-1]), factor(timed[-1].total),
-                     between(timed[-1].total_interval), f"{unclear} of {len(timed) - 1}", _rounds(result)])  # fmt: skip
+                     bounds(timed[-1].total_interval), f"{unclear} of {len(timed) - 1}", _rounds(result)])  # fmt: skip
     return table(head, rows)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from ladder.base.text import between, ms
+from ladder.base.text import bounds, ms
 from ladder.publish.history import series as asvseries
 from ladder.publish.site import answers, figures
 from ladder.publish.site.collected import Group, Panel, Raw
@@ -273,7 +273,7 @@ def _columns(rows: Sequence[Row]) -> list[tuple[Cell, Callable[[Row], Cell]]]:
 
 def _gain(seen: words.Seen, interval: tuple[float, float] | None) -> Cell:
     """Return the verdict on one quantity of a rung, over its interval."""
-    return Cell(words.answer(seen), _loud(seen.verdict), between(interval))
+    return Cell(words.answer(seen), _loud(seen.verdict), bounds(interval))
 
 
 def _loud(word: str) -> str:

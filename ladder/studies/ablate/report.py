@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ladder.base.text import between, escaped, fine_factor
+from ladder.base import text as texts
+from ladder.base.text import escaped, fine_factor
 from ladder.results import store as results
 from ladder.results.types import head
 from ladder.stats import estimates
@@ -25,7 +26,7 @@ def factor(log: float | None) -> str:
 
 def bounds(interval: Sequence[float] | None) -> str:
     """Return an interval of logarithms as one of factors."""
-    return "" if interval is None else between((math.exp(interval[0]), math.exp(interval[1])))
+    return "" if interval is None else texts.bounds((math.exp(interval[0]), math.exp(interval[1])))
 
 
 def clock(result: Result) -> str:
@@ -84,9 +85,9 @@ def stored_rows(result: Result) -> list[tuple[str, ...]]:
             each.rung,
             each.mode,
             fine_factor(each.gpu),
-            between((each.gpu_interval[0], each.gpu_interval[1])) if each.gpu_interval else "",
+            texts.bounds((each.gpu_interval[0], each.gpu_interval[1])) if each.gpu_interval else "",
             fine_factor(each.wall),
-            between((each.wall_interval[0], each.wall_interval[1])) if each.wall_interval else "",
+            texts.bounds((each.wall_interval[0], each.wall_interval[1])) if each.wall_interval else "",
         )
         for each in result.beside
     ]

@@ -28,6 +28,7 @@ THEIR_SETTINGS = fields(
     {
         **dict.fromkeys(("cuda_ops", "fast_double_backward", "cudnn_benchmark"), v.FLAG),
         **dict.fromkeys(("fp16_resolutions", "loader_workers", "parameters_G", "parameters_D"), v.COUNT),
+        **dict.fromkeys(("gomp_spincount", "kmp_blocktime"), v.SCALAR),
     },
 )
 THEIRS = {"rung": one_of(None), "recipe": one_of(None), "settings": maybe(THEIR_SETTINGS)}

@@ -51,6 +51,8 @@ class Step:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         if fault == "memory":
             bytearray(2**62)
+        if fault == "half" and time.perf_counter.__name__ == "perf_counter":
+            real, time.perf_counter = time.perf_counter, lambda: real() / 2
         if (
             fault == "clock" and time.perf_counter.__name__ == "perf_counter"
         ):  # the loader's drain replaces it
