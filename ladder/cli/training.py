@@ -68,7 +68,9 @@ def train(
         options |= {"origin": held}
     there = needs.possible(system.capabilities(device), workload)
     chosen = choose_recipe(recipe, ladder, there, device)
+    from ladder.training import folder
     from ladder.training import ranks as training_ranks
+    from stylegan_lite.ranks import Ranks
 
     with training_ranks.joined(device) as ranks:
         if ranks is not None:
@@ -77,9 +79,14 @@ def train(
                     "--from: begin with one process; its checkpoint goes on under torchrun with --resume"
                 )
             chosen = ranks.recipe(chosen)
-            Recipe.from_dict(chosen).refuse_for(Workload.from_dict({**workload, "data": None}))
+        asked = Recipe.from_dict(chosen)
+        asked.refuse_for(Workload.from_dict({**workload, "data": None}), recipe or "recipe")
+        if ranks is not None:
             return _on_ranks(ranks, name, workload, chosen, data or workload["data"], device, quiet, options)
+        Ranks(asked)  # refuses a recipe of several without torchrun
         files.refuse_unwritable(options["out"])
+        if options.get("resume") is None:
+            folder.refuse_occupied(options["out"])
         first = progress.First(f"training: {name} on {device}, up to step {options['steps']}", quiet)
         pictures = prepare_images(data or workload["data"], workload, quiet, first)
         return _trained(workload, chosen, pictures, device, quiet, options)
