@@ -99,8 +99,8 @@ def problem_with(recipe: Recipe, workload: Workload) -> str | None:
     group = min(workload.mbstd_group, batch)
     if recipe.micro_batches > 1 and (batch // ranks) % (recipe.micro_batches * group):
         return (
-            f"micro_batches: {recipe.micro_batches} cuts groups of minibatch standard deviation: a part of "
-            f"{batch // ranks} samples must be a multiple of mbstd_group ({group})"
+            f"micro_batches: {recipe.micro_batches} cuts groups of minibatch standard deviation: {batch // ranks} "
+            f"samples must be a multiple of {recipe.micro_batches} parts of mbstd_group ({group})"
         )
     if (batch // ranks) % group == 0:
         return None

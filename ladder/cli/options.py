@@ -41,11 +41,11 @@ class _Number(click.ParamType):
     """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and not re.fullmatch(r"[0-9.eE+-]+|[+-]?(inf|nan)", value):
+            self.fail(f"{value!r} is not a number in plain digits", param, ctx)
         number = super().convert(value, param, ctx)
         if not -math.inf < number < math.inf:
             self.fail(f"{value} is not a finite number", param, ctx)
-        if isinstance(value, str) and not re.fullmatch(r"[0-9.eE+-]+", value):
-            self.fail(f"{value!r} is not a number in plain digits", param, ctx)
         return number
 
 

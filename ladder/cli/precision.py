@@ -66,7 +66,7 @@ Examples:
 )  # fmt: skip
 @click.option("--most", type=options.IntRange(1, 2**15), help="Upper limit of the search.", default=4096)
 @click.option(
-    "--steps", type=options.IntRange(0), help="Steps of the FP16 training that records loss scales."
+    "--steps", type=options.IntRange(0), help="Steps of the FP16 training that records loss scales; 0: no training."
     " [default: 4000; CPU: 32]",
 )  # fmt: skip
 @click.option(
@@ -116,7 +116,7 @@ def precision(
         name, fields = catalog.load_workload(workload or "article")
     if batch_seconds is None:
         batch_seconds = 0.0 if cpu else 75.0
-    _refuse_idle_options(names, bases, batch_of, batch_seconds)
+    _refuse_idle_options(names, bases, batch_of, batch_seconds, steps)
     folder = out or measure.OUT
     files.refuse_unwritable(folder)
     facts = system.facts(chosen)
@@ -161,10 +161,15 @@ def precision(
         sys.exit(1)
 
 
-def _refuse_idle_options(names: tuple[str, ...], bases: str, batch_of: str, batch_seconds: float) -> None:
-    """Raise `UserError` for an option that none of the rows reads."""
-    if "fp16" not in names:
-        options.refuse_idle("is for FP16, which --only leaves out", "steps")
+def _refuse_idle_options(
+    names: tuple[str, ...], bases: str, batch_of: str, batch_seconds: float, steps: int | None
+) -> None:
+    """Raise `UserError` for an option that none of the rows reads. A zero asks for nothing, which is what it gets."""
+    if "fp16" not in names and steps:
+        options.refuse_idle(
+            "is for FP16's recorded training, and --only leaves FP16 out: leave out --steps, or add fp16",
+            "steps",
+        )
     if bases == "baseline":
         options.refuse_idle("is for --on top", "ladder_name")
     if not batch_seconds:

@@ -223,7 +223,9 @@ def _plan(
     found = known.load(request.ways, able)
     scalings = ("weak", "strong") if request.scaling in (None, "both") else (request.scaling,)
     if request.total is not None and "strong" not in scalings:
-        raise UserError("--total is the batch of strong scaling: leave it out, or --scaling weak")
+        raise UserError(
+            "--total is for --scaling strong, and you gave weak: leave out --total, or take strong"
+        )
     try:
         if before is None:
             total = request.total or int(fields["batch"]) * counts[-1]

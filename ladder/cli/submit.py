@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from typing import cast
 
 import click
 
@@ -135,6 +136,7 @@ def _to_cluster(
     from ladder.cli import submission as submitting
     from ladder.publish import fleet
 
+    _refuse_arguments(arguments)
     submitting.refuse_changes()
     jobs = fleet.submit(fleet.Fleet(out, partitions, workloads, arguments, extra))
     for job in jobs:
@@ -146,3 +148,17 @@ def _to_cluster(
         click.echo(named(f"  ladder report {shlex.quote(str(out / 'results' / 'ladder'))}"))
     if len(given) < len(jobs):
         sys.exit(1 if given else 2)
+
+
+def _refuse_arguments(arguments: tuple[str, ...]) -> None:
+    """Raise UserError for what `ladder run` does not take, or the tasks set: a task would fail after its turn."""
+    here = click.get_current_context()
+    run = cast("click.Group", here.find_root().command).commands["run"]
+    context = click.Context(run, info_name="ladder run")
+    try:
+        given = run.make_parser(context).parse_args([*arguments])
+        run.parse_args(context, [*arguments])
+    except click.UsageError as error:
+        raise UserError(f"behind --, options of `ladder run`: {error.format_message()}") from None
+    if own := next((name for name in ("workload", "out", "resume") if name in given[0]), None):
+        raise UserError(f"behind --: --{own} is set by each task: leave it out")

@@ -69,6 +69,7 @@ def train(
     there = needs.possible(system.capabilities(device), workload)
     chosen = choose_recipe(recipe, ladder, there, device)
     from ladder.training import ranks as training_ranks
+    from stylegan_lite.ranks import Ranks
 
     with training_ranks.joined(device) as ranks:
         if ranks is not None:
@@ -77,9 +78,14 @@ def train(
                     "--from: begin with one process; its checkpoint goes on under torchrun with --resume"
                 )
             chosen = ranks.recipe(chosen)
-            Recipe.from_dict(chosen).refuse_for(Workload.from_dict({**workload, "data": None}))
+        asked = Recipe.from_dict(chosen)
+        asked.refuse_for(
+            Workload.from_dict({**workload, "data": None}), f"--recipe {recipe}" if recipe else "recipe"
+        )
+        if ranks is not None:
             return _on_ranks(ranks, name, workload, chosen, data or workload["data"], device, quiet, options)
-        files.refuse_unwritable(options["out"])
+        Ranks(asked)  # refuses a recipe of several without torchrun
+        _refuse_folder(options)
         first = progress.First(f"training: {name} on {device}, up to step {options['steps']}", quiet)
         pictures = prepare_images(data or workload["data"], workload, quiet, first)
         return _trained(workload, chosen, pictures, device, quiet, options)
@@ -92,6 +98,15 @@ def _origin(path: Path, resumed: bool) -> Origin:
     if resumed:
         checkpoint.refuse_converted(path, found.content)
     return found
+
+
+def _refuse_folder(options: dict[str, Any]) -> None:
+    """Refuse a folder that cannot be written, or that holds a training already, before images are made."""
+    from ladder.training import folder
+
+    files.refuse_unwritable(options["out"])
+    if options.get("resume") is None:
+        folder.refuse_occupied(options["out"])
 
 
 def _trained(
@@ -111,7 +126,7 @@ def _on_ranks(
     """Train as one of several ranks. Only the one that writes has a summary."""
     quiet = quiet or not ranks.writes
     if ranks.writes:
-        files.refuse_unwritable(options["out"])
+        _refuse_folder(options)
     said = f"training: {name} on {device}, {ranks.size} ranks, up to step {options['steps']}"
     pictures = ranks.in_turn(lambda: prepare_images(data, workload, quiet, progress.First(said, quiet)))
     if ranks.writes:

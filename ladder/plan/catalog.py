@@ -21,7 +21,7 @@ from ladder.base.paths import ROOT
 from ladder.base.plain import Fields
 from ladder.plan import content as contents
 from ladder.plan.content import of_workload
-from ladder.plan.needs import NEEDS, OF_WORKLOAD
+from ladder.plan.needs import NEEDS, OF_WORKLOAD, of_change
 from ladder.plan.variants import Variant
 from ladder.receipts.receipt import Receipt
 from ladder.receipts.seen import Evidence
@@ -280,7 +280,7 @@ def climb(
     planned = []
     for step in ladder.rungs:
         rung = load_rung(step.name)
-        skipped = missing(rung.needs, capabilities)
+        skipped = missing(rung.needs, capabilities) or of_change(rung.change, capabilities)
         if skipped is None:
             recipe = {**recipe, **rung.change}
             try:

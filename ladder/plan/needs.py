@@ -15,6 +15,8 @@ OF_MACHINE = ("cuda", "triton", "bf16", "cuda_graphs", "nvcc", "nvjpeg", "fp8", 
 RANKS = "ranks"
 ONE_PROCESS = "needs a process for each GPU: ladder scale measures it"
 
+PARTS = (2, 4, 8)  # of a batch, which rungs cut
+
 NEEDS = (*OF_MACHINE, *OF_WORKLOAD, RANKS)
 
 
@@ -38,4 +40,18 @@ def possible(capabilities: dict[str, str | None], workload: Mapping[str, Any]) -
         "kept_weights": kept,
         "no_clamp": clamps,
         RANKS: ONE_PROCESS,
+        **{f"micro_batches: {n}": _parts(n, workload) for n in PARTS},
     }
+
+
+def _parts(n: int, workload: Mapping[str, Any]) -> str | None:
+    batch = workload.get("batch", 0)
+    group = min(workload.get("mbstd_group", 1), batch)
+    if not batch % max(1, n * group):
+        return None
+    return f"needs a batch of {n} parts of mbstd_group ({group}), or a multiple; this workload has batch: {batch}"
+
+
+def of_change(change: Mapping[str, Any], capabilities: dict[str, str | None]) -> str | None:
+    """Return why the workload behind these capabilities cannot be trained with a rung's change, or None."""
+    return capabilities.get(f"micro_batches: {change.get('micro_batches', 1)}")

@@ -18,14 +18,14 @@ CANARY = ("train", "--canary", "--out", "x")
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((*WEAK, "--total", "16"), "--total is the batch of strong scaling"),
+        ((*WEAK, "--total", "16"), "is for --scaling strong, and you gave weak: leave out --total"),
         ((*CANARY, "--seed", "3"), "--seed is for a single training"),
         ((*CANARY, "--truncation", "0.7"), "--truncation is for a single training"),
         (("train", "--out", "x", "--seeds", "5"), "--seeds is for --canary"),
         (("bench-compare", "--report", "x.json", "--rounds", "5"), "--rounds has no effect"),
         (("bench-compare", "--report", "x.json", "-w", "tiny"), "--workload has no effect"),
         (("kernels", "--out", "x", "--claims", "--first", "largest"), "--first is for ladder kernels without"),
-        ((*PRECISION, "--only", "bf16", "--steps", "9"), "--steps is for FP16"),
+        ((*PRECISION, "--only", "bf16", "--steps", "9"), "leaves FP16 out: leave out --steps, or add fp16"),
         ((*PRECISION, "--on", "baseline", "--ladder", "full"), "--ladder is for --on top"),
         ((*PRECISION, "--most", "64"), "--most is for the search of the largest batch"),
         ((*PRECISION, "--batch-seconds", "0", "--batch-of", "top"), "--batch-of is for the search"),
@@ -43,6 +43,13 @@ def test_an_option_without_effect_is_one_line(arguments, words, tmp_path, monkey
     said = CliRunner().invoke(main, [*arguments])
     assert said.exit_code == 2 and words in said.stderr and said.stderr.count("\n") == 1, said.output
     assert not any(tmp_path.iterdir())
+
+
+def test_no_steps_of_a_training_that_there_is_none_of_are_what_the_user_gets(tmp_path):
+    """`--steps 0` asks for no FP16 training, and without FP16 there is none."""
+    asked = (*PRECISION[:-1], str(tmp_path / "x"), "--only", "fp32", "--steps", "0", "--data", "none")
+    said = CliRunner().invoke(main, [*asked])
+    assert said.exit_code == 2 and "none" in said.stderr and "--steps" not in said.stderr, said.output
 
 
 @pytest.mark.parametrize(

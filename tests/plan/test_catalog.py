@@ -141,6 +141,26 @@ def test_what_the_hardware_cannot_do_is_skipped_and_the_rest_goes_on_without_it(
     assert planned["set_to_none"].recipe["precision"] == "bf16"
 
 
+@pytest.mark.parametrize(("batch", "parts"), [(4, 1), (8, 2), (16, 4), (24, 2), (32, 8)])
+def test_a_batch_that_a_rung_would_cut_inside_a_group_skips_that_rung(batch, parts):
+    """Else it would be built, and told as a rung that failed, or as a training that broke."""
+    workload = {"norm": "demod", "batch": batch, "mbstd_group": 4}
+    able = needs.possible(dict.fromkeys(needs.NEEDS), workload)
+    for name in ("accumulation", "memory"):
+        planned = catalog.climb(catalog.load_ladder(name), able)
+        cut = {rung.name: rung.skipped for rung in planned if rung.skipped}
+        assert [*cut] == [f"accumulate_{n}" for n in (2, 4, 8) if n > parts]
+        top = next(rung.recipe for rung in reversed(planned) if rung.recipe)
+        assert top.get("micro_batches", 1) == parts
+    if parts == 2:
+        assert cut["accumulate_8"].endswith(f"(4), or a multiple; this workload has batch: {batch}")
+
+
+def test_every_number_of_parts_of_a_rung_is_looked_at():
+    numbers = {catalog.load_rung(name).change.get("micro_batches", 1) for name in catalog.rungs()}
+    assert numbers == {1, *needs.PARTS}
+
+
 def test_a_chosen_rung_keeps_its_recipe_of_the_whole_ladder():
     ladder = catalog.load_ladder("article")
     whole = {rung.name: rung.recipe for rung in catalog.climb(ladder, EVERYTHING)}

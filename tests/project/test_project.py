@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ladder.base import git
+from ladder.plan import catalog
 from tests import conftest
 from tests.support import committed
 
@@ -157,6 +158,15 @@ def test_documents_name_only_files_that_exist(document):
         if folder != ".cache" and (ROOT / folder).is_dir() and not (ROOT / code).exists():
             missing.append(code)
     assert not missing, f"{document} names {missing}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_a_documented_training_names_a_rung_of_its_ladder(document):
+    text = (ROOT / document).read_text(encoding="utf-8").replace("\\\n", " ")
+    for line in re.findall(r"^ {4}.*\bladder (train .*--recipe [a-z].*)", text, re.MULTILINE):
+        (recipe,), ladder = re.findall(r"--recipe (\S+)", line), re.findall(r"--ladder (\S+)", line)
+        rungs = [rung.name for rung in catalog.load_ladder(*(ladder or ["article"])).rungs]
+        assert recipe in rungs or recipe.endswith(".yaml"), line
 
 
 def test_the_documents_that_a_newcomer_needs_are_there():

@@ -15,7 +15,7 @@ from ladder.publish.pages import __main__ as command
 from ladder.publish.pages import filling, ladders, machines
 from ladder.publish.pages.committed import Committed
 from ladder.results import store as results
-from tests.support import committed, made_up, two_clocks
+from tests.support import committed, made_up, made_up_profile, two_clocks
 
 ROOT = committed.ROOT
 PAGE = "<!-- table: rungs nvidia-h200/article/article -->\nold\n<!-- end -->\n"
@@ -217,10 +217,32 @@ def test_a_table_of_memory_has_the_peaks_of_each_rung(tmp_path: Path) -> None:
     made = two_clocks.run()
     for place, rung in enumerate(made["rungs"]):
         rung |= {"peak_reserved_bytes": (8 - place) << 30, "peak_allocated_bytes": (8 - place) << 29}
+        rung["rounds"][0]["device_used_bytes"] = (9 - place) << 30
+    stored, name = stored_runs(tmp_path, a=made), "nvidia-h200/article/article"
+    lines = ladders.memory(stored, name).splitlines()
+    assert lines[0].endswith("| reserved GiB | allocated GiB | device GiB |")
+    assert lines[3].startswith("| channels\\_last | 158.0 | ") and lines[3].endswith("| 7.00 | 3.50 | 8.00 |")
+
+
+def test_a_table_of_memory_has_the_largest_batch_of_rungs_whose_profile_searched_it(tmp_path: Path) -> None:
+    made, name = two_clocks.run(), "nvidia-h200/article/article"
     stored = stored_runs(tmp_path, a=made)
-    lines = ladders.memory(stored, "nvidia-h200/article/article").splitlines()
-    assert lines[0].endswith("| reserved GiB | allocated GiB |")
-    assert lines[3].startswith("| channels\\_last | 158.0 | ") and lines[3].endswith("| 7.00 | 3.50 |")
+    tried = [{"batch": 64, "reason": None}, {"batch": 128, "reason": "out of memory"}]
+    most = {"batch": 64, "settled": True, "tried": tried, "images_per_s": 512.5}
+    other = made["machine"] | {"name": "nvidia-h100"}
+    for file, rung, machine, more in (
+        ("a", "channels_last", made["machine"], {"largest": most}),
+        ("b", "bf16", made["machine"], {"largest": most | {"settled": False, "images_per_s": None}}),
+        ("c", "fused_norm", made["machine"], {}),
+        ("d", "fused_act", other, {"largest": most}),
+        ("e", "fused_act", made["machine"], {"largest": most, "ladder": "full"}),
+    ):
+        data = made_up_profile.of_profile(machine, rung, made_up_profile.FUSED) | more
+        results.write(tmp_path / f"results/profile/{file}.json", data)
+    lines = ladders.memory(stored, name).splitlines()
+    assert lines[0].endswith("| device GiB | largest batch | images/s there |")
+    cells = [[each.strip() for each in line.split("|")][-3:-1] for line in lines[2:10]]
+    assert cells == [["", ""], ["64", "512"], ["at least 64", ""], *[["", ""]] * 5]
 
 
 def test_a_ladder_that_is_gone_is_headed_by_the_title_of_its_result(tmp_path: Path) -> None:

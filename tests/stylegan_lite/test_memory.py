@@ -121,7 +121,10 @@ def test_blocks_run_once_more_in_main_phases_alone():
     ("change", "says"),
     [
         ({"micro_batches": 0}, "micro_batches must be at least 1"),
-        ({"micro_batches": 8}, "micro_batches: 8 cuts groups of minibatch standard deviation"),
+        (
+            {"micro_batches": 8},
+            r"standard deviation: 16 samples must be a multiple of 8 parts of mbstd_group \(4\)",
+        ),
         ({"micro_batches": 2, "compile": "default"}, "micro_batches needs compile: off"),
         ({"checkpointing": True, "compile": "default"}, "checkpointing needs compile: off"),
         ({"micro_batches": 2, "ranks": 2, "reduce": "ddp"}, "micro_batches needs reduce: flat"),

@@ -23,6 +23,7 @@ from ladder.publish.export.page import LICENSE, Origin
 from ladder.publish.export.sources import EVERYWHERE, OWN, Op
 
 HERE = Path(__file__).parent
+ALL = "all"  # among the names of ops
 # Names of this project, of what an export needs, and of operators that PyTorch registers itself.
 TAKEN = ("kernels", "ladder", "stylegan_lite", "benches", sources.NAMESPACE, "torch", "triton")
 TORCH = (
@@ -39,17 +40,17 @@ TORCH = (
 
 
 def chosen(root: Path, names: Iterable[str]) -> list[Op]:
-    """Return the ops of these names in order, all of them for "all". Raises UserError for an unknown name."""
+    """Return the ops of these names in order, and all if "all" is among them. Raises UserError for an unknown name."""
     known, names = sources.ops(root), list(names)
-    if names == ["all"]:
-        return list(known.values())
     for name in names:
-        if name not in known:
+        if name not in (*known, ALL):
             like = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {like[0]!r}?" if like else "`ladder export --list` names all"
             raise UserError(f"--ops: there is no op {name!r}; {hint}")
     if not names:
         raise UserError("--ops names no op; `ladder export --list` names all")
+    if ALL in names:
+        return list(known.values())
     return [known[name] for name in sorted(set(names))]
 
 

@@ -173,9 +173,12 @@ def _with_gpu_time(shown: View) -> tuple[list[str], Callable[[Row], list[str]]]:
 
 
 def memory(committed: Committed, name: str) -> str:
-    """Return the time and the peak of memory of every rung of one result."""
+    """Return the time and the peak of memory of every rung of one result, and the largest batch where it is known.
+
+    A run measures the workload's batch alone. `ladder profile RUNG --ladder LADDER --largest-batch` searches.
+    """
     result = committed.ladder(name)
-    shown = view(result)
+    shown, most = view(result), _largest(committed, result)
     head = [
         "rung",
         "ms/step",
@@ -184,12 +187,33 @@ def memory(committed: Committed, name: str) -> str:
         "without R1, path length",
         "reserved GiB",
         "allocated GiB",
+        "device GiB",
+        *(("largest batch", "images/s there") if most else ()),
     ]
-    rows = [
-        [text(row.title), *_step(row), answer(row.seen), ms(row.main_ms), amount(row.memory), amount(row.allocated)]
-        for row in shown.rows
-    ]  # fmt: skip
+    rows = []
+    for row in shown.rows:
+        peaks = map(amount, (row.memory, row.allocated, row.device))
+        known = most.get(row.name, ["", ""]) if most else []
+        rows.append([text(row.title), *_step(row), answer(row.seen), ms(row.main_ms), *peaks, *known])
     return table(head, rows) + _source(committed, result, shown)
+
+
+def _largest(committed: Committed, result: Result) -> dict[str, list[str]]:
+    """Return by rung the cells of the largest batch, of the profiles of the same machine, workload and ladder."""
+    found: dict[str, list[str]] = {}
+    for name in committed.names("profile/*.json"):
+        data = committed.read(name)
+        names = data["machine"]["name"], data["workload"]["name"], data["ladder"]
+        if (
+            names != (result.machine.name, result.workload["name"], result.ladder.name)
+            or "largest" not in data
+        ):
+            continue
+        most = data["largest"]
+        if most["batch"]:
+            fewest = "" if most["settled"] else "at least "
+            found[data["rung"]] = [f"{fewest}{most['batch']}", amount(most["images_per_s"])]
+    return found
 
 
 def beside(committed: Committed, name: str) -> str:

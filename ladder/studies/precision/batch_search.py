@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+from ladder.results.types import Plain
 from ladder.studies.precision.record import Largest, Try
 
 LARGEST = 2**15
@@ -70,6 +71,11 @@ def first(batch: int, used: float, room: float | None, most: int = LARGEST) -> i
     while used and room and 2 * 2 * used < room and 2 * batch <= most:
         batch, used = 2 * batch, 2 * used
     return batch
+
+
+def group_of(workload: Plain, recipe: Plain) -> int:
+    """Return the number that each batch must be a multiple of: whole minibatch-std groups in each micro-batch."""
+    return int(workload["mbstd_group"]) * int(recipe.get("micro_batches", 1))
 
 
 def cut_short(tried: list[Try]) -> Largest:

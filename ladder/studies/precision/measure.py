@@ -15,7 +15,7 @@ from ladder.engine import pool
 from ladder.results.store import FAILED_PARITY
 from ladder.results.types import Plain, head
 from ladder.studies.precision import record as records
-from ladder.studies.precision.batch_search import cut_short, first, search
+from ladder.studies.precision.batch_search import cut_short, first, group_of, search
 from ladder.studies.precision.plan import Plan, Tell, rows
 from ladder.studies.precision.record import History, Result, Row, Rows, title
 from ladder.studies.precision.run import Run, Session, TimeUp
@@ -103,7 +103,7 @@ def find_largest_batch(plan: Plan, found: Rows, name: str, tell: Tell, workers: 
     An interrupted search continues. An interrupt keeps the finished tries.
     """
     row = found[name]
-    group = min(plan.workload["mbstd_group"], plan.workload["batch"])
+    group = group_of(plan.workload, row.recipe or {})
     tried = [] if row.largest is None else [*row.largest.tried]
 
     def fits(batch: int) -> str | None:

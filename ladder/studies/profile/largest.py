@@ -18,7 +18,7 @@ CYCLES = 2  # timed at the largest batch
 def find(
     asked: Plan, tell: Tell, used: float = 0, room: float | None = None, limit_s: float = LIMIT_S
 ) -> Largest:
-    """Return the largest batch of whole minibatch-std groups. Each try is a fresh process with random images.
+    """Return the largest batch, in multiples of `group_of`. Each try is a fresh process with random images.
 
     Args:
         used, room: memory in use at the workload's batch, and all memory, in one unit, if known.
@@ -31,7 +31,7 @@ def find(
             tell(f"does a batch of {size} fit?")
             return _tried(workers, asked, size, lambda worker: None)
 
-        group = min(asked.workload["mbstd_group"], batch)
+        group = batch_search.group_of(asked.workload, asked.recipe)
         found = batch_search.search(fits, batch_search.first(batch, used, room, most), group, limit_s, most)
         speeds: list[float] = []
         size = found.batch

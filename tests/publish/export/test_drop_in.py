@@ -16,10 +16,10 @@ import torch
 from ladder.base.errors import UserError
 from ladder.publish.export import drop_in
 from tests.support import drop_in_cases as cases
+from tests.support import nvidia_clone
 from tests.support.commands import refused, succeed
 from tests.support.drop_in_cases import CASES, ORIGIN, Case, called, compared, defined
 
-CLONE = os.environ.get("STYLEGAN3_CLONE", "")  # a clone of NVIDIA's stylegan3 or stylegan2-ada-pytorch
 EXACT = 1e-12
 # The ways through the files that end in a fused kernel. Triton's interpreter takes half a second for each.
 FUSED = [
@@ -70,16 +70,9 @@ def test_every_call_computes_the_same_where_fused_ops_can_run(ops: cases.Ops, ca
     assert max(errors.values()) < EXACT, errors
 
 
-@pytest.mark.skipif(not CLONE, reason="STYLEGAN3_CLONE names no clone of NVIDIA's repository")
-def test_the_files_compute_what_nvidias_own_reference_computes(
-    ops: cases.Ops, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ladder.studies.upstream import source
-
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    modules = {*sys.modules}
-    try:
-        source.load(Path(CLONE))
+@nvidia_clone.needed
+def test_the_files_compute_what_nvidias_own_reference_computes(ops: cases.Ops) -> None:
+    with nvidia_clone.imported():
         theirs = cases.modules("torch_utils")
         for case in CASES:
             for impl in ("ref", "cuda"):
@@ -104,10 +97,6 @@ def test_the_files_compute_what_nvidias_own_reference_computes(
             ours_spec = ops.bias_act.activation_funcs[name]
             for key in ("def_alpha", "def_gain", "cuda_idx", "ref", "has_2nd_grad"):
                 assert getattr(theirs_spec, key) == getattr(ours_spec, key) == ours_spec[key], (name, key)
-    finally:
-        for name in {*sys.modules} - modules:  # the clone's modules, and stand-ins for what it imports
-            if name.partition(".")[0] in source.PARTS or sys.modules[name].__spec__ is None:
-                del sys.modules[name]
 
 
 @pytest.mark.parametrize(
@@ -374,8 +363,13 @@ def test_the_command_writes_the_files_whole_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shell = re.findall(r"```sh\n(.+?)```", (cases.ROOT / "docs/adopt.md").read_text(), re.DOTALL)
-    (documented,) = (line for block in shell for line in block.splitlines() if "--like" in line)
-    assert documented == "ladder export nvidia-ops --like nvidia"
+    export, copy = next(block.splitlines() for block in shell if "--like" in block)
+    (tmp_path / "stylegan3/torch_utils/ops").mkdir(parents=True)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    succeed(*export.split()[1:])
+    subprocess.run(copy.split(), check=True)
+    assert (tmp_path / "stylegan3/torch_utils/ops/fma.py").is_file()
     said = succeed("export", tmp_path / "out", "--like", "nvidia").stdout
     assert "5 drop-in files" in said and (tmp_path / "out/torch_utils/ops/fma.py").is_file()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["torch_utils"]

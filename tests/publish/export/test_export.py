@@ -272,6 +272,12 @@ def test_bad_input_is_one_line_and_nothing_is_written(tmp_path: Path, ops: str, 
     assert not any(tmp_path.iterdir())
 
 
+def test_all_among_other_names_is_all_and_a_wrong_name_is_still_told() -> None:
+    assert [op.name for op in package.chosen(ROOT, ["conv2d", "all"])] == OPS
+    with pytest.raises(UserError, match="no op 'zzz'"):
+        package.chosen(ROOT, ["all", "zzz"])
+
+
 def test_a_folder_with_something_in_it_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     assert "is not empty" in refused("export", tmp_path, "--ops", "conv2d", "--package", "mine")

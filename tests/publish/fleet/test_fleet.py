@@ -172,6 +172,14 @@ def test_bad_requests_are_one_line(fake: Path, tmp_path: Path, monkeypatch: pyte
         "submit", "--slurm", "a", "-w", "tiny", "-w", "tiny", "--out", tmp_path / "o"
     )
     assert "-- --budget MINUTES" in refused("submit", "--slurm", "a", "--budget", "9")
+    asked = ("submit", "--slurm", "a", "--out", tmp_path / "o", "--")
+    assert "behind --, options of `ladder run`: No such option '--budgett'" in refused(
+        *asked, "--budgett", "9"
+    )
+    assert "is not in the range" in refused(*asked, "--cycles", "0")
+    assert "unexpected extra argument" in refused(*asked, "fused_act")
+    for option in ("--resume", "--out", "-w"):
+        assert "is set by each task: leave it out" in refused(*asked, option, "x")
     assert not (tmp_path / "o").exists()
     monkeypatch.setenv("PATH", "/usr/bin/nowhere")
     assert "no sbatch on the PATH" in refused("submit", "--slurm", "a", "--out", tmp_path / "o")

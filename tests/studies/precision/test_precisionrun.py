@@ -299,6 +299,7 @@ def test_the_first_try_of_a_batch_is_what_memory_should_hold(
     first, second = list(found)[:2]
     sizes = {"allocated_gib": 3.0, "reserved_gib": 4.0, "device_gib": 5.0, "rss_gib": 1.0}
     found[first] = replace(found[first], rounds=[record.Round(round=0, samples_ms=[1.0], **sizes)])
+    found[second] = replace(found[second], recipe=(found[second].recipe or {}) | {"micro_batches": 2})
 
     def build(session: precision_run.Session) -> None:
         if session.workload["batch"] > 100:
@@ -313,6 +314,7 @@ def test_the_first_try_of_a_batch_is_what_memory_should_hold(
     assert [each.batch for each in found[first].largest.tried][:2] == [64, 128]  # 64 needs 40 of 140 GiB
     assert [each.batch for each in found[second].largest.tried][:2] == [8, 16]  # nothing is known of it
     assert found[first].largest.settled and found[second].largest.settled
+    assert found[first].largest.batch == 100 and found[second].largest.batch == 96  # of parts of whole groups
 
 
 def test_a_search_that_was_interrupted_is_gone_on_with(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from ladder.cli import main as cli
 from ladder.publish.validation import validate
 from ladder.studies.profile import largest, measure, report
 from ladder.studies.profile.record import Category, Result
+from stylegan_lite.config import Recipe, Workload
 from tests.support.small import LEAST
 
 
@@ -240,14 +241,18 @@ def test_layers_that_cannot_be_recorded_leave_the_rest(monkeypatch: pytest.Monke
     assert "the eager run failed" in (measure.eager(broken, measure.memory.Static(0, 0, 0)).reason or "")
 
 
+@pytest.mark.parametrize(
+    ("parts", "begins", "batch"), [(1, [2, 4, 8, 16, 32], 28), (2, [16, 32, 24], 24), (4, [16, 32], 16)]
+)
 def test_the_largest_batch_is_searched_with_fresh_processes(
-    least: Path, monkeypatch: pytest.MonkeyPatch
+    parts: int, begins: list[int], batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Micro-batches hold whole groups: a batch that cannot be cut so is no answer, and is not tried."""
     tried: list[int] = []
 
     def trying(workers: Any, asked: Any, size: int, then: Any) -> str | None:
         tried.append(size)
-        if size > 12:
+        if size > 28:
             return "out of memory"
         then(SimpleWorker())
         return None
@@ -262,10 +267,14 @@ def test_the_largest_batch_is_searched_with_fresh_processes(
 
     monkeypatch.setattr(largest, "_tried", trying)
     monkeypatch.setattr(largest, "Pool", NoPool)
-    asked = measure.Plan("least", {**LEAST, "mbstd_group": 4}, "article", "baseline", None, {}, "cpu")
+    workload = {**LEAST, "mbstd_group": 4, "batch": begins[0]}
+    recipe = {} if parts == 1 else {"micro_batches": parts}
+    asked = measure.Plan("least", workload, "article", "baseline", None, recipe, "cpu")
     found = largest.find(asked, lambda line: None)
-    assert found.batch == 12 and found.settled and found.images_per_s == 24.0
-    assert tried[:4] == [2, 4, 8, 16] and tried[-1] == 12
+    assert found.batch == batch and found.settled and found.images_per_s == 2 * batch
+    assert tried[: len(begins)] == begins and tried[-1] == batch
+    for size in tried:
+        Recipe.from_dict(recipe).refuse_for(Workload.from_dict({**workload, "batch": size}))
 
 
 @pytest.mark.exhaustive
