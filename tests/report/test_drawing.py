@@ -11,8 +11,9 @@ from ladder.base.errors import UserError
 from ladder.cli import main as cli
 from ladder.publish import gallery
 from ladder.report import chart, drawing
+from ladder.results import store as results
 from tests.cli.test_cli import call, fakes
-from tests.support import made_up
+from tests.support import committed, made_up, two_clocks
 
 __all__ = ["fakes"]  # a fixture
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,8 +80,6 @@ def git(folder, *command):
 
 
 def test_the_gallery_is_of_committed_results_alone_and_of_the_best(tmp_path, monkeypatch):
-    from ladder.results import store as results
-
     folder = tmp_path / "results" / "ladder" / "nvidia-h200"
     whole = made_up.judged_run()
     start = made_up.result([made_up.rung("fused_act", 11.6)], started="2026-12-01T00:00:00+00:00")
@@ -101,3 +100,38 @@ def test_the_gallery_is_of_committed_results_alone_and_of_the_best(tmp_path, mon
     ]
     assert "leave out every other option" in call("report", "--publish", "--all").stderr
     assert "git was not found" in call("report", "--publish", env={"PATH": str(tmp_path)}).stderr
+
+
+def test_a_chart_goes_with_the_last_result_that_stood_behind_it(tmp_path, monkeypatch):
+    """A newer run has another name: of more rungs than the ladder had, of fewer generations, of another workload."""
+    folder, charts = tmp_path / "results/ladder/nvidia-h200", tmp_path / "results/charts"
+    monkeypatch.setattr(chart, "render", lambda result, kind: kind.encode())
+    monkeypatch.setattr(cli, "ROOT", tmp_path)
+    results.write(folder / "a.json", two_clocks.selected("baseline", "bf16") | {"complete": False})
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "results")
+    assert call("report", "--publish").exit_code == 0
+    git(tmp_path, "add", "results")
+    stem = "nvidia-h200-article-full-partial"
+    assert {path.stem for path in charts.iterdir()} == {stem}
+    (charts / "note.txt").write_text("mine")
+    (charts / "mine.png").write_bytes(b"")
+    results.write(folder / "a.json", made_up.judged_run())
+    seen = call("report", "--publish")
+    assert seen.exit_code == 0
+    assert seen.stdout.splitlines()[-4:] == [
+        f"results/charts/{stem}.{kind}: removed, no committed result stands behind it"
+        for kind in ("csv", "md", "png", "svg")
+    ]
+    assert (
+        seen.stderr == "results/charts/mine.png: no committed result stands behind it; stays, git lacks it\n"
+    )
+    assert {path.stem for path in charts.iterdir()} == {"nvidia-h200-article-article", "mine", "note"}
+
+
+def test_every_committed_chart_is_one_that_a_committed_result_stands_behind():
+    def files_of(name):
+        return sorted(committed.folder(name).rglob("*.json"))
+
+    found = {path.stem for path in committed.folder(gallery.CHARTS).iterdir()}
+    assert found == set(gallery.drawings(files_of)), "run make docs"
