@@ -188,6 +188,28 @@ def best_top(found: Iterable[Result]) -> Result | None:
     )
 
 
+def highest(found: Iterable[Result]) -> Result | None:
+    """Return the run that has the highest rung of today's ladder, of the runs of a machine without its top.
+
+    A run that may be quoted goes first, then the higher rung, then the newer run. None if no run has two rungs.
+    """
+    return max(
+        (each for each in sources.without_sources(found) if len(_timed(each)) > 1),
+        key=lambda each: (not publishable(each), _height(each), each.started),
+        default=None,
+    )
+
+
+def _timed(result: Result) -> list[str]:
+    return [rung.name for rung in result.rungs if rung.status == "ok"]
+
+
+def _height(result: Result) -> int:
+    """Return the place of a run's last rung in today's ladder, -1 if it has none."""
+    names, last = [rung.name for rung in _planned(result)], _timed(result)[-1]
+    return names.index(last) if last in names else -1
+
+
 def tells_top(result: Result) -> bool:
     """Return whether the highest rung of a staircase with a number is the top of its ladder.
 

@@ -48,10 +48,18 @@ def write_front(site: Path, ladder_results: Path, accepted: Path, revisions: Map
     charts: dict[int, list[tuple[str, str]]] = {}
     reports: dict[tuple[str, ...], str] = {}
     measured = [(panel, group) for group in groups for panel in group.panels if panel.result is not None]
-    for panel, group in sorted(measured, key=lambda each: each[0].is_part):  # a whole run names its report
+    measured.sort(key=lambda each: each[0].is_part)  # a whole run names its report
+    for panel, group in measured:
         if panel.raw not in reports:
-            reports[panel.raw] = _report(panel, group, found, site, ladder_results.parent)
+            reports[panel.raw] = _report(panel, _stem(panel, group), found, site, ladder_results.parent)
         charts[id(panel)] = [*_charts(panel, group, site), (front.FULL_REPORT, reports[panel.raw])]
+    told = [(panel, group) for group in groups for panel in (*group.tops, *group.highest)]
+    for panel, group in told:
+        if panel.raw not in reports:  # a run that a card alone shows
+            reports[panel.raw] = _report(
+                panel, f"{_stem(panel, group)}-top", found, site, ladder_results.parent
+            )
+        charts.setdefault(id(panel), [(front.FULL_REPORT, reports[panel.raw])])
     gpu_points = asvseries.points(accepted, asvseries.GPU_STEP)
     histories = front.Histories(
         asvseries.history(points, revisions), asvseries.history(gpu_points, revisions)
@@ -77,13 +85,11 @@ def _charts(panel: collected.Panel, group: collected.Group, site: Path) -> list[
     return made
 
 
-def _report(
-    panel: collected.Panel, group: collected.Group, found: list[Stored], site: Path, results: Path
-) -> str:
+def _report(panel: collected.Panel, stem: str, found: list[Stored], site: Path, results: Path) -> str:
     """Write the page of one machine, workload and ladder, and return its path in the site."""
     run = next(each for each in found if each[0] == site / panel.raw[0])
     made = reportfound.around(run, found, results)
-    name = f"{REPORTS}/{_stem(panel, group)}.html"
+    name = f"{REPORTS}/{stem}.html"
     reportpage.write(made, site / name)
     return name
 
