@@ -12,11 +12,12 @@ from pathlib import Path
 
 from ladder.base.errors import UserError
 from ladder.base.text import slug
+from ladder.publish import gallery
 from ladder.publish.history import series as asvseries
 from ladder.publish.report import found as reportfound
 from ladder.publish.report import page as reportpage
 from ladder.publish.site import collected, front
-from ladder.report import chart
+from ladder.report import chart, gpus
 from ladder.report.themes import DARK, LIGHT
 from ladder.results.ranking import Stored
 
@@ -65,9 +66,20 @@ def write_front(site: Path, ladder_results: Path, accepted: Path, revisions: Map
         asvseries.history(points, revisions), asvseries.history(gpu_points, revisions)
     )
     names = {point.machine: point.name for point in (*gpu_points, *points)}
-    text = front.page(groups, histories, collected.raw(found, site), asv_files, charts, names)
+    raw, compared = collected.raw(found, site), _compared(found)
+    text = front.page(groups, histories, raw, asv_files, charts, names, compared)
     (site / "index.html").write_text(text, encoding="utf-8")
     return refused
+
+
+def _compared(found: list[Stored]) -> front.Picture | None:
+    """Return the picture that compares GPUs, as README has it; None where no GPU qualifies."""
+    if not (pairs := gallery.compared([result for _, result in found])):
+        return None
+    light, dark = (gpus.render(pairs, "svg", theme=theme) for theme in (LIGHT, DARK))
+    return front.Picture(
+        "Each rung on each GPU, and a whole training: the tables below have its numbers", light, dark
+    )
 
 
 def _stem(panel: collected.Panel, group: collected.Group) -> str:

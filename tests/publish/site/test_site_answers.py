@@ -2,7 +2,7 @@
 
 import pytest
 
-from ladder.publish.site import answers, collected, front
+from ladder.publish.site import answers, building, collected, front
 from ladder.results import store as results
 from tests.publish.site.test_site import point
 from tests.support import two_clocks
@@ -146,6 +146,17 @@ def test_the_list_has_the_verdict_in_gpu_time_before_that_of_the_step(tmp_path):
     groups = collected.groups([(tmp_path / "a.json", typed(made))], [], tmp_path)
     (panel,) = front._group(groups[0], 1, {}).panels
     assert [each.text for each in panel.headings] == ["ms/step", "step"]
+
+
+def test_the_page_has_the_picture_of_gpus_where_one_was_measured_whole(tmp_path):
+    def page(made):
+        found = [(tmp_path / "a.json", typed(made))]
+        groups = collected.groups(found, [], tmp_path)
+        return front.page(groups, front.Histories({}, {}), [], [], {}, {}, building._compared(found))
+
+    whole = page(two_clocks.run())
+    assert whole.index('class="card"') < whole.index('<section id="gpus"') < whole.index('id="ladders"')
+    assert 'href="#gpus"' in whole and "#gpus" not in page(two_clocks.run() | {"complete": False})
 
 
 def test_a_workload_that_only_asv_measured_has_no_card(tmp_path):
