@@ -117,23 +117,6 @@ def test_kernels_at_the_same_time_count_once_in_gpu_time() -> None:
     assert traced.busy_ns == 150 and sum(each.ns for each in composing.everything(traced)) == 200
 
 
-def test_every_instant_belongs_to_one_category_so_their_sum_is_gpu_time() -> None:
-    """An instant of two streams belongs to the busier one, and rates are of all milliseconds."""
-    planted = [(CONV, 7, 0, 4000), ("a_gemm", 8, 3000, 6000), (COPY, 9, 5000, 5500)]
-    both = [(name, True, stream, begin * US, end * US) for name, stream, begin, end in planted]
-    traced = tracing.cut(both, [("G_main",)], [10**12], "cuda")
-    rows = composing.categories(composing.category_sums(unlabelled(traced)), {}, {})
-    us = {row.name: (16_000 * row.ms, 16_000 * row.shown_ms) for row in rows}
-    assert us == {
-        categories.CONVOLUTION: pytest.approx((4000, 4000)),
-        categories.MATMUL: pytest.approx((3000, 2000)),
-        categories.COPIES: pytest.approx((500, 0)),
-    }
-    assert traced.busy_ns == 6000 * US and [row.share for row in rows] == [0.66667, 0.33333, 0.0]
-    families = composing.profile(traced).families
-    assert sum(16_000 * row.own_ms for row in families) == pytest.approx(6000)
-
-
 def test_a_profile_names_families_and_the_heaviest_kernels(traced: Traced) -> None:
     found = composing.profile(traced)
     assert {categories.category(row.name) for row in found.families} == {c for c, _ in PLANTED.values()}
