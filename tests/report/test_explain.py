@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from ladder.cli import explain as command
 from ladder.engine import profiling
 from ladder.plan import catalog
 from ladder.receipts import categories, kernel_families
-from ladder.receipts.spans import once, union
 from ladder.report import explain
 from ladder.results import parts, ranking
 from ladder.results import store as results
@@ -146,19 +144,12 @@ def test_parts_of_an_older_file_without_the_overlap_are_gpu_time(tmp_path: Path)
     assert row[-3:] == ["0.00", "-0.30", "-0.30"]
 
 
-def test_spans_count_once_for_the_busiest_stream_and_there_for_the_first() -> None:
-    draw = random.Random(5)
-    spans = [
-        (draw.randrange(3), begin := draw.randrange(900), begin + draw.randrange(1, 80)) for _ in range(120)
-    ]
-    owners: dict[int, tuple[object, ...]] = {}
-    busy = [sum(last - first for stream, first, last in spans if stream == each) for each in range(3)]
-    for place, (stream, first, last) in enumerate(spans):
-        for at in range(first, last):
-            rank = (-busy[stream], stream, first, last, place)
-            owners[at] = min(owners.get(at, rank), rank)
-    counts = [sum(rank[-1] == place for rank in owners.values()) for place in range(len(spans))]
-    assert once(spans) == counts and sum(counts) == union([each[1:] for each in spans])
+def test_parts_that_are_not_together_the_gpu_time_count_as_an_older_file_s(tmp_path: Path) -> None:
+    made = run(data_loading=BEFORE, fused_act=copy.deepcopy(TWO))
+    made["rungs"][-1]["profile"]["families"][0]["own_ms"] -= 1.0
+    assert [parts.parts_of(rung).own is None for rung in typed(made).rungs[-2:]] == [False, True]
+    found = told("data_loading", "fused_act", written(tmp_path / "r.json", made))
+    assert sum(row["after_ms"] for row in found["categories"]) == pytest.approx(40.8)
 
 
 def test_the_first_line_says_what_the_difference_is_made_of(pair: Path) -> None:

@@ -1,5 +1,7 @@
 """The first screen of the site: a card for each workload, with its GPUs side by side."""
 
+import re
+
 import pytest
 
 from ladder.publish.site import answers, building, collected, front
@@ -66,6 +68,22 @@ def test_a_card_has_the_notes_days_and_report_of_the_runs_whose_numbers_it_shows
     assert group.panels[0].shown.marks and group.panels[0] is not group.tops[0]
     assert card.gpus == [answers.Gpu("NVIDIA H200", "2026-11-20", (), (("full", "top.html"),))]
     assert [line.answers[0].step for line in card.lines] == ["160", "40.0"]
+
+
+def test_a_run_that_a_card_alone_shows_has_a_report_of_its_own(tmp_path, monkeypatch):
+    longer = two_clocks.selected("baseline", "bf16", "fused_norm", "cuda_graphs")
+    ends = two_clocks.selected("baseline", two_clocks.TOP) | {"started": "2026-11-20T10:15:00+00:00"}
+    found = typed([(tmp_path / f"{name}.json", made) for name, made in (("a", longer), ("b", ends))])
+    monkeypatch.setattr(collected, "publish", lambda *_: (found, []))
+    monkeypatch.setattr(building, "_charts", lambda *_: [])
+    monkeypatch.setattr(building, "_report", lambda panel, stem, *_: f"{stem}.html of {panel.raw[0]}")
+    building.write_front(tmp_path, tmp_path / "ladder", tmp_path / "asv", {})
+    text = (tmp_path / "index.html").read_text()
+    links = re.findall(r'href="(nvidia-[^"]*)"', text)
+    assert links == [
+        "nvidia-h200-article-full-top.html%20of%20b.json",  # on the card
+        "nvidia-h200-article-full.html%20of%20a.json",
+    ]
 
 
 @pytest.mark.parametrize("last", ["fused_adam", "rung_that_went"])
