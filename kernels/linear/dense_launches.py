@@ -1,13 +1,14 @@
 """The launches of `kernels.dense`, forward and all gradients, and the cut of its layers into programs.
 
 No tile is tuned. Two wishes decide: two programs for every multiprocessor, and many loads of 16 bytes a thread on their
-way at once.
+way at once. One deep layer's gradients from many samples are a library's products.
 """
 
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from kernels.common.dependent_launch import launching
@@ -46,6 +47,8 @@ class _Cover(NamedTuple):
 
 ENOUGH = 264  # programs; two for each multiprocessor of an H200
 DEEP = 2048  # inputs from which on they are split among programs
+# Samples from which on one deep layer's dx, dweight and dbias are PyTorch's products (docs/log.md).
+PRODUCTS = (64, 16, 16)
 
 
 @lru_cache(maxsize=1024)
@@ -145,6 +148,37 @@ def backward(gs, ys, x, weights, size: tuple[int, int, int], call: Call, needs: 
     ys: results of the forward pass if it had an activation, else None. The tensor x is read only for the weights'
     gradients, and the weights only for the gradient of x. The weights' shapes are always read.
     """
+    n, slots, i = size
+    deep = len(weights) == slots == 1 and i >= DEEP
+    products = tuple(need and deep and n >= most for need, most in zip(needs, PRODUCTS, strict=True))
+    ours = tuple(need and not product for need, product in zip(needs, products, strict=True))
+    found = _by_kernel(gs, ys, x, weights, size, call, ours)
+    if not any(products):
+        return found
+    theirs = _by_products(gs[0], None if ys is None else ys[0], x, weights[0], size, call, products)
+    return tuple(a if product else b for a, b, product in zip(theirs, found, products, strict=True))
+
+
+def _by_products(g, y, x, weight, size: tuple[int, int, int], call: Call, needs: tuple[bool, bool, bool]):
+    """Compute `backward` of one layer by PyTorch's matrix products."""
+    dx, dweight, dbias = None, None, None
+    d = (
+        g if y is None else torch.ops.aten.leaky_relu_backward(g, y, call.slope, True)
+    )  # y has the sign of its input
+    scale = call.gain * call.weight_gain
+    if needs[0]:
+        dx = g.new_empty(size)
+        torch.addmm(dx[:, 0], d, weight, beta=0, alpha=scale, out=dx[:, 0])
+    if needs[1]:
+        dweight = g.new_empty((d.shape[1], size[2]))
+        torch.addmm(dweight, d.t(), x[:, 0], beta=0, alpha=scale, out=dweight)
+    if needs[2]:
+        dbias = d.sum(0).mul_(call.gain * call.bias_gain)
+    return dx, [dweight], [dbias]
+
+
+def _by_kernel(gs, ys, x, weights, size: tuple[int, int, int], call: Call, needs: tuple[bool, bool, bool]):
+    """Compute `backward` in one launch of our kernel."""
     (n, slots, i), widths = size, tuple(w.shape[0] for w in weights)
     cover, constants = _covered(n, i, slots, weights, call)
     gs = tuple(g.contiguous() for g in gs)

@@ -128,7 +128,7 @@ class Watch(TorchDispatchMode):
         if op == "mv" and node is None and left:
             self.plain["spectral"][self.layer() or "power iteration"] += 1
         if op in ("mm", "addmm", "bmm", "baddbmm") and left:
-            self.plain["dense"][self.layer() if node is None else node.name()] += 1
+            self.plain["dense"][self.layer() or "no layer" if node is None else node.name()] += 1
 
     def layer(self) -> str | None:
         """Return the class of the module whose forward is running."""

@@ -147,6 +147,23 @@ def test_inputs_split_among_programs_add_up(monkeypatch):
     )
 
 
+@pytest.mark.parametrize(("n", "ours"), [(15, 1), (16, 1), (64, 0)])
+@pytest.mark.parametrize("options", [LEAKY, LINEAR], ids=["leaky", "linear"])
+def test_many_samples_of_a_deep_layer_are_a_library_s_products(n, ours, options, monkeypatch):
+    """Weights from 16 samples on, x from 64 on. Memory full of NaN shows what a product leaves unwritten."""
+    monkeypatch.setattr(plans, "DEEP", 64)
+    around, inputs = poison_memory(monkeypatch), layer(n, 70, 5, bias=options is LEAKY)
+    agree(single(kernels.dense, **options), single(kernels.dense_reference, **options), inputs)
+    assert_untouched(around)
+    y, weights = kernels.dense(*inputs, **options), inputs[1:]
+    with launches() as seen:
+        torch.autograd.grad(y.sum(), inputs, retain_graph=True)
+    assert sum(each["calls"] for name, each in seen.items() if name == "dense_grad_kernel") == ours
+    with launches() as seen:
+        torch.autograd.grad(y.sum(), weights)
+    assert ("dense_grad_kernel" in seen) == (n < 16)
+
+
 def test_float32_is_as_exact_as_plain_pytorch():
     for ours, plain, made in (
         (single(kernels.dense, **LEAKY), single(kernels.dense_reference, **LEAKY), layer(4, 70, 9)),
