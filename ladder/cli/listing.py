@@ -75,9 +75,28 @@ def _listed(found: dict[str, dict[str, str]]) -> list[str]:
 
 
 def _listed_rung(name: str, summary: str, known: list[ranking.Stored]) -> list[str]:
-    found = ranking.newest(known)
+    found = _newest(name, known)
     gain = _gain(ranking.rung_of(found[1], name)) if found else ""
+    if found and gain and (other := _skipped_to(name, found[1])):
+        gain += f" over {other}"
     return [name, _needs(name), gain, summary]
+
+
+def _newest(name: str, known: list[ranking.Stored]) -> ranking.Stored | None:
+    """Return the newest result, of those first that compare the rung with the one before it in the ladder."""
+    return ranking.newest([each for each in known if not _skipped_to(name, each[1])] or known)
+
+
+def _skipped_to(name: str, result: ranking.Result) -> str:
+    """Return the rung that a result of selected rungs compares this one with, over others that it left out; else ""."""
+    rung = ranking.rung_of(result, name)
+    if not (rung and rung.gain) or result.ladder.name not in catalog.ladders():
+        return ""
+    steps, against = [each.name for each in catalog.load_ladder(result.ladder.name).rungs], rung.gain.against
+    if against not in steps or name not in steps:
+        return ""
+    between = steps[steps.index(against) + 1 : steps.index(name)]
+    return texts.plain(against) if {*between} - {each.name for each in result.rungs} else ""
 
 
 def _of_ladder(ladder: str, steps: list[str], rung: str, here: list[ranking.Stored]) -> list[ranking.Stored]:
@@ -154,13 +173,13 @@ def _own(name: str) -> list[str]:
         for each in ranking.stored(RESULTS, ranking.machines_here())
         if _is_staircase(each[1]) and ranking.rung_of(each[1], name)
     ]
-    found = ranking.newest(here)
-    if found is None:
+    if (found := _newest(name, here)) is None:
         return []
     path, result = found
     rung = ranking.rung_of(result, name)
     told = [f"{texts.ms(rung.step_ms)} ms/step"]
-    told += [gain for gain in (_gain(rung, "vs previous"), _at_top(name, result)) if gain]
+    over = f"vs {_skipped_to(name, result) or 'previous'}"
+    told += [gain for gain in (_gain(rung, over), _at_top(name, result)) if gain]
     few = ranking.fewest_rounds(result)
     limited = result.protocol.gpu_memory_limit_gb
     if result.protocol.quick or limited or few < ranking.results.FEWEST_ROUNDS:
@@ -190,7 +209,7 @@ def _parts(name: str, here: list[ranking.Stored]) -> list[str]:
 
     Returns an empty list if there is no such result, or if the change of GPU time is inside the noise.
     """
-    found = ranking.newest(each for each in here if all(_with_parts(each[1], name)))
+    found = _newest(name, [each for each in here if all(_with_parts(each[1], name))])
     if found is None:
         return []
     path, result = found

@@ -229,7 +229,7 @@ Examples:
 @click.option(
     "--publish",
     is_flag=True,
-    help="Write results/charts, which README and docs show, again from the committed results.",
+    help="Write results/charts, which README and docs show, again from the committed results, and remove the rest.",
 )
 @options.json_option
 def report(
@@ -256,8 +256,16 @@ def report(
             raise UserError("--publish draws all committed results: leave out every other option")
         from ladder.publish import gallery
 
-        for path in gallery.publish(ROOT):
+        for path in (written := gallery.publish(ROOT)):
             click.echo(path.relative_to(ROOT))
+        removed, unknown = gallery.remove_stale(ROOT, written)
+        for path in removed:
+            click.echo(f"{path.relative_to(ROOT)}: removed, no committed result stands behind it")
+        for path in unknown:
+            click.echo(
+                f"{path.relative_to(ROOT)}: no committed result stands behind it; stays, git lacks it",
+                err=True,
+            )
         return
     if page is not None:
         if markdown or csv_path or charts or receipts or everything or as_json:

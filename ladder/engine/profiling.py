@@ -17,7 +17,7 @@ from typing import Any
 
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.engine.gpu_time import PROFILED
-from ladder.receipts import communication, kernel_families, kernel_names, traces
+from ladder.receipts import communication, kernel_families, kernel_names, spans, traces
 
 HEAVIEST = 40  # kernels that are kept by name
 APART_S = 0.005  # between profiled cycles, whose kernels are told apart by the clock
@@ -127,14 +127,17 @@ def differing(kernels: list[float], varies: float = 0.0) -> str | None:
 
 def composition(events: list[kernel_families.Event]) -> dict[str, list[dict[str, Any]]]:
     """Return milliseconds and launches of a step by family and by kernel: the heaviest, and the rest as one row."""
+    ran = [event for event in events if event[1] and not event[0].startswith(kernel_families.WAITING)]
+    own: dict[str, int] = defaultdict(int)
+    took: dict[str, list[float]] = defaultdict(list)
+    for (name, _, _, begin, end), alone in zip(ran, spans.once([each[2:] for each in ran]), strict=True):
+        own[kernel_families.family(name)] += alone
+        took[text(kernel_names.stored(name))].append((end - begin) / 1e6 / CYCLE_STEPS)
     families = [
         _row(text(row["family"]), row["us"] / 1000, row["kernels"])
-        for row in kernel_families.shares(events, CYCLE_STEPS)
+        | {"own_ms": round(own[row["family"]] / 1e6 / CYCLE_STEPS, 5)}
+        for row in kernel_families.shares(ran, CYCLE_STEPS)
     ]
-    took: dict[str, list[float]] = defaultdict(list)
-    for name, on_device, _, begin, end in events:
-        if on_device and not name.startswith(kernel_families.WAITING):
-            took[text(kernel_names.stored(name))].append((end - begin) / 1e6 / CYCLE_STEPS)
     heaviest = sorted(took, key=lambda name: -sum(took[name]))
     kept = [_row(name, sum(took[name]), len(took[name]) / CYCLE_STEPS) for name in heaviest[:HEAVIEST]]
     if rest := [each for name in heaviest[HEAVIEST:] for each in took[name]]:

@@ -14,37 +14,65 @@ from typing import Any
 from ladder.base import files, git, text
 from ladder.plan import catalog, content, modes, needs
 from ladder.report import advising, chart, gpus, tables
-from ladder.report.themes import DARK, LIGHT
+from ladder.report.themes import DARK, LIGHT, Theme
 from ladder.report.view import in_generations
 from ladder.results import ranking, sources
 from ladder.results import store as results
 from ladder.results.combine import series
 from ladder.results.publishable import publishable
-from ladder.results.types import ABSENT, Ladder, Result, RungResult, build
+from ladder.results.types import ABSENT, Ladder, Plain, Result, RungResult, build
 
 ARTICLE, FULL = "article", "full"  # workload and ladder of the article, and the ladder that goes on from it
+CHARTS, SUFFIXES = "results/charts", (".md", ".csv", ".png", ".svg")  # the gallery's folder, and its files
+Write = Callable[[Path], list[Path]]  # takes a name without suffix, and returns the files that it wrote
 
 
 def publish(root: Path) -> list[Path]:
-    """Write the gallery of a checkout and return its files. A chart whose result is gone stays.
+    """Write the gallery of a checkout and return its files.
 
     For each machine, workload, ladder and mode the best committed result is drawn, and each result of other commands.
 
     Raises:
         UserError: git does not know the checkout's files, a committed result is none, or a file cannot be written.
     """
-    into = Path(root) / "results" / "charts"
-    found = [results.load(path) for path in tracked(root, "results/ladder")]
-    written = []
-    for result in chosen(found):
-        written += write_tables(result, into / stem(result)) + write_charts(result, into / stem(result))
-    written += _write_compared(compared(found), into / f"gpus-{ARTICLE}")
+    drawn = drawings(functools.partial(tracked, root))
+    return [path for stem, write in drawn.items() for path in write(root / CHARTS / stem)]
+
+
+def drawings(files_of: Callable[[str], list[Path]]) -> dict[str, Write]:
+    """Return what writes each picture of the gallery with its tables, by the name of the files without suffix.
+
+    ``files_of`` returns the results below a folder such as `results/ladder`. Raises UserError.
+    """
+    found = [results.load(path) for path in files_of("results/ladder")]
+    drawn: dict[str, Write] = {stem(each): functools.partial(_write_run, each) for each in chosen(found)}
+    if pairs := compared(found):
+        for suffix, theme in (("", LIGHT), ("-dark", DARK)):
+            drawn[f"gpus-{ARTICLE}{suffix}"] = functools.partial(_write_compared, pairs, theme)
     for kind, render in _renderers().items():
-        for path in tracked(root, f"results/{kind}"):
-            result = results.read(path)
-            if isinstance(result, dict) and (result.get("kind") == kind):
-                written += files.draw(into / f"{path.stem}-{kind}", functools.partial(render, result))
-    return written
+        for path in files_of(f"results/{kind}"):
+            data = results.read(path)
+            if isinstance(data, dict) and data.get("kind") == kind:
+                drawn[f"{path.stem}-{kind}"] = functools.partial(_write_study, data, render)
+    return drawn
+
+
+def remove_stale(root: Path, written: Iterable[Path]) -> tuple[list[Path], list[Path]]:
+    """Remove the files of the gallery that no committed result stands behind: all but the written ones.
+
+    Returns:
+        (the removed files, those that stay because git does not have them)
+    """
+    kept, known = {path.name for path in written}, git.read(root, "ls-files", "-z", "--", CHARTS).split("\0")
+    old = [
+        path
+        for path in sorted((root / CHARTS).glob("*"))
+        if path.is_file() and path.suffix in SUFFIXES and path.name not in kept
+    ]
+    removed = [path for path in old if f"{CHARTS}/{path.name}" in known]
+    for path in removed:
+        path.unlink()
+    return removed, [path for path in old if path not in removed]
 
 
 def tracked(root: Path, folder: str) -> list[Path]:
@@ -160,6 +188,29 @@ def best_top(found: Iterable[Result]) -> Result | None:
     )
 
 
+def highest(found: Iterable[Result]) -> Result | None:
+    """Return the run that has the highest rung of today's ladder, of the runs of a machine without its top.
+
+    A run that may be quoted goes first, then the higher rung, then the newer run. Without a run of two rungs it is
+    None.
+    """
+    return max(
+        (each for each in sources.without_sources(found) if len(_timed(each)) > 1),
+        key=lambda each: (not publishable(each), _height(each), each.started),
+        default=None,
+    )
+
+
+def _timed(result: Result) -> list[str]:
+    return [rung.name for rung in result.rungs if rung.status == "ok"]
+
+
+def _height(result: Result) -> int:
+    """Return the place of a run's last rung in today's ladder, -1 if it has none."""
+    names, last = [rung.name for rung in _planned(result)], _timed(result)[-1]
+    return names.index(last) if last in names else -1
+
+
 def tells_top(result: Result) -> bool:
     """Return whether the highest rung of a staircase with a number is the top of its ladder.
 
@@ -186,12 +237,17 @@ def _proved(rung: RungResult) -> bool:
     )
 
 
-def _write_compared(pairs: list[tuple[Result, Result | None]], stem: Path) -> list[Path]:
-    """Draw the picture that compares GPUs, on light and on dark ground; nothing where no GPU qualifies."""
-    written = []
-    for suffix, theme in (("", LIGHT), ("-dark", DARK)) if pairs else ():
-        written += files.draw(Path(f"{stem}{suffix}"), functools.partial(gpus.render, pairs, theme=theme))
-    return written
+def _write_run(result: Result, stem: Path) -> list[Path]:
+    return write_tables(result, stem) + write_charts(result, stem)
+
+
+def _write_compared(pairs: list[tuple[Result, Result | None]], theme: Theme, stem: Path) -> list[Path]:
+    """Draw the picture that compares GPUs, on the ground of a theme."""
+    return files.draw(stem, functools.partial(gpus.render, pairs, theme=theme))
+
+
+def _write_study(data: Plain, render: Callable[[Any, str], bytes], stem: Path) -> list[Path]:
+    return files.draw(stem, functools.partial(render, data))
 
 
 def ladder_of(result: Result) -> str:

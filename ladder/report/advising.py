@@ -14,6 +14,7 @@ from ladder.base.plain import Fields
 from ladder.plan import catalog, modes
 from ladder.report.sentences import WAITS
 from ladder.report.view import Row, view
+from ladder.results import parts
 from ladder.results.types import Result
 from ladder.results.values import FASTER, INSIDE, OUT, SLOWER, TOO_FEW
 from ladder.results.words import Seen
@@ -218,11 +219,24 @@ def _stair(row: Row, before: Row | None, removing: str | None, sources: Sources)
         reason += f"; {removing} removes this waiting"
     order = (GPU, STEP) if removing else (STEP, GPU)
     result = sources.main
+    reason += _made_of(result, before.name, row)
     between = _between(result, row.name, before.name)
     if between:
         reason += f"; together with {', '.join(between)}, which the run did not time"
     more = more_preparing(result, row.name, before.name)
     return replace(_made(row, advice, STAIRCASE, reason, order, row, more, sources), between=between)
+
+
+def _made_of(result: Result, before: str, row: Row, after: str = "") -> str:
+    """Return what the difference of GPU work is made of, by category; "" without one, or without profiles.
+
+    ``after``: the entry that is compared with ``before``, where it is not that of the row.
+    """
+    if not row.gpu or row.gpu.verdict not in (FASTER, SLOWER):
+        return ""
+    entries = {rung.name: rung for rung in result.rungs}
+    was, now = (parts.parts_of(entries[name]) for name in (before, after or row.name))
+    return f"; GPU work: {parts.made_of(was, now)}" if was and now else ""
 
 
 def _without_number(row: Row, sources: Sources) -> Advised:
@@ -258,7 +272,9 @@ def _left_out(row: Row, whole: Row | None, sources: Sources) -> Advised:
     titled = replace(
         row, title=catalog.load_rung(row.name).title if row.name in catalog.rungs() else row.name
     )
-    return _made(titled, advice, LEFT_OUT, row.sentence, (STEP, GPU), whole, more, sources)
+    assert sources.left_out is not None
+    reason = row.sentence + _made_of(sources.left_out, row.name, row, whole.name)
+    return _made(titled, advice, LEFT_OUT, reason, (STEP, GPU), whole, more, sources)
 
 
 def _made(

@@ -24,6 +24,8 @@ STYLE = {
     "svg.fonttype": "path",
 }
 
+DPI, WIDEST = 160, 1600  # pixels of an inch, and of the widest picture: wider ones have fewer an inch
+
 
 def save(make: Callable[[], Any], kind: str, theme: Theme | None = None) -> bytes:
     """The figure that ``make`` draws, in the style of every chart, as PNG or SVG bytes.
@@ -49,7 +51,8 @@ def save(make: Callable[[], Any], kind: str, theme: Theme | None = None) -> byte
                 figure = make()
                 FigureCanvasAgg(figure)
                 metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-                figure.savefig(out, format=kind, dpi=160, metadata=metadata, facecolor=ground)
+                dpi = min(DPI, WIDEST / figure.get_figwidth())
+                figure.savefig(out, format=kind, dpi=dpi, metadata=metadata, facecolor=ground)
     except Exception as error:  # whatever it is, the numbers are there without the picture
         raise UserError(f"a chart cannot be drawn: {type(error).__name__}: {plain(error)}") from error
     return out.getvalue()

@@ -119,9 +119,7 @@ def notes(found: Explained) -> list[str]:
         f"parts are of the first profiled cycle of one process: {' and '.join(at)}; nothing is scaled"
     )
     if found.differs and _overlaps(found):
-        lines.append(
-            f"{OVERLAP}: two kernels ran at once, and both parts count it; the parts without it are GPU time"
-        )
+        lines.append(_overlap(found))
     return lines
 
 
@@ -143,6 +141,15 @@ def _kernels(found: Explained) -> list[str]:
 
 def _overlaps(found: Explained) -> bool:
     return max(each.parts.overlap_ms for each in _sides(found)) >= SEEN
+
+
+def _overlap(found: Explained) -> str:
+    if not parts.once(found.before.parts, found.after.parts):
+        return (
+            f"{OVERLAP}: two kernels ran at once, and both parts count it; the parts without it are GPU time"
+        )
+    ran = " and ".join(f"{each.parts.overlap_ms:.2f}" for each in _sides(found))
+    return f"beside another kernel ran {ran} ms more: an instant counts for the kernel of the busier stream alone"
 
 
 def _sides(found: Explained) -> tuple[Side, Side]:
@@ -179,7 +186,7 @@ def rows(found: Explained) -> list[list[str]]:
     made = []
     if found.differs:
         made = [_row(plain(row.category), row.before, row.after) for row in parts.changes(a, b)]
-        if _overlaps(found):
+        if _overlaps(found) and not parts.once(a, b):
             made.append(_row(OVERLAP, Work(-a.overlap_ms), Work(-b.overlap_ms)))
     made.append(_row("GPU time of that cycle", Work(a.gpu_ms, a.launches), Work(b.gpu_ms, b.launches)))
     first, second = found.before.rung, found.after.rung

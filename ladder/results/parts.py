@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from ladder.base.text import plain
 from ladder.receipts import categories, kernel_families
-from ladder.results.types import KernelFamily, RungResult
+from ladder.results.types import ABSENT, Absent, KernelFamily, KernelProfile, Round
 
 ROUNDED = 0.002  # ms: every part of a profile is rounded, and there are at most 200
 REST = " other kernels"  # the end of the row for all kernels beside the heaviest
@@ -32,15 +33,23 @@ class Parts:
 
     gpu_ms: float  # union over all streams, of that cycle
     generation: int  # of the process, from 0
-    work: Mapping[str, Work]  # by category
+    work: Mapping[str, Work]  # by category; all milliseconds of its kernels
+    own: (
+        Mapping[str, Work] | None
+    )  # the same without what counts for others: together gpu_ms; None in older files
     kernels: Mapping[str, float]  # ms of the heaviest kernels by name
     ours: frozenset[str]  # names of all kernels of ours, the short ones, too
     unlisted_ms: float  # a kernel that is not listed takes at most so many ms
 
     @property
     def overlap_ms(self) -> float:
-        """The milliseconds that the parts count twice, because two kernels ran at the same time."""
+        """The milliseconds that `work` counts twice, because two kernels ran at the same time."""
         return sum(each.ms for each in self.work.values()) - self.gpu_ms
+
+    @property
+    def shown(self) -> Mapping[str, Work]:
+        """The categories as they are shown: together they are the GPU time where the file tells so."""
+        return self.own or self.work
 
     @property
     def named_earlier(self) -> bool:
@@ -68,7 +77,17 @@ class Change:
         return self.after.ms - self.before.ms
 
 
-def parts_of(rung: RungResult) -> Parts | None:
+class Profiled(Protocol):
+    """A rung's rounds, with the profile of the first that has one."""
+
+    @property
+    def rounds(self) -> list[Round]: ...
+
+    @property
+    def profile(self) -> KernelProfile | Absent | None: ...
+
+
+def parts_of(rung: Profiled) -> Parts | None:
     """Return the parts of a rung's profiled step, or None without a profile.
 
     The profile is that of the first cycle of the first process that has one. The union of kernels is never longer than
@@ -78,17 +97,25 @@ def parts_of(rung: RungResult) -> Parts | None:
     first = next((each for each in rung.rounds if each.profiled), None)
     if not rung.profile or first is None or not first.profiled or first.gpu_void:
         return None
-    work: dict[str, Work] = {}
-    for family in rung.profile.families:
-        name = categories.category(family.name)
-        had = work.get(name, Work())
-        work[name] = Work(had.ms + family.ms, had.launches + family.launches)
+    rows, gpu_ms = rung.profile.families, first.profiled[0].gpu_ms
+    known = [family.own_ms for family in rows if family.own_ms is not ABSENT]
+    work = _by_category(rows, [family.ms for family in rows])
+    told = len(known) == len(rows) and abs(sum(known) - gpu_ms) <= ROUNDED
+    own = _by_category(rows, known) if told else None
     kernels, unlisted = _heaviest(rung.profile.kernels)
     prefixes = kernel_families.OURS, kernel_families.OURS_CPP
-    own = (each.name for each in rung.profile.families if each.name.startswith(prefixes))
-    ours = frozenset(name.split(": ", 1)[1] for name in own)
-    found = Parts(first.profiled[0].gpu_ms, first.round, work, kernels, ours, unlisted)
+    ours = frozenset(row.name.split(": ", 1)[1] for row in rows if row.name.startswith(prefixes))
+    found = Parts(gpu_ms, first.round, work, own, kernels, ours, unlisted)
     return found if found.overlap_ms >= -ROUNDED else None
+
+
+def _by_category(rows: list[KernelFamily], ms: list[float]) -> dict[str, Work]:
+    made: dict[str, Work] = {}
+    for family, took in zip(rows, ms, strict=True):
+        name = categories.category(family.name)
+        had = made.get(name, Work())
+        made[name] = Work(had.ms + took, had.launches + family.launches)
+    return made
 
 
 def _heaviest(rows: list[KernelFamily]) -> tuple[dict[str, float], float]:
@@ -97,10 +124,16 @@ def _heaviest(rows: list[KernelFamily]) -> tuple[dict[str, float], float]:
     return listed, min(listed.values(), default=0.0) if len(listed) < len(rows) else 0.0
 
 
+def once(before: Parts, after: Parts) -> bool:
+    """Return whether each instant of both steps counts for one category. Older files count it for each kernel."""
+    return before.own is not None and after.own is not None
+
+
 def changes(before: Parts, after: Parts) -> list[Change]:
-    """Return every category of two steps, the largest change first."""
-    names = dict.fromkeys([*before.work, *after.work])
-    rows = [Change(name, before.work.get(name, Work()), after.work.get(name, Work())) for name in names]
+    """Return every category of two steps, the largest change first, counted in one way."""
+    was, now = (before.shown, after.shown) if once(before, after) else (before.work, after.work)
+    names = dict.fromkeys([*was, *now])
+    rows = [Change(name, was.get(name, Work()), now.get(name, Work())) for name in names]
     return sorted(rows, key=lambda row: -abs(row.ms))
 
 

@@ -55,11 +55,16 @@ class ProfiledCycle:
 
 @record
 class KernelFamily:
-    """A family of kernels (`ladder.receipts.kernel_families`), or one kernel, of a profiled step."""
+    """A family of kernels (`ladder.receipts.kernel_families`), or one kernel, of a profiled step.
+
+    ``ms`` are all its milliseconds. ``own_ms`` are those that count for this family alone where kernels ran at once
+    (`ladder.receipts.spans.once`); older files and single kernels lack them.
+    """
 
     name: str = needed(v.TEXT)
     ms: float = needed(number(0, 1e8))
     launches: float = needed(number(0, 1e7))
+    own_ms: float | Absent = optional(number(0, 1e8))
 
 
 @record

@@ -2,6 +2,8 @@
 
 from ladder.cli import listing
 from ladder.plan import catalog
+from ladder.results import ranking
+from ladder.results import store as results
 from tests.support import made_up, two_clocks, typed
 
 
@@ -42,3 +44,26 @@ def test_an_older_result_has_the_step_alone():
     made["rungs"][5] |= {"verdict": "no measurable gain", "gpu_gain": None}
     assert told(made, "cuda_graphs")[0] == "no gain"
     assert told(made_up.gpu_run(), "cuda_graphs") == ("", "")
+
+
+def test_a_newer_run_of_selected_rungs_does_not_pass_for_the_gain_of_a_rung(tmp_path, monkeypatch):
+    """It compares the top with a rung far below it, and the whole ladder has the answer."""
+    monkeypatch.setattr(listing, "RESULTS", tmp_path)
+    monkeypatch.setattr(ranking, "machines_here", lambda: ["nvidia-h200"])
+    ends = two_clocks.selected("baseline", "fused_act") | {"started": "2026-12-01T10:15:00+00:00"}
+    ends["rungs"][-1]["gpu_gain"] |= {"against": "baseline", "ratio": 1.72}
+    ends["rungs"][-1]["gain"] |= {"against": "baseline", "ratio": 2.61}
+    results.write(tmp_path / "nvidia-h200" / "ends.json", ends)
+    (here,) = [line for line in listing._own("fused_act") if line.startswith("Here:")]
+    assert "GPU 1.72x vs baseline (" in here and "step 2.61x vs baseline (" in here
+    (listed,) = [line for line in listing._listed(everything("fused_act")) if line.startswith("  fused_act")]
+    assert "GPU 1.72x, step 2.61x over baseline" in listed
+    results.write(tmp_path / "nvidia-h200" / "whole.json", two_clocks.run())
+    (here,) = [line for line in listing._own("fused_act") if line.startswith("Here:")]
+    assert "GPU 1.11x vs previous (" in here and "step 1.12x vs previous (" in here
+    (listed,) = [line for line in listing._listed(everything("fused_act")) if line.startswith("  fused_act")]
+    assert "GPU 1.11x, step 1.12x" in listed and " over " not in listed
+
+
+def everything(rung):
+    return {"rungs": {rung: "what it does"}, "ladders": {"full": "on from there"}, "workloads": {}}

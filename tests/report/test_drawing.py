@@ -1,18 +1,21 @@
 """Charts do not hang on the user's settings of matplotlib, and a chart that fails costs nothing else."""
 
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from ladder.base.errors import UserError
 from ladder.cli import main as cli
 from ladder.publish import gallery
 from ladder.report import chart, drawing
+from ladder.results import store as results
 from tests.cli.test_cli import call, fakes
-from tests.support import made_up
+from tests.support import committed, made_up, two_clocks
 
 __all__ = ["fakes"]  # a fixture
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,6 +64,16 @@ def test_what_keeps_a_chart_from_being_drawn_is_one_line():
         drawing.save(broken, "png")
 
 
+def test_no_picture_is_wider_than_1600_pixels():
+    def figure(inches):
+        from matplotlib.figure import Figure
+
+        return lambda: Figure(figsize=(inches, 2))
+
+    sizes = [Image.open(io.BytesIO(drawing.save(figure(inches), "png"))).size for inches in (5, 10, 12.5)]
+    assert sizes == [(800, 320), (1600, 320), (1600, 256)]
+
+
 def test_a_chart_that_fails_loses_neither_run_nor_table(tmp_path, fakes, monkeypatch):
     def broken(result, kind):
         raise UserError("a chart cannot be drawn: RuntimeError: no fonts")
@@ -79,8 +92,6 @@ def git(folder, *command):
 
 
 def test_the_gallery_is_of_committed_results_alone_and_of_the_best(tmp_path, monkeypatch):
-    from ladder.results import store as results
-
     folder = tmp_path / "results" / "ladder" / "nvidia-h200"
     whole = made_up.judged_run()
     start = made_up.result([made_up.rung("fused_act", 11.6)], started="2026-12-01T00:00:00+00:00")
@@ -101,3 +112,38 @@ def test_the_gallery_is_of_committed_results_alone_and_of_the_best(tmp_path, mon
     ]
     assert "leave out every other option" in call("report", "--publish", "--all").stderr
     assert "git was not found" in call("report", "--publish", env={"PATH": str(tmp_path)}).stderr
+
+
+def test_a_chart_goes_with_the_last_result_that_stood_behind_it(tmp_path, monkeypatch):
+    """A newer run has another name: of more rungs than the ladder had, of fewer generations, of another workload."""
+    folder, charts = tmp_path / "results/ladder/nvidia-h200", tmp_path / "results/charts"
+    monkeypatch.setattr(chart, "render", lambda result, kind: kind.encode())
+    monkeypatch.setattr(cli, "ROOT", tmp_path)
+    results.write(folder / "a.json", two_clocks.selected("baseline", "bf16") | {"complete": False})
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "results")
+    assert call("report", "--publish").exit_code == 0
+    git(tmp_path, "add", "results")
+    stem = "nvidia-h200-article-full-partial"
+    assert {path.stem for path in charts.iterdir()} == {stem}
+    (charts / "note.txt").write_text("mine")
+    (charts / "mine.png").write_bytes(b"")
+    results.write(folder / "a.json", made_up.judged_run())
+    seen = call("report", "--publish")
+    assert seen.exit_code == 0
+    assert seen.stdout.splitlines()[-4:] == [
+        f"results/charts/{stem}.{kind}: removed, no committed result stands behind it"
+        for kind in ("csv", "md", "png", "svg")
+    ]
+    assert (
+        seen.stderr == "results/charts/mine.png: no committed result stands behind it; stays, git lacks it\n"
+    )
+    assert {path.stem for path in charts.iterdir()} == {"nvidia-h200-article-article", "mine", "note"}
+
+
+def test_every_committed_chart_is_one_that_a_committed_result_stands_behind():
+    def files_of(name):
+        return sorted(committed.folder(name).rglob("*.json"))
+
+    found = {path.stem for path in committed.folder(gallery.CHARTS).iterdir()}
+    assert found == set(gallery.drawings(files_of)), "run make docs"

@@ -111,11 +111,30 @@ def test_every_family_and_every_kernel_of_ours_has_a_category() -> None:
     assert categories.category("Triton: new_trick_kernel") == "fused: new trick"
 
 
-def test_parts_without_the_overlap_are_gpu_time(tmp_path: Path) -> None:
-    two = planted(CONV, (ADD, 500.0), beside=(("Memcpy HtoD (Pinned -> Device)", 300.0),))
-    found = told(
-        "data_loading", "fused_act", written(tmp_path / "r.json", run(data_loading=BEFORE, fused_act=two))
-    )
+TWO = planted(CONV, (ADD, 500.0), beside=(("Memcpy HtoD (Pinned -> Device)", 300.0),))
+
+
+def test_every_instant_belongs_to_one_category_and_the_rest_is_told_apart(tmp_path: Path) -> None:
+    path = written(tmp_path / "r.json", run(data_loading=BEFORE, fused_act=TWO))
+    found = told("data_loading", "fused_act", path)
+    for side in ("before", "after"):
+        ms = sum(row[f"{side}_ms"] for row in found["categories"])
+        assert abs(ms - found[side]["gpu_ms"]) < 1e-4
+    (copies,) = [row for row in found["categories"] if row["category"] == categories.COPIES]
+    assert (
+        copies["after_ms"] == 0 and copies["launches_after"] == 1 / 16
+    )  # the convolution's stream is the busier one
+    assert abs(found["after"]["overlap_ms"] - 0.3) < 1e-4
+    said = succeed("explain", "data_loading", "fused_act", path).stdout
+    assert "beside another kernel ran 0.00 and 0.30 ms more" in said and "of it at the same time" not in said
+
+
+def test_parts_of_an_older_file_without_the_overlap_are_gpu_time(tmp_path: Path) -> None:
+    """An older file has all milliseconds of each family alone; a newer one beside it is counted in the same way."""
+    older = run(data_loading=BEFORE, fused_act=copy.deepcopy(TWO))
+    for family in older["rungs"][-1]["profile"]["families"]:
+        del family["own_ms"]
+    found = told("data_loading", "fused_act", written(tmp_path / "r.json", older))
     for side in ("before", "after"):
         ms = sum(row[f"{side}_ms"] for row in found["categories"])
         assert abs(ms - found[side]["overlap_ms"] - found[side]["gpu_ms"]) < 1e-9
@@ -123,6 +142,14 @@ def test_parts_without_the_overlap_are_gpu_time(tmp_path: Path) -> None:
     said = succeed("explain", "data_loading", "fused_act", tmp_path / "r.json").stdout
     (row,) = [line.split() for line in said.splitlines() if line.startswith("of it at the same time  ")]
     assert row[-3:] == ["0.00", "-0.30", "-0.30"]
+
+
+def test_parts_that_are_not_together_the_gpu_time_count_as_an_older_file_s(tmp_path: Path) -> None:
+    made = run(data_loading=BEFORE, fused_act=copy.deepcopy(TWO))
+    made["rungs"][-1]["profile"]["families"][0]["own_ms"] -= 1.0
+    assert [parts.parts_of(rung).own is None for rung in typed(made).rungs[-2:]] == [False, True]
+    found = told("data_loading", "fused_act", written(tmp_path / "r.json", made))
+    assert sum(row["after_ms"] for row in found["categories"]) == pytest.approx(40.8)
 
 
 def test_the_first_line_says_what_the_difference_is_made_of(pair: Path) -> None:
@@ -154,14 +181,17 @@ def test_a_kernel_too_short_for_the_other_list_is_not_called_new(tmp_path: Path)
 def test_kernels_of_an_earlier_file_are_not_compared_by_name_with_today_s() -> None:
     """Earlier names were cut at 60 characters: none of them would be found again."""
     was, now = (
-        parts.Parts(1.0, 0, {}, kernels, frozenset(), 0.0) for kernels in ({ADD_EARLIER: 1.0}, {"add": 1.0})
+        parts.Parts(1.0, 0, {}, None, kernels, frozenset(), 0.0)
+        for kernels in ({ADD_EARLIER: 1.0}, {"add": 1.0})
     )
     assert was.named_earlier and not now.named_earlier
     cut, long = "k" * 60, "k" * 61  # a name of 60 characters beside a longer one is whole
-    assert parts.Parts(1.0, 0, {}, {cut: 1.0}, frozenset(), 0.0).named_earlier
-    assert not parts.Parts(1.0, 0, {}, {cut: 1.0, long: 1.0}, frozenset(), 0.0).named_earlier
+    assert parts.Parts(1.0, 0, {}, None, {cut: 1.0}, frozenset(), 0.0).named_earlier
+    assert not parts.Parts(1.0, 0, {}, None, {cut: 1.0, long: 1.0}, frozenset(), 0.0).named_earlier
     assert parts.appeared(was, now) == parts.appeared(now, was) == {}
-    assert list(parts.appeared(was, parts.Parts(1.0, 0, {}, {"g(F)": 1.0}, frozenset(), 0.0))) == ["g(F)"]
+    assert list(parts.appeared(was, parts.Parts(1.0, 0, {}, None, {"g(F)": 1.0}, frozenset(), 0.0))) == [
+        "g(F)"
+    ]
 
 
 def test_a_difference_inside_the_noise_is_not_explained(tmp_path: Path) -> None:

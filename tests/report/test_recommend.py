@@ -12,6 +12,7 @@ from ladder.report import advising, recommend_text
 from ladder.report import recommend as recommending
 from ladder.report.advising import Advised, Sources
 from ladder.results.words import Seen
+from tests.report import test_explain
 from tests.support import made_up, recipes, two_clocks
 from tests.support.typed import typed
 
@@ -48,6 +49,26 @@ def test_a_gain_of_gpu_work_counts_where_a_later_rung_removes_the_waiting() -> N
     assert bf16.reason.startswith("the GPU's work is 1.26x faster; ")
     assert bf16.reason.endswith("; cuda_graphs removes this waiting")
     assert found["cuda_graphs"].clock == "step" and "the GPU waits less" in found["cuda_graphs"].reason
+
+
+def test_the_reason_says_what_the_difference_of_gpu_work_is_made_of() -> None:
+    planted = {"set_to_none": test_explain.BEFORE, "data_loading": test_explain.BEFORE}
+    made = test_explain.run(**planted, fused_act=test_explain.AFTER)
+    found = advice(staircase(made))
+    words = "; GPU work: elementwise -9.08 ms, fused: activation and bias +2.20 ms, the rest -0.13 ms"
+    assert found["fused_act"].reason.endswith(words)
+    others = [found[name].reason for name in ("bf16", "cuda_graphs", "set_to_none", "data_loading")]
+    assert not any("GPU work:" in each for each in others)  # no profile of both, or no difference
+    left_out = two_clocks.run(mode="leave-one-out")
+    for place, profile in ((0, test_explain.AFTER), (-1, test_explain.BEFORE)):
+        rung = left_out["rungs"][place]
+        rung["profile"], gpu_ms = profile
+        for each in rung["rounds"]:
+            each["profiled"] = [{**cycle, "gpu_ms": gpu_ms} for cycle in each["profiled"]]
+    row = left_out["rungs"][-1]
+    row["gpu_verdict"] = "faster"
+    found = advice(Sources(None, typed(recipes.given(left_out)), {}))
+    assert found[row["name"]].reason.endswith(words)
 
 
 def test_eager_work_that_nobody_captures_later_is_judged_by_the_step() -> None:

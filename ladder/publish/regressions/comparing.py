@@ -34,6 +34,7 @@ from ladder.publish.regressions.schema import (
 from ladder.publish.regressions.schema import Program as Measured
 from ladder.results import code_digest, derive, record
 from ladder.results import store as results
+from ladder.results.raw import KernelProfile
 from ladder.results.types import Machine, Plain, Round, RunGpu
 from ladder.stats import estimates
 
@@ -107,7 +108,7 @@ def new_result(
         programs=[
             Measured(
                 rung=each.name, side=side, status="n/a", reason=None, recipe=each.recipe, settings=None,
-                choices=None, rounds=[],
+                choices=None, rounds=[], profile=ABSENT,
             )
             for each in rungs if not each.skipped for side in judging.SIDES
         ],
@@ -229,6 +230,8 @@ class Comparison:
         else:
             rounds_ = [*each.rounds, build(Round, visited.round)]
             counted = [seen for seen in rounds_ if not seen.alloc_retries]
+            if visited.profile and not each.profile and visited.program.side != TWIN:
+                each = replace(each, profile=build(KernelProfile, visited.profile))
             each = replace(
                 each,
                 status="ok" if counted else "invalid",

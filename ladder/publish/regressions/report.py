@@ -15,6 +15,7 @@ from ladder.publish.regressions import judging
 from ladder.publish.regressions.judging import BASE, BROKEN, GPU, HEAD, WALL
 from ladder.publish.regressions.schema import Answered, Compared, Rung
 from ladder.report import tiles
+from ladder.results import parts
 from ladder.results.publishable import DIRTY, NO_COMMIT, PARTIAL
 from ladder.stats import answers
 
@@ -30,6 +31,7 @@ HEADS = (
     "noise floor",
     "rounds",
 )
+KERNELS = 3  # names in a line
 _SIGNS = {
     answers.SLOWER: "🔴",
     BROKEN: "🔴",
@@ -143,7 +145,28 @@ def remarks(result: Compared) -> list[str]:
     ]
     if sizes:
         found.append(f"a slowdown would have been seen from about: {', '.join(sizes)}")
-    return [*found, *choices(result)]
+    return [*found, *explained(result), *choices(result)]
+
+
+def explained(result: Compared) -> list[str]:
+    """Return what the difference of GPU work consists of, a line for each rung that has one, and new kernels."""
+    found = []
+    for rung in result.rungs:
+        sides = judging.sides_of(result, rung.name)
+        pair = [parts.parts_of(sides[side]) for side in (BASE, HEAD) if side in sides]
+        if not rung.gpu or rung.gpu.verdict not in (answers.FASTER, answers.SLOWER) or len(pair) < 2:
+            continue
+        was, now = pair
+        if not (was and now):
+            continue
+        apart = now.gpu_ms - was.gpu_ms
+        said = f"{rung.name}: {abs(apart):.2f} ms {'less' if apart < 0 else 'more'} GPU work in the profiled cycles"
+        found.append(f"{said}: {parts.made_of(was, now)}")
+        for word, names in (("appeared", parts.appeared(was, now)), ("went", parts.appeared(now, was))):
+            told = [f"{name} {ms:.2f} ms" for name, ms in list(names.items())[:KERNELS]]
+            told += [f"{len(names) - KERNELS} more"] * (len(names) > KERNELS)
+            found += [f"{rung.name}: kernels that {word}: {', '.join(told)}"] * bool(told)
+    return found
 
 
 def choices(result: Compared) -> list[str]:

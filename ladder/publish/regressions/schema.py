@@ -15,6 +15,7 @@ from ladder.results import identity, plausible, types, values
 from ladder.results import record as records
 from ladder.results import schema as rules
 from ladder.results import store as results
+from ladder.results.raw import KernelProfile
 from ladder.results.types import Plain, Round, RunGpu
 from stylegan_lite.config import Workload
 
@@ -129,6 +130,9 @@ class Program:
     settings: Plain | None = needed(rules.SETTINGS)
     choices: list[dict[str, int | str]] | None = needed(items(either(_NOTED, _CHOICE), 100))
     rounds: list[Round] = needed(items(rules.ROUND, MOST_ROUNDS))
+    profile: KernelProfile | Absent | None = optional(
+        rule_of(KernelProfile)
+    )  # of the first that was profiled
 
 
 @record

@@ -72,29 +72,28 @@ def cards(groups: Sequence[Group], reports: Mapping[int, str] = MappingProxyType
 def _card(workload: str, groups: Sequence[Group], reports: Mapping[int, str]) -> Card | None:
     places = [(number, group) for number, group in enumerate(groups, start=1) if group.workload == workload]
     of = {name: [group for _, group in places if group.ladder == name] for name in (ARTICLE, FULL)}
-    best = {
-        name: _by_machine(panel for group in found for panel in group.panels) for name, found in of.items()
-    }
-    tops = {name: _by_machine(panel for group in found for panel in group.tops) for name, found in of.items()}
+    best, tops, highest = (
+        {name: _by_machine(panel for group in of[name] for panel in pick(group)) for name in of}
+        for pick in (lambda group: group.panels, lambda group: group.tops, lambda group: group.highest)
+    )
     machines = list(dict.fromkeys([*best[ARTICLE], *best[FULL]]))
     if not machines:
         return None
-    known = (*best.values(), *tops.values())
-    columns = [
-        list({id(panel): panel for each in known if (panel := each.get(machine))}.values())
-        for machine in machines
-    ]
-    lines = [
-        Line("baseline", [_baseline(panels[0]) for panels in columns]),
-        Line("the article's top", [_top(tops[ARTICLE].get(machine)) for machine in machines]),
-        Line("the top of full", [_top(tops[FULL].get(machine)) for machine in machines]),
+    told = (tops[ARTICLE], highest[ARTICLE], tops[FULL], highest[FULL])
+    columns = [_told(machine, told) or _told(machine, tuple(best.values())) for machine in machines]
+    titles = ("the article's top", "the article's highest rung that ran")
+    titles += ("the top of full", "the highest rung of full that ran")
+    lines = [Line("baseline", [_baseline(panels) for panels in columns])]
+    lines += [
+        Line(title, [_top(found.get(machine)) for machine in machines])
+        for title, found in zip(titles, told, strict=True)
     ]
     gpus = [_gpu(panels, reports) for panels in columns]
     article = next(iter(tops[ARTICLE].values()), columns[0][0]).shown.rows
     rows = [row for row in article if row.article_ms and row.article_total]
     if workload == ARTICLE and rows and rows[-1].name == catalog.load_ladder(ARTICLE).rungs[-1].name:
         gpus.append(Gpu("the article", columns[0][0].shown.reference.partition(",")[0], ()))
-        for line, row in zip(lines, (rows[0], rows[-1], None), strict=True):
+        for line, row in zip(lines, (rows[0], rows[-1], None, None, None), strict=True):
             said = Answer(row.title, short_ms(row.article_ms), factor(row.article_total)) if row else None
             line.answers.append(said)
     return Card(
@@ -104,6 +103,11 @@ def _card(workload: str, groups: Sequence[Group], reports: Mapping[int, str]) ->
         [line for line in lines if any(line.answers)],
         [(number, group.title) for number, group in places],
     )
+
+
+def _told(machine: str, found: Iterable[Mapping[str, Panel]]) -> list[Panel]:
+    """Return the runs of a machine, each once: a card has the notes of those whose numbers it shows."""
+    return list({id(panel): panel for each in found if (panel := each.get(machine))}.values())
 
 
 def _by_machine(panels: Iterable[Panel]) -> dict[str, Panel]:
@@ -121,10 +125,9 @@ def _gpu(panels: Sequence[Panel], reports: Mapping[int, str]) -> Gpu:
     return Gpu(panels[0].shown.machine.partition(",")[0], " and ".join(days), tuple(marks), tuple(known))
 
 
-def _baseline(panel: Panel) -> Answer | None:
-    return next(
-        (_answer(row, row) for row in panel.shown.rows if row.name == "baseline" and row.step_ms), None
-    )
+def _baseline(panels: Sequence[Panel]) -> Answer | None:
+    rows = (row for panel in panels for row in panel.shown.rows)
+    return next((_answer(row, row) for row in rows if row.name == "baseline" and row.step_ms), None)
 
 
 def _top(panel: Panel | None) -> Answer | None:

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from ladder.base.errors import UserError
 from ladder.base.text import slug
+from ladder.publish import gallery
 from ladder.publish.history import series as asvseries
 from ladder.publish.report import found as reportfound
 from ladder.publish.report import page as reportpage
 from ladder.publish.site import collected, front
-from ladder.report import chart
+from ladder.report import chart, gpus
 from ladder.report.themes import DARK, LIGHT
 from ladder.results.ranking import Stored
 
@@ -48,18 +49,37 @@ def write_front(site: Path, ladder_results: Path, accepted: Path, revisions: Map
     charts: dict[int, list[tuple[str, str]]] = {}
     reports: dict[tuple[str, ...], str] = {}
     measured = [(panel, group) for group in groups for panel in group.panels if panel.result is not None]
-    for panel, group in sorted(measured, key=lambda each: each[0].is_part):  # a whole run names its report
+    measured.sort(key=lambda each: each[0].is_part)  # a whole run names its report
+    for panel, group in measured:
         if panel.raw not in reports:
-            reports[panel.raw] = _report(panel, group, found, site, ladder_results.parent)
+            reports[panel.raw] = _report(panel, _stem(panel, group), found, site, ladder_results.parent)
         charts[id(panel)] = [*_charts(panel, group, site), (front.FULL_REPORT, reports[panel.raw])]
+    told = [(panel, group) for group in groups for panel in (*group.tops, *group.highest)]
+    for panel, group in told:
+        if panel.raw not in reports:  # a run that a card alone shows
+            reports[panel.raw] = _report(
+                panel, f"{_stem(panel, group)}-top", found, site, ladder_results.parent
+            )
+        charts.setdefault(id(panel), [(front.FULL_REPORT, reports[panel.raw])])
     gpu_points = asvseries.points(accepted, asvseries.GPU_STEP)
     histories = front.Histories(
         asvseries.history(points, revisions), asvseries.history(gpu_points, revisions)
     )
     names = {point.machine: point.name for point in (*gpu_points, *points)}
-    text = front.page(groups, histories, collected.raw(found, site), asv_files, charts, names)
+    raw, compared = collected.raw(found, site), _compared(found)
+    text = front.page(groups, histories, raw, asv_files, charts, names, compared)
     (site / "index.html").write_text(text, encoding="utf-8")
     return refused
+
+
+def _compared(found: list[Stored]) -> front.Picture | None:
+    """Return the picture that compares GPUs, as README has it; None where no GPU qualifies."""
+    if not (pairs := gallery.compared([result for _, result in found])):
+        return None
+    light, dark = (gpus.render(pairs, "svg", theme=theme) for theme in (LIGHT, DARK))
+    return front.Picture(
+        "Each rung on each GPU, and a whole training: the tables below have its numbers", light, dark
+    )
 
 
 def _stem(panel: collected.Panel, group: collected.Group) -> str:
@@ -77,13 +97,11 @@ def _charts(panel: collected.Panel, group: collected.Group, site: Path) -> list[
     return made
 
 
-def _report(
-    panel: collected.Panel, group: collected.Group, found: list[Stored], site: Path, results: Path
-) -> str:
+def _report(panel: collected.Panel, stem: str, found: list[Stored], site: Path, results: Path) -> str:
     """Write the page of one machine, workload and ladder, and return its path in the site."""
     run = next(each for each in found if each[0] == site / panel.raw[0])
     made = reportfound.around(run, found, results)
-    name = f"{REPORTS}/{_stem(panel, group)}.html"
+    name = f"{REPORTS}/{stem}.html"
     reportpage.write(made, site / name)
     return name
 

@@ -63,6 +63,7 @@ class Group:
     """The same ladder and workload on several machines, which may share a scale.
 
     ``tops``: of each machine the run whose highest rung is the top of the ladder, mostly that of its panel.
+    ``highest``: of each machine without one the run that came highest.
     """
 
     workload: str
@@ -70,6 +71,7 @@ class Group:
     title: str
     panels: tuple[Panel, ...]
     tops: tuple[Panel, ...] = ()
+    highest: tuple[Panel, ...] = ()
 
     @property
     def most(self) -> float:
@@ -140,10 +142,10 @@ def groups(found: list[Stored], points: list[asvseries.Point], site: Path) -> li
     paired = {(result.machine.name, result.workload["name"]) for result in kept}
     made = []
     for (workload, ladder), machines in climbed.items():
-        shown, tops = _panels(machines, found, site)
+        shown, tops, highest = _panels(machines, found, site)
         rungs = max((panel.result.ladder.rungs for panel in shown if panel.result), key=len)
         every = (*shown, *_single(points, paired, workload, rungs))
-        made.append(Group(workload, ladder, shown[0].shown.title, every, tuple(tops)))
+        made.append(Group(workload, ladder, shown[0].shown.title, every, tuple(tops), tuple(highest)))
     for workload in {point.workload for point in points} - {group.workload for group in made}:
         names = [step.name for step in catalog.load_ladder(FULL).rungs]
         seen = {name for point in points if point.workload == workload for name, _ in point.ms}
@@ -155,21 +157,23 @@ def groups(found: list[Stored], points: list[asvseries.Point], site: Path) -> li
 
 def _panels(
     machines: dict[str, list[Result]], found: list[Stored], site: Path
-) -> tuple[list[Panel], list[Panel]]:
-    """Return the panel of each machine's best run, and that of the run which has the top of the ladder."""
+) -> tuple[list[Panel], list[Panel], list[Panel]]:
+    """Return the panel of each machine's best run, that of the run with the ladder's top, and else of the highest."""
     others = [result for _, result in found]
 
     def panel(result: Result) -> Panel:
         whole, (path, _) = series.with_top(result, others), _run_of(result, found)
         return Panel(plain(result.machine.name), view(whole), whole, (path.relative_to(site).as_posix(),))
 
-    shown, tops = [], []
+    shown: list[Panel] = []
+    tops: list[Panel] = []
+    highest: list[Panel] = []
     for _, runs in sorted(machines.items()):
         best, top = max(runs, key=ranking.rank), gallery.best_top(runs)
         shown.append(panel(best))
-        if top is not None:
-            tops.append(shown[-1] if top is best else panel(top))
-    return shown, tops
+        if (answer := top or gallery.highest(runs)) is not None:
+            (tops if top else highest).append(shown[-1] if answer is best else panel(answer))
+    return shown, tops, highest
 
 
 def _run_of(result: Result, found: list[Stored]) -> Stored:

@@ -139,6 +139,7 @@ def page(
     asv_files: Sequence[str],
     charts: Charts,
     names: dict[str, str],
+    compared: Picture | None = None,
 ) -> str:
     """Return the whole page as HTML.
 
@@ -149,6 +150,7 @@ def page(
         asv_files: paths of asv's result files in the site.
         charts: (link text, path in the site) of each whole chart, by the id of its panel.
         names: displayed name of each machine in the histories.
+        compared: the picture that compares GPUs, where one was measured whole.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -171,6 +173,7 @@ def page(
         style=Markup(style),
         said=f"{len(measured)} machine{'s' if len(measured) != 1 else ''}",
         cards=answers.cards(groups, _reports(charts)),
+        compared=compared,
         groups=[_group(group, index, charts) for index, group in enumerate(groups)],
         histories=[
             _history(names[key[0]], *key, steps, is_gpu=is_gpu)

@@ -1,6 +1,7 @@
 """The tables of a profile, made of a traced cycle and of the labels that an eager run gave to it. Pure functions.
 
-Every table has all the work: its rows sum to the same milliseconds. Both of two kernels that ran at once count.
+Every table has all the work: its rows sum to the same milliseconds. Both of two kernels that ran at once count, but in
+the table of categories one: that of the busier stream.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ import itertools
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ladder.base.protocol import CYCLE_STEPS, IN_ORDER
+from ladder.base.records import ABSENT
 from ladder.base.text import plain
 from ladder.engine import profiling
 from ladder.receipts import categories as names
@@ -54,11 +56,13 @@ class Sum:
     ns: int = 0
     launches: int = 0
     backward_ns: int = 0
+    beside_ns: int = 0
     known: list[tuple[int, int]] = field(default_factory=list)  # (ns, bytes)
 
     def add(self, ran: Ran, label: Label | None = None) -> None:
         """Count one kernel or operator."""
         self.ns, self.launches = self.ns + ran.ns, self.launches + 1
+        self.beside_ns += ran.beside_ns
         if label is not None and label.backward:
             self.backward_ns += ran.ns
         if label is not None and label.moved is not None:
@@ -68,6 +72,11 @@ class Sum:
     def ms(self) -> float:
         """Return the milliseconds of a step."""
         return self.ns / 1e6 / CYCLE_STEPS
+
+    @property
+    def own_ms(self) -> float:
+        """Return those milliseconds of a step that count for no other: of all sums together the GPU time."""
+        return (self.ns - self.beside_ns) / 1e6 / CYCLE_STEPS
 
     @property
     def of_step(self) -> float:
@@ -96,7 +105,9 @@ def profile(traced: Traced) -> KernelProfile:
     if rest:
         of_rest = sum(row.ms for row in rest), sum(row.launches for row in rest)
         kept.append(_row(f"{len(rest)} other kernels", *of_rest))
-    return KernelProfile(families=_rows(families), kernels=kept)
+    own = {name: round(each.own_ms, 5) for name, each in families.items()}
+    of_families = [replace(row, own_ms=own[row.name]) for row in _rows(families)]
+    return KernelProfile(families=of_families, kernels=kept)
 
 
 def _rows(sums: Mapping[str, Sum]) -> list[KernelFamily]:
@@ -105,7 +116,7 @@ def _rows(sums: Mapping[str, Sum]) -> list[KernelFamily]:
 
 
 def _row(name: str, ms: float, launches: float) -> KernelFamily:
-    return KernelFamily(name=name, ms=round(ms, 5), launches=round(launches, 4))
+    return KernelFamily(name=name, ms=round(ms, 5), launches=round(launches, 4), own_ms=ABSENT)
 
 
 def category_sums(labelled: Labelled) -> dict[str, Sum]:
@@ -121,12 +132,13 @@ def categories(
     sums: Mapping[str, Sum], rates: Mapping[str, Rate], replaced: Mapping[str, Replaced]
 ) -> list[Category]:
     """Return the rows of categories, the heaviest first."""
-    total = sum(each.ns for each in sums.values()) or 1
+    total = sum(each.own_ms for each in sums.values()) or 1
     rows = [
         Category(
             name=name,
             ms=round(each.ms, 5),
-            share=round(each.ns / total, 5),
+            own_ms=round(each.own_ms, 5),
+            share=round(each.own_ms / total, 5),
             launches=round(each.of_step, 4),
             rate=float(f"{rates[name].value:.4g}") if name in rates else None,
             unit=rates[name].unit if name in rates else None,
@@ -134,7 +146,7 @@ def categories(
         )
         for name, each in sums.items()
     ]
-    return sorted(rows, key=lambda row: -row.ms)
+    return sorted(rows, key=lambda row: -row.shown_ms)
 
 
 def phases(labelled: Labelled) -> list[Phase]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from ladder.base.records import Absent, needed, optional, record, rule_of
+from ladder.base.records import ABSENT, Absent, needed, optional, record, rule_of
 from ladder.base.rules import items, mapping, number, one_of
 from ladder.receipts import categories
 from ladder.results import code_digest
@@ -37,15 +37,24 @@ class Replaced:
 
 @record
 class Category:
-    """The work of one category in a step. `share` is of the sum of all categories."""
+    """The work of one category in a step. `share` is of the sum of all categories, as they are shown.
+
+    ``ms`` are those of all its kernels. ``own_ms`` count for no other category, so all together are the GPU time.
+    """
 
     name: str = needed(v.TEXT)
     ms: float = needed(DURATION)
+    own_ms: float | Absent = optional(DURATION)  # older files lack it
     share: float = needed(v.SHARE)
     launches: float = needed(LAUNCHES)
     rate: float | None = needed(v.AMOUNT)  # in 1e12 a second
     unit: str | None = needed(one_of("TFLOP/s", "TB/s"))
     replaced: Replaced | None = needed(rule_of(Replaced))
+
+    @property
+    def shown_ms(self) -> float:
+        """Return the milliseconds that are shown."""
+        return self.ms if self.own_ms is ABSENT else self.own_ms
 
 
 @record
@@ -206,8 +215,13 @@ class Result(Header):
 
     @property
     def overlap_ms(self) -> float:
-        """Return the milliseconds that the categories count twice, because two kernels ran at once."""
+        """Return the milliseconds that two kernels ran at once."""
         return self.total_ms - self.gpu_ms
+
+    @property
+    def once(self) -> bool:
+        """Return whether each instant counts for one category. Older files count it for each kernel."""
+        return all(each.own_ms is not ABSENT for each in self.categories)
 
 
 def contradiction(result: Result) -> str | None:
@@ -218,10 +232,13 @@ def contradiction(result: Result) -> str | None:
     for family in result.profile.families:
         name = categories.category(family.name)
         by_family[name] = by_family.get(name, 0.0) + family.ms
+    shown = sum(each.shown_ms for each in result.categories)
+    if result.once and not _near(shown, result.gpu_ms):
+        return "categories: together they are not gpu_ms"
     for each in result.categories:
         if not _near(by_family.pop(each.name, -1.0), each.ms):
             return f"categories: {each.name} is not the sum of its families"
-        if not math.isclose(each.share, each.ms / (result.total_ms or 1), abs_tol=1e-3):
+        if not math.isclose(each.share, each.shown_ms / (shown or 1), abs_tol=1e-3):
             return f"categories: the share of {each.name} is not its part of the sum"
     if by_family:
         return f"categories: {next(iter(by_family))} is missing"

@@ -48,20 +48,21 @@ def tables(result: Result) -> list[Table]:
 
 def sentence(result: Result) -> str:
     """Return the first line: the step, the work in it, and the heaviest category."""
-    first = max(result.categories, key=lambda row: row.ms)
+    first = max(result.categories, key=lambda row: row.shown_ms)
     work = "GPU work" if result.protocol.of == tracing.GPU else "operators' own time on the CPU"
     return (
         f"{result.rung}: a step takes {result.step_ms:.2f} ms, with {result.gpu_ms:.2f} ms of {work};"
-        f" {first.name} is {100 * first.share:.0f} percent of it"
+        f" {first.name} is {100 * first.share:.0f} percent of {'it' if result.once else 'all kernels together'}"
     )
 
 
 def _categories(result: Result) -> Table:
     rows = [
-        [row.name, _ms(row.ms), _percent(row.share), f"{row.launches:,.1f}", _rate(row), _replaced(row)]
+        [row.name, _ms(row.shown_ms), _percent(row.share), f"{row.launches:,.1f}", _rate(row), _replaced(row)]
         for row in result.categories
     ]
-    if abs(result.overlap_ms) >= SEEN:
+    overlaps = abs(result.overlap_ms) >= SEEN
+    if overlaps and not result.once:
         rows.append([OVERLAP, _ms(-result.overlap_ms), "", "", "", ""])
     told = any(row.replaced for row in result.categories)
     total = sum(row.launches for row in result.categories)
@@ -74,6 +75,11 @@ def _categories(result: Result) -> Table:
     limit = f"{100 * composing.MOST_OTHER:.0f} percent"
     said = f"under {limit}" if other <= composing.MOST_OTHER else f"above {limit}: the classifier lacks names"
     lines = [f"other is {100 * other:.1f} percent, {said}"]
+    if overlaps and result.once:
+        lines.append(
+            f"beside another kernel ran {result.overlap_ms:.2f} ms more: an instant counts for the kernel of the busier"
+            " stream alone; rates are of all milliseconds, and so are the tables below"
+        )
     if any(row.replaced for row in result.categories):
         sources = sorted({row.replaced.source for row in result.categories if row.replaced})
         lines.append(f"took the place of: what other categories lost at that rung, by {', '.join(sources)}")

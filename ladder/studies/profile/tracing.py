@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder.receipts import kernel_families, operator_families
+from ladder.receipts.spans import once
 
 # Pauses between a phase and the mark before and behind it. A GPU's clock is a fraction of a millisecond off the host's.
 APART_S = {"cuda": 0.002, "cpu": 0.0005}
@@ -31,12 +32,16 @@ GPU, CPU = "kernels", "operators"  # what ran, on a GPU and on a CPU
 
 @dataclass(frozen=True)
 class Ran:
-    """A kernel, a copy or an operator: its name and family, when it began, and its own time. Nanoseconds."""
+    """A kernel, a copy or an operator: its name and family, when it began, and its own time. Nanoseconds.
+
+    ``beside_ns`` are those of its time that count for others, because kernels ran at once.
+    """
 
     name: str
     family: str
     begin: int
     ns: int
+    beside_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -181,7 +186,10 @@ def cut(
         from ladder.receipts import traces
 
         kept = [e for e in events if e[1] and not e[0].startswith(kernel_families.WAITING)]
-        ran = [Ran(name, kernel_families.family(name), begin, end - begin) for name, _, _, begin, end in kept]
+        ran = [
+            Ran(name, kernel_families.family(name), begin, end - begin, end - begin - own)
+            for (name, _, _, begin, end), own in zip(kept, once([e[2:] for e in kept]), strict=True)
+        ]
         busy = traces.union([e[3:] for e in kept])
     else:
         ran = own_times([Host(name, thread, begin, end) for name, _, thread, begin, end in events])

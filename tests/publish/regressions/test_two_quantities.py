@@ -1,17 +1,20 @@
 """Wall and GPU time of two commits, judged apart: planted differences are found in the quantity that shows them."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from ladder.publish.regressions import judging, known, report
+from ladder.engine import profiling
+from ladder.engine.outcomes import Visited
+from ladder.publish.regressions import comparing, judging, known, report
 from ladder.publish.regressions.judging import BASE, HEAD, MOST_ROUNDS, SIDES
 from ladder.publish.regressions.schema import Compared
-from ladder.results.types import ProfiledCycle, build, plain
+from ladder.results.types import Plain, ProfiledCycle, build, plain
 from ladder.selfcheck.selftest.simulate import CYCLES, FAMILIES, KINDS
 from ladder.stats import answers
-from tests.publish.regressions.test_regressions import made_up, written
+from tests.publish.regressions.test_regressions import FAKE, made_up, written
 
 GPU_SD = {"captured": 0.0003, "eager": 0.002}  # of GPU time between processes
 NOISY = 0.06  # of wall time between eager processes on a host with neighbours
@@ -141,6 +144,46 @@ def test_an_accepted_slowdown_of_gpu_time_is_silent() -> None:
     entry = known.Entry("b" * 40, "tiny/baseline", "wider tile", known.today())
     assert judging.status(result) == 1 and judging.status(known.mark(result, [entry])) == 0
     assert report.text(known.mark(result, [entry])).count("wider tile") == 1
+
+
+def profiled(**us: float) -> tuple[Plain, float]:
+    """The profile of kernels that follow one another, and its GPU ms; microseconds of a step by name."""
+    at, events = 0, []
+    for name, size in us.items():
+        events.append((name, True, 7, at, at + round(size * 16_000)))
+        at += round(size * 16_000)
+    return profiling.composition(events), sum(us.values()) / 1000
+
+
+def test_a_difference_of_gpu_work_is_explained_by_category_and_kernel(tmp_path) -> None:
+    """Each commit ran from its own checkout; the profile of its first process stays in the file."""
+    result = on_a_gpu(gpu=1.05)
+    made = {
+        BASE: profiled(nvjet_gemm=700_000, reduce_kernel=100_000),
+        HEAD: profiled(nvjet_gemm=700_000, bias_act_kernel=140_000),
+    }
+    rounds = SimpleNamespace(visits=SimpleNamespace(summary=lambda _: None))
+    side = comparing.Side("a" * 40, "main", FAKE)
+    rung = comparing.Rung("baseline", "Baseline", {}, {})
+    run = comparing.Comparison(result, [rung], side, side, tmp_path / "c.json", comparing.Options())
+    run.measured = {key: replace(each, rounds=[]) for key, each in run.measured.items()}
+    for each in result.programs:
+        profile, ms = made[HEAD if each.side == HEAD else BASE]
+        for number, seen in enumerate(map(plain, each.rounds)):
+            seen["profiled"] = [cycle | {"gpu_ms": ms} for cycle in seen["profiled"]]
+            profile = profile if number == 0 else profiled(later=9.0)[0]
+            (program,) = [one for one in run.programs if one.side == each.side]
+            run.take(Visited(program, "ok", None, seen, {}, {}, [], profile), rounds)
+    found = judging.load(tmp_path / "c.json")
+    assert [bool(each.profile) for each in found.programs] == [True, True, False]  # BASE again needs none
+    said = report.text(found)
+    assert (
+        "baseline: 40.00 ms more GPU work in the profiled cycles:"
+        " fused: activation and bias +140.00 ms, reductions -100.00 ms" in said
+    )
+    assert "baseline: kernels that appeared: bias_act_kernel 140.00 ms" in said
+    assert "baseline: kernels that went: reduce_kernel 100.00 ms" in said
+    assert report.explained(result) == [] and "later" not in said
 
 
 def test_a_file_of_two_quantities_is_read_and_judged_anew(tmp_path) -> None:

@@ -1,6 +1,11 @@
 """The first screen of the site: a card for each workload, with its GPUs side by side."""
 
-from ladder.publish.site import answers, collected, front
+import re
+
+import pytest
+
+from ladder.publish.site import answers, building, collected, front
+from ladder.results import store as results
 from tests.publish.site.test_site import point
 from tests.support import two_clocks
 from tests.support.typed import typed
@@ -43,9 +48,62 @@ def test_the_top_is_that_of_the_run_which_holds_it_and_no_lower_rung_s(tmp_path)
         "baseline": "160",
         "the top of full": "40.0",
     }
-    assert card.gpus[0].measured == "2026-11-20 and 2026-11-21"
     (card,) = answers.cards(collected.groups(typed(found[:1]), [], tmp_path))
-    assert [line.title for line in card.lines] == ["baseline"]
+    assert [line.title for line in card.lines] == ["baseline", "the highest rung of full that ran"]
+    assert card.lines[1].answers[0].title == more["rungs"][-1]["title"]
+
+
+def test_a_card_has_the_notes_days_and_report_of_the_runs_whose_numbers_it_shows(tmp_path):
+    """An older, longer run that was stopped is in the list of every rung, and says nothing on the card."""
+    longer = two_clocks.selected("baseline", "bf16", "fused_norm", "cuda_graphs") | {"complete": False}
+    longer["started"] = "2026-11-01T10:15:00+00:00"
+    for rung in longer["rungs"]:
+        rung["step_ms"] += 9
+    ends = two_clocks.selected("baseline", two_clocks.TOP) | {"started": "2026-11-20T10:15:00+00:00"}
+    for name, made in (("a", longer), ("b", ends)):
+        results.write(tmp_path / f"results/ladder/nvidia-h200/article-full-{name}.json", made)
+    found = [(path, results.load(path)) for path in sorted(tmp_path.rglob("*.json"))]
+    (group,) = collected.groups(found, [], tmp_path)
+    (card,) = answers.cards([group], {id(group.panels[0]): "long.html", id(group.tops[0]): "top.html"})
+    assert group.panels[0].shown.marks and group.panels[0] is not group.tops[0]
+    assert card.gpus == [answers.Gpu("NVIDIA H200", "2026-11-20", (), (("full", "top.html"),))]
+    assert [line.answers[0].step for line in card.lines] == ["160", "40.0"]
+
+
+def test_a_run_that_a_card_alone_shows_has_a_report_of_its_own(tmp_path, monkeypatch):
+    longer = two_clocks.selected("baseline", "bf16", "fused_norm", "cuda_graphs")
+    ends = two_clocks.selected("baseline", two_clocks.TOP) | {"started": "2026-11-20T10:15:00+00:00"}
+    found = typed([(tmp_path / f"{name}.json", made) for name, made in (("a", longer), ("b", ends))])
+    monkeypatch.setattr(collected, "publish", lambda *_: (found, []))
+    monkeypatch.setattr(building, "_charts", lambda *_: [])
+    monkeypatch.setattr(building, "_report", lambda panel, stem, *_: f"{stem}.html of {panel.raw[0]}")
+    building.write_front(tmp_path, tmp_path / "ladder", tmp_path / "asv", {})
+    text = (tmp_path / "index.html").read_text()
+    links = re.findall(r'href="(nvidia-[^"]*)"', text)
+    assert links == [
+        "nvidia-h200-article-full-top.html%20of%20b.json",  # on the card
+        "nvidia-h200-article-full.html%20of%20a.json",
+    ]
+
+
+@pytest.mark.parametrize("last", ["fused_adam", "rung_that_went"])
+def test_a_run_that_ended_at_an_older_top_is_told_by_the_name_of_its_last_rung(tmp_path, last):
+    older, newer = (two_clocks.selected("baseline", "fused_act", "fused_adam") for _ in range(2))
+    older["started"], newer["started"] = "2026-11-01T10:15:00+00:00", "2026-11-20T10:15:00+00:00"
+    lower = two_clocks.selected("baseline", "fused_act") | {"started": "2026-11-22T10:15:00+00:00"}
+    newer["rungs"][-1] |= {"name": last, "title": "the top of then", "step_ms": 39.0}
+    runs = [older, newer] + [lower] * (last == "fused_adam")
+    if last == "rung_that_went":
+        runs.remove(older)
+    found = [(tmp_path / f"{place}.json", made) for place, made in enumerate(runs)]
+    groups = collected.groups(typed(found), [], tmp_path)
+    (card,) = answers.cards(groups)
+    said = {line.title: line.answers[0] for line in card.lines if line.answers[0]}
+    assert list(said) == ["baseline", "the highest rung of full that ran"]
+    told = said["the highest rung of full that ran"]
+    assert (told.title, told.step) == ("the top of then", "39.0") and card.gpus[0].measured == "2026-11-20"
+    text = front.page(groups, front.Histories({}, {}), [], [], {}, {})
+    assert '<span class="under">the top of then</span>' in text and "the top of full" not in text
 
 
 def test_the_article_s_rungs_of_a_run_of_full_go_before_an_older_run_without_gpu_times(tmp_path):
@@ -106,6 +164,17 @@ def test_the_list_has_the_verdict_in_gpu_time_before_that_of_the_step(tmp_path):
     groups = collected.groups([(tmp_path / "a.json", typed(made))], [], tmp_path)
     (panel,) = front._group(groups[0], 1, {}).panels
     assert [each.text for each in panel.headings] == ["ms/step", "step"]
+
+
+def test_the_page_has_the_picture_of_gpus_where_one_was_measured_whole(tmp_path):
+    def page(made):
+        found = [(tmp_path / "a.json", typed(made))]
+        groups = collected.groups(found, [], tmp_path)
+        return front.page(groups, front.Histories({}, {}), [], [], {}, {}, building._compared(found))
+
+    whole = page(two_clocks.run())
+    assert whole.index('class="card"') < whole.index('<section id="gpus"') < whole.index('id="ladders"')
+    assert 'href="#gpus"' in whole and "#gpus" not in page(two_clocks.run() | {"complete": False})
 
 
 def test_a_workload_that_only_asv_measured_has_no_card(tmp_path):

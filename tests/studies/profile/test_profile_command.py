@@ -160,6 +160,7 @@ def test_a_rate_of_next_to_nothing_is_left_out() -> None:
     [
         (lambda found: found["categories"][0].update(ms=99.0), "is not the sum of its families"),
         (lambda found: found["categories"][0].update(share=0.01), "the share of"),
+        (lambda found: found["categories"][0].update(own_ms=1e3), "together they are not gpu_ms"),
         (lambda found: found["categories"].pop(), "categories: "),
         (lambda found: found["phases"][0].update(ms=99.0), "phases: their sum"),
         (lambda found: found["layers"]["rows"].pop(0), "layers: their sum"),

@@ -1,4 +1,4 @@
-"""The marks of a traced cycle: where phases end, what kind of event an old PyTorch gives, and runs that differ."""
+"""The marks of a traced cycle: where phases end, runs that differ, kinds of events, and whose an instant is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
-from ladder.studies.profile import tracing
+from ladder.receipts import categories
+from ladder.studies.profile import composing, layers, tracing
+
+US = 1000
+CONV, COPY = "sm90_xmma_fprop_implicit_gemm_bf16", "Memcpy HtoD (Pinned -> Device)"
 
 
 def test_the_kind_of_an_event_is_told_by_older_versions_of_pytorch_too() -> None:
@@ -81,3 +85,22 @@ def test_a_mark_is_apart_from_what_ran_before_and_behind_it(monkeypatch: pytest.
     with tracing.Marks(step).between_phases():
         step.run(("G_main",))
     assert step.ran == ["pause", "mark", "pause", "G_main", "pause", "mark", "pause"]
+
+
+def test_every_instant_belongs_to_one_category_so_their_sum_is_gpu_time() -> None:
+    """An instant of two streams belongs to the busier one, and rates are of all milliseconds."""
+    planted = [(CONV, 7, 0, 4000), ("a_gemm", 8, 3000, 6000), (COPY, 9, 5000, 5500)]
+    events = [(name, True, stream, begin * US, end * US) for name, stream, begin, end in planted]
+    traced = tracing.cut(events, [("G_main",)], [10**12], "cuda")
+    rows = composing.categories(
+        composing.category_sums(list(layers.of_segments({}, traced.segments))), {}, {}
+    )
+    us = {row.name: (16_000 * row.ms, 16_000 * row.shown_ms) for row in rows}
+    assert us == {
+        categories.CONVOLUTION: pytest.approx((4000, 4000)),
+        categories.MATMUL: pytest.approx((3000, 2000)),
+        categories.COPIES: pytest.approx((500, 0)),
+    }
+    assert traced.busy_ns == 6000 * US and [row.share for row in rows] == [0.66667, 0.33333, 0.0]
+    families = composing.profile(traced).families
+    assert sum(16_000 * row.own_ms for row in families) == pytest.approx(6000)

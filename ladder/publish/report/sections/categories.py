@@ -45,9 +45,11 @@ def section(found: Found) -> Section | None:
     seen = {name for _, each in known for name, size in _joined(each).items() if size >= LEAST_MS}
     tones = [(kind, name) for name, kind in TONES.items() if name in seen]
     chart = html.bars(bars, most, "Milliseconds of GPU work of each rung by category")
+    twice = any(each.own is None for _, each in known)
     note = (
-        "The parts are of the first profiled cycle of one process, and the waiting is the median of all. Two kernels"
-        " that ran at once are counted twice, so a bar may be a little longer than the GPU time."
+        "The parts are of the first profiled cycle of one process, and the waiting is the median of all. "
+        + "Two kernels that ran at once are counted "
+        + ("twice, so a bar may be a little longer than the GPU time." if twice else "once.")
     )
     return Section(
         "categories",
@@ -67,7 +69,7 @@ def section(found: Found) -> Section | None:
 def _joined(found: Parts) -> dict[str, float]:
     """Return milliseconds by category, in the order of the bars; all kernels that join operations are one."""
     sizes = dict.fromkeys(TONES, 0.0)
-    for name, work in found.work.items():
+    for name, work in found.shown.items():
         own = FUSED if name.startswith(categories.FUSED) else name if name in TONES else categories.OTHER
         sizes[own] += work.ms
     return sizes
@@ -93,11 +95,11 @@ def _bar(rung: RungResult, found: Parts) -> html.Bar:
 
 def _table(known: list[tuple[RungResult, Parts]]) -> list[list[str]]:
     """Return the table of every category, those of fused kernels apart, a column for each rung."""
-    names = list(dict.fromkeys(name for _, each in known for name in each.work))
-    total = {name: sum(each.work[name].ms for _, each in known if name in each.work) for name in names}
+    names = list(dict.fromkeys(name for _, each in known for name in each.shown))
+    total = {name: sum(each.shown[name].ms for _, each in known if name in each.shown) for name in names}
     rows = [["ms a step", *(html.name(rung.name) for rung, _ in known)]]
     for name in sorted(names, key=lambda each: -total[each]):
-        cells = [f"{each.work[name].ms:.2f}" if name in each.work else "0.00" for _, each in known]
+        cells = [f"{each.shown[name].ms:.2f}" if name in each.shown else "0.00" for _, each in known]
         rows.append([html.name(name), *cells])
     rows.append(["GPU time of that cycle", *(f"{each.gpu_ms:.2f}" for _, each in known)])
     rows.append(["waiting", *(f"{_waiting(rung):.2f}" for rung, _ in known)])

@@ -44,7 +44,8 @@ def _in_order(found: Found, known: list[tuple[File, Result]]) -> list[tuple[File
 
 def _categories(results: Sequence[Result]) -> list[list[str]]:
     """Return ms a step of every category, a column for each profile with the change against the one before."""
-    work = [{row.name: row.ms for row in each.categories} for each in results]
+    once = all(each.once for each in results)  # older files count two kernels that ran at once twice
+    work = [{row.name: row.shown_ms if once else row.ms for row in each.categories} for each in results]
     names = dict.fromkeys(row.name for each in results for row in each.categories)
     rows = [["ms a step", *(html.name(each.rung) for each in results)]]
     for name in sorted(names, key=lambda each: -max(row.get(each, 0.0) for row in work)):
