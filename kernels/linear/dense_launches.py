@@ -152,7 +152,7 @@ def backward(gs, ys, x, weights, size: tuple[int, int, int], call: Call, needs: 
     deep = len(weights) == slots == 1 and i >= DEEP
     products = tuple(need and deep and n >= most for need, most in zip(needs, PRODUCTS, strict=True))
     ours = tuple(need and not product for need, product in zip(needs, products, strict=True))
-    found = _by_kernel(gs, ys, x, weights, size, call, ours)
+    found = _launched(gs, ys, x, weights, size, call, ours)
     if not any(products):
         return found
     theirs = _by_products(gs[0], None if ys is None else ys[0], x, weights[0], size, call, products)
@@ -162,9 +162,8 @@ def backward(gs, ys, x, weights, size: tuple[int, int, int], call: Call, needs: 
 def _by_products(g, y, x, weight, size: tuple[int, int, int], call: Call, needs: tuple[bool, bool, bool]):
     """Compute `backward` of one layer by PyTorch's matrix products."""
     dx, dweight, dbias = None, None, None
-    d = (
-        g if y is None else torch.ops.aten.leaky_relu_backward(g, y, call.slope, True)
-    )  # y has the sign of its input
+    # y has the sign of its input.
+    d = g if y is None else torch.ops.aten.leaky_relu_backward(g, y, call.slope, True)
     scale = call.gain * call.weight_gain
     if needs[0]:
         dx = g.new_empty(size)
@@ -177,7 +176,7 @@ def _by_products(g, y, x, weight, size: tuple[int, int, int], call: Call, needs:
     return dx, [dweight], [dbias]
 
 
-def _by_kernel(gs, ys, x, weights, size: tuple[int, int, int], call: Call, needs: tuple[bool, bool, bool]):
+def _launched(gs, ys, x, weights, size: tuple[int, int, int], call: Call, needs: tuple[bool, bool, bool]):
     """Compute `backward` in one launch of our kernel."""
     (n, slots, i), widths = size, tuple(w.shape[0] for w in weights)
     cover, constants = _covered(n, i, slots, weights, call)
