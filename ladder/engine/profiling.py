@@ -21,6 +21,7 @@ from ladder.receipts import communication, kernel_families, kernel_names, spans,
 
 HEAVIEST = 40  # kernels that are kept by name
 APART_S = 0.005  # between profiled cycles, whose kernels are told apart by the clock
+REST_S = 1.0  # at most, before a captured step's next profiled cycle
 _UNPRINTABLE = re.compile(r"[^A-Za-z0-9 ._()+:@,/'#=-]")
 
 
@@ -61,8 +62,9 @@ def load() -> None:
 def record(rung: Any, number: int = PROFILED) -> Recorded:
     """Run so many whole cycles of a `ladder.engine.timed_rung.Rung` under one profiler, whose start takes a second.
 
-    There is no lead-in: how long the GPU works does not depend on batches that loaders hold. The progress "ran" tells
-    that the GPU has done its work.
+    There is no lead-in: how long the GPU works does not depend on batches that loaders hold. A captured step's GPU
+    rests as long as it worked, because a GPU at its power limit slows down in a second cycle. Visits rest, too. The
+    progress "ran" tells that the GPU has done its work.
     """
     recorded = Recorded()
 
@@ -72,6 +74,8 @@ def record(rung: Any, number: int = PROFILED) -> Recorded:
 
     def cycles() -> None:
         for _ in range(number):
+            if recorded.wall_s and getattr(rung.step, "graphs", None):
+                time.sleep(min(recorded.wall_s[-1], REST_S))
             rung.align()
             recorded.run(cycle)
 

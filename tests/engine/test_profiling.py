@@ -138,3 +138,17 @@ def test_the_gpu_is_free_as_soon_as_the_profiled_cycles_have_run(monkeypatch: py
     found = profiling.record(rung)
     assert did == ["begins", *["all ranks", "cycle", "ends"] * 2, "ran", "reads"]
     assert len(found.wall_s) == 2 and found.ended_ns == sorted(set(found.ended_ns))
+
+
+@pytest.mark.parametrize(("graphs", "rested"), [({"G_main": 1}, [0.5]), ({}, [])], ids=["captured", "eager"])
+def test_a_captured_step_rests_between_profiled_cycles_as_long_as_one_took(
+    graphs: dict[str, int], rested: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    clock = iter(range(100))
+    monkeypatch.setattr(profiling.time, "sleep", slept.append)
+    monkeypatch.setattr(profiling.time, "perf_counter", lambda: next(clock) / 2)
+    monkeypatch.setattr(traces, "profiled", lambda cycles, ran: cycles())
+    nothing = {name: lambda *_: None for name in ("align", "synchronize")}
+    profiling.record(SimpleNamespace(step=SimpleNamespace(cycle=lambda: None, graphs=graphs), **nothing))
+    assert [each for each in slept if each != profiling.APART_S] == rested

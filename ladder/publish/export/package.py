@@ -56,7 +56,8 @@ def chosen(root: Path, names: Iterable[str]) -> list[Op]:
 
 def check_name(package: str) -> None:
     """Refuse a name that Python cannot import, or that would hide another module. Raises UserError."""
-    if not (package.isascii() and package.isidentifier()) or keyword.iskeyword(package):
+    plain = package.isascii() and package.isidentifier() and not package.startswith("__")
+    if not plain or keyword.iskeyword(package):
         raise UserError(f"--package: {package!r} is no name that Python can import")
     if package in sys.stdlib_module_names:
         raise UserError(f"--package: {package!r} is a module of Python's standard library")

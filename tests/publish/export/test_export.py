@@ -260,6 +260,7 @@ def test_without_git_there_is_no_commit() -> None:
         ("conv2d", "", "no name that Python can import"),
         ("conv2d", "ops\u00e4", "no name that Python can import"),
         ("conv2d", "class", "no name that Python can import"),
+        ("conv2d", "__init__", "no name that Python can import"),
         ("conv2d", "json", "standard library"),
         ("conv2d", "yaml", "another package"),
         ("conv2d", "kernels", "another package"),
