@@ -87,7 +87,7 @@ def tracked(root: Path, folder: str) -> list[Path]:
     """Return the JSON files that git tracks in a folder of the checkout.
 
     Raises:
-        UserError: git cannot say, or such a file is missing here. Its charts must neither go nor stay then.
+        UserError: git cannot say, or such a file is missing here, so its charts would go.
     """
     names = [
         name for name in git.read(root, "ls-files", "-z", "--", folder).split("\0") if name.endswith(".json")
