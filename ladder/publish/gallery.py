@@ -208,11 +208,11 @@ def best_top(found: Iterable[Result]) -> Result | None:
 def highest(found: Iterable[Result]) -> Result | None:
     """Return the run that has the highest rung of today's ladder, of the runs of a machine without its top.
 
-    A run that may be quoted goes first, then the higher rung, then the newer run. Without a run of two rungs it is
-    None.
+    A run that may be quoted goes first, then the higher rung, then the newer run. It must have the ladder's lowest rung,
+    which its totals are over, and another one. Without such a run it is None.
     """
     return max(
-        (each for each in sources.without_sources(found) if len(_timed(each)) > 1),
+        (each for each in sources.without_sources(found) if len(_timed(each)) > 1 and _begins(each)),
         key=lambda each: (not publishable(each), _height(each), each.started),
         default=None,
     )
@@ -220,6 +220,11 @@ def highest(found: Iterable[Result]) -> Result | None:
 
 def _timed(result: Result) -> list[str]:
     return [rung.name for rung in result.rungs if rung.status == "ok"]
+
+
+def _begins(result: Result) -> bool:
+    """Return whether the lowest rung with a number is that of today's ladder; a user's own ladder begins anywhere."""
+    return _timed(result)[0] in [rung.name for rung in _planned(result)[:1]] or not _planned(result)
 
 
 def _height(result: Result) -> int:
