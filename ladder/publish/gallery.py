@@ -208,8 +208,8 @@ def best_top(found: Iterable[Result]) -> Result | None:
 def highest(found: Iterable[Result]) -> Result | None:
     """Return the run that has the highest rung of today's ladder, of the runs of a machine without its top.
 
-    A run that may be quoted goes first, then the higher rung, then the newer run. It must have the ladder's lowest rung,
-    which its totals are over, and another one. Without such a run it is None.
+    A run that may be quoted goes first, then the higher rung, then the newer run. It must have the ladder's lowest
+    rung, which its totals are over, and another one. Without such a run it is None.
     """
     return max(
         (each for each in sources.without_sources(found) if len(_timed(each)) > 1 and _begins(each)),
