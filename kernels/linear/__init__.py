@@ -28,7 +28,8 @@ Groups. Kernels for many layers take tuples of pointers. A program compares its 
 layer's programs. Those are constants of the kernel. The whole trick is `pick` in `dense_kernels.py`, and weights/ uses
 it too.
 
-Precision. Products and sums are float32 (float64 for float64), never TF32. `conv2d` computes in the dtype of its input.
+Precision. Products and sums of our kernels are float32 (float64 for float64), never TF32. Gradients that `dense` leaves
+to PyTorch's products are TF32 only if its matmuls may be. `conv2d` computes in the dtype of its input.
 
 Tiles. Nothing is tuned for `dense`: `dense_launches.py` derives enough programs to fill the GPU. The maps of
 `rgb_kernels.py` have a small table of their own.

@@ -3,13 +3,14 @@
 Plain PyTorch needs six launches: for the gains of an equalized learning rate (Karras et al. 2018, section 4.1), the
 bias, the product, its sum over parts and the activation. The scaled weight crosses memory twice more. Batches are so
 small that launches are most of the time. Here a layer is one launch. Any number of layers that read the same tensor are
-one launch together (`dense_group`: all style affines of a generator). All gradients of either are one launch, too.
+one launch together (`dense_group`: all style affines of a generator). All gradients of either are one launch, too. One
+layer of 2,048 inputs or more leaves those of many samples to PyTorch's products (`dense_launches.PRODUCTS`).
 
 The product is bilinear. Its derivatives of any order are among three operations, which call each other:
 
     y = x @ w^T        dx = g @ w        dw = g^T @ x
 
-Products and sums are float32 (float64 for float64), never TF32.
+Our products and sums are float32 (float64 for float64), never TF32. PyTorch's are TF32 only if its matmuls may be.
 """
 
 from collections.abc import Sequence

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base import files, git, text
+from ladder.base.errors import UserError
 from ladder.plan import catalog, content, modes, needs
 from ladder.report import advising, chart, gpus, tables
 from ladder.report.themes import DARK, LIGHT, Theme
@@ -33,7 +34,8 @@ def publish(root: Path) -> list[Path]:
     For each machine, workload, ladder and mode the best committed result is drawn, and each result of other commands.
 
     Raises:
-        UserError: git does not know the checkout's files, a committed result is none, or a file cannot be written.
+        UserError: git does not know the checkout's files, a committed result is none or missing here, or a file cannot
+            be written.
     """
     drawn = drawings(functools.partial(tracked, root))
     return [path for stem, write in drawn.items() for path in write(root / CHARTS / stem)]
@@ -62,6 +64,9 @@ def remove_stale(root: Path, written: Iterable[Path]) -> tuple[list[Path], list[
 
     Returns:
         (the removed files, those that stay because git does not have them)
+
+    Raises:
+        UserError: a file cannot be removed.
     """
     kept, known = {path.name for path in written}, git.read(root, "ls-files", "-z", "--", CHARTS).split("\0")
     old = [
@@ -71,16 +76,28 @@ def remove_stale(root: Path, written: Iterable[Path]) -> tuple[list[Path], list[
     ]
     removed = [path for path in old if f"{CHARTS}/{path.name}" in known]
     for path in removed:
-        path.unlink()
+        try:
+            path.unlink()
+        except OSError as error:
+            raise UserError(f"{CHARTS}/{path.name} cannot be removed: {error.strerror or error}") from None
     return removed, [path for path in old if path not in removed]
 
 
 def tracked(root: Path, folder: str) -> list[Path]:
-    """Return the JSON files that git tracks in a folder of the checkout. UserError where git cannot say."""
-    names = git.read(root, "ls-files", "-z", "--", folder).split("\0")
-    return [
-        path for name in sorted(names) if name.endswith(".json") and (path := Path(root) / name).is_file()
+    """Return the JSON files that git tracks in a folder of the checkout.
+
+    Raises:
+        UserError: git cannot say, or such a file is missing here, so its charts would go.
+    """
+    names = [
+        name for name in git.read(root, "ls-files", "-z", "--", folder).split("\0") if name.endswith(".json")
     ]
+    if lost := next((name for name in sorted(names) if not (root / name).is_file()), None):
+        raise UserError(
+            f"{lost} is in git and not here: `git restore {lost}` brings it back, `git rm {lost}` takes its charts"
+            " away; a sparse checkout needs `git sparse-checkout disable`"
+        )
+    return [root / name for name in sorted(names)]
 
 
 def chosen(found: list[Result]) -> list[Result]:
@@ -191,11 +208,11 @@ def best_top(found: Iterable[Result]) -> Result | None:
 def highest(found: Iterable[Result]) -> Result | None:
     """Return the run that has the highest rung of today's ladder, of the runs of a machine without its top.
 
-    A run that may be quoted goes first, then the higher rung, then the newer run. Without a run of two rungs it is
-    None.
+    A run that may be quoted goes first, then the higher rung, then the newer run. It must have the ladder's lowest
+    rung, which its totals are over, and another one. Without such a run it is None.
     """
     return max(
-        (each for each in sources.without_sources(found) if len(_timed(each)) > 1),
+        (each for each in sources.without_sources(found) if len(_timed(each)) > 1 and _begins(each)),
         key=lambda each: (not publishable(each), _height(each), each.started),
         default=None,
     )
@@ -203,6 +220,11 @@ def highest(found: Iterable[Result]) -> Result | None:
 
 def _timed(result: Result) -> list[str]:
     return [rung.name for rung in result.rungs if rung.status == "ok"]
+
+
+def _begins(result: Result) -> bool:
+    """Return whether the lowest rung with a number is that of today's ladder; a user's own ladder begins anywhere."""
+    return _timed(result)[0] in [rung.name for rung in _planned(result)[:1]] or not _planned(result)
 
 
 def _height(result: Result) -> int:

@@ -15,8 +15,8 @@ the mapping network forward and 7 backward, 2 and 4 an affine. That is some 200 
 are left. Scaled weights are no longer written and read again: 16 MB for D's first fully connected layer.
 
 When it does not. Large batches have enough arithmetic for a library's matrix product, so D's first layer leaves its
-gradients to one: the weight's from 16 samples on, the input's from 64. The sums are FP32 without
-Tensor Cores, as in the baseline; with TF32 allowed the library would have that advantage. Eager steps that wait for
+gradients to one: the weight's from 16 samples on, the input's from 64. Our sums are FP32 without
+Tensor Cores, as in the baseline; with TF32 allowed the library has that advantage. Eager steps that wait for
 the CPU gain by fewer launches, but a launch with 60 pointers costs more than another.
 """
 

@@ -1,5 +1,6 @@
 """Charts do not hang on the user's settings of matplotlib, and a chart that fails costs nothing else."""
 
+import errno
 import io
 import os
 import subprocess
@@ -139,6 +140,32 @@ def test_a_chart_goes_with_the_last_result_that_stood_behind_it(tmp_path, monkey
         seen.stderr == "results/charts/mine.png: no committed result stands behind it; stays, git lacks it\n"
     )
     assert {path.stem for path in charts.iterdir()} == {"nvidia-h200-article-article", "mine", "note"}
+
+
+def test_no_chart_goes_while_a_result_of_git_is_missing_here(tmp_path, monkeypatch):
+    """A sparse checkout, or a folder that was cleared, has no results and all charts."""
+    path, charts = tmp_path / "results/ladder/nvidia-h200/a.json", tmp_path / "results/charts"
+    monkeypatch.setattr(chart, "render", lambda result, kind: kind.encode())
+    monkeypatch.setattr(cli, "ROOT", tmp_path)
+    results.write(path, made_up.judged_run())
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "results")
+    assert call("report", "--publish").exit_code == 0
+    git(tmp_path, "add", "results")
+    path.unlink()
+    seen = call("report", "--publish")
+    assert seen.exit_code == 2 and len(list(charts.iterdir())) == 4 and seen.stdout == ""
+    assert "a.json is in git and not here: `git restore results/ladder/nvidia-h200/a.json`" in seen.stderr
+    git(tmp_path, "rm", "-q", "--cached", "results/ladder/nvidia-h200/a.json")
+
+    def refused(path):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(gallery.Path, "unlink", refused)
+        seen = call("report", "--publish")
+    assert seen.exit_code == 2 and "article.csv cannot be removed: Operation not permitted\n" in seen.stderr
+    assert call("report", "--publish").exit_code == 0 and not list(charts.iterdir())
 
 
 def test_every_committed_chart_is_one_that_a_committed_result_stands_behind():

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ladder.engine import lanes as sidebyside
 from ladder.engine import run as measure
 from ladder.engine.inspection import Alone
-from ladder.engine.pool import Pool, Worker, WorkerFailure
+from ladder.engine.pool import Pool, Worker, WorkerFailure, plain
 from ladder.machine import neighbours
 from ladder.report import checks
 from ladder.results import types as checked
@@ -148,7 +148,7 @@ class Run:
 
     def inspect(self, worker: Worker, row: Row, _: Alone = contextlib.nullcontext) -> None:
         """Compare with FP64. A row that fails is not timed, except FP8: it is outside the budget by design."""
-        found = build(checked.Parity, worker.call("parity"))
+        found = build(checked.Parity, plain(worker.call("parity")))
         share = checks.parity_share(found)
         errors = {phase: each["gradient"].error for phase, each in (found.phases or {}).items()}
         parity = Parity(

@@ -166,6 +166,17 @@ def test_the_list_has_the_verdict_in_gpu_time_before_that_of_the_step(tmp_path):
     assert [each.text for each in panel.headings] == ["ms/step", "step"]
 
 
+def test_a_run_without_the_lowest_rung_has_no_total_for_a_card(tmp_path):
+    """Its totals are over another rung, and would stand beside those of other GPUs."""
+    upper = two_clocks.selected("bf16", "fused_act") | {"started": "2026-11-20T10:15:00+00:00"}
+    lower = two_clocks.selected("baseline", "bf16") | {"started": "2026-11-01T10:15:00+00:00"}
+    for runs, titles in (([upper], []), ([upper, lower], ["BF16 mixed precision"])):
+        found = typed([(tmp_path / f"{place}.json", made) for place, made in enumerate(runs)])
+        (card,) = answers.cards(collected.groups(found, [], tmp_path))
+        lines = [line for line in card.lines if line.title == "the highest rung of full that ran"]
+        assert [line.answers[0].title for line in lines] == titles
+
+
 def test_the_page_has_the_picture_of_gpus_where_one_was_measured_whole(tmp_path):
     def page(made):
         found = [(tmp_path / "a.json", typed(made))]
