@@ -19,7 +19,6 @@ from ladder.results.values import FASTER, SLOWER
 from ladder.results.words import Seen, word
 
 GIB = 2**30
-SHOWN = 3  # kernels that a line names
 SEEN = 0.005  # ms: less is 0.00 in a table
 OVERLAP = "of it at the same time"
 LAUNCHES = ("launches before", "launches after")
@@ -126,13 +125,7 @@ def notes(found: Explained) -> list[str]:
 def _kernels(found: Explained) -> list[str]:
     if found.before.parts.named_earlier != found.after.parts.named_earlier:
         return ["kernels by name: not compared, because one file has the names of an earlier version"]
-    lines = []
-    pairs = (("appeared", found.before, found.after), ("went", found.after, found.before))
-    for said, without, having in pairs:
-        names = parts.appeared(without.parts, having.parts)
-        told = [f"{plain(name)} {ms:.2f} ms" for name, ms in list(names.items())[:SHOWN]]
-        told += [f"{len(names) - SHOWN} more"] * (len(names) > SHOWN)
-        lines += [f"kernels that {said}: {', '.join(told)}"] * bool(told)
+    lines = parts.came_and_went(found.before.parts, found.after.parts)
     least = max(each.parts.unlisted_ms for each in _sides(found))
     if lines and least:
         lines.append(f"of the heaviest kernels by name: one below {least:.2f} ms may have run in both")

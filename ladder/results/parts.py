@@ -14,6 +14,7 @@ from ladder.receipts import categories, kernel_families
 from ladder.results.types import ABSENT, Absent, KernelFamily, KernelProfile, Round
 
 ROUNDED = 0.002  # ms: every part of a profile is rounded, and there are at most 200
+SHOWN = 3  # kernels that a line names
 REST = " other kernels"  # the end of the row for all kernels beside the heaviest
 MOST = 4  # parts that a sentence names
 LEAST = 0.1  # of the largest part: smaller ones are told as the rest
@@ -151,6 +152,16 @@ def appeared(before: Parts, after: Parts) -> dict[str, float]:
         if name not in before.kernels and name.split(" ")[0] not in before.ours and ms > before.unlisted_ms
     }
     return dict(sorted(new.items(), key=lambda each: -each[1]))
+
+
+def came_and_went(before: Parts, after: Parts) -> list[str]:
+    """Return a line on the kernels that appeared and one on those that went, with the heaviest; none without any."""
+    lines = []
+    for said, names in (("appeared", appeared(before, after)), ("went", appeared(after, before))):
+        told = [f"{plain(name)} {ms:.2f} ms" for name, ms in list(names.items())[:SHOWN]]
+        told += [f"{len(names) - SHOWN} more"] * (len(names) > SHOWN)
+        lines += [f"kernels that {said}: {', '.join(told)}"] * bool(told)
+    return lines
 
 
 def made_of(before: Parts, after: Parts) -> str:

@@ -31,7 +31,6 @@ HEADS = (
     "noise floor",
     "rounds",
 )
-KERNELS = 3  # names in a line
 _SIGNS = {
     answers.SLOWER: "🔴",
     BROKEN: "🔴",
@@ -162,10 +161,7 @@ def explained(result: Compared) -> list[str]:
         apart = now.gpu_ms - was.gpu_ms
         said = f"{rung.name}: {abs(apart):.2f} ms {'less' if apart < 0 else 'more'} GPU work in the profiled cycles"
         found.append(f"{said}: {parts.made_of(was, now)}")
-        for word, names in (("appeared", parts.appeared(was, now)), ("went", parts.appeared(now, was))):
-            told = [f"{name} {ms:.2f} ms" for name, ms in list(names.items())[:KERNELS]]
-            told += [f"{len(names) - KERNELS} more"] * (len(names) > KERNELS)
-            found += [f"{rung.name}: kernels that {word}: {', '.join(told)}"] * bool(told)
+        found += [f"{rung.name}: {line}" for line in parts.came_and_went(was, now)]
     return found
 
 
