@@ -99,16 +99,14 @@ def _plan(driver: Driver, graph: int) -> tuple[int, dict[int, tuple[int, int, in
 
 def fill_of(memset: Memset) -> tuple[int, int, int, int] | str:
     """Return the arguments of `fill_words` for a memset, or why there are none."""
-    bytes_, bits = memset.size * memset.width, 8 * memset.size
-    size = next(
-        each for each in WORDS if not (bytes_ % each or memset.address % each)
-    )  # the longest that fits
+    filled, bits = memset.size * memset.width, 8 * memset.size
+    size = next(each for each in WORDS if not (filled % each or memset.address % each))  # the longest first
     if memset.height != 1:
         return "of several rows"
-    if not 0 < bytes_ // size <= LONGEST:
+    if not 0 < filled // size <= LONGEST:
         return "empty or too long"
     value = memset.value & ((1 << bits) - 1)
-    return memset.address, bytes_ // size, sum(value << shift for shift in range(0, 8 * size, bits)), size
+    return memset.address, filled // size, sum(value << shift for shift in range(0, 8 * size, bits)), size
 
 
 def _in_order(driver: Driver, graph: int) -> list[int]:

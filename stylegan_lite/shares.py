@@ -84,6 +84,11 @@ def _model_problem(recipe: Recipe, workload: Workload) -> str | None:
     return None
 
 
+def holds_parts(batch: int, parts: int, group: int) -> bool:
+    """Return whether equal parts of a batch have whole groups of minibatch standard deviation."""
+    return batch % max(1, parts * group) == 0
+
+
 def problem_with(recipe: Recipe, workload: Workload) -> str | None:
     """Return one line if the ranks cannot share the workload's batch, else None."""
     if why := _model_problem(recipe, workload):
@@ -97,7 +102,7 @@ def problem_with(recipe: Recipe, workload: Workload) -> str | None:
     if recipe.checkpointing and workload.spectral_norm and recipe.spectral_norm == "triton":
         return "checkpointing needs spectral_norm: plain (the fused weights live for one forward pass)"
     group = min(workload.mbstd_group, batch)
-    if recipe.micro_batches > 1 and (batch // ranks) % (recipe.micro_batches * group):
+    if recipe.micro_batches > 1 and not holds_parts(batch // ranks, recipe.micro_batches, group):
         return (
             f"micro_batches: {recipe.micro_batches} cuts groups of minibatch standard deviation: {batch // ranks} "
             f"samples must be a multiple of {recipe.micro_batches} parts of mbstd_group ({group})"

@@ -8,8 +8,6 @@ from kernels.common.language import tl, triton
 
 BLOCK = 1024  # words that a program writes
 LONGEST = 1 << 30  # words of one fill; offsets stay 32-bit numbers
-
-
 WORDS = {4: tl.int32, 2: tl.int16, 1: tl.int8}  # by their bytes
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from stylegan_lite.shares import holds_parts
+
 # Needs of the workload: see `possible`.
 OF_WORKLOAD = ("demodulation", "instance_norm", "spectral_norm", "kept_weights", "no_clamp")
 
@@ -47,7 +49,7 @@ def possible(capabilities: dict[str, str | None], workload: Mapping[str, Any]) -
 def _parts(n: int, workload: Mapping[str, Any]) -> str | None:
     batch = workload.get("batch", 0)
     group = min(workload.get("mbstd_group", 1), batch)
-    if not batch % max(1, n * group):
+    if holds_parts(batch, n, group):
         return None
     return f"needs a batch of {n} parts of mbstd_group ({group}), or a multiple; this workload has batch: {batch}"
 

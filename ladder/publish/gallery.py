@@ -224,7 +224,8 @@ def _timed(result: Result) -> list[str]:
 
 def _begins(result: Result) -> bool:
     """Return whether the lowest rung with a number is that of today's ladder; a user's own ladder begins anywhere."""
-    return _timed(result)[0] in [rung.name for rung in _planned(result)[:1]] or not _planned(result)
+    planned = _planned(result)
+    return not planned or _timed(result)[0] == planned[0].name
 
 
 def _height(result: Result) -> int:

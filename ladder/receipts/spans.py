@@ -10,11 +10,7 @@ from collections.abc import Sequence
 
 def union(spans: list[tuple[int, int]]) -> int:
     """Return the length of the union of intervals. Kernels on parallel streams count once."""
-    total, end = 0, -math.inf
-    for first, last in sorted(spans):
-        total += max(0, last - max(first, end))
-        end = max(end, last)
-    return int(total)
+    return int(sum(last - first for first, last in _joined(spans)))
 
 
 def once(spans: Sequence[tuple[int, int, int]]) -> list[int]:
@@ -53,6 +49,6 @@ def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     for first, last in sorted(spans):
         if made and first <= made[-1][1]:
             made[-1] = made[-1][0], max(made[-1][1], last)
-        else:
+        elif first < last:
             made.append((first, last))
     return made
