@@ -252,6 +252,25 @@ def test_a_ladder_that_is_gone_is_headed_by_the_title_of_its_result(tmp_path: Pa
     assert "## All of it, and one more (`gone`)" in machines.page(stored, "nvidia-h200")
 
 
+def test_the_ends_of_every_run_are_those_of_staircases_from_the_baseline_on(tmp_path: Path) -> None:
+    runs = {
+        "2a": two_clocks.selected("baseline", two_clocks.TOP),
+        "2b": two_clocks.selected("baseline", "bf16", two_clocks.TOP),
+        "2c": two_clocks.selected(two_clocks.TOP),
+        "2d": two_clocks.selected("bf16", two_clocks.TOP),
+    }
+    stored = stored_runs(tmp_path, **{f"article-full-{name}": made for name, made in runs.items()})
+    names = ladders.staircases(stored, "nvidia-h200", "article", "full")
+    assert names == [f"ladder/nvidia-h200/article-full-{name}.json" for name in ("2b", "2a")]
+    shown = ladders.hosts(stored, names)
+    assert (
+        "2b.json" in shown
+        and shown.splitlines()[-1].startswith("| [")
+        and "2a.json" in shown.splitlines()[-1]
+    )
+    assert "The lowest and the highest rung of every run" in machines.page(stored, "nvidia-h200")
+
+
 def test_a_table_links_the_samples_where_the_charts_show_another_run(tmp_path: Path) -> None:
     ends = two_clocks.selected("baseline", two_clocks.TOP)
     stopped = two_clocks.selected("baseline", "bf16", two_clocks.TOP) | {"complete": False}

@@ -299,8 +299,19 @@ def _cost(cost: tuple[float, tuple[float, float] | None] | None) -> list[str]:
     return ["", ""] if cost is None else [ms(cost[0]), span(cost[1])]
 
 
-def hosts(committed: Committed, machine: str, workload: str, ladder: str) -> str:
-    """Return the lowest and the highest rung of every staircase of one ladder, the newest first."""
+def staircases(committed: Committed, machine: str, workload: str, ladder: str) -> list[str]:
+    """Return the names of all runs of one ladder that timed its baseline and another rung, the newest first."""
+    names = reversed(committed.names(f"ladder/{machine}/{workload}-{ladder}-2*.json"))
+    return [name for name in names if _climbs(view(committed.ladder(name)))]
+
+
+def _climbs(shown: View) -> bool:
+    timed = _timed(shown)
+    return len(timed) > 1 and timed[0].name == "baseline"
+
+
+def hosts(committed: Committed, names: list[str]) -> str:
+    """Return the lowest and the highest rung of each of these staircases."""
     head = [
         "run",
         "baseline, ms",
@@ -313,11 +324,9 @@ def hosts(committed: Committed, machine: str, workload: str, ladder: str) -> str
         "rounds",
     ]
     rows = []
-    for name in reversed(committed.names(f"ladder/{machine}/{workload}-{ladder}-2*.json")):
+    for name in names:
         result = committed.ladder(name)
-        shown = view(result)
-        if not (timed := _timed(shown)):
-            continue
+        timed = _timed(view(result))
         unclear = sum(row.verdict == "ambiguous" for row in timed)
         first = [text(result.started[:16].replace("T", " ")), *_step(timed[0])]
         rows.append([link(first[0], name), *first[1:], *_step(timed[-1]), factor(timed[-1].total),

@@ -135,12 +135,9 @@ def _ladder(committed: Committed, machine: str, ladder: str) -> Section:
         made = TABLE_OF.get(mode, ladders.beside)
         words = "" if mode == modes.CUMULATIVE else f", {mode}"
         blocks += [f"`{workload}`{words}:\n", made(committed, name)]
-        again = committed.names(f"ladder/{machine}/{workload}-{ladder}-2*.json")
+        again = ladders.staircases(committed, machine, workload, ladder)
         if mode == modes.CUMULATIVE and len(again) > 1:
-            blocks += [
-                "The lowest and the highest rung of every run:\n",
-                ladders.hosts(committed, machine, workload, ladder),
-            ]
+            blocks += ["The lowest and the highest rung of every run:\n", ladders.hosts(committed, again)]
     stored = committed.best[runs[0]].ladder.title
     return f"{text(_title(ladder, stored))} (`{ladder}`)", blocks
 
