@@ -23,10 +23,10 @@ def fill_words_kernel(
 
 
 def fill_words(address: int, words: int, value: int, size: int = 4) -> None:
-    """Fill `words` words of `size` bytes from an address on, a multiple of that size on the current device.
+    """Fill `words` words of `size` bytes from an address on.
 
     Args:
-        address: as `Tensor.data_ptr` gives it.
+        address: as `Tensor.data_ptr` gives it, on the current device; a multiple of `size`.
         words: from 1 to `LONGEST`.
         value: a word's bits, from 0 to 2^32 - 1. The kernel gets a signed number, which always has 32 bits there.
         size: 4, 2 or 1.
