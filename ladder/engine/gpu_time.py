@@ -6,7 +6,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ladder.base.protocol import CYCLE_STEPS
+
 PROFILED = 2  # cycles of each process
+RECORDINGS = 2  # at most, of a process whose GPU time cannot be true
+REST_S = 1.0  # at most, before each profiled cycle
 # Of the wall time: a captured step's kernels cannot take longer than its cycle. The profiler adds to each kernel.
 BEYOND, ADDED_US = 1.005, 0.2
 
@@ -14,6 +18,14 @@ BEYOND, ADDED_US = 1.005, 0.2
 def is_captured(recipe: Mapping[str, Any]) -> bool:
     """Return whether the recipe's step is launched as CUDA graphs."""
     return bool(recipe.get("cuda_graphs") or recipe.get("whole_step_graph"))
+
+
+def rest_s(samples_s: Sequence[float], captured: bool) -> float:
+    """Return how many seconds the GPU rests before each profiled cycle: as long as a captured step's cycle works.
+
+    A GPU at its power limit slows down in cycles without a pause. Visits have one, too.
+    """
+    return min(CYCLE_STEPS * statistics.median(samples_s), REST_S) if captured and samples_s else 0.0
 
 
 def beyond(cycles: list[dict[str, Any]] | None, samples_s: Sequence[float], captured: bool) -> str | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ladder.base.records import needed, record
 from ladder.base.rules import items, number
 from ladder.engine import lanes
-from ladder.engine.gpu_time import PROFILED, beyond, is_captured
+from ladder.engine.gpu_time import PROFILED, beyond, is_captured, rest_s
 from ladder.engine.pool import TUNING, Pool, Worker, WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.machine import gpu_state, neighbours
@@ -69,9 +69,10 @@ def in_fresh_process(worker: Worker, task: Task, visits: Visits, cycles: int) ->
             raise WorkerFailure("oom", reason, seen)
         if task.device == "cuda":
             worker.call("profile", part="load")
-            found = worker.call("profile", part="record")
+            rest = rest_s(seen["samples_s"], is_captured(task.recipe))
+            found = worker.call("profile", part="record", rest_s=rest)
             if found.get("gpu_void"):  # a first cycle may allocate, so that the second launches fewer kernels
-                found = worker.call("profile", part="record")
+                found = worker.call("profile", part="record", rest_s=rest)
     share = neighbours.share(before, neighbours.sample())
     cycled = found.get("cycles") or []
     samples = seen["samples_s"]

@@ -77,16 +77,24 @@ class Process:
     after: str | None = None
     problem: str | None = None  # of the timed step, found after timing
 
+    def samples_s(self) -> list[float]:
+        """Return the seconds of a step in each timed cycle."""
+        return [sample for visit in self.visits for sample in visit["samples_s"]]
+
+    def gpu_void(self) -> str | None:
+        """Return why the profiled cycles do not count, or None."""
+        void: str | None = self.profiled["gpu_void"]
+        return void or beyond(self.profiled["cycles"], self.samples_s(), self.program.is_captured())
+
 
 def new_round(number: int, process: Process) -> dict[str, Any]:
     """Return the raw record of a process in a generation."""
-    samples = [sample for visit in process.visits for sample in visit["samples_s"]]
     events = [event for visit in process.visits for event in visit["event_s"] or []]
     others = [visit[neighbours.KEY] for visit in process.visits if visit.get(neighbours.KEY) is not None]
     seen = process.finished | {
         "lead_in_cycles": 0,  # each visit begins with what loaders may hold
         "settled": None,
-        "samples_s": samples,
+        "samples_s": process.samples_s(),
         "event_s": events or None,
         neighbours.KEY: estimates.median(others),
         "visit_s": process.visit_s,
@@ -96,10 +104,8 @@ def new_round(number: int, process: Process) -> dict[str, Any]:
     waits = [seconds for seconds in process.still_s if seconds is not None]
     made["still_s"] = max(waits) if len(waits) == len(process.still_s) and waits else None
     if process.profiled:
-        cycles = process.profiled["cycles"]
-        captured = process.program.is_captured()
-        made["profiled"] = cycles
-        made["gpu_void"] = process.profiled["gpu_void"] or beyond(cycles, samples, captured)
+        made["profiled"] = process.profiled["cycles"]
+        made["gpu_void"] = process.gpu_void()
     if process.after:
         made["after"] = process.after
     states = [visit["gpu"] for visit in process.visits if visit.get("gpu")]

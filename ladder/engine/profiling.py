@@ -21,7 +21,6 @@ from ladder.receipts import communication, kernel_families, kernel_names, spans,
 
 HEAVIEST = 40  # kernels that are kept by name
 APART_S = 0.005  # between profiled cycles, whose kernels are told apart by the clock
-REST_S = 1.0  # at most, before a captured step's next profiled cycle
 _UNPRINTABLE = re.compile(r"[^A-Za-z0-9 ._()+:@,/'#=-]")
 
 
@@ -59,12 +58,11 @@ def load() -> None:
     traces.profiled(lambda: None)
 
 
-def record(rung: Any, number: int = PROFILED) -> Recorded:
+def record(rung: Any, number: int = PROFILED, rest_s: float = 0.0) -> Recorded:
     """Run so many whole cycles of a `ladder.engine.timed_rung.Rung` under one profiler, whose start takes a second.
 
-    There is no lead-in: how long the GPU works does not depend on batches that loaders hold. A captured step's GPU
-    rests as long as it worked, because a GPU at its power limit slows down in a second cycle. Visits rest, too. The
-    progress "ran" tells that the GPU has done its work.
+    There is no lead-in: how long the GPU works does not depend on batches that loaders hold. The GPU rests for
+    `rest_s` before each cycle (`ladder.engine.gpu_time.rest_s`). The progress "ran" tells that it has done its work.
     """
     recorded = Recorded()
 
@@ -74,8 +72,7 @@ def record(rung: Any, number: int = PROFILED) -> Recorded:
 
     def cycles() -> None:
         for _ in range(number):
-            if recorded.wall_s and getattr(rung.step, "graphs", None):
-                time.sleep(min(recorded.wall_s[-1], REST_S))
+            time.sleep(rest_s)
             rung.align()
             recorded.run(cycle)
 

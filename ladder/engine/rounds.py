@@ -24,6 +24,7 @@ from typing import Any
 from ladder.base.errors import UserError
 from ladder.base.locks import device_lock
 from ladder.engine import lanes
+from ladder.engine.gpu_time import RECORDINGS, rest_s
 from ladder.engine.outcomes import Process, Program, Visited, new_round
 from ladder.engine.pool import TUNING, Pool, WorkerFailure
 from ladder.engine.visit import Visits
@@ -298,12 +299,16 @@ class Interleaved:
     def _profile(self, process: Process) -> None:
         """Record cycles while nobody else uses the GPU. Loading the profiler and reading its events need no GPU.
 
-        If the profiler fails in a process that lives on, its wall times stand.
+        Cycles that do not count are recorded once more. If the profiler fails in a process that lives on, its wall
+        times stand.
         """
         if not process.program.profiled:
             return
         try:
-            self._record(process)
+            for _ in range(RECORDINGS):
+                self._record(process)
+                if not process.gpu_void():
+                    return
         except WorkerFailure as failure:
             if failure.status != "failed" or "did" not in failure.reply:
                 raise
@@ -319,6 +324,7 @@ class Interleaved:
                 "profile",
                 part="kinds" if process.program.kinds else "record",
                 cycles=process.program.profiled,
+                rest_s=rest_s(process.samples_s(), process.program.is_captured()),
                 on_progress=lambda _: alone.close(),
             )
         for cycle in process.profiled["cycles"] or []:

@@ -174,7 +174,7 @@ class Rung(Member):
         """Run the canary kernel once more."""
         return {"canary_s": gpu_state.canary_seconds(sys.modules["torch"])}
 
-    def do_profile(self, part: str, cycles: int = PROFILED) -> dict[str, Any]:
+    def do_profile(self, part: str, cycles: int = PROFILED, rest_s: float = 0.0) -> dict[str, Any]:
         """Profile cycles after the last timed one: no cycle of this process is timed again.
 
         Part "load" starts a profiler. "record" needs the GPU for itself until it says "ran", and returns the figures.
@@ -188,7 +188,7 @@ class Rung(Member):
         if part == "kinds":
             return {**kinds.record(self, cycles)}
         if part == "record":
-            recorded = profiling.record(self, cycles)
+            recorded = profiling.record(self, cycles, rest_s)
             found = profiling.digest(recorded, getattr(self.step, "LAUNCHES_VARY", 0.0))
             return found | (profiling.between_gpus(recorded) if self.joined else {})
         profiling.load()

@@ -56,6 +56,31 @@ def test_every_timed_cycle_comes_before_the_first_profiled_one(
     assert rung["profile"] == said["profile"] and stored(tmp_path) == result
 
 
+def test_profiled_cycles_that_do_not_count_are_recorded_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU at its power limit may be slower for a while: the second recording stands, whatever it says."""
+    said = {
+        "a": [profiled(kernels=(9.0, 8.0)), profiled(0.02)],
+        "b": [profiled(kernels=(9.0, 8.0))] * 2,
+    }
+    left: dict[tuple[int, str], list[Any]] = {}
+
+    def record(worker: Worker, part: str, **_: Any) -> dict[str, Any]:
+        if part == "load":
+            return {}
+        found = left.setdefault((id(worker), worker.named), list(said[worker.named])).pop(0)
+        different = len({each["kernels"] for each in found["cycles"]}) > 1
+        return found | {"gpu_void": "profiled cycles launched 9 and 8 kernels" if different else None}
+
+    seen = commands(monkeypatch, {"profile": record})
+    found = by_name(run(tmp_path, {"a": {}, "b": {}}, rounds=1))
+    assert [each["gpu_ms"] for each in found["a"]["rounds"][0]["profiled"]] == [0.02, 0.02]
+    assert found["a"]["rounds"][0]["gpu_void"] is None
+    assert found["b"]["rounds"][0]["gpu_void"] == "profiled cycles launched 9 and 8 kernels"
+    assert seen.count(("b", "profile record")) >= 2 and found["b"]["step_ms"]
+
+
 @pytest.mark.parametrize(
     ("reply", "status"),
     [({"did": "profile"}, "ok"), ({"signal": "SIGSEGV"}, "failed")],

@@ -7,6 +7,7 @@ import pytest
 
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.engine import profiling
+from ladder.engine.gpu_time import rest_s
 from ladder.receipts import traces
 from ladder.results import types
 
@@ -140,15 +141,17 @@ def test_the_gpu_is_free_as_soon_as_the_profiled_cycles_have_run(monkeypatch: py
     assert len(found.wall_s) == 2 and found.ended_ns == sorted(set(found.ended_ns))
 
 
-@pytest.mark.parametrize(("graphs", "rested"), [({"G_main": 1}, [0.5]), ({}, [])], ids=["captured", "eager"])
-def test_a_captured_step_rests_between_profiled_cycles_as_long_as_one_took(
-    graphs: dict[str, int], rested: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slept: list[float] = []
-    clock = iter(range(100))
-    monkeypatch.setattr(profiling.time, "sleep", slept.append)
-    monkeypatch.setattr(profiling.time, "perf_counter", lambda: next(clock) / 2)
+def test_the_gpu_rests_before_each_profiled_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    did: list[Any] = []
+    monkeypatch.setattr(profiling.time, "sleep", did.append)
     monkeypatch.setattr(traces, "profiled", lambda cycles, ran: cycles())
     nothing = {name: lambda *_: None for name in ("align", "synchronize")}
-    profiling.record(SimpleNamespace(step=SimpleNamespace(cycle=lambda: None, graphs=graphs), **nothing))
-    assert [each for each in slept if each != profiling.APART_S] == rested
+    step = SimpleNamespace(cycle=lambda: did.append("cycle"))
+    profiling.record(SimpleNamespace(step=step, **nothing), rest_s=0.25)
+    assert did == [0.25, "cycle", profiling.APART_S] * 2
+
+
+def test_a_captured_step_rests_as_long_as_its_cycle_took_and_an_eager_one_does_not() -> None:
+    assert rest_s([0.03, 0.02, 0.01], True) == pytest.approx(0.02 * CYCLE_STEPS)
+    assert rest_s([0.5], True) == 1.0
+    assert rest_s([0.02], False) == rest_s([], True) == 0.0

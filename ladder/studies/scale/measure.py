@@ -21,6 +21,7 @@ from ladder.base import text as texts
 from ladder.base.locks import device_lock
 from ladder.base.records import build, plain
 from ladder.base.stopping import stop_on_sigterm
+from ladder.engine.gpu_time import is_captured, rest_s
 from ladder.engine.groups import Group
 from ladder.engine.pool import Pool, WorkerFailure
 from ladder.engine.visit import Visits
@@ -333,7 +334,9 @@ class _State:
     def _profile(self, loaded: Future[Any], made: dict[int, Run], generation: int, each: _Alive) -> None:
         """Profile a group whose profilers have been loaded, and add its run to those that are made."""
         loaded.result()
-        profiled = each.group.call("profile", part="record")
+        captured = is_captured(each.asked.way.on(each.asked.gpus))
+        rest = rest_s([ms / 1000 for ms in each.samples_ms], captured)
+        profiled = each.group.call("profile", part="record", rest_s=rest)
         made[each.index] = Run(
             generation=generation,
             samples_ms=each.samples_ms,
