@@ -12,7 +12,6 @@ from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import absent, link, span, table, text, under
 from ladder.results import words
 from ladder.results.types import Plain
-from ladder.stats.estimates import median
 from ladder.studies.claims import page, registry
 from ladder.studies.claims.schema import Claims
 from ladder.studies.claims.schema import of_data as claims_of
@@ -26,7 +25,7 @@ from ladder.studies.scale.record import Result as Scaled
 from ladder.studies.sustain import report as sustaining
 from ladder.studies.sustain.record import Result as Sustained
 from ladder.studies.upstream import report as upstreams
-from ladder.studies.upstream.record import PATCHED, UPSTREAM, Ratio
+from ladder.studies.upstream.record import OURS, PATCHED, UPSTREAM, Ratio, gpu_ratio
 from ladder.studies.upstream.record import Result as Upstream
 
 LARGE = (128, 129, 256, 257)  # pixels a side; one more behind a transposed convolution
@@ -35,43 +34,34 @@ COMPARED = ("ours faster", "compile faster", "plain faster", "ambiguous", "less 
 
 
 def upstream(committed: Committed, machine: str) -> str:
-    """Return NVIDIA's step and ours, one row for each workload."""
-    head = ["workload", "NVIDIA's, ms/step", "interval", "ours, ms/step", "interval", "ours is faster by", "interval",
-            "rounds", "networks", "fast double backward"]  # fmt: skip
-    rows = []
-    for name in committed.names(f"upstream/{machine}-*.json"):
-        result = committed.read(name)
-        theirs, *_, ours = result["programs"]
-        ratio = result["ratio"] or {"median": None, "interval": None}
-        on = {True: "on", False: "off"}[theirs["settings"]["fast_double_backward"]]
-        rounds = str(min(len(theirs["rounds"]), len(ours["rounds"])))
-        rows.append(
-            [_linked(result, name), ms(theirs["step_ms"]), span(theirs["interval_ms"]), ms(ours["step_ms"]),
-             span(ours["interval_ms"]), factor(ratio["median"]), span(ratio["interval"], ".2f"), rounds,
-             f"`training/{result['source']['networks']}.py`", on]
-        )  # fmt: skip
-    return table(head, rows)
-
-
-def patched(committed: Committed, machine: str) -> str:
-    """Return NVIDIA's step as it is and with our ops: both clocks, the lazy phases and parity, by workload."""
-    head = ["workload", "GPU ms/step", "patched", "less by", "interval", "R1's GPU time less by", "path length's",
-            "wall ms/step", "patched", "as fast", "interval", "rounds", "parity"]  # fmt: skip
+    """Return NVIDIA's step, the same with our ops if it was measured, and ours, by workload and by both clocks."""
+    head = ["workload", "step", "ms/step", "interval", "GPU ms", "without R1, path length", "as fast as NVIDIA's",
+            "interval", "GPU time less by", "interval", "rounds"]  # fmt: skip
     rows = []
     for name in committed.names(f"upstream/{machine}-*.json"):
         result = build(Upstream, committed.read(name))
-        if not (found := result.patched):
-            continue
-        gpu, sides = upstreams.gpu_times(result), [result.program(side) for side in (UPSTREAM, PATCHED)]
-        less = {row[0]: row[5] for row in upstreams.phase_cells(result)}
-        rows.append(
-            [_linked(plain(result), name), *(ms(median([*gpu.get(each.side, {}).values()])) for each in sides),
-             *_factor(found.gpu_ratio), less["D_r1"], less["G_pl"],
-             *(ms(each.step_ms) for each in sides), *_factor(found.ratio),
-             str(min(len(each.rounds) for each in sides)),
-             found.parity.verdict if found.parity else "not compared"]
-        )  # fmt: skip
-    return table(head, rows)
+        told = dict(zip((each.side for each in result.programs), upstreams.cells(result), strict=True))
+        rounds = str(min(len(each.rounds) for each in result.programs))
+        ratios = {OURS: (result.ratio, gpu_ratio(result))}
+        if result.patched:
+            ratios[PATCHED] = result.patched.ratio, result.patched.gpu_ratio
+        for side, (step, wall, interval, gpu, _, main, *_) in told.items():
+            both = [each for ratio in ratios.get(side, (None, None)) for each in _factor(ratio)]
+            first = _linked(plain(result), name) if side == UPSTREAM else ""
+            rows.append([first, text(step), wall, interval, gpu, main, *both, rounds])
+    return table(head, rows, 2)
+
+
+def patched(committed: Committed, machine: str) -> str:
+    """Return each phase of NVIDIA's step as it is and with our ops: both clocks and the gradients' errors."""
+    head = ["workload", *upstreams.PHASE_HEADINGS]
+    rows = []
+    for name in committed.names(f"upstream/{machine}-*.json"):
+        result = build(Upstream, committed.read(name))
+        for number, cells in enumerate(upstreams.phase_cells(result)):
+            first = "" if number else _linked(plain(result), name)
+            rows.append([first, *map(text, cells)])
+    return table(head, rows, 2)
 
 
 def _factor(ratio: Ratio | None) -> tuple[str, str]:

@@ -221,13 +221,12 @@ def _programs(plan: Plan, folder: Path, clones: Mapping[str, Path]) -> list[Prog
     package = folder / "stylegan_lite"
     package.mkdir()
     (package / "__init__.py").write_text(step.PACKAGE)
-    # With the patched clone beside it, NVIDIA's step also tells what each lazy phase costs.
-    also = bool(plan.patch)
+    also = bool(plan.patch)  # the time without lazy phases, and what each of them costs
     theirs = []
     for side, clone in clones.items():  # cuDNN chooses by trying, so each is prepared alone
         recipe = {"folder": str(clone), "cudnn_benchmark": True}
         theirs.append(Program(side, "step", side, plan.workload, recipe, folder, main=also, lazy=also))
-    return [*theirs, Program(OURS, "step", OURS, plan.workload, plan.recipe, ROOT)]
+    return [*theirs, Program(OURS, "step", OURS, plan.workload, plan.recipe, ROOT, main=also, lazy=also)]
 
 
 def _asked(plan: Plan, tell: Tell) -> inspection.Found:

@@ -191,9 +191,7 @@ def derive(result: Result) -> Result:
     patched = result.patched
     if patched:
         ratio = ratio_of(times[UPSTREAM], times[PATCHED])
-        patched = replace(
-            patched, ratio=ratio, gpu_ratio=ratio_of(*map(gpu_times(result).get, (UPSTREAM, PATCHED)))
-        )
+        patched = replace(patched, ratio=ratio, gpu_ratio=gpu_ratio(result, PATCHED))
     return replace(
         result,
         programs=[_derived(program, list(times[program.side].values())) for program in result.programs],
@@ -214,6 +212,11 @@ def ratio_of(reference: dict[int, float] | None, other: dict[int, float] | None)
 def gpu_times(result: Result) -> dict[str, dict[int, float]]:
     """Return by side the GPU time of a step in ms of each round that has one."""
     return deriving.gpu_times({program.side: program for program in result.programs})
+
+
+def gpu_ratio(result: Result, side: str = OURS) -> Ratio | None:
+    """Return how many times less GPU time a side's step takes than NVIDIA's, by round; None if one has no GPU time."""
+    return ratio_of(*map(gpu_times(result).get, (UPSTREAM, side)))
 
 
 def _derived(program: Program, times_ms: list[float]) -> Program:

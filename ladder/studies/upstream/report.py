@@ -8,23 +8,32 @@ from ladder.results import store as results
 from ladder.results.types import given, head
 from ladder.stats import estimates
 from ladder.studies.upstream import source
-from ladder.studies.upstream.record import PATCHED, UPSTREAM, Patched, Ratio, Result, gpu_times
+from ladder.studies.upstream.record import PATCHED, UPSTREAM, Patched, Ratio, Result, gpu_ratio, gpu_times
 
 NAMES = {UPSTREAM: "NVIDIA's stylegan2", PATCHED: "the same, patched"}
-HEADINGS = ("step", "ms/step", "95% interval", "images/s", "allocated GiB", "status")
+HEADINGS = (
+    *("step", "ms/step", "95% interval", "GPU ms", "waits for the host", "without R1, path length"),
+    *("images/s", "allocated GiB", "status"),
+)
+RULE = "|---|---:|---|---:|---:|---:|---:|---:|---|"
 GIB = 2**30
 
 
 def cells(result: Result) -> list[tuple[str, ...]]:
+    """Return a row for each step, by the wall clock and in GPU time."""
     rows: list[tuple[str, ...]] = []
+    gpu = {side: estimates.median([*values.values()]) for side, values in gpu_times(result).items()}
     for each in result.programs:
-        ms, interval = each.step_ms, each.interval_ms
+        ms, interval, busy = each.step_ms, each.interval_ms, gpu.get(each.side)
         sizes = [r.peak_allocated_bytes for r in each.rounds if r.peak_allocated_bytes]
         rows.append(
             (
                 NAMES.get(each.side, f"ours, {each.rung}"),
-                f"{ms:.2f}" if ms else "",
+                _ms(ms),
                 f"{interval[0]:.2f}-{interval[1]:.2f}" if interval else "",
+                _ms(busy),
+                f"{_waits(ms, busy):.0f}%" if ms and busy else "",
+                _ms(_walls(result, each.side).get("main")),
                 f"{1000 * result.workload['batch'] / ms:,.0f}" if ms else "",
                 f"{max(sizes) / GIB:.2f}" if sizes else "",
                 each.status + (f": {each.reason}" if each.reason else ""),
@@ -37,7 +46,9 @@ def lines(result: Result) -> list[str]:
     """Return the speedup, the settings in force, our parity and receipts, and why not to quote them."""
     found, parity = [], result.parity
     if result.ratio:
-        found.append(f"ours is {times(result.ratio, 'as fast')}, paired by round")
+        found.append(f"ours is {times(result.ratio, 'as fast')}, by the wall clock, paired by round")
+    if ours := gpu_ratio(result):
+        found.append(f"ours, its GPU time is {times(ours, 'less')}")
     if result.patched:
         found += patched_lines(result, result.patched)
     if settings := result.programs[0].settings:
@@ -73,8 +84,7 @@ def patched_lines(result: Result, found: Patched) -> list[str]:
         both = ", ".join(
             f"{side} {estimates.median([*gpu[side].values()]):.2f}" for side in (UPSTREAM, PATCHED)
         )
-        waits = "; ".join(_waiting(result, side, gpu[side]) for side in (UPSTREAM, PATCHED))
-        made.append(f"patched, its GPU time is {times(found.gpu_ratio, 'less')}: {both} ms a step; {waits}")
+        made.append(f"patched, its GPU time is {times(found.gpu_ratio, 'less')}: {both} ms a step")
     if found.parity:
         made.append(
             f"patched: parity {found.parity.verdict} at batch {found.parity.batch}, of gradients against FP64"
@@ -83,9 +93,9 @@ def patched_lines(result: Result, found: Patched) -> list[str]:
     return made
 
 
-def _waiting(result: Result, side: str, gpu: dict[int, float]) -> str:
-    wall, busy = result.program(side).step_ms, estimates.median([*gpu.values()])
-    return f"{side} waits for the host {100 * max(0.0, 1 - busy / wall):.0f}% of the step"
+def _waits(wall: float, busy: float) -> float:
+    """Return the percentage of a step in which its GPU does nothing."""
+    return 100 * max(0.0, 1 - busy / wall)
 
 
 PHASE_HEADINGS = (
@@ -172,7 +182,7 @@ def markdown(result: Result) -> str:
         f" training/{result.source.networks}.py of [stylegan3]({source.URL}) or of a copy,"
         f" sources {result.source.digest}, as `--cfg=stylegan2 --aug=noaug`.",
         "",
-        *_marked(HEADINGS, "|---|---:|---|---:|---:|---|", cells(result)),
+        *_marked(HEADINGS, RULE, cells(result)),
         *(_marked(PHASE_HEADINGS, "|---|" + "---:|" * 9, phases) if phases else []),
         *(f"- {escaped(line)}" for line in lines(result)),
     ]

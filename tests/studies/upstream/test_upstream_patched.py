@@ -21,6 +21,7 @@ from ladder.engine.pool import Pool
 from ladder.publish.export import drop_in
 from ladder.publish.pages import studies
 from ladder.publish.pages.committed import Committed
+from ladder.publish.pages.markdown import text
 from ladder.publish.validation import validate
 from ladder.studies.upstream import examined, patched, record, report, schema, step
 from ladder.studies.upstream.record import PATCHED, UPSTREAM
@@ -314,11 +315,15 @@ def test_the_copy_has_the_drop_in_files_and_else_the_clones(clone: Path, tmp_pat
 # ---- its parts ---------------------------------------------------------------------------------------------------
 
 
+def _rows(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+
+
 @pytest.mark.slow
 def test_gpu_times_reach_the_report(finished: Path, tmp_path: Path) -> None:
     """Stored as on a GPU: profiled cycles of a step, and the runs of each phase."""
     data = only(finished)
-    for side, factor in ((0, 1.0), (1, 0.5)):
+    for side, factor in enumerate((1.0, 0.5, 0.25)):
         cycle = {"gpu_ms": 40.0 * factor, "wall_ms": 99.0, "kernels": 9.0, "sm_mhz": None}
         data["programs"][side]["rounds"][0] |= {"profiled": [cycle], "gpu_void": None}
     for program in data["programs"]:  # fewer rounds are not quoted
@@ -339,10 +344,15 @@ def test_gpu_times_reach_the_report(finished: Path, tmp_path: Path) -> None:
     assert rows["both main phases"][1] and rows["G_main"][1] == ""
     (tmp_path / "results/upstream").mkdir(parents=True)
     (tmp_path / "results/upstream/m-least.json").write_text(json.dumps(plain(result)))
-    drawn = studies.patched(Committed(tmp_path), "m").splitlines()
-    cells = [each.strip() for each in drawn[2].split("|")[1:-1]]
-    assert len(drawn) == 3 and len(drawn[0].split("|")) == len(drawn[2].split("|"))
-    assert [cells[at] for at in (1, 2, 3, 5, 6, 12)] == ["40.00", "20.00", "2.00x", "5.00x", "1.00x", "ok"]
+    drawn = _rows(studies.patched(Committed(tmp_path), "m"))
+    assert [row[1] for row in drawn] == ["phase", "---", "both main phases", *map(text, IN_ORDER)]
+    assert drawn[-1][4:7] == ["20.00", "4.00", "5.00x"] and len({len(row) for row in drawn}) == 1
+    steps = _rows(studies.upstream(Committed(tmp_path), "m"))
+    assert [row[4] for row in steps[2:]] == ["40.00", "20.00", "10.00"] and len(
+        {len(row) for row in steps}
+    ) == 1
+    assert [row[8] for row in steps[2:]] == ["", "2.00x", "4.00x"]
+    assert "ours, its GPU time is 4.00 times less (95%: 4.00-4.00)" in said
 
 
 @pytest.mark.gpu
