@@ -64,9 +64,11 @@ PREFIXES = (
     *("PYTHONMALLOC", "PYTHONDEVMODE", "PYTHONDEBUG", "PYTHONOPTIMIZE", "PYTHON_GIL", "PYTHON_JIT"),
     *("PYTHONFAULTHANDLER", "COVERAGE_PROCESS_", "NSYS_PROFILING_", "PYTHONPROFILE", "PYTHONTRACE"),
 )
-# Left out: which GPU, where files lie, which build. Either a fact of the machine, or no matter to a time.
+# Left out: which GPU, where files lie, which build; symmetric memory, which no step here uses. Either a fact of the
+# machine, or no matter to a time.
 _NO_MATTER = re.compile(
     r"CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|ARCH.*|PKG.*)|TORCH_CUDA_ARCH_LIST|TORCH_NVCC_FLAGS|TORCH_SHOW_.*|PYTORCH_BUILD.*"
+    r"|TORCH_SYMM_MEM_.*"
     r"|.*(VERSION|HOME|DIR|ROOT|FOLDER|CACHE_PATH|REDIS|HOST|PORT|ADDR|URL|USER|TOKEN|SECRET|PASSWORD|LICENSE|LIBRARY"
     r"|LIBRARIES|INCLUDE|LOGS|_KEY|MPS_PIPE_DIRECTORY|MPS_LOG_DIRECTORY|BIN|BIN_PATH|TOOLKIT|LIB_PATH)"
 )
@@ -93,6 +95,11 @@ def recorded(environ: Mapping[str, str] | None = None, without: Collection[str] 
     return {name: _published(name, found[name]) for name in names[:MOST]}
 
 
+def _that_matter(known: Mapping[str, str]) -> dict[str, str]:
+    """Return what is recorded without variables that older versions took down, too."""
+    return {name: value for name, value in known.items() if not _NO_MATTER.fullmatch(str(name))}
+
+
 def _published(name: str, value: str) -> str:
     """Return the value as it may be shown: a library's name for its path, a digest for text that is not plain."""
     if name == "LD_PRELOAD":
@@ -116,7 +123,7 @@ def refuse(device: str, environ: Mapping[str, str] | None = None) -> None:
 
 def said(recorded: Mapping[str, str] | None) -> list[str]:
     """Return a line for each variable that was set. Empty if there were none, or none are known."""
-    known = recorded if isinstance(recorded, Mapping) else {}
+    known = _that_matter(recorded if isinstance(recorded, Mapping) else {})
     return [text.display(f"measured with {name}={value}") for name, value in sorted(known.items())]
 
 
@@ -135,6 +142,6 @@ def differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[tupl
     pair = [each.get(KEY) for each in (first, other)]
     if not all(isinstance(each, Mapping) for each in pair):
         return []
-    names = sorted({*pair[0], *pair[1]})
-    rows = [(name, *(str(each.get(name, _UNSET)) for each in pair)) for name in names]
+    one, two = map(_that_matter, pair)
+    rows = [(name, str(one.get(name, _UNSET)), str(two.get(name, _UNSET))) for name in sorted({*one, *two})]
     return [row for row in rows if row[1] != row[2]]

@@ -114,10 +114,12 @@ def test_a_preloaded_library_is_named_without_its_folder():
 @pytest.mark.parametrize(
     "name",
     ["CUDA_VISIBLE_DEVICES", "CUDA_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_REDIS_HOST",
-     "CUDA_VERSION", "TORCH_HOME", "PYTORCH_BUILD_NUMBER"],
+     "CUDA_VERSION", "TORCH_HOME", "PYTORCH_BUILD_NUMBER", "TORCH_SYMM_MEM_DISABLE_MULTICAST"],
 )  # fmt: skip
 def test_which_gpu_and_where_files_lie_are_not_recorded(name):
     assert environment.recorded({name: "GPU-12345678"}) == {}
+    older = {environment.KEY: {name: "GPU-12345678"}}  # as a version that took it down has stored it
+    assert environment.said(older[environment.KEY]) == [] == environment.differences(older, {environment.KEY: {}})
 
 
 COMMANDS = {
