@@ -91,14 +91,12 @@ def test_what_contradicts_itself_is_one_line(words: tuple[str, ...], says: str, 
     assert not any(tmp_path.iterdir())
 
 
-def test_mistakes_take_three_generations_of_one_cycle_by_default() -> None:
-    assert climb.with_defaults(request(), "mistakes") == request(rounds=3, cycles=1)
-    assert climb.with_defaults(request(budget=30.0), "mistakes") == request(budget=30.0, cycles=1)
-    assert climb.with_defaults(request(rounds=5, cycles=2), "mistakes") == request(rounds=5, cycles=2)
+def test_mistakes_take_a_budget_of_their_own_unless_asked_otherwise() -> None:
+    assert climb.with_defaults(request(), "mistakes") == request(budget=8.0)
+    for asked in (request(budget=30.0), request(rounds=5), request(quick=True)):
+        assert climb.with_defaults(asked, "mistakes") == asked
     for mode in ("cumulative", "levers", "recipe"):
         assert climb.with_defaults(request(), mode) == request()
-    resumed = request(resume=Path("x.json"))
-    assert climb.with_defaults(resumed, "mistakes") == resumed
 
 
 @pytest.fixture(scope="module")
