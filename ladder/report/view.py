@@ -201,11 +201,10 @@ def _row(rung: RungResult, article_base: float | None, on_cpu: bool, top: TopGai
     below = given(gain.below) if gain else None
     gpu = _gpu_time(rung, top, mode) if ok else None
     wall = Seen(rung.verdict or "", previous, below)
-    work = gpu.seen if gpu else Seen()
     if mode in modes.STUDIES:
-        said = entries.sentence(mode, rung.name, work, wall, _waits(rung))
+        said = entries.sentence(mode, rung.name, gpu.seen if gpu else Seen(), wall, _waits(rung))
     else:
-        said = _sentence(work, wall, _waits(rung), whole)
+        said = _sentence(gpu.seen if gpu else Seen(), wall, _waits(rung), whole)
     return Row(
         name=plain(rung.name),
         title=plain(rung.title),
