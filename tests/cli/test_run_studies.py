@@ -15,6 +15,7 @@ from ladder.engine import inspection
 from ladder.engine import run as measure
 from ladder.plan import catalog, modes, needs
 from ladder.results import check
+from ladder.stats import rounds_budget
 from tests.support.small import LITTLE
 
 NO_GPU = dict.fromkeys(needs.NEEDS, "needs a CUDA GPU") | {"bf16": None}
@@ -97,6 +98,16 @@ def test_mistakes_take_a_budget_of_their_own_unless_asked_otherwise() -> None:
         assert climb.with_defaults(asked, "mistakes") == asked
     for mode in ("cumulative", "levers", "recipe"):
         assert climb.with_defaults(request(), mode) == request()
+
+
+@pytest.mark.parametrize(("inspected_s", "cycles"), [(57.0, 2), (139.0, 1)], ids=["warm", "cold"])
+def test_mistakes_keep_two_passes_where_three_generations_of_them_fit(
+    inspected_s: float, cycles: int
+) -> None:
+    """Sixteen eager processes of a slow host: a generation of two passes takes some 128 s."""
+    limit, round_s = 60 * rounds_budget.MISTAKES_MINUTES, 128.0
+    spent = inspected_s + round_s
+    assert cycles == rounds_budget.fitting_cycles(2, 1, budget_s=limit, spent_s=spent, round_s=round_s)
 
 
 @pytest.fixture(scope="module")
