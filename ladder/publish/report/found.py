@@ -150,7 +150,10 @@ def find(paths: Sequence[Path], results: Path, price: float | None = None) -> Fo
             raise UserError(f"{each.path}: of another machine or workload than {main[0]} ({of})")
     given = {each.kind for each in named}
     beside = [each for each in _beside(main[1], results) if each.kind not in given]
-    studies = _named_studies(main, runs) or _studies(main[1], _stored_studies(main[1], results))
+    studies = _named_studies(main, runs)
+    modes_named = {ranking.mode(each[1]) for each in studies}
+    stored = _studies(main[1], _stored_studies(main[1], results))
+    studies += tuple(each for each in stored if ranking.mode(each[1]) not in modes_named)
     return Found(chosen.staircase, chosen.left_out, chosen.whose, (*named, *beside), price, studies)
 
 

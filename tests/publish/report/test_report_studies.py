@@ -147,7 +147,12 @@ def test_a_named_study_is_of_the_machine_and_workload_of_the_page(
 ) -> None:
     path = tmp_path / "article-mistakes-20261126T101500Z.json"
     store.write(path, of_study(machine, "mistakes", made_up_study.TIMES))
-    assert [each[0] for each in found.find([RUN, path], tmp_path).studies] == [path]
+    levers = tmp_path / "ladder" / machine["name"] / "article-levers-20261126T101500Z.json"
+    for stored in (levers, levers.with_stem("article-mistakes-20261126T101600Z")):
+        mode = stored.stem.split("-")[1]
+        times = made_up_study.MODELS if mode == "levers" else made_up_study.TIMES
+        store.write(stored, of_study(machine, mode, times))
+    assert [each[0] for each in found.find([RUN, path], tmp_path).studies] == [path, levers]
     with pytest.raises(UserError, match="a run of --mode mistakes; name a staircase"):
         found.find([path], tmp_path)
     store.write(path, made_up_study.study("mistakes", made_up_study.TIMES))
