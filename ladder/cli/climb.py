@@ -107,7 +107,7 @@ def _measured(
         click.echo(f"warning: {warning}", err=True)
     asked = request.quick, request.rounds, request.budget
     able = sum(rung.recipe is not None for rung in planned)
-    share = expecting.ONE_CYCLE if mode == modes.MISTAKES else 1.0
+    share = expecting.EAGER if mode == modes.MISTAKES else 1.0
     line = expecting.first_line(folder, name, device, able, asked, request.resume, share)
     first = progress.First(line, quiet)
     pictures = prepare_images(request.data or workload["data"], workload, quiet, first)
@@ -188,12 +188,11 @@ def laid_out(
 
 
 def with_defaults(request: Request, mode: str) -> Request:
-    """Return the request with the defaults of a mode of many eager entries: three generations of one cycle."""
-    if mode != modes.MISTAKES or request.resume is not None:
+    """Return the request with the budget of its mode, if nothing else says how long to measure."""
+    given = request.quick or request.rounds is not None or request.budget is not None
+    if mode != modes.MISTAKES or given:
         return request
-    given = request.quick or request.budget is not None
-    rounds = request.rounds if request.rounds is not None or given else budget.LEAST_ROUNDS
-    return dataclasses.replace(request, rounds=rounds, cycles=request.cycles or 1)
+    return dataclasses.replace(request, budget=budget.MISTAKES_MINUTES)
 
 
 def show_interim(path: Path, before: list[str]) -> None:

@@ -19,7 +19,7 @@ USUAL_S = {
     "cuda": 14.0,
 }  # of a run, for each visit: on two cores without BF16 arithmetic, on an H100
 QUICK_ROUNDS = 3
-ONE_CYCLE = 0.55  # of a usual visit's seconds, if one cycle is timed and hardly anything profiled
+EAGER = 0.5  # of a usual visit's seconds, if nothing is captured and hardly anything profiled
 
 
 def visit_seconds(folder: Path, workload: str) -> float | None:

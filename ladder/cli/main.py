@@ -85,15 +85,13 @@ Examples:
     "--budget",
     metavar="MINUTES",
     type=options.FloatRange(0, min_open=True),
-    help="Time for measuring; generations and cycles are fitted to it. [default: 10]",
+    help="Time for measuring; generations and cycles are fitted to it. [default: 10; mistakes: 8]",
 )
-@options.rounds_option(
-    1, "Exact number of generations. [default: 3 to 12, as the budget allows; quick, mistakes: 3]"
-)
+@options.rounds_option(1, "Exact number of generations. [default: 3 to 12, as the budget allows; quick: 3]")
 @click.option(
     "--cycles",
     type=options.IntRange(1, 1000),
-    help="Timed 16-step cycles of each process. [default: 2; quick, mistakes: 1]",
+    help="Timed 16-step cycles of each process. [default: 2; quick: 1]",
 )
 @options.seed_option("weights, latents, and the order of images and visits", default=None)
 @click.option(

@@ -223,7 +223,7 @@ class _Run(RunState):
                 main=costs and name not in self.twins,
                 lazy=costs and name in (names[0], names[-1]),
                 prove=self.inspects and not self.is_patched(name),
-                profiled=self.profiled(name, number),
+                profiled=self.profiled(),
                 kinds=self.protocol["mode"] == modes.MISTAKES,
                 variant=self.named(name),
             )

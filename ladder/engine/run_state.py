@@ -73,15 +73,12 @@ class RunState:
         variant = self.variants.get(name)
         return variant is not None and variant.patched
 
-    def profiled(self, name: str, number: int) -> int:
-        """Return how many cycles a process of a generation is profiled for.
+    def profiled(self) -> int:
+        """Return how many cycles each process is profiled for.
 
-        GPU time repeats within a percent. Eager steps of many mistakes are profiled in the first generation alone, and
-        only a few of them.
+        GPU time repeats within 0.3%. One cycle of each of many mistakes is enough, and made of a few steps.
         """
-        if self.protocol["mode"] != modes.MISTAKES:
-            return PROFILED
-        return int(number == 0 and name not in self.twins)
+        return 1 if self.protocol["mode"] == modes.MISTAKES else PROFILED
 
     def is_due(self, name: str, number: int | None) -> bool:
         """Return whether a rung lacks this visit. A rung that is out of the run lacks none, nor does its twin."""

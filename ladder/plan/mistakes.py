@@ -56,7 +56,7 @@ MISTAKES = (
     Mistake(
         "fp16_unmonitored",
         "FP16 without loss scale and check",
-        "FP16 takes the time of BF16; lost gradients and NaN stay unseen",
+        "no loss is scaled and no number checked, so lost gradients and NaN stay unseen",
         {"precision": "fp16"},
         ("cuda",),
         exempt="without a loss scale gradients vanish or overflow",

@@ -1,32 +1,31 @@
-"""The columns of a study: entries that each stand beside the first one, in times of its step."""
+"""The columns of a study: entries that each stand beside the first one, in times of that one by either clock."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
-from ladder.base.text import amount, bounds, factor, ms
+from ladder.base.text import amount, ms
 from ladder.plan import modes
-from ladder.report.view import Row, View
-from ladder.results.words import Seen, word
+from ladder.report.view import GpuTime, Row, View
 
 MARKED = "each entry trains another model; none is an optimization, and none counts in a ladder"
 ABOUT = {
-    modes.MISTAKES: "times: the step of the clean entry is 1; GPU ms: profiled in the first generation",
-    modes.LEVERS: f"times: the step of the unchanged model is 1; {MARKED}",
+    modes.MISTAKES: "times: the clean entry is 1, by either clock; GPU ms: from one step of each kind",
+    modes.LEVERS: f"times: the unchanged model is 1, by either clock; {MARKED}",
 }
+Column = tuple[str, Callable[[Row], str]]
 
 
-def columns(shown: View) -> list[tuple[str, Callable[[Row], str]]]:
-    """Return (heading, cell of a row) of a study's table, without those for memory and checks."""
-    first = shown.rows[0] if shown.rows else None
+def columns(shown: View, clocks: Iterable[Column]) -> list[Column]:
+    """Return (heading, cell of a row) of a study's table, without those for memory and checks.
+
+    Args:
+        clocks: the columns of a ladder's table that tell what a rung gains.
+    """
     several = len({row.cost.updates for row in shown.rows}) > 1  # images a step
     return [
-        (shown.versus, lambda r: factor(inverse(r.seen).ratio)),
-        ("interval", lambda r: bounds(turned(r.gain)).rstrip("x")),
-        ("verdict", lambda r: word(r.seen)),
-        ("GPU ms", lambda r: ms(r.gpu.ms) if r.gpu else ""),
-        ("times (GPU)", lambda r: factor(by_gpu(r, first))),
-        ("waits, ms", lambda r: ms(r.gpu.waiting_ms) if r.gpu else ""),
+        *((heading, _turning(cell, shown)) for heading, cell in clocks),
         ("ms/image", lambda r: ms(r.cost.image_ms) if several else ""),
         ("images/s", lambda r: amount(r.images_per_s)),
         ("GFLOP/step", lambda r: amount(r.cost.flops and r.cost.flops / 1e9)),
@@ -34,18 +33,31 @@ def columns(shown: View) -> list[tuple[str, Callable[[Row], str]]]:
     ]
 
 
-def inverse(seen: Seen) -> Seen:
-    """Return an answer with how many times the first entry's time an entry takes, not how many times faster it is."""
-    return Seen(seen.verdict, 1 / seen.ratio if seen.ratio else None, seen.below)
+def _turning(cell: Callable[[Row], str], shown: View) -> Callable[[Row], str]:
+    return lambda row: cell(told(row, shown))
+
+
+def told(row: Row, shown: View) -> Row:
+    """Return a row as tables, charts and pages tell it.
+
+    A study has answers in times of the first entry: above 1 takes longer. The rows of a ladder stay as they are.
+    """
+    if not shown.is_study:
+        return row
+    gpu = row.gpu and _turned_work(row.gpu, shown.rows[0].gpu if row is not shown.rows[0] else None)
+    return replace(row, previous=_inverse(row.previous), gain=turned(row.gain), gpu=gpu)
+
+
+def _turned_work(work: GpuTime, first: GpuTime | None) -> GpuTime:
+    """Return GPU time in times of the first entry's. Files of before it was judged know the two times alone."""
+    ratio = _inverse(work.previous) if work.verdict else work.ms / first.ms if first else None
+    return replace(work, previous=ratio, gain=turned(work.gain))
+
+
+def _inverse(ratio: float | None) -> float | None:
+    return 1 / ratio if ratio else None
 
 
 def turned(interval: tuple[float, float] | None) -> tuple[float, float] | None:
     """Return an interval of factors as that of their inverse."""
     return (1 / interval[1], 1 / interval[0]) if interval else None
-
-
-def by_gpu(row: Row, first: Row | None) -> float | None:
-    """Return how many times the GPU's work of the first entry an entry has."""
-    if first is None or first is row or not (row.gpu and first.gpu):
-        return None
-    return row.gpu.ms / first.gpu.ms

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ladder.base.text import plain
 from ladder.plan import levers, mistakes, modes
 from ladder.report.sentences import of_step
+from ladder.report.sentences import sentence as of_both
 from ladder.results.types import RungResult
 from ladder.results.words import Seen
 
@@ -21,9 +22,12 @@ def why(mode: str, name: str) -> str:
     )
 
 
-def sentence(mode: str, name: str, wall: Seen) -> str:
-    """Return one sentence on an entry, without the full stop: `the step is 1.2x slower: REASON`."""
-    said, reason = of_step(wall), why(mode, name)
+def sentence(mode: str, name: str, gpu: Seen, wall: Seen, waits: bool) -> str:
+    """Return one sentence on an entry, without the full stop: `the GPU's work is ...; the step is ...: REASON`.
+
+    Files of before GPU time was judged tell the step alone.
+    """
+    said, reason = of_both(gpu, wall, waits) if gpu.verdict else of_step(wall), why(mode, name)
     return f"{said}: {reason}" if said and reason else said
 
 

@@ -253,13 +253,11 @@ def _gains(shown: View, theme: Theme) -> list[Column]:
     """Return the columns of what each rung gains: by GPU time and by the step's time, a line each."""
     around = bounds if shown.generations or shown.has_gpu_time else between
     clocks, words, intervals = [], [], []
-    for row in shown.rows:
+    for row in (beside.told(row, shown) for row in shown.rows):
         found = [("step", row.seen, row.gain)]
         if shown.has_gpu_time:
             gpu = row.gpu
             found.insert(0, ("GPU", gpu.seen if gpu else Seen(), gpu.gain if gpu else None))
-        if shown.is_study:  # times of the first entry's step
-            found = [(clock, beside.inverse(seen), beside.turned(gain)) for clock, seen, gain in found]
         said = [answer(seen) for _, seen, _ in found]
         clocks.append(
             [Line(clock if text else "", theme.muted) for (clock, *_), text in zip(found, said, strict=True)]

@@ -58,14 +58,15 @@ def duration(result: Result) -> list[str]:
     rounds = [made for each in sources.records(result) for made in each.rounds]
     if not result.seconds or not rounds:
         return []
-    share = sum(map(_cycles_s, rounds)) / result.seconds
+    whole = result.protocol.mode != modes.MISTAKES  # which profiles a few steps in place of a cycle
+    share = sum(_cycles_s(made, whole) for made in rounds) / result.seconds
     took = f"the run took {result.seconds / 60:.1f} minutes"
     if result.first_table_s is not ABSENT:
         took += f", its first table {result.first_table_s / 60:.1f}"
     return [f"{took}; cycles of a rung (drained, timed or profiled) ran in {100 * share:.0f}% of them"]
 
 
-def _cycles_s(made: Round) -> float:
-    """Return the seconds in which cycles of a process ran, one process at a time."""
-    profiled = sum(cycle.wall_ms for cycle in made.profiled or ()) + (made.main_ms or 0)
-    return (made.visit_s or 0) + profiled * CYCLE_STEPS / 1000
+def _cycles_s(made: Round, whole: bool) -> float:
+    """Return the seconds in which cycles of a process ran, one at a time; profiled ones if they were `whole`."""
+    profiled = sum(cycle.wall_ms for cycle in made.profiled or ()) if whole else 0.0
+    return (made.visit_s or 0) + (profiled + (made.main_ms or 0)) * CYCLE_STEPS / 1000

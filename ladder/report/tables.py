@@ -42,11 +42,12 @@ def columns_of(shown: View) -> list[tuple[str, Any]]:
         ("ms/step", lambda r: ms(r.step_ms) if r.status == "ok" else r.status),
         ("95% interval", lambda r: f"{ms(r.interval[0])}-{ms(r.interval[1])}" if r.interval else ""),
     ]
+    clocks = _two_clocks(shown) if shown.has_gpu_time else _one_clock(shown, around)
     if shown.is_study:
-        return _filled(shown, [*step, *beside.columns(shown), *_checked_and_memory(shown)])
+        return _filled(shown, [*step, *beside.columns(shown, clocks), *_checked_and_memory(shown)])
     columns = [
         *step,
-        *(_two_clocks(shown) if shown.has_gpu_time else _one_clock(shown, around)),
+        *clocks,
         ("gain at top", lambda r: "" if leave_out else shown_top(r)),
         ("at the top", lambda r: "" if leave_out else around(r.top_interval)),
         ("at the top (GPU)", lambda r: "" if leave_out or not r.gpu else fine_factor(r.gpu.top_gain)),
@@ -157,7 +158,7 @@ DEVICE_ADDED = (
 LEAST_IMPORTANT = (
     "95% interval", "allocated GiB", "article ms", "main ms", "at the top", "total interval", "interval", "images/s",
     "reserved GiB", "host bound", "device GiB", "rejected", "gain at top", "receipts", "parity", "article total",
-    "peak RSS, GiB", "in force", "waits, ms", "total (GPU)", "at the top (GPU)", "interval (step)", "interval (GPU)",
+    "peak RSS, GiB", "in force", "total (GPU)", "at the top (GPU)", "interval (step)", "interval (GPU)",
     "total",
 )  # fmt: skip
 

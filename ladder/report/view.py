@@ -202,7 +202,7 @@ def _row(rung: RungResult, article_base: float | None, on_cpu: bool, top: TopGai
     gpu = _gpu_time(rung, top, mode) if ok else None
     wall = Seen(rung.verdict or "", previous, below)
     if mode in modes.STUDIES:
-        said = entries.sentence(mode, rung.name, wall)
+        said = entries.sentence(mode, rung.name, gpu.seen if gpu else Seen(), wall, _waits(rung))
     else:
         said = _sentence(gpu.seen if gpu else Seen(), wall, _waits(rung), whole)
     return Row(

@@ -80,16 +80,11 @@ def judge(result: Result) -> Result:
         judged[rung.name] = replace(rung, kind=kind, total_interval=total, **_NOTHING)
     for name, verdict, gain in _answers(result, wall):
         judged[name] = replace(judged[name], verdict=verdict, gain=gain)
-    for name, verdict, gain in _answers(result, gpu) if judges_gpu_time(result) else []:
+    for name, verdict, gain in _answers(result, gpu):
         judged[name] = replace(judged[name], gpu_verdict=verdict, gpu_gain=gain)
     return replace(
         result, rungs=list(judged.values()), noise=_noise(result, wall), gpu_noise=_noise(result, gpu)
     )
-
-
-def judges_gpu_time(result: Result) -> bool:
-    """Return whether GPU time has verdicts. `mistakes` profiles one generation alone."""
-    return result.protocol.mode != modes.MISTAKES
 
 
 _NOTHING: dict[str, None] = dict.fromkeys(("verdict", "gain", "gpu_verdict", "gpu_gain"))
@@ -178,7 +173,7 @@ def wants_generations(result: Result) -> bool:
     """
     result = derive.derive(result)
     wall, gpu = measured(result)
-    of = gpu if gpu.kinds and judges_gpu_time(result) else wall
+    of = gpu if gpu.kinds else wall
     done = max((group.generations for group in of.groups.values()), default=0)
     return answers.wants_generations(done, [of.difference(*pair) for _, *pair in pairs(result)])
 

@@ -1,6 +1,6 @@
 """The number of rounds in a run: pure functions of seconds and widths, so that their decisions can be tested."""
 
-MINUTES = 10.0
+MINUTES, MISTAKES_MINUTES = 10.0, 8.0
 LEAST_ROUNDS, MOST_ROUNDS = 3, 12  # the least even beyond the budget: two are no basis for an interval
 
 

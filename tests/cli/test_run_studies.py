@@ -15,6 +15,7 @@ from ladder.engine import inspection
 from ladder.engine import run as measure
 from ladder.plan import catalog, modes, needs
 from ladder.results import check
+from ladder.stats import rounds_budget
 from tests.support.small import LITTLE
 
 NO_GPU = dict.fromkeys(needs.NEEDS, "needs a CUDA GPU") | {"bf16": None}
@@ -91,14 +92,22 @@ def test_what_contradicts_itself_is_one_line(words: tuple[str, ...], says: str, 
     assert not any(tmp_path.iterdir())
 
 
-def test_mistakes_take_three_generations_of_one_cycle_by_default() -> None:
-    assert climb.with_defaults(request(), "mistakes") == request(rounds=3, cycles=1)
-    assert climb.with_defaults(request(budget=30.0), "mistakes") == request(budget=30.0, cycles=1)
-    assert climb.with_defaults(request(rounds=5, cycles=2), "mistakes") == request(rounds=5, cycles=2)
+def test_mistakes_take_a_budget_of_their_own_unless_asked_otherwise() -> None:
+    assert climb.with_defaults(request(), "mistakes") == request(budget=8.0)
+    for asked in (request(budget=30.0), request(rounds=5), request(quick=True)):
+        assert climb.with_defaults(asked, "mistakes") == asked
     for mode in ("cumulative", "levers", "recipe"):
         assert climb.with_defaults(request(), mode) == request()
-    resumed = request(resume=Path("x.json"))
-    assert climb.with_defaults(resumed, "mistakes") == resumed
+
+
+@pytest.mark.parametrize(("inspected_s", "cycles"), [(57.0, 2), (139.0, 1)], ids=["warm", "cold"])
+def test_mistakes_keep_two_passes_where_three_generations_of_them_fit(
+    inspected_s: float, cycles: int
+) -> None:
+    """Sixteen eager processes of a slow host: a generation of two passes takes some 128 s."""
+    limit, round_s = 60 * rounds_budget.MISTAKES_MINUTES, 128.0
+    spent = inspected_s + round_s
+    assert cycles == rounds_budget.fitting_cycles(2, 1, budget_s=limit, spent_s=spent, round_s=round_s)
 
 
 @pytest.fixture(scope="module")

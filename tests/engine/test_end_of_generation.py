@@ -1,5 +1,6 @@
 """The end of a generation: profiles, the proof of the timed step, and the next server."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from ladder.engine.gpu_time import beyond
 from ladder.engine.pool import Worker, WorkerFailure
 from ladder.engine.rounds import Interleaved
 from ladder.engine.visit import Visits
+from ladder.plan import modes
 from tests.support.fake_runs import FAKE, by_name, run, stored
 
 
@@ -79,6 +81,29 @@ def test_profiled_cycles_that_do_not_count_are_recorded_once_more(
     assert found["a"]["rounds"][0]["gpu_void"] is None
     assert found["b"]["rounds"][0]["gpu_void"] == "profiled cycles launched 9 and 8 kernels"
     assert seen.count(("b", "profile record")) >= 2 and found["b"]["step_ms"]
+
+
+def test_each_process_of_mistakes_is_profiled_for_one_short_cycle_and_judged_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three generations of the entries and of the twin: so the GPU's work gets a verdict, too."""
+    work, asked = {"clean": 65.0, "slow": 72.0, "waits": 65.0}, []
+
+    def answer(worker: Worker, part: str, cycles: int = 0, **_: Any) -> dict[str, Any]:
+        if part == "load":
+            return {}
+        asked.append((worker.named, part, cycles))  # type: ignore[attr-defined]
+        cycle = {"gpu_ms": work[worker.named] + len(asked) / 1000, "wall_ms": 170.0, "kernels": 3044.0}  # type: ignore[attr-defined]
+        return {"cycles": [cycle], "gpu_void": None}
+
+    commands(monkeypatch, {"profile": answer})
+    result = run(tmp_path, {name: {} for name in work}, rounds=3, mode=modes.MISTAKES)
+    assert Counter(asked) == {(name, "kinds", 1): 6 if name == "clean" else 3 for name in work}
+    found = by_name(result)
+    assert found["slow"]["gpu_verdict"] == "slower" and found["waits"]["gpu_verdict"] == "less than"
+    assert found["slow"]["gpu_gain"]["against"] == "clean" and len(found["slow"]["gpu_gain"]["interval"]) == 2
+    assert all(len(each["profiled"]) == 1 for rung in result["twins"] for each in rung["rounds"])
+    assert stored(tmp_path) == result
 
 
 @pytest.mark.parametrize(

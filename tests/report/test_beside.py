@@ -1,66 +1,26 @@
 """Results of `mistakes`, `levers` and `recipe`: judged beside the first entry, shown, validated, and no staircase."""
 
-import random
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ladder.base.errors import UserError
-from ladder.plan import levers, mistakes
+from ladder.plan import mistakes
 from ladder.publish import gallery
 from ladder.publish.pages import ladders
 from ladder.publish.pages.committed import Committed
-from ladder.report import beside, chart, entries, tables
+from ladder.report import beside, chart, entries, panels, tables
 from ladder.report.view import Row, View, view
 from ladder.results import check, judging, ranking
 from ladder.results import store as results
 from ladder.results.combine import nearest
 from ladder.results.types import Result, build
 from ladder.results.words import Seen
-from tests.support import made_up, typed
+from tests.support.made_up_study import MODELS, TIMES, study
 
-TIMES = {"clean": 70.0, "item_each_step": 84.0, "fp16_unmonitored": 70.4, "n_critic_5": 350.0}
-MODELS = {"unchanged": 26.0, "separable": 13.0, "half_width": 11.0}
-
-
-def study(mode: str, times: dict[str, float], seed: int = 0) -> dict[str, Any]:
-    """A judged result of a study, with GPU times in the first generation alone where that is so."""
-    rng = random.Random(seed)
-    known = {m.name: m for m in mistakes.MISTAKES}
-    made = made_up.result([made_up.rung(name, ms, 0.3) for name, ms in times.items()])
-    made["protocol"]["mode"] = mode
-    made["ladder"] |= {"name": mode, "title": mistakes.TITLE if mode == "mistakes" else levers.TITLE}
-    made["workload"] |= {"channel_base": 16384}
-    for record in made["rungs"]:
-        name, first = record["name"], record is made["rungs"][0]
-        record["inspection"] = {"error": None} | (
-            {"flops": 2.9e12, "parameters": 48_000_000} if mode == "levers" else {}
-        )
-        record["receipts"] = {name: {"engaged": True, "lines": ["calls: 2 a step"]}}
-        exempt = known[name].exempt if name in known else None if first else levers.EXEMPT
-        work = {"convolution": "separable"} if name == "separable" else {}
-        updates = known[name].updates if name in known else 1
-        if not (first and mode == "mistakes"):
-            record["variant"] = {"exempt": exempt, "updates": updates, "workload": work}
-        record["rounds"] = rounds(record["step_ms"], rng, 1 if mode == "mistakes" else 3)
-        record["host_bound"] = None
-    twin = judging.new_twin(made["rungs"][0])
-    made["twins"] = [twin]
-    twin.update(status="ok", rounds=rounds(made["rungs"][0]["step_ms"], rng, 1))
-    typed.derived(made)
-    typed.judged(made)
-    return made
-
-
-def rounds(ms: float, rng: random.Random, profiled: int) -> list[dict[str, Any]]:
-    found = made_up.rounds(ms, 0.3, rng)[:3]
-    for number, each in enumerate(found):
-        each["passes"] = list(range(len(each["samples_ms"])))
-        if number < profiled:
-            each["profiled"] = [{"gpu_ms": ms * 0.6, "wall_ms": ms, "kernels": 900.0, "sm_mhz": None}]
-            each["gpu_void"] = None
-    return found
+FIVE = re.compile(r"(4\.9|5\.0)\dx slower")  # times the clean step, but for the noise
 
 
 @pytest.fixture(scope="module")
@@ -76,21 +36,78 @@ def cells(shown: View, row: Row) -> dict[str, str]:
     return {heading: cell(row) for heading, cell in tables.columns_of(shown)}
 
 
-def test_a_mistake_is_told_in_times_of_the_clean_step(made: dict[str, Any]) -> None:
+def test_a_mistake_is_told_in_times_of_the_clean_step_by_both_clocks(made: dict[str, Any]) -> None:
     result = build(Result, made)
     shown = view(result)
-    item = rows(shown)["item_each_step"]
     assert judging.pairs(result) == [(name, "clean", name) for name in TIMES if name != "clean"]
-    told = cells(shown, item)
-    assert told["times clean"] == "1.20x" and told["verdict"] == "slower" and told["times (GPU)"] == "1.20x"
-    low, high = map(float, told["interval"].split("-"))
-    assert low < 1.2 < high
-    assert item.sentence == (
-        "the step is 1.20x slower: to read a loss the CPU waits for the GPU, which then waits for the next launches"
+    told = cells(shown, rows(shown)["n_critic_5"])
+    assert FIVE.fullmatch(told["times clean (step)"]) and told["times clean (GPU)"] == "2.14x slower"
+    low, high = map(float, told["interval (GPU)"].split("-"))
+    assert 2.1 < low < 90 / 42 < high < 2.2
+    low, high = map(float, told["interval (step)"].split("-"))
+    assert low < 5 < high
+    told = cells(shown, rows(shown)["fp16_unmonitored"])
+    assert told["times clean (GPU)"] == "0.82x faster" and told["times clean (step)"].startswith("less than ")
+    assert (
+        told["in force"] == "ok"
+        and told["GPU ms"].startswith("34.")
+        and told["waiting (ms)"].startswith("36.")
     )
-    assert told["in force"] == "ok" and told["GPU ms"] == "50.40" and told["waits, ms"]
-    assert item.gpu is not None and not item.gpu.verdict  # one generation was profiled
+    assert rows(shown)["fp16_unmonitored"].sentence.startswith(
+        "the GPU's work is 1.22x faster; the step shows less"
+    )
     assert shown.baseline == "clean" and not any("speedups refer" in each for each in shown.remarks)
+    assert "GPU time: noise floor" in "\n".join(tables.lines_below(shown))
+
+
+def test_a_mistake_that_only_makes_the_cpu_wait_has_equal_work_and_a_longer_step(
+    made: dict[str, Any],
+) -> None:
+    shown = view(build(Result, made))
+    item = rows(shown)["item_each_step"]
+    assert item.gpu is not None and item.gpu.verdict == "less than"
+    work, rest = item.sentence.split("; ")
+    assert re.fullmatch(r"the GPU's work shows less than 0\.\d+% difference", work)
+    assert rest == (
+        "the step is 1.20x slower, because the GPU waits longer: "
+        "to read a loss the CPU waits for the GPU, which then waits for the next launches"
+    )
+
+
+def test_a_step_that_its_host_hides_leaves_the_gpu_s_work_to_tell() -> None:
+    """The step of a real host: 31% of difference are possible. The GPU's work is known within a percent."""
+    work = Seen("slower", 1 / 1.13), Seen("less than", 1 / 1.1, 0.27)
+    assert entries.sentence("mistakes", "nchw_left_in", *work, waits=True) == (
+        "the GPU's work is 1.13x slower; the step shows less than 31% difference, the CPU sets the pace: "
+        "each block's result is copied to NCHW, and the next convolution copies it back"
+    )
+
+
+def test_an_older_file_has_the_ratio_of_gpu_times_without_a_verdict() -> None:
+    """Its GPU times are of one generation, and nothing in it was judged by them."""
+    data = study("mistakes", TIMES, profiled=1)
+    assert {rung["gpu_verdict"] for rung in data["rungs"][1:]} == {"too few generations"}
+    for rung in data["rungs"]:
+        rung |= {"gpu_verdict": None, "gpu_gain": None}
+    assert check.problem_of(data) is None
+    shown = view(build(Result, data))
+    told = cells(shown, rows(shown)["n_critic_5"])
+    assert told["times clean (GPU)"] == "2.14x" and "interval (GPU)" not in told
+    assert FIVE.match(rows(shown)["n_critic_5"].sentence.removeprefix("the step is "))
+
+
+def test_without_a_gpu_one_clock_is_told() -> None:
+    shown = view(build(Result, study("mistakes", TIMES, profiled=0)))
+    told = cells(shown, rows(shown)["n_critic_5"])
+    assert FIVE.fullmatch(f"{told['times clean']} {told['verdict']}") and "GPU ms" not in told
+
+
+def test_the_picture_of_a_study_turns_the_answers_of_both_clocks(made: dict[str, Any]) -> None:
+    columns = panels.columns_of(view(build(Result, made)))
+    words = {column.heading: [line.text for line in column.cells[3]] for column in columns}
+    assert words["times clean"][0] == "2.14x slower" and FIVE.fullmatch(words["times clean"][1])
+    assert words[""] == ["GPU", "step"]
+    assert [float(each.split("-")[0]) > 2 for each in words["interval"]] == [True, True]
 
 
 def test_updates_of_d_are_told_per_update_of_g_and_per_image(made: dict[str, Any]) -> None:
@@ -108,7 +125,7 @@ def test_updates_of_d_are_told_per_update_of_g_and_per_image(made: dict[str, Any
 def test_levers_are_marked_and_have_flops_and_parameters() -> None:
     shown = view(build(Result, study("levers", MODELS)))
     told = cells(shown, rows(shown)["separable"])
-    assert told["times unchanged"] == "0.50x" and told["verdict"] == "faster"
+    assert told["times unchanged (step)"] == told["times unchanged (GPU)"] == "0.50x faster"
     assert told["GFLOP/step"] == "2,900" and told["parameters, M"] == "48.0" and "total" not in told
     below = "\n".join(tables.lines_below(shown))
     assert beside.MARKED in below and "no optimizations" in shown.title
@@ -167,15 +184,13 @@ def test_no_staircase_is_made_of_a_study(mode: str, tmp_path: Path, monkeypatch:
 
 def test_foreign_names_and_first_entries_have_no_reason() -> None:
     assert entries.why("mistakes", "clean") == entries.why("levers", "x") == entries.why("solo", "bf16") == ""
-    assert entries.sentence("levers", "half_width", Seen()) == ""
-    assert (
-        entries.sentence("mistakes", "clean", Seen("too few generations"))
-        == "too few generations for a verdict"
-    )
+    assert entries.sentence("levers", "half_width", Seen(), Seen(), waits=True) == ""
+    few = Seen("too few generations")
+    assert entries.sentence("mistakes", "clean", few, few, waits=True) == "too few generations for a verdict"
 
 
 def test_a_document_s_table_has_every_entry_and_its_sentence(made: dict[str, Any], tmp_path: Path) -> None:
     results.write(tmp_path / "results/ladder/nvidia-h200/article-mistakes-20261121T101500Z.json", made)
     text = ladders.beside(Committed(tmp_path), "nvidia-h200/article/mistakes/mistakes")
-    assert "| entry | ms/step |" in text and "1.20x" in text
-    assert "- item\\_each\\_step: the step is 1.20x slower: to read a loss" in text
+    assert "| entry | ms/step |" in text and "| times clean (GPU) |" in text and "| 1.20x slower |" in text
+    assert "difference; the step is 1.20x slower, because the GPU waits longer: to read a loss" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,7 @@ class Found:
     whose: str  # a line on the machine that measured
     files: tuple[File, ...] = ()
     price: float | None = None  # of an hour
+    studies: tuple[Stored, ...] = ()  # runs of mistakes and of levers, one of each mode
 
     @property
     def main(self) -> Result:
@@ -90,7 +92,7 @@ class Found:
     @property
     def raw(self) -> dict[str, Plain]:
         """The data of all files, by the name of each."""
-        runs = [each for each in (self.staircase, self.left_out) if each]
+        runs = [each for each in (self.staircase, self.left_out, *self.studies) if each]
         return {short(path): data_of(result) for path, result in runs} | {
             each.name: each.data for each in self.files
         }
@@ -116,13 +118,15 @@ def around(staircase: Stored, others: Sequence[Stored], results: Path) -> Found:
 
     Args:
         staircase: the run with its file.
-        others: runs among which the leave-one-out run is looked for.
+        others: runs among which the leave-one-out run and the studies are looked for.
         results: the folder of results of other kinds.
     """
     left_out = series.left_out_of(staircase[1], [result for _, result in others])
     pair = next((each for each in others if each[1] is left_out), None) if left_out else None
     whose = f"measured on {plain(staircase[1].machine.gpu or staircase[1].machine.cpu)}"
-    return Found(staircase, pair, whose, _beside(staircase[1], results))
+    return Found(
+        staircase, pair, whose, _beside(staircase[1], results), studies=_studies(staircase[1], others)
+    )
 
 
 def find(paths: Sequence[Path], results: Path, price: float | None = None) -> Found:
@@ -146,7 +150,11 @@ def find(paths: Sequence[Path], results: Path, price: float | None = None) -> Fo
             raise UserError(f"{each.path}: of another machine or workload than {main[0]} ({of})")
     given = {each.kind for each in named}
     beside = [each for each in _beside(main[1], results) if each.kind not in given]
-    return Found(chosen.staircase, chosen.left_out, chosen.whose, (*named, *beside), price)
+    studies = _named_studies(main, runs)
+    modes_named = {ranking.mode(each[1]) for each in studies}
+    stored = _studies(main[1], _stored_studies(main[1], results))
+    studies += tuple(each for each in stored if ranking.mode(each[1]) not in modes_named)
+    return Found(chosen.staircase, chosen.left_out, chosen.whose, (*named, *beside), price, studies)
 
 
 def _read(paths: Sequence[Path]) -> tuple[list[Stored], list[File]]:
@@ -221,6 +229,32 @@ def _beside(main: Result, results: Path) -> tuple[File, ...]:
             if _is_of(file.data, main, any_workload=reading.any_workload):
                 found.append(file)
     return tuple(_newest_first(found))
+
+
+def _studies(main: Result, runs: Iterable[Stored]) -> tuple[Stored, ...]:
+    """Return the run of highest standing of each study of the machine and workload of a run."""
+    own = [each for each in runs if _is_of(head(each[1]), main, any_workload=False)]
+    best = (ranking.newest(e for e in own if ranking.mode(e[1]) == mode) for mode in modes.STUDIES)
+    return tuple(each for each in best if each is not None)
+
+
+def _stored_studies(main: Result, results: Path) -> list[Stored]:
+    """Return the readable runs of studies on the machine of a run. Their files have the mode in their names."""
+    folder, found = results / RESULTS[0] / main.machine.name, list[Stored]()
+    for path in sorted(path for mode in modes.STUDIES for path in folder.glob(f"*-{mode}-*.json")):
+        with contextlib.suppress(UserError):
+            found.append((path, store.load(path)))
+    return found
+
+
+def _named_studies(main: Stored, runs: Iterable[Stored]) -> tuple[Stored, ...]:
+    """Return the studies among the named runs. Raises UserError if one is not of the machine and workload."""
+    named = [each for each in runs if ranking.mode(each[1]) in modes.STUDIES]
+    found = _studies(main[1], named)
+    for each in named:
+        if each not in found:
+            raise UserError(f"{each[0]}: of another machine or workload than {main[0]}")
+    return found
 
 
 def _newest_first(files: Iterable[File]) -> list[File]:

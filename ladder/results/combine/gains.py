@@ -65,8 +65,6 @@ def compare(before: Result, after: Result, reasons: Mapping[str, str]) -> list[R
     rows = {name: Row(name, _why_not(pairs[name], others[name], reasons)) for name in pairs if name in others}
     asked = {name: pairs[name] for name, row in rows.items() if not row.reason}
     steps, work = (_judge(asked, both) for both in zip(*map(judging.measured, (before, after)), strict=True))
-    if not judging.judges_gpu_time(before):
-        work = {}
     for name, pair in asked.items():
         step, gpu = steps.get(name), work.get(name)
         rows[name] = Row(name, "", step, gpu, _lies_in(before, after, pair, step, gpu))

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from ladder.base.errors import UserError
 from ladder.base.records import plain
 from ladder.publish.report import found, page
-from ladder.publish.report.sections import ablation, maps, profiles
+from ladder.publish.report.sections import ablation, maps, profiles, studies
 from ladder.results import store
+from ladder.results.types import head
 from tests.publish.report.test_report_page import RUN, Page
-from tests.support import made_up_ablation, made_up_profile
+from tests.support import made_up_ablation, made_up_profile, made_up_study
 
 MODULES = {"profiles": profiles, "ablation": ablation, "maps": maps}
 
@@ -109,3 +111,50 @@ def test_a_mark_of_a_file_stands_in_its_part(whole: found.Found) -> None:
     for module in MODULES.values():
         section = module.section(replace(whole, files=marked))
         assert section is not None and "not to be quoted: one &lt;b&gt;idle" in section.body
+
+
+# --- mistakes and levers --------------------------------------------------------------------------------------------
+
+
+def of_study(machine: dict[str, Any], mode: str, times: dict[str, float]) -> dict[str, Any]:
+    made = made_up_study.study(mode, times)
+    return made | {"machine": machine, "workload": plain(head(store.load(RUN))["workload"])}
+
+
+def test_mistakes_and_levers_of_the_machine_join_the_page_with_both_clocks(
+    machine: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / "ladder" / machine["name"]
+    named = {
+        "article-mistakes-20261126T101500Z": of_study(machine, "mistakes", made_up_study.TIMES),
+        "article-levers-20261126T101500Z": of_study(machine, "levers", made_up_study.MODELS),
+        "other-mistakes-20261126T101500Z": made_up_study.study("mistakes", made_up_study.TIMES),
+    }
+    for name, data in named.items():
+        store.write(folder / f"{name}.json", data)
+    of = found.find([RUN], tmp_path)
+    assert [each[0].stem for each in of.studies] == [*named][:2] and len(of.raw) == 3
+    section = studies.section(of)
+    assert section is not None
+    said = Page(str(section.body)).text
+    assert "2.14x slower" in said and "times clean (GPU)" in said and "times unchanged (step)" in said
+    assert "the GPU's work is 1.22x faster; the step shows less than" in said
+    assert "studies" not in [each.id for each in page.sections(replace(of, studies=()))]
+
+
+def test_a_named_study_is_of_the_machine_and_workload_of_the_page(
+    machine: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "article-mistakes-20261126T101500Z.json"
+    store.write(path, of_study(machine, "mistakes", made_up_study.TIMES))
+    levers = tmp_path / "ladder" / machine["name"] / "article-levers-20261126T101500Z.json"
+    for stored in (levers, levers.with_stem("article-mistakes-20261126T101600Z")):
+        mode = stored.stem.split("-")[1]
+        times = made_up_study.MODELS if mode == "levers" else made_up_study.TIMES
+        store.write(stored, of_study(machine, mode, times))
+    assert [each[0] for each in found.find([RUN, path], tmp_path).studies] == [path, levers]
+    with pytest.raises(UserError, match="a run of --mode mistakes; name a staircase"):
+        found.find([path], tmp_path)
+    store.write(path, made_up_study.study("mistakes", made_up_study.TIMES))
+    with pytest.raises(UserError, match="of another machine or workload"):
+        found.find([RUN, path], tmp_path)
