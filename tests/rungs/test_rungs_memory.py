@@ -8,8 +8,9 @@ import pytest
 
 from ladder.plan import catalog, needs
 from ladder.rungs import accumulate_2, accumulate_4, checkpointing
-from stylegan_lite import networks
+from stylegan_lite import networks, recompute
 from tests.rungs.test_rungs_together import GPU_ONLY, LOADING, ON_GPU
+from tests.stylegan_lite.test_recompute import FUSED
 from tests.support.rung_steps import assert_engaged, assert_the_same, every_phase, gathered, small
 from tests.support.small import LEAST
 
@@ -94,3 +95,48 @@ def test_a_step_that_keeps_its_activations_is_not_engaged(refused, monkeypatch):
     refused(
         "checkpointing", gathered(step), "SynthesisBlock 0x", sabotage="the networks keep their activations"
     )
+
+
+def launches(**counts: tuple[int, int]) -> dict[str, Any]:
+    """Evidence of two parts: three blocks in D and in G, whose passes run again in the main phases."""
+    found = {"act_filter": (24, 6), "filter_act_modulate": (30, 6), "bias_act_modulate": (30, 6)} | counts
+    kernels = {f"{op}_kernel": {"calls": calls, "backward": again} for op, (calls, again) in found.items()}
+    recipe = {"joint_batch": True, "micro_batches": 2, "fused_modulation": True}
+    forward = {"Generator": [4] * 2 + [2] * 4 + [4] * 2, "Discriminator": [4] * 2 + [8] * 2 + [4] * 2}
+    return {"passes": forward, "recipe": recipe, "kernels": kernels}
+
+
+@pytest.mark.parametrize(
+    ("op", "counts", "sabotage"),
+    [
+        ("act_filter", (18, 0), "D keeps the results of its passes"),
+        ("act_filter", (30, 12), "R1 is checkpointed, too"),
+        ("filter_act_modulate", (27, 3), "one part keeps the results of its passes"),
+        ("bias_act_modulate", (42, 18), "path length is checkpointed, too"),
+    ],
+)
+def test_passes_must_run_again_in_main_phases_and_there_alone(refused, op, counts, sabotage):
+    assert checkpointing.receipt(launches()).engaged
+    says = f"{op} in backward: {counts[1]}x"
+    refused("checkpointing", launches(**{op: counts}), says, sabotage=sabotage, planted="evidence")
+
+
+def test_blocks_that_run_again_beside_the_passes_are_refused(refused):
+    seen = launches()
+    seen["passes"]["DiscriminatorBlock"] = [8] * 6
+    refused(
+        "checkpointing", seen, "blocks run once more: 6x", sabotage="blocks run again too", planted="evidence"
+    )
+
+
+def test_a_fused_step_that_keeps_its_results_is_not_engaged(refused, monkeypatch):
+    monkeypatch.setattr(recompute, "kind", lambda recipe: "")
+    step = small(FUSED | {"checkpointing": True}, **WORKLOAD)
+    refused("checkpointing", gathered(step), "act_filter in backward: 0x", sabotage="all results are kept")
+
+
+@pytest.mark.exhaustive
+def test_a_fused_step_without_joint_batches_earns_the_receipt():
+    step = small(FUSED | {"checkpointing": True, "joint_batch": False}, **WORKLOAD)
+    found = checkpointing.receipt(gathered(step))
+    assert found.engaged, found.lines
