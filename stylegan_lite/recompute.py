@@ -1,12 +1,12 @@
 """Activation checkpointing: the parts of a main phase's forward pass that backward runs once more.
 
-Where the recipe has fused kernels, these are the passes over memory between two convolutions. A filter, an activation
-and a style are one kernel there. The next convolution keeps its result, and the kernel keeps its input, which is the
-result of the convolution before. Only the latter is kept here. The pass runs again once a gradient asks for its result
-(Korthikanti et al. 2022, arXiv:2205.05198, section 5: recompute what holds much memory and takes little time). No
-convolution of 3x3 runs twice.
+With fused kernels these are the passes over memory between two convolutions. A filter, an activation and a style are
+one kernel there. The next convolution keeps its result. The kernel keeps its input, the result of the convolution
+before. Only the latter stays. The pass runs again once a gradient asks for its result: such results hold much memory
+and take little time (Korthikanti et al. 2022, arXiv:2205.05198, section 5). No 3x3 convolution runs twice.
 
-Elsewhere whole blocks run again, as `torch.utils.checkpoint` does it (Chen et al. 2016, arXiv:1604.06174).
+Without `fused_modulation` whole blocks run again, as `torch.utils.checkpoint` does it (Chen et al. 2016,
+arXiv:1604.06174).
 
 A pass runs again with the very tensors and the kernel of its first run, so its results are equal bit by bit. Random
 numbers lie in buffers.
@@ -87,7 +87,7 @@ def _active() -> _Hooks | None:
 
 
 class _Pass:
-    """A call that can run again. Its results live from the first use in backward to the last."""
+    """A call that can run again. Each result lives from the first use of any in backward to its own last."""
 
     def __init__(self, run: Callable[[], Any], device: str) -> None:
         enabled = torch.is_autocast_enabled(device)

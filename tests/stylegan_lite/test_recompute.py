@@ -171,7 +171,7 @@ def test_a_pass_runs_again_in_the_dtype_of_its_first_run():
 
     def run(again: bool) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16), recompute.passes("passes" if again else ""):
-            y = recompute.recomputed(lambda x: torch.mm(x, x).sigmoid(), x)
-            return torch.autograd.grad(torch.mm(y, w).float().sum(), w)[0]
+            loss = torch.mm(recompute.recomputed(lambda x: torch.mm(x, x).sigmoid(), x), w).float().sum()
+        return torch.autograd.grad(loss, w)[0]
 
     assert torch.equal(run(True), run(False))
