@@ -152,7 +152,7 @@ class Phases:
         for each in (self.G, self.D):
             each.requires_grad_(each is network)
             self.copies[each].requires_grad_(each is network)
-            each.again = recompute.kind(self.recipe) if phase.endswith("main") else ""
+            each.again = recompute.kind(self.workload, self.recipe) if phase.endswith("main") else ""
         self._zero_grad(network, optimizer)
         if self.parallel and phase == "D_main":  # G stands still in this phase.
             with self.parallel.branch.fork():

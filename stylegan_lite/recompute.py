@@ -5,8 +5,8 @@ one kernel there. The next convolution keeps its result. The kernel keeps its in
 before. Only the latter stays. The pass runs again once a gradient asks for its result: such results hold much memory
 and take little time (Korthikanti et al. 2022, arXiv:2205.05198, section 5). No 3x3 convolution runs twice.
 
-Without `fused_modulation` whole blocks run again, as `torch.utils.checkpoint` does it (Chen et al. 2016,
-arXiv:1604.06174).
+Without `fused_modulation`, and with instance norm, whole blocks run again, as `torch.utils.checkpoint` does it (Chen
+et al. 2016, arXiv:1604.06174).
 
 A pass runs again with the very tensors and the kernel of its first run, so its results are equal bit by bit. Random
 numbers lie in buffers.
@@ -24,16 +24,16 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
-from stylegan_lite.config import Recipe
+from stylegan_lite.config import Recipe, Workload
 
 Kind = Literal["", "passes", "blocks"]
 
 
-def kind(recipe: Recipe) -> Kind:
-    """Return what backward of a main phase runs once more under a recipe: "" for nothing."""
+def kind(workload: Workload, recipe: Recipe) -> Kind:
+    """Return what backward of a main phase runs once more: "" for nothing."""
     if not recipe.checkpointing:
         return ""
-    return "passes" if recipe.fused_modulation else "blocks"
+    return "passes" if recipe.fused_modulation and workload.norm == "demod" else "blocks"
 
 
 def through(block: torch.nn.Module, kind: Kind, *inputs: Any) -> Any:

@@ -4,8 +4,8 @@ Change. Two convolutions have one fused kernel between them: a filter, an activa
 input for its gradient. The next convolution keeps the same map again, worked on, for the gradient of its weight. In the
 main phases only the former stays. The kernel runs once more when a gradient asks for its result, and the result is
 freed behind its last gradient. So no 3x3 convolution runs twice, and the numbers are equal bit by bit. The lazy phases
-stay as they are: their graphs are differentiated twice. Without `fused_modulation` each block runs once more as a
-whole, by `torch.utils.checkpoint`.
+stay as they are: their graphs are differentiated twice. Without `fused_modulation`, and with instance norm, each block
+runs once more as a whole, by `torch.utils.checkpoint`.
 
 Why it should help. It is for memory. These results are about half of what autograd keeps. Whole blocks cost 28% of the
 step on an H100, most of it convolutions (docs/memory.md). The passes alone move the bytes for a quarter of that. One
@@ -26,7 +26,8 @@ needs: tuple[str, ...] = ()
 def receipt(seen: dict) -> Receipt:
     """Check what backward runs once more: passes where the recipe fuses them, blocks elsewhere."""
     blocks = {name: len(seen["passes"].get(name, [])) for name in ("SynthesisBlock", "DiscriminatorBlock")}
-    return passes(seen, blocks) if seen["recipe"].get("fused_modulation") else whole(seen, blocks)
+    fused = seen["recipe"].get("fused_modulation") and seen["norm"] == "demod"
+    return passes(seen, blocks) if fused else whole(seen, blocks)
 
 
 def passes(seen: dict, blocks: dict[str, int]) -> Receipt:

@@ -103,7 +103,7 @@ def launches(**counts: tuple[int, int]) -> dict[str, Any]:
     kernels = {f"{op}_kernel": {"calls": calls, "backward": again} for op, (calls, again) in found.items()}
     recipe = {"joint_batch": True, "micro_batches": 2, "fused_modulation": True}
     forward = {"Generator": [4] * 2 + [2] * 4 + [4] * 2, "Discriminator": [4] * 2 + [8] * 2 + [4] * 2}
-    return {"passes": forward, "recipe": recipe, "kernels": kernels}
+    return {"passes": forward, "recipe": recipe, "kernels": kernels, "norm": "demod"}
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_blocks_that_run_again_beside_the_passes_are_refused(refused):
 
 
 def test_a_fused_step_that_keeps_its_results_is_not_engaged(refused, monkeypatch):
-    monkeypatch.setattr(recompute, "kind", lambda recipe: "")
+    monkeypatch.setattr(recompute, "kind", lambda *_: "")
     step = small(FUSED | {"checkpointing": True}, **WORKLOAD)
     refused("checkpointing", gathered(step), "act_filter in backward: 0x", sabotage="all results are kept")
 

@@ -88,7 +88,7 @@ def kept_bytes(change: dict[str, Any], phase: str) -> int:
     held = []
     for network in (step.G, step.D):
         network.requires_grad_(network is step._trained(phase)[0])
-        network.again = recompute.kind(step.recipe) if phase.endswith("main") else ""
+        network.again = recompute.kind(step.workload, step.recipe) if phase.endswith("main") else ""
     with torch.autograd.graph.saved_tensors_hooks(lambda x: held.append(x) or keep(x), lambda x: x):
         step._loss(phase)
     return sum(seen.values())
