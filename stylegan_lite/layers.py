@@ -261,9 +261,7 @@ class FromRGB(Conv):
         by_pixel = self.recipe.channels_last or None
         if self.recipe.fused_act and residual is None and skip is None:
             act = {"slope": SLOPE, "act_gain": self.act_gain}
-            x = recomputed(
-                kernels.from_rgb, x, weight, self.bias, gain=gain, channels_last=by_pixel, **act
-            )
+            x = recomputed(kernels.from_rgb, x, weight, self.bias, gain=gain, channels_last=by_pixel, **act)
         else:
             x = kernels.from_rgb(x, weight, gain=gain, slope=1.0, act_gain=1.0, channels_last=by_pixel)
             x = bias_act(x, self.bias, self.recipe, gain=self.act_gain, residual=residual, skip=skip)

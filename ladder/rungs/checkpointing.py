@@ -27,11 +27,13 @@ def receipt(seen: dict) -> Receipt:
     """Check what backward runs once more: passes where the recipe fuses them, blocks elsewhere."""
     blocks = {name: len(seen["passes"].get(name, [])) for name in ("SynthesisBlock", "DiscriminatorBlock")}
     fused = seen["recipe"].get("fused_modulation") and seen["norm"] == "demod"
-    return passes(seen, blocks) if fused else whole(seen, blocks)
+    if fused and not any(blocks.values()):  # Older commits run blocks again there, too.
+        return passes(seen)
+    return whole(seen, blocks)
 
 
-def passes(seen: dict, blocks: dict[str, int]) -> Receipt:
-    """Check that the main phases run each pass between two convolutions once more, and that no block runs again."""
+def passes(seen: dict) -> Receipt:
+    """Check that the main phases run each pass between two convolutions once more, and no other phase does."""
     parts = seen["recipe"].get("micro_batches", 1)
     learning = {"Generator": parts, "Discriminator": parts * (1 if seen["recipe"]["joint_batch"] else 2)}
     checks: list[tuple[bool | None, str]] = []
@@ -43,7 +45,7 @@ def passes(seen: dict, blocks: dict[str, int]) -> Receipt:
         found = again > 0 and again * forward == first * learning[network]
         instead = taken(seen, op)
         checks.append((found or bool(instead), f"{op} in backward: {again}x, in forward {first}x{instead}"))
-    return judge(*checks, (not any(blocks.values()), f"blocks run once more: {sum(blocks.values())}x"))
+    return judge(*checks)
 
 
 # The passes whose kernels no gradient of a lazy phase launches, and the network that has them.

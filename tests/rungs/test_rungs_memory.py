@@ -7,11 +7,19 @@ from typing import Any
 import pytest
 
 from ladder.plan import catalog, needs
+from ladder.receipts import evidence
 from ladder.rungs import accumulate_2, accumulate_4, checkpointing
-from stylegan_lite import networks, recompute
+from stylegan_lite import make_step, networks, recompute
 from tests.rungs.test_rungs_together import GPU_ONLY, LOADING, ON_GPU
 from tests.stylegan_lite.test_recompute import FUSED
-from tests.support.rung_steps import assert_engaged, assert_the_same, every_phase, gathered, small
+from tests.support.rung_steps import (
+    assert_engaged,
+    assert_replayed_alike,
+    assert_the_same,
+    every_phase,
+    gathered,
+    small,
+)
 from tests.support.small import LEAST
 
 WORKLOAD = LEAST | {"batch": 4, "mbstd_group": 2}
@@ -125,7 +133,11 @@ def test_blocks_that_run_again_beside_the_passes_are_refused(refused):
     seen = launches()
     seen["passes"]["DiscriminatorBlock"] = [8] * 6
     refused(
-        "checkpointing", seen, "blocks run once more: 6x", sabotage="blocks run again too", planted="evidence"
+        "checkpointing",
+        seen,
+        "SynthesisBlock 0x, DiscriminatorBlock 6x",
+        sabotage="blocks run again too",
+        planted="evidence",
     )
 
 
@@ -139,4 +151,27 @@ def test_a_fused_step_that_keeps_its_results_is_not_engaged(refused, monkeypatch
 def test_a_fused_step_without_joint_batches_earns_the_receipt():
     step = small(FUSED | {"checkpointing": True, "joint_batch": False}, **WORKLOAD)
     found = checkpointing.receipt(gathered(step))
+    assert found.engaged, found.lines
+
+
+def on_gpu() -> dict[str, Any]:
+    climbed = catalog.climb(catalog.load_ladder("memory"), dict.fromkeys(needs.NEEDS))
+    return next(each.recipe for each in climbed if each.name == "checkpointing")
+
+
+ON_GPU_SIZE = {"resolution": 64, "channel_base": 2048, "channel_max": 64, "batch": 8}
+
+
+@pytest.mark.gpu
+def test_every_phase_computes_the_same_captured():
+    """A result that is freed too early is another tensor's memory by the time that a graph reads it."""
+    assert_replayed_alike(ON_GPU_SIZE, *(on_gpu() | {"checkpointing": on} for on in (False, True)))
+
+
+@pytest.mark.gpu
+def test_the_captured_rung_earns_its_receipt():
+    step = make_step(ON_GPU_SIZE, on_gpu() | {"workers": 1}, device="cuda")
+    step.prepare()
+    found = checkpointing.receipt(evidence.gather(step))
+    step.close()
     assert found.engaged, found.lines
