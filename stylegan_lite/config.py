@@ -250,7 +250,7 @@ class Recipe(_Config):
     # local: mean path length, w_avg and cut groups of each rank alone, as NVIDIA has them
     rank_statistics: Literal["total", "local"] = "total"
     micro_batches: int = 1  # parts of the batch that go forward and backward one after another
-    # main phases run their blocks once more in place of keeping their activations
+    # backward of main phases runs passes between convolutions, or blocks, again (`stylegan_lite.recompute`)
     checkpointing: bool = False
 
     @property

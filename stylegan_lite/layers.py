@@ -26,6 +26,7 @@ from stylegan_lite.ops import (
     instance_norm_act,
     modulated_conv2d,
 )
+from stylegan_lite.recompute import recomputed, spent
 from stylegan_lite.resample import conv_down
 from stylegan_lite.spectral import weight_and_gain
 from stylegan_lite.weights import ScaledWeight
@@ -229,7 +230,9 @@ class Conv(ScaledWeight):
         if self.spare:
             weight = F.pad(weight.to(convolution_dtype(weight)), (0, 0, 0, 0, 0, self.spare))
         if self.down:
-            x = conv_down(x, weight, self.recipe.resample, by=by, filtered=self.shares_filter)
+            image, x = x, conv_down(x, weight, self.recipe.resample, by=by, filtered=self.shares_filter)
+            if self.shares_filter:  # Nothing else reads it.
+                spent(image)
         else:
             x = by.conv2d(x, weight, padding=weight.shape[-1] // 2)
             if self.shares_filter:
@@ -258,7 +261,7 @@ class FromRGB(Conv):
         by_pixel = self.recipe.channels_last or None
         if self.recipe.fused_act and residual is None and skip is None:
             act = {"slope": SLOPE, "act_gain": self.act_gain}
-            x = kernels.from_rgb(x, weight, self.bias, gain=gain, channels_last=by_pixel, **act)
+            x = recomputed(kernels.from_rgb, x, weight, self.bias, gain=gain, channels_last=by_pixel, **act)
         else:
             x = kernels.from_rgb(x, weight, gain=gain, slope=1.0, act_gain=1.0, channels_last=by_pixel)
             x = bias_act(x, self.bias, self.recipe, gain=self.act_gain, residual=residual, skip=skip)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.layers import Conv, Dense, FromRGB, ModulatedConv, ToRGB
@@ -24,6 +23,7 @@ from stylegan_lite.ops import (
     rows,
     styled_rgb,
 )
+from stylegan_lite.recompute import Kind, passes, spent, through
 from stylegan_lite.resample import fork_down, is_channels_last, upsample2d
 from stylegan_lite.spectral import SpectralWeights, constrain
 
@@ -133,7 +133,7 @@ class Generator(nn.Module):
     precision, unbounded. A block's toRGB shares its w with the next block's first layer, as published.
     """
 
-    checkpointing = False  # whether backward runs blocks once more; set for each phase
+    again: Kind = ""  # what backward runs once more; set for each phase
 
     def __init__(self, workload: Workload, recipe: Recipe) -> None:
         super().__init__()
@@ -194,12 +194,12 @@ class Generator(nn.Module):
         x = x.to(convolution_dtype(x), memory_format=torch.channels_last if last else torch.preserve_format)
         modulated = False
         following = [each[0] for each in styles[1:]] + [None]
-        for block, k, style, scales, then in zip(
-            self.blocks, self.first_ws, styles, coefficients, following, strict=True
-        ):
-            part, then = noise[k : k + len(style) - 1], then if block.modulates_next else None
-            x, image = through(block, self.checkpointing, x, image, style, part, scales, then, modulated)
-            modulated = then is not None
+        parts = zip(self.blocks, self.first_ws, styles, coefficients, following, strict=True)
+        with passes(self.again):
+            for block, k, style, scales, then in parts:
+                part, then = noise[k : k + len(style) - 1], then if block.modulates_next else None
+                x, image = through(block, self.again, x, image, style, part, scales, then, modulated)
+                modulated = then is not None
         return image
 
 
@@ -207,16 +207,6 @@ def tell(notice: Callable[[], None] | None, x: Tensor) -> None:
     """Have backward call ``notice`` once it has the gradient of x."""
     if notice is not None and x.requires_grad:
         x.register_hook(lambda gradient: notice())
-
-
-def through(block: nn.Module, checkpointing: bool, *inputs: Any) -> Any:
-    """Run a block. With ``checkpointing`` backward runs it once more, in place of keeping its activations.
-
-    Random numbers lie in buffers, so no generator's state is kept for the second run.
-    """
-    if not (checkpointing and torch.is_grad_enabled()):
-        return block(*inputs)
-    return checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 class DiscriminatorBlock(nn.Module):
@@ -240,9 +230,12 @@ class DiscriminatorBlock(nn.Module):
         if not self.fused:
             return self.conv1(self.plain(x)) + self.skip(x)
         x, low = fork_down(x) if self.forks else (x, x)
+        y = self.plain(x)
+        if self.forks and self.conv0 is not None:
+            spent(x)
         if self.joins:
-            return self.conv1(self.plain(x), skip=(low, self.skip.scaled_weight()))
-        return self.conv1(self.plain(x), residual=self.skip(low))
+            return self.conv1(y, skip=(low, self.skip.scaled_weight()))
+        return self.conv1(y, residual=self.skip(low))
 
     def plain(self, x: Tensor) -> Tensor:
         """Return what the layer that keeps the resolution makes of x: x itself with ``block_layers: 1``."""
@@ -276,7 +269,7 @@ class Discriminator(nn.Module):
     ``parts`` batches may follow one another along N: no statistic is taken over samples of two of them.
     """
 
-    checkpointing = False  # whether backward runs blocks once more; set for each phase
+    again: Kind = ""  # what backward runs once more; set for each phase
 
     def __init__(self, workload: Workload, recipe: Recipe) -> None:
         super().__init__()
@@ -323,12 +316,13 @@ class Discriminator(nn.Module):
 
     def judge(self, image: Tensor, parts: int) -> Tensor:
         """Return the logits of `forward`, with the layers' weights in force made by the caller."""
-        x = self.from_rgb(image)
-        for k, block in enumerate(self.blocks):
-            if k == self.deep:
-                tell(self.notice, x)
-            x = through(block, self.checkpointing, x)
-        x = self.conv(self.append_std(x, parts))
+        with passes(self.again):
+            x = self.from_rgb(image)
+            for k, block in enumerate(self.blocks):
+                if k == self.deep:
+                    tell(self.notice, x)
+                x = through(block, self.again, x)
+            x = self.conv(self.append_std(x, parts))
         with torch.autocast(x.device.type, enabled=False):
             return self.logit(self.hidden(rows(x)))
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stylegan_lite.config import Recipe
+from stylegan_lite.recompute import recomputed
 from stylegan_lite.resample import TAPS, conv_up, is_channels_last
 from stylegan_lite.spectral import weight_and_gain
 
@@ -255,7 +256,7 @@ def bias_act(
     if skip is not None:
         import kernels
 
-        return kernels.bias_act_skip(x, bias, *skip, gain=gain)
+        return recomputed(kernels.bias_act_skip, x, bias, *skip, gain=gain)
     if residual is not None:
         import kernels
 
@@ -263,7 +264,10 @@ def bias_act(
     if recipe.fused_act:
         import kernels
 
-        return kernels.bias_act(x, bias, noise=noise, strength=strength, scale=scale, gain=gain)
+        how = {"noise": noise, "strength": strength, "scale": scale, "gain": gain}
+        if scale is None:  # The op keeps its result, not x.
+            return kernels.bias_act(x, bias, **how)
+        return recomputed(kernels.bias_act, x, bias, **how)
     if noise is not None:
         x = x + (noise * strength).to(x.dtype)
     shape = (1, -1) + (1,) * (x.ndim - 2)
@@ -278,7 +282,7 @@ def bias_act_modulate(
     import kernels
 
     how = {"scale": scale, "noise": noise, "strength": strength}
-    return kernels.bias_act_modulate(x, bias, style, slope=SLOPE, gain=GAIN, **how)
+    return recomputed(kernels.bias_act_modulate, x, bias, style, slope=SLOPE, gain=GAIN, **how)
 
 
 def clamped(x: Tensor, bound: float | None) -> Tensor:
@@ -290,9 +294,8 @@ def act_filter(x: Tensor, bias: Tensor, gain: float) -> Tensor:
     """Compute ``bias_act`` and the filter before a halving convolution: [N, C, H, W] -> [N, C, H+1, W+1]."""
     import kernels
 
-    return kernels.act_filter(
-        x, bias, TAPS, padding=2, filter_gain=1 / sum(TAPS) ** 2, slope=SLOPE, gain=gain
-    )
+    how = {"padding": 2, "filter_gain": 1 / sum(TAPS) ** 2, "slope": SLOPE, "gain": gain}
+    return recomputed(kernels.act_filter, x, bias, TAPS, **how)
 
 
 def filter_act(
@@ -314,8 +317,8 @@ def filter_act(
     how: dict[str, Any] = {"padding": 1, "filter_gain": 4 / sum(TAPS) ** 2, "slope": SLOPE, "gain": gain}
     how |= {"noise": noise, "strength": strength, "scale": scale}
     if style is not None:
-        return kernels.filter_act_modulate(x, TAPS, style, bias, **how)
-    return kernels.filter_act(x, TAPS, bias, **how)
+        return recomputed(kernels.filter_act_modulate, x, TAPS, style, bias, **how)
+    return recomputed(kernels.filter_act, x, TAPS, bias, **how)
 
 
 def fused_norm(recipe: Recipe) -> Callable[..., Tensor]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels.common import dependent_launch
-from stylegan_lite import fills, losses, micro
+from stylegan_lite import fills, losses, micro, recompute
 from stylegan_lite.compiled import Compiled
 from stylegan_lite.config import ConfigError, Recipe, Workload
 from stylegan_lite.data import DataFeed
@@ -152,7 +152,7 @@ class Phases:
         for each in (self.G, self.D):
             each.requires_grad_(each is network)
             self.copies[each].requires_grad_(each is network)
-            each.checkpointing = self.recipe.checkpointing and phase.endswith("main")
+            each.again = recompute.kind(self.workload, self.recipe) if phase.endswith("main") else ""
         self._zero_grad(network, optimizer)
         if self.parallel and phase == "D_main":  # G stands still in this phase.
             with self.parallel.branch.fork():

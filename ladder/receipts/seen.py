@@ -32,6 +32,7 @@ class Launches(Counted, total=False):
     """The launches of one kernel, with the keys that few kernels have."""
 
     dependent: int  # launches before the kernel in front has ended, of code that waits for it
+    backward: int  # launches while a gradient is computed: of a forward kernel, to run it again
     cpp: bool  # CUDA C++, whose exported function is counted and nothing more
 
 

@@ -287,6 +287,8 @@ def launches(package: str = "kernels") -> Iterator[dict[str, Launches]]:
             dtypes = sorted({name_of(x.dtype) for x in args if isinstance(x, Tensor)})
             found = seen.setdefault(function.__name__, {"calls": 0, "dtypes": dtypes, "tensors": []})
             found["calls"] += 1
+            if torch._C._current_autograd_node() is not None:
+                found["backward"] = found.get("backward", 0) + 1
             names = {name for name, x in zip(self.arg_names, args, strict=False) if isinstance(x, Tensor)}
             found["tensors"] = sorted(names.union(found["tensors"]))
             compiled = launch(*args, **kwargs)

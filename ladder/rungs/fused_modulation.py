@@ -33,7 +33,9 @@ def receipt(seen: dict) -> Receipt:
     both = calls.get("bias_act_modulate_kernel", 0)
     instead = taken(seen, "bias_act_modulate")
     most = len(seen["passes"].get("Generator", []))
-    if seen["recipe"].get("checkpointing"):  # G's main phase runs the block at 4x4 once more, in each part
+    if seen["passes"].get(
+        "SynthesisBlock"
+    ):  # older commits' checkpointing: the block at 4x4 once more, in each part
         most += seen["recipe"].get("micro_batches", 1)
     if seen["recipe"]["rgb"] == "conv":  # toRGB's, too: one for each block
         most += joined + most

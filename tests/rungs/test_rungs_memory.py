@@ -7,10 +7,19 @@ from typing import Any
 import pytest
 
 from ladder.plan import catalog, needs
+from ladder.receipts import evidence
 from ladder.rungs import accumulate_2, accumulate_4, checkpointing
-from stylegan_lite import networks
+from stylegan_lite import make_step, networks, recompute
 from tests.rungs.test_rungs_together import GPU_ONLY, LOADING, ON_GPU
-from tests.support.rung_steps import assert_engaged, assert_the_same, every_phase, gathered, small
+from tests.stylegan_lite.test_recompute import FUSED
+from tests.support.rung_steps import (
+    assert_engaged,
+    assert_replayed_alike,
+    assert_the_same,
+    every_phase,
+    gathered,
+    small,
+)
 from tests.support.small import LEAST
 
 WORKLOAD = LEAST | {"batch": 4, "mbstd_group": 2}
@@ -94,3 +103,75 @@ def test_a_step_that_keeps_its_activations_is_not_engaged(refused, monkeypatch):
     refused(
         "checkpointing", gathered(step), "SynthesisBlock 0x", sabotage="the networks keep their activations"
     )
+
+
+def launches(**counts: tuple[int, int]) -> dict[str, Any]:
+    """Evidence of two parts: three blocks in D and in G, whose passes run again in the main phases."""
+    found = {"act_filter": (24, 6), "filter_act_modulate": (30, 6), "bias_act_modulate": (30, 6)} | counts
+    kernels = {f"{op}_kernel": {"calls": calls, "backward": again} for op, (calls, again) in found.items()}
+    recipe = {"joint_batch": True, "micro_batches": 2, "fused_modulation": True}
+    forward = {"Generator": [4] * 2 + [2] * 4 + [4] * 2, "Discriminator": [4] * 2 + [8] * 2 + [4] * 2}
+    return {"passes": forward, "recipe": recipe, "kernels": kernels, "norm": "demod"}
+
+
+@pytest.mark.parametrize(
+    ("op", "counts", "sabotage"),
+    [
+        ("act_filter", (18, 0), "D keeps the results of its passes"),
+        ("act_filter", (30, 12), "R1 is checkpointed, too"),
+        ("filter_act_modulate", (27, 3), "one part keeps the results of its passes"),
+        ("bias_act_modulate", (42, 18), "path length is checkpointed, too"),
+    ],
+)
+def test_passes_must_run_again_in_main_phases_and_there_alone(refused, op, counts, sabotage):
+    assert checkpointing.receipt(launches()).engaged
+    says = f"{op} in backward: {counts[1]}x"
+    refused("checkpointing", launches(**{op: counts}), says, sabotage=sabotage, planted="evidence")
+
+
+def test_blocks_that_run_again_beside_the_passes_are_refused(refused):
+    seen = launches()
+    seen["passes"]["DiscriminatorBlock"] = [8] * 6
+    refused(
+        "checkpointing",
+        seen,
+        "SynthesisBlock 0x, DiscriminatorBlock 6x",
+        sabotage="blocks run again too",
+        planted="evidence",
+    )
+
+
+def test_a_fused_step_that_keeps_its_results_is_not_engaged(refused, monkeypatch):
+    monkeypatch.setattr(recompute, "kind", lambda *_: "")
+    step = small(FUSED | {"checkpointing": True}, **WORKLOAD)
+    refused("checkpointing", gathered(step), "act_filter in backward: 0x", sabotage="all results are kept")
+
+
+@pytest.mark.exhaustive
+def test_a_fused_step_without_joint_batches_earns_the_receipt():
+    step = small(FUSED | {"checkpointing": True, "joint_batch": False}, **WORKLOAD)
+    found = checkpointing.receipt(gathered(step))
+    assert found.engaged, found.lines
+
+
+def on_gpu() -> dict[str, Any]:
+    climbed = catalog.climb(catalog.load_ladder("memory"), dict.fromkeys(needs.NEEDS))
+    return next(each.recipe for each in climbed if each.name == "checkpointing")
+
+
+ON_GPU_SIZE = {"resolution": 64, "channel_base": 2048, "channel_max": 64, "batch": 8}
+
+
+@pytest.mark.gpu
+def test_every_phase_computes_the_same_captured():
+    """A result that is freed too early is another tensor's memory by the time that a graph reads it."""
+    assert_replayed_alike(ON_GPU_SIZE, *(on_gpu() | {"checkpointing": on} for on in (False, True)))
+
+
+@pytest.mark.gpu
+def test_the_captured_rung_earns_its_receipt():
+    step = make_step(ON_GPU_SIZE, on_gpu() | {"workers": 1}, device="cuda")
+    step.prepare()
+    found = checkpointing.receipt(evidence.gather(step))
+    step.close()
+    assert found.engaged, found.lines

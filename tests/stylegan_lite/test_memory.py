@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from stylegan_lite import ConfigError, Recipe, Workload, make_step, micro
+from stylegan_lite import ConfigError, Recipe, Workload, make_step, micro, recompute
 from stylegan_lite.inputs import PhaseInputs
 from tests.support.small import LITTLE
 
@@ -88,7 +88,7 @@ def kept_bytes(change: dict[str, Any], phase: str) -> int:
     held = []
     for network in (step.G, step.D):
         network.requires_grad_(network is step._trained(phase)[0])
-        network.checkpointing = step.recipe.checkpointing and phase.endswith("main")
+        network.again = recompute.kind(step.workload, step.recipe) if phase.endswith("main") else ""
     with torch.autograd.graph.saved_tensors_hooks(lambda x: held.append(x) or keep(x), lambda x: x):
         step._loss(phase)
     return sum(seen.values())
