@@ -11,8 +11,8 @@ convolution, and that traffic costs far more than one conversion of the model.
 
 When it does not. In FP32 the gain is smaller, and it can be a loss. Without Tensor Cores (TF32 switched off, or a CPU
 with its own blocked layout) NHWC kernels are no faster. Layers with 3 channels (toRGB, fromRGB) do not profit. And
-while the CPU sets the pace (see `baseline`), faster convolutions shorten nothing. On one H200 the GPU's own work fell
-from 98 to 87 ms a step, the step itself by less than its error bar.
+while the CPU sets the pace (see `baseline`), faster convolutions shorten nothing. On an H100 and an H200 the GPU's
+work shrank by more than a tenth, and the step did not change for sure.
 """
 
 from ladder.receipts import Receipt, judge, share

@@ -5,12 +5,12 @@ keeps what goes into a block. When backward reaches it, the block runs again and
 gradients are done. Noise lies in static buffers, so no generator's state is kept. The lazy phases stay as they are:
 their graphs are differentiated twice.
 
-Why it should help. It is for memory. Activations of all blocks make most of a step's peak. With checkpoints only those
-of one block are there at a time. The field expects half of them to go for about 10% of the time.
+Why it should help. It is for memory. Activations of all blocks make most of a step's peak. With checkpoints only
+those of one block are there at a time. The usual estimate is half of them for a tenth more time.
 
-When it does not. R1 and path length keep their graphs, so the peak of a whole cycle may be theirs. Two streams
-hold what weight gradients read until backward ends, so the recipe refuses both together. A batch that fits anyway only
-pays.
+When it does not. R1 and path length keep their graphs, so the peak of a whole cycle may be theirs. Two streams hold
+what weight gradients read until backward ends, so the recipe refuses both together. On an H100 at batch 32 a step
+took 28% longer, and the peak of allocated memory fell by 7% (docs/memory.md). `accumulate_2` frees more for less.
 """
 
 from ladder.receipts import Receipt, judge

@@ -12,7 +12,8 @@ first pass's data in the L2 cache.
 
 When it does not. Both are bound by memory, and Triton writes the same vector accesses as a programmer would. In
 channels_last memory, which the ladder has by now, little is left to win. Three launches forward and three backward
-are as many as Triton's. A machine needs nvcc and a host compiler, which Triton does without.
+are as many as Triton's. A machine needs nvcc and a host compiler, which Triton does without. A stopped run on an H200
+saw a slower step (docs/log.md).
 """
 
 from ladder.receipts import Receipt, judge, launched

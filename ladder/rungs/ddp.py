@@ -9,8 +9,10 @@ Why it should help. It is PyTorch's default, and most of the communication hides
 
 When it does not. Hooks see only the gradients that autograd accumulates in `.grad`. The recipe refuses what hands
 gradients over elsewhere: compute copies of weights (`lean_weights`), the update that reads them (`fused_update`), and
-the second stream (`parallel_streams`). A captured graph has no hooks, so every step is launched by the CPU. The last
-bucket is ready when backward ends, and is exposed. NCCL's kernels take multiprocessors from the backward pass.
+the second stream (`parallel_streams`). A captured graph has no hooks, so every step is launched by the CPU. On four
+H200s a late CPU held up all the others, and scaling was 81% where `captured_reduce` on the top had 96%
+(docs/distributed.md). The last bucket is ready when backward ends, and is exposed. NCCL's kernels take
+multiprocessors from the backward pass.
 """
 
 from ladder.receipts import Receipt, judge

@@ -10,7 +10,8 @@ process that launches kernels, it is better done elsewhere. Compressed, a batch 
 When it does not. A training step is short of GPU time. Decoding takes its time from the step, and small images fill
 the GPU badly. The process that trains calls nvJPEG itself, and waits for its work on the CPU; eight workers that
 decode ahead cost it nothing. Decoders differ in how they round and how they enlarge the chroma planes. So pixels
-differ by a few steps of 255 from those of the loader below. `cached_uint8` decodes nothing at all.
+differ by a few steps of 255 from those of the loader below. `cached_uint8` decodes nothing at all. It has not been
+run with a real nvJPEG yet.
 """
 
 from ladder.receipts import Receipt, judge
