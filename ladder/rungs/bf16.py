@@ -3,7 +3,7 @@
 Change. Generator and discriminator run under `torch.autocast(dtype=torch.bfloat16)`. Parameters, Adam's moments and
 the moving average stay FP32. The R1 and path-length penalties are squared, summed and scaled in FP32, from the input
 gradient on. So are the minibatch standard deviation and the demodulation coefficients: sums of many squares suffer
-most from eight bits of mantissa.
+most from eight bits of mantissa. Code: `stylegan_lite/phases.py`.
 
 Why it should help. Every activation takes half the bytes. Tensor Cores run at twice the rate of TF32, which cuDNN may
 use for FP32 convolutions. BF16 has the exponent range of FP32, so unlike FP16 it needs no loss scaling. No step is

@@ -4,7 +4,7 @@ Change. Model and inputs are converted with `.to(memory_format=torch.channels_la
 Only the strides change, so that all channels of one pixel lie next to each other. That alone is not enough: a single
 operation that answers in NCHW silently turns everything after it back. Each way back is a copy of the whole tensor.
 Two such operations are `F.pixel_shuffle` and `F.instance_norm`, so the model writes both differently for
-channels_last inputs.
+channels_last inputs. Code: `stylegan_lite/resample.py`.
 
 Why it should help. cuDNN's Tensor Core kernels work on NHWC. Given NCHW they convert before and after each
 convolution, and that traffic costs far more than one conversion of the model.

@@ -1,9 +1,9 @@
 """Keep the inputs of blocks alone, and run each block once more in the backward pass (activation checkpointing).
 
-Change. In the main phases each block of G and D is wrapped in `torch.utils.checkpoint`, non-reentrant. The forward pass
-keeps what goes into a block. When backward reaches it, the block runs again and its activations live until its
+Change. In the main phases each block of G and D is wrapped in `torch.utils.checkpoint`, non-reentrant. The forward
+pass keeps what goes into a block. When backward reaches it, the block runs again and its activations live until its
 gradients are done. Noise lies in static buffers, so no generator's state is kept. The lazy phases stay as they are:
-their graphs are differentiated twice.
+their graphs are differentiated twice. Code: `stylegan_lite/networks.py`.
 
 Why it should help. It is for memory. Activations of all blocks make most of a step's peak. With checkpoints only
 those of one block are there at a time. The usual estimate is half of them for a tenth more time.

@@ -3,7 +3,7 @@
 Change. D_main and G_main, with their optimizer steps and the moving average, are captured after a warm-up. So are the
 lazy phases (path length, R1). A replay runs the same kernels on the same addresses. So latents, noise and images are
 refilled before each replay in buffers that never move, and two replays see different numbers. Adam becomes
-`capturable`: its step count lives on the GPU.
+`capturable`: its step count lives on the GPU. Code: `stylegan_lite/preparing.py`.
 
 Why it should help. An eager step launches 3,000 to 3,900 kernels, each from Python. At batch 8 a fast GPU finishes
 them before the CPU has launched the next, and waits. A replay is one call, and the gaps between kernels all but

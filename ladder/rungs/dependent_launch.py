@@ -3,7 +3,7 @@
 Change. Every kernel of ours is launched with CUDA's attribute for programmatic dependent launch, and calls
 `griddepcontrol.wait` before it touches memory. It is put on the GPU as soon as all blocks of the kernel in front have
 begun. It goes on when that kernel has ended and written everything. The order of memory accesses stays that of the
-stream. CUDA graphs keep such launches, as programmatic edges.
+stream. CUDA graphs keep such launches, as programmatic edges. Code: `kernels/common/dependent_launch.py`.
 
 Why it should help. Between two kernels a GPU drains and fills up again, which takes a microsecond. The last blocks of
 the first kernel finish, then the next is launched, gets its registers and computes its addresses. A step at the top

@@ -3,7 +3,7 @@
 Change. Products of the mapping network, the style affines and the discriminator's hidden layer go through
 `torch._scaled_mm`. Both operands are in E4M3, each divided by a scale that brings its largest element to 448. Sums
 are FP32, and gradients are products in full precision. Layers whose sizes are not multiples of 16 stay as they are.
-So do convolutions: PyTorch has none in FP8.
+So do convolutions: PyTorch has none in FP8. Code: `stylegan_lite/fp8.py`.
 
 Why it should help. FP8 Tensor Cores run at twice the rate of BF16, and operands take half the bytes.
 
