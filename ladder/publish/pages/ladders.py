@@ -341,7 +341,7 @@ def recommended(committed: Committed, name: str) -> str:
     left_out = series.left_out_of(result, [*committed.best.values()])
     alone = result.protocol.mode == LEAVE_ONE_OUT
     made = recommend(Sources(None, result, {}) if alone else Sources(result, left_out, {}))
-    others = replace(made, rungs=[each for each in made.rungs if each.advice != ADOPT])
+    others = replace(made, rungs=tuple(each for each in made.rungs if each.advice != ADOPT))
     reasons = "".join(f"- {text(line)}\n" for line in recommend_text.reasons(others))
     return f"{recommend_text.tables(made)}\n\n{reasons}{_source(committed, result, view(result))}"
 
