@@ -14,7 +14,7 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.yamlfile import remarks
 from ladder.cli import options
-from ladder.plan import catalog
+from ladder.plan import catalog, modes
 from ladder.results import parts, ranking, values, words
 from ladder.results.types import Gain, RungResult, given
 from stylegan_lite.config import suggestion
@@ -119,7 +119,8 @@ def _is_staircase(result: ranking.Result) -> bool:
 def show(name: str) -> None:
     """Explain a rung or a ladder.
 
-    For a rung: its change, why it should help, when it does not, how to see that it is on, and your own result.
+    For a rung: its change, why it should help, when it does not, how to see that it is on, and what was measured.
+    These are your own result, and those of other GPUs in this checkout.
     For a ladder (a name or a YAML file): its rungs in order, with the change and the needs of each.
     """
     a_file = Path(name).suffix in (".yaml", ".yml") or len(Path(name).parts) > 1
@@ -142,6 +143,7 @@ def _rung(name: str) -> list[str]:
         f"Recipe: {_change(name) or 'the defaults'}",
         f"Needs:  {_needs(name) or 'nothing beyond PyTorch'}",
         *_own(name),
+        *_elsewhere(name),
     ]
 
 
@@ -202,6 +204,50 @@ def _predicted(name: str, result: ranking.Result) -> str:
     times = f"{before.article_ms:g} -> {rung.article_ms:g} ms/step"
     pair = f"{texts.plain(before.name)} -> {name}"
     return f"{texts.factor(before.article_ms / rung.article_ms)} by the article ({times}, {pair})"
+
+
+def _elsewhere(name: str) -> list[str]:
+    """Return a table of what other GPUs said of the rung, by both clocks: in the ladder, and left out at the top.
+
+    A row is the best result of its GPU that may be quoted. Returns an empty list if there is none.
+    """
+    others = sorted({path.name for path in RESULTS.glob("*") if path.is_dir()} - {*ranking.machines_here()})
+    rows = []
+    for machine in others:
+        found = [each for each in ranking.stored(RESULTS, [machine]) if _may_be_quoted(each[1], name)]
+        left_out = [each for each in found if ranking.mode(each[1]) == ranking.LEAVE_ONE_OUT]
+        climbed = _newest(name, [each for each in found if _is_staircase(each[1])])
+        highest = max(left_out, key=lambda each: ranking.rank(each[1]), default=None)
+        rows += [_measured(name, *each) for each in (climbed, highest) if each]
+    lines = _table([["gpu", "workload", "GPU's work", "step", "compared", "advice", "file"], *rows])
+    return ["", "Measured elsewhere", *(f"  {line}" for line in lines)] if rows else []
+
+
+def _may_be_quoted(result: ranking.Result, name: str) -> bool:
+    """Return whether a whole run compares the rung by both clocks."""
+    rung, limited = ranking.rung_of(result, name), result.protocol.gpu_memory_limit_gb
+    compared = bool(rung and rung.gain and rung.gpu_gain)
+    few = ranking.fewest_rounds(result) < ranking.results.FEWEST_ROUNDS
+    return compared and result.complete and not (few or limited or result.protocol.quick)
+
+
+def _measured(name: str, path: Path, result: ranking.Result) -> list[str]:
+    rung = ranking.rung_of(result, name)
+    assert rung and rung.gain and rung.gpu_gain  # as `_may_be_quoted` has seen
+    by_gpu, by_step = (
+        words.answer(words.Seen(verdict or "", gain.ratio, given(gain.below)))
+        for gain, verdict in ((rung.gpu_gain, rung.gpu_verdict), (rung.gain, rung.verdict))
+    )
+    over, advice = f"over {texts.plain(rung.gain.against)}", ""
+    if ranking.mode(result) == ranking.LEAVE_ONE_OUT:
+        whole = ranking.rung_of(result, modes.ALL)
+        by_clock = rung.gpu_verdict if whole and whole.kind == rung.kind else None
+        over, advice = (
+            f"over {result.ladder.name} {rung.title}",
+            modes.advice(by_clock or "", rung.verdict or ""),
+        )
+    where = [result.machine.gpu or result.machine.name, str(result.workload["name"])]
+    return [*map(texts.plain, (*where, by_gpu, by_step, over, advice)), os.path.relpath(path)]
 
 
 def _parts(name: str, here: list[ranking.Stored]) -> list[str]:

@@ -14,7 +14,7 @@ from ladder.receipts.micro_batches import in_parts
 title = "four micro-batches"
 change = {"micro_batches": 4}
 needs: tuple[str, ...] = ()
-rests_on = ("accumulate_2",)  # which it goes further than
+rests_on = ("accumulate_2",)  # it cuts the batch further
 
 
 def receipt(seen: dict) -> Receipt:

@@ -14,7 +14,7 @@ from ladder.receipts.micro_batches import in_parts
 title = "eight micro-batches"
 change = {"micro_batches": 8}
 needs: tuple[str, ...] = ()
-rests_on = ("accumulate_2", "accumulate_4")  # which it goes further than
+rests_on = ("accumulate_2", "accumulate_4")  # it cuts the batch further
 
 
 def receipt(seen: dict) -> Receipt:

@@ -3,15 +3,15 @@
 Change. Generator and discriminator run under `torch.autocast(dtype=torch.bfloat16)`. Parameters, Adam's moments and
 the moving average stay FP32. The R1 and path-length penalties are squared, summed and scaled in FP32, from the input
 gradient on. So are the minibatch standard deviation and the demodulation coefficients: sums of many squares suffer
-most from eight bits of mantissa.
+most from eight bits of mantissa. Code: `stylegan_lite/phases.py`.
 
 Why it should help. Every activation takes half the bytes. Tensor Cores run at twice the rate of TF32, which cuDNN may
 use for FP32 convolutions. BF16 has the exponent range of FP32, so unlike FP16 it needs no loss scaling. No step is
 skipped, and nothing must be synchronized to find out.
 
 When it does not. Autocast casts weights in every forward pass, and each cast is a kernel to launch: 3,900 a step
-instead of 3,400. At batch 8 on one H200 the GPU's work fell from 87 to 71 ms a step while the step grew. The GPU now
-waits for the CPU a third of the time, so the gain arrives with `cuda_graphs`, under another rung's name. PyTorch's
+instead of 3,400. At batch 8 on an H100 and an H200 the GPU's work shrank by a fifth, and the step did not. The GPU
+waited for the CPU half of the time, so the gain arrives with `cuda_graphs`, under another rung's name. PyTorch's
 double backward of a convolution is slower in BF16 too: R1 took 185 ms against 117 (results/spellings). CPUs without
 BF16 instructions emulate it, slowly.
 """

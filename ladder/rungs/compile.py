@@ -4,7 +4,8 @@ Change. The losses of G_main and D_main, networks included, go through torch.com
 graph, and AOTAutograd writes its backward pass. Inductor generates Triton kernels for all but convolutions, matmuls
 and our own operators. Shapes are fixed, so each phase is compiled once. R1 and path length differentiate a gradient,
 which AOTAutograd cannot, so they run the same modules uncompiled. Inside CUDA graphs the generated kernels are
-captured like any others. A phase that does not compile runs as before, and the receipt says so.
+captured like any others. A phase that does not compile runs as before, and the receipt says so. Code:
+`stylegan_lite/compiled.py`.
 
 Why it should help. The compiler fuses the work between convolutions and between our kernels: casts, sums, gains,
 losses, copies from one layout to another. Each of those reads and writes memory once more, and each small one takes
@@ -13,10 +14,11 @@ recomputes.
 
 When it does not. If our kernels have taken the large passes, only small ones are left to fuse. An operator of ours is
 opaque: nothing is fused into it. So our kernels that only saved launches are plain PyTorch here. These are dense
-layers, demodulation, the batch's deviation, and the sum of gradients at a residual block's fork. The first process
-compiles for minutes. Later ones find their kernels in Inductor's cache but are traced again; the result holds the
-seconds to prepare. If anything changes that Dynamo guards on, it compiles again while training. Here nothing changes,
-and the receipt counts it.
+layers, demodulation, the batch's deviation, and the sum of gradients at a residual block's fork. In a stopped run on
+an H200 a step of plain PyTorch became 1.45 times as fast, one with all our kernels 0.87 times (docs/log.md). The
+first process compiles for minutes. Later ones find their kernels in Inductor's cache but are traced again; the result
+holds the seconds to prepare. If anything changes that Dynamo guards on, it compiles again while training. Here
+nothing changes, and the receipt counts it.
 """
 
 from ladder.receipts import Receipt, torch_compile

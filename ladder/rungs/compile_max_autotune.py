@@ -9,8 +9,9 @@ Why it should help. The default mode picks tiles by rules. Timing them on the sh
 ones for odd sizes.
 
 When it does not. Most of a step is 3x3 convolutions, and for those cuDNN usually stays the fastest candidate. Tuning
-takes minutes in the first process. The choice can differ from run to run if two candidates are within noise of each
-other. It is an alternative to `compile`: keep whichever measures better.
+takes minutes in the first process, and on an H200 it did not end in the time there was. The choice can differ from
+run to run if two candidates are within noise of each other. It is an alternative to `compile` and `compile_autotune`:
+keep whichever measures better.
 """
 
 from ladder.receipts import Receipt, torch_compile

@@ -8,7 +8,8 @@ Why it should help. The launches of both networks, forward and backward, become 
 written eagerly needs no static input and no warm-up of its own, so this is the least work.
 
 When it does not. Our own graphs hold more, the optimizer and the lazy phases included. On top of `cuda_graphs` there
-is nothing left to gain, and a recipe with both is refused. It is an alternative for an eager recipe.
+is nothing left to gain, and a recipe with both is refused. It is an alternative for an eager recipe, and has not been
+run on a GPU yet.
 """
 
 from ladder.receipts import Receipt, torch_compile

@@ -3,12 +3,12 @@
 Change. D_main and G_main, with their optimizer steps and the moving average, are captured after a warm-up. So are the
 lazy phases (path length, R1). A replay runs the same kernels on the same addresses. So latents, noise and images are
 refilled before each replay in buffers that never move, and two replays see different numbers. Adam becomes
-`capturable`: its step count lives on the GPU.
+`capturable`: its step count lives on the GPU. Code: `stylegan_lite/preparing.py`.
 
-Why it should help. An eager step launches 3,100 to 3,900 kernels, each from Python. At batch 8 a fast GPU finishes
+Why it should help. An eager step launches 3,000 to 3,900 kernels, each from Python. At batch 8 a fast GPU finishes
 them before the CPU has launched the next, and waits. A replay is one call, and the gaps between kernels all but
 vanish. Here the rungs below pay off: BF16, channels_last and fusing made the kernels shorter, and only now does the
-step follow. On one H200 the share of the step in which the GPU waits fell from 44% to 2%. The scatter from process to
+step follow. On an H200 the share of the step in which the GPU waits fell from 58% to 1%. The scatter from process to
 process fell with it.
 
 When it does not. If the GPU is already the bottleneck (large batch, high resolution, a slower GPU), there are few

@@ -3,7 +3,7 @@
 Change. The language changes, and the control that it gives. Instance norm with its style, noise and leaky ReLU is the
 same op as under `fused_norm`, forward and backward, and computes the same thing. It is built by nvcc at first use,
 outside the timing. The build is kept under a name made from its sources and flags. Second derivatives (path length)
-stay Triton's.
+stay Triton's. Code: `kernels/cuda/instance_norm_act.py`.
 
 Why it should help. In NCHW memory a block keeps one plane in shared memory between the statistics and their use, up
 to 227 KB on an H100 or H200. So x is read once. Triton's kernel reads it twice, because Triton itself decides what
@@ -12,7 +12,8 @@ first pass's data in the L2 cache.
 
 When it does not. Both are bound by memory, and Triton writes the same vector accesses as a programmer would. In
 channels_last memory, which the ladder has by now, little is left to win. Three launches forward and three backward
-are as many as Triton's. A machine needs nvcc and a host compiler, which Triton does without.
+are as many as Triton's. A machine needs nvcc and a host compiler, which Triton does without. A stopped run on an H200
+saw a slower step (docs/log.md).
 """
 
 from ladder.receipts import Receipt, judge, launched

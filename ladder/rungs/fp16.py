@@ -7,7 +7,7 @@ before Adam. An update with overflowed gradients is skipped and the scale halved
 it is doubled. The inner gradients of R1 and path length are backward passes, too. They carry the scale and are
 divided by it before the penalty. Adam is fused (`fused_adam`): it reads on the GPU whether to skip. With any other
 optimizer `torch.amp.GradScaler` asks the GPU and waits for its answer, which a CUDA graph cannot do. Scales, skipped
-updates and their counts live on the device.
+updates and their counts live on the device. Code: `stylegan_lite/scaling.py`.
 
 Why it should help. FP16 has half the bytes of FP32 and the same Tensor Core rate as BF16, also on GPUs from before
 2020, which have no BF16. Products are rounded eight times finer than in BF16, so its parity budget is narrower.

@@ -3,7 +3,8 @@
 Change. After every convolution StyleGAN adds per-pixel noise and a bias, applies a leaky ReLU of slope 0.2 and
 multiplies by sqrt(2). In plain PyTorch these are separate kernels, each of which reads and writes the whole
 activation. One Triton kernel does them in registers. With demodulation it also applies the demodulation scale, which
-moves here from the `fused_norm` rung. Backward is a second kernel of the same kind.
+moves here from the `fused_norm` rung. Backward is a second kernel of the same kind. Code:
+`kernels/pointwise/bias_act.py`.
 
 Why it should help. The same arithmetic needs a fraction of the memory traffic and of the launches. After the
 convolutions themselves these are the widest operations of the step.

@@ -6,8 +6,8 @@ connected. They run in FP32, for a batch of 4 to 16 rows. In PyTorch such a laye
 gradients take as many launches once more. Here one kernel does all of it, and one kernel all the gradients: of the
 input, the weight and the bias. The 20 affines of a 256x256 generator depend only on w, so they are one launch
 together. Each program finds its layer in the kernel's arguments. The second derivatives of path length are the same
-two kernels. The loss behind D's last layer is computed with its gradient, in one launch.
-G's loss always is, D's if it sees fakes and reals as one batch.
+two kernels. The loss behind D's last layer is computed with its gradient, in one launch. G's loss always is, D's if
+it sees fakes and reals as one batch. Code: `kernels/linear/dense.py`.
 
 Why it should help. There is almost no arithmetic here. A weight of 512x512 is 1 MB, read in a quarter of a
 microsecond. An empty kernel in a CUDA graph takes half of one (results/claims). PyTorch runs 5 operators a layer of

@@ -4,7 +4,8 @@ Change. With demodulation (StyleGAN2) three operations each become one Triton ke
 the demodulation coefficients rsqrt(sum (w s)^2 + eps), and applying them. The coefficients are computed without
 writing the per-sample weights, which at batch 8 are eight copies of every kernel. With `norm: instance` mean,
 variance, scale, bias and leaky ReLU become one kernel that reads the activation, instead of five that each read and
-write it. That is the article's case.
+write it. That is the article's case. Code: `kernels/pointwise/modulate.py`, `kernels/weights/demodulate.py`,
+`kernels/norm/instance_norm_act.py`.
 
 Why it should help. Normalization does almost no arithmetic; its time is memory traffic and launches. A chain of n
 elementwise operations moves the tensor 2n times, a fused one moves it twice. The [8, 64, 256, 256] activations of the

@@ -5,7 +5,7 @@ weights. One convolution then does both, with four times the FLOPs, because plai
 small filter to each channel. Here a 3x3 convolution of stride 2, transposed on the way up, applies the weights, and
 `kernels.upfirdn2d` the filter. Going up, no zero is inserted and none multiplied: each output pixel sums only the
 taps that meet an input pixel. The gradient is the same kernel with up and down swapped and the filter mirrored, and
-so is the gradient of the gradient.
+so is the gradient of the gradient. Code: `kernels/upfirdn/upfirdn2d.py`.
 
 Why it should help. Every convolution that resamples takes a quarter of the FLOPs. The price is memory traffic: the
 filter reads and writes the activation once, 67 MB each way for [8, 64, 256, 256] in BF16. R1 and path length

@@ -5,7 +5,7 @@ Change. Each resolution of the generator turns its activation into an image with
 toRGB scales its weights by the style for each sample, 3 x C numbers; before, a pass of its own scaled the activation.
 It adds the bias, and returns the image in full precision. The kernel of fromRGB writes its result once, with bias and
 leaky ReLU (`fused_act`). Backward is one pass too: the gradient of the activation is written while that of the
-weights is summed, in a fixed order.
+weights is summed, in a fixed order. Code: `kernels/linear/rgb.py`.
 
 Why it should help. With 3 channels on one side there is next to no arithmetic, so the time is that of reading or
 writing the other side. Tensor Core kernels are made for many channels. They pad 3 of them to 8 or more, in kernels of

@@ -7,7 +7,7 @@ styles and of those sums, and one goes from the sums to the weights. Path length
 products and elementwise kernels, are two launches. A weight that is used twice, as in path length, adds up its
 gradients in the sums. They are a ninth of its size, and the weight is read once. With `weights: once` the sums are
 kept beside the compute copies and made when weights change. The rung `fused_update` takes the sums' gradients as they
-are, so that demodulation never writes a gradient as large as the weight.
+are, so that demodulation never writes a gradient as large as the weight. Code: `kernels/weights/demodulate_group.py`.
 
 Why it should help. A layer of 512 x 512 x 3 x 3 is 9 MB: 2 microseconds of memory, but one kernel of few programs
 takes longer. Thirteen layers side by side fill the GPU. Each phase launches four to nine kernels instead of 39, or in

@@ -5,7 +5,7 @@ BF16. A transposed convolution wants it turned around. The gradient goes the sam
 over the uses. Here each convolution weight has a compute copy, scaled, in BF16 and in the layout of its convolution.
 Multi-tensor operations write the copies of all weights once after the optimizer's step, and every use reads them. A
 copy is a leaf of autograd: its BF16 gradient becomes the parameter's float32 gradient in a few launches. Parameters,
-moments and checkpoints stay in float32.
+moments and checkpoints stay in float32. Code: `stylegan_lite/weights.py`.
 
 Why it should help. Even in a CUDA graph an empty kernel takes half a microsecond and a small elementwise one nine
 tenths (results/claims). A step of the article's workload launches some hundreds that only do this to weights. D

@@ -8,7 +8,7 @@ does not change, so it runs beside that phase. Autograd would add up a leaf's gr
 collector of our own takes them instead (`kernels/linear/weight_gradients.py`) and leaves them in `.grad` after the
 join. With `fused_update` that stream also updates most weights of a main phase. Backward passes D's deep layers
 before the large maps, and all of G before its mapping. Their update begins there. The chain of activations is
-captured at a higher priority: if both streams have blocks ready, it goes first.
+captured at a higher priority: if both streams have blocks ready, it goes first. Code: `stylegan_lite/parallel.py`.
 
 Why it should help. At 4x4 to 32x32 the two gradients of a convolution each fill a fraction of a large GPU. Side by
 side they take the time of one. Work left over from large layers fills up the small ones that follow in G. A sum of

@@ -3,7 +3,8 @@
 Change. In the compiled phases the [1, 3, 3, 1] filter is four shifted slices of the image, weighted and summed along
 each dimension. It stands between ordinary convolutions, as in `fused_resample`, but in plain PyTorch. The compiler
 makes one pass of it, together with the scale, noise, bias and activation behind it. Lazy phases are not compiled, and
-there each slice would be a pass over memory. So they keep the filter folded into the weights.
+there each slice would be a pass over memory. So they keep the filter folded into the weights. Code:
+`stylegan_lite/resample.py`.
 
 Why it should help. A filter folded into the weights costs four times the convolution's FLOPs. It also costs passes to
 fold them and to bring blocks of pixels into place. A filter of its own costs one pass, and a compiler that fuses does

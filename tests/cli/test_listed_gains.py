@@ -67,3 +67,22 @@ def test_a_newer_run_of_selected_rungs_does_not_pass_for_the_gain_of_a_rung(tmp_
 
 def everything(rung):
     return {"rungs": {rung: "what it does"}, "ladders": {"full": "on from there"}, "workloads": {}}
+
+
+def test_show_tells_what_other_gpus_measured_by_both_clocks_and_nothing_that_must_not_be_quoted(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(listing, "RESULTS", tmp_path)
+    monkeypatch.setattr(ranking, "machines_here", lambda: ["amd-epyc"])
+    assert listing._elsewhere("bf16") == []
+    results.write(tmp_path / "nvidia-h200" / "stopped.json", two_clocks.run() | {"complete": False})
+    results.write(tmp_path / "nvidia-h200" / "few.json", two_clocks.run(2))
+    assert listing._elsewhere("bf16") == []
+    results.write(tmp_path / "nvidia-h200" / "whole.json", two_clocks.run())
+    results.write(tmp_path / "nvidia-h200" / "left-out.json", two_clocks.run(mode="leave-one-out"))
+    _, _, head, climbed, left_out = listing._elsewhere("bf16")
+    assert head.split() == ["gpu", "workload", "GPU's", "work", "step", "compared", "advice", "file"]
+    assert "1.26x faster" in climbed and "over channels_last" in climbed and "whole.json" in climbed
+    assert "ADOPT" not in climbed and "ADOPT" in left_out and "left-out.json" in left_out
+    monkeypatch.setattr(ranking, "machines_here", lambda: ["nvidia-h200"])
+    assert listing._elsewhere("bf16") == []  # `Here:` tells them

@@ -92,6 +92,20 @@ def test_the_same_gpu_in_another_host_then_any_gpu_is_named(
     assert first(path) == "for NVIDIA X, from the file that you named"
 
 
+def test_of_another_machine_the_longest_ladder_is_read_of_this_one_the_newest(
+    stored: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(stored, a_run(), "long.json")
+    short = a_run(started="2026-12-02T00:00:00+00:00")
+    short["rungs"] = short["rungs"][:3]
+    put(stored, short, "short.json")
+    assert "short.json" in succeed("recommend").stdout
+    this_machine(monkeypatch, "nvidia-h200", cores=8)
+    assert "long.json" in succeed("recommend").stdout
+    this_machine(monkeypatch, "nvidia-h100")
+    assert "long.json" in succeed("recommend").stdout
+
+
 def test_a_workload_is_told_by_its_name_and_its_fields(stored: Path, tmp_path: Path) -> None:
     _, fields = catalog.load_workload("article")
     put(stored, a_run(workload={**fields, "name": "article", "data": None}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 from ladder.base.text import amount, bounds, factor, fine_factor, ms
 from ladder.plan import modes
@@ -12,7 +13,7 @@ from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import link, span, table, text, under
 from ladder.report import gpus as picture
 from ladder.report import recommend_text, tables
-from ladder.report.advising import Sources
+from ladder.report.advising import ADOPT, Sources
 from ladder.report.recommend import recommend
 from ladder.report.view import Row, View, shown_gain, shown_top, shown_verdict, view
 from ladder.results import derive
@@ -335,11 +336,14 @@ def hosts(committed: Committed, names: list[str]) -> str:
 
 
 def recommended(committed: Committed, name: str) -> str:
-    """Return what one staircase recommends: the advice on each rung, the reasons, the units of practice."""
+    """Return what one run recommends: the advice on each rung, the units of practice, and why a rung is not ADOPT."""
     result = committed.ladder(name)
-    made = recommend(Sources(result, series.left_out_of(result, [*committed.best.values()]), {}))
-    reasons = "\n".join(f"- {text(line)}" for line in recommend_text.reasons(made))
-    return f"{recommend_text.tables(made)}\n\n{reasons}\n{_source(committed, result, view(result))}"
+    left_out = series.left_out_of(result, [*committed.best.values()])
+    alone = result.protocol.mode == LEAVE_ONE_OUT
+    made = recommend(Sources(None, result, {}) if alone else Sources(result, left_out, {}))
+    others = replace(made, rungs=tuple(each for each in made.rungs if each.advice != ADOPT))
+    reasons = "".join(f"- {text(line)}\n" for line in recommend_text.reasons(others))
+    return f"{recommend_text.tables(made)}\n\n{reasons}{_source(committed, result, view(result))}"
 
 
 TABLES: dict[str, Callable[..., str]] = {

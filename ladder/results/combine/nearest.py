@@ -46,7 +46,8 @@ def of_file(path: Path) -> Nearest:
 def find(folder: Path, workload: tuple[str, Plain] | None) -> Nearest:
     """Return the result below a folder that stands nearest to this machine, of a workload if one is given.
 
-    Among results that stand equally near, a staircase of highest standing is chosen, as `ladder report` does.
+    Among results that stand equally near, a staircase of highest standing is chosen, as `ladder report` does. Of other
+    machines it is the one with the most rungs.
 
     Raises:
         UserError: there is no result, or none of that workload; one line with the command that makes one.
@@ -67,9 +68,9 @@ def find(folder: Path, workload: tuple[str, Plain] | None) -> Nearest:
     same = [each for name in here for each in found if each[1].machine.name == name]
     if own or same:
         near = [each for each in own or same if each[1].machine.name == (own or same)[0][1].machine.name]
-        chosen = _best(near)
+        chosen = _best(near) if own else _longest(near)
         return _with_left_out(chosen, found, (OWN if own else SAME).format(_machine(chosen[1])), bool(own))
-    chosen = _best([each for each in found if each[1].machine.gpu] or found)
+    chosen = _longest([each for each in found if each[1].machine.gpu] or found)
     said = f"no result of this machine ({here[0]}) yet: this is advice for {_machine(chosen[1])}"
     return _with_left_out(chosen, found, said, here=False)
 
@@ -82,6 +83,16 @@ SAME = (
 
 def _best(near: list[Stored]) -> Stored:
     return max(near, key=lambda each: (_is_staircase(each[1]), *ranking.standing(each[1])))
+
+
+def _longest(near: list[Stored]) -> Stored:
+    """Return the staircase with the most timed rungs, among those of equal standing but for their time."""
+
+    def key(each: Stored) -> tuple[object, ...]:
+        *standing, started = ranking.standing(each[1])
+        return _is_staircase(each[1]), *standing, sum(rung.status == "ok" for rung in each[1].rungs), started
+
+    return max(near, key=key)
 
 
 def _is_own(result: Result, name: str) -> bool:
