@@ -279,7 +279,7 @@ def test_a_table_links_the_samples_where_the_charts_show_another_run(tmp_path: P
     (best,) = stored.best.values()
     assert stored.chart(best) == "ladder/nvidia-h200/ends.json" and not stored.is_best(best)
     alone = stored_runs(tmp_path / "alone", ends=ends)
-    assert alone.chart(best) == "charts/nvidia-h200-article-full-partial.md" and alone.is_best(best)
+    assert alone.chart(best) == "charts/nvidia-h200-article-full-some-rungs.md" and alone.is_best(best)
 
 
 # ---- what documents name ---------------------------------------------------------------------------------------------
