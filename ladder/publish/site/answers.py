@@ -143,6 +143,6 @@ def _top(panel: Panel | None, name: str = "") -> Answer | None:
 def _answer(row: Row, first: Row) -> Answer:
     total = words.whole(first.step_ms, row.step_ms, row.total, row.total_interval)
     made = Answer(row.title, short_ms(row.step_ms or 0.0), total)
-    if row.gpu is None:
+    if row.gpu is None or row.gpu.interval is None:  # of too few generations: not to be quoted
         return made
     return Answer(made.title, made.step, made.total, short_ms(row.gpu.ms), factor(row.gpu.total))

@@ -161,6 +161,16 @@ def test_the_article_s_rungs_of_a_run_of_full_go_before_an_older_run_without_gpu
     assert card.gpus[0].measured == "2026-11-20 and 2026-11-21"
 
 
+def test_a_gpu_time_of_too_few_generations_is_not_on_a_card(tmp_path):
+    made = two_clocks.run()
+    made["rungs"][-1] |= {"gpu_interval_ms": None, "gpu_verdict": "too few generations"}
+    (card,) = answers.cards(collected.groups(typed([(tmp_path / "a.json", made)]), [], tmp_path))
+    assert [(line.answers[0].step, line.answers[0].gpu) for line in card.lines] == [
+        ("160", "105"),
+        ("61.3", ""),
+    ]
+
+
 def test_a_top_that_is_not_decided_has_no_factor(tmp_path):
     """The factor is a mean over pairs, the times are medians: a noisy host's contradict each other."""
     made = two_clocks.run()
