@@ -326,6 +326,43 @@ def test_a_table_links_the_samples_where_the_charts_show_another_run(tmp_path: P
     assert alone.chart(best) == "charts/nvidia-h200-article-full-some-rungs.md" and alone.is_best(best)
 
 
+def unquotable(stored: Committed, text: str) -> list[str]:
+    """Return the results and charts that a document links and may not quote, whatever their names say."""
+    charts = {stored.chart(each).removesuffix(".md") for each in stored.best.values()}
+    charts |= {f"charts/gpus-article{end}" for end in ("", "-dark")}
+    for kind in ("claims", "kernels", "precision"):
+        charts |= {f"charts/{Path(name).stem}-{kind}" for name in stored.names(f"{kind}/*.json")}
+    found = []
+    for name in sorted(set(re.findall(r"\bresults/([\w./-]+)\.(?:md|json|png|txt)\b", text))):
+        if name.startswith("charts/"):
+            found += [name] * (name not in charts)
+        elif (stored.root / f"{name}.json").is_file():
+            found += [name] * (f"{name}.json" not in stored.names(f"{name}.json"))
+    return found
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in filling.documents(ROOT) if path.stem != "log"], ids=lambda path: path.stem
+)
+def test_no_document_but_the_log_links_a_stopped_run_or_one_of_few_generations(
+    stored: Committed, path: Path
+) -> None:
+    assert unquotable(stored, path.read_text(encoding="utf-8")) == []
+
+
+def test_links_of_stopped_runs_and_of_few_generations_are_seen(tmp_path: Path) -> None:
+    results.write(tmp_path / "results/upstream/a.json", {"complete": True, "protocol": {"rounds": 2}})
+    results.write(tmp_path / "results/upstream/b.json", {"complete": True, "protocol": {"rounds": 3}})
+    full = two_clocks.selected("baseline", two_clocks.TOP)
+    stored = stored_runs(tmp_path, whole=two_clocks.run(), stopped=full | {"complete": False})
+    names = ["upstream/a.md", "upstream/b.json", "charts/nvidia-h200-article-article.png",
+             "charts/nvidia-h200-article-full-partial.md", "ladder/nvidia-h200/stopped.json",
+             "ladder/nvidia-h200/whole.json", "charts/nvidia-h200-kernels.png"]  # fmt: skip
+    said = unquotable(stored, " ".join(f"[x](../results/{name})" for name in names))
+    assert said == ["charts/nvidia-h200-article-full-partial", "charts/nvidia-h200-kernels",
+                    "ladder/nvidia-h200/stopped", "upstream/a"]  # fmt: skip
+
+
 # ---- what documents name ---------------------------------------------------------------------------------------------
 
 
