@@ -119,7 +119,11 @@ def test_a_preloaded_library_is_named_without_its_folder():
 def test_which_gpu_and_where_files_lie_are_not_recorded(name):
     assert environment.recorded({name: "GPU-12345678"}) == {}
     older = {environment.KEY: {name: "GPU-12345678"}}  # as a version that took it down has stored it
-    assert environment.said(older[environment.KEY]) == [] == environment.differences(older, {environment.KEY: {}})
+    assert (
+        environment.said(older[environment.KEY])
+        == []
+        == environment.differences(older, {environment.KEY: {}})
+    )
 
 
 COMMANDS = {

@@ -58,7 +58,7 @@ def _agreement(first: Result, second: Result) -> str:
             fine_factor(gain.before),
             fine_factor(gain.after),
             across.told(gain),
-            text(row.lies_in) if gain.verdict in across.WORDS else "",  # the step's difference is not told here
+            text(row.lies_in) if gain.verdict in across.WORDS else "",  # else it is of the step
         ]
         for row in rows
         if (gain := row.gpu)

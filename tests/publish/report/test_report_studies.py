@@ -1,4 +1,4 @@
-"""The report's sections of profiles, ablations, maps and NVIDIA's step: what their files say, and nothing without a file."""
+"""The report's sections of studies and of NVIDIA's step: what their files say, and nothing without a file."""
 
 from __future__ import annotations
 
