@@ -42,8 +42,8 @@ def explain(
 
     No GPU is needed. A and B are rungs of one result, or two result files; a file stands for its top, and FILE:RUNG
     for a rung. The table has milliseconds and launches by category of kernels. A difference below the noise floor is
-    told as "no difference" and is not explained. A run on a GPU stores a profile of each rung. Two commits are
-    measured and explained by `ladder bench-compare`.
+    told as "no difference", an open verdict as "not decided"; neither is explained. A run on a GPU stores a profile of
+    each rung. Two commits are measured and explained by `ladder bench-compare`.
     """
     from ladder.report import explain as explaining
     from ladder.report import sides, tables

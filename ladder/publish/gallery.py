@@ -288,11 +288,14 @@ def _ladders() -> dict[str, set[str]]:
 
 
 def stem(result: Result) -> str:
-    """Return the name of a result's files without suffix: `nvidia-h200-article-full-leave-one-out-partial`."""
+    """Return the name of a result's files without suffix: `nvidia-h200-article-full-leave-one-out-partial`.
+
+    A stopped run is `partial`. One that ended by itself without every rung of the ladder is of `some-rungs`.
+    """
     words = [result.machine.name, result.workload["name"], ladder_of(result)]
     words += [mode for mode in [ranking.mode(result)] if mode not in (modes.CUMULATIVE, words[-1])]
     words += ["quick"] * result.protocol.quick + ["limited"] * bool(result.protocol.gpu_memory_limit_gb)
-    words += ["partial"] * (not result.complete or not _whole(result))
+    words += ["partial"] if not result.complete else ["some-rungs"] * (not _whole(result))
     return "-".join(map(text.slug, words))
 
 
@@ -303,14 +306,18 @@ def _whole(result: Result) -> bool:
 
 
 def _planned(result: Result) -> Sequence[modes.Planned]:
-    """Return the plan of the whole ladder of a run, in its mode, as of today; empty for a user's own ladder."""
+    """Return the plan of the whole ladder of a run, in its mode, as of today; empty for a user's own ladder.
+
+    A rung that the workload cannot have is no part of the recipes.
+    """
     name = ladder_of(result)
-    return _plan(name, ranking.mode(result)) if name in catalog.ladders() else ()
+    possible = {**needs.possible(dict.fromkeys(needs.OF_MACHINE), result.workload), needs.RANKS: None}
+    return _plan(name, ranking.mode(result), tuple(possible.items())) if name in catalog.ladders() else ()
 
 
 @functools.cache
-def _plan(ladder: str, mode: str) -> tuple[modes.Planned, ...]:
-    return tuple(modes.plan(mode, catalog.load_ladder(ladder), dict.fromkeys(needs.NEEDS)))
+def _plan(ladder: str, mode: str, possible: tuple[tuple[str, str | None], ...]) -> tuple[modes.Planned, ...]:
+    return tuple(modes.plan(mode, catalog.load_ladder(ladder), dict(possible)))
 
 
 def write_tables(result: Result, stem: Path) -> list[Path]:

@@ -15,8 +15,8 @@ from ladder.results import derive, judging, parts
 from ladder.results.combine import comparing
 from ladder.results.parts import Parts, Work
 from ladder.results.types import Result, RungResult
-from ladder.results.values import FASTER, SLOWER
-from ladder.results.words import Seen, word
+from ladder.results.values import FASTER, INSIDE, SLOWER
+from ladder.results.words import UNDECIDED, Seen, word
 
 GIB = 2**30
 SEEN = 0.005  # ms: less is 0.00 in a table
@@ -91,11 +91,12 @@ def _judged(first: RungResult, second: RungResult, *, gpu: bool) -> Seen | None:
 
 
 def sentence(found: Explained) -> str:
-    """Return what the difference is made of, in a sentence; or that there is no difference."""
+    """Return what the difference is made of, in a sentence; or that there is none, or that it is not decided."""
     first, second = found.names
     if not found.differs:
         why = word(found.gpu) or "the noise of GPU time is unknown"
-        return f"no difference: the GPU's work of {first} and {second} is not told apart ({why})"
+        told = "no difference" if found.gpu.verdict in INSIDE else UNDECIDED
+        return f"{told}: the GPU's work of {first} and {second} is not told apart ({why})"
     apart = found.after.parts.gpu_ms - found.before.parts.gpu_ms
     said = f"{abs(apart):.2f} ms {'less' if apart < 0 else 'more'} GPU work than {first}"
     return f"{second}: {said}: {parts.made_of(found.before.parts, found.after.parts)}"

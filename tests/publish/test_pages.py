@@ -12,9 +12,10 @@ import pytest
 
 from ladder.base.errors import UserError
 from ladder.publish.pages import __main__ as command
-from ladder.publish.pages import filling, ladders, machines
+from ladder.publish.pages import filling, ladders, machines, targets
 from ladder.publish.pages.committed import Committed
 from ladder.results import store as results
+from ladder.results.combine import gains as across
 from tests.support import committed, made_up, made_up_profile, two_clocks
 
 ROOT = committed.ROOT
@@ -195,6 +196,28 @@ def test_a_gpu_with_a_run_of_full_alone_is_shown_by_the_article_s_rungs_of_it(tm
     assert "| 199.0 |" not in ladders.gpus(stored_runs(tmp_path, older=older))
 
 
+def test_a_gpu_time_of_too_few_generations_is_no_number_of_a_document(tmp_path: Path) -> None:
+    made = two_clocks.run()
+    made["rungs"][-1] |= {"gpu_ms": 61.77, "gpu_interval_ms": None, "gpu_verdict": "too few generations"}
+    stored = stored_runs(tmp_path, a=made)
+    for shown in (ladders.gpus(stored), ladders.rungs(stored, "nvidia-h200/article/article")):
+        assert "| 68.20 | " in shown and "| too few generations | " in shown and "61.77" not in shown
+
+
+def test_what_lazy_phases_add_is_told_as_of_one_generation(tmp_path: Path) -> None:
+    made = two_clocks.selected("baseline", two_clocks.TOP)
+    for rung in made["rungs"]:
+        rung["rounds"][1]["lazy_ms"] = {"D_r1": 4.75, "G_pl": 4.14}
+    stored = stored_runs(tmp_path, a=made)
+    shown = ladders.lazy(stored, "nvidia-h200", "full")
+    assert shown.splitlines()[2].endswith("| FP32 baseline | 4.75 | 4.14 |")
+    assert shown.endswith("*of one generation of each run*\n")
+    assert targets.lazy(stored)[1:] == (
+        "4.75 ms and 4.14 ms",
+        "[file](@/results/ladder/nvidia-h200/a.json), generations: 3; these two are of one of them",
+    )
+
+
 def test_a_run_of_all_rungs_is_called_by_its_ladder() -> None:
     assert ladders._all_rungs(24, 24, "a.md") == "all 24 rungs of [`full`](@/results/a.md)"
 
@@ -211,6 +234,27 @@ def test_the_gains_of_two_gpus_stand_beside_each_other_and_a_third_makes_three_t
     assert pair[0] == "| rung | gain of GPU time, NVIDIA a | NVIDIA b |  | where it lies |"
     assert pair[-1].startswith("*all 7 gains agree within ") and "channels\\_last" in pair[2]
     assert ladders.agreement(stored_runs(tmp_path / "three", **runs)).count("gain of GPU time") == 3
+
+
+def test_gains_of_two_gpus_are_compared_as_the_command_compares_their_files(tmp_path: Path) -> None:
+    """The article's rungs of a run of `full` have the noise of the whole run; other code is told."""
+    names = [rung["name"] for rung in two_clocks.run()["rungs"]]
+    made = two_clocks.selected(*names, "conv_double_backward", two_clocks.TOP) | {"commit": "b" * 40}
+    for place, rung in enumerate(made["rungs"]):
+        apart = (-1) ** place * (0.001 if rung["name"] in names else 0.002)
+        for number, each in enumerate(rung["rounds"]):
+            each["profiled"] = [
+                cycle | {"gpu_ms": cycle["gpu_ms"] * (1 + number * apart)} for cycle in each["profiled"]
+            ]
+    made["machine"] |= {"name": "nvidia-b", "gpu": "NVIDIA B"}
+    stored = stored_runs(tmp_path, a=two_clocks.run(), b=made)
+    first, second = (stored.ladder(f"ladder/nvidia-h200/{name}.json") for name in "ab")
+    rows = across.compare(first, second, {})
+    shown = ladders.agreement(stored).splitlines()
+    assert [line.split(" | ")[3] for line in shown[2:9]] == [across.told(row.gpu) for row in rows]
+    assert shown[-1].endswith(f" · {across.OTHER_CODE}*")
+    made |= {"commit": two_clocks.run()["commit"]}
+    assert across.OTHER_CODE not in ladders.agreement(stored_runs(tmp_path, b=made))
 
 
 def test_a_table_of_memory_has_the_peaks_of_each_rung(tmp_path: Path) -> None:
@@ -279,7 +323,44 @@ def test_a_table_links_the_samples_where_the_charts_show_another_run(tmp_path: P
     (best,) = stored.best.values()
     assert stored.chart(best) == "ladder/nvidia-h200/ends.json" and not stored.is_best(best)
     alone = stored_runs(tmp_path / "alone", ends=ends)
-    assert alone.chart(best) == "charts/nvidia-h200-article-full-partial.md" and alone.is_best(best)
+    assert alone.chart(best) == "charts/nvidia-h200-article-full-some-rungs.md" and alone.is_best(best)
+
+
+def unquotable(stored: Committed, text: str) -> list[str]:
+    """Return the results and charts that a document links and may not quote, whatever their names say."""
+    charts = {stored.chart(each).removesuffix(".md") for each in stored.best.values()}
+    charts |= {f"charts/gpus-article{end}" for end in ("", "-dark")}
+    for kind in ("claims", "kernels", "precision"):
+        charts |= {f"charts/{Path(name).stem}-{kind}" for name in stored.names(f"{kind}/*.json")}
+    found = []
+    for name in sorted(set(re.findall(r"\bresults/([\w./-]+)\.(?:md|json|png|txt)\b", text))):
+        if name.startswith("charts/"):
+            found += [name] * (name not in charts)
+        elif (stored.root / f"{name}.json").is_file():
+            found += [name] * (f"{name}.json" not in stored.names(f"{name}.json"))
+    return found
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in filling.documents(ROOT) if path.stem != "log"], ids=lambda path: path.stem
+)
+def test_no_document_but_the_log_links_a_stopped_run_or_one_of_few_generations(
+    stored: Committed, path: Path
+) -> None:
+    assert unquotable(stored, path.read_text(encoding="utf-8")) == []
+
+
+def test_links_of_stopped_runs_and_of_few_generations_are_seen(tmp_path: Path) -> None:
+    results.write(tmp_path / "results/upstream/a.json", {"complete": True, "protocol": {"rounds": 2}})
+    results.write(tmp_path / "results/upstream/b.json", {"complete": True, "protocol": {"rounds": 3}})
+    full = two_clocks.selected("baseline", two_clocks.TOP)
+    stored = stored_runs(tmp_path, whole=two_clocks.run(), stopped=full | {"complete": False})
+    names = ["upstream/a.md", "upstream/b.json", "charts/nvidia-h200-article-article.png",
+             "charts/nvidia-h200-article-full-partial.md", "ladder/nvidia-h200/stopped.json",
+             "ladder/nvidia-h200/whole.json", "charts/nvidia-h200-kernels.png"]  # fmt: skip
+    said = unquotable(stored, " ".join(f"[x](../results/{name})" for name in names))
+    assert said == ["charts/nvidia-h200-article-full-partial", "charts/nvidia-h200-kernels",
+                    "ladder/nvidia-h200/stopped", "upstream/a"]  # fmt: skip
 
 
 # ---- what documents name ---------------------------------------------------------------------------------------------

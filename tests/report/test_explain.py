@@ -204,6 +204,10 @@ def test_a_difference_inside_the_noise_is_not_explained(tmp_path: Path) -> None:
     assert "elementwise" not in said and "appeared" not in said and "waiting" in said
     found = told("set_to_none", "cuda_graphs", path)
     assert not found["differs"] and not found["categories"] and not found["appeared"]
+    for open_ in ("too few generations", "ambiguous"):  # 503 and 33 ms of two generations are no equal ones
+        rung["gpu_verdict"] = open_
+        said = succeed("explain", "set_to_none", "cuda_graphs", written(path, made)).stdout
+        assert said.startswith("not decided: ") and f"({open_})" in said.splitlines()[0]
 
 
 def test_rungs_that_are_no_neighbours_are_judged_by_their_generations(tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ def test_one_run_shows_the_article_s_ladder_wherever_it_is_shown():
     assert gallery.chosen([older, full]) == [part, full] == gallery.chosen([full])
     assert gallery.chosen([older, full, good]) == [good, full]
     assert [gallery.stem(each) for each in (part, full)] == [
-        "nvidia-h200-article-article", "nvidia-h200-article-full-partial"
+        "nvidia-h200-article-article", "nvidia-h200-article-full-some-rungs"
     ]  # fmt: skip
     ends = typed(two_clocks.selected("baseline", two_clocks.TOP))
     assert gallery.chosen([older, ends]) == [older, ends]

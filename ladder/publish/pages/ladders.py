@@ -45,7 +45,9 @@ def _staircases(committed: Committed) -> list[Result]:
 
 def agreement(committed: Committed) -> str:
     """Return how the gains of GPU time on two GPUs compare, as `ladder compare` says it; a table for each pair."""
-    return "\n".join(_agreement(*pair) for pair in itertools.combinations(_staircases(committed), 2))
+    # A part of a run is compared as the whole run, whose noise its verdicts rest on.
+    runs = [committed.ladder(committed.path_of(each)) for each in _staircases(committed)]
+    return "\n".join(_agreement(*pair) for pair in itertools.combinations(runs, 2))
 
 
 def _agreement(first: Result, second: Result) -> str:
@@ -57,14 +59,15 @@ def _agreement(first: Result, second: Result) -> str:
             fine_factor(gain.before),
             fine_factor(gain.after),
             across.told(gain),
-            text(row.lies_in),
+            text(row.lies_in) if gain.verdict in across.WORDS else "",  # else it is of the step
         ]
         for row in rows
         if (gain := row.gpu)
     ]
     said = across.summary([(row.name, row.gpu) for row in rows], names[1])
     head = ["rung", f"gain of GPU time, {names[0]}", names[1], "", "where it lies"]
-    return f"{table(head, cells)}{under(text(said))}"
+    doubt = across.OTHER_CODE if across.other_code(first, second) else ""
+    return f"{table(head, cells)}{under(text(said), doubt)}"
 
 
 def _gpu(committed: Committed, result: Result, first: bool) -> str:
@@ -76,7 +79,7 @@ def _gpu(committed: Committed, result: Result, first: bool) -> str:
     ]
     if shown.has_gpu_time:
         columns += [
-            ("GPU ms", lambda row: ms(row.gpu.ms) if row.gpu else ""),
+            ("GPU ms", lambda row: _gpu_ms(row)[0]),
             ("GPU work", lambda row: answer(row.gpu.seen) if row.gpu else ""),
             ("step", lambda row: answer(row.seen)),
         ]
@@ -167,10 +170,14 @@ def _with_gpu_time(shown: View) -> tuple[list[str], Callable[[Row], list[str]]]:
     """Return the headings and cells of GPU time and of both gains of each rung."""
 
     def cells(row: Row) -> list[str]:
-        gpu = [ms(row.gpu.ms), span(row.gpu.interval), answer(row.gpu.seen)] if row.gpu else ["", "", ""]
-        return [*gpu, answer(row.seen)]
+        return [*_gpu_ms(row), answer(row.gpu.seen) if row.gpu else "", answer(row.seen)]
 
     return ["GPU ms", "95% interval", "GPU work", "step"], cells
+
+
+def _gpu_ms(row: Row) -> list[str]:
+    """Return GPU time and its interval. A figure without an interval has too few generations to be quoted."""
+    return [ms(row.gpu.ms), span(row.gpu.interval)] if row.gpu and row.gpu.interval else ["", ""]
 
 
 def memory(committed: Committed, name: str) -> str:
@@ -284,20 +291,19 @@ def _workload_row(committed: Committed, result: Result) -> list[str]:
 
 
 def lazy(committed: Committed, machine: str, ladder: str) -> str:
-    """Return the milliseconds that R1 and path length add to a step, at both ends of a ladder."""
-    head = ["workload", "rung", "R1 adds, ms", "95% interval", "path length adds, ms", "95% interval"]
+    """Return the milliseconds that R1 and path length add to a step, at both ends of a ladder.
+
+    They are measured in one generation of a run, so they have no interval.
+    """
     rows = []
     for result in climbed(committed, machine, ladder):
         timed = [rung for rung in result.rungs if rung.status == "ok"]
         for rung in (timed[0], timed[-1]):
             costs = derive.lazy_costs(rung)
-            cells = [cell for phase in ("D_r1", "G_pl") for cell in _cost(costs.get(phase))]
+            cells = [ms(costs[phase][0]) if phase in costs else "" for phase in ("D_r1", "G_pl")]
             rows.append([f"`{result.workload['name']}`", text(rung.title), *cells])
-    return table(head, rows, 2)
-
-
-def _cost(cost: tuple[float, tuple[float, float] | None] | None) -> list[str]:
-    return ["", ""] if cost is None else [ms(cost[0]), span(cost[1])]
+    said = table(["workload", "rung", "R1 adds, ms", "path length adds, ms"], rows, 2)
+    return f"{said}{under('of one generation of each run')}" if rows else said
 
 
 def staircases(committed: Committed, machine: str, workload: str, ladder: str) -> list[str]:

@@ -84,9 +84,8 @@ def lazy(committed: Committed) -> Row:
         return _absent(target, "ladder run --ladder full")
     top = _top(found[0])
     costs = derive.lazy_costs(top)
-    found_ms = [(ms(costs[phase][0]), span(costs[phase][1])) for phase in ("D_r1", "G_pl")]
-    seen = [f"{middle} ms" + (f" ({between})" if between else "") for middle, between in found_ms]
-    return target, " and ".join(seen), _file(top, found[1])
+    seen = [f"{ms(costs[phase][0])} ms" for phase in ("D_r1", "G_pl")]
+    return target, " and ".join(seen), f"{_file(top, found[1])}; these two are of one of them"
 
 
 def upstream(committed: Committed) -> Row:

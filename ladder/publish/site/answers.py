@@ -80,6 +80,7 @@ def _card(workload: str, groups: Sequence[Group], reports: Mapping[int, str]) ->
     if not machines:
         return None
     told = (tops[ARTICLE], highest[ARTICLE], tops[FULL], highest[FULL])
+    last = catalog.load_ladder(ARTICLE).rungs[-1].name
     columns = [_told(machine, told) or _told(machine, tuple(best.values())) for machine in machines]
     titles = ("the article's top", "the article's highest rung that ran")
     titles += ("the top of full", "the highest rung of full that ran")
@@ -88,10 +89,13 @@ def _card(workload: str, groups: Sequence[Group], reports: Mapping[int, str]) ->
         Line(title, [_top(found.get(machine)) for machine in machines])
         for title, found in zip(titles, told, strict=True)
     ]
+    for place, machine in enumerate(machines):  # a run of selected rungs of `full` may hold the article's top
+        longer = tops[FULL].get(machine) or highest[FULL].get(machine)
+        lines[1].answers[place] = lines[1].answers[place] or _top(longer, last)
     gpus = [_gpu(panels, reports) for panels in columns]
     article = next(iter(tops[ARTICLE].values()), columns[0][0]).shown.rows
     rows = [row for row in article if row.article_ms and row.article_total]
-    if workload == ARTICLE and rows and rows[-1].name == catalog.load_ladder(ARTICLE).rungs[-1].name:
+    if workload == ARTICLE and rows and rows[-1].name == last:
         gpus.append(Gpu("the article", columns[0][0].shown.reference.partition(",")[0], ()))
         for line, row in zip(lines, (rows[0], rows[-1], None, None, None), strict=True):
             said = Answer(row.title, short_ms(row.article_ms), factor(row.article_total)) if row else None
@@ -130,15 +134,15 @@ def _baseline(panels: Sequence[Panel]) -> Answer | None:
     return next((_answer(row, row) for row in rows if row.name == "baseline" and row.step_ms), None)
 
 
-def _top(panel: Panel | None) -> Answer | None:
-    """Return the highest rung with a number, above the lowest."""
+def _top(panel: Panel | None, name: str = "") -> Answer | None:
+    """Return the highest rung with a number, or the one of that name; None if it is the lowest or has none."""
     rows = [row for row in panel.shown.rows if row.step_ms] if panel else []
-    return _answer(rows[-1], rows[0]) if len(rows) > 1 else None
+    return next((_answer(row, rows[0]) for row in rows[:0:-1] if name in ("", row.name)), None)
 
 
 def _answer(row: Row, first: Row) -> Answer:
     total = words.whole(first.step_ms, row.step_ms, row.total, row.total_interval)
     made = Answer(row.title, short_ms(row.step_ms or 0.0), total)
-    if row.gpu is None:
+    if row.gpu is None or row.gpu.interval is None:  # of too few generations: not to be quoted
         return made
     return Answer(made.title, made.step, made.total, short_ms(row.gpu.ms), factor(row.gpu.total))

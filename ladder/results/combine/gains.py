@@ -22,6 +22,7 @@ from ladder.stats.nested import Difference
 
 MACHINE = ("gpu", "cpu", "cores", "device")
 WORDS = {FASTER: "gains more", SLOWER: "gains less"}  # on the second machine
+OTHER_CODE = "the two measured other code, so a gain that differs may be the code's"
 _SEEN = 0.0005  # a share that is told as 0.0%
 _OVER = {modes.CUMULATIVE: "over the rung before", modes.LEAVE_ONE_OUT: "on top of all others"}
 Pair = tuple[str, str]  # the rung that a gain is over, and the rung that gains
@@ -53,6 +54,11 @@ class Row:
 def other_machine(before: Result, after: Result) -> bool:
     """Return whether two machines measured, so that gains say more than times."""
     return any(getattr(before.machine, key) != getattr(after.machine, key) for key in MACHINE)
+
+
+def other_code(before: Result, after: Result) -> bool:
+    """Return whether the two may have measured other code."""
+    return bool(code_digest.differences(head(before), head(after)))
 
 
 def compare(before: Result, after: Result, reasons: Mapping[str, str]) -> list[Row]:
@@ -190,8 +196,8 @@ def lines(before: Result, after: Result, rows: list[Row]) -> list[str]:
     mode = before.protocol.mode or modes.CUMULATIVE
     first, second = _names(before, after)
     made = []
-    if code_digest.differences(head(before), head(after)):
-        made.append("warning: the two measured other code, so a gain that differs may be the code's")
+    if other_code(before, after):
+        made.append(f"warning: {OTHER_CODE}")
     made.append(f"gains {_OVER.get(mode, 'over the first')}, on {first} and on {second}:")
     wide = max(len(row.name) for row in rows)
     clocks = any(row.gpu for row in rows)

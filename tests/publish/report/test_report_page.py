@@ -101,6 +101,7 @@ def test_each_part_says_what_its_files_say(whole: found.Found) -> None:
     )
     assert "0.91x ambiguous" in said["verdicts"] and "95% interval" in said["verdicts"]
     assert "52.8" in said["categories"] and "4,080 launches" in said["categories"]
+    assert "ms a stepconvolution" in said["categories"]  # a row a rung: a column each is wider than paper
     assert (
         "12.22 ms less GPU work than baseline" in said["steps"]
         and said["steps"].count("GPU time of that") == 4

@@ -1,4 +1,4 @@
-"""The report's sections of profiles, ablations and maps: what their files say, and nothing without a file."""
+"""The report's sections of studies and of NVIDIA's step: what their files say, and nothing without a file."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from ladder.base.errors import UserError
 from ladder.base.records import plain
 from ladder.publish.report import found, page
-from ladder.publish.report.sections import ablation, maps, profiles, studies
+from ladder.publish.report.sections import ablation, maps, profiles, studies, upstream
 from ladder.results import store
 from ladder.results.types import head
 from tests.publish.report.test_report_page import RUN, Page
-from tests.support import made_up_ablation, made_up_profile, made_up_study
+from tests.support import committed, made_up_ablation, made_up_profile, made_up_study
 
-MODULES = {"profiles": profiles, "ablation": ablation, "maps": maps}
+MODULES = {"profiles": profiles, "ablation": ablation, "maps": maps, "upstream": upstream}
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +28,9 @@ def machine() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def folder(machine: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of results beside the run: two profiles, an ablation, a map and a training that grows."""
+    """A folder of results beside the run: two profiles, an ablation, two maps, and NVIDIA's step as it was timed."""
     results = tmp_path_factory.mktemp("results")
+    timed = json.loads(committed.file("results/upstream/nvidia-h200-article.json").read_text())
     files = {
         "profile/h100-article-bf16": made_up_profile.of_profile(machine, "bf16", made_up_profile.FUSED),
         "profile/h100-article-baseline": made_up_profile.of_profile(
@@ -38,6 +39,7 @@ def folder(machine: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
         "ablation/h100-article": made_up_ablation.of_ablation(machine),
         "map/h100-article": made_up_ablation.of_map(machine),
         "map/h100-article-grown": made_up_ablation.of_map(machine, 25_000_000),
+        "upstream/h100-article": timed | {"machine": machine},
     }
     for name, data in files.items():
         path = results / f"{name}.json"
@@ -71,7 +73,7 @@ def test_each_study_has_its_place_on_the_page(text: str) -> None:
 
 def test_a_page_without_their_files_has_none_of_them(folder: Path) -> None:
     alone = found.find([RUN], folder / "nothing")
-    assert [module.section(alone) for module in MODULES.values()] == [None] * 3
+    assert [module.section(alone) for module in MODULES.values()] == [None] * len(MODULES)
 
 
 def test_categories_stand_side_by_side_in_the_ladders_order_with_the_change(whole: found.Found) -> None:
@@ -104,6 +106,13 @@ def test_maps_have_heat_maps_and_hours(whole: found.Found, text: str) -> None:
     assert "25,000,000 images take" in said and "batch 64" in said
     section = text.partition('<section id="maps"')[2].partition("</section>")[0]
     assert section.count("<picture>") == 2
+
+
+def test_nvidia_s_step_has_three_contenders_by_both_clocks_and_its_phases(whole: found.Found) -> None:
+    said = part(whole, "upstream")
+    assert "NVIDIA's stylegan2" in said and "the same, patched" in said and "ours, " in said
+    assert "by the wall clock, paired by round" in said and "its GPU time is" in said
+    assert "By phase" in said and "D_r1" in said and "its fast double backward off" in said
 
 
 def test_a_mark_of_a_file_stands_in_its_part(whole: found.Found) -> None:

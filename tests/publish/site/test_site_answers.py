@@ -53,6 +53,28 @@ def test_the_top_is_that_of_the_run_which_holds_it_and_no_lower_rung_s(tmp_path)
     assert card.lines[1].answers[0].title == more["rungs"][-1]["title"]
 
 
+@pytest.mark.parametrize("norm", ["demod", "instance"])
+def test_a_run_of_the_ends_of_full_says_the_article_s_top_and_the_top_that_its_workload_can_have(
+    tmp_path, norm
+):
+    ends = two_clocks.selected("baseline", "fused_act", two_clocks.TOP)
+    ends["workload"] |= {"norm": norm}
+    if norm == "instance":  # it has no weights to demodulate, so its top lacks that rung
+        ends["rungs"][-1]["recipe"] |= {"demodulation": "modules"}
+    (card,) = answers.cards(collected.groups(typed([(tmp_path / "a.json", ends)]), [], tmp_path))
+    said = {line.title: (line.answers[0].step, line.answers[0].total) for line in card.lines}
+    assert said == {
+        "baseline": ("160", "1.00x"),
+        "the article's top": ("61.3", "2.61x"),
+        "the top of full": ("40.0", "4.00x"),
+    }
+    ends["workload"] |= {"norm": "demod"}
+    ends["rungs"][-1]["recipe"] |= {"demodulation": "modules"}
+    (card,) = answers.cards(collected.groups(typed([(tmp_path / "a.json", ends)]), [], tmp_path))
+    titles = ["baseline", "the article's top", "the highest rung of full that ran"]
+    assert [line.title for line in card.lines if line.answers[0]] == titles
+
+
 def test_a_card_has_the_notes_days_and_report_of_the_runs_whose_numbers_it_shows(tmp_path):
     """An older, longer run that was stopped is in the list of every rung, and says nothing on the card."""
     longer = two_clocks.selected("baseline", "bf16", "fused_norm", "cuda_graphs") | {"complete": False}
@@ -99,7 +121,7 @@ def test_a_run_that_ended_at_an_older_top_is_told_by_the_name_of_its_last_rung(t
     groups = collected.groups(typed(found), [], tmp_path)
     (card,) = answers.cards(groups)
     said = {line.title: line.answers[0] for line in card.lines if line.answers[0]}
-    assert list(said) == ["baseline", "the highest rung of full that ran"]
+    assert list(said) == ["baseline", "the article's top", "the highest rung of full that ran"]
     told = said["the highest rung of full that ran"]
     assert (told.title, told.step) == ("the top of then", "39.0") and card.gpus[0].measured == "2026-11-20"
     text = front.page(groups, front.Histories({}, {}), [], [], {}, {})
@@ -137,6 +159,16 @@ def test_the_article_s_rungs_of_a_run_of_full_go_before_an_older_run_without_gpu
     )  # as good: the article's own goes first
     (card,) = answers.cards(collected.groups(typed(found), [], tmp_path))
     assert card.gpus[0].measured == "2026-11-20 and 2026-11-21"
+
+
+def test_a_gpu_time_of_too_few_generations_is_not_on_a_card(tmp_path):
+    made = two_clocks.run()
+    made["rungs"][-1] |= {"gpu_interval_ms": None, "gpu_verdict": "too few generations"}
+    (card,) = answers.cards(collected.groups(typed([(tmp_path / "a.json", made)]), [], tmp_path))
+    assert [(line.answers[0].step, line.answers[0].gpu) for line in card.lines] == [
+        ("160", "105"),
+        ("61.3", ""),
+    ]
 
 
 def test_a_top_that_is_not_decided_has_no_factor(tmp_path):

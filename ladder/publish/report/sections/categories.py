@@ -94,13 +94,15 @@ def _bar(rung: RungResult, found: Parts) -> html.Bar:
 
 
 def _table(known: list[tuple[RungResult, Parts]]) -> list[list[str]]:
-    """Return the table of every category, those of fused kernels apart, a column for each rung."""
+    """Return a row for each rung and a column for every category, those of fused kernels apart, the heaviest first.
+
+    Names of categories have spaces to break at, and names of rungs have none: 25 of them are wider than paper.
+    """
     names = list(dict.fromkeys(name for _, each in known for name in each.shown))
     total = {name: sum(each.shown[name].ms for _, each in known if name in each.shown) for name in names}
-    rows = [["ms a step", *(html.name(rung.name) for rung, _ in known)]]
-    for name in sorted(names, key=lambda each: -total[each]):
-        cells = [f"{each.shown[name].ms:.2f}" if name in each.shown else "0.00" for _, each in known]
-        rows.append([html.name(name), *cells])
-    rows.append(["GPU time of that cycle", *(f"{each.gpu_ms:.2f}" for _, each in known)])
-    rows.append(["waiting", *(f"{_waiting(rung):.2f}" for rung, _ in known)])
+    order = sorted(names, key=lambda each: -total[each])
+    rows = [["ms a step", *map(html.name, order), "GPU time of that cycle", "waiting"]]
+    for rung, each in known:
+        cells = [f"{each.shown[name].ms:.2f}" if name in each.shown else "0.00" for name in order]
+        rows.append([html.name(rung.name), *cells, f"{each.gpu_ms:.2f}", f"{_waiting(rung):.2f}"])
     return rows

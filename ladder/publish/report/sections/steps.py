@@ -33,7 +33,7 @@ def section(found: Found) -> Section | None:
         "steps",
         "Why: each step explained",
         html.joined([_one(each) for each in explained]),
-        "As `ladder explain A B` says it. A difference inside the noise is told as none, and not explained.",
+        "As `ladder explain A B` says it. A difference inside the noise, or not decided, is not explained.",
     )
 
 
