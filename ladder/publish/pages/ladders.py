@@ -9,6 +9,7 @@ from dataclasses import replace
 from ladder.base.text import amount, bounds, factor, fine_factor, ms
 from ladder.plan import modes
 from ladder.publish import gallery
+from ladder.publish.pages import studies
 from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import link, span, table, text, under
 from ladder.report import gpus as picture
@@ -26,7 +27,7 @@ CUMULATIVE, LEAVE_ONE_OUT = modes.CUMULATIVE, modes.LEAVE_ONE_OUT
 
 
 def gpus(committed: Committed) -> str:
-    """Return the article's ladder on every GPU, with one row of the ladder `full`.
+    """Return the article's ladder on every GPU, with a row of the ladder `full` and of NVIDIA's own step.
 
     A GPU without a decided run of the article's ladder is shown by its rungs in the run of `full`. Once a GPU has whole
     generations, which may be quoted, GPUs with older results alone are left out.
@@ -104,6 +105,9 @@ def _gpu(committed: Committed, result: Result, first: bool) -> str:
         cells = [cell(top) if heading in shown_here else "" for heading, cell in columns]
         cells[0] = name
         rows.append(cells)
+    if theirs := studies.nvidias(committed, result.machine.name, gallery.ARTICLE):
+        told = dict(zip(("rung", "ms/step", "GPU ms"), theirs, strict=True))
+        rows.append([told.get(heading, "") for heading, _ in columns])
     head = [heading for heading, _ in columns]
     return f"**{result.machine.gpu}**, `article`\n\n{table(head, rows)}{_source(committed, result, shown, brief=True)}"
 

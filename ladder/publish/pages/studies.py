@@ -12,6 +12,7 @@ from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import absent, link, span, table, text, under
 from ladder.results import words
 from ladder.results.types import Plain
+from ladder.stats.estimates import median
 from ladder.studies.claims import page, registry
 from ladder.studies.claims.schema import Claims
 from ladder.studies.claims.schema import of_data as claims_of
@@ -50,6 +51,16 @@ def upstream(committed: Committed, machine: str) -> str:
             first = _linked(plain(result), name) if side == UPSTREAM else ""
             rows.append([first, text(step), wall, interval, gpu, main, *both, rounds])
     return table(head, rows, 2)
+
+
+def nvidias(committed: Committed, machine: str, workload: str) -> tuple[str, str, str] | None:
+    """Return NVIDIA's step on a GPU: its name, ms a step, GPU ms; or None without a result."""
+    for name in committed.names(f"upstream/{machine}-{workload}.json"):
+        result = build(Upstream, committed.read(name))
+        gpu = upstreams.gpu_times(result).get(UPSTREAM, {}).values()
+        wall, busy = ms(result.program(UPSTREAM).step_ms), ms(median([*gpu]) if gpu else None)
+        return "NVIDIA's own", wall, busy
+    return None
 
 
 def patched(committed: Committed, machine: str) -> str:

@@ -352,6 +352,9 @@ def test_gpu_times_reach_the_report(finished: Path, tmp_path: Path) -> None:
         {len(row) for row in steps}
     ) == 1
     assert [row[8] for row in steps[2:]] == ["", "2.00x", "4.00x"]
+    name, wall, busy = studies.nvidias(Committed(tmp_path), "m", "least") or ("", "", "")
+    assert (name, busy) == ("NVIDIA's own", "40.00") and float(wall) > 0
+    assert studies.nvidias(Committed(tmp_path), "m", "article") is None
     assert "ours, its GPU time is 4.00 times less (95%: 4.00-4.00)" in said
 
 
