@@ -230,9 +230,9 @@ class Conv(ScaledWeight):
         if self.spare:
             weight = F.pad(weight.to(convolution_dtype(weight)), (0, 0, 0, 0, 0, self.spare))
         if self.down:
-            image, x = x, conv_down(x, weight, self.recipe.resample, by=by, filtered=self.shares_filter)
+            read, x = x, conv_down(x, weight, self.recipe.resample, by=by, filtered=self.shares_filter)
             if self.shares_filter:  # Nothing else reads it.
-                spent(image)
+                spent(read)
         else:
             x = by.conv2d(x, weight, padding=weight.shape[-1] // 2)
             if self.shares_filter:

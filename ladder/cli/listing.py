@@ -14,8 +14,9 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.yamlfile import remarks
 from ladder.cli import options
-from ladder.plan import catalog, modes
+from ladder.plan import catalog
 from ladder.results import parts, ranking, values, words
+from ladder.results.publishable import publishable
 from ladder.results.types import Gain, RungResult, given
 from stylegan_lite.config import suggestion
 
@@ -224,14 +225,14 @@ def _elsewhere(name: str) -> list[str]:
 
 
 def _may_be_quoted(result: ranking.Result, name: str) -> bool:
-    """Return whether a whole run compares the rung by both clocks."""
-    rung, limited = ranking.rung_of(result, name), result.protocol.gpu_memory_limit_gb
-    compared = bool(rung and rung.gain and rung.gpu_gain)
-    few = ranking.fewest_rounds(result) < ranking.results.FEWEST_ROUNDS
-    return compared and result.complete and not (few or limited or result.protocol.quick)
+    """Return whether a publishable run compares the rung by both clocks."""
+    rung = ranking.rung_of(result, name)
+    return bool(rung and rung.gain and rung.gpu_gain) and not publishable(result)
 
 
 def _measured(name: str, path: Path, result: ranking.Result) -> list[str]:
+    from ladder.results import judging
+
     rung = ranking.rung_of(result, name)
     assert rung and rung.gain and rung.gpu_gain  # as `_may_be_quoted` has seen
     by_gpu, by_step = (
@@ -240,12 +241,7 @@ def _measured(name: str, path: Path, result: ranking.Result) -> list[str]:
     )
     over, advice = f"over {texts.plain(rung.gain.against)}", ""
     if ranking.mode(result) == ranking.LEAVE_ONE_OUT:
-        whole = ranking.rung_of(result, modes.ALL)
-        by_clock = rung.gpu_verdict if whole and whole.kind == rung.kind else None
-        over, advice = (
-            f"over {result.ladder.name} {rung.title}",
-            modes.advice(by_clock or "", rung.verdict or ""),
-        )
+        over, advice = f"over {result.ladder.name} {rung.title}", judging.advice(result, rung)
     where = [result.machine.gpu or result.machine.name, str(result.workload["name"])]
     return [*map(texts.plain, (*where, by_gpu, by_step, over, advice)), os.path.relpath(path)]
 

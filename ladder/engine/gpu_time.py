@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ladder.base.protocol import CYCLE_STEPS
 
 PROFILED = 2  # cycles of each process
-RECORDINGS = 2  # at most, of a process whose GPU time cannot be true
+RECORDINGS = 2  # at most, of a process whose cycles do not count
 REST_S = 1.0  # at most, before each profiled cycle
 # Of the wall time: a captured step's kernels cannot take longer than its cycle. The profiler adds to each kernel.
 BEYOND, ADDED_US = 1.005, 0.2
@@ -26,6 +26,28 @@ def rest_s(samples_s: Sequence[float], captured: bool) -> float:
     A GPU at its power limit slows down in cycles without a pause. Visits have one, too.
     """
     return min(CYCLE_STEPS * statistics.median(samples_s), REST_S) if captured and samples_s else 0.0
+
+
+def recorded(
+    record: Callable[[float], dict[str, Any]], samples_s: Sequence[float], captured: bool
+) -> tuple[dict[str, Any], str | None]:
+    """Record profiled cycles of a process, and once more if they do not count.
+
+    A first cycle may allocate, so that the second launches fewer kernels; and a GPU may be slower for a while.
+
+    Args:
+        record: returns `cycles` and `gpu_void`; it gets the seconds of rest before each cycle.
+        samples_s: seconds of a step in each timed cycle.
+
+    Returns:
+        (what was recorded last, why it does not count or None)
+    """
+    for _ in range(RECORDINGS):
+        found = record(rest_s(samples_s, captured))
+        void = found["gpu_void"] or beyond(found["cycles"], samples_s, captured)
+        if not void:
+            break
+    return found, void
 
 
 def beyond(cycles: list[dict[str, Any]] | None, samples_s: Sequence[float], captured: bool) -> str | None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ladder.base.records import needed, record
 from ladder.base.rules import items, number
 from ladder.engine import lanes
-from ladder.engine.gpu_time import PROFILED, beyond, is_captured, rest_s
+from ladder.engine.gpu_time import PROFILED, is_captured, recorded
 from ladder.engine.pool import TUNING, Pool, Worker, WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.machine import gpu_state, neighbours
@@ -62,6 +62,7 @@ def in_fresh_process(worker: Worker, task: Task, visits: Visits, cycles: int) ->
     _build(worker, task, visits)
     prepared = _prepare(worker, task)
     found: Plain = {}
+    void: str | None = None
     before = neighbours.sample()
     with visits.watched({worker.pid}) as state:
         seen = worker.call("visit", cycles=cycles, settle_s=0, settle_cycles=0, main=False)
@@ -69,19 +70,18 @@ def in_fresh_process(worker: Worker, task: Task, visits: Visits, cycles: int) ->
             raise WorkerFailure("oom", reason, seen)
         if task.device == "cuda":
             worker.call("profile", part="load")
-            rest = rest_s(seen["samples_s"], is_captured(task.recipe))
-            found = worker.call("profile", part="record", rest_s=rest)
-            if found.get("gpu_void"):  # a first cycle may allocate, so that the second launches fewer kernels
-                found = worker.call("profile", part="record", rest_s=rest)
+            found, void = recorded(
+                lambda rest: worker.call("profile", part="record", rest_s=rest),
+                seen["samples_s"],
+                is_captured(task.recipe),
+            )
     share = neighbours.share(before, neighbours.sample())
     cycled = found.get("cycles") or []
-    samples = seen["samples_s"]
-    void = found.get("gpu_void") or beyond(cycled, samples, is_captured(task.recipe))
     if reason := gpu_state.void_reason(state):
         raise WorkerFailure("invalid", reason)
     used = prepared | seen
     return _look(
-        [1000 * s for s in samples],
+        [1000 * s for s in seen["samples_s"]],
         [] if void else cycled,
         prepared["prepare_s"],
         used.get("device_used_bytes"),

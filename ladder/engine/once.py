@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base.locks import device_lock
-from ladder.engine.gpu_time import RECORDINGS, beyond, is_captured, rest_s
+from ladder.engine.gpu_time import is_captured, recorded
 from ladder.engine.pool import Pool, Worker, WorkerFailure, plain
 from ladder.machine import system
 
@@ -75,14 +75,11 @@ def _profiled(
     """Profile whole cycles of a process that is never timed again. Return gpu_s and gpu_void of `measure_once`."""
     if device != "cuda":
         return {"gpu_s": None, "gpu_void": None}
-    captured = is_captured(recipe)
     try:
         worker.call("profile", part="load")
-        for _ in range(RECORDINGS):
-            seen = worker.call("profile", part="record", rest_s=rest_s(samples_s, captured))
-            void = seen["gpu_void"] or beyond(seen["cycles"], samples_s, captured)
-            if not void:
-                break
+        seen, void = recorded(
+            lambda rest: worker.call("profile", part="record", rest_s=rest), samples_s, is_captured(recipe)
+        )
     except WorkerFailure as failure:  # the wall times stand
         return {"gpu_s": None, "gpu_void": failure.reason}
     cycles = seen["cycles"]

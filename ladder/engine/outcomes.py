@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder.engine.gpu_time import PROFILED, beyond, is_captured
+from ladder.engine.gpu_time import PROFILED, is_captured
 from ladder.engine.pool import Worker, WorkerFailure
 from ladder.machine import gpu_state, neighbours
 from ladder.results import record
@@ -73,6 +73,7 @@ class Process:
     visit_s: float = 0.0
     finished: dict[str, Any] = field(default_factory=dict)
     profiled: dict[str, Any] = field(default_factory=dict)
+    gpu_void: str | None = None  # why the profiled cycles do not count
     choices: list[dict[str, Any]] | None = None
     after: str | None = None
     problem: str | None = None  # of the timed step, found after timing
@@ -80,11 +81,6 @@ class Process:
     def samples_s(self) -> list[float]:
         """Return the seconds of a step in each timed cycle."""
         return [sample for visit in self.visits for sample in visit["samples_s"]]
-
-    def gpu_void(self) -> str | None:
-        """Return why the profiled cycles do not count, or None."""
-        void: str | None = self.profiled["gpu_void"]
-        return void or beyond(self.profiled["cycles"], self.samples_s(), self.program.is_captured())
 
 
 def new_round(number: int, process: Process) -> dict[str, Any]:
@@ -105,7 +101,7 @@ def new_round(number: int, process: Process) -> dict[str, Any]:
     made["still_s"] = max(waits) if len(waits) == len(process.still_s) and waits else None
     if process.profiled:
         made["profiled"] = process.profiled["cycles"]
-        made["gpu_void"] = process.gpu_void()
+        made["gpu_void"] = process.gpu_void
     if process.after:
         made["after"] = process.after
     states = [visit["gpu"] for visit in process.visits if visit.get("gpu")]

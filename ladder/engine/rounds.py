@@ -24,7 +24,7 @@ from typing import Any
 from ladder.base.errors import UserError
 from ladder.base.locks import device_lock
 from ladder.engine import lanes
-from ladder.engine.gpu_time import RECORDINGS, rest_s
+from ladder.engine.gpu_time import recorded
 from ladder.engine.outcomes import Process, Program, Visited, new_round
 from ladder.engine.pool import TUNING, Pool, WorkerFailure
 from ladder.engine.visit import Visits
@@ -305,30 +305,30 @@ class Interleaved:
         if not process.program.profiled:
             return
         try:
-            for _ in range(RECORDINGS):
-                self._record(process)
-                if not process.gpu_void():
-                    return
+            process.worker.call("profile", part="load")
+            process.profiled, process.gpu_void = recorded(
+                functools.partial(self._record, process), process.samples_s(), process.program.is_captured()
+            )
         except WorkerFailure as failure:
             if failure.status != "failed" or "did" not in failure.reply:
                 raise
-            process.profiled = {"cycles": None, "profile": None, "gpu_void": failure.reason}
+            process.profiled, process.gpu_void = {"cycles": None, "profile": None}, failure.reason
 
-    def _record(self, process: Process) -> None:
-        process.worker.call("profile", part="load")
+    def _record(self, process: Process, rest_s: float) -> dict[str, Any]:
         with contextlib.ExitStack() as alone:
             alone.enter_context(self.gpu)
             self.on_phase(process.program, "profile")
             state = alone.enter_context(self.visits.watched({process.worker.pid}))
-            process.profiled = process.worker.call(
+            found = process.worker.call(
                 "profile",
                 part="kinds" if process.program.kinds else "record",
                 cycles=process.program.profiled,
-                rest_s=rest_s(process.samples_s(), process.program.is_captured()),
+                rest_s=rest_s,
                 on_progress=lambda _: alone.close(),
             )
-        for cycle in process.profiled["cycles"] or []:
+        for cycle in found["cycles"] or []:
             cycle["sm_mhz"] = state.get("sm_mhz")
+        return found
 
     def _prove(self, process: Process) -> None:
         if process.program.prove:

@@ -12,7 +12,6 @@ from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import absent, link, span, table, text, under
 from ladder.results import words
 from ladder.results.types import Plain
-from ladder.stats.estimates import median
 from ladder.studies.claims import page, registry
 from ladder.studies.claims.schema import Claims
 from ladder.studies.claims.schema import of_data as claims_of
@@ -26,7 +25,7 @@ from ladder.studies.scale.record import Result as Scaled
 from ladder.studies.sustain import report as sustaining
 from ladder.studies.sustain.record import Result as Sustained
 from ladder.studies.upstream import report as upstreams
-from ladder.studies.upstream.record import OURS, PATCHED, UPSTREAM, Ratio, gpu_ratio
+from ladder.studies.upstream.record import OURS, PATCHED, UPSTREAM, Ratio, gpu_ms, gpu_ratio
 from ladder.studies.upstream.record import Result as Upstream
 
 LARGE = (128, 129, 256, 257)  # pixels a side; one more behind a transposed convolution
@@ -57,9 +56,7 @@ def nvidias(committed: Committed, machine: str, workload: str) -> tuple[str, str
     """Return NVIDIA's step on a GPU: its name, ms a step, GPU ms; or None without a result."""
     for name in committed.names(f"upstream/{machine}-{workload}.json"):
         result = build(Upstream, committed.read(name))
-        gpu = upstreams.gpu_times(result).get(UPSTREAM, {}).values()
-        wall, busy = ms(result.program(UPSTREAM).step_ms), ms(median([*gpu]) if gpu else None)
-        return "NVIDIA's own", wall, busy
+        return "NVIDIA's own", ms(result.program(UPSTREAM).step_ms), ms(gpu_ms(result).get(UPSTREAM))
     return None
 
 

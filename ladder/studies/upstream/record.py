@@ -214,6 +214,11 @@ def gpu_times(result: Result) -> dict[str, dict[int, float]]:
     return deriving.gpu_times({program.side: program for program in result.programs})
 
 
+def gpu_ms(result: Result) -> dict[str, float]:
+    """Return by side the median GPU time of a step in ms."""
+    return {side: estimates.median([*values.values()]) for side, values in gpu_times(result).items()}
+
+
 def gpu_ratio(result: Result, side: str = OURS) -> Ratio | None:
     """Return how many times less GPU time a side's step takes than NVIDIA's, by round; None if one has no GPU time."""
     return ratio_of(*map(gpu_times(result).get, (UPSTREAM, side)))

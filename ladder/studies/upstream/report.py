@@ -8,7 +8,7 @@ from ladder.results import store as results
 from ladder.results.types import given, head
 from ladder.stats import estimates
 from ladder.studies.upstream import source
-from ladder.studies.upstream.record import PATCHED, UPSTREAM, Patched, Ratio, Result, gpu_ratio, gpu_times
+from ladder.studies.upstream.record import PATCHED, UPSTREAM, Patched, Ratio, Result, gpu_ms, gpu_ratio
 
 NAMES = {UPSTREAM: "NVIDIA's stylegan2", PATCHED: "the same, patched"}
 HEADINGS = (
@@ -22,7 +22,7 @@ GIB = 2**30
 def cells(result: Result) -> list[tuple[str, ...]]:
     """Return a row for each step, by the wall clock and in GPU time."""
     rows: list[tuple[str, ...]] = []
-    gpu = {side: estimates.median([*values.values()]) for side, values in gpu_times(result).items()}
+    gpu = gpu_ms(result)
     for each in result.programs:
         ms, interval, busy = each.step_ms, each.interval_ms, gpu.get(each.side)
         sizes = [r.peak_allocated_bytes for r in each.rounds if r.peak_allocated_bytes]
@@ -80,10 +80,8 @@ def patched_lines(result: Result, found: Patched) -> list[str]:
             f"patched, NVIDIA's step is {times(found.ratio, 'as fast')}, by the wall clock, paired by round"
         )
     if found.gpu_ratio:
-        gpu = gpu_times(result)
-        both = ", ".join(
-            f"{side} {estimates.median([*gpu[side].values()]):.2f}" for side in (UPSTREAM, PATCHED)
-        )
+        gpu = gpu_ms(result)
+        both = ", ".join(f"{side} {gpu[side]:.2f}" for side in (UPSTREAM, PATCHED))
         made.append(f"patched, its GPU time is {times(found.gpu_ratio, 'less')}: {both} ms a step")
     if found.parity:
         made.append(
