@@ -8,7 +8,7 @@ stay as they are: their graphs are differentiated twice. Without `fused_modulati
 runs once more as a whole, by `torch.utils.checkpoint`. Code: `stylegan_lite/recompute.py`.
 
 Why it should help. It is for memory. These results are about half of what autograd keeps. Whole blocks cost 28% of the
-step on an H100, most of it convolutions (docs/memory.md). The passes alone move the bytes for a quarter of that. One
+step on an H100, most of it convolutions (docs/memory.md). The passes alone are reckoned at a quarter of that. One
 result is there at a time, where a block that runs again holds all of its maps at once.
 
 When it does not. R1 and path length keep their graphs, so the peak of a whole cycle may be theirs: with whole blocks it
