@@ -231,8 +231,6 @@ def _may_be_quoted(result: ranking.Result, name: str) -> bool:
 
 
 def _measured(name: str, path: Path, result: ranking.Result) -> list[str]:
-    from ladder.results import judging
-
     rung = ranking.rung_of(result, name)
     assert rung and rung.gain and rung.gpu_gain  # as `_may_be_quoted` has seen
     by_gpu, by_step = (
@@ -241,7 +239,7 @@ def _measured(name: str, path: Path, result: ranking.Result) -> list[str]:
     )
     over, advice = f"over {texts.plain(rung.gain.against)}", ""
     if ranking.mode(result) == ranking.LEAVE_ONE_OUT:
-        over, advice = f"over {result.ladder.name} {rung.title}", judging.advice(result, rung)
+        over, advice = f"over {result.ladder.name} {rung.title}", ranking.advice(result, rung)
     where = [result.machine.gpu or result.machine.name, str(result.workload["name"])]
     return [*map(texts.plain, (*where, by_gpu, by_step, over, advice)), os.path.relpath(path)]
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from ladder.plan import modes
-from ladder.results import derive, plausible, sources, types
-from ladder.results.types import Gain, Noise, Plain, Result, RungResult, TopGain, plain
+from ladder.results import derive, plausible, ranking, sources, types
+from ladder.results.types import Gain, Noise, Plain, Result, TopGain, plain
 from ladder.stats import answers, estimates
 from ladder.stats.answers import Quantity
 
@@ -235,24 +235,13 @@ def quarantine(result: Result) -> tuple[Result, list[str]]:
     return (replace(result, **changed), found) if found else (result, found)
 
 
-def advice(result: Result, rung: RungResult) -> str:
-    """Return what a leave-one-out result advises about a rung.
-
-    The step decides where it is sure, else GPU time (`modes.advice`), if the ladder without the rung is of the same
-    kind. CUDA graphs save the time in which the GPU waits, so wall time alone decides about them.
-    """
-    whole = next((each for each in result.rungs if each.name == modes.ALL), None)
-    by_gpu = whole is not None and rung.kind == whole.kind
-    return modes.advice((rung.gpu_verdict or "") if by_gpu else "", rung.verdict or "")
-
-
 def top_gains(result: Result) -> dict[str, TopGain]:
     """Return, from a leave-one-out result, what each rung gains at the top, and what to do about it."""
     return {
         rung.name: TopGain(
             gain=rung.gain.ratio,
             interval=rung.gain.interval,
-            advice=advice(result, rung),
+            advice=ranking.advice(result, rung),
             gpu_gain=rung.gpu_gain.ratio if rung.gpu_gain else None,
             gpu_interval=rung.gpu_gain.interval if rung.gpu_gain else None,
         )

@@ -12,11 +12,12 @@ from pathlib import Path
 from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.machine import system
+from ladder.plan import modes
 from ladder.results import store as results
 from ladder.results.types import Result, RungResult
 
 Stored = tuple[Path, Result]
-CUMULATIVE, LEAVE_ONE_OUT = "cumulative", "leave-one-out"  # as in ladder.plan.modes, which imports numpy
+CUMULATIVE, LEAVE_ONE_OUT = modes.CUMULATIVE, modes.LEAVE_ONE_OUT
 
 
 def rank(result: Result) -> tuple[bool, bool, int, int, bool, str]:
@@ -71,6 +72,17 @@ def standing(result: Result) -> tuple[bool, bool, bool, bool, str]:
 def newest(found: Iterable[Stored]) -> Stored | None:
     """Return the result of highest standing with its file, None if there is none."""
     return max(found, key=lambda each: standing(each[1]), default=None)
+
+
+def advice(result: Result, rung: RungResult) -> str:
+    """Return what a leave-one-out result advises about a rung.
+
+    The step decides where it is sure, else GPU time (`modes.advice`), if the ladder without the rung is of the same
+    kind. CUDA graphs save the time in which the GPU waits, so wall time alone decides about them.
+    """
+    whole = next((each for each in result.rungs if each.name == modes.ALL), None)
+    by_gpu = whole is not None and rung.kind == whole.kind
+    return modes.advice((rung.gpu_verdict or "") if by_gpu else "", rung.verdict or "")
 
 
 def rung_of(result: Result, name: str) -> RungResult | None:
