@@ -1,4 +1,4 @@
-"""The judging of stored claims anew by their samples: `python -m ladder.claims.redraw [RESULT.json...]`.
+"""The judging of stored claims anew by their samples: `python -m ladder.studies.claims.redraw [RESULT.json...]`.
 
 Verdicts and sentences are made from samples, so they change with the code. Each file gets the new claims and the
 bytes of today's counting, and table and chart beside it. No sample changes. The claims of `ladder precision` come
