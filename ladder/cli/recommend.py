@@ -101,6 +101,7 @@ def recommend(
     if as_json:
         click.echo(json.dumps(recommend_text.data_of(made, chosen.whose, named), indent=1, allow_nan=False))
     else:
-        click.echo(starting.named(recommend_text.of_terminal(made, chosen.whose, named)))
+        other_code = str(starting.near(chosen.other_code)) if chosen.other_code else None
+        click.echo(starting.named(recommend_text.of_terminal(made, chosen.whose, named, other_code)))
     for written in filter(None, (recipe, markdown)):
         click.echo(starting.near(written), err=as_json)

@@ -125,13 +125,14 @@ def below(found: Recommendation) -> list[str]:
     return [*lines, *adopting.lines(found.kept), SAVES]
 
 
-def source_lines(found: Recommendation, files: dict[str, str]) -> list[str]:
-    """Return a line for each result that the advice comes from; `files` names them."""
+def source_lines(found: Recommendation, files: dict[str, str], other_code: str | None = None) -> list[str]:
+    """Return a line for each result that the advice comes from; `files` names them.
+
+    `other_code` names a leave-one-out run of other code, which advises by itself alone.
+    """
+    none = f"none of this code; of other code: {other_code}" if other_code else "none"
     results = {STAIRCASE: found.sources.staircase, LEFT_OUT: found.sources.left_out}
-    return [
-        f"{kind}: {_source(each, files.get(kind))}" if each else f"{kind}: none"
-        for kind, each in results.items()
-    ]
+    return [f"{kind}: {_source(each, files.get(kind)) if each else none}" for kind, each in results.items()]
 
 
 def _source(result: Result, file: str | None) -> str:
@@ -140,9 +141,11 @@ def _source(result: Result, file: str | None) -> str:
     return f"{file} ({made})" if file else made
 
 
-def of_terminal(found: Recommendation, whose: str, files: dict[str, str]) -> str:
+def of_terminal(
+    found: Recommendation, whose: str, files: dict[str, str], other_code: str | None = None
+) -> str:
     """Return the recommendation for a terminal. Its first line says whose result it is."""
-    lines = [whose, found.workload, *source_lines(found, files), *found.marks, ""]
+    lines = [whose, found.workload, *source_lines(found, files, other_code), *found.marks, ""]
     lines += _aligned([head(found), *rows(found)])
     lines += ["", *reasons(found), "", *_aligned(figures(found)), ""]
     lines += [f"recipe: {', '.join(found.kept)}", *below(found)]

@@ -138,6 +138,16 @@ def test_the_leave_one_out_run_of_the_same_series_joins_and_goes_on_here_alone(
     assert "--resume" not in other and "decide: `ladder run -w article --mode leave-one-out`" in other
 
 
+def test_a_leave_one_out_run_of_other_code_is_named_and_not_used(stored: Path) -> None:
+    put(stored, a_run())
+    assert "leave-one-out: none\n" in succeed("recommend").stdout
+    other = recipes.given(two_clocks.run(mode="leave-one-out")) | {"commit": "f" * 40}
+    put(stored, other, "other.json")
+    said = succeed("recommend").stdout
+    assert "leave-one-out: none of this code; of other code: " in said
+    assert "other.json\n" in said
+
+
 def test_money_and_hours_of_a_training(stored: Path) -> None:
     put(stored, a_run())
     lines = succeed("recommend", "--images", "1.8M", "--price", "2/h").stdout.splitlines()

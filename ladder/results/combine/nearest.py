@@ -20,13 +20,15 @@ from ladder.results.types import Plain, Result
 class Nearest:
     """A staircase, the leave-one-out run that goes with it, or that run alone, with their files.
 
-    `whose` is a line that says on which machine they ran.
+    `whose` is a line that says on which machine they ran. `other_code` is the file of a leave-one-out run that measured
+    other code than the staircase, if there is no better one.
     """
 
     staircase: Stored | None
     left_out: Stored | None
     whose: str
     here: bool  # whether this machine measured them
+    other_code: Path | None = None
 
 
 def of_file(path: Path) -> Nearest:
@@ -118,6 +120,9 @@ def _is_of(result: Result, name: str, fields: Plain) -> bool:
 def _with_left_out(chosen: Stored, others: list[Stored], whose: str, here: bool) -> Nearest:
     if not _is_staircase(chosen[1]):
         return Nearest(None, chosen, whose, here)
-    left_out = series.left_out_of(chosen[1], [result for _, result in others])
-    path = next((path for path, result in others if result is left_out), None)
-    return Nearest(chosen, (path, left_out) if path and left_out else None, whose, here)
+    results = [result for _, result in others]
+    files = {id(result): path for path, result in others}
+    if (left_out := series.left_out_of(chosen[1], results)) is not None:
+        return Nearest(chosen, (files[id(left_out)], left_out), whose, here)
+    other = series.left_out_of(chosen[1], results, any_code=True)
+    return Nearest(chosen, None, whose, here, None if other is None else files[id(other)])

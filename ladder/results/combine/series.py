@@ -104,11 +104,11 @@ def with_top(result: Result, others: list[Result]) -> Result:
     return result if chosen is None else replace(result, at_top=top_gains(chosen))
 
 
-def left_out_of(result: Result, others: list[Result]) -> Result | None:
+def left_out_of(result: Result, others: list[Result], any_code: bool = False) -> Result | None:
     """Return the best leave-one-out result among `others` that goes with a cumulative result.
 
-    It is of the same series, measured code and workload, or it would be advice on another program. Returns None if
-    there is none, or if `result` is of another mode.
+    It is of the same series, measured code (unless `any_code`) and workload, or it would be advice on another program.
+    Returns None if there is none, or if `result` is of another mode.
     """
     if key(result) != key(result, modes.CUMULATIVE):
         return None
@@ -118,7 +118,7 @@ def left_out_of(result: Result, others: list[Result]) -> Result | None:
         for other in others
         if key(other) == wanted
         and not belonging.other_work(other, result)
-        and code_digest.same(types.head(other), types.head(result))
+        and (any_code or code_digest.same(types.head(other), types.head(result)))
     ]
     return max(same, key=ranking.rank, default=None)
 

@@ -57,7 +57,9 @@ def rounded(data: dict) -> dict:
 @pytest.mark.parametrize("path", committed.listed("results/claims/*.json"), ids=lambda path: path.stem)
 def test_what_is_committed_says_what_its_samples_say_today(path):
     data = redraw.judged_anew(path)
-    assert rounded(plain(data)) == rounded(json.loads(path.read_text())), "run python -m ladder.studies.claims.redraw"
+    assert rounded(plain(data)) == rounded(json.loads(path.read_text())), (
+        "run python -m ladder.studies.claims.redraw"
+    )
     text = path.with_suffix(".md").read_text()
     assert report.markdown(data) == text, "run python -m ladder.studies.claims.redraw"
 
