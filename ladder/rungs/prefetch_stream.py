@@ -12,8 +12,8 @@ next launch.
 
 When it does not. Three elementwise kernels on a batch of images are some ten microseconds of a step of ten
 milliseconds. If workers keep up and the CPU runs ahead of the GPU (CUDA graphs), nobody waited for the loader in the
-first place. Kernels on the side stream take their share of memory bandwidth from the step. Where loaders kept up, the
-step became 1% slower at equal GPU work on an H200, and up to 1% on an H100: leave it out there.
+first place. Kernels on the side stream take their share of memory bandwidth from the step. If loaders keep up, leave it
+out: the step became 1% slower at equal GPU work on an H200, and up to 1% on an H100.
 """
 
 from ladder.receipts import Receipt, judge
