@@ -56,6 +56,11 @@ def sentence(result: Result) -> str:
     )
 
 
+def together(result: Result) -> str:
+    """Return the name of the row that all categories add up to."""
+    return "GPU time" if result.protocol.of == tracing.GPU else "all operators"
+
+
 def _categories(result: Result) -> Table:
     rows = [
         [row.name, _ms(row.shown_ms), _percent(row.share), f"{row.launches:,.1f}", _rate(row), _replaced(row)]
@@ -67,7 +72,7 @@ def _categories(result: Result) -> Table:
     told = any(row.replaced for row in result.categories)
     total = sum(row.launches for row in result.categories)
     of_gpu = result.protocol.of == tracing.GPU
-    rows.append(["GPU time" if of_gpu else "all operators", _ms(result.gpu_ms), "", f"{total:,.1f}", "", ""])
+    rows.append([together(result), _ms(result.gpu_ms), "", f"{total:,.1f}", "", ""])
     if of_gpu:
         rows.append(["waiting", _ms(max(0.0, result.step_ms - result.gpu_ms)), "", "", "", ""])
     rows.append(["step", _ms(result.step_ms), "", "", "", ""])
