@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ladder.base.text import escaped, plain
 from ladder.receipts import categories, kernel_names
 from ladder.results import store as results
+from ladder.results.parts import OVERLAP
 from ladder.results.types import head
 from ladder.studies.profile import composing, counted, rates, tracing
 from ladder.studies.profile.record import Category, Memory, Result
@@ -18,7 +19,6 @@ LAYERS = 24  # rows of a table; the others are one row
 MOMENTS = ("at the beginning", "most gradients", "most activations", "at the end")
 SEEN = 0.005  # ms: less is 0.00 in a table
 SMALL = 0.1  # TB/s: less is told in GB/s
-OVERLAP = "of it at the same time"
 
 
 @dataclass(frozen=True)
