@@ -104,8 +104,7 @@ def profile(
             result = _with_counters(result, asked, counter, tell)
             paths = write(result, folder)
         if nsys is not None and recorder is not None:
-            tell("Nsight Systems records one step of each kind")
-            systems.record(recorder, nsys, asked.workload, asked.recipe)
+            systems.record(recorder, nsys, asked.workload, asked.recipe, tell)
     click.echo(json.dumps(plain(result), indent=1, allow_nan=False) if as_json else report.text(result))
     ending.say_files(paths, as_json)
 

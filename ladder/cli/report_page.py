@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.starting import near
 from ladder.base.text import plain
@@ -45,6 +46,10 @@ def write(page: str, paths: Sequence[Path], price: str | None) -> None:
 
     given = Path(page).expanduser()
     into = given if given.suffix.lower() in SUFFIXES else None
+    if into is None and page != USUAL and given.suffix != ".json" and not given.exists():
+        raise UserError(
+            f"--html {plain(page)}: the name of a page ends in .html, and no result has this name"
+        )
     files = [*paths] if into or page == USUAL else [given, *paths]
     tables.refuse_outputs([into] if into else [], files)
     made = found.find(files, RESULTS, None if price is None else recommend.price_of(price))

@@ -13,14 +13,13 @@ from ladder.plan import modes
 from ladder.report import sentences
 from ladder.results import derive, judging, parts
 from ladder.results.combine import comparing
-from ladder.results.parts import Parts, Work
+from ladder.results.parts import OVERLAP, Parts, Work
 from ladder.results.types import Result, RungResult
 from ladder.results.values import FASTER, INSIDE, SLOWER
 from ladder.results.words import UNDECIDED, Seen, word
 
 GIB = 2**30
 SEEN = 0.005  # ms: less is 0.00 in a table
-OVERLAP = "of it at the same time"
 LAUNCHES = ("launches before", "launches after")
 
 

@@ -11,7 +11,7 @@ from ladder.base import text
 from ladder.report import adopting
 from ladder.report.advising import LEFT_OUT, STAIRCASE, Advised
 from ladder.report.recommend import Recommendation, Units, count
-from ladder.results import ranking
+from ladder.results import publishable, ranking
 from ladder.results.types import Plain, Result
 from ladder.results.words import answer
 from stylegan_lite.config import Recipe
@@ -225,7 +225,7 @@ def recipe_yaml(found: Recommendation, whose: str) -> str:
         found.workload,
         *textwrap.wrap(f"rungs: {', '.join(found.kept)}", 110),
     ]
-    said += [f"not to be quoted: {mark}" for mark in found.marks]
+    said += map(publishable.told, found.marks)
     said += [] if found.is_timed else [UNTIMED.format(found.timed_as)]
     lines = [f"# {text.plain(each)}" for each in said]
     changed = [f"{key}: {json.dumps(value)}" for key, value in found.recipe.items() if value != usual[key]]

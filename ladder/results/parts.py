@@ -18,6 +18,7 @@ SHOWN = 3  # kernels that a line names
 REST = " other kernels"  # the end of the row for all kernels beside the heaviest
 MOST = 4  # parts that a sentence names
 LEAST = 0.1  # of the largest part: smaller ones are told as the rest
+OVERLAP = "of it at the same time"
 
 
 @dataclass(frozen=True)
@@ -167,9 +168,13 @@ def came_and_went(before: Parts, after: Parts) -> list[str]:
 def made_of(before: Parts, after: Parts) -> str:
     """Return what a difference is made of: `elementwise -6.25 ms, reductions -2.42 ms, the rest +0.10 ms`.
 
-    All numbers together are the difference of GPU time.
+    All numbers together are the difference of GPU time. Older files count two kernels at once twice, and what is
+    subtracted for that is a part, too.
     """
     rows = changes(before, after)
+    if not once(before, after):
+        rows.append(Change(OVERLAP, Work(-before.overlap_ms), Work(-after.overlap_ms)))
+        rows.sort(key=lambda row: -abs(row.ms))
     named = [row for row in rows[:MOST] if row.ms and abs(row.ms) >= LEAST * abs(rows[0].ms)]
     rest = after.gpu_ms - before.gpu_ms - sum(row.ms for row in named)
     said = [f"{plain(row.category)} {row.ms:+.2f} ms" for row in named]

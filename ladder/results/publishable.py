@@ -14,6 +14,7 @@ PARTIAL = "incomplete: the run was interrupted"
 DIRTY = "dirty: not publishable: the code differs from its commit"
 NO_COMMIT = "no commit: not publishable: what was measured cannot be looked up"
 NOISY = "noisy: not publishable"
+SET = "measured with "  # begins the line on a variable that was set
 HOSTS = "merged: not publishable: rounds of several hosts, and what waits for the CPU belongs to one"
 
 
@@ -42,3 +43,9 @@ def publishable(result: Result) -> list[str]:
         if rung.status == "ok" and (reason := plausible.too_fast(rung, least)):
             found.append(f"impossible: not publishable: {rung.name}: {reason}")
     return found
+
+
+def told(mark: str) -> str:
+    """Return a mark of a result as a line that says what follows from it. Most say so themselves."""
+    known = mark.startswith(SET) or "not to be " in mark or "not publishable" in mark
+    return mark if known else f"not to be quoted: {mark}"

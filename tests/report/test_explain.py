@@ -144,6 +144,12 @@ def test_parts_of_an_older_file_without_the_overlap_are_gpu_time(tmp_path: Path)
     assert row[-3:] == ["0.00", "-0.30", "-0.30"]
 
 
+def test_the_sentence_on_an_older_file_names_what_ran_at_the_same_time() -> None:
+    rest: tuple[Any, ...] = None, {}, frozenset(), 0.0
+    pair = [parts.Parts(gpu, 0, {"matmul": parts.Work(ms)}, *rest) for ms, gpu in ((10.0, 10.0), (10.5, 9.5))]
+    assert parts.made_of(*pair) == "of it at the same time -1.00 ms, matmul +0.50 ms"
+
+
 def test_parts_that_are_not_together_the_gpu_time_count_as_an_older_file_s(tmp_path: Path) -> None:
     made = run(data_loading=BEFORE, fused_act=copy.deepcopy(TWO))
     made["rungs"][-1]["profile"]["families"][0]["own_ms"] -= 1.0

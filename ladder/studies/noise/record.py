@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ladder.base.records import needed, plain, record, rule_of
@@ -18,6 +18,7 @@ from ladder.results.raw import KnownGpu, Round
 from ladder.results.schema import CODE, LINE
 from ladder.results.types import Header, Noise, Plain, head
 from ladder.results.types import Result as Run
+from ladder.stats import answers, estimates
 
 WALL, GPU = "wall", "gpu"
 CLOCKS, NEIGHBOURS, HOST, NOTHING = "clocks", "neighbours", "host", "nothing that was seen"
@@ -85,11 +86,13 @@ def derive_from(result: Result) -> Result:
     """Return the result with every figure that follows from its run."""
     run = result.run
     values = derive.wall_values(run), derive.gpu_values(run)
-    wall = _sight(run.noise or {}, values[0], [each.samples_ms for each in rounds(run)])
+    wall = _sight(run.noise or {}, values[0], _cycles(run, lambda each: each.samples_ms))
     gpu = None
     if any(each.profiled for each in rounds(run)):
-        cycles = [[cycle.gpu_ms for cycle in each.profiled or ()] for each in rounds(run)]
-        gpu = _sight(run.gpu_noise or {}, values[1], cycles)
+        profiled = _cycles(
+            run, lambda each: [cycle.gpu_ms for cycle in each.profiled or () if not each.gpu_void]
+        )
+        gpu = _sight(run.gpu_noise or {}, values[1], profiled)
     also = neighbours.marks(plain(each) for each in rounds(run)) + environment.said(
         result.environment or None
     )
@@ -112,21 +115,57 @@ def rounds(run: Run) -> list[Round]:
     return [each for copy in (*run.rungs, *(run.twins or ())) for each in copy.rounds]
 
 
-def _sight(noise: Mapping[str, Noise], values: derive.Values, cycles: Iterable[list[float]]) -> Sight:
-    floors = list(noise.values())
+Cycles = list[dict[int, list[float]]]  # logarithms of the cycles of each copy, by generation
+
+
+def _cycles(run: Run, of: Callable[[Round], list[float]]) -> Cycles:
+    copies = (*run.rungs, *(run.twins or ()))
+    return [{each.round: [*map(math.log, of(each))] for each in derive.counted(copy)} for copy in copies]
+
+
+def _sight(noise: Mapping[str, Noise], values: derive.Values, cycles: Cycles) -> Sight:
+    """Return what a clock can show.
+
+    Few generations may agree by chance. So the scatter of the cycles inside them is a bound, too.
+    """
+    found = next(iter(noise.values()), None)
+    floor, resolution = (found.floor, found.resolution or None) if found else (None, None)
+    bound = _bound_inside(cycles)
+    if floor is not None and resolution is not None and bound is not None:
+        resolution = max(resolution, max(answers.LEAST_DIFFERENCE, bound) + bound)
+        floor = max(floor, bound)
     pairs = list(values.values())
     apart: list[float] = []
     if len(pairs) == 2:
         common = pairs[0].keys() & pairs[1].keys()
         apart = [math.log(pairs[0][each] / pairs[1][each]) for each in sorted(common)]
-    inside = [statistics.variance(map(math.log, each)) for each in cycles if len(each) > 1]
+    inside = [statistics.variance(each) for copy in cycles for each in copy.values() if len(each) > 1]
     return Sight(
-        resolution=floors[0].resolution or None if floors else None,
-        floor=floors[0].floor if floors else None,
+        resolution=resolution,
+        floor=floor,
         between=_rounded(statistics.stdev(apart) / math.sqrt(2)) if len(apart) > 1 else None,
         inside=_rounded(math.sqrt(statistics.mean(inside))) if inside else None,
         generations=len(apart),
     )
+
+
+def _bound_inside(cycles: Cycles) -> float | None:
+    """Return the 95% bound on the difference of both copies that the scatter of their cycles alone leaves.
+
+    Cycles of a generation are paired in order, so the effect of a pass cancels. Returns None without two pairs.
+    """
+    if len(cycles) != 2:
+        return None
+    errors: list[tuple[float, int]] = []  # variance of a generation's mean difference, and degrees of freedom
+    for at in sorted(cycles[0].keys() & cycles[1].keys()):
+        apart = [one - other for one, other in zip(cycles[0][at], cycles[1][at], strict=False)]
+        if len(apart) > 1:
+            errors.append((statistics.variance(apart) / len(apart), len(apart) - 1))
+    if not errors:
+        return None
+    freedom = sum(each for _, each in errors)
+    pooled = sum(variance * each for variance, each in errors) / freedom
+    return estimates.t_quantile(0.975, freedom) * math.sqrt(pooled / len(errors))
 
 
 def _rounded(value: float) -> float:

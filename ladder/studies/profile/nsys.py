@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from ladder.base.errors import UserError, one_line
@@ -37,12 +39,16 @@ def command(nsys: str, report: Path, spec: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def record(nsys: str, report: Path, workload: Plain, recipe: Plain, timeout_s: float = RUNNING_S) -> None:
-    """Write a report. UserError if nsys makes none, with its reason and the way to do without it."""
+def record(
+    nsys: str, report: Path, workload: Plain, recipe: Plain, tell: Callable[[str], None],
+    timeout_s: float = RUNNING_S,
+) -> None:  # fmt: skip
+    """Write a report, and tell the command line. UserError if nsys makes none, with its reason and another way."""
     report.parent.mkdir(parents=True, exist_ok=True)
     before = report.stat().st_mtime_ns if report.exists() else None
     with counted.spec(workload, recipe) as spec:
         line = command(nsys, report.absolute(), spec)
+        tell(f"Nsight Systems records one step of each kind: {shlex.join(line)}")
         try:
             done = watched.run(line, timeout_s)
             said, status = done.stdout + "\n" + done.stderr, str(done.status)

@@ -22,6 +22,7 @@ from ladder.studies.profile.record import Replaced, Result
 
 Work = Mapping[str, float]  # ms of a step, by category
 MOST = 0.5  # of what all categories gained at a rung: a category with less did not take the place of what others lost
+LEAST = 0.05  # of what others lost: no kernel does their work in less, since its own bytes must still move
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ def replaced(known: Iterable[Known]) -> dict[str, Replaced]:
     """Return what each fused category replaced at the rung where it appears.
 
     The first source in which a category appears counts. A category that gained less than half of what all gained at
-    that rung has no entry: others took the place of most of what was lost there.
+    that rung has no entry: others took the place of most of what was lost there. Neither has one that takes less than a
+    twentieth of what was lost: the rung saved that elsewhere, as `joint_batch` does in convolutions.
     """
     found: dict[str, Replaced] = {}
     judged: set[str] = set()
@@ -46,7 +48,7 @@ def replaced(known: Iterable[Known]) -> dict[str, Replaced]:
             gained = {name: max(0.0, ms - before.get(name, 0.0)) for name, ms in after.items()}
             lost = sum(max(0.0, ms - after.get(name, 0.0)) for name, ms in before.items())
             for name in set(new) - judged:
-                if gained[name] >= MOST * sum(gained.values()):
+                if gained[name] >= max(MOST * sum(gained.values()), LEAST * lost):
                     found[name] = Replaced(
                         at=rung,
                         lost_ms=round(lost, 5),

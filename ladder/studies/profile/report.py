@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ladder.base.text import escaped, plain
 from ladder.receipts import categories, kernel_names
 from ladder.results import store as results
+from ladder.results.parts import OVERLAP
 from ladder.results.types import head
 from ladder.studies.profile import composing, counted, rates, tracing
 from ladder.studies.profile.record import Category, Memory, Result
@@ -18,7 +19,6 @@ LAYERS = 24  # rows of a table; the others are one row
 MOMENTS = ("at the beginning", "most gradients", "most activations", "at the end")
 SEEN = 0.005  # ms: less is 0.00 in a table
 SMALL = 0.1  # TB/s: less is told in GB/s
-OVERLAP = "of it at the same time"
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,11 @@ def sentence(result: Result) -> str:
     )
 
 
+def together(result: Result) -> str:
+    """Return the name of the row that all categories add up to."""
+    return "GPU time" if result.protocol.of == tracing.GPU else "all operators"
+
+
 def _categories(result: Result) -> Table:
     rows = [
         [row.name, _ms(row.shown_ms), _percent(row.share), f"{row.launches:,.1f}", _rate(row), _replaced(row)]
@@ -67,7 +72,7 @@ def _categories(result: Result) -> Table:
     told = any(row.replaced for row in result.categories)
     total = sum(row.launches for row in result.categories)
     of_gpu = result.protocol.of == tracing.GPU
-    rows.append(["GPU time" if of_gpu else "all operators", _ms(result.gpu_ms), "", f"{total:,.1f}", "", ""])
+    rows.append([together(result), _ms(result.gpu_ms), "", f"{total:,.1f}", "", ""])
     if of_gpu:
         rows.append(["waiting", _ms(max(0.0, result.step_ms - result.gpu_ms)), "", "", "", ""])
     rows.append(["step", _ms(result.step_ms), "", "", "", ""])

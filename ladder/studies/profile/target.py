@@ -66,13 +66,13 @@ def ranged(step: Any) -> None:
     """Run one step of each kind with NVTX ranges of steps, phases and, where no graph hides them, layers."""
     import torch
 
-    from ladder.studies.profile import layers, tracefile
+    from ladder.studies.profile import tracefile
 
     places = tracefile.kinds(step)
     if step.device != "cuda":
         tracefile.run_named(step, places)
         return
-    with torch.autograd.profiler.emit_nvtx(), layers.ranges(step):
+    with torch.autograd.profiler.emit_nvtx(), tracefile.named_layers(step):
         tracefile.run_named(step, places)
 
 

@@ -32,9 +32,7 @@ def write(step: Any, path: Path) -> str:
     places = kinds(step)
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / "trace.json"
-        # hooks would make torch.compile compile again, and a replayed graph calls no layer
-        named_layers = layers.ranges(step) if step.recipe.compile == "off" else contextlib.nullcontext()
-        with named_layers:
+        with named_layers(step):
             profile = tracing.profiled(lambda: run_named(step, places), step.device, host=True)
         profile.export_chrome_trace(str(whole))
         raw = whole.read_bytes()
@@ -48,6 +46,11 @@ def write(step: Any, path: Path) -> str:
     _write(path, json.dumps(kept, separators=(",", ":")).encode())
     lost = f"; cut after {MOST:,} events, {cut:,} are left out" if cut else ""
     return f"{named}, {len(kept['traceEvents']):,} events{lost}"
+
+
+def named_layers(step: Any) -> contextlib.AbstractContextManager[None]:
+    """Return the ranges of layers. Compiled code has none: hooks would make torch.compile compile again."""
+    return layers.ranges(step) if step.recipe.compile == "off" else contextlib.nullcontext()
 
 
 def _write(path: Path, raw: bytes) -> None:

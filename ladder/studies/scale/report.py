@@ -11,9 +11,11 @@ HEADINGS = (
     "way", "scaling", "GPUs", "batch", "ms/step", "images/s", "efficiency", "95% interval",
     "communication ms", "exposed ms", "GiB reserved",
 )  # fmt: skip
-MEANINGS = (
+RELATIVE = (
     "A sample is the slowest rank's 16-step cycle. Efficiency is images a second and GPU, relative to the same way on"
-    " the fewest GPUs, which has no reduction.",
+    " the fewest GPUs"
+)
+MEANINGS = (
     "Communication is profiled. It is the least of all ranks, and what is exposed the most of all: a rank that waits"
     " for another waits inside NCCL's kernel.",
 )
@@ -24,21 +26,31 @@ TOO_FEW = "too few generations"
 
 def cells(result: Result, quoted: bool = False) -> list[tuple[str, ...]]:
     """Return a row for each point. `quoted`: without the numbers of a point that must not be quoted."""
-    return [_row(point, too_few(point, result.points), quoted) for point in result.points]
+    return [
+        _row(point, too_few(point, result.points), quoted, _base(result, point)) for point in result.points
+    ]
 
 
-def _row(point: Point, few: bool, quoted: bool) -> tuple[str, ...]:
+def _base(result: Result, point: Point) -> int:
+    """Return the number of GPUs that the efficiency of a point is relative to."""
+    alike = [each for each in result.points if (each.way, each.scaling) == (point.way, point.scaling)]
+    return min((each.gpus for each in alike if each.efficiency is not None), default=1)
+
+
+def _row(point: Point, few: bool, quoted: bool, base: int) -> tuple[str, ...]:
     named = (point.way, point.scaling, str(point.gpus), str(point.batch))
     if point.step_ms is None or point.status != "ok":
         return (*named, f"{point.status}: {point.reason}", *[""] * 6)
     if few and quoted:
         return (*named, TOO_FEW, *[""] * 6)
+    # Several GPUs relative to themselves are 100% by definition: that says nothing about scaling.
+    relative = None if point.gpus == base > 1 else point.efficiency
     interval = "" if point.low is None else f"{100 * point.low:.1f} to {100 * (point.high or 0):.1f}%"
     return (
         *named,
         f"{point.step_ms:.4g}",
         f"{point.images_per_s:.4g}",
-        "" if point.efficiency is None else f"{100 * point.efficiency:.1f}%",
+        "" if relative is None else f"{100 * relative:.1f}%",
         TOO_FEW if few else interval,
         _number(point.comm_ms),
         _number(point.exposed_ms),
@@ -89,6 +101,7 @@ def markdown(result: Result) -> str:
         "|---|---|" + "---:|" * (len(HEADINGS) - 2),
         *("| " + " | ".join(escaped(cell) for cell in row) + " |" for row in cells(result)),
         "",
+        f"{RELATIVE}{'' if any(_base(result, each) > 1 for each in result.points) else ', which has no reduction'}.",
         *MEANINGS,
         "",
         *(

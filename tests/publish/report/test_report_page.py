@@ -313,6 +313,7 @@ def test_bad_requests_are_one_line_and_write_nothing(tmp_path: Path, monkeypatch
     unknown.write_text(json.dumps({"kind": "selftest"}))
     for arguments, words in (
         (("--html", tmp_path / "none.json"), "cannot be read"),
+        (("--html", tmp_path / "page.txt", RUN), "the name of a page ends in .html"),
         (("--html", SUSTAINED), "name a result of"),
         (("--html", RUN, RUN), "2 runs of mode cumulative"),
         (("--html", RUN, tmp_path / "other.json"), "another machine or workload"),

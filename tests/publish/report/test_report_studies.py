@@ -11,9 +11,10 @@ import pytest
 
 from ladder.base.errors import UserError
 from ladder.base.records import plain
+from ladder.machine import environment
 from ladder.publish.report import found, page
 from ladder.publish.report.sections import ablation, maps, profiles, studies, upstream
-from ladder.results import store
+from ladder.results import publishable, store
 from ladder.results.types import head
 from tests.publish.report.test_report_page import RUN, Page
 from tests.support import committed, made_up_ablation, made_up_profile, made_up_study
@@ -91,6 +92,17 @@ def test_one_profile_has_no_change(folder: Path, whole: found.Found) -> None:
     assert "in brackets" not in said and "30.00 (" not in said and "in brackets" in part(whole, "profiles")
 
 
+def test_a_profile_of_a_cpu_has_no_gpu_time(whole: found.Found) -> None:
+    files = []
+    for each in whole.files:
+        data = each.data
+        if each.kind == "profile":
+            data = data | {"protocol": data["protocol"] | {"of": "operators"}}
+        files.append(replace(each, data=data))
+    said = part(replace(whole, files=tuple(files)), "profiles")
+    assert "all operators75.5040.50 (-35.00)" in said and "GPU time" not in said
+
+
 def test_an_ablation_has_shapley_values_and_pairs(whole: found.Found, text: str) -> None:
     said = part(whole, "ablation")
     assert "act on each other most" in said and "all together" in said and "channels_last" in said
@@ -120,6 +132,19 @@ def test_a_mark_of_a_file_stands_in_its_part(whole: found.Found) -> None:
     for module in MODULES.values():
         section = module.section(replace(whole, files=marked))
         assert section is not None and "not to be quoted: one &lt;b&gt;idle" in section.body
+
+
+@pytest.mark.parametrize(
+    "mark, line",
+    [
+        ("interrupted", "not to be quoted: interrupted"),
+        ("quick: not to be quoted", "quick: not to be quoted"),
+        ("noisy: not publishable: others took 20%", "noisy: not publishable: others took 20%"),
+        *[(line, line) for line in environment.said({"OMP_NUM_THREADS": "1"})],
+    ],
+)
+def test_a_mark_says_once_what_follows_and_a_variable_is_told_as_it_is(mark: str, line: str) -> None:
+    assert publishable.told(mark) == line
 
 
 # --- mistakes and levers --------------------------------------------------------------------------------------------

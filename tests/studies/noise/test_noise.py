@@ -78,6 +78,26 @@ def test_more_generations_see_more() -> None:
     assert many < few
 
 
+def test_generations_that_agree_by_chance_do_not_hide_how_the_cycles_scatter() -> None:
+    """Three generations whose two copies differ by a thousandth, of cycles that differ by a tenth."""
+    run = run_of(0.0, 0.0, 3)
+    for sign, copy in ((1, run["rungs"][0]), (-1, run["twins"][0])):
+        for each in copy["rounds"]:
+            apart = sign * 0.001 * (each["round"] - 1)
+            each |= {
+                "passes": [0, 1, 2],
+                "samples_ms": [61 * math.exp(apart + sign * x) for x in (-0.05, 0, 0.05)],
+                "event_ms": None,
+            }
+    found = result_of(plain(judging.judge(derive.derive(types.build(types.Result, run)))))
+    assert found.wall.between == pytest.approx(0.0014, rel=0.05) and found.run.noise is not None
+    assert all(each.floor < 0.01 for each in found.run.noise.values())
+    assert found.wall.floor == pytest.approx(
+        2.447 * 0.1 / 3, rel=0.01
+    )  # t of six, sd / sqrt(3 cycles x 3 generations)
+    assert found.wall.resolution == pytest.approx(2 * found.wall.floor)
+
+
 def other_clock(number: int) -> dict[str, Any]:
     return KNOWN | {"sm_mhz": 1980.0 - 60 * (number % 2), "reasons": ["power_cap"]}
 

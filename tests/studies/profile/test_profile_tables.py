@@ -390,6 +390,9 @@ def test_a_fused_category_that_gained_little_has_no_claim_to_what_others_lost() 
     found = replaced.replaced([replaced.Known("run.json", rungs), later])
     assert list(found) == [act]
     assert found[act].at == "fused_act" and found[act].lost_ms == pytest.approx(6.2 + 2.4 + 1.2)
+    # of an H200: joint_batch saves convolutions, and its new kernel takes the place of hardly any of it
+    joint = [("adam", {"convolution": 9.0}), ("joint_batch", {"convolution": 7.7, "fused: deviation": 0.026})]
+    assert replaced.replaced([replaced.Known("run.json", joint)]) == {}
     # rungs between two that were run: what appears there shares the gains, and nothing has most of them
     jump = [rungs[0], ("rgb", {"elementwise": 1.0, "fused: a": 1.0, "fused: b": 0.9, "fused: c": 0.8})]
     assert replaced.replaced([replaced.Known("run.json", jump)]) == {}

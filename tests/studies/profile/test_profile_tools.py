@@ -10,11 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from ladder.base.errors import UserError
 from ladder.studies.claims.hardware import counters, watched
 from ladder.studies.claims.hardware.counters import Launch, launched
-from ladder.studies.profile import counted, nsys, target
+from ladder.studies.profile import counted, nsys, target, tracefile
 from ladder.studies.profile.record import BETWEEN, Heavy
 from stylegan_lite.config import Recipe
 from tests.support.small import LEAST
@@ -218,6 +219,15 @@ def test_the_watched_process_runs_what_the_file_says(
     assert counted.RAN.findall(capsys.readouterr().out) == (phases or [])
 
 
+@pytest.mark.parametrize("mode, hooks", [("off", True), ("default", False)])
+def test_layers_of_compiled_code_get_no_hooks(mode: str, hooks: bool) -> None:
+    blocks = torch.nn.ModuleDict({"mapping": torch.nn.Linear(1, 1)})
+    work = SimpleNamespace(resolutions=[4])
+    step = SimpleNamespace(G=blocks, D=blocks, workload=work, recipe=SimpleNamespace(compile=mode))
+    with tracefile.named_layers(step):
+        assert bool(blocks["mapping"]._forward_hooks) is hooks
+
+
 def test_no_phase_begins_after_enough_seconds_of_counting() -> None:
     ran: list[str] = []
     step = SimpleNamespace(run_phase=ran.append)
@@ -273,23 +283,23 @@ def program(folder: Path, text: str) -> str:
 
 
 def test_nsys_without_a_report_says_so_and_what_to_do(tmp_path: Path) -> None:
-    report = tmp_path / "step.nsys-rep"
+    report, said = tmp_path / "step.nsys-rep", list[str]()
     silent = program(tmp_path, "echo 'Import failed: no permission'; exit 3")
     with pytest.raises(
         UserError, match=r"made no report on this machine \(status 3: Import failed.*--trace FILE"
     ):
-        nsys.record(silent, report, LEAST, {})
+        nsys.record(silent, report, LEAST, {}, said.append)
     with pytest.raises(UserError, match="did not start"):
-        nsys.record(str(tmp_path / "none"), report, LEAST, {})
+        nsys.record(str(tmp_path / "none"), report, LEAST, {}, said.append)
     slow = program(tmp_path, "sleep 5")
     with pytest.raises(UserError, match="none after 0 s"):
-        nsys.record(slow, report, LEAST, {}, timeout_s=0.05)
+        nsys.record(slow, report, LEAST, {}, said.append, timeout_s=0.05)
     report = tmp_path / "new" / "step.nsys-rep"
     makes = program(tmp_path, f"touch {report}")
-    nsys.record(makes, report, LEAST, {})
-    assert report.exists()
+    nsys.record(makes, report, LEAST, {}, said.append)
+    assert report.exists() and f"{makes} profile --trace=cuda,nvtx" in said[-1]
     with pytest.raises(UserError, match="made no report"):  # an old report is not a new one
-        nsys.record(program(tmp_path, "exit 0"), report, LEAST, {})
+        nsys.record(program(tmp_path, "exit 0"), report, LEAST, {}, said.append)
 
 
 def test_nsys_must_be_there_and_is_told_where_to_write(monkeypatch: pytest.MonkeyPatch) -> None:

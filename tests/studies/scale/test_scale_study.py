@@ -247,6 +247,15 @@ def test_efficiency_is_images_a_second_and_gpu_beside_the_fewest_gpus(result):
     assert "95.4%" in text and "top on 2 GPUs, batch 8: parity ok, engaged" in text and "simulated" in page
 
 
+def test_several_gpus_beside_themselves_have_no_efficiency(result):
+    several = result | {"points": [p for p in result["points"] if p["gpus"] > 1]}
+    made = record.derive(build(record.Result, several))
+    shown = {row[:3]: row[6] for row in report.cells(made)}
+    assert shown["top", "weak", "2"] == "" and shown["top", "weak", "4"].startswith("9")
+    assert "which has no reduction" not in report.markdown(made)
+    assert "which has no reduction" in report.markdown(build(record.Result, result))
+
+
 def change(result: dict[str, Any], what: str) -> None:
     point = result["points"][1]
     if what == "the efficiency":

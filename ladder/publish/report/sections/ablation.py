@@ -7,6 +7,7 @@ from ladder.publish.report import html
 from ladder.publish.report.found import File, Found
 from ladder.publish.report.section import Reads, Section
 from ladder.report.themes import DARK, LIGHT
+from ladder.results import publishable
 from ladder.studies.ablate import chart, report
 from ladder.studies.ablate.record import Result
 from ladder.studies.ablate.schema import KIND
@@ -50,7 +51,7 @@ def _one(file: File) -> html.Markup:
     if stored := report.stored_rows(result):
         rows_ = [list(report.STORED), *map(list, stored)]
         parts.append(html.fold("Stored runs beside", html.table(rows_, f"Stored runs beside {file.name}")))
-    return html.joined([*parts, html.lines(f"not to be quoted: {mark}" for mark in file.marks)])
+    return html.joined([*parts, html.lines(map(publishable.told, file.marks))])
 
 
 def _about(file: File, result: Result) -> str:

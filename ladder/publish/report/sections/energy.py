@@ -9,6 +9,7 @@ from ladder.base.text import amount
 from ladder.publish.report import html
 from ladder.publish.report.found import File, Found
 from ladder.publish.report.section import Reads, Section
+from ladder.results import publishable
 from ladder.results.types import Plain
 from ladder.studies.sustain import record, report
 from ladder.studies.sustain.schema import KIND
@@ -42,7 +43,7 @@ def _one(found: Found, file: File) -> html.Markup:
         cells = [report.joules(each), f"{image:.3g}", amount(image * 25e6 / 3.6e6)]
         practice.append([html.name(name), *cells, f"{each.seconds:.0f}", each.source])
     other = [rung.name for rung in result.rungs if not _timed(found, rung.recipe)]
-    notes = [f"not to be quoted: {mark}" for mark in file.marks]
+    notes = [*map(publishable.told, file.marks)]
     notes += [f"another recipe than any rung of this page: {', '.join(map(html.name, other))}"] * bool(other)
     notes += ["no ten seconds in a row know power or energy: the energy of a step is unknown"] * (not used)
     return html.joined(

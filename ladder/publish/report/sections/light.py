@@ -7,6 +7,7 @@ from ladder.base.text import ms
 from ladder.publish.report import html
 from ladder.publish.report.found import File, Found
 from ladder.publish.report.section import Reads, Section
+from ladder.results import publishable
 from ladder.studies.roofline import distance, view
 from ladder.studies.roofline.schema import KIND, Result
 
@@ -64,7 +65,7 @@ def _one(file: File, found: Result, *, is_open: bool) -> html.Markup:
     tables = [
         html.table(rows, f"{html.name(rows[0][0] or 'phase')}, {file.name}") for rows in view.tables(found)
     ]
-    notes = [*(f"not to be quoted: {mark}" for mark in file.marks), *view.notes(found)]
+    notes = [*map(publishable.told, file.marks), *view.notes(found)]
     return html.fold(
         html.plain_line(view.title(found)), html.joined([*tables, html.lines(notes)]), is_open=is_open
     )

@@ -7,6 +7,7 @@ from ladder.publish.report import html
 from ladder.publish.report.found import File, Found
 from ladder.publish.report.section import Reads, Section
 from ladder.report.themes import DARK, LIGHT
+from ladder.results import publishable
 from ladder.studies.map import chart, report
 from ladder.studies.map.record import Result
 from ladder.studies.map.schema import KIND
@@ -39,5 +40,5 @@ def _one(file: File) -> html.Markup:
         name = html.name(headings[0])
         table = html.table([list(headings), *map(list, rows)], f"{name}, {file.name}")
         parts.append(html.fold(f"Table: {name}", table, on_paper=False))
-    marks = [f"not to be quoted: {mark}" for mark in file.marks]
+    marks = [*map(publishable.told, file.marks)]
     return html.joined([*parts, html.lines([*marks, f"{file.name}, {result.started[:10]}"])])

@@ -9,6 +9,7 @@ from ladder.base.records import build
 from ladder.publish.report import html
 from ladder.publish.report.found import File, Found
 from ladder.publish.report.section import Reads, Section
+from ladder.results import publishable
 from ladder.studies.profile import report
 from ladder.studies.profile.record import Result
 from ladder.studies.profile.schema import KIND
@@ -50,7 +51,7 @@ def _categories(results: Sequence[Result]) -> list[list[str]]:
     rows = [["ms a step", *(html.name(each.rung) for each in results)]]
     for name in sorted(names, key=lambda each: -max(row.get(each, 0.0) for row in work)):
         rows.append([html.name(name), *_changed([each.get(name, 0.0) for each in work])])
-    rows.append(["GPU time", *_changed([each.gpu_ms for each in results])])
+    rows.append([report.together(results[0]), *_changed([each.gpu_ms for each in results])])
     rows.append(["step", *_changed([each.step_ms for each in results])])
     return rows
 
@@ -72,7 +73,7 @@ def _one(file: File, result: Result) -> html.Markup:
             rows = [list(table.head), *map(list, table.rows)]
             parts.append(html.table(rows, f"{table.title}, {file.name}", caption=table.title))
         parts.append(html.lines(table.lines))
-    marks = [f"not to be quoted: {mark}" for mark in file.marks]
+    marks = [*map(publishable.told, file.marks)]
     about = f"{file.name}, {result.started[:10]}"
     return html.fold(
         report.sentence(result), html.joined([*parts, html.lines([*marks, about])]), on_paper=False

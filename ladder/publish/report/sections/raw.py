@@ -7,6 +7,7 @@ import json
 from ladder.publish.report import html
 from ladder.publish.report.found import Found
 from ladder.publish.report.section import Section
+from ladder.results import publishable
 
 PLACE = 95
 
@@ -18,11 +19,11 @@ def section(found: Found) -> Section | None:
     rows = []
     for name, data in raw.items():
         size = len(json.dumps(data, separators=(",", ":")))
-        said = "; ".join(marks.get(name, ()))
+        said = "; ".join(map(publishable.told, marks.get(name, ())))
         rows.append(
             html.Markup(
                 '<li><button type="button" data-file="{}">Save {}</button> <span class="muted">{} KB{}</span></li>'
-            ).format(name, name, f"{size / 1000:,.0f}", f"; not to be quoted: {said}" if said else "")
+            ).format(name, name, f"{size / 1000:,.0f}", f"; {said}" if said else "")
         )
     body = html.Markup('<ul class="files">{}</ul>\n<script type="application/json" id="data">{}</script>')
     return Section(

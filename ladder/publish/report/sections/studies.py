@@ -8,6 +8,7 @@ from ladder.publish.report.section import Section
 from ladder.report import chart, tables
 from ladder.report.themes import DARK, LIGHT
 from ladder.report.view import view
+from ladder.results import publishable
 from ladder.results.ranking import Stored
 
 PLACE = 68
@@ -41,6 +42,6 @@ def _one(study: Stored) -> html.Markup:
             html.fold(
                 f"Table: {shown.title}", html.table(rows, f"{shown.title}, {short(path)}"), on_paper=False
             ),
-            html.lines([*(f"not to be quoted: {mark}" for mark in shown.marks), *below, short(path)]),
+            html.lines([*map(publishable.told, shown.marks), *below, short(path)]),
         ]
     )

@@ -6,6 +6,7 @@ from ladder.base.records import build
 from ladder.publish.report import html
 from ladder.publish.report.found import File, Found
 from ladder.publish.report.section import Reads, Section
+from ladder.results import publishable
 from ladder.studies.upstream import report
 from ladder.studies.upstream.record import Result
 from ladder.studies.upstream.schema import KIND
@@ -32,7 +33,7 @@ def _one(file: File) -> html.Markup:
     label = f"Steps, {file.name}"
     about = f"{file.name}, {result.started[:10]}; {result.protocol.rounds} rounds"
     parts = [html.table([list(report.HEADINGS), *map(list, report.cells(result))], label, caption=about)]
-    parts.append(html.lines([*report.lines(result), *(f"not to be quoted: {mark}" for mark in file.marks)]))
+    parts.append(html.lines([*report.lines(result), *map(publishable.told, file.marks)]))
     if phases := report.phase_cells(result):
         rows = [list(report.PHASE_HEADINGS), *map(list, phases)]
         parts.append(html.fold("By phase", html.table(rows, f"Phases, {file.name}")))
