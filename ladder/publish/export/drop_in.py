@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ladder.base import files
+from ladder.base.errors import UserError
 from ladder.publish.export import package
 from ladder.publish.export.page import Origin
 
@@ -70,6 +71,17 @@ def digest_of(texts: Mapping[str, str]) -> str:
 def export(origin: Origin, folder: Path) -> list[Path]:
     """Write `torch_utils` into `folder`, whole or not at all, and return its files. Raises UserError."""
     return package.write(folder, TOP, contents(origin))
+
+
+def refuse_patched(clone: Path) -> None:
+    """Raise UserError for a clone that has such files already: they would be measured as its own."""
+    for name in REPLACED:
+        path = clone / TOP / FOLDER / f"{name}.py"
+        if path.is_file() and f"from .{PACKAGE}" in path.read_text(encoding="utf-8", errors="replace"):
+            raise UserError(
+                f"{clone}: {TOP}/{FOLDER}/{name}.py comes from `ladder export`, and would be measured as the clone's"
+                f" own: run `git checkout {TOP}` there, or give another clone"
+            )
 
 
 def _page(origin: Origin) -> str:
