@@ -6,6 +6,7 @@ lives unchanged. They are never read inside the capture of a CUDA graph, where a
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
@@ -151,7 +152,8 @@ def _checked(x: Tensor, f: Tensor | None, sizes: tuple[Any, ...], key: Hashable)
                 made = prepared_filter.Filtering(call, x.shape, x.dtype, x.device)
                 prepared = _prepared_for(f)
                 if key and prepared is not None and x is given and isinstance(gain, int | float):
-                    remember(prepared, key, made)
+                    with contextlib.suppress(TypeError):  # a list among the sizes
+                        remember(prepared, key, made)
                 return prepared_filter.run(made, x)
             say_once("upfirdn2d", found)
         return _plain(x, f, ups, downs, sides, flip_filter, gain)
