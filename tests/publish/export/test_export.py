@@ -89,10 +89,12 @@ def test_a_package_needs_nothing_of_this_project_and_writes_nothing(tmp_path: Pa
 
 
 def test_the_packages_own_test_ends_well_and_says_how_it_ran(tmp_path: Path) -> None:
-    succeed("export", tmp_path / "out", "--ops", "modulate,conv2d", "--package", "mine")
+    out = tmp_path / "my out"
+    said = succeed("export", out, "--ops", "modulate,conv2d", "--package", "mine").stdout.splitlines()
+    assert said[1] == f"check it: cd '{out}'; python -m mine.test_ops"
     environment = {**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "mine.test_ops"]
-    run = subprocess.run(command, cwd=tmp_path / "out", env=environment, capture_output=True, text=True)
+    run = subprocess.run(command, cwd=out, env=environment, capture_output=True, text=True)
     assert run.stdout.strip() == "every op agrees with plain PyTorch; no fused kernel can run on this machine"
 
 
