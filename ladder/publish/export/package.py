@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import hashlib
 import importlib.machinery
@@ -90,7 +91,7 @@ def export(origin: Origin, folder: Path, ops: list[Op], package: str) -> list[Pa
 
 def write(folder: Path, name: str, texts: Mapping[str, str]) -> list[Path]:
     """Write files, by their paths, into `folder/name`, whole or not at all, and return them. Raises UserError."""
-    target, made = folder / name, not folder.exists()
+    target, made = folder / name, [each for each in (folder, *folder.parents) if not each.exists()]
     temporary = folder / f".{name}-{uuid.uuid4().hex}.tmp"
     try:
         if not made and any(folder.iterdir()):
@@ -103,8 +104,10 @@ def write(folder: Path, name: str, texts: Mapping[str, str]) -> list[Path]:
         raise UserError(f"{near(folder)}: cannot be written: {error.strerror or error}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        if made and folder.is_dir() and not target.exists():
-            folder.rmdir()
+        if not target.exists():
+            for each in made:
+                with contextlib.suppress(OSError):  # it was not reached
+                    each.rmdir()
     return [target / path for path in texts]
 
 

@@ -298,9 +298,9 @@ def test_an_empty_folder_is_filled_also_one_of_the_packages_name(
     assert "mine/mine: 1 op in" in said and (tmp_path / "mine/mine/__init__.py").is_file()
 
 
-@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize(("there", "below"), [(True, ""), (False, ""), (False, "a/b")])
 def test_a_write_that_fails_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool, below: str
 ) -> None:
     def fails(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -309,7 +309,7 @@ def test_a_write_that_fails_leaves_nothing(
         (tmp_path / "out").mkdir()
     monkeypatch.setattr(Path, "rename", fails)
     with pytest.raises(UserError, match="No space left on device"):
-        package.export(ORIGIN, tmp_path / "out", package.chosen(ROOT, ["conv2d"]), "mine")
+        package.export(ORIGIN, tmp_path / "out" / below, package.chosen(ROOT, ["conv2d"]), "mine")
     assert [path.name for path in tmp_path.rglob("*")] == (["out"] if there else [])
 
 
