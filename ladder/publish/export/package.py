@@ -178,6 +178,19 @@ _PLAIN = """\
 """
 
 
+_CHECK = """\
+import sys as _sys
+
+import torch as _torch
+
+if _sys.version_info < (3, 10) or tuple(map(int, _torch.__version__.split(".")[:2])) < LEAST:
+    raise ImportError(
+        f"{__name__} needs Python 3.10 and PyTorch WORDS or newer: here are Python"
+        f" {_sys.version_info[0]}.{_sys.version_info[1]} and PyTorch {_torch.__version__}"
+    )
+"""
+
+
 def _init(origin: Origin, ops: list[Op], modules: Mapping[str, str], digest: str) -> str:
     homes = {op.module: f"_{_below(op.module).replace('.', '_')}" for op in ops}
     fused = [op.name for op in ops if op.name not in EVERYWHERE]
@@ -189,6 +202,7 @@ def _init(origin: Origin, ops: list[Op], modules: Mapping[str, str], digest: str
         "README.md says how to call and check them. `OPS` holds each op beside its plain-PyTorch reference.",
         '"""',
         "",
+        _CHECK.replace("LEAST", str(page.least(ops))).replace("WORDS", page.version(page.least(ops))),
     ]
     for module in sorted(set(sources.OPERATORS) & modules.keys()):
         name = module.rpartition(".")[2]

@@ -98,6 +98,25 @@ def test_the_packages_own_test_ends_well_and_says_how_it_ran(tmp_path: Path) -> 
     assert run.stdout.strip() == "every op agrees with plain PyTorch; no fused kernel can run on this machine"
 
 
+def test_an_older_python_or_pytorch_is_told_in_one_line(
+    exports: tuple[ModuleType, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVIDIA's own environments are older, and a traceback of the operators' schemas says nothing."""
+    with monkeypatch.context() as patch, pytest.raises(ImportError) as said:
+        patch.setattr(torch, "__version__", "2.6.0+cu124")
+        importlib.reload(exports[1])
+    assert "\n" not in str(said.value)
+    assert "exported_one needs Python 3.10 and PyTorch 2.7 or newer: here are" in str(said.value)
+    with pytest.raises(ImportError, match=r"here are Python 3\.8 and PyTorch"):
+        monkeypatch.setattr(sys, "version_info", (3, 8, 18))
+        importlib.reload(exports[1])
+    texts = package.contents(ORIGIN, package.chosen(ROOT, ["conv2d"]), "mine")
+    assert (
+        "< (2, 4)" in texts["__init__.py"] and "Python 3.10 and PyTorch 2.4 or newer." in texts["README.md"]
+    )
+    assert "Triton" not in texts["README.md"].partition("## How")[0].replace("Triton keeps", "")
+
+
 def test_a_package_imports_nothing_of_ours_and_names_no_place() -> None:
     texts = package.contents(ORIGIN, package.chosen(ROOT, ["all"]), "mine")
     for path, text in texts.items():
