@@ -98,8 +98,8 @@ stylegan2-ada-pytorch. They were written anew and contain no code of NVIDIA's. C
 
     cp -r torch_utils CLONE/
 
-They need Python 3.10 and PyTorch {pytorch} or newer. The `environment.yml` of a clone is older. Nothing is built: the ops run
-as Triton kernels on a CUDA GPU (Triton {triton} or newer), and as plain PyTorch everywhere else and with
+They need Python 3.10 and PyTorch {pytorch} or newer. The `environment.yml` of a clone is older. Nothing is built: the
+ops run as Triton kernels on a CUDA GPU (Triton {triton} or newer), and as plain PyTorch everywhere else and with
 `impl="ref"`. `conv2d_gradfix.enabled` must be True, as in NVIDIA's training loop. A warning names each call that no
 fused op serves, once: filters of rank above 1 or of more than 8 taps, factors above 2, dilation, activations other than
 linear, relu and lrelu.
