@@ -20,7 +20,7 @@ from kernels.linear import conv2d as _ops
 from kernels.upfirdn.upfirdn2d import _plan
 from ladder.publish.export.dispatch import can_run_fused
 from ladder.publish.export.nvidia import prepared_filter
-from ladder.publish.export.nvidia.calls import is_capturing, say_once, without_autocast
+from ladder.publish.export.nvidia.calls import can_run, is_capturing, say_once, without_autocast
 from ladder.publish.export.nvidia.launches import remember
 
 LONGEST = 8  # taps of the fused op
@@ -143,7 +143,7 @@ def _checked(x: Tensor, f: Tensor | None, sizes: tuple[Any, ...], key: Hashable)
             f"a filter of {width}x{height} does not fit into {wide}x{high} pixels (width x height)"
         )
     with without_autocast(x):
-        if impl == "cuda" and x.numel() and not torch.compiler.is_compiling() and can_run_fused(x):
+        if impl == "cuda" and x.numel() and not torch.compiler.is_compiling() and can_run("upfirdn2d", x):
             found = _served(f, ups, downs, EXACT if x.dtype is torch.float64 else ROUNDING)
             if isinstance(found, _Taps):
                 x, options = dense(x), {"padding": sides, "gain": gain * found.gain, "flip": flip_filter}
