@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ladder.base.errors import UserError
-from ladder.base.starting import near
+from ladder.base.starting import command, near
 from ladder.cli import options
 
 
@@ -49,4 +49,4 @@ def convert(source: Path, target: Path) -> None:
         f"{near(target)}: {what}, {w.resolution}x{w.resolution}, channel_base {w.channel_base}, {bound}"
     )
     if made.is_checkpoint:
-        click.echo(f"go on: ladder train --from {near(target)} --data PATH --out DIR")
+        click.echo(f"go on: {command('train', '--from', near(target), '--data', 'PATH', '--out', 'DIR')}")

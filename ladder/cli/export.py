@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,14 +64,14 @@ def export(folder: Path | None, ops: str | None, package: str | None, like: str 
         click.echo(
             f"{near(folder / drop_in.TOP)}: {len(drop_in.REPLACED)} drop-in files, {len(written)} in all"
         )
-        click.echo(f"use them: cp -r {near(folder / drop_in.TOP)} CLONE/")
+        click.echo(f"use them: cp -r {shlex.quote(near(folder / drop_in.TOP))} CLONE/")
         return
     if folder is None or ops is None or package is None:
         raise UserError("ladder export needs DIR, --ops A,B,... and --package NAME; --list names the ops")
     chosen = exporting.chosen(ROOT, options.names(ops) or [])
     written = exporting.export(origin(), folder, chosen, package)
     click.echo(f"{near(folder / package)}: {len(chosen)} op{'s' * (len(chosen) > 1)} in {len(written)} files")
-    click.echo(f"check it: cd {near(folder)}; python -m {package}.test_ops")
+    click.echo(f"check it: cd {shlex.quote(near(folder))}; python -m {package}.test_ops")
 
 
 def origin() -> Origin:

@@ -86,6 +86,7 @@ def upstream(
     from ladder.base.progress import First
     from ladder.machine import environment, system
     from ladder.plan import catalog
+    from ladder.publish.export import drop_in
     from ladder.report import output as ending
     from ladder.results.combine import resuming
     from ladder.results.types import head
@@ -94,6 +95,7 @@ def upstream(
     from ladder.studies.upstream import resume as taking_up
 
     source.networks_of(clone)
+    drop_in.refuse_patched(clone)
     patch = _patch(clone) if patched else {}
     before = _before(resume)
     chosen = system.choose_device(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def test_what_the_command_says(source: Path, tmp_path: Path) -> None:
-    seen = succeed("convert", source, tmp_path / "out.pt")
+    seen = succeed("convert", source, tmp_path / "my out.pt")
     assert seen.stderr.splitlines() == [
         "note: dropped: augment_pipe, training_set_kwargs",
         "note: batch 8, rates and R1 weight are this project's: the file does not say",
@@ -49,7 +50,17 @@ def test_what_the_command_says(source: Path, tmp_path: Path) -> None:
     ]
     first, last = seen.stdout.splitlines()
     assert first.endswith("out.pt: a checkpoint, 16x16, channel_base 64, conv_clamp 0.8")
-    assert last.startswith("go on: ladder train --from ")
+    _, _, *line = shlex.split(last)  # for a shell, also with a space in a name
+    assert line == [
+        "ladder",
+        "train",
+        "--from",
+        str(tmp_path / "my out.pt"),
+        "--data",
+        "PATH",
+        "--out",
+        "DIR",
+    ]
 
 
 def test_the_workload_is_that_of_the_networks(converted: Path) -> None:

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ladder.base import files
-from ladder.publish.export import package
+from ladder.base.errors import UserError
+from ladder.publish.export import package, page
 from ladder.publish.export.page import Origin
 
 LIKE = ("nvidia",)
@@ -72,9 +73,21 @@ def export(origin: Origin, folder: Path) -> list[Path]:
     return package.write(folder, TOP, contents(origin))
 
 
+def refuse_patched(clone: Path) -> None:
+    """Raise UserError for a clone that has such files already: they would be measured as its own."""
+    for name in REPLACED:
+        path = clone / TOP / FOLDER / f"{name}.py"
+        if path.is_file() and f"from .{PACKAGE}" in path.read_text(encoding="utf-8", errors="replace"):
+            raise UserError(
+                f"{clone}: {TOP}/{FOLDER}/{name}.py comes from `ladder export`, and would be measured as the clone's"
+                f" own: run `git checkout {TOP}` there, or give another clone"
+            )
+
+
 def _page(origin: Origin) -> str:
     """Return how to use the files, which stands before the page of the ops."""
     named = ", ".join(f"`{name}.py`" for name in REPLACED)
+    pytorch, triton = page.version(page.PYTORCH_FUSED), page.version(page.TRITON)
     return f"""# Ops in place of NVIDIA's
 
 Exported by `ladder export --like nvidia` of the StyleGAN2 optimization ladder {origin.version}, commit
@@ -85,7 +98,8 @@ stylegan2-ada-pytorch. They were written anew and contain no code of NVIDIA's. C
 
     cp -r torch_utils CLONE/
 
-Nothing is built: the ops run as Triton kernels on a CUDA GPU, and as plain PyTorch everywhere else and with
+They need Python 3.10 and PyTorch {pytorch} or newer. The `environment.yml` of a clone is older. Nothing is built: the
+ops run as Triton kernels on a CUDA GPU (Triton {triton} or newer), and as plain PyTorch everywhere else and with
 `impl="ref"`. `conv2d_gradfix.enabled` must be True, as in NVIDIA's training loop. A warning names each call that no
 fused op serves, once: filters of rank above 1 or of more than 8 taps, factors above 2, dilation, activations other than
 linear, relu and lrelu.

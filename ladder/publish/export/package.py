@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import hashlib
 import importlib.machinery
@@ -90,7 +91,7 @@ def export(origin: Origin, folder: Path, ops: list[Op], package: str) -> list[Pa
 
 def write(folder: Path, name: str, texts: Mapping[str, str]) -> list[Path]:
     """Write files, by their paths, into `folder/name`, whole or not at all, and return them. Raises UserError."""
-    target, made = folder / name, not folder.exists()
+    target, made = folder / name, [each for each in (folder, *folder.parents) if not each.exists()]
     temporary = folder / f".{name}-{uuid.uuid4().hex}.tmp"
     try:
         if not made and any(folder.iterdir()):
@@ -103,8 +104,10 @@ def write(folder: Path, name: str, texts: Mapping[str, str]) -> list[Path]:
         raise UserError(f"{near(folder)}: cannot be written: {error.strerror or error}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        if made and folder.is_dir() and not target.exists():
-            folder.rmdir()
+        if not target.exists():
+            for each in made:
+                with contextlib.suppress(OSError):  # it was not reached
+                    each.rmdir()
     return [target / path for path in texts]
 
 
@@ -175,6 +178,19 @@ _PLAIN = """\
 """
 
 
+_CHECK = """\
+import sys as _sys
+
+import torch as _torch
+
+if _sys.version_info < (3, 10) or tuple(map(int, _torch.__version__.split(".")[:2])) < LEAST:
+    raise ImportError(
+        f"{__name__} needs Python 3.10 and PyTorch WORDS or newer: here are Python"
+        f" {_sys.version_info[0]}.{_sys.version_info[1]} and PyTorch {_torch.__version__}"
+    )
+"""
+
+
 def _init(origin: Origin, ops: list[Op], modules: Mapping[str, str], digest: str) -> str:
     homes = {op.module: f"_{_below(op.module).replace('.', '_')}" for op in ops}
     fused = [op.name for op in ops if op.name not in EVERYWHERE]
@@ -186,6 +202,7 @@ def _init(origin: Origin, ops: list[Op], modules: Mapping[str, str], digest: str
         "README.md says how to call and check them. `OPS` holds each op beside its plain-PyTorch reference.",
         '"""',
         "",
+        _CHECK.replace("LEAST", str(page.least(ops))).replace("WORDS", page.version(page.least(ops))),
     ]
     for module in sorted(set(sources.OPERATORS) & modules.keys()):
         name = module.rpartition(".")[2]

@@ -13,6 +13,8 @@ from ladder.publish.export import sources
 from ladder.publish.export.sources import EVERYWHERE, Op
 
 LICENSE = "LICENSE"
+# The oldest versions with which an export was seen to pass its test. PyTorch before 2.7 cannot register the operators.
+PYTORCH, PYTORCH_FUSED, TRITON = (2, 4), (2, 7), (3, 4)
 # The fused functions say so of themselves; an exported op takes plain PyTorch there.
 _NOT_HERE = re.compile(r",?\s+RuntimeError\s+for\s+a\s+CPU\s+tensor\s+outside\s+\w+(?:'s)?\s+interpreter")
 
@@ -24,6 +26,16 @@ class Origin:
     root: Path
     version: str
     commit: str | None  # 40 digits, with " (dirty)" behind them if files have changed; None without git
+
+
+def least(ops: list[Op]) -> tuple[int, int]:
+    """Return the oldest PyTorch that can import a package of these ops."""
+    return PYTORCH if {op.name for op in ops} <= set(EVERYWHERE) else PYTORCH_FUSED
+
+
+def version(numbers: tuple[int, int]) -> str:
+    """Return a version as text."""
+    return ".".join(map(str, numbers))
 
 
 def summaries(root: Path) -> dict[str, str]:
@@ -64,19 +76,24 @@ def readme(origin: Origin, ops: list[Op], package: str, digest: str) -> str:
     described = {op.name: _documented(origin.root, op) for op in ops}
     others = [_documented(origin.root, op) for op in _referred(origin.root, ops)]
     table = "".join(f"\n| `{name}` | {_summary(said)} |" for name, (_, said) in described.items())
+    fused = not described.keys() <= set(EVERYWHERE)
+    needs_triton = (
+        f", and Triton {version(TRITON)} (it comes with PyTorch 2.8) for the fused kernels" if fused else ""
+    )
     parts = [
         f"# {package}",
         "Ops for StyleGAN-style networks, exported by `ladder export` of the StyleGAN2 optimization ladder"
         f" {origin.version}, commit {origin.commit or 'unknown'}. The digest of the sources is `{digest[:16]}`."
-        f" The licence is in {LICENSE}. The package needs torch, and triton for the fused kernels.",
+        f" The licence is in {LICENSE}. The package needs Python 3.10 and PyTorch {version(least(ops))} or newer"
+        f"{needs_triton}.",
         f"| op | what it does |\n|---|---|{table}",
     ]
-    if not described.keys() <= set(EVERYWHERE):
+    if fused:
         parts += [
-            "On a CUDA GPU of compute capability 7.0 or newer the ops run fused. Without Triton, on a CPU and on other"
-            " devices each op runs its plain-PyTorch reference. Both can be differentiated twice. The call decides, by"
-            " its first argument. With TRITON_INTERPRET=1, set before the first import of triton, the fused kernels"
-            " run on a CPU, slowly.",
+            "On a CUDA GPU of compute capability 7.0 or newer the ops run fused. Without such a Triton, on a CPU and"
+            " on other devices each op runs its plain-PyTorch reference. Both can be differentiated twice. The call"
+            " decides, by its first argument. With TRITON_INTERPRET=1, set before the first import of triton, the"
+            " fused kernels run on a CPU, slowly.",
             f"Under torch.compile an op is an operator of PyTorch (`torch.ops.{package}.*`) or plain PyTorch. There it"
             " can be differentiated once.",
             "Tile sizes come from tables, measured on one H200. Nothing is tuned at run time.",

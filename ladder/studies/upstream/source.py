@@ -82,13 +82,24 @@ def load(folder: Path) -> Modules:
     _stand_in("requests")  # only for downloads, and nothing is downloaded here
     _stand_in("pkg_resources", parse_version=Version)  # newer setuptools lack it; compares torch versions
     _stand_in("distutils.util", strtobool=lambda text: text.lower() in ("y", "yes", "t", "true", "on", "1"))
-    names = {op: importlib.import_module(f"torch_utils.ops.{op}") for op in (*_OPS, "conv2d_gradfix")}
-    return Modules(
-        importlib.import_module(f"training.{networks_of(folder)}"),
-        importlib.import_module("training.loss"),
-        importlib.import_module("training.dataset"),
-        names,
-    )
+    with _without_bytecode():
+        names = {op: importlib.import_module(f"torch_utils.ops.{op}") for op in (*_OPS, "conv2d_gradfix")}
+        return Modules(
+            importlib.import_module(f"training.{networks_of(folder)}"),
+            importlib.import_module("training.loss"),
+            importlib.import_module("training.dataset"),
+            names,
+        )
+
+
+@contextlib.contextmanager
+def _without_bytecode() -> Iterator[None]:
+    """Import without writing `__pycache__`: a clone stays as it was."""
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = before
 
 
 def build_ops(modules: Modules) -> None:

@@ -77,6 +77,8 @@ class UpstreamStep:
 
         self.recipe = {"folder": str(folder), "cudnn_benchmark": True}
         self.workload, self.device = workload, device
+        if device != "cuda":  # stylegan3 ignores FP16 on a CPU, stylegan2-ada-pytorch would compute in it
+            self.fp16_resolutions = 0
         self.modules = modules = source.load(folder)
         torch.manual_seed(seed)
         torch.backends.cudnn.benchmark = True
@@ -249,7 +251,7 @@ class UpstreamStep:
         return {
             "cuda_ops": self.device == "cuda",
             "fast_double_backward": self.gradfix,
-            "fp16_resolutions": self.fp16_resolutions if self.device == "cuda" else 0,
+            "fp16_resolutions": self.fp16_resolutions,
             "cudnn_benchmark": True,
             "loader_workers": WORKERS if self.workload["data"] else 0,
         } | {f"parameters_{name}": count for name, count in self.parameters().items()}

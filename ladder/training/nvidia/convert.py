@@ -47,7 +47,9 @@ def convert(path: Path) -> Converted:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     content = _loaded(path) if zipped else pickles.read(path)
-    if content == MAGIC:  # the files of torch.save before 1.6 are several pickles
+    if (
+        isinstance(content, int) and content == MAGIC
+    ):  # the files of torch.save before 1.6 are several pickles
         content = _loaded(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: {NEITHER}")

@@ -31,6 +31,8 @@ FORMATS = {
     "b1": "?",
 }  # of numpy, as `struct` calls them
 TENSORFLOW = "dnnlib.tflib"
+# Networks of StyleGAN3's configurations T and R hold arrays. Those of stylegan2 hold numbers alone.
+ARRAYS = (("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct"))
 
 
 class Refused(Exception):
@@ -58,6 +60,9 @@ class Record(metaclass=_Sealed):
         if not isinstance(state, dict) or not isinstance(name, str):
             raise Refused("an object of it has no class name or no state")
         self.class_name, self.state = name, dict(state)
+
+    def __setstate__(self, _: object) -> None:
+        raise Refused(f"it changes a {plain(self.class_name)[:40]}")
 
 
 class EasyDict(dict[str, Any], metaclass=_Sealed):
@@ -150,26 +155,34 @@ class _Reader(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> type:
         if module.startswith(TENSORFLOW):
             raise Refused("a TensorFlow pickle: NVIDIA's legacy.py makes a PyTorch pickle of it")
+        if (module, name) in ARRAYS:
+            raise Refused(
+                "it holds a numpy array: StyleGAN3's T and R do, networks of --cfg=stylegan2 do not"
+            )
         if (module, name) not in NAMES:
             raise Refused(f"it names {plain(f'{module}.{name}')[:80]}, which no network of NVIDIA's needs")
         return NAMES[module, name]
 
 
 def read(path: Path) -> Any:
-    """Return the content of a network pickle: dictionaries, numbers, text, tensors and `Record`s.
+    """Return the content of a network pickle: a plain dictionary, or what else is in it.
+
+    Values are dictionaries, numbers, text, tensors and `Record`s.
 
     Raises:
         UserError: a name that is not in `NAMES`, or a damaged file; one line.
     """
     try:
         with open(path, "rb") as file:
-            return _Reader(file).load()
+            found = _Reader(file).load()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     except Refused as error:
         raise UserError(f"{path}: refused, and nothing of it was run: {error}") from None
     except Exception as error:  # a pickle can raise any
         raise UserError(f"{path}: damaged, or no network pickle ({type(error).__name__})") from None
+    # A pickle can give an ordered dictionary another method `get`.
+    return dict(dict.items(found)) if isinstance(found, dict) else found
 
 
 def _whole(numbers: object) -> tuple[int, ...]:

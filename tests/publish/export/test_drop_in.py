@@ -209,6 +209,15 @@ def test_a_filter_is_read_once_for_each_state_and_never_inside_a_capture(
     assert len(module._known) == before
 
 
+def test_factors_may_be_lists_at_the_first_call_with_a_filter_too(ops: cases.Ops) -> None:
+    x, up = torch.randn(1, 2, 4, 4, dtype=torch.float64), ops.upfirdn2d.upfirdn2d
+    for given in ({"up": [2, 2]}, {"down": [2, 2]}):
+        f = ops.upfirdn2d.setup_filter([1, 3, 3, 1])
+        wanted = up(x, f, **{key: tuple(value) for key, value in given.items()}, padding=2, impl="ref")
+        for _ in range(2):
+            torch.testing.assert_close(up(x, f, **given, padding=[2, 2]), wanted)
+
+
 @pytest.mark.parametrize(
     ("values", "taps", "gain"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
@@ -326,3 +327,25 @@ def test_the_prepared_launches_name_every_constant_of_their_kernels(ops: cases.O
         names = launch.kernel.arg_names[tensors + len(launch.numbers) :]
         assert names and set(names) <= launch.constants.keys()
         assert all(name.isupper() for name in names), names
+
+
+def test_a_gpu_on_which_no_fused_op_can_run_is_told_once(
+    ops: cases.Ops, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton before 3.4 is there and serves nothing. NVIDIA's files tell of a plugin that cannot be built."""
+    calls, asked = inside(".calls"), []
+    monkeypatch.setattr(calls, "can_run_fused", lambda x: False)
+    monkeypatch.setattr(calls, "_said", set())
+    gpu = SimpleNamespace(is_cuda=True)
+    with pytest.warns(UserWarning, match="bias_act: this GPU with this Triton: no fused op") as caught:
+        assert not calls.can_run("bias_act", gpu) and not calls.can_run("bias_act", gpu)
+    assert len(caught) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not calls.can_run("bias_act", torch.zeros(1, device="cpu"))
+    for module in (ops.bias_act, ops.upfirdn2d):
+        monkeypatch.setattr(module, "can_run", lambda function, x: asked.append(function))
+    x = image(1, 2, 5, 3)
+    ops.bias_act.bias_act(x, act="relu", gain=3)
+    ops.upfirdn2d.upfirdn2d(x, ops.upfirdn2d.setup_filter([1, 1]))
+    assert asked == ["bias_act", "upfirdn2d"]

@@ -89,11 +89,32 @@ def test_a_package_needs_nothing_of_this_project_and_writes_nothing(tmp_path: Pa
 
 
 def test_the_packages_own_test_ends_well_and_says_how_it_ran(tmp_path: Path) -> None:
-    succeed("export", tmp_path / "out", "--ops", "modulate,conv2d", "--package", "mine")
+    out = tmp_path / "my out"
+    said = succeed("export", out, "--ops", "modulate,conv2d", "--package", "mine").stdout.splitlines()
+    assert said[1] == f"check it: cd '{out}'; python -m mine.test_ops"
     environment = {**os.environ, "TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "mine.test_ops"]
-    run = subprocess.run(command, cwd=tmp_path / "out", env=environment, capture_output=True, text=True)
+    run = subprocess.run(command, cwd=out, env=environment, capture_output=True, text=True)
     assert run.stdout.strip() == "every op agrees with plain PyTorch; no fused kernel can run on this machine"
+
+
+def test_an_older_python_or_pytorch_is_told_in_one_line(
+    exports: tuple[ModuleType, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVIDIA's own environments are older, and a traceback of the operators' schemas says nothing."""
+    with monkeypatch.context() as patch, pytest.raises(ImportError) as said:
+        patch.setattr(torch, "__version__", "2.6.0+cu124")
+        importlib.reload(exports[1])
+    assert "\n" not in str(said.value)
+    assert "exported_one needs Python 3.10 and PyTorch 2.7 or newer: here are" in str(said.value)
+    with pytest.raises(ImportError, match=r"here are Python 3\.8 and PyTorch"):
+        monkeypatch.setattr(sys, "version_info", (3, 8, 18))
+        importlib.reload(exports[1])
+    texts = package.contents(ORIGIN, package.chosen(ROOT, ["conv2d"]), "mine")
+    assert (
+        "< (2, 4)" in texts["__init__.py"] and "Python 3.10 and PyTorch 2.4 or newer." in texts["README.md"]
+    )
+    assert "Triton" not in texts["README.md"].partition("## How")[0].replace("Triton keeps", "")
 
 
 def test_a_package_imports_nothing_of_ours_and_names_no_place() -> None:
@@ -296,9 +317,9 @@ def test_an_empty_folder_is_filled_also_one_of_the_packages_name(
     assert "mine/mine: 1 op in" in said and (tmp_path / "mine/mine/__init__.py").is_file()
 
 
-@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize(("there", "below"), [(True, ""), (False, ""), (False, "a/b")])
 def test_a_write_that_fails_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool, below: str
 ) -> None:
     def fails(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -307,7 +328,7 @@ def test_a_write_that_fails_leaves_nothing(
         (tmp_path / "out").mkdir()
     monkeypatch.setattr(Path, "rename", fails)
     with pytest.raises(UserError, match="No space left on device"):
-        package.export(ORIGIN, tmp_path / "out", package.chosen(ROOT, ["conv2d"]), "mine")
+        package.export(ORIGIN, tmp_path / "out" / below, package.chosen(ROOT, ["conv2d"]), "mine")
     assert [path.name for path in tmp_path.rglob("*")] == (["out"] if there else [])
 
 

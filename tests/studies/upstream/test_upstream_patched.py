@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 from ladder.base.errors import UserError
 from ladder.base.protocol import IN_ORDER
 from ladder.base.records import build, plain
+from ladder.cli import export as cli_export
 from ladder.cli import main as cli
 from ladder.cli import upstream as cli_upstream
 from ladder.engine import forkserver
@@ -27,6 +29,7 @@ from ladder.studies.upstream import examined, patched, record, report, schema, s
 from ladder.studies.upstream.record import PATCHED, UPSTREAM
 from tests.studies.upstream.test_upstream import WORKLOAD, file_of_least, kept, standing_in  # noqa: F401
 from tests.support import servers
+from tests.support.commands import refused
 
 kept_servers = servers.kept_servers
 pytestmark = pytest.mark.usefixtures("kept_servers")
@@ -163,9 +166,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory, kept_servers: None, plain
     """The folder of a whole run, for tests that only read it, and what the clone's files were before it."""
     folder = tmp_path_factory.mktemp("patched")
     with clone_with_ops(folder / "clone") as clone:
-        before = {path: path.read_bytes() for path in sorted(clone.rglob("*.py"))}
+        before = {path: path.read_bytes() for path in sorted(clone.rglob("*")) if path.is_file()}
         run = ask(clone, folder)
-        assert {path: path.read_bytes() for path in sorted(clone.rglob("*.py"))} == before
+        assert {path: path.read_bytes() for path in sorted(clone.rglob("*")) if path.is_file()} == before
     assert run.exit_code == 0, run.output
     return folder
 
@@ -295,6 +298,21 @@ def test_a_clone_that_lacks_a_replaced_file_is_refused_before_anything_is_writte
         run = ask(clone, tmp_path)
         assert run.exit_code == 2 and run.output.count("\n") == 1 and path in run.output, run.output
         (clone / "torch_utils" / path).write_text(text)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("more", [(), ("--patched",)])
+def test_a_clone_with_the_drop_in_files_in_it_is_not_measured_as_nvidias(
+    clone: Path, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    """Who follows docs/adopt.md may give the very clone that has the files already."""
+    drop_in.export(cli_export.origin(), tmp_path / "ops")
+    shutil.copytree(tmp_path / "ops/torch_utils", clone / "torch_utils", dirs_exist_ok=True)
+    said = refused("upstream", clone, "--device", "cpu", "--out", tmp_path / "out", *more)
+    assert (
+        "torch_utils/ops/bias_act.py comes from `ladder export`" in said
+        and "git checkout torch_utils" in said
+    )
     assert not (tmp_path / "out").exists()
 
 

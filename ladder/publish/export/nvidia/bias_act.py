@@ -15,7 +15,7 @@ from kernels.common.tiles import dense, is_nhwc
 from kernels.pointwise.bias_act import Call
 from ladder.publish.export.dispatch import can_run_fused
 from ladder.publish.export.nvidia import prepared_act
-from ladder.publish.export.nvidia.calls import say_once, without_autocast
+from ladder.publish.export.nvidia.calls import can_run, say_once, without_autocast
 from ladder.publish.export.nvidia.launches import remember
 
 
@@ -118,7 +118,7 @@ def _checked(
     clamp = None if clamp is None else float(clamp)
     if act == "linear" and b is None and gain == 1 and clamp is None:
         return x
-    if impl == "cuda" and x.numel() and can_run_fused(x) and _is_served(x, b, dim, act):
+    if impl == "cuda" and x.numel() and can_run("bias_act", x) and _is_served(x, b, dim, act):
         slope = 1.0 if act == "linear" else 0.0 if act == "relu" else alpha
         if torch.compiler.is_compiling():
             with without_autocast(x):

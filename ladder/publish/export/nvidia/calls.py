@@ -8,6 +8,8 @@ import warnings
 import torch
 from torch import Tensor
 
+from ladder.publish.export.dispatch import can_run_fused
+
 _said: set[tuple[str, str]] = set()
 
 
@@ -17,6 +19,14 @@ def say_once(function: str, what: str) -> None:
         return
     _said.add((function, what))
     warnings.warn(f"{function}: {what}: no fused op serves it, plain PyTorch computes it", stacklevel=4)
+
+
+def can_run(function: str, x: Tensor) -> bool:
+    """Return whether fused ops can run on x. Warn once where it is on a GPU and they cannot."""
+    runs = can_run_fused(x)
+    if not runs and x.is_cuda:
+        say_once(function, "this GPU with this Triton")
+    return runs
 
 
 def is_capturing() -> bool:

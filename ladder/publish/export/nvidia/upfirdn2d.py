@@ -6,6 +6,7 @@ lives unchanged. They are never read inside the capture of a CUDA graph, where a
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from kernels.linear import conv2d as _ops
 from kernels.upfirdn.upfirdn2d import _plan
 from ladder.publish.export.dispatch import can_run_fused
 from ladder.publish.export.nvidia import prepared_filter
-from ladder.publish.export.nvidia.calls import is_capturing, say_once, without_autocast
+from ladder.publish.export.nvidia.calls import can_run, is_capturing, say_once, without_autocast
 from ladder.publish.export.nvidia.launches import remember
 
 LONGEST = 8  # taps of the fused op
@@ -142,7 +143,7 @@ def _checked(x: Tensor, f: Tensor | None, sizes: tuple[Any, ...], key: Hashable)
             f"a filter of {width}x{height} does not fit into {wide}x{high} pixels (width x height)"
         )
     with without_autocast(x):
-        if impl == "cuda" and x.numel() and not torch.compiler.is_compiling() and can_run_fused(x):
+        if impl == "cuda" and x.numel() and not torch.compiler.is_compiling() and can_run("upfirdn2d", x):
             found = _served(f, ups, downs, EXACT if x.dtype is torch.float64 else ROUNDING)
             if isinstance(found, _Taps):
                 x, options = dense(x), {"padding": sides, "gain": gain * found.gain, "flip": flip_filter}
@@ -151,7 +152,8 @@ def _checked(x: Tensor, f: Tensor | None, sizes: tuple[Any, ...], key: Hashable)
                 made = prepared_filter.Filtering(call, x.shape, x.dtype, x.device)
                 prepared = _prepared_for(f)
                 if key and prepared is not None and x is given and isinstance(gain, int | float):
-                    remember(prepared, key, made)
+                    with contextlib.suppress(TypeError):  # a list among the sizes
+                        remember(prepared, key, made)
                 return prepared_filter.run(made, x)
             say_once("upfirdn2d", found)
         return _plain(x, f, ups, downs, sides, flip_filter, gain)
