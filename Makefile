@@ -65,15 +65,17 @@ docs: $(READY)  ## draw results/charts and fill the tables of README and docs, f
 # Files with slow tests begin first (tests/conftest.py): else one of them is left for one process at the end.
 SIDE_BY_SIDE := -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
-# Tests of a GPU run one at a time: they time and fill it. They come first, so that the summary of the many ends the log.
 test: lint  ## lint, then the tests, of each sweep a few cases; needs no GPU
+test-all: lint  ## all that `make test` does, and every other case of the sweeps
+test: WANTED := not gpu and not exhaustive
+test-all: WANTED := not gpu
+
+# Tests of a GPU run one at a time: they time and fill it. They come first, so that the summary of the many ends the log.
+test test-all:
 	@$(PY) -m ladder.base.installed torch pytest pytest_timeout xdist
 	@if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then set -x; $(PY) -m pytest -q -m gpu; \
 	else echo "make: torch finds no GPU here: the tests marked gpu are left out"; fi
-	$(PY) -m pytest $(SIDE_BY_SIDE) -m "not gpu and not exhaustive"
-
-test-all: test  ## all that `make test` does, then every other case of the sweeps
-	$(PY) -m pytest $(SIDE_BY_SIDE) -m "exhaustive and not gpu"
+	$(PY) -m pytest $(SIDE_BY_SIDE) -m "$(WANTED)"
 
 faults: $(READY)  ## inject every fault, bug and sabotage that is tested; write results/faults
 	@$(PY) -m ladder.base.installed torch pytest pytest_timeout
