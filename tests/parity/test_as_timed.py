@@ -13,7 +13,7 @@ from ladder.parity import check as parity
 from ladder.receipts import evidence
 from stylegan_lite.step import PHASES
 from tests.support import fake_graphs
-from tests.support.rung_steps import gathered, receipt, small
+from tests.support.rung_steps import cold, gathered, receipt, small
 from tests.support.small import LEAST
 
 OURS = {"conv": "double_backward", "set_to_none": True}
@@ -25,7 +25,7 @@ def prepared(how, patch, recipe=None):
     step = small(recipe or OURS, resolution=8)
     step.recipe = dataclasses.replace(step.recipe, whole_step_graph=how == HOW[2])
     step.keep_gradients = True
-    step.prepare()
+    cold(step)
     step.counts = [] if how == HOW[0] else fake_graphs.capture(step, patch)
     return step
 
@@ -109,8 +109,7 @@ def worker_of(step):
     ],
 )
 def test_weights_that_stand_still_while_they_are_timed_void_the_time(network, still):
-    step = small(OURS, **LEAST)
-    step.prepare()
+    step = cold(small(OURS, **LEAST))
     if network == "G_ema":
         step._update_ema = lambda: None
     elif network:

@@ -13,7 +13,7 @@ from ladder.parity import whole_steps as together
 from ladder.parity.exact import Exact, draw
 from stylegan_lite.config import Workload
 from stylegan_lite.step import PHASES
-from tests.support.rung_steps import small
+from tests.support.rung_steps import cold, small
 from tests.support.small import LEAST, SMALL
 
 torch.set_num_threads(1)
@@ -31,8 +31,7 @@ def cache(tmp_path_factory):
 def alone(recipe, **workload):
     step = small(recipe, resolution=8, **workload)
     step.keep_gradients = True
-    step.prepare()
-    return step
+    return cold(step)
 
 
 def whole(recipe, **workload):
@@ -40,8 +39,7 @@ def whole(recipe, **workload):
     step = small(recipe, resolution=8, **workload)
     step.recipe = dataclasses.replace(step.recipe, whole_step_graph=True)
     step.keep_gradients = True
-    step.prepare()
-    return step
+    return cold(step)
 
 
 @pytest.mark.parametrize("beta1", [0.0, 0.5])

@@ -14,6 +14,7 @@ from ladder.parity import check as parity
 from ladder.plan import catalog
 from stylegan_lite import make_step
 from tests.support import small
+from tests.support.rung_steps import cold
 from tests.support.small import LEAST
 
 SMALL = small.SMALL | {
@@ -33,8 +34,7 @@ def cache(references):
 def prepared(recipe=None, device="cpu", **workload):
     step = make_step(SMALL | workload, recipe or {}, device=device)
     step.keep_gradients = True
-    step.prepare()
-    return step
+    return cold(step)
 
 
 @pytest.fixture

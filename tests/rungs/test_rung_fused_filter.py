@@ -6,7 +6,7 @@ import torch
 import kernels
 from ladder.plan import catalog
 from stylegan_lite import ConfigError, Recipe, make_step
-from tests.support.rung_steps import assert_engaged, assert_the_same, every_phase, gathered
+from tests.support.rung_steps import assert_engaged, assert_the_same, cold, every_phase, gathered
 from tests.support.small import SMALL
 
 BELOW = {"resample": "triton", "fused_act": True}
@@ -31,8 +31,7 @@ def small(recipe, **workload):
 
 def seen_of(recipe, norm="demod", **stand_ins):
     """Evidence of a step in which functions stand in for ops of `kernels`."""
-    step = small(recipe, norm=norm)
-    step.prepare()
+    step = cold(small(recipe, norm=norm))
     with pytest.MonkeyPatch.context() as patch:
         for name, function in stand_ins.items():
             patch.setattr(kernels, name, function)

@@ -33,7 +33,7 @@ def test_every_phase_computes_the_same_and_updates_the_same(how, norm):
 
 
 def test_a_weight_s_own_gradient_is_made_for_inspection_only():
-    step = trained(BF16 | FUSED)
+    step = trained(BF16 | FUSED, resolution=8)
     entries = {e.name: e for e in step.copies[step.D].entries}
     assert entries and all(e.weight.grad is None for e in entries.values())
     assert entries.keys() <= step.gradients["D_main"].keys()
@@ -42,13 +42,13 @@ def test_a_weight_s_own_gradient_is_made_for_inspection_only():
 @pytest.mark.parametrize("other", [FUSED, BELOW], ids=["itself", "PyTorch's"])
 def test_a_run_is_resumed(other):
     recipe = {"set_to_none": True}
-    step = small(recipe | FUSED)
+    step = small(recipe | FUSED, resolution=8)
     step.prepare()
     step.step()
     state = copy.deepcopy(step.state_dict())
     for _ in range(2):
         step.step()
-    resumed = small(recipe | other)
+    resumed = small(recipe | other, resolution=8)
     resumed.load_state_dict(state)
     for _ in range(2):
         resumed.step()
@@ -61,7 +61,7 @@ def test_a_run_is_resumed(other):
 
 def test_a_replaced_state_is_the_one_that_is_updated():
     """An optimizer's own ``load_state_dict`` makes new tensors: the table of addresses must follow."""
-    donor, step = trained(FUSED), small(FUSED)
+    donor, step = trained(FUSED, resolution=8), small(FUSED, resolution=8)
     step.feed.next()
     step.run_phase("D_main")
     reference.adopt(step, copy.deepcopy(donor.state_dict()))
@@ -103,7 +103,7 @@ class Captured:
 
 def test_each_capture_reads_its_own_gradients(monkeypatch):
     """Two captures whose gradients lie elsewhere, replayed in turn, with an eager update in between."""
-    step = trained(BELOW | {"fused_update": True, "set_to_none": True}, rounds=1)
+    step = trained(BELOW | {"fused_update": True, "set_to_none": True}, rounds=1, resolution=8)
     optimizer, bias = step.opt_D, step.D.from_rgb.bias
     parameters = optimizer.param_groups[0]["params"]
     gradients = [[torch.full_like(p, sign) for p in parameters] for sign in (1.0, -1.0)]
@@ -142,8 +142,8 @@ def test_it_agrees_with_the_reference(below, references):
 
 def test_it_shows_its_receipt_and_so_do_the_rungs_below():
     rungs = {*catalog.contained(BF16 | FUSED), "fused_update"} - {"baseline"}
-    assert_engaged(seen_of(BF16 | FUSED), rungs)
-    assert not receipt("fused_update", seen_of(BF16 | BELOW)).engaged
+    assert_engaged(seen_of(BF16 | FUSED, resolution=8), rungs)
+    assert not receipt("fused_update", seen_of(BF16 | BELOW, resolution=8)).engaged
 
 
 def test_a_sabotaged_rung_is_not_engaged(refused):
@@ -167,4 +167,4 @@ def test_a_sabotaged_rung_is_not_engaged(refused):
         (pytorchs, "launches in one run", "the discriminator's Adam is PyTorch's"),
         (no_copies_written, "not what their weight has become", "the generator's copies are not written"),
     ):
-        refused("fused_update", seen_of(BF16 | FUSED, plant), said, sabotage=what)
+        refused("fused_update", seen_of(BF16 | FUSED, plant, resolution=8), said, sabotage=what)

@@ -13,6 +13,7 @@ from ladder.receipts import as_timed, evidence
 from ladder.rungs.grouped_demod import MOST
 from stylegan_lite import ConfigError, Recipe, make_step, networks
 from stylegan_lite.step import PHASES
+from tests.support.rung_steps import cold
 from tests.support.small import SMALL
 
 GROUPED = {"demodulation": "grouped"}
@@ -45,7 +46,7 @@ def plain_kernels(monkeypatch):
 def gathered(recipe, sabotage=None, **workload):
     step = small(recipe, **workload)
     step.keep_gradients = False
-    step.prepare()
+    cold(step)
     if sabotage:
         sabotage(step)
     with pytest.MonkeyPatch.context() as patch:
@@ -251,8 +252,7 @@ BUGS = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_outside_the_budget(bug, plain_kernels, monkeypatch, planted_bug, references):
     BUGS[bug](monkeypatch)
-    step = small(GROUPED)
-    step.prepare()
+    step = cold(small(GROUPED))
     found = parity.check(step, cache=references)
     assert found["verdict"] == "failed: parity"
     planted_bug(bug=bug, planted="kernels.weight_energies and demodulate_group", problem=found["reason"])

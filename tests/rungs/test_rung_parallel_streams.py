@@ -15,6 +15,7 @@ from stylegan_lite import ConfigError, Recipe, make_step
 from stylegan_lite.step import PHASES
 from stylegan_lite.update import FusedUpdate
 from tests.rungs.test_rung_lean_weights import assert_same_training, trained
+from tests.support.rung_steps import cold
 from tests.support.small import SMALL
 
 BELOW = {"weights": "once", "conv": "double_backward", "set_to_none": True, "channels_last": True}
@@ -83,7 +84,7 @@ EARLY = {"precision": "fp64", "joint_batch": True} | BELOW | UPDATE
 
 def in_earnest(recipe):
     """A step whose gradients nobody keeps, after each phase has run twice."""
-    step = small(recipe, resolution=16)
+    step = small(recipe, resolution=8)
     torch.manual_seed(3)
     for _ in range(2):
         step.feed.next()
@@ -164,8 +165,7 @@ def test_algorithms_are_chosen_without_company():
 
 
 def gathered(recipe, sabotage=None, ms=None):
-    step = small(recipe)
-    step.prepare()
+    step = cold(small(recipe, resolution=8))
     if sabotage:
         sabotage(step)
     with pytest.MonkeyPatch.context() as patch:

@@ -4,11 +4,18 @@ import pytest
 import torch
 
 import kernels
-from ladder.parity import check as parity
 from ladder.plan import catalog, needs
 from stylegan_lite import compiled
-from tests.parity.test_parity import cache, prepared, rounding  # noqa: F401  (fixtures)
-from tests.support.rung_steps import assert_engaged, assert_the_same, every_phase, gathered, small
+from tests.parity.test_parity import cache, rounding  # noqa: F401  (fixtures)
+from tests.support.rung_steps import (
+    assert_engaged,
+    assert_the_same,
+    checked,
+    cold,
+    every_phase,
+    gathered,
+    small,
+)
 from tests.support.small import LEAST
 
 GPU_ONLY = (
@@ -55,8 +62,7 @@ def everything(ladder: str = "full", norm: str = "demod") -> dict:
 def test_the_top_of_the_ladder_computes_what_the_baseline_does(cache, rounding):  # noqa: F811
     if not kernels.common.tiles.INTERPRETED:
         pytest.skip("a GPU is there: test_the_whole_ladder_agrees_and_is_engaged_on_the_gpu")
-    step = prepared(everything(), **LEAST)
-    found = parity.check(step, cache=cache)
+    found = checked(small(everything(), **LEAST), cache)
     assert found["verdict"] == "ok", found["problems"]
 
 
@@ -96,8 +102,7 @@ def test_the_top_of_the_ladder_compiles_whole_and_computes_the_same(precision, m
     found = step.compiled
     assert found.failed is None, found.failed
     assert dict(found.graphs) == {"G_main": 1, "D_main": 1} and not found.breaks
-    plain = small(recipe | {"compile": "off"}, **LEAST)
-    plain.prepare()
+    plain = cold(small(recipe | {"compile": "off"}, **LEAST))
     # Lazy phases first: Adam's first update follows signs, and makes of a rounding in BF16 a step of its own.
     order = ("G_pl", "G_main", "D_r1", "D_main")
     got, want = (every_phase(each, phases=order) for each in (step, plain))

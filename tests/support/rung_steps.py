@@ -28,6 +28,15 @@ def small(recipe: dict | None = None, device: str = "cpu", **workload: Any) -> T
     return make_step(SMALL | workload, recipe or {}, device=device)
 
 
+def cold(step: TrainingStep) -> TrainingStep:
+    """Prepare a step. On a CPU leave out the warm-up, which runs each phase for nothing: all of it is put back."""
+    with pytest.MonkeyPatch.context() as patch:
+        if step.device == "cpu" and step.compiled is None:
+            patch.setattr(step, "_warm_up", lambda phase: None)
+        step.prepare()
+    return step
+
+
 def every_phase(
     step: TrainingStep, *, rounds: int = 1, phases: Iterable[str] = PHASES, noise: bool = False
 ) -> Computed:
@@ -112,7 +121,7 @@ def gathered(
 ) -> dict[str, Any]:
     """Evidence of the prepared step as if the profiler had seen nothing, in a cycle of so many `steps`."""
     if not step.prepared:
-        step.prepare()
+        cold(step)
     if sabotage:
         sabotage(step)
 
