@@ -339,6 +339,8 @@ def _given_the_semantics(interpreter: Any) -> Callable[..., None]:
 
     def patch_attr(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
         semantic = interpreter.interpreter_semantic
+        while getattr(member, "__triton_builtin__", False) and hasattr(member, "__wrapped__"):
+            member = member.__wrapped__  # without its question whether it was given semantics
 
         def called(*args: Any, **kwargs: Any) -> Any:
             kwargs["_semantic"] = semantic
