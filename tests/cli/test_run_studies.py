@@ -16,8 +16,10 @@ from ladder.engine import run as measure
 from ladder.plan import catalog, modes, needs
 from ladder.results import check
 from ladder.stats import rounds_budget
+from tests.support import servers
 from tests.support.small import LITTLE
 
+kept_servers = servers.kept_servers
 NO_GPU = dict.fromkeys(needs.NEEDS, "needs a CUDA GPU") | {"bf16": None}
 RECIPE = {"channels_last": True, "instance_norm": "var_mean", "set_to_none": True}
 EMPTY = {field.name: None for field in dataclasses.fields(climb.Request)}
@@ -111,7 +113,7 @@ def test_mistakes_keep_two_passes_where_three_generations_of_them_fit(
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def ran(tmp_path_factory: pytest.TempPathFactory, kept_servers: None) -> dict[str, dict[str, Any]]:
     """A run of two mistakes and one of a lever, each of one generation, in real workers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inspection, "CACHE", tmp_path_factory.mktemp("cache"))

@@ -20,11 +20,12 @@ from ladder.publish.validation import kinds, validate
 from ladder.report.themes import DARK, LIGHT
 from ladder.studies.map import chart, progressive, record, report
 from ladder.studies.map import plan as planning
-from tests.support import committed
+from tests.support import committed, servers
 from tests.support.commands import call, refused
 from tests.support.made_up_ablation import look, of_map, step_ms
 from tests.support.small import LEAST
 
+kept_servers = servers.kept_servers
 MACHINE = json.loads(committed.file("results/claims/nvidia-h200.json").read_text())["machine"]
 IMAGES = 25_000_000
 
@@ -225,7 +226,7 @@ def read(folder: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
-def test_a_cell_is_measured_on_a_cpu(least: list[str], tmp_path: Path) -> None:
+def test_a_cell_is_measured_on_a_cpu(least: list[str], tmp_path: Path, kept_servers: None) -> None:
     said = call("map", *least, "--resolutions", "8", "--batches", "2")
     assert said.exit_code == 0, said.output
     found = read(tmp_path / "out")

@@ -24,10 +24,11 @@ from ladder.publish.validation import validate
 from ladder.results import derive, judging, types
 from ladder.studies.noise import measure, report
 from ladder.studies.noise.record import CLOCKS, GPU, HOST, NEIGHBOURS, NOTHING, WALL, Clocks, Result
-from tests.support import made_up, two_clocks
+from tests.support import made_up, servers, two_clocks
 from tests.support.fake_runs import FAKE, Ladder, Planned
 from tests.support.small import LEAST
 
+kept_servers = servers.kept_servers
 KNOWN = {"state": "known", "polls": 20, "tenancy": "alone", "sm_mhz": 1980.0, "reasons": []}
 
 
@@ -223,7 +224,7 @@ def test_the_result_is_stored_and_accepted(command: Callable[..., Any]) -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_command_with_the_real_engine(tmp_path: Path) -> None:
+def test_the_command_with_the_real_engine(tmp_path: Path, kept_servers: None) -> None:
     path, out = tmp_path / "least.yaml", tmp_path / "out"
     path.write_text(yaml.safe_dump(LEAST))
     asked = ["noise", "baseline", "-w", str(path), "--device", "cpu", "--out", str(out), "--minutes", "0.01"]
