@@ -98,8 +98,8 @@ def test_a_name_that_a_shell_would_read_otherwise_makes_no_command(toy: Toy) -> 
     assert '"rungs' not in history.text([step], []) and "asv find, by" in history.text([step], [])
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
-def test_the_pattern_of_every_series_selects_that_one_of_all_that_asv_knows(every: bool) -> None:
+def test_the_pattern_of_a_series_selects_that_one_of_all_that_asv_knows() -> None:
+    """With every benchmark and every value of a parameter, of which patterns are made one by one."""
     from asv.benchmarks import Benchmarks
 
     data = json.loads(committed.file("results/asv/benchmarks.json").read_text())
@@ -107,7 +107,7 @@ def test_the_pattern_of_every_series_selects_that_one_of_all_that_asv_knows(ever
     seen = set()
     for each in known_to_asv:
         for index, params in enumerate(itertools.product(*each["params"])):
-            if not every and seen >= {each["name"], *params}:
+            if seen >= {each["name"], *params}:
                 continue
             seen |= {each["name"], *params}
             one = recorded.Series("m", "e", each["name"], (), None, tuple(params))

@@ -278,14 +278,6 @@ def test_the_largest_batch_is_searched_with_fresh_processes(
         Recipe.from_dict(recipe).refuse_for(Workload.from_dict({**workload, "batch": size}))
 
 
-@pytest.mark.exhaustive
-def test_a_profile_of_tiny(tmp_path: Path) -> None:
-    said = invoke("baseline", "-w", "tiny", "--device", "cpu", "--out", str(tmp_path))
-    assert said.exit_code == 0, said.output
-    (path,) = tmp_path.glob("*.json")
-    whole(json.loads(path.read_text()))
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("rung", ["baseline", "fused_act", "whole_step_graph"])
 def test_a_profile_on_a_gpu(rung: str, least: Path, tmp_path: Path) -> None:
