@@ -107,6 +107,10 @@ def rungs() -> list[str]:
     return sorted(path.stem for path in RUNGS.glob("*.py") if path.stem != "__init__")
 
 
+def _is_rung(name: object) -> bool:
+    return isinstance(name, str) and bool(_NAME.fullmatch(name)) and (RUNGS / f"{name}.py").is_file()
+
+
 def load_workload(name_or_path: str) -> tuple[str, Fields]:
     """Read one workload, by name or from the user's YAML file.
 
@@ -218,7 +222,7 @@ def load_rung(name: str) -> Rung:
         UserError: no such rung; or its file lacks a docstring, title, change, needs or receipt, or changes a field that
             no recipe has.
     """
-    if not isinstance(name, str) or not _NAME.fullmatch(name) or name not in rungs():
+    if not _is_rung(name):
         raise UserError(f"no rung {name!r}{suggestion(name, rungs())}")
     where = f"ladder/rungs/{name}.py"
     module = importlib.import_module(f"ladder.rungs.{name}")
@@ -243,7 +247,7 @@ def load_rung(name: str) -> Rung:
         if str(error).startswith(f"{where}: unknown key") or " must be " in str(error):
             raise UserError(str(error)) from None  # else: impossible alone, perhaps not on top of others
     rests_on = getattr(module, "rests_on", ())
-    if not isinstance(rests_on, tuple) or not set(rests_on) <= set(rungs()):
+    if not isinstance(rests_on, tuple) or not all(map(_is_rung, rests_on)):
         raise UserError(f"{where}: rests_on must be a tuple of rungs: {', '.join(rungs())}")
     summary = text.split("\n", 1)[0].strip()
     return Rung(name, title, summary, text, dict(change), needs, receipt, rests_on)

@@ -73,7 +73,7 @@ def gpu(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def workload(tmp_path_factory):
     path = tmp_path_factory.mktemp("workloads") / "small.yaml"
-    path.write_text("".join(f"{key}: {value}\n" for key, value in SMALL.items()))
+    path.write_text("".join(f"{key}: {value}\n" for key, value in (SMALL | {"resolution": 8}).items()))
     return str(path)
 
 
