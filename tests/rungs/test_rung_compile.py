@@ -9,12 +9,12 @@ import copy
 import pytest
 import torch
 
-from ladder.base import text
 from ladder.parity import check as parity
 from ladder.plan import catalog, needs
 from ladder.receipts import as_timed, evidence
 from ladder.results import record, schema
 from stylegan_lite import ConfigError, Recipe, compiled, make_step, resample
+from tests.support.rung_steps import receipt
 from tests.support.small import SMALL
 
 TINY = SMALL | {"resolution": 8, "mapping_layers": 1}  # Dynamo's time goes by layers
@@ -45,12 +45,6 @@ def prepared(recipe, **workload):
     step.keep_gradients = True
     step.took = step.prepare()
     return step
-
-
-def receipt(rung, seen):
-    found = catalog.load_rung(rung).receipt(seen)
-    assert all(text.TEXT.fullmatch(line) for line in found.lines), found.lines
-    return found
 
 
 def gathered(step, trace=None):

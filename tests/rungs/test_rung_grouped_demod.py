@@ -6,14 +6,13 @@ import pytest
 import torch
 
 import kernels
-from ladder.base import text
 from ladder.parity import check as parity
 from ladder.plan import catalog, modes, needs
-from ladder.receipts import as_timed, evidence
 from ladder.rungs.grouped_demod import MOST
 from stylegan_lite import ConfigError, Recipe, make_step, networks
 from stylegan_lite.step import PHASES
-from tests.support.rung_steps import cold
+from tests.support import rung_steps
+from tests.support.rung_steps import cold, receipt
 from tests.support.small import SMALL
 
 GROUPED = {"demodulation": "grouped"}
@@ -46,18 +45,7 @@ def plain_kernels(monkeypatch):
 def gathered(recipe, sabotage=None, **workload):
     step = small(recipe, **workload)
     step.keep_gradients = False
-    cold(step)
-    if sabotage:
-        sabotage(step)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(as_timed, "traced_cycle", lambda step, ran, align: (step.step(), ({}, 0.5))[1])
-        return evidence.gather(step)
-
-
-def receipt(rung, seen):
-    found = catalog.load_rung(rung).receipt(seen)
-    assert all(text.TEXT.fullmatch(line) for line in found.lines), found.lines
-    return found
+    return rung_steps.gathered(step, sabotage, steps=1)
 
 
 BELOW = {
