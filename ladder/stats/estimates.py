@@ -39,11 +39,6 @@ def quartiles(values: Sequence[float]) -> tuple[float, float] | tuple[None, None
     return float(low), float(high)
 
 
-def mad(values: Sequence[float]) -> float | None:
-    """Return the median absolute deviation from the median, unscaled, or None for no values."""
-    return float(np.median(np.abs(np.asarray(values) - np.median(values)))) if len(values) else None
-
-
 def standard_error(values: Sequence[float]) -> float:
     """Return the standard error of the mean of two values or more."""
     return float(np.std(values, ddof=1) / np.sqrt(len(values)))

@@ -38,9 +38,6 @@ class Entry:
     def is_of(self, series: str, machine: str) -> bool:
         return self.machine in (None, machine) and fnmatch.fnmatchcase(series, self.series)
 
-    def is_commit(self, commit: str) -> bool:
-        return commit.startswith(self.commit)
-
     @property
     def said(self) -> str:
         return f"accepted until {self.expires}: {self.reason}"

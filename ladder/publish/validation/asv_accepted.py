@@ -3,7 +3,7 @@
 asv trusts its results folder: a null, a wrongly named directory or an Infinity makes the whole site fail. A site
 is therefore never made from that folder itself. The data of every accepted file are written again, and machine
 records keep only known facts. File benchmarks.json decides what asv draws, so it is never taken from a
-contributor. Function `regenerate` makes it from this checkout's own benchmarks.
+contributor. The site makes it from this checkout's own benchmarks.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ import json
 import math
 import os
 import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ladder.base.errors import UserError, one_line
+from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.publish.validation import asv_checks, asv_schema, validate
 from ladder.publish.validation.validate import Judged
@@ -70,34 +67,6 @@ def accepted(source: Path, into: Path, root: Path | None = ROOT) -> list[Judged]
             shutil.rmtree(into / where.parent)
             rows[file] = Judged(rows[file].path, None, (NO_RESULTS,))
     return [rows[file] for file, _, _ in found]
-
-
-def regenerate(into: Path, root: Path = ROOT) -> Path:
-    """Write `into`/benchmarks.json from the benchmarks of the checkout at `root`, by asv's own discovery.
-
-    Raises:
-        UserError: asv could not discover the benchmarks; one line.
-    """
-    path = Path(into) / "benchmarks.json"
-    with tempfile.TemporaryDirectory(prefix="asv-discovery-") as folder:
-        import json5  # asv's own reader of its configuration, which allows comments
-
-        conf = json5.loads((root / "asv.conf.json").read_text(encoding="utf-8"))
-        conf |= {"repo": str(root), "benchmark_dir": str(root / conf["benchmark_dir"])}
-        conf |= {f"{name}_dir": str(Path(folder) / name) for name in ("results", "env", "html")}
-        config = Path(folder) / "asv.conf.json"
-        config.write_text(json.dumps(conf))
-        command = [sys.executable, "-m", "asv", "run", "--config", str(config), "--bench", "just-discover"]
-        run = subprocess.run(
-            [*command, "--python=same"], cwd=root, stdin=subprocess.DEVNULL, capture_output=True, text=True
-        )
-        made = Path(folder) / "results" / "benchmarks.json"
-        if run.returncode or not made.is_file():
-            said = (run.stderr.strip() or run.stdout.strip() or "no message").splitlines()[-1]
-            raise UserError(f"asv could not discover the benchmarks: {one_line(said)}")
-        Path(into).mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(made, path)
-    return path
 
 
 def _is(data: Any, key: str) -> bool:
