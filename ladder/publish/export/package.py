@@ -25,6 +25,7 @@ from ladder.publish.export.sources import EVERYWHERE, OWN, Op
 
 HERE = Path(__file__).parent
 ALL = "all"  # among the names of ops
+LONGEST = 100  # letters of a package: a file system takes 255 bytes, and a temporary folder adds to them
 # Names of this project, of what an export needs, and of operators that PyTorch registers itself.
 TAKEN = ("kernels", "ladder", "stylegan_lite", "benches", sources.NAMESPACE, "torch", "triton")
 TORCH = (
@@ -60,6 +61,8 @@ def check_name(package: str) -> None:
     plain = package.isascii() and package.isidentifier() and not package.startswith("__")
     if not plain or keyword.iskeyword(package):
         raise UserError(f"--package: {package!r} is no name that Python can import")
+    if len(package) > LONGEST:
+        raise UserError(f"--package: a name of {len(package)} letters; at most {LONGEST}")
     if package in sys.stdlib_module_names:
         raise UserError(f"--package: {package!r} is a module of Python's standard library")
     if package in TAKEN or _is_installed(package):

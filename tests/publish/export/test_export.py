@@ -282,6 +282,7 @@ def test_without_git_there_is_no_commit() -> None:
         ("conv2d", "ops\u00e4", "no name that Python can import"),
         ("conv2d", "class", "no name that Python can import"),
         ("conv2d", "__init__", "no name that Python can import"),
+        ("conv2d", "x" * 300, "a name of 300 letters; at most 100"),
         ("conv2d", "json", "standard library"),
         ("conv2d", "yaml", "another package"),
         ("conv2d", "kernels", "another package"),
