@@ -30,7 +30,12 @@ class Origin:
 
 def least(ops: list[Op]) -> tuple[int, int]:
     """Return the oldest PyTorch that can import a package of these ops."""
-    return PYTORCH if {op.name for op in ops} <= set(EVERYWHERE) else PYTORCH_FUSED
+    return PYTORCH_FUSED if has_fused(ops) else PYTORCH
+
+
+def has_fused(ops: list[Op]) -> bool:
+    """Return whether one of these ops has a fused kernel."""
+    return any(op.name not in EVERYWHERE for op in ops)
 
 
 def version(numbers: tuple[int, int]) -> str:
@@ -76,7 +81,7 @@ def readme(origin: Origin, ops: list[Op], package: str, digest: str) -> str:
     described = {op.name: _documented(origin.root, op) for op in ops}
     others = [_documented(origin.root, op) for op in _referred(origin.root, ops)]
     table = "".join(f"\n| `{name}` | {_summary(said)} |" for name, (_, said) in described.items())
-    fused = not described.keys() <= set(EVERYWHERE)
+    fused = has_fused(ops)
     needs_triton = (
         f", and Triton {version(TRITON)} (it comes with PyTorch 2.8) for the fused kernels" if fused else ""
     )

@@ -120,9 +120,9 @@ def _is_of(result: Result, name: str, fields: Plain) -> bool:
 def _with_left_out(chosen: Stored, others: list[Stored], whose: str, here: bool) -> Nearest:
     if not _is_staircase(chosen[1]):
         return Nearest(None, chosen, whose, here)
-    results = [result for _, result in others]
+    runs = [result for _, result in others]
     files = {id(result): path for path, result in others}
-    if (left_out := series.left_out_of(chosen[1], results)) is not None:
+    if (left_out := series.left_out_of(chosen[1], runs)) is not None:
         return Nearest(chosen, (files[id(left_out)], left_out), whose, here)
-    other = series.left_out_of(chosen[1], results, any_code=True)
+    other = series.left_out_of(chosen[1], runs, any_code=True)
     return Nearest(chosen, None, whose, here, None if other is None else files[id(other)])

@@ -115,7 +115,7 @@ class Result(Header):
 
 def derive(result: Result) -> Result:
     """Return the result with its figures and notes."""
-    points = [_derived(point, _fewest(point, result.points)) for point in result.points]
+    points = [_derived(point, fewest_of(point, result.points)) for point in result.points]
     few, seen = short(points), any(point.runs for point in points)
     unproved = sorted({p.way for p in points if p.gpus > 1 and p.runs} - _proved(result.proofs))
     also = [f"{FEW_OF}{', '.join(few)}: not to be quoted"] * bool(few)
@@ -134,7 +134,7 @@ def _proved(proofs: Iterable[Proof]) -> set[str]:
     return {proof.way for proof in proofs if proof.status == "ok"}
 
 
-def _fewest(point: Point, points: list[Point]) -> Point:
+def fewest_of(point: Point, points: list[Point]) -> Point:
     """Return the point of the same way and scaling on the fewest GPUs that has runs."""
     alike_ = [p for p in points if (p.way, p.scaling) == (point.way, point.scaling) and p.runs]
     return min(alike_, key=lambda p: p.gpus, default=point)
@@ -142,7 +142,7 @@ def _fewest(point: Point, points: list[Point]) -> Point:
 
 def paired(point: Point, points: list[Point]) -> int:
     """Return in how many generations a point stands beside that on the fewest GPUs."""
-    return len(of_generations(point).keys() & of_generations(_fewest(point, points)).keys())
+    return len(of_generations(point).keys() & of_generations(fewest_of(point, points)).keys())
 
 
 def too_few(point: Point, points: list[Point]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ladder.base.text import escaped
 from ladder.results import store as results
 from ladder.results.types import head
-from ladder.studies.scale.record import Point, Result, of_generations, too_few
+from ladder.studies.scale.record import Point, Result, fewest_of, of_generations, too_few
 
 HEADINGS = (
     "way", "scaling", "GPUs", "batch", "ms/step", "images/s", "efficiency", "95% interval",
@@ -26,18 +26,11 @@ TOO_FEW = "too few generations"
 
 def cells(result: Result, quoted: bool = False) -> list[tuple[str, ...]]:
     """Return a row for each point. `quoted`: without the numbers of a point that must not be quoted."""
-    return [
-        _row(point, too_few(point, result.points), quoted, _base(result, point)) for point in result.points
-    ]
+    return [_row(point, result.points, quoted) for point in result.points]
 
 
-def _base(result: Result, point: Point) -> int:
-    """Return the number of GPUs that the efficiency of a point is relative to."""
-    alike = [each for each in result.points if (each.way, each.scaling) == (point.way, point.scaling)]
-    return min((each.gpus for each in alike if each.efficiency is not None), default=1)
-
-
-def _row(point: Point, few: bool, quoted: bool, base: int) -> tuple[str, ...]:
+def _row(point: Point, points: list[Point], quoted: bool) -> tuple[str, ...]:
+    few, base = too_few(point, points), fewest_of(point, points).gpus
     named = (point.way, point.scaling, str(point.gpus), str(point.batch))
     if point.step_ms is None or point.status != "ok":
         return (*named, f"{point.status}: {point.reason}", *[""] * 6)
@@ -90,6 +83,7 @@ def text(result: Result) -> str:
 def markdown(result: Result) -> str:
     """Return the page beside the JSON file."""
     facts, work, rules = result.machine, result.workload, result.protocol
+    alone = all(fewest_of(each, result.points).gpus == 1 for each in result.points if each.runs)
     page = [
         f"# Several GPUs: {escaped(facts.gpu or facts.cpu or '')}",
         "",
@@ -101,7 +95,7 @@ def markdown(result: Result) -> str:
         "|---|---|" + "---:|" * (len(HEADINGS) - 2),
         *("| " + " | ".join(escaped(cell) for cell in row) + " |" for row in cells(result)),
         "",
-        f"{RELATIVE}{'' if any(_base(result, each) > 1 for each in result.points) else ', which has no reduction'}.",
+        f"{RELATIVE}{', which has no reduction' if alone else ''}.",
         *MEANINGS,
         "",
         *(

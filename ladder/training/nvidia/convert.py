@@ -47,9 +47,8 @@ def convert(path: Path) -> Converted:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     content = _loaded(path) if zipped else pickles.read(path)
-    if (
-        isinstance(content, int) and content == MAGIC
-    ):  # the files of torch.save before 1.6 are several pickles
+    # The files of torch.save before 1.6 are several pickles. A tensor would compare number by number.
+    if isinstance(content, int) and content == MAGIC:
         content = _loaded(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: {NEITHER}")

@@ -6,7 +6,6 @@ lives unchanged. They are never read inside the capture of a CUDA graph, where a
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
@@ -120,7 +119,7 @@ def upfirdn2d(
         return _checked(x, f, sizes, None)
     prepared, key = _prepared_for(f), (x.shape, x.stride(), x.dtype, x.device, *sizes)
     try:
-        known = prepared.get(key) if prepared is not None else None
+        known = ({} if prepared is None else prepared).get(key)
     except TypeError:  # a list among the sizes
         return _checked(x, f, sizes, None)
     return _checked(x, f, sizes, key) if known is None else prepared_filter.run(known, x)
@@ -152,8 +151,7 @@ def _checked(x: Tensor, f: Tensor | None, sizes: tuple[Any, ...], key: Hashable)
                 made = prepared_filter.Filtering(call, x.shape, x.dtype, x.device)
                 prepared = _prepared_for(f)
                 if key and prepared is not None and x is given and isinstance(gain, int | float):
-                    with contextlib.suppress(TypeError):  # a list among the sizes
-                        remember(prepared, key, made)
+                    remember(prepared, key, made)
                 return prepared_filter.run(made, x)
             say_once("upfirdn2d", found)
         return _plain(x, f, ups, downs, sides, flip_filter, gain)
