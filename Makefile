@@ -16,7 +16,8 @@ WEAK ?= article-b32
 STRONG ?= article
 LARGE ?= stylegan2-1024
 comma := ,
-stopped = $(addprefix --resume ,$(firstword $(wildcard results/scaled/*-$(1)-partial.json)))
+# A committed file belongs to the machine that made it.
+stopped = $(addprefix --resume ,$(firstword $(shell git ls-files --others 'results/scaled/*-$(1)-partial.json')))
 
 ifneq ($(filter-out 0,$(NO_VENV)),)
 PY := $(PYTHON)
@@ -101,12 +102,15 @@ bench-kernels: $(READY)  ## every op as a pytest-benchmark, at asv's cases; writ
 	$(PY) -m pytest -q -n 0 -p tests.bench_plugin tests/bench_kernels.py --benchmark-json="results/benchmarks/$$name$(PART).json" \
 	--benchmark-columns=median,iqr,min,max,rounds --benchmark-sort=name $(ARGS)
 
-# A part that fails leaves the others their turn. A part that was stopped is gone on with by the next `make scale`.
-# 1024x1024 is measured on all GPUs only: images/s is what it is for.
+# A part that fails leaves the others their turn, and make ends with 2. Ctrl-C ends all, once the part has saved its file.
+# A part that was stopped is gone on with by the next `make scale`. 1024x1024 is measured on all GPUs only: images/s is
+# what it is for.
 scale: $(READY)  ## weak, strong and 1024x1024 scaling in under nine minutes; again: go on (GPUS=1,8 TOTAL=32; ARGS: options of `ladder scale`)
-	-$(PY) -m ladder scale top ddp -w $(WEAK) --scaling weak --gpus $(GPUS) --budget 4 $(call stopped,$(WEAK)-top-ddp-weak) $(ARGS)
-	-$(PY) -m ladder scale top ddp -w $(STRONG) --scaling strong --total $(TOTAL) --gpus $(GPUS) --budget 2.5 $(call stopped,$(STRONG)-top-ddp-strong) $(ARGS)
-	-$(PY) -m ladder scale top flat -w $(LARGE) --scaling weak --gpus $(lastword $(subst $(comma), ,$(GPUS))) --generations 1 --no-proof $(call stopped,$(LARGE)-top-flat-weak) $(ARGS)
+	@ended=0; trap 'exit 130' INT; set -x; \
+	$(PY) -m ladder scale top ddp -w $(WEAK) --scaling weak --gpus $(GPUS) --budget 4 $(call stopped,$(WEAK)-top-ddp-weak) $(ARGS) || ended=1; \
+	$(PY) -m ladder scale top ddp -w $(STRONG) --scaling strong --total $(TOTAL) --gpus $(GPUS) --budget 2.5 $(call stopped,$(STRONG)-top-ddp-strong) $(ARGS) || ended=1; \
+	$(PY) -m ladder scale top flat -w $(LARGE) --scaling weak --gpus $(lastword $(subst $(comma), ,$(GPUS))) --generations 1 --no-proof $(call stopped,$(LARGE)-top-flat-weak) $(ARGS) || ended=1; \
+	{ set +x; } 2>/dev/null; exit $$ended
 
 clean:  ## remove .venv, caches and asv's working files; keep results
 	rm -rf .venv .cache .asv .pytest_cache .ruff_cache .hypothesis .benchmarks

@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from ladder.machine import system
 from ladder.plan import needs
 from ladder.publish.validation import validate
 from ladder.studies.scale import chart, measure, record, resume, ways
+from tests.support.repositories import commit_all, git
 from tests.support.small import LITTLE
 
 ABLE = needs.possible(dict.fromkeys(needs.NEEDS), {"norm": "demod"})
@@ -304,3 +306,26 @@ def test_a_generation_that_not_all_gpus_have_is_measured_anew(stopped):
     for point in missing:  # it failed: what the others have stays
         point |= {"status": "failed", "reason": "a rank died"}
     assert sum(len(p.runs) for p in resume.whole(build(record.Result, data).points)) > 0
+
+
+def test_make_scale_goes_on_with_files_of_this_checkout_alone_and_tells_that_a_part_failed(
+    tmp_path: Path,
+) -> None:
+    """A stopped run that was committed is another machine's: `ladder scale` would refuse it in every checkout."""
+    if not shutil.which("make"):
+        pytest.skip("make is not installed")
+    shutil.copy(Path(__file__).parents[3] / "Makefile", tmp_path)
+    scaled, python = tmp_path / "results" / "scaled", tmp_path / "python"
+    scaled.mkdir(parents=True)
+    (scaled / "theirs-stylegan2-1024-top-flat-weak-partial.json").write_text("{}")
+    python.write_text('#!/bin/sh\necho "$@" >> said\ncase "$*" in *strong*) exit 2; esac\n')
+    python.chmod(0o755)
+    git(tmp_path, "init", "-q")
+    commit_all(tmp_path, "theirs")
+    (scaled / "ours-article-b32-top-ddp-weak-partial.json").write_text("{}")
+    command = ["make", "scale", "NO_VENV=1", f"PYTHON={python}", "GPUS=1,4,8"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    weak, strong, large = (tmp_path / "said").read_text().splitlines()
+    assert weak.endswith("--resume results/scaled/ours-article-b32-top-ddp-weak-partial.json")
+    assert "--gpus 8 " in large and "--resume" not in strong + large
+    assert ended.returncode == 2, ended.stderr
