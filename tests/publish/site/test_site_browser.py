@@ -112,6 +112,21 @@ def test_a_narrow_window_scrolls_nothing_but_tables(browser, site):
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+def test_paper_is_light_and_no_card_or_chart_is_cut_at_the_end_of_a_page(browser, site):
+    browser.get((site / "index.html").as_uri())
+    dark = [{"name": "prefers-color-scheme", "value": "dark"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print", "features": dark})
+    try:
+        ground = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
+        whole = browser.execute_script(
+            "return [...document.querySelectorAll('.card, .machine, img')].map((e) => getComputedStyle(e).breakInside)"
+        )
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    assert ground == rgb(LIGHT.ground)
+    assert len(whole) > 5 and set(whole) == {"avoid"}
+
+
 def test_the_verdicts_of_both_clocks_fit_a_narrow_window(browser, tmp_path):
     names = [step.name for step in catalog.load_ladder("full").rungs]
     groups = collected.groups([(tmp_path / "a.json", typed(two_clocks.selected(*names)))], [], tmp_path)
