@@ -91,10 +91,10 @@ def printable(text: object) -> str:
 
 
 def ms(value: float | None) -> str:
-    """Return milliseconds with three or four significant digits: 312, 90.4, 27.31."""
+    """Return milliseconds with four digits, below 10 with three: 1,312, 312.0, 27.31, 9.06."""
     if value is None:
         return ""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
+    return f"{value:,.0f}" if value >= 999.95 else f"{value:.1f}" if value >= 99.995 else f"{value:.2f}"
 
 
 def factor(value: float | None) -> str:
@@ -108,10 +108,15 @@ def fine_factor(value: float | None) -> str:
 
 
 def amount(value: float | None) -> str:
-    """Return images a second, or GiB, with three digits."""
+    """Return milliseconds, images a second or GiB with three digits: 312, 90.4, 9.06."""
     if value is None:
         return ""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
+
+
+def rounded(value: float, digits: int) -> float:
+    """Return a number rounded to that many decimals, which no format then writes as -0.0."""
+    return round(value, digits) + 0.0
 
 
 def pair(value: object) -> tuple[float, float] | None:

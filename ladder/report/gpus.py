@@ -310,7 +310,9 @@ def _draw_table(axes: Any, lines: Sequence[Sequence[str]], left: float, top: flo
 
 def _notes(machines: Sequence[Machine], published: Sequence[Published]) -> list[str]:
     """Return the small print: what would mislead if it were left out."""
-    found = ["Bold: the whole interval lies beyond the noise floor. < X%: a larger difference is ruled out."]
+    found = [
+        "vs previous: bold if the whole interval lies beyond the noise floor; < X%: a larger difference is ruled out."
+    ]
     if any(each.top for each in machines):
         found[0] += " The ladder full is a run of its own, with totals over its own baseline."
     found.append(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ladder.base.text import between, bounds, factor
+from ladder.base.text import amount, between, bounds, factor
 from ladder.plan import modes
 from ladder.report import beside, errorbars
 from ladder.report.drawing import measured, wrapped
@@ -312,6 +312,4 @@ def draw_legend(axes: Any, x: float, y: float, tones: Sequence[tuple[str, str, b
         x += 0.32 + measured(words, 9) + 0.3
 
 
-def short_ms(value: float) -> str:
-    """Return milliseconds with three digits. The interval is in the table."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+short_ms = amount  # milliseconds; the interval is in the table

@@ -51,7 +51,11 @@ def _row(found: Recommendation, each: Advised) -> list[str]:
         text.bounds(each.interval),
         _saved(each.saved_ms),
     ]
-    cells += [hours, "" if each.prepare_s is None else f"{each.prepare_s:+.1f}", _steps(each.pays_back)]
+    cells += [
+        hours,
+        "" if each.prepare_s is None else f"{text.rounded(each.prepare_s, 1):+.1f}",
+        _steps(each.pays_back),
+    ]
     return [*cells, *([f"{paid:,.2f}"] if money else [""] if found.price is not None else [])]
 
 

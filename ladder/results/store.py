@@ -163,7 +163,9 @@ def load(path: Path) -> types.Result:
     try:
         return of_data(data)
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+        page = path.with_suffix(".md")
+        shows = f"; {page.name} beside it shows it" if "kind" in data and page.is_file() else ""
+        raise UserError(f"{path}: {error}{shows}") from None
 
 
 def of_data(data: Any) -> types.Result:
@@ -171,9 +173,7 @@ def of_data(data: Any) -> types.Result:
     if not isinstance(data, dict) or "schema" not in data:
         raise UserError('not a result file: expected an object with "schema"')
     if "kind" in data:
-        raise UserError(
-            f"a result of the kind {shown(data['kind'])}, which the .md file beside it shows; no run of rungs"
-        )
+        raise UserError(f"a result of the kind {shown(data['kind'])}, no run of rungs")
     if data["schema"] != SCHEMA:
         raise UserError(f"schema {shown(data['schema'])} is not known here, expected {SCHEMA}")
     result = types.read(types.Result, data)

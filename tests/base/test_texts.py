@@ -5,6 +5,7 @@ import os
 import pytest
 from click.testing import CliRunner
 
+from ladder.base import text
 from ladder.base.text import between, bounds, printable
 from ladder.cli import main as cli
 from ladder.cli import options
@@ -73,3 +74,23 @@ def test_whatever_the_commands_say_of_a_file_has_no_controls(command, tmp_path, 
         assert result.exit_code in (1, 2)
     assert "owned" in result.output and not set("\x1b\x07") & set(result.output)
     assert not any(line.startswith("images: 9000") for line in result.output.splitlines())
+
+
+@pytest.mark.parametrize(
+    "value, ms, amount",
+    [
+        (312.04, "312.0", "312"),
+        (99.96, "99.96", "100"),
+        (99.996, "100.0", "100"),
+        (999.96, "1,000", "1,000"),
+        (9.997, "10.00", "10.0"),
+        (9.994, "9.99", "9.99"),
+    ],
+)
+def test_a_number_that_is_rounded_up_has_no_digit_more(value, ms, amount):
+    """A training of 9.997 hours read `10.00 h` beside `53.1 h`."""
+    assert (text.ms(value), text.amount(value)) == (ms, amount)
+
+
+def test_a_difference_that_rounds_to_zero_has_no_minus():
+    assert [f"{text.rounded(value, 1):+.1f}" for value in (-0.04, 0.04, -0.06)] == ["+0.0", "+0.0", "-0.1"]

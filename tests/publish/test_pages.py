@@ -251,6 +251,7 @@ def test_gains_of_two_gpus_are_compared_as_the_command_compares_their_files(tmp_
     first, second = (stored.ladder(f"ladder/nvidia-h200/{name}.json") for name in "ab")
     rows = across.compare(first, second, {})
     shown = ladders.agreement(stored).splitlines()
+    assert shown[1] == "|---|---:|---:|---|---|"  # words at the left, as everywhere
     assert [line.split(" | ")[3] for line in shown[2:9]] == [across.told(row.gpu) for row in rows]
     assert shown[-1].endswith(f" · {across.OTHER_CODE}*")
     made |= {"commit": two_clocks.run()["commit"]}

@@ -105,6 +105,7 @@ def test_a_line_says_what_a_rung_gains_by_each_clock_and_the_totals():
     for text in ("1.13x", "< 8.9%", "1.84x", "2.61x", "1.72x", "3.00x", "312", "160", "61.2"):
         assert text in said, text
     assert any("A100 80GB" in text and "not a target" in text for text in said)
+    assert any(text.startswith("vs previous: bold if") for text in said)  # totals are bold whatever they say
 
 
 def test_a_gpu_time_above_the_step_is_told_as_the_table_tells_it():

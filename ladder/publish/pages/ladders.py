@@ -69,7 +69,7 @@ def _agreement(first: Result, second: Result) -> str:
     said = across.summary([(row.name, row.gpu) for row in rows], names[1])
     head = ["rung", f"gain of GPU time, {names[0]}", names[1], "", "where it lies"]
     doubt = across.OTHER_CODE if across.other_code(first, second) else ""
-    return f"{table(head, cells)}{under(text(said), doubt)}"
+    return f"{table(head, cells, last=2)}{under(text(said), doubt)}"
 
 
 def _gpu(committed: Committed, result: Result, first: bool) -> str:

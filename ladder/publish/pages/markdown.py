@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from ladder.base.text import escaped, ms
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
-    """Return a Markdown table. The first `words` columns are text, the others numbers."""
-    rule = "|---" * words + "|---:" * (len(head) - words) + "|"
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1, last: int = 0) -> str:
+    """Return a Markdown table. The first `words` and the last `last` columns are text, those between are numbers."""
+    rule = "|---" * words + "|---:" * (len(head) - words - last) + "|---" * last + "|"
     lines = ["| " + " | ".join(cells) + " |" for cells in [list(head), *map(list, rows)]]
     return "\n".join([lines[0], rule, *lines[1:]]) + "\n"
 

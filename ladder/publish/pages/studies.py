@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ladder.base.errors import UserError
 from ladder.base.records import build, plain
-from ladder.base.text import factor, ms
+from ladder.base.text import factor, ms, rounded
 from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import absent, link, span, table, text, under
 from ladder.results import words
@@ -276,8 +276,10 @@ def simulated(committed: Committed, machine: str) -> str:
 
 
 def _seen(each: Plain) -> list[str]:
-    bounds = " to ".join(f"{100 * bound:+.2f}%" for bound in each["interval"] or [])
-    return [f"{100 * each['seen']:+.2f}%", bounds]
+    seen, *bounds = (
+        f"{rounded(100 * share, 2):+.2f}%" for share in [each["seen"], *(each["interval"] or [])]
+    )
+    return [seen, " to ".join(bounds)]
 
 
 def comparisons(committed: Committed, machine: str) -> str:

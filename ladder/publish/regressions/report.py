@@ -65,14 +65,14 @@ def where(result: Compared) -> str:
 
 def change(rung: Answered) -> str:
     """Return how much more time HEAD takes: +1.2% is slower."""
-    return "" if rung.ratio is None else f"{100 * (1 / rung.ratio - 1):+.2f}%"
+    return "" if rung.ratio is None else f"{texts.rounded(100 * (1 / rung.ratio - 1), 2):+.2f}%"
 
 
 def between(rung: Answered) -> str:
     """Return the interval of `change`, at the level that Holm's correction left."""
     if not rung.interval:
         return ""
-    low, high = (100 * (1 / bound - 1) for bound in reversed(rung.interval))
+    low, high = (texts.rounded(100 * (1 / bound - 1), 2) for bound in reversed(rung.interval))
     return f"{low:+.2f}% to {high:+.2f}%"
 
 

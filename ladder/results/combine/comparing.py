@@ -94,12 +94,14 @@ def compare(before: Result, after: Result, anyway: bool = False) -> list[Compare
     """Return a verdict for each rung of `before` that both have; `faster` means that `after` is.
 
     Raises `UserError` if they are not comparable (unless `anyway`) or have no rung in common. A simulated card is never
-    comparable with another.
+    comparable with another, nor a run with itself.
     """
     cards = [each.protocol.gpu_memory_limit_gb for each in (before, after)]
     if cards[0] != cards[1]:
         said = " and ".join(f"{each:g} GiB" if each else "all of it" for each in cards)
         raise UserError(f"not comparable: --gpu-memory: {said}; another card was simulated")
+    if sources.visits(before) & sources.visits(after):
+        raise UserError("not comparable: visits of one run are in both, so both say the same")
     if (found := differences(before, after)) and not anyway:
         raise UserError(f"not comparable: {'; '.join(found)}; --anyway compares them nevertheless")
     others = {rung.name: rung for rung in after.rungs}

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ladder.base.text import bounds, fine_factor, less_than, plain
+from ladder.base.text import bounds, fine_factor, less_than, plain, rounded
 from ladder.plan import modes
 from ladder.receipts import categories
 from ladder.results import code_digest, judging, parts
@@ -153,7 +153,7 @@ def _kernels(before: Result, after: Result, pair: Pair) -> str:
     for name in order[: parts.MOST]:
         apart = both[name][1] - both[name][0]
         if abs(apart) >= max(_SEEN, parts.LEAST * largest):
-            shares = " and ".join(f"{100 * share:.1f}%" for share in both[name])
+            shares = " and ".join(f"{rounded(100 * share, 1):.1f}%" for share in both[name])
             told.append(f"{plain(name)} {shares}{_most(saved, name)}")
     return f"saved of the GPU time without it: {', '.join(told)}" if told else ""
 
@@ -243,14 +243,18 @@ def _agrees(gain: Gain) -> bool:
 
 
 def summary(gains: Iterable[tuple[str, Gain | None]], second: str) -> str:
-    """Return in one sentence which gains agree, and which do not; "" where nothing is known of any."""
+    """Return in one sentence which gains agree, and which do not; "" where nothing is known of any.
+
+    What differs comes first, then what is open.
+    """
     known = {name: gain for name, gain in gains if gain}
     agree = [gain for gain in known.values() if gain.verdict in INSIDE]
+    others = {gain.verdict for gain in known.values()} - set(INSIDE)
     made = []
     if agree:
         count = f"all {len(agree)}" if len(agree) == len(known) else f"{len(agree)} of {len(known)}"
         made.append(f"{count} gains {_agree(agree)}")
-    for verdict in dict.fromkeys(gain.verdict for gain in known.values() if gain.verdict not in INSIDE):
+    for verdict in [*(each for each in WORDS if each in others), *sorted(others - WORDS.keys())]:
         names = ", ".join(plain(name) for name, gain in known.items() if gain.verdict == verdict)
         made.append(f"{WORDS[verdict]} on {second}: {names}" if verdict in WORDS else f"{verdict}: {names}")
     return "; ".join(made)

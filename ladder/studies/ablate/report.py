@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ladder.base import text as texts
-from ladder.base.text import escaped, fine_factor
+from ladder.base.text import escaped, fine_factor, rounded
 from ladder.results import store as results
 from ladder.results.types import head
 from ladder.stats import estimates
@@ -147,7 +147,7 @@ def noise_sentence(result: Result) -> str:
         return "No intervals: fewer than three subsets were repeated in fresh processes."
     return (
         f"{noise.freedom + 1} subsets were repeated in fresh processes: one measurement is off by"
-        f" {100 * noise.sd:.2f}% (sd), and fresh processes took {100 * noise.shift:+.2f}%."
+        f" {100 * noise.sd:.2f}% (sd), and fresh processes took {rounded(100 * noise.shift, 2):+.2f}%."
     )
 
 

@@ -87,7 +87,7 @@ def test_slower_is_status_1_and_a_refusal_2(tmp_path):
 
 
 def test_gpu_time_is_compared_beside_the_step_where_both_have_it(tmp_path):
-    before, after = two_clocks.run(4), two_clocks.run(4)
+    before, after = two_clocks.run(4), two_clocks.again(two_clocks.run(4))
     for number, each in enumerate(after["rungs"][1]["rounds"]):
         each["profiled"] = [cycle | {"gpu_ms": 97.0 + number / 100} for cycle in each["profiled"]]
     rows = {row.name: row for row in comparing.compare(before, after)}
@@ -123,3 +123,14 @@ def test_fewer_than_three_rounds_have_no_verdict():
     after["rungs"][7]["rounds"] = after["rungs"][7]["rounds"][:2]
     row = comparing.compare(before, after)[7]
     assert (row.verdict, row.interval) == ("too few generations", None)
+
+
+def test_a_run_is_not_compared_with_itself(tmp_path):
+    """Nor with a merged result that holds it: whatever happened to one of them happened to the other."""
+    run = made_up.judged_run()
+    results.write(tmp_path / "a.json", run)
+    results.write(tmp_path / "copy.json", run | {"seconds": 1.0})
+    for options in ((), ("--anyway",)):
+        said = call("compare", tmp_path / "a.json", tmp_path / "copy.json", *options)
+        assert (said.exit_code, said.stdout) == (2, "")
+        assert "not comparable: visits of one run are in both" in said.stderr

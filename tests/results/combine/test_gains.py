@@ -92,6 +92,7 @@ def test_a_gain_that_differs_is_named_with_the_kernels_that_it_lies_in(tmp_path)
     assert "GPU time: 5 of 7 gains agree within" in said
     assert "gains less on NVIDIA A100-SXM4-80GB: channels_last" in said
     assert "gains more on NVIDIA A100-SXM4-80GB: bf16" in said
+    assert said.index("gains more on") < said.index("gains less on")
     first, *_ = json.loads(told(tmp_path, FIRST, UNLIKE, "--json"))[1:]
     assert first["gains"]["gpu"]["verdict"] == "slower" and first["gains"]["lies_in"] == channels_last.lies_in
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -105,13 +106,16 @@ def test_a_trace_opens_as_json_and_holds_steps_and_phases(done: Done) -> None:
     assert {"G_main", "D_r1", "aten::convolution", "layer: D 8x8 conv1"} <= names
 
 
-def test_a_profile_that_is_given_to_report_is_told_by_its_kind(done: Done) -> None:
+def test_a_profile_that_is_given_to_report_is_told_by_its_kind_and_its_page(
+    done: Done, tmp_path: Path
+) -> None:
     (path,) = done.out.glob("*.json")
     said = CliRunner().invoke(cli.main, ["report", str(path)])
-    assert (
-        said.exit_code == 2
-        and "a result of the kind 'profile', which the .md file beside it shows" in said.output
-    )
+    assert said.exit_code == 2 and "a result of the kind 'profile', no run of rungs; " in said.output
+    assert f"{path.stem}.md beside it shows it" in said.output
+    alone = shutil.copy(path, tmp_path)  # bench-compare's and the tuners' files have no page
+    said = CliRunner().invoke(cli.main, ["report", str(alone)])
+    assert said.exit_code == 2 and ".md" not in said.output
 
 
 COUNTED = {
