@@ -121,7 +121,7 @@ def submit(
     if left:
         problem = f"asv has no time of {', '.join(left)}: call `ladder submit` again"
     if problem:
-        click.echo(named(f"{problem}. Or send what is there."))
+        click.echo(named(f"{problem}; what is there can be sent all the same"))
         sys.exit(1)
 
 
