@@ -314,7 +314,7 @@ def _notes(machines: Sequence[Machine], published: Sequence[Published]) -> list[
         "vs previous: bold if the whole interval lies beyond the noise floor; < X%: a larger difference is ruled out."
     ]
     if any(each.top for each in machines):
-        found[0] += " The ladder full is a run of its own, with totals over its own baseline."
+        found[0] += " Totals of the ladder full are over the baseline of its own run."
     found.append(
         f"s/kimg: seconds for a thousand images; h: hours for {IMAGES // 10**6} million, of steps alone, with lazy"
         " regularization, without metrics and snapshots."

@@ -34,12 +34,12 @@ def main() -> None:
             save(browser, f"site-{theme}", 1000)
             browser.get((SITE / "reports" / f"{REPORT}.html").as_uri())
             save(browser, f"report-{theme}", 1240)
+        look(browser, "light")  # before the page is loaded: its pictures change a moment later
         browser.get((SITE / "index.html").as_uri())
         history = browser.execute_script(
             "const box = document.querySelector('#history').getBoundingClientRect(); return [box.top, box.height]"
         )
-        look(browser, "light")
-        save(browser, "site-history", history[1] + 40, history[0] + 10)
+        save(browser, "site-history", history[1] + 40, history[0] - 20)
         asked = f"x-axis=rung&machine={MACHINE}&p-workload='{WORKLOAD}'"
         browser.get(f"{address}/asv/index.html#{STEP}?{asked}")
         until(browser, "window.$ && $('#main-graph').data('plot')", "no graph")
