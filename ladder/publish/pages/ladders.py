@@ -232,7 +232,7 @@ def _largest(committed: Committed, result: Result) -> dict[str, list[str]]:
 def beside(committed: Committed, name: str) -> str:
     """Return every entry of a study beside the first one, and the sentence on each.
 
-    Of the memory it has what is allocated. The table that is linked below has the other columns.
+    Its column of memory is what is allocated. The table that is linked below has the other columns.
     """
     result = committed.ladder(name)
     shown = view(result)

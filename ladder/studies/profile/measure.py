@@ -150,7 +150,7 @@ def eager(step: Any, lasting: memory.Static) -> Eager:
 
 
 def copies(device: str) -> list[tuple[int, int]]:
-    """Return what copies take, as `rates.copies` does. None where the step has left no memory for them."""
+    """Return what copies take, as `rates.copies` does. The list is empty where the step has left no memory for them."""
     try:
         return rates.copies(device)
     except Exception:  # a yardstick alone is lost

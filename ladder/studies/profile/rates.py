@@ -32,9 +32,8 @@ WRITES_ALONE = ("fill_", "zero_")
 TABLES = ("adam", "spectral")  # kernels that find their tensors in tables of addresses
 KNOWN = 0.9  # of a category's time: with fewer known bytes it has no rate
 TFLOPS, TBS = "TFLOP/s", "TB/s"
-SIZES_COPIED = tuple(
-    2**power for power in range(14, 29)
-)  # bytes that a copy reads and writes; larger ones may be slower in one piece
+# Bytes that a copy reads and writes. Beyond, `copy_` in one piece is slower than memory is (docs/kernels.md).
+SIZES_COPIED = tuple(2**power for power in range(14, 29))
 COPIES = 5  # of each size
 EVICTS = 2**28  # bytes that are written before each copy: more than any L2 holds
 
