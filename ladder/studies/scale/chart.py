@@ -66,7 +66,7 @@ def _panel(axes: Any, points: list[Point], ways: list[str], gpus: list[int], res
             at, values, yerr=[below, above], marker="o", markersize=4, capsize=3, label=label, **look
         )
     axes.set_xticks(range(len(gpus)), [str(n) for n in gpus])
-    axes.set_xlabel("GPUs", color=MUTED)
+    axes.set_xlabel(report.several(result), color=MUTED)
     axes.set_ylim(0, max([1.05, *(p.high or p.efficiency or 0.0 for p in points)]) * 1.02)
     for side in axes.spines.values():
         side.set_visible(False)

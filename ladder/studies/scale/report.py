@@ -24,6 +24,16 @@ MEANINGS = (
 TOO_FEW = "too few generations"
 
 
+def several(result: Result) -> str:
+    """Return what a point has a number of: GPUs, or ranks that share a CPU."""
+    return "GPUs" if result.machine.gpu else "ranks"
+
+
+def headings(result: Result) -> list[str]:
+    """Return the headings of `cells`."""
+    return [several(result) if each == "GPUs" else each for each in HEADINGS]
+
+
 def cells(result: Result, quoted: bool = False) -> list[tuple[str, ...]]:
     """Return a row for each point. `quoted`: without the numbers of a point that must not be quoted."""
     return [_row(point, result.points, quoted) for point in result.points]
@@ -66,7 +76,7 @@ def _number(value: float | None) -> str:
 def proofs(result: Result) -> list[str]:
     """Return one line for each way that was proved."""
     return [
-        f"{proof.way} on {proof.gpus} GPUs, batch {proof.batch}: "
+        f"{proof.way} on {proof.gpus} {several(result)}, batch {proof.batch}: "
         + (f"parity {proof.parity}, engaged" if proof.status == "ok" else f"{proof.status}: {proof.reason}")
         for proof in result.proofs
     ]
@@ -74,7 +84,7 @@ def proofs(result: Result) -> list[str]:
 
 def text(result: Result) -> str:
     """Return the report for a terminal."""
-    table = [HEADINGS, *cells(result)]
+    table = [headings(result), *cells(result)]
     widths = [max(len(line[k]) for line in table) for k in range(len(HEADINGS))]
     rows = ["  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
     return "\n".join([*rows, "", *proofs(result), "", *result.protocol.notes])
@@ -85,13 +95,13 @@ def markdown(result: Result) -> str:
     facts, work, rules = result.machine, result.workload, result.protocol
     alone = all(fewest_of(each, result.points).gpus == 1 for each in result.points if each.runs)
     page = [
-        f"# Several GPUs: {escaped(facts.gpu or facts.cpu or '')}",
+        f"# Several {several(result)}: {escaped(facts.gpu or facts.cpu or '')}",
         "",
         f"Workload {escaped(work['name'])}: {work['resolution']}x{work['resolution']}, R1 and path length included."
         f" {generations(result)}, of {rules.visits} visits each, over {rules.backend}. PyTorch {facts.torch},"
         f" commit {results.commit_words(head(result))}.",
         "",
-        "| " + " | ".join(HEADINGS) + " |",
+        "| " + " | ".join(headings(result)) + " |",
         "|---|---|" + "---:|" * (len(HEADINGS) - 2),
         *("| " + " | ".join(escaped(cell) for cell in row) + " |" for row in cells(result)),
         "",

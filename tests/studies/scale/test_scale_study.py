@@ -247,6 +247,13 @@ def test_efficiency_is_images_a_second_and_gpu_beside_the_fewest_gpus(result):
     assert "95.4%" in text and "top on 2 GPUs, batch 8: parity ok, engaged" in text and "simulated" in page
 
 
+def test_ranks_of_a_cpu_are_not_called_gpus(result):
+    result["machine"]["gpu"] = None
+    text, page = (make(build(record.Result, result)) for make in (report.text, report.markdown))
+    assert "top on 2 ranks, batch 8: " in text and text.split()[2] == "ranks"
+    assert page.startswith("# Several ranks: ") and "| GPUs |" not in page
+
+
 def test_several_gpus_beside_themselves_have_no_efficiency(result):
     several = result | {"points": [p for p in result["points"] if p["gpus"] > 1]}
     made = record.derive(build(record.Result, several))
