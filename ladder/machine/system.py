@@ -6,6 +6,7 @@ Nothing here creates a CUDA context in the calling process: torch is asked once,
 and user names, serial numbers, UUIDs and paths never enter `facts`.
 """
 
+import contextlib
 import ctypes
 import functools
 import importlib.metadata
@@ -18,16 +19,18 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ladder.base import starting
 from ladder.base.errors import UserError, one_line
+from ladder.base.locks import device_lock
 from ladder.base.paths import ROOT
 from ladder.base.text import slug
 from ladder.machine import gpu_causes
 from ladder.machine.gpu_causes import SeenGpu
-from ladder.machine.probe import Probe
+from ladder.machine.probe import Held, Probe
 
 OLDEST_TORCH = (2, 11)
 SLOW_S = 3.0  # seconds of silence before a line says what the command waits for
@@ -146,9 +149,29 @@ def device_keys(device: str, count: int) -> list[str]:
     return sorted(f"cuda {uuid}" for uuid in gpu_uuids()[:count]) if device == "cuda" else []
 
 
+@contextlib.contextmanager
+def untimed(device: str, count: int = 1) -> Iterator[None]:
+    """Use the first GPUs for work that nobody times: wait while a run measures on one, then keep runs away."""
+    with contextlib.ExitStack() as held:
+        for key in device_keys(device, count):
+            held.enter_context(device_lock(key, shared=True))
+        yield
+
+
 @functools.cache
 def probe() -> Probe:
-    """Return what torch says about its first GPU (see `ladder.machine.probe`), asked once in another process."""
+    """Return what torch says about its first GPU (see `ladder.machine.probe`), asked once in another process.
+
+    It waits for a run that measures on that GPU, if torch was never asked before: torch's context would disturb it.
+    """
+    found = _asked()
+    if (gpu := found.get("held")) is not None:
+        with device_lock(f"cuda {gpu}", shared=True):
+            found = _asked()
+    return cast(Probe, found)
+
+
+def _asked() -> Probe | Held:
     slow = threading.Timer(SLOW_S, lambda: print("asking torch what the GPU can do", file=sys.stderr))
     slow.daemon = True
     slow.start()

@@ -111,7 +111,7 @@ def run(
     tell, begin = on_event or (lambda event: None), time.monotonic()
     result = _new(name, workload, ladder, planned, images, device, steps, seeds)
     folder = Path(out) / result["machine"]["name"]
-    with locks.folder_lock(folder), stop_on_sigterm():
+    with locks.folder_lock(folder), stop_on_sigterm(), system.untimed(device):
         path = folder / f"{name}-{ladder}-{text.stamp(result['started'])}.json"
         runnable = [rung for rung in planned if not rung.skipped]
         records = {rung["name"]: rung for rung in result["rungs"]}

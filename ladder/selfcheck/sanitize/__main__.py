@@ -67,13 +67,18 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.launch is not None or options.prepare:
             return on_gpu(options.launch)
+        from ladder.machine import system
+
         program = sanitizer()
         refuse_unwritable(options.out)
-        with stop_signals() as stopped, tempfile.TemporaryDirectory() as folder:
+        with system.untimed("cuda"), stop_signals() as stopped, tempfile.TemporaryDirectory() as folder:
             return run(program, options.out, Path(folder), stopped)
     except UserError as error:
         print(f"{REFUSED}{error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # while it waited for another run
+        print(f"{REFUSED}interrupted before a part was finished", file=sys.stderr)
+        return 130
 
 
 def on_gpu(names: str | None) -> int:
