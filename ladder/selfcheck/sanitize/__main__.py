@@ -27,6 +27,7 @@ from ladder.base import stopping
 from ladder.base.errors import UserError
 from ladder.base.files import refuse_unwritable
 from ladder.base.paths import ROOT
+from ladder.machine import system
 from ladder.results import record
 from ladder.results import store as results
 from ladder.selfcheck.sanitize import launches as sanitizelaunches
@@ -67,8 +68,6 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.launch is not None or options.prepare:
             return on_gpu(options.launch)
-        from ladder.machine import system
-
         program = sanitizer()
         refuse_unwritable(options.out)
         with system.untimed("cuda"), stop_signals() as stopped, tempfile.TemporaryDirectory() as folder:
@@ -167,8 +166,6 @@ def run(program: str, out: Path, folder: Path, stopped: Callable[[], bool]) -> i
 
 def preparation(folder: Path, stopped: Callable[[], bool]) -> tuple[Mapping[str, Any], Prepared]:
     """Return the machine's facts, and the report of the program that compiles meanwhile."""
-    from ladder.machine import system
-
     said = folder / "prepare.txt"
     process = sanitizeparts.spawn([sys.executable, "-m", "ladder.selfcheck.sanitize", "--prepare"], said, {})
     begun, problem = time.monotonic(), None
