@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ladder.base.text import escaped
+from ladder.base.text import escaped, piped
 from ladder.studies.claims import registry
 from ladder.studies.claims.hardware.counters import UNCOUNTED
 from ladder.studies.claims.schema import ClaimResult, Claims, Counted, ExperimentResult, Kernel
@@ -215,6 +215,4 @@ def _or_empty(value: int | None) -> str:
 
 
 def _table(headings: tuple[str, ...], rows: list[list[str]]) -> list[str]:
-    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
-    lines += ["| " + " | ".join(map(escaped, row)) + " |" for row in rows]
-    return [*lines, ""]
+    return [*piped([headings, *rows], words=range(len(headings))), ""]

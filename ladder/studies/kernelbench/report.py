@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ladder.base.records import given
-from ladder.base.text import NO_TIME, escaped
+from ladder.base.text import NO_TIME, escaped, piped
 from ladder.results import words
 from ladder.studies.kernelbench import verdicts as kernelverdicts
 from ladder.studies.kernelbench.schema import Kernels, Measured, Row, Summary
@@ -184,15 +184,9 @@ def markdown(result: Kernels) -> str:
     lines += [f"**{escaped(note)}**\n" for note in result.protocol.notes]
     rows = reached(result)
     for op in dict.fromkeys(row.op for row in rows):
-        lines += [f"## {escaped(op)}", ""]
-        lines.append("| " + " | ".join(("shape", "setting", "direction", *HEADINGS)) + " |")
-        lines.append("|---|---|---" + "|---:" * len(HEADINGS) + "|")
-        for row in rows:
-            if row.op == op:
-                _, shape, setting = labels(row)
-                texts = (shape, setting, row.direction, *cells(row))
-                lines.append("| " + " | ".join(map(escaped, texts)) + " |")
-        lines.append("")
+        texts = [(*labels(row)[1:], row.direction, *cells(row)) for row in rows if row.op == op]
+        table = [("shape", "setting", "direction", *HEADINGS), *texts]
+        lines += [f"## {escaped(op)}", "", *piped(table, range(3)), ""]
     lines += [f"- {escaped(remark)}" for remark in remarks(result)]
     return "\n".join(lines) + "\n"
 
