@@ -8,7 +8,6 @@ and user names, serial numbers, UUIDs and paths never enter `facts`.
 
 import ctypes
 import functools
-import importlib.metadata
 import importlib.util
 import json
 import math
@@ -21,7 +20,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ladder.base import starting
+from ladder.base import bounds, starting
 from ladder.base.errors import UserError, one_line
 from ladder.base.paths import ROOT
 from ladder.base.text import slug
@@ -70,8 +69,8 @@ def facts(device: str) -> dict[str, Any]:
         "driver": None,
         "cuda": None,
         "cudnn": None,
-        "torch": _installed("torch"),
-        "triton": _installed("triton"),
+        "torch": bounds.installed("torch"),
+        "triton": bounds.installed("triton"),
         "python": platform.python_version(),
         "cpu": cpu,
         "cores": usable_cores(),
@@ -125,7 +124,7 @@ def capabilities(device: str) -> dict[str, str | None]:
 
 def torch_warning() -> str | None:
     """Return one line if the installed torch is older than this project supports, else None."""
-    torch = _installed("torch")
+    torch = bounds.installed("torch")
     if torch is None or (_version(torch) or OLDEST_TORCH) >= OLDEST_TORCH:
         return None
     return f"torch {torch} is older than 2.11, which this project is made for: some rungs may fail"
@@ -260,13 +259,6 @@ def _read(path: str) -> str | None:
     try:
         return Path(path).read_text()
     except OSError:
-        return None
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
         return None
 
 
