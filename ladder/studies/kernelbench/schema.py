@@ -10,24 +10,21 @@ from ladder.base.rules import Rule, items, mapping, number, one_of, pattern
 from ladder.results import code_digest, loading, values
 from ladder.results import store as results
 from ladder.results.check import Kind
-from ladder.results.schema import (
+from ladder.results.schema import LAYOUT, LINE, SHAPE, VERDICT
+from ladder.results.types import Origin
+from ladder.results.values import (
     AMOUNT,
     BYTES,
     COUNT,
     FLAG,
     IDENTIFIER,
-    LAYOUT,
-    LINE,
     MICROSECONDS,
     NOTES,
     PART,
     SECONDS,
-    SHAPE,
     STARTED,
     TEXT,
-    VERDICT,
 )
-from ladder.results.types import Origin
 
 MINUTES = number(0, 1e6)
 CONTENDER = one_of("ours", "twin", "plain", "compile", "copy")
