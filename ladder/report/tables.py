@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +24,7 @@ from ladder.base.text import (
     plain,
 )
 from ladder.plan import modes
-from ladder.report import beside, checks
+from ladder.report import beside, checks, output
 from ladder.report.errorbars import Interval
 from ladder.report.view import (
     Row,
@@ -116,21 +115,16 @@ def _two_clocks(shown: View) -> list[tuple[str, Any]]:
 
 def print_table(result: Result) -> None:
     """Print the table: colours only on a terminal; a narrow one loses the least important columns."""
-    from rich.console import Console
     from rich.text import Text
 
-    terminal = sys.stdout.isatty()  # whatever FORCE_COLOR and TTY_COMPATIBLE tell rich
-    console = Console(highlight=False)
-    if not terminal:  # a pipe has room for all columns
-        console = Console(highlight=False, width=400, no_color=True, force_terminal=False)
-    shown = view(result)
+    console, shown = output.console(room=400), view(result)
     console.print(Text(f"{shown.title} on {shown.machine}", style="bold"))
     console.print(Text(f"{shown.workload}; {shown.protocol}", style="dim"))
     for mark in shown.marks:
         console.print(Text(mark, style="bold yellow"))
     console.print(_table(shown, console.width))
     for remark in lines_below(shown):
-        console.print(Text(starting.named(remark), style="dim"), soft_wrap=not terminal)
+        console.print(Text(starting.named(remark), style="dim"), soft_wrap=not console.is_terminal)
     console.print()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ladder.base.records import given
 from ladder.base.text import NO_TIME, escaped, piped
+from ladder.report import output
 from ladder.results import words
 from ladder.studies.kernelbench import verdicts as kernelverdicts
 from ladder.studies.kernelbench.schema import Kernels, Measured, Row, Summary
@@ -144,13 +145,10 @@ def reasons(rows: Sequence[Row]) -> list[str]:
 
 def print_table(result: Kernels) -> None:
     """Print the table. Only a terminal gets colours, and a narrow one lacks the least important columns."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=260, no_color=True)
+    console = output.console(room=260)
     shown = [(*labels(row), row.direction, *cells(row)) for row in reached(result)]
     headings = ("op", "shape", "setting", "direction", *HEADINGS)
     columns = _fitting(headings, shown, console.width)
