@@ -76,7 +76,8 @@ def _figure(shown: View, theme: Theme = LIGHT) -> Any:
     )
     strip = panels.Strip(left, right - left - label, top, ROW, panels.most_ms(shown))
     _draw_legend(axes, shown, top - 0.4, theme)
-    axes.text(MARGIN, top - 0.1, NAMED[shown.mode], color=theme.muted, fontsize=8.5)
+    heading = "entry" if shown.is_study else NAMED[shown.mode]  # a study's own name is the chart's title
+    axes.text(MARGIN, top - 0.1, heading, color=theme.muted, fontsize=8.5)
     axes.text(left, top - 0.1, "ms per step", color=theme.muted, fontsize=8.5)
     for index in range(len(shown.rows) + 1):
         axes.plot(

@@ -1,4 +1,4 @@
-"""Tables that explain the difference of two rungs by the kernels of their steps."""
+"""Tables of stored profiles: the difference of two rungs by kernels, and the kernels of ours in a step."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ladder.base.errors import UserError
+from ladder.base.records import build
 from ladder.base.text import escaped
 from ladder.publish.pages.committed import Committed
-from ladder.publish.pages.markdown import link, text, under
+from ladder.publish.pages.markdown import absent, link, table, text, under
 from ladder.report import explain
 from ladder.results import parts, ranking
 from ladder.results.publishable import publishable
+from ladder.studies.profile import report
+from ladder.studies.profile.record import Result as Profile
 
 
 def explained(committed: Committed, name: str, before: str, after: str) -> str:
@@ -36,4 +39,19 @@ def explained(committed: Committed, name: str, before: str, after: str) -> str:
     return f"{about}\n\n{explain.table(told)}\n{lines}\n{source}"
 
 
-TABLES: dict[str, Callable[..., str]] = {"explained": explained}
+def passes(committed: Committed, name: str) -> str:
+    """Return the kernels of ours in a step beside copies of as many bytes, by the profile with this name."""
+    if not (paths := committed.names(f"profile/{name}.json")):
+        return absent("ladder profile graph_fills")
+    result = build(Profile, committed.read(paths[0]))
+    tables = report.passes(result)
+    if not tables:
+        return absent("ladder profile graph_fills")
+    (shown,) = tables
+    rows = [[f"`{row[0]}`" if row is not shown.rows[-1] else row[0], *row[1:]] for row in shown.rows]
+    lines = "\n".join(f"- {text(line)}" for line in shown.lines)
+    about = link("profile", paths[0].replace(".json", ".md"))
+    return f"{table(shown.head, rows)}\n{lines}\n{under(about, f'commit {result.commit[:7]}')}"
+
+
+TABLES: dict[str, Callable[..., str]] = {"explained": explained, "passes": passes}

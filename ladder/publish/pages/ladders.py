@@ -23,6 +23,7 @@ from ladder.results.combine import series
 from ladder.results.types import Result
 from ladder.results.words import answer
 
+NOT_BESIDE = {"95% interval", "reserved GiB", "device GiB"}
 CUMULATIVE, LEAVE_ONE_OUT = modes.CUMULATIVE, modes.LEAVE_ONE_OUT
 
 
@@ -229,10 +230,14 @@ def _largest(committed: Committed, result: Result) -> dict[str, list[str]]:
 
 
 def beside(committed: Committed, name: str) -> str:
-    """Return every entry of a study beside the first one, and the sentence on each."""
+    """Return every entry of a study beside the first one, and the sentence on each.
+
+    Its column of memory is what is allocated. The table that is linked below has the other columns.
+    """
     result = committed.ladder(name)
     shown = view(result)
     columns = [("entry", lambda row: row.title), *tables.columns_of(shown)]
+    columns = [column for column in columns if column[0] not in NOT_BESIDE]
     rows = [[text(cell(row)) for _, cell in columns] for row in shown.rows]
     said = "\n".join(f"- {text(line)}" for line in shown.sentences)
     return f"{table([heading for heading, _ in columns], rows)}\n{said}\n{_source(committed, result, shown)}"

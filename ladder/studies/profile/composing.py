@@ -20,8 +20,9 @@ from ladder.receipts import categories as names
 from ladder.receipts import kernel_families, kernel_names
 from ladder.results.raw import KernelFamily, KernelProfile
 from ladder.studies.profile import layers as layered
+from ladder.studies.profile import rates
 from ladder.studies.profile.layers import Label
-from ladder.studies.profile.rates import Rate
+from ladder.studies.profile.rates import KNOWN, Rate
 from ladder.studies.profile.record import (
     BETWEEN,
     KINDS,
@@ -32,6 +33,7 @@ from ladder.studies.profile.record import (
     Heavy,
     Layer,
     Layers,
+    Pass,
     Phase,
     Replaced,
 )
@@ -230,6 +232,34 @@ def heaviest(labelled: Labelled, most: int = HEAVIEST) -> list[Heavy]:
                 spellings[name].add(ran.name)
     longest = sorted(found, key=lambda name: -sum(each.ns for each in found[name].values()))
     return [_heavy(name, found[name], spellings[name]) for name in longest[:most]]
+
+
+def passes(labelled: Labelled, copied: Sequence[tuple[int, int]]) -> list[Pass]:
+    """Return the kernels of ours, the heaviest first, each beside copies of as many bytes.
+
+    Args:
+        copied: (bytes, nanoseconds) of copies, of `rates.copies`.
+    """
+    sums: dict[str, Sum] = defaultdict(Sum)
+    for segment, labels in labelled:
+        for ran, label in zip(segment.ran, labels, strict=True):
+            if ran.family.startswith(kernel_families.OURS):
+                sums[ran.family.removeprefix(kernel_families.OURS)].add(ran, label)
+    rows = [_pass(name, each, copied) for name, each in sums.items()] if copied else []
+    return sorted(rows, key=lambda row: -row.ms)
+
+
+def _pass(name: str, work: Sum, copied: Sequence[tuple[int, int]]) -> Pass:
+    told = sum(ns for ns, _ in work.known) >= KNOWN * work.ns
+    took = sum(rates.copied_ns(copied, size) for _, size in work.known)
+    return Pass(
+        kernel=profiling.text(name),
+        ms=round(work.ms, 5),
+        launches=round(work.of_step, 4),
+        bytes=round(sum(size for _, size in work.known) / CYCLE_STEPS) if told else None,
+        known_ms=round(sum(ns for ns, _ in work.known) / 1e6 / CYCLE_STEPS, 5) if told else None,
+        copy_ms=round(took / 1e6 / CYCLE_STEPS, 5) if told else None,
+    )
 
 
 def _heavy(name: str, by_phase: Mapping[str, Sum], spellings: Iterable[str]) -> Heavy:

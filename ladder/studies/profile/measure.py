@@ -10,7 +10,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,7 @@ class Seen:
     lasting: memory.Static
     pools: int | None
     peaks: tuple[int | None, int | None, int | None]
+    copied: list[tuple[int, int]] = field(default_factory=list)  # of `rates.copies`
 
 
 Tell = Callable[[str], None]
@@ -124,7 +125,9 @@ def measure(asked: Plan, tell: Tell, trace: Path | None = None) -> Seen:
             tell(f"{trace}: {tracefile.write(step, trace)}")
         lasting = memory.static(step)
         tell("one eager run of each phase")
-        return Seen(walls, traced, eager(step, lasting), lasting, pools, peaks)
+        seen = Seen(walls, traced, eager(step, lasting), lasting, pools, peaks)
+        release(asked.device)
+        return replace(seen, copied=copies(asked.device))
     finally:
         step.close()
 
@@ -144,6 +147,14 @@ def eager(step: Any, lasting: memory.Static) -> Eager:
     except Exception as error:  # layers and memory alone are lost
         return Eager(reason=texts.display(f"the eager run failed: {describe(error)}"))
     return found
+
+
+def copies(device: str) -> list[tuple[int, int]]:
+    """Return what copies take, as `rates.copies` does. The list is empty where the step has left no memory for them."""
+    try:
+        return rates.copies(device)
+    except Exception:  # a yardstick alone is lost
+        return []
 
 
 def release(device: str) -> None:
@@ -221,7 +232,14 @@ def new_result(
             composing.layers(labelled) if reason is None else Layers(rows=[], unknown=None, reason=reason)
         ),
         "heaviest": plain(composing.heaviest(labelled)),
-        **({"gaps": plain(composing.gaps(seen.traced))} if on_gpu else {}),
+        **(
+            {
+                "gaps": plain(composing.gaps(seen.traced)),
+                "passes": plain(composing.passes(labelled, seen.copied)),
+            }
+            if on_gpu
+            else {}
+        ),
         "expected": plain(composing.expected(rows)),
         "memory": plain(
             memory.assemble(asked.device, seen.lasting, seen.pools, seen.peaks, seen.eager.timelines)

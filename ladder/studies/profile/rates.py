@@ -9,23 +9,33 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ladder.receipts import categories, operator_families
 from ladder.receipts import kernel_families as families
 from ladder.results.types import Plain
+from ladder.studies.profile import tracing
 
 SIZES = {
     "float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long": 8, "long int": 8, "int": 4, "bool": 1,
     "unsigned char": 1, "signed char": 1, "short": 2,
 }  # fmt: skip
+COPY = re.compile("memcpy dtod", re.IGNORECASE)  # of a trace
 WRITES_ALONE = ("fill_", "zero_")
 TABLES = ("adam", "spectral")  # kernels that find their tensors in tables of addresses
 KNOWN = 0.9  # of a category's time: with fewer known bytes it has no rate
 TFLOPS, TBS = "TFLOP/s", "TB/s"
+# Bytes that a copy reads and writes. Beyond, `copy_` in one piece is slower than memory is (docs/kernels.md).
+SIZES_COPIED = tuple(2**power for power in range(14, 29))
+COPIES = 5  # of each size
+EVICTS = 2**28  # bytes that are written before each copy: more than any L2 holds
 
 
 @dataclass(frozen=True)
@@ -121,6 +131,44 @@ def of_launches(kernels: Sequence[str], launches: Iterable[tuple[str, int]]) -> 
             noted[name] = []
     waiting = {name: iter(sizes) for name, sizes in noted.items()}
     return [next(waiting[name], None) if name in waiting else None for name in kernels]
+
+
+def copies(device: str) -> list[tuple[int, int]]:
+    """Return (bytes read and written, nanoseconds of the GPU) of copies with a cold L2; on a CPU none.
+
+    Source: medians of `COPIES` traced calls of ``Tensor.copy_`` for each of `SIZES_COPIED`. Raises what torch raises if
+    the memory is short.
+    """
+    if device != "cuda":
+        return []
+    import torch
+
+    from ladder.receipts import traces
+
+    other = torch.empty(EVICTS, dtype=torch.uint8, device=device)
+    pairs = [torch.randint(256, (2, size // 2), dtype=torch.uint8, device=device) for size in SIZES_COPIED]
+
+    def run() -> None:
+        for pair in pairs:
+            for turn in range(COPIES):
+                other.fill_(turn)
+                pair[1].copy_(pair[0])
+
+    run()
+    found = [event for event in traces.events(tracing.profiled(run, device)) if event[1]]
+    took = [end - begin for name, _, _, begin, end in sorted(found, key=lambda e: e[3]) if COPY.match(name)]
+    if len(took) != COPIES * len(SIZES_COPIED):
+        return []
+    rows = [took[k : k + COPIES] for k in range(0, len(took), COPIES)]
+    return [(size, round(statistics.median(row))) for size, row in zip(SIZES_COPIED, rows, strict=True)]
+
+
+def copied_ns(copied: Sequence[tuple[int, int]], size: int) -> float:
+    """Return the nanoseconds of a copy of ``size`` bytes, between those that were measured."""
+    sizes, took = zip(*copied, strict=True)
+    if size > sizes[-1]:
+        return float(took[-1] * size / sizes[-1])
+    return float(np.exp(np.interp(math.log(max(size, 1)), np.log(sizes), np.log(took))))
 
 
 def by_shapes(known: Mapping[str, tuple[int, int]], took_ns: Mapping[str, int]) -> dict[str, Rate]:

@@ -150,6 +150,21 @@ class Heavy:
 
 
 @record
+class Pass:
+    """A kernel of ours in a step, the bytes of the tensors that it is given, and copies of as many.
+
+    `known_ms` are those of the launches whose tensors are known: at least 0.9 of all, or nothing is told.
+    """
+
+    kernel: str = needed(LINE)
+    ms: float = needed(DURATION)
+    launches: float = needed(LAUNCHES)
+    bytes: int | None = needed(v.BYTES)
+    known_ms: float | None = needed(DURATION)
+    copy_ms: float | None = needed(DURATION)
+
+
+@record
 class Counted:
     """Nsight Compute's figures of a kernel's longest launch: percent of the peak, and bytes of a sector of 32.
 
@@ -204,6 +219,7 @@ class Result(Header):
     expected: list[Expected] = needed(items(rule_of(Expected), 16))
     memory: Memory = needed(rule_of(Memory))
     heaviest: list[Heavy] | Absent = optional(items(rule_of(Heavy), 64))
+    passes: list[Pass] | Absent = optional(items(rule_of(Pass), 200))  # on a GPU
     gaps: list[Gap] | Absent = optional(items(rule_of(Gap), len(KINDS) ** 2))  # on a GPU
     counters: list[Counted] | Absent = optional(items(rule_of(Counted), 64))
     largest: Largest | Absent = optional(rule_of(Largest))

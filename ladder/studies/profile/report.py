@@ -12,7 +12,9 @@ from ladder.results import store as results
 from ladder.results.parts import OVERLAP
 from ladder.results.types import head
 from ladder.studies.profile import composing, counted, rates, tracing
-from ladder.studies.profile.record import Category, Memory, Result
+from ladder.studies.profile.record import Category, Memory, Pass, Result
+
+LONG_MS, NEAR = 0.1, 0.6  # a kernel is far from a copy if it takes longer in a step and reaches less
 
 MIB = 2**20
 LAYERS = 24  # rows of a table; the others are one row
@@ -40,6 +42,7 @@ def tables(result: Result) -> list[Table]:
         *_gaps(result),
         _layers(result),
         *_heaviest(result),
+        *passes(result),
         *_counters(result),
         *_memory(result.memory),
     ]
@@ -221,6 +224,49 @@ def _heaviest(result: Result) -> list[Table]:
     ]
     lines = ["names are shortened; kernels of one name may differ in their templates' numbers"] * of_gpu
     return [Table(f"Heaviest {'kernels' if of_gpu else 'operators'}", [*head, "most of it in"], rows, lines)]
+
+
+def passes(result: Result) -> list[Table]:
+    """Return the kernels of ours beside copies of as many bytes."""
+    if not result.passes:
+        return []
+    rows = [
+        [
+            row.kernel,
+            _ms(row.ms),
+            f"{row.launches:,.1f}",
+            "" if row.bytes is None else f"{row.bytes / 1e6:,.1f}",
+            f"{row.bytes / row.known_ms / 1e9:.2f}" if row.bytes and row.known_ms else "",
+            "" if (share := of_a_copy([row])) is None else _percent(share),
+        ]
+        for row in result.passes
+    ]
+    together = of_a_copy(result.passes)
+    every = sum(row.ms for row in result.passes), sum(row.launches for row in result.passes)
+    rows.append(
+        [
+            "together",
+            _ms(every[0]),
+            f"{every[1]:,.1f}",
+            "",
+            "",
+            "" if together is None else _percent(together),
+        ]
+    )
+    far = [row.kernel for row in result.passes if row.ms > LONG_MS and (of_a_copy([row]) or 1) < NEAR]
+    lines = [
+        f"share: the time that copies of as many bytes take with a cold L2, median of {rates.COPIES}, by the kernel's",
+        "bytes: each tensor that a launch is given, once; a kernel may find some of them in the L2",
+        f"over {1000 * LONG_MS:.0f} us a step and below {100 * NEAR:.0f}%: {', '.join(far) or 'none'}",
+    ]
+    head = ["kernel", "ms a step", "launches", "MB a step", "TB/s", "share of a copy"]
+    return [Table("Our kernels beside a copy", head, rows, lines)]
+
+
+def of_a_copy(rows: Sequence[Pass]) -> float | None:
+    """Return the time of copies of as many bytes by the kernels' time, or None if no bytes are known."""
+    known = [(row.copy_ms, row.known_ms) for row in rows if row.copy_ms is not None and row.known_ms]
+    return sum(copy for copy, _ in known) / sum(own for _, own in known) if known else None
 
 
 def _counters(result: Result) -> list[Table]:
