@@ -9,7 +9,6 @@ and user names, serial numbers, UUIDs and paths never enter `facts`.
 import contextlib
 import ctypes
 import functools
-import importlib.metadata
 import importlib.util
 import json
 import math
@@ -23,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from ladder.base import starting
+from ladder.base import bounds, starting
 from ladder.base.errors import UserError, one_line
 from ladder.base.locks import device_lock
 from ladder.base.paths import ROOT
@@ -73,8 +72,8 @@ def facts(device: str) -> dict[str, Any]:
         "driver": None,
         "cuda": None,
         "cudnn": None,
-        "torch": _installed("torch"),
-        "triton": _installed("triton"),
+        "torch": bounds.installed("torch"),
+        "triton": bounds.installed("triton"),
         "python": platform.python_version(),
         "cpu": cpu,
         "cores": usable_cores(),
@@ -128,7 +127,7 @@ def capabilities(device: str) -> dict[str, str | None]:
 
 def torch_warning() -> str | None:
     """Return one line if the installed torch is older than this project supports, else None."""
-    torch = _installed("torch")
+    torch = bounds.installed("torch")
     if torch is None or (_version(torch) or OLDEST_TORCH) >= OLDEST_TORCH:
         return None
     return f"torch {torch} is older than 2.11, which this project is made for: some rungs may fail"
@@ -283,13 +282,6 @@ def _read(path: str) -> str | None:
     try:
         return Path(path).read_text()
     except OSError:
-        return None
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
         return None
 
 

@@ -299,17 +299,16 @@ def markdown(result: Canary) -> str:
         f" data, mean of the levels. The baseline's band ({CONFIDENCE:.0%}): {known}."
         f" Commit {commit}, {result['seconds']:.0f} s{'' if result['complete'] else ', not complete'}.",
         "",
-        "| rung | mean | verdict | each seed |",
-        "|---|---:|---|---|",
     ]
+    table = [["rung", "mean", "verdict", "each seed"]]
     for rung in result["rungs"]:
         each = ", ".join("broke" if r["distance"] is None else f"{r['distance']:.1f}" for r in rung["runs"])
         reason = next((r["reason"] for r in rung["runs"] if r["reason"]), rung["skipped"])
         mean = "" if rung["distance"] is None else f"{rung['distance']:.1f}"
         verdict = rung["verdict"] or ("n/a" if rung["skipped"] else "")
         told = "; ".join(filter(None, (each, reason and text.display(reason))))
-        lines.append(f"| {rung['name']} | {mean} | {verdict} | {told} |")
-    return "\n".join(lines) + "\n"
+        table.append([rung["name"], mean, verdict, told])
+    return "\n".join([*lines, *text.piped(table, words=(0, 2, 3), show=str)]) + "\n"
 
 
 def _new(

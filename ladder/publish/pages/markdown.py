@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ladder.base.text import escaped, ms
+from ladder.base.text import escaped, ms, piped
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
     """Return a Markdown table. The first `words` columns are text, the others numbers."""
-    rule = "|---" * words + "|---:" * (len(head) - words) + "|"
-    lines = ["| " + " | ".join(cells) + " |" for cells in [list(head), *map(list, rows)]]
-    return "\n".join([lines[0], rule, *lines[1:]]) + "\n"
+    return "\n".join(piped([head, *rows], range(words), show=str)) + "\n"
 
 
 def link(words: str, path: str) -> str:
