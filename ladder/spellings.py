@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypedDict, cast
 
+from ladder.base import locks
 from ladder.base import text as texts
 from ladder.base.paths import ROOT
 from ladder.base.plain import Fields
@@ -136,7 +137,8 @@ def result(
 
     begin, named = time.monotonic(), {"name": workload_name, **workload, "data": None}
     made = record.header("spellings", machine.facts(device), named, also=ENGINE)
-    rows = table(workload, device, on_row=on_row)
+    with locks.device_lock(machine.device_key(device)):
+        rows = table(workload, device, on_row=on_row)
     seconds = round(time.monotonic() - begin, 1)
     return cast(Spellings, made | {"rows": rows, "complete": True, "seconds": seconds})
 

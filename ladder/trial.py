@@ -17,7 +17,7 @@ from typing import Any, TypedDict, cast
 
 import click
 
-from ladder.base import text
+from ladder.base import locks, text
 from ladder.base.errors import UserError, describe
 from ladder.base.paths import ROOT
 from ladder.base.plain import Fields
@@ -98,12 +98,15 @@ def command(
         begin, found = time.monotonic(), frame(name, fields, ladder.name, device)
         path = out or OUT / f"{found['machine']['name']}-{name}-{text.stamp(found['started'])}.json"
         click.echo(heading())
-        for variant, recipe in variants.items():
-            found["variants"][variant] = row = trial(fields, recipe, device, kernels)
-            found["seconds"] = round(time.monotonic() - begin, 1)
-            found["complete"] = len(found["variants"]) == len(variants)
-            store.write(path, found, exact=True)  # after each variant: the file stays if the next one dies
-            click.echo(line(variant, row))
+        with locks.device_lock(system.device_key(device)):
+            for variant, recipe in variants.items():
+                found["variants"][variant] = row = trial(fields, recipe, device, kernels)
+                found["seconds"] = round(time.monotonic() - begin, 1)
+                found["complete"] = len(found["variants"]) == len(variants)
+                store.write(
+                    path, found, exact=True
+                )  # after each variant: the file stays if the next one dies
+                click.echo(line(variant, row))
         click.echo(f"one process, no protocol: to choose by, not to quote. {path}")
     except UserError as error:
         click.echo(f"ladder.trial: {error}", err=True)

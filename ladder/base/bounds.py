@@ -21,16 +21,24 @@ def oldest() -> dict[str, str]:
     return {name.lower(): version for name, version in _DEPENDENCY.findall(listed)}
 
 
-def older(package: str) -> str | None:
-    """Return one line if an installed package is older than declared, else None. Also None if it is not installed."""
+def installed(package: str) -> str | None:
+    """Return the version of an installed package, else None."""
     try:
-        installed = importlib.metadata.version(package)
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-    least = oldest()[package.lower()]
-    if _numbers(installed) >= _numbers(least):
+
+
+def older(package: str) -> str | None:
+    """Return one line if an installed package is older than declared, else None. Also None if it is not installed."""
+    if (found := installed(package)) is None:
         return None
-    return f"{package} {installed} is older than {least}, which this project needs: pip install '{package}>={least}'"
+    least = oldest()[package.lower()]
+    if _numbers(found) >= _numbers(least):
+        return None
+    return (
+        f"{package} {found} is older than {least}, which this project needs: pip install '{package}>={least}'"
+    )
 
 
 def refuse_older(package: str) -> None:

@@ -5,6 +5,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -73,11 +74,14 @@ def _take_lock(path: Path, made: list[Path]) -> int:
 
 
 @contextlib.contextmanager
-def device_lock(key: str | None, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+def device_lock(
+    key: str | None, on_wait: Callable[[], None] | None = None, shared: bool = False
+) -> Iterator[None]:
     """Hold this host's lock on one GPU: two runs that tune or time on it together would both be wrong.
 
-    `key` names the GPU (None: nothing to lock). `on_wait` is called once if another process holds the lock. There is
-    no time limit, as a run that began earlier may end first. Without a usable temporary folder there is no lock.
+    `key` names the GPU (None: nothing to lock). `on_wait` is called once if another process holds the lock; by default
+    a line on stderr says so. There is no time limit, as a run that began earlier may end first. Without a usable
+    temporary folder there is no lock. `shared`: nothing is timed, so others that time nothing may hold it, too.
     """
     if key is None:
         yield
@@ -88,20 +92,25 @@ def device_lock(key: str | None, on_wait: Callable[[], None] | None = None) -> I
     except OSError:
         yield
         return
+    how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
     try:
         waited = False
         while True:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, how)
                 break
             except BlockingIOError:
-                if on_wait and not waited:
-                    on_wait()
+                if not waited:
+                    (on_wait or _say_waiting)()
                 waited = True
                 time.sleep(0.2)
         yield
     finally:
         os.close(handle)
+
+
+def _say_waiting() -> None:
+    print("waits for another run on this GPU", file=sys.stderr)
 
 
 def _open_shared(path: Path) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from ladder.base.protocol import AMBIGUOUS, LESS_THAN
@@ -187,3 +187,30 @@ def escaped(text: str) -> str:
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = re.sub(r"([\\`*_\[\]|~#!])", r"\\\1", text)
     return re.sub(r"(?i)(https?|www)([:.])", r"\1&#8203;\2", text)  # no autolinks
+
+
+def aligned(table: Sequence[Sequence[str]], words: Collection[int] | None = None) -> list[str]:
+    """Return the rows of a table as lines of a terminal.
+
+    The columns `words` go to the left, the others to the right. Without `words` all go to the left.
+    """
+    wide = [max(map(len, column)) for column in zip(*table, strict=True)]
+    left = range(len(wide)) if words is None else words
+    return [
+        "  ".join(
+            row[k].ljust(room) if k in left else row[k].rjust(room) for k, room in enumerate(wide)
+        ).rstrip()
+        for row in table
+    ]
+
+
+def piped(
+    table: Sequence[Sequence[str]], words: Collection[int] = (0,), show: Callable[[str], str] = escaped
+) -> list[str]:
+    """Return the rows of a table, the first its head, as lines of Markdown.
+
+    The columns `words` go to the left, the others to the right. `show` makes the cells safe.
+    """
+    head, *rows = (f"| {' | '.join(map(show, row))} |" for row in table)
+    rule = "".join("|---" if k in words else "|---:" for k in range(len(table[0])))
+    return [head, f"{rule}|", *rows]

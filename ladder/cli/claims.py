@@ -31,7 +31,7 @@ def command(device: str, minutes: float, seed: int, quick: bool, out: Path | Non
             result = run.measure(
                 device, minutes=minutes, seed=seed, quick=quick, count=not quick, on_event=on_event
             )
-        paths = run.write(result, folder)
+            paths = run.write(result, folder)
     if as_json:
         click.echo(json.dumps(plain(result), indent=1, allow_nan=False))
     else:

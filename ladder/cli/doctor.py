@@ -161,8 +161,8 @@ def _try_parity(workloads: tuple[str, ...], device: str | None, as_json: bool) -
     from ladder.machine import system
     from ladder.parity import trial as paritytrial
 
-    found, path = paritytrial.run(
-        workloads, system.choose_device(device), tell=lambda line: click.echo(line, err=True)
-    )
+    chosen = system.choose_device(device)
+    with system.untimed(chosen):
+        found, path = paritytrial.run(workloads, chosen, tell=lambda line: click.echo(line, err=True))
     click.echo(json.dumps(found, indent=1) if as_json else f"{paritytrial.text(found)}; {near(path)}")
     return 1 if found["worst"] > found["factor"] else 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import re
 import shutil
@@ -90,7 +89,6 @@ def examine(device: str | None, ladder: catalog.Ladder) -> Findings:
         found, facts = None, build(Machine, system.facts("cpu"))
         capabilities = dict.fromkeys(needs.NEEDS, "")
         checks.append(Check("device", "missing", str(error)))
-    checks += _torch_version()
     if found == "cuda":
         checks += [*_triton(capabilities["triton"]), *_shared_memory()]
     rungs = [
@@ -125,7 +123,7 @@ def _kernels() -> Check:
     if spec is not None:
         detail = "another package named `kernels` shadows this project's"
     remedy = "run from the root of the checkout: python -m ladder"
-    if _version("kernels"):
+    if bounds.installed("kernels"):
         remedy = f"pip uninstall kernels, or {remedy}"
     return Check("kernels", "missing", detail, remedy)
 
@@ -154,7 +152,9 @@ def _packages() -> list[Check]:
             checks.append(Check(module, status, f"not installed: {without}", INSTALL))
     old = [line.partition(": pip") for line in map(bounds.older, bounds.oldest()) if line]
     checks += [Check("packages", "warning", what, f"pip{how}") for what, _, how in old]
-    return checks or [Check("packages", "ok", f"torch {_version('torch')} and the others are installed")]
+    return checks or [
+        Check("packages", "ok", f"torch {bounds.installed('torch')} and the others are installed")
+    ]
 
 
 def _device(facts: Machine) -> Check:
@@ -163,16 +163,11 @@ def _device(facts: Machine) -> Check:
     return Check("device", "ok", f"{facts.cpu}, {facts.cores} cores; no GPU is used")
 
 
-def _torch_version() -> list[Check]:
-    warning = system.torch_warning()
-    return [Check("torch", "warning", warning, INSTALL)] if warning else []
-
-
 def _triton(reason: str | None) -> list[Check]:
     if reason is None:
         return [Check("triton", "ok", "compiles and runs a kernel")]
     remedy = "pip install triton"
-    if _version("triton"):
+    if bounds.installed("triton"):
         remedy = (
             ""
             if shutil.which("gcc") or shutil.which("clang")
@@ -191,13 +186,6 @@ def _shared_memory() -> list[Check]:
         return []
     detail = f"/dev/shm has {size:.2f} GiB: the data_loading rung may fail with large batches"
     return [Check("shared memory", "warning", detail, "docker run --shm-size=2g, or --ipc=host")]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def self_test(root: Path, device: str | None, minutes: float | None, as_json: bool) -> int:

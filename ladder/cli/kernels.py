@@ -117,7 +117,10 @@ def kernels(
     from ladder.report import output as ending
     from ladder.studies.kernelbench import verdicts as kernelverdicts
 
-    with locks.folder_lock(folder, text.slug(system.facts(chosen)["name"])):
+    with (
+        locks.folder_lock(folder, text.slug(system.facts(chosen)["name"])),
+        locks.device_lock(system.device_key(chosen)),  # until the files are there: the context stays as long
+    ):
         result = measure(asked, as_json, folder)
         paths = write(result, folder)
     if as_json:

@@ -329,8 +329,4 @@ def _so_many(number: int, of: str) -> str:
 def _table(rows: list[list[str]]) -> list[str]:
     """Return rows as lines with aligned columns. A column that is empty in every row is left out."""
     kept = [column for column in zip(*rows, strict=True) if any(column)]
-    wide = [max(map(len, column)) for column in kept]
-    return [
-        "  ".join(cell.ljust(w) for cell, w in zip(row, wide, strict=True)).rstrip()
-        for row in zip(*kept, strict=True)
-    ]
+    return texts.aligned([*zip(*kept, strict=True)])

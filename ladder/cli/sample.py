@@ -42,5 +42,6 @@ def sample(path: Path, out: Path, seeds: str, truncation: float, device: str | N
     chosen = sampling.seeds_of(seeds)
     device = system.choose_device(device)
     files.refuse_unwritable(out)
-    written = sampling.draw(path, out, chosen, truncation=truncation, device=device)
+    with system.untimed(device):
+        written = sampling.draw(path, out, chosen, truncation=truncation, device=device)
     click.echo(f"{near(written[-1])}, and {len(chosen)} image{'s' * (len(chosen) > 1)} beside it")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 import click
+from click.core import ParameterSource
 
 from ladder.base.errors import UserError
 from ladder.base.starting import named
@@ -156,9 +157,9 @@ def _refuse_arguments(arguments: tuple[str, ...]) -> None:
     run = cast("click.Group", here.find_root().command).commands["run"]
     context = click.Context(run, info_name="ladder run")
     try:
-        given = run.make_parser(context).parse_args([*arguments])
         run.parse_args(context, [*arguments])
     except click.UsageError as error:
         raise UserError(f"behind --, options of `ladder run`: {error.format_message()}") from None
-    if own := next((name for name in ("workload", "out", "resume") if name in given[0]), None):
-        raise UserError(f"behind --: --{own} is set by each task: leave it out")
+    for name in ("workload", "out", "resume"):
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise UserError(f"behind --: --{name} is set by each task: leave it out")

@@ -115,7 +115,12 @@ def _trained(
     from ladder.base.stopping import stop_on_sigterm
     from ladder.training.train import train as training
 
-    with stop_on_sigterm(), progress.training_progress(options["steps"], quiet) as on_event:
+    count = 1 if "ranks" in options else int(recipe.get("ranks", 1))
+    with (
+        stop_on_sigterm(),
+        system.untimed(device, count),
+        progress.training_progress(options["steps"], quiet) as on_event,
+    ):
         return training(workload, recipe, pictures, device=device, on_event=on_event, **options)
 
 

@@ -98,9 +98,10 @@ def _prepared(
 ) -> Iterator[tuple[Worker, dict[str, Any]]]:
     """Yield a prepared worker and its words about building and preparing. The worker ends afterwards."""
     with contextlib.ExitStack() as stack:
-        worker = (workers or stack.enter_context(pool(device, code))).take()
-        stack.callback(worker.kill)
-        with device_lock(system.device_key(device)):
-            built = worker.call("build", workload=workload, recipe=recipe, device=device, seed=seed)
-            yield worker, built | worker.call("prepare")
-            worker.close()
+        forks = workers or stack.enter_context(pool(device, code))
+        stack.enter_context(device_lock(system.device_key(device)))
+        worker = forks.take()
+        stack.callback(worker.kill)  # its context ends before the lock does
+        built = worker.call("build", workload=workload, recipe=recipe, device=device, seed=seed)
+        yield worker, built | worker.call("prepare")
+        worker.close()

@@ -48,8 +48,8 @@ def phases(
         WorkerFailure: as a worker's; "n/a" if the measured code cannot run a phase alone.
     """
     rung = Rung(None, Nobody())
-    try:
-        with device_lock(system.device_key(device)):
+    with device_lock(system.device_key(device)):
+        try:
             with _failing("import", rung):
                 rung.do_import(torch=device == "cuda")
             with _failing("build", rung):
@@ -60,10 +60,10 @@ def phases(
                 rung.do_prepare()
             with _failing("phases", rung):
                 took = _windows(rung, samples, window)
-        return {"samples_s": took, "recipe": built["recipe"], **rung.do_choices()}
-    finally:
-        if rung.step is not None:
-            rung.step.close()
+            return {"samples_s": took, "recipe": built["recipe"], **rung.do_choices()}
+        finally:
+            if rung.step is not None:
+                rung.step.close()
 
 
 def _windows(rung: Rung, samples: int, window: int) -> dict[str, list[float]]:
@@ -96,22 +96,23 @@ def loading(
     rung.device = device
     with _failing("import", rung):
         rung.do_import(torch=False)
-    with _failing("build", rung):
-        feed, told = _feed(workload, recipe, device, seed)
-    try:
-        with device_lock(system.device_key(device)), _failing("loading", rung):
-            feed.prepare()
-            batch = workload["batch"]
-            batches = len(feed.dataset) // batch
+    with device_lock(system.device_key(device)):
+        with _failing("build", rung):
+            feed, told = _feed(workload, recipe, device, seed)
+        try:
+            with _failing("loading", rung):
+                feed.prepare()
+                batch = workload["batch"]
+                batches = len(feed.dataset) // batch
 
-            def one() -> None:
-                feed.next()
-                feed.prefetch()
+                def one() -> None:
+                    feed.next()
+                    feed.prefetch()
 
-            took = [_seconds(one, batches, rung.synchronize) for _ in range(1 + epochs)]
-        return {"samples_s": [each / (batches * batch) for each in took[1:]], "recipe": told}
-    finally:
-        feed.close()
+                took = [_seconds(one, batches, rung.synchronize) for _ in range(1 + epochs)]
+            return {"samples_s": [each / (batches * batch) for each in took[1:]], "recipe": told}
+        finally:
+            feed.close()
 
 
 def _feed(

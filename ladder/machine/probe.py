@@ -1,15 +1,28 @@
 """Facts that torch knows about the GPU, as one JSON object: `python -m ladder.machine.probe`.
 
-A process of its own, because the answers create a CUDA context, which the measuring process must not hold.
+A process of its own, because the answers create a CUDA context, which the measuring process must not hold. A run that
+measures on that GPU would see it as company. So the GPU's lock is shared meanwhile, and while a run holds it the answer
+is what torch said before.
 """
 
+import contextlib
+import ctypes
+import hashlib
+import importlib.metadata
 import json
+import os
 import re
+import stat
 import sys
-from typing import Any, TypedDict
+import tempfile
+import uuid
+from pathlib import Path
+from typing import Any, NoReturn, TypedDict, get_args, get_origin, get_type_hints
 
 from ladder.base.errors import describe, one_line
+from ladder.base.locks import device_lock
 
+_MOST = 2**16  # bytes of a kept answer
 _COUNTING = re.compile(r"Unexpected error from cudaGetDeviceCount\(\).*?(?=Error \d+)", re.DOTALL)
 
 
@@ -31,17 +44,130 @@ class Probe(TypedDict, total=False):
     nvjpeg_error: str | None
 
 
-def probe() -> Probe:
-    """Return the facts, as far as torch can tell them."""
-    found: Probe = {"error": None}
+class Held(TypedDict):
+    """The answer if a run measures on the GPU, and torch was not asked before."""
+
+    held: str  # UUID of that GPU
+
+
+class _Busy(Exception):
+    """A run holds the lock of the GPU."""
+
+
+def answer() -> Probe | Held:
+    """Return the facts without a CUDA context on a GPU that a run measures on."""
+    driver, gpus = visible()
+    if not gpus:  # no lock is known
+        return probe()
+    try:
+        with device_lock(f"cuda {gpus[0]}", _refuse, shared=True):
+            found = probe()
+            if found["error"] is None and found["uuid"] == gpus[0]:
+                _keep(found, driver)
+            return found
+    except _Busy:
+        if (kept := _kept(gpus[0], driver)) is not None:
+            return {**kept, "uuids": gpus}
+        early = imported()
+        return early if early["error"] else {"held": gpus[0]}
+
+
+def _refuse() -> NoReturn:
+    raise _Busy
+
+
+def visible() -> tuple[int, list[str]]:
+    """Return the driver's CUDA and the UUIDs of the GPUs that CUDA shows here, as torch orders and spells them.
+
+    The driver's library creates no context for that. It is (0, []) where the driver does not tell.
+    """
+    number, count, index, raw = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    found = []
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+        if (
+            cuda.cuInit(0)
+            or cuda.cuDriverGetVersion(ctypes.byref(number))
+            or cuda.cuDeviceGetCount(ctypes.byref(count))
+        ):
+            return 0, []
+        for k in range(count.value):
+            if cuda.cuDeviceGet(ctypes.byref(index), k) or cuda.cuDeviceGetUuid_v2(raw, index):
+                return 0, []
+            found.append(str(uuid.UUID(bytes=bytes(raw))))
+    except (OSError, AttributeError):  # no driver, or one before CUDA 11.4
+        return 0, []
+    return number.value, found
+
+
+def _path(gpu: str, driver: int) -> Path:
+    """Return this user's file for answers about a GPU by this Python, with what it has installed."""
+    versions = []
+    for package in ("torch", "triton", "torchvision"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions.append(importlib.metadata.version(package))
+    asked = json.dumps([gpu, driver, sys.prefix, versions])
+    name = hashlib.sha256(asked.encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"stylegan-ladder-{os.getuid()}-{name}.json"
+
+
+def _keep(found: Probe, driver: int) -> None:
+    """Keep an answer, if the temporary folder allows that."""
+    with contextlib.suppress(OSError):
+        path = _path(found["uuid"], driver)
+        handle, part = tempfile.mkstemp(prefix=path.stem, dir=path.parent)
+        try:
+            with open(handle, "w") as file:
+                json.dump(found, file)
+            os.replace(part, path)
+        except OSError:
+            os.unlink(part)
+
+
+def _kept(gpu: str, driver: int) -> Probe | None:
+    """Return the answer that was kept, if the file is this user's own and whole. Others may write in that folder."""
+    try:
+        path = _path(gpu, driver)
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid():
+                return None
+            found = json.loads(file.read(_MOST))
+    except (OSError, ValueError, RecursionError):
+        return None
+    hints = get_type_hints(Probe)
+    whole = isinstance(found, dict) and found.keys() == hints.keys()
+    if not whole or not all(_fits(found[key], hint) for key, hint in hints.items()):
+        return None
+    is_its = found["error"] is None and found["uuid"] == gpu and len(found["capability"]) == 2
+    return found if is_its else None
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(isinstance(each, get_args(hint)) for each in value)
+    return isinstance(value, hint)
+
+
+def imported() -> Probe:
+    """Return torch's version and CUDA, or why it can use no GPU at all."""
     try:
         import torch
     except Exception as error:
         return {"error": f"torch cannot be imported: {describe(error)}"}
-    found["torch"] = torch.__version__
-    found["cuda"] = torch.version.cuda
+    found: Probe = {"error": None, "torch": torch.__version__, "cuda": torch.version.cuda}
     if torch.version.cuda is None:
-        return {**found, "error": f"torch {torch.__version__} is built without CUDA"}
+        found["error"] = f"torch {torch.__version__} is built without CUDA"
+    return found
+
+
+def probe() -> Probe:
+    """Return the facts, as far as torch can tell them."""
+    found = imported()
+    if found["error"]:
+        return found
+    import torch
+
     try:
         torch.cuda.init()
         properties = torch.cuda.get_device_properties(0)
@@ -129,5 +255,4 @@ def _nvcc_error() -> str | None:
 
 
 if __name__ == "__main__":
-    answer = json.dumps(probe())
-    sys.stdout.write("\n" + answer + "\n")
+    sys.stdout.write("\n" + json.dumps(answer()) + "\n")

@@ -6,9 +6,9 @@ Nothing here creates a CUDA context in the calling process: torch is asked once,
 and user names, serial numbers, UUIDs and paths never enter `facts`.
 """
 
+import contextlib
 import ctypes
 import functools
-import importlib.metadata
 import importlib.util
 import json
 import math
@@ -18,16 +18,18 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from ladder.base import starting
+from ladder.base import bounds, starting
 from ladder.base.errors import UserError, one_line
+from ladder.base.locks import device_lock
 from ladder.base.paths import ROOT
 from ladder.base.text import slug
 from ladder.machine import gpu_causes
 from ladder.machine.gpu_causes import SeenGpu
-from ladder.machine.probe import Probe
+from ladder.machine.probe import Held, Probe
 
 OLDEST_TORCH = (2, 11)
 SLOW_S = 3.0  # seconds of silence before a line says what the command waits for
@@ -70,8 +72,8 @@ def facts(device: str) -> dict[str, Any]:
         "driver": None,
         "cuda": None,
         "cudnn": None,
-        "torch": _installed("torch"),
-        "triton": _installed("triton"),
+        "torch": bounds.installed("torch"),
+        "triton": bounds.installed("triton"),
         "python": platform.python_version(),
         "cpu": cpu,
         "cores": usable_cores(),
@@ -125,7 +127,7 @@ def capabilities(device: str) -> dict[str, str | None]:
 
 def torch_warning() -> str | None:
     """Return one line if the installed torch is older than this project supports, else None."""
-    torch = _installed("torch")
+    torch = bounds.installed("torch")
     if torch is None or (_version(torch) or OLDEST_TORCH) >= OLDEST_TORCH:
         return None
     return f"torch {torch} is older than 2.11, which this project is made for: some rungs may fail"
@@ -146,9 +148,29 @@ def device_keys(device: str, count: int) -> list[str]:
     return sorted(f"cuda {uuid}" for uuid in gpu_uuids()[:count]) if device == "cuda" else []
 
 
+@contextlib.contextmanager
+def untimed(device: str, count: int = 1) -> Iterator[None]:
+    """Use the first GPUs for work that nobody times: wait while a run measures on one, then keep runs away."""
+    with contextlib.ExitStack() as held:
+        for key in device_keys(device, count):
+            held.enter_context(device_lock(key, shared=True))
+        yield
+
+
 @functools.cache
 def probe() -> Probe:
-    """Return what torch says about its first GPU (see `ladder.machine.probe`), asked once in another process."""
+    """Return what torch says about its first GPU (see `ladder.machine.probe`), asked once in another process.
+
+    It waits for a run that measures on that GPU, if torch was never asked before: torch's context would disturb it.
+    """
+    found = _asked()
+    if (gpu := found.get("held")) is not None:
+        with device_lock(f"cuda {gpu}", shared=True):
+            found = _asked()
+    return cast(Probe, found)
+
+
+def _asked() -> Probe | Held:
     slow = threading.Timer(SLOW_S, lambda: print("asking torch what the GPU can do", file=sys.stderr))
     slow.daemon = True
     slow.start()
@@ -260,13 +282,6 @@ def _read(path: str) -> str | None:
     try:
         return Path(path).read_text()
     except OSError:
-        return None
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
         return None
 
 

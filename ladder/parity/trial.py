@@ -182,16 +182,11 @@ def markdown(found: Trial) -> str:
     ]
     for trial in found["trials"]:
         lines += ["", f"## {trial['workload']}, {trial['precision']} (batch {trial['batch']})", ""]
-        lines += ["| spelling | ratio | where | error | budget | whole | judged | unresolved |"]
-        lines += ["|---|---:|---|---:|---:|---:|---:|---:|"]
+        table = [["spelling", "ratio", "where", "error", "budget", "whole", "judged", "unresolved"]]
         for row in sorted(trial["spellings"], key=lambda each: (-each["ratio"], each["spelling"])):
             cells = [row["spelling"], f"{row['ratio']:.2f}", row["nearest"], f"{row['error']:.2g}"]
-            cells += [
-                f"{row['budget']:.2g}",
-                f"{row['whole']:.2f}",
-                str(row["judged"]),
-                str(row["unresolved"]),
-            ]
-            lines.append("| " + " | ".join(cells) + " |")
+            cells += [f"{row['budget']:.2g}", f"{row['whole']:.2f}"]
+            table.append([*cells, str(row["judged"]), str(row["unresolved"])])
+        lines += texts.piped(table, words=(0, 2), show=str)
         lines += [f"\nleft out: {line}" for line in trial["left_out"]]
     return "\n".join(lines) + "\n"

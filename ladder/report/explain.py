@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder.base.text import escaped, plain
+from ladder.base.text import aligned, escaped, piped, plain
 from ladder.plan import modes
 from ladder.report import sentences
 from ladder.results import derive, judging, parts
@@ -206,13 +206,8 @@ def _ms(value: float, sign: str = "") -> str:
 
 def text(found: Explained) -> str:
     """Return the explanation for a terminal."""
-    cells = [head(found), *rows(found)]
-    wide = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [sentence(found), "", *_headings(found), ""]
-    for row in cells:
-        pairs = list(zip(row, wide, strict=True))
-        lines.append("  ".join([row[0].ljust(wide[0]), *(cell.rjust(w) for cell, w in pairs[1:])]).rstrip())
-    return "\n".join([*lines, "", *notes(found)])
+    lines = aligned([head(found), *rows(found)], words=(0,))
+    return "\n".join([sentence(found), "", *_headings(found), "", *lines, "", *notes(found)])
 
 
 def markdown(found: Explained) -> str:
@@ -224,10 +219,7 @@ def markdown(found: Explained) -> str:
 
 def table(found: Explained) -> str:
     """Return the table alone as Markdown."""
-    titles = head(found)
-    lines = [titles, *rows(found)]
-    made = ["| " + " | ".join(map(escaped, cells)) + " |" for cells in lines]
-    return "\n".join([made[0], "|---" + "|---:" * (len(titles) - 1) + "|", *made[1:]]) + "\n"
+    return "\n".join(piped([head(found), *rows(found)])) + "\n"
 
 
 def _headings(found: Explained) -> list[str]:

@@ -1,4 +1,4 @@
-"""How a command ends that fills one result: what it prints at last, and its exit status."""
+"""How a command ends that fills one result: what it prints at last, where, and its exit status."""
 
 from __future__ import annotations
 
@@ -6,13 +6,25 @@ import json
 import sys
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from ladder.base import starting
 from ladder.base.starting import near
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def console(room: int) -> Console:
+    """Return rich's console. Only a terminal gets colours, whatever FORCE_COLOR says; a pipe has `room` columns."""
+    from rich.console import Console
+
+    if sys.stdout.isatty():
+        return Console(highlight=False)
+    return Console(highlight=False, width=room, no_color=True, force_terminal=False)
 
 
 def end(

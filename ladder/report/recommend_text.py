@@ -164,8 +164,7 @@ def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
     """Return rows as lines with aligned columns. A column that is empty in every row but the first is left out."""
     first, *rest = table
     kept = [k for k in range(len(first)) if any(row[k] for row in rest)]
-    wide = {k: max(len(row[k]) for row in table) for k in kept}
-    return ["  ".join(row[k].ljust(wide[k]) for k in kept).rstrip() for row in table]
+    return text.aligned([[row[k] for k in kept] for row in table])
 
 
 def markdown(found: Recommendation, whose: str) -> str:
@@ -185,14 +184,8 @@ def markdown(found: Recommendation, whose: str) -> str:
 
 def tables(found: Recommendation) -> str:
     """Return both tables as Markdown: the rungs, then the units of practice."""
-    return "\n".join([*_markdown([head(found), *rows(found)], 3), "", *_markdown(figures(found), 1)])
-
-
-def _markdown(table: Sequence[Sequence[str]], words: int) -> list[str]:
-    """Return the lines of a Markdown table; its first columns are words, the others numbers."""
-    first, *rest = [[text.escaped(cell) for cell in row] for row in table]
-    rule = "|---" * words + "|---:" * (len(first) - words) + "|"
-    return ["| " + " | ".join(first) + " |", rule, *("| " + " | ".join(row) + " |" for row in rest)]
+    of_rungs = text.piped([head(found), *rows(found)], range(3))
+    return "\n".join([*of_rungs, "", *text.piped(figures(found))])
 
 
 def data_of(found: Recommendation, whose: str, files: dict[str, str]) -> Plain:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,9 +11,20 @@ from typing import Any
 
 from ladder.base import starting
 from ladder.base.errors import UserError
-from ladder.base.text import amount, between, bounds, escaped, factor, fine_factor, ms, plain
+from ladder.base.text import (
+    aligned,
+    amount,
+    between,
+    bounds,
+    escaped,
+    factor,
+    fine_factor,
+    ms,
+    piped,
+    plain,
+)
 from ladder.plan import modes
-from ladder.report import beside, checks
+from ladder.report import beside, checks, output
 from ladder.report.errorbars import Interval
 from ladder.report.view import (
     Row,
@@ -105,21 +115,16 @@ def _two_clocks(shown: View) -> list[tuple[str, Any]]:
 
 def print_table(result: Result) -> None:
     """Print the table: colours only on a terminal; a narrow one loses the least important columns."""
-    from rich.console import Console
     from rich.text import Text
 
-    terminal = sys.stdout.isatty()  # whatever FORCE_COLOR and TTY_COMPATIBLE tell rich
-    console = Console(highlight=False)
-    if not terminal:  # a pipe has room for all columns
-        console = Console(highlight=False, width=400, no_color=True, force_terminal=False)
-    shown = view(result)
+    console, shown = output.console(room=400), view(result)
     console.print(Text(f"{shown.title} on {shown.machine}", style="bold"))
     console.print(Text(f"{shown.workload}; {shown.protocol}", style="dim"))
     for mark in shown.marks:
         console.print(Text(mark, style="bold yellow"))
     console.print(_table(shown, console.width))
     for remark in lines_below(shown):
-        console.print(Text(starting.named(remark), style="dim"), soft_wrap=not terminal)
+        console.print(Text(starting.named(remark), style="dim"), soft_wrap=not console.is_terminal)
     console.print()
 
 
@@ -218,10 +223,8 @@ def markdown(result: Result) -> str:
     lines = [f"### {escaped(shown.title)} on {escaped(shown.machine)}", ""]
     lines += [f"{escaped(shown.workload)}; {escaped(shown.protocol)}", ""]
     lines += [f"**{escaped(mark)}**\n" for mark in shown.marks]
-    lines.append("| " + " | ".join(escaped(heading) for heading, _ in columns) + " |")
-    lines.append("|---" + "|---:" * (len(columns) - 1) + "|")
-    for row in shown.rows:
-        lines.append("| " + " | ".join(escaped(cell(row)) for _, cell in columns) + " |")
+    cells = [[cell(row) for _, cell in columns] for row in shown.rows]
+    lines += piped([[heading for heading, _ in columns], *cells])
     lines += ["", *(f"- {escaped(remark)}" for remark in lines_below(shown)), *_checks_markdown(result)]
     return "\n".join(lines) + "\n"
 
@@ -236,9 +239,8 @@ def _checks_markdown(result: Result) -> list[str]:
         lines += ["", f"#### {escaped(plain(rung.name))}: receipts and parity", ""]
         lines += [f"- {escaped(plain(line))}" for line in [*receipts, *checks.parity_lines(rung)]]
         if cells:
-            lines += ["", "| " + " | ".join(checks.PARITY_HEADINGS) + " |"]
-            lines.append("|---|---|---:|---:|---|---:|---:|---:|")
-            lines += ["| " + " | ".join(escaped(plain(cell)) for cell in row) + " |" for row in cells]
+            table = [checks.PARITY_HEADINGS, *(list(map(plain, row)) for row in cells)]
+            lines += ["", *piped(table, words=(0, 1, 4))]
     if tiles := checks.choice_lines(result):
         lines += [
             "",
@@ -252,17 +254,13 @@ def _checks_markdown(result: Result) -> list[str]:
 def print_checks(result: Result) -> None:
     """Print every receipt line and the parity table of each rung."""
     for rung in result.rungs:
-        cells = [checks.PARITY_HEADINGS, *checks.parity_cells(rung)]
+        cells = [checks.PARITY_HEADINGS, *(list(map(plain, row)) for row in checks.parity_cells(rung))]
         lines = [*checks.receipt_lines(rung), *(f"parity: {line}" for line in checks.parity_lines(rung))]
         print(plain(rung.name) + ("" if lines else ": no receipts and no parity check in this result"))
         for line in lines:
             print(f"  {plain(line)}")
-        wide = [max(len(row[index]) for row in cells) for index in range(len(checks.PARITY_HEADINGS))]
-        for row in cells if len(cells) > 1 else []:
-            print(
-                "    "
-                + "  ".join(plain(cell).ljust(room) for cell, room in zip(row, wide, strict=True)).rstrip()
-            )
+        for line in aligned(cells) if len(cells) > 1 else []:
+            print(f"    {line}")
     for line in checks.choice_lines(result):
         print(plain(f"tiles of {line}"))
     print()

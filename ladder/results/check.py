@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from ladder.base import text
 from ladder.base.errors import UserError
+from ladder.base.records import build, rule_of
 from ladder.base.rules import Problem, Rule, shown
 from ladder.results import code_digest, identity, plausible, sources, store, values
 from ladder.results.types import Result, RungResult, head, plain
+
+T = TypeVar("T")
 
 
 def contradiction(result: Result) -> str | None:
@@ -72,6 +75,15 @@ class Kind:
     contradiction: Callable[[dict[str, Any]], str | None] = lambda data: None
     notes: bool = False  # whether `protocol.notes` say why it must not be quoted
     hardware: bool = True  # whether it has a machine that is named after its hardware
+
+
+def study(name: str, cls: type[T], contradiction: Callable[[T], str | None]) -> Kind:
+    """Return the kind of a study's result, of the records of a class that nothing may contradict."""
+
+    def contradicted(data: dict[str, Any]) -> str | None:
+        return code_digest.contradiction(data) or contradiction(build(cls, data))
+
+    return Kind(name, rule_of(cast(Any, cls)), contradicted, notes=True)
 
 
 def problem_of(data: Any) -> str | None:

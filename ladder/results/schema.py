@@ -1,52 +1,18 @@
 """The rules of a whole result and of its parts, made from the fields of `ladder.results.types`.
 
 A key that no field names is refused. Whoever writes a new key into results adds a field for it; an optional one, so
-that older results stay valid. The schemas of the other kinds of result take their rules from here, too.
+that older results stay valid. The schemas of the other kinds of result take their rules from here and from
+`ladder.results.values`.
 """
 
 from ladder.base.records import rule_of
-from ladder.base.rules import fields, items, mapping, maybe, number, one_of, pattern
+from ladder.base.rules import items, mapping, number, one_of, pattern
 from ladder.machine import environment
 from ladder.results import types
-from ladder.results.values import (
-    A_COMMIT,
-    AMOUNT,
-    BYTES,
-    CODE_DIGEST,
-    COUNT,
-    DIGEST,
-    ENVIRONMENT,
-    FACTOR,
-    FLAG,
-    IDENTIFIER,
-    MICROSECONDS,
-    MS,
-    NOTES,
-    PAIR,
-    PART,
-    PHASE,
-    RECIPE,
-    SCALAR,
-    SECONDS,
-    SETTINGS,
-    STARTED,
-    TEXT,
-    WORKLOAD,
-)
-
-__all__ = [
-    "AMOUNT", "BYTES", "CODE", "COMMIT", "COMMIT_OR_NONE", "CONDITIONS", "COUNT", "DIGEST", "FACTOR", "FLAG",
-    "IDENTIFIER",
-    "INSPECTION", "INTERVAL", "LAYOUT", "LINE", "MACHINE", "MICROSECONDS", "MS", "NOTES", "PARITY", "PART",
-    "PHASE", "RATE", "REAL", "RECEIPTS", "RECIPE", "RESULT", "ROUND", "RUN_GPU", "SCALAR", "SECONDS",
-    "SETTINGS", "SHAPE", "SHAPED", "STARTED", "SUMMARY", "TEXT", "VERDICT", "WORKLOAD",
-]  # fmt: skip
+from ladder.results.values import A_COMMIT, CODE_DIGEST, ENVIRONMENT, IDENTIFIER
 
 MACHINE = rule_of(types.Machine)
 ROUND = rule_of(types.Round)
-INSPECTION = rule_of(types.Inspection)
-PARITY = rule_of(types.Parity)
-RECEIPTS = mapping(PART, rule_of(types.Receipt), 64)
 RUN_GPU = rule_of(types.RunGpu)
 RESULT = rule_of(types.Result)
 
@@ -56,10 +22,6 @@ CODE = {
     "commits": items(A_COMMIT, 100, least=2),
     "measured_code": mapping(IDENTIFIER, CODE_DIGEST, 8),
 }
-COMMIT = A_COMMIT
-COMMIT_OR_NONE = maybe(COMMIT)
-INTERVAL = maybe(PAIR)
-SUMMARY = fields({"median": AMOUNT, "interval": INTERVAL})
 REAL = number(-1e30, 1e30)
 RATE = number(1e-30, 1e30)
 SHAPED = pattern(r"[A-Za-z0-9 ,.*_x-]{1,120}", "an op with its shape")

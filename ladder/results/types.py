@@ -341,6 +341,15 @@ class Header(Origin):
 
 
 @record
+class StudyHeader(Header):
+    """The head of a result of another kind, which always says which code was measured."""
+
+    schema: int = needed(number(v.SCHEMA, v.SCHEMA, whole=True))
+    workload: Plain = needed(v.WORKLOAD)
+    measured_code: dict[str, str] = needed(mapping(v.IDENTIFIER, v.CODE_DIGEST, 8))
+
+
+@record
 class Result(Header):
     """The result of one run of a ladder, or of several that were merged."""
 

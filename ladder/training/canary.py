@@ -111,7 +111,7 @@ def run(
     tell, begin = on_event or (lambda event: None), time.monotonic()
     result = _new(name, workload, ladder, planned, images, device, steps, seeds)
     folder = Path(out) / result["machine"]["name"]
-    with locks.folder_lock(folder), stop_on_sigterm():
+    with locks.folder_lock(folder), stop_on_sigterm(), system.untimed(device):
         path = folder / f"{name}-{ladder}-{text.stamp(result['started'])}.json"
         runnable = [rung for rung in planned if not rung.skipped]
         records = {rung["name"]: rung for rung in result["rungs"]}
@@ -299,17 +299,16 @@ def markdown(result: Canary) -> str:
         f" data, mean of the levels. The baseline's band ({CONFIDENCE:.0%}): {known}."
         f" Commit {commit}, {result['seconds']:.0f} s{'' if result['complete'] else ', not complete'}.",
         "",
-        "| rung | mean | verdict | each seed |",
-        "|---|---:|---|---|",
     ]
+    table = [["rung", "mean", "verdict", "each seed"]]
     for rung in result["rungs"]:
         each = ", ".join("broke" if r["distance"] is None else f"{r['distance']:.1f}" for r in rung["runs"])
         reason = next((r["reason"] for r in rung["runs"] if r["reason"]), rung["skipped"])
         mean = "" if rung["distance"] is None else f"{rung['distance']:.1f}"
         verdict = rung["verdict"] or ("n/a" if rung["skipped"] else "")
         told = "; ".join(filter(None, (each, reason and text.display(reason))))
-        lines.append(f"| {rung['name']} | {mean} | {verdict} | {told} |")
-    return "\n".join(lines) + "\n"
+        table.append([rung["name"], mean, verdict, told])
+    return "\n".join([*lines, *text.piped(table, words=(0, 2, 3), show=str)]) + "\n"
 
 
 def _new(

@@ -14,6 +14,7 @@ from typing import Any
 
 from ladder.base.errors import UserError
 from ladder.base.plain import Fields
+from ladder.machine import system
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 
@@ -85,15 +86,18 @@ def joined(device: str) -> Iterator[Ranks | None]:
     import torch
     import torch.distributed as dist
 
-    if device == "cuda":
-        if found.local >= torch.cuda.device_count():
-            raise UserError(
-                f"torchrun started {found.local + 1} processes here, and torch sees {torch.cuda.device_count()} GPUs: "
-                "give as many to --nproc-per-node"
-            )
-        torch.cuda.set_device(found.local)
-    dist.init_process_group("nccl" if device == "cuda" else "gloo")
-    waiting = dist.new_group(backend="gloo") if device == "cuda" else dist.group.WORLD
-    yield Ranks(found.rank, found.size, found.local, waiting)
-    dist.barrier(waiting)
-    dist.destroy_process_group()
+    here = os.environ.get("LOCAL_WORLD_SIZE", "")
+    # Every rank of a host takes the locks of all: with its own alone, ranks and a run could wait for each other.
+    with system.untimed(device, int(here) if here.isdigit() else found.size):
+        if device == "cuda":
+            if found.local >= torch.cuda.device_count():
+                raise UserError(
+                    f"torchrun started {found.local + 1} processes here, and torch sees"
+                    f" {torch.cuda.device_count()} GPUs: give as many to --nproc-per-node"
+                )
+            torch.cuda.set_device(found.local)
+        dist.init_process_group("nccl" if device == "cuda" else "gloo")
+        waiting = dist.new_group(backend="gloo") if device == "cuda" else dist.group.WORLD
+        yield Ranks(found.rank, found.size, found.local, waiting)
+        dist.barrier(waiting)
+        dist.destroy_process_group()

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ladder.base import bounds
 from ladder.base.errors import UserError
 from ladder.cli import examine as doctor
 from ladder.machine import system
@@ -88,9 +89,13 @@ def test_a_missing_package_comes_with_the_command_that_helps(monkeypatch):
 
 
 def test_an_old_torch_is_a_warning_and_no_refusal(monkeypatch):
-    monkeypatch.setattr(system, "torch_warning", lambda: "torch 2.8.0 is older than 2.11")
+    real = bounds.installed
+    monkeypatch.setattr(bounds, "installed", lambda name: "2.8.0" if name == "torch" else real(name))
     found = examine("cpu")
-    assert check(found, "torch").status == "warning" and found.blocked is None
+    assert check(found, "packages").status == "warning" and found.blocked is None
+    assert [each.detail for each in found.checks if "2.8.0" in each.detail] == [
+        "torch 2.8.0 is older than 2.11, which this project needs"
+    ]
 
 
 def test_triton_without_a_compiler_says_which_package(gpu, monkeypatch):

@@ -1,24 +1,35 @@
-"""Every command that writes into a folder of the user's holds it, and looks again at what is there once it does."""
+"""Every command holds the user's folder that it writes into, and the GPU that it uses.
+
+Once it holds a folder, it looks again at what is there.
+"""
 
 import json
 import os
 import signal
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
+from ladder import spellings, trial
 from ladder.base import locks, text
 from ladder.base.errors import UserError
 from ladder.cli import kernels as cli_kernels
 from ladder.cli import main as cli
 from ladder.cli import merge as cli_merge
 from ladder.cli import sustain as cli_sustain
+from ladder.cli import training as cli_training
+from ladder.engine import parts
 from ladder.machine import system
+from ladder.parity import trial as paritytrial
+from ladder.selfcheck.sanitize import __main__ as sanitize
 from ladder.studies.claims import run as claims
 from ladder.studies.precision import measure as precision_measure
-from ladder.training import canary
+from ladder.studies.roofline import command as roofline
+from ladder.training import canary, ranks, sample, train
 from tests.training.test_canary import go, images
 
 __all__ = ["images"]  # a fixture
@@ -61,6 +72,117 @@ PLAN = {
     "recipes": {"baseline": {}},
     "device": "cpu",
 }
+
+
+def state():
+    """Return how this process holds the lock of the GPU."""
+
+    class Held(Exception):
+        pass
+
+    def refuse():
+        raise Held
+
+    for shared, how in ((True, "alone"), (False, "shared")):
+        try:
+            with locks.device_lock("a gpu", refuse, shared=shared):
+                pass
+        except Held:
+            return how
+    return "free"
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    """Give the CPU a lock. gpu(module, name) -> the states in which this function was called; it then fails."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(system, "device_key", lambda device: "a gpu")
+    monkeypatch.setattr(system, "device_keys", lambda device, count: ["a gpu"])
+
+    def watch(module, name):
+        seen = []
+
+        def use(*_, **__):
+            seen.append(state())
+            raise UserError("enough")
+
+        monkeypatch.setattr(module, name, use)
+        return seen
+
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module", "name", "how"),
+    [
+        ("kernels --op bias_act --device cpu", cli_kernels, "measure", "alone"),
+        ("kernels --op bias_act --device cpu", cli_kernels, "write", "alone"),
+        ("kernels --claims --device cpu", claims, "measure", "alone"),
+        ("kernels --claims --device cpu", claims, "write", "alone"),
+        ("doctor --spellings tiny --device cpu", spellings, "table", "alone"),
+        ("doctor --parity-trial --device cpu", paritytrial, "run", "shared"),
+        ("sample FILE --device cpu", sample, "draw", "shared"),
+        ("train --workload tiny --steps 1 --device cpu", train, "train", "shared"),
+    ],
+)
+def test_a_command_holds_the_gpu_that_it_uses(arguments, module, name, how, gpu, tmp_path, monkeypatch):
+    seen, file = gpu(module, name), tmp_path / "file"
+    file.touch()
+    if name == "write":  # the context of the measurement is still there
+        monkeypatch.setattr(
+            *((cli_kernels, "measure") if module is cli_kernels else (claims, "measure")), done
+        )
+    monkeypatch.setattr(cli_training, "prepare_images", lambda *_: None)
+    words = [str(file) if word == "FILE" else word for word in arguments.split()]
+    words += [] if words[0] == "doctor" else ["--out", str(tmp_path / "out")]
+    said = CliRunner().invoke(cli.main, words)
+    assert (said.exit_code, seen) == (2, [how]), said.output
+    assert state() == "free"
+
+
+def done(*_, **__):
+    """Stand for a measurement."""
+
+
+def test_what_is_timed_without_a_command_holds_the_gpu(gpu, tmp_path, monkeypatch):
+    for use, module, name in (
+        (lambda: parts.loading({}, {}, "cpu"), parts, "_feed"),
+        (lambda: parts.phases({}, {}, "cpu"), parts.Rung, "do_import"),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(parts.Rung, "do_import", done)
+            seen = gpu(module, name)
+            with pytest.raises(Exception, match="enough"):
+                use()
+            assert seen == ["alone"]
+    monkeypatch.setattr(system, "capabilities", lambda _: dict.fromkeys(system.CAPABILITIES))
+    seen = gpu(trial, "trial")
+    said = CliRunner().invoke(trial.command, ["--device", "cpu", "--out", str(tmp_path / "trial.json")])
+    assert (said.exit_code, seen) == (2, ["alone"]), said.output
+    monkeypatch.setattr(system, "choose_device", lambda _: "cuda")
+    monkeypatch.setattr(roofline.environment, "refuse", done)
+    seen = gpu(roofline, "measure")
+    with pytest.raises(UserError, match="enough"):
+        roofline.command("tiny", None, None, None, None, False, None)
+    assert seen == ["alone"]
+
+
+def test_what_nobody_times_shares_the_gpu(images, gpu, tmp_path, monkeypatch, capsys):
+    seen = gpu(canary, "_trained")
+    with pytest.raises(UserError, match="enough"):
+        go(images, tmp_path, steps=1)
+    assert seen == ["shared"]
+    monkeypatch.setattr(sanitize, "sanitizer", lambda: "compute-sanitizer")
+    seen = gpu(sanitize, "run")
+    assert sanitize.main(["--out", str(tmp_path / "out")]) == 2 and seen == ["shared"]
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    seen, counts = gpu(torch.distributed, "init_process_group"), []
+    monkeypatch.setattr(system, "device_keys", lambda device, count: counts.append(count) or ["a gpu"])
+    with pytest.raises(UserError, match="enough"), ranks.joined("cpu"):
+        pass
+    assert seen == ["shared"] and counts == [2], "a rank that waits for its own GPU alone may wait for ever"
 
 
 def test_a_second_canary_into_one_folder_is_refused(images, tmp_path):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ladder.base import bounds
 from ladder.base.errors import UserError
 from ladder.machine import system
 
@@ -127,7 +128,7 @@ def test_gpus_are_asked_of_nvml_then_of_nvidia_smi(monkeypatch: pytest.MonkeyPat
 
 def test_an_old_torch_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     for version, warned in (("2.10.1+cu128", True), ("2.11.0", False), ("2.13.0+cpu", False), (None, False)):
-        monkeypatch.setattr(system, "_installed", lambda _, version=version: version)
+        monkeypatch.setattr(bounds, "installed", lambda _, version=version: version)
         assert bool(system.torch_warning()) == warned
 
 

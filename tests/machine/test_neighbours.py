@@ -8,7 +8,7 @@ import pytest
 
 from ladder.machine import neighbours
 from ladder.report import view as viewing
-from ladder.results import publishable, schema
+from ladder.results import publishable, values
 from tests.support import made_up
 from tests.support.typed import Reading
 
@@ -92,7 +92,7 @@ def test_visits_count_for_as_long_as_they_took_and_a_busy_cpu_is_not_publishable
     (line,) = neighbours.marks(rounds)
     assert "not publishable" in line and "18 percent" in line and "run again when idle" in line
     assert neighbours.marks([{neighbours.KEY: 0.15, "visit_s": 1.0}]) == []
-    assert schema.TEXT(line) is None
+    assert values.TEXT(line) is None
 
 
 def test_a_result_of_a_busy_cpu_says_so_wherever_it_is_shown():

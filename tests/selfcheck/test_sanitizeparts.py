@@ -1,5 +1,6 @@
 """`make sanitize` as a whole, with a compute-sanitizer that says what a test planted."""
 
+import contextlib
 import json
 import os
 import signal
@@ -73,6 +74,7 @@ def fake(tmp_path, monkeypatch):
     monkeypatch.setattr(
         sanitize, "preparation", lambda folder, stopped: (FACTS, json.loads(json.dumps(PREPARED)))
     )
+    monkeypatch.setattr(sanitize.system, "untimed", lambda _: contextlib.nullcontext())
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     return make
 
@@ -207,6 +209,7 @@ from ladder.selfcheck.sanitize import __main__ as sanitize
 sys.path.insert(0, {str(ROOT)!r})
 from tests.selfcheck import test_sanitizeparts as made
 sanitize.preparation = lambda *_: (made.FACTS, made.PREPARED)
+sanitize.system.untimed = lambda _: made.contextlib.nullcontext()
 sys.exit(sanitize.main(["--out", {str(out)!r}]))
 """
     process = subprocess.Popen(

@@ -12,7 +12,6 @@ from ladder.base.errors import UserError
 from ladder.publish.export import package, page
 from ladder.publish.export.page import Origin
 
-LIKE = ("nvidia",)
 PACKAGE = "_ladder_ops"  # beside the drop-in files, imported from there
 OPS = ("bias_act", "conv2d", "conv_transpose2d", "upfirdn2d")  # that the drop-in files call
 TOP, FOLDER = "torch_utils", "ops"

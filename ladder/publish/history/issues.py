@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.machine import system
@@ -101,11 +102,11 @@ def _body(mark: str, found: Sequence[Step]) -> str:
             f"These series became slower after commit {good}, by commit {bad} at the latest. The two were measured "
             f"side by side; the {between} commits between them were not, so which of them it was is not known."
         )
-    lines = [mark, said, ""]
-    lines += ["| series | machine | step in the history | confirmed | beside it |", "|---|---|---|---|---|"]
+    table = [("series", "machine", "step in the history", "confirmed", "beside it")]
     for step in found:
-        row = [step.series.name, step.where, f"{100 * step.share:+.1f}%", step.why, "; ".join(step.remarks)]
-        lines.append("| " + " | ".join(map(escape, row)) + " |")
+        share = f"{100 * step.share:+.1f}%"
+        table.append((step.series.name, step.where, share, step.why, "; ".join(step.remarks)))
+    lines = [mark, said, "", *text.piped(table, words=range(5), show=escape)]
     commands = dict.fromkeys(filter(None, map(find, found))) if between else {}
     if commands:
         lines += ["", "To bisect, on such a machine:", "", "```", *commands, "```"]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ladder.base.text import escaped, ms
+from ladder.base.text import escaped, ms, piped
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1, last: int = 0) -> str:
     """Return a Markdown table. The first `words` and the last `last` columns are text, those between are numbers."""
-    rule = "|---" * words + "|---:" * (len(head) - words - last) + "|---" * last + "|"
-    lines = ["| " + " | ".join(cells) + " |" for cells in [list(head), *map(list, rows)]]
-    return "\n".join([lines[0], rule, *lines[1:]]) + "\n"
+    texts = [*range(words), *range(len(head) - last, len(head))]
+    return "\n".join(piped([head, *rows], texts, show=str)) + "\n"
 
 
 def link(words: str, path: str) -> str:

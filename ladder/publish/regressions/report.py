@@ -182,9 +182,8 @@ def choices(result: Compared) -> list[str]:
 
 def text(result: Compared) -> str:
     """Return the comparison for a terminal, the most important lines last."""
-    shown = [list(HEADS), *(list(map(texts.plain, row)) for rung in result.rungs for _, row in rows(rung))]
-    wide = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    table = ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, wide, strict=True)).rstrip() for row in shown]
+    shown = [list(map(texts.plain, row)) for rung in result.rungs for _, row in rows(rung)]
+    table = texts.aligned([HEADS, *shown])
     head = f"{title(result)}; {where(result)}"
     return "\n".join([head, *table, *map(texts.plain, remarks(result)), texts.plain(conclusion(result))])
 
@@ -198,12 +197,11 @@ def markdown(result: Compared) -> str:
         f"{escape(title(result))}; {escape(where(result))}",
         "",
     ]
-    lines += ["| " + " | ".join(HEADS) + " |", "|" + "---|" * len(HEADS)]
-    place = HEADS.index("verdict")
+    table, place = [list(HEADS)], HEADS.index("verdict")
     for verdict, cells in (row for rung in result.rungs for row in rows(rung)):
-        row = [escape(cell) for cell in cells]
-        row[place] = f"{_SIGNS.get(verdict or '', '⚫')} {row[place]}"
-        lines.append("| " + " | ".join(row) + " |")
+        table.append([escape(cell) for cell in cells])
+        table[-1][place] = f"{_SIGNS.get(verdict or '', '⚫')} {table[-1][place]}"
+    lines += texts.piped(table, words=range(len(HEADS)), show=str)
     lines += ["", *(f"- {escape(line)}" for line in remarks(result))]
     how = "Both commits, and BASE a second time, in fresh processes side by side in every round"
     return (

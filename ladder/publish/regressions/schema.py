@@ -126,8 +126,8 @@ class Program:
     side: str = needed(one_of(*SIDES))
     status: str = needed(one_of(*results.STATUSES))
     reason: str | None = needed(values.TEXT)
-    recipe: Plain | None = needed(rules.RECIPE)
-    settings: Plain | None = needed(rules.SETTINGS)
+    recipe: Plain | None = needed(values.RECIPE)
+    settings: Plain | None = needed(values.SETTINGS)
     choices: list[dict[str, int | str]] | None = needed(items(either(_NOTED, _CHOICE), 100))
     rounds: list[Round] = needed(items(rules.ROUND, MOST_ROUNDS))
     profile: KernelProfile | Absent | None = optional(

@@ -25,8 +25,8 @@ from ladder.base.rules import (
     shown,
 )
 from ladder.machine import environment
-from ladder.results.schema import COMMIT, PART, STARTED, TEXT
 from ladder.results.schema import CONDITIONS as CONDITIONS_OF_A_RUN
+from ladder.results.values import A_COMMIT, PART, STARTED, TEXT
 
 VERSION = 1  # asv's version of machine.json
 RESULTS_VERSION = BENCHMARKS_VERSION = 2
@@ -99,7 +99,7 @@ SERIES = pattern(r"[A-Za-z0-9 ._()+:@,/'#=-]{1,200}", "the name of a series")
 CONDITIONS = {"started": STARTED, "driver": maybe(TEXT), "kernel_release": maybe(PLAIN)}
 ADDED_CONDITIONS = {"cudnn": maybe(TEXT)}  # older notes lack them
 NOTE = fields(  # facts that may change between results of one series
-    {"schema": number(1, 1, whole=True), "commit": COMMIT, "environment": ENVIRONMENT, **CONDITIONS},
+    {"schema": number(1, 1, whole=True), "commit": A_COMMIT, "environment": ENVIRONMENT, **CONDITIONS},
     {
         **ADDED_CONDITIONS,
         "benchmarks": mapping(NAME, fields(CONDITIONS, ADDED_CONDITIONS), 2000),
@@ -185,7 +185,7 @@ def _columns(value: Any) -> Problem | None:
 REQUIREMENTS = mapping(LIBRARY, LIBRARY_VERSION, 24)
 RESULTS = fields(
     {
-        "commit_hash": COMMIT,
+        "commit_hash": A_COMMIT,
         "env_name": ENVIRONMENT,
         "date": MILLISECONDS,
         "params": mapping(

@@ -1,7 +1,7 @@
 """The kinds of result that `ladder validate` knows beside a ladder's run.
 
-Each study states the permitted content of its file in its own `schema.py`. Unlisted keys are refused, so a new key
-must be added there. Module `schema_checks` has the project's own checks and trials.
+Each study states the permitted content of its file in its own `record.py` or `schema.py`. Unlisted keys are refused,
+so a new key must be added there. Module `schema_checks` has the project's own checks and trials.
 """
 
 from __future__ import annotations

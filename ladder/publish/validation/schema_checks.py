@@ -14,25 +14,21 @@ from ladder.publish.regressions import schema as accepting
 from ladder.results import code_digest
 from ladder.results import store as results
 from ladder.results.check import Kind
-from ladder.results.schema import (
+from ladder.results.schema import CODE, CONDITIONS, MACHINE, ROUND, RUN_GPU
+from ladder.results.values import (
+    A_COMMIT,
     AMOUNT,
     BYTES,
-    CODE,
-    COMMIT,
-    CONDITIONS,
     COUNT,
     FACTOR,
     FLAG,
     IDENTIFIER,
-    MACHINE,
     MICROSECONDS,
     MS,
     NOTES,
     PART,
     PHASE,
     RECIPE,
-    ROUND,
-    RUN_GPU,
     SECONDS,
     SETTINGS,
     STARTED,
@@ -45,7 +41,7 @@ SHARE = number(-1, 1e6)
 SHARES = maybe(items(SHARE, 2, least=2))
 RATE = number(0, 1)
 LINES = items(LINE, 1000)
-MADE = {"commit": maybe(COMMIT), "dirty": maybe(FLAG)}
+MADE = {"commit": maybe(A_COMMIT), "dirty": maybe(FLAG)}
 HEADER = {**MADE, **CONDITIONS, **CODE, "complete": FLAG, "started": STARTED, "seconds": SECONDS}
 
 
@@ -363,7 +359,7 @@ def _host(value: Any) -> Problem | None:
 
 BENCHMARKED = fields(
     {"machine_info": _host, "benchmarks": items(_BENCHMARK, 10_000), "version": TEXT, "note": maybe(LINE)}
-    | {"commit_info": fields({"id": either(one_of("unknown"), COMMIT), "dirty": FLAG})}
+    | {"commit_info": fields({"id": either(one_of("unknown"), A_COMMIT), "dirty": FLAG})}
     | {"datetime": pattern(r"20\d\d-\d\d-\d\dT[0-9:.+]{8,24}", "a time")}
 )
 

@@ -39,6 +39,7 @@ BATCH = 1000  # files that Hypothesis draws at a time: it remembers each
 FILES, YAML = 100_000, 10_000
 TITLES = {"results": "Result files, ours and asv's", "yaml": "YAML files"}
 COUNTS = ("count", "accepted", "refused", "exceptions", "writes_outside")
+HEADINGS = ("file", "damage", *(key.replace("_", " ") for key in COUNTS), "slowest")
 
 
 @dataclass
@@ -259,17 +260,12 @@ def markdown(data: Fuzzed) -> str:
             f" {slowest['seconds']} s of CPU time: {slowest['file']}, {slowest['damage']}, {slowest['bytes']} bytes."
             f" Seed {found['seed']}, commit {commit}.",
             "",
-            "| file | damage | count | accepted | refused | exceptions | writes outside | slowest |",
-            "|---|---|---:|---:|---:|---:|---:|---:|",
         ]
-        for row in found["rows"]:
-            cells = [
-                row["file"],
-                row["damage"],
-                *(str(row.get(key)) for key in COUNTS),
-                f"{row['slowest_s']:.3f} s",
-            ]
-            lines.append("| " + " | ".join(cells) + " |")
+        rows = [
+            [row["file"], row["damage"], *(str(row.get(key)) for key in COUNTS), f"{row['slowest_s']:.3f} s"]
+            for row in found["rows"]
+        ]
+        lines += text.piped([HEADINGS, *rows], words=(0, 1), show=str)
         lines += [f"\nFound: {finding}" for finding in found["findings"]]
     return "\n".join(lines) + "\n"
 

@@ -27,6 +27,7 @@ from ladder.base import stopping
 from ladder.base.errors import UserError
 from ladder.base.files import refuse_unwritable
 from ladder.base.paths import ROOT
+from ladder.machine import system
 from ladder.results import record
 from ladder.results import store as results
 from ladder.selfcheck.sanitize import launches as sanitizelaunches
@@ -69,11 +70,14 @@ def main(arguments: list[str] | None = None) -> int:
             return on_gpu(options.launch)
         program = sanitizer()
         refuse_unwritable(options.out)
-        with stop_signals() as stopped, tempfile.TemporaryDirectory() as folder:
+        with system.untimed("cuda"), stop_signals() as stopped, tempfile.TemporaryDirectory() as folder:
             return run(program, options.out, Path(folder), stopped)
     except UserError as error:
         print(f"{REFUSED}{error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # while it waited for another run
+        print(f"{REFUSED}interrupted before a part was finished", file=sys.stderr)
+        return 130
 
 
 def on_gpu(names: str | None) -> int:
@@ -162,8 +166,6 @@ def run(program: str, out: Path, folder: Path, stopped: Callable[[], bool]) -> i
 
 def preparation(folder: Path, stopped: Callable[[], bool]) -> tuple[Mapping[str, Any], Prepared]:
     """Return the machine's facts, and the report of the program that compiles meanwhile."""
-    from ladder.machine import system
-
     said = folder / "prepare.txt"
     process = sanitizeparts.spawn([sys.executable, "-m", "ladder.selfcheck.sanitize", "--prepare"], said, {})
     begun, problem = time.monotonic(), None

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from ladder.base.plain import Fields
+from ladder.base.text import aligned
 from ladder.results import record, words
 from ladder.selfcheck.selftest import spin
 from ladder.stats import answers, estimates
@@ -297,10 +298,7 @@ def text(result: Result) -> str:
     """Return the result for a terminal, the most important lines last."""
     lines = [_title(result)]
     for title, heads, rows in tables(result):
-        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-        lines += ["", title]
-        for cells in (heads, *rows):
-            lines.append("  " + "  ".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True)))
+        lines += ["", title, *(f"  {line}" for line in aligned([heads, *rows], words=()))]
     return "\n".join([*lines, "", *result["gpu_notes"], *_kept_lines(result)])
 
 

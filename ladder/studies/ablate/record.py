@@ -17,11 +17,10 @@ from ladder.base.rules import alike, items, mapping, number, one_of
 from ladder.engine import looks
 from ladder.engine.looks import Look
 from ladder.machine import environment
-from ladder.results import code_digest, plausible
+from ladder.results import plausible
 from ladder.results import store as results
 from ladder.results import values as v
-from ladder.results.schema import CODE
-from ladder.results.types import Header, Plain, head
+from ladder.results.types import StudyHeader
 from ladder.stats import estimates, shapley
 from ladder.stats.shapley import NOTHING, Subset, Weights
 
@@ -131,13 +130,10 @@ class Protocol:
 
 
 @record
-class Result(Header):
+class Result(StudyHeader):
     """A result of `ladder ablate`."""
 
-    schema: int = needed(number(v.SCHEMA, v.SCHEMA, whole=True))
     kind: str = needed(one_of("ablation"))
-    workload: Plain = needed(v.WORKLOAD)
-    measured_code: dict[str, str] = needed(CODE[code_digest.KEY])
     protocol: Protocol = needed(rule_of(Protocol))
     parity: Proof | None = needed(rule_of(Proof))
     subsets: list[Row] = needed(items(rule_of(Row), 2000))
@@ -312,8 +308,6 @@ class _Derived:
 
 def contradiction(result: Result) -> str | None:
     """Return, in one line, which numbers do not follow from the subsets or are impossible, or None."""
-    if problem := code_digest.contradiction(head(result)):
-        return problem
     sets, rungs = [frozenset(row.rungs) for row in result.subsets], result.protocol.rungs
     if len({*sets}) < len(sets) or any(not each <= {*rungs} for each in sets) or len({*rungs}) < len(rungs):
         return "subsets: one is there twice, or has rungs that are not those of the protocol"

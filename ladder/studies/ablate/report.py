@@ -16,6 +16,7 @@ HEADINGS = (
     "rung", "on average", "95% interval", "saves ms/step", "in the ladder's order", "first", "last", "all orders",
 )  # fmt: skip
 OF_LONGER = ("rung", "last", "95% interval")
+PAIRED = ("pair", "together more", "95% interval")
 STORED = ("rung", "run", "GPU", "interval", "step", "interval")
 SHOWN = 5  # pairs in the table
 
@@ -167,23 +168,8 @@ def sentences(result: Result) -> list[str]:
 
 def text(result: Result) -> str:
     """Return the report for a terminal."""
-    headings, rows = table(result)
-    parts = [aligned([headings, *rows])]
-    if pairs := pair_rows(result):
-        parts.append(aligned([("pair", "together more", "95% interval"), *pairs]))
-    if stored := stored_rows(result):
-        parts.append(aligned([STORED, *stored]))
+    parts = ["\n".join(texts.aligned(each, words=(0,))) for each in _tables(result)]
     return "\n\n".join([*parts, "\n".join([*sentences(result), *result.protocol.notes])])
-
-
-def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Return lines of cells as a table of a terminal, the first column to the left."""
-    wide = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
-    made = [
-        [line[0].ljust(wide[0]), *(cell.rjust(w) for cell, w in zip(line[1:], wide[1:], strict=True))]
-        for line in lines
-    ]
-    return "\n".join("  ".join(line).rstrip() for line in made)
 
 
 def markdown(result: Result) -> str:
@@ -206,16 +192,13 @@ def markdown(result: Result) -> str:
 
 def tables(result: Result) -> str:
     """Return the tables alone as Markdown: rungs, pairs, stored runs."""
+    return "\n\n".join("\n".join(texts.piped(each)) for each in _tables(result))
+
+
+def _tables(result: Result) -> list[list[tuple[str, ...]]]:
+    """Return the tables that have rows, each below its headings."""
     headings, rows = table(result)
-    parts = [grid(headings, rows)]
-    if pairs := pair_rows(result):
-        parts.append(grid(("pair", "together more", "95% interval"), pairs))
-    if stored := stored_rows(result):
-        parts.append(grid(STORED, stored))
-    return "\n\n".join(parts)
-
-
-def grid(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of Markdown, the first column to the left."""
-    lines = ["| " + " | ".join(map(escaped, row)) + " |" for row in (headings, *rows)]
-    return "\n".join([lines[0], "|---|" + "---:|" * (len(headings) - 1), *lines[1:]])
+    made: list[list[tuple[str, ...]]] = [[headings, *rows]]
+    for heads, more in ((PAIRED, pair_rows(result)), (STORED, stored_rows(result))):
+        made += [[heads, *more]] * bool(more)
+    return made

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ladder.base.records import build, rule_of
-from ladder.results import code_digest
-from ladder.results.check import Kind
+from ladder.results.check import study
 from ladder.studies.claims import sentences
 from ladder.studies.claims.schema import ClaimResult, Claims
 from ladder.studies.claims.sentences import ADVISED, BLOCKS, UNBOUNDED
@@ -231,9 +229,8 @@ CLAIMS = (
 BY_NAME = {claim.name: claim for claim in CLAIMS}
 
 
-def contradicted(data: code_digest.Head) -> str | None:
+def contradicted(result: Claims) -> str | None:
     """Return what is impossible, or None: a median outside its samples, or a claim that its numbers contradict."""
-    result = build(Claims, data)
     for experiment in result.experiments:
         for name, summary in experiment.us.items():
             if not is_among(summary.median, experiment.samples_us.get(name)):
@@ -252,4 +249,4 @@ def contradicted(data: code_digest.Head) -> str | None:
     return None
 
 
-KIND = Kind("claims", rule_of(Claims), contradicted, notes=True)
+KIND = study("claims", Claims, contradicted)

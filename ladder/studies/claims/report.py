@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ladder.base.text import escaped
+from ladder.base.text import escaped, piped
+from ladder.report import output
 from ladder.studies.claims import registry
 from ladder.studies.claims.hardware.counters import UNCOUNTED
 from ladder.studies.claims.schema import ClaimResult, Claims, Counted, ExperimentResult, Kernel
@@ -88,13 +89,10 @@ def remarks(result: Claims) -> list[str]:
 
 def print_table(result: Claims) -> None:
     """Print the claims. Only a terminal gets colours."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=260, no_color=True)
+    console = output.console(room=260)
     console.print(Text(title(result), style="bold"))
     for note in result.protocol.notes:
         console.print(Text(note, style="bold yellow"))
@@ -215,6 +213,4 @@ def _or_empty(value: int | None) -> str:
 
 
 def _table(headings: tuple[str, ...], rows: list[list[str]]) -> list[str]:
-    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
-    lines += ["| " + " | ".join(map(escaped, row)) + " |" for row in rows]
-    return [*lines, ""]
+    return [*piped([headings, *rows], words=range(len(headings))), ""]

@@ -10,16 +10,8 @@ from ladder.base.records import needed, read, record, rule_of
 from ladder.base.rules import items, mapping, number, one_of, pattern
 from ladder.results import store as results
 from ladder.results import values
-from ladder.results.schema import (
-    AMOUNT,
-    BYTES,
-    COUNT,
-    FLAG,
-    MICROSECONDS,
-    NOTES,
-    TEXT,
-)
 from ladder.results.types import Origin
+from ladder.results.values import AMOUNT, BYTES, COUNT, FLAG, MICROSECONDS, NOTES, TEXT
 from ladder.studies.kernelbench.schema import MINUTES, Summary
 
 SHARE = number(0, 1.2)  # achieved occupancy is an average and may slightly exceed 1

@@ -57,12 +57,14 @@ class Asked:
 
 
 def measure(asked: Asked, quiet: bool, out: Path | None = None) -> Kernels:
-    """Return the whole result, derived numbers included. Finished rows are written to `out` on the way."""
+    """Return the whole result, derived numbers included. Finished rows are written to `out` on the way.
+
+    The caller holds the lock on the device.
+    """
     from ladder.base.events import CaseEvent
-    from ladder.base.locks import device_lock
     from ladder.base.progress import First, kernels_progress
     from ladder.base.stopping import stop_on_sigterm
-    from ladder.machine import environment, system
+    from ladder.machine import environment
     from ladder.studies.kernelbench import bench as kernelbench
     from ladder.studies.kernelbench import compiling as kernelcompiling
     from ladder.studies.kernelbench import report as kernelreport
@@ -85,10 +87,7 @@ def measure(asked: Asked, quiet: bool, out: Path | None = None) -> Kernels:
     environment.tell(quiet)
     begun = time.monotonic()
     First(f"kernels: {len(due)} cases, at most about {asked.minutes:g} minutes", quiet)()
-    with (
-        device_lock(system.device_key(device)),
-        kernels_progress(quiet, kernelreport.event_line) as shown,
-    ):
+    with kernels_progress(quiet, kernelreport.event_line) as shown:
         timer = kerneltiming.timer_on(device)
         backend = "aot_eager" if smoke else "inductor"
         bench = kernelbench.Bench(timer.gpu, timer, seed=plan.seed, backend=backend)

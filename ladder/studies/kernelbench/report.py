@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ladder.base.records import given
-from ladder.base.text import NO_TIME, escaped
+from ladder.base.text import NO_TIME, escaped, piped
+from ladder.report import output
 from ladder.results import words
 from ladder.studies.kernelbench import verdicts as kernelverdicts
 from ladder.studies.kernelbench.schema import Kernels, Measured, Row, Summary
@@ -144,13 +145,10 @@ def reasons(rows: Sequence[Row]) -> list[str]:
 
 def print_table(result: Kernels) -> None:
     """Print the table. Only a terminal gets colours, and a narrow one lacks the least important columns."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=260, no_color=True)
+    console = output.console(room=260)
     shown = [(*labels(row), row.direction, *cells(row)) for row in reached(result)]
     headings = ("op", "shape", "setting", "direction", *HEADINGS)
     columns = _fitting(headings, shown, console.width)
@@ -184,15 +182,9 @@ def markdown(result: Kernels) -> str:
     lines += [f"**{escaped(note)}**\n" for note in result.protocol.notes]
     rows = reached(result)
     for op in dict.fromkeys(row.op for row in rows):
-        lines += [f"## {escaped(op)}", ""]
-        lines.append("| " + " | ".join(("shape", "setting", "direction", *HEADINGS)) + " |")
-        lines.append("|---|---|---" + "|---:" * len(HEADINGS) + "|")
-        for row in rows:
-            if row.op == op:
-                _, shape, setting = labels(row)
-                texts = (shape, setting, row.direction, *cells(row))
-                lines.append("| " + " | ".join(map(escaped, texts)) + " |")
-        lines.append("")
+        texts = [(*labels(row)[1:], row.direction, *cells(row)) for row in rows if row.op == op]
+        table = [("shape", "setting", "direction", *HEADINGS), *texts]
+        lines += [f"## {escaped(op)}", "", *piped(table, range(3)), ""]
     lines += [f"- {escaped(remark)}" for remark in remarks(result)]
     return "\n".join(lines) + "\n"
 

@@ -7,27 +7,24 @@ from typing import Any
 
 from ladder.base.records import Absent, build, needed, optional, read, record, rule_of
 from ladder.base.rules import Rule, items, mapping, number, one_of, pattern
-from ladder.results import code_digest, loading, values
+from ladder.results import loading, values
 from ladder.results import store as results
-from ladder.results.check import Kind
-from ladder.results.schema import (
+from ladder.results.check import study
+from ladder.results.schema import LAYOUT, LINE, SHAPE, VERDICT
+from ladder.results.types import Origin
+from ladder.results.values import (
     AMOUNT,
     BYTES,
     COUNT,
     FLAG,
     IDENTIFIER,
-    LAYOUT,
-    LINE,
     MICROSECONDS,
     NOTES,
     PART,
     SECONDS,
-    SHAPE,
     STARTED,
     TEXT,
-    VERDICT,
 )
-from ladder.results.types import Origin
 
 MINUTES = number(0, 1e6)
 CONTENDER = one_of("ours", "twin", "plain", "compile", "copy")
@@ -183,11 +180,8 @@ class Kernels(Head):
     rows: list[Row] = needed(items(rule_of(Row), 10_000, least=1))
 
 
-def contradiction(data: code_digest.Head) -> str | None:
+def contradiction(result: Kernels) -> str | None:
     """Return, in one line, what is impossible in a file that the schema accepts, or None."""
-    if problem := code_digest.contradiction(data):
-        return problem
-    result = build(Kernels, data)
     for row in result.rows:
         if (row.sitting or 0) >= len(result.sittings or [None]):
             return f"{row.case}: there was no sitting {row.sitting}"
@@ -203,7 +197,7 @@ def is_among(median: float, samples: list[float] | None) -> bool:
     return bool(samples) and min(samples) * 0.999999 <= median <= max(samples) * 1.000001
 
 
-KIND = Kind("kernels", rule_of(Kernels), contradiction, notes=True)
+KIND = study("kernels", Kernels, contradiction)
 
 
 def load(path: Path) -> Kernels:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from ladder.base.rules import Rule, fields, items, mapping, maybe, number, one_of
 from ladder.results import store as results
 from ladder.results.check import Kind
-from ladder.results.schema import AMOUNT, BYTES, COUNT, FLAG, IDENTIFIER, LAYOUT, LINE, SHAPE, TEXT
+from ladder.results.schema import LAYOUT, LINE, SHAPE
+from ladder.results.values import AMOUNT, BYTES, COUNT, FLAG, IDENTIFIER, TEXT
 
 TUNED_RUNS = items(
     fields(

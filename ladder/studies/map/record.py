@@ -12,11 +12,10 @@ from ladder.base.rules import alike, items, number, one_of
 from ladder.engine import looks
 from ladder.engine.looks import Look
 from ladder.machine import environment
-from ladder.results import code_digest, plausible
+from ladder.results import plausible
 from ladder.results import store as results
 from ladder.results import values as v
-from ladder.results.schema import CODE
-from ladder.results.types import Header, Plain, head
+from ladder.results.types import StudyHeader
 
 GRID, PROGRESSIVE = "map", "progressive"
 GPU, WALL = "gpu", "wall"
@@ -64,13 +63,10 @@ class Protocol:
 
 
 @record
-class Result(Header):
+class Result(StudyHeader):
     """A result of `ladder map`. Its workload is the one whose resolution and batch the cells replace."""
 
-    schema: int = needed(number(v.SCHEMA, v.SCHEMA, whole=True))
     kind: str = needed(one_of("map"))
-    workload: Plain = needed(v.WORKLOAD)
-    measured_code: dict[str, str] = needed(CODE[code_digest.KEY])
     protocol: Protocol = needed(rule_of(Protocol))
     rows: list[Row] = needed(items(rule_of(Row), 1600))
     gains: list[Gain] = needed(items(rule_of(Gain), 800))
@@ -128,8 +124,6 @@ def _ratio(rows: dict[Key, Row], resolution: int, batch: int, rung: str, clock: 
 
 def contradiction(result: Result) -> str | None:
     """Return, in one line, which numbers do not follow from the rows or are impossible, or None."""
-    if problem := code_digest.contradiction(head(result)):
-        return problem
     rules = result.protocol
     first, second = rules.rungs
     outs, cells = {(), (first,), (second,), (first, second)}, {tuple(cell) for cell in rules.cells}

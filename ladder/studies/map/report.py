@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ladder.base.text import escaped, fine_factor
+from ladder.base.text import aligned, escaped, fine_factor, piped
 from ladder.results import store as results
 from ladder.results.types import head
 from ladder.studies.map import progressive
@@ -243,15 +243,7 @@ def sentences(result: Result) -> list[str]:
 
 def text(result: Result) -> str:
     """Return the report for a terminal."""
-    parts = []
-    for headings, rows in tables(result):
-        lines = [headings, *rows]
-        wide = [max(len(line[k]) for line in lines) for k in range(len(headings))]
-        cells = [
-            [line[0].ljust(wide[0]), *(cell.rjust(w) for cell, w in zip(line[1:], wide[1:], strict=True))]
-            for line in lines
-        ]
-        parts.append("\n".join("  ".join(line).rstrip() for line in cells))
+    parts = ["\n".join(aligned([headings, *rows], words=(0,))) for headings, rows in tables(result)]
     return "\n\n".join([*parts, "\n".join([*sentences(result), *result.protocol.notes])])
 
 
@@ -277,5 +269,4 @@ def markdown(result: Result) -> str:
 
 def grid(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table of Markdown, the first column to the left."""
-    lines = ["| " + " | ".join(map(escaped, row)) + " |" for row in (headings, *rows)]
-    return "\n".join([lines[0], "|---|" + "---:|" * (len(headings) - 1), *lines[1:]])
+    return "\n".join(piped([headings, *rows]))

@@ -11,12 +11,12 @@ from ladder.base.records import needed, plain, record, rule_of
 from ladder.base.rules import alike, items, number, one_of
 from ladder.base.text import percent
 from ladder.machine import environment, neighbours
-from ladder.results import check, code_digest, derive
+from ladder.results import check, derive
 from ladder.results import store as results
 from ladder.results import values as v
 from ladder.results.raw import KnownGpu, Round
-from ladder.results.schema import CODE, LINE
-from ladder.results.types import Header, Noise, Plain, head
+from ladder.results.schema import LINE
+from ladder.results.types import Noise, StudyHeader
 from ladder.results.types import Result as Run
 from ladder.stats import answers, estimates
 
@@ -66,13 +66,10 @@ class Protocol:
 
 
 @record
-class Result(Header):
+class Result(StudyHeader):
     """A result of `ladder noise`, with the run that it is derived from."""
 
-    schema: int = needed(number(v.SCHEMA, v.SCHEMA, whole=True))
     kind: str = needed(one_of("noise"))
-    workload: Plain = needed(v.WORKLOAD)
-    measured_code: dict[str, str] = needed(CODE[code_digest.KEY])
     rung: str = needed(v.PART)
     protocol: Protocol = needed(rule_of(Protocol))
     clocks: Clocks = needed(rule_of(Clocks))
@@ -233,8 +230,6 @@ def _percent(value: float | None) -> str:
 
 def contradiction(result: Result) -> str | None:
     """Return, in one line, which numbers do not follow from the run, or None."""
-    if problem := code_digest.contradiction(head(result)):
-        return problem
     if problem := check.problem_of(plain(result.run)):
         return f"run: {problem}"
     if [each.name for each in result.run.rungs] != [result.rung]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ladder.base.text import difference, escaped, percent, plain
+from ladder.base.text import aligned, difference, escaped, percent, piped, plain
 from ladder.results import store as results
 from ladder.results.types import head
 from ladder.studies.noise.record import Result, Sight
@@ -50,12 +50,8 @@ def lines(result: Result) -> list[str]:
 
 def text(result: Result) -> str:
     """Return the report for a terminal."""
-    table = [list(HEAD), *rows(result)]
-    wide = [max(map(len, column)) for column in zip(*table, strict=True)]
-    made = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, wide, strict=True)).rstrip() for row in table
-    ]
-    return "\n".join([sentence(result), "", *made, "", *map(plain, lines(result))])
+    table = aligned([HEAD, *rows(result)])
+    return "\n".join([sentence(result), "", *table, "", *map(plain, lines(result))])
 
 
 def markdown(result: Result) -> str:
@@ -69,9 +65,7 @@ def markdown(result: Result) -> str:
         f"Workload {escaped(work['name'])}, two copies of one rung in each generation, PyTorch"
         f" {escaped(machine.torch or '')}, commit {results.commit_words(head(result))}.",
         "",
-        "| " + " | ".join(HEAD) + " |",
-        "|---" + "|---:" * (len(HEAD) - 1) + "|",
-        *("| " + " | ".join(map(escaped, row)) + " |" for row in rows(result)),
+        *piped([HEAD, *rows(result)]),
         "",
         *(f"- {escaped(line)}" for line in lines(result)),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ladder.base.text import aligned, piped
 from ladder.results import store as results
 from ladder.results.types import head
 from ladder.studies.precision import record
@@ -88,10 +89,7 @@ def reasons(result: Result) -> list[str]:
 
 def text(result: Result) -> str:
     """Return the report for a terminal."""
-    table = [HEADINGS, *cells(result)]
-    widths = [max(len(line[k]) for line in table) for k in range(len(HEADINGS))]
-    lines = ["  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
-    lines += ["", *claim_lines(result), *reasons(result)]
+    lines = [*aligned([HEADINGS, *cells(result)]), "", *claim_lines(result), *reasons(result)]
     lines += [history_line(result.history)] if result.history else []
     return "\n".join([*lines, *result.protocol.notes])
 
@@ -112,9 +110,7 @@ def markdown(result: Result) -> str:
         "",
         *(f"**{note}**" for note in rules.notes),
         "",
-        "| " + " | ".join(HEADINGS) + " |",
-        "|---|---|---:|---|---:|---:|---|---|",
-        *("| " + " | ".join(line) + " |" for line in cells(result)),
+        *piped([HEADINGS, *cells(result)], words=(0, 1, 3, 6, 7), show=str),
         "",
         *(f"- {line}" for line in [*claim_lines(result), *reasons(result)]),
     ]

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from ladder.base.records import build, rule_of
 from ladder.base.rules import alike
-from ladder.results import code_digest
-from ladder.results.check import Kind
-from ladder.results.types import head
+from ladder.results.check import study
 from ladder.studies.precision import record
 from ladder.studies.precision.batch_search import largest
 from ladder.studies.precision.record import Result
@@ -14,8 +11,6 @@ from ladder.studies.precision.record import Result
 
 def contradiction(result: Result) -> str | None:
     """Return, in one line, which numbers do not follow from their samples, or None."""
-    if problem := code_digest.contradiction(head(result)):
-        return problem
     for row, derived in zip(result.rows, record.derive(result.rows), strict=True):
         named = f"{row.precision} on the {row.on}"
         for key in ("step_ms", *record.TIMED):
@@ -33,4 +28,4 @@ def contradiction(result: Result) -> str | None:
     return None
 
 
-KIND = Kind("precision", rule_of(Result), lambda data: contradiction(build(Result, data)), notes=True)
+KIND = study("precision", Result, contradiction)

@@ -10,11 +10,10 @@ import math
 from ladder.base.records import ABSENT, Absent, needed, optional, record, rule_of
 from ladder.base.rules import items, mapping, number, one_of
 from ladder.receipts import categories
-from ladder.results import code_digest
 from ladder.results import values as v
 from ladder.results.raw import KernelProfile
-from ladder.results.schema import CODE, LINE
-from ladder.results.types import Header, Plain, head
+from ladder.results.schema import LINE
+from ladder.results.types import Plain, StudyHeader
 from ladder.studies.precision.record import Largest as Searched
 
 DURATION = number(0, 1e8)
@@ -199,13 +198,10 @@ class Protocol:
 
 
 @record
-class Result(Header):
+class Result(StudyHeader):
     """A result of `ladder profile`."""
 
-    schema: int = needed(number(v.SCHEMA, v.SCHEMA, whole=True))
     kind: str = needed(one_of("profile"))
-    workload: Plain = needed(v.WORKLOAD)
-    measured_code: dict[str, str] = needed(CODE[code_digest.KEY])
     ladder: str = needed(v.PART)
     rung: str = needed(v.PART)
     recipe: Plain = needed(v.RECIPE)
@@ -242,8 +238,6 @@ class Result(Header):
 
 def contradiction(result: Result) -> str | None:
     """Return, in one line, which numbers do not follow from others, or None."""
-    if problem := code_digest.contradiction(head(result)):
-        return problem
     by_family: dict[str, float] = {}
     for family in result.profile.families:
         name = categories.category(family.name)

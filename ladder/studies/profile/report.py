@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ladder.base.text import escaped, plain
+from ladder.base.text import aligned, escaped, piped, plain
 from ladder.receipts import categories, kernel_names
 from ladder.results import store as results
 from ladder.results.parts import OVERLAP
@@ -325,22 +325,18 @@ def text(result: Result) -> str:
     for table in tables(result):
         lines += ["", table.title]
         if table.rows:
-            columns = list(zip(table.head, *table.rows, strict=True))
-            lines += ["  ".join(row).rstrip() for row in zip(*map(_aligned, columns), strict=True)]
+            lines += aligned([table.head, *table.rows], _words(table))
         lines += [f"- {plain(line)}" for line in table.lines]
     return "\n".join([*lines, "", *(plain(note) for note in result.protocol.notes)]).rstrip()
 
 
-def _aligned(column: Sequence[str]) -> list[str]:
-    """Return the cells of a column, as wide as the widest: words to the left, numbers to the right."""
-    wide = max(map(len, column))
-    return [cell.ljust(wide) if _of_words(column) else cell.rjust(wide) for cell in column]
+def _words(table: Table) -> list[int]:
+    """Return which columns have words below their heads."""
+    return [k for k, column in enumerate(zip(*table.rows, strict=True)) if not all(map(_is_number, column))]
 
 
-def _of_words(column: Sequence[str]) -> bool:
-    """Return whether a column has words below its head."""
-    cells = [cell for cell in column[1:] if cell]
-    return not all(cell[0].isdigit() or cell[0] in "+-" for cell in cells)
+def _is_number(cell: str) -> bool:
+    return not cell or cell[0].isdigit() or cell[0] in "+-"
 
 
 def markdown(result: Result) -> str:
@@ -357,11 +353,7 @@ def markdown(result: Result) -> str:
     for table in tables(result):
         page += ["", f"## {escaped(table.title)}", ""]
         if table.rows:
-            page.append("| " + " | ".join(table.head) + " |")
-            columns = zip(table.head, *table.rows, strict=True)
-            page.append("".join("|---" if _of_words(column) else "|---:" for column in columns) + "|")
-            page += ["| " + " | ".join(escaped(cell) for cell in row) + " |" for row in table.rows]
-            page += [""] * bool(table.lines)
+            page += [*piped([table.head, *table.rows], _words(table)), *[""] * bool(table.lines)]
         page += [f"- {escaped(line)}" for line in table.lines]
     page += ["", *(f"- {escaped(note)}" for note in result.protocol.notes)]
     return "\n".join(page).rstrip() + "\n"

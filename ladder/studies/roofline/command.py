@@ -23,6 +23,7 @@ import click
 from ladder.base import files, git
 from ladder.base import text as texts
 from ladder.base.errors import UserError
+from ladder.base.locks import device_lock
 from ladder.base.paths import ROOT
 from ladder.base.records import build, plain
 from ladder.base.starting import near
@@ -85,7 +86,8 @@ def command(
                 f"--roofline measures a GPU, and none is used here; for the floor alone: --gpu NAME ({gpus})"
             )
         chosen, recipe = plan(ladder, rung, needs.possible(system.capabilities("cuda"), fields))
-        found, paths = write(measure(name, fields, ladder, chosen, recipe, out), out)
+        with device_lock(system.device_key("cuda")):  # until the files are there: the context stays as long
+            found, paths = write(measure(name, fields, ladder, chosen, recipe, out), out)
     click.echo(json.dumps(plain(found), indent=1, allow_nan=False) if as_json else roofline_view.text(found))
     for path in paths:
         click.echo(f"result: {near(path)}", err=True)
@@ -237,16 +239,17 @@ def _phase(
 
 
 def measure(name: str, fields: Plain, ladder: str, rung: str, recipe: Plain, out: Path) -> Result:
-    """Time the step, trace it, then measure the ceilings. This order keeps their cuDNN algorithms out of the step."""
-    from ladder.base.locks import device_lock
+    """Time the step, trace it, then measure the ceilings. This order keeps their cuDNN algorithms out of the step.
+
+    The caller holds the lock on the device.
+    """
     from ladder.studies.roofline import ceilings
 
     begin, facts = time.monotonic(), system.facts("cuda")
     head = frame(name, fields, ladder, rung, recipe)
     floors = floors_of(fields, recipe)
-    with device_lock(system.device_key("cuda")):
-        timed = distance.observe(fields, recipe)
-        today = ceilings.measure(weigh(floors, fields), layout_of(recipe), tell=_tell)
+    timed = distance.observe(fields, recipe)
+    today = ceilings.measure(weigh(floors, fields), layout_of(recipe), tell=_tell)
     rates = recorded.load(facts["name"], out)
     rates.add(today.rates, "today")
     seconds = round(time.monotonic() - begin, 1)

@@ -9,11 +9,11 @@ from dataclasses import replace
 from ladder.base.records import needed, optional, plain, record, rule_of
 from ladder.base.rules import alike, items, number, one_of
 from ladder.machine import environment, neighbours
-from ladder.results import code_digest, plausible, publishable
+from ladder.results import plausible, publishable
 from ladder.results import store as results
 from ladder.results import values as v
-from ladder.results.schema import CODE, RATE
-from ladder.results.types import Absent, Header, Merged, Plain, head
+from ladder.results.schema import RATE
+from ladder.results.types import Absent, Merged, Plain, StudyHeader
 from ladder.stats import estimates
 
 WEAK, STRONG = "weak", "strong"
@@ -100,13 +100,10 @@ class Protocol:
 
 
 @record
-class Result(Header):
+class Result(StudyHeader):
     """A result of `ladder scale`."""
 
-    schema: int = needed(number(v.SCHEMA, v.SCHEMA, whole=True))
     kind: str = needed(one_of("scaled"))
-    workload: Plain = needed(v.WORKLOAD)
-    measured_code: dict[str, str] = needed(CODE[code_digest.KEY])
     protocol: Protocol = needed(rule_of(Protocol))
     proofs: list[Proof] = needed(items(rule_of(Proof), 100))
     points: list[Point] = needed(items(rule_of(Point), 1000, least=1))
@@ -220,8 +217,6 @@ def _impossible(result: Result) -> str | None:
 
 def contradiction(result: Result) -> str | None:
     """Return, in one line, which numbers do not follow from the runs or are impossible, or None."""
-    if problem := code_digest.contradiction(head(result)):
-        return problem
     if problem := _impossible(result):
         return problem
     derived = derive(result)

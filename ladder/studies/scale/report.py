@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ladder.base.text import escaped
+from ladder.base.text import aligned, escaped, piped
 from ladder.results import store as results
 from ladder.results.types import head
 from ladder.studies.scale.record import Point, Result, fewest_of, of_generations, too_few
@@ -84,9 +84,7 @@ def proofs(result: Result) -> list[str]:
 
 def text(result: Result) -> str:
     """Return the report for a terminal."""
-    table = [headings(result), *cells(result)]
-    widths = [max(len(line[k]) for line in table) for k in range(len(HEADINGS))]
-    rows = ["  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
+    rows = aligned([headings(result), *cells(result)])
     return "\n".join([*rows, "", *proofs(result), "", *result.protocol.notes])
 
 
@@ -101,9 +99,7 @@ def markdown(result: Result) -> str:
         f" {generations(result)}, of {rules.visits} visits each, over {rules.backend}. PyTorch {facts.torch},"
         f" commit {results.commit_words(head(result))}.",
         "",
-        "| " + " | ".join(headings(result)) + " |",
-        "|---|---|" + "---:|" * (len(HEADINGS) - 2),
-        *("| " + " | ".join(escaped(cell) for cell in row) + " |" for row in cells(result)),
+        *piped([headings(result), *cells(result)], words=(0, 1)),
         "",
         f"{RELATIVE}{', which has no reduction' if alone else ''}.",
         *MEANINGS,

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ladder.base.records import Absent, given, needed, optional, plain, record, rule_of
-from ladder.base.rules import alike, items, number, one_of
+from ladder.base.rules import alike, items, one_of
 from ladder.machine import environment, neighbours
-from ladder.results import code_digest, plausible
+from ladder.results import plausible
 from ladder.results import store as results
 from ladder.results import values as v
-from ladder.results.schema import CODE, RATE
-from ladder.results.types import Header, Plain, head
+from ladder.results.schema import RATE
+from ladder.results.types import Plain, StudyHeader
 
 WINDOW_S = 2.0  # length of a row, about that of a visit of `ladder run` at the top
 
@@ -74,13 +74,10 @@ class Protocol:
 
 
 @record
-class Result(Header):
+class Result(StudyHeader):
     """A result of `ladder sustain`."""
 
-    schema: int = needed(number(v.SCHEMA, v.SCHEMA, whole=True))
     kind: str = needed(one_of("sustained"))
-    workload: Plain = needed(v.WORKLOAD)
-    measured_code: dict[str, str] = needed(CODE[code_digest.KEY])
     protocol: Protocol = needed(rule_of(Protocol))
     rungs: list[Rung] = needed(items(rule_of(Rung), 100))
 
@@ -107,8 +104,6 @@ def _derived(rung: Rung) -> Rung:
 
 def contradiction(result: Result) -> str | None:
     """Return, in one line, which numbers do not follow from the rows or are impossible, or None."""
-    if problem := code_digest.contradiction(head(result)):
-        return problem
     derived, least = derive(result), plausible.floor_ms(plain(result.machine), result.workload)
     for found, wanted in zip(result.rungs, derived.rungs, strict=True):
         if found.status == "ok" and not found.windows:

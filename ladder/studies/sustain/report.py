@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from ladder.base.text import escaped
+from ladder.base.text import aligned, escaped, piped
 from ladder.results import store as results
 from ladder.results.types import head
 from ladder.studies.sustain import record
@@ -49,10 +49,7 @@ def joules(found: record.Energy | None) -> str:
 
 def text(result: Result) -> str:
     """Return the report for a terminal."""
-    table = [HEADINGS, *cells(result)]
-    widths = [max(len(line[k]) for line in table) for k in range(len(HEADINGS))]
-    rows = ["  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
-    return "\n".join([*rows, "", *result.protocol.notes])
+    return "\n".join([*aligned([HEADINGS, *cells(result)]), "", *result.protocol.notes])
 
 
 def markdown(result: Result) -> str:
@@ -66,9 +63,7 @@ def markdown(result: Result) -> str:
         f" {rules.window_s:g} s; sustained is the median of the later half. PyTorch {facts.torch}, commit"
         f" {results.commit_words(head(result))}.",
         "",
-        "| " + " | ".join(HEADINGS) + " |",
-        "|---|" + "---:|" * (len(HEADINGS) - 1),
-        *("| " + " | ".join(escaped(cell) for cell in row) + " |" for row in cells(result)),
+        *piped([HEADINGS, *cells(result)]),
         "",
         *(f"- {escaped(line)}" for line in rules.notes),
     ]

@@ -8,12 +8,10 @@ from typing import Any
 from ladder.base.records import Absent, needed, optional, plain, record, rule_of
 from ladder.base.rules import Problem, Rule, fields, items, mapping, maybe, number, one_of, pattern
 from ladder.machine import environment, neighbours
-from ladder.results import code_digest
 from ladder.results import derive as deriving
 from ladder.results import store as results
 from ladder.results import values as v
-from ladder.results.schema import CODE
-from ladder.results.types import Header, Inspection, Parity, Plain, Receipt, Round, RunGpu
+from ladder.results.types import Inspection, Parity, Plain, Receipt, Round, RunGpu, StudyHeader
 from ladder.stats import estimates
 from ladder.studies.upstream import source
 
@@ -158,13 +156,10 @@ class Patched:
 
 
 @record
-class Result(Header):
+class Result(StudyHeader):
     """A result of `ladder upstream`: NVIDIA's program, the patched one if it was asked for, then ours."""
 
-    schema: int = needed(number(v.SCHEMA, v.SCHEMA, whole=True))
     kind: str = needed(one_of("upstream"))
-    workload: Plain = needed(v.WORKLOAD)
-    measured_code: dict[str, str] = needed(CODE[code_digest.KEY])
     source: Source = needed(rule_of(Source))
     protocol: Protocol = needed(rule_of(Protocol))
     programs: list[Program] = needed(items(PROGRAM, 3, least=2))

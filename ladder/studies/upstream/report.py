@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ladder.base.protocol import IN_ORDER
-from ladder.base.text import escaped
+from ladder.base.text import aligned, escaped, piped
 from ladder.results import store as results
 from ladder.results.types import given, head
 from ladder.stats import estimates
@@ -15,7 +15,6 @@ HEADINGS = (
     *("step", "ms/step", "95% interval", "GPU ms", "waits for the host", "without R1, path length"),
     *("images/s", "allocated GiB", "status"),
 )
-RULE = "|---|---:|---|---:|---:|---:|---:|---:|---|"
 GIB = 2**30
 
 
@@ -150,20 +149,10 @@ def _ms(value: float | None) -> str:
 
 def text(result: Result) -> str:
     """Return the report for a terminal."""
-    parts = [*_aligned([HEADINGS, *cells(result)]), ""]
+    parts = [*aligned([HEADINGS, *cells(result)]), ""]
     if phases := phase_cells(result):
-        parts += [*_aligned([PHASE_HEADINGS, *phases]), ""]
+        parts += [*aligned([PHASE_HEADINGS, *phases]), ""]
     return "\n".join([*parts, *lines(result)])
-
-
-def _aligned(table: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return ["  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
-
-
-def _marked(headings: tuple[str, ...], rule: str, rows: list[tuple[str, ...]]) -> list[str]:
-    found = ["| " + " | ".join(headings) + " |", rule]
-    return [*found, *("| " + " | ".join(escaped(cell) for cell in row) + " |" for row in rows), ""]
 
 
 def markdown(result: Result) -> str:
@@ -180,8 +169,9 @@ def markdown(result: Result) -> str:
         f" training/{result.source.networks}.py of [stylegan3]({source.URL}) or of a copy,"
         f" sources {result.source.digest}, as `--cfg=stylegan2 --aug=noaug`.",
         "",
-        *_marked(HEADINGS, RULE, cells(result)),
-        *(_marked(PHASE_HEADINGS, "|---|" + "---:|" * 9, phases) if phases else []),
+        *piped([HEADINGS, *cells(result)], words=(0, 2, 8)),
+        "",
+        *([*piped([PHASE_HEADINGS, *phases]), ""] if phases else []),
         *(f"- {escaped(line)}" for line in lines(result)),
     ]
     return "\n".join(page) + "\n"

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from ladder.base.protocol import IN_ORDER
-from ladder.base.records import build, plain, rule_of
+from ladder.base.records import plain
 from ladder.base.rules import alike
-from ladder.results import code_digest, plausible
-from ladder.results.check import Kind
-from ladder.results.types import head
+from ladder.results import plausible
+from ladder.results.check import study
 from ladder.studies.upstream import record
 from ladder.studies.upstream.record import Patched, Result
 
 
 def contradiction(result: Result) -> str | None:
     """Return, in one line, which numbers do not follow from the stored rounds, or None."""
-    if problem := code_digest.contradiction(head(result)):
-        return problem
     if [each.side for each in result.programs] != record.sides(bool(result.patched)):
         between = ", the patched one" if result.patched else ""
         return f"programs: not NVIDIA's{between} and ours, in that order"
@@ -56,4 +53,4 @@ def _of_patched(result: Result, found: Patched, derived: Patched) -> str | None:
     return None
 
 
-KIND = Kind("upstream", rule_of(Result), lambda data: contradiction(build(Result, data)), notes=True)
+KIND = study("upstream", Result, contradiction)

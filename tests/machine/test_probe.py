@@ -1,0 +1,236 @@
+"""Torch is not asked while another run measures. The driver, torch's answers and the GPU are made up."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladder.base import locks
+from ladder.base.paths import ROOT
+from ladder.machine import probe, system
+
+GPU, OTHER = "5f1e0000-0000-0000-0000-00000000000a", "5f1e0000-0000-0000-0000-00000000000b"
+SAID: probe.Probe = {
+    "error": None,
+    "torch": "2.13.0",
+    "cuda": "13.0",
+    "capability": [9, 0],
+    "name": "NVIDIA H200",
+    "memory": 150_000_000_000,
+    "cudnn": 91900,
+    "bf16": True,
+    "uuid": GPU,
+    "uuids": [GPU],
+    "triton_error": None,
+    "nvcc_error": "no nvcc",
+    "nvjpeg_error": None,
+}
+HOLDS = "from ladder.base.locks import device_lock\nwith device_lock('cuda {}'): print('held', flush=True); input()"
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+
+@pytest.fixture
+def measuring() -> Iterator[Callable[[str], Callable[[], None]]]:
+    """Starts another process that holds a GPU's lock, and gives what ends it."""
+    began = []
+
+    def start(gpu: str) -> Callable[[], None]:
+        other = subprocess.Popen(
+            [sys.executable, "-c", HOLDS.format(gpu)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        began.append(other)
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        return lambda: other.communicate("\n") and None
+
+    yield start
+    for other in began:
+        other.kill()
+        other.wait()
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The answers of torch that opened a context. The driver shows GPU alone."""
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(probe, "visible", lambda: (13000, [GPU]))
+    monkeypatch.setattr(probe, "imported", lambda: {"error": None})
+    monkeypatch.setattr(probe, "probe", lambda: seen.append(dict(SAID)) or seen[-1])
+    return seen
+
+
+def kept_file(folder: Path) -> Path:
+    (path,) = folder.glob("*.json")
+    return path
+
+
+def test_torch_is_not_asked_about_a_gpu_that_another_run_holds(measuring, asked, monkeypatch) -> None:
+    assert probe.answer() == SAID and len(asked) == 1
+    end = measuring(GPU)
+    assert probe.answer() == SAID and len(asked) == 1
+    monkeypatch.setattr(probe, "visible", lambda: (13000, [GPU, OTHER]))
+    assert probe.answer() == {**SAID, "uuids": [GPU, OTHER]}, "it lists the GPUs of its own command"
+    monkeypatch.setattr(probe, "visible", lambda: (13000, [OTHER]))
+    probe.answer()
+    assert len(asked) == 2, "the run is on another GPU"
+    end()
+    monkeypatch.setattr(probe, "visible", lambda: (13000, [GPU]))
+    probe.answer()
+    assert len(asked) == 3, "what was kept counts during a run alone"
+
+
+def test_a_run_waits_while_torch_is_asked(asked, monkeypatch) -> None:
+    class Waits(Exception):
+        pass
+
+    def wait() -> None:
+        raise Waits
+
+    def ask() -> probe.Probe:
+        with locks.device_lock(f"cuda {GPU}", wait, shared=True):  # another question need not wait
+            pass
+        with pytest.raises(Waits), locks.device_lock(f"cuda {GPU}", wait):
+            pass
+        asked.append({})
+        return SAID
+
+    monkeypatch.setattr(probe, "probe", ask)
+    assert probe.answer() == SAID and asked
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"error": "out of memory"},
+        {"uuid": OTHER},
+        {"capability": [9]},
+        {"capability": ["9", "0"]},
+        {"memory": "much"},
+        {"bf16": None},
+        {"more": 1},
+        {"name": ...},
+    ],
+)
+def test_a_kept_answer_of_another_form_is_not_believed(change, measuring, asked, tmp_path) -> None:
+    probe.answer()
+    changed = {key: value for key, value in (SAID | change).items() if value is not ...}
+    kept_file(tmp_path).write_text(json.dumps(changed))
+    measuring(GPU)
+    assert probe.answer() == {"held": GPU}
+
+
+def test_only_a_plain_file_of_this_user_is_believed(measuring, asked, tmp_path, monkeypatch) -> None:
+    probe.answer()
+    path, whole = kept_file(tmp_path), kept_file(tmp_path).read_text()
+    assert path.stat().st_mode & 0o077 == 0
+    measuring(GPU)
+    for text in ("", "[]", "[" * 60_000, "\udcff", whole[:-1]):
+        path.write_bytes(text.encode(errors="surrogateescape"))
+        assert probe.answer() == {"held": GPU}
+    path.rename(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").write_text(whole)
+    path.symlink_to(tmp_path / "elsewhere")
+    assert probe.answer() == {"held": GPU}
+    path.unlink()
+    os.mkfifo(path)
+    assert probe.answer() == {"held": GPU}
+    path.unlink()
+    path.write_text(whole)
+    assert probe.answer() == SAID
+    monkeypatch.setattr(probe, "_path", lambda *_: path)
+    monkeypatch.setattr(os, "getuid", lambda: path.stat().st_uid + 1)
+    assert probe.answer() == {"held": GPU}
+
+
+def test_an_answer_that_does_not_tell_of_this_gpu_is_not_kept(
+    measuring, asked, tmp_path, monkeypatch
+) -> None:
+    for said in ({"error": "out of memory"}, {**SAID, "uuid": OTHER}):
+        monkeypatch.setattr(probe, "probe", lambda said=said: said)
+        assert probe.answer() == said and not list(tmp_path.glob("*.json"))
+    measuring(GPU)
+    monkeypatch.setattr(probe, "imported", lambda: {"error": "torch 2.13.0 is built without CUDA"})
+    assert probe.answer() == {"error": "torch 2.13.0 is built without CUDA"}, "nobody waits for that"
+
+
+def test_a_full_or_forbidden_folder_costs_the_kept_answer_alone(asked, tmp_path, monkeypatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(json, "dump", full)
+    assert probe.answer() == SAID
+    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
+
+
+class Driver:
+    """A made-up libcuda with two GPUs. `refuses` names the function that fails."""
+
+    def __init__(self, refuses: str = "") -> None:
+        self.refuses = refuses
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self.refuses:
+            return lambda *_: 803
+        return {"cuInit": lambda _: 0, "cuDeviceGetUuid_v2": self.uuid}.get(name) or self.number(name)
+
+    def number(self, name: str) -> Any:
+        known = {"cuDriverGetVersion": lambda _: 13000, "cuDeviceGetCount": lambda _: 2}
+        given = known.get(name, lambda index: index)  # cuDeviceGet
+
+        def fill(place: Any, index: int = 0) -> int:
+            place._obj.value = given(index)
+            return 0
+
+        return fill
+
+    @staticmethod
+    def uuid(raw: Any, device: Any) -> int:
+        raw[:] = bytes.fromhex("5f1e" + "00" * 13) + bytes([10 + device.value])
+        return 0
+
+
+def test_the_driver_names_the_gpus_as_torch_does(monkeypatch) -> None:
+    monkeypatch.setattr(probe.ctypes, "CDLL", lambda _: Driver())
+    assert probe.visible() == (13000, [GPU, OTHER])
+    for name in ("cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetUuid_v2"):
+        monkeypatch.setattr(probe.ctypes, "CDLL", lambda _, name=name: Driver(name))
+        assert probe.visible() == (0, [])
+
+
+def test_where_the_driver_tells_nothing_torch_is_asked(measuring, asked, monkeypatch) -> None:
+    monkeypatch.setattr(probe, "visible", lambda: (0, []))
+    measuring(GPU)
+    assert probe.answer() == SAID and asked
+
+
+def test_without_a_kept_answer_a_command_waits_for_the_run(measuring, monkeypatch, tmp_path, capsys) -> None:
+    """The answers come from a program in place of Python, which is asked a second time when the run has ended."""
+    end, fake = measuring(GPU), tmp_path / "python"
+    first, second = json.dumps({"held": GPU}), json.dumps(SAID)
+    fake.write_text(f"#!/bin/sh\n[ -e '{tmp_path}/over' ] && echo '{second}' || echo '{first}'\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(system.sys, "executable", str(fake))
+    told = locks._say_waiting
+
+    def over() -> None:
+        told()
+        (tmp_path / "over").touch()
+        end()
+
+    monkeypatch.setattr(locks, "_say_waiting", over)
+    assert system.probe.__wrapped__() == SAID
+    assert capsys.readouterr().err == "waits for another run on this GPU\n"
