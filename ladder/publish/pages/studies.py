@@ -16,7 +16,7 @@ from ladder.studies.claims import page, registry
 from ladder.studies.claims.schema import Claims
 from ladder.studies.claims.schema import of_data as claims_of
 from ladder.studies.kernelbench import schema as kernelschema
-from ladder.studies.kernelbench.report import COMPUTE_BOUND
+from ladder.studies.kernelbench.report import COMPUTE_BOUND, lacking, reached
 from ladder.studies.kernelbench.schema import Row
 from ladder.studies.precision import report as precisions
 from ladder.studies.precision.record import Result as Precision
@@ -172,8 +172,9 @@ def kernels(committed: Committed, machine: str) -> str:
     groups = {op: [row for row in result.rows if row.function == op] for op in ops}
     rows = [[f"`{op}`", *_kernel_cells(group)] for op, group in sorted(groups.items())]
     rows.append(["all", *_kernel_cells(result.rows)])
-    cases = len({row.case for row in result.rows})
-    return table(head, rows) + under(f"{cases} cases", link("every shape", name.replace(".json", ".md")))
+    cases = len({row.case for row in reached(result)})
+    about = f"{cases} cases", lacking(result), link("every shape", name.replace(".json", ".md"))
+    return table(head, rows) + under(*about)
 
 
 def _when(committed: Committed, name: str) -> str:

@@ -166,6 +166,30 @@ def test_what_ncu_and_the_target_print_is_read(tmp_path: Path) -> None:
     assert gemm.sentence == "G_main, which has most of it, did not begin within 100 s"
 
 
+def test_a_kernel_that_was_not_counted_is_run_again_without_the_others(tmp_path: Path) -> None:
+    head = ["ID", "Kernel Name", "Grid Size", *counted.METRICS.values()]
+
+    def printed(name: str, phase: str) -> Path:
+        rows = [head, ["0", name, "(64, 1, 1)", "20.5", "31", "50", "100", "8,000"]]
+        path = tmp_path / phase
+        path.write_text("\n".join([f"ran {phase}", *(",".join(f'"{cell}"' for cell in row) for row in rows)]))
+        return path
+
+    first, second = printed("bias_act_kernel", "D_main"), printed("nvjet_tst", "G_main")
+    # a line that asks for both kernels finds the first alone
+    ncu = program(tmp_path, f'case "$*" in *bias_act*) cat {first};; *nvjet*) cat {second};; esac')
+    both = [heavy("bias_act_kernel", "D_main"), heavy("nvjet_tst", "G_main"), heavy("gone", "G_main")]
+    seen = counted.count(both, LEAST, {}, ncu, 132)
+    assert [(each.kernel, each.us) for each in seen] == [
+        ("bias_act_kernel", 8.0),
+        ("nvjet_tst", 8.0),
+        ("gone", None),
+    ]
+    assert seen[-1].sentence == "no launch was counted in an eager G_main"
+    silent = program(tmp_path, f'case "$*" in *bias_act*) cat {first};; esac')
+    assert [each.us for each in counted.count(both, LEAST, {}, silent, 132)] == [8.0, None, None]
+
+
 def test_a_ratio_of_nothing_is_no_number() -> None:
     head = ["ID", "Kernel Name", "Grid Size", *counted.METRICS.values()]
     rows = [head, ["0", "nvjet_tst", "(4, 1, 1)", "80.5", "31", "nan", "0", "8,000"]]

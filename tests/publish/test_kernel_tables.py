@@ -1,0 +1,41 @@
+"""The tables of `docs/kernels.md`: kernels timed alone, and in the step."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ladder.base.text import NO_TIME
+from ladder.publish.pages import explained, studies
+from ladder.publish.pages.committed import Committed
+from ladder.results.types import plain
+from ladder.studies.kernelbench.bench import skipped
+from tests.support import committed, made_up_kernels, made_up_profile
+
+MACHINE = json.loads(committed.file("results/claims/nvidia-h200.json").read_text())["machine"]
+
+
+def kept(root: Path, name: str, data: dict[str, Any]) -> Committed:
+    path = root / "results" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data))
+    return Committed(root)
+
+
+def test_a_run_whose_time_was_used_up_says_how_many_cases_it_has(tmp_path: Path) -> None:
+    cases = made_up_kernels.cases()
+    rows = [made_up_kernels.row(case, way) for case in cases[1:] for way in case.directions]
+    rows += [row.record() for row in skipped(cases[0], NO_TIME)]
+    shown = studies.kernels(kept(tmp_path, "kernels/box.json", plain(made_up_kernels.result(rows))), "box")
+    assert f"*{len(cases) - 1} cases · 1 of {len(cases)} cases not measured" in shown
+
+
+def test_kernels_in_a_step_stand_beside_copies(tmp_path: Path) -> None:
+    asked = "*No complete run yet: `ladder profile graph_fills`.*\n"
+    assert explained.passes(Committed(tmp_path), "box") == asked
+    data = made_up_profile.of_profile(MACHINE, "fused_act", {"bias_act_kernel": 1.0})
+    assert explained.passes(kept(tmp_path, "profile/box.json", data), "box") == asked  # of an older version
+    known = {"kernel": "bias_act_kernel", "ms": 1.0, "launches": 4.0, "bytes": 2_000_000_000}
+    data["passes"] = [known | {"known_ms": 1.0, "copy_ms": 0.5}]
+    shown = explained.passes(kept(tmp_path, "profile/box.json", data), "box")
+    assert "| `bias_act_kernel` | 1.00 | 4.0 | 2,000.0 | 2.00 | 50.0% |" in shown
+    assert "below 60%: bias\\_act\\_kernel" in shown and "(@/results/profile/box.md)" in shown
