@@ -16,7 +16,8 @@ from ladder.publish.pages import filling, ladders, machines, targets
 from ladder.publish.pages.committed import Committed
 from ladder.results import store as results
 from ladder.results.combine import gains as across
-from tests.support import committed, made_up, made_up_profile, two_clocks
+from tests.support import committed, made_up, two_clocks
+from tests.support.two_clocks import stored_runs
 
 ROOT = committed.ROOT
 PAGE = "<!-- table: rungs nvidia-h200/article/article -->\nold\n<!-- end -->\n"
@@ -161,12 +162,6 @@ def test_a_broken_committed_file_is_named(checkout: Path) -> None:
 # ---- the top of a ladder ---------------------------------------------------------------------------------------------
 
 
-def stored_runs(folder: Path, **runs: dict[str, Any]) -> Committed:
-    for name, made in runs.items():
-        results.write(folder / f"results/ladder/nvidia-h200/{name}.json", made)
-    return Committed(folder)
-
-
 def test_the_row_of_full_is_of_the_run_that_has_the_top(tmp_path: Path) -> None:
     ends = two_clocks.selected("baseline", "fused_act", two_clocks.TOP)
     ends["started"] = "2026-11-22T10:15:00+00:00"
@@ -256,38 +251,6 @@ def test_gains_of_two_gpus_are_compared_as_the_command_compares_their_files(tmp_
     assert shown[-1].endswith(f" · {across.OTHER_CODE}*")
     made |= {"commit": two_clocks.run()["commit"]}
     assert across.OTHER_CODE not in ladders.agreement(stored_runs(tmp_path, b=made))
-
-
-def test_a_table_of_memory_has_the_peaks_of_each_rung(tmp_path: Path) -> None:
-    made = two_clocks.run()
-    for place, rung in enumerate(made["rungs"]):
-        rung |= {"peak_reserved_bytes": (8 - place) << 30, "peak_allocated_bytes": (8 - place) << 29}
-        rung["rounds"][0]["device_used_bytes"] = (9 - place) << 30
-    stored, name = stored_runs(tmp_path, a=made), "nvidia-h200/article/article"
-    lines = ladders.memory(stored, name).splitlines()
-    assert lines[0].endswith("| reserved GiB | allocated GiB | device GiB |")
-    assert lines[3].startswith("| channels\\_last | 158.0 | ") and lines[3].endswith("| 7.00 | 3.50 | 8.00 |")
-
-
-def test_a_table_of_memory_has_the_largest_batch_of_rungs_whose_profile_searched_it(tmp_path: Path) -> None:
-    made, name = two_clocks.run(), "nvidia-h200/article/article"
-    stored = stored_runs(tmp_path, a=made)
-    tried = [{"batch": 64, "reason": None}, {"batch": 128, "reason": "out of memory"}]
-    most = {"batch": 64, "settled": True, "tried": tried, "images_per_s": 512.5}
-    other = made["machine"] | {"name": "nvidia-h100"}
-    for file, rung, machine, more in (
-        ("a", "channels_last", made["machine"], {"largest": most}),
-        ("b", "bf16", made["machine"], {"largest": most | {"settled": False, "images_per_s": None}}),
-        ("c", "fused_norm", made["machine"], {}),
-        ("d", "fused_act", other, {"largest": most}),
-        ("e", "fused_act", made["machine"], {"largest": most, "ladder": "full"}),
-    ):
-        data = made_up_profile.of_profile(machine, rung, made_up_profile.FUSED) | more
-        results.write(tmp_path / f"results/profile/{file}.json", data)
-    lines = ladders.memory(stored, name).splitlines()
-    assert lines[0].endswith("| device GiB | largest batch | images/s there |")
-    cells = [[each.strip() for each in line.split("|")][-3:-1] for line in lines[2:10]]
-    assert cells == [["", ""], ["64", "512"], ["at least 64", ""], *[["", ""]] * 5]
 
 
 def test_a_ladder_that_is_gone_is_headed_by_the_title_of_its_result(tmp_path: Path) -> None:

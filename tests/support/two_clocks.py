@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
+from pathlib import Path
 from typing import Any
 
 from ladder.plan import catalog, needs
+from ladder.publish.pages.committed import Committed
+from ladder.results import store as results
 from tests.support import made_up
 
 FULL = catalog.load_ladder("full")
@@ -115,3 +118,10 @@ def compare(record: dict[str, Any], before: dict[str, Any], generations: int) ->
             "floor": floor, "below": below,
         }  # fmt: skip
     record["gpu_speedup_previous"] = before["gpu_ms"] / record["gpu_ms"]
+
+
+def stored_runs(folder: Path, **runs: dict[str, Any]) -> Committed:
+    """Return the committed results of a folder that has these runs of `ladder run`."""
+    for name, made in runs.items():
+        results.write(folder / f"results/ladder/nvidia-h200/{name}.json", made)
+    return Committed(folder)

@@ -11,7 +11,7 @@ from ladder.plan import modes
 from ladder.publish import gallery
 from ladder.publish.pages import studies
 from ladder.publish.pages.committed import Committed
-from ladder.publish.pages.markdown import link, span, table, text, under
+from ladder.publish.pages.markdown import absent, link, span, table, text, under
 from ladder.report import gpus as picture
 from ladder.report import recommend_text, tables
 from ladder.report.advising import ADOPT, Sources
@@ -23,6 +23,7 @@ from ladder.results.combine import series
 from ladder.results.types import Result
 from ladder.results.words import answer
 
+CARDS, DRIVERS = (6, 8, 10, 12, 16, 24, 32, 40, 48, 80), 0.5  # GiB of memory, and what no process gets of it
 NOT_BESIDE = {"95% interval", "reserved GiB", "device GiB"}
 CUMULATIVE, LEAVE_ONE_OUT = modes.CUMULATIVE, modes.LEAVE_ONE_OUT
 
@@ -299,6 +300,28 @@ def _workload_row(committed: Committed, result: Result) -> list[str]:
     ]
 
 
+def cards(committed: Committed, ladder: str) -> str:
+    """Return what each workload's ends of a ladder hold on the device, most of all GPUs, and the cards that suffice."""
+    machines = sorted({machine for (machine, *_), each in committed.best.items() if each.machine.gpu})
+    held: dict[str, list[tuple[float, float, float]]] = {}  # of any rung, of the baseline, of the top
+    for result in (each for machine in machines for each in climbed(committed, machine, ladder)):
+        rows = [row.device for row in view(result).rows if row.device]
+        if rows:
+            held.setdefault(result.workload["name"], []).append((max(rows), rows[0], rows[-1]))
+    most = {name: tuple(map(max, zip(*each, strict=True))) for name, each in held.items()}
+    lines = [
+        [f"`{name}`", amount(first), amount(any_), _card(any_), amount(top), _card(top)]
+        for name, (any_, first, top) in sorted(most.items(), key=lambda item: item[1])
+    ]
+    head = ["workload", "baseline, GiB", "most of any rung, GiB", "card for all", "top, GiB", "card for it"]
+    return table(head, lines) if lines else absent(f"ladder run --ladder {ladder}")
+
+
+def _card(gib: float) -> str:
+    """Return the smallest usual card that holds so much, its driver's part left out."""
+    return next((f"{card} GB" for card in CARDS if gib <= card - DRIVERS), f"over {CARDS[-1]} GB")
+
+
 def lazy(committed: Committed, machine: str, ladder: str) -> str:
     """Return the milliseconds that R1 and path length add to a step, at both ends of a ladder.
 
@@ -370,6 +393,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "beside": beside,
     "gains": gains,
     "workloads": workloads,
+    "cards": cards,
     "lazy": lazy,
     "recommended": recommended,
 }
