@@ -90,7 +90,7 @@ def test_too_few_rounds_are_said_wherever_a_result_is_shown(tmp_path, capsys):
     assert MARK in tables.markdown(made) and MARK in tables.csv_text([made])
     assert MARK in chart._headline(view(made))
     results.write(tmp_path / "few.json", made)
-    results.write(tmp_path / "whole.json", made_up.judged_run())
+    results.write(tmp_path / "whole.json", made_up.judged_run(seed=1))
     comparing.show(tmp_path / "whole.json", tmp_path / "few.json", False, False)
     assert f"warning: after: {MARK}" in capsys.readouterr().out
     (raw, *_) = collected.raw([(tmp_path / "few.json", made)], tmp_path)
