@@ -14,7 +14,7 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.yamlfile import remarks
 from ladder.cli import options
-from ladder.plan import catalog
+from ladder.plan import catalog, needs
 from ladder.results import parts, ranking, values, words
 from ladder.results.publishable import publishable
 from ladder.results.types import Gain, RungResult, given
@@ -142,7 +142,7 @@ def _rung(name: str) -> list[str]:
         click.style(found.title, bold=True),
         f"\n{found.text}\n\nReceipt. {inspect.getdoc(found.receipt)}\n",
         f"Recipe: {_change(name) or 'the defaults'}",
-        f"Needs:  {_needs(name) or 'nothing beyond PyTorch'}",
+        f"Needs:  {', '.join(map(_need, catalog.load_rung(name).needs)) or 'nothing beyond PyTorch'}",
         *_own(name),
         *_elsewhere(name),
     ]
@@ -312,6 +312,11 @@ def _by_clock(gain: Gain, verdict: str, over: str) -> str:
     around = texts.bounds(texts.pair(gain.interval))
     more = "" if not verdict or inside else f", {verdict}"
     return f"{said if inside else texts.factor(gain.ratio)} {over}{f' ({around})' if around else ''}{more}"
+
+
+def _need(need: str) -> str:
+    """Return a need, and the field of the workload that meets it."""
+    return f"{need} (workload with {needs.FIELDS[need]})" if need in needs.FIELDS else need
 
 
 def _needs(name: str) -> str:

@@ -67,7 +67,7 @@ def submit(
 
     `ladder run` and `asv run` measure, and the files are checked. Nothing is sent. Without a GPU the workload is
     `tiny`, and without --budget its run is then a quick one and marked so. With --slurm, jobs of a cluster run the
-    ladder. Their results meet in one folder.
+    ladder, with the options behind --. Their results meet in one folder.
 
     Exit status: 0 if everything is measured. 1 if a rung has no number or is left for the next call. 2 if it is
     impossible here. 130 if interrupted.

@@ -7,8 +7,15 @@ from typing import Any
 
 from stylegan_lite.shares import holds_parts
 
-# Needs of the workload: see `possible`.
-OF_WORKLOAD = ("demodulation", "instance_norm", "spectral_norm", "kept_weights", "no_clamp")
+# Needs of the workload, and the field that meets each: see `possible`.
+FIELDS = {
+    "demodulation": "norm: demod",
+    "instance_norm": "norm: instance",
+    "spectral_norm": "spectral_norm: true",
+    "kept_weights": "spectral_norm: false",
+    "no_clamp": "conv_clamp: null",
+}
+OF_WORKLOAD = tuple(FIELDS)
 
 # ladder.machine.system.capabilities
 OF_MACHINE = ("cuda", "triton", "bf16", "cuda_graphs", "nvcc", "nvjpeg", "fp8", "dependent_launch")

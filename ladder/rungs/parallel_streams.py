@@ -1,24 +1,26 @@
 """Run work that nothing waits for on a second CUDA stream: weights' gradients, updates, G's moving average.
 
-Change. In a backward pass each activation's gradient waits for the one before it. But no kernel reads the gradient of
-a weight: only the optimizer does, at the end. So those of convolutions, demodulation, biases and large fully
-connected layers are forked off to a second stream when their operands exist. They are joined before the update.
-Captured, they are a parallel branch of the CUDA graph. The moving average of G needs weights of G that D's main phase
-does not change, so it runs beside that phase. Autograd would add up a leaf's gradients on the first stream. A
-collector of our own takes them instead (`kernels/linear/weight_gradients.py`) and leaves them in `.grad` after the
-join. With `fused_update` that stream also updates most weights of a main phase. Backward passes D's deep layers
-before the large maps, and all of G before its mapping. Their update begins there. The chain of activations is
+Change. A backward pass is a chain: each activation's gradient waits for the one before it. Gradients of weights are
+outside of the chain, because only the optimizer reads them, at the end. Those of convolutions, demodulation, biases
+and large fully connected layers go to a second stream as soon as their operands exist. Before the update the first
+stream waits for the second. In a CUDA graph the second is a parallel branch. Autograd would add up the gradients of a
+weight on the first stream. A collector of our own does so on the second and fills `.grad` at the end
+(`kernels/linear/weight_gradients.py`).
+
+Two more kinds of work go there. The moving average of G runs beside D's main phase, which does not change G. With
+`fused_update` most weights of a main phase are updated there, too. D's deep layers are updated while the chain
+still passes the large maps. All of G but its mapping is updated while the chain passes the mapping. The chain is
 captured at a higher priority: if both streams have blocks ready, it goes first. Code: `stylegan_lite/parallel.py`.
 
 Why it should help. At 4x4 to 32x32 the two gradients of a convolution each fill a fraction of a large GPU. Side by
-side they take the time of one. Work left over from large layers fills up the small ones that follow in G. A sum of
-two contributions, the zeroing of a workspace and a kernel of 2 microseconds are no longer waited for, either.
+side they take the time of one. In G, small layers follow the large ones in backward, so what is left of the large ones
+fills the GPU beside them. No sum of two gradients and no zeroed workspace is waited for, either.
 
 When it does not. A full GPU has nothing to give: two kernels that each fill all multiprocessors take their time one
 after the other, in any order. Blocks are not preempted, so a weight gradient that got in delays the chain. D's large
-layers come last in its backward pass, and nothing small follows them. Both operands of each weight gradient must be
-kept until the join. That takes memory as if no activation were freed during the backward pass. In an eager step that
-waits for its launches there is nothing to run beside.
+layers come last in its backward pass, and nothing small follows them. Both operands of each weight gradient are kept
+until the streams meet. That takes memory as if no activation were freed during the backward pass. An eager step waits
+for its launches, so nothing is there to run beside.
 """
 
 from ladder.receipts import Receipt, judge

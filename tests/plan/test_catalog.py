@@ -1,14 +1,17 @@
 """Workloads, ladders and climbs: what a user's YAML file can do, and each way it can be wrong in one line."""
 
 import json
+import re
 import subprocess
 import sys
 from itertools import pairwise
 
 import pytest
+import yaml
 
 from ladder.base.errors import UserError
 from ladder.plan import catalog, modes, needs
+from tests.support.commands import call
 
 EVERYTHING = dict.fromkeys(needs.NEEDS)
 NO_GPU = {need: None if need == "bf16" else "needs a CUDA GPU" for need in needs.NEEDS}
@@ -269,3 +272,13 @@ def test_each_alone_may_contradict_the_others(tmp_path):
 def test_no_ladder_of_ours_contradicts_itself():
     for name in catalog.ladders():
         catalog.refuse_contradictions(catalog.load_ladder(name))
+
+
+@pytest.mark.parametrize("need", needs.OF_WORKLOAD)
+def test_show_names_the_field_of_a_workload_that_meets_a_need(need):
+    rung = next(name for name in catalog.rungs() if need in catalog.load_rung(name).needs)
+    (field,) = re.findall(rf"{need} \(workload with (.+?)\)", call("show", rung).output)
+    lacking = {"norm": "demod" if need == "instance_norm" else "instance", "conv_clamp": 256}
+    lacking["spectral_norm"] = need == "kept_weights"
+    assert needs.possible({}, lacking)[need]
+    assert needs.possible({}, lacking | yaml.safe_load(field))[need] is None

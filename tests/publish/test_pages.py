@@ -226,7 +226,7 @@ def test_the_gains_of_two_gpus_stand_beside_each_other_and_a_third_makes_three_t
         }
     assert ladders.agreement(stored_runs(tmp_path / "one", a=runs["a"])) == ""
     pair = ladders.agreement(stored_runs(tmp_path / "two", a=runs["a"], b=runs["b"])).splitlines()
-    assert pair[0] == "| rung | gain of GPU time, NVIDIA a | NVIDIA b |  | where it lies |"
+    assert pair[0] == "| rung | gain of GPU time, NVIDIA a | NVIDIA b | verdict | where it lies |"
     assert pair[-1].startswith("*all 7 gains agree within ") and "channels\\_last" in pair[2]
     assert ladders.agreement(stored_runs(tmp_path / "three", **runs)).count("gain of GPU time") == 3
 

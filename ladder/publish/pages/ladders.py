@@ -68,7 +68,7 @@ def _agreement(first: Result, second: Result) -> str:
         if (gain := row.gpu)
     ]
     said = across.summary([(row.name, row.gpu) for row in rows], names[1])
-    head = ["rung", f"gain of GPU time, {names[0]}", names[1], "", "where it lies"]
+    head = ["rung", f"gain of GPU time, {names[0]}", names[1], "verdict", "where it lies"]
     doubt = across.OTHER_CODE if across.other_code(first, second) else ""
     return f"{table(head, cells, last=2)}{under(text(said), doubt)}"
 

@@ -167,7 +167,7 @@ def machines(committed: Committed) -> str:
         rows.append(
             [f"[{text(_gpu(committed, machine))}](@/{_path(machine)})", newest, climbed, ", ".join(others)]
         )
-    return table(["GPU", "newest run", "ladders", "and"], rows, 4)
+    return table(["GPU", "newest run", "ladders", "other studies"], rows, 4)
 
 
 def link_to(key: tuple[str, str, str, str], committed: Committed, result: Result) -> str:
