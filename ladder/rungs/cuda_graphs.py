@@ -8,8 +8,8 @@ refilled before each replay in buffers that never move, and two replays see diff
 Why it should help. An eager step launches 3,000 to 3,900 kernels, each from Python. At batch 8 a fast GPU finishes
 them before the CPU has launched the next, and waits. A replay is one call, and the gaps between kernels all but
 vanish. Here the rungs below pay off: BF16, channels_last and fusing made the kernels shorter, and only now does the
-step follow. On an H100 and an H200 the GPU waited for more than half of the step, and now for 1%. The scatter from process to
-process fell with it.
+step follow. On an H100 and an H200 the GPU waited for more than half of the step, and now for 1%. The scatter from
+process to process fell with it.
 
 When it does not. If the GPU is already the bottleneck (large batch, high resolution, a slower GPU), there are few
 gaps to close: compare the host-bound column of the rung below. Capture needs static shapes, no synchronization
