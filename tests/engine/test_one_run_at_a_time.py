@@ -147,15 +147,14 @@ def done(*_, **__):
 
 def test_what_is_timed_without_a_command_holds_the_gpu(gpu, tmp_path, monkeypatch):
     for use, module, name in (
-        (lambda: parts.loading({}, {}, "cpu"), parts, "_feed"),
         (lambda: parts.phases({}, {}, "cpu"), parts.Rung, "do_import"),
+        (lambda: parts.loading({}, {}, "cpu"), parts, "_feed"),
     ):
-        with monkeypatch.context() as patched:
-            patched.setattr(parts.Rung, "do_import", done)
-            seen = gpu(module, name)
-            with pytest.raises(Exception, match="enough"):
-                use()
-            assert seen == ["alone"]
+        seen = gpu(module, name)
+        with pytest.raises(Exception, match="enough"):
+            use()
+        assert seen == ["alone"]
+        monkeypatch.setattr(parts.Rung, "do_import", done)
     monkeypatch.setattr(system, "capabilities", lambda _: dict.fromkeys(system.CAPABILITIES))
     seen = gpu(trial, "trial")
     said = CliRunner().invoke(trial.command, ["--device", "cpu", "--out", str(tmp_path / "trial.json")])
