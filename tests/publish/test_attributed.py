@@ -2,20 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from ladder.publish.pages import attributed
 from ladder.publish.pages.committed import Committed
 from tests.support import committed, made_up_ablation
+from tests.support.two_clocks import kept
 
 MACHINE = json.loads(committed.file("results/claims/nvidia-h200.json").read_text())["machine"]
-
-
-def kept(root: Path, name: str, data: dict[str, Any]) -> Committed:
-    path = root / "results" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data))
-    return Committed(root)
 
 
 def test_a_complete_ablation_is_shown_with_its_sources(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 from ladder.base.text import NO_TIME
 from ladder.publish.pages import explained, studies
@@ -10,15 +9,9 @@ from ladder.publish.pages.committed import Committed
 from ladder.results.types import plain
 from ladder.studies.kernelbench.bench import skipped
 from tests.support import committed, made_up_kernels, made_up_profile
+from tests.support.two_clocks import kept
 
 MACHINE = json.loads(committed.file("results/claims/nvidia-h200.json").read_text())["machine"]
-
-
-def kept(root: Path, name: str, data: dict[str, Any]) -> Committed:
-    path = root / "results" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(data))
-    return Committed(root)
 
 
 def test_a_run_whose_time_was_used_up_says_how_many_cases_it_has(tmp_path: Path) -> None:

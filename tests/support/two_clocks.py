@@ -125,3 +125,9 @@ def stored_runs(folder: Path, **runs: dict[str, Any]) -> Committed:
     for name, made in runs.items():
         results.write(folder / f"results/ladder/nvidia-h200/{name}.json", made)
     return Committed(folder)
+
+
+def kept(folder: Path, name: str, data: dict[str, Any]) -> Committed:
+    """Return the committed results of a folder that gets one more file, by its path below `results/`."""
+    results.write(folder / "results" / name, data)
+    return Committed(folder)
