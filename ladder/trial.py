@@ -103,9 +103,8 @@ def command(
                 found["variants"][variant] = row = trial(fields, recipe, device, kernels)
                 found["seconds"] = round(time.monotonic() - begin, 1)
                 found["complete"] = len(found["variants"]) == len(variants)
-                store.write(
-                    path, found, exact=True
-                )  # after each variant: the file stays if the next one dies
+                # after each variant: the file stays if the next one dies
+                store.write(path, found, exact=True)
                 click.echo(line(variant, row))
         click.echo(f"one process, no protocol: to choose by, not to quote. {path}")
     except UserError as error:

@@ -123,7 +123,7 @@ def compare(record: dict[str, Any], before: dict[str, Any], generations: int) ->
 def stored_runs(folder: Path, **runs: dict[str, Any]) -> Committed:
     """Return the committed results of a folder that has these runs of `ladder run`."""
     for name, made in runs.items():
-        results.write(folder / f"results/ladder/nvidia-h200/{name}.json", made)
+        kept(folder, f"ladder/nvidia-h200/{name}.json", made)
     return Committed(folder)
 
 

@@ -41,16 +41,13 @@ def explained(committed: Committed, name: str, before: str, after: str) -> str:
 
 def passes(committed: Committed, name: str) -> str:
     """Return the kernels of ours in a step beside copies of as many bytes, by the profile with this name."""
-    if not (paths := committed.names(f"profile/{name}.json")):
+    found = [build(Profile, committed.read(path)) for path in committed.names(f"profile/{name}.json")]
+    if not (tables := [each for result in found for each in report.passes(result)]):
         return absent("ladder profile graph_fills")
-    result = build(Profile, committed.read(paths[0]))
-    tables = report.passes(result)
-    if not tables:
-        return absent("ladder profile graph_fills")
-    (shown,) = tables
+    (shown,), (result,) = tables, found
     rows = [[f"`{row[0]}`" if row is not shown.rows[-1] else row[0], *row[1:]] for row in shown.rows]
     lines = "\n".join(f"- {text(line)}" for line in shown.lines)
-    about = link("profile", paths[0].replace(".json", ".md"))
+    about = link("profile", f"profile/{name}.md")
     return f"{table(shown.head, rows)}\n{lines}\n{under(about, f'commit {result.commit[:7]}')}"
 
 
