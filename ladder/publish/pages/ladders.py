@@ -16,7 +16,7 @@ from ladder.report import gpus as picture
 from ladder.report import recommend_text, tables
 from ladder.report.advising import ADOPT, Sources
 from ladder.report.recommend import recommend
-from ladder.report.view import Row, View, shown_gain, shown_top, shown_verdict, view
+from ladder.report.view import Row, View, shown_gain, shown_verdict, view
 from ladder.results import derive
 from ladder.results.combine import gains as across
 from ladder.results.combine import series
@@ -88,9 +88,7 @@ def _gpu(committed: Committed, result: Result, first: bool) -> str:
         ]
     else:
         columns += [("95% interval", lambda row: span(row.interval)), ("verdict", shown_verdict)]
-    columns += [("gain at top", shown_top), ("advice", lambda row: row.advice)] * any(
-        row.advice for row in shown.rows
-    )
+    columns += [("advice", lambda row: row.advice)] * any(row.advice for row in shown.rows)
     columns += [("total", lambda row: factor(row.total))]
     columns += [
         ("article, A100", lambda row: _article(row)[0]),
