@@ -1,23 +1,23 @@
 """The chart of `ladder kernels`: how near each op comes to a copy of the same bytes, beside its alternatives.
 
-Each op has a row of panels, forward left and backward right. Each group of bars is a shape, the largest batch first.
-The same result gives the same bytes.
+Each op has a row for each shape, the largest batch first; forward is left, backward right. The same result gives the
+same bytes.
 """
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 from ladder.report import drawing
 from ladder.report.drawing import fitted
 from ladder.report.panels import ARTICLE, BUSY, GAP, GRID, IDLE, INK, MUTED
 from ladder.studies.kernelbench import report as kernelreport
-from ladder.studies.kernelbench.schema import Kernels, Row, Summary
+from ladder.studies.kernelbench.schema import Kernels, Row
 
-BARS = {"ours": BUSY, "plain": IDLE, "compile": ARTICLE}
+MARKS = {"plain": ("o", IDLE), "compile": ("D", ARTICLE)}  # ours is a bar
 DIRECTIONS = ("forward", "backward")
-WIDTH, PANEL, LEFT, BETWEEN, TOP, BOTTOM = 12.5, 1.25, 1.45, 0.68, 1.2, 0.85  # inches
+WIDTH, ROW, BETWEEN, TOP, BOTTOM = 12.5, 0.21, 0.14, 1.15, 0.45  # inches
+NAME, SHAPE, PANELS, PANEL = 0.2, 2.3, (4.3, 8.6), 3.3  # places and width, inches
 
 
 def render(result: Kernels, kind: str) -> bytes:
@@ -38,84 +38,94 @@ def shown_rows(result: Kernels) -> dict[str, dict[str, list[Row]]]:
 
 
 def figure(result: Kernels) -> Any:
-    from matplotlib.figure import Figure
-
     ops = shown_rows(result)
-    count = max(1, len(ops))
-    height = TOP + BOTTOM + count * PANEL + (count - 1) * BETWEEN + 0.25
-    made = Figure(figsize=(WIDTH, height))
-    wide = (WIDTH - LEFT - 0.9) / 2
-    for index, (op, directions) in enumerate(ops.items()):
-        bottom = height - TOP - PANEL - index * (PANEL + BETWEEN)
-        for column, (direction, rows) in enumerate(directions.items()):
-            left = LEFT + column * (wide + 0.65)
-            axes = made.add_axes((left / WIDTH, bottom / height, wide / WIDTH, PANEL / height))
-            _panel(axes, rows)
-            if index == 0:
-                axes.set_title(direction, loc="left", fontsize=11, fontweight="bold", pad=10)
-        made.text(
-            0.2 / WIDTH, (bottom + PANEL / 2) / height, _name(op),
-            fontsize=9.5, fontweight="bold", va="center", linespacing=1.3,
-        )  # fmt: skip
+    lines = {op: _lines(directions) for op, directions in ops.items()}
+    height = TOP + BOTTOM + ROW * sum(map(len, lines.values())) + BETWEEN * len(lines)
+    made, axes = drawing.sheet(WIDTH, height)
+    shown = [row for directions in ops.values() for rows in directions.values() for row in rows]
+    scale = PANEL / max(1.05, *(max(_ends(row)) for row in shown), 0)
+    y = TOP
+    if ops:
+        _rule(axes, scale, height)
+    for op, of_op in lines.items():
+        axes.plot([NAME, WIDTH - 0.2], [y, y], color=GRID, linewidth=0.8)
+        y += BETWEEN / 2
+        axes.text(NAME, y + ROW / 2, op, fontsize=9.5, fontweight="bold", va="center")
+        for shape, of_shape in of_op.items():
+            axes.text(SHAPE, y + ROW / 2, shape, fontsize=8.5, color=MUTED, va="center")
+            for left, direction in zip(PANELS, DIRECTIONS, strict=True):
+                if row := of_shape.get(direction):
+                    _bar(axes, left, y + ROW / 2, scale, row)
+            y += ROW
+        y += BETWEEN / 2
     _header(made, result, bool(ops))
     return made
 
 
-def _name(op: str) -> str:
-    """Return the op's name in lines that fit the margin, broken behind underscores too."""
-    lines = textwrap.wrap(op.replace("_", "_ "), 10)
-    return "\n".join(line.replace("_ ", "_") for line in lines)
+def _lines(directions: dict[str, list[Row]]) -> dict[str, dict[str, Row]]:
+    """Return shape -> direction -> row, in the order of the rows."""
+    found: dict[str, dict[str, Row]] = {}
+    for direction, rows in directions.items():
+        for row in rows:
+            found.setdefault(_shape(row), {})[direction] = row
+    return found
 
 
-def _panel(axes: Any, rows: list[Row]) -> None:
-    """Draw the bars of one op in one direction. A shape without a number is a grey gap."""
-    for side in axes.spines.values():
-        side.set_visible(False)
-    top = max((each.median for row in rows for each in row.share.values()), default=1.0)
-    axes.set_ylim(0, max(1.25, 1.2 * top))
-    axes.set_xlim(-0.5, max(len(rows), 4) - 0.5)  # bars of few shapes are as wide as elsewhere
-    axes.set_yticks([0, 0.5, 1], ["0", "50%", "100%"])
-    axes.tick_params(length=0, labelcolor=MUTED, labelsize=8.5)
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.axhline(1, color=MUTED, linewidth=1, linestyle="--", zorder=3)
-    for x, row in enumerate(rows):
-        if not row.share:
-            axes.axvspan(x - 0.4, x + 0.4, color=GAP, zorder=1, linewidth=0)
-            axes.text(
-                x, 0.05, "not measured", rotation=90, fontsize=7.5, color=MUTED, ha="center", va="bottom"
+def _ends(row: Row) -> list[float]:
+    """Return every place that a row's marks take, as shares of the copy; 0 where nothing was measured."""
+    return [0.0, *(end for each in row.share.values() for end in (each.median, *(each.interval or ())))]
+
+
+def _rule(axes: Any, scale: float, height: float) -> None:
+    """Draw the directions' names, the scale, and the line of a copy."""
+    for left, direction in zip(PANELS, DIRECTIONS, strict=True):
+        axes.text(left, TOP - 0.3, direction, fontsize=11, fontweight="bold", va="center")
+        for share in (0, 0.5, 1):
+            x = left + share * scale
+            axes.text(x, TOP - 0.1, f"{100 * share:.0f}%", fontsize=8, color=MUTED, ha="center", va="center")
+            style = ("--", MUTED, 1.0) if share == 1 else ("-", GRID, 0.8)
+            axes.plot(
+                [x, x],
+                [TOP, height - BOTTOM],
+                linestyle=style[0],
+                color=style[1],
+                linewidth=style[2],
+                zorder=1,
             )
-        for place, (name, color) in enumerate(BARS.items()):
-            _bar(axes, x + 0.27 * (place - 1), row.share.get(name), color, name)
-    axes.set_xticks(range(len(rows)), [_shape(row) for row in rows])
-    axes.tick_params(axis="x", labelcolor=INK, labelsize=8, pad=3)
 
 
-def _bar(axes: Any, x: float, share: Summary | None, color: str, name: str) -> None:
-    if share is None:
+def _bar(axes: Any, left: float, y: float, scale: float, row: Row) -> None:
+    """Draw the bar of our kernel with its interval, its number, and the marks of the others."""
+    if not row.share:
+        axes.barh(y, PANEL, 0.8 * ROW, left=left, color=GAP, zorder=2)
+        axes.text(left + 0.06, y, "not measured", fontsize=7.5, color=MUTED, va="center", zorder=5)
+    for name, (mark, color) in MARKS.items():
+        if each := row.share.get(name):
+            place = left + scale * each.median
+            axes.plot(
+                place,
+                y,
+                mark,
+                color=color,
+                markersize=5,
+                markeredgecolor="white",
+                markeredgewidth=0.7,
+                zorder=5,
+            )
+    if not (ours := row.share.get("ours")):
         return
-    from matplotlib import patheffects
-
-    value = share.median
-    axes.bar(x, value, 0.25, color=color, zorder=2)
-    if share.interval:
-        low, high = share.interval
-        spread = [[max(0.0, value - low)], [max(0.0, high - value)]]
-        axes.errorbar(x, value, yerr=spread, color=INK, capsize=1.5, elinewidth=0.8, zorder=4)
-        value = max(value, high)
-    axes.annotate(
-        f"{100 * share.median:.0f}", (x, value), xytext=(0, 2), textcoords="offset points", ha="center",
-        va="bottom", fontsize=8 if name == "ours" else 7, zorder=5,
-        fontweight="bold" if name == "ours" else "normal", color=INK if name == "ours" else MUTED,
-        path_effects=[patheffects.withStroke(linewidth=2, foreground="white")],
-    )  # fmt: skip
+    axes.barh(y, scale * ours.median, 0.55 * ROW, left=left, color=BUSY, zorder=2)
+    low, high = ours.interval or (ours.median, ours.median)
+    axes.plot([left + scale * low, left + scale * high], [y, y], color=INK, linewidth=1, zorder=4)
+    axes.text(
+        left - 0.08, y, f"{100 * ours.median:.0f}", fontsize=8.5, fontweight="bold", ha="right", va="center"
+    )
 
 
 def _shape(row: Row) -> str:
-    """Return the shape in three lines, which fit a narrow group."""
+    """Return the batch and the rest of the shape."""
     shape = row.shape[1:] if row.shape[0] == row.batch else row.shape
-    lines = ["x".join(map(str, part)) for part in (shape[:-2], shape[-2:]) if part]
-    return "\n".join([*lines, f"batch {row.batch}"])
+    return f"{'x'.join(map(str, shape))}, batch {row.batch}"
 
 
 def _header(made: Any, result: Kernels, any_rows: bool) -> None:
@@ -129,8 +139,11 @@ def _header(made: Any, result: Kernels, any_rows: bool) -> None:
     if not any_rows:
         headline = f"{machine.gpu or machine.cpu}: nothing was measured"
     fitted(made, 0.2 / width, 1 - 0.14 / height, headline, 15, fontweight="bold", va="top")
-    names = {**kernelreport.CONTENDERS, "ours": "this project's kernel"}
-    handles = [Patch(color=color, label=names[name]) for name, color in BARS.items()]
+    handles: list[Any] = [Patch(color=BUSY, label="this project's kernel, and its number")]
+    handles += [
+        Line2D([], [], marker=mark, color=color, linestyle="", label=kernelreport.CONTENDERS[name])
+        for name, (mark, color) in MARKS.items()
+    ]
     handles.append(Line2D([], [], color=MUTED, linestyle="--", label="copy of the same bytes"))
     made.legend(
         handles=handles, loc="upper left", bbox_to_anchor=(0.12 / width, 1 - 0.42 / height), ncols=4,
@@ -139,7 +152,7 @@ def _header(made: Any, result: Kernels, any_rows: bool) -> None:
     settings = {" ".join((row.dtype, row.layout)) for row in kernelreport.reached(result) if row.setting == 0}
     footer = (
         f"PyTorch {machine.torch}, Triton {machine.triton}; {', '.join(sorted(settings))}. Higher is better."
-        " Error bars: 95% interval over repeats. Backward: autograd.grad alone."
+        " Line in a bar's end: 95% interval over repeats. Backward: autograd.grad alone."
     )
     if missing := kernelreport.lacking(result):
         footer += f" {missing.partition(':')[0]}."
