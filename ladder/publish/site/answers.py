@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from ladder.base.text import factor
@@ -23,7 +23,7 @@ class Answer:
     title: str
     step: str = ""
     total: str = ""
-    gpu: str = ""
+    gpu: str = ""  # or why there is none
     gpu_total: str = ""
 
 
@@ -143,6 +143,8 @@ def _top(panel: Panel | None, name: str = "") -> Answer | None:
 def _answer(row: Row, first: Row) -> Answer:
     total = words.whole(first.step_ms, row.step_ms, row.total, row.total_interval)
     made = Answer(row.title, short_ms(row.step_ms or 0.0), total)
-    if row.gpu is None or row.gpu.interval is None:  # of too few generations: not to be quoted
+    if row.gpu is None:
         return made
-    return Answer(made.title, made.step, made.total, short_ms(row.gpu.ms), factor(row.gpu.total))
+    if row.gpu.interval is None:  # not to be quoted
+        return replace(made, gpu="GPU: too few generations")
+    return Answer(made.title, made.step, made.total, f"GPU {short_ms(row.gpu.ms)} ms", factor(row.gpu.total))

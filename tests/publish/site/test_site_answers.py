@@ -26,9 +26,9 @@ def test_a_card_has_baseline_and_tops_of_each_gpu_by_both_clocks(tmp_path):
     baseline, article, full = (line.answers for line in card.lines)
     assert (baseline[1].step, baseline[1].gpu, article[1].step, article[1].gpu) == (
         "160",
-        "105",
+        "GPU 105 ms",
         "61.3",
-        "61.2",
+        "GPU 61.2 ms",
     )
     assert (article[1].total, article[1].gpu_total, article[2].total) == ("2.61x", "1.72x", "3.00x")
     assert article[0].gpu == "" and full[0] is None and full[2] is None and full[1].step == "40.0"
@@ -161,13 +161,13 @@ def test_the_article_s_rungs_of_a_run_of_full_go_before_an_older_run_without_gpu
     assert card.gpus[0].measured == "2026-11-20 and 2026-11-21"
 
 
-def test_a_gpu_time_of_too_few_generations_is_not_on_a_card(tmp_path):
+def test_a_card_says_why_it_has_no_gpu_time(tmp_path):
     made = two_clocks.run()
     made["rungs"][-1] |= {"gpu_interval_ms": None, "gpu_verdict": "too few generations"}
     (card,) = answers.cards(collected.groups(typed([(tmp_path / "a.json", made)]), [], tmp_path))
     assert [(line.answers[0].step, line.answers[0].gpu) for line in card.lines] == [
-        ("160", "105"),
-        ("61.3", ""),
+        ("160", "GPU 105 ms"),
+        ("61.3", "GPU: too few generations"),
     ]
 
 
