@@ -257,7 +257,7 @@ def passes(result: Result) -> list[Table]:
     lines = [
         f"share: the time that copies of as many bytes take with a cold L2, median of {rates.COPIES}, by the kernel's",
         "bytes: each tensor that a launch is given, once; a kernel may find some of them in the L2",
-        "no bytes: kernels that read addresses from a table; the first table has the optimizer's rate",
+        "no bytes: kernels that read addresses from a table; the categories of the profile have the optimizer's rate",
         f"over {1000 * LONG_MS:.0f} us a step and below {100 * NEAR:.0f}%: {', '.join(far) or 'none'}",
     ]
     head = ["kernel", "ms a step", "launches", "MB a step", "TB/s", "share of a copy"]
