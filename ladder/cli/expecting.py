@@ -15,9 +15,9 @@ from ladder.stats import rounds_budget
 
 USUAL = {"cpu": "tiny", "cuda": "article"}
 USUAL_S = {
-    "cpu": 20.0,
+    "cpu": 12.0,
     "cuda": 14.0,
-}  # of a run, for each visit: on two cores without BF16 arithmetic, on an H100
+}  # of a run, for each visit: on two cores, where BF16 may be emulated, and on an H100
 QUICK_ROUNDS = 3
 EAGER = 0.5  # of a usual visit's seconds, if nothing is captured and hardly anything profiled
 

@@ -148,9 +148,9 @@ def test_the_first_line_names_rungs_rounds_and_minutes(tmp_path: Path) -> None:
     def line(*protocol: object, rungs: int = 4, workload: str = "tiny") -> str:
         return expecting.first_line(tmp_path, workload, "cpu", rungs, protocol)
 
-    assert line(True, None, None) == "tiny on cpu: 4 rungs, 3 generations, about 8 minutes"
+    assert line(True, None, None) == "tiny on cpu: 4 rungs, 3 generations, about 5 minutes"
     assert line(False, 1, None, rungs=1) == "tiny on cpu: 1 rung, 1 generation, about 1 minute"
     assert line(False, None, None) == "tiny on cpu: 4 rungs, 3 to 12 generations, about 10 minutes"
     assert "the first visit will tell" in line(True, None, None, workload="large")
     short = expecting.first_line(tmp_path, "tiny", "cpu", 4, (True, None, None), share=expecting.EAGER)
-    assert short == "tiny on cpu: 4 rungs, 3 generations, about 4 minutes"
+    assert short == "tiny on cpu: 4 rungs, 3 generations, about 2 minutes"
