@@ -153,6 +153,8 @@ def _to_cluster(
 
 def _refuse_arguments(arguments: tuple[str, ...]) -> None:
     """Raise UserError for what `ladder run` does not take, or the tasks set: a task would fail after its turn."""
+    from ladder.plan import catalog, modes
+
     here = click.get_current_context()
     run = cast("click.Group", here.find_root().command).commands["run"]
     context = click.Context(run, info_name="ladder run")
@@ -163,3 +165,6 @@ def _refuse_arguments(arguments: tuple[str, ...]) -> None:
     for name in ("workload", "out", "resume"):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise UserError(f"behind --: --{name} is set by each task: leave it out")
+    ladder, rungs = catalog.load_ladder(context.params["ladder_name"] or "article"), context.params["rungs"]
+    if rungs is not None and context.params["mode"] not in modes.STUDIES:
+        catalog.chosen(catalog.order(ladder), options.names(rungs), f"ladder {ladder.name}")

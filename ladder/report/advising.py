@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ladder.base.plain import Fields
+from ladder.base.text import amount
 from ladder.plan import catalog, modes
-from ladder.report.sentences import WAITS
+from ladder.report.sentences import ALONE, WAITS
 from ladder.report.view import Row, view
 from ladder.results import parts
 from ladder.results.types import Result
@@ -42,11 +43,18 @@ class Advised:
     clock: str  # GPU, STEP; "" without a verdict
     seen: Seen
     interval: tuple[float, float] | None
-    reason: str
+    said: str  # why, without the parts of the GPU's work
     decide: str | None  # the command that would decide
     ms: float | None  # with the rung, by that clock, a step
     prepare_s: float | None  # more seconds of preparing than without the rung
     between: tuple[str, ...] = ()  # rungs that a run of some rungs left untimed: the gain is theirs, too
+    profiles: tuple[parts.Parts, parts.Parts] | None = None  # of a sure difference of GPU work: before, after
+    told: bool = False  # whether the gain and the parts of the GPU's work say all that `said` says
+
+    @property
+    def reason(self) -> str:
+        """Why, with the categories that a sure difference of GPU work is made of."""
+        return f"{self.said}; GPU work: {parts.made_of(*self.profiles)}" if self.profiles else self.said
 
     @property
     def saved_ms(self) -> float | None:
@@ -219,24 +227,44 @@ def _stair(row: Row, before: Row | None, removing: str | None, sources: Sources)
         reason += f"; {removing} removes this waiting"
     order = (GPU, STEP) if removing else (STEP, GPU)
     result = sources.main
-    reason += _made_of(result, before.name, row)
     between = _between(result, row.name, before.name)
     if between:
         reason += f"; together with {', '.join(between)}, which the run did not time"
+    if advice != ADOPT:
+        reason += _memory(before, row)
     more = more_preparing(result, row.name, before.name)
-    return replace(_made(row, advice, STAIRCASE, reason, order, row, more, sources), between=between)
+    made = _made(row, advice, STAIRCASE, reason, order, row, more, sources)
+    found = _profiles(result, before.name, row)
+    return replace(made, between=between, profiles=found, told=reason == row.sentence and _told(row, found))
 
 
-def _made_of(result: Result, before: str, row: Row, after: str = "") -> str:
-    """Return what the difference of GPU work is made of, by category; "" without one, or without profiles.
+def _memory(before: Row, row: Row) -> str:
+    """Return what a rung saves of the reserved memory, "" if it is little: a rung may be there for that alone."""
+    if not (before.memory and row.memory) or before.memory < row.memory * math.exp(COUNTS):
+        return ""
+    return f"; it takes less memory, {amount(row.memory)} GiB instead of {amount(before.memory)}"
+
+
+def _told(row: Row, profiles: object) -> bool:
+    """Return whether a gain and the parts of the GPU's work say it all, because the step gains as much as the work."""
+    if not (profiles and row.gpu and row.previous and row.gpu.previous):
+        return False
+    alike = abs(math.log(row.previous / row.gpu.previous)) < COUNTS
+    return row.verdict == row.gpu.verdict == FASTER and alike
+
+
+def _profiles(
+    result: Result, before: str, row: Row, after: str = ""
+) -> tuple[parts.Parts, parts.Parts] | None:
+    """Return the profiles that tell what a sure difference of GPU work is made of; None without one of them.
 
     ``after``: the entry that is compared with ``before``, where it is not that of the row.
     """
     if not row.gpu or row.gpu.verdict not in (FASTER, SLOWER):
-        return ""
+        return None
     entries = {rung.name: rung for rung in result.rungs}
     was, now = (parts.parts_of(entries[name]) for name in (before, after or row.name))
-    return f"; GPU work: {parts.made_of(was, now)}" if was and now else ""
+    return (was, now) if was and now else None
 
 
 def _without_number(row: Row, sources: Sources) -> Advised:
@@ -273,8 +301,9 @@ def _left_out(row: Row, whole: Row | None, sources: Sources) -> Advised:
         row, title=catalog.load_rung(row.name).title if row.name in catalog.rungs() else row.name
     )
     assert sources.left_out is not None
-    reason = row.sentence + _made_of(sources.left_out, row.name, row, whole.name)
-    return _made(titled, advice, LEFT_OUT, reason, (STEP, GPU), whole, more, sources)
+    made = _made(titled, advice, LEFT_OUT, row.sentence, (STEP, GPU), whole, more, sources)
+    found = _profiles(sources.left_out, row.name, row, whole.name)
+    return replace(made, profiles=found, told=row.sentence.startswith(ALONE) and _told(row, found))
 
 
 def _made(

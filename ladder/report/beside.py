@@ -45,13 +45,13 @@ def told(row: Row, shown: View) -> Row:
     if not shown.is_study:
         return row
     gpu = row.gpu and _turned_work(row.gpu, shown.rows[0].gpu if row is not shown.rows[0] else None)
-    return replace(row, previous=_inverse(row.previous), gain=turned(row.gain), gpu=gpu)
+    return replace(row, previous=_inverse(row.previous), gain=turned(row.gain), gpu=gpu, times=True)
 
 
 def _turned_work(work: GpuTime, first: GpuTime | None) -> GpuTime:
     """Return GPU time in times of the first entry's. Files of before it was judged know the two times alone."""
     ratio = _inverse(work.previous) if work.verdict else work.ms / first.ms if first else None
-    return replace(work, previous=ratio, gain=turned(work.gain))
+    return replace(work, previous=ratio, gain=turned(work.gain), times=True)
 
 
 def _inverse(ratio: float | None) -> float | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 
 from ladder.base import text
 from ladder.report import adopting
 from ladder.report.advising import LEFT_OUT, STAIRCASE, Advised
 from ladder.report.recommend import Recommendation, Units, count
-from ladder.results import publishable, ranking
+from ladder.results import parts, publishable, ranking
 from ladder.results.types import Plain, Result
 from ladder.results.words import answer
 from stylegan_lite.config import Recipe
@@ -20,6 +20,8 @@ UNTIMED = "this very recipe was not timed: the figures are those of {}"
 SAVES = (
     "saves: by the clock that decided, GPU work or step; savings of single rungs do not add up to the whole"
 )
+PARTS = 2  # categories of a rung's GPU work that a terminal shows
+WORK = "what changes in the GPU's work, by category (all that is known: --markdown FILE)"
 HEAD = [
     "rung",
     "advice",
@@ -105,11 +107,22 @@ def reasons(found: Recommendation) -> list[str]:
 
     Rungs with equal words share a line.
     """
+    return _joined((each, each.reason) for each in found.rungs)
+
+
+def _joined(said: Iterable[tuple[Advised, str]]) -> list[str]:
     lines: dict[str, list[str]] = {}
-    for each in found.rungs:
+    for each, why in said:
         decide = f"; decide: `{each.decide}`" if each.decide else ""
-        lines.setdefault(f"{each.advice}: {each.reason}{decide}", []).append(each.name)
-    return [f"{', '.join(names)}: {said}" for said, names in lines.items()]
+        lines.setdefault(f"{each.advice}: {why}{decide}", []).append(each.name)
+    return [f"{', '.join(names)}: {why}" for why, names in lines.items()]
+
+
+def _short(found: Recommendation) -> list[str]:
+    """Return the reasons for a terminal: what the table does not say, then what the GPU's work is made of."""
+    made = [[each.name, parts.made_of(*each.profiles, PARTS)] for each in found.rungs if each.profiles]
+    lines = _joined((each, each.said) for each in found.rungs if not each.told)
+    return [*lines, *(["", f"{WORK}:", *text.aligned(made, words=(0, 1))] if made else [])]
 
 
 def below(found: Recommendation) -> list[str]:
@@ -151,7 +164,7 @@ def of_terminal(
     """Return the recommendation for a terminal. Its first line says whose result it is."""
     lines = [whose, found.workload, *source_lines(found, files, other_code), *found.marks, ""]
     lines += _aligned([head(found), *rows(found)])
-    lines += ["", *reasons(found), "", *_aligned(figures(found)), ""]
+    lines += ["", *_short(found), "", *_aligned(figures(found)), ""]
     lines += [f"recipe: {', '.join(found.kept)}", *below(found)]
     return "\n".join(map(_line, lines))
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 
-from ladder.base.text import factor, less_than, percent
+from ladder.base.text import factor, less_than, percent, plain
 from ladder.results.values import AMBIGUOUS, FASTER, INSIDE, LESS_THAN, SLOWER, TOO_FEW
 from ladder.results.words import Seen
 
 WAITS = 0.04  # a step whose GPU waits for this share of it has its pace from the CPU
+ALONE, TOGETHER = "with it, ", " that need it"  # a rung that was left out by itself, or with others
 _NEAR = 0.02  # a log ratio below it is told in percent
+MORE = math.log(1.05)  # a step that changes by so much more than the GPU's work has another reason, too
 _OPEN = {AMBIGUOUS: "the change of {} stays ambiguous", TOO_FEW: "{} has too few generations for a verdict"}
 
 
@@ -25,6 +27,18 @@ def sentence(gpu: Seen, wall: Seen, waits: bool) -> str:
     if gpu.verdict == wall.verdict == TOO_FEW:
         return "too few generations for a verdict"
     return f"{_gpu(gpu)}; {_wall(wall)}{_why(gpu, wall, waits)}"
+
+
+def at_the_top(said: str, title: str) -> str:
+    """Return a sentence on the whole ladder against the entry of a leave-one-out run: what was left out comes first.
+
+    The entry's title names the rungs that were left out together, because they need the first: `without A and without
+    B`, `without A and 3 that need it`. The gain is that of all of them.
+    """
+    names = title.removeprefix("without ").split(" and without ")
+    alone = len(names) == 1 and not names[0].endswith(TOGETHER)
+    these = ALONE if alone else f"with {plain(' and '.join(names))}, "
+    return these + said if said else ""
 
 
 def of_step(wall: Seen) -> str:
@@ -69,4 +83,6 @@ def _why(gpu: Seen, wall: Seen, waits: bool) -> str:
         size = abs(math.log(wall.ratio)) if wall.ratio else 0.0
         if contrary or (gpu.verdict == LESS_THAN and gpu.below is not None and size > gpu.below):
             return f", because the GPU waits {'less' if wall.verdict == FASTER else 'longer'}"
+        if gpu.verdict == wall.verdict and gpu.ratio and size > abs(math.log(gpu.ratio)) + MORE:
+            return f", because the GPU also waits {'less' if wall.verdict == FASTER else 'longer'}"
     return ", the CPU sets the pace" if waits else ""

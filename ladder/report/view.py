@@ -12,7 +12,7 @@ from ladder.base.text import at_commits, factor, plain
 from ladder.machine import environment
 from ladder.plan import catalog, modes
 from ladder.report import checks, entries, noise, remarks
-from ladder.report.sentences import WAITS, sentence
+from ladder.report.sentences import WAITS, at_the_top, sentence
 from ladder.results import derive, sources
 from ladder.results.judging import top_gains
 from ladder.results.publishable import publishable
@@ -59,11 +59,12 @@ class GpuTime:
     floor: float | None  # a share
     top_gain: float | None
     top_interval: tuple[float, float] | None
+    times: bool = False  # `previous` and `gain` are in times of the first entry's time
 
     @property
     def seen(self) -> Seen:
         """The answer of the run on the GPU's work."""
-        return Seen(self.verdict, self.previous, self.below)
+        return Seen(self.verdict, self.previous, self.below, self.times)
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,12 @@ class Row:
     gpu: GpuTime | None = None
     sentence: str = ""  # what the rung does to the GPU's work and to the step
     cost: entries.Cost = entries.NOTHING
+    times: bool = False  # `previous` and `gain` are in times of the first entry's time
 
     @property
     def seen(self) -> Seen:
         """The answer of the run on the step."""
-        return Seen(self.verdict, self.previous, self.below)
+        return Seen(self.verdict, self.previous, self.below, self.times)
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,9 @@ def _row(rung: RungResult, article_base: float | None, on_cpu: bool, top: TopGai
     if mode in modes.STUDIES:
         said = entries.sentence(mode, rung.name, gpu.seen if gpu else Seen(), wall, _waits(rung))
     else:
-        said = _sentence(gpu.seen if gpu else Seen(), wall, _waits(rung), whole)
+        # without a rung, the GPU may wait for longer than with it
+        said = sentence(gpu.seen if gpu else Seen(), wall, _waits(rung) and whole)
+        said = said if whole else at_the_top(said, rung.title)
     return Row(
         name=plain(rung.name),
         title=plain(rung.title),
@@ -267,11 +271,6 @@ def _waits(rung: RungResult) -> bool:
     if rung.step_ms and (waiting := given(rung.waiting_ms)) is not None:
         return waiting / rung.step_ms >= WAITS
     return (rung.host_bound or 0.0) >= WAITS
-
-
-def _sentence(gpu: Seen, wall: Seen, waits: bool, whole: bool) -> str:
-    said = sentence(gpu, wall, waits and whole)  # without it, the GPU may wait for longer than with it
-    return f"with it, {said}" if said and not whole else said
 
 
 def is_unproved(rung: RungResult) -> bool:

@@ -165,17 +165,17 @@ def came_and_went(before: Parts, after: Parts) -> list[str]:
     return lines
 
 
-def made_of(before: Parts, after: Parts) -> str:
+def made_of(before: Parts, after: Parts, most: int = MOST) -> str:
     """Return what a difference is made of: `elementwise -6.25 ms, reductions -2.42 ms, the rest +0.10 ms`.
 
-    All numbers together are the difference of GPU time. Older files count two kernels at once twice, and what is
-    subtracted for that is a part, too.
+    At most `most` categories are named. All numbers together are the difference of GPU time. Older files count two
+    kernels at once twice, and what is subtracted for that is a part, too.
     """
     rows = changes(before, after)
     if not once(before, after):
         rows.append(Change(OVERLAP, Work(-before.overlap_ms), Work(-after.overlap_ms)))
         rows.sort(key=lambda row: -abs(row.ms))
-    named = [row for row in rows[:MOST] if row.ms and abs(row.ms) >= LEAST * abs(rows[0].ms)]
+    named = [row for row in rows[:most] if row.ms and abs(row.ms) >= LEAST * abs(rows[0].ms)]
     rest = after.gpu_ms - before.gpu_ms - sum(row.ms for row in named)
     said = [f"{plain(row.category)} {row.ms:+.2f} ms" for row in named]
     return ", ".join([*said, *([f"the rest {rest:+.2f} ms"] if abs(rest) >= 0.005 else [])])

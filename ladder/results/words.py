@@ -19,6 +19,7 @@ class Seen:
     verdict: str = ""
     ratio: float | None = None  # above 1: less time than before
     below: float | None = None  # log ratio, X of "less than X%"
+    times: bool = False  # the ratio is in times of another entry's time: above 1 is more time
 
 
 def word(seen: Seen) -> str:
@@ -37,9 +38,15 @@ def kind(verdict: str) -> str:
 
 
 def answer(seen: Seen) -> str:
-    """Return factor and word, the factor only where it says something: `1.13x faster`, `less than 0.41%`."""
-    quiet = seen.verdict in (*INSIDE, TOO_FEW)
-    return " ".join(part for part in ("" if quiet else fine_factor(seen.ratio), word(seen)) if part)
+    """Return factor and word, the factor only where it says something: `1.13x faster`, `less than 0.41%`.
+
+    Times of another entry are no factor of speed, so the word follows in brackets: `0.52x (faster)`.
+    """
+    number = "" if seen.verdict in (*INSIDE, TOO_FEW) else fine_factor(seen.ratio)
+    said = word(seen)
+    if seen.times and number and said:
+        said = f"({said})"
+    return " ".join(part for part in (number, said) if part)
 
 
 def whole(

@@ -20,7 +20,7 @@ from ladder.results.types import Result, build
 from ladder.results.words import Seen
 from tests.support.made_up_study import MODELS, TIMES, study
 
-FIVE = re.compile(r"(4\.9|5\.0)\dx slower")  # times the clean step, but for the noise
+FIVE = re.compile(r"(4\.9|5\.0)\dx \(slower\)")  # times the clean step, but for the noise
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +41,15 @@ def test_a_mistake_is_told_in_times_of_the_clean_step_by_both_clocks(made: dict[
     shown = view(result)
     assert judging.pairs(result) == [(name, "clean", name) for name in TIMES if name != "clean"]
     told = cells(shown, rows(shown)["n_critic_5"])
-    assert FIVE.fullmatch(told["times clean (step)"]) and told["times clean (GPU)"] == "2.14x slower"
+    assert FIVE.fullmatch(told["times clean (step)"]) and told["times clean (GPU)"] == "2.14x (slower)"
     low, high = map(float, told["interval (GPU)"].split("-"))
     assert 2.1 < low < 90 / 42 < high < 2.2
     low, high = map(float, told["interval (step)"].split("-"))
     assert low < 5 < high
     told = cells(shown, rows(shown)["fp16_unmonitored"])
-    assert told["times clean (GPU)"] == "0.82x faster" and told["times clean (step)"].startswith("less than ")
+    assert told["times clean (GPU)"] == "0.82x (faster)" and told["times clean (step)"].startswith(
+        "less than "
+    )
     assert (
         told["in force"] == "ok"
         and told["GPU ms"].startswith("34.")
@@ -93,19 +95,19 @@ def test_an_older_file_has_the_ratio_of_gpu_times_without_a_verdict() -> None:
     shown = view(build(Result, data))
     told = cells(shown, rows(shown)["n_critic_5"])
     assert told["times clean (GPU)"] == "2.14x" and "interval (GPU)" not in told
-    assert FIVE.match(rows(shown)["n_critic_5"].sentence.removeprefix("the step is "))
+    assert re.match(r"the step is (4\.9|5\.0)\dx slower", rows(shown)["n_critic_5"].sentence)
 
 
 def test_without_a_gpu_one_clock_is_told() -> None:
     shown = view(build(Result, study("mistakes", TIMES, profiled=0)))
     told = cells(shown, rows(shown)["n_critic_5"])
-    assert FIVE.fullmatch(f"{told['times clean']} {told['verdict']}") and "GPU ms" not in told
+    assert FIVE.fullmatch(f"{told['times clean']} ({told['verdict']})") and "GPU ms" not in told
 
 
 def test_the_picture_of_a_study_turns_the_answers_of_both_clocks(made: dict[str, Any]) -> None:
     columns = panels.columns_of(view(build(Result, made)))
     words = {column.heading: [line.text for line in column.cells[3]] for column in columns}
-    assert words["times clean"][0] == "2.14x slower" and FIVE.fullmatch(words["times clean"][1])
+    assert words["times clean"][0] == "2.14x (slower)" and FIVE.fullmatch(words["times clean"][1])
     assert words[""] == ["GPU", "step"]
     assert [float(each.split("-")[0]) > 2 for each in words["interval"]] == [True, True]
 
@@ -125,7 +127,7 @@ def test_updates_of_d_are_told_per_update_of_g_and_per_image(made: dict[str, Any
 def test_levers_are_marked_and_have_flops_and_parameters() -> None:
     shown = view(build(Result, study("levers", MODELS)))
     told = cells(shown, rows(shown)["separable"])
-    assert told["times unchanged (step)"] == told["times unchanged (GPU)"] == "0.50x faster"
+    assert told["times unchanged (step)"] == told["times unchanged (GPU)"] == "0.50x (faster)"
     assert told["GFLOP/step"] == "2,900" and told["parameters, M"] == "48.0" and "total" not in told
     below = "\n".join(tables.lines_below(shown))
     assert beside.MARKED in below and "no optimizations" in shown.title
@@ -192,5 +194,5 @@ def test_foreign_names_and_first_entries_have_no_reason() -> None:
 def test_a_document_s_table_has_every_entry_and_its_sentence(made: dict[str, Any], tmp_path: Path) -> None:
     results.write(tmp_path / "results/ladder/nvidia-h200/article-mistakes-20261121T101500Z.json", made)
     text = ladders.beside(Committed(tmp_path), "nvidia-h200/article/mistakes/mistakes")
-    assert "| entry | ms/step |" in text and "| times clean (GPU) |" in text and "| 1.20x slower |" in text
+    assert "| entry | ms/step |" in text and "| times clean (GPU) |" in text and "| 1.20x (slower) |" in text
     assert "difference; the step is 1.20x slower, because the GPU waits longer: to read a loss" in text

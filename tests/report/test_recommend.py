@@ -221,6 +221,38 @@ def test_a_price() -> None:
             recommending.price_of(given)
 
 
+def test_a_terminal_has_the_reasons_that_the_table_does_not_tell_then_what_the_work_is_made_of() -> None:
+    planted = {"data_loading": test_explain.BEFORE, "fused_act": test_explain.AFTER}
+    made = recommending.recommend(staircase(test_explain.run(**planted)))
+    said = recommend_text.of_terminal(made, "here", {}).splitlines()
+    assert not any(line.startswith("fused_act: ADOPT") for line in said)  # step and work gain alike
+    assert any(line.startswith("bf16: ADOPT: the GPU's work is 1.26x faster; ") for line in said)
+    parts = "  elementwise -9.08 ms, fused: activation and bias +2.20 ms, the rest -0.13 ms"
+    assert [line for line in said if line.endswith(parts)] == [f"fused_act{parts}"]
+    assert any(line.startswith("fused_act: ADOPT: the GPU's") for line in recommend_text.reasons(made))
+
+
+def test_a_gain_of_the_step_that_the_work_does_not_explain_keeps_its_reason() -> None:
+    planted = {"data_loading": test_explain.BEFORE, "fused_act": test_explain.AFTER}
+    run = test_explain.run(**planted)
+    next(rung for rung in run["rungs"] if rung["name"] == "fused_act")["gain"] |= {"ratio": 1.5}
+    said = recommend_text.of_terminal(recommending.recommend(staircase(run)), "here", {})
+    assert (
+        "fused_act: ADOPT: " in said and "the step is 1.50x faster, because the GPU also waits less" in said
+    )
+
+
+@pytest.mark.parametrize("gib, told", [(4.0, True), (7.9, False)])
+def test_a_rung_that_costs_time_says_which_memory_it_saves(gib: float, told: bool) -> None:
+    """A user whose memory is short would take a bare SKIP for an answer."""
+    made = changed("fused_act", verdict="slower", gain={"ratio": 0.9})
+    for rung, peak in zip(made["rungs"][-2:], (8.0, gib), strict=True):
+        rung["peak_reserved_bytes"] = int(peak * 2**30)
+    found = advice(staircase(made))["fused_act"]
+    assert found.advice == "SKIP"
+    assert ("it takes less memory, 4.00 GiB instead of 8.00" in found.reason) == told
+
+
 def test_equal_reasons_share_a_line() -> None:
     made = recommending.recommend(staircase(made_up.cpu_run()))
     assert (

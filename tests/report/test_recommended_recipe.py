@@ -176,6 +176,23 @@ def test_a_leave_one_out_run_decides_and_the_staircase_has_the_units() -> None:
     assert found.baseline and found.baseline.ms == 160.0
 
 
+@pytest.mark.parametrize(
+    "title, words",
+    [
+        ("without BF16 mixed precision", "with it, the "),
+        ("without fused Adam and EMA", "with it, the "),
+        ("without CUDA graphs and without fills", "with CUDA graphs and fills, the "),
+        ("without CUDA graphs and 3 that need it", "with CUDA graphs and 3 that need it, the "),
+    ],
+)
+def test_a_reason_names_what_was_left_out_with_a_rung(title: str, words: str) -> None:
+    """The gain is that of all of them, so "with it" would give it to one rung."""
+    top = left_out()
+    next(rung for rung in top["rungs"] if rung["name"] == "bf16")["title"] = title
+    advice = {each.name: each for each in of(staircase(), top).rungs}
+    assert advice["bf16"].reason.startswith(words)
+
+
 def test_a_broken_rung_stays_broken_whatever_another_run_says() -> None:
     stairs = staircase()
     stairs["rungs"][-1] |= made_up.rung("fused_act", status="failed: parity", reason="D_r1: error 1")

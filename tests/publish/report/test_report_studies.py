@@ -171,7 +171,7 @@ def test_mistakes_and_levers_of_the_machine_join_the_page_with_both_clocks(
     section = studies.section(of)
     assert section is not None
     said = Page(str(section.body)).text
-    assert "2.14x slower" in said and "times clean (GPU)" in said and "times unchanged (step)" in said
+    assert "2.14x (slower)" in said and "times clean (GPU)" in said and "times unchanged (step)" in said
     assert "the GPU's work is 1.22x faster; the step shows less than" in said
     assert "studies" not in [each.id for each in page.sections(replace(of, studies=()))]
 
