@@ -301,7 +301,8 @@ def _left_out(row: Row, whole: Row | None, sources: Sources) -> Advised:
         row, title=catalog.load_rung(row.name).title if row.name in catalog.rungs() else row.name
     )
     assert sources.left_out is not None
-    made = _made(titled, advice, LEFT_OUT, row.sentence, (STEP, GPU), whole, more, sources)
+    reason = row.sentence + ("" if advice == ADOPT else _memory(row, whole))
+    made = _made(titled, advice, LEFT_OUT, reason, (STEP, GPU), whole, more, sources)
     found = _profiles(sources.left_out, row.name, row, whole.name)
     return replace(made, profiles=found, told=row.sentence.startswith(ALONE) and _told(row, found))
 
