@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -176,7 +176,7 @@ def page(
         compared=compared,
         groups=[_group(group, index, charts) for index, group in enumerate(groups)],
         histories=[
-            _history(names[key[0]], *key, steps, is_gpu=is_gpu)
+            _history(_titled(key, every, names), *key, steps, is_gpu=is_gpu)
             for is_gpu, every in ((False, histories.wall), (True, histories.gpu))
             for key, steps in every.items()
         ],
@@ -292,6 +292,13 @@ def _alt(panel: Panel, title: str, workload: str) -> str:
     ]
     kind = " (single run)" if panel.single else ""
     return f"Bars of milliseconds a step on {title}{kind}, workload {workload}: {', '.join(bars)}."
+
+
+def _titled(key: tuple[str, str], every: Iterable[tuple[str, str]], names: Mapping[str, str]) -> str:
+    """Return the displayed name of a history's machine, and which one where others of that name ran the workload."""
+    machine, workload = key
+    alike = [each for each, of in every if of == workload and names[each] == names[machine]]
+    return names[machine] if len(alike) < 2 else f"{names[machine]} ({machine})"
 
 
 def _history(

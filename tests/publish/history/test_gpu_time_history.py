@@ -80,6 +80,11 @@ def test_wall_time_stays_by_machine_and_a_change_is_a_marked_step(tmp_path: Path
     line = found["nvidia-some-gpu", "article"]
     assert [step.marks for step in line] == [(), ("cuDNN 9.19.0 -> 9.20.1",), ()]
     assert len({step.software for step in line}) == 1
+    titles = front.page(
+        [], front.Histories(found, {}), [], [], {}, dict.fromkeys((key[0] for key in found), "GPU")
+    )
+    for host, _ in found:  # two cards of one name would leave it open whose host is whose
+        assert f"GPU ({host}), workload article" in titles
     shown = front._history("GPU", "nvidia-some-gpu", "article", line, is_gpu=False)
     assert "dotted line" in shown.about and shown.rows[1].marks == "cuDNN 9.19.0 -> 9.20.1"
 
