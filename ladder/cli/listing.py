@@ -14,7 +14,7 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.yamlfile import remarks
 from ladder.cli import options
-from ladder.plan import catalog, needs
+from ladder.plan import catalog, levers, mistakes, needs
 from ladder.results import parts, ranking, values, words
 from ladder.results.publishable import publishable
 from ladder.results.types import Gain, RungResult, given
@@ -123,6 +123,7 @@ def show(name: str) -> None:
     For a rung: its change, why it should help, when it does not, how to see that it is on, and what was measured.
     These are your own result, and those of other GPUs in this checkout.
     For a ladder (a name or a YAML file): its rungs in order, with the change and the needs of each.
+    For an entry of `ladder run --mode mistakes` or `levers`: what it does, and how it is measured.
     """
     a_file = Path(name).suffix in (".yaml", ".yml") or len(Path(name).parts) > 1
     shown = []
@@ -130,8 +131,10 @@ def show(name: str) -> None:
         shown.append(_rung(name))
     if name in catalog.ladders() or a_file:
         shown.append(_ladder(name))
+    if name in (entries := _entries()):
+        shown.append(entries[name])
     if not shown:
-        names = dict.fromkeys([*catalog.rungs(), *catalog.ladders()])
+        names = dict.fromkeys([*catalog.rungs(), *catalog.ladders(), *entries])
         raise UserError(f"no rung or ladder {name!r}{suggestion(name, names)}")
     click.echo("\n\n".join("\n".join(lines) for lines in shown))
 
@@ -146,6 +149,21 @@ def _rung(name: str) -> list[str]:
         *_own(name),
         *_elsewhere(name),
     ]
+
+
+def _entries() -> dict[str, list[str]]:
+    """Return what `show` says of each mistake and each lever, by name."""
+    found = [(each.name, each.title, each.why, mistakes.STUDY) for each in mistakes.MISTAKES]
+    found += [(*each, levers.STUDY) for each in levers.LEVERS]
+    return {
+        name: [
+            click.style(title, bold=True),
+            f"\n{why[:1].upper()}{why[1:]}.\n",
+            f"No rung, but one of the {study}. Measured by `ladder run --mode {study} --rungs {name}`.",
+            "docs/mistakes.md has what was measured.",
+        ]
+        for name, title, why, study in found
+    }
 
 
 def _ladder(name: str) -> list[str]:

@@ -70,6 +70,12 @@ def test_show_teaches_and_tells_the_change():
     assert "\x1b" not in said
 
 
+@pytest.mark.parametrize(("name", "mode"), [("item_each_step", "mistakes"), ("half_width", "levers")])
+def test_show_knows_the_entries_of_studies_and_how_each_is_measured(name, mode):
+    said = call("show", name).output
+    assert f"ladder run --mode {mode} --rungs {name}" in said and "No rung" in said
+
+
 def test_what_cannot_be_is_one_line_on_stderr_and_status_2(tmp_path, fakes):
     (tmp_path / "w.yaml").write_text("resolution: 32\nchannel_base: 1024\nbatch: 4\nbatchsize: 3\n")
     (tmp_path / "r.yaml").write_text("cuda_graphs: true\nadam: capturable\n")
