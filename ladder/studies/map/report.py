@@ -93,7 +93,8 @@ def matters_sentence(result: Result, rung: str) -> str:
             if (value := cell_factor(result, rung, WALL, size, batch)) is not None
         ]
         if known:
-            said.append(f"{_where(known)} at {size}x{size}")
+            lacks = f" ({len(known)} of {len(batches)} batches have a time)" * (len(known) < len(batches))
+            said.append(f"{_where(known)} at {size}x{size}{lacks}")
     if not said:
         return f"{rung}: no cell has a time with it and one without it."
     share = 100 * (COUNTS - 1)
