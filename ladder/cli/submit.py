@@ -153,7 +153,7 @@ def _to_cluster(
 
 def _refuse_arguments(arguments: tuple[str, ...]) -> None:
     """Raise UserError for what `ladder run` does not take, or the tasks set: a task would fail after its turn."""
-    from ladder.plan import catalog, modes
+    from ladder.plan import catalog, modes, needs
 
     here = click.get_current_context()
     run = cast("click.Group", here.find_root().command).commands["run"]
@@ -165,6 +165,7 @@ def _refuse_arguments(arguments: tuple[str, ...]) -> None:
     for name in ("workload", "out", "resume"):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise UserError(f"behind --: --{name} is set by each task: leave it out")
-    ladder, rungs = catalog.load_ladder(context.params["ladder_name"] or "article"), context.params["rungs"]
-    if rungs is not None and context.params["mode"] not in modes.STUDIES:
-        catalog.chosen(catalog.order(ladder), options.names(rungs), f"ladder {ladder.name}")
+    asked = context.params
+    ladder = catalog.load_ladder(asked["ladder_name"] or "article")
+    able = dict.fromkeys(needs.NEEDS)  # a node has what this machine may lack
+    modes.plan(asked["mode"] or modes.CUMULATIVE, ladder, able, options.names(asked["rungs"]))

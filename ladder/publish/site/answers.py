@@ -147,4 +147,4 @@ def _answer(row: Row, first: Row) -> Answer:
         return made
     if row.gpu.interval is None:  # not to be quoted
         return replace(made, gpu="GPU: too few generations")
-    return Answer(made.title, made.step, made.total, f"GPU {short_ms(row.gpu.ms)} ms", factor(row.gpu.total))
+    return replace(made, gpu=f"GPU {short_ms(row.gpu.ms)} ms", gpu_total=factor(row.gpu.total))

@@ -42,8 +42,11 @@ def figure(result: Kernels) -> Any:
     lines = {op: _lines(directions) for op, directions in ops.items()}
     height = TOP + BOTTOM + ROW * sum(map(len, lines.values())) + BETWEEN * len(lines)
     made, axes = drawing.sheet(WIDTH, height)
-    shown = [row for directions in ops.values() for rows in directions.values() for row in rows]
-    scale = PANEL / max(1.05, *(max(_ends(row)) for row in shown), 0)
+    marks = [row.share for directions in ops.values() for rows in directions.values() for row in rows]
+    ends = [
+        end for share in marks for each in share.values() for end in (each.median, *(each.interval or ()))
+    ]
+    scale = PANEL / max([1.05, *ends])
     y = TOP
     if ops:
         _rule(axes, scale, height)
@@ -63,17 +66,13 @@ def figure(result: Kernels) -> Any:
 
 
 def _lines(directions: dict[str, list[Row]]) -> dict[str, dict[str, Row]]:
-    """Return shape -> direction -> row, in the order of the rows."""
+    """Return shape -> direction -> row, in the order of the rows. The shape is as the case's name has it."""
     found: dict[str, dict[str, Row]] = {}
     for direction, rows in directions.items():
         for row in rows:
-            found.setdefault(_shape(row), {})[direction] = row
+            shape = row.case.removeprefix(row.op).removesuffix(f"{row.dtype} {row.layout}").strip()
+            found.setdefault(shape, {})[direction] = row
     return found
-
-
-def _ends(row: Row) -> list[float]:
-    """Return every place that a row's marks take, as shares of the copy; 0 where nothing was measured."""
-    return [0.0, *(end for each in row.share.values() for end in (each.median, *(each.interval or ())))]
 
 
 def _rule(axes: Any, scale: float, height: float) -> None:
@@ -83,15 +82,10 @@ def _rule(axes: Any, scale: float, height: float) -> None:
         for share in (0, 0.5, 1):
             x = left + share * scale
             axes.text(x, TOP - 0.1, f"{100 * share:.0f}%", fontsize=8, color=MUTED, ha="center", va="center")
-            style = ("--", MUTED, 1.0) if share == 1 else ("-", GRID, 0.8)
-            axes.plot(
-                [x, x],
-                [TOP, height - BOTTOM],
-                linestyle=style[0],
-                color=style[1],
-                linewidth=style[2],
-                zorder=1,
-            )
+            line: dict[str, Any] = {"color": GRID, "linewidth": 0.8}
+            if share == 1:
+                line = {"color": MUTED, "linewidth": 1, "linestyle": "--"}
+            axes.plot([x, x], [TOP, height - BOTTOM], zorder=1, **line)
 
 
 def _bar(axes: Any, left: float, y: float, scale: float, row: Row) -> None:
@@ -101,17 +95,8 @@ def _bar(axes: Any, left: float, y: float, scale: float, row: Row) -> None:
         axes.text(left + 0.06, y, "not measured", fontsize=7.5, color=MUTED, va="center", zorder=5)
     for name, (mark, color) in MARKS.items():
         if each := row.share.get(name):
-            place = left + scale * each.median
-            axes.plot(
-                place,
-                y,
-                mark,
-                color=color,
-                markersize=5,
-                markeredgecolor="white",
-                markeredgewidth=0.7,
-                zorder=5,
-            )
+            look = {"color": color, "markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.7}
+            axes.plot(left + scale * each.median, y, mark, zorder=5, **look)
     if not (ours := row.share.get("ours")):
         return
     axes.barh(y, scale * ours.median, 0.55 * ROW, left=left, color=BUSY, zorder=2)
@@ -120,12 +105,6 @@ def _bar(axes: Any, left: float, y: float, scale: float, row: Row) -> None:
     axes.text(
         left - 0.08, y, f"{100 * ours.median:.0f}", fontsize=8.5, fontweight="bold", ha="right", va="center"
     )
-
-
-def _shape(row: Row) -> str:
-    """Return the batch and the rest of the shape."""
-    shape = row.shape[1:] if row.shape[0] == row.batch else row.shape
-    return f"{'x'.join(map(str, shape))}, batch {row.batch}"
 
 
 def _header(made: Any, result: Kernels, any_rows: bool) -> None:

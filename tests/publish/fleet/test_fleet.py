@@ -180,6 +180,8 @@ def test_bad_requests_are_one_line(fake: Path, tmp_path: Path, monkeypatch: pyte
     assert "unexpected extra argument" in refused(*asked, "fused_act")
     assert "no ladder 'nosuch'" in refused(*asked, "--ladder", "nosuch")
     assert "--rungs: nosuch not in ladder article" in refused(*asked, "--rungs", "bf16,nosuch")
+    for mode in ("mistakes", "levers"):
+        assert f"--rungs: bf16 not in the {mode}" in refused(*asked, "--mode", mode, "--rungs", "bf16")
     for option in ("--resume", "--out", "-w"):
         assert "is set by each task: leave it out" in refused(*asked, option, "x")
     assert not (tmp_path / "o").exists()

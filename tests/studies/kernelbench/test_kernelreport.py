@@ -161,6 +161,16 @@ def test_no_text_of_the_chart_overlaps_another_or_leaves_it(make):
     assert not len(pairs), " overlaps ".join(repr(texts[i]) for i in pairs[0])
 
 
+def test_each_case_has_a_line_of_the_chart_of_its_own():
+    """Four cases of `dense_group` have one shape, and differ in the width of the result alone."""
+    from matplotlib.text import Text
+
+    made = [made_up_kernels.row(case, "forward") for case in made_up_kernels.cases(ops=["dense_group"])]
+    figure = kernelchart.figure(made_up_kernels.result(made))
+    told = {each.get_text() for each in figure.findobj(Text)}
+    assert {f"32x4x512 O{width}" for width in (512, 256, 128, 64)} <= told
+
+
 def test_the_same_result_gives_the_same_picture():
     def small(factor):
         slower = {"ours": factor, "plain": 4.0, "compile": 1.5}
