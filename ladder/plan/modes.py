@@ -27,6 +27,7 @@ MODES = (CUMULATIVE, SOLO, LEAVE_ONE_OUT, MISTAKES, LEVERS)  # that `--mode` tak
 STUDIES = (MISTAKES, LEVERS)  # of entries that are no rungs
 BESIDE = (SOLO, MISTAKES, LEVERS, RECIPE)  # every entry is compared with the first
 LONGEST = 60  # characters of a title
+NEED_IT = " that need it"  # ends the title of an entry without several rungs
 ALL = "all"  # the entry of leave-one-out that has every rung
 NO_DIFFERENCE = "NO DIFFERENCE"
 ADVICE = {  # by verdict
@@ -197,7 +198,7 @@ def _one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, Fields]
         recipe = _laid(kept)
         also = [catalog.load_rung(name).title for name in changes if name not in kept and name != rung.name]
         title = " and without ".join([title, *also])
-        title = title if len(title) <= LONGEST else f"without {rung.title} and {len(also)} that need it"
+        title = title if len(title) <= LONGEST else f"without {rung.title} and {len(also)}{NEED_IT}"
     try:
         same = Recipe.from_dict(recipe, where="it") == Recipe.from_dict(_laid(changes), where="it")
     except ConfigError as error:

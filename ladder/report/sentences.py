@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 
 from ladder.base.text import factor, less_than, percent, plain
+from ladder.plan import modes
 from ladder.results.values import AMBIGUOUS, FASTER, INSIDE, LESS_THAN, SLOWER, TOO_FEW
 from ladder.results.words import Seen
 
 WAITS = 0.04  # a step whose GPU waits for this share of it has its pace from the CPU
-ALONE, TOGETHER = "with it, ", " that need it"  # a rung that was left out by itself, or with others
+ALONE = "with it, "  # of a rung that was left out by itself
 _NEAR = 0.02  # a log ratio below it is told in percent
 MORE = math.log(1.05)  # a step that changes by so much more than the GPU's work has another reason, too
 _OPEN = {AMBIGUOUS: "the change of {} stays ambiguous", TOO_FEW: "{} has too few generations for a verdict"}
@@ -36,7 +37,7 @@ def at_the_top(said: str, title: str) -> str:
     B`, `without A and 3 that need it`. The gain is that of all of them.
     """
     names = title.removeprefix("without ").split(" and without ")
-    alone = len(names) == 1 and not names[0].endswith(TOGETHER)
+    alone = len(names) == 1 and not names[0].endswith(modes.NEED_IT)
     these = ALONE if alone else f"with {plain(' and '.join(names))}, "
     return these + said if said else ""
 
