@@ -99,7 +99,7 @@ def _gpu(committed: Committed, result: Result, first: bool) -> str:
     if full is not None and (timed := _timed(all_rungs := view(full))):
         top = timed[-1]
         name = _all_rungs(picture.rungs_up_to(full, top.name), len(all_rungs.rows), committed.chart(full))
-        name += f", rounds: {_rounds(full)}" * (_rounds(full) != _rounds(result))
+        name += f", {_made(full, all_rungs)}" * (_rounds(full) != _rounds(result))
         name += ", not to be quoted" * bool(all_rungs.marks)
         shown_here = {"ms/step", "95% interval", "GPU ms", "total"}
         cells = [cell(top) if heading in shown_here else "" for heading, cell in columns]
@@ -137,6 +137,10 @@ def _rounds(result: Result) -> str:
     return " to ".join(map(str, counts[:1] + counts[1:][-1:])) or "0"
 
 
+def _made(result: Result, shown: View) -> str:
+    return f"{'generations' if shown.generations else 'rounds'}: {_rounds(result)}"
+
+
 def _source(committed: Committed, result: Result, shown: View, brief: bool = False) -> str:
     """Return the line under a table: its generations, table and samples; a brief one names either."""
     path = committed.path_of(result)
@@ -145,10 +149,9 @@ def _source(committed: Committed, result: Result, shown: View, brief: bool = Fal
     loose = sum(visit.settled is False for visit in visits)
     unsettled = [f"{loose} of {len(visits)} visits unsettled"] * bool(loose)
     marks = map(text, shown.marks)
-    made = "generations" if shown.generations else "rounds"
     samples = [link("samples", path)] * (not (brief and page))
     part = [f"rungs of a run of `{result.part_of}`"] * (bool(result.part_of) and not brief)
-    return under(f"{made}: {_rounds(result)}", *part, *unsettled, *page, *samples, *marks)
+    return under(_made(result, shown), *part, *unsettled, *page, *samples, *marks)
 
 
 def rungs(committed: Committed, name: str) -> str:
