@@ -16,7 +16,6 @@ from ladder.base.errors import UserError
 from ladder.plan import catalog, content, modes, needs
 from ladder.report import advising, chart, gpus, tables
 from ladder.report.themes import DARK, LIGHT, Theme
-from ladder.report.view import in_generations
 from ladder.results import ranking, sources
 from ladder.results import store as results
 from ladder.results.combine import series
@@ -139,7 +138,7 @@ def compared(found: list[Result]) -> list[tuple[Result, Result | None]]:
 
 def is_decided(result: Result) -> bool:
     """Return whether a run may be quoted and has whole generations with GPU times."""
-    return in_generations(result) and not publishable(result) and any(rung.gpu_ms for rung in result.rungs)
+    return sources.in_generations(result) and not publishable(result) and any(rung.gpu_ms for rung in result.rungs)
 
 
 def with_article(found: Iterable[Result]) -> list[Result]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ladder.base.text import difference, percent, plain
+from ladder.base.text import difference, plain
 from ladder.results import values
 from ladder.results.types import Noise, Result
 from ladder.results.values import TOO_FEW
@@ -16,7 +16,6 @@ KINDS = {
     "gpu": "GPU-bound rungs",
 }
 OLDER = ("host", "gpu")
-ASSUMED = 0.03  # floor of host-bound rungs in an older run without a host-bound twin
 
 
 def of_step(result: Result) -> str:
@@ -29,13 +28,8 @@ def of_step(result: Result) -> str:
         return f"step time: {_floors(found, result.machine.device)}"
     if any(rung.verdict == TOO_FEW for rung in result.rungs):
         return "; ".join(map(plain, _lost_twins(result)))  # the rows say that generations are too few
-    gains = [rung.gain for rung in result.rungs if rung.kind == "host" and rung.gain]
-    assumed = "host" not in found and any(gain.floor == ASSUMED for gain in gains)
     if found:
-        said = _floors(found, result.machine.device)
-        if assumed:
-            said += f"; {percent(ASSUMED)} (host-bound rungs, assumed: none of them has a twin)"
-        return f"{said}; what lies inside reads no measurable gain"
+        return f"{_floors(found, result.machine.device)}; what lies inside reads no measurable gain"
     several = sum(rung.status == "ok" for rung in result.rungs) > 1
     return f"no verdicts: {_no_twins(result)}, so the noise is unknown" if several else ""
 

@@ -1,14 +1,65 @@
-"""Lines under a table that are made of the whole result: rungs that were not measured, and what lazy phases add."""
+"""Lines around a table that are made of the whole result: its heading, unmeasured rungs, what lazy phases add."""
 
 from __future__ import annotations
 
 from ladder.base.protocol import CYCLE_STEPS
-from ladder.base.text import plain
+from ladder.base.text import at_commits, plain
 from ladder.plan import catalog, modes
 from ladder.results import derive, sources
-from ladder.results.types import ABSENT, Result, Round, RungResult
+from ladder.results.types import ABSENT, Machine, Plain, Result, Round, RungResult, head
 
 LAZY = {"G_pl": "path length", "D_r1": "R1"}
+
+
+def machine(machine: Machine) -> str:
+    """Return the hardware and the software in a line."""
+    parts = [machine.gpu or machine.cpu]
+    if machine.gpu:
+        parts.append(f"{machine.gpu_memory_gb:.0f} GiB" if machine.gpu_memory_gb else "")
+    else:
+        parts.append(f"{machine.cores} core{'s' if machine.cores != 1 else ''}")
+    parts.append(f"PyTorch {machine.torch}" if machine.torch else "")
+    parts.append(f"CUDA {machine.cuda}" if machine.cuda else "")
+    return plain(", ".join(part for part in parts if part))
+
+
+def workload(workload: Plain) -> str:
+    """Return the name and the size of a workload in a line."""
+    resolution, batch = workload.get("resolution"), workload.get("batch")
+    norms = f"{workload.get('norm')}{', spectral norm' if workload.get('spectral_norm') else ''}"
+    return plain(f"{workload['name']}: {resolution}x{resolution}, batch {batch}, {norms}")
+
+
+def protocol(result: Result) -> str:
+    """Return how a result was measured, when, and of which code."""
+    at = at_commits(sources.commits(head(result)), result.dirty)
+    at += ", " if at else ""
+    cycles = _cycles(result)
+    return plain(
+        f"{_rounds(result)} of {cycles} timed cycle{'s' if cycles != '1' else ''}"
+        f" (16 steps each), lazy regularization included; {at}{result.started[:10]}"
+    )
+
+
+def _cycles(result: Result) -> str:
+    """Return the timed cycles of a process: as planned, or `5 to 40` where as many were timed as fitted."""
+    counts = [
+        len(each.samples_ms) for rung in result.rungs if rung.status == "ok" for each in derive.counted(rung)
+    ]
+    if not (sources.in_generations(result) and counts):
+        return str(result.protocol.cycles)
+    return f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(max(counts))
+
+
+def _rounds(result: Result) -> str:
+    """Return how many rounds the numbers are made of: `median of 2 to 3 rounds`. A stopped run planned more."""
+    timed = [rung for rung in result.rungs if rung.status == "ok"]
+    counts = [len(derive.counted(rung)) for rung in timed]
+    most = max(counts, default=0) or result.protocol.rounds
+    said = f"{min(counts)} to {most}" if counts and 0 < min(counts) < most else f"{most}"
+    said += f" {'generation' if sources.in_generations(result) else 'round'}{'s' if most != 1 else ''}"
+    said += f" (of {len(result.merged)} runs)" if result.merged else ""
+    return f"median of {said}" if timed else f"{said} planned, none with a number,"
 
 
 def part(result: Result) -> list[str]:

@@ -8,25 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ladder.base.text import at_commits, factor, plain
+from ladder.base.text import factor, plain
 from ladder.machine import environment
 from ladder.plan import catalog, modes
 from ladder.report import checks, entries, noise, remarks
 from ladder.report.sentences import WAITS, at_the_top, sentence
-from ladder.results import derive, sources
+from ladder.results import sources
 from ladder.results.judging import top_gains
 from ladder.results.publishable import publishable
 from ladder.results.types import (
     ABSENT,
     Absent,
     Ladder,
-    Machine,
-    Plain,
     Result,
     RungResult,
     TopGain,
     given,
-    head,
 )
 from ladder.results.values import INSIDE
 from ladder.results.words import Seen, word
@@ -162,16 +159,16 @@ def view(result: Result) -> View:
     top = (top_gains(result) if mode == modes.LEAVE_ONE_OUT else result.at_top) or {}
     rows = tuple(_row(rung, article_base, on_cpu, top.get(rung.name), mode) for rung in result.rungs)
     return View(
-        machine=_machine(result.machine),
-        workload=_workload(result.workload),
-        protocol=_protocol(result),
+        machine=remarks.machine(result.machine),
+        workload=remarks.workload(result.workload),
+        protocol=remarks.protocol(result),
         marks=tuple(map(plain, publishable(result))),
         remarks=(
             *remarks.part(result),
             *_remarks(rows, base, article_base, mode),
             *remarks.unmeasured(result, mode),
             *remarks.lazy(result.rungs),
-            *(remarks.duration(result) if in_generations(result) else ()),
+            *(remarks.duration(result) if sources.in_generations(result) else ()),
             *_unproved(result, rows),
             *entries.exempt(result.rungs),
             *map(plain, environment.said(result.environment or None)),
@@ -187,7 +184,7 @@ def view(result: Result) -> View:
         noise=noise.of_step(result),
         baseline=base,
         rows=rows,
-        generations=in_generations(result),
+        generations=sources.in_generations(result),
         gpu_noise=noise.of_gpu_time(result),
     )
 
@@ -279,11 +276,6 @@ def is_unproved(rung: RungResult) -> bool:
     return rung.status == "ok" and live and rung.inspection is None and not rung.receipts
 
 
-def in_generations(result: Result) -> bool:
-    """Return whether a run timed generations of live processes; older ones had rounds of visits."""
-    return any(visit.passes is not ABSENT for each in sources.records(result) for visit in each.rounds)
-
-
 def _pair(interval: list[float] | Absent | None) -> tuple[float, float] | None:
     return (interval[0], interval[1]) if interval else None
 
@@ -317,54 +309,6 @@ def _title(result: Result) -> str:
     """Return the ladder's title, with the memory of the card that was simulated, if one was."""
     limit = result.protocol.gpu_memory_limit_gb
     return plain(f"{result.ladder.title}{f' in {limit:g} GiB of GPU memory' if limit else ''}")
-
-
-def _machine(machine: Machine) -> str:
-    parts = [machine.gpu or machine.cpu]
-    if machine.gpu:
-        parts.append(f"{machine.gpu_memory_gb:.0f} GiB" if machine.gpu_memory_gb else "")
-    else:
-        parts.append(f"{machine.cores} core{'s' if machine.cores != 1 else ''}")
-    parts.append(f"PyTorch {machine.torch}" if machine.torch else "")
-    parts.append(f"CUDA {machine.cuda}" if machine.cuda else "")
-    return plain(", ".join(part for part in parts if part))
-
-
-def _workload(workload: Plain) -> str:
-    resolution, batch = workload.get("resolution"), workload.get("batch")
-    norms = f"{workload.get('norm')}{', spectral norm' if workload.get('spectral_norm') else ''}"
-    return plain(f"{workload['name']}: {resolution}x{resolution}, batch {batch}, {norms}")
-
-
-def _protocol(result: Result) -> str:
-    at = at_commits(sources.commits(head(result)), result.dirty)
-    at += ", " if at else ""
-    cycles = _cycles(result)
-    return plain(
-        f"{_rounds(result)} of {cycles} timed cycle{'s' if cycles != '1' else ''}"
-        f" (16 steps each), lazy regularization included; {at}{result.started[:10]}"
-    )
-
-
-def _cycles(result: Result) -> str:
-    """Return the timed cycles of a process: as planned, or `5 to 40` where as many were timed as fitted."""
-    counts = [
-        len(each.samples_ms) for rung in result.rungs if rung.status == "ok" for each in derive.counted(rung)
-    ]
-    if not (in_generations(result) and counts):
-        return str(result.protocol.cycles)
-    return f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(max(counts))
-
-
-def _rounds(result: Result) -> str:
-    """Return how many rounds the numbers are made of: `median of 2 to 3 rounds`. A stopped run planned more."""
-    timed = [rung for rung in result.rungs if rung.status == "ok"]
-    counts = [len(derive.counted(rung)) for rung in timed]
-    most = max(counts, default=0) or result.protocol.rounds
-    said = f"{min(counts)} to {most}" if counts and 0 < min(counts) < most else f"{most}"
-    said += f" {'generation' if in_generations(result) else 'round'}{'s' if most != 1 else ''}"
-    said += f" (of {len(result.merged)} runs)" if result.merged else ""
-    return f"median of {said}" if timed else f"{said} planned, none with a number,"
 
 
 def _remarks(rows: tuple[Row, ...], base: str | None, article_base: float | None, mode: str) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ladder.results.types import Header, Merged, Plain, Result, RungResult, Twin
+from ladder.results.types import ABSENT, Header, Merged, Plain, Result, RungResult, Twin
 
 Visits = set[tuple[Any, ...]]
 
@@ -61,6 +61,11 @@ def end(result: Result) -> int:
 def records(result: Result) -> list[RungResult | Twin]:
     """Return rungs and twins."""
     return [*result.rungs, *(result.twins or [])]
+
+
+def in_generations(result: Result) -> bool:
+    """Return whether a run timed generations of live processes; older ones had rounds of visits."""
+    return any(visit.passes is not ABSENT for each in records(result) for visit in each.rounds)
 
 
 def one_host(result: Result) -> bool:
