@@ -7,7 +7,7 @@ import kernels
 from ladder.plan import catalog
 from stylegan_lite import ConfigError, Recipe, make_step
 from tests.support.rung_steps import assert_engaged, assert_the_same, cold, every_phase, gathered
-from tests.support.small import SMALL
+from tests.support.small import LEAST, SMALL
 
 BELOW = {"resample": "triton", "fused_act": True}
 FUSED = BELOW | {"fused_filter": True}
@@ -31,7 +31,7 @@ def small(recipe, **workload):
 
 def seen_of(recipe, norm="demod", **stand_ins):
     """Evidence of a step in which functions stand in for ops of `kernels`."""
-    step = cold(small(recipe, norm=norm))
+    step = cold(small(recipe, norm=norm, **LEAST))
     with pytest.MonkeyPatch.context() as patch:
         for name, function in stand_ins.items():
             patch.setattr(kernels, name, function)

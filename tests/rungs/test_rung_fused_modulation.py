@@ -7,6 +7,7 @@ import kernels
 from ladder.plan import catalog
 from stylegan_lite import ConfigError, Recipe
 from tests.support.rung_steps import assert_engaged, assert_the_same, cold, every_phase, gathered, small
+from tests.support.small import LEAST
 
 BELOW = {"resample": "triton", "fused_act": True, "fused_norm": True, "fused_filter": True}
 JOINED = BELOW | {"fused_modulation": True}
@@ -29,7 +30,7 @@ def tiny(recipe, resolution=8, **workload):
 
 def seen_of(recipe, function=None, resolution=8):
     """Evidence of a step in which a function may stand in for the op."""
-    step = cold(tiny(recipe, resolution))
+    step = cold(small(recipe, **LEAST | {"resolution": resolution}))
     with pytest.MonkeyPatch.context() as patch:
         if function:
             patch.setattr(kernels, "filter_act_modulate", function)

@@ -10,7 +10,8 @@ from ladder.parity import reference
 from ladder.plan import catalog
 from stylegan_lite import ConfigError, Recipe
 from tests.rungs.test_rung_lean_weights import BF16, TURNED, assert_same_training, seen_of, trained
-from tests.support.rung_steps import assert_engaged, checked, receipt, small
+from tests.support.rung_steps import assert_engaged, checked, cold, receipt, small
+from tests.support.small import LEAST
 
 BELOW = {"weights": "once", "fused_adam": True, "ema": "foreach"}
 FUSED = BELOW | {"fused_update": True}
@@ -33,7 +34,7 @@ def test_every_phase_computes_the_same_and_updates_the_same(how, norm):
 
 
 def test_a_weight_s_own_gradient_is_made_for_inspection_only():
-    step = trained(BF16 | FUSED, resolution=8)
+    step = trained(BF16 | FUSED, rounds=1, **LEAST)
     entries = {e.name: e for e in step.copies[step.D].entries}
     assert entries and all(e.weight.grad is None for e in entries.values())
     assert entries.keys() <= step.gradients["D_main"].keys()
@@ -42,13 +43,12 @@ def test_a_weight_s_own_gradient_is_made_for_inspection_only():
 @pytest.mark.parametrize("other", [FUSED, BELOW], ids=["itself", "PyTorch's"])
 def test_a_run_is_resumed(other):
     recipe = {"set_to_none": True}
-    step = small(recipe | FUSED, resolution=8)
-    step.prepare()
+    step = cold(small(recipe | FUSED, **LEAST))
     step.step()
     state = copy.deepcopy(step.state_dict())
     for _ in range(2):
         step.step()
-    resumed = small(recipe | other, resolution=8)
+    resumed = small(recipe | other, **LEAST)
     resumed.load_state_dict(state)
     for _ in range(2):
         resumed.step()
@@ -61,7 +61,7 @@ def test_a_run_is_resumed(other):
 
 def test_a_replaced_state_is_the_one_that_is_updated():
     """An optimizer's own ``load_state_dict`` makes new tensors: the table of addresses must follow."""
-    donor, step = trained(FUSED, resolution=8), small(FUSED, resolution=8)
+    donor, step = trained(FUSED, **LEAST), small(FUSED, **LEAST)
     step.feed.next()
     step.run_phase("D_main")
     reference.adopt(step, copy.deepcopy(donor.state_dict()))
@@ -142,8 +142,8 @@ def test_it_agrees_with_the_reference(below, references):
 
 def test_it_shows_its_receipt_and_so_do_the_rungs_below():
     rungs = {*catalog.contained(BF16 | FUSED), "fused_update"} - {"baseline"}
-    assert_engaged(seen_of(BF16 | FUSED, resolution=8), rungs)
-    assert not receipt("fused_update", seen_of(BF16 | BELOW, resolution=8)).engaged
+    assert_engaged(seen_of(BF16 | FUSED, **LEAST), rungs)
+    assert not receipt("fused_update", seen_of(BF16 | BELOW, **LEAST)).engaged
 
 
 def test_a_sabotaged_rung_is_not_engaged(refused):
@@ -167,4 +167,4 @@ def test_a_sabotaged_rung_is_not_engaged(refused):
         (pytorchs, "launches in one run", "the discriminator's Adam is PyTorch's"),
         (no_copies_written, "not what their weight has become", "the generator's copies are not written"),
     ):
-        refused("fused_update", seen_of(BF16 | FUSED, plant, resolution=8), said, sabotage=what)
+        refused("fused_update", seen_of(BF16 | FUSED, plant, **LEAST), said, sabotage=what)

@@ -13,7 +13,7 @@ from stylegan_lite import ConfigError, Recipe, make_step, networks
 from stylegan_lite.step import PHASES
 from tests.support import rung_steps
 from tests.support.rung_steps import cold, receipt
-from tests.support.small import SMALL
+from tests.support.small import LEAST, SMALL
 
 GROUPED = {"demodulation": "grouped"}
 TOP = {
@@ -42,10 +42,10 @@ def plain_kernels(monkeypatch):
         monkeypatch.setattr(kernels, name, getattr(kernels, f"{name}_reference"))
 
 
-def gathered(recipe, sabotage=None, **workload):
+def gathered(recipe, sabotage=None, steps=1, **workload):
     step = small(recipe, **workload)
     step.keep_gradients = False
-    return rung_steps.gathered(step, sabotage, steps=1)
+    return rung_steps.gathered(step, sabotage, steps)
 
 
 BELOW = {
@@ -157,7 +157,7 @@ def test_grouped_demod_sabotaged_by_a_group_for_each_layer(monkeypatch, refused)
 
 def test_the_update_takes_the_gradients_of_kept_sums_as_they_are():
     recipe = UPDATE | GROUPED
-    seen = gathered(recipe)
+    seen = gathered(recipe, **LEAST)
     for rung in {*catalog.contained(recipe), "grouped_demod"} - {"baseline"}:
         assert receipt(rung, seen).engaged, (rung, receipt(rung, seen).lines)
     assert "weight_energies_grad_kernel" not in seen["kernels"]
@@ -169,27 +169,26 @@ def test_grouped_demod_sabotaged_by_sums_that_are_not_kept_up(refused):
         step.copies[step.G].refresh_energies = lambda: None
 
     what = "sums over taps are not made again when weights change"
-    refused("grouped_demod", gathered(UPDATE | GROUPED, forgetful), "launched 0x", sabotage=what)
+    seen = gathered(UPDATE | GROUPED, forgetful, steps=0, **LEAST)
+    refused("grouped_demod", seen, "launched 0x", sabotage=what)
 
     def late(step):
         honest, step.opt_G.step = step.opt_G.step, lambda: None
         step.opt_G.step = lambda: (honest(), step.G.blocks[0].conv1.weight.data.mul_(1.1))
 
     what = "a weight is changed after the sums were made"
-    refused(
-        "grouped_demod", gathered(UPDATE | GROUPED, late), "not what their weight has become", sabotage=what
-    )
+    seen = gathered(UPDATE | GROUPED, late, **LEAST)
+    refused("grouped_demod", seen, "not what their weight has become", sabotage=what)
 
 
 def test_a_run_is_resumed_with_sums_of_the_weights_that_were_loaded():
     recipe = {"set_to_none": True} | UPDATE
-    step = small(recipe | GROUPED)
-    step.prepare()
+    step = cold(small(recipe | GROUPED, **LEAST))
     step.step()
     state = copy.deepcopy(step.state_dict())
     step.step()
     for other in (GROUPED, {}):
-        resumed = small(recipe | other)
+        resumed = small(recipe | other, **LEAST)
         resumed.load_state_dict(state)
         resumed.step()
         for phase in PHASES:

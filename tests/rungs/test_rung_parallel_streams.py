@@ -8,14 +8,13 @@ import torch
 
 from kernels.linear.weight_gradients import WeightGradients
 from ladder.base import text
-from ladder.parity import check as parity
 from ladder.plan import catalog
 from ladder.receipts import as_timed, evidence
 from stylegan_lite import ConfigError, Recipe, make_step
 from stylegan_lite.step import PHASES
 from stylegan_lite.update import FusedUpdate
 from tests.rungs.test_rung_lean_weights import assert_same_training, trained
-from tests.support.rung_steps import cold
+from tests.support.rung_steps import checked, cold
 from tests.support.small import SMALL
 
 BELOW = {"weights": "once", "conv": "double_backward", "set_to_none": True, "channels_last": True}
@@ -60,7 +59,7 @@ def late(monkeypatch):
 @pytest.mark.parametrize("how", OTHERS.values(), ids=OTHERS)
 def test_every_phase_computes_the_same_and_updates_the_same(how, late):
     recipe = {"precision": "fp64"} | BELOW | how
-    mine, theirs = (trained(recipe | more, resolution=8) for more in (TWO, {}))
+    mine, theirs = (trained(recipe | more, **TINY) for more in (TWO, {}))
     assert_same_training(mine, theirs)
     for network in ("G", "D", "G_ema"):
         for a, b in zip(*(getattr(s, network).parameters() for s in (mine, theirs)), strict=True):
@@ -84,7 +83,7 @@ EARLY = {"precision": "fp64", "joint_batch": True} | BELOW | UPDATE
 
 def in_earnest(recipe):
     """A step whose gradients nobody keeps, after each phase has run twice."""
-    step = small(recipe, resolution=8)
+    step = small(recipe, **TINY)
     torch.manual_seed(3)
     for _ in range(2):
         step.feed.next()
@@ -138,10 +137,7 @@ def test_a_gradient_that_comes_after_its_update_is_an_error():
 
 
 def test_bf16_agrees_with_the_reference(references):
-    step = small(BELOW | TWO | UPDATE | {"precision": "bf16", "fused_update": True}, resolution=8)
-    step.keep_gradients = True
-    step.prepare()
-    found = parity.check(step, cache=references)
+    found = checked(small(BELOW | TWO | UPDATE | {"precision": "bf16"}, resolution=8), references)
     assert found["verdict"] == "ok", found["problems"]
 
 
@@ -165,7 +161,7 @@ def test_algorithms_are_chosen_without_company():
 
 
 def gathered(recipe, sabotage=None, ms=None):
-    step = cold(small(recipe, resolution=8))
+    step = cold(small(recipe, **TINY))
     if sabotage:
         sabotage(step)
     with pytest.MonkeyPatch.context() as patch:

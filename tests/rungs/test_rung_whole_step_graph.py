@@ -73,7 +73,7 @@ def test_a_replay_hands_back_the_gradients_its_own_graph_holds():
 
 
 def test_whole_steps_agree_with_the_reference(references):
-    found = parity.check(whole(OURS), cache=references)
+    found = parity.check(whole(OURS, resolution=8), cache=references)
     assert found["verdict"] == "ok", found["problems"]
     assert set(found["phases"]) == set(PHASES) == set(found["replays"])
     assert {"loss", "gradient", "update", "ema"} <= set(found["phases"]["D_main"])
@@ -122,7 +122,7 @@ BUGS = {
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_what_is_wrong_in_a_whole_step_is_found(bug, references, planted_bug):
-    step = whole(OURS)
+    step = whole(OURS, resolution=8)
     BUGS[bug](step)
     found = parity.check(step, cache=references)
     assert found["verdict"] == "failed: parity"
@@ -135,7 +135,7 @@ def test_parity_with_a_broken_schedule_says_so_and_compares_what_should_be_run(r
     monkeypatch.setattr(
         TrainingStep, "phases", lambda self, k, lazy=True: honest(self, k, lazy) if lazy else ("G_main",)
     )
-    found = parity.check(whole(OURS), cache=references)
+    found = parity.check(whole(OURS, resolution=8), cache=references)
     assert found["problems"] == ["a cycle without lazy phases runs D_main 0 times, expected 16"]
 
 

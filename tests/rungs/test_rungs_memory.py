@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+from ladder.base.protocol import IN_ORDER
 from ladder.plan import catalog, needs
 from ladder.receipts import evidence
 from ladder.rungs import accumulate_2, accumulate_4, checkpointing
@@ -33,23 +35,27 @@ def recipe(ladder: str, rung: str) -> dict[str, Any]:
     return {key: value for key, value in whole.items() if key not in GPU_ONLY + LOADING}
 
 
-def at(ladder: str, rung: str):
-    """The smallest step of a rung in FP64, with our kernels in Triton's interpreter."""
-    return cold(small(recipe(ladder, rung) | {"precision": "fp64"}, **WORKLOAD))
-
-
-@pytest.fixture(scope="module")
-def top():
-    return every_phase(at("full", "fused_modulation"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("ladder", [pytest.param("accumulation", marks=pytest.mark.exhaustive), "memory"])
-def test_on_top_of_all_others_nothing_changes_and_every_rung_is_engaged(ladder, top):
-    step = at(ladder, "accumulate_2")
-    assert_the_same(every_phase(step), top)
-    step.keep_gradients = False
-    assert_engaged(gathered(step), {*catalog.contained(step.recipe.to_dict())} - ON_GPU)
+def test_on_top_of_all_others_nothing_changes_and_every_rung_is_engaged(ladder):
+    """In FP64, with our kernels in Triton's interpreter, beside plain PyTorch. One run of each phase shows both."""
+    plain = small(
+        {"precision": "fp64", "channels_last": True, "set_to_none": True, "joint_batch": True}, **WORKLOAD
+    )
+    step = small(recipe(ladder, "accumulate_2") | {"precision": "fp64"}, **WORKLOAD)
+    step.keep_gradients = True
+    cold(step)
+    torch.manual_seed(3)  # as `every_phase` does
+    step.feed.next()
+    seen = gathered(step)
+    plain.feed.next = lambda: plain.real.copy_(step.real)  # the evidence has fetched batches
+    losses, gradients = every_phase(plain, phases=IN_ORDER)
+    found = {  # no gradient stands for zeros: biases have none in R1
+        phase: {name: torch.zeros_like(g) for name, g in wanted.items()} | step.gradients[phase]
+        for phase, wanted in gradients.items()
+    }
+    assert_the_same((step.losses(), found), (losses, gradients))
+    assert_engaged(seen, {*catalog.contained(step.recipe.to_dict())} - ON_GPU)
 
 
 def passes(**counts: list[int]) -> dict[str, Any]:
@@ -142,7 +148,7 @@ def test_blocks_that_run_again_beside_the_passes_are_refused(refused):
 
 def test_a_fused_step_that_keeps_its_results_is_not_engaged(refused, monkeypatch):
     monkeypatch.setattr(recompute, "kind", lambda *_: "")
-    step = small(FUSED | {"checkpointing": True}, **WORKLOAD)
+    step = small(FUSED | {"checkpointing": True}, **LEAST)
     refused("checkpointing", gathered(step), "act_filter in backward: 0x", sabotage="all results are kept")
 
 

@@ -112,7 +112,7 @@ def checked(step: TrainingStep, cache: Path) -> dict[str, Any]:
     """The step, prepared, against the FP64 reference."""
     step.keep_gradients = True
     if not step.prepared:
-        step.prepare()
+        cold(step)
     return parity.check(step, cache=cache)
 
 
