@@ -295,9 +295,9 @@ def markdown(result: Canary) -> str:
     lines = [
         f"# Quality canary: {workload['name']}, {result['ladder']} on {where}",
         "",
-        f"{workload['resolution']}x{workload['resolution']}, batch {workload['batch']}, {text.counted(result['steps'], 'step')} from"
-        f" {text.counted(result['seeds'], 'seed')} each; sliced Wasserstein distance x 1000 of {result['samples']} samples to the"
-        f" data, mean of the levels. The baseline's band ({CONFIDENCE:.0%}): {known}."
+        f"{workload['resolution']}x{workload['resolution']}, batch {workload['batch']}, "
+        f"{text.counted(result['steps'], 'step')} from {text.counted(result['seeds'], 'seed')} each; sliced"
+        f" Wasserstein distance x 1000 of {result['samples']} samples to the data, mean of the levels. The baseline's band ({CONFIDENCE:.0%}): {known}."
         f" Commit {commit}, {result['seconds']:.0f} s{'' if result['complete'] else ', not complete'}.",
         "",
     ]
