@@ -297,7 +297,8 @@ def markdown(result: Canary) -> str:
         "",
         f"{workload['resolution']}x{workload['resolution']}, batch {workload['batch']}, "
         f"{text.counted(result['steps'], 'step')} from {text.counted(result['seeds'], 'seed')} each; sliced"
-        f" Wasserstein distance x 1000 of {result['samples']} samples to the data, mean of the levels. The baseline's band ({CONFIDENCE:.0%}): {known}."
+        f" Wasserstein distance x 1000 of {result['samples']} samples to the data, mean of the"
+        f" levels. The baseline's band ({CONFIDENCE:.0%}): {known}."
         f" Commit {commit}, {result['seconds']:.0f} s{'' if result['complete'] else ', not complete'}.",
         "",
     ]
