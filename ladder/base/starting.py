@@ -59,7 +59,9 @@ def near(path: object) -> str:
 
 
 def watch() -> None:
-    """Refuse a Python that is too old, and turn a missing package into one line and status 2.
+    """Refuse a Python that is too old, and an installation without its checkout, each in one line.
+
+    A missing package becomes one line and status 2, too.
 
     /dev/null takes the place of a closed standard stream (`2>&-`), which the next opened file would take.
     """
@@ -72,6 +74,9 @@ def watch() -> None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))
     if sys.version_info < OLDEST:
         print(_too_old(), file=sys.stderr)
+        sys.exit(2)
+    if not (ROOT / "pyproject.toml").is_file():
+        print(_no_checkout(), file=sys.stderr)
         sys.exit(2)
     if sys.flags.optimize > 1:
         print("ladder: Python drops docstrings, which name the rungs: unset PYTHONOPTIMIZE", file=sys.stderr)
@@ -119,6 +124,12 @@ def _too_old() -> str:
     python, version = near(sys.executable), ".".join(map(str, sys.version_info[:2]))
     helps = _from_venv() or f"`PYTHON=python3.12 {_make('setup')}` makes .venv with a newer one"
     return f"ladder: {python} is Python {version}; 3.10 or newer is needed: {helps}"
+
+
+def _no_checkout() -> str:
+    """Return what a wheel, or `pip install .`, is told: ladders, workloads and results are files of the checkout."""
+    helps = "clone the repository, and run `python -m pip install -e .` there"
+    return f"ladder: {near(ROOT)} is no checkout, and has no ladders and workloads: {helps}"
 
 
 def _from_venv() -> "str | None":

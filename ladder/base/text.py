@@ -119,6 +119,11 @@ def rounded(value: float, digits: int) -> float:
     return round(value, digits) + 0.0
 
 
+def counted(number: int, word: str) -> str:
+    """Return "1 round", "2 rounds", "1,024 subsets": a number of things whose plural takes an s."""
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
 def pair(value: object) -> tuple[float, float] | None:
     if isinstance(value, list) and len(value) == 2 and all(number(x) for x in value):
         return float(value[0]), float(value[1])

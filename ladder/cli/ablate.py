@@ -85,7 +85,8 @@ def ablate(
 
     count, seconds = measure.expected(plan, result)
     about = expecting.words(seconds / 60 if name == expecting.USUAL[chosen] else None)
-    said = f"{name} on {chosen}: {len(plan.rungs)} rungs of {plan.ladder}, {count} measurements, {about}"
+    rungs = f"{text.counted(len(plan.rungs), 'rung')} of {plan.ladder}"
+    said = f"{name} on {chosen}: {rungs}, {text.counted(count, 'measurement')}, {about}"
     First(f"{said}, at most {minutes:g}" if minutes else said, as_json)()
     environment.tell(as_json)
     with locks.folder_lock(folder, text.slug(result.machine.name)), sitting.kept(paths):

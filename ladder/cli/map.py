@@ -97,7 +97,7 @@ def map_(
     count = len(measure.missing(plan, result))
     usual = plan.name == expecting.USUAL[chosen]
     about = expecting.words(count * measure.SECONDS[chosen] / 60 if usual else None)
-    said = f"{plan.name} on {chosen}: {len(plan.cells)} cells, {count} rows, {about}"
+    said = f"{plan.name} on {chosen}: {text.counted(len(plan.cells), 'cell')}, {text.counted(count, 'row')}, {about}"
     First(f"{said}, at most {budget:g}" if budget else said, as_json)()
     environment.tell(as_json)
     with locks.folder_lock(folder, text.slug(result.machine.name)), sitting.kept(paths):

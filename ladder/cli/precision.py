@@ -137,8 +137,11 @@ def precision(
         steps if steps is not None else (32 if cpu else 4000),
         {"loss_scale_interval": 8} if cpu else {},
     )
-    rows = f"{len(names)} precisions on {' and '.join(plan.bases)}"
-    First(f"{name} on {chosen}: {rows}, {plan.rounds} rounds; begun parts are told one by one", as_json)()
+    rows = f"{text.counted(len(names), 'precision')} on {' and '.join(plan.bases)}"
+    First(
+        f"{name} on {chosen}: {rows}, {text.counted(plan.rounds, 'round')}; a line for each part that begins",
+        as_json,
+    )()
     environment.tell(as_json)
     with locks.folder_lock(folder, text.slug(facts["name"])):
         base = measure.new_result(plan, name, facts)

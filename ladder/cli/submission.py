@@ -20,6 +20,7 @@ from typing import Any
 from ladder.base import git, starting
 from ladder.base.errors import UserError, one_line
 from ladder.base.paths import ROOT
+from ladder.base.text import counted
 from ladder.cli import climb as climbing
 from ladder.images import for_workload
 from ladder.machine import environment
@@ -171,7 +172,7 @@ def history(submission: Submission, run: Callable[..., int] | None = None) -> li
     have = _measured(submission)
     missing = [rung for rung in wanted if rung not in have]
     submission.say(
-        f"asv run: {len(wanted)} rungs of {submission.workload}, {len(wanted) - len(missing)} are there"
+        f"asv run: {counted(len(wanted), 'rung')} of {submission.workload}, {len(wanted) - len(missing)} of them there"
     )
     if submission.machine != submission.facts["name"]:
         submission.say(
@@ -181,7 +182,7 @@ def history(submission: Submission, run: Callable[..., int] | None = None) -> li
     for group in (missing[i : i + size] for i in range(0, len(missing), size)):
         if tried and submission.left_s() < longest * len(group):
             left = len(missing) - tried
-            submission.say(f"asv run: the time is over; {left} rungs are left for the next call")
+            submission.say(f"asv run: the time is over; {counted(left, 'rung')} left for the next call")
             break
         begin = time.monotonic()
         names = "|".join(map(re.escape, group))

@@ -10,6 +10,7 @@ import click
 
 from ladder.base.errors import UserError
 from ladder.base.starting import near
+from ladder.base.text import counted
 from ladder.cli import options
 
 
@@ -165,6 +166,8 @@ def train(
     if as_json:
         click.echo(json.dumps(summary, indent=1))
     else:
-        done = f"{summary['step']} steps, {summary['images']} images, {summary['seconds']:.0f} s of training"
-        click.echo(f"{done}: {near(out / summary['files']['samples'])}")
+        done = f"{counted(summary['step'], 'step')}, {counted(summary['images'], 'image')}"
+        click.echo(
+            f"{done}, {summary['seconds']:.0f} s of training: {near(out / summary['files']['samples'])}"
+        )
     ending.say_where(out / summary["files"].get("checkpoint", ""), as_json)

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ladder.base import files, progress
+from ladder.base import files, locks, progress
 from ladder.base.errors import UserError
 from ladder.base.events import Event
 from ladder.base.plain import Fields
+from ladder.base.text import counted
 from ladder.cli.climb import choose_recipe, of_machine
 from ladder.images.for_workload import DEFAULT_WORKLOAD, prepare_images
 from ladder.machine import system
@@ -101,12 +102,16 @@ def _origin(path: Path, resumed: bool) -> Origin:
 
 
 def _refuse_folder(options: dict[str, Any]) -> None:
-    """Refuse a folder that cannot be written, or that holds a training already, before images are made."""
+    """Refuse a folder that cannot be written, or that holds a training already, before images are made.
+
+    A training that runs there holds the lock. Its log must not be taken for what a dead one left, to be deleted.
+    """
     from ladder.training import folder
 
     files.refuse_unwritable(options["out"])
     if options.get("resume") is None:
-        folder.refuse_occupied(options["out"])
+        with locks.folder_lock(options["out"]):
+            folder.refuse_occupied(options["out"])
 
 
 def _trained(
@@ -171,7 +176,8 @@ def canary(
     files.refuse_unwritable(of_machine(out, device))
     planned = catalog.climb(ladder, needs.possible(system.capabilities(device), workload))
     number = seeds * sum(rung.recipe is not None for rung in planned)
-    first = progress.First(f"canary: {name} on {device}, {number} trainings of {steps} steps", quiet)
+    many = counted(number, "training")
+    first = progress.First(f"canary: {name} on {device}, {many} of {counted(steps, 'step')}", quiet)
     pictures = prepare_images(data or workload["data"], workload, quiet, first)
 
     paths: list[Path] = []

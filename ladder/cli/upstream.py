@@ -125,7 +125,9 @@ def upstream(
         click.echo(line, err=True)
 
     steps = "NVIDIA's step, the patched one" if patched else "NVIDIA's step"
-    First(f"{asked.name} on {chosen}: {steps} and {asked.rung}, {asked.rounds} rounds", as_json)()
+    First(
+        f"{asked.name} on {chosen}: {steps} and {asked.rung}, {text.counted(asked.rounds, 'round')}", as_json
+    )()
     facts = system.facts(chosen)
     paths: list[Path] = []
 

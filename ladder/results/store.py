@@ -164,7 +164,7 @@ def load(path: Path) -> types.Result:
         return of_data(data)
     except UserError as error:
         page = path.with_suffix(".md")
-        shows = f"; {page.name} beside it shows it" if "kind" in data and page.is_file() else ""
+        shows = f"; {page.name} beside it shows it" if _has_kind(data) and page.is_file() else ""
         raise UserError(f"{path}: {error}{shows}") from None
 
 
@@ -172,7 +172,7 @@ def of_data(data: Any) -> types.Result:
     """Return the result that a file's data hold. UserError, in one line, where they hold none."""
     if not isinstance(data, dict) or "schema" not in data:
         raise UserError('not a result file: expected an object with "schema"')
-    if "kind" in data:
+    if _has_kind(data):
         raise UserError(f"a result of the kind {shown(data['kind'])}, no run of rungs")
     if data["schema"] != SCHEMA:
         raise UserError(f"schema {shown(data['schema'])} is not known here, expected {SCHEMA}")
@@ -181,6 +181,11 @@ def of_data(data: Any) -> types.Result:
         if rung.status == "ok" and rung.step_ms is None:
             raise UserError(f'rung {rung.name}: status "ok" without "step_ms"')
     return replace(result, rungs=[_in_todays_words(rung) for rung in result.rungs])
+
+
+def _has_kind(data: Any) -> bool:
+    """Return whether data are of another command than `ladder run`. Not every JSON file holds an object."""
+    return isinstance(data, dict) and "kind" in data
 
 
 def _in_todays_words(rung: types.RungResult) -> types.RungResult:

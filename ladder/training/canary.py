@@ -268,8 +268,9 @@ def _band(distances: list[float] | None) -> list[float] | None:
 def table(result: Canary) -> str:
     """Return the result as text for a terminal, one line per rung."""
     band = result["band"]
+    many = f"{text.counted(result['steps'], 'step')}, {text.counted(result['seeds'], 'seed')}"
     lines = [
-        f"{result['workload']['name']}, {result['steps']} steps, {result['seeds']} seeds: sliced Wasserstein distance"
+        f"{result['workload']['name']}, {many}: sliced Wasserstein distance"
         f" x 1000 of {result['samples']} samples",
         f"the baseline's band: {band[0]:.1f} to {band[1]:.1f}"
         if band
@@ -294,9 +295,10 @@ def markdown(result: Canary) -> str:
     lines = [
         f"# Quality canary: {workload['name']}, {result['ladder']} on {where}",
         "",
-        f"{workload['resolution']}x{workload['resolution']}, batch {workload['batch']}, {result['steps']} steps from"
-        f" {result['seeds']} seeds each; sliced Wasserstein distance x 1000 of {result['samples']} samples to the"
-        f" data, mean of the levels. The baseline's band ({CONFIDENCE:.0%}): {known}."
+        f"{workload['resolution']}x{workload['resolution']}, batch {workload['batch']}, "
+        f"{text.counted(result['steps'], 'step')} from {text.counted(result['seeds'], 'seed')} each; sliced"
+        f" Wasserstein distance x 1000 of {result['samples']} samples to the data, mean of the"
+        f" levels. The baseline's band ({CONFIDENCE:.0%}): {known}."
         f" Commit {commit}, {result['seconds']:.0f} s{'' if result['complete'] else ', not complete'}.",
         "",
     ]

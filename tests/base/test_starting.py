@@ -55,6 +55,16 @@ def test_an_old_python_is_refused_in_one_line(old: Path) -> None:
     assert run.returncode == 2 and "3.10 or newer is needed" in line
 
 
+def test_an_installation_without_its_checkout_is_refused_in_one_line(tmp_path: Path) -> None:
+    """`pip install .` leaves ladders behind: "no ladder 'article'; there are: " says too little."""
+    copy = tmp_path / "site"
+    shutil.copytree(ROOT / "ladder", copy / "ladder", ignore=shutil.ignore_patterns("*.yaml", "__pycache__"))
+    for asked in (["ladder", "--version"], ["ladder.trial", "--help"]):
+        run = bare(tmp_path, *asked, cwd=tmp_path, PYTHONPATH=str(copy))
+        (line,) = run.stderr.splitlines()
+        assert run.returncode == 2 and "pip install -e ." in line and str(copy.name) in line
+
+
 def test_a_python_that_is_too_old_is_told_so(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(sys, "version_info", (3, 9, 1))
     with pytest.raises(SystemExit) as ended:

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from ladder.base import text
-from ladder.base.text import between, bounds, printable
+from ladder.base.text import between, bounds, counted, printable
 from ladder.cli import main as cli
 from ladder.cli import options
 from ladder.images import for_workload
@@ -94,3 +94,12 @@ def test_a_number_that_is_rounded_up_has_no_digit_more(value, ms, amount):
 
 def test_a_difference_that_rounds_to_zero_has_no_minus():
     assert [f"{text.rounded(value, 1):+.1f}" for value in (-0.04, 0.04, -0.06)] == ["+0.0", "+0.0", "-0.1"]
+
+
+def test_one_thing_is_not_told_as_several() -> None:
+    assert [counted(number, "row") for number in (0, 1, 2, 1024)] == [
+        "0 rows",
+        "1 row",
+        "2 rows",
+        "1,024 rows",
+    ]

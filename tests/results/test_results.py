@@ -157,6 +157,9 @@ def broken(change: Any) -> str:
     [
         ("", "not a result file"),
         ("[1]", "not a result file"),
+        ("null", "not a result file"),
+        ("3", "not a result file"),
+        ('"kind"', "not a result file"),
         ('{"schema": 1, "rungs": NaN}', "NaN is not allowed"),
         ("[" * 100_000, "nested too deep"),
         (broken(lambda r: r.update(schema=2)), "schema 2 is not known"),

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 from ladder.base import locks
 from ladder.base.errors import UserError
+from ladder.cli.main import main
 from ladder.results import store as results
 from ladder.training import checkpoint
 from ladder.training.losslog import append
@@ -109,6 +111,19 @@ def test_a_folder_is_held_for_the_whole_training(images, tmp_path):
     go(images, tmp_path / "out", 3, on_event=another)
     assert "another run is writing here" in said[0]
     assert len(lines(tmp_path / "out")) == 3
+
+
+def test_the_log_of_a_training_that_runs_is_not_to_be_deleted(tmp_path):
+    """The command looks at the folder before it makes images, when the first checkpoint may not be there yet."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "losses.jsonl").write_text('{"step": 1}\n')
+    asked = ["train", "--workload", "tiny", "--device", "cpu", "--steps", "2", "--out", str(tmp_path / "out")]
+    with locks.folder_lock(tmp_path / "out"):
+        said = CliRunner().invoke(main, asked)
+    assert (
+        said.exit_code == 2 and "another run is writing here" in said.output and "delete" not in said.output
+    )
+    assert "delete what is there" in CliRunner().invoke(main, asked).output
 
 
 def test_the_folder_is_looked_at_once_it_is_held(images, tmp_path, monkeypatch):

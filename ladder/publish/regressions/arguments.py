@@ -10,6 +10,7 @@ from pathlib import Path
 from ladder.base import git
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
+from ladder.base.text import counted
 from ladder.images import for_workload
 from ladder.machine import environment, system
 from ladder.plan import catalog, needs
@@ -80,8 +81,8 @@ def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[Compared, 
     for line in known.expired(entries):
         tell(line)
     in_force = known.between(entries, base_commit, head_commit, root)
-    many = request.rounds or f"{LEAST_ROUNDS} to {MOST_ROUNDS}"
-    tell(f"{name} on {device}: {' and '.join(each.name for each in rungs)} of two commits, {many} rounds")
+    many = counted(request.rounds, "round") if request.rounds else f"{LEAST_ROUNDS} to {MOST_ROUNDS} rounds"
+    tell(f"{name} on {device}: {' and '.join(each.name for each in rungs)} of two commits, {many}")
     options = comparing.Options(
         rounds=request.rounds,
         seed=request.seed,

@@ -29,7 +29,10 @@ LOUD = {
 }
 NUMBER = re.compile(r"[-+]?\d")
 HIGH, THICK, TICKS = 30, 18, 24  # pixels: a bar's picture, the bar, and the middle of its interval
-ROOM = 11.0  # percent of a bar's width in which a figure fits
+MARGIN, CHARACTER = (
+    1.5,
+    2.4,
+)  # percent of the narrowest chart with figures in its bars: around a figure, and of it
 
 
 def joined(parts: Iterable[Markup]) -> Markup:
@@ -142,11 +145,14 @@ def _embedded(svg: bytes) -> str:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a bar: its length in the unit of the chart, its colour's class, and a figure to write into it."""
+    """A part of a bar: its length in the unit of the chart, its colour's class, and figures to write into it.
+
+    The first figure that fits is written.
+    """
 
     size: float
     kind: str
-    figure: str = ""
+    figures: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -194,10 +200,11 @@ def _svg(row: Bar, most: float) -> Markup:
                 part.kind, _places(at), _places(share), THICK
             )
         )
-        if part.figure and share >= ROOM:
+        fitting = [each for each in part.figures if share >= MARGIN + CHARACTER * len(each)]
+        if fitting:
             made.append(
                 Markup('<text class="on {}" x="{}%" y="15">{}</text>').format(
-                    part.kind, _places(at + share / 2), part.figure
+                    part.kind, _places(at + share / 2), fitting[0]
                 )
             )
         at += share

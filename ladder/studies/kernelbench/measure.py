@@ -86,7 +86,7 @@ def measure(asked: Asked, quiet: bool, out: Path | None = None) -> Kernels:
     due = kernelcases.in_order([case for case in cases if case.name not in kept], asked.first)
     environment.tell(quiet)
     begun = time.monotonic()
-    First(f"kernels: {len(due)} cases, at most about {asked.minutes:g} minutes", quiet)()
+    First(f"kernels: {text.counted(len(due), 'case')}, at most about {asked.minutes:g} minutes", quiet)()
     with kernels_progress(quiet, kernelreport.event_line) as shown:
         timer = kerneltiming.timer_on(device)
         backend = "aot_eager" if smoke else "inductor"

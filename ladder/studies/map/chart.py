@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ladder.base.text import counted
 from ladder.report import drawing
 from ladder.report.drawing import fitted, wrapped
 from ladder.report.heatmap import heatmap
@@ -111,5 +112,10 @@ def _header(made: Any, result: Result, about: str, said: list[str], theme: Theme
         made.text(0.02, 1 - (0.74 + 0.19 * number) / high, line, fontsize=9, color=theme.ink)
     how = f"{work['name']} at other sizes, ladder {rules.ladder}; a fresh process for every recipe in every cell"
     fitted(
-        made, 0.02, 0.14 / high, f"{how}, {rules.cycles} cycles. PyTorch {facts.torch}.", 8, color=theme.muted
+        made,
+        0.02,
+        0.14 / high,
+        f"{how}, {counted(rules.cycles, 'cycle')}. PyTorch {facts.torch}.",
+        8,
+        color=theme.muted,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ladder.base.text import aligned, escaped, fine_factor, piped
+from ladder.base.text import aligned, counted, escaped, fine_factor, piped
 from ladder.results import store as results
 from ladder.results.types import head
 from ladder.studies.map import progressive
@@ -258,7 +258,7 @@ def markdown(result: Result) -> str:
         f"# {escaped(name)}: {escaped(facts.gpu or facts.cpu or '')}",
         "",
         f"Workload {escaped(work['name'])} at other batches and resolutions, random images; ladder `{rules.ladder}`,"
-        f" every row in a fresh process: {rules.cycles} cycles by the wall clock, then two of GPU time."
+        f" every row in a fresh process: {counted(rules.cycles, 'cycle')} by the wall clock, then two of GPU time."
         f" PyTorch {facts.torch}, commit {results.commit_words(head(result))}.",
         "",
         *(f"- {escaped(line)}" for line in [*sentences(result), *rules.notes]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ladder.base.text import counted
 from ladder.report import drawing
 from ladder.report.drawing import fitted
 from ladder.report.panels import ARTICLE, BUSY, GRID, IDLE, INK, MUTED
@@ -112,7 +113,7 @@ def _header(made: Any, result: Result) -> None:
     handles = [Patch(color=color, label=labels[base]) for base, color in COLORS.items()]
     made.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.012, 0.945), ncols=2, frameon=False)
     batch = result.workload["batch"]
-    parts = f"batch {batch}, {rules.rounds} rounds; PyTorch {facts.torch}. Lower is better in"
+    parts = f"batch {batch}, {counted(rules.rounds, 'round')}; PyTorch {facts.torch}. Lower is better in"
     fitted(
         made, 0.02, 0.02, f"{parts} time and memory. Error bars: 95% interval over rounds.", 8, color=MUTED
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ladder.base.text import aligned, piped
+from ladder.base.text import aligned, counted, piped
 from ladder.results import store as results
 from ladder.results.types import head
 from ladder.studies.precision import record
@@ -34,7 +34,7 @@ def history_line(history: History) -> str:
         f"{name}: {history.skipped[name]} of {history.updates[name]} updates skipped, scale {scale:g} at the end"
         for name, scale in zip(("G", "D"), last[1:3], strict=True)
     ]
-    what = f"{history.steps} steps on {'images' if history.images else 'noise'}"
+    what = f"{counted(history.steps, 'step')} on {'images' if history.images else 'noise'}"
     return f"FP16's loss scales over {what} from {history.initial:g}: {'; '.join(said)}"
 
 
@@ -101,8 +101,8 @@ def markdown(result: Result) -> str:
     lines = [
         f"# Precisions on {facts.gpu or facts.cpu}",
         "",
-        f"Workload {result.workload['name']}, batch {result.workload['batch']}; {rules.rounds} rounds of"
-        f" {rules.cycles} cycles, each in fresh processes. PyTorch {facts.torch}, commit {commit}.",
+        f"Workload {result.workload['name']}, batch {result.workload['batch']}; {counted(rules.rounds, 'round')} of"
+        f" {counted(rules.cycles, 'cycle')}, each in fresh processes. PyTorch {facts.torch}, commit {commit}.",
         "",
         "`baseline`: nothing changed but the precision. `top`: the ladder"
         f" `{rules.ladder}` with its precision exchanged, phases in graphs of their own. FP32 is IEEE in every"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ladder.base.protocol import IN_ORDER
-from ladder.base.text import aligned, escaped, piped
+from ladder.base.text import aligned, counted, escaped, piped
 from ladder.results import store as results
 from ladder.results.types import given, head
 from ladder.stats import estimates
@@ -164,7 +164,8 @@ def markdown(result: Result) -> str:
         f"# NVIDIA's own StyleGAN2 and ours on {hardware}",
         "",
         f"Workload {escaped(work['name'])}: {work['resolution']}x{work['resolution']}, batch {work['batch']}, R1 and"
-        f" path length included; {rules.rounds} rounds of {rules.cycles} 16-step cycles, each in fresh processes,"
+        f" path length included; {counted(rules.rounds, 'round')} of"
+        f" {counted(rules.cycles, '16-step cycle')}, each in fresh processes,"
         f" in turn. PyTorch {facts.torch}, commit {results.commit_words(head(result))}. NVIDIA's:"
         f" training/{result.source.networks}.py of [stylegan3]({source.URL}) or of a copy,"
         f" sources {result.source.digest}, as `--cfg=stylegan2 --aug=noaug`.",

@@ -28,6 +28,14 @@ pytest.importorskip("selenium.webdriver", reason="selenium is not installed: req
 chromium, browser = browsing.chromium, browsing.browser
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "results"
+FIGURES = """
+    const all = [...document.querySelectorAll('.bars text.on')].filter((each) => each.checkVisibility());
+    const beyond = all.filter((each) => {
+      const [text, part] = [each, each.previousElementSibling].map((of) => of.getBoundingClientRect());
+      return text.left < part.left - 0.5 || text.right > part.right + 0.5;
+    });
+    return [all.length, beyond.map((each) => each.textContent)];
+"""
 OPEN = "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
 
 
@@ -75,6 +83,19 @@ def test_bars_of_one_chart_share_their_scale(browser: Any, report: Path) -> None
     )
     times = [170.9, 175.1, 193.6, 208.5]
     assert [size / sizes[0] for size in sizes] == pytest.approx([ms / times[0] for ms in times], rel=0.01)
+
+
+@pytest.mark.parametrize("width", [1280, 1200, 1000, 840, 390])
+def test_a_figure_in_a_bar_stays_inside_its_part(browser: Any, report: Path, width: int) -> None:
+    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        browser.get(report.as_uri())
+        browser.execute_script(OPEN)
+        shown, beyond = browser.execute_script(FIGURES)
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert not beyond and (shown or width in (1000, 840))
 
 
 def test_a_phone_scrolls_nothing_but_tables(browser: Any, report: Path) -> None:

@@ -238,7 +238,7 @@ def test_a_cell_is_measured_on_a_cpu(least: list[str], tmp_path: Path, kept_serv
     ]
     assert all(len(row["look"]["wall_ms"]) == 2 and not row["look"]["gpu_ms"] for row in found["rows"])
     assert (
-        "1 cells, 4 rows, for how long the first visit will tell" in said.stderr
+        "1 cell, 4 rows, for how long the first visit will tell" in said.stderr
         and "4 of 4, about 0 min left" in said.stderr
     )
     assert "not to be quoted" in said.stdout and "GPU time" not in said.stdout

@@ -85,10 +85,10 @@ def _step(rung: RungResult, found: Parts) -> float:
 
 def _bar(rung: RungResult, found: Parts) -> html.Bar:
     drawn = [
-        html.Part(size, TONES[name], panels.short_ms(size)) for name, size in _joined(found).items() if size
+        html.Part(size, TONES[name], [panels.short_ms(size)]) for name, size in _joined(found).items() if size
     ]
     waits = _waiting(rung)
-    drawn += [html.Part(waits, "idle", panels.short_ms(waits))] if waits else []
+    drawn += [html.Part(waits, "idle", [panels.short_ms(waits)])] if waits else []
     said = [("", f"{found.launches:,.0f} launches")]
     return html.Bar(html.name(rung.title), drawn, f"{ms(found.gpu_ms)} ms GPU", said)
 

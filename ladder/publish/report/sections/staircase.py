@@ -38,9 +38,9 @@ def _bar(row: Row, shown: View, number: int) -> html.Bar:
     busy = panels.busy_ms(row)
     waits = max(row.step_ms - busy, 0.0)
     known = row.gpu is not None or not shown.has_gpu_time
-    figure = panels.short_ms(row.gpu.ms if row.gpu else busy)
-    parts = [html.Part(busy, "busy" if known else "unknown", figure)]
-    parts += [html.Part(waits, "idle", f"waits {panels.short_ms(waits)}")] if waits else []
+    figure, waiting = panels.short_ms(row.gpu.ms if row.gpu else busy), panels.short_ms(waits)
+    parts = [html.Part(busy, "busy" if known else "unknown", [figure])]
+    parts += [html.Part(waits, "idle", [f"waits {waiting}", waiting])] if waits else []
     return html.Bar(row.title, parts, f"{ms(row.step_ms)} ms", _gains(row, shown, number), row.interval)
 
 

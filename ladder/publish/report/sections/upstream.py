@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ladder.base.records import build
+from ladder.base.text import counted
 from ladder.publish.report import html
 from ladder.publish.report.found import File, Found
 from ladder.publish.report.section import Reads, Section
@@ -31,7 +32,7 @@ def section(found: Found) -> Section | None:
 def _one(file: File) -> html.Markup:
     result = build(Result, file.data)
     label = f"Steps, {file.name}"
-    about = f"{file.name}, {result.started[:10]}; {result.protocol.rounds} rounds"
+    about = f"{file.name}, {result.started[:10]}; {counted(result.protocol.rounds, 'round')}"
     parts = [html.table([list(report.HEADINGS), *map(list, report.cells(result))], label, caption=about)]
     parts.append(html.lines([*report.lines(result), *map(publishable.told, file.marks)]))
     if phases := report.phase_cells(result):
