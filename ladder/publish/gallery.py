@@ -138,7 +138,11 @@ def compared(found: list[Result]) -> list[tuple[Result, Result | None]]:
 
 def is_decided(result: Result) -> bool:
     """Return whether a run may be quoted and has whole generations with GPU times."""
-    return sources.in_generations(result) and not publishable(result) and any(rung.gpu_ms for rung in result.rungs)
+    return (
+        sources.in_generations(result)
+        and not publishable(result)
+        and any(rung.gpu_ms for rung in result.rungs)
+    )
 
 
 def with_article(found: Iterable[Result]) -> list[Result]:
