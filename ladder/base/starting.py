@@ -75,7 +75,7 @@ def watch() -> None:
     if sys.version_info < OLDEST:
         print(_too_old(), file=sys.stderr)
         sys.exit(2)
-    if not (ROOT / "pyproject.toml").is_file():
+    if not any((ROOT / "ladder" / "ladders").glob("*.yaml")):
         print(_no_checkout(), file=sys.stderr)
         sys.exit(2)
     if sys.flags.optimize > 1:
