@@ -172,7 +172,7 @@ def history(submission: Submission, run: Callable[..., int] | None = None) -> li
     have = _measured(submission)
     missing = [rung for rung in wanted if rung not in have]
     submission.say(
-        f"asv run: {counted(len(wanted), 'rung')} of {submission.workload}, {len(wanted) - len(missing)} of them there"
+        f"asv run: {counted(len(wanted), 'rung')} of {submission.workload}, {len(wanted) - len(missing)} already stored"
     )
     if submission.machine != submission.facts["name"]:
         submission.say(

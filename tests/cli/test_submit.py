@@ -320,7 +320,7 @@ def test_a_clone_is_measured_by_ladder_and_asv_in_one_call_and_the_next_has_noth
     ran = [line for line in done.stderr.splitlines() if line.startswith(("ladder run:", "asv run:"))]
     wanted = [rung for workload, rung in series.SERIES if workload == "tiny"]
     assert ran[0] == "ladder run: tiny on cpu, a quick one"
-    assert ran[1] == f"asv run: {len(wanted)} rungs of tiny, 0 are there" and len(ran) == 2
+    assert ran[1] == f"asv run: {len(wanted)} rungs of tiny, 0 already stored" and len(ran) == 2
     assert "4 files to send, all accepted" in done.stdout and "call `ladder submit` again" not in done.stdout
     (path,) = (clone / "results" / "asv").glob("*/*-checkout-*.json")
     row = json.loads(path.read_text())["results"][asvseries.STEP]
@@ -332,7 +332,7 @@ def test_a_clone_is_measured_by_ladder_and_asv_in_one_call_and_the_next_has_noth
 
     again = submitted()
     assert again.returncode == 0, again.stdout + again.stderr
-    assert "is there and complete" in again.stderr and f"{len(wanted)} are there" in again.stderr
+    assert "is there and complete" in again.stderr and f"{len(wanted)} already stored" in again.stderr
     assert seen == {file: file.stat().st_mtime_ns for file in seen}
     assert again.stdout.splitlines()[-4:] == done.stdout.splitlines()[-4:]
     assert [line for line in again.stdout.splitlines() if line.strip().startswith("git add")]
