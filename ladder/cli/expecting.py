@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ladder.base.errors import UserError
 from ladder.base.starting import near
+from ladder.base.text import counted
 from ladder.machine import neighbours
 from ladder.plan import modes
 from ladder.results import store as results
@@ -121,7 +122,7 @@ def first_line(
         share: of a usual visit's seconds.
     """
     quick, rounds, wanted = protocol
-    what = f"{workload} on {device}: {rungs} rung{'s' * (rungs != 1)}"
+    what = f"{workload} on {device}: {counted(rungs, 'rung')}"
     if resumed is not None:
         return f"{what}, going on with {near(resumed)}"
     number = rounds or (QUICK_ROUNDS if quick else None)

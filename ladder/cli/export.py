@@ -12,6 +12,7 @@ from ladder.base import git
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.starting import near
+from ladder.base.text import counted
 from ladder.cli import options
 from ladder.cli.version import version
 
@@ -70,7 +71,7 @@ def export(folder: Path | None, ops: str | None, package: str | None, like: str 
         raise UserError("ladder export needs DIR, --ops A,B,... and --package NAME; --list names the ops")
     chosen = exporting.chosen(ROOT, options.names(ops) or [])
     written = exporting.export(origin(), folder, chosen, package)
-    click.echo(f"{near(folder / package)}: {len(chosen)} op{'s' * (len(chosen) > 1)} in {len(written)} files")
+    click.echo(f"{near(folder / package)}: {counted(len(chosen), 'op')} in {len(written)} files")
     click.echo(f"check it: cd {shlex.quote(near(folder))}; python -m {package}.test_ops")
 
 

@@ -8,6 +8,7 @@ import click
 
 from ladder.base import files
 from ladder.base.starting import near
+from ladder.base.text import counted
 from ladder.cli import options
 
 
@@ -44,4 +45,4 @@ def sample(path: Path, out: Path, seeds: str, truncation: float, device: str | N
     files.refuse_unwritable(out)
     with system.untimed(device):
         written = sampling.draw(path, out, chosen, truncation=truncation, device=device)
-    click.echo(f"{near(written[-1])}, and {len(chosen)} image{'s' * (len(chosen) > 1)} beside it")
+    click.echo(f"{near(written[-1])}, and {counted(len(chosen), 'image')} beside it")

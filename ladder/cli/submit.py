@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from ladder.base.errors import UserError
 from ladder.base.starting import named
+from ladder.base.text import counted
 from ladder.cli import options
 
 
@@ -111,9 +112,7 @@ def submit(
         )
         click.echo("\n".join(wrong), err=True)
         sys.exit(1)
-    click.echo(
-        named(f"{len(paths)} file{'s' * (len(paths) > 1)} to send, all accepted by `ladder validate`:")
-    )
+    click.echo(named(f"{counted(len(paths), 'file')} to send, all accepted by `ladder validate`:"))
     for path in paths:
         click.echo(f"  {path.relative_to(submission.root)}")
     click.echo("To send them as a pull request, in a fork of the repository:")

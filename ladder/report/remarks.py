@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ladder.base.protocol import CYCLE_STEPS
-from ladder.base.text import at_commits, plain
+from ladder.base.text import at_commits, counted, plain
 from ladder.plan import catalog, modes
 from ladder.results import derive, sources
 from ladder.results.types import ABSENT, Machine, Plain, Result, Round, RungResult, head
@@ -17,7 +17,7 @@ def machine(machine: Machine) -> str:
     if machine.gpu:
         parts.append(f"{machine.gpu_memory_gb:.0f} GiB" if machine.gpu_memory_gb else "")
     else:
-        parts.append(f"{machine.cores} core{'s' if machine.cores != 1 else ''}")
+        parts.append(counted(machine.cores, "core"))
     parts.append(f"PyTorch {machine.torch}" if machine.torch else "")
     parts.append(f"CUDA {machine.cuda}" if machine.cuda else "")
     return plain(", ".join(part for part in parts if part))

@@ -16,6 +16,7 @@ from ladder.base.text import (
     amount,
     between,
     bounds,
+    counted,
     escaped,
     factor,
     fine_factor,
@@ -151,7 +152,7 @@ def interim(result: Result, width: int) -> list[str]:
     shown, out = view(result), io.StringIO()
     Console(file=out, width=width, no_color=True, highlight=False).print(_table(shown, width))
     done = max((len(rung.rounds) for rung in result.rungs), default=0)
-    head = f"after {done} {'generation' if shown.generations else 'round'}{'s' * (done != 1)}:"
+    head = f"after {counted(done, 'generation' if shown.generations else 'round')}:"
     return [head, *(line.rstrip() for line in out.getvalue().splitlines()), *shown.sentences]
 
 

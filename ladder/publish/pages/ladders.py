@@ -17,7 +17,7 @@ from ladder.report import recommend_text, tables
 from ladder.report.advising import ADOPT, Sources
 from ladder.report.recommend import recommend
 from ladder.report.view import Row, View, shown_gain, shown_verdict, view
-from ladder.results import derive
+from ladder.results import derive, sources
 from ladder.results.combine import gains as across
 from ladder.results.combine import series
 from ladder.results.types import Result
@@ -99,7 +99,7 @@ def _gpu(committed: Committed, result: Result, first: bool) -> str:
     if full is not None and (timed := _timed(all_rungs := view(full))):
         top = timed[-1]
         name = _all_rungs(picture.rungs_up_to(full, top.name), len(all_rungs.rows), committed.chart(full))
-        name += f", {_made(full, all_rungs)}" * (_rounds(full) != _rounds(result))
+        name += f", {_made(full)}" * (_rounds(full) != _rounds(result))
         name += ", not to be quoted" * bool(all_rungs.marks)
         shown_here = {"ms/step", "95% interval", "GPU ms", "total"}
         cells = [cell(top) if heading in shown_here else "" for heading, cell in columns]
@@ -137,8 +137,8 @@ def _rounds(result: Result) -> str:
     return " to ".join(map(str, counts[:1] + counts[1:][-1:])) or "0"
 
 
-def _made(result: Result, shown: View) -> str:
-    return f"{'generations' if shown.generations else 'rounds'}: {_rounds(result)}"
+def _made(result: Result) -> str:
+    return f"{'generations' if sources.in_generations(result) else 'rounds'}: {_rounds(result)}"
 
 
 def _source(committed: Committed, result: Result, shown: View, brief: bool = False) -> str:
@@ -151,7 +151,7 @@ def _source(committed: Committed, result: Result, shown: View, brief: bool = Fal
     marks = map(text, shown.marks)
     samples = [link("samples", path)] * (not (brief and page))
     part = [f"rungs of a run of `{result.part_of}`"] * (bool(result.part_of) and not brief)
-    return under(_made(result, shown), *part, *unsettled, *page, *samples, *marks)
+    return under(_made(result), *part, *unsettled, *page, *samples, *marks)
 
 
 def rungs(committed: Committed, name: str) -> str:

@@ -32,7 +32,7 @@ HIGH, THICK, TICKS = 30, 18, 24  # pixels: a bar's picture, the bar, and the mid
 MARGIN, CHARACTER = (
     1.5,
     2.4,
-)  # percent of the narrowest chart with figures in its bars: around a figure, and of it
+)  # percent of the narrowest chart with figures: around one, and each of its characters
 
 
 def joined(parts: Iterable[Markup]) -> Markup:

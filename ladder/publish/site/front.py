@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from ladder.base.text import bounds, ms
+from ladder.base.text import bounds, counted, ms
 from ladder.publish.history import series as asvseries
 from ladder.publish.site import answers, figures
 from ladder.publish.site.collected import Group, Panel, Raw
@@ -171,7 +171,7 @@ def page(
     return environment.get_template("front.html.jinja").render(
         policy=Markup(policy),
         style=Markup(style),
-        said=f"{len(measured)} machine{'s' if len(measured) != 1 else ''}",
+        said=counted(len(measured), "machine"),
         cards=answers.cards(groups, _reports(charts)),
         compared=compared,
         groups=[_group(group, index, charts) for index, group in enumerate(groups)],

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base.errors import UserError
-from ladder.base.text import plain
+from ladder.base.text import counted, plain
 from ladder.plan import content, modes
 from ladder.results import code_digest, ranking, sources, types
 from ladder.results import store as results
@@ -91,7 +91,7 @@ def of_this_machine(found: list[Result]) -> tuple[list[Result], list[str]]:
     )
     said = [] if mine else [f"no result of this machine ({here[0]}) yet: this is {picked.machine.name}'s"]
     if others := len(found) - 1:
-        said.append(f"{others} more result{'s' if others > 1 else ''}: `ladder report --all`")
+        said.append(f"{counted(others, 'more result')}: `ladder report --all`")
     return [picked], list(map(plain, said))
 
 

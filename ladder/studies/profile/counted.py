@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ladder.base.protocol import IN_ORDER
-from ladder.base.text import plain
+from ladder.base.text import counted, plain
 from ladder.receipts import kernel_names
 from ladder.results.types import Plain
 from ladder.studies.claims.hardware import counters
@@ -192,4 +192,4 @@ def bound(sm: float | None, dram: float | None, blocks: int | None, sms: int | N
     if not blocks or not sms or blocks >= sms:
         return "latency bound"
     short = "does not fill the GPU" if blocks < FILLED * sms else "latency bound"
-    return f"{short}: {blocks} block{'s' * (blocks > 1)} for {sms} SMs"
+    return f"{short}: {counted(blocks, 'block')} for {sms} SMs"
