@@ -49,7 +49,7 @@ def _maps(result: Result, theme: Theme) -> Any:
             values = [
                 [_log(report.cell_factor(result, rung, clock, s, b)) for b in batches] for s in sizes[::-1]
             ]
-            instead = [[report.cell_word(result, rung, s, b) for b in batches] for s in sizes[::-1]]
+            instead = [[report.cell_word(result, rung, clock, s, b) for b in batches] for s in sizes[::-1]]
             names = [f"{size}x{size}" for size in sizes[::-1]]
             heatmap(axes, names, [str(batch) for batch in batches], values, theme, _word, instead, most)
             axes.set_xlabel("batch", color=theme.muted, fontsize=8.5)

@@ -12,7 +12,7 @@ from pathlib import Path
 from ladder.base import text as texts
 from ladder.base.records import build
 from ladder.engine import looks, sitting
-from ladder.engine.looks import Task
+from ladder.engine.looks import Look, Task
 from ladder.engine.pool import Pool, WorkerFailure
 from ladder.engine.sitting import Pace
 from ladder.engine.visit import Visits
@@ -91,17 +91,27 @@ def measure(
 
 
 def measured(plan: Plan, cell: Cell, out: tuple[str, ...], pool: Pool, visits: Visits) -> Row:
-    """Return the row of a recipe in a cell. Out of memory is its value, and a failure has its reason."""
+    """Return the row of a recipe in a cell. Out of memory is its value, and a failure has its reason.
+
+    A row whose GPU time is void is measured once more, in another process.
+    """
     row = Row(resolution=cell[0], batch=cell[1], out=[*out], status="ok", reason=None, look=None)
     task = Task(plan.of(cell), plan.recipes[out], plan.device, plan.seed)
     try:
-        worker = pool.take()
-        try:
-            return replace(row, look=looks.in_fresh_process(worker, task, visits, plan.cycles))
-        finally:
-            worker.close()
+        look = _look(plan, task, pool, visits)
+        if look.gpu_void:
+            look = _look(plan, task, pool, visits)
+        return replace(row, look=look)
     except WorkerFailure as failure:
         return replace(row, status=failure.status, reason=texts.display(failure.reason))
+
+
+def _look(plan: Plan, task: Task, pool: Pool, visits: Visits) -> Look:
+    worker = pool.take()
+    try:
+        return looks.in_fresh_process(worker, task, visits, plan.cycles)
+    finally:
+        worker.close()
 
 
 def named(cell: Cell) -> str:

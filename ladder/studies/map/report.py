@@ -20,12 +20,14 @@ from ladder.studies.map.record import (
     Result,
     Row,
     by_key,
+    key,
     mean_factor,
     time_ms,
 )
 
 ALIKE = COUNTS  # within this factor of the fastest a recipe counts as the fastest, too
 EVERYWHERE = " everywhere"
+EVERY_BATCH = "at every batch"
 CLOCKS = {WALL: "step", GPU: "GPU time"}
 
 
@@ -60,12 +62,13 @@ def cell_factor(result: Result, rung: str, clock: str, resolution: int, batch: i
     return (found[0].wall if clock == WALL else found[0].gpu) if found else None
 
 
-def cell_word(result: Result, rung: str, resolution: int, batch: int) -> str:
-    """Return why a cell has no gain: "oom", another status, or nothing if it was not measured."""
+def cell_word(result: Result, rung: str, clock: str, resolution: int, batch: int) -> str:
+    """Return why a cell has no gain: "oom", another status, "void", or nothing if it was not measured."""
     rows = by_key(result.rows)
-    found = [rows.get((resolution, batch, out)) for out in ((), (rung,))]
-    broken = [row.status for row in found if row is not None and row.status != "ok"]
-    return broken[0] if broken else ""
+    found = [row for out in ((), (rung,)) if (row := rows.get((resolution, batch, out)))]
+    if broken := [row.status for row in found if row.status != "ok"]:
+        return broken[0]
+    return "void" if clock == GPU and any(map(is_void, found)) else ""
 
 
 def table(result: Result, rung: str, clock: str) -> tuple[list[str], list[list[str]]]:
@@ -74,7 +77,8 @@ def table(result: Result, rung: str, clock: str) -> tuple[list[str], list[list[s
     made = [
         [f"{size}x{size}"]
         + [
-            fine_factor(cell_factor(result, rung, clock, size, batch)) or cell_word(result, rung, size, batch)
+            fine_factor(cell_factor(result, rung, clock, size, batch))
+            or cell_word(result, rung, clock, size, batch)
             for batch in batches
         ]
         for size in resolutions
@@ -83,8 +87,8 @@ def table(result: Result, rung: str, clock: str) -> tuple[list[str], list[list[s
 
 
 def matters_sentence(result: Result, rung: str) -> str:
-    """Return, for each resolution, from which batch on a rung matters, or up to which."""
-    said = []
+    """Return at which batches a rung matters, with the resolutions of which that is true."""
+    places: dict[str, list[str]] = {}
     resolutions, batches = axes(result)
     for size in resolutions:
         known = [
@@ -94,10 +98,13 @@ def matters_sentence(result: Result, rung: str) -> str:
         ]
         if known:
             lacks = f" ({len(known)} of {len(batches)} batches have a time)" * (len(known) < len(batches))
-            said.append(f"{_where(known)} at {size}x{size}{lacks}")
-    if not said:
+            places.setdefault(_where(known), []).append(f"{size}x{size}{lacks}")
+    if not places:
         return f"{rung}: no cell has a time with it and one without it."
+    said = [f"{where} at {' and '.join(sizes)}" for where, sizes in places.items()]
     share = 100 * (COUNTS - 1)
+    if places == {EVERY_BATCH: [f"{size}x{size}" for size in resolutions]}:
+        said = [f"in all {counted(len(result.protocol.cells), 'cell')}"]
     return f"{rung} saves {share:.0f}% of the step or more {', '.join(said)}."
 
 
@@ -108,7 +115,7 @@ def _where(known: Sequence[tuple[int, float]]) -> str:
     if not good:
         return "at no batch"
     if good == batches:
-        return "at every batch"
+        return EVERY_BATCH
     if good == batches[: len(good)]:
         return f"up to batch {good[-1]}"
     if good == batches[-len(good) :]:
@@ -239,7 +246,21 @@ def sentences(result: Result) -> list[str]:
         return progressive_sentences(result)
     found = [matters_sentence(result, rung) for rung in result.protocol.rungs] + [policy_sentence(result)]
     lacking = [row for row in result.rows if row.status == "oom"]
-    return found + [f"{len(lacking)} of {len(result.rows)} rows ran out of memory."] * bool(lacking)
+    found += [f"{len(lacking)} of {len(result.rows)} rows ran out of memory."] * bool(lacking)
+    void = [row for row in result.rows if is_void(row)]
+    if void:
+        size, batch, out = key(void[0])
+        reason = void[0].look.gpu_void if void[0].look else ""
+        where = f"{size}x{size}, batch {batch}, {title(out)}"
+        found.append(
+            f"GPU time is void in {len(void)} of {len(result.rows)} rows, first at {where}: {reason}."
+        )
+    return found
+
+
+def is_void(row: Row) -> bool:
+    """Return whether a row has a step time, but its GPU time does not count."""
+    return row.look is not None and row.look.gpu_void is not None
 
 
 def text(result: Result) -> str:

@@ -118,15 +118,22 @@ def test_a_rung_matters_where_it_was_planted(data: dict[str, Any]) -> None:
     result = build(record.Result, data)
     graphs, layout = (report.matters_sentence(result, rung) for rung in planning.PAIR)
     assert graphs == (
-        "cuda_graphs saves 2% of the step or more at every batch at 32x32, at every batch at 64x64, up to batch 16 at"
-        " 128x128, up to batch 8 at 256x256 (4 of 5 batches have a time)."
+        "cuda_graphs saves 2% of the step or more at every batch at 32x32 and 64x64, up to batch 16 at 128x128, up to"
+        " batch 8 at 256x256 (4 of 5 batches have a time)."
     )
-    assert "at no batch at 64x64, at every batch at 128x128" in layout
+    assert "at no batch at 32x32 and 64x64, at every batch at 128x128 and 256x256" in layout
     wanted = step_ms(128, 8, ("cuda_graphs",)), step_ms(128, 8, ())
     assert wanted[0] and wanted[1]
     seen = report.cell_factor(result, "cuda_graphs", "wall", 128, 8)
     assert seen == pytest.approx(wanted[0][0] / wanted[1][0], rel=1e-5)
     assert report.cell_factor(result, "cuda_graphs", "gpu", 128, 8) == pytest.approx(1)
+
+
+def test_a_rung_that_matters_in_every_cell_is_told_in_few_words(data: dict[str, Any]) -> None:
+    result = build(record.Result, data)
+    result = replace(result, gains=[replace(gain, wall=1.5) for gain in result.gains])
+    said = report.matters_sentence(result, "channels_last")
+    assert said == "channels_last saves 2% of the step or more in all 20 cells."
 
 
 def test_the_article_s_policy_is_held_against_the_fastest_recipe(data: dict[str, Any]) -> None:
@@ -144,6 +151,19 @@ def test_out_of_memory_is_the_value_of_a_cell(data: dict[str, Any]) -> None:
     assert report.table(result, "channels_last", "wall")[1][-1][-1] == "oom"
     assert "3 of 80 rows ran out of memory." in report.sentences(result)
     assert "oom" in report.markdown(result) and validate.check(data) is None
+
+
+def test_a_void_gpu_time_is_told_where_the_cell_has_no_gain(data: dict[str, Any]) -> None:
+    copy, why = json.loads(json.dumps(data)), "GPU time of 88.56 ms in a step of 87.37 ms"
+    row = next(row for row in copy["rows"] if (row["resolution"], row["batch"], row["out"]) == (64, 4, []))
+    row["look"].update(gpu_ms=None, gpu_void=why)
+    result = record.derive(build(record.Result, copy))
+    assert report.table(result, "channels_last", "gpu")[1][1][1] == "void"
+    assert report.table(result, "channels_last", "wall")[1][1][1] != "void"
+    assert (
+        f"GPU time is void in 1 of 80 rows, first at 64x64, batch 4, whole ladder: {why}."
+        in report.sentences(result)
+    )
 
 
 def test_a_training_that_grows_adds_up_images_times_seconds(grown: dict[str, Any]) -> None:
@@ -296,6 +316,22 @@ def test_the_time_ends_and_only_what_is_missing_or_failed_is_measured_later(
     said = call("map", *least, *cells, "--resume", str(path))
     assert said.exit_code == 0 and fake[8:] == [(8, 4)] * 2  # what ran out of memory does so again
     assert "other cells, another pair" in refused("map", *least, "--resume", str(path))
+
+
+def test_a_row_with_a_void_gpu_time_is_measured_once_more(
+    least: list[str], fake: list[tuple[int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def fresh(*_: Any) -> looks.Look:
+        tried.append("look")
+        made = build(looks.Look, look(None, 50.0))
+        return replace(made, gpu_ms=None, gpu_void="the clock fell") if len(tried) in {1, 3, 4} else made
+
+    monkeypatch.setattr(looks, "in_fresh_process", fresh)
+    assert call("map", *least, "--resolutions", "8", "--batches", "4").exit_code == 0
+    found = [row["look"]["gpu_void"] for row in read(tmp_path / "out")["rows"]]
+    assert found == [None, "the clock fell", None, None] and len(tried) == 6
 
 
 def test_a_training_that_grows_is_a_cell_for_each_resolution(
