@@ -148,7 +148,7 @@ assert y.shape == x.shape
 """,
     "spectral_norm": """
 weights = [torch.randn(8, 4, 3, 3), torch.randn(6, 8)]
-us, vs = [torch.randn(8), torch.randn(6)], [torch.randn(36), torch.randn(8)]  # as `power_iteration` leaves them
+us, vs = [torch.randn(8), torch.randn(6)], [torch.randn(36), torch.randn(8)]  # as power iterations leave them
 first, second = ops.spectral_norm(weights, us, vs)
 assert first.shape == (8, 4, 3, 3) and second.shape == (6, 8)
 """,

@@ -278,7 +278,6 @@ def test_without_git_there_is_no_commit() -> None:
         (",", "mine", "names no op"),
         ("conv2d", "1x", "no name that Python can import"),
         ("conv2d", "a.b", "no name that Python can import"),
-        ("conv2d", "", "no name that Python can import"),
         ("conv2d", "ops\u00e4", "no name that Python can import"),
         ("conv2d", "class", "no name that Python can import"),
         ("conv2d", "__init__", "no name that Python can import"),
