@@ -18,6 +18,7 @@ from ladder.base.events import CaseEvent, Event, OnEvent
 from ladder.base.text import printable
 
 EVERY_S = 10.0  # seconds between lines, for work of hundreds of steps
+MOMENT_S = 0.5  # seconds of work that needs no bar
 NARROW = 80  # columns: on a narrower terminal a bar leaves no room for its text
 
 
@@ -56,24 +57,39 @@ def _where(event: Event) -> str:
 
 
 class First:
-    """The first line of a long command, printed once it is certain that the work begins."""
+    """The first line of a long command, printed once it is certain that the work begins. Notes wait for it."""
 
     def __init__(self, text: str, quiet: bool) -> None:
-        self.due = not quiet
-        self.text = text
+        self.quiet, self.begun = quiet, False
+        self.waiting = [text]
 
     def __call__(self) -> None:
-        if self.due:
-            click.echo(self.text, err=True)
-        self.due = False
+        """Print the line, once, and the notes that have come since."""
+        self.begun = True
+        while self.waiting:
+            line = self.waiting.pop(0)
+            if not self.quiet:
+                click.echo(line, err=True)
+
+    def note(self, line: str) -> None:
+        """Print a note behind the first line, at once if that has been printed."""
+        self.waiting.append(line)
+        if self.begun:
+            self()
 
 
 @contextmanager
 def bar(title: str, quiet: bool, first: First | None = None) -> Iterator[Callable[[int, int], None]]:
-    """Yield a callback (done, total) that draws a bar. Nothing is drawn or printed before its first call."""
+    """Yield a callback (done, total) that draws a bar. Nothing is drawn or printed of work that takes a moment.
+
+    So what refuses at once stays one line.
+    """
+    begun = time.monotonic()
     with _Bar(title, "", quiet) as drawn:
 
         def on_progress(done: int, total: int) -> None:
+            if time.monotonic() - begun < MOMENT_S:
+                return
             if first is not None:
                 first()
             drawn.update(done, total, say=True, now_and_then=True)

@@ -76,20 +76,20 @@ def ablate(
     plan = planning.make(name, fields | {"data": None}, chosen, ladder_name, seed, minutes)
     facts = system.facts(chosen)
     result = measure.new_result(plan, facts, stored(plan, facts))
-    if resume is not None:
-        result = measure.continued(resume, result)
     paths: list[Path] = []
 
     def save(found: Result) -> None:
         paths[:] = write(found, folder, whole=found.complete)
 
-    count, seconds = measure.expected(plan, result)
-    about = expecting.words(seconds / 60 if name == expecting.USUAL[chosen] else None)
-    rungs = f"{text.counted(len(plan.rungs), 'rung')} of {plan.ladder}"
-    said = f"{name} on {chosen}: {rungs}, {text.counted(count, 'measurement')}, {about}"
-    First(f"{said}, at most {minutes:g}" if minutes else said, as_json)()
-    environment.tell(as_json)
     with locks.folder_lock(folder, text.slug(result.machine.name)), sitting.kept(paths):
+        if resume is not None:
+            result = measure.continued(resume, result)
+        count, seconds = measure.expected(plan, result)
+        about = expecting.words(seconds / 60 if name == expecting.USUAL[chosen] else None)
+        rungs = f"{text.counted(len(plan.rungs), 'rung')} of {plan.ladder}"
+        said = f"{name} on {chosen}: {rungs}, {text.counted(count, 'measurement')}, {about}"
+        First(f"{said}, at most {minutes:g}" if minutes else said, as_json)()
+        environment.tell(as_json)
         result = measure.Session(plan, result, lambda line: click.echo(line, err=True), save).run()
         if not result.complete:
             paths[:] = write(result, folder)

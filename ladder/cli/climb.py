@@ -102,14 +102,13 @@ def _measured(
         raise UserError(f"none of these rungs can run here: {planned[0].name}: {planned[0].skipped}")
     folder = request.resume.parent if request.resume else of_machine(request.out, device)
     files.refuse_unwritable(folder)
-    warning = system.torch_warning()
-    if warning and not quiet:
-        click.echo(f"warning: {warning}", err=True)
     asked = request.quick, request.rounds, request.budget
     able = sum(rung.recipe is not None for rung in planned)
     share = expecting.EAGER if mode == modes.MISTAKES else 1.0
     line = expecting.first_line(folder, name, device, able, asked, request.resume, share)
     first = progress.First(line, quiet)
+    if warning := system.torch_warning():
+        first.note(f"warning: {warning}")
     pictures = prepare_images(request.data or workload["data"], workload, quiet, first)
     written: dict[str, str] = {}  # "path": the result file, reported in the events of the run
     tables: list[str] = []  # that were shown: a resumed run passes generations that it has already
@@ -117,6 +116,7 @@ def _measured(
 
         def on_event(event: dict[str, Any]) -> None:
             if event["event"] == "start":  # no refusal can come after this event
+                first()
                 environment.tell(quiet, without=QUIET)
                 if on_file is not None:
                     on_file(Path(event["path"]))

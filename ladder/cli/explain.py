@@ -50,13 +50,13 @@ def explain(
     from ladder.results import ranking
 
     pair = sides.sides(before, after, file, workload, RESULTS)
+    if markdown is not None:
+        tables.refuse_outputs([markdown], [each.path for each in pair])
     if file is None and sides.asked(before).file is None:
         machine, here = pair[0].result.machine, ranking.machines_here()
         if machine.name not in here:
             whose = plain(machine.gpu or machine.cpu)
             click.echo(f"no profile of both on this machine ({here[0]}) yet: this is {whose}'s", err=True)
-    if markdown is not None:
-        tables.refuse_outputs([markdown], [each.path for each in pair])
     found = explaining.explain(*pair)
     if as_json:
         click.echo(json.dumps(explaining.data(found), indent=1, allow_nan=False))

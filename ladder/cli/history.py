@@ -76,11 +76,14 @@ def bench_compare(
     from ladder.base.records import plain
     from ladder.publish.regressions import arguments, judging, report
     from ladder.report import output as ending
+    from ladder.report import tables
 
     def tell(line: str) -> None:
         click.echo(texts.printable(line), err=True)
 
     names = options.names(rungs)
+    if markdown is not None:
+        tables.refuse_outputs([markdown], [report_of] if report_of else [])
     if report_of is not None:
         asked = ("rungs", "ladder_name", "workload", "rounds", "budget", "seed", "device", "out")
         options.refuse_idle("has no effect: --report measures nothing", *asked)
@@ -167,12 +170,17 @@ def history(
     from ladder.publish.history import issues as nightly
     from ladder.publish.history import screening
     from ladder.publish.regressions import arguments, checkouts, known
+    from ladder.report import tables
 
     def tell(line: str) -> None:
         click.echo(texts.printable(line), err=True)
 
     if budget is not None and not confirm:
         raise UserError("--budget is for --confirm")
+    if issues is not None:
+        tables.refuse_outputs([issues], [])
+    if compared is not None and not compared.is_dir():
+        raise UserError(f"--compared {compared}: no such folder")
     checkouts.commit_of(branch, "--branch")
     entries = known.read()
     where = folder or ROOT / "results" / "asv", compared or arguments.OUT

@@ -12,10 +12,11 @@ import click
 
 from ladder.base import files, locks, text
 from ladder.base.errors import UserError
+from ladder.base.progress import First
 from ladder.base.records import plain
 from ladder.base.starting import near
 from ladder.cli import options
-from ladder.studies.kernelbench.measure import MINUTES, ORDERS, OUT, Asked, measure, write
+from ladder.studies.kernelbench.measure import MINUTES, ORDERS, OUT, Asked, lay_out, measure, write
 
 if TYPE_CHECKING:
     from ladder.studies.kernelbench.schema import Row
@@ -117,12 +118,18 @@ def kernels(
     from ladder.report import output as ending
     from ladder.studies.kernelbench import verdicts as kernelverdicts
 
-    with (
-        locks.folder_lock(folder, text.slug(system.facts(chosen)["name"])),
-        locks.device_lock(system.device_key(chosen)),  # until the files are there: the context stays as long
-    ):
-        result = measure(asked, as_json, folder)
-        paths = write(result, folder)
+    with locks.folder_lock(folder, text.slug(system.facts(chosen)["name"])):
+        job = lay_out(asked)
+        First(
+            f"kernels: {text.counted(len(job.due), 'case')}, at most about {job.asked.minutes:g} minutes",
+            as_json,
+        )()
+        environment.tell(as_json)
+        with locks.device_lock(
+            system.device_key(chosen)
+        ):  # until the files are there: the context stays as long
+            result = measure(job, as_json, folder)
+            paths = write(result, folder)
     if as_json:
         click.echo(json.dumps(plain(result), indent=1, allow_nan=False))
     else:

@@ -14,7 +14,7 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.yamlfile import remarks
 from ladder.cli import options
-from ladder.plan import catalog, levers, mistakes, needs
+from ladder.plan import catalog, levers, mistakes, modes, needs
 from ladder.results import parts, ranking, values, words
 from ladder.results.publishable import publishable
 from ladder.results.types import Gain, RungResult, given
@@ -24,6 +24,12 @@ RESULTS = ROOT / "results" / "ladder"
 CHANGES = 3  # categories that `ladder show` tells of a rung
 OPEN = (*values.INSIDE, values.AMBIGUOUS, values.TOO_FEW, None)  # verdicts without a difference to explain
 FIRST = ("article", "full")  # ladders listed first; the others follow by name
+
+# Studies of `ladder run --mode`: the title, the entry that others stand beside, and the others (name, title, effect).
+STUDIES: dict[str, tuple[str, str, list[tuple[str, str, str]]]] = {
+    mistakes.STUDY: (mistakes.TITLE, mistakes.CLEAN, [(m.name, m.title, m.why) for m in mistakes.MISTAKES]),
+    levers.STUDY: (levers.TITLE, levers.UNCHANGED, [*levers.LEVERS]),
+}
 
 
 @click.command("list")
@@ -116,14 +122,15 @@ def _is_staircase(result: ranking.Result) -> bool:
 
 
 @click.command()
-@click.argument("name", metavar="RUNG|LADDER")
+@click.argument("name", metavar="NAME")
 def show(name: str) -> None:
-    """Explain a rung or a ladder.
+    """Explain a rung, a ladder, a workload or a study.
 
     For a rung: its change, why it should help, when it does not, how to see that it is on, and what was measured.
     These are your own result, and those of other GPUs in this checkout.
     For a ladder (a name or a YAML file): its rungs in order, with the change and the needs of each.
-    For an entry of `ladder run --mode mistakes` or `levers`: what it does, and how it is measured.
+    For `mistakes` and `levers`, which `ladder run --mode` measures: their entries. For an entry: what it does.
+    For a workload: its fields.
     """
     a_file = Path(name).suffix in (".yaml", ".yml") or len(Path(name).parts) > 1
     shown = []
@@ -133,9 +140,17 @@ def show(name: str) -> None:
         shown.append(_ladder(name))
     if name in (entries := _entries()):
         shown.append(entries[name])
+    if name in STUDIES:
+        shown.append(_study(name))
+    if name in catalog.workloads():
+        shown.append(_workload(name))
     if not shown:
-        names = dict.fromkeys([*catalog.rungs(), *catalog.ladders(), *entries])
-        raise UserError(f"no rung or ladder {name!r}{suggestion(name, names)}")
+        if name in modes.MODES:
+            raise UserError(f"{name} is a way to lay out a run: ladder run --mode {name}")
+        names = dict.fromkeys(
+            [*catalog.rungs(), *catalog.ladders(), *STUDIES, *catalog.workloads(), *entries]
+        )
+        raise UserError(f"no rung, ladder, workload or study {name!r}{suggestion(name, names)}")
     click.echo("\n\n".join("\n".join(lines) for lines in shown))
 
 
@@ -153,8 +168,7 @@ def _rung(name: str) -> list[str]:
 
 def _entries() -> dict[str, list[str]]:
     """Return what `show` says of each mistake and each lever, by name."""
-    found = [(each.name, each.title, each.why, mistakes.STUDY) for each in mistakes.MISTAKES]
-    found += [(*each, levers.STUDY) for each in levers.LEVERS]
+    found = [(*entry, name) for name, (*_, entries) in STUDIES.items() for entry in entries]
     return {
         name: [
             click.style(title, bold=True),
@@ -164,6 +178,28 @@ def _entries() -> dict[str, list[str]]:
         ]
         for name, title, why, study in found
     }
+
+
+def _study(name: str) -> list[str]:
+    """Return the lines on a study: each of its entries, and how it is measured."""
+    title, first, entries = STUDIES[name]
+    rows = [["entry", "what it is", "what it does"], *([*each] for each in entries)]
+    return [
+        click.style(f"{title}: {name}, {len(entries)} entries", bold=True),
+        f"Measured by `ladder run --mode {name}`, beside `{first}`.",
+        "",
+        *_table(rows),
+        "",
+        "docs/mistakes.md has what was measured.",
+    ]
+
+
+def _workload(name: str) -> list[str]:
+    """Return the lines on a workload of ours: its fields."""
+    fields = catalog.load_workload(name)[1]
+    rows = [[key, json.dumps(value)] for key, value in fields.items()]
+    head = click.style(f"{catalog.describe(catalog.WORKLOADS, name)}: workload {name}", bold=True)
+    return [head, "", *_table(rows)]
 
 
 def _ladder(name: str) -> list[str]:

@@ -275,12 +275,19 @@ def report(
     if everything and paths:
         raise UserError("--all is for results/ladder: leave out PATH")
     reporting.refuse_outputs([*filter(None, (markdown, csv_path)), *charts], paths)
+    if charts:
+        from ladder.report import chart
+
+        for path in charts:
+            chart.kind_of(path)
     results, refused = reporting.collect(list(paths) or [RESULTS])
-    for line in refused:
-        click.echo(f"ladder: {line}", err=True)
     remarks: list[str] = []
     if not paths and not everything:
         results, remarks = reporting.of_this_machine(results)
+    if charts and len(results) != 1:
+        raise UserError(f"--chart draws one result, and {len(results)} were found; name one file")
+    for line in refused:
+        click.echo(f"ladder: {line}", err=True)
     if as_json:
         data = [reporting.data_of(result) for result in results]
         click.echo(json.dumps(data[0] if len(data) == 1 else data, indent=1, allow_nan=False))
@@ -295,13 +302,8 @@ def report(
         files.write(markdown, "\n".join(reporting.markdown(result) for result in results))
     if csv_path is not None:
         files.write(csv_path, reporting.csv_text(results))
-    if charts:
-        if len(results) != 1:
-            raise UserError(f"--chart draws one result, and {len(results)} were found; name one file")
-        from ladder.report import chart
-
-        for path in charts:
-            chart.draw(results[0], path)
+    for path in charts:
+        chart.draw(results[0], path)
     if refused:
         sys.exit(1)
 

@@ -87,20 +87,21 @@ def map_(
         workload, ladder_name, rungs, (resolutions, batches), progressive, images, chosen, seed, budget
     )
     result = measure.new_result(plan, system.facts(chosen))
-    if resume is not None:
-        result = measure.continued(resume, result)
     paths: list[Path] = []
 
     def save(found: Result) -> None:
         paths[:] = write(found, folder, whole=found.complete)
 
-    count = len(measure.missing(plan, result))
-    usual = plan.name == expecting.USUAL[chosen]
-    about = expecting.words(count * measure.SECONDS[chosen] / 60 if usual else None)
-    said = f"{plan.name} on {chosen}: {text.counted(len(plan.cells), 'cell')}, {text.counted(count, 'row')}, {about}"
-    First(f"{said}, at most {budget:g}" if budget else said, as_json)()
-    environment.tell(as_json)
     with locks.folder_lock(folder, text.slug(result.machine.name)), sitting.kept(paths):
+        if resume is not None:
+            result = measure.continued(resume, result)
+        count = len(measure.missing(plan, result))
+        usual = plan.name == expecting.USUAL[chosen]
+        about = expecting.words(count * measure.SECONDS[chosen] / 60 if usual else None)
+        cells, rows = text.counted(len(plan.cells), "cell"), text.counted(count, "row")
+        said = f"{plan.name} on {chosen}: {cells}, {rows}, {about}"
+        First(f"{said}, at most {budget:g}" if budget else said, as_json)()
+        environment.tell(as_json)
         result = measure.measure(plan, result, lambda line: click.echo(line, err=True), save)
         if not result.complete:
             paths[:] = write(result, folder)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ladder.base import files, locks, text
+from ladder.base import files, locks, progress, text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.records import plain
@@ -60,7 +60,6 @@ def noise(
 
     Exit status: 0 if done. 1 if there is no number. 2 if the request is impossible. 130 if interrupted.
     """
-    from ladder.base import progress
     from ladder.machine import environment, system
     from ladder.report import output as ending
     from ladder.studies.noise import measure, report
@@ -69,12 +68,15 @@ def noise(
     environment.refuse(chosen)
     folder = out or OUT
     files.refuse_unwritable(folder)
-    plan, source = _plan(rung, workload, ladder_name, chosen, data, minutes, lock_clocks, seed, as_json)
-    environment.tell(as_json)
+    plan, source, first = _plan(
+        rung, workload, ladder_name, chosen, data, minutes, lock_clocks, seed, as_json
+    )
     with (
         locks.folder_lock(folder, text.slug(system.facts(chosen)["name"])),
         progress.ladder_progress(f"{plan.rung} twice on {chosen}", as_json) as on_event,
     ):
+        first()
+        environment.tell(as_json)
         result = measure.measure(plan, source, on_event)
         paths = write(result, folder)
     click.echo(json.dumps(plain(result), indent=1, allow_nan=False) if as_json else report.text(result))
@@ -88,9 +90,8 @@ def noise(
 def _plan(
     rung: str | None, workload: str | None, ladder_name: str, device: str, data: str | None,
     minutes: float, lock: bool, seed: int, quiet: bool,
-) -> tuple[Plan, str | None]:  # fmt: skip
-    """Return the plan of the rung, by default the highest that runs here, and the source of its images."""
-    from ladder.base.progress import First
+) -> tuple[Plan, str | None, progress.First]:  # fmt: skip
+    """Return the plan of the rung, by default the highest here, the source of its images, and the first line."""
     from ladder.machine import system
     from ladder.plan import catalog, modes, needs
     from ladder.studies.noise.measure import Plan
@@ -108,10 +109,10 @@ def _plan(
     planned = modes.plan(modes.CUMULATIVE, ladder, able, [rung])
     if planned[-1].recipe is None:
         raise UserError(f"rung {rung} cannot run here: {planned[-1].skipped}")
-    first = First(f"{rung} twice on {name}, {device}: about {minutes:g} minutes", quiet)
+    first = progress.First(f"{rung} twice on {name}, {device}: about {minutes:g} minutes", quiet)
     pictures = for_workload.prepare_images(data or fields["data"], fields, quiet, first)
     fields = fields | {"data": pictures.path}
-    return Plan(name, fields, ladder, planned, device, minutes, lock, seed), pictures.source
+    return Plan(name, fields, ladder, planned, device, minutes, lock, seed), pictures.source, first
 
 
 def write(result: Result, folder: Path) -> list[Path]:

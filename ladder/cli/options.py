@@ -29,6 +29,16 @@ class UserPath(click.Path):
         return super().convert(os.path.expanduser(value), param, ctx)
 
 
+class Text(click.types.StringParamType):
+    """A text given by a user. An empty one, as of a variable that a script did not set, is no default."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not found.strip():
+            self.fail("it is empty", param, ctx)
+        return found
+
+
 FILE = UserPath(dir_okay=False)
 FOLDER = UserPath(file_okay=False)
 ANY = UserPath()
@@ -81,6 +91,8 @@ class Group(click.Group):
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         _name_the_program(cmd)
+        for param in cmd.params:
+            param.type = Text() if param.type is click.STRING else param.type
         super().add_command(cmd, name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

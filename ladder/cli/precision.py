@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ladder.base import files, locks, text
+from ladder.base.progress import First
 from ladder.base.records import plain
 from ladder.cli import options
 from ladder.images import for_workload
@@ -97,7 +99,6 @@ def precision(
     Exit status: 0 if every row that can run here has a number. 1 if one has none. 2 if the request is impossible. 130
     if it was interrupted or the time was over.
     """
-    from ladder.base.progress import First
     from ladder.machine import environment, system
     from ladder.plan import catalog
     from ladder.report import output as ending
@@ -119,14 +120,20 @@ def precision(
     _refuse_idle_options(names, bases, batch_of, batch_seconds, steps)
     folder = out or measure.OUT
     files.refuse_unwritable(folder)
+    if resume is not None:
+        measure.load(resume)  # refuses it before images are made
     facts = system.facts(chosen)
+    rounds = rounds or (1 if cpu else results.FEWEST_ROUNDS)
+    rows = f"{text.counted(len(names), 'precision')} on {' and '.join(_of(bases))}"
+    said = f"{name} on {chosen}: {rows}, {text.counted(rounds, 'round')}; a line for each part that begins"
+    first = First(said, as_json)
     plan = measuring.Plan(
-        fields | {"data": _images(data, fields, cpu, as_json)},
+        fields,
         chosen,
         names,
         _of(bases),
         ladder_name,
-        rounds or (1 if cpu else results.FEWEST_ROUNDS),
+        rounds,
         cycles or (1 if cpu else 2),
         seed,
         parity,
@@ -137,16 +144,14 @@ def precision(
         steps if steps is not None else (32 if cpu else 4000),
         {"loss_scale_interval": 8} if cpu else {},
     )
-    rows = f"{text.counted(len(names), 'precision')} on {' and '.join(plan.bases)}"
-    First(
-        f"{name} on {chosen}: {rows}, {text.counted(plan.rounds, 'round')}; a line for each part that begins",
-        as_json,
-    )()
-    environment.tell(as_json)
+    measuring.rows(plan)  # refuses the ladder before images are made
+    plan = replace(plan, workload=fields | {"data": _images(data, fields, cpu, first)})
     with locks.folder_lock(folder, text.slug(facts["name"])):
         base = measure.new_result(plan, name, facts)
         if resume is not None:
             base = measure.continued(resume, base)
+        first()
+        environment.tell(as_json)
         result = measure.run(plan, base, lambda line: click.echo(line, err=True), minutes, folder)
         paths = measure.write(result, folder)
     if as_json:
@@ -188,11 +193,14 @@ def _of(bases: str) -> tuple[str, ...]:
     return ("baseline", "top") if bases == "both" else (bases,)
 
 
-def _images(data: str | None, fields: Plain, cpu: bool, quiet: bool) -> str | None:
+def _images(data: str | None, fields: Plain, cpu: bool, first: First) -> str | None:
     """Return the folder of images for the recorded training, or None for random images on a CPU.
 
     The images are those of the user, else the sample photographs.
     """
-
     wanted = data or fields["data"]
-    return None if cpu and wanted is None else for_workload.prepare_images(wanted, fields, quiet).path
+    return (
+        None
+        if cpu and wanted is None
+        else for_workload.prepare_images(wanted, fields, first.quiet, first).path
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -15,6 +16,7 @@ import click
 from ladder.base import files, locks, text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
+from ladder.base.progress import First
 from ladder.base.records import plain
 from ladder.base.stopping import stop_on_sigterm
 from ladder.cli import options
@@ -84,17 +86,18 @@ def profile(
         raise UserError("--ncu and --nsys look into a GPU, and none is used here")
     folder = out or OUT
     files.refuse_unwritable(folder)
-    asked, photographs = _plan(rung, workload, ladder_name, chosen, data, seed, as_json)
+    asked, photographs, first = _plan(rung, workload, ladder_name, chosen, data, seed, as_json)
 
     def tell(line: str) -> None:
         click.echo(f"{rung}: {line}", err=True)
 
-    environment.tell(as_json)
-    with (
-        stop_on_sigterm(),
-        locks.folder_lock(folder, text.slug(system.facts(chosen)["name"])),
-        locks.device_lock(system.device_key(chosen), lambda: tell("waits for another run on this GPU")),
-    ):
+    with contextlib.ExitStack() as held:
+        held.enter_context(stop_on_sigterm())
+        held.enter_context(locks.folder_lock(folder, text.slug(system.facts(chosen)["name"])))
+        first()
+        environment.tell(as_json)
+        waiting = "waits for another run on this GPU"
+        held.enter_context(locks.device_lock(system.device_key(chosen), lambda: tell(waiting)))
         result = measure.profile(asked, photographs, folder, tell, trace)
         paths = write(result, folder)
         if largest_batch:
@@ -133,9 +136,8 @@ def _tools(ncu: bool, nsys: Path | None) -> tuple[str | None, str | None]:
 
 def _plan(
     rung: str, workload: str | None, ladder: str | None, device: str, data: str | None, seed: int, quiet: bool
-) -> tuple[Plan, str | None]:
-    """Return the plan of the rung, and the source of its images."""
-    from ladder.base.progress import First
+) -> tuple[Plan, str | None, First]:
+    """Return the plan of the rung, the source of its images, and the first line."""
     from ladder.plan import catalog
     from ladder.studies.profile import measure
 
@@ -143,7 +145,7 @@ def _plan(
     measure.plan(rung, ladder, name, fields, device, None, seed)  # refuses before images are made
     first = First(f"{rung}: profile on {name}, {device}", quiet)
     pictures = for_workload.prepare_images(data or fields["data"], fields, quiet, first)
-    return measure.plan(rung, ladder, name, fields, device, pictures.path, seed), pictures.source
+    return measure.plan(rung, ladder, name, fields, device, pictures.path, seed), pictures.source, first
 
 
 def _with_largest(result: Result, asked: Plan, tell: Callable[[str], None]) -> Result:

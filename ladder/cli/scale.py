@@ -11,6 +11,7 @@ import click
 from ladder.base import files, locks, text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
+from ladder.base.progress import First
 from ladder.base.records import build, plain
 from ladder.cli import options
 from ladder.images import for_workload
@@ -95,7 +96,6 @@ def scale(
     Exit status: 0 if every point has a number. 1 if a point has none. 2 if the request is impossible. 130 if
     interrupted or the budget was over.
     """
-    from ladder.base.progress import First
     from ladder.engine import sitting
     from ladder.machine import environment, system
     from ladder.report import output as ending
@@ -112,20 +112,19 @@ def scale(
     folder = out or (OUT if resume is None else resume.parent)
     files.refuse_unwritable(folder)
     counts = numbers(request.gpus, len(system.gpu_uuids()) if chosen == "cuda" else None)
-    asked, photographs = _plan(request, before, chosen, counts, as_json, proves=not no_proof,
+    asked, photographs, first = _plan(request, before, chosen, counts, as_json, proves=not no_proof,
                                budget_s=None if budget is None else 60 * budget)  # fmt: skip
     paths: list[Path] = []
 
     def save(result: Result) -> None:
         paths[:] = write(result, folder)
 
-    names = ", ".join(dict.fromkeys(each.way.name for each in asked.points))
-    First(f"{asked.name} on {chosen}: {names} on {', '.join(map(str, counts))}", as_json)()
     result = scaling_.new_result(asked, system.facts(chosen), photographs)
-    environment.tell(as_json)
     with locks.folder_lock(folder, text.slug(result.machine.name)), sitting.kept(paths):
         if resume is not None:  # read again under the lock: another run may have continued it
             result = taking_up.take_up(resume, load(resume), result)
+        first()
+        environment.tell(as_json)
         result = scaling_.measure(asked, result, lambda line: click.echo(line, err=True), save)
     found = plain(result)
     parts = [point for point in found["points"] if point["status"] != "n/a"]
@@ -210,8 +209,11 @@ def numbers(asked: str | None, there: int | None) -> list[int]:
 
 def _plan(
     request: Request, before: Result | None, device: str, counts: list[int], quiet: bool, **more: Any
-) -> tuple[Plan, str | None]:
-    """Return what to measure, and the source of the images. A file that is gone on with says which points."""
+) -> tuple[Plan, str | None, First]:
+    """Return what to measure, the source of the images, and the first line.
+
+    A file that is gone on with says which points.
+    """
     from ladder.machine import system
     from ladder.plan import catalog
     from ladder.studies.scale import ways as known
@@ -236,10 +238,12 @@ def _plan(
         raise UserError(f"--total: {error}") from None
     if not any(point.problem is None for point in points):
         raise UserError(f"none of these ways runs here: {points[0].way.name}: {points[0].problem}")
-    pictures = for_workload.prepare_images(request.data or fields["data"], fields, quiet)
+    names = ", ".join(dict.fromkeys(each.way.name for each in points))
+    first = First(f"{name} on {device}: {names} on {', '.join(map(str, counts))}", quiet)
+    pictures = for_workload.prepare_images(request.data or fields["data"], fields, quiet, first)
     rules = request.generations or 3, request.visits or 3, request.seed or 0
     plan = Plan(name, fields | {"data": pictures.path}, points, device, *rules, **more)
-    return plan, pictures.source
+    return plan, pictures.source, first
 
 
 def write(result: Result, folder: Path) -> list[Path]:

@@ -10,6 +10,7 @@ import click
 from ladder.base import files, locks, text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
+from ladder.base.progress import First
 from ladder.base.records import plain
 from ladder.cli import options
 from ladder.images import for_workload
@@ -58,7 +59,6 @@ def sustain(
     Exit status: 0 if every rung has a number. 1 if a rung has none. 2 if the request is impossible. 130 if
     interrupted.
     """
-    from ladder.base.progress import First
     from ladder.machine import environment, system
     from ladder.report import output as ending
     from ladder.studies.sustain import measure as sustaining
@@ -68,17 +68,16 @@ def sustain(
     environment.refuse(chosen)
     folder = out or OUT
     files.refuse_unwritable(folder)
-    asked, photographs = _plan(rungs, workload, ladder_name, chosen, data, seconds, seed, as_json)
+    asked, photographs, first = _plan(rungs, workload, ladder_name, chosen, data, seconds, seed, as_json)
     paths: list[Path] = []
 
     def save(result: Result) -> None:
         paths[:] = write(result, folder)
 
-    chosen_rungs = ", ".join(asked.recipes)
-    First(f"{asked.name} on {chosen}: {chosen_rungs}, {seconds:g} s each once it is prepared", as_json)()
     result = sustaining.new_result(asked, system.facts(chosen), photographs)
-    environment.tell(as_json)
     with locks.folder_lock(folder, text.slug(result.machine.name)):
+        first()
+        environment.tell(as_json)
         result = sustaining.measure(asked, result, lambda line: click.echo(line, err=True), save)
     found = plain(result)
     ending.end(found, report.text(result), paths, as_json, found["rungs"])
@@ -87,8 +86,8 @@ def sustain(
 def _plan(
     rungs: tuple[str, ...], workload: str | None, ladder_name: str, device: str, data: str | None,
     seconds: float, seed: int, quiet: bool,
-) -> tuple[Plan, str | None]:  # fmt: skip
-    """Return the rungs' recipes on this workload, and the source of the images."""
+) -> tuple[Plan, str | None, First]:  # fmt: skip
+    """Return the rungs' recipes on this workload, the source of the images, and the first line."""
     from ladder.machine import system
     from ladder.plan import catalog
     from ladder.studies.sustain.measure import Plan
@@ -105,10 +104,11 @@ def _plan(
             raise UserError(f"ladder {ladder_name} has no rung {rung!r}{has}")
         if rung not in runs:
             raise UserError(f"rung {rung} cannot run here: {climbed[rung].skipped}")
-    pictures = for_workload.prepare_images(data or fields["data"], fields, quiet)
     recipes = {rung: climbed[rung].recipe for rung in dict.fromkeys(rungs or runs[-1:])}
+    first = First(f"{name} on {device}: {', '.join(recipes)}, {seconds:g} s each once it is prepared", quiet)
+    pictures = for_workload.prepare_images(data or fields["data"], fields, quiet, first)
     plan = Plan(name, fields | {"data": pictures.path}, recipes, device, seconds, seed)
-    return plan, pictures.source
+    return plan, pictures.source, first
 
 
 def write(result: Result, folder: Path) -> list[Path]:

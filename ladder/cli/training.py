@@ -89,7 +89,7 @@ def train(
         _refuse_folder(options)
         first = progress.First(f"training: {name} on {device}, up to step {options['steps']}", quiet)
         pictures = prepare_images(data or workload["data"], workload, quiet, first)
-        return _trained(workload, chosen, pictures, device, quiet, options)
+        return _trained(workload, chosen, pictures, device, first, options)
 
 
 def _origin(path: Path, resumed: bool) -> Origin:
@@ -115,7 +115,12 @@ def _refuse_folder(options: dict[str, Any]) -> None:
 
 
 def _trained(
-    workload: Fields, recipe: Fields, pictures: ImageSet, device: str, quiet: bool, options: dict[str, Any]
+    workload: Fields,
+    recipe: Fields,
+    pictures: ImageSet,
+    device: str,
+    first: progress.First,
+    options: dict[str, Any],
 ) -> Summary:
     from ladder.base.stopping import stop_on_sigterm
     from ladder.training.train import train as training
@@ -124,8 +129,14 @@ def _trained(
     with (
         stop_on_sigterm(),
         system.untimed(device, count),
-        progress.training_progress(options["steps"], quiet) as on_event,
+        progress.training_progress(options["steps"], first.quiet) as shown,
     ):
+
+        def on_event(event: Event) -> None:
+            if event["event"] == "checked":  # no refusal can come after this event
+                first()
+            shown(event)
+
         return training(workload, recipe, pictures, device=device, on_event=on_event, **options)
 
 
@@ -138,9 +149,10 @@ def _on_ranks(
     if ranks.writes:
         _refuse_folder(options)
     said = f"training: {name} on {device}, {ranks.size} ranks, up to step {options['steps']}"
-    pictures = ranks.in_turn(lambda: prepare_images(data, workload, quiet, progress.First(said, quiet)))
+    first = progress.First(said, quiet)
+    pictures = ranks.in_turn(lambda: prepare_images(data, workload, quiet, first))
     if ranks.writes:
-        return _trained(workload, recipe, pictures, device, quiet, options | {"ranks": ranks})
+        return _trained(workload, recipe, pictures, device, first, options | {"ranks": ranks})
     from ladder.base.stopping import stop_on_sigterm
     from ladder.training.following import follow
 
@@ -183,7 +195,9 @@ def canary(
     paths: list[Path] = []
 
     def tell(event: Event) -> None:
-        if event["event"] == "end":
+        if event["event"] == "start":
+            first()
+        elif event["event"] == "end":
             paths.append(Path(event["path"]))
         elif not quiet:
             found = "broke" if event["distance"] is None else f"{event['distance']:.1f}"

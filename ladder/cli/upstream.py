@@ -11,6 +11,7 @@ import click
 from ladder.base import files, locks, text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
+from ladder.base.progress import First
 from ladder.base.records import build, plain
 from ladder.cli import options
 from ladder.images import for_workload
@@ -83,7 +84,6 @@ def upstream(
 
     Exit status: 0 if both have a number. 1 if one has none. 2 if the request is impossible. 130 if interrupted.
     """
-    from ladder.base.progress import First
     from ladder.machine import environment, system
     from ladder.plan import catalog
     from ladder.publish.export import drop_in
@@ -110,11 +110,14 @@ def upstream(
         own = catalog.load_workload(workload)[1]["data"]
         resuming.ask_for_images(resume, head(before), data, None if own is None else str(own))
     files.refuse_unwritable(folder)
-    plan, photographs = _plan(clone, workload, ladder_name, chosen, data, as_json)
     cpu = chosen == "cpu"
+    rounds = rounds or (1 if cpu else 5)
+    steps = "NVIDIA's step, the patched one" if patched else "NVIDIA's step"
+    said = f"{steps} and {{}}, {text.counted(rounds, 'round')}"
+    plan, photographs, first = _plan(clone, workload, ladder_name, chosen, data, said, as_json)
     asked = replace(
         plan,
-        rounds=rounds or (1 if cpu else 5),
+        rounds=rounds,
         cycles=cycles or (1 if cpu else 2),
         seed=seed,
         inspect=inspect,
@@ -124,10 +127,6 @@ def upstream(
     def tell(line: str) -> None:
         click.echo(line, err=True)
 
-    steps = "NVIDIA's step, the patched one" if patched else "NVIDIA's step"
-    First(
-        f"{asked.name} on {chosen}: {steps} and {asked.rung}, {text.counted(asked.rounds, 'round')}", as_json
-    )()
     facts = system.facts(chosen)
     paths: list[Path] = []
 
@@ -135,10 +134,11 @@ def upstream(
         paths[:] = write(result, folder)
 
     result = measuring.new_result(asked, facts, photographs)
-    environment.tell(as_json)
     with locks.folder_lock(folder, text.slug(facts["name"])):
         if resume:  # read again under the lock: another run may have continued it
             result = taking_up.take_up(resume, _before(resume), result)
+        first()
+        environment.tell(as_json)
         result = measuring.measure(asked, result, tell, save)
     found = plain(result)
     ending.end(found, report.text(result), paths, as_json, found["programs"], resumes=True)
@@ -163,9 +163,12 @@ def _before(resume: Path | None) -> Result | None:
 
 
 def _plan(
-    clone: Path, workload: str | None, ladder_name: str, device: str, data: str | None, quiet: bool
-) -> tuple[Plan, str | None]:
-    """Return what both sides train and the recipe of our top, and the source of the images."""
+    clone: Path, workload: str | None, ladder_name: str, device: str, data: str | None, said: str, quiet: bool
+) -> tuple[Plan, str | None, First]:
+    """Return what both sides train and the recipe of our top, the source of the images, and the first line.
+
+    The first line is `said` with the name of our top, behind workload and device.
+    """
     from ladder.machine import system
     from ladder.plan import catalog
     from ladder.studies.upstream import step
@@ -179,7 +182,8 @@ def _plan(
     ]
     if not climbed:
         raise UserError(f"ladder {ladder_name}: none of its rungs runs here")
-    pictures = for_workload.prepare_images(data or fields["data"], fields, quiet)
+    first = First(f"{name} on {device}: {said.format(climbed[-1].name)}", quiet)
+    pictures = for_workload.prepare_images(data or fields["data"], fields, quiet, first)
     plan = Plan(
         folder=clone.resolve(),
         name=name,
@@ -189,7 +193,7 @@ def _plan(
         weights=weights(fields),
         device=device,
     )
-    return plan, pictures.source
+    return plan, pictures.source, first
 
 
 def weights(fields: Plain) -> dict[str, int]:

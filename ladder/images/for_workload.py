@@ -22,7 +22,8 @@ def prepare_images(
     """Return the workload's images, with a progress bar while they are made and their notes on stderr.
 
     ``data`` is a user's folder, or the workload's own field; None takes the sample photographs.
-    ``first`` is printed before they are made, once it is certain that the images can be had.
+    ``first`` is printed before images are made. If none are, it waits, and the images' notes with it: the caller
+    prints it after its last check.
     """
     from ladder.images import prepare as images
 
@@ -30,9 +31,10 @@ def prepare_images(
     resolution, batch = int(workload["resolution"]), int(workload["batch"])
     with progress.bar("images", quiet, first) as on_progress:
         found = images.prepare_images(folder, resolution, progress=on_progress, at_least=batch)
-    if first is not None:
-        first()
-    if not quiet:
-        for note in found.notes:
-            click.echo(f"images: {texts.printable(note)}", err=True)
+    for note in found.notes:
+        line = f"images: {texts.printable(note)}"
+        if first is not None:
+            first.note(line)
+        elif not quiet:
+            click.echo(line, err=True)
     return found

@@ -32,10 +32,15 @@ def draw(result: Result, path: Path) -> None:
     Raises:
         UserError: another suffix, or the file cannot be written; one line.
     """
+    files.write(path, render(result, kind_of(path)))
+
+
+def kind_of(path: Path) -> str:
+    """Return "png" or "svg", by the suffix of a chart's file. Raises UserError for another one."""
     kind = Path(path).suffix.lower()
     if kind not in (".png", ".svg"):
         raise UserError(f"{path}: a chart is written as .png or .svg")
-    files.write(path, render(result, kind[1:]))
+    return kind[1:]
 
 
 def render(result: Result, kind: str, theme: Theme = LIGHT) -> bytes:

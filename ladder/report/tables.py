@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ladder.base import starting
+from ladder.base import files, starting
 from ladder.base.errors import UserError
 from ladder.base.text import (
     aligned,
@@ -354,7 +354,7 @@ def _csv(cell: object) -> object:
 
 
 def refuse_outputs(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
-    """Refuse a file that is read and would be written, or that is named for two outputs. UserError, one line."""
+    """Refuse a file that is read, that is named for two outputs, or that cannot be written. UserError, one line."""
     behind = [path.resolve() for path in outputs]
     for path, real in zip(outputs, behind, strict=True):
         if real.is_file() and any(real == each.resolve() for each in inputs):
@@ -363,3 +363,5 @@ def refuse_outputs(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
             )
         if behind.count(real) > 1 and (real.is_file() or not real.exists()):
             raise UserError(f"{path}: two outputs cannot go into one file; name another one")
+        if real.is_file() or not real.exists():
+            files.refuse_unwritable(real.parent)

@@ -122,13 +122,35 @@ def NAMED(value: Any) -> Problem | None:
 
 
 def WORKLOAD(value: Any) -> Problem | None:
-    """Refuse what is no workload of this commit's fields."""
-    return _workload()(value)
+    """Refuse what is no workload of this commit: unknown fields, and values that none can have."""
+    from stylegan_lite.config import Workload
+
+    if problem := _workload()(value):
+        return problem
+    least = {"channel_base": value["resolution"]}  # the rule above does not ask for it
+    return _impossible(Workload, least | {key: each for key, each in value.items() if key != "name"})
 
 
 def RECIPE(value: Any) -> Problem | None:
-    """Refuse what is no recipe of this commit's fields."""
-    return _recipe()(value)
+    """Refuse what is no recipe of this commit: unknown fields, and values that none can have."""
+    from stylegan_lite.config import Recipe
+
+    found = (
+        (_impossible(Recipe, {key: each}) for key, each in value.items()) if isinstance(value, dict) else ()
+    )
+    return _recipe()(value) or next(filter(None, found), None)
+
+
+def _impossible(kind: Any, fields: dict[str, Any]) -> Problem | None:
+    """Return which value a field cannot have, or None. What two fields may be together is left to whoever runs them."""
+    from stylegan_lite.config import ConfigError
+
+    try:
+        kind.from_dict(fields, where="")
+    except ConfigError as error:
+        line = str(error).partition(": ")[2]
+        return ("", line) if " must be " in line else None
+    return None
 
 
 # Made when first asked for: where asv measures a commit, stylegan_lite is the commit's own.

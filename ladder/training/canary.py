@@ -93,8 +93,9 @@ def run(
     """Train every rung ``seeds`` times, judge it against the first, and return the result.
 
     The file is written after every training. Up to ``jobs`` trainings run at a time (None: ``usual_jobs``). Their
-    number changes neither the records nor their order. Each training calls ``on_event`` with {"event": "trained",
-    "rung", "seed", "done", "total", "distance"}. The last event, "end", has the ``path`` of the file.
+    number changes neither the records nor their order. The first event is "start". Each training calls ``on_event``
+    with {"event": "trained", "rung", "seed", "done", "total", "distance"}. The last event, "end", has the
+    ``path`` of the file.
 
     Returns:
         The result. Its ``complete`` is false after Ctrl-C, SIGTERM or SIGHUP.
@@ -112,6 +113,7 @@ def run(
     result = _new(name, workload, ladder, planned, images, device, steps, seeds)
     folder = Path(out) / result["machine"]["name"]
     with locks.folder_lock(folder), stop_on_sigterm(), system.untimed(device):
+        tell({"event": "start"})
         path = folder / f"{name}-{ladder}-{text.stamp(result['started'])}.json"
         runnable = [rung for rung in planned if not rung.skipped]
         records = {rung["name"]: rung for rung in result["rungs"]}

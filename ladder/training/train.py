@@ -91,7 +91,8 @@ def train(
             end. By default every grid comes with a checkpoint.
         truncation: truncation of the sample grids; 1 is none.
         ranks: this process's place in a group, if several train together. It is that of the writing process.
-        on_event: gets dicts with "event" ("start", "note", "log", "sample", "checkpoint", "end") and its details.
+        on_event: gets dicts with "event" ("checked", "start", "note", "log", "sample", "checkpoint", "end") and its
+            details. Nothing is refused after "checked".
 
     Returns:
         The summary, which is plain data.
@@ -112,6 +113,8 @@ def train(
         if not name or trainingfolder.is_fork(out, resume):
             name = checkpoint.new_run()
         trainingfolder.prepare(out, content)
+        tell = _telling(on_event)
+        tell({"event": "checked"})
         step = None
         try:
             step = stylegan_lite.make_step(
@@ -126,7 +129,6 @@ def train(
                 device=device,
                 also=_scales(step),
             )
-            tell = _telling(on_event)
             run = _Run(step, out, images, seed, name, log, truncation, tell, ranks)
             if content is not None:
                 run.restore(resume, content)

@@ -19,6 +19,7 @@ from tests.support import made_up
 EVENTS = """
 import sys
 from ladder.base import progress
+progress.MOMENT_S = 0.0
 first = progress.First("tiny on cpu: 4 rungs, 3 generations, about 3 minutes", False)
 with progress.bar("images", False, first) as images:
     for done in range(4): images(done, 3)

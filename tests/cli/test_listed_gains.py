@@ -1,10 +1,15 @@
-"""The gain of a rung as `ladder list` and `ladder show` tell it: by both clocks where a result has both."""
+"""Names and gains in `ladder list` and `ladder show`: a gain is told by both clocks where a result has both."""
+
+import json
+
+import pytest
 
 from ladder.cli import listing
 from ladder.plan import catalog
 from ladder.results import ranking
 from ladder.results import store as results
 from tests.support import made_up, two_clocks, typed
+from tests.support.commands import call, refused
 
 
 def told(made, name):
@@ -86,3 +91,23 @@ def test_show_tells_what_other_gpus_measured_by_both_clocks_and_nothing_that_mus
     assert "ADOPT" not in climbed and "ADOPT" in left_out and "left-out.json" in left_out
     monkeypatch.setattr(ranking, "machines_here", lambda: ["nvidia-h200"])
     assert listing._elsewhere("bf16") == []  # `Here:` tells them
+
+
+@pytest.mark.parametrize(("study", "entry"), [("mistakes", "item_each_step"), ("levers", "half_width")])
+def test_show_lists_the_entries_of_a_study_that_run_measures(study, entry):
+    lines = call("show", study).stdout.splitlines()
+    assert f"Measured by `ladder run --mode {study}`" in lines[1]
+    assert any(line.startswith(f"{entry} ") for line in lines)
+
+
+def test_show_knows_whatever_list_names():
+    listed = json.loads(call("list", "--json").stdout)
+    for kind in listed.values():
+        for name in kind:
+            assert call("show", name).exit_code == 0, name
+    assert ["batch", "8"] in [line.split() for line in call("show", "article-sn").stdout.splitlines()]
+
+
+@pytest.mark.parametrize("mode", ["cumulative", "solo", "leave-one-out"])
+def test_show_of_a_mode_says_how_it_is_run(mode):
+    assert refused("show", mode) == f"ladder: {mode} is a way to lay out a run: ladder run --mode {mode}"

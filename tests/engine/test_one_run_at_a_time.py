@@ -59,7 +59,7 @@ def test_a_second_run_into_one_folder_is_refused(arguments, module, name, tmp_pa
     from ladder.studies.sustain import measure as sustaining
 
     monkeypatch.setattr(module or sustaining, name or "measure", measured)
-    monkeypatch.setattr(cli_sustain, "_plan", lambda *_: (sustaining.Plan(**PLAN), None))
+    monkeypatch.setattr(cli_sustain, "_plan", lambda *_: (sustaining.Plan(**PLAN), None, measured))
     with held(tmp_path):
         said = CliRunner().invoke(cli.main, [*arguments, "--device", "cpu", "--out", str(tmp_path)])
     assert said.exit_code == 2, said.output

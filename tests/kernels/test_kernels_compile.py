@@ -6,6 +6,7 @@
 import ast
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,9 @@ pytest.importorskip("triton")
 from kernels import choices
 from tests.support import compiling
 from tests.support.compiling import FULLY, SHARED_KIB
+from tests.support.fake_runs import alive, wait_for
 from tests.support.lanes import contracted_sums
+from tests.support.programs import end_with_parent
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,6 +54,7 @@ def in_others(cache: Path, *arguments: list[str]) -> list[dict]:
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     env |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pipes |= {"preexec_fn": end_with_parent}
     others = [
         subprocess.Popen([sys.executable, compiling.__file__, *each], env=env, **pipes) for each in arguments
     ]
@@ -60,6 +64,28 @@ def in_others(cache: Path, *arguments: list[str]) -> list[dict]:
         assert other.returncode == 0, err[-3000:]
         found.append(json.loads(out))
     return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_process_that_compiles_ends_with_the_one_that_waits_for_it(number, tmp_path):
+    """Ctrl-C may reach pytest alone, and kernels would be compiled for two minutes more."""
+    slow = tmp_path / "slow.py"
+    slow.write_text(
+        "import os, time\nprint(os.getpid(), file=open('pid', 'w'), flush=True)\ntime.sleep(600)\n"
+    )
+    waits = (
+        "from pathlib import Path\nfrom tests.kernels import test_kernels_compile as tests\n"
+        f"tests.compiling.__file__ = {str(slow)!r}\ntests.in_others(Path('cache'), ['few'])"
+    )
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    waiting = subprocess.Popen(
+        [sys.executable, "-c", waits], cwd=tmp_path, env=env, stderr=subprocess.DEVNULL
+    )
+    pid = tmp_path / "pid"
+    wait_for(lambda: pid.exists() and pid.read_text())
+    waiting.send_signal(number)
+    waiting.wait()
+    wait_for(lambda: not alive(int(pid.read_text())))
 
 
 def assert_compiled(found: list[dict]) -> None:

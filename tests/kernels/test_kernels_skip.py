@@ -16,6 +16,7 @@ import kernels
 from kernels.linear.weight_gradients import Branch, WeightGradients
 from tests.support import compiling_skip
 from tests.support.kernel_checks import assert_no_worse, assert_untouched, error, poison_memory
+from tests.support.programs import end_with_parent
 
 skip = sys.modules["kernels.linear.skip"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -232,7 +233,9 @@ def test_every_candidate_compiles_for_hopper_s_tensor_cores_without_spills(tmp_p
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     env |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
     command = [sys.executable, compiling_skip.__file__]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=280, preexec_fn=end_with_parent
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
     assert {tuple(how) for how, *_ in found} == set(compiling_skip.CANDIDATES)

@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from tests.support import precompiling
 from tests.support.precompiling import counted, forget
+from tests.support.programs import end_with_parent
 from tests.support.small import SMALL
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +25,9 @@ def found(tmp_path_factory):
     env |= {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("cache")), "OMP_NUM_THREADS": "1"}
     env |= {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
     command = [sys.executable, precompiling.__file__]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=280, check=False, preexec_fn=end_with_parent
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 

@@ -166,6 +166,26 @@ def test_a_rung_whose_recipe_lacks_its_change_is_refused_by_results_of_now():
     assert validate.check(result) == "rung bf16: its recipe's precision is fp32, not bf16"
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"precision": "fp3"}, "precision must be one of fp32, bf16, fp16, fp64, got 'fp3'"),
+        ({"fused_act": 3}, "fused_act must be true or false, got 3"),
+        ({"workers": -1}, "workers must be 0 or more, got -1"),
+    ],
+)
+def test_a_value_that_no_recipe_can_have_is_refused(changed, words):
+    result = made_up.gpu_run()
+    result["rungs"][0]["recipe"] = changed
+    assert validate.check(result) == f"rungs[0].recipe: {words}"
+
+
+def test_a_value_that_no_workload_can_have_is_refused():
+    result = made_up.gpu_run()
+    result["workload"]["norm"] = "batch"
+    assert validate.check(result) == "workload: norm must be one of demod, instance, got 'batch'"
+
+
 HAS_ALL = dict.fromkeys(needs.NEEDS)
 
 

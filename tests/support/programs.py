@@ -1,8 +1,10 @@
 """Programs of this project that share one import of torch: run one after the other, or as forks of one process."""
 
 import contextlib
+import ctypes
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -34,6 +36,15 @@ for module, *arguments in json.loads(sys.argv[1]):
     ended.append([status, *(text.getvalue() for text in said)])
 json.dump(ended, sys.__stdout__)
 """
+
+
+PDEATHSIG = 1  # of Linux's prctl
+
+
+def end_with_parent() -> None:
+    """Let this process be killed as soon as its parent ends: Ctrl-C may reach the parent alone. A `preexec_fn`."""
+    with contextlib.suppress(AttributeError):  # a system without prctl
+        ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
 
 
 class Ended(NamedTuple):

@@ -97,7 +97,7 @@ def test_seeds_are_numbers_and_ranges(text: str, seeds: list[int]) -> None:
     assert sampling.seeds_of(text) == seeds
 
 
-@pytest.mark.parametrize("text", ["", "a", "-3", "3-", "1,,2", "5-2", "4294967296", "0-10000", "1.5", "²"])
+@pytest.mark.parametrize("text", ["a", "-3", "3-", "1,,2", "5-2", "4294967296", "0-10000", "1.5", "²"])
 def test_other_seeds_are_refused_in_one_line(own: Path, text: str, tmp_path: Path) -> None:
     assert refused("sample", own, "--out", tmp_path / "s", f"--seeds={text}").startswith("ladder: --seeds")
     assert not (tmp_path / "s").exists()

@@ -199,7 +199,7 @@ def test_events_and_summary_tell_what_was_written(images, tmp_path):
     events = []
     summary = go(images, tmp_path, 4, sample_every=2, on_event=events.append)
     assert [event["event"] for event in events if event["event"] != "log"] == [
-        "start", "sample", "checkpoint", "sample", "checkpoint", "end",
+        "checked", "start", "sample", "checkpoint", "sample", "checkpoint", "end",
     ]  # fmt: skip
     assert (summary["step"], summary["images"]) == (4, 16)
     assert summary["losses"] == {phase: lines(tmp_path)[-1][phase] for phase in PHASES}

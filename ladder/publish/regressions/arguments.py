@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ladder.base import git
+from ladder.base import files, git
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.text import counted
@@ -67,8 +67,8 @@ def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[Compared, 
     entries = known.read(root / known.FILE.relative_to(ROOT))
     device = system.choose_device(request.device)
     environment.refuse(device)
-    for line in environment.said(environment.recorded()):
-        tell(line)
+    files.refuse_unwritable(request.out)
+    said = environment.said(environment.recorded())
     name, workload = catalog.load_workload(request.workload or for_workload.DEFAULT_WORKLOAD[device])
     if workload["data"] is not None:
         raise UserError(f"--workload {name}: its images are yours; comparisons use the sample photographs")
@@ -77,12 +77,11 @@ def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[Compared, 
     there = {**workload, "data": pictures.path}
     rungs = plan(request.ladder, request.rungs, system.capabilities(device), there)
     if git.changes(root, checkouts.PACKAGES):
-        tell("uncommitted changes in kernels/ or stylegan_lite/ are not measured: commits are")
-    for line in known.expired(entries):
-        tell(line)
+        said += ["uncommitted changes in kernels/ or stylegan_lite/ are not measured: commits are"]
+    said += known.expired(entries)
     in_force = known.between(entries, base_commit, head_commit, root)
     many = counted(request.rounds, "round") if request.rounds else f"{LEAST_ROUNDS} to {MOST_ROUNDS} rounds"
-    tell(f"{name} on {device}: {' and '.join(each.name for each in rungs)} of two commits, {many}")
+    said += [f"{name} on {device}: {' and '.join(each.name for each in rungs)} of two commits, {many}"]
     options = comparing.Options(
         rounds=request.rounds,
         seed=request.seed,
@@ -100,6 +99,7 @@ def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[Compared, 
             options,
             tell,
             lambda result: known.mark(result, in_force),
+            said,
         )
 
 

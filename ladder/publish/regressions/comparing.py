@@ -275,9 +275,15 @@ def run(
     options: Options,
     tell: Tell = lambda text: None,
     settle_known: Settle = lambda result: result,
+    first: Sequence[str] = (),
 ) -> tuple[Compared, Path]:
-    """Measure and write; return the result and its file. Raises `UserError` where the file cannot be written."""
+    """Measure and write; return the result and its file. Raises `UserError` where the file cannot be written.
+
+    The lines `first` are told once nothing can be refused any more.
+    """
     with locks.folder_lock(Path(out) / texts.slug(machine.name)):
+        for line in first:
+            tell(line)
         result = new_result(machine, workload, rungs, base, head, options)
         path = new_path(out, result)
         return Comparison(result, rungs, base, head, path, options, tell, settle_known).run(), path

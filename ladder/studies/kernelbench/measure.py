@@ -16,7 +16,8 @@ from ladder.base.starting import near
 
 if TYPE_CHECKING:
     from ladder.studies.kernelbench.cases.registry import Case
-    from ladder.studies.kernelbench.schema import Head, Kernels, Plan
+    from ladder.studies.kernelbench.resuming import Rows
+    from ladder.studies.kernelbench.schema import Head, Kernels, Plan, Sitting
     from stylegan_lite.config import Workload
 
 OUT = ROOT / "results" / "kernels"
@@ -56,27 +57,28 @@ class Asked:
         )
 
 
-def measure(asked: Asked, quiet: bool, out: Path | None = None) -> Kernels:
-    """Return the whole result, derived numbers included. Finished rows are written to `out` on the way.
+@dataclass(frozen=True)
+class Job:
+    """A request that was checked: what is measured, what is due of it, and the rows that an earlier sitting kept."""
 
-    The caller holds the lock on the device.
-    """
-    from ladder.base.events import CaseEvent
-    from ladder.base.progress import First, kernels_progress
-    from ladder.base.stopping import stop_on_sigterm
-    from ladder.machine import environment
-    from ladder.studies.kernelbench import bench as kernelbench
-    from ladder.studies.kernelbench import compiling as kernelcompiling
-    from ladder.studies.kernelbench import report as kernelreport
+    asked: Asked
+    head: Head
+    plan: Plan
+    cases: list[Case]
+    due: list[Case]
+    kept: Rows
+    started: str  # of this sitting
+    earlier: list[Sitting]
+
+
+def lay_out(asked: Asked) -> Job:
+    """Return what to measure. Raises UserError, one line, for a request that is impossible."""
     from ladder.studies.kernelbench import resuming as kernelresuming
-    from ladder.studies.kernelbench import timing as kerneltiming
     from ladder.studies.kernelbench.cases import registry as kernelcases
-    from ladder.studies.kernelbench.schema import Measured, Protocol, Sitting
 
     before = kernelresuming.load(asked.resume) if asked.resume else None
     asked = asked.like(before) if before else asked
-    device, smoke = asked.device, asked.device == "cpu"
-    workloads = _workloads(device, asked.names, kernelcases.WORKLOADS)
+    workloads = _workloads(asked.device, asked.names, kernelcases.WORKLOADS)
     cases, lacking = _cases(asked, workloads)
     head, plan = _head(asked), _plan(asked, workloads, lacking)
     started, earlier = head.started, (before.sittings or []) if before else []
@@ -84,9 +86,27 @@ def measure(asked: Asked, quiet: bool, out: Path | None = None) -> Kernels:
         head = kernelresuming.continued(asked.resume, before, head, plan, cases)
     kept = kernelresuming.finished(before, cases) if before else {}
     due = kernelcases.in_order([case for case in cases if case.name not in kept], asked.first)
-    environment.tell(quiet)
+    return Job(asked, head, plan, cases, due, kept, started, earlier)
+
+
+def measure(job: Job, quiet: bool, out: Path | None = None) -> Kernels:
+    """Return the whole result, derived numbers included. Finished rows are written to `out` on the way.
+
+    The caller holds the lock on the device.
+    """
+    from ladder.base.events import CaseEvent
+    from ladder.base.progress import kernels_progress
+    from ladder.base.stopping import stop_on_sigterm
+    from ladder.studies.kernelbench import bench as kernelbench
+    from ladder.studies.kernelbench import compiling as kernelcompiling
+    from ladder.studies.kernelbench import report as kernelreport
+    from ladder.studies.kernelbench import resuming as kernelresuming
+    from ladder.studies.kernelbench import timing as kerneltiming
+    from ladder.studies.kernelbench.schema import Measured, Protocol, Sitting
+
+    asked, plan, cases, due, earlier = job.asked, job.plan, job.cases, job.due, job.earlier
+    device, smoke = asked.device, asked.device == "cpu"
     begun = time.monotonic()
-    First(f"kernels: {text.counted(len(due), 'case')}, at most about {asked.minutes:g} minutes", quiet)()
     with kernels_progress(quiet, kernelreport.event_line) as shown:
         timer = kerneltiming.timer_on(device)
         backend = "aot_eager" if smoke else "inductor"
@@ -103,10 +123,10 @@ def measure(asked: Asked, quiet: bool, out: Path | None = None) -> Kernels:
         saved = time.monotonic()
 
         def result(complete: bool) -> Kernels:
-            rows = kernelresuming.merged(kept, found, cases)
+            rows = kernelresuming.merged(job.kept, found, cases)
             seconds = round(time.monotonic() - begun, 1)
-            now = Sitting(started=started, seconds=seconds, minutes=asked.minutes, cases=0)
-            return kernelresuming.assembled(earlier, head, protocol, rows, now, complete)
+            now = Sitting(started=job.started, seconds=seconds, minutes=asked.minutes, cases=0)
+            return kernelresuming.assembled(earlier, job.head, protocol, rows, now, complete)
 
         def on_event(event: CaseEvent) -> None:
             nonlocal saved

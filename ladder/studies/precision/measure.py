@@ -136,16 +136,22 @@ OUT = ROOT / "results" / "precision"
 ENGINE = ("studies/precision/run",)  # times a row, in addition to the modules that time a rung
 
 
+def load(path: Path) -> Result:
+    """Return the result in a file of `ladder precision`. Raises UserError, one line."""
+    from ladder.results import loading
+    from ladder.studies.precision import schema
+
+    return build(Result, loading.load_kind(path, schema.KIND))
+
+
 def continued(path: Path, fresh: Result) -> Result:
     """Return the file's result, ready to continue. `fresh` is the result that would begin now.
 
     Raises UserError where the two are not the same measurement.
     """
-    from ladder.results import loading
     from ladder.results.combine import resuming
-    from ladder.studies.precision import schema
 
-    before = build(Result, loading.load_kind(path, schema.KIND))
+    before = load(path)
     other = resuming.other_rules(before.protocol, fresh.protocol, RULES)
     header = resuming.continued(path, head(before), head(fresh), other)
     return replace(fresh, **header, rows=before.rows, fp8=before.fp8, history=before.history)

@@ -348,6 +348,18 @@ def test_the_list_names_every_op_that_has_a_reference() -> None:
     assert all(len(line.split()) > 3 for line in lines)
 
 
+def test_the_page_of_a_package_has_an_example_of_each_op_that_runs(tmp_path: Path) -> None:
+    """On the fused kernels themselves, in Triton's interpreter."""
+    package.export(ORIGIN, tmp_path / "out", package.chosen(ROOT, ["all"]), "mine")
+    page = (tmp_path / "out" / "mine" / "README.md").read_text()
+    begin, *examples = re.findall(r"```python\n(.+?)```", page, re.DOTALL)
+    called = [re.findall(r"mine\.(\w+)\(", example) for example in examples]
+    assert called == [[name] for name in OPS]
+    code = "\n".join([begin, *examples, "import mine.dispatch; print(mine.dispatch.can_run_fused(x.cpu()))"])
+    said = alone(code, tmp_path / "out", "kernels,ladder,stylegan_lite", TRITON_INTERPRET="1")
+    assert said == "True"
+
+
 def test_help_has_examples_and_imports_no_torch() -> None:
     assert "ladder export out --ops conv2d --package gradfix" in call("export", "--help").output
     code = (

@@ -152,7 +152,7 @@ def test_cuda_c_is_left_out_where_it_cannot_be_built(monkeypatch):
     monkeypatch.setattr("ladder.studies.kernelbench.compiling.compile_ours", lambda *_: None)
 
     def measure(*ops):
-        return session.measure(session.Asked("cpu", ops, quick=True), quiet=True)
+        return session.measure(session.lay_out(session.Asked("cpu", ops, quick=True)), quiet=True)
 
     ops = ("cuda instance_norm_act", "scale_act", "instance_norm_act")
     found = measure(*ops)
