@@ -14,18 +14,12 @@ LIBRARY = torch.ops.stylegan_ladder
 TAPS = (0.1, 0.4, 0.3, 0.2)
 LAYOUTS = pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 # Every check of an operator takes seconds in the interpreter: the quick one has every input, as a step gives them.
+# `test_compiled_they_are_one_graph_of_operators` gives every input in both memory formats.
 WHOLE = pytest.mark.parametrize(
     ("layout", "whole"),
     [
         (torch.channels_last, True),
-        *(
-            pytest.param(layout, whole, marks=pytest.mark.exhaustive)
-            for layout, whole in (
-                (torch.contiguous_format, True),
-                (torch.channels_last, False),
-                (torch.contiguous_format, False),
-            )
-        ),
+        pytest.param(torch.contiguous_format, False, marks=pytest.mark.exhaustive),
     ],
     ids=str,
 )
@@ -66,7 +60,8 @@ def act_plain(x) -> list:
 def test_to_rgb(layout, shared, needs):
     x, w, bias = tensors((2, 5, 3, 4), (1 if shared else 2, 3, 5), (3,), layout=layout)
     call = rgb_call(layout, shared)
-    opcheck(LIBRARY.rgb_narrow.default, (x, w, bias, *call))
+    if all(needs):  # what it computes does not hang on which gradients are asked for
+        opcheck(LIBRARY.rgb_narrow.default, (x, w, bias, *call))
     g = torch.ones(2, 3, 3, 4, device=DEVICE)
     opcheck(LIBRARY.rgb_narrow_grad.default, (g, *detached(x, w, bias), *call, needs))
 
@@ -78,7 +73,8 @@ def test_to_rgb(layout, shared, needs):
 def test_from_rgb(layout, act, needs):
     image, w, bias = tensors((2, 3, 3, 4), (1, 3, 5), (5,), layout=layout)
     call = rgb_call(layout, True)
-    opcheck(LIBRARY.rgb_wide.default, (image, w, bias, *act, *call))
+    if all(needs):
+        opcheck(LIBRARY.rgb_wide.default, (image, w, bias, *act, *call))
     y = LIBRARY.rgb_wide(*detached(image, w, bias), *act, *call)
     inputs = torch.ones(y.shape, device=DEVICE), *detached(image, w, bias), y
     opcheck(LIBRARY.rgb_wide_grad.default, (*inputs, *act, *call, needs))

@@ -14,26 +14,24 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.exhaustive  # twelve kernels of each type are compiled
 
 ROOT = Path(__file__).parents[2]
+DTYPES = ["bfloat16", "float32"]
 PIPELINES = {"ahead": (3, 3), "again as it comes": (3, 1), "as they come": (1, 1)}
 
 
 @pytest.fixture(scope="module")
-def code(dtype, tmp_path_factory):
+def code(tmp_path_factory):
     """{(direction, dtype, pipeline, hints): how often each instruction on global memory of 16 bytes is there}."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     env |= {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("cache")), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, __file__, dtype], env=env, capture_output=True, text=True, timeout=300
+        [sys.executable, __file__, *DTYPES], env=env, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return {tuple(key): collections.Counter(found) for key, found in json.loads(done.stdout)}
 
 
-DTYPES = ["bfloat16", "float32"]
-
-
 def every_kernel(test):
-    test = pytest.mark.parametrize("dtype", DTYPES, scope="module")(test)
+    test = pytest.mark.parametrize("dtype", DTYPES)(test)
     return pytest.mark.parametrize("direction", ["forward", "backward"])(test)
 
 

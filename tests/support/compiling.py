@@ -7,14 +7,15 @@ import sys
 from kernels import choices
 from kernels.common.fill import fill_words
 from tests.support.compiling_skip import run_skip
-from tests.support.lanes import contracted_sums
+from tests.support.lanes import contracted_sums, run_rgb_odd
 
 # Shared memory one block may use, by compute capability (CUDA C++ Programming Guide, technical specifications).
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+LITTLE = min(SHARED_KIB.values()) * 1024 // 4
 BINOMIAL = (0.125, 0.375, 0.375, 0.125)
 # Here also NCHW, float32 and float16, which are the same code with other strides and types, and filters as they are.
 FULLY = [90]
-if os.environ.get("COMPILE_FULLY") == "all":  # eleven minutes on two cores, not two
+if os.environ.get("COMPILE_FULLY") == "all":  # eleven minutes on two cores
     FULLY = list(SHARED_KIB)
 TABLES = {}  # in the other process: how an op finds its tiles, before tests shorten them
 MEDIUM = choices.MEDIUM
@@ -108,7 +109,7 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
 def run_planes(dtype, fully: bool, configurations: int | None = None) -> None:
     """Instance norm of large NCHW maps, with gradients, in every configuration or the first few.
 
-    fully: partial blocks that are not aligned, and (16 bits) maps without noise, too: the same code with less in it.
+    fully: also partial blocks that are not aligned, in maps without noise: the same code with less in it.
     """
     import torch
 
@@ -117,12 +118,12 @@ def run_planes(dtype, fully: bool, configurations: int | None = None) -> None:
     planes = sys.modules["kernels.norm.instance_norm_act_planes"]
     for size in ((64, 128), (65, 63)) if fully else ((64, 128),):  # whole blocks, partial ones
         x, style = torch.zeros(8, 64, *size, dtype=dtype), torch.zeros(8, 64)
+        noise = torch.zeros(8, 1, *size) if size == (64, 128) else None
         for _, how in planes.CONFIGS[:configurations]:  # for one program on a multiprocessor, for two
-            for noise in (torch.zeros(8, 1, *size), None)[: 1 + (fully and dtype.itemsize == 2)]:
-                strength = None if noise is None else torch.zeros((), requires_grad=True)
-                inputs = [t.detach().requires_grad_() for t in (x, style, style)]
-                with planes.forced(how):
-                    kernels.instance_norm_act(*inputs, noise=noise, strength=strength).sum().backward()
+            strength = None if noise is None else torch.zeros((), requires_grad=True)
+            inputs = [t.detach().requires_grad_() for t in (x, style, style)]
+            with planes.forced(how):
+                kernels.instance_norm_act(*inputs, noise=noise, strength=strength).sum().backward()
 
 
 def run_group(weight, style) -> None:
@@ -158,25 +159,6 @@ def run_rgb(x, weight, style, bias, image, wide_bias, run) -> None:
         inputs = [t.detach().clone().requires_grad_() for t in inputs]
         inputs[1] = inputs[1].view(-1, 3) if function is kernels.from_rgb else inputs[1]
         function(*inputs).sum().backward()
-
-
-def run_rgb_odd(dtype, layout) -> None:
-    """Run cases in which a lane may hold one product of a pixel's sum: odd channels, small maps, no alignment."""
-    import torch
-
-    import kernels
-
-    shapes = ((2, 5, 3, 7), (2, 100, 4, 4), (2, 8, 4, 4), (2, 16, 2, 2), (2, 272, 4, 4), (2, 32, 8, 8))
-    for n, c, h, w in shapes:
-        offset = int((c, h) == (32, 8))
-        x = torch.zeros(n * c * h * w + offset, dtype=dtype)[offset:].view(n, c, h, w)
-        if layout is torch.channels_last:
-            x = x.view(n, h, w, c).permute(0, 3, 1, 2)
-        weight, style, bias = torch.zeros(3, c), torch.zeros(n, c), torch.zeros(3)
-        kernels.to_rgb(x, weight, style, bias)
-        image = torch.zeros(n, 3, h, w, dtype=dtype, requires_grad=True)
-        y = kernels.from_rgb(image, weight.t(), torch.zeros(c), channels_last=layout is torch.channels_last)
-        torch.autograd.grad(y, image, torch.zeros_like(y))
 
 
 def shorten_filters(short: bool) -> None:
@@ -317,18 +299,21 @@ def launch_all(launches: list[tuple], capability: int) -> None:
         run_adam(torch.float32, torch.contiguous_format, 0.9)
         run_adam(torch.float16, torch.channels_last, 0.0, scaled=True)
         shorten_filters(True)
-        run_planes(torch.float64, True)
+        run_planes(torch.float64, False)
         planes.LEAST_PIXELS, least = 1 << 40, planes.LEAST_PIXELS  # in tiles, as smaller maps
-        for dtype in (torch.bfloat16, torch.float32, torch.float16):
+        nchw, nhwc = torch.contiguous_format, torch.channels_last  # `launch_few` has FP32 in NCHW
+        for dtype, layout in ((torch.float16, nchw), (torch.float32, nhwc)):
             rest, launches[:] = launches[:], []
-            layout = torch.contiguous_format if dtype is torch.bfloat16 else torch.channels_last
             run_layers((8, 64, 64, 64), dtype, layout)
             launches[:] = [*rest, *fullest(launches)]
         planes.LEAST_PIXELS = least
         run_maps((2, 512, 16, 16), torch.float32, torch.channels_last)
+        rest, launches[:] = launches[:], []
         for dtype in (torch.bfloat16, torch.float32):
-            for layout in (torch.channels_last, torch.contiguous_format):
+            for layout in (nchw, nhwc):
                 run_rgb_odd(dtype, layout)
+        # The other kernel sums nothing over lanes.
+        launches[:] = [*rest, *(each for each in launches if each[0].__name__ == "rgb_narrow_kernel")]
     elif capability >= 100:  # what 80 has, by another way through LLVM
         launches[:] = fullest(launches)
 
@@ -371,11 +356,13 @@ def source(kernel, arguments: dict):
 
 
 def main(arguments: list[str]) -> None:
-    """Compile for these architectures, or for one in few configurations; say what came of it."""
+    """Compile for these architectures, or for one in few configurations; say what came of it.
+
+    For older ones than 90 each kernel is compiled with the most tensors. A configuration that needs little shared
+    memory on 90 is not compiled again. Older ones were seen to need up to four times as much.
+    """
     import triton
     from triton.backends.compiler import GPUTarget
-
-    from kernels import choices
 
     launches, compiled, known = record_launches(), [], {}
     TABLES["upfirdn2d"] = sys.modules["kernels.upfirdn.upfirdn2d"].config
@@ -388,7 +375,10 @@ def main(arguments: list[str]) -> None:
             fill_words(1 << 40, 1, 0, size)
         # A GPU runs what was compiled for an older one of its generation: 86 and 89 what 80 has.
         generation = capability // 10 if len(FULLY) == 1 else capability
-        for key, (source, options) in sources(launches).items():
+        needed = sources(fullest(launches))
+        for key, (source, options) in (needed | sources(launches)).items():
+            if generation == 8 and key not in needed and known.get((9, key), (LITTLE + 1,))[0] <= LITTLE:
+                known[8, key] = known[9, key]
             if (generation, key) not in known:
                 code = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
                 known[generation, key] = code.metadata.shared, contracted_sums(code.asm["ptx"])

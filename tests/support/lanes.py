@@ -52,3 +52,22 @@ def moved(registers: set[str], instructions: list) -> set[str]:
     while more := {w for to, read in moves if registers & {*read} for w in to} - registers - {"_"}:
         registers = registers | more
     return registers
+
+
+def run_rgb_odd(dtype, layout) -> None:
+    """Run cases in which a lane may hold one product of a pixel's sum: odd channels, small maps, no alignment."""
+    import torch
+
+    import kernels
+
+    shapes = ((2, 5, 3, 7), (2, 100, 4, 4), (2, 8, 4, 4), (2, 16, 2, 2), (2, 272, 4, 4), (2, 32, 8, 8))
+    for n, c, h, w in shapes:
+        offset = int((c, h) == (32, 8))
+        x = torch.zeros(n * c * h * w + offset, dtype=dtype)[offset:].view(n, c, h, w)
+        if layout is torch.channels_last:
+            x = x.view(n, h, w, c).permute(0, 3, 1, 2)
+        weight, style, bias = torch.zeros(3, c), torch.zeros(n, c), torch.zeros(3)
+        kernels.to_rgb(x, weight, style, bias)
+        image = torch.zeros(n, 3, h, w, dtype=dtype, requires_grad=True)
+        y = kernels.from_rgb(image, weight.t(), torch.zeros(c), channels_last=layout is torch.channels_last)
+        torch.autograd.grad(y, image, torch.zeros_like(y))

@@ -8,10 +8,11 @@ import os
 import select
 import sys
 from pathlib import Path
+from unittest import mock
+
+from tests.support.programs import Warm
 
 HELD_S = 2  # on most machines compiling is over by then if nothing holds it up
-
-kept_executable = sys.executable
 
 
 class FakeDriver:
@@ -51,7 +52,7 @@ def forget():
     from triton.runtime.jit import JITFunction
 
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in ("kernels", "good", "deadly", "edited"):
+        if name.partition(".")[0] in ("kernels", "plain", "good", "deadly", "edited"):
             for value in vars(module).values():
                 if isinstance(value, JITFunction):
                     value.device_caches.clear()
@@ -225,6 +226,7 @@ def main(folder: Path) -> None:
 
     from kernels.compile import jobs as compiling
 
+    warm = Warm()
     triton.runtime.driver.set_active(FakeDriver())
     for name, module in list(sys.modules.items()):
         if name.startswith("kernels.") and hasattr(module, "check_device"):
@@ -237,9 +239,11 @@ def main(folder: Path) -> None:
     found["after"] = {"compiled_here": here, "launched": after}
     found["warm"] = ahead()
 
-    found["together"] = together(folder / "together")
-    found["another ends"] = another_ends(folder / "ends", compiling)
-    found |= faults(folder, compiling)
+    found |= without_a_helper(folder)
+    with warm.helping():
+        found["together"] = together(folder / "together")
+        found["another ends"] = another_ends(folder / "ends", compiling)
+        found |= faults(folder, compiling)
     print(json.dumps(found))
 
 
@@ -291,24 +295,27 @@ def another_ends(cache: Path, compiling) -> dict:
     return read_all(pipe) | {"waits": waits}
 
 
+def without_a_helper(folder: Path) -> dict:
+    """No process can be started."""
+    sys.path.insert(0, str(folder))
+    with mock.patch.object(sys, "executable", "/nowhere/python"):
+        return {"no helper": fault(folder / "nowhere", launching(planted(folder, "plain")))}
+
+
 def faults(folder: Path, compiling) -> dict:
     """Everything that can go wrong, each with a cache of its own."""
     import torch
 
-    sys.path.insert(0, str(folder))
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # which tells the helper from this process
     good, deadly, edited = planted(folder, "good"), planted(folder, "deadly", True), planted(folder, "edited")
-    found = {"constants": fault(folder / "constants", launching(good))}
-    found["does not compile"] = fault(folder / "broken", launching(good, 64))
+    found = {"does not compile": fault(folder / "broken", launching(good, 64))}
     found["child dies"] = fault(folder / "deadly", launching(deadly))
     path = folder / "edited.py"
     path.write_text(path.read_text().replace("x + x", "x * 2"))
     found["source changed"] = fault(folder / "edited", launching(edited))
     kept, compiling.HELPER = compiling.HELPER, "raise RuntimeError('planted')"
     found["helper raises"] = fault(folder / "raises", launching(good))
-    compiling.HELPER, sys.executable = kept, "/nowhere/python"
-    found["no helper"] = fault(folder / "nowhere", launching(good))
-    sys.executable = kept_executable
+    compiling.HELPER = kept
 
     def raises():
         launching(good)()

@@ -1,14 +1,20 @@
-"""Programs of this project run one after the other in one fresh process: it imports torch once for all."""
+"""Programs of this project that share one import of torch: run one after the other, or as forks of one process."""
 
 import contextlib
 import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import traceback
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNNER = """
@@ -57,3 +63,78 @@ def run(*commands: list[str], **env: str) -> list[Ended]:
     done = subprocess.run(command, cwd=ROOT, env=kept | env, capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done.stderr[-3000:]
     return [Ended(*each) for each in json.loads(done.stdout)]
+
+
+class Warm:
+    """A process that has imported what the helper of `kernels.precompile` imports, and forks helpers.
+
+    Each helper would import for three seconds.
+    """
+
+    def __init__(self) -> None:
+        import triton
+
+        from kernels.compile import jobs
+
+        triton.runtime.cache.triton_key()
+        self.jobs = jobs
+        self.socket, asking = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.pid = os.fork()
+        if not self.pid:
+            self.socket.close()
+            self.serve(asking)
+        asking.close()
+
+    def serve(self, asking: socket.socket) -> None:
+        """Fork a helper for each message, until nobody is left who could ask."""
+        while (message := socket.recv_fds(asking, 1 << 17, 3))[0]:
+            if os.fork() == 0:
+                self.run(*json.loads(message[0]), message[1])
+            for end in message[1]:
+                os.close(end)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.wait()
+        os._exit(0)
+
+    def run(self, command: list[str], environment: dict[str, str], ends: list[int]) -> None:
+        """Do what `python -c CODE PATH` does, with these descriptors as stdin, stdout and stderr."""
+        try:
+            for number, end in enumerate(ends):
+                os.dup2(end, number)
+            os.environ.clear()
+            os.environ.update(environment)
+            _, _, code, *sys.argv[1:] = command
+            exec(code, {})
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(0)
+
+    @contextlib.contextmanager
+    def helping(self) -> Iterator[None]:
+        """Let helpers be forks of this process, which ends afterwards."""
+        popen = partial(Forked, self.socket)
+        with mock.patch.object(
+            self.jobs, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": popen})
+        ):
+            yield
+        self.socket.close()
+        os.waitpid(self.pid, 0)
+
+
+class Forked:
+    """A helper of `Warm` as `subprocess.Popen` gives it."""
+
+    def __init__(self, asking, command, *, stdin, stdout, stderr, env):
+        (read, self.stdin), (self.stdout, write) = os.pipe(), os.pipe()
+        socket.send_fds(asking, [json.dumps([command, dict(env)]).encode()], [read, write, stderr.fileno()])
+        os.close(read)
+        os.close(write)
+
+    def communicate(self, work, timeout):
+        with os.fdopen(self.stdin, "wb") as file:
+            file.write(work)
+        with os.fdopen(self.stdout, "rb") as file:
+            return file.read(), None

@@ -73,9 +73,10 @@ def command(
         found: Light = again(file, out)
         paths = save(found, file)
     elif gpu is not None:
+        rates = recorded.choose(gpu, out)  # first: counting the work takes seconds
         chosen, recipe = plan(ladder, rung, needs.possible(dict.fromkeys(needs.NEEDS), fields))
         head = frame(name, fields, ladder, chosen, recipe)
-        found = light(head, floors_of(fields, recipe), fields, recipe, recorded.choose(gpu, out))
+        found = light(head, floors_of(fields, recipe), fields, recipe, rates)
         paths = []
     else:
         if (chosen := system.choose_device(device)) == "cuda":

@@ -1,5 +1,6 @@
 """`ladder kernels`: verdicts, tables and the chart that follow from samples."""
 
+import functools
 import warnings
 from dataclasses import replace
 
@@ -93,6 +94,12 @@ def test_the_share_is_the_copys_time_by_the_ops():
     assert double.share == {} and double.verdict == "ours faster"
 
 
+@functools.cache  # the intervals of all rows take seconds
+def whole():
+    return made_up_kernels.result()
+
+
+@functools.cache
 def with_gaps():
     rows = []
     for index, case in enumerate(made_up_kernels.cases()):
@@ -106,13 +113,14 @@ def with_gaps():
     return made_up_kernels.result(rows)
 
 
+@functools.cache
 def nothing():
     return made_up_kernels.result(
         [row.record() for case in made_up_kernels.cases() for row in skipped(case, NO_TIME)]
     )
 
 
-RESULTS = [made_up_kernels.result, with_gaps, nothing, lambda: made_up_kernels.result([])]
+RESULTS = [whole, with_gaps, nothing, lambda: made_up_kernels.result([])]
 
 
 @pytest.mark.parametrize("make", RESULTS)
@@ -187,7 +195,7 @@ def test_a_pipe_gets_no_colours_whatever_the_environment_says(kind, monkeypatch,
     monkeypatch.setenv("FORCE_COLOR", "1")
     made = {
         "run": lambda: tables.print_table(typed.typed(made_up.gpu_run())),
-        "kernels": lambda: kernelreport.print_table(made_up_kernels.result()),
+        "kernels": lambda: kernelreport.print_table(whole()),
         "claims": lambda: claimsreport.print_table(made_up_claims.result()),
     }
     made[kind]()

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from ladder.base.protocol import CYCLE_STEPS
-from ladder.plan.catalog import load_workload
 from ladder.receipts import categories, kernel_families, operator_families
 from ladder.studies.profile import composing, layers, rates, replaced, tracing
 from ladder.studies.profile.layers import Label
 from ladder.studies.profile.tracing import Host, Segment, Traced
+from stylegan_lite.config import Workload
+from tests.support.small import LEAST
 
 US = 1000
 GEMM = "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64"
@@ -356,7 +357,7 @@ def test_a_category_has_a_rate_only_if_most_of_its_bytes_are_known() -> None:
 
 
 def test_the_workload_tells_rates_unless_its_convolutions_are_cheaper_ones() -> None:
-    fields = load_workload("tiny")[1] | {"data": None}
+    fields = Workload.from_dict(LEAST).to_dict() | {"data": None}
     took = {"convolution": 50.0, "matmul": 2.0, "optimizer": 1.0}
     found = rates.by_floors(fields, "bf16", took)
     assert {name: rate.unit for name, rate in found.items()} == {

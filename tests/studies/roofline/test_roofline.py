@@ -1,5 +1,6 @@
 """`ladder doctor --roofline` with a made-up GPU: what is put together, shown, written, and refused."""
 
+import functools
 import json
 
 import pytest
@@ -13,7 +14,7 @@ from ladder.machine import system
 from ladder.plan import needs as needss
 from ladder.publish.validation import validate
 from ladder.receipts import evidence, kernel_families
-from ladder.studies.roofline import ceilings, distance, in_step, schema
+from ladder.studies.roofline import ceilings, distance, floors, in_step, schema
 from ladder.studies.roofline import command as roofline
 from ladder.studies.roofline import view as roofline_view
 from ladder.studies.roofline.floors import PHASES
@@ -68,6 +69,14 @@ def gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(distance, "observe", observe)
     monkeypatch.setattr(ceilings, "measure", measure)
     return made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def counted_once():
+    """Count the work of a workload and precision once: it takes a second or two, and is the same in each test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(floors, "count", functools.cache(floors.count))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -96,19 +96,8 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FakeGroup, "stop", {})
 
 
-ASKED = (
-    "ddp",
-    "flat",
-    "--gpus",
-    "1,2",
-    "--scaling",
-    "weak",
-    "--no-proof",
-    "--device",
-    "cpu",
-    "--visits",
-    "2",
-)
+OPTIONS = (*"--gpus 1,2 --scaling weak --no-proof --device cpu --visits 2".split(),)
+ASKED = ("ddp", "flat", *OPTIONS)
 
 
 def run(folder: Path, *arguments: Any) -> Result:
@@ -166,13 +155,24 @@ def test_nothing_is_timed_after_a_profiler_or_beside_a_server_that_imports(tmp_p
     assert [number for do, number in DID if do == "server"] == [-1, -1]
 
 
-def test_groups_without_room_together_are_measured_way_by_way_from_then_on(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("named", "last", "said"),
+    [
+        (("ddp", "flat"), 3, "way by way"),
+        (("flat",), 1, "one by one"),
+    ],
+)
+def test_groups_without_room_together_are_measured_apart_from_then_on(
+    named, last, said, tmp_path, monkeypatch
+):
     facts = system.facts("cpu")
     monkeypatch.setattr(system, "facts", lambda _: facts | {"cores": 64})
-    FakeGroup.stop["oom"] = 3  # the last of the first generation
-    said = run(tmp_path, *ASKED, "--generations", 2)
-    assert said.exit_code == 0 and said.output.count("not enough memory for all of them: way by way") == 1
-    assert set(map(tuple, generations(read(tmp_path)[1]).values())) == {(0, 1)}
+    FakeGroup.stop["oom"] = last  # of the first generation
+    done = run(tmp_path, *named, *OPTIONS, "--generations", 2)
+    assert done.exit_code == 0 and done.output.count(f"not enough memory for all of them: {said}") == 1
+    assert generations(read(tmp_path)[1]) == {(way, gpus): [0, 1] for way in named for gpus in (1, 2)}
+    together = [number for do, number in DID if do == "close"][: last + 1]
+    assert sorted(together) == [*range(last + 1)]  # all have ended before any is made again
 
 
 # A stopped run, and going on with it

@@ -3,6 +3,7 @@
 import itertools
 import json
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +14,13 @@ from click.testing import CliRunner
 from ladder.base.records import build, plain
 from ladder.cli import main as cli
 from ladder.engine import inspection
-from ladder.engine.pool import Worker, WorkerFailure
+from ladder.engine.pool import Pool, Worker, WorkerFailure
 from ladder.publish.validation import kinds, validate
 from ladder.studies.sustain import chart as sustainedchart
 from ladder.studies.sustain import measure as sustaining
 from ladder.studies.sustain import record, report
 from tests.support import committed, made_up_sustained, servers
+from tests.support.commands import FAKE
 from tests.support.small import LEAST
 
 kept_servers = servers.kept_servers
@@ -56,6 +58,12 @@ def command(tmp_path, monkeypatch, kept_servers):
     return run
 
 
+@pytest.fixture
+def fake_steps(monkeypatch):
+    """Real workers of fake steps: for what does not hang on the model."""
+    monkeypatch.setattr(sustaining, "Pool", partial(Pool, code=FAKE, torch=False))
+
+
 def test_a_rung_is_followed_and_its_files_are_accepted(command, monkeypatch):
     """An earlier run has inspected the second of them: only the first is named as not seen."""
     monkeypatch.setattr(
@@ -78,6 +86,7 @@ def test_a_rung_is_followed_and_its_files_are_accepted(command, monkeypatch):
     assert CliRunner().invoke(cli.main, ["validate", str(path)]).exit_code == 0
 
 
+@pytest.mark.usefixtures("fake_steps")
 def test_without_a_name_it_is_the_highest_rung_that_runs_here(command):
     said, out = command("--ladder", "article")
     assert said.exit_code == 0
@@ -99,6 +108,7 @@ def test_what_cannot_be_asked_is_one_line(arguments, words, command, tmp_path):
     assert said.exit_code == 2 and words in said.output and "Traceback" not in said.output
 
 
+@pytest.mark.usefixtures("fake_steps")
 def test_a_rung_that_fails_has_a_reason_and_the_next_goes_on(command, monkeypatch):
     real = Worker.call
 
@@ -117,6 +127,7 @@ def test_a_rung_that_fails_has_a_reason_and_the_next_goes_on(command, monkeypatc
     assert [rung["status"] for rung in found["rungs"]] == ["oom", "ok"] and broken[0].ended
 
 
+@pytest.mark.usefixtures("fake_steps")
 def test_an_interrupt_keeps_what_was_seen(command, monkeypatch):
     real, visits = Worker.call, []
 

@@ -143,18 +143,10 @@ def clone(tmp_path: Path) -> Iterator[Path]:
 
 
 def ask(clone: Path, folder: Path, *more: object) -> Result:
-    asked = [
-        "upstream",
-        clone,
-        "-w",
-        file_of_least(folder),
-        "--device",
-        "cpu",
-        "--out",
-        folder / "out",
-        "--patched",
-    ]
-    return CliRunner().invoke(cli.main, [*map(str, asked), "--no-inspect", "--rounds", "1", *map(str, more)])
+    asked = ["upstream", clone, "-w", file_of_least(folder), "--device", "cpu", "--out", folder / "out"]
+    return CliRunner().invoke(
+        cli.main, [*map(str, asked), "--patched", "--no-inspect", "--rounds", "1", *map(str, more)]
+    )
 
 
 def only(folder: Path) -> dict:
@@ -249,38 +241,56 @@ def test_a_run_goes_on_without_comparing_again(finished: Path, clone: Path, tmp_
     refused("it was measured without --patched", plain(record.derive(build(record.Result, without))))
 
 
+def broken(monkeypatch: pytest.MonkeyPatch, path: str, right: str, wrong: str) -> None:
+    """Plant a bug in a drop-in file."""
+    texts = drop_in.contents(_origin())
+    assert right in texts[path]
+    monkeypatch.setattr(drop_in, "contents", lambda _: texts | {path: texts[path].replace(right, wrong)})
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("path", "right", "wrong", "phase"),
-    [
-        # the forward pass, one small tensor's gradient, and what only a second derivative has
-        ("ops/fma.py", "return torch.addcmul(c, a, b)", "return torch.addcmul(c.detach(), a, b)", "over tensors"),
-        pytest.param("ops/bias_act.py", "x = x * gain if gain != 1", "x = x * gain * 1.001 if gain != 1",
-                     "G_main: error 0.0", marks=pytest.mark.exhaustive),
-        pytest.param("ops/conv2d_gradfix.py", "dx = _Convolution.apply(g, weight, site",
-                     "dx = _Convolution.apply(g, weight.detach(), site", "error", marks=pytest.mark.exhaustive),
-    ],
-)  # fmt: skip
 def test_a_contender_with_other_gradients_is_not_timed(
-    clone: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    path: str,
-    right: str,
-    wrong: str,
-    phase: str,
+    clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts = drop_in.contents
-    assert right in texts(_origin())[path]
-    monkeypatch.setattr(
-        drop_in, "contents", lambda origin: texts(origin) | {path: texts(origin)[path].replace(right, wrong)}
+    """One small tensor's gradient is missing."""
+    broken(
+        monkeypatch, "ops/fma.py", "return torch.addcmul(c, a, b)", "return torch.addcmul(c.detach(), a, b)"
     )
     run = ask(clone, tmp_path, "--ladder", "article")
-    assert run.exit_code == 1 and "failed: parity" in run.output and phase in run.output, run.output
+    assert run.exit_code == 1 and "failed: parity" in run.output and "over tensors" in run.output, run.output
     result = only(tmp_path)
     assert [len(each["rounds"]) for each in result["programs"]] == [1, 0, 1]
     assert result["patched"]["parity"]["verdict"] == "failed: parity" and result["patched"]["ratio"] is None
     assert validate.check(result) is None
+
+
+OTHER = {  # by file: the forward pass, and what only a second derivative has
+    "bias_act": ("x = x * gain if", "x = x * gain * 1.001 if", "G_main: error 0.0"),
+    "conv2d_gradfix": ("_Convolution.apply(g, weight, site", "_Convolution.apply(g, weight.detach(), site", "error"),
+}  # fmt: skip
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("file", OTHER)
+def test_other_gradients_are_seen_in_every_pass(
+    clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    right, wrong, words = OTHER[file]
+    broken(monkeypatch, f"ops/{file}.py", right, wrong)
+    with both(clone, tmp_path) as (clones, workers):
+        asked = (clones, WORKLOAD | {"data": None}, "cpu")
+        parity = patched.compare_gradients(*asked, workers, tmp_path, print)
+    assert parity.verdict == "failed: parity" and words in (parity.reason or ""), parity
+
+
+@contextlib.contextmanager
+def both(clone: Path, folder: Path) -> Iterator[tuple[dict[str, Path], Pool]]:
+    """Give the clone and its patched copy, and workers for them."""
+    (folder / "stylegan_lite").mkdir()
+    (folder / "stylegan_lite/__init__.py").write_text(step.PACKAGE)
+    copy = patched.copy(clone, drop_in.contents(_origin()), folder / "patched")
+    with Pool(code=folder) as workers:
+        yield {UPSTREAM: clone, PATCHED: copy}, workers
 
 
 def _origin() -> object:
@@ -377,18 +387,10 @@ def test_gpu_times_reach_the_report(finished: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_a_gpu_computes_the_same_gradients_and_tells_the_time_of_each_phase(
-    clone: Path, tmp_path: Path
-) -> None:
+def test_a_gpu_has_the_same_gradients_and_tells_the_time_of_each_phase(clone: Path, tmp_path: Path) -> None:
     """The patched stand-in runs the fused ops, forward and through both derivatives."""
-    (tmp_path / "stylegan_lite").mkdir()
-    (tmp_path / "stylegan_lite/__init__.py").write_text(step.PACKAGE)
-    clones = {
-        UPSTREAM: clone,
-        PATCHED: patched.copy(clone, drop_in.contents(_origin()), tmp_path / "patched"),
-    }
-    asked = (clones, WORKLOAD | {"data": None}, "cuda")
-    with Pool(code=tmp_path) as workers:
+    with both(clone, tmp_path) as (clones, workers):
+        asked = clones, WORKLOAD | {"data": None}, "cuda"
         parity = patched.compare_gradients(*asked, workers, tmp_path, print)
         times = patched.time_phases(*asked, workers, tmp_path, print)
     assert parity.verdict == "ok", parity
