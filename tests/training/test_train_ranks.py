@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -55,14 +56,21 @@ def go(
         follow(WORKLOAD, recipe, images, ranks, steps=steps, device="cpu", seed=7, resume=resume)
 
 
+def stop_once_it_trains(out: Path) -> None:
+    """Send this process SIGTERM after the first steps, when its handler is in place."""
+    log = out / "losses.jsonl"
+    while not log.exists() or log.read_text().count("\n") < 2:
+        time.sleep(0.02)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def on_two_ranks(images: ImageSet, folder: Path) -> int:
     """Train five steps on two ranks, go on after three steps of one process, and stop where rank 1 is told to."""
     ranks = Ranks(dist.get_rank(), 2, dist.get_rank(), dist.group.WORLD)
     go(images, folder / "two", 5, ranks)
     go(images, folder / "one, then two", 5, ranks, folder / "one" / "checkpoint.pt")
     if ranks.rank == 1:
-        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        threading.Thread(target=stop_once_it_trains, args=(folder / "stopped",), daemon=True).start()
     try:
         go(images, folder / "stopped", 100_000, ranks)
     except KeyboardInterrupt:
