@@ -120,14 +120,12 @@ def kernels(
 
     with locks.folder_lock(folder, text.slug(system.facts(chosen)["name"])):
         job = lay_out(asked)
-        First(
-            f"kernels: {text.counted(len(job.due), 'case')}, at most about {job.asked.minutes:g} minutes",
-            as_json,
-        )()
+        cases = text.counted(len(job.due), "case")
+        First(f"kernels: {cases}, at most about {job.asked.minutes:g} minutes", as_json)()
         environment.tell(as_json)
         with locks.device_lock(
             system.device_key(chosen)
-        ):  # until the files are there: the context stays as long
+        ):  # also while the files are written: the context stays
             result = measure(job, as_json, folder)
             paths = write(result, folder)
     if as_json:

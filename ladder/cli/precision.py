@@ -199,8 +199,6 @@ def _images(data: str | None, fields: Plain, cpu: bool, first: First) -> str | N
     The images are those of the user, else the sample photographs.
     """
     wanted = data or fields["data"]
-    return (
-        None
-        if cpu and wanted is None
-        else for_workload.prepare_images(wanted, fields, first.quiet, first).path
-    )
+    if cpu and wanted is None:
+        return None
+    return for_workload.prepare_images(wanted, fields, first.quiet, first).path

@@ -5,6 +5,7 @@
 
 import dataclasses
 import functools
+import itertools
 from typing import Any
 
 from ladder.base import text
@@ -133,12 +134,16 @@ def WORKLOAD(value: Any) -> Problem | None:
 
 def RECIPE(value: Any) -> Problem | None:
     """Refuse what is no recipe of this commit: unknown fields, and values that none can have."""
+    if problem := _recipe()(value):
+        return problem
+    return next(filter(None, itertools.starmap(_impossible_field, value.items())), None)
+
+
+@functools.lru_cache(maxsize=4096, typed=True)  # the recipes of a result differ in few fields
+def _impossible_field(key: str, value: Any) -> Problem | None:
     from stylegan_lite.config import Recipe
 
-    found = (
-        (_impossible(Recipe, {key: each}) for key, each in value.items()) if isinstance(value, dict) else ()
-    )
-    return _recipe()(value) or next(filter(None, found), None)
+    return _impossible(Recipe, {key: value})
 
 
 def _impossible(kind: Any, fields: dict[str, Any]) -> Problem | None:

@@ -29,10 +29,8 @@ LOUD = {
 }
 NUMBER = re.compile(r"[-+]?\d")
 HIGH, THICK, TICKS = 30, 18, 24  # pixels: a bar's picture, the bar, and the middle of its interval
-MARGIN, CHARACTER = (
-    1.5,
-    2.4,
-)  # percent of the narrowest chart with figures: around one, and each of its characters
+# A figure's room, in percent of the narrowest chart with figures: around it, and for each of its characters.
+MARGIN, CHARACTER = 1.5, 2.4
 
 
 def joined(parts: Iterable[Markup]) -> Markup:

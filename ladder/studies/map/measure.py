@@ -93,17 +93,18 @@ def measure(
 def measured(plan: Plan, cell: Cell, out: tuple[str, ...], pool: Pool, visits: Visits) -> Row:
     """Return the row of a recipe in a cell. Out of memory is its value, and a failure has its reason.
 
-    A row whose GPU time is void is measured once more, in another process.
+    A row whose GPU time is void is measured once more, in another process. A failure there keeps the first row.
     """
     row = Row(resolution=cell[0], batch=cell[1], out=[*out], status="ok", reason=None, look=None)
     task = Task(plan.of(cell), plan.recipes[out], plan.device, plan.seed)
     try:
-        look = _look(plan, task, pool, visits)
-        if look.gpu_void:
-            look = _look(plan, task, pool, visits)
-        return replace(row, look=look)
+        row = replace(row, look=_look(plan, task, pool, visits))
+        if row.look and row.look.gpu_void:
+            row = replace(row, look=_look(plan, task, pool, visits))
     except WorkerFailure as failure:
-        return replace(row, status=failure.status, reason=texts.display(failure.reason))
+        if row.look is None:
+            return replace(row, status=failure.status, reason=texts.display(failure.reason))
+    return row
 
 
 def _look(plan: Plan, task: Task, pool: Pool, visits: Visits) -> Look:

@@ -68,7 +68,7 @@ def cell_word(result: Result, rung: str, clock: str, resolution: int, batch: int
     found = [row for out in ((), (rung,)) if (row := rows.get((resolution, batch, out)))]
     if broken := [row.status for row in found if row.status != "ok"]:
         return broken[0]
-    return "void" if clock == GPU and any(map(is_void, found)) else ""
+    return "void" if clock == GPU and any(map(void_reason, found)) else ""
 
 
 def table(result: Result, rung: str, clock: str) -> tuple[list[str], list[list[str]]]:
@@ -247,10 +247,9 @@ def sentences(result: Result) -> list[str]:
     found = [matters_sentence(result, rung) for rung in result.protocol.rungs] + [policy_sentence(result)]
     lacking = [row for row in result.rows if row.status == "oom"]
     found += [f"{len(lacking)} of {len(result.rows)} rows ran out of memory."] * bool(lacking)
-    void = [row for row in result.rows if is_void(row)]
+    void = [(key(row), reason) for row in result.rows if (reason := void_reason(row))]
     if void:
-        size, batch, out = key(void[0])
-        reason = void[0].look.gpu_void if void[0].look else ""
+        (size, batch, out), reason = void[0]
         where = f"{size}x{size}, batch {batch}, {title(out)}"
         found.append(
             f"GPU time is void in {len(void)} of {len(result.rows)} rows, first at {where}: {reason}."
@@ -258,9 +257,9 @@ def sentences(result: Result) -> list[str]:
     return found
 
 
-def is_void(row: Row) -> bool:
-    """Return whether a row has a step time, but its GPU time does not count."""
-    return row.look is not None and row.look.gpu_void is not None
+def void_reason(row: Row) -> str | None:
+    """Return why the GPU time of a row does not count beside its step time, or None."""
+    return row.look.gpu_void if row.look else None
 
 
 def text(result: Result) -> str:

@@ -325,13 +325,15 @@ def test_a_row_with_a_void_gpu_time_is_measured_once_more(
 
     def fresh(*_: Any) -> looks.Look:
         tried.append("look")
+        if len(tried) == 6:
+            raise WorkerFailure("failed", "prepare: worker killed by SIGSEGV")
         made = build(looks.Look, look(None, 50.0))
-        return replace(made, gpu_ms=None, gpu_void="the clock fell") if len(tried) in {1, 3, 4} else made
+        return replace(made, gpu_ms=None, gpu_void="the clock fell") if len(tried) in {1, 3, 4, 5} else made
 
     monkeypatch.setattr(looks, "in_fresh_process", fresh)
     assert call("map", *least, "--resolutions", "8", "--batches", "4").exit_code == 0
     found = [row["look"]["gpu_void"] for row in read(tmp_path / "out")["rows"]]
-    assert found == [None, "the clock fell", None, None] and len(tried) == 6
+    assert found == [None, "the clock fell", "the clock fell", None] and len(tried) == 7
 
 
 def test_a_training_that_grows_is_a_cell_for_each_resolution(
