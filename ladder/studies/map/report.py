@@ -87,7 +87,7 @@ def table(result: Result, rung: str, clock: str) -> tuple[list[str], list[list[s
 
 
 def matters_sentence(result: Result, rung: str) -> str:
-    """Return at which batches a rung matters, with the resolutions of which that is true."""
+    """Return the batches at which a rung matters, by resolution, as a sentence."""
     places: dict[str, list[str]] = {}
     resolutions, batches = axes(result)
     for size in resolutions:
