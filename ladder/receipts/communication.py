@@ -8,6 +8,7 @@ from typing import TypedDict
 
 from ladder.receipts.spans import union
 
+BETWEEN = 3  # other kernels that begin in between make another burst
 PATTERN = re.compile(r"nccl|Memcpy PtoP", re.IGNORECASE)
 
 Event = tuple[str, bool, int, int, int]  # as `ladder.receipts.traces.events` gives them
@@ -18,7 +19,7 @@ class Communication(TypedDict):
 
     comm_ms: float  # the union of NCCL's kernels and of copies between GPUs
     exposed_ms: float  # the part of it in which nothing else ran on this GPU
-    comm_kernels: float
+    comm_bursts: float  # how often it begins after other kernels
 
 
 def is_communication(name: str) -> bool:
@@ -30,8 +31,14 @@ def communication(ran: Iterable[Event], steps: int) -> Communication:
     """Return the communication of one step, from the kernels and copies of `steps` steps of one GPU."""
     ours: list[tuple[int, int]] = []
     others: list[tuple[int, int]] = []
-    for name, _, _, begin, end in ran:
-        (ours if is_communication(name) else others).append((begin, end))
+    bursts, since = 0, BETWEEN
+    for name, _, _, begin, end in sorted(ran, key=lambda event: event[3]):
+        if is_communication(name):
+            bursts, since = bursts + (since >= BETWEEN), 0
+            ours.append((begin, end))
+        else:
+            since += 1
+            others.append((begin, end))
     exposed = union([*ours, *others]) - union(others)
     unit = 1e6 * steps
-    return {"comm_ms": union(ours) / unit, "exposed_ms": exposed / unit, "comm_kernels": len(ours) / steps}
+    return {"comm_ms": union(ours) / unit, "exposed_ms": exposed / unit, "comm_bursts": bursts / steps}

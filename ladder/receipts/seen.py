@@ -51,7 +51,7 @@ class Trace(TypedDict, total=False):
     overlap: float | None  # the part of copy_ms in which kernels of other streams ran; None without copies
     comm_ms: float  # these three: see `ladder.receipts.communication.Communication`
     exposed_ms: float
-    comm_kernels: float
+    comm_bursts: float
 
 
 class Copies(TypedDict):
@@ -149,14 +149,14 @@ class Parallel(TypedDict):
 
 
 class Reduced(TypedDict):
-    """The communication of one rank. The last three are of a step, None if nothing was profiled."""
+    """The communication of one rank. The last three are None if nothing was profiled."""
 
     ranks: int
     gpus: int  # of the whole step: as many as ranks, and with nn.DataParallel those of its one process
     bytes: dict[str, int]  # by phase, of gradients all-reduced in its last run
-    comm_ms: float | None
-    exposed_ms: float | None
-    comm_kernels: float | None
+    comm_ms: float | None  # of a step
+    exposed_ms: float | None  # of a step
+    comm_bursts: float | None  # of a run of a phase
 
 
 class Evidence(TypedDict):

@@ -23,7 +23,7 @@ def test_a_profiled_cycle_is_read_for_launches_replays_fills_and_overlap():
         "parallel_ms": 400 / 1e6 / 16,
         "comm_ms": 0.0,
         "exposed_ms": 0.0,
-        "comm_kernels": 0.0,
+        "comm_bursts": 0.0,
     }
     assert traces.digest(cpu) == {}  # a profiler that saw nothing says nothing
 
@@ -60,5 +60,17 @@ def test_communication_is_exposed_where_nothing_else_runs():
     ]
     ran += [("Memcpy DtoD (Device -> Device)", True, 7, 1650, 1700), ("adam_kernel", True, 7, 2000, 2100)]
     found = communication(ran, 16)
-    assert found == {"comm_ms": 1300 / 1e6 / 16, "exposed_ms": 650 / 1e6 / 16, "comm_kernels": 2 / 16}
-    assert communication([], 16) == {"comm_ms": 0.0, "exposed_ms": 0.0, "comm_kernels": 0.0}
+    assert found == {"comm_ms": 1300 / 1e6 / 16, "exposed_ms": 650 / 1e6 / 16, "comm_bursts": 1 / 16}
+    assert communication([], 16) == {"comm_ms": 0.0, "exposed_ms": 0.0, "comm_bursts": 0.0}
+
+
+def test_buckets_between_kernels_are_bursts_and_what_follows_at_once_is_none():
+    def bursts(order: str) -> float:
+        ran = [
+            ("ncclAllReduce" if kind == "c" else "conv", True, 7, at, at + 1) for at, kind in enumerate(order)
+        ]
+        return communication(reversed(ran), 1)["comm_bursts"]
+
+    assert bursts("kkkkckkkkckkkkckkk") == 3  # beside backward
+    assert bursts("kkkkkkkkkkkkkccckk") == 1  # after it
+    assert bursts("kkkkkkkkkkkkkckckc") == 1  # a copy between two of them

@@ -13,7 +13,7 @@ PHASES = ("G_main", "G_pl", "D_main", "D_r1")
 
 def seen(**changed) -> dict:
     reduced = {"ranks": 2, "gpus": 2, "bytes": dict.fromkeys(PHASES, 10**8)}
-    reduced |= {"comm_ms": 2.0, "exposed_ms": 0.5, "comm_kernels": 2.3}
+    reduced |= {"comm_ms": 2.0, "exposed_ms": 0.5, "comm_bursts": 5.5}
     kinds = ["G_main+D_main", "G_main+G_pl+D_main"]
     return {"reduced": reduced | changed, "graphs": {"together": kinds, "captured": kinds, "replays": 1.0}}
 
@@ -24,10 +24,10 @@ RUNGS = [ddp, flat_reduce, captured_reduce, data_parallel]
 @pytest.mark.parametrize("rung", RUNGS)
 def test_a_step_that_reduces_is_engaged(rung):
     assert rung.receipt(seen()).engaged
-    not_profiled = rung.receipt(seen(comm_ms=None, exposed_ms=None, comm_kernels=None))
+    not_profiled = rung.receipt(seen(comm_ms=None, exposed_ms=None, comm_bursts=None))
     assert not_profiled.engaged and "communication: not profiled" in not_profiled.lines
     assert (
-        "communication: 2.000 ms a step, 0.500 ms of it exposed, overlapped: 0.75"
+        "communication: 2.000 ms a step, 0.500 ms of it exposed, bursts a phase: 5.5"
         in rung.receipt(seen()).lines
     )
 
@@ -36,7 +36,7 @@ def test_a_step_that_reduces_is_engaged(rung):
 def test_one_gpu_or_none_of_the_traffic_is_not_engaged(rung, refused):
     words = "GPUs of the process: 1" if rung == "data_parallel" else "ranks: 1"
     refused(rung, seen(ranks=1, gpus=1), words, sabotage="one GPU alone", planted="evidence")
-    silent = seen(comm_ms=0.0, exposed_ms=0.0)
+    silent = seen(comm_ms=0.0, exposed_ms=0.0, comm_bursts=0.0)
     refused(
         rung, silent, "communication: 0.000 ms", sabotage="nothing moves between GPUs", planted="evidence"
     )
@@ -48,12 +48,20 @@ def test_a_phase_whose_gradients_stay_at_home_is_not_engaged(rung, refused):
     refused(rung, found, "D_r1 0.000", sabotage="R1's gradients are not reduced", planted="evidence")
 
 
-def test_ddp_must_overlap_and_a_flat_reduction_need_not(refused):
-    exposed = seen(exposed_ms=2.0)
+def test_ddp_must_begin_during_backward_and_a_flat_reduction_need_not(refused):
+    late = seen(comm_bursts=1.5, exposed_ms=2.0)
     refused(
-        "ddp", exposed, "overlapped: 0.00", sabotage="all of the communication is exposed", planted="evidence"
+        "ddp",
+        late,
+        "bursts a phase: 1.5",
+        sabotage="gradients are reduced after backward",
+        planted="evidence",
     )
-    assert flat_reduce.receipt(exposed).engaged
+    assert flat_reduce.receipt(late).engaged
+
+
+def test_ddp_is_engaged_on_a_host_so_slow_that_nothing_runs_beside_its_buckets():
+    assert ddp.receipt(seen(exposed_ms=2.0)).engaged
 
 
 def test_an_all_reduce_that_is_not_in_the_graph_is_not_captured(refused):

@@ -202,7 +202,7 @@ class Session:
         self.save(self.state(False))
         row, pace = self.rows[subset], self.pace.step()
         ms = time_ms(look, self.before.protocol.clock) if look else None
-        said = f"{row.status}: {row.reason}" if ms is None else f"{ms:.4g} ms"
+        said = f"{row.status}: {row.reason}" if ms is None else f"{texts.ms(ms)} ms"
         self.tell(f"{'+'.join(self._named(subset)) or 'nothing'}{how}: {said} ({pace})")
         self.pace.check()
 

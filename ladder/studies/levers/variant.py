@@ -29,7 +29,7 @@ def examine(step: Any, name: str) -> Examination:
     flops = count(step)
     work = step.workload
     said = judge(
-        (flops > 0, f"{flops / 1e9:.4g} GFLOP a step"),
+        (flops > 0, f"{flops / 1e9:,.1f} GFLOP a step"),
         (None, f"parameters of G: {parameters['G']}, of D: {parameters['D']}"),
         (None, f"convolution: {work.convolution}, layers of a block: {work.block_layers}"),
         (None, f"phases captured: {len(step.graphs)}"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ladder.base.text import counted
+from ladder.base.text import amount, counted
 from ladder.report import drawing
 from ladder.report.drawing import fitted, wrapped
 from ladder.report.heatmap import heatmap
@@ -90,7 +90,7 @@ def _progressive(result: Result, theme: Theme) -> Any:
                     at + hours / 2, place, f"{size}x{size}", ha="center", va="center", fontsize=8, color=ink
                 )
             at += hours
-        axes.text(at + 0.01 * most, place, f"{at:.3g} h", va="center", fontsize=9.5, color=theme.ink)
+        axes.text(at + 0.01 * most, place, f"{amount(at)} h", va="center", fontsize=9.5, color=theme.ink)
     axes.set_yticks(range(len(policies)), [policy.name for policy in policies])
     axes.set_ylim(len(policies) - 0.5, -0.5)
     axes.set_xlim(0, 1.1 * most)

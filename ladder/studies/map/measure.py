@@ -81,7 +81,7 @@ def measure(
                 rows[key(row)] = row
                 state(False)
                 ms = time_ms(row, WALL)
-                said = f"{row.status}: {row.reason}" if ms is None else f"{ms:.4g} ms"
+                said = f"{row.status}: {row.reason}" if ms is None else f"{texts.ms(ms)} ms"
                 tell(f"{named(cell)}, {title(out)}: {said} ({pace.step()})")
                 pace.check()
         complete = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ladder.base.text import aligned, counted, escaped, fine_factor, piped
+from ladder.base.text import aligned, amount, counted, escaped, fine_factor, ms, piped
 from ladder.results import store as results
 from ladder.results.types import head
 from ladder.studies.map import progressive
@@ -192,10 +192,10 @@ def progressive_sentences(result: Result) -> list[str]:
     """Return what a training that grows takes, and what was not trained."""
     known = {policy.name: policy.total for policy in policies(result) if policy.total}
     single = {name: hours for name, hours in known.items() if name.endswith(EVERYWHERE)}
-    told = [f"{hours:.3g} h with {name}" for name, hours in known.items() if name not in single]
+    told = [f"{amount(hours)} h with {name}" for name, hours in known.items() if name not in single]
     if single:
         best = min(single, key=lambda name: single[name] or 0.0)
-        told.append(f"{single[best]:.3g} h with the best single recipe ({best})")
+        told.append(f"{amount(single[best])} h with the best single recipe ({best})")
     lines = [f"{result.protocol.images:,} images take {', '.join(told)}."] if told else []
     lines.append(
         "No growing network is trained: each resolution is a workload of its own, the blending of two resolutions is"
@@ -208,14 +208,11 @@ def policy_table(result: Result) -> tuple[list[str], list[list[str]]]:
     """Return hours by policy and resolution as headings and rows."""
     shown = progressive.images(result.protocol.images or 1, max(cell[0] for cell in result.protocol.cells))
     heads = ["policy", "hours", *(f"{size}x{size}" for size in shown)]
-    return heads, [
-        [policy.name, f"{policy.total:.3g}" if policy.total else "", *_of(policy, shown)]
-        for policy in policies(result)
-    ]
+    return heads, [[policy.name, amount(policy.total), *_of(policy, shown)] for policy in policies(result)]
 
 
 def _of(policy: Policy, shown: dict[int, int]) -> list[str]:
-    return [f"{policy.hours[size]:.3g}" if policy.hours else "" for size in shown]
+    return [amount(policy.hours[size]) if policy.hours else "" for size in shown]
 
 
 def cell_table(result: Result) -> tuple[list[str], list[list[str]]]:
@@ -225,8 +222,7 @@ def cell_table(result: Result) -> tuple[list[str], list[list[str]]]:
     for size, batch in result.protocol.cells:
         found = [rows.get((size, batch, out)) for out in outs(result)]
         words = [
-            f"{time_ms(row, WALL):.4g}" if time_ms(row, WALL) else (row.status if row else "")
-            for row in found
+            ms(time_ms(row, WALL)) if time_ms(row, WALL) else (row.status if row else "") for row in found
         ]
         made.append([f"{size}x{size}, batch {batch}", *words])
     return ["ms/step", *(title(out) for out in outs(result))], made

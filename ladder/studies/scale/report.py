@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ladder.base.text import aligned, escaped, piped
+from ladder.base.text import aligned, amount, escaped, ms, piped
 from ladder.results import store as results
 from ladder.results.types import head
 from ladder.studies.scale.record import Point, Result, fewest_of, of_generations, too_few
@@ -51,8 +51,8 @@ def _row(point: Point, points: list[Point], quoted: bool) -> tuple[str, ...]:
     interval = "" if point.low is None else f"{100 * point.low:.1f} to {100 * (point.high or 0):.1f}%"
     return (
         *named,
-        f"{point.step_ms:.4g}",
-        f"{point.images_per_s:.4g}",
+        ms(point.step_ms),
+        amount(point.images_per_s),
         "" if relative is None else f"{100 * relative:.1f}%",
         TOO_FEW if few else interval,
         _number(point.comm_ms),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ladder.base.text import ms
 from ladder.report import drawing
 from ladder.report.drawing import fitted
 from ladder.report.panels import ARTICLE, BUSY, GRID, INK, MUTED
@@ -34,7 +35,7 @@ def figure(result: Result) -> Any:
         }
         rows, label = (
             rung.windows,
-            f"{rung.name}: {rung.first_ms:.4g} to {rung.sustained_ms:.4g} ms",
+            f"{rung.name}: {ms(rung.first_ms)} to {ms(rung.sustained_ms)} ms",
         )
         panels[0].plot(*_line(rows, "step_ms", rung.first_ms), marker="o", markersize=3, label=label, **look)
         panels[1].plot(*_line(rows, "sm_mhz"), marker="o", markersize=3, **look)

@@ -111,7 +111,7 @@ def _followed(
             yield rung
         yield replace(rung, others_cpu=neighbours.share(before, neighbours.sample()))
         first, last = rung.windows[0].step_ms, rung.windows[-1].step_ms
-        tell(f"{rung.name}: {first:.4g} ms at first, {last:.4g} at last")
+        tell(f"{rung.name}: {texts.ms(first)} ms at first, {texts.ms(last)} at last")
     except WorkerFailure as failure:
         yield replace(rung, status=failure.status, reason=texts.display(failure.reason))
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 
-from ladder.base.text import aligned, escaped, piped
+from ladder.base.text import aligned, escaped, ms, piped
 from ladder.results import store as results
 from ladder.results.types import head
 from ladder.studies.sustain import record
@@ -29,8 +29,8 @@ def cells(result: Result) -> list[tuple[str, ...]]:
         found.append(
             (
                 rung.name,
-                f"{rung.first_ms:.4g}",
-                f"{rung.sustained_ms:.4g}",
+                ms(rung.first_ms),
+                ms(rung.sustained_ms),
                 f"{rung.factor:.3f}",
                 f"{rows[0].sm_mhz:.0f}" if rows[0].sm_mhz else "",
                 f"{statistics.median(clocks):.0f}" if clocks else "",

@@ -267,5 +267,5 @@ def taken(plan: Plan, visited: Visited, program: Timed) -> Timed:
 
 
 def said(result: Result) -> str:
-    shown = [f"{each.side} {each.step_ms:.4g} ms" for each in result.programs if each.step_ms]
+    shown = [f"{each.side} {text.ms(each.step_ms)} ms" for each in result.programs if each.step_ms]
     return ", ".join(shown) or "no number yet"
