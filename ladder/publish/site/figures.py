@@ -19,7 +19,7 @@ _PLACES = (
     ((8, 0), "left", "center"),
     *(
         ((aside, up), side, "bottom" if up > 0 else "top")
-        for up in (7, -7, 18, -18)
+        for up in (7, -7, 18, -18, 30)
         for aside, side in ((0, "left"), (6, "left"), (0, "center"), (-6, "right"))
     ),
 )
