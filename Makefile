@@ -16,6 +16,7 @@ WEAK ?= article-b32
 STRONG ?= article
 LARGE ?= stylegan2-1024
 comma := ,
+quoted = '$(subst ','\'',$(1))'
 # A committed file belongs to the machine that made it.
 stopped = $(addprefix --resume ,$(firstword $(shell git ls-files --others 'results/scaled/*-$(1)-partial.json')))
 
@@ -41,15 +42,16 @@ ladder: $(READY)  ## climb the article's ladder on the hardware found here (ARGS
 	$(PY) -m ladder run $$quick $(ARGS)
 
 bench-compare:  ## is commit HEAD slower than BASE, on this device? exit status 0 no, 1 yes, 2 nothing measured
-	@exit $(COMPARED)
+	@exit $(or $(COMPARED),2)
 
 # Whatever a recipe ends with, make ends with 2; with 1 only where -q finds something to do. So the comparison runs while
-# this file is read (not with -n), and "slower" switches -q on.
+# this file is read (not with -n), and "slower" switches -q on. A shell that says no status has compared nothing: 2.
 ifeq ($(MAKECMDGOALS)$(findstring n,$(firstword -$(MAKEFLAGS))),bench-compare)
-COMPARED := $(shell { $(if $(READY),$(MAKE) --no-print-directory PYTHON='$(PYTHON)' $(READY) &&) $(PY) -m ladder \
-  bench-compare --base '$(or $(BASE),main)' --head '$(or $(HEAD),HEAD)' $(if $(RUNGS),--rungs '$(RUNGS)') \
-  $(if $(WORKLOAD),--workload '$(WORKLOAD)') $(if $(ROUNDS),--rounds '$(ROUNDS)') \
-  $(if $(BUDGET),--budget '$(BUDGET)') $(ARGS); } >&2; echo $$?)
+COMPARED := $(shell { $(if $(READY),$(MAKE) --no-print-directory PYTHON=$(call quoted,$(PYTHON)) $(READY) &&) $(PY) -m ladder \
+  bench-compare --base $(call quoted,$(or $(BASE),main)) --head $(call quoted,$(or $(HEAD),HEAD)) \
+  $(if $(RUNGS),--rungs $(call quoted,$(RUNGS))) $(if $(WORKLOAD),--workload $(call quoted,$(WORKLOAD))) \
+  $(if $(ROUNDS),--rounds $(call quoted,$(ROUNDS))) $(if $(BUDGET),--budget $(call quoted,$(BUDGET))) \
+  $(ARGS); } >&2; echo $$?)
 ifeq ($(COMPARED),1)
 MAKEFLAGS += -q
 endif

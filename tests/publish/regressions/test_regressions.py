@@ -350,6 +350,8 @@ def test_make_ends_with_the_status_of_the_comparison(toy: Path) -> None:
     assert "HEAD is slower or broken: baseline" in slower.stderr
     assert same.returncode == 0, same.stderr
     assert make(toy, BASE="nope").returncode == 2
+    quoted = make(toy, BASE="it's")  # a shell that could not read it would compare nothing and end with 0
+    assert quoted.returncode == 2 and "BASE it's: git knows no such commit" in quoted.stderr
     nothing = make(toy, BASE="fast", HEAD="slow", RUNGS="cuda_graphs")
     assert nothing.returncode == 2 and "needs a CUDA GPU" in nothing.stderr
     files = sorted((toy / "results" / "compare").rglob("*.json"))
