@@ -39,8 +39,9 @@ def setup() -> None:
 
     def get_hashes_from_range(self: Git, range_spec: str) -> list[str]:
         try:
-            words = shlex.split(range_spec)
-            git.read(Path(self._path), "rev-list", "--max-count=0", *(words or ["HEAD"]), "--")
+            if not (words := shlex.split(range_spec)):
+                stop("an empty range of commits: name a commit, or a range such as main~9..main")
+            git.read(Path(self._path), "rev-list", "--max-count=0", *words, "--")
         except (UserError, ValueError) as error:
             older = f"; this clone is shallow: {git.DEEPEN}" if git.is_shallow(Path(self._path)) else ""
             stop(f"commits {range_spec!a}: {error}{older}")

@@ -13,12 +13,14 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import asv.machine
 import asv.util
 from asv.console import log
 
 from benches import ROOT
 from benches._git import refuse_unknown_commit
 from benches._interpreter import ask, interpreter, stop
+from ladder.base import files
 from ladder.base.errors import UserError, describe, one_line
 from ladder.machine import environment
 from ladder.publish.history import machines as asvmachines
@@ -84,21 +86,31 @@ def load_machine(
 
 
 _asked: dict[str, str | None] = {}  # name of a loaded machine -> the value of --machine
+_records: dict[str, dict[str, Any]] = {}  # name of a machine -> its record, until it is written
 
 
 def save_machine(self: Any, results_dir: str) -> None:
-    """Stand in for `Machine.save`, which asv calls before it measures.
+    """Stand in for `Machine.save`, which asv calls before it reads the range of commits.
 
-    If results could not be filed, asv stops in one line and nothing is written. Either no commit is known, or the
-    given name belongs to another machine.
+    Nothing is written before the first result (`file_record`), because the range may be refused. If results could not
+    be filed, asv stops in one line: no commit is known, the folder takes no file, or the name is another machine's.
     """
     refuse_unknown_commit()
     try:
         record = asvmachines.choose(facts(), Path(results_dir), _asked.get(self.machine))
+        files.refuse_unwritable(Path(results_dir) / record["machine"])
     except UserError as error:
         stop(str(error))
     self.__dict__.update(record)
-    asv.util.write_json(str(Path(results_dir) / record["machine"] / "machine.json"), record, self.api_version)
+    _records[record["machine"]] = record
+
+
+def file_record(result: Any, folder: str) -> None:
+    """Write the machine's record under `folder` before the first of its asv `Results` is saved there."""
+    name = Path(result._filename).parent.name
+    if record := _records.pop(name, None):
+        path = Path(folder) / name / "machine.json"
+        asv.util.write_json(str(path), record, asv.machine.Machine.api_version)
 
 
 def note(result: Any, folder: str, choices: dict[str, list[str]] | None = None) -> None:

@@ -111,6 +111,7 @@ def _stop(reason: str) -> NoReturn:
 
 def setup() -> None:
     """Install our publisher in asv. asv calls this hook once, in its own process."""
+    import asv.commands.preview
     import asv.commands.publish
     from asv import util
     from asv.publishing import OutputPublisher
@@ -146,6 +147,14 @@ def setup() -> None:
         )
 
     Publish.run = classmethod(run)
+    preview = asv.commands.preview.Preview.run.__func__
+
+    def look(cls: type, conf: Any, port: int = 0, browser: bool = False) -> Any:
+        if not Path(conf.html_dir).is_dir():
+            _stop(f"{conf.html_dir}: no such folder; `asv publish` makes the site")
+        return preview(cls, conf=conf, port=port, browser=browser)
+
+    asv.commands.preview.Preview.run = classmethod(look)
     asv.commands.publish.util = SimpleNamespace(**{**vars(util), "iter_subclasses": _publishers})
 
 

@@ -230,7 +230,7 @@ def test_a_machine_may_be_named_but_not_elsewhere(history):
         assert f"this machine is {ours}: leave out --machine" in run.stderr
         assert not (history / "results").exists()
     chosen = f"{ours}-0a1b2c"
-    asv(history, "run", "--machine", chosen, "-b", "just-discover")
+    asv(history, "run", "v2^!", "--machine", chosen, "-b", "tiny")
     assert [path.parent.name for path in (history / "results/asv").glob("*/machine.json")] == [chosen]
 
 

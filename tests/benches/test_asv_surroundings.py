@@ -5,11 +5,12 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from benches import _hardware
+from benches import ROOT, _hardware
 from ladder.base.errors import UserError
 from ladder.publish.history import machines as asvmachines
 from ladder.publish.validation import validate
@@ -115,8 +116,20 @@ def test_without_a_commit_asv_stops_in_one_line_and_writes_nothing(history, tmp_
     assert files(history) == {} and not (history / ".asv").exists()
 
 
-def test_a_range_that_git_does_not_know_is_one_line(history):
-    refused(asv(history, "run", "none..v2"), "commits 'none..v2'", "none")
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (("run", "none..v2"), ("commits 'none..v2'", "none")),
+        (("run", ""), ("name a commit", "main~9..main")),
+        (("run", "-b", "step_time("), ("'step_time(' is no regular expression", "\\(")),
+        (("find", "v1..v6", "step_time("), ("'step_time(' is no regular expression",)),
+        (("preview",), (".asv/html", "`asv publish` makes the site")),
+    ],
+)
+def test_a_wrong_call_is_one_line_and_leaves_no_machine(history, command, words):
+    """A machine without a result would be one that `asv compare` asks about."""
+    refused(asv(history, *command), *words)
+    assert not list((history / "results").rglob("machine.json"))
 
 
 @pytest.mark.exhaustive
@@ -150,6 +163,12 @@ def test_publishing_from_a_shallow_clone_says_what_is_not_drawn(history, tmp_pat
     ok(run)
     assert "this clone is shallow: `git fetch --unshallow` gets them" in run.stderr
     refused(asv(shallow, "run", "v1..v2"), "this clone is shallow")
+
+
+def test_an_interruption_outside_a_measurement_is_one_line():
+    code = "from benches import _plugin; _plugin.setup(); raise KeyboardInterrupt"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (run.returncode, run.stdout, run.stderr) == (130, "", "asv: interrupted\n")
 
 
 # --- whose machine it is --------------------------------------------------------------------------------------------
