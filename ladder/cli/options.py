@@ -50,9 +50,12 @@ class _Number(click.ParamType):
     `int` and `float` also take 1_0 for 10, spaces and other scripts' digits. NaN passes every comparison.
     """
 
+    plain = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(inf|nan)"
+    kind = "number"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and not re.fullmatch(r"[0-9.eE+-]+|[+-]?(inf|nan)", value):
-            self.fail(f"{value!r} is not a number in plain digits", param, ctx)
+        if isinstance(value, str) and not re.fullmatch(self.plain, value):
+            self.fail(f"{value!r} is not a {self.kind} in plain digits", param, ctx)
         number = super().convert(value, param, ctx)
         if not -math.inf < number < math.inf:
             self.fail(f"{value} is not a finite number", param, ctx)
@@ -61,6 +64,9 @@ class _Number(click.ParamType):
 
 class IntRange(_Number, click.IntRange):
     """A range of whole numbers."""
+
+    plain = "[+-]?[0-9]+"
+    kind = "whole number"
 
 
 class FloatRange(_Number, click.FloatRange):

@@ -17,7 +17,8 @@ NUMBERS = click.types.IntParamType | click.types.FloatParamType
 def test_a_number_of_an_option_is_plain_digits(command):
     context = click.Context(command)
     for option in (each for each in command.params if isinstance(each.type, NUMBERS)):
-        for odd in ("1_0", " 4", "\u0664", "\uff14"):
+        halves = ("1.5",) if isinstance(option.type, click.types.IntParamType) else ()
+        for odd in ("1_0", " 4", "\u0664", "\uff14", "1e", *halves):
             with pytest.raises(click.BadParameter, match="plain digits"):
                 option.type_cast_value(context, odd)
         most = option.type.max or 30
@@ -28,7 +29,7 @@ def test_odd_digits_are_told_before_the_range():
     """`int` reads 3_0 as 30, and 30 is above the most that --confirm takes."""
     confirm = next(each for each in cli.main.commands["history"].params if each.name == "confirm")
     assert confirm.type.max < 30
-    for said, words in (("3_0", "'3_0' is not a number in plain digits"), ("30", "not in the range")):
+    for said, words in (("3_0", "'3_0' is not a whole number in plain digits"), ("30", "not in the range")):
         with pytest.raises(click.BadParameter, match=words):
             confirm.type_cast_value(click.Context(cli.main.commands["history"]), said)
 

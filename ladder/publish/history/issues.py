@@ -43,6 +43,8 @@ def confirm(
         and step.series.machine == facts["name"]
         and step.series.torch in (None, "", torch)
     ]
+    if not mine:
+        tell(f"nothing to confirm: no candidate's step was timed by {facts['name']} with torch {torch}")
     todays = _todays()
     for name in dict.fromkeys(step.series.name for step in mine if step.series.rung[1] not in todays):
         tell(f"{name}: not what {LADDER} has under that name today, so no comparison can confirm it")

@@ -60,7 +60,7 @@ def accepted(source: Path, into: Path, root: Path | None = ROOT) -> list[Judged]
             taken.add(where)
             if dates is not None and "commit_hash" in data and data["commit_hash"] not in dates:
                 marks.append(UNKNOWN_COMMIT)
-        rows[file] = Judged(loading.show_path(where), problem, tuple(marks))
+        rows[file] = Judged(loading.show_path(where if where.parts else source), problem, tuple(marks))
     for file, _, _ in found:
         where = file.relative_to(source)
         if where in taken and where.name == "machine.json" and not any(_results_beside(where, taken)):

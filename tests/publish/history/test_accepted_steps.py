@@ -103,6 +103,10 @@ def test_a_rung_that_has_left_the_ladder_stops_no_night(
         assert issues.confirm([step], 1, toy.compared, None, told.append, toy.root) == 0
     assert issues.confirm(steps[2:], 1, toy.compared, None, told.append, toy.root) == 0
     assert "not measured: this commit has no such recipe" in told
+    assert "nothing to confirm" not in "\n".join(told)
+    monkeypatch.setattr(issues.system, "facts", lambda device: {"name": "another", "torch": "2.13.0"})
+    assert issues.confirm(steps, 1, toy.compared, None, told.append, toy.root) == 0
+    assert told[-1] == "nothing to confirm: no candidate's step was timed by another with torch 2.13.0"
 
 
 @pytest.mark.parametrize("name", hostile_asv.RESULT_FILES)

@@ -256,6 +256,9 @@ def test_only_a_fresh_folder_is_filled_and_only_of_one_that_is_there(tmp_path: P
         asv_accepted.accepted(tmp_path / "asv", tmp_path / "into")
     (tmp_path / "empty").mkdir()
     assert asv_accepted.accepted(tmp_path / "empty", tmp_path / "new") == []
+    (tmp_path / "empty" / "notes.txt").touch()
+    (none,) = asv_accepted.accepted(tmp_path / "empty", tmp_path / "new")
+    assert none.path.endswith("empty") and none.problem.startswith("no result in this folder")
 
 
 def test_the_command_judges_asvs_files_too(tmp_path: Path) -> None:
