@@ -252,14 +252,13 @@ def fills(step: Any, trace: Trace) -> Fills:
 def reduced(step: Any, trace: Trace) -> Reduced:
     """Return the communication between ranks. An older commit's step has none."""
     ranks = getattr(step, "ranks", None)
-    bursts = trace.get("comm_bursts")
     return {
         "ranks": getattr(ranks, "size", 1),
         "gpus": getattr(step.recipe, "ranks", 1),
         "bytes": dict(getattr(ranks, "bytes", {})),
         "comm_ms": trace.get("comm_ms"),
         "exposed_ms": trace.get("exposed_ms"),
-        "comm_bursts": None if bursts is None else bursts / sum(frequency(step, phase) for phase in PHASES),
+        "comm_bursts": trace.get("comm_bursts"),
     }
 
 

@@ -28,7 +28,8 @@ def communication(seen: dict[str, Any], above: float = 0) -> Check:
     found = seen["reduced"]
     if found["comm_ms"] is None:
         return None, "communication: not profiled"
-    took, exposed, bursts = found["comm_ms"], found["exposed_ms"], found["comm_bursts"]
+    took, exposed = found["comm_ms"], found["exposed_ms"]
+    bursts = found["comm_bursts"] / seen["graphs"]["phases_per_step"]
     line = (
         f"communication: {took:.3f} ms a step, {exposed:.3f} ms of it exposed, bursts a phase: {bursts:.1f}"
     )

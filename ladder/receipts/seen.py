@@ -149,14 +149,14 @@ class Parallel(TypedDict):
 
 
 class Reduced(TypedDict):
-    """The communication of one rank. The last three are None if nothing was profiled."""
+    """The communication of one rank. The last three are of a step, None if nothing was profiled."""
 
     ranks: int
     gpus: int  # of the whole step: as many as ranks, and with nn.DataParallel those of its one process
     bytes: dict[str, int]  # by phase, of gradients all-reduced in its last run
-    comm_ms: float | None  # of a step
-    exposed_ms: float | None  # of a step
-    comm_bursts: float | None  # of a run of a phase
+    comm_ms: float | None
+    exposed_ms: float | None
+    comm_bursts: float | None
 
 
 class Evidence(TypedDict):

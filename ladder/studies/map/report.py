@@ -221,9 +221,7 @@ def cell_table(result: Result) -> tuple[list[str], list[list[str]]]:
     made = []
     for size, batch in result.protocol.cells:
         found = [rows.get((size, batch, out)) for out in outs(result)]
-        words = [
-            ms(time_ms(row, WALL)) if time_ms(row, WALL) else (row.status if row else "") for row in found
-        ]
+        words = [ms(time_ms(row, WALL)) or (row.status if row else "") for row in found]
         made.append([f"{size}x{size}, batch {batch}", *words])
     return ["ms/step", *(title(out) for out in outs(result))], made
 
