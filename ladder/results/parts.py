@@ -111,6 +111,12 @@ def parts_of(rung: Profiled) -> Parts | None:
     return found if found.overlap_ms >= -ROUNDED else None
 
 
+def by_family(rung: Profiled, once: bool) -> dict[str, float]:
+    """Return ms of a rung's profile by family; with `once` only what counts for no other, where the file tells it."""
+    rows = rung.profile.families if rung.profile else []
+    return {row.name: row.own_ms if once and row.own_ms is not ABSENT else row.ms for row in rows}
+
+
 def _by_category(rows: list[KernelFamily], ms: list[float]) -> dict[str, Work]:
     made: dict[str, Work] = {}
     for family, took in zip(rows, ms, strict=True):

@@ -136,15 +136,21 @@ def _lies_in(before: Result, after: Result, pair: Pair, step: Gain | None, gpu: 
 def _kernels(before: Result, after: Result, pair: Pair) -> str:
     """Return the categories in which two gains of GPU time differ, and the family of kernels that differs most.
 
-    A share is the GPU time that the rung saves there, of all GPU time without the rung.
+    A share is the GPU time that the rung saves there, of all GPU time without the rung. Where all four profiles tell
+    it, each instant counts for one family, so together the shares are what the rung saves.
     """
-    saved = []
+    sides = []
     for when, result in (("first", before), ("second", after)):
         rungs = {rung.name: rung for rung in result.rungs}
-        found = _saved(rungs[pair[0]], rungs[pair[1]])
-        if found is None:
+        without, rung = (parts.parts_of(rungs[name]) for name in pair)
+        if without is None or rung is None:
             return f"in which kernels is unknown: no profile in the {when}"
-        saved.append(found)
+        sides.append(([rungs[name] for name in pair], without.gpu_ms, parts.once(without, rung)))
+    once = all(told for *_, told in sides)
+    saved = []
+    for pair_of_rungs, gpu_ms, _ in sides:
+        was, now = (parts.by_family(rung, once) for rung in pair_of_rungs)
+        saved.append({name: (was.get(name, 0.0) - now.get(name, 0.0)) / gpu_ms for name in was | now})
     by_category = [_joined(each.items()) for each in saved]
     both = {name: [each.get(name, 0.0) for each in by_category] for name in by_category[0] | by_category[1]}
     order = sorted(both, key=lambda name: -abs(both[name][1] - both[name][0]))
@@ -156,17 +162,6 @@ def _kernels(before: Result, after: Result, pair: Pair) -> str:
             shares = " and ".join(f"{rounded(100 * share, 1):.1f}%" for share in both[name])
             told.append(f"{plain(name)} {shares}{_most(saved, name)}")
     return f"saved of the GPU time without it: {', '.join(told)}" if told else ""
-
-
-def _saved(without: RungResult, rung: RungResult) -> dict[str, float] | None:
-    """Return the share of GPU time that a rung saves in each family of kernels, or None without two profiles."""
-    first, second = parts.parts_of(without), parts.parts_of(rung)
-    if first is None or second is None:
-        return None
-    ms = [
-        {each.name: each.ms for each in (of.profile.families if of.profile else ())} for of in (without, rung)
-    ]
-    return {name: (ms[0].get(name, 0.0) - ms[1].get(name, 0.0)) / first.gpu_ms for name in ms[0] | ms[1]}
 
 
 def _joined(shares: Iterable[tuple[str, float]]) -> dict[str, float]:

@@ -97,6 +97,21 @@ def test_a_gain_that_differs_is_named_with_the_kernels_that_it_lies_in(tmp_path)
     assert first["gains"]["gpu"]["verdict"] == "slower" and first["gains"]["lies_in"] == channels_last.lies_in
 
 
+@pytest.mark.parametrize("told", [True, False], ids=["once", "an older file among them"])
+def test_kernels_that_ran_at_once_count_once_where_all_four_profiles_tell_it(told):
+    before, after = json.loads(json.dumps([FIRST, UNLIKE]))
+    for run in (before, after):
+        for rung in run["rungs"]:
+            for family in rung["profile"]["families"]:
+                family["own_ms"] = family["ms"]
+            if rung["name"] == "baseline":  # one of its kernels ran on two streams
+                rung["profile"]["families"][0]["ms"] += 0.1 * rung["rounds"][0]["profiled"][0]["gpu_ms"]
+    if not told:
+        del after["rungs"][1]["profile"]["families"][0]["own_ms"]
+    shares = "5.7% and 1.9%" if told else "15.7% and 11.9%"
+    assert f"convolution {shares} (most of it" in rows_of(before, after)["channels_last"].lies_in
+
+
 def test_a_step_that_gains_less_while_the_gpu_gains_alike_lies_in_the_waiting(tmp_path):
     graphs = rows_of(FIRST, ALIKE)["cuda_graphs"]
     assert (graphs.step.verdict, graphs.gpu.verdict) == ("slower", "less than")
