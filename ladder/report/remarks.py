@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ladder.base import text
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.base.text import at_commits, counted, plain
 from ladder.plan import catalog, modes
@@ -98,8 +99,8 @@ def lazy(rungs: list[RungResult]) -> list[str]:
             if ms <= 0 or (interval and interval[0] <= 0):
                 each.append(f"what {LAZY.get(phase, phase)} adds is within the noise")
                 continue
-            around = f" ({interval[0]:.4g} to {interval[1]:.4g})" if interval else ""
-            each.append(f"{LAZY.get(phase, phase)} adds {ms:.4g} ms{around} to a step that has it")
+            around = f" ({text.ms(interval[0])} to {text.ms(interval[1])})" if interval else ""
+            each.append(f"{LAZY.get(phase, phase)} adds {text.ms(ms)} ms{around} to a step that has it")
         lines.append(f"{plain(name)}: {', '.join(each)}")
     return lines
 

@@ -73,7 +73,7 @@ def test_what_lazy_phases_add_is_told_of_the_first_and_the_last_rung(capsys):
     report.print_table(made_up.result(rungs))
     seen = capsys.readouterr().out
     assert "baseline: what path length adds is within the noise" in seen
-    assert "cuda_graphs: path length adds 2.1 ms" in seen and "bf16: path" not in seen
+    assert "cuda_graphs: path length adds 2.10 ms" in seen and "bf16: path" not in seen
 
 
 def test_what_has_no_number_is_visible_with_its_reason(capsys):

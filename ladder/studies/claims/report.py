@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ladder.base.text import escaped, piped
+from ladder.base.text import escaped, ms, piped
 from ladder.report import output
 from ladder.studies.claims import registry
 from ladder.studies.claims.hardware.counters import UNCOUNTED
@@ -172,8 +172,8 @@ def _experiment(experiment: ExperimentResult, view: View) -> list[str]:
         rows.append(
             [
                 contender,
-                f"{us.median:,.4g}" if us else "n/a",
-                f"{interval[0]:,.4g} to {interval[1]:,.4g}" if interval else "",
+                ms(us.median) if us else "n/a",
+                f"{ms(interval[0])} to {ms(interval[1])}" if interval else "",
                 f"{bandwidth:.3g}" if bandwidth else "",
                 f"{seen:.3g}" if seen else "",
                 _share(view.occupancy(name, contender)),
