@@ -160,7 +160,7 @@ def history(
     issues: Path | None,
     as_json: bool,
 ) -> None:
-    """List lasting slowdowns and speedups in asv's history.
+    """List lasting slowdowns in asv's history.
 
     A step of more than 1% that lasts is a candidate. `bench-compare` of the two commits around it confirms or refutes
     it. A step at a change of the driver is only labelled. benches/known-regressions.yaml silences accepted slowdowns.

@@ -14,13 +14,12 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.machine import system
 from ladder.plan import catalog
-from ladder.publish.history.screening import CANDIDATE, CONFIRMED, Step, find
+from ladder.publish.history.screening import CANDIDATE, CONFIRMED, MOST_RUNGS, Step, find
 from ladder.publish.regressions import arguments
 from ladder.publish.regressions.report import escape
 
 MARK = "<!-- ladder regression {where} -->"  # one issue for each: whoever opens them looks for it first
 LADDER = "full"
-MOST_RUNGS = 4  # of one comparison, the largest steps: twelve visits a round
 Tell = Callable[[str], None]
 
 

@@ -29,6 +29,7 @@ from ladder.stats import answers
 
 THRESHOLD = 0.01
 MOST_CHOICES = 4  # that are named beside a step
+MOST_RUNGS = 4  # of one comparison, the largest steps: twelve visits a round
 CONFIRMED, REFUTED, UNCLEAR, CANDIDATE, DRIVER, CUDNN, KNOWN = (
     "confirmed", "refuted", "unclear", "candidate", "driver change", "cuDNN change", "known",
 )  # fmt: skip
@@ -54,7 +55,13 @@ class Step:
     rooted: bool = False  # `good` is the first commit: there is none before it
     status: str = CANDIDATE
     why: str = ""
-    remarks: list[str] = field(default_factory=list)
+    choices: list[str] = field(default_factory=list)  # tuning choices that changed
+    conditions: list[str] = field(default_factory=list)  # another driver, another cuDNN
+
+    @property
+    def remarks(self) -> list[str]:
+        """Return what else changed at its place, the tuning choices cut short."""
+        return remarks([self])
 
     @property
     def where(self) -> str:
@@ -71,9 +78,14 @@ def screen_accepted(folder: Path, *asked: Any) -> tuple[list[Step], list[str]]:
 
     Args:
         asked: the arguments of `screen` behind the folder.
+
+    Raises:
+        UserError: there is no such folder, or no file in it.
     """
     with tempfile.TemporaryDirectory(prefix="asv-history-") as temporary:
         judged = asv_accepted.accepted(folder, Path(temporary) / "asv", root=None)
+        if not judged:
+            raise UserError(f"{folder}: no results of asv in it; `asv run` writes them to results/asv")
         steps, lines = screen(Path(temporary) / "asv", *asked)
     return steps, [f"{each.path}: {each.problem}" for each in judged if each.problem] + lines
 
@@ -150,13 +162,10 @@ def _settle(
     """Fill in the status of a step, and the other changes at its place."""
     one = step.series
     before, after = one.files[step.good], one.files[step.bad]
-    choices = choicehistory.between(before, after, one.benchmark, one.params)
-    step.remarks += [f"tuning: {line}" for line in choices[:MOST_CHOICES]]
-    if len(choices) > MOST_CHOICES:
-        step.remarks.append(f"tuning: {len(choices) - MOST_CHOICES} more choices changed")
+    step.choices += choicehistory.between(before, after, one.benchmark, one.params)
     notes = asvnotes.of(before), asvnotes.of(after)
     changed = asvnotes.changed(*notes, one.benchmark)
-    step.remarks += [
+    step.conditions += [
         f"{asvnotes.NAMES[name]} {changed[name]}" for name in asvnotes.CONDITIONS if name in changed
     ]
     excuse = asvnotes.label(*notes, one.benchmark)
@@ -170,14 +179,31 @@ def _settle(
     elif excuse:
         step.status, step.why = DRIVER if "driver" in changed else CUDNN, excuse
     elif one.rung is None:
-        step.why = "bench-compare does not measure this series: look at it"
+        step.why = "not measured by bench-compare: look at it"
     else:
-        step.why = f"to be confirmed: {command(step)}"
+        step.why = _to_be_confirmed([step])
 
 
-def command(step: Step) -> str:
-    workload, rung = step.series.rung or ("", "")
-    return f"make bench-compare BASE={step.good[:10]} HEAD={step.bad[:10]} WORKLOAD={workload} RUNGS={rung}"
+def _to_be_confirmed(steps: Sequence[Step]) -> str:
+    """Return the command that compares two commits in the rungs of the largest steps between them."""
+    first = steps[0]
+    names = [step.series.rung for step in sorted(steps, key=lambda step: -step.share) if step.series.rung]
+    rungs = list(dict.fromkeys(rung for _, rung in names))[:MOST_RUNGS]
+    return (
+        f"to be confirmed: make bench-compare BASE={first.good[:10]} HEAD={first.bad[:10]}"
+        f" WORKLOAD={names[0][0]} RUNGS={','.join(rungs)}"
+    )
+
+
+def remarks(steps: Sequence[Step]) -> list[str]:
+    """Return what else changed where steps are: some tuning choices and how many more, then conditions."""
+    choices = list(dict.fromkeys(choice for step in steps for choice in step.choices))
+    more = len(choices) - MOST_CHOICES
+    return [
+        *(f"tuning: {choice}" for choice in choices[:MOST_CHOICES]),
+        *[f"tuning: {more} more choices changed"] * (more > 0),
+        *dict.fromkeys(condition for step in steps for condition in step.conditions),
+    ]
 
 
 def find(step: Step) -> str | None:
@@ -228,17 +254,36 @@ def _said(row: Answered) -> str:
 
 
 def text(steps: Sequence[Step], lines: Sequence[str]) -> str:
-    """Return the steps for a terminal, confirmed ones first."""
-    said = []
+    """Return the steps for a terminal, confirmed ones first, and those between the same two commits together."""
+    said = [*map(texts.plain, lines)]
+    groups: dict[tuple[str, ...], list[Step]] = {}
     for step in steps:
-        said.append(f"{step.status}: {step.series.name} {100 * step.share:+.1f}% {step.at} ({step.where})")
-        said.append(f"  {step.why}")
-        said += [f"  {remark}" for remark in step.remarks]
-        if step.between and step.status in (CONFIRMED, CANDIDATE, UNCLEAR):
-            said.append(f"  {step.between} commits between the two were not measured; this bisects them:")
-            said.append(f"  {find(step) or 'asv find, by a regular expression of the series'}")
+        groups.setdefault((step.status, step.good, step.bad, step.where), []).append(step)
+    for together in groups.values():
+        first, *within = _paragraph(together)
+        said += [texts.plain(first), *(f"  {texts.plain(line)}" for line in within)]
     count = sum(step.status == CONFIRMED for step in steps)
-    return "\n".join(map(texts.plain, [*lines, *said, f"{count} confirmed of {len(steps)} steps"]))
+    return "\n".join([*said, f"{count} confirmed of {texts.counted(len(steps), 'step')}"])
+
+
+def _paragraph(steps: list[Step]) -> list[str]:
+    """Return a heading for steps of one status between the same commits, each series, what to do, what else changed."""
+    first = steps[0]
+    said = [f"{first.status} {first.at} ({first.where}):"]
+    alike: dict[str, list[Step]] = {}  # steps of which one line says what to do
+    for step in steps:
+        compared = step.status == CANDIDATE and step.series.rung
+        alike.setdefault(compared[0] if compared else step.why, []).append(step)
+    for rows in alike.values():
+        said += [f"{step.series.name} {100 * step.share:+.1f}%" for step in rows]
+        compared = first.status == CANDIDATE and rows[0].series.rung
+        said.append(_to_be_confirmed(rows) if compared else rows[0].why)
+    said += remarks(steps)
+    if first.between and first.status in (CONFIRMED, CANDIDATE, UNCLEAR):
+        which = f" for {first.series.name}" if len(steps) > 1 else ""
+        said.append(f"{first.between} commits between the two were not measured; this bisects them{which}:")
+        said.append(find(first) or "asv find, by a regular expression of the series")
+    return said
 
 
 def plain(step: Step) -> dict[str, Any]:

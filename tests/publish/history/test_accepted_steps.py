@@ -130,7 +130,7 @@ def test_one_issue_for_each_confirmed_commit_and_none_for_candidates(toy: Toy) -
     assert made["body"].startswith(made["mark"]) and toy.commits[7] in made["mark"]
     assert made["title"] == f"Slower since {toy.commits[7][:10]}: article/bf16"
     assert f"Commit {toy.commits[7]} made these" in made["body"] and "asv find" not in made["body"]
-    steps[0].remarks.append("tuning: <script> @octocat | x")
+    steps[0].choices.append("<script> @octocat | x")
     (made,) = issues.write(steps)
     assert "<script>" not in made["body"] and "@octocat" not in made["body"]
 
@@ -217,6 +217,9 @@ def test_the_command_lists_and_ends_with_a_status(toy: Toy) -> None:
     stored = committed.folder("results/asv")
     seen = CliRunner().invoke(main, ["history", "--results", str(toy.root / "none")])
     assert seen.exit_code == 2 and "no such folder" in seen.output
+    (toy.root / "none").mkdir()
+    seen = CliRunner().invoke(main, ["history", "--results", str(toy.root / "none")])
+    assert seen.exit_code == 2 and "none: no results of asv in it" in seen.output
     seen = CliRunner().invoke(main, ["history", "--branch", "nope"])
     assert seen.exit_code == 2 and "git knows no such commit" in seen.output
     seen = CliRunner().invoke(main, ["history", "--results", str(stored), "--json"])

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,7 +28,11 @@ def test_a_step_of_two_percent_is_a_candidate_with_its_commit_and_what_would_con
     )
     said = f"make bench-compare BASE={step.good[:10]} HEAD={step.bad[:10]} WORKLOAD=article RUNGS=bf16"
     assert said in history.text([step], [])
-    assert f"article/bf16 +2.0% at {step.bad[:10]}" in history.text([step], []) and not step.between
+    assert history.text([step], []).splitlines()[:2] == [
+        f"candidate at {step.bad[:10]} ({step.where}):",
+        "  article/bf16 +2.0%",
+    ]
+    assert not step.between
     assert step.remarks == ["tuning: bias_act backward 2B nhwc sm90 large: warps 4 -> 8"]
 
 
@@ -69,11 +74,43 @@ def test_commits_that_were_not_measured_widen_the_range(toy: Toy) -> None:
     assert (step.good, step.bad, step.between) == (toy.commits[4], toy.commits[8], 3)
     wanted = f"{step.good[:10]}~1..{step.bad[:10]}"
     said = f'asv find --skip-save {wanted} "{FOUND}"'
-    assert said in history.text([step], []).splitlines()
-    assert f"article/bf16 +2.0% in {step.good[:10]}..{step.bad[:10]}" in history.text([step], [])
+    assert f"  {said}" in history.text([step], []).splitlines()
+    assert f"candidate in {step.good[:10]}..{step.bad[:10]} (" in history.text([step], [])
 
 
 FOUND = r"rungs\.Rung\.samples_step_time\('article', 'bf16'\)"
+
+
+def test_steps_between_the_same_commits_are_told_together(toy: Toy) -> None:
+    """One comparison measures them, largest first; what is not compared has a line of its own."""
+    names, memory = (
+        ("baseline", "bf16", "fused_norm", "fused_act", "set_to_none"),
+        "rungs.Rung.track_peak_memory",
+    )
+    toy.slower_from(7)
+    (step,) = toy.screen()[0]
+    rungs = [
+        replace(step, series=replace(step.series, params=("article", name)), share=0.02 + 0.01 * number)
+        for number, name in enumerate(names)
+    ]
+    rungs[1] = replace(rungs[1], choices=["bias_act forward: warps 2 -> 4"])
+    of_memory = replace(step.series, benchmark=memory, params=("article", "bf16"))
+    other = replace(step, series=of_memory, why="not measured by bench-compare: look at it")
+    elsewhere = replace(step, series=replace(step.series, machine="another"))
+    said = history.text([*rungs, other, elsewhere], []).splitlines()
+    wanted = (
+        f"  to be confirmed: make bench-compare BASE={step.good[:10]} HEAD={step.bad[:10]} WORKLOAD=article"
+        " RUNGS=set_to_none,fused_act,fused_norm,bf16"
+    )
+    assert said[1:6] == [f"  article/{name} +{2 + number}.0%" for number, name in enumerate(names)]
+    assert said[6] == wanted
+    assert said[7:9] == [f"  {memory}(article, bf16) +2.0%", "  not measured by bench-compare: look at it"]
+    assert said[9:11] == [
+        "  tuning: bias_act backward 2B nhwc sm90 large: warps 4 -> 8",
+        "  tuning: bias_act forward: warps 2 -> 4",
+    ]
+    assert said[11] == f"candidate at {step.bad[:10]} (another, {step.series.environment}):"
+    assert said[-1] == "0 confirmed of 7 steps"
 
 
 def test_a_range_that_begins_with_the_first_commit_has_none_before_it(toy: Toy) -> None:
