@@ -142,7 +142,10 @@ def _overlap(found: Explained) -> str:
             f"{OVERLAP}: two kernels ran at once, and both parts count it; the parts without it are GPU time"
         )
     ran = " and ".join(f"{each.parts.overlap_ms:.2f}" for each in _sides(found))
-    return f"beside another kernel ran {ran} ms more: an instant counts for the kernel of the busier stream alone"
+    return (
+        f"beside another kernel ran {ran} ms more: an instant counts for the kernel of the busier stream alone;"
+        " kernels by name have all their milliseconds"
+    )
 
 
 def _sides(found: Explained) -> tuple[Side, Side]:

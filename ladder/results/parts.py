@@ -18,7 +18,7 @@ SHOWN = 3  # kernels that a line names
 REST = " other kernels"  # the end of the row for all kernels beside the heaviest
 MOST = 4  # parts that a sentence names
 LEAST = 0.1  # of the largest part: smaller ones are told as the rest
-OVERLAP = "of it at the same time"
+OVERLAP = "overlap of kernels"
 
 
 @dataclass(frozen=True)

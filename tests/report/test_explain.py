@@ -126,7 +126,8 @@ def test_every_instant_belongs_to_one_category_and_the_rest_is_told_apart(tmp_pa
     )  # the convolution's stream is the busier one
     assert abs(found["after"]["overlap_ms"] - 0.3) < 1e-4
     said = succeed("explain", "data_loading", "fused_act", path).stdout
-    assert "beside another kernel ran 0.00 and 0.30 ms more" in said and "of it at the same time" not in said
+    assert "beside another kernel ran 0.00 and 0.30 ms more" in said and "overlap of kernels" not in said
+    assert "kernels by name have all their milliseconds" in said  # copies: 0.30 ms where the table has none
 
 
 def test_parts_of_an_older_file_without_the_overlap_are_gpu_time(tmp_path: Path) -> None:
@@ -140,14 +141,14 @@ def test_parts_of_an_older_file_without_the_overlap_are_gpu_time(tmp_path: Path)
         assert abs(ms - found[side]["overlap_ms"] - found[side]["gpu_ms"]) < 1e-9
     assert abs(found["after"]["overlap_ms"] - 0.3) < 1e-4 and abs(found["before"]["overlap_ms"]) < 1e-4
     said = succeed("explain", "data_loading", "fused_act", tmp_path / "r.json").stdout
-    (row,) = [line.split() for line in said.splitlines() if line.startswith("of it at the same time  ")]
+    (row,) = [line.split() for line in said.splitlines() if line.startswith("overlap of kernels  ")]
     assert row[-3:] == ["0.00", "-0.30", "-0.30"]
 
 
 def test_the_sentence_on_an_older_file_names_what_ran_at_the_same_time() -> None:
     rest: tuple[Any, ...] = None, {}, frozenset(), 0.0
     pair = [parts.Parts(gpu, 0, {"matmul": parts.Work(ms)}, *rest) for ms, gpu in ((10.0, 10.0), (10.5, 9.5))]
-    assert parts.made_of(*pair) == "of it at the same time -1.00 ms, matmul +0.50 ms"
+    assert parts.made_of(*pair) == "overlap of kernels -1.00 ms, matmul +0.50 ms"
 
 
 def test_parts_that_are_not_together_the_gpu_time_count_as_an_older_file_s(tmp_path: Path) -> None:

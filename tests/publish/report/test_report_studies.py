@@ -86,6 +86,22 @@ def test_categories_stand_side_by_side_in_the_ladders_order_with_the_change(whol
     assert "By phase" in said and "G_main" in said and "other is 0.0 percent" in said
 
 
+def test_categories_of_older_profiles_add_up_to_gpu_time_with_what_ran_at_once(whole: found.Found) -> None:
+    """An older profile has all milliseconds of each category alone, 3.5 of them beside another kernel."""
+    files = []
+    for each in whole.files:
+        data = each.data
+        if each.kind == "profile" and data["rung"] == "bf16":
+            data = data | {"gpu_ms": data["gpu_ms"] - 3.5}
+            data["categories"] = [
+                {key: row[key] for key in row if key != "own_ms"} for row in data["categories"]
+            ]
+        files.append(replace(each, data=data))
+    said = part(replace(whole, files=tuple(files)), "profiles")
+    assert "overlap of kernels0.00-3.50 (-3.50)" in said and "GPU time75.5037.00 (-38.50)" in said
+    assert "overlap of kernels" not in part(whole, "profiles")
+
+
 def test_one_profile_has_no_change(folder: Path, whole: found.Found) -> None:
     alone = found.find([RUN, folder / "profile" / "h100-article-bf16.json"], folder)
     said = part(alone, "profiles")

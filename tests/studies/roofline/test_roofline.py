@@ -181,6 +181,17 @@ def test_the_groups_and_the_families_add_up_to_the_distance(gpu, workload, tmp_p
     assert rows[kernel_families.FORWARD]["of_step"] == pytest.approx(0.4)
 
 
+def test_kernels_that_ran_at_once_are_subtracted_so_the_table_is_the_step(gpu, workload, tmp_path):
+    assert run("--roofline", "--workload", workload, "--rung", "bf16").exit_code == 0
+    found = json.loads((tmp_path / "roofline" / "nvidia-h200-small-full-bf16.json").read_text())
+    assert not any("overlap" in row[0] for row in roofline_view.groups(build(schema.Result, found)))
+    found["measured"] |= {"busy_ms": 3.0}  # of 4 ms of kernels
+    found["measured"]["groups"]["nothing runs"] |= {"ms": 2.0}
+    _, *rows = roofline_view.groups(build(schema.Result, found))
+    assert rows[-1][:2] == ["overlap of kernels", "-1.00"]
+    assert sum(float(row[1]) for row in rows) == pytest.approx(5.0)
+
+
 def test_what_ran_faster_in_the_step_than_its_floor_lowers_the_floor(gpu, workload, tmp_path):
     gpu["rate"] = 1.0  # what the ceilings say of the convolutions that no fact covers: far too slow
     path = tmp_path / "roofline" / "nvidia-h200-small-full-bf16.json"

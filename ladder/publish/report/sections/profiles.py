@@ -10,6 +10,7 @@ from ladder.publish.report import html
 from ladder.publish.report.found import File, Found
 from ladder.publish.report.section import Reads, Section
 from ladder.results import publishable
+from ladder.results.parts import OVERLAP
 from ladder.studies.profile import report
 from ladder.studies.profile.record import Result
 from ladder.studies.profile.schema import KIND
@@ -51,6 +52,9 @@ def _categories(results: Sequence[Result]) -> list[list[str]]:
     rows = [["ms a step", *(html.name(each.rung) for each in results)]]
     for name in sorted(names, key=lambda each: -max(row.get(each, 0.0) for row in work)):
         rows.append([html.name(name), *_changed([each.get(name, 0.0) for each in work])])
+    overlaps = [each.overlap_ms if each.overlap_ms >= LEAST_MS else 0.0 for each in results]
+    if any(overlaps) and not once:
+        rows.append([OVERLAP, *_changed([0.0 - ms for ms in overlaps])])
     rows.append([report.together(results[0]), *_changed([each.gpu_ms for each in results])])
     rows.append(["step", *_changed([each.step_ms for each in results])])
     return rows
