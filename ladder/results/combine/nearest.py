@@ -49,7 +49,7 @@ def find(folder: Path, workload: tuple[str, Plain] | None) -> Nearest:
     """Return the result below a folder that stands nearest to this machine, of a workload if one is given.
 
     Among results that stand equally near, a staircase of highest standing is chosen, as `ladder report` does. Of other
-    machines it is the one with the most rungs.
+    machines it is the one with the most rungs, from the baseline on if there is one.
 
     Raises:
         UserError: there is no result, or none of that workload; one line with the command that makes one.
@@ -88,11 +88,15 @@ def _best(near: list[Stored]) -> Stored:
 
 
 def _longest(near: list[Stored]) -> Stored:
-    """Return the staircase with the most timed rungs, among those of equal standing but for their time."""
+    """Return the staircase with the most timed rungs, among those of equal standing but for their time.
+
+    One that begins at the baseline goes before others. A run of a ladder's last rungs says nothing of those below.
+    """
 
     def key(each: Stored) -> tuple[object, ...]:
         *standing, started = ranking.standing(each[1])
-        return _is_staircase(each[1]), *standing, sum(rung.status == "ok" for rung in each[1].rungs), started
+        timed = [rung.name for rung in each[1].rungs if rung.status == "ok"]
+        return _is_staircase(each[1]), *standing, timed[0] == "baseline", len(timed), started
 
     return max(near, key=key)
 
