@@ -173,7 +173,7 @@ def of_data(data: Any) -> types.Result:
     if not isinstance(data, dict) or "schema" not in data:
         raise UserError('not a result file: expected an object with "schema"')
     if _has_kind(data):
-        raise UserError(f"a result of the kind {shown(data['kind'])}, no run of rungs")
+        raise UserError(f"a result of the kind {shown(data.get('kind', data.get('what')))}, no run of rungs")
     if data["schema"] != SCHEMA:
         raise UserError(f"schema {shown(data['schema'])} is not known here, expected {SCHEMA}")
     result = types.read(types.Result, data)
@@ -184,8 +184,11 @@ def of_data(data: Any) -> types.Result:
 
 
 def _has_kind(data: Any) -> bool:
-    """Return whether data are of another command than `ladder run`. Not every JSON file holds an object."""
-    return isinstance(data, dict) and "kind" in data
+    """Return whether data are of another command than `ladder run`. Not every JSON file holds an object.
+
+    Self-tests and tables of faults state their kind under "what".
+    """
+    return isinstance(data, dict) and ("kind" in data or "what" in data)
 
 
 def _in_todays_words(rung: types.RungResult) -> types.RungResult:

@@ -190,6 +190,19 @@ def test_a_bad_file_is_refused_in_one_line_that_names_it(tmp_path: Path, text: s
     assert says in str(error.value) and str(path) in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("key", ["kind", "what"])
+def test_a_file_of_another_command_is_told_by_its_kind_and_its_page(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps({"schema": results.SCHEMA, key: "selftest"}))
+    path.with_suffix(".md").touch()
+    with pytest.raises(UserError) as caught:
+        results.load(path)
+    assert (
+        str(caught.value)
+        == f"{path}: a result of the kind 'selftest', no run of rungs; r.md beside it shows it"
+    )
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be read"):
         results.load(tmp_path / "none.json")
