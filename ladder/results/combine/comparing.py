@@ -8,6 +8,7 @@ say more than one.
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +28,10 @@ from ladder.results.words import Seen, word
 from ladder.stats import answers, estimates, nested
 
 UNKNOWN_NOISE = "the noise of one of them is unknown"
+APART = 0.02  # of a logarithm: a reader who divides the two times sees it
+MEANS = (
+    "times are medians, factors are ratios of geometric means over generations: under noise they point apart"
+)
 _PROTOCOL = ("quick", "mode", "cycle_steps", "gpu_memory_limit_gb")
 
 
@@ -246,6 +251,8 @@ def show(before: Path, after: Path, anyway: bool, as_json: bool) -> bool:
             lines.append(f"{'':<{wide}} GPU  {said}".rstrip())
             if made_of := _made_of(first, second, row):
                 lines.append(f"{'':<{wide}}      {made_of}")
+    if any(map(_points_apart, rows)):
+        lines.append(MEANS)
     if two:
         lines += gains.lines(first, second, worth)
     print("\n".join(lines))
@@ -260,6 +267,18 @@ def _made_of(before: Result, after: Result, row: Compared) -> str:
         next(parts.parts_of(rung) for rung in each.rungs if rung.name == row.name) for each in (before, after)
     )
     return parts.made_of(was, now) if was and now else ""
+
+
+def _points_apart(row: Compared) -> bool:
+    """Return whether a factor that is shown does not follow from the two times beside it."""
+    for verdict, ratio, before, after in (
+        (row.verdict, row.ratio, row.before_ms, row.after_ms),
+        (row.gpu_verdict, row.gpu_ratio, row.gpu_before_ms, row.gpu_after_ms),
+    ):
+        shown = verdict not in INSIDE and ratio and before and after
+        if shown and abs(math.log(before / after / ratio)) > APART:
+            return True
+    return False
 
 
 def _said(

@@ -15,6 +15,7 @@ RELATIVE = (
     "A sample is the slowest rank's 16-step cycle. Efficiency is images a second and GPU, relative to the same way on"
     " the fewest GPUs"
 )
+PAIRED = "Its generations are paired and their median counts, so under noise it does not follow from the medians beside it."
 MEANINGS = (
     "Communication is profiled. It is the least of all ranks, and what is exposed the most of all: a rank that waits"
     " for another waits inside NCCL's kernel.",
@@ -101,7 +102,7 @@ def markdown(result: Result) -> str:
         "",
         *piped([headings(result), *cells(result)], words=(0, 1)),
         "",
-        f"{RELATIVE}{', which has no reduction' if alone else ''}.",
+        f"{RELATIVE}{', which has no reduction' if alone else ''}. {PAIRED}",
         *MEANINGS,
         "",
         *(

@@ -244,6 +244,7 @@ def test_several_gpus_beside_themselves_have_no_efficiency(result):
     assert shown["top", "weak", "2"] == "" and shown["top", "weak", "4"].startswith("9")
     assert "which has no reduction" not in report.markdown(made)
     assert "which has no reduction" in report.markdown(build(record.Result, result))
+    assert "generations are paired" in report.markdown(made)
 
 
 def change(result: dict[str, Any], what: str) -> None:
