@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ladder.base.records import given
 from ladder.base.text import NO_TIME, escaped, piped
@@ -14,6 +15,7 @@ from ladder.studies.kernelbench.schema import Kernels, Measured, Row, Summary
 
 CONTENDERS = {"ours": "ours", "plain": "plain PyTorch", "compile": "torch.compile"}
 STYLES = {"ours faster": "green", "plain faster": "red", "compile faster": "red"}
+SIZE = re.compile(r"(|not quite cold: only )([0-9.]+(?:e[+-]?[0-9]+)?)( s a call: .*| MiB between .*)")
 TAKEN = "plain PyTorch taken"
 LARGE = 128  # pixels a side; in maps of this size and above, a low share of a copy means waste
 COMPUTE_BOUND = ("conv2d", "conv_transpose2d")  # for these ops the share means nothing
@@ -111,7 +113,9 @@ def remarks(result: Kernels) -> list[str]:
     if len(sittings := result.sittings or []) > 1:
         counts = ", ".join(str(each.cases) for each in sittings)
         lines.append(f"measured in {len(sittings)} sittings, of {counts} cases; no case spans two")
-    notes = Counter(note for row in result.rows for note in row.notes)
+    found = [note for row in result.rows for note in row.notes]
+    told = _in_one(found)
+    notes = Counter(told.get(note, note) for note in found)
     lines += [f"{note} ({count} rows)" for note, count in notes.items()]
     return lines + reasons(rows)
 
@@ -132,15 +136,30 @@ def least_share(rows: Sequence[Row]) -> Row | None:
 
 def reasons(rows: Sequence[Row]) -> list[str]:
     """Return every reason for a missing number once, with its count, contender and direction."""
+    told = _in_one(reason for row in rows for reason in row.reasons.values())
     seen: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
         for name, reason in row.reasons.items():
-            seen.setdefault(reason, []).append((CONTENDERS.get(name, name), row.direction))
+            seen.setdefault(told.get(reason, reason), []).append((CONTENDERS.get(name, name), row.direction))
     return [
         f"n/a ({len(where)}x): {reason} ({', '.join(dict.fromkeys(name for name, _ in where))};"
         f" {', '.join(dict.fromkeys(direction for _, direction in where))})"
         for reason, where in seen.items()
     ]
+
+
+def _in_one(lines: Iterable[str]) -> dict[str, str]:
+    """Return the words for each line with a measured size: one for all lines that differ in the size alone."""
+    sizes: dict[tuple[str, str], list[str]] = {}
+    for line in lines:
+        if found := SIZE.fullmatch(line):
+            sizes.setdefault((found[1], found[3]), []).append(found[2])
+    told = {}
+    for (before, after), known in sizes.items():
+        low, high = min(known, key=float), max(known, key=float)
+        span = low if float(low) == float(high) else f"{low} to {high}"
+        told |= {f"{before}{each}{after}": f"{before}{span}{after}" for each in known}
+    return told
 
 
 def print_table(result: Kernels) -> None:

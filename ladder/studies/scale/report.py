@@ -15,7 +15,9 @@ RELATIVE = (
     "A sample is the slowest rank's 16-step cycle. Efficiency is images a second and GPU, relative to the same way on"
     " the fewest GPUs"
 )
-PAIRED = "Its generations are paired and their median counts, so under noise it does not follow from the medians beside it."
+PAIRED = (
+    "Its generations are paired and their median counts: under noise the medians beside it do not tell it."
+)
 MEANINGS = (
     "Communication is profiled. It is the least of all ranks, and what is exposed the most of all: a rank that waits"
     " for another waits inside NCCL's kernel.",

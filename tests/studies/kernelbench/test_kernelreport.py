@@ -147,6 +147,21 @@ def test_what_is_missing_says_why_once():
     )
 
 
+def test_reasons_and_notes_that_differ_in_their_size_alone_are_one_line_with_the_span():
+    slow = ("0.3 s a call: not repeated", "1.8 s a call: not repeated", "out of memory")
+    rows = []
+    for case, why, mib in zip(made_up_kernels.cases(), slow, (78, 162, None), strict=False):
+        first, *others = (row.record() for row in skipped(case, why))
+        notes = [f"not quite cold: only {mib} MiB between two uses of a buffer"] if mib else []
+        rows += [replace(first, notes=notes), *others]
+    said = kernelreport.remarks(made_up_kernels.result(rows))
+    assert [line.partition(": ")[2].partition(" (")[0] for line in said if "s a call" in line] == [
+        "0.3 to 1.8 s a call: not repeated"
+    ]
+    assert "not quite cold: only 78 to 162 MiB between two uses of a buffer (2 rows)" in said
+    assert any("out of memory" in line for line in said)
+
+
 @pytest.mark.parametrize("make", [pytest.param(RESULTS[0], marks=pytest.mark.exhaustive), *RESULTS[1:]])
 def test_no_text_of_the_chart_overlaps_another_or_leaves_it(make):
     import matplotlib
