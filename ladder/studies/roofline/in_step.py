@@ -25,6 +25,7 @@ KINDS = {
     "weight gradient": kernel_families.WGRAD,
 }
 CONVOLUTIONS, OTHERS, IDLE = "convolutions", "other kernels", "nothing runs"
+AT_ONCE = "of it at the same time"
 PARTS = (*KINDS, CONVOLUTIONS, OTHERS)
 UNCLEAR = (
     kernel_families.UNTOLD,

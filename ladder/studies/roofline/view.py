@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from ladder.base.records import ABSENT
 from ladder.studies.roofline import distance, in_step
-from ladder.studies.roofline.schema import Convolution, Light
+from ladder.studies.roofline.in_step import Group
+from ladder.studies.roofline.schema import Convolution, Light, Measured
 
 MOST_FAMILIES = 24
+UNSEEN_MS = 0.005  # shown as 0.00
 NAMES = {"copy": "copy, TB/s", "matmul bf16": "matmul BF16, TFLOP/s", "matmul tf32": "matmul TF32, TFLOP/s"}
 NAMES |= {"matmul fp32": "matmul FP32, TFLOP/s"}
 
@@ -91,9 +93,22 @@ def floor(found: Light) -> Table:
     ]
 
 
+def parts(measured: Measured) -> dict[str, Group]:
+    """Return the groups, and below zero what ran at the same time as another kernel: each instant counts once.
+
+    A group holds all milliseconds of its kernels. On parallel streams they are more than the step has.
+    """
+    made = dict(measured.groups)
+    twice = sum(made[name].ms for name in (in_step.CONVOLUTIONS, in_step.OTHERS)) - measured.busy_ms
+    if twice > UNSEEN_MS:
+        gap = measured.distance_ms
+        made[in_step.AT_ONCE] = Group(ms=-twice, floor_ms=0.0, of_distance=-twice / gap if gap else None)
+    return made
+
+
 def groups(found: Light) -> Table:
     rows = [["a step's time", "ms", "floor ms", "of the distance"]]
-    for name, group in found.measured.groups.items():
+    for name, group in parts(found.measured).items():
         rows.append([name, f"{group.ms:.2f}", f"{group.floor_ms:.2f}", _percent(group.of_distance)])
     return rows
 

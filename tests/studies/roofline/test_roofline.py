@@ -1,5 +1,6 @@
 """`ladder doctor --roofline` with a made-up GPU: what is put together, shown, written, and refused."""
 
+import dataclasses
 import functools
 import json
 
@@ -179,6 +180,20 @@ def test_the_groups_and_the_families_add_up_to_the_distance(gpu, workload, tmp_p
     assert sum(row["of_distance"] for row in rows.values()) + idle == pytest.approx(1)
     assert rows[kernel_families.SGEMM]["us"] == pytest.approx(1000)
     assert rows[kernel_families.FORWARD]["of_step"] == pytest.approx(0.4)
+
+
+def test_what_ran_beside_another_kernel_is_taken_off_once(gpu, workload, tmp_path):
+    """Two streams: kernels of 4 ms ran in 3 ms, so 1 ms of the groups is there twice."""
+    assert run("--roofline", "--workload", workload, "--rung", "bf16").exit_code == 0
+    path = tmp_path / "roofline" / "nvidia-h200-small-full-bf16.json"
+    found = build(schema.Result, json.loads(path.read_text()))
+    assert [row[0] for row in roofline_view.groups(found)][1:] == [*found.measured.groups]
+    both = dataclasses.replace(found.measured, step_ms=4.0, busy_ms=3.0, distance_ms=3.0)
+    (*_, twice) = roofline_view.groups(dataclasses.replace(found, measured=both))
+    assert twice[:2] == [in_step.AT_ONCE, "-1.00"]
+    parts = roofline_view.parts(both).values()
+    assert sum(part.ms for part in parts) == pytest.approx(4.0)
+    assert twice[3] == f"{-1 / 3:.1%}"
 
 
 def test_what_ran_faster_in_the_step_than_its_floor_lowers_the_floor(gpu, workload, tmp_path):
