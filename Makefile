@@ -61,7 +61,7 @@ publish: $(READY)  ## build the site of all results in results/ into .asv/html
 	@$(PY) -m ladder.base.installed asv
 	$(PY) -m asv publish $(ARGS)
 
-docs: $(READY)  ## draw results/charts and fill the tables of README and docs, from the committed results
+docs: $(READY)  ## draw results/charts, fill the tables of README and docs, make pages beside results anew: from committed results
 	$(PY) -m ladder report --publish
 	$(PY) -m ladder.publish.pages
 

@@ -213,6 +213,20 @@ def test_what_lazy_phases_add_is_told_as_of_one_generation(tmp_path: Path) -> No
     )
 
 
+def test_the_target_of_light_stands_beside_the_floor_of_the_rung_that_it_tells(tmp_path: Path) -> None:
+    """The floor of an earlier rung is another: the page of the roofline would tell another factor."""
+    stored = stored_runs(tmp_path, a=two_clocks.selected("baseline", two_clocks.TOP))
+    assert targets.light(stored)[1:] == (
+        "no complete run",
+        f"`ladder doctor --roofline --rung {two_clocks.TOP}`",
+    )
+    for rung, floor in (("fused_modulation", 8.0), (two_clocks.TOP, 7.5)):
+        two_clocks.kept(
+            tmp_path, f"roofline/nvidia-h200-article-full-{rung}.json", {"step": {"light_ms": floor}}
+        )
+    assert targets.light(Committed(tmp_path))[1].endswith("and a floor of 7.50")
+
+
 def test_a_run_of_all_rungs_is_called_by_its_ladder() -> None:
     assert ladders._all_rungs(24, 24, "a.md") == "all 24 rungs of [`full`](@/results/a.md)"
 

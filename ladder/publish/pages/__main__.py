@@ -6,18 +6,18 @@ import sys
 
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
-from ladder.publish.pages import filling, generation
+from ladder.publish.pages import filling, generation, redrawing
 
 
 def main(arguments: list[str]) -> int:
-    """Fill every document, draw the pictures, and print the names of the changed files.
+    """Fill every document, draw all pictures and pages beside results, and print the names of the changed files.
 
     Return the exit status: 0, or 2 with one line.
     """
     try:
         if arguments:
             raise UserError("this command takes no arguments: tables come from all committed results")
-        for path in [*filling.fill(ROOT), *generation.write(ROOT)]:
+        for path in [*filling.fill(ROOT), *generation.write(ROOT), *redrawing.write(ROOT)]:
             print(path.relative_to(ROOT))
     except UserError as error:
         print(f"docs: {error}", file=sys.stderr)

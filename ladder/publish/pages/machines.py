@@ -127,7 +127,7 @@ def _ladder(committed: Committed, machine: str, ladder: str) -> Section:
         blocks.append(ladders.workloads(committed, machine, ladder))
     if tops and ladder == FULL:
         blocks += [
-            "R1 and path length weigh more, the larger the images are:\n",
+            "What R1 and path length add to a step that has them:\n",
             ladders.lazy(committed, machine, ladder),
         ]
     for _, workload, _, mode in runs:

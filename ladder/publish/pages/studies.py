@@ -20,6 +20,8 @@ from ladder.studies.kernelbench.report import COMPUTE_BOUND, lacking, reached
 from ladder.studies.kernelbench.schema import Row
 from ladder.studies.precision import report as precisions
 from ladder.studies.precision.record import Result as Precision
+from ladder.studies.roofline import view as roofs
+from ladder.studies.roofline.schema import Result as Roofline
 from ladder.studies.scale import report as scaling
 from ladder.studies.scale.record import Result as Scaled
 from ladder.studies.sustain import report as sustaining
@@ -124,14 +126,16 @@ def scaled(committed: Committed, machine: str) -> str:
 
 def roofline(committed: Committed, machine: str) -> str:
     """Return the speed of light beside the traced step, one row for each result."""
-    groups = ["convolutions above their floor, ms", "other kernels above their bytes, ms", "nothing runs, ms"]
+    groups = ["convolutions above their floor, ms", "other kernels above their bytes, ms", "nothing runs, ms",
+              "overlap of kernels, ms"]  # fmt: skip
     head = ["workload and rung", "speed of light, ms", "traced step, ms", "times the speed of light", *groups]
     rows = []
     for name in committed.names(f"roofline/{machine}-*.json"):
-        result = committed.read(name)
-        step, light = result["measured"]["step_ms"], result["step"]["light_ms"]
-        above = [ms(each["ms"] - each["floor_ms"]) for each in result["measured"]["groups"].values()]
-        where = " ".join(filter(None, (result["workload"]["name"], result.get("rung"))))
+        result = build(Roofline, committed.read(name))
+        step, light = result.measured.step_ms, result.step["light_ms"]
+        parts = roofs.parts(result.measured).values()
+        above = [ms(each.ms - each.floor_ms) for each in parts]
+        where = " ".join(filter(None, (result.workload["name"], result.rung)))
         rows.append(
             [
                 link(f"`{where}`", name.replace(".json", ".md")),
@@ -139,6 +143,7 @@ def roofline(committed: Committed, machine: str) -> str:
                 ms(step),
                 f"{step / light:.2f}",
                 *above,
+                *[""] * (len(groups) - len(above)),
             ]
         )
     return table(head, rows)

@@ -18,7 +18,7 @@ from ladder.studies.upstream.record import gpu_ratio
 
 MEMORY_BOUND = ("bias_act", "modulate", "upfirdn2d")
 MACHINE = "nvidia-h200"  # the aims are about one H200
-LIGHT = "roofline/nvidia-h200-article-full-fused_modulation"
+LIGHT = f"roofline/{MACHINE}-article-full-{{}}.json"  # the floor beside a rung
 Row = tuple[str, str, str]
 
 
@@ -121,9 +121,12 @@ def light(committed: Committed) -> Row:
     target = "within 1.8 times the speed of light"
     if not (found := _best(committed, "article")):
         return _absent(target, "ladder run --ladder full")
-    top, floor = _top(found[0]), committed.read(f"{LIGHT}.json")["step"]["light_ms"]
+    top = _top(found[0])
+    if not (names := committed.names(LIGHT.format(top.name))):
+        return _absent(target, f"ladder doctor --roofline --rung {top.name}")
+    floor = committed.read(names[0])["step"]["light_ms"]
     seen = f"{top.step_ms / floor:.2f} times: {ms(top.step_ms)} ms and a floor of {ms(floor)}"
-    return target, seen, f"{_file(top, found[1], 'step')}; {link('floor', f'{LIGHT}.md')}"
+    return target, seen, f"{_file(top, found[1], 'step')}; {link('floor', names[0].replace('.json', '.md'))}"
 
 
 def memory_bound(committed: Committed) -> Row:

@@ -80,11 +80,11 @@ def _strength(each: Pair) -> float:
 
 
 def stored_rows(result: Result) -> list[tuple[str, ...]]:
-    """Return what stored solo and leave-one-out runs say of the rungs."""
+    """Return what stored solo and leave-one-out runs say of the rungs, with their days: newer runs may say more."""
     return [
         (
             each.rung,
-            each.mode,
+            f"{each.mode}, {each.started[:10]}",
             fine_factor(each.gpu),
             texts.bounds((each.gpu_interval[0], each.gpu_interval[1])) if each.gpu_interval else "",
             fine_factor(each.wall),

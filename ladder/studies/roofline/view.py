@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ladder.base.records import ABSENT
-from ladder.results.parts import OVERLAP
 from ladder.studies.roofline import distance, in_step
-from ladder.studies.roofline.schema import Convolution, Light
+from ladder.studies.roofline.in_step import Group
+from ladder.studies.roofline.schema import Convolution, Light, Measured
 
 MOST_FAMILIES = 24
-SEEN = 0.005  # ms: less is 0.00 in a table
+UNSEEN_MS = 0.005  # shown as 0.00
 NAMES = {"copy": "copy, TB/s", "matmul bf16": "matmul BF16, TFLOP/s", "matmul tf32": "matmul TF32, TFLOP/s"}
 NAMES |= {"matmul fp32": "matmul FP32, TFLOP/s"}
 
@@ -93,17 +93,23 @@ def floor(found: Light) -> Table:
     ]
 
 
-def groups(found: Light) -> Table:
-    """Return the time of a step by group. The last row subtracts what counts twice: all rows are the step."""
-    measured = found.measured
-    rows = [["a step's time", "ms", "floor ms", "of the distance"]]
-    for name, group in measured.groups.items():
-        rows.append([name, f"{group.ms:.2f}", f"{group.floor_ms:.2f}", _percent(group.of_distance)])
-    whole = max(measured.step_ms, measured.busy_ms)
-    twice = sum(group.ms for group in measured.groups.values()) - whole
-    if twice >= SEEN:
+def parts(measured: Measured) -> dict[str, Group]:
+    """Return the groups, and below zero what ran at the same time as another kernel: each instant counts once.
+
+    A group holds all milliseconds of its kernels. On parallel streams they are more than the step has.
+    """
+    made = dict(measured.groups)
+    twice = sum(made[name].ms for name in (in_step.CONVOLUTIONS, in_step.OTHERS)) - measured.busy_ms
+    if twice > UNSEEN_MS:
         gap = measured.distance_ms
-        rows.append([OVERLAP, f"{-twice:.2f}", "0.00", _percent(-twice / gap if gap else None)])
+        made[in_step.AT_ONCE] = Group(ms=-twice, floor_ms=0.0, of_distance=-twice / gap if gap else None)
+    return made
+
+
+def groups(found: Light) -> Table:
+    rows = [["a step's time", "ms", "floor ms", "of the distance"]]
+    for name, group in parts(found.measured).items():
+        rows.append([name, f"{group.ms:.2f}", f"{group.floor_ms:.2f}", _percent(group.of_distance)])
     return rows
 
 

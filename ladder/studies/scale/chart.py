@@ -13,6 +13,7 @@ from ladder.studies.scale.record import FEW_OF, STRONG, WEAK, Point, Result, too
 
 COLORS = (BUSY, ARTICLE, INK, MUTED)
 STYLES = ("-", "--", ":")
+NOTHING = "no efficiency: no way was measured on two numbers of GPUs"
 TITLES = {WEAK: "weak: a fixed batch on each GPU", STRONG: "strong: a fixed total batch"}
 
 
@@ -25,11 +26,11 @@ def figure(result: Result) -> Any:
     from matplotlib.figure import Figure
 
     made = Figure(figsize=(9.5, 5.2))
-    shown = [point for point in result.points if point.efficiency is not None]
+    shown = [each for each in result.points if report.efficiency(each, result.points) is not None]
     scalings = [each for each in (WEAK, STRONG) if any(p.scaling == each for p in shown)] or [WEAK]
     grid = made.add_gridspec(1, len(scalings), left=0.08, right=0.97, top=0.74, bottom=0.17, wspace=0.15)
     ways = list(dict.fromkeys(point.way for point in shown))
-    gpus = sorted({point.gpus for point in shown}) or [1]
+    gpus = sorted({point.gpus for point in shown})
     for number, scaling in enumerate(scalings):
         axes = made.add_subplot(grid[number])
         _panel(axes, [p for p in shown if p.scaling == scaling], ways, gpus, result)
@@ -47,6 +48,8 @@ def figure(result: Result) -> Any:
 
 def _panel(axes: Any, points: list[Point], ways: list[str], gpus: list[int], result: Result) -> None:
     axes.axhline(1.0, color=GRID, linewidth=1.2)
+    if not points:
+        axes.text(0.5, 0.5, NOTHING, transform=axes.transAxes, ha="center", va="center", color=MUTED)
     for number, way in enumerate(ways):
         mine = sorted((p for p in points if p.way == way), key=lambda p: p.gpus)
         values = [p.efficiency or 0.0 for p in mine]

@@ -42,15 +42,19 @@ def cells(result: Result, quoted: bool = False) -> list[tuple[str, ...]]:
     return [_row(point, result.points, quoted) for point in result.points]
 
 
+def efficiency(point: Point, points: list[Point]) -> float | None:
+    """Return a point's efficiency, None for several GPUs relative to themselves: 100% says nothing about scaling."""
+    return None if point.gpus == fewest_of(point, points).gpus > 1 else point.efficiency
+
+
 def _row(point: Point, points: list[Point], quoted: bool) -> tuple[str, ...]:
-    few, base = too_few(point, points), fewest_of(point, points).gpus
+    few = too_few(point, points)
     named = (point.way, point.scaling, str(point.gpus), str(point.batch))
     if point.step_ms is None or point.status != "ok":
         return (*named, f"{point.status}: {point.reason}", *[""] * 6)
     if few and quoted:
         return (*named, TOO_FEW, *[""] * 6)
-    # Several GPUs relative to themselves are 100% by definition: that says nothing about scaling.
-    relative = None if point.gpus == base > 1 else point.efficiency
+    relative = efficiency(point, points)
     interval = "" if point.low is None else f"{100 * point.low:.1f} to {100 * (point.high or 0):.1f}%"
     return (
         *named,

@@ -389,7 +389,7 @@ def test_stored_runs_of_the_machine_stand_beside(
     graphs = next(each for each in found if each.rung == "cuda_graphs")
     assert graphs.wall and graphs.wall > 1  # how much more is the host's
     shown = replace(result, beside=found)
-    assert "| cuda\\_graphs | leave-one-out |" in report.tables(shown)
+    assert "| cuda\\_graphs | leave-one-out, 20" in report.tables(shown)
     assert validate.check(json.loads(json.dumps(plain(shown)))) is None
 
 

@@ -1,5 +1,6 @@
 """`ladder doctor --roofline` with a made-up GPU: what is put together, shown, written, and refused."""
 
+import dataclasses
 import functools
 import json
 
@@ -181,15 +182,18 @@ def test_the_groups_and_the_families_add_up_to_the_distance(gpu, workload, tmp_p
     assert rows[kernel_families.FORWARD]["of_step"] == pytest.approx(0.4)
 
 
-def test_kernels_that_ran_at_once_are_subtracted_so_the_table_is_the_step(gpu, workload, tmp_path):
+def test_what_ran_beside_another_kernel_is_taken_off_once(gpu, workload, tmp_path):
+    """Two streams: kernels of 4 ms ran in 3 ms, so 1 ms of the groups is there twice."""
     assert run("--roofline", "--workload", workload, "--rung", "bf16").exit_code == 0
-    found = json.loads((tmp_path / "roofline" / "nvidia-h200-small-full-bf16.json").read_text())
-    assert not any("overlap" in row[0] for row in roofline_view.groups(build(schema.Result, found)))
-    found["measured"] |= {"busy_ms": 3.0}  # of 4 ms of kernels
-    found["measured"]["groups"]["nothing runs"] |= {"ms": 2.0}
-    _, *rows = roofline_view.groups(build(schema.Result, found))
-    assert rows[-1][:2] == ["overlap of kernels", "-1.00"]
-    assert sum(float(row[1]) for row in rows) == pytest.approx(5.0)
+    path = tmp_path / "roofline" / "nvidia-h200-small-full-bf16.json"
+    found = build(schema.Result, json.loads(path.read_text()))
+    assert [row[0] for row in roofline_view.groups(found)][1:] == [*found.measured.groups]
+    both = dataclasses.replace(found.measured, step_ms=4.0, busy_ms=3.0, distance_ms=3.0)
+    (*_, twice) = roofline_view.groups(dataclasses.replace(found, measured=both))
+    assert twice[:2] == [in_step.AT_ONCE, "-1.00"]
+    parts = roofline_view.parts(both).values()
+    assert sum(part.ms for part in parts) == pytest.approx(4.0)
+    assert twice[3] == f"{-1 / 3:.1%}"
 
 
 def test_what_ran_faster_in_the_step_than_its_floor_lowers_the_floor(gpu, workload, tmp_path):

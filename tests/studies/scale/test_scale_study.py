@@ -297,6 +297,21 @@ def test_the_chart_is_the_same_for_the_same_result_and_says_what_is_simulated(re
     assert drawn()
 
 
+def test_several_gpus_alone_have_no_efficiency_in_table_or_chart(result):
+    """The fewest GPUs of a way are 100% of themselves: a point at 1.0 would read as perfect scaling."""
+
+    def drawn() -> int:
+        return len(chart.figure(build(record.Result, result)).axes[0].containers)
+
+    assert drawn()
+    result["points"] = [each for each in result["points"] if each["gpus"] == 4]
+    found = record.derive(build(record.Result, result))
+    assert all(point.efficiency == 1.0 for point in found.points if point.runs)
+    result["points"] = plain(found)["points"]
+    assert not drawn()
+    assert {row[6] for row in report.cells(found)} == {""}
+
+
 # Findings of several ranks
 
 

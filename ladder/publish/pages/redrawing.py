@@ -1,0 +1,87 @@
+"""The pages and pictures beside the results of other commands, as this commit makes them from the same numbers.
+
+A command writes them once, when it ends. Without this they would keep the words of that day's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ladder.base import files
+from ladder.base.records import build
+from ladder.publish import gallery
+from ladder.results import store as results
+from ladder.studies.ablate import chart as ablated
+from ladder.studies.ablate import record as ablation
+from ladder.studies.ablate import report as ablating
+from ladder.studies.map import chart as mapped
+from ladder.studies.map import record as maps
+from ladder.studies.map import report as mapping
+from ladder.studies.noise import record as noise
+from ladder.studies.noise import report as noticing
+from ladder.studies.precision import record as precision
+from ladder.studies.precision import report as precisions
+from ladder.studies.profile import record as profile
+from ladder.studies.profile import report as profiling
+from ladder.studies.roofline import schema as roofline
+from ladder.studies.roofline import view as roofs
+from ladder.studies.scale import chart as scaled
+from ladder.studies.scale import record as scale
+from ladder.studies.scale import report as scaling
+from ladder.studies.sustain import chart as sustained
+from ladder.studies.sustain import record as sustain
+from ladder.studies.sustain import report as sustaining
+from ladder.studies.upstream import record as upstream
+from ladder.studies.upstream import report as upstreams
+
+Render = Callable[[Any, str], bytes]
+
+
+def _scaled(data: Any) -> scale.Result:
+    """Return a result of `ladder scale` with today's notes, as the command has it before it writes a page."""
+    return scale.derive(build(scale.Result, data))
+
+
+# By the "kind" of a result: its type or what makes it, its page, and its picture there. `results/charts` has the
+# pictures of the others.
+STUDIES: dict[str, tuple[Callable[..., Any], Callable[[Any], str], Render | None]] = {
+    "ablation": (ablation.Result, ablating.markdown, ablated.render),
+    "map": (maps.Result, mapping.markdown, mapped.render),
+    "noise": (noise.Result, noticing.markdown, None),
+    "precision": (precision.Result, precisions.markdown, None),
+    "profile": (profile.Result, profiling.markdown, None),
+    "roofline": (roofline.Result, roofs.markdown, None),
+    "scaled": (_scaled, scaling.markdown, scaled.render),
+    "sustained": (sustain.Result, sustaining.markdown, sustained.render),
+    "upstream": (upstream.Result, upstreams.markdown, None),
+}
+
+
+def write(root: Path) -> list[Path]:
+    """Write the pages and pictures that differ from this commit's, and return them. New files are not made.
+
+    Raises:
+        UserError: git cannot name the results, or a result is missing or damaged.
+    """
+    changed = []
+    for kind in STUDIES:
+        for source in gallery.tracked(root, f"results/{kind}"):
+            for path, made in drawn(source):
+                if path.is_file() and path.read_bytes() != made:
+                    files.write(path, made)
+                    changed.append(path)
+    return changed
+
+
+def drawn(source: Path) -> Iterator[tuple[Path, bytes]]:
+    """Yield the page and the pictures of a result with their paths; nothing for a file of another kind."""
+    data = results.read(source)
+    if not isinstance(data, dict) or (study := STUDIES.get(str(data.get("kind")))) is None:
+        return
+    made, markdown, render = study
+    result = build(made, data) if isinstance(made, type) else made(data)
+    yield source.with_suffix(".md"), markdown(result).encode()
+    for kind in ("png", "svg") if render else ():
+        yield source.with_suffix(f".{kind}"), render(result, kind)

@@ -1,0 +1,31 @@
+"""`make docs` makes the pages beside stored results anew: they say what today's code says of the same numbers."""
+
+import json
+from pathlib import Path
+
+from ladder.publish.pages import redrawing
+from ladder.results import store as results
+from tests.support import committed, made_up_scaled
+from tests.support.repositories import commit_all, git
+
+MACHINE = json.loads(committed.file("results/claims/nvidia-h200.json").read_text())["machine"]
+
+
+def test_a_page_and_a_picture_of_an_older_code_are_made_anew_and_no_file_is_added(tmp_path: Path) -> None:
+    source = tmp_path / "results/scaled/a.json"
+    results.write(source, made_up_scaled.of_scaled(MACHINE, (1, 2)))
+    page, picture = source.with_suffix(".md"), source.with_suffix(".svg")
+    page.write_text("# 1 generations\n")
+    picture.write_bytes(b"an older drawing")
+    git(tmp_path, "init", "-q")
+    assert redrawing.write(tmp_path) == [], "git does not have the result"
+    commit_all(tmp_path, "a")
+    assert redrawing.write(tmp_path) == [page, picture]
+    assert page.read_text().startswith("# Several GPUs: ") and picture.read_bytes().startswith(b"<?xml")
+    assert not source.with_suffix(".png").exists()
+    assert redrawing.write(tmp_path) == []
+
+
+def test_a_file_of_another_kind_has_no_page_here(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps({"kind": "canary"}))
+    assert not list(redrawing.drawn(tmp_path / "a.json"))
