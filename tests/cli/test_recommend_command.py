@@ -106,16 +106,14 @@ def test_of_another_machine_the_longest_ladder_is_read_of_this_one_the_newest(
     assert "long.json" in succeed("recommend").stdout
 
 
-def test_of_another_machine_a_run_from_the_baseline_goes_before_a_longer_one_of_the_last_rungs(
+def test_a_run_from_the_baseline_goes_before_a_newer_and_longer_one_of_the_last_rungs(
     stored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(stored, two_clocks.selected("baseline", "fused_act", two_clocks.TOP), "whole.json")
     study = two_clocks.selected("fused_act", "conv_double_backward", "fused_resample", "fused_adam")
-    put(stored, study, "study.json")
-    for name, cores in (
-        ("nvidia-h100", 16),
-        ("nvidia-h200", 8),
-    ):  # any GPU, then the same GPU in another host
+    put(stored, study | {"started": "2026-12-02T00:00:00+00:00"}, "study.json")
+    # any GPU, then the same GPU in another host, then this machine
+    for name, cores in (("nvidia-h100", 16), ("nvidia-h200", 8), ("nvidia-h200", 16)):
         this_machine(monkeypatch, name, cores)
         assert "whole.json" in succeed("recommend").stdout
 

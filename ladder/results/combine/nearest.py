@@ -48,8 +48,8 @@ def of_file(path: Path) -> Nearest:
 def find(folder: Path, workload: tuple[str, Plain] | None) -> Nearest:
     """Return the result below a folder that stands nearest to this machine, of a workload if one is given.
 
-    Among results that stand equally near, a staircase of highest standing is chosen, as `ladder report` does. Of other
-    machines it is the one with the most rungs, from the baseline on if there is one.
+    Among results that stand equally near, a staircase of highest standing is chosen, from the baseline on if there is
+    one. Of this machine it is the newest, of others the one with the most rungs.
 
     Raises:
         UserError: there is no result, or none of that workload; one line with the command that makes one.
@@ -84,21 +84,26 @@ SAME = (
 
 
 def _best(near: list[Stored]) -> Stored:
-    return max(near, key=lambda each: (_is_staircase(each[1]), *ranking.standing(each[1])))
+    """Return the newest staircase of highest standing."""
+    return max(near, key=lambda each: (_rank(each), each[1].started))
 
 
 def _longest(near: list[Stored]) -> Stored:
-    """Return the staircase with the most timed rungs, among those of equal standing but for their time.
+    """Return the staircase with the most timed rungs, among those of equal standing but for their time."""
+    return max(near, key=lambda each: (_rank(each), len(_timed(each)), each[1].started))
 
-    One that begins at the baseline goes before others. A run of a ladder's last rungs says nothing of those below.
+
+def _rank(each: Stored) -> tuple[object, ...]:
+    """Return how well a result answers, but for its rungs and time.
+
+    A staircase from the baseline goes before others: a run of a ladder's last rungs says nothing of those below.
     """
+    *standing, _ = ranking.standing(each[1])
+    return _is_staircase(each[1]), *standing, _timed(each)[0] == "baseline"
 
-    def key(each: Stored) -> tuple[object, ...]:
-        *standing, started = ranking.standing(each[1])
-        timed = [rung.name for rung in each[1].rungs if rung.status == "ok"]
-        return _is_staircase(each[1]), *standing, timed[0] == "baseline", len(timed), started
 
-    return max(near, key=key)
+def _timed(each: Stored) -> list[str]:
+    return [rung.name for rung in each[1].rungs if rung.status == "ok"]
 
 
 def _is_own(result: Result, name: str) -> bool:
