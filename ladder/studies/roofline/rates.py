@@ -22,7 +22,6 @@ from ladder.base import yamlfile
 from ladder.base.errors import UserError
 from ladder.base.text import slug
 from ladder.results import store as results
-from stylegan_lite.config import suggestion
 
 if TYPE_CHECKING:
     from ladder.studies.roofline.floors import Op
@@ -177,7 +176,7 @@ def choose(gpu: str, folder: Path) -> Rates:
     for name in (asked, f"nvidia-{asked}"):
         if name in names:
             return load(name, folder)
-    raise UserError(f"--gpu: no rates are recorded of {gpu!r}{suggestion(gpu, names)}")
+    raise UserError(f"--gpu: no rates are recorded of {gpu!r}; there are: {', '.join(names) or 'none'}")
 
 
 def recorded(path: Path, gpu: str) -> dict[str, float]:

@@ -320,7 +320,10 @@ def test_without_a_gpu_the_floor_is_told_from_recorded_rates(workload, monkeypat
     ("args", "said"),
     [
         (["--roofline", "--device", "cpu"], "--gpu NAME (nvidia-h200)"),
-        (["--roofline", "--gpu", "abacus"], "no rates are recorded of 'abacus'"),
+        (
+            ["--roofline", "--gpu", "NVIDIA H100"],
+            "no rates are recorded of 'NVIDIA H100'; there are: nvidia-h200",
+        ),
         (["--roofline", "--gpu", "h200", "--rung", "warp_drive"], "warp_drive not in ladder full"),
         (["--roofline", "--gpu", "h200", "--workload", "nothing"], "no workload 'nothing'"),
         (["--gpu", "h200"], "for --roofline"),
