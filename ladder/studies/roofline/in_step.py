@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from ladder.base.records import needed, record
 from ladder.receipts import kernel_families
 from ladder.results import values as v
-from ladder.results.parts import OVERLAP
 from ladder.results.schema import LINE, REAL
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ KINDS = {
     "weight gradient": kernel_families.WGRAD,
 }
 CONVOLUTIONS, OTHERS, IDLE = "convolutions", "other kernels", "nothing runs"
-AT_ONCE = OVERLAP
 PARTS = (*KINDS, CONVOLUTIONS, OTHERS)
 UNCLEAR = (
     kernel_families.UNTOLD,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ladder.base.records import ABSENT
+from ladder.results.parts import OVERLAP
 from ladder.studies.roofline import distance, in_step
 from ladder.studies.roofline.in_step import Group
 from ladder.studies.roofline.schema import Convolution, Light, Measured
@@ -102,7 +103,7 @@ def parts(measured: Measured) -> dict[str, Group]:
     twice = sum(made[name].ms for name in (in_step.CONVOLUTIONS, in_step.OTHERS)) - measured.busy_ms
     if twice > UNSEEN_MS:
         gap = measured.distance_ms
-        made[in_step.AT_ONCE] = Group(ms=-twice, floor_ms=0.0, of_distance=-twice / gap if gap else None)
+        made[OVERLAP] = Group(ms=-twice, floor_ms=0.0, of_distance=-twice / gap if gap else None)
     return made
 
 

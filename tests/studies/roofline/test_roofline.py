@@ -190,7 +190,7 @@ def test_what_ran_beside_another_kernel_is_taken_off_once(gpu, workload, tmp_pat
     assert [row[0] for row in roofline_view.groups(found)][1:] == [*found.measured.groups]
     both = dataclasses.replace(found.measured, step_ms=4.0, busy_ms=3.0, distance_ms=3.0)
     (*_, twice) = roofline_view.groups(dataclasses.replace(found, measured=both))
-    assert twice[:2] == [in_step.AT_ONCE, "-1.00"]
+    assert twice[:2] == ["overlap of kernels", "-1.00"]
     parts = roofline_view.parts(both).values()
     assert sum(part.ms for part in parts) == pytest.approx(4.0)
     assert twice[3] == f"{-1 / 3:.1%}"
