@@ -30,6 +30,7 @@ SMOKE_NOTE = "CPU smoke test: not to be quoted"
 FEWEST_ROUNDS = 3  # of what is quoted: the protocol of a run makes no fewer, whatever its budget
 SOFTWARE = ("torch", "cuda", "cudnn", "triton")  # a newer one of these begins a new series
 SERIES = ("name", "gpu", "cpu", "cores", "device", *SOFTWARE)  # whose times may stand side by side
+KIND_KEYS = ("what", "kind")  # where files of other commands state their kind; self-tests under the first
 MOST_DEPTH = 8
 _MOST_READ = 2**28  # bytes of one file
 _LONGEST_NUMBER = 32  # characters; an integer of 400 digits overflows a float, one of 100,000 takes seconds
@@ -173,7 +174,8 @@ def of_data(data: Any) -> types.Result:
     if not isinstance(data, dict) or "schema" not in data:
         raise UserError('not a result file: expected an object with "schema"')
     if _has_kind(data):
-        raise UserError(f"a result of the kind {shown(data.get('kind', data.get('what')))}, no run of rungs")
+        kind = next(data[key] for key in KIND_KEYS if key in data)
+        raise UserError(f"a result of the kind {shown(kind)}, no run of rungs")
     if data["schema"] != SCHEMA:
         raise UserError(f"schema {shown(data['schema'])} is not known here, expected {SCHEMA}")
     result = types.read(types.Result, data)
@@ -184,11 +186,8 @@ def of_data(data: Any) -> types.Result:
 
 
 def _has_kind(data: Any) -> bool:
-    """Return whether data are of another command than `ladder run`. Not every JSON file holds an object.
-
-    Self-tests and tables of faults state their kind under "what".
-    """
-    return isinstance(data, dict) and ("kind" in data or "what" in data)
+    """Return whether data are of another command than `ladder run`. Not every JSON file holds an object."""
+    return isinstance(data, dict) and any(key in data for key in KIND_KEYS)
 
 
 def _in_todays_words(rung: types.RungResult) -> types.RungResult:

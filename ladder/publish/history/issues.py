@@ -14,7 +14,7 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.machine import system
 from ladder.plan import catalog
-from ladder.publish.history.screening import CANDIDATE, CONFIRMED, MOST_RUNGS, Step, find
+from ladder.publish.history.screening import CONFIRMED, Step, find, measured_together
 from ladder.publish.regressions import arguments
 from ladder.publish.regressions.report import escape
 
@@ -37,10 +37,7 @@ def confirm(
     mine = [
         step
         for step in steps
-        if step.status == CANDIDATE
-        and step.series.rung
-        and step.series.machine == facts["name"]
-        and step.series.torch in (None, "", torch)
+        if step.to_compare and step.series.machine == facts["name"] and step.series.torch in (None, "", torch)
     ]
     if not mine:
         tell(f"nothing to confirm: no candidate's step was timed by {facts['name']} with torch {torch}")
@@ -55,9 +52,8 @@ def confirm(
     for group in groups:
         if measured == most:
             break
-        worst = sorted(group, key=lambda step: -step.share)[:MOST_RUNGS]
-        good, bad, workload = key(worst[0])
-        rungs = list(dict.fromkeys(step.series.rung[1] for step in worst))
+        good, bad = group[0].good, group[0].bad
+        workload, rungs = measured_together(group)
         tell(f"confirming {good[:10]}..{bad[:10]}: {workload}, {', '.join(rungs)}")
         request = arguments.Request(good, bad, rungs, LADDER, workload, None, minutes, 0, device, out)
         try:

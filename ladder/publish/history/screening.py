@@ -64,6 +64,11 @@ class Step:
         return remarks([self])
 
     @property
+    def to_compare(self) -> tuple[str, str] | None:
+        """Return (workload, rung) that a comparison would decide about; None if none would, or one has."""
+        return self.series.rung if self.status == CANDIDATE else None
+
+    @property
     def where(self) -> str:
         return f"{self.series.machine}, {self.series.environment}"
 
@@ -186,13 +191,18 @@ def _settle(
 
 def _to_be_confirmed(steps: Sequence[Step]) -> str:
     """Return the command that compares two commits in the rungs of the largest steps between them."""
-    first = steps[0]
-    names = [step.series.rung for step in sorted(steps, key=lambda step: -step.share) if step.series.rung]
-    rungs = list(dict.fromkeys(rung for _, rung in names))[:MOST_RUNGS]
+    first, (workload, rungs) = steps[0], measured_together(steps)
     return (
         f"to be confirmed: make bench-compare BASE={first.good[:10]} HEAD={first.bad[:10]}"
-        f" WORKLOAD={names[0][0]} RUNGS={','.join(rungs)}"
+        f" WORKLOAD={workload} RUNGS={','.join(rungs)}"
     )
+
+
+def measured_together(steps: Sequence[Step]) -> tuple[str, list[str]]:
+    """Return the workload of steps and the rungs of the largest, as many as one comparison takes."""
+    worst = sorted(steps, key=lambda step: -step.share)[:MOST_RUNGS]
+    rungs = [step.series.rung for step in worst if step.series.rung]
+    return rungs[0][0], list(dict.fromkeys(rung for _, rung in rungs))
 
 
 def remarks(steps: Sequence[Step]) -> list[str]:
@@ -272,12 +282,10 @@ def _paragraph(steps: list[Step]) -> list[str]:
     said = [f"{first.status} {first.at} ({first.where}):"]
     alike: dict[str, list[Step]] = {}  # steps of which one line says what to do
     for step in steps:
-        compared = step.status == CANDIDATE and step.series.rung
-        alike.setdefault(compared[0] if compared else step.why, []).append(step)
+        alike.setdefault(step.to_compare[0] if step.to_compare else step.why, []).append(step)
     for rows in alike.values():
         said += [f"{step.series.name} {100 * step.share:+.1f}%" for step in rows]
-        compared = first.status == CANDIDATE and rows[0].series.rung
-        said.append(_to_be_confirmed(rows) if compared else rows[0].why)
+        said.append(_to_be_confirmed(rows) if rows[0].to_compare else rows[0].why)
     said += remarks(steps)
     if first.between and first.status in (CONFIRMED, CANDIDATE, UNCLEAR):
         which = f" for {first.series.name}" if len(steps) > 1 else ""

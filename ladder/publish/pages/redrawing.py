@@ -39,21 +39,15 @@ from ladder.studies.upstream import report as upstreams
 Render = Callable[[Any, str], bytes]
 
 
-def _scaled(data: Any) -> scale.Result:
-    """Return a result of `ladder scale` with today's notes, as the command has it before it writes a page."""
-    return scale.derive(build(scale.Result, data))
-
-
-# By the "kind" of a result: its type or what makes it, its page, and its picture there. `results/charts` has the
-# pictures of the others.
-STUDIES: dict[str, tuple[Callable[..., Any], Callable[[Any], str], Render | None]] = {
+# By the "kind" of a result: its type, its page, and its picture there. `results/charts` has the pictures of the others.
+STUDIES: dict[str, tuple[type[Any], Callable[[Any], str], Render | None]] = {
     "ablation": (ablation.Result, ablating.markdown, ablated.render),
     "map": (maps.Result, mapping.markdown, mapped.render),
     "noise": (noise.Result, noticing.markdown, None),
     "precision": (precision.Result, precisions.markdown, None),
     "profile": (profile.Result, profiling.markdown, None),
     "roofline": (roofline.Result, roofs.markdown, None),
-    "scaled": (_scaled, scaling.markdown, scaled.render),
+    "scaled": (scale.Result, scaling.markdown, scaled.render),
     "sustained": (sustain.Result, sustaining.markdown, sustained.render),
     "upstream": (upstream.Result, upstreams.markdown, None),
 }
@@ -81,7 +75,9 @@ def drawn(source: Path) -> Iterator[tuple[Path, bytes]]:
     if not isinstance(data, dict) or (study := STUDIES.get(str(data.get("kind")))) is None:
         return
     made, markdown, render = study
-    result = build(made, data) if isinstance(made, type) else made(data)
+    result = build(made, data)
+    if isinstance(result, scale.Result):
+        result = scale.derive(result)  # with today's notes, as before the command writes a page
     yield source.with_suffix(".md"), markdown(result).encode()
     for kind in ("png", "svg") if render else ():
         yield source.with_suffix(f".{kind}"), render(result, kind)

@@ -12,6 +12,7 @@ from ladder.publish.validation import schema_checks
 from ladder.results import publishable
 from ladder.results.check import Kind
 from ladder.results.code_digest import Head
+from ladder.results.store import KIND_KEYS
 from ladder.results.types import build
 from ladder.studies.ablate.schema import KIND as ABLATION
 from ladder.studies.claims.registry import KIND as CLAIMS
@@ -51,11 +52,8 @@ UNNAMED = {
 
 
 def kind_of(data: Head) -> Any:
-    """Return the kind that a file states, or None for a ladder's result.
-
-    Self-tests and tables of faults state it under "what".
-    """
-    for key in ("what", "kind"):
+    """Return the kind that a file states, or None for a ladder's result."""
+    for key in KIND_KEYS:
         if key in data:
             return data[key]
     return next((kind for key, kind in UNNAMED.items() if key in data and "schema" not in data), None)
