@@ -4,7 +4,7 @@
 #   PYTHON=python3.12 make ladder          another interpreter for .venv (the default is python3)
 #   PYTHON=python3 make ladder NO_VENV=1   no .venv: that interpreter's packages, exactly as they are
 #   make ladder ARGS="--workload adain-256"
-#   make bench-compare BASE=main HEAD=HEAD   RUNGS=baseline,bf16 WORKLOAD=tiny ROUNDS=8 BUDGET=20 (minutes): all optional
+#   make bench-compare BASE=main HEAD=HEAD   RUNGS=baseline,bf16 WORKLOAD=tiny GENERATIONS=8 BUDGET=20 (minutes): all optional
 #
 # Without a GPU the ladder is the quick one, done in minutes; `.venv/bin/ladder run` is the whole.
 
@@ -50,7 +50,7 @@ ifeq ($(MAKECMDGOALS)$(findstring n,$(firstword -$(MAKEFLAGS))),bench-compare)
 COMPARED := $(shell { $(if $(READY),$(MAKE) --no-print-directory PYTHON=$(call quoted,$(PYTHON)) $(READY) &&) $(PY) -m ladder \
   bench-compare --base $(call quoted,$(or $(BASE),main)) --head $(call quoted,$(or $(HEAD),HEAD)) \
   $(if $(RUNGS),--rungs $(call quoted,$(RUNGS))) $(if $(WORKLOAD),--workload $(call quoted,$(WORKLOAD))) \
-  $(if $(ROUNDS),--rounds $(call quoted,$(ROUNDS))) $(if $(BUDGET),--budget $(call quoted,$(BUDGET))) \
+  $(if $(GENERATIONS)$(ROUNDS),--generations $(call quoted,$(or $(GENERATIONS),$(ROUNDS)))) $(if $(BUDGET),--budget $(call quoted,$(BUDGET))) \
   $(ARGS); } >&2; echo $$?)
 ifeq ($(COMPARED),1)
 MAKEFLAGS += -q

@@ -24,7 +24,7 @@ NARROW = 80  # columns: on a narrower terminal a bar leaves no room for its text
 
 @contextmanager
 def ladder_progress(title: str, quiet: bool) -> Iterator[OnEvent]:
-    """Yield the callback for ``measure.run_ladder``: rung, round and time left. Failures are lines of their own."""
+    """Yield the callback for a run: rung, generation and time left. A failure is a line of its own."""
     with _Bar(title, "visits", quiet) as bar:
 
         def on_event(event: Event) -> None:
@@ -50,7 +50,7 @@ def ladder_progress(title: str, quiet: bool) -> Iterator[OnEvent]:
 
 def _where(event: Event) -> str:
     number, doing = event["round"], event.get("phase", "")
-    place = "inspecting" if number is None else f"round {number + 1}/{event['rounds']}"
+    place = "inspecting" if number is None else f"generation {number + 1}/{event['rounds']}"
     if event["event"] == "visited":
         doing = f"{event['step_ms']:.1f} ms" if event.get("step_ms") else ""
     return f"{place}  {event['rung']}  {doing}".rstrip()

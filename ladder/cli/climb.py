@@ -67,7 +67,7 @@ def run(
         UserError: the request is impossible; nothing was measured.
     """
     if request.budget is not None and (request.rounds is not None or request.quick):
-        raise UserError("--budget fits the number of generations: leave out --rounds and --quick")
+        raise UserError("--budget fits the number of generations: leave out --generations and --quick")
     refuse_together(request)
     if request.resume is not None:
         request = continued(request)
@@ -237,7 +237,7 @@ def continued(request: Request) -> Request:
         raise UserError(f"{path}: --resume: that run is not a quick one; leave out --quick")
     if request.budget is not None and protocol["fixed"]:
         raise UserError(
-            f"{path}: --resume: that run has a fixed number of generations: give --rounds, no --budget"
+            f"{path}: --resume: that run has a fixed number of generations: give --generations, no --budget"
         )
     ladder, named = result["ladder"]["name"], protocol["mode"] not in (modes.RECIPE, *modes.STUDIES)
     if named and request.ladder is not None:

@@ -213,7 +213,7 @@ def _ladder(name: str) -> list[str]:
         rows.append([str(number), step.name, _needs(step.name), ms, _change(step.name) or "nothing"])
     if found.rival:
         top = catalog.load_ladder(found.rival).rungs[-1].name
-        rows.append(["", top, "", "", f"the top of {found.rival}, in the same rounds"])
+        rows.append(["", top, "", "", f"the top of {found.rival}, in the same generations"])
     path = catalog.LADDERS / f"{name}.yaml" if name in catalog.ladders() else Path(name).expanduser()
     notes = remarks(path)
     return [*head, "", *_table(rows), *([""] if notes else []), *notes]
@@ -241,7 +241,7 @@ def _own(name: str) -> list[str]:
     limited = result.protocol.gpu_memory_limit_gb
     if result.protocol.quick or limited or few < ranking.results.FEWEST_ROUNDS:
         told.append("not to be quoted")
-    where = f"{texts.plain(result.workload['name'])}, {_so_many(few, 'round')}, {result.started[:10]}"
+    where = f"{texts.plain(result.workload['name'])}, {_so_many(few, 'generation')}, {result.started[:10]}"
     return [
         f"Predicted: {_predicted(name, result)}",
         f"Here:   {'; '.join(told)}",

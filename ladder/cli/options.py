@@ -213,7 +213,7 @@ def seed_option(of: str, default: int | None = 0) -> Any:
 
 def rounds_option(least: int, text: str) -> Any:
     """Return the option for the number of generations. Its older name is `--rounds`."""
-    return click.option("--rounds", "--generations", type=IntRange(least, 100), help=text)
+    return click.option("--generations", "--rounds", "rounds", type=IntRange(least, 100), help=text)
 
 
 device_option = click.option(

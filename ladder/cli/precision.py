@@ -125,7 +125,9 @@ def precision(
     facts = system.facts(chosen)
     rounds = rounds or (1 if cpu else results.FEWEST_ROUNDS)
     rows = f"{text.counted(len(names), 'precision')} on {' and '.join(_of(bases))}"
-    said = f"{name} on {chosen}: {rows}, {text.counted(rounds, 'round')}; a line for each part that begins"
+    said = (
+        f"{name} on {chosen}: {rows}, {text.counted(rounds, 'generation')}; a line for each part that begins"
+    )
     first = First(said, as_json)
     plan = measuring.Plan(
         fields,

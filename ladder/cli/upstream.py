@@ -113,7 +113,7 @@ def upstream(
     cpu = chosen == "cpu"
     rounds = rounds or (1 if cpu else 5)
     steps = "NVIDIA's step, the patched one" if patched else "NVIDIA's step"
-    said = f"{steps} and {{}}, {text.counted(rounds, 'round')}"
+    said = f"{steps} and {{}}, {text.counted(rounds, 'generation')}"
     plan, photographs, first = _plan(clone, workload, ladder_name, chosen, data, said, as_json)
     asked = replace(
         plan,

@@ -339,7 +339,7 @@ def _decides(row: Row, source: str, sources: Sources) -> str:
     if (file := sources.resumes.get(source)) is None:
         return _run(result, mode if source == LEFT_OUT else "")
     if result.protocol.fixed:  # It takes no budget.
-        return f"ladder run --resume {file} --rounds {max(LEAST_ROUNDS, TWICE * result.protocol.rounds)}"
+        return f"ladder run --resume {file} --generations {max(LEAST_ROUNDS, TWICE * result.protocol.rounds)}"
     minutes = TWICE * (result.protocol.budget_s or USUAL_S) / 60
     return f"ladder run --resume {file} --budget {minutes:g}"
 

@@ -58,7 +58,7 @@ def _no_twins(result: Result) -> str:
         if twin.rounds and twin.of not in timed:
             why.append(f"{twin.of} has a twin and no number itself")
         elif twin.rounds:
-            why.append(f"the twin of {twin.of} has too few rounds")
+            why.append(f"the twin of {twin.of} has too few generations")
     return "; ".join(map(plain, why)) or "no twin was measured"
 
 

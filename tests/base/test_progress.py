@@ -57,10 +57,10 @@ def on_a_terminal(columns: int = 100, **env: str) -> str:
 LINES = [
     "tiny on cpu: 4 rungs, 3 generations, about 3 minutes",
     "images: 0/3",
-    "tiny on cpu: 0/3 visits  round 1/3  channels_last  prepare  2 min left",
-    "tiny on cpu: 1/3 visits  round 1/3  channels_last  12.5 ms  2 min left",
-    "tiny on cpu: 2/3 visits  round 2/3  channels_last  12.5 ms  2 min left",
-    "tiny on cpu: 3/3 visits  round 3/3  channels_last  12.5 ms  2 min left",
+    "tiny on cpu: 0/3 visits  generation 1/3  channels_last  prepare  2 min left",
+    "tiny on cpu: 1/3 visits  generation 1/3  channels_last  12.5 ms  2 min left",
+    "tiny on cpu: 2/3 visits  generation 2/3  channels_last  12.5 ms  2 min left",
+    "tiny on cpu: 3/3 visits  generation 3/3  channels_last  12.5 ms  2 min left",
     "bf16: failed: it is [bold]wrong[/bold]",
 ]
 

@@ -395,4 +395,4 @@ def test_a_run_is_resumed_from_its_file_alone(tmp_path, fakes):
     assert again.stderr.count("after 2 generations:") == 1
     assert "another --mode" in refused("run", "--resume", file, "--mode", "solo", "--out", tmp_path)
     assert "cannot be read" in refused("run", "--resume", tmp_path / "no.json", "--out", tmp_path)
-    assert "--rounds" in refused("run", "--budget", 5, "--rounds", 2, "--out", tmp_path)
+    assert "--generations" in refused("run", "--budget", 5, "--rounds", 2, "--out", tmp_path)

@@ -59,8 +59,8 @@ def test_commands_that_measure_or_judge_tell_their_exit_status(name):
     assert "Exit status: 0 if" in call(name, "--help").output
 
 
-def test_generations_is_a_second_name_of_rounds_everywhere():
+def test_rounds_is_an_older_name_of_generations_everywhere():
     found = {name: each for name in COMMANDS for each in options_of(name) if "--rounds" in each.opts}
     assert {"run", "bench-compare", "upstream", "precision"} <= set(found)
     for name, option in found.items():
-        assert (option.name, option.opts) == ("rounds", ["--rounds", "--generations"]), name
+        assert (option.name, option.opts) == ("rounds", ["--generations", "--rounds"]), name

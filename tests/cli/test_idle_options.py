@@ -22,7 +22,7 @@ CANARY = ("train", "--canary", "--out", "x")
         ((*CANARY, "--seed", "3"), "--seed is for a single training"),
         ((*CANARY, "--truncation", "0.7"), "--truncation is for a single training"),
         (("train", "--out", "x", "--seeds", "5"), "--seeds is for --canary"),
-        (("bench-compare", "--report", "x.json", "--rounds", "5"), "--rounds has no effect"),
+        (("bench-compare", "--report", "x.json", "--rounds", "5"), "--generations has no effect"),
         (("bench-compare", "--report", "x.json", "-w", "tiny"), "--workload has no effect"),
         (("kernels", "--out", "x", "--claims", "--first", "largest"), "--first is for ladder kernels without"),
         ((*PRECISION, "--only", "bf16", "--steps", "9"), "leaves FP16 out: leave out --steps, or add fp16"),
@@ -57,7 +57,7 @@ def test_no_steps_of_a_training_that_there_is_none_of_are_what_the_user_gets(tmp
     [
         ({"ladder": "full"}, "that run has another --ladder"),
         ({"cycles": 7}, "that run has another --cycles"),
-        ({"budget": 30.0}, "that run has a fixed number of generations: give --rounds"),
+        ({"budget": 30.0}, "that run has a fixed number of generations: give --generations"),
     ],
 )
 def test_a_run_that_goes_on_refuses_what_its_file_decides(asked, words, tmp_path):

@@ -99,14 +99,17 @@ def test_no_document_quotes_a_stopped_run_or_one_of_few_rounds(checkout: Path, c
     "data, reason",
     [
         ({"complete": False}, "was stopped"),
-        ({"complete": True, "protocol": {"rounds": 2}}, "fewer than 3 rounds"),
-        ({"complete": True, "programs": [{"rounds": [{}] * 3}, {"rounds": [{}]}]}, "fewer than 3 rounds"),
-        ({"complete": True, "questions": [{"rounds": 2}]}, "fewer than 3 rounds"),
+        ({"complete": True, "protocol": {"rounds": 2}}, "fewer than 3 generations"),
+        (
+            {"complete": True, "programs": [{"rounds": [{}] * 3}, {"rounds": [{}]}]},
+            "fewer than 3 generations",
+        ),
+        ({"complete": True, "questions": [{"rounds": 2}]}, "fewer than 3 generations"),
         ({"complete": True, "protocol": {"rounds": 3}}, None),
         ({"light_ms": 7.9}, None),
     ],
 )
-def test_results_of_other_commands_are_quoted_from_three_rounds_on(
+def test_results_of_other_commands_are_quoted_from_three_generations_on(
     tmp_path: Path, data: Any, reason: str
 ) -> None:
     results.write(tmp_path / "results" / "upstream" / "a.json", data)

@@ -156,7 +156,8 @@ def test_an_open_rung_names_the_command_that_decides() -> None:
     assert (resumed.advice, resumed.decide) == ("undecided", "ladder run --resume R.json --budget 20")
     few["protocol"] |= {"rounds": 2, "fixed": True}  # such a run refuses a budget
     assert (
-        advice(staircase(few, staircase="R.json"))["bf16"].decide == "ladder run --resume R.json --rounds 4"
+        advice(staircase(few, staircase="R.json"))["bf16"].decide
+        == "ladder run --resume R.json --generations 4"
     )
     few["protocol"]["quick"] = True
     assert advice(staircase(few, staircase="R.json"))["bf16"].decide == "ladder run -w article"

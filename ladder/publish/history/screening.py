@@ -260,7 +260,7 @@ def _answer(rung: Rung, step: Step) -> Answered | None:
 
 
 def _said(row: Answered) -> str:
-    return f", {report.change(row)} ({report.between(row)}) in {row.rounds} rounds"
+    return f", {report.change(row)} ({report.between(row)}) in {texts.counted(row.rounds, 'generation')}"
 
 
 def text(steps: Sequence[Step], lines: Sequence[str]) -> str:

@@ -158,7 +158,7 @@ def shortfall(data: Plain) -> str | None:
     seen = [part["rounds"] for part in (*parts, data.get("protocol") or {}) if "rounds" in part]
     counts = [len(each) if isinstance(each, list) else each for each in seen]
     if counts and min(counts) < results.FEWEST_ROUNDS:
-        return f"has fewer than {results.FEWEST_ROUNDS} rounds"
+        return f"has fewer than {results.FEWEST_ROUNDS} generations"
     return None
 
 

@@ -132,7 +132,7 @@ def _timed(shown: View) -> list[Row]:
 
 
 def _rounds(result: Result) -> str:
-    """Return the rounds of the rungs with a number: `3`, or `2 to 4`."""
+    """Return the generations of the rungs with a number: `3`, or `2 to 4`."""
     counts = sorted({len(derive.counted(rung)) for rung in result.rungs if rung.status == "ok"})
     return " to ".join(map(str, counts[:1] + counts[1:][-1:])) or "0"
 
@@ -273,7 +273,7 @@ def workloads(committed: Committed, machine: str, ladder: str) -> str:
         "without R1, path length",
     ]
     rows = [_workload_row(committed, result) for result in climbed(committed, machine, ladder)]
-    return table(["workload", *times, "rounds"], rows)
+    return table(["workload", *times, "generations"], rows)
 
 
 def climbed(committed: Committed, machine: str, ladder: str) -> list[Result]:
@@ -361,7 +361,7 @@ def hosts(committed: Committed, names: list[str]) -> str:
         "speedup",
         "interval",
         "ambiguous verdicts",
-        "rounds",
+        "generations",
     ]
     rows = []
     for name in names:

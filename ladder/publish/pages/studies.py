@@ -38,7 +38,7 @@ COMPARED = ("ours faster", "compile faster", "plain faster", "ambiguous", "less 
 def upstream(committed: Committed, machine: str) -> str:
     """Return NVIDIA's step, the same with our ops if it was measured, and ours, by workload and by both clocks."""
     head = ["workload", "step", "ms/step", "interval", "GPU ms", "without R1, path length", "as fast as NVIDIA's",
-            "interval", "GPU time less by", "interval", "rounds"]  # fmt: skip
+            "interval", "GPU time less by", "interval", "generations"]  # fmt: skip
     rows = []
     for name in committed.names(f"upstream/{machine}-*.json"):
         result = build(Upstream, committed.read(name))
@@ -91,7 +91,7 @@ def precision(committed: Committed, machine: str) -> str:
     claims = [text(line) for line in precisions.claim_lines(result)]
     return (
         table(precisions.HEADINGS, rows, 2)
-        + under(f"rounds: {result.protocol.rounds}", link("page", name.replace(".json", ".md")))
+        + under(f"generations: {result.protocol.rounds}", link("page", name.replace(".json", ".md")))
         + "\n"
         + "".join(f"- {line}\n" for line in claims)
     )
@@ -253,7 +253,7 @@ def selftest(committed: Committed, machine: str) -> str:
         told = ", ".join(f"{same.count(word)} {word}" for word in dict.fromkeys(same))
         rows.append([f"{group['name']}, identical", "", "", f"{len(same)} pairs: {told}"])
     return table(["asked", "seen", "interval", "verdict"], rows) + under(
-        f"rounds: {result['protocol']['rounds']}", link("page", name.replace(".json", ".md"))
+        f"generations: {result['protocol']['rounds']}", link("page", name.replace(".json", ".md"))
     )
 
 
@@ -290,7 +290,16 @@ def _seen(each: Plain) -> list[str]:
 
 def comparisons(committed: Committed, machine: str) -> str:
     """Return the self-tests of `ladder bench-compare` on a machine: planted slowdowns, and A/As."""
-    head = ["step", "planted", "seen", "interval", "no difference below", "verdict", "A/A passed", "rounds"]
+    head = [
+        "step",
+        "planted",
+        "seen",
+        "interval",
+        "no difference below",
+        "verdict",
+        "A/A passed",
+        "generations",
+    ]
     rows = []
     for name in committed.names(f"selftest/{machine}-*bench-compare*.json"):
         result = committed.read(name)

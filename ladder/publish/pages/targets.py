@@ -99,7 +99,7 @@ def upstream(committed: Committed) -> Row:
                 both.append(f"{factor(ratio.median)} ({span(ratio.interval, '.2f')}) {clock}")
         seen.append(f"{' and '.join(both)} at batch {batch}")
         rounds = min(len(program.rounds) for program in result.programs)
-        where.append(f"{link(f'batch {batch}', name.replace('.json', '.md'))}, rounds: {rounds}")
+        where.append(f"{link(f'batch {batch}', name.replace('.json', '.md'))}, generations: {rounds}")
     if not seen:
         return _absent(target, "ladder upstream CLONE")
     note = "[what is compared](@/docs/upstream.md); a slow host slows NVIDIA's step alone"

@@ -61,7 +61,7 @@ def plan(
 def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[Compared, Path]:
     """Measure two commits; return the result and its file. Raises `UserError` before anything is measured."""
     if request.budget is not None and request.rounds is not None:
-        raise UserError("--budget fits the number of generations: leave out --rounds")
+        raise UserError("--budget fits the number of generations: leave out --generations")
     base_commit = checkouts.commit_of(request.base, "BASE", root)
     head_commit = checkouts.commit_of(request.head, "HEAD", root)
     entries = known.read(root / known.FILE.relative_to(ROOT))
@@ -80,7 +80,11 @@ def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[Compared, 
         said += ["uncommitted changes in kernels/ or stylegan_lite/ are not measured: commits are"]
     said += known.expired(entries)
     in_force = known.between(entries, base_commit, head_commit, root)
-    many = counted(request.rounds, "round") if request.rounds else f"{LEAST_ROUNDS} to {MOST_ROUNDS} rounds"
+    many = (
+        counted(request.rounds, "generation")
+        if request.rounds
+        else f"{LEAST_ROUNDS} to {MOST_ROUNDS} generations"
+    )
     said += [f"{name} on {device}: {' and '.join(each.name for each in rungs)} of two commits, {many}"]
     options = comparing.Options(
         rounds=request.rounds,

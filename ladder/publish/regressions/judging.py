@@ -184,7 +184,7 @@ class _Decided:
             rounds=len(times.rounds()),
         )
         if answer is None or answer.effect is None or answer.interval is None:
-            return replace(seen, reason=f"{seen.rounds} of {LEAST_ROUNDS} rounds: too few for a verdict")
+            return replace(seen, reason=f"{seen.rounds} of {LEAST_ROUNDS} generations: too few for a verdict")
         return replace(
             seen,
             verdict=answer.verdict,
@@ -222,7 +222,7 @@ def times_of(result: Compared, *, is_gpu: bool) -> dict[str, Times]:
 def _void(sides: Mapping[str, Program]) -> str:
     """Return why no round of a rung has a GPU time of all its sides."""
     found = [each.gpu_void for program in sides.values() for each in program.rounds if each.gpu_void]
-    return str(found[0]) if found else "no round has GPU times of BASE, BASE again and HEAD"
+    return str(found[0]) if found else "no generation has GPU times of BASE, BASE again and HEAD"
 
 
 def sides_of(result: Compared, rung: str) -> dict[str, Program]:

@@ -29,7 +29,7 @@ HEADS = (
     "95% interval",
     "verdict",
     "noise floor",
-    "rounds",
+    "generations",
 )
 _SIGNS = {
     answers.SLOWER: "🔴",
@@ -203,8 +203,10 @@ def markdown(result: Compared) -> str:
         table[-1][place] = f"{_SIGNS.get(verdict or '', '⚫')} {table[-1][place]}"
     lines += texts.piped(table, words=range(len(HEADS)), show=str)
     lines += ["", *(f"- {escape(line)}" for line in remarks(result))]
-    how = "Both commits, and BASE a second time, in fresh processes side by side in every round"
+    how = "Both commits, and BASE a second time, in fresh processes side by side in every generation"
     return (
-        "\n".join([*lines, "", f"{how}; intervals are over rounds, never over the samples of one process."])
+        "\n".join(
+            [*lines, "", f"{how}; intervals are over generations, never over the samples of one process."]
+        )
         + "\n"
     )

@@ -113,7 +113,12 @@ def _header(made: Any, result: Result) -> None:
     handles = [Patch(color=color, label=labels[base]) for base, color in COLORS.items()]
     made.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.012, 0.945), ncols=2, frameon=False)
     batch = result.workload["batch"]
-    parts = f"batch {batch}, {counted(rules.rounds, 'round')}; PyTorch {facts.torch}. Lower is better in"
+    parts = f"batch {batch}, {counted(rules.rounds, 'generation')}; PyTorch {facts.torch}. Lower is better in"
     fitted(
-        made, 0.02, 0.02, f"{parts} time and memory. Error bars: 95% interval over rounds.", 8, color=MUTED
+        made,
+        0.02,
+        0.02,
+        f"{parts} time and memory. Error bars: 95% interval over generations.",
+        8,
+        color=MUTED,
     )

@@ -101,8 +101,8 @@ def markdown(result: Result) -> str:
     lines = [
         f"# Precisions on {facts.gpu or facts.cpu}",
         "",
-        f"Workload {result.workload['name']}, batch {result.workload['batch']}; {counted(rules.rounds, 'round')} of"
-        f" {counted(rules.cycles, 'cycle')}, each in fresh processes. PyTorch {facts.torch}, commit {commit}.",
+        f"Workload {result.workload['name']}, batch {result.workload['batch']}; {counted(rules.rounds, 'generation')}"
+        f" of {counted(rules.cycles, 'cycle')}, each in fresh processes. PyTorch {facts.torch}, commit {commit}.",
         "",
         "`baseline`: nothing changed but the precision. `top`: the ladder"
         f" `{rules.ladder}` with its precision exchanged, phases in graphs of their own. FP32 is IEEE in every"

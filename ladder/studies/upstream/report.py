@@ -45,7 +45,7 @@ def lines(result: Result) -> list[str]:
     """Return the speedup, the settings in force, our parity and receipts, and why not to quote them."""
     found, parity = [], result.parity
     if result.ratio:
-        found.append(f"ours is {times(result.ratio, 'as fast')}, by the wall clock, paired by round")
+        found.append(f"ours is {times(result.ratio, 'as fast')}, by the wall clock, paired by generation")
     if ours := gpu_ratio(result):
         found.append(f"ours, its GPU time is {times(ours, 'less')}")
     if result.patched:
@@ -76,7 +76,7 @@ def patched_lines(result: Result, found: Patched) -> list[str]:
     made = []
     if found.ratio:
         made.append(
-            f"patched, NVIDIA's step is {times(found.ratio, 'as fast')}, by the wall clock, paired by round"
+            f"patched, NVIDIA's step is {times(found.ratio, 'as fast')}, by the wall clock, paired by generation"
         )
     if found.gpu_ratio:
         gpu = gpu_ms(result)
@@ -164,7 +164,7 @@ def markdown(result: Result) -> str:
         f"# NVIDIA's own StyleGAN2 and ours on {hardware}",
         "",
         f"Workload {escaped(work['name'])}: {work['resolution']}x{work['resolution']}, batch {work['batch']}, R1 and"
-        f" path length included; {counted(rules.rounds, 'round')} of"
+        f" path length included; {counted(rules.rounds, 'generation')} of"
         f" {counted(rules.cycles, '16-step cycle')}, each in fresh processes,"
         f" in turn. PyTorch {facts.torch}, commit {results.commit_words(head(result))}. NVIDIA's:"
         f" training/{result.source.networks}.py of [stylegan3]({source.URL}) or of a copy,"

@@ -97,7 +97,7 @@ def test_many_samples_of_few_processes_support_no_verdict() -> None:
         many = [replace(each, samples_ms=50 * each.samples_ms) for each in program(result, side).rounds]
         result = with_side(result, side, rounds=many)
     assert result.rungs[0].verdict is None and judging.status(result) == 2
-    assert result.rungs[0].reason == "2 of 3 rounds: too few for a verdict"
+    assert result.rungs[0].reason == "2 of 3 generations: too few for a verdict"
 
 
 def test_without_base_a_second_time_the_noise_is_unknown_and_nothing_is_said() -> None:

@@ -139,7 +139,7 @@ def test_maps_have_heat_maps_and_hours(whole: found.Found, text: str) -> None:
 def test_nvidia_s_step_has_three_contenders_by_both_clocks_and_its_phases(whole: found.Found) -> None:
     said = part(whole, "upstream")
     assert "NVIDIA's stylegan2" in said and "the same, patched" in said and "ours, " in said
-    assert "by the wall clock, paired by round" in said and "its GPU time is" in said
+    assert "by the wall clock, paired by generation" in said and "its GPU time is" in said
     assert "By phase" in said and "D_r1" in said and "its fast double backward off" in said
 
 

@@ -32,7 +32,7 @@ def section(found: Found) -> Section | None:
 def _one(file: File) -> html.Markup:
     result = build(Result, file.data)
     label = f"Steps, {file.name}"
-    about = f"{file.name}, {result.started[:10]}; {counted(result.protocol.rounds, 'round')}"
+    about = f"{file.name}, {result.started[:10]}; {counted(result.protocol.rounds, 'generation')}"
     parts = [html.table([list(report.HEADINGS), *map(list, report.cells(result))], label, caption=about)]
     parts.append(html.lines([*report.lines(result), *map(publishable.told, file.marks)]))
     if phases := report.phase_cells(result):
