@@ -1,4 +1,4 @@
-"""Damaged files: a share of what `python -m ladder.fuzz` does, that it sees what it looks for, and what it recorded."""
+"""Damaged files: a share of `python -m ladder.selfcheck.fuzz`, that it sees what it looks for, and what it recorded."""
 
 import dataclasses
 import functools

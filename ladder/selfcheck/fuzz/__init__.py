@@ -1,1 +1,1 @@
-"""`python -m ladder.fuzz`: damaged files, and whether every reader refuses them in one line."""
+"""`python -m ladder.selfcheck.fuzz`: damaged files, and whether every reader refuses them in one line."""

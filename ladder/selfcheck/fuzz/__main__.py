@@ -1,4 +1,4 @@
-"""`python -m ladder.fuzz`: result files and YAML files, damaged by the thousand, and what becomes of them.
+"""`python -m ladder.selfcheck.fuzz`: result files and YAML files, damaged by the thousand, and what becomes of them.
 
 Each file is damaged in one way (`ladder.selfcheck.fuzz.strategies`) and read as if a stranger had sent it. An accepted
 file is shown and copied as usual. Three things must never happen: an exception other than the one-line refusal, a write
@@ -244,8 +244,9 @@ def markdown(data: Fuzzed) -> str:
     lines = [
         "# Damaged files and what became of them",
         "",
-        "`python -m ladder.fuzz` damages files, each in the way that its row names, and reads them as if strangers had"
-        " sent them; what is accepted is shown and copied. Exceptions, writes outside the output folder and files that"
+        "`python -m ladder.selfcheck.fuzz` damages files, each in the way that its row names, and reads them as if"
+        " strangers had sent them; what is accepted is shown and copied. Exceptions, writes outside the output folder"
+        " and files that"
         f" take more than {data['limit_s']:g} s must not be. {facts['cpu']}, Python {facts['python']}.",
     ]
     for kind, found in data["kinds"].items():
@@ -272,7 +273,7 @@ def markdown(data: Fuzzed) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m ladder.fuzz",
+        prog="python -m ladder.selfcheck.fuzz",
         description=__doc__.splitlines()[0],
         epilog="A kind of which 0 are asked for keeps what is recorded of it.",
     )

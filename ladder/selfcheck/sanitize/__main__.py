@@ -1,4 +1,4 @@
-"""compute-sanitizer over every fused kernel: `python -m ladder.sanitize`, or `make sanitize`.
+"""compute-sanitizer over every fused kernel: `python -m ladder.selfcheck.sanitize`, or `make sanitize`.
 
 Run the launches of `ladder.studies.kernelbench.cases.small_calls` under memcheck and racecheck, with PyTorch's
 caching allocator off: it hands out slices of larger blocks, in which reading past the end of a tensor would go
@@ -60,7 +60,9 @@ class Sanitized(record.Header):
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m ladder.sanitize", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m ladder.selfcheck.sanitize", description=__doc__.split("\n\n")[0]
+    )
     parser.add_argument("--launch", metavar="CALL,CALL", help="only launch these calls: what the tools watch")
     parser.add_argument("--prepare", action="store_true", help="only compile what the calls need")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "sanitizer")
