@@ -2,7 +2,9 @@
 
 import dataclasses
 import functools
+import importlib
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -181,6 +183,21 @@ def test_an_exception_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     seen = toy(monkeypatch, read)
     assert sum(row.exceptions for row in seen.rows.values()) == 20 and "IndexError" in findings(seen)[0]
+
+
+def test_what_python_compiles_while_a_file_is_read_is_no_write_of_the_reader(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    (tmp_path / "imported_late.py").write_text("")
+
+    def read(path: Path, out: Path) -> str:
+        importlib.import_module("imported_late")
+        return "accepted"
+
+    seen = toy(monkeypatch, read)
+    assert list((tmp_path / "__pycache__").iterdir()) and findings(seen) == []
 
 
 def test_a_write_outside_the_folder_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -83,6 +84,7 @@ _WRITES = {
     "os.truncate",
     "os.chmod",
 }
+_COMPILED = re.compile(r"/__pycache__(/[^/]+\.pyc(\.\d+)?)?$")  # Python's own, of a module that is imported late
 _FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
@@ -100,8 +102,9 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
         return
     for path in paths:
         where = os.path.abspath(os.fsdecode(path)) if not isinstance(path, int) else ""
-        if where and where != os.devnull and not where.startswith(tuple(_allowed)):
-            _outside.append(where)
+        if where in ("", os.devnull) or _COMPILED.search(where) or where.startswith(tuple(_allowed)):
+            continue
+        _outside.append(where)
 
 
 @contextmanager
