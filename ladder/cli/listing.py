@@ -15,7 +15,7 @@ from ladder.base.paths import ROOT
 from ladder.base.yamlfile import remarks
 from ladder.cli import options
 from ladder.plan import catalog, levers, mistakes, modes, needs
-from ladder.results import parts, ranking, values, words
+from ladder.results import parts, ranking, sources, values, words
 from ladder.results.publishable import publishable
 from ladder.results.types import Gain, RungResult, given
 from stylegan_lite.config import suggestion
@@ -241,7 +241,8 @@ def _own(name: str) -> list[str]:
     limited = result.protocol.gpu_memory_limit_gb
     if result.protocol.quick or limited or few < ranking.results.FEWEST_ROUNDS:
         told.append("not to be quoted")
-    where = f"{texts.plain(result.workload['name'])}, {_so_many(few, 'generation')}, {result.started[:10]}"
+    made = _so_many(few, "generation" if sources.in_generations(result) else "round")
+    where = f"{texts.plain(result.workload['name'])}, {made}, {result.started[:10]}"
     return [
         f"Predicted: {_predicted(name, result)}",
         f"Here:   {'; '.join(told)}",
