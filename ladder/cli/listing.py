@@ -241,7 +241,7 @@ def _own(name: str) -> list[str]:
     limited = result.protocol.gpu_memory_limit_gb
     if result.protocol.quick or limited or few < ranking.results.FEWEST_ROUNDS:
         told.append("not to be quoted")
-    made = _so_many(few, "generation" if sources.in_generations(result) else "round")
+    made = _so_many(few, sources.unit(result))
     where = f"{texts.plain(result.workload['name'])}, {made}, {result.started[:10]}"
     return [
         f"Predicted: {_predicted(name, result)}",

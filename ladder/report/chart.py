@@ -130,9 +130,8 @@ def _footer(shown: View) -> list[str]:
     """Return the small print: what would mislead if it were left out."""
     lines = [f"{shown.protocol}."]
     if any(row.interval for row in shown.rows):
-        over = "generations" if shown.generations else "rounds"
         arrows = " An arrow: it goes on, to what the table says." if panels.is_cut(shown) else ""
-        lines.append(f"Under a bar: 95% interval over {over}.{arrows}")
+        lines.append(f"Under a bar: 95% interval over {shown.unit}s.{arrows}")
     lines += [f"{panels.ABOVE}."] * panels.is_above(shown.rows)
     lines += [f"{line[0].upper()}{line[1:]}." for line in (shown.gpu_noise, shown.noise) if line]
     if any(row.article_ms for row in shown.rows):

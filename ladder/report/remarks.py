@@ -58,7 +58,7 @@ def _rounds(result: Result) -> str:
     counts = [len(derive.counted(rung)) for rung in timed]
     most = max(counts, default=0) or result.protocol.rounds
     said = f"{min(counts)} to {most}" if counts and 0 < min(counts) < most else f"{most}"
-    said += f" {'generation' if sources.in_generations(result) else 'round'}{'s' if most != 1 else ''}"
+    said += f" {sources.unit(result)}{'s' if most != 1 else ''}"
     said += f" (of {len(result.merged)} runs)" if result.merged else ""
     return f"median of {said}" if timed else f"{said} planned, none with a number,"
 

@@ -152,7 +152,7 @@ def interim(result: Result, width: int) -> list[str]:
     shown, out = view(result), io.StringIO()
     Console(file=out, width=width, no_color=True, highlight=False).print(_table(shown, width))
     done = max((len(rung.rounds) for rung in result.rungs), default=0)
-    head = f"after {counted(done, 'generation' if shown.generations else 'round')}:"
+    head = f"after {counted(done, shown.unit)}:"
     return [head, *(line.rstrip() for line in out.getvalue().splitlines()), *shown.sentences]
 
 

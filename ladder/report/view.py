@@ -133,6 +133,11 @@ class View:
     gpu_noise: str = ""  # noise floors and resolution of GPU time, in a line
 
     @property
+    def unit(self) -> str:
+        """The word for what the numbers are medians of."""
+        return sources.UNITS[self.generations]
+
+    @property
     def has_gpu_time(self) -> bool:
         """Whether any rung has a GPU time."""
         return any(row.gpu for row in self.rows)

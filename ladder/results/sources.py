@@ -12,6 +12,7 @@ from typing import Any
 from ladder.results.types import ABSENT, Header, Merged, Plain, Result, RungResult, Twin
 
 Visits = set[tuple[Any, ...]]
+UNITS = {True: "generation", False: "round"}  # by whether a run timed live processes
 
 
 def runs(result: Result) -> list[Merged]:
@@ -66,6 +67,11 @@ def records(result: Result) -> list[RungResult | Twin]:
 def in_generations(result: Result) -> bool:
     """Return whether a run timed generations of live processes; older ones had rounds of visits."""
     return any(visit.passes is not ABSENT for each in records(result) for visit in each.rounds)
+
+
+def unit(result: Result) -> str:
+    """Return the word for what a run's numbers are medians of: "generation", of older runs "round"."""
+    return UNITS[in_generations(result)]
 
 
 def one_host(result: Result) -> bool:

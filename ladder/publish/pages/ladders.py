@@ -138,7 +138,7 @@ def _rounds(result: Result) -> str:
 
 
 def _made(result: Result) -> str:
-    return f"{'generations' if sources.in_generations(result) else 'rounds'}: {_rounds(result)}"
+    return f"{sources.unit(result)}s: {_rounds(result)}"
 
 
 def _source(committed: Committed, result: Result, shown: View, brief: bool = False) -> str:

@@ -84,9 +84,8 @@ _WRITES = {
     "os.truncate",
     "os.chmod",
 }
-_COMPILED = re.compile(
-    r"/__pycache__(/[^/]+\.pyc(\.\d+)?)?$"
-)  # Python's own, of a module that is imported late
+# Python's own, of a module that is imported late
+_COMPILED = re.compile(r"/__pycache__(/[^/]+\.pyc(\.\d+)?)?$")
 _FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 

@@ -70,8 +70,7 @@ def _answer(seen: Seen, around: str, before: str) -> str:
 
 
 def _below(shown: View) -> list[str]:
-    over = "generations" if shown.generations else "rounds"
-    lines = [f"under a bar: its 95% interval over {over}"] if any(row.interval for row in shown.rows) else []
+    lines = [f"under a bar: its 95% interval over {shown.unit}s"] * any(row.interval for row in shown.rows)
     lines += [panels.ABOVE] * panels.is_above(shown.rows)
     if any(row.article_ms for row in shown.rows):
         lines.append(f"article: {shown.reference}; another machine and another PyTorch, not a target")
