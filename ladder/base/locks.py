@@ -17,10 +17,11 @@ MOST_TRIES = 100  # at a lock whose folder or file is removed meanwhile
 
 
 @contextlib.contextmanager
-def folder_lock(folder: Path, name: str = "") -> Iterator[None]:
+def folder_lock(folder: Path, name: str = "", movable: bool = True) -> Iterator[None]:
     """Hold `folder` for one run. The folder is made if missing, and removed again if it stays empty.
 
-    `name` says which results of the folder are held, if runs with other names may write beside them.
+    `name` says which results of the folder are held, if runs with other names may write beside them. `movable`:
+    whether the user may name another folder; a run that is resumed goes on in its own.
 
     Raises `UserError` if another run holds the folder or it cannot be written.
     """
@@ -30,9 +31,8 @@ def folder_lock(folder: Path, name: str = "") -> Iterator[None]:
     try:
         handle = _take_lock(path, made)
     except BlockingIOError:
-        raise UserError(
-            f"{folder}: another run is writing here; wait for it or name another folder with --out"
-        ) from None
+        other = " or name another folder with --out" * movable
+        raise UserError(f"{folder}: another run is writing here; wait for it{other}") from None
     except OSError as error:
         why = error.strerror
         if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):

@@ -11,8 +11,8 @@ stderr. A worker that has ended stays a zombie until `reap`, so nobody else can 
 |---|---|---|
 | ready | | threads: of the server, start_s: seconds of importing |
 | fork | three descriptors | pid |
-| ended | pid | ended: bool |
-| reap | pid | status: exit status, negative for a signal, or null while it runs |
+| ended | pid | ended: bool, also true after `reap` |
+| reap | pid | status: exit status, negative for a signal, or null while it runs; the same when asked again |
 """
 
 from __future__ import annotations
@@ -166,6 +166,7 @@ class ForkServer:
 
 def _serve(connection: socket.socket, code: Path | None) -> None:
     """Answer requests until the orchestrator closes its side."""
+    reaped: dict[int, int] = {}  # exit statuses; a thread may ask for a worker that another has just reaped
     while True:
         message, ends, _, _ = socket.recv_fds(connection, _MOST, 3)
         if not message:
@@ -182,13 +183,16 @@ def _serve(connection: socket.socket, code: Path | None) -> None:
             os.close(begun)
             for end in ends:
                 os.close(end)
+            reaped.pop(pid, None)
             reply: dict[str, object] = {"pid": pid}
         elif request["do"] == "ended":
-            found = os.waitid(os.P_PID, request["pid"], os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            reply = {"ended": found is not None}
+            pid, how = request["pid"], os.WEXITED | os.WNOHANG | os.WNOWAIT
+            reply = {"ended": pid in reaped or os.waitid(os.P_PID, pid, how) is not None}
         elif request["do"] == "reap":
-            pid, status = os.waitpid(request["pid"], os.WNOHANG)
-            reply = {"status": os.waitstatus_to_exitcode(status) if pid else None}
+            pid = request["pid"]
+            if pid not in reaped and (found := os.waitpid(pid, os.WNOHANG))[0]:
+                reaped[pid] = os.waitstatus_to_exitcode(found[1])
+            reply = {"status": reaped.get(pid)}
         else:
             reply = {"threads": _threads(), "start_s": _START_S}
         connection.send(json.dumps({**reply, "number": request["number"]}).encode())

@@ -95,7 +95,7 @@ def run_ladder(
     """
     facts = system.facts(device)
     folder = Path(out) / text.slug(facts["name"]) if resume is None else Path(resume).parent
-    with locks.folder_lock(folder):
+    with locks.folder_lock(folder, movable=resume is None):
         result = record.new_result(facts, workload_name, workload, data_source, ladder, planned, code, images)
         result["protocol"] = record.protocol(rounds, cycles, seed, quick, mode, budget_s, gpu_memory_gb)
         judging.add_twins(result)

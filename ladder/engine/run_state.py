@@ -108,7 +108,7 @@ class RunState:
     def fail(self, rung: dict[str, Any], number: int | None, failure: WorkerFailure) -> None:
         """Take a rung out of the run. Its finished rounds stay in the file, without a headline number."""
         rung["status"] = "failed" if failure.status == "n/a" else failure.status
-        rung["reason"] = f"round {number + 1}: {failure.reason}" if rung["rounds"] else failure.reason
+        rung["reason"] = f"generation {number + 1}: {failure.reason}" if rung["rounds"] else failure.reason
         peaks = {key: value for key, value in failure.reply.items() if key.startswith("peak_")}
         rung["failed_at"] = {"round": number, **peaks}
         self.emit("failed", status=rung["status"], reason=rung["reason"])

@@ -157,15 +157,16 @@ def _fill_user(
     if len(skipped) > NAMED:
         notes.append(f"skipped {len(skipped) - NAMED} more unreadable files")
     if found.other_types:
-        notes.append(
-            f"{len(found.other_types)} files are not JPEG or PNG{_other_types(found.other_types)}: ignored"
-        )
+        files = "1 file is" if len(found.other_types) == 1 else f"{len(found.other_types)} files are"
+        notes.append(f"{files} not JPEG or PNG{_other_types(found.other_types)}: ignored")
     if left_out := counts[userimages.PROFILE_LEFT_OUT]:
         notes.append(
-            f"{left_out} of {used} images have a colour profile that cannot be applied: used without it"
+            f"{left_out} of {used} images {'has' if left_out == 1 else 'have'} a colour profile that "
+            "cannot be applied: used without it"
         )
     if upscaled := counts[userimages.UPSCALED]:
-        notes.append(f"{upscaled} of {used} images are smaller than {resolution}x{resolution}: upscaled")
+        are = "is" if upscaled == 1 else "are"
+        notes.append(f"{upscaled} of {used} images {are} smaller than {resolution}x{resolution}: upscaled")
     if damage.decoder() is None and _has_jpegs(found):
         notes.append(damage.UNCHECKED)
     return notes

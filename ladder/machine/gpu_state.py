@@ -258,7 +258,8 @@ def tenancy(summary: Seen) -> str:
 
 def throttled(rejected: Sequence[str]) -> str:
     """Return the reason of a rung whose visits in one round were all void."""
-    return f"throttled: {len(rejected)} visits void, last: {rejected[-1]}"
+    visits = f"{len(rejected)} visit{'s' * (len(rejected) != 1)}"
+    return f"throttled: {visits} void, last: {rejected[-1]}"
 
 
 def run_summary(visits: Sequence[Seen], rejected: int) -> dict[str, Any]:

@@ -27,8 +27,12 @@ from ladder.results.values import CODE_DIGITS
 KEY = "measured_code"
 DIGITS = CODE_DIGITS
 MAKES_A_RUNG = ("change", "needs")
-# Until 23 November 2026 every byte of a rung's and a ladder's file counted: such a digest, and today's of those files.
-EARLIER = {"97cbb728d8b30849": "a23c60d086c20765"}
+EARLIER = {
+    # Until 23 November 2026 every byte of a rung's and a ladder's file counted: such a digest, and that of those files.
+    "97cbb728d8b30849": "a23c60d086c20765",
+    # On 27 November 2026 messages changed, and how often the server of workers may be asked about one.
+    "5c74667a07b6078c": "55a26ee40992d36b",
+}
 # The worker with all that it loads before it has been timed; who starts it, watches it and writes down what it says;
 # and who makes the images that its loaders decode.
 ENGINE = (

@@ -230,6 +230,7 @@ def _with_times(
 def _notes(rung: RungResult) -> list[str]:
     """Return what a reader must be told about the raw rounds of a rung."""
     rounds, notes = rung.rounds, list(rung.elsewhere or [])  # of runs that were merged
+    unit = sources.UNITS[any(each.passes is not ABSENT for each in rounds)]
     if rung.inspection and rung.inspection.error and not any(map(gpu_counts, rounds)):
         notes.append(f"host-bound share unknown: {rung.inspection.error}")
     void_gpu: dict[str, list[int]] = {}
@@ -237,20 +238,20 @@ def _notes(rung: RungResult) -> list[str]:
         if each.gpu_void:
             void_gpu.setdefault(each.gpu_void, []).append(each.round + 1)
     for why, numbers in void_gpu.items():
-        notes.append(f"GPU time void in round {', '.join(map(str, numbers))}: {why}")
+        notes.append(f"GPU time void in {unit} {', '.join(map(str, numbers))}: {why}")
     for why in dict.fromkeys(each.after for each in rounds if each.after and each.after != "ok"):
         notes.append(f"after timing {why}")
     if busy := [str(each.round + 1) for each in rounds if each.passes and each.still_s is None]:
-        notes.append(f"still busy {stillness.LIMIT_S:g} s after a visit in round {', '.join(busy)}")
+        notes.append(f"still busy {stillness.LIMIT_S:g} s after a visit in {unit} {', '.join(busy)}")
     if unsettled := [str(each.round + 1) for each in rounds if each.settled is False]:
-        notes.append(f"unsettled in round {', '.join(unsettled)}")
+        notes.append(f"unsettled in {unit} {', '.join(unsettled)}")
     timed = [each for each in rounds if each.event_ms]
     pairs = [pair for each in timed for pair in zip(each.samples_ms, each.event_ms or [], strict=True)]
     if late := sum(wall > event * (1 + _WALL_BEYOND_EVENT) + 0.1 for wall, event in pairs):
         notes.append(f"wall clock beyond CUDA events in {late} of {len(pairs)} samples: work they do not see")
     if void := len(rounds) - len(counted(rung)):
         notes.append(
-            f"the allocator retried while timing in {void} of {len(rounds)} rounds: they do not count"
+            f"the allocator retried while timing in {void} of {len(rounds)} {unit}s: they do not count"
         )
     return notes
 

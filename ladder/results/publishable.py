@@ -9,13 +9,17 @@ from ladder.results.types import Result, plain
 
 QUICK = "quick: not to be quoted"
 LIMITED = "limited: not to be quoted: less GPU memory than there is"
-FEW = f"fewer than {results.FEWEST_ROUNDS} rounds: not to be quoted"
 PARTIAL = "incomplete: the run was interrupted"
 DIRTY = "dirty: not publishable: the code differs from its commit"
 NO_COMMIT = "no commit: not publishable: what was measured cannot be looked up"
 NOISY = "noisy: not publishable"
 SET = "measured with "  # begins the line on a variable that was set
-HOSTS = "merged: not publishable: rounds of several hosts, and what waits for the CPU belongs to one"
+HOSTS = "merged: not publishable: runs of several hosts, and what waits for the CPU belongs to one"
+
+
+def few(result: Result) -> str:
+    """Return the reason of a result with too few generations, or rounds as older runs have them."""
+    return f"fewer than {results.FEWEST_ROUNDS} {sources.unit(result)}s: not to be quoted"
 
 
 def publishable(result: Result) -> list[str]:
@@ -26,7 +30,7 @@ def publishable(result: Result) -> list[str]:
     if result.protocol.gpu_memory_limit_gb:
         found.append(LIMITED)
     if any(rung.status == "ok" for rung in result.rungs):
-        found += [FEW] * (ranking.fewest_rounds(result) < results.FEWEST_ROUNDS)
+        found += [few(result)] * (ranking.fewest_rounds(result) < results.FEWEST_ROUNDS)
     if not result.complete:
         found.append(PARTIAL)
     if result.commit is None:

@@ -28,6 +28,8 @@ from ladder.results.values import STATUSES as STATUSES
 
 SMOKE_NOTE = "CPU smoke test: not to be quoted"
 FEWEST_ROUNDS = 3  # of what is quoted: the protocol of a run makes no fewer, whatever its budget
+FEW_NOTE = f"fewer than {FEWEST_ROUNDS} generations: not to be quoted"
+_OLDER = {FEW_NOTE: f"fewer than {FEWEST_ROUNDS} rounds: not to be quoted"}  # until 27 November 2026
 SOFTWARE = ("torch", "cuda", "cudnn", "triton")  # a newer one of these begins a new series
 SERIES = ("name", "gpu", "cpu", "cores", "device", *SOFTWARE)  # whose times may stand side by side
 KIND_KEYS = ("what", "kind")  # where files of other commands state their kind; self-tests under the first
@@ -144,9 +146,15 @@ def cautions(
 ) -> list[str]:
     """Why the figures of a result must not be quoted, if they must not; `also` are reasons of its kind."""
     found = [SMOKE_NOTE] * (device == "cpu")
-    found += [f"fewer than {FEWEST_ROUNDS} rounds: not to be quoted"] * (rounds < FEWEST_ROUNDS)
+    found += [FEW_NOTE] * (rounds < FEWEST_ROUNDS)
     found += [*also, *["dirty work tree: not to be published"] * bool(dirty)]
     return found + ["interrupted"] * (not complete)
+
+
+def missing_note(wanted: Sequence[str], notes: Sequence[str]) -> str | None:
+    """Return which of the wanted notes a result lacks, in one line, or None."""
+    missing = [each for each in wanted if each not in notes and _OLDER.get(each) not in notes]
+    return f"protocol.notes: lack {missing[0]!r}" if missing else None
 
 
 def commit_words(result: dict[str, Any]) -> str:

@@ -125,7 +125,7 @@ def test_a_profiler_that_fails_leaves_the_wall_time_of_a_process_that_lives_on(
     assert found["status"] == status and by_name(result)["a"]["gpu_ms"]
     if status == "ok":
         assert found["step_ms"] and found["gpu_ms"] is None and len(found["rounds"]) == 2
-        assert "GPU time void in round 1, 2: profile: RuntimeError: no CUPTI" in found["notes"]
+        assert "GPU time void in generation 1, 2: profile: RuntimeError: no CUPTI" in found["notes"]
     assert stored(tmp_path) == result
 
 
@@ -205,7 +205,9 @@ def test_a_visit_whose_process_stays_busy_has_a_note(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(Interleaved, "_visit", visit)
     found = by_name(run(tmp_path, {"a": {}, "b": {}}, rounds=2))
-    assert found["b"]["notes"] == ["still busy 2 s after a visit in round 1"] and found["a"]["notes"] == []
+    assert (
+        found["b"]["notes"] == ["still busy 2 s after a visit in generation 1"] and found["a"]["notes"] == []
+    )
 
 
 def test_the_next_server_starts_when_nothing_is_timed_any_more(

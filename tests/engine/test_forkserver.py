@@ -75,6 +75,16 @@ def test_a_worker_can_be_killed_before_it_leads_a_group() -> None:
             assert worker.returncode == -signal.SIGKILL and not alive(worker.pid)
 
 
+def test_a_server_outlives_a_question_on_a_worker_that_another_thread_has_just_reaped() -> None:
+    """Else one rank's end took the server, and every later process of the generation, with it."""
+    with Pool(code=FAKE, torch=False) as workers:
+        worker, server = workers.take(), workers._server
+        assert not server.ended(worker.pid)
+        worker.kill()
+        assert server.ended(worker.pid) and server.reap(worker.pid) == -signal.SIGKILL
+        assert workers.take().call("threads")
+
+
 @pytest.mark.parametrize(
     ("does", "status", "says"),
     [

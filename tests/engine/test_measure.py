@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ladder.base import git as gits
+from ladder.base import locks
 from ladder.engine import run as measure
 from ladder.engine.pool import Worker, WorkerFailure
 from ladder.results import store as results
@@ -93,7 +94,7 @@ def test_a_rung_that_fails_in_a_later_round_has_no_number_and_keeps_its_samples(
         run(tmp_path / "out", {"a": {}, "b": {"fault": "raise", "at": "prepare", "once": once}}, rounds=3)
     )
     assert rungs["b"]["status"] == "failed" and rungs["b"]["reason"].startswith(
-        "round 2: prepare: RuntimeError"
+        "generation 2: prepare: RuntimeError"
     )
     assert len(rungs["b"]["rounds"]) == 1 and rungs["b"]["step_ms"] is None
     assert len(rungs["a"]["rounds"]) == 3 and rungs["a"]["interval_ms"]
@@ -317,6 +318,11 @@ def test_a_run_is_not_resumed_as_something_else(tmp_path: Path) -> None:
     run(tmp_path, {"a": {}, "b": {}})
     (path,) = tmp_path.glob("*/*.json")
     before = path.read_bytes()
+    with (
+        locks.folder_lock(path.parent),
+        pytest.raises(measure.UserError, match=r"writing here; wait for it$"),
+    ):
+        run(tmp_path, {"a": {}, "b": {}}, resume=path)
     with pytest.raises(measure.UserError, match="another ladder"):
         run(tmp_path, {"a": {}}, resume=path)
     data = json.loads(before)

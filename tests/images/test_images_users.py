@@ -137,13 +137,13 @@ def test_unreadable_files_are_named_and_skipped(source, cache):
     notes = "\n".join(found.notes)
     for name in ("b_cut.jpg", "c_text.png", "d_empty.png", "e_really_gif.png"):
         assert f"skipped {name}: " in notes
-    assert "hidden" not in notes and "1 files are not JPEG or PNG (found .txt): ignored" in notes
+    assert "hidden" not in notes and "1 file is not JPEG or PNG (found .txt): ignored" in notes
     assert str(source) not in notes
 
 
 def test_small_images_are_upscaled_and_said(source, cache):
     found = prepare_images(fill(source, {"s.png": encode(plain(size=(8, 9)))}), 16, cache=cache)
-    assert found.notes == ["1 of 1 images are smaller than 16x16: upscaled"]
+    assert found.notes == ["1 of 1 images is smaller than 16x16: upscaled"]
 
 
 def test_what_cannot_be_used_is_refused(source, cache, tmp_path):

@@ -116,7 +116,7 @@ def test_void_profiles_do_not_count_and_are_told():
     rung = by_name(made)["bf16"]
     assert rung["gpu_ms"] == pytest.approx(before, rel=0.01) and rung["gpu_gain"]["rounds"] == 3
     assert rung["gain"]["rounds"] == 4  # wall time is as good as before
-    assert "GPU time void in round 2: kernels differ between two cycles" in rung["notes"]
+    assert "GPU time void in generation 2: kernels differ between two cycles" in rung["notes"]
     for each in rung["rounds"]:
         each["gpu_void"] = "no CUPTI"
     anew(made)

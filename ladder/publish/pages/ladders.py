@@ -62,7 +62,7 @@ def _agreement(first: Result, second: Result) -> str:
             fine_factor(gain.before),
             fine_factor(gain.after),
             across.told(gain),
-            text(row.lies_in) if gain.verdict in across.WORDS else "",  # else it is of the step
+            text(row.lies_in) if gain.verdict in across.DIFFERS else "",  # else it is of the step
         ]
         for row in rows
         if (gain := row.gpu)

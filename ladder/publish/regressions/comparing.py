@@ -262,7 +262,7 @@ class Comparison:
         spent = (time.monotonic() - self.begin) / 60
         words = [f"{r.name} {report.said(r)}" for r in self.result.rungs if not r.skipped]
         said = "" if done < LEAST_ROUNDS else ": " + "; ".join(words)
-        return f"round {done} of {self.options.rounds or LEAST_ROUNDS}, {spent:.1f} minutes{said}"
+        return f"generation {done} of {self.options.rounds or LEAST_ROUNDS}, {spent:.1f} minutes{said}"
 
 
 def run(

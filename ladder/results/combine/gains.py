@@ -22,6 +22,7 @@ from ladder.stats.nested import Difference
 
 MACHINE = ("gpu", "cpu", "cores", "device")
 WORDS = {FASTER: "gains more", SLOWER: "gains less"}  # on the second machine
+DIFFERS = tuple(WORDS.values())
 OTHER_CODE = "the two measured other code, so a gain that differs may be the code's"
 _SEEN = 0.0005  # a share that is told as 0.0%
 _OVER = {modes.CUMULATIVE: "over the rung before", modes.LEAVE_ONE_OUT: "on top of all others"}
@@ -30,7 +31,10 @@ Pair = tuple[str, str]  # the rung that a gain is over, and the rung that gains
 
 @dataclass(frozen=True)
 class Gain:
-    """A rung's gain on two machines by one clock. The ratio is above 1 if it gains more on the second."""
+    """A rung's gain on two machines by one clock. The ratio is above 1 if it gains more on the second.
+
+    `verdict` says so in words: "gains more", "gains less", "less than", or why nothing is known.
+    """
 
     before: float
     after: float
@@ -101,7 +105,7 @@ def _judge(asked: Mapping[str, Pair], sides: tuple[Quantity, Quantity]) -> dict[
             math.exp(second),
             math.exp(second - first),
             each.interval and (math.exp(each.interval[0]), math.exp(each.interval[1])),
-            each.verdict,
+            WORDS.get(each.verdict, each.verdict),
             each.below,
         )
         for name, (first, second), each in zip(shared, effects, answers.answer(questions), strict=True)
@@ -126,9 +130,9 @@ def _apart(sides: tuple[Quantity, Quantity], pair: Pair) -> Difference | None:
 
 def _lies_in(before: Result, after: Result, pair: Pair, step: Gain | None, gpu: Gain | None) -> str:
     """Return where gains that differ do so: in kernels, or in the waiting; "" where none differs for sure."""
-    if gpu and gpu.verdict in WORDS:
+    if gpu and gpu.verdict in DIFFERS:
         return _kernels(before, after, pair)
-    if step and step.verdict in WORDS and gpu and gpu.verdict in INSIDE:
+    if step and step.verdict in DIFFERS and gpu and gpu.verdict in INSIDE:
         return "the GPU's work gains alike: the difference lies in the waiting"
     return ""
 
@@ -230,7 +234,7 @@ def _said(gain: Gain) -> str:
 
 def told(gain: Gain) -> str:
     """Return in words how a gain on the second machine compares: `gains less`, `agree within 1.2%`, `ambiguous`."""
-    return _agree([gain]) if _agrees(gain) else WORDS.get(gain.verdict, gain.verdict)
+    return _agree([gain]) if _agrees(gain) else gain.verdict
 
 
 def _agrees(gain: Gain) -> bool:
@@ -249,9 +253,9 @@ def summary(gains: Iterable[tuple[str, Gain | None]], second: str) -> str:
     if agree:
         count = f"all {len(agree)}" if len(agree) == len(known) else f"{len(agree)} of {len(known)}"
         made.append(f"{count} gains {_agree(agree)}")
-    for verdict in [*(each for each in WORDS if each in others), *sorted(others - WORDS.keys())]:
+    for verdict in [*(each for each in DIFFERS if each in others), *sorted(others - set(DIFFERS))]:
         names = ", ".join(plain(name) for name, gain in known.items() if gain.verdict == verdict)
-        made.append(f"{WORDS[verdict]} on {second}: {names}" if verdict in WORDS else f"{verdict}: {names}")
+        made.append(f"{verdict} on {second}: {names}" if verdict in DIFFERS else f"{verdict}: {names}")
     return "; ".join(made)
 
 

@@ -234,7 +234,7 @@ def _protocol(found: list[Result], made: Result) -> Protocol:
     notes = [note for each in protocols for note in each.notes if not note.startswith("merged: ")]
     rounds = sum(run.rounds for run in merged)
     at = commits[0] if len(commits) == 1 else f"{len(commits)} commits" if commits else "an unknown commit"
-    notes.append(f"merged: {rounds} rounds of {len(merged)} runs at {at}")
+    notes.append(f"merged: {text.counted(rounds, sources.unit(made))} of {len(merged)} runs at {at}")
     for each in found:
         if (some := len(each.rungs)) < (all_ := len(made.rungs)):
             notes.append(f"only {some} of {all_} rungs in the run of {each.started[:16]}")

@@ -317,7 +317,7 @@ def _title(result: Result) -> str:
     machine, rounds = result["machine"], result["protocol"]["rounds"]
     commit = (result["commit"] or "unknown")[:8] + (" and changes" if result["dirty"] else "")
     where = f"{machine['gpu'] or machine['cpu']}, torch {machine['torch']}, commit {commit}"
-    return f"The measure measured on {where}: {rounds} rounds, {result['seconds']:.0f} s"
+    return f"The measure measured on {where}: {rounds} generations, {result['seconds']:.0f} s"
 
 
 def _kept_lines(result: Result) -> list[str]:

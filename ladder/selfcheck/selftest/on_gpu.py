@@ -156,7 +156,7 @@ class SelfTest:
                 number, round_s = 0, 0.0
                 while programs and self._goes_on(number, round_s):
                     begin = time.monotonic()
-                    self.tell(f"round {number + 1}: {len(programs)} programs")
+                    self.tell(f"generation {number + 1}: {len(programs)} programs")
                     for visit in self._visits(number, programs):
                         self._take(visit)
                     programs = [p for p in programs if self.records[p.name]["status"] != "failed"]

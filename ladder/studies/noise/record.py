@@ -248,6 +248,4 @@ def contradiction(result: Result) -> str | None:
                 return f"{name}.{key}: not what its run says"
     if plain(result.limits) != plain(wanted.limits):
         return "limits: not what its run says"
-    if missing := [note for note in wanted.protocol.notes if note not in result.protocol.notes]:
-        return f"protocol.notes: lack {missing[0]!r}"
-    return None
+    return results.missing_note(wanted.protocol.notes, result.protocol.notes)

@@ -138,7 +138,7 @@ class Run:
     def emit(self, event: str, **_: Any) -> None:
         name, number = self.place.at["rung"], self.place.at["round"]
         if event in ("inspect", "visit"):
-            doing = "parity" if number is None else f"round {number + 1} of {self.plan.rounds}"
+            doing = "parity" if number is None else f"generation {number + 1} of {self.plan.rounds}"
             with self.lock:
                 self.tell(f"{name}: {doing}")
 

@@ -236,7 +236,5 @@ def contradiction(result: Result) -> str | None:
             return f"{name}: faster than these GPUs can compute"
     said = result.protocol.notes
     old = OLD_NOTE in said
-    missing = [n for n in derived.protocol.notes if n not in said and not (old and n.startswith(FEW_OF))]
-    if missing:
-        return f"protocol.notes: lack {missing[0]!r}"
-    return None
+    wanted = [note for note in derived.protocol.notes if not (old and note.startswith(FEW_OF))]
+    return results.missing_note(wanted, said)

@@ -113,9 +113,7 @@ def contradiction(result: Result) -> str | None:
                 return f"{found.name}: {key} is not what its rows say"
         if least and any(row.step_ms < least[0] for row in found.windows):
             return f"{found.name}: faster than this GPU can compute"
-    if missing := [note for note in derived.protocol.notes if note not in result.protocol.notes]:
-        return f"protocol.notes: lack {missing[0]!r}"
-    return None
+    return results.missing_note(derived.protocol.notes, result.protocol.notes)
 
 
 def later(rows: Sequence[Window]) -> list[Window]:

@@ -121,7 +121,7 @@ class Measurement:
 
     def round(self, number: int, asked: Sequence[Program]) -> None:
         """Visit both programs, and count the round once it is whole."""
-        due, place = [program for program in asked if self.is_due(program)], f"round {number + 1}"
+        due, place = [program for program in asked if self.is_due(program)], f"generation {number + 1}"
         visiting = cast("Generator[Visited]", self.rounds.round(number, due, self.is_due))
         with contextlib.closing(visiting) as visits:
             for visited in visits:

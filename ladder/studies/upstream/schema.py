@@ -5,7 +5,7 @@ from __future__ import annotations
 from ladder.base.protocol import IN_ORDER
 from ladder.base.records import plain
 from ladder.base.rules import alike
-from ladder.results import plausible
+from ladder.results import plausible, store
 from ladder.results.check import study
 from ladder.studies.upstream import record
 from ladder.studies.upstream.record import Patched, Result
@@ -30,8 +30,8 @@ def contradiction(result: Result) -> str | None:
         and (problem := _of_patched(result, result.patched, derived.patched))
     ):
         return f"patched.{problem}"
-    if missing := [note for note in derived.protocol.notes if note not in result.protocol.notes]:
-        return f"protocol.notes: lack {missing[0]!r}"
+    if problem := store.missing_note(derived.protocol.notes, result.protocol.notes):
+        return problem
     ours, least = result.program(record.OURS), plausible.floor_ms(plain(result.machine), result.workload)
     if ours.status == "ok" and (problem := plausible.program_too_fast(plain(ours), least)):
         return f"ours: {problem}"

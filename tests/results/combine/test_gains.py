@@ -81,7 +81,7 @@ def test_gains_that_agree_are_told_as_a_result_though_all_times_differ(tmp_path)
 
 def test_a_gain_that_differs_is_named_with_the_kernels_that_it_lies_in(tmp_path):
     rows = rows_of(FIRST, UNLIKE)
-    assert [row.gpu.verdict for row in rows.values()][:3] == ["slower", "faster", "less than"]
+    assert [row.gpu.verdict for row in rows.values()][:3] == ["gains less", "gains more", "less than"]
     channels_last = rows["channels_last"]
     assert channels_last.gpu.before == pytest.approx(105 / 93, rel=0.003)
     assert channels_last.gpu.after == pytest.approx(105 / 97, rel=0.003)
@@ -94,7 +94,10 @@ def test_a_gain_that_differs_is_named_with_the_kernels_that_it_lies_in(tmp_path)
     assert "gains more on NVIDIA A100-SXM4-80GB: bf16" in said
     assert said.index("gains more on") < said.index("gains less on")
     first, *_ = json.loads(told(tmp_path, FIRST, UNLIKE, "--json"))[1:]
-    assert first["gains"]["gpu"]["verdict"] == "slower" and first["gains"]["lies_in"] == channels_last.lies_in
+    assert (
+        first["gains"]["gpu"]["verdict"] == "gains less"
+        and first["gains"]["lies_in"] == channels_last.lies_in
+    )
 
 
 @pytest.mark.parametrize("told", [True, False], ids=["once", "an older file among them"])
@@ -114,7 +117,7 @@ def test_kernels_that_ran_at_once_count_once_where_all_four_profiles_tell_it(tol
 
 def test_a_step_that_gains_less_while_the_gpu_gains_alike_lies_in_the_waiting(tmp_path):
     graphs = rows_of(FIRST, ALIKE)["cuda_graphs"]
-    assert (graphs.step.verdict, graphs.gpu.verdict) == ("slower", "less than")
+    assert (graphs.step.verdict, graphs.gpu.verdict) == ("gains less", "less than")
     assert "the difference lies in the waiting" in graphs.lies_in
     assert "gains less on NVIDIA A100-SXM4-80GB: cuda_graphs" in told(tmp_path, FIRST, ALIKE)
 
