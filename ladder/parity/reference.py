@@ -310,10 +310,18 @@ def _write(folder: Path, content: Made) -> None:
 
 def _prune(newest: Path) -> None:
     """Keep the ``KEPT`` entries made last."""
-    entries = sorted(newest.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    entries = sorted(newest.parent.iterdir(), key=_made, reverse=True)
     for path in entries[KEPT:]:
         if path != newest:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _made(entry: Path) -> float:
+    """Return the time of an entry, 0 where another run has just removed it."""
+    try:
+        return entry.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def resident(tree: dict[Any, Any], device: str, but: Collection[str] = ()) -> dict[Any, Any]:

@@ -25,16 +25,21 @@ from tests.support.fake_runs import FAKE, WORKLOAD, Ladder, Planned, alive, by_n
 kept_servers = servers.kept_servers
 pytestmark = pytest.mark.usefixtures("kept_servers")
 GIB = 2**30
-Calls = list[tuple[str, str, int, int]]
+
+
+class Calls(list[tuple[str, str, int, int]]):
+    """(rung, command, begin, end) of every prepare and timed cycle, on one count."""
+
+    meet: threading.Barrier | None = None  # where prepares wait for one another, however busy the machine is
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
-    """(rung, command, begin, end) of every prepare and timed cycle, on one count.
+    """The calls of a run.
 
     The first prepare of a rung named once and the first cycle of one named later run out of memory.
     """
-    made: Calls = []
+    made = Calls()
     ticks, real, lock = [0], Worker.call, threading.Lock()
 
     def tick() -> int:
@@ -48,6 +53,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
         if do not in ("prepare", "cycle"):
             return real(worker, do, **fields)
         begin = tick()
+        if do == "prepare" and made.meet:
+            made.meet.wait(60)
         time.sleep(0.05 if do == "prepare" else 0.01)
         first = (worker.named, do) not in [each[:2] for each in made]
         try:
@@ -77,6 +84,7 @@ def at_work(calls: Calls, one: tuple[str, str, int, int]) -> int:
 def test_all_live_together_and_one_cycle_is_timed_at_a_time(
     calls: Calls, three: None, tmp_path: Path
 ) -> None:
+    calls.meet = threading.Barrier(3)
     result = run(tmp_path, {name: {} for name in "abcde"}, rounds=2, cycles=3)
     assert max(at_work(calls, each) for each in calls if each[1] == "prepare") == 2
     timed = [each for each in calls if each[1] == "cycle"]

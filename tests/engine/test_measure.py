@@ -22,6 +22,7 @@ from tests.support.fake_runs import (
     Ladder,
     Planned,
     alive,
+    be_impatient,
     by_name,
     run,
     stored,
@@ -133,14 +134,16 @@ def test_what_contains_the_change_of_a_rung_that_is_out_is_skipped(tmp_path: Pat
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_a_hung_worker_is_ended_with_its_children_and_nothing_else(tmp_path: Path, later: bool) -> None:
+def test_a_hung_worker_is_ended_with_its_children_and_nothing_else(
+    tmp_path: Path, later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In its first cycle or a later one, while all the others live."""
     pids = tmp_path / "pids"
     bystander = subprocess.Popen(["sleep", "60"])
     try:
         hung = {"fault": "hang", "pids": str(pids)} | ({"once": str(tmp_path / "once")} if later else {})
-        timeouts = {"cycle": 1.0}
-        rungs = by_name(run(tmp_path / "out", {"fine": {}, "hung": hung}, cycles=2, timeouts=timeouts))
+        be_impatient(monkeypatch, "hung", cycle=1.0)
+        rungs = by_name(run(tmp_path / "out", {"fine": {}, "hung": hung}, cycles=2))
         assert rungs["hung"]["status"] == "failed"
         assert rungs["hung"]["reason"].startswith("visit: no sign of life for 1 s")
         assert rungs["fine"]["status"] == "ok"
@@ -167,7 +170,7 @@ print("returned", result["complete"])
     process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     wait_for(lambda: pids.exists() and pids.read_text().endswith("]"), process)
     process.send_signal(sign)
-    assert process.communicate(timeout=20)[0].strip() == "returned False"
+    assert process.communicate(timeout=120)[0].strip() == "returned False"
     result = stored(tmp_path / "out")
     rungs = by_name(result)
     assert not result["complete"] and result["protocol"]["notes"][-1].startswith("interrupted")

@@ -45,12 +45,12 @@ def test_a_process_that_sleeps_is_still(started: Started) -> None:
 
 
 def test_a_process_that_works_is_waited_for(started: Started) -> None:
-    group = started("print('on')\n" + SPINS.format(seconds=0.5) + SLEEPS)
+    group = started("print('on')\n" + SPINS.format(seconds=1.0) + SLEEPS)
     assert (stillness.wait(group, quiet_s=1.0, limit_s=60) or 0) > 0.2
 
 
 def test_a_child_of_it_is_waited_for_too(started: Started) -> None:
-    child = SPINS.format(seconds=0.5) + SLEEPS
+    child = SPINS.format(seconds=1.0) + SLEEPS
     group = started(f"import subprocess, sys\np = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
                     "print('on')\np.wait()\n")  # fmt: skip
     assert (stillness.wait(group, quiet_s=1.0, limit_s=60) or 0) > 0.2

@@ -1,4 +1,5 @@
 import dataclasses
+import os
 import pathlib
 import types
 
@@ -87,6 +88,16 @@ def test_it_is_made_once_and_again_when_the_workload_or_the_source_changes(tmp_p
     path.write_text("# changed")
     monkeypatch.setattr(exact, "__file__", str(path))
     assert not (tmp_path / reference.key(SMALL)).exists()
+
+
+def test_an_entry_that_another_run_removes_meanwhile_is_no_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(reference, "KEPT", 1)
+    for made, name in enumerate(("old", "newest")):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (made, made))
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")  # listed, and not there when it is looked at
+    reference._prune(tmp_path / "newest")
+    assert (tmp_path / "newest").is_dir() and not (tmp_path / "old").exists()
 
 
 def test_without_memory_pieces_shrink_then_the_batch_then_the_device(monkeypatch):

@@ -24,7 +24,7 @@ from ladder.report import tables
 from ladder.results import record
 from tests.support import commands, fake_runs
 from tests.support.commands import call
-from tests.support.fake_runs import alive, by_name, run, stored, wait_for
+from tests.support.fake_runs import alive, be_impatient, by_name, run, stored, wait_for
 from tests.support.typed import Reading
 
 tables = Reading(tables)
@@ -146,16 +146,13 @@ def test_a_rung_that_goes_wrong_has_a_reason_and_no_number(
 
 
 @pytest.mark.parametrize("where", ["build", "prepare", "cycle"])
-def test_a_hang_is_ended_by_the_watchdog(tmp_path: Path, where: str, outcome: Any) -> None:
+def test_a_hang_is_ended_by_the_watchdog(
+    tmp_path: Path, where: str, outcome: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hang = {"fault": "hang", "at": where, "pids": str(tmp_path / "pids")}
     did = "visit" if where == "cycle" else where
-    rungs = by_name(
-        run(
-            tmp_path / "out",
-            {"fine": {}, "hung": hang},
-            timeouts={where: 1.0},
-        )
-    )
+    be_impatient(monkeypatch, "hung", **{where: 1.0})
+    rungs = by_name(run(tmp_path / "out", {"fine": {}, "hung": hang}))
     assert rungs["hung"]["status"] == "failed" and f"{did}: no sign of life" in rungs["hung"]["reason"]
     assert rungs["fine"]["status"] == "ok"
     left = [pid for pid in json.loads((tmp_path / "pids").read_text()) if alive(pid)]
@@ -215,7 +212,7 @@ def test_an_outlying_process_is_kept_and_shown(
         return real(worker, do, **fields)
 
     monkeypatch.setattr(Worker, "call", call)
-    rungs: dict[str, dict | None] = {"first": {}, "slow once": {"sleep": 0.2}}
+    rungs: dict[str, dict | None] = {"first": {}, "slow once": {"sleep": 0.3}}
     assert run(tmp_path / "out", rungs, rounds=5)["complete"]
     stoppers[0].join()
     rung = by_name(stored(tmp_path / "out"))["slow once"]
@@ -304,7 +301,7 @@ def test_a_second_run_into_the_same_folder_is_refused_and_disturbs_nothing(
 def test_sigterm_to_a_run_leaves_a_whole_and_marked_result(hanging: Any, outcome: Any) -> None:
     process, out = hanging
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=120)
     result = stored(out)
     assert process.returncode == 0 and not result["complete"]
     assert "interrupted: whole generations are kept" in result["protocol"]["notes"]

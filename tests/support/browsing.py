@@ -91,7 +91,7 @@ def until(browser: Any, script: str, what: str) -> Any:
     """Return the script's value as soon as it is true."""
     from selenium.webdriver.support.ui import WebDriverWait
 
-    return WebDriverWait(browser, 10, 0.05).until(lambda it: it.execute_script(f"return {script}"), what)
+    return WebDriverWait(browser, 60, 0.05).until(lambda it: it.execute_script(f"return {script}"), what)
 
 
 def press(browser: Any, *keys: str) -> None:

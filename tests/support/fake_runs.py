@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from ladder.engine import run as measure
+from ladder.engine.pool import Worker
 from ladder.machine import stillness
 from ladder.results import store as results
 
@@ -48,6 +49,18 @@ def run(out: Path, rungs: dict[str, dict | None], **options: Any) -> dict[str, A
         return measure.run_ladder(WORKLOAD, "fake", Ladder(), plan, "cpu", out=out, code=FAKE, **options)
 
 
+def be_impatient(patch: pytest.MonkeyPatch, name: str, **timeouts: float) -> None:
+    """Give up this rung's workers after so many seconds of silence, and those of no other: it may just be slow."""
+    real = Worker.call
+
+    def call(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:
+        if do == "build" and fields["recipe"]["name"] == name:
+            worker._timeouts |= timeouts
+        return real(worker, do, **fields)
+
+    patch.setattr(Worker, "call", call)
+
+
 def by_name(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {rung["name"]: rung for rung in result["rungs"]}
 
@@ -66,7 +79,7 @@ def alive(pid: int) -> bool:
 
 
 def wait_for(condition: Any, process: subprocess.Popen | None = None) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline and (process is None or process.poll() is None)
         time.sleep(0.02)

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -179,7 +180,9 @@ def torchrun(*arguments: str) -> subprocess.Popen[bytes]:
 @pytest.mark.exhaustive
 @pytest.mark.slow
 def test_two_nodes_of_one_host_train_together_and_another_number_resumes(command, tmp_path):
-    out, port = tmp_path / "out", str(random.randrange(20_000, 60_000))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        out, port = tmp_path / "out", str(free.getsockname()[1])
     nodes = [
         torchrun("--nnodes", "2", "--node-rank", str(rank), "--nproc-per-node", "1", "--master-addr", "127.0.0.1",
                  "--master-port", port, *command, "--steps", "4", "--out", str(out))
@@ -221,7 +224,7 @@ def test_a_rank_killed_at_a_random_moment_ends_torchrun_and_tears_no_checkpoint(
         assert run.wait(timeout=90) != 0
     finally:
         run.kill()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while any(Path(f"/proc/{pid}").exists() for pid in ranks) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)

@@ -141,12 +141,12 @@ def replacing(html: Path) -> Iterator[Path]:
         made = work / "site"
         made.mkdir()
         yield made
-        if html.exists():
-            os.replace(html, work / "before")
         try:
+            if html.exists():
+                os.replace(html, work / "before")
             os.replace(made, html)
-        except OSError:
-            if (work / "before").exists():
+        except BaseException:  # Ctrl-C, too: what is in the working folder goes
+            if (work / "before").exists() and not html.exists():
                 os.replace(work / "before", html)
             raise
     finally:

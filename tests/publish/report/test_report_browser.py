@@ -162,7 +162,7 @@ def test_a_file_is_saved_from_the_page_as_it_was(browser: Any, report: Path, tmp
     name = browser.execute_script(
         "const each = document.querySelector('[data-file]'); each.click(); return each.dataset.file"
     )
-    saved, end = tmp_path / name.rpartition("/")[2], time.monotonic() + 20
+    saved, end = tmp_path / name.rpartition("/")[2], time.monotonic() + 60
     while (found := _json(saved)) is None and time.monotonic() < end:
         time.sleep(0.05)
     assert found == json.loads((DATA / "ladder" / name).read_text())

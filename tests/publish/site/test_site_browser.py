@@ -268,9 +268,11 @@ def visit(browser: Any, page: str) -> str | None:
         browser.get(f"{page}{place}")
         until(browser, "window.$ && $.asv && $.asv.main_json.params && !$.active", "not loaded")
         selector = '[role="button"], .benchmark-plot, .benchmark-text, #main-graph, .nav-list li'
-        for element in browser.find_elements("css selector", selector):
-            browser.execute_script("$(arguments[0]).trigger('mouseenter').trigger('mouseover')", element)
-        browser.execute_async_script("setTimeout(arguments[0], 120)")
+        for _ in range(3):  # in one script: what is drawn anew meanwhile would be gone before its turn
+            point = (
+                "$(arguments[0]).trigger('mouseenter').trigger('mouseover'); setTimeout(arguments[1], 120)"
+            )
+            browser.execute_async_script(point, selector)
         if ran := browser.execute_script("return window.hacked"):
             return ran
     return None

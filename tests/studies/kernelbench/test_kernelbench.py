@@ -320,13 +320,13 @@ def test_every_op_is_captured_and_timed_on_a_gpu(op, rules):
 
 
 def test_an_alternative_of_a_second_a_call_is_named_and_not_repeated(toy, monkeypatch):
-    slow = dataclasses.replace(SMOKE, too_slow_s=0.05)
+    slow = dataclasses.replace(SMOKE, too_slow_s=0.4)
     monkeypatch.setattr(Bench, "_compiled", lambda self, case: case.reference)
     real = type(toy).plain
 
     def plain(case):
         function = real(case)
-        return lambda *a, **k: (time.sleep(0.06), function(*a, **k))[-1]
+        return lambda *a, **k: (time.sleep(0.45), function(*a, **k))[-1]
 
     monkeypatch.setattr(type(toy), "plain", plain)
     rows = measured(Bench(Cpu(), Timer(Cpu(), slow)), toy, 3)
