@@ -147,7 +147,7 @@ def test_a_hung_worker_is_ended_with_its_children_and_nothing_else(
         assert rungs["hung"]["status"] == "failed"
         assert rungs["hung"]["reason"].startswith("visit: no sign of life for 1 s")
         assert rungs["fine"]["status"] == "ok"
-        assert not any(alive(pid) for pid in json.loads(pids.read_text()))
+        wait_for(lambda: not any(alive(pid) for pid in json.loads(pids.read_text())))
         assert bystander.poll() is None
     finally:
         bystander.kill()

@@ -126,7 +126,7 @@ def test_two_processes_at_once_share_one_entry(source, cache):
     racers = [context.Process(target=_race, args=(data, cache, barrier, results)) for _ in range(2)]
     for racer in racers:
         racer.start()
-    first, second = results.get(timeout=60), results.get(timeout=60)
+    first, second = results.get(timeout=120), results.get(timeout=120)
     for racer in racers:
         racer.join(60)
     assert first == second and first[1:] == (30, 30)

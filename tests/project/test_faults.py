@@ -155,8 +155,7 @@ def test_a_hang_is_ended_by_the_watchdog(
     rungs = by_name(run(tmp_path / "out", {"fine": {}, "hung": hang}))
     assert rungs["hung"]["status"] == "failed" and f"{did}: no sign of life" in rungs["hung"]["reason"]
     assert rungs["fine"]["status"] == "ok"
-    left = [pid for pid in json.loads((tmp_path / "pids").read_text()) if alive(pid)]
-    assert not left
+    wait_for(lambda: not any(alive(pid) for pid in json.loads((tmp_path / "pids").read_text())))
     said = f"sleeps for ever in {where}, with a child process"
     outcome(fault="hang", injected=said, outcome=rungs["hung"], kept=rungs["fine"]["step_ms"] is not None)
 

@@ -109,7 +109,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
         subprocess.run(["scancel", "--user", getpass.getuser()], capture_output=True)
         for each in reversed(started):
             each.terminate()
-            each.wait(20)
+            each.wait(120)
 
 
 def climbing(folder: Path) -> list[int]:
