@@ -318,7 +318,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         FAKE / "stylegan_lite", root / "stylegan_lite", ignore=shutil.ignore_patterns("__pycache__")
     )
     source = (FAKE / "stylegan_lite" / "__init__.py").read_text().replace("seen", "cpu_threads") + SLOWER
-    for name, seconds in (("fast", "0.01"), ("slow", "0.03")):
+    for name, seconds in (("fast", "0.01"), ("slow", "0.05")):
         (root / "stylegan_lite" / "__init__.py").write_text(source.replace("0.03", seconds))
         commit_all(root, name)
         git(root, "tag", name)

@@ -74,7 +74,8 @@ class Step:
     def cycle(self, lazy=True):
         self.fail("cycle")
         self.cycles += 1
-        time.sleep(self.recipe.get("sleep", 0.001))
+        # Sixteen steps of `tiny` in a millisecond would be refused on one core: none computes so fast.
+        time.sleep(self.recipe.get("sleep", 0.003))
         if log := self.recipe.get("log"):
             with open(log, "a") as file:
                 file.write(json.dumps([self.recipe.get("name"), lazy]) + "\n")
