@@ -11,6 +11,7 @@ import pytest
 from kernels.tuning import timing as tuning
 from ladder.base import git
 from ladder.machine import caches
+from ladder.publish.site import building
 from tests.support import repositories
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,3 +94,20 @@ def test_python_without_docstrings_is_one_line():
     command = [sys.executable, "-OO", "-m", "ladder", "list"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and "unset PYTHONOPTIMIZE" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_ctrl_c_while_the_new_site_takes_its_place_leaves_the_old_one(tmp_path, monkeypatch):
+    site, replace = tmp_path / "html", building.os.replace
+    site.mkdir()
+    (site / building._OURS[-1]).touch()
+    (site / "index.html").write_text("old")
+
+    def pressed(source, target):
+        replace(source, target)
+        if Path(source) == site:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(building.os, "replace", pressed)
+    with pytest.raises(KeyboardInterrupt), building.replacing(site) as made:
+        (made / "index.html").write_text("new")
+    assert (site / "index.html").read_text() == "old" and [*tmp_path.iterdir()] == [site]

@@ -203,23 +203,6 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
     assert (precious / "thesis.tex").read_text() == "years"
 
 
-def test_ctrl_c_while_the_new_site_takes_its_place_leaves_the_old_one(tmp_path, monkeypatch):
-    site, replace = tmp_path / "html", building.os.replace
-    site.mkdir()
-    (site / building._OURS[-1]).touch()
-    (site / "index.html").write_text("old")
-
-    def pressed(source, target):
-        replace(source, target)
-        if Path(source) == site:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(building.os, "replace", pressed)
-    with pytest.raises(KeyboardInterrupt), building.replacing(site) as made:
-        (made / "index.html").write_text("new")
-    assert (site / "index.html").read_text() == "old" and [*tmp_path.iterdir()] == [site]
-
-
 # --- scripts and pages of asv ---------------------------------------------------------------------------------------
 
 
