@@ -40,7 +40,7 @@ def test_a_pipe_takes_what_is_written_and_stays(tmp_path):
     reader = threading.Thread(target=lambda: seen.append((tmp_path / "pipe").read_text()), daemon=True)
     reader.start()
     files.write(tmp_path / "pipe", "rows")
-    reader.join(10)
+    reader.join(60)
     assert seen == ["rows"] and (tmp_path / "pipe").is_fifo()
 
 

@@ -129,7 +129,7 @@ def test_a_pool_that_is_killed_while_it_imports_does_not_wait(tmp_path: Path) ->
     thread.start()
     time.sleep(0.2)
     workers.kill()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive() and said
 
 

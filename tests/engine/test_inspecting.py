@@ -269,7 +269,7 @@ def lanes(monkeypatch: pytest.MonkeyPatch, asked: list) -> dict[str, Any]:
                 begun.set()
         try:
             if number > seen.get("alone", number):  # the other two may take long to start on a busy machine
-                begun.wait(30)
+                begun.wait(120)
             time.sleep(0.03)
             if (do, worker.recipe["name"]) == ("parity", "big") and seen["calls"].count(
                 ("big", "parity")

@@ -216,7 +216,9 @@ def test_pipes_and_link_loops_do_not_hang(source, cache):
     os.mkfifo(source / "pipe.png")
     (source / "deep" / "loop").symlink_to(source)
     (source / "gone.png").symlink_to(source / "nowhere")
-    release = threading.Timer(5, lambda: (source / "pipe.png").open("wb").close())  # ends a reader that waits
+    release = threading.Timer(
+        60, lambda: (source / "pipe.png").open("wb").close()
+    )  # ends a reader that waits
     release.daemon = True
     release.start()
     found = prepare_images(data, 16, cache=cache)

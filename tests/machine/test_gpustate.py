@@ -25,7 +25,7 @@ def visit(fake: FakeNvml, own: set[int] | None = None, polls: int = 4, quiet: bo
     with watch.window({MINE} if own is None else own) as window:
         if watch.gpu.unknown is None and "nvmlDeviceGetClockInfo" not in fake.refuse:
             with fake.polled:
-                assert fake.polled.wait_for(lambda: fake.polls >= polls, 20)
+                assert fake.polled.wait_for(lambda: fake.polls >= polls, 120)
     summary = window.summary(percent)
     watch.close()
     return summary

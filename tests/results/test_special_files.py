@@ -43,7 +43,7 @@ def test_a_pipe_among_results_is_passed_by(reader, tmp_path):
     os.mkfifo(pipe)
     keeper = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
     os.write(keeper, b"{}")
-    release = threading.Timer(2, os.close, [keeper])  # with the fault: a line, not a hang
+    release = threading.Timer(60, os.close, [keeper])  # with the fault: a line, not a hang
     release.start()
     assert read(tmp_path, pipe)
     release.cancel()

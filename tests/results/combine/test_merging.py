@@ -335,7 +335,7 @@ def test_a_pipe_is_read_once(tmp_path):
     sender = threading.Thread(target=send, daemon=True)
     sender.start()
     assert "not written" in call("merge", f"/dev/fd/{reader}").stdout
-    sender.join(5)
+    sender.join(60)
     os.close(reader)
 
 

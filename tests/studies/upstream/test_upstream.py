@@ -227,7 +227,7 @@ def test_an_op_is_imported_by_the_name_it_was_built_under(monkeypatch, tmp_path)
         cpp_extension.load(name="made_up_plugin", build_directory=str(tmp_path / "build"), sources=["a.cpp"])
         return importlib.import_module("made_up_plugin") is built
 
-    together = threading.Barrier(len(source._OPS), timeout=30)  # one after the other they would not meet
+    together = threading.Barrier(len(source._OPS), timeout=120)  # one after the other they would not meet
 
     def met():
         together.wait()
