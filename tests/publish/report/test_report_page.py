@@ -146,7 +146,7 @@ def test_a_page_of_too_little_is_marked_as_not_to_be_quoted(which: str) -> None:
     else:
         result = replace(result, rungs=[replace(rung, rounds=rung.rounds[:2]) for rung in result.rungs])
     head = page.page(made(result)).partition("<nav")[0]
-    assert "Not to be quoted" in head and ("incomplete" in head or "fewer than 3 rounds" in head)
+    assert "Not to be quoted" in head and ("incomplete" in head or "fewer than 3 generations" in head)
 
 
 def test_the_joules_of_a_step_stand_beside_the_rung_with_that_very_recipe(whole: found.Found) -> None:
