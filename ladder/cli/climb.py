@@ -283,6 +283,8 @@ def choose_recipe(
             if rung.recipe is None:
                 raise UserError(f"--recipe {recipe}: {rung.skipped}")
             return rung.recipe
+    if where := catalog.holding(recipe):
+        raise UserError(f"--recipe {recipe}: not in ladder {ladder.name}{where}")
     fields = catalog.load_recipe(recipe, [rung.name for rung in planned])
     Recipe.from_dict(fields, where=recipe).refuse_on(device, where=recipe)
     return fields

@@ -12,6 +12,7 @@ import click
 from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
+from ladder.base.starting import named
 from ladder.base.yamlfile import remarks
 from ladder.cli import options
 from ladder.plan import catalog, levers, mistakes, modes, needs
@@ -54,7 +55,7 @@ def list_(as_json: bool) -> None:
         click.echo(json.dumps(found, indent=1))
         return
     for line in _listed(found):
-        click.echo(line)
+        click.echo(named(line))
 
 
 def _listed(found: dict[str, dict[str, str]]) -> list[str]:
@@ -146,12 +147,12 @@ def show(name: str) -> None:
         shown.append(_workload(name))
     if not shown:
         if name in modes.MODES:
-            raise UserError(f"{name} is a way to lay out a run: ladder run --mode {name}")
+            raise UserError(f"{name} is a way to lay out a run: `ladder run --mode {name}`")
         names = dict.fromkeys(
             [*catalog.rungs(), *catalog.ladders(), *STUDIES, *catalog.workloads(), *entries]
         )
         raise UserError(f"no rung, ladder, workload or study {name!r}{suggestion(name, names)}")
-    click.echo("\n\n".join("\n".join(lines) for lines in shown))
+    click.echo(named("\n\n".join("\n".join(lines) for lines in shown)))
 
 
 def _rung(name: str) -> list[str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from ladder.base import files
+from ladder.base import files, starting
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.cli import ablate as cli_ablate
@@ -297,7 +297,7 @@ def report(
             if receipts:
                 reporting.print_checks(result)
     for line in remarks:
-        click.echo(line, err=as_json)
+        click.echo(starting.named(line), err=as_json)
     if markdown is not None:
         files.write(markdown, "\n".join(reporting.markdown(result) for result in results))
     if csv_path is not None:

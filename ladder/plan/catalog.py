@@ -277,7 +277,7 @@ def climb(
         UserError: ``only`` names a rung that is not in the ladder, a cumulative recipe is impossible, or a rung takes
             back what one below it changed.
     """
-    chosen = _choose(ladder, only)
+    picked = chosen(order(ladder), only, f"ladder {ladder.name}")
     if not alone:
         refuse_contradictions(ladder)
     recipe: Fields = {}
@@ -291,13 +291,13 @@ def climb(
                 Recipe.from_dict(recipe, where=f"ladder/rungs/{rung.name}.py")
             except ConfigError as error:
                 raise UserError(f"ladder {ladder.name}: {error}") from None
-        if rung.name in chosen:
+        if rung.name in picked:
             kept = dict(recipe) if skipped is None else None
             planned.append(Planned(rung.name, rung.title, kept, skipped, step.article_ms))
     if ladder.rival:
         rival = replace(load_ladder(ladder.rival), rival=None)  # its own highest rung, not its rival's
         top = climb(rival, capabilities)[-1]
-        if top.name in chosen:
+        if top.name in picked:
             planned.append(replace(top, title=f"the top of {ladder.rival}", article_ms=None))
     return planned
 
@@ -331,8 +331,10 @@ def missing(needs: Iterable[str], capabilities: dict[str, str | None]) -> str | 
     return None
 
 
-def _choose(ladder: Ladder, only: Iterable[str] | None) -> set[str]:
-    return chosen(order(ladder), only, f"ladder {ladder.name}")
+def holding(rung: str) -> str:
+    """Return which of our ladders has a rung, as the end of a line; nothing if none has."""
+    found = next((name for name in ["full", *ladders()] if rung in order(load_ladder(name))), None)
+    return f"; `--ladder {found}` has it" if found else ""
 
 
 def chosen(names: list[str], only: Iterable[str] | None, where: str) -> set[str]:
@@ -340,7 +342,8 @@ def chosen(names: list[str], only: Iterable[str] | None, where: str) -> set[str]
     picked = set(names if only is None else only)
     unknown = sorted(picked - set(names))
     if unknown:
-        has = suggestion(unknown[0], names, "it has")
+        held = holding(unknown[0]) if where.startswith("ladder ") else ""
+        has = held or suggestion(unknown[0], names, "it has")
         raise UserError(f"--rungs: {', '.join(unknown)} not in {where}{has}")
     if not picked:
         raise UserError(f"--rungs: name one rung or more{suggestion('', names)}")

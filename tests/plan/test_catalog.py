@@ -11,7 +11,7 @@ import yaml
 
 from ladder.base.errors import UserError
 from ladder.plan import catalog, modes, needs
-from tests.support.commands import call
+from tests.support.commands import call, refused
 
 EVERYTHING = dict.fromkeys(needs.NEEDS)
 NO_GPU = {need: None if need == "bf16" else "needs a CUDA GPU" for need in needs.NEEDS}
@@ -49,6 +49,17 @@ def test_the_article_s_ladder_in_its_order_with_its_numbers():
         ("baseline", 312), ("channels_last", 265), ("bf16", 158), ("fused_norm", 131),
         ("set_to_none", 127), ("cuda_graphs", 119), ("data_loading", 112), ("fused_act", 104),
     ]  # fmt: skip
+
+
+def test_a_rung_of_another_ladder_is_named_with_the_ladder_that_has_it(tmp_path):
+    for command in (
+        ["train", "-w", "tiny", "--out", tmp_path / "out", "--recipe", "graph_fills"],
+        ["run", "-w", "tiny", "--recipe", "graph_fills"],
+        ["run", "-w", "tiny", "--rungs", "bf16,graph_fills"],
+    ):
+        said = refused(*command)
+        assert "graph_fills" in said and said.endswith("not in ladder article; `--ladder full` has it"), said
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_users_workload_file(tmp_path):

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from ladder.base import starting
 from ladder.cli import listing
 from ladder.cli import main as cli
 from ladder.publish.site import collected
@@ -126,6 +127,8 @@ def test_a_bare_report_is_of_this_machine_and_says_how_to_see_the_rest(stored, m
     assert said.count("ms/step") == 1 and "FP32" not in said and "baseline" in said
     assert "2 more results: `ladder report --all`" in said
     assert json.loads(call("report", "--json").stdout)["started"] == made_up.judged_run()["started"]
+    monkeypatch.setattr(starting, "program", lambda: "python -m ladder")
+    assert "2 more results: `python -m ladder report --all`" in call("report").stdout
     everything = call("report", "--all").stdout
     assert everything.count("ms/step") == 3 and "more result" not in everything
     monkeypatch.setattr(listing.ranking, "machines_here", lambda: ["amd-epyc"])
