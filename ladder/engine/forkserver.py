@@ -40,6 +40,7 @@ from ladder.base.paths import ROOT
 from ladder.machine.threads import QUIET
 
 _MOST = 4096  # bytes of a message
+_LONGEST_END_S = 60.0  # of a worker that was killed: its GPU memory is freed first
 _ALONE = "OPENBLAS_NUM_THREADS"  # NumPy's library starts its threads when it is imported
 
 
@@ -107,9 +108,15 @@ class ForkServer:
             return True
 
     def reap(self, pid: int) -> int | None:
-        """Return the exit status of a worker that ends, and free its number. Returns None if the server has ended."""
+        """Return the exit status of a worker that ends, and free its number.
+
+        Returns None if the server has ended, or if a killed worker hangs in the system, as in a driver.
+        """
+        deadline = time.monotonic() + _LONGEST_END_S
         try:
             while (status := self._ask({"do": "reap", "pid": pid})["status"]) is None:
+                if time.monotonic() > deadline:
+                    return None
                 time.sleep(0.005)
         except ServerEnded:
             return None

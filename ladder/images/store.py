@@ -176,8 +176,12 @@ def _remove(entry: Path) -> bool:
             return False
         try:
             aside = Path(tempfile.mkdtemp(prefix=".making-", dir=entry.parent))
+        except OSError:
+            return False
+        try:
             entry.rename(aside / "removed")
         except OSError:
+            aside.rmdir()
             return False
     shutil.rmtree(aside, ignore_errors=True)
     return True

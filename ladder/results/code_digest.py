@@ -30,8 +30,8 @@ MAKES_A_RUNG = ("change", "needs")
 EARLIER = {
     # Until 23 November 2026 every byte of a rung's and a ladder's file counted: such a digest, and that of those files.
     "97cbb728d8b30849": "a23c60d086c20765",
-    # On 27 November 2026 messages changed, and how often the server of workers may be asked about one.
-    "5c74667a07b6078c": "55a26ee40992d36b",
+    # On 27 November 2026 messages changed, and what the server of workers says of one that has ended.
+    "5c74667a07b6078c": "9b63bdc1ab2184b2",
 }
 # The worker with all that it loads before it has been timed; who starts it, watches it and writes down what it says;
 # and who makes the images that its loaders decode.

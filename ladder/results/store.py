@@ -162,10 +162,15 @@ def commit_words(result: dict[str, Any]) -> str:
     return (result["commit"] or "unknown")[:12] + (" with changes" if result["dirty"] else "")
 
 
+class OtherKind(UserError):
+    """A file holds something else than a run of `ladder run`, as another command's result."""
+
+
 def load(path: Path) -> types.Result:
     """Return the result in one file of `ladder run`.
 
     Raises:
+        OtherKind: the file is of another command.
         UserError: the file cannot be read, or is no result; one line that says what is wrong and where.
     """
     data = read(path)
@@ -174,16 +179,16 @@ def load(path: Path) -> types.Result:
     except UserError as error:
         page = path.with_suffix(".md")
         shows = f"; {page.name} beside it shows it" if _has_kind(data) and page.is_file() else ""
-        raise UserError(f"{path}: {error}{shows}") from None
+        raise type(error)(f"{path}: {error}{shows}") from None
 
 
 def of_data(data: Any) -> types.Result:
     """Return the result that a file's data hold. UserError, in one line, where they hold none."""
     if not isinstance(data, dict) or "schema" not in data:
-        raise UserError('not a result file: expected an object with "schema"')
+        raise OtherKind('not a result file: expected an object with "schema"')
     if _has_kind(data):
         kind = next(data[key] for key in KIND_KEYS if key in data)
-        raise UserError(f"a result of the kind {shown(kind)}, no run of rungs")
+        raise OtherKind(f"a result of the kind {shown(kind)}, no run of rungs")
     if data["schema"] != SCHEMA:
         raise UserError(f"schema {shown(data['schema'])} is not known here, expected {SCHEMA}")
     result = types.read(types.Result, data)

@@ -170,6 +170,11 @@ def _write(content: Mapping[str, Any], file: BinaryIO) -> None:
         raise
 
 
+def _is_weights(content: Any) -> bool:
+    """Return whether a file holds the state dicts of networks, as `ladder convert` writes and reads them."""
+    return isinstance(content, dict) and isinstance(content.get("G_ema"), dict)
+
+
 def load(path: Path) -> Content:
     """Read a checkpoint on the CPU.
 
@@ -187,7 +192,8 @@ def load(path: Path) -> Content:
             f"{path}: not a checkpoint that can be loaded safely ({type(error).__name__})"
         ) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise UserError(f"{path}: not a checkpoint of `ladder train`")
+        hint = "; `ladder convert` makes one of NVIDIA's weights" * _is_weights(content)
+        raise UserError(f"{path}: not a checkpoint of `ladder train`{hint}")
     for part, kind in _PARTS.items():
         if not isinstance(content.get(part), kind):
             raise UserError(f"{path}: damaged checkpoint: {part} is missing or of a wrong type")

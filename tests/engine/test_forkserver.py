@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ladder.engine import forkserver
 from ladder.engine.forkserver import ForkServer
 from ladder.engine.pool import Pool, Worker, WorkerFailure
 from tests.support.fake_runs import FAKE, ROOT, alive, wait_for
@@ -83,6 +84,14 @@ def test_a_server_outlives_a_question_on_a_worker_that_another_thread_has_just_r
         worker.kill()
         assert server.ended(worker.pid) and server.reap(worker.pid) == -signal.SIGKILL
         assert workers.take().call("threads")
+
+
+def test_a_killed_worker_that_the_system_does_not_let_end_is_waited_for_no_longer_than_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forkserver, "_LONGEST_END_S", 0.05)
+    with Pool(code=FAKE, torch=False) as workers:
+        assert workers._server.reap(workers.take().pid) is None  # it runs on: nobody killed it
 
 
 @pytest.mark.parametrize(

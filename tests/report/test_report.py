@@ -175,6 +175,21 @@ def test_a_folder_gives_the_newest_of_each_and_names_what_is_no_result(folder):
     assert len(refused) == 1 and "torn.json" in refused[0]
 
 
+def test_what_other_commands_wrote_into_a_folder_is_no_fault_of_it(folder, tmp_path):
+    (folder / "map").mkdir()
+    (folder / "map" / "gpu.json").write_text(json.dumps({"schema": 1, "what": "map"}))
+    asv = folder / "asv"
+    (asv / "machine").mkdir(parents=True)
+    (asv / "benchmarks.json").write_text("{}")
+    (asv / "machine" / "0a1b.json").write_text('{"results": NaN}')
+    found, refused = report.collect([folder])
+    assert len(found) == 2 and refused == []
+    with pytest.raises(UserError, match="of the kind 'map', no run of rungs"):
+        report.collect([folder / "map"])
+    with pytest.raises(UserError, match="a file of asv: `ladder history` tells"):
+        report.collect([asv])
+
+
 def test_nothing_to_report_is_said_in_one_line(tmp_path):
     with pytest.raises(UserError, match="no results here"):
         report.collect([tmp_path])

@@ -300,6 +300,8 @@ def test_what_is_no_checkpoint_of_ours_is_refused(images, eleven, tmp_path):
     assert "not a checkpoint" in refusal(b"text")
     assert "not a checkpoint" in refusal((eleven / "checkpoint.pt").read_bytes()[:5000])
     assert "not a checkpoint of `ladder train`" in refusal({"weights": torch.zeros(3)})
+    networks = {name: {"w": torch.zeros(3)} for name in ("G", "D", "G_ema")}
+    assert "`ladder convert` makes one" in refusal(networks)
     assert "images is missing" in refusal({key: value for key, value in good.items() if key != "images"})
     assert "does not know its step" in refusal({**good, "state": {**good["state"], "count": None}})
     assert "damaged checkpoint" in refusal({**good, "state": {**good["state"], "G": {}}})

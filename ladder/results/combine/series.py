@@ -38,11 +38,13 @@ def key(result: Result, mode: str | None = None) -> tuple[Any, ...]:
 def collect(paths: list[Path]) -> tuple[list[Result], list[str]]:
     """Read results: files as they are named; of a folder the best of each series, merged before their sources.
 
+    What other commands wrote into a folder, or asv, is left out.
+
     A cumulative result gets the gains at the top ("at_top") of the leave-one-out result that goes with it; for a named
     file that is looked for beside it.
 
     Returns:
-        (results, refused): of a folder's files that are not results, one line each.
+        (results, refused): of a folder's files that cannot be read, one line each.
 
     Raises:
         UserError: a named file is not a result, or there is none at all.
@@ -50,6 +52,7 @@ def collect(paths: list[Path]) -> tuple[list[Result], list[str]]:
     found: list[Result] = []
     others: list[Result] = []
     refused: list[str] = []
+    elsewhere: list[str] = []  # of other commands
     for path in paths:
         if not path.is_dir():
             found.append(results.load(path))
@@ -61,7 +64,10 @@ def collect(paths: list[Path]) -> tuple[list[Result], list[str]]:
             try:
                 result = results.load(file)
             except UserError as error:
-                refused.append(str(error))
+                if _is_asvs(file):
+                    elsewhere.append(f"{file}: a file of asv: `ladder history` tells what it says")
+                else:
+                    (elsewhere if isinstance(error, results.OtherKind) else refused).append(str(error))
                 continue
             read.append(result)
         for result in sources.without_sources(read):
@@ -72,8 +78,15 @@ def collect(paths: list[Path]) -> tuple[list[Result], list[str]]:
         found += shown.values()
     if not found:
         where = ", ".join(str(path) for path in paths)
-        raise UserError(refused[0] if refused else f"{where}: no results here; `ladder run` makes one")
+        raise UserError(
+            next(iter([*refused, *elsewhere]), f"{where}: no results here; `ladder run` makes one")
+        )
     return [with_top(result, [*found, *others]) for result in found], refused
+
+
+def _is_asvs(file: Path) -> bool:
+    """Return whether asv wrote a file: a result, what stands beside it, or the list of benchmarks."""
+    return any((folder / "benchmarks.json").is_file() for folder in [*file.parents][:3])
 
 
 def of_this_machine(found: list[Result]) -> tuple[list[Result], list[str]]:
