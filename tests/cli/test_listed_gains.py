@@ -110,4 +110,4 @@ def test_show_knows_whatever_list_names():
 
 @pytest.mark.parametrize("mode", ["cumulative", "solo", "leave-one-out"])
 def test_show_of_a_mode_says_how_it_is_run(mode):
-    assert refused("show", mode) == f"ladder: {mode} is a way to lay out a run: ladder run --mode {mode}"
+    assert refused("show", mode) == f"ladder: {mode} is a way to lay out a run: `ladder run --mode {mode}`"
