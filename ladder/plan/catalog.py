@@ -277,7 +277,7 @@ def climb(
         UserError: ``only`` names a rung that is not in the ladder, a cumulative recipe is impossible, or a rung takes
             back what one below it changed.
     """
-    picked = chosen(order(ladder), only, f"ladder {ladder.name}")
+    picked = chosen(order(ladder), only, f"ladder {ladder.name}", of_ladder=True)
     if not alone:
         refuse_contradictions(ladder)
     recipe: Fields = {}
@@ -333,17 +333,17 @@ def missing(needs: Iterable[str], capabilities: dict[str, str | None]) -> str | 
 
 def holding(rung: str) -> str:
     """Return which of our ladders has a rung, as the end of a line; nothing if none has."""
-    found = next((name for name in ["full", *ladders()] if rung in order(load_ladder(name))), None)
+    names = ["full", *ladders()] if _is_rung(rung) else []
+    found = next((name for name in names if rung in order(load_ladder(name))), None)
     return f"; `--ladder {found}` has it" if found else ""
 
 
-def chosen(names: list[str], only: Iterable[str] | None, where: str) -> set[str]:
+def chosen(names: list[str], only: Iterable[str] | None, where: str, of_ladder: bool = False) -> set[str]:
     """Return the names that `--rungs` picks. Raises UserError for one that is not there, and for none."""
     picked = set(names if only is None else only)
     unknown = sorted(picked - set(names))
     if unknown:
-        held = holding(unknown[0]) if where.startswith("ladder ") else ""
-        has = held or suggestion(unknown[0], names, "it has")
+        has = (holding(unknown[0]) if of_ladder else "") or suggestion(unknown[0], names, "it has")
         raise UserError(f"--rungs: {', '.join(unknown)} not in {where}{has}")
     if not picked:
         raise UserError(f"--rungs: name one rung or more{suggestion('', names)}")

@@ -230,7 +230,7 @@ def _with_times(
 def _notes(rung: RungResult) -> list[str]:
     """Return what a reader must be told about the raw rounds of a rung."""
     rounds, notes = rung.rounds, list(rung.elsewhere or [])  # of runs that were merged
-    unit = sources.UNITS[any(each.passes is not ABSENT for each in rounds)]
+    unit = sources.UNITS[sources.timed_alive(rung)]
     if rung.inspection and rung.inspection.error and not any(map(gpu_counts, rounds)):
         notes.append(f"host-bound share unknown: {rung.inspection.error}")
     void_gpu: dict[str, list[int]] = {}

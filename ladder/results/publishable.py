@@ -17,11 +17,6 @@ SET = "measured with "  # begins the line on a variable that was set
 HOSTS = "merged: not publishable: runs of several hosts, and what waits for the CPU belongs to one"
 
 
-def few(result: Result) -> str:
-    """Return the reason of a result with too few generations, or rounds as older runs have them."""
-    return f"fewer than {results.FEWEST_ROUNDS} {sources.unit(result)}s: not to be quoted"
-
-
 def publishable(result: Result) -> list[str]:
     """Return the reasons why a result is not publishable, a line each; none if it is."""
     found = []
@@ -30,7 +25,7 @@ def publishable(result: Result) -> list[str]:
     if result.protocol.gpu_memory_limit_gb:
         found.append(LIMITED)
     if any(rung.status == "ok" for rung in result.rungs):
-        found += [few(result)] * (ranking.fewest_rounds(result) < results.FEWEST_ROUNDS)
+        found += [results.few(sources.unit(result))] * (ranking.fewest_rounds(result) < results.FEWEST_ROUNDS)
     if not result.complete:
         found.append(PARTIAL)
     if result.commit is None:

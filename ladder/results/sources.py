@@ -66,7 +66,12 @@ def records(result: Result) -> list[RungResult | Twin]:
 
 def in_generations(result: Result) -> bool:
     """Return whether a run timed generations of live processes; older ones had rounds of visits."""
-    return any(visit.passes is not ABSENT for each in records(result) for visit in each.rounds)
+    return any(map(timed_alive, records(result)))
+
+
+def timed_alive(rung: RungResult | Twin) -> bool:
+    """Return whether a rung's processes were timed while those of all rungs were alive."""
+    return any(visit.passes is not ABSENT for visit in rung.rounds)
 
 
 def unit(result: Result) -> str:

@@ -28,8 +28,6 @@ from ladder.results.values import STATUSES as STATUSES
 
 SMOKE_NOTE = "CPU smoke test: not to be quoted"
 FEWEST_ROUNDS = 3  # of what is quoted: the protocol of a run makes no fewer, whatever its budget
-FEW_NOTE = f"fewer than {FEWEST_ROUNDS} generations: not to be quoted"
-_OLDER = {FEW_NOTE: f"fewer than {FEWEST_ROUNDS} rounds: not to be quoted"}  # until 27 November 2026
 SOFTWARE = ("torch", "cuda", "cudnn", "triton")  # a newer one of these begins a new series
 SERIES = ("name", "gpu", "cpu", "cores", "device", *SOFTWARE)  # whose times may stand side by side
 KIND_KEYS = ("what", "kind")  # where files of other commands state their kind; self-tests under the first
@@ -141,19 +139,25 @@ def save(
     return paths
 
 
+def few(unit: str = "generation") -> str:
+    """Return the reason of a result with too few generations, or rounds as older files have them."""
+    return f"fewer than {FEWEST_ROUNDS} {unit}s: not to be quoted"
+
+
 def cautions(
     device: str, rounds: int, dirty: bool | None, complete: bool, also: Sequence[str] = ()
 ) -> list[str]:
     """Why the figures of a result must not be quoted, if they must not; `also` are reasons of its kind."""
     found = [SMOKE_NOTE] * (device == "cpu")
-    found += [FEW_NOTE] * (rounds < FEWEST_ROUNDS)
+    found += [few()] * (rounds < FEWEST_ROUNDS)
     found += [*also, *["dirty work tree: not to be published"] * bool(dirty)]
     return found + ["interrupted"] * (not complete)
 
 
 def missing_note(wanted: Sequence[str], notes: Sequence[str]) -> str | None:
     """Return which of the wanted notes a result lacks, in one line, or None."""
-    missing = [each for each in wanted if each not in notes and _OLDER.get(each) not in notes]
+    older = {few(): few("round")}  # until 27 November 2026
+    missing = [each for each in wanted if each not in notes and older.get(each) not in notes]
     return f"protocol.notes: lack {missing[0]!r}" if missing else None
 
 

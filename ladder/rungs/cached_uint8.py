@@ -12,8 +12,8 @@ copy. On a machine with few cores the loader no longer waits for them, and no lo
 launches kernels.
 
 When it does not. If enough workers decode ahead of the step, nobody waits for them, and the step takes as long as
-before: an H100 and an H200 with 16 cores showed less than 1%. Compare the waiting in the receipts. The file takes
-several times the disk of the JPEGs (0.4 GB for 2,048 images of 256x256). It should fit into the memory that the
+before: less than 1% of difference on an H100 and an H200 with 16 cores. Compare the waiting in the receipts. The file
+takes several times the disk of the JPEGs (0.4 GB for 2,048 images of 256x256). It should fit into the memory that the
 system has left for files, because reading from a slow disk is slower than decoding. It holds decoded images, so an
 augmentation that crops while it decodes could not use it. Flips come after it.
 """

@@ -135,9 +135,8 @@ def test_help_and_errors_of_the_module_say_python_m_ladder(tmp_path: Path) -> No
     assert said.startswith("Usage: python -m ladder run") and "  python -m ladder run --quick" in said
     assert not re.search(r"(?m)^ {2,4}ladder ", said)  # an example; deeper lines are prose
     assert "`python -m ladder run` makes one" in ladder("report", str(tmp_path), cwd=tmp_path)
-    assert (
-        "`python -m ladder show full`" in (listed := ladder("list", cwd=tmp_path)) and "`ladder" not in listed
-    )
+    listed = ladder("list", cwd=tmp_path)
+    assert "`python -m ladder show full`" in listed and "`ladder" not in listed
     assert "`python -m ladder run --mode mistakes" in ladder("show", "n_critic_5", cwd=tmp_path)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ladder.machine import neighbours
 from ladder.report import view as viewing
-from ladder.results import publishable, values
+from ladder.results import publishable, store, values
 from tests.support import made_up
 from tests.support.typed import Reading
 
@@ -97,7 +97,7 @@ def test_visits_count_for_as_long_as_they_took_and_a_busy_cpu_is_not_publishable
 
 def test_a_result_of_a_busy_cpu_says_so_wherever_it_is_shown():
     result = made_up.gpu_run()
-    clean = [*publishable.publishable(result), publishable.few(result)]  # one rung alone has rounds
+    clean = [*publishable.publishable(result), store.few("round")]  # one rung alone has rounds
     result["rungs"][0]["rounds"] = [
         {"round": number, "samples_ms": [96.4], "visit_s": 2.0, neighbours.KEY: 0.5} for number in range(3)
     ]

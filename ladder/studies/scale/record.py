@@ -25,7 +25,7 @@ GENERATION = number(0, 9_999, whole=True)  # of a hundred merged runs
 NOT_MEASURED = "not measured"  # the reason of a point that can be, and has no runs yet
 FEWEST = results.FEWEST_ROUNDS  # generations of a point that is quoted
 FEW_OF = f"fewer than {FEWEST} generations of "  # the beginning of a note that names ways
-OLD_NOTE = f"fewer than {FEWEST} rounds: not to be quoted"  # of all ways together, until 26 November 2026
+OLD_NOTE = results.few("round")  # of all ways together, until 26 November 2026
 
 
 @record

@@ -41,9 +41,8 @@ class Seen:
         self.first: dict[tuple[str, str], Any] = {}  # what the first such call of a row raises or adds
         self.ticks, self.lock = 0, threading.Lock()
         self.running: list[str] = []
-        self.beside: tuple[str, str] | None = (
-            None  # a call that waits until another runs, which may start late
-        )
+        # A call that waits until another runs, which may start late.
+        self.beside: tuple[str, str] | None = None
         self.paired: str | None = None  # all such calls but the first wait until two run at once
         self.two = threading.Event()
 
