@@ -69,6 +69,18 @@ class Step:
         return self.series.rung if self.status == CANDIDATE else None
 
     @property
+    def gpu_share(self) -> float | None:
+        """Return by how much the GPU time of the two commits differs; None for a series that is no wall time."""
+        known = self.series.gpu
+        return known[self.bad] / known[self.good] - 1 if {self.good, self.bad} <= known.keys() else None
+
+    @property
+    def said(self) -> str:
+        """Return `article/bf16 +2.0%`; behind a wall time what its GPU time did."""
+        gpu = "" if self.gpu_share is None else f" (GPU time {100 * self.gpu_share:+.1f}%)"
+        return f"{self.series.name} {100 * self.share:+.1f}%{gpu}"
+
+    @property
     def where(self) -> str:
         return f"{self.series.machine}, {self.series.environment}"
 
@@ -284,7 +296,7 @@ def _paragraph(steps: list[Step]) -> list[str]:
     for step in steps:
         alike.setdefault(step.to_compare[0] if step.to_compare else step.why, []).append(step)
     for rows in alike.values():
-        said += [f"{step.series.name} {100 * step.share:+.1f}%" for step in rows]
+        said += [step.said for step in rows]
         said.append(_to_be_confirmed(rows) if rows[0].to_compare else rows[0].why)
     said += remarks(steps)
     if first.between and first.status in (CONFIRMED, CANDIDATE, UNCLEAR):
@@ -299,6 +311,6 @@ def plain(step: Step) -> dict[str, Any]:
     one = step.series
     return {
         "status": step.status, "series": one.name, "machine": one.machine, "environment": one.environment,
-        "good": step.good, "bad": step.bad, "share": step.share, "unmeasured": step.between, "why": step.why,
-        "remarks": step.remarks,
+        "good": step.good, "bad": step.bad, "share": step.share, "gpu_share": step.gpu_share,
+        "unmeasured": step.between, "why": step.why, "remarks": step.remarks,
     }  # fmt: skip

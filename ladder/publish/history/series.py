@@ -58,6 +58,7 @@ class Series:
     weights: dict[str, float | None] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
     seen: dict[str, list[float]] = field(default_factory=dict)  # of each host
+    gpu: dict[str, float] = field(default_factory=dict)  # behind a wall time: GPU seconds of that process
 
     def add(self, commit: str, value: float, weight: float | None, path: Path) -> None:
         """Enter the value that a host has of a commit."""
@@ -174,6 +175,7 @@ def _take(path: Path, machine: str, found: dict[tuple[str, ...], Series]) -> Non
     if not (isinstance(commit, str) and _COMMIT.fullmatch(commit) and _NAME.fullmatch(environment)):
         raise ValueError("no commit or environment")
     taken = [(name, each) for name in result.get_all_result_keys() for each in _values(result, name)]
+    gpu = {(name, quoted): value for name, (quoted, value, _) in taken if is_gpu_time(name)}
     for benchmark, (quoted, value, weight) in taken:
         params = tuple(map(_text, quoted))
         where, libraries = machine, environment
@@ -183,6 +185,9 @@ def _take(path: Path, machine: str, found: dict[tuple[str, ...], Series]) -> Non
         torch = result.params.get("torch")
         one = found.setdefault(key, Series(where, libraries, benchmark, params, torch, quoted))
         one.add(commit, value, weight, path)
+        beside = benchmark.replace("samples_step_time", "samples_gpu_time"), quoted
+        if not one.is_gpu and beside in gpu:
+            one.gpu[commit] = gpu[beside]
 
 
 def is_gpu_time(benchmark: str) -> bool:

@@ -14,7 +14,7 @@ from ladder.publish.site import front
 from ladder.results.types import ProfiledCycle, build
 from tests.publish.history.test_accepted_steps import entry
 from tests.support import made_up_asv
-from tests.support.asv_steps import MACHINE, RUNGS, STEP, Toy, toy
+from tests.support.asv_steps import ENVIRONMENT, MACHINE, RUNGS, STEP, Toy, toy
 
 __all__ = ["toy"]  # a fixture
 
@@ -153,6 +153,25 @@ def test_a_step_of_gpu_time_is_found_over_hosts_and_confirmed_by_gpu_time(toy: T
     assert toy.only(entry(toy.commits[7], "article/bf16")).status == KNOWN
     compared(toy, 1.0)
     assert toy.only().status == REFUTED and "less than" in toy.only().why
+
+
+def test_behind_a_step_of_wall_time_stands_what_its_gpu_time_did(toy: Toy) -> None:
+    """A slow host makes an eager step slower, and no kernel."""
+    toy.slower_from(7)
+    for path in (toy.asv / MACHINE).glob(f"*-{ENVIRONMENT}.json"):
+        data = json.loads(path.read_text())
+        is_late = toy.commits.index(data["commit_hash"]) >= 7
+        values = [0.09, 0.0398 if is_late else 0.04]
+        data["results"][series.GPU_STEP] = [values, *data["results"][STEP][1:3], values, values]
+        path.write_text(json.dumps(data))
+    (step,) = (each for each in toy.screen()[0] if not each.series.is_gpu)
+    assert "  article/bf16 +2.0% (GPU time -0.5%)" in screening.text([step], []).splitlines()
+    assert screening.plain(step)["gpu_share"] == pytest.approx(-0.005)
+    (toy.asv / MACHINE / f"{step.bad[:8]}-{ENVIRONMENT}.json").write_text(
+        (toy.asv / MACHINE / f"{step.bad[:8]}-{ENVIRONMENT}.json").read_text().replace("samples_gpu", "gpu")
+    )
+    (step,) = (each for each in toy.screen()[0] if not each.series.is_gpu)
+    assert "  article/bf16 +2.0%" in screening.text([step], []).splitlines()
 
 
 def test_new_software_begins_a_line_of_gpu_time_and_is_no_step(toy: Toy) -> None:
