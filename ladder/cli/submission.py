@@ -184,6 +184,8 @@ def history(submission: Submission, run: Callable[..., int] | None = None) -> li
             left = len(missing) - tried
             submission.say(f"asv run: the time is over; {counted(left, 'rung')} left for the next call")
             break
+        nth = len(wanted) - len(missing) + tried + len(group)
+        submission.say(f"asv run: {', '.join(group)} ({nth} of {len(wanted)})")
         begin = time.monotonic()
         names = "|".join(map(re.escape, group))
         status = run(submission, rf"^rungs\.Rung\.\w+\('{submission.workload}', '({names})'\)$")
@@ -201,22 +203,24 @@ def history(submission: Submission, run: Callable[..., int] | None = None) -> li
 
 
 def _asv(submission: Submission, regex: str) -> int:
+    """Run asv and return its status. Its words are printed where it fails: its tables name all rungs each time."""
     command = [sys.executable, "-m", "asv", "run", f"{submission.commit}^!", "--bench", regex]
     command += ["--machine", submission.machine]
     with subprocess.Popen(
         command, cwd=submission.root, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
     ) as process:
         try:
-            for line in process.stdout or ():
-                if not line.rstrip().endswith("n/a"):  # asv names all rungs, in each table of each call
-                    print(line, end="", flush=True)
-            return process.wait()
+            said = [*(process.stdout or ())]
+            status = process.wait()
         except KeyboardInterrupt:  # asv got the signal too, and ends its own processes first
             try:
                 process.communicate(timeout=30)
             except subprocess.TimeoutExpired:
                 process.terminate()
             raise
+    if status:
+        print("".join(line for line in said if not line.rstrip().endswith("n/a")), end="", flush=True)
+    return status
 
 
 def _rungs(submission: Submission) -> list[str]:

@@ -320,7 +320,8 @@ def test_a_clone_is_measured_by_ladder_and_asv_in_one_call_and_the_next_has_noth
     ran = [line for line in done.stderr.splitlines() if line.startswith(("ladder run:", "asv run:"))]
     wanted = [rung for workload, rung in series.SERIES if workload == "tiny"]
     assert ran[0] == "ladder run: tiny on cpu, a quick one"
-    assert ran[1] == f"asv run: {len(wanted)} rungs of tiny, 0 already stored" and len(ran) == 2
+    assert ran[1] == f"asv run: {len(wanted)} rungs of tiny, 0 already stored"
+    assert ran[2] == f"asv run: {wanted[0]} (1 of {len(wanted)})" and len(ran) == 2 + len(wanted)
     assert "4 files to send, all accepted" in done.stdout and "call `ladder submit` again" not in done.stdout
     (path,) = (clone / "results" / "asv").glob("*/*-checkout-*.json")
     row = json.loads(path.read_text())["results"][asvseries.STEP]

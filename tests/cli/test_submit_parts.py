@@ -54,7 +54,9 @@ def test_an_asv_that_breaks_does_not_hide_the_run_of_the_ladder(
     assert seen.stdout.splitlines()[-1].startswith("`asv run` ended with status 1 at baseline")
 
 
-def test_asv_is_heard_without_the_rungs_that_were_not_asked_for(
+@pytest.mark.parametrize("status", [0, 2])
+def test_asv_is_heard_where_it_fails_without_the_rungs_that_were_not_asked_for(
+    status: int,
     submission: submit.Submission,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -79,11 +81,11 @@ def test_asv_is_heard_without_the_rungs_that_were_not_asked_for(
             return None
 
         def wait(self) -> int:
-            return 2
+            return status
 
     monkeypatch.setattr(submit.subprocess, "Popen", Asv)
-    assert submit._asv(submission, "baseline") == 2
-    assert capsys.readouterr().out == "".join(said[:2] + said[3:])
+    assert submit._asv(submission, "baseline") == status
+    assert capsys.readouterr().out == ("".join(said[:2] + said[3:]) if status else "")
 
 
 def test_a_pytorch_that_is_there_stays_and_without_one_the_lock_file_chooses(
