@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import asv.benchmarks
+import asv.commands.check
 import asv.commands.rm
 import asv.commands.show
 import asv.commands.update
@@ -102,12 +103,14 @@ def _or_one_line(run: Callable[..., Any]) -> Callable[..., Any]:
     """Return a command so that its errors end asv with one line."""
 
     @functools.wraps(run)
-    def told(*args: Any, **kwargs: Any) -> Any:
+    def told(cls: type, *args: Any, **kwargs: Any) -> Any:
         try:
-            return run(*args, **kwargs)
+            return run(cls, *args, **kwargs)
         except asv.util.UserError as error:
             if isinstance(error.__context__, KeyboardInterrupt):  # asv makes this of a measurement's end
                 raise error.__context__ from None
+            if cls is asv.commands.check.Check:  # findings, which are listed above
+                raise
             stop(one_line(str(error) or "it cannot go on; the lines above say why"))
         except asv.repo.NoSuchNameError as error:
             stop(f"unknown commit {str(error)!a}")

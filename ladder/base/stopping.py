@@ -109,9 +109,8 @@ def count_once() -> None:
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, pressed)
-        atexit.register(
-            signal.signal, signal.SIGINT, signal.SIG_IGN
-        )  # Python's last moments would end by a signal
+        # Python's last moments would end by a signal.
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
 def _leave_dead_terminal(number: int) -> None:
