@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ from benches._hardware import machine_here
 from benches._interpreter import interpreter, lacks, libraries, stop
 from benches._measure import HANDOVER
 from ladder.base import git
-from ladder.base.errors import UserError
+from ladder.base.errors import UserError, one_line
 from ladder.machine import environment as environments
 
 CODE_UNDER_TEST = ("stylegan_lite", "kernels")
@@ -191,7 +192,20 @@ def _run(environment: Any, python: Path, args: list[str], **kwargs: Any) -> Any:
         stop(str(error))
     (folder / "machine.json").write_text(json.dumps(here))
     env[HANDOVER] = str(folder)
-    return asv.util.check_output([str(python), *args], env=env, **kwargs)
+    if "discover" not in args[:2]:
+        return asv.util.check_output([str(python), *args], env=env, **kwargs)
+    try:
+        return asv.util.check_output([str(python), *args], env=env, display_error=False, **kwargs)
+    except asv.util.ProcessError as error:
+        stop(f"the benchmarks cannot be imported: {_blamed(error.stderr)}")
+
+
+def _blamed(traceback: str) -> str:
+    """Return the last line of a traceback, with the last place in a file of this project."""
+    said = [line for line in traceback.splitlines() if line.strip()]
+    places = re.findall(rf'File "{re.escape(str(ROOT))}/(.+?)", line (\d+)', traceback)
+    where = f"{places[-1][0]}:{places[-1][1]}: " if places else ""
+    return where + one_line(said[-1] if said else "no message")
 
 
 def handover(environment: Any) -> Path:

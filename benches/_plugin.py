@@ -6,27 +6,37 @@ the module must do nothing.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import fnmatch
 import functools
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import asv.benchmarks
+import asv.commands.check
+import asv.commands.rm
+import asv.commands.show
 import asv.commands.update
 import asv.console
 import asv.environment
 import asv.machine
+import asv.repo
 import asv.results
+import asv.util
 
 from benches import _git, _spawning
 from benches._environment import WorkingTree
 from benches._hardware import file_record, load_machine, note, save_machine
 from benches._interpreter import stop
 from benches.series import DEFAULT
-from ladder.base import starting
+from ladder.base import starting, stopping
+from ladder.base.errors import one_line
 from ladder.publish.history import notes as asvnotes
 
 WANTED = [DEFAULT]  # runs without --bench
@@ -36,6 +46,7 @@ def setup() -> None:
     """Install our replacements in asv. asv calls this hook once, in its own process."""
     starting.watch()  # an asv from another environment may lack packages that the pages need
     _interruption()
+    _commands()
     _git.setup()
     _environments()
     _selection()
@@ -45,17 +56,84 @@ def setup() -> None:
 
 
 def _interruption() -> None:
-    """Let Ctrl-C outside a measurement, as in `asv publish`, end asv with one line instead of a traceback."""
-    before = sys.excepthook
+    """Let Ctrl-C, SIGTERM and SIGHUP end asv with one line, instead of a traceback or of half a site."""
+    before, held = sys.excepthook, contextlib.ExitStack()
 
     def told(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         if not issubclass(kind, KeyboardInterrupt):
             return before(kind, error, trace)
         asv.console.log.flush()
         print("asv: interrupted", file=sys.stderr)
-        raise SystemExit(130)
+        raise SystemExit(128 + (error.args[0] if error.args else signal.SIGINT))
 
     sys.excepthook = told
+    held.enter_context(stopping.stop_on_sigterm())
+    atexit.register(held.close)
+
+
+def _commands() -> None:
+    """Let a command that cannot be followed end asv with one line and status 2. Status 1 is asv's for "slower"."""
+    for command in asv.util.iter_subclasses(asv.commands.Command):
+        if own := vars(command).get("run_from_conf_args"):
+            command.run_from_conf_args = classmethod(_or_one_line(own.__func__))
+    show = asv.commands.show.Show.run.__func__
+
+    def shown(cls: type, conf: Any, commit: str | None = None, **kwargs: Any) -> Any:
+        if commit is not None:
+            _refuse_without_result(conf, commit, kwargs.get("machine"))
+        return show(cls, conf=conf, commit=commit, **kwargs)
+
+    remove = asv.commands.rm.Rm.run.__func__
+
+    def removed(cls: type, conf: Any, patterns: list[str], y: bool = True) -> Any:
+        params = {name for result in asv.results.iter_results(conf.results_dir) for name in result.params}
+        known = sorted(params | {"benchmark", "commit_hash"})
+        for pattern in patterns:
+            if "=" in pattern and pattern.partition("=")[0] not in known:
+                stop(f"{pattern!a}: no result has such a name; there are {', '.join(known)}")
+        return remove(cls, conf, patterns, y)
+
+    asv.commands.show.Show.run, asv.commands.rm.Rm.run = classmethod(shown), classmethod(removed)
+    # Two faults of `asv rm`: a result without the named value ends it, and so does `python=`.
+    asv.commands.rm.fnmatchcase = lambda value, glob: value is not None and fnmatch.fnmatchcase(value, glob)
+    asv.results.Results.env = property(lambda result: SimpleNamespace(python=result.params["python"]))
+
+
+def _or_one_line(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command so that its errors end asv with one line."""
+
+    @functools.wraps(run)
+    def told(cls: type, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(cls, *args, **kwargs)
+        except asv.util.UserError as error:
+            if isinstance(error.__context__, KeyboardInterrupt):  # asv makes this of a measurement's end
+                raise error.__context__ from None
+            if cls is asv.commands.check.Check:  # findings, which are listed above
+                raise
+            stop(one_line(str(error) or "it cannot go on; the lines above say why"))
+        except asv.repo.NoSuchNameError as error:
+            stop(f"unknown commit {str(error)!a}")
+        except asv.util.ProcessError as error:
+            said = error.stderr.strip().splitlines()
+            stop(one_line(said[-1] if said else str(error)))
+        except EOFError:
+            print()  # ends the question
+            stop("there is no terminal to answer a question: see the command's --help for an option")
+
+    return told
+
+
+def _refuse_without_result(conf: Any, commit: str, machine: str | None) -> None:
+    """Stop in one line if no result, or none of this machine, is of the commit. asv would show nothing, status 0."""
+    name = commit
+    with contextlib.suppress(asv.repo.NoSuchNameError):
+        name = asv.repo.get_repo(conf).get_hash_from_name(commit)
+    folder = os.path.join(conf.results_dir, machine or "")
+    held = {file.partition("-")[0] for _, file, _ in asv.results.iter_results_paths(folder)}
+    if held and not any(name.startswith(each) or each.startswith(name) for each in held):
+        where = f" on machine {machine}" if machine else ""
+        stop(f"no result is of commit {commit!a}{where}; `asv show` without one names those that have any")
 
 
 def _environments() -> None:

@@ -11,6 +11,9 @@ from ladder.base import starting
 def main() -> None:
     """Run the command line. A Python that is too old or lacks a package ends it with one line and status 2."""
     starting.watch()
+    from ladder.base import stopping
+
+    stopping.count_once()
     from ladder.cli.main import main as command
 
     note = starting.another_checkout() if starting.program() == "ladder" else None

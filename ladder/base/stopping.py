@@ -6,15 +6,18 @@ was ignored when the program started (`nohup`: SIGHUP; a job in the background o
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import signal
 import stat
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 OTHERS = (signal.SIGTERM, signal.SIGHUP)  # beside Ctrl-C, which Python handles
+TWICE_S = 1.0
 Handler = Callable[[int, object], None]
 
 
@@ -22,16 +25,19 @@ Handler = Callable[[int, object], None]
 def stop_on_sigterm() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end a run as Ctrl-C does, once. Later signals do not interrupt the writing.
 
-    Signal handlers exist in the main thread only.
+    Signal handlers exist in the main thread only. The interruption's argument is the signal's number.
     """
-    came = False
+    came, process = False, os.getpid()
 
     def stop(number: int, frame: object) -> None:
         nonlocal came
+        if os.getpid() != process:  # one of a pool, forked with this handler, is ended by SIGTERM
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
         _leave_dead_terminal(number)
         if not came:
             came = True
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(number)
 
     with handled(OTHERS, stop):
         yield
@@ -74,6 +80,37 @@ def handled(numbers: tuple[signal.Signals, ...], handler: Handler) -> Iterator[d
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Let Ctrl-C, SIGTERM and SIGHUP come when the block has ended, so that what it exchanges is whole."""
+    came: list[int] = []
+    try:
+        with handled((signal.SIGINT, *OTHERS), lambda number, _: came.append(number)):
+            yield
+    finally:
+        for number in came:
+            signal.raise_signal(number)
+
+
+def count_once() -> None:
+    """Let Ctrl-C twice within a second count once, from now on. The second would fall into the end of the work.
+
+    A later one counts again.
+    """
+    last = -TWICE_S
+
+    def pressed(number: int, frame: object) -> None:
+        nonlocal last
+        if (now := time.monotonic()) - last >= TWICE_S:
+            last = now
+            raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, pressed)
+        # Python's last moments would end by a signal.
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
 def _leave_dead_terminal(number: int) -> None:

@@ -1,6 +1,7 @@
 """What is kept on disk: whole or not at all, known to git as it is, and bounded."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -111,3 +112,72 @@ def test_ctrl_c_while_the_new_site_takes_its_place_leaves_the_old_one(tmp_path, 
     with pytest.raises(KeyboardInterrupt), building.replacing(site) as made:
         (made / "index.html").write_text("new")
     assert (site / "index.html").read_text() == "old" and [*tmp_path.iterdir()] == [site]
+
+
+STOPPED = """
+import os, shutil, signal, sys
+from pathlib import Path
+from benches import _plugin
+from ladder.publish.site import building
+
+_plugin.setup()
+site, place, number = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+
+def signalled(call):
+    def run(*args, **how):
+        done = call(*args, **how)
+        signal.raise_signal(number)
+        signal.raise_signal(number)
+        return done
+    return run
+
+owner, name = {"begin": (building.tempfile, "mkdtemp"), "exchange": (os, "replace"), "end": (shutil, "rmtree")}[place]
+setattr(owner, name, signalled(getattr(owner, name)))
+with building.replacing(site) as made:
+    (made / "index.html").write_text("new")
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("place", "kept"), [("begin", "old"), ("exchange", "new"), ("end", "new")])
+def test_a_signal_while_asv_replaces_the_site_leaves_a_whole_one(tmp_path, number, status, place, kept):
+    site = tmp_path / "html"
+    site.mkdir()
+    (site / building._OURS[-1]).touch()
+    (site / "index.html").write_text("old")
+    command = [sys.executable, "-c", STOPPED, str(site), place, str(int(number))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (status, "asv: interrupted\n")
+    assert (site / "index.html").read_text() == kept and [*tmp_path.iterdir()] == [site]
+
+
+PRESSED = """
+import atexit, importlib, signal
+from ladder import __main__
+from ladder.base import stopping
+
+@atexit.register  # the first that is registered runs last
+def press_last():
+    stopping.time.monotonic = lambda: now + 2 * stopping.TWICE_S + 60
+    signal.raise_signal(signal.SIGINT)
+
+def command(**_):
+    for _ in range(2):
+        try:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)  # falls into what the first began
+            print("went on")
+        except KeyboardInterrupt:
+            signal.raise_signal(signal.SIGINT)
+            print("ended")
+        stopping.time.monotonic = lambda: now + stopping.TWICE_S + 60
+
+now = stopping.time.monotonic()
+importlib.import_module("ladder.cli.main").main = command
+__main__.main()
+"""
+
+
+def test_ctrl_c_twice_at_once_is_one_and_a_later_one_counts_again():
+    done = subprocess.run([sys.executable, "-c", PRESSED], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\nended\n", "")

@@ -124,12 +124,37 @@ def test_without_a_commit_asv_stops_in_one_line_and_writes_nothing(history, tmp_
         (("run", "-b", "step_time("), ("'step_time(' is no regular expression", "\\(")),
         (("find", "v1..v6", "step_time("), ("'step_time(' is no regular expression",)),
         (("preview",), (".asv/html", "`asv publish` makes the site")),
+        (("profile", "nosuch"), ("'nosuch' benchmark not found",)),
+        (("continuous", "nosuch"), ("Unknown commit nosuch",)),
     ],
 )
 def test_a_wrong_call_is_one_line_and_leaves_no_machine(history, command, words):
     """A machine without a result would be one that `asv compare` asks about."""
     refused(asv(history, *command), *words)
     assert not list((history / "results").rglob("machine.json"))
+
+
+def test_a_wrong_question_about_results_is_one_line_and_removes_nothing(history):
+    ok(asv(history, *ONE))
+    (history / "stylegan_lite/left.py").touch()
+    ok(asv(history, "run", "--python=same", "-b", "tiny"))
+    before = files(history)
+    refused(asv(history, "rm", "-y", "nosuch=1"), "'nosuch=1'", "commit_hash", "python", "tree")
+    refused(asv(history, "rm", "python=3.*"), "no terminal", "--help")
+    refused(asv(history, "show", "nosuch"), "'nosuch'", "`asv show`")
+    refused(asv(history, "show", "v3"), "'v3'", "`asv show`")
+    refused(asv(history, "compare", "v2", "v3"), "Did not find results for commit")
+    assert files(history) == before
+    ok(shown := asv(history, "show", "v2"))
+    assert "rungs.Rung" in shown.stdout
+    ok(asv(history, "rm", "-y", "tree=dirty", "python=3.*"))  # the other result has no tree
+    assert commits(history) == [git(history, "rev-parse", "v2")]
+
+
+@pytest.mark.parametrize("command", [("check",), ("run", "v2^!")])
+def test_benchmarks_that_cannot_be_imported_are_one_line_with_the_place(history, command):
+    (history / "benches/broken.py").write_text("\nx = (\n")
+    refused(asv(history, *command), "benches/broken.py:2: SyntaxError: '(' was never closed")
 
 
 @pytest.mark.exhaustive
@@ -165,10 +190,37 @@ def test_publishing_from_a_shallow_clone_says_what_is_not_drawn(history, tmp_pat
     refused(asv(shallow, "run", "v1..v2"), "this clone is shallow")
 
 
-def test_an_interruption_outside_a_measurement_is_one_line():
-    code = "from benches import _plugin; _plugin.setup(); raise KeyboardInterrupt"
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_an_interruption_outside_a_measurement_is_one_line(name, status):
+    """A process of asv's own pools, which asv ends by SIGTERM, says nothing."""
+    code = f"""
+import multiprocessing, signal, time
+from benches import _plugin
+_plugin.setup()
+forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+forked.start()
+forked.terminate()
+forked.join()
+signal.raise_signal(signal.{name})"""
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert (run.returncode, run.stdout, run.stderr) == (130, "", "asv: interrupted\n")
+    assert (run.returncode, run.stdout, run.stderr) == (status, "", "asv: interrupted\n")
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_an_interruption_of_a_measurement_is_one_line_and_leaves_no_process(history, name, status):
+    benchmark = history / "benches/rungs.py"
+    ends = f"os.kill(os.getppid(), signal.{name}); time.sleep(600)"
+    pid = f"Path({str(history.parent / 'pid')!r}).write_text(str(os.getpid()))"
+    benchmark.write_text(
+        benchmark.read_text().replace(
+            "import stylegan_lite", f"import signal, stylegan_lite, time; {pid}; {ends}"
+        )
+    )
+    run = asv(history, *ONE, "--launch-method=spawn")
+    assert run.returncode == status and run.stderr == "asv: interrupted\n", run.stdout + run.stderr
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((history.parent / "pid").read_text()), 0)
+    assert commits(history) == []
 
 
 # --- whose machine it is --------------------------------------------------------------------------------------------

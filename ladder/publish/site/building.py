@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from ladder.base import stopping
 from ladder.base.errors import UserError
 from ladder.base.text import slug
 from ladder.publish import gallery
@@ -132,25 +133,30 @@ def replacing(html: Path) -> Iterator[Path]:
         raise UserError(
             f"{html}: holds something else than a published site; name another folder with --html-dir"
         )
+    work = None
     try:
-        html.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{html.name}-", dir=html.parent))
-    except OSError as error:
-        raise UserError(f"{html}: cannot be written: {error.strerror}") from None
-    try:
+        with stopping.held_back():
+            try:
+                html.parent.mkdir(parents=True, exist_ok=True)
+                work = Path(tempfile.mkdtemp(prefix=f".{html.name}-", dir=html.parent))
+            except OSError as error:
+                raise UserError(f"{html}: cannot be written: {error.strerror}") from None
         made = work / "site"
         made.mkdir()
         yield made
-        try:
-            if html.exists():
-                os.replace(html, work / "before")
-            os.replace(made, html)
-        except BaseException:  # Ctrl-C, too: what is in the working folder goes
-            if (work / "before").exists() and not html.exists():
-                os.replace(work / "before", html)
-            raise
+        with stopping.held_back():
+            try:
+                if html.exists():
+                    os.replace(html, work / "before")
+                os.replace(made, html)
+            except BaseException:  # what is in the working folder goes
+                if (work / "before").exists() and not html.exists():
+                    os.replace(work / "before", html)
+                raise
     finally:
-        shutil.rmtree(work, ignore_errors=True)
+        with stopping.held_back():
+            if work:
+                shutil.rmtree(work, ignore_errors=True)
 
 
 def _replaceable(html: Path) -> bool:

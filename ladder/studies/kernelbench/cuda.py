@@ -7,9 +7,12 @@ that of CUDA C++.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,8 +24,10 @@ from torch import Tensor
 
 from ladder.base.errors import Missing, describe
 from ladder.base.paths import ROOT
+from ladder.base.stopping import held_back, surely
 
 BUILDING_S = 240
+ENDING_S = 5.0  # before a build that is told to end is killed
 SLOPE = 0.2
 STEPS = 256  # steps of arithmetic in each side of the branch
 Function = Callable[[Tensor], Tensor]
@@ -53,19 +58,46 @@ def build_ahead(builds: Sequence[Flags]) -> None:
         return
     code = f"import json, sys; from {__name__} import package; package(**json.loads(sys.argv[1]))"
     null = subprocess.DEVNULL
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, json.dumps(flags)], cwd=ROOT, stdin=null, stdout=null, stderr=null
-        )
-        for flags in builds
-    ]
-    end = time.monotonic() + BUILDING_S
-    for process in running:
-        try:
-            process.wait(max(1.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+    running: list[subprocess.Popen] = []
+    try:
+        for flags in builds:
+            command = [sys.executable, "-c", code, json.dumps(flags)]
+            with held_back():  # a process that is started is one of those that are ended
+                running.append(
+                    subprocess.Popen(
+                        command, cwd=ROOT, stdin=null, stdout=null, stderr=null, start_new_session=True
+                    )
+                )
+        end = time.monotonic() + BUILDING_S
+        for process in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(1.0, end - time.monotonic()))
+    finally:
+        surely(lambda: _end(running))
+
+
+def _end(builds: Sequence[subprocess.Popen]) -> None:
+    """End what still builds, compilers included. ninja hands SIGTERM on to nvcc, which is in a group of its own."""
+    left = [build for build in builds if build.poll() is None]
+    for build in left:
+        os.killpg(build.pid, signal.SIGTERM)
+    end = time.monotonic() + ENDING_S
+    while (left := [build for build in left if _stands(build)]) and time.monotonic() < end:
+        time.sleep(0.02)
+    for build in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(build.pid, signal.SIGKILL)
+        build.wait()
+
+
+def _stands(build: subprocess.Popen) -> bool:
+    """Return whether a process of the build's group is left. The first one is reaped."""
+    build.poll()
+    try:
+        os.killpg(build.pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def check_device(x: Tensor) -> None:

@@ -1,6 +1,11 @@
 """The timing of `ladder kernels --claims`, and its reasons where a contender cannot be timed."""
 
+import os
+import shutil
+import signal
 import sys
+import threading
+import time
 import types
 from dataclasses import replace
 
@@ -8,6 +13,7 @@ import pytest
 import torch
 
 import kernels
+from ladder.base.stopping import stop_on_sigterm
 from ladder.studies.claims import (
     experiments,
     launching,
@@ -128,7 +134,7 @@ def test_the_processes_that_build_ahead_build_with_each_of_the_flags(monkeypatch
 
     def start(command, **how):
         started.append(command)
-        return types.SimpleNamespace(wait=lambda timeout: 0)
+        return types.SimpleNamespace(wait=lambda timeout: 0, poll=lambda: 0)
 
     monkeypatch.setattr(cuda.importlib.util, "find_spec", lambda name: True)
     monkeypatch.setattr(cuda.subprocess, "Popen", start)
@@ -138,6 +144,35 @@ def test_the_processes_that_build_ahead_build_with_each_of_the_flags(monkeypatch
         monkeypatch.setattr(sys, "argv", ["-c", flags])
         exec(code)
     assert built == [{}, {"fast_math": True}]
+
+
+@pytest.mark.skipif(shutil.which("ninja") is None, reason="needs ninja")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_ends_while_it_builds_ahead_leaves_no_compiler(tmp_path, monkeypatch, number):
+    """ninja makes a process group of each compiler, so the end of the build's group does not reach it."""
+    nvcc, python = tmp_path / "nvcc", tmp_path / "python"
+    nvcc.write_text(
+        f"#!/bin/sh\necho $$ > {tmp_path}/$1.tmp; mv {tmp_path}/$1.tmp {tmp_path}/$1.pid; exec sleep 600\n"
+    )
+    python.write_text(f"#!/bin/sh\nninja -C {tmp_path}\necho ended\n")
+    rule = f"rule nvcc\n  command = {nvcc} $out\n"
+    (tmp_path / "build.ninja").write_text(f"{rule}build a: nvcc\nbuild b: nvcc\n")
+    for path in (nvcc, python):
+        path.chmod(0o755)
+    monkeypatch.setattr(cuda.sys, "executable", str(python))
+
+    def stop():
+        while len([*tmp_path.glob("*.pid")]) < 2:
+            time.sleep(0.01)
+        os.kill(os.getpid(), number)
+
+    stopper = threading.Thread(target=stop, daemon=True)
+    with pytest.raises(KeyboardInterrupt), stop_on_sigterm():
+        stopper.start()
+        cuda.build_ahead([{}])
+    for path in tmp_path.glob("*.pid"):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.read_text()), 0)
 
 
 def test_the_bytes_saved_by_fusion_are_two_intermediates_written_and_read():
