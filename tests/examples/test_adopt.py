@@ -196,7 +196,7 @@ def test_the_exported_ops_are_called_as_they_are(ran: Names) -> None:
     assert exported and used == set(exported[1].split(","))
 
 
-def test_every_section_is_named_by_rungs_and_the_table_lists_them() -> None:
+def test_every_section_has_code_and_the_articles_rungs_are_named() -> None:
     named = [name for each in adopting.sections() for name in each.rungs]
     assert len(named) == len(set(named)) and set(named) <= set(catalog.rungs())
     assert all(each.blocks for each in adopting.sections())
