@@ -1,4 +1,7 @@
-"""The plain-PyTorch form of rungs: the sections of docs/adopt.md that are named by them. The page is the one source."""
+"""The plain-PyTorch form of rungs: the sections of docs/adopt.md that are named by them, and what these call.
+
+The page is the one source.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,28 @@ from dataclasses import dataclass
 from ladder.base.paths import ROOT
 
 PAGE = "docs/adopt.md"
-_HEADING = re.compile(r"^### (.*`.*)$", re.MULTILINE)
+_HEADING = re.compile(r"^### (.*)$", re.MULTILINE)
 _BLOCK = re.compile(r"^```py\n(.+?)^```", re.MULTILINE | re.DOTALL)
+_DEFINED = re.compile(r"^(?:def (\w+)|(\w+) =)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page: the rungs in its heading, its anchor, and its blocks of code."""
+    """A section of the page: its title, the rungs that the title has in backticks, its anchor, its blocks of code."""
 
+    title: str
     rungs: tuple[str, ...]
     anchor: str
     blocks: tuple[str, ...]
 
 
 def read(page: str) -> list[Section]:
-    """Return the sections whose headings name rungs in backticks, in order."""
+    """Return the page's sections with headings of the third level, in order."""
     starts = [*_HEADING.finditer(page)]
     ends = [re.search(r"^##", page[each.end() :], re.MULTILINE) for each in starts]
     return [
         Section(
+            start[1],
             tuple(re.findall(r"`(\w+)`", start[1])),
             re.sub(r"[^\w\- ]", "", start[1].lower()).replace(" ", "-"),
             tuple(_BLOCK.findall(page[start.end() : start.end() + end.start() if end else len(page)])),
@@ -56,14 +62,17 @@ def lines(rungs: Sequence[str]) -> list[str]:
 
 
 def markdown(rungs: Sequence[str]) -> list[str]:
-    """Return the lines of the code that these rungs are in plain PyTorch, in the page's order."""
+    """Return the lines of the code that these rungs are in plain PyTorch, in the page's order.
+
+    A section of no rung is among them if their code uses a name that it defines.
+    """
+    kept = [each for each in sections() if set(each.rungs) & set(rungs)]
+    used = set(re.findall(r"\w+", "\n".join(block for each in kept for block in each.blocks)))
     made: list[str] = []
     for each in sections():
-        kept = [name for name in each.rungs if name in rungs]
-        if kept and each.blocks:
-            made += [
-                "",
-                f"In a loop of your own, {', '.join(f'`{name}`' for name in kept)} ({PAGE}#{each.anchor}):",
-            ]
+        helps = not each.rungs and used & {a or b for a, b in _DEFINED.findall("\n".join(each.blocks))}
+        if each.blocks and (each in kept or helps):
+            named = ", ".join(f"`{name}`" for name in each.rungs if name in rungs)
+            made += ["", f"In a loop of your own, {named or each.title} ({PAGE}#{each.anchor}):"]
             made += [line for block in each.blocks for line in ("", "```python", block.rstrip("\n"), "```")]
     return made

@@ -196,7 +196,21 @@ def test_the_exported_ops_are_called_as_they_are(ran: Names) -> None:
     assert exported and used == set(exported[1].split(","))
 
 
-def test_every_section_is_named_by_rungs_and_the_table_lists_them() -> None:
+def test_what_the_page_says_of_fused_ops_alone_is_so() -> None:
+    """In Triton's interpreter, or on a GPU: no gradient of a bias where it is zero, and a result that is kept."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = []
+    for op in (kernels.bias_act, kernels.bias_act_reference):
+        x, bias = torch.randn(2, 3, 4, 4, device=device, requires_grad=True), torch.zeros(3, device=device)
+        (gradient,) = torch.autograd.grad(op(x, bias.requires_grad_(True)).sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+        found.append(bias.grad)
+    assert found[0] is None and found[1] is not None and not found[1].any()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        kernels.bias_act(x, bias).mul_(2).sum().backward()
+
+
+def test_every_section_has_code_and_the_articles_rungs_are_named() -> None:
     named = [name for each in adopting.sections() for name in each.rungs]
     assert len(named) == len(set(named)) and set(named) <= set(catalog.rungs())
     assert all(each.blocks for each in adopting.sections())

@@ -194,6 +194,13 @@ if _sys.version_info < (3, 10) or tuple(map(int, _torch.__version__.split(".")[:
 """
 
 
+_FOUND = """\
+for _name, (_op, _) in OPS.items():  # pickle looks an op up by these
+    if hasattr(_op, "fused"):
+        _op.__module__, _op.__name__, _op.__qualname__ = __name__, _name, _name
+"""
+
+
 def _init(origin: Origin, ops: list[Op], modules: Mapping[str, str], digest: str) -> str:
     homes = {op.module: f"_{_below(op.module).replace('.', '_')}" for op in ops}
     fused = [op.name for op in ops if op.name not in EVERYWHERE]
@@ -224,6 +231,7 @@ def _init(origin: Origin, ops: list[Op], modules: Mapping[str, str], digest: str
         lines += [f"{name} = {ours if name in EVERYWHERE else f'_dispatched({ours}, {plain})'}"]
         lines += [f"{name}_reference = {plain}"]
     lines += ["", "OPS = {", *(f'    "{op.name}": ({op.name}, {op.name}_reference),' for op in ops), "}", ""]
+    lines += [_FOUND] if fused else []
     public = sorted(
         ["OPS", "SOURCE_DIGEST", *(op.name for op in ops), *(f"{op.name}_reference" for op in ops)]
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -222,6 +224,13 @@ def test_two_packages_and_this_project_live_in_one_process(exports: tuple[Module
         results.append(namespace.bias_act(x, bias, None, None, None, 0.2, 2**0.5, None, x.dtype))
     for y in results[1:]:
         assert torch.equal(y, results[0])
+
+
+def test_a_module_that_holds_an_op_is_pickled_and_copied(exports: tuple[ModuleType, ModuleType]) -> None:
+    """`torch.save(module)`, and a module given to a process that is spawned; also of an op with two names."""
+    for name, (op, _) in exports[0].OPS.items():
+        assert pickle.loads(pickle.dumps(op)) is op and copy.deepcopy(op) is op, name
+    assert pickle.loads(pickle.dumps(exports[1].bias_act)) is exports[1].bias_act
 
 
 def test_the_compiler_sees_the_packages_own_operator(exports: tuple[ModuleType, ModuleType]) -> None:
