@@ -26,7 +26,8 @@ from benches._hardware import machine_here
 from benches._interpreter import interpreter, lacks, libraries, stop
 from benches._measure import HANDOVER
 from ladder.base import git
-from ladder.base.errors import UserError, one_line
+from ladder.base.errors import UserError
+from ladder.base.text import last_line
 from ladder.machine import environment as environments
 
 CODE_UNDER_TEST = ("stylegan_lite", "kernels")
@@ -202,10 +203,9 @@ def _run(environment: Any, python: Path, args: list[str], **kwargs: Any) -> Any:
 
 def _blamed(traceback: str) -> str:
     """Return the last line of a traceback, with the last place in a file of this project."""
-    said = [line for line in traceback.splitlines() if line.strip()]
     places = re.findall(rf'File "{re.escape(str(ROOT))}/(.+?)", line (\d+)', traceback)
     where = f"{places[-1][0]}:{places[-1][1]}: " if places else ""
-    return where + one_line(said[-1] if said else "no message")
+    return where + last_line(traceback)
 
 
 def handover(environment: Any) -> Path:

@@ -21,7 +21,8 @@ from benches import ROOT
 from benches._git import refuse_unknown_commit
 from benches._interpreter import ask, interpreter, stop
 from ladder.base import files
-from ladder.base.errors import UserError, describe, one_line
+from ladder.base.errors import UserError, describe
+from ladder.base.text import last_line
 from ladder.machine import environment
 from ladder.publish.history import machines as asvmachines
 from ladder.publish.history import notes as asvnotes
@@ -50,8 +51,7 @@ def machine_here(python: Path) -> dict[str, Any]:
         run = ask(python, _ASK, cwd=ROOT)
         found = json.loads(run.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError):
-        said = run.stderr.strip().splitlines()
-        found = {"error": f"the Python that measures failed: {one_line(said[-1]) if said else 'no message'}"}
+        found = {"error": f"the Python that measures failed: {last_line(run.stderr)}"}
     except (OSError, subprocess.SubprocessError) as error:
         found = {"error": f"the Python that measures cannot be asked: {describe(error)}"}
     if "error" in found:

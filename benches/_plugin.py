@@ -37,6 +37,7 @@ from benches._interpreter import stop
 from benches.series import DEFAULT
 from ladder.base import starting, stopping
 from ladder.base.errors import one_line
+from ladder.base.text import last_line
 from ladder.publish.history import notes as asvnotes
 
 WANTED = [DEFAULT]  # runs without --bench
@@ -68,7 +69,7 @@ def _interruption() -> None:
 
     sys.excepthook = told
     held.enter_context(stopping.stop_on_sigterm())
-    atexit.register(held.close)
+    atexit.register(held.close)  # until asv ends: `setup` returns at once
 
 
 def _commands() -> None:
@@ -115,8 +116,7 @@ def _or_one_line(run: Callable[..., Any]) -> Callable[..., Any]:
         except asv.repo.NoSuchNameError as error:
             stop(f"unknown commit {str(error)!a}")
         except asv.util.ProcessError as error:
-            said = error.stderr.strip().splitlines()
-            stop(one_line(said[-1] if said else str(error)))
+            stop(last_line(error.stderr, str(error)))
         except EOFError:
             print()  # ends the question
             stop("there is no terminal to answer a question: see the command's --help for an option")

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from ladder.base.errors import one_line
 from ladder.base.protocol import AMBIGUOUS, LESS_THAN
 
 FAR = 1000.0  # digits of a factor beyond it say nothing
@@ -167,6 +168,12 @@ def slug(text: str) -> str:
 def stamp(time: str) -> str:
     """Return a UTC time as a file-name part: 2026-11-21T10:15:00+00:00 -> 20261121T101500Z."""
     return re.sub(r"[-:]|\.\d+|\+00:00$", "", time).rstrip("Z") + "Z"
+
+
+def last_line(said: str, otherwise: str = "no message") -> str:
+    """Return the last line of what a program said, fit to be published; `otherwise` if it said nothing."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    return one_line(lines[-1] if lines else otherwise)
 
 
 def display(text: str) -> str:

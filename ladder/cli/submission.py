@@ -20,7 +20,7 @@ from typing import Any
 from ladder.base import git, starting
 from ladder.base.errors import UserError, one_line
 from ladder.base.paths import ROOT
-from ladder.base.text import counted
+from ladder.base.text import counted, last_line
 from ladder.cli import climb as climbing
 from ladder.images import for_workload
 from ladder.machine import environment
@@ -184,8 +184,8 @@ def history(submission: Submission, run: Callable[..., int] | None = None) -> li
             left = len(missing) - tried
             submission.say(f"asv run: the time is over; {counted(left, 'rung')} left for the next call")
             break
-        nth = len(wanted) - len(missing) + tried + len(group)
-        submission.say(f"asv run: {', '.join(group)} ({nth} of {len(wanted)})")
+        reached = len(wanted) - len(missing) + tried + len(group)
+        submission.say(f"asv run: {', '.join(group)} ({reached} of {len(wanted)})")
         begin = time.monotonic()
         names = "|".join(map(re.escape, group))
         status = run(submission, rf"^rungs\.Rung\.\w+\('{submission.workload}', '({names})'\)$")
@@ -203,7 +203,7 @@ def history(submission: Submission, run: Callable[..., int] | None = None) -> li
 
 
 def _asv(submission: Submission, regex: str) -> int:
-    """Run asv and return its status. Its words are printed where it fails: its tables name all rungs each time."""
+    """Run asv and return its status. Print its words where it fails; its tables name all rungs each time."""
     command = [sys.executable, "-m", "asv", "run", f"{submission.commit}^!", "--bench", regex]
     command += ["--machine", submission.machine]
     with subprocess.Popen(
@@ -243,8 +243,7 @@ def _series(submission: Submission) -> list[str]:
     command = [sys.executable, "-m", "benches.series"]
     run = subprocess.run(command, cwd=submission.root, capture_output=True, text=True)
     if run.returncode:
-        said = (run.stderr.strip() or "no message").splitlines()[-1]
-        raise UserError(f"asv's list of series cannot be read: {one_line(said)}")
+        raise UserError(f"asv's list of series cannot be read: {last_line(run.stderr)}")
     lines = [line.split() for line in run.stdout.splitlines()]
     return [rung for workload, rung, _, *retired in lines if workload == submission.workload and not retired]
 

@@ -26,7 +26,7 @@ from ladder.base import bounds, starting
 from ladder.base.errors import UserError, one_line
 from ladder.base.locks import device_lock
 from ladder.base.paths import ROOT
-from ladder.base.text import slug
+from ladder.base.text import last_line, slug
 from ladder.machine import gpu_causes
 from ladder.machine.gpu_causes import SeenGpu
 from ladder.machine.probe import Held, Probe
@@ -187,12 +187,7 @@ def _asked() -> Probe | Held:
     except subprocess.TimeoutExpired:
         return {"error": "torch did not answer within 300 s"}
     except (IndexError, ValueError):
-        said = run.stderr.strip().splitlines()
-        return {
-            "error": one_line(
-                f"torch ended with status {run.returncode}: {said[-1] if said else 'no message'}"
-            )
-        }
+        return {"error": one_line(f"torch ended with status {run.returncode}: {last_line(run.stderr)}")}
     finally:
         slow.cancel()
 

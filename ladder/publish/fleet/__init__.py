@@ -20,7 +20,7 @@ from pathlib import Path
 from ladder.base import files
 from ladder.base.errors import UserError, one_line
 from ladder.base.paths import ROOT
-from ladder.base.text import slug
+from ladder.base.text import last_line, slug
 from ladder.plan import catalog
 
 SCRIPT = Path(__file__).with_name("job.sh")
@@ -119,11 +119,7 @@ def _give(fleet: Fleet, partition: str) -> Job:
     except OSError as error:
         return Job(partition, None, f"sbatch: {error.strerror}")
     if run.returncode:
-        return Job(
-            partition,
-            None,
-            one_line(run.stderr.strip().splitlines()[-1] if run.stderr.strip() else "refused"),
-        )
+        return Job(partition, None, last_line(run.stderr, "refused"))
     return Job(partition, run.stdout.strip().partition(";")[0])
 
 

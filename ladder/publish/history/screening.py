@@ -70,13 +70,16 @@ class Step:
 
     @property
     def gpu_share(self) -> float | None:
-        """Return by how much the GPU time of the two commits differs; None for a series that is no wall time."""
+        """Return by how much the GPU time of the two commits differs: 0.02 is 2% more.
+
+        A commit without GPU time has None, and so has a series that is no wall time.
+        """
         known = self.series.gpu
         return known[self.bad] / known[self.good] - 1 if {self.good, self.bad} <= known.keys() else None
 
     @property
     def said(self) -> str:
-        """Return `article/bf16 +2.0%`; behind a wall time what its GPU time did."""
+        """Return `article/bf16 +2.0%`, and behind a wall time `(GPU time +0.1%)`."""
         gpu = "" if self.gpu_share is None else f" (GPU time {100 * self.gpu_share:+.1f}%)"
         return f"{self.series.name} {100 * self.share:+.1f}%{gpu}"
 

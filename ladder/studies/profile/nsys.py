@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from ladder.base.errors import UserError, one_line
+from ladder.base.errors import UserError
+from ladder.base.text import last_line
 from ladder.results.types import Plain
 from ladder.studies.claims.hardware import watched
 from ladder.studies.profile import counted
@@ -58,8 +59,7 @@ def record(
             said, status = str(error.strerror), "it did not start"
     after = report.stat().st_mtime_ns if report.exists() else None
     if after is None or after == before:
-        lines = [each.strip() for each in said.splitlines() if each.strip()]
-        why = one_line(lines[-1]) if lines else "no message"
         raise UserError(
-            f"nsys made no report on this machine (status {status}: {why}); the profile is stored. {INSTEAD}"
+            f"nsys made no report on this machine (status {status}: {last_line(said)}); the profile is stored."
+            f" {INSTEAD}"
         )

@@ -167,9 +167,8 @@ def test_behind_a_step_of_wall_time_stands_what_its_gpu_time_did(toy: Toy) -> No
     (step,) = (each for each in toy.screen()[0] if not each.series.is_gpu)
     assert "  article/bf16 +2.0% (GPU time -0.5%)" in screening.text([step], []).splitlines()
     assert screening.plain(step)["gpu_share"] == pytest.approx(-0.005)
-    (toy.asv / MACHINE / f"{step.bad[:8]}-{ENVIRONMENT}.json").write_text(
-        (toy.asv / MACHINE / f"{step.bad[:8]}-{ENVIRONMENT}.json").read_text().replace("samples_gpu", "gpu")
-    )
+    late = toy.asv / MACHINE / f"{step.bad[:8]}-{ENVIRONMENT}.json"
+    late.write_text(late.read_text().replace("samples_gpu", "gpu"))
     (step,) = (each for each in toy.screen()[0] if not each.series.is_gpu)
     assert "  article/bf16 +2.0%" in screening.text([step], []).splitlines()
 
