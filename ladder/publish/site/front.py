@@ -177,7 +177,7 @@ def page(
         groups=[_group(group, index, charts) for index, group in enumerate(groups)],
         histories=[
             _history(_titled(key, every, names), *key, steps, is_gpu=is_gpu)
-            for is_gpu, every in ((False, histories.wall), (True, histories.gpu))
+            for is_gpu, every in ((True, histories.gpu), (False, histories.wall))
             for key, steps in every.items()
         ],
         raw=[
