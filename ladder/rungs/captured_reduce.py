@@ -1,11 +1,11 @@
 """Capture the all-reduce in the whole-step graph: a step on several GPUs is one launch for each rank.
 
 Change. With CUDA graphs the flat all-reduce is recorded with its phase, between the backward pass and the update. A
-replay runs NCCL's kernels in their place. The means over ranks (path length, average w) are recorded, too. Random
-numbers are drawn for the total batch before the replay, and each rank takes its samples.
+replay runs NCCL's kernels at their place in the step. The means over ranks (path length, average w) are recorded, too.
+Random numbers are drawn for the total batch before the replay, and each rank takes its samples.
 
 Why it should help. Eager ranks wait for their CPUs, and for the slowest CPU of all in every all-reduce. A replay needs
-no CPU, so ranks stay together. Everything that `full` has on top of R works with it.
+no CPU, so ranks stay together. All rungs of `full` from `lean_weights` to `fused_modulation` work with it.
 
 When it does not. A step that the GPU bounds anyway gains nothing. NCCL's own timeout does not see an all-reduce in a
 replayed graph: a rank that is gone leaves the others waiting. The watchdog of the worker pool ends them.

@@ -1,15 +1,15 @@
-"""Keep what convolutions make, and run the passes over memory between them again in backward (checkpointing).
+"""Keep the results of convolutions, and recompute the fused passes between them in backward (checkpointing).
 
 Change. Two convolutions have one fused kernel between them: a filter, an activation, a style. The kernel keeps its
-input for its gradient. The next convolution keeps the same map again, worked on, for the gradient of its weight. In the
-main phases only the former stays. The kernel runs once more when a gradient asks for its result, and the result is
-freed behind its last gradient. So no 3x3 convolution runs twice, and the numbers are equal bit by bit. The lazy phases
-stay as they are: their graphs are differentiated twice. Without `fused_modulation`, and with instance norm, each block
-runs once more as a whole, by `torch.utils.checkpoint`. Code: `stylegan_lite/recompute.py`.
+input for its gradient. The next convolution keeps the kernel's result for the gradient of its weight. In the main
+phases only the input stays. The kernel runs once more when a gradient needs its result, and the result is freed after
+its last use. So no 3x3 convolution runs twice, and the numbers are equal bit by bit. The lazy phases stay as they are:
+their graphs are differentiated twice. Without `fused_modulation`, and with instance norm, each block runs once more as
+a whole, by `torch.utils.checkpoint`. Code: `stylegan_lite/recompute.py`.
 
-Why it should help. It is for memory. These results are about half of what autograd keeps. Whole blocks cost 28% of the
-step on an H100, most of it convolutions (docs/log.md). The passes alone cost 6.5%. One result is there at a
-time, where a block that runs again holds all of its maps at once.
+Why it should help. It saves memory, not time. These results are about half of what autograd keeps. Whole blocks cost
+28% of the step on an H100, most of it convolutions (docs/log.md). The passes alone cost 6.5%. One result is in memory
+at a time, where a block that runs again holds all of its maps at once.
 
 When it does not. R1 and path length keep their graphs, so the peak of a whole cycle may be theirs: with whole blocks it
 fell by 7%. Two streams hold what weight gradients read until backward ends, so the recipe refuses both together.

@@ -2,7 +2,7 @@
 
 Change. D_main and G_main, with their optimizer steps and the moving average, are captured after a warm-up. So are the
 lazy phases (path length, R1). A replay runs the same kernels on the same addresses. So latents, noise and images are
-refilled before each replay in buffers that never move, and two replays see different numbers. Adam becomes
+written before each replay into buffers that never move, and two replays see different numbers. Adam becomes
 `capturable`: its step count lives on the GPU. Code: `stylegan_lite/preparing.py`.
 
 Why it should help. An eager step launches 3,000 to 3,900 kernels, each from Python. At batch 8 a fast GPU finishes
@@ -11,10 +11,10 @@ vanish. Here the rungs below pay off: BF16, channels_last and fusing made the ke
 step follow. On an H100 and an H200 the GPU waited for more than half of the step, and now for 1%. The scatter from
 process to process fell with it.
 
-When it does not. If the GPU is already the bottleneck (large batch, high resolution, a slower GPU), there are few
-gaps to close: compare the host-bound column of the rung below. Capture needs static shapes, no synchronization
-inside, and memory that the graph keeps for itself. In the default, global mode a thread that pins memory during a
-capture breaks it; ours watches its own thread only.
+When it does not. If the GPU is already the bottleneck (large batch, high resolution, a slower GPU), there are few gaps
+to close: compare the host-bound column of the rung below. Capture needs static shapes, no synchronization inside, and
+memory that the graph keeps for itself. In PyTorch's default capture mode, `global`, a thread that pins memory breaks
+the capture. The mode here is `thread_local`.
 """
 
 from ladder.receipts import Receipt, judge

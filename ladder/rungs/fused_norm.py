@@ -1,10 +1,10 @@
 """Fuse the normalization of StyleGAN into single kernels, forward and backward.
 
 Change. With demodulation (StyleGAN2) three operations each become one Triton kernel: modulating the input, computing
-the demodulation coefficients rsqrt(sum (w s)^2 + eps), and applying them. The coefficients are computed without
-writing the per-sample weights, which at batch 8 are eight copies of every kernel. With `norm: instance` mean,
-variance, scale, bias and leaky ReLU become one kernel that reads the activation, instead of five that each read and
-write it. That is the article's case. Code: `kernels/pointwise/modulate.py`, `kernels/weights/demodulate.py`,
+the demodulation coefficients rsqrt(sum (w s)^2 + eps), and applying them. The coefficients are computed without writing
+the per-sample weights, which at batch 8 are eight copies of every kernel. With `norm: instance` mean, variance, scale,
+bias and leaky ReLU become one kernel that reads the activation, instead of five that each read and write it. The
+article fuses this one. Code: `kernels/pointwise/modulate.py`, `kernels/weights/demodulate.py`,
 `kernels/norm/instance_norm_act.py`.
 
 Why it should help. Normalization does almost no arithmetic; its time is memory traffic and launches. A chain of n

@@ -13,9 +13,9 @@ Why it should help. Additions do almost no arithmetic; their time is memory traf
 activation and reading it again: 134 MB at the fork of a [8, 64, 256, 256] block in BF16. And there is one rounding
 instead of two.
 
-When it does not. The sign of the result no longer tells on which side of the activation's kink x was. So x itself is
-kept for the gradient instead of y, which the next block keeps anyway: a little more memory. At low resolutions the
-sums fit into the cache, and only two launches a block are saved. If the filter is folded into the convolution
+When it does not. The sign of the sum no longer tells on which side of its kink the activation's input was. So the
+gradient needs that input, not the result, which the next block keeps anyway: a little more memory. At low resolutions
+the sums fit into the cache, and only two launches a block are saved. If the filter is folded into the convolution
 (without `fused_resample`), autograd still adds at the fork.
 """
 

@@ -1,12 +1,12 @@
 """Pass generated and real images through the discriminator together, their statistics kept apart.
 
 Change. D's main phase has two batches to judge. The baseline passes one after the other through D and adds the two
-gradients of every weight. Here both go through together, one behind the other. In one place samples of a batch see
-each other: D appends the standard deviation over groups to its last maps. The groups are formed inside each half, as
-before, so every image keeps its logit. With that channel the last convolution has one channel more than a power of
-two. For that cuDNN copies image and weight to tensors of a multiple of 8 in every call; here zero channels are
-appended once instead. With `fused_norm` the deviation, its channel and the zeros are one Triton kernel, and so is the
-gradient. Code: `stylegan_lite/phases.py`, `kernels/norm/minibatch_std.py`.
+gradients of every weight. Here both go through together, one behind the other. In one place samples of a batch
+influence each other: D appends the standard deviation over groups to its last maps. The groups are formed inside each
+half, as before, so every image keeps its logit. With that channel the last convolution has one channel more than a
+power of two. In every call cuDNN would copy image and weight to tensors with a multiple of 8 channels. Here zero
+channels are appended once instead. With `fused_norm` the deviation, its channel and the zeros are one Triton kernel,
+and so is the gradient. Code: `stylegan_lite/phases.py`, `kernels/norm/minibatch_std.py`.
 
 Why it should help. D's convolutions at 4x4 to 16x16 are too small for a large GPU: 16 images take the time of 8. So
 does every small kernel around them, and there are half as many. The gradients of the weights are computed once, not

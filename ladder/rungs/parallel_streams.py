@@ -12,15 +12,15 @@ Two more kinds of work go there. The moving average of G runs beside D's main ph
 still passes the large maps. All of G but its mapping is updated while the chain passes the mapping. The chain is
 captured at a higher priority: if both streams have blocks ready, it goes first. Code: `stylegan_lite/parallel.py`.
 
-Why it should help. At 4x4 to 32x32 the two gradients of a convolution each fill a fraction of a large GPU. Side by
-side they take the time of one. In G, small layers follow the large ones in backward, so what is left of the large ones
-fills the GPU beside them. No sum of two gradients and no zeroed workspace is waited for, either.
+Why it should help. At 4x4 to 32x32 the two gradients of a convolution each fill a fraction of a large GPU. Side by side
+they take the time of one. In G, small layers follow the large ones in backward, so what is left of the large ones fills
+the GPU beside them. The chain does not wait for sums of two gradients or for zeroed workspaces, either.
 
 When it does not. A full GPU has nothing to give: two kernels that each fill all multiprocessors take their time one
-after the other, in any order. Blocks are not preempted, so a weight gradient that got in delays the chain. D's large
-layers come last in its backward pass, and nothing small follows them. Both operands of each weight gradient are kept
-until the streams meet. That takes memory as if no activation were freed during the backward pass. An eager step waits
-for its launches, so nothing is there to run beside.
+after the other, in any order. Blocks are not preempted, so a weight gradient that has started delays the chain. D's
+large layers come last in its backward pass, and nothing small follows them. Both operands of each weight gradient are
+kept until the streams meet. That takes memory as if no activation were freed during the backward pass. An eager step
+waits for its launches, so nothing is there to run beside.
 """
 
 from ladder.receipts import Receipt, judge

@@ -1,10 +1,10 @@
 """Replay a whole step, all its phases, with a single launch.
 
-Change. Each kind of step has one graph, instead of one for each phase. The kinds are G_main with D_main and the
-moving average, the same with path length between them, and the same with R1 behind it. Phases keep their order,
-because it is part of the algorithm, so the lazy ones are inside a step's graph and not beside it. All graphs share
-one memory pool. Two kernels for each phase still draw the random numbers before the replay. There parity can load its
-own numbers and see them go through the very graph that is timed. Code: `stylegan_lite/preparing.py`.
+Change. Each kind of step has one graph, instead of one for each phase. The kinds are G_main with D_main and the moving
+average, the same with path length between them, and the same with R1 behind it. Phases keep their order, because it is
+part of the algorithm, so the lazy ones are inside a step's graph and not beside it. All graphs share one memory pool.
+Two kernels for each phase still draw the random numbers before the replay. So parity can load random numbers of its own
+into the very graph that is timed. Code: `stylegan_lite/preparing.py`.
 
 Why it should help. Between two replays the GPU runs dry for some microseconds. The CPU does less for each step: one
 replay instead of 2.3. And work done once a step (a weight's cast, say) can be shared by the phases of a step.
