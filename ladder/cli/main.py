@@ -112,7 +112,7 @@ Examples:
     "--gpu-memory",
     metavar="GIB",
     type=options.FloatRange(2, 10_000),
-    help="Simulate a card with so much memory: each process is held to it. The result is marked, and is compared with"
+    help="Simulate a card with GIB of memory, the limit of each process. The result is marked, and is compared with"
     " no other.",
 )
 @options.resume_option
@@ -144,8 +144,8 @@ def run(
 
     A generation is a process of each rung, all alive together. Each is prepared, then visited in turn: one timed
     16-step cycle a visit, in random order. The lowest and the highest rung have two processes. These twins differ
-    only by noise, and a smaller gain counts as none. A rung that this machine cannot run is n/a, and a rung that
-    fails is shown with its reason; the others go on. Ctrl-C keeps the finished generations.
+    only by noise, and a gain below that noise does not count. A rung that this machine cannot run is n/a, and a rung
+    that fails is shown with its reason; the others go on. Ctrl-C keeps the finished generations.
 
     Exit status: 0 if every rung that can run here has a number. 1 if one has none. 2 if the request is impossible. 130
     if interrupted.

@@ -62,8 +62,8 @@ def recommend(
                     showed no receipt or ran out of memory.
 
     Nothing is measured. The advice comes from a stored leave-one-out run where there is one, else from the staircase.
-    Without FILE it is of this machine: the newest that may be quoted, or the newest. If there is none, it is one of the
-    same GPU, then of any GPU; the first line says whose it is.
+    Without FILE it is of this machine's newest result that may be quoted, or else of its newest. If this machine has
+    none, it is of another machine with the same GPU, then with any GPU. The first line names the machine.
     """
     from ladder.plan import catalog
     from ladder.report import advising, recommend_text, tables

@@ -88,9 +88,11 @@ def scale(
     flat:           one all-reduce of all gradients before the update
     captured:       flat, inside the CUDA graph of the whole step
     flat-top:       flat, with the rungs of `full`, without CUDA graphs
-    top:            captured, with all rungs of `full`
+    top:            captured, with the rungs of `full`
 
-    Each runs as one process group for each number of GPUs, and alone on one GPU without a reduction. Efficiency,
+    The rungs of `full` are those up to `fused_modulation`, as in the ladder `distributed`.
+
+    Each way runs as one process group for each number of GPUs, and alone on one GPU without a reduction. Efficiency,
     exposed communication and memory are reported. If a rank dies or hangs, its whole group ends, and the rank is named.
 
     Exit status: 0 if every point has a number. 1 if a point has none. 2 if the request is impossible. 130 if
