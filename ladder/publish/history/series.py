@@ -286,7 +286,7 @@ def _by_height(ms: Iterable[tuple[str, float]], height: Mapping[str, int]) -> tu
 
 
 def history(found: Iterable[Point], revisions: Mapping[str, int]) -> dict[tuple[str, str], list[Step]]:
-    """Return by (machine, workload) the highest rung of each commit on the branch, oldest first, workload by workload."""
+    """Return by (machine, workload) the highest rung of each commit on the branch: oldest first, and by workload."""
     steps: dict[tuple[str, str], list[tuple[int, Step]]] = {}
     for point in found:
         if point.commit in revisions:
