@@ -55,7 +55,7 @@ class Series:
     files: dict[str, Path] = field(default_factory=dict)
     seen: dict[str, list[float]] = field(default_factory=dict)  # of each host
     gpu: dict[str, float] = field(default_factory=dict)  # behind a wall time: GPU seconds of that process
-    card: str = ""  # the GPU of a machine that has one
+    card: str = "none"  # the machine's GPU
 
     def add(self, commit: str, value: float, weight: float | None, path: Path) -> None:
         """Enter the value that a host has of a commit."""
@@ -71,7 +71,7 @@ class Series:
     @property
     def is_memory(self) -> bool:
         """Return whether it is the memory that a GPU's allocator reserved."""
-        return bool(self.card) and self.benchmark.endswith(".track_peak_memory")
+        return self.card != "none" and self.benchmark.endswith(".track_peak_memory")
 
     @property
     def accepted_as(self) -> str:
@@ -187,7 +187,7 @@ def _take(path: Path, machine: str, found: dict[tuple[str, ...], Series]) -> Non
         torch = result.params.get("torch")
         one = found.setdefault(key, Series(where, libraries, benchmark, params, torch, quoted))
         one.add(commit, value, weight, path)
-        one.card = gpu_name if (gpu_name := str(result.params.get("gpu") or "none")) != "none" else ""
+        one.card = str(result.params.get("gpu") or "none")
         beside = benchmark.replace("samples_step_time", "samples_gpu_time"), quoted
         if not one.is_gpu and beside in gpu:
             one.gpu[commit] = gpu[beside]
