@@ -307,7 +307,7 @@ def _said(row: Answered) -> str:
 def text(steps: Sequence[Step], lines: Sequence[str]) -> str:
     """Return the steps for a terminal, confirmed ones first, and those between the same two commits together.
 
-    What is the same on several machines is told once.
+    Steps that are the same on several machines are told once.
     """
     said = [*map(texts.plain, lines)]
     groups: dict[tuple[str, ...], list[Step]] = {}
