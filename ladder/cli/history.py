@@ -191,7 +191,7 @@ def history(
     steps, lines = look()
     if confirm and nightly.confirm(steps, confirm, where[1], budget, tell):
         steps, lines = look()
-    lines += known.expired(entries)
+    lines += known.idle(entries)
     if issues is not None:
         files.write(issues, json.dumps(nightly.write(steps), indent=1) + "\n")
     if as_json:

@@ -129,7 +129,7 @@ def screen(
     steps = []
     for one in every:
         for step in steps_of(one, place, threshold):
-            _settle(step, comparisons, entries, root)
+            _settle(step, comparisons, entries, every, root)
             steps.append(step)
     return sorted(steps, key=lambda s: (ORDER.index(s.status), place[s.bad], -s.share)), lines
 
@@ -177,6 +177,7 @@ def _settle(
     step: Step,
     comparisons: list[Compared],
     entries: Sequence[known.Entry],
+    every: Sequence[Series],
     root: Path,
 ) -> None:
     """Fill in the status of a step, and the other changes at its place."""
@@ -196,12 +197,37 @@ def _settle(
         step.status, step.why = KNOWN, in_range[0].said
     elif seen:
         step.status, step.why, _ = seen
+    elif levels := _both_levels(step, every):
+        step.status, step.why = REFUTED, levels
     elif excuse:
         step.status, step.why = DRIVER if "driver" in changed else CUDNN, excuse
     elif one.rung is None:
         step.why = "not measured by bench-compare: look at it"
     else:
         step.why = _to_be_confirmed([step])
+
+
+def _both_levels(step: Step, every: Sequence[Series]) -> str | None:
+    """Return which commit has the memory of before a step and of behind it; None if no commit has both.
+
+    The allocator reserves whole segments, and processes of one program differ by some. So two hosts with the same GPU
+    and software that have both levels of one commit tell that the code did not bring the step.
+    """
+    one = step.series
+    if not one.is_memory:
+        return None
+    kind = lambda each: (each.benchmark, each.params, each.environment, each.card)  # noqa: E731
+    found: dict[str, list[tuple[float, str]]] = {}
+    for each in every:
+        if kind(each) == kind(one):
+            for commit, value in each.values.items():
+                found.setdefault(commit, []).append((value, each.machine))
+    for commit, values in found.items():
+        (least, here), (most, there) = min(values), max(values)
+        if least <= one.values[step.good] and most >= one.values[step.bad]:
+            least, most = (round(value / 2**20) for value in (least, most))
+            return f"processes differ: {commit[:10]} has {least:,} MiB on {here}, {most:,} on {there}"
+    return None
 
 
 def _to_be_confirmed(steps: Sequence[Step]) -> str:
@@ -279,22 +305,29 @@ def _said(row: Answered) -> str:
 
 
 def text(steps: Sequence[Step], lines: Sequence[str]) -> str:
-    """Return the steps for a terminal, confirmed ones first, and those between the same two commits together."""
+    """Return the steps for a terminal, confirmed ones first, and those between the same two commits together.
+
+    Steps that are the same on several machines are told once.
+    """
     said = [*map(texts.plain, lines)]
     groups: dict[tuple[str, ...], list[Step]] = {}
     for step in steps:
         groups.setdefault((step.status, step.good, step.bad, step.where), []).append(step)
+    told: dict[tuple[str, ...], list[str]] = {}  # machines by what is said of them
     for together in groups.values():
-        first, *within = _paragraph(together)
-        said += [texts.plain(first), *(f"  {texts.plain(line)}" for line in within)]
+        first = together[0]
+        head = f"{first.status} {first.at}", first.series.environment
+        told.setdefault((*head, *_paragraph(together)), []).append(first.series.machine)
+    for (head, environment, *within), machines in told.items():
+        said.append(texts.plain(f"{head} ({', '.join([*machines, environment])}):"))
+        said += [f"  {texts.plain(line)}" for line in within]
     count = sum(step.status == CONFIRMED for step in steps)
     return "\n".join([*said, f"{count} confirmed of {texts.counted(len(steps), 'step')}"])
 
 
 def _paragraph(steps: list[Step]) -> list[str]:
-    """Return a heading for steps of one status between the same commits, each series, what to do, what else changed."""
-    first = steps[0]
-    said = [f"{first.status} {first.at} ({first.where}):"]
+    """Return of steps of one status between the same commits each series, what to do, what else changed."""
+    first, said = steps[0], []
     alike: dict[str, list[Step]] = {}  # steps of which one line says what to do
     for step in steps:
         alike.setdefault(step.to_compare[0] if step.to_compare else step.why, []).append(step)

@@ -26,12 +26,8 @@ STEP = "rungs.Rung.samples_step_time"  # benches/rungs.py; parameters: workload,
 GPU_STEP = "rungs.Rung.samples_gpu_time"
 # A result of asv has the first four. The notes have cuDNN and the driver's major version, which GPU time goes by.
 SOFTWARE = ("torch", "triton", "cuda", "python", "cudnn", "driver")
-GPU_SOFTWARE = (
-    "torch",
-    "cuda",
-    "cudnn",
-    "driver",
-)  # with the GPU all that GPU time depends on, whatever the host
+# With the GPU all that GPU time depends on, whatever the host.
+GPU_SOFTWARE = ("torch", "cuda", "cudnn", "driver")
 STEP_TIME = re.compile(r"(?:.*\.)?samples_(step|gpu)_time")  # what bench-compare measures too
 _LARGEST = 2**22
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -59,6 +55,7 @@ class Series:
     files: dict[str, Path] = field(default_factory=dict)
     seen: dict[str, list[float]] = field(default_factory=dict)  # of each host
     gpu: dict[str, float] = field(default_factory=dict)  # behind a wall time: GPU seconds of that process
+    card: str = "none"  # the machine's GPU
 
     def add(self, commit: str, value: float, weight: float | None, path: Path) -> None:
         """Enter the value that a host has of a commit."""
@@ -70,6 +67,11 @@ class Series:
     def is_gpu(self) -> bool:
         """Return whether it is the GPU time of a rung."""
         return self.rung is not None and is_gpu_time(self.benchmark)
+
+    @property
+    def is_memory(self) -> bool:
+        """Return whether it is the memory that a GPU's allocator reserved."""
+        return self.card != "none" and self.benchmark.endswith(".track_peak_memory")
 
     @property
     def accepted_as(self) -> str:
@@ -185,6 +187,7 @@ def _take(path: Path, machine: str, found: dict[tuple[str, ...], Series]) -> Non
         torch = result.params.get("torch")
         one = found.setdefault(key, Series(where, libraries, benchmark, params, torch, quoted))
         one.add(commit, value, weight, path)
+        one.card = str(result.params.get("gpu") or "none")
         beside = benchmark.replace("samples_step_time", "samples_gpu_time"), quoted
         if not one.is_gpu and beside in gpu:
             one.gpu[commit] = gpu[beside]

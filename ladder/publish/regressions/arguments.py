@@ -78,7 +78,7 @@ def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[Compared, 
     rungs = plan(request.ladder, request.rungs, system.capabilities(device), there)
     if git.changes(root, checkouts.PACKAGES):
         said += ["uncommitted changes in kernels/ or stylegan_lite/ are not measured: commits are"]
-    said += known.expired(entries)
+    said += known.idle(entries, root)
     in_force = known.between(entries, base_commit, head_commit, root)
     many = (
         counted(request.rounds, "generation")

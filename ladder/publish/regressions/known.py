@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ladder.base import text, yamlfile
+from ladder.base import git, text, yamlfile
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.publish.regressions import checkouts, judging
@@ -95,6 +95,19 @@ def expired(entries: list[Entry], day: datetime.date | None = None) -> list[str]
         for each in entries
         if each.is_expired(day)
     ]
+
+
+def idle(entries: list[Entry], root: Path = ROOT) -> list[str]:
+    """Return a line for each entry that silences nothing: it is expired, or the clone lacks its commit.
+
+    A shallow clone may lack any commit, so there nothing is said of those.
+    """
+    lacking = [
+        f"{FILE.name}: {each.commit[:10]} {each.series}: no such commit: it silences nothing"
+        for each in entries
+        if not git.succeeds(root, "cat-file", "-e", f"{each.commit}^{{commit}}")
+    ]
+    return expired(entries) + ([] if lacking and git.is_shallow(root) else lacking)
 
 
 def _entry(entry: Any, where: str) -> Entry:

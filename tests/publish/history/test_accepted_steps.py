@@ -13,12 +13,13 @@ from ladder.base.errors import UserError
 from ladder.cli.main import main
 from ladder.publish.history import issues
 from ladder.publish.history import screening as history
-from ladder.publish.history.screening import CONFIRMED, KNOWN
+from ladder.publish.history.screening import CANDIDATE, CONFIRMED, KNOWN, REFUTED
 from ladder.publish.regressions import known
 from ladder.results.types import plain
 from tests.publish.regressions.test_regressions import judging, made_up, with_side
 from tests.support import committed, hostile_asv, made_up_asv
 from tests.support.asv_steps import ENVIRONMENT, MACHINE, STEP, Toy, toy
+from tests.support.repositories import git
 
 __all__ = ["toy"]  # a fixture
 
@@ -41,6 +42,49 @@ def test_what_was_accepted_is_silent_until_it_expires(toy: Toy) -> None:
         assert toy.only(other).status == CONFIRMED
     assert "expired" in known.expired([entry(bad, days=-1), entry(bad)])[0]
     assert len(known.expired([entry(bad, days=-1), entry(bad)])) == 1
+
+
+def test_an_accepted_commit_that_the_clone_lacks_is_told(toy: Toy, tmp_path: Path) -> None:
+    """A mistyped commit silences nothing. A shallow clone cannot tell it from one that it has not fetched."""
+    entries = [entry(toy.commits[7]), entry("0123456789"), entry(toy.commits[6], days=-1)]
+    expired, lacking = known.idle(entries, toy.root)
+    assert "expired" in expired and "0123456789 article/*: no such commit" in lacking
+    git(tmp_path, "clone", "-q", "--depth", "1", toy.root.as_uri(), "shallow")
+    assert known.idle(entries, tmp_path / "shallow") == [expired]
+
+
+MEMORY = "rungs.Rung.track_peak_memory"
+
+
+def reserve(toy: Toy, number: int, mib: int, machine: str = MACHINE, gpu: str = "Some GPU") -> Path:
+    """Record what bf16 of a commit reserved on a machine, in place of its time."""
+    path = toy.record(number, {"bf16": mib * 2.0**20})
+    data = json.loads(path.read_text())
+    path.unlink()
+    data["results"] = {MEMORY: data["results"][STEP]}
+    data["params"] |= {"machine": machine, "gpu": gpu}
+    (toy.asv / machine).mkdir(exist_ok=True)
+    path = toy.asv / machine / path.name
+    path.write_text(json.dumps(data))
+    return path
+
+
+def test_memory_that_differs_between_processes_of_one_commit_is_no_step(toy: Toy) -> None:
+    """The allocator reserves whole segments. One commit had 2,888 MiB on a host and 3,130 on another of its kind."""
+    for number in range(len(toy.commits)):
+        reserve(toy, number, 3130 if number >= 6 else 2888)
+    assert toy.only().status == CANDIDATE and toy.only(entry(toy.commits[6], f"{MEMORY}(*")).status == KNOWN
+    for number, mib, gpu in ((8, 3000, "Some GPU"), (8, 2888, "Another GPU"), (3, 2888, "Some GPU")):
+        kept = reserve(toy, number, mib, "another", gpu), reserve(toy, number, 3130 if number >= 6 else 2888)
+        assert toy.only().status == CANDIDATE, (number, mib, gpu)
+        kept[0].unlink()
+    for number, mib in ((8, 2888), (3, 3130)):
+        kept = reserve(toy, number, mib, "another"), reserve(toy, number, 3130 if number >= 6 else 2888)
+        step = toy.only()
+        assert step.status == REFUTED and step.why.startswith(
+            f"processes differ: {toy.commits[number][:10]} has 2,888"
+        )
+        kept[0].unlink()
 
 
 def test_a_comparison_of_an_accepted_commit_is_no_alarm_unless_it_is_broken(toy: Toy) -> None:

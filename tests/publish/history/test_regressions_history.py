@@ -113,6 +113,17 @@ def test_steps_between_the_same_commits_are_told_together(toy: Toy) -> None:
     assert said[-1] == "0 confirmed of 7 steps"
 
 
+def test_what_is_the_same_on_two_machines_is_told_once(toy: Toy) -> None:
+    toy.slower_from(7)
+    step = toy.only()
+    elsewhere = replace(step, series=replace(step.series, machine="another"))
+    alone, both = (history.text(steps, []).splitlines() for steps in ([step], [step, elsewhere]))
+    assert both[0] == f"candidate at {step.bad[:10]} ({MACHINE}, another, {ENVIRONMENT}):"
+    assert both[1:-1] == alone[1:-1] and both[-1] == "0 confirmed of 2 steps"
+    larger = history.text([step, replace(elsewhere, share=0.03)], []).splitlines()
+    assert len(larger) == 2 * len(alone) - 1
+
+
 def test_a_range_that_begins_with_the_first_commit_has_none_before_it(toy: Toy) -> None:
     toy.slower_from(2)
     for number in (1, 2):
