@@ -37,4 +37,10 @@ def make_step(
     from stylegan_lite.step import TrainingStep
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if type(device) is not str or device not in ("cuda", "cpu"):
+        raise ConfigError(f'device must be "cuda" or "cpu", got {device!r}')
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError('device: "cuda" needs a GPU that PyTorch can use; "cpu" runs anywhere')
+    if type(seed) is not int or abs(seed) >= 2**43:
+        raise ConfigError(f"seed must be an integer of less than 44 bits, got {seed!r}")
     return TrainingStep(Workload.from_dict(workload), Recipe.from_dict(recipe), device=device, seed=seed)

@@ -142,15 +142,8 @@ class Workload(_Config):
                 f"{where}: channel_base must be at least the resolution ({self.resolution}: one channel there), "
                 f"got {self.channel_base}"
             )
-        for key in (
-            "channel_max",
-            "batch",
-            "z_dim",
-            "w_dim",
-            "mapping_layers",
-            "mbstd_group",
-            "pl_batch_shrink",
-        ):
+        sizes = ("channel_max", "batch", "z_dim", "w_dim", "mapping_layers", "mbstd_group", "pl_batch_shrink")
+        for key in sizes:
             if getattr(self, key) < 1:
                 raise ConfigError(f"{where}: {key} must be at least 1, got {getattr(self, key)}")
         for key in ("r1_interval", "pl_interval"):
@@ -167,6 +160,12 @@ class Workload(_Config):
         for key in ("lr", "ema_images"):
             if not getattr(self, key) > 0:
                 raise ConfigError(f"{where}: {key} must be positive, got {getattr(self, key)}")
+        if max(self.beta1, self.beta2) == 1.0:
+            raise ConfigError(f"{where}: beta1 and beta2 must be below 1, got {self.beta1} and {self.beta2}")
+        if min(self.gamma, self.pl_weight) < 0:
+            raise ConfigError(
+                f"{where}: r1_gamma and pl_weight must be 0 or more, got {self.gamma} and {self.pl_weight}"
+            )
         if self.conv_clamp is not None and not (self.conv_clamp > 0 and self.norm == "demod"):
             raise ConfigError(f"{where}: conv_clamp must be positive, and needs norm: demod")
         if self.block_layers not in (1, 2):

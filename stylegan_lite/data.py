@@ -24,7 +24,11 @@ class ImageFolder(Dataset):
 
     def __init__(self, path: str, resolution: int, as_uint8: bool) -> None:
         folder = Path(path)
-        self.files = sorted(str(f) for f in folder.iterdir() if f.suffix.lower() in SUFFIXES)
+        try:
+            self.files = sorted(str(f) for f in folder.iterdir() if f.suffix.lower() in SUFFIXES)
+        except (OSError, ValueError) as error:  # ValueError: a NUL in its name
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(f"workload: data: no folder of images can be read at {path!r}: {why}") from None
         self.resolution = resolution
         self.as_uint8 = as_uint8
         self.decoded = counter()

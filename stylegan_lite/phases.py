@@ -346,21 +346,6 @@ class Phases:
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         return f"{bad[0]} is NaN or infinite{more} after step {self.count}"
 
-    @torch.no_grad()
-    def sample(self, z: Tensor, truncation: float = 1.0) -> Tensor:
-        """Return images of the averaged generator, [N, 3, R, R] float32, clamped to [-1, 1].
-
-        Args:
-            z: [N, z_dim].
-            truncation: 1 is none; towards 0, w moves to its running average (Karras et al. 2019, appendix B).
-        """
-        G = self.G_ema
-        w = G.mapping.w_avg.lerp(G.mapping(z.to(device=self.device, dtype=self.dtype)), truncation)
-        noise = [torch.zeros(s, device=self.device, dtype=self.dtype) for s in G.noise_shapes(len(z))]
-        with self.amp():
-            image = G(w[:, None].expand(-1, G.num_ws, -1), noise)
-        return image.float().clamp(-1, 1)
-
     # Building
 
     def _adam(self, network: nn.Module, interval: int) -> torch.optim.Adam:

@@ -31,6 +31,19 @@ def state_dict(step: Phases) -> dict[str, Any]:
     }
 
 
+def refuse_other(step: Phases, saved: Any) -> None:
+    """Raise ValueError unless this is a step's state with networks like this step's."""
+    needed = ("G", "D", "G_ema", "opt_G", "opt_D", "pl_mean", "data", "count", "rng")
+    if lacks := [key for key in needed if not isinstance(saved, dict) or key not in saved]:
+        raise ValueError(f"state must be what a step's state_dict() gave, this lacks {', '.join(lacks)}")
+    for name in ("G", "D", "G_ema"):
+        own, theirs = getattr(step, name).state_dict(), saved[name]
+        for key in (*own, *(key for key in theirs if key not in own)):
+            shapes = [tuple(each[key].shape) if key in each else "not there" for each in (own, theirs)]
+            if shapes[0] != shapes[1]:
+                raise ValueError(f"state of another workload: {name}.{key} is {shapes[1]}, here {shapes[0]}")
+
+
 def load_state_dict(step: Phases, saved: dict[str, Any]) -> None:
     """Load the state of a prepared step; see ``TrainingStep.load_state_dict``."""
     load_model(step, saved)

@@ -11,6 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from kernels.common.arguments import check_numbers, check_tensors
 from stylegan_lite import preparing, saving
 from stylegan_lite.phases import CYCLE, PHASES, Phases
 from stylegan_lite.settings import settings
@@ -53,6 +57,27 @@ class TrainingStep(Phases):
         self.count, self.updating = self.count + 1, False
         self.feed.prefetch()
 
+    @torch.no_grad()
+    def sample(self, z: Tensor, truncation: float = 1.0) -> Tensor:
+        """Return images of the averaged generator, [N, 3, R, R] float32, clamped to [-1, 1].
+
+        Args:
+            z: [N, z_dim], of a float dtype.
+            truncation: 1 is none; towards 0, w moves to its running average (Karras et al. 2019, appendix B).
+
+        Raises ValueError for other latents, and for a truncation that is no finite number.
+        """
+        check_tensors({"z": z})
+        check_numbers(truncation=truncation)
+        if z.dim() != 2 or z.shape[1] != self.workload.z_dim:
+            raise ValueError(f"z must be [N, z_dim] = [N, {self.workload.z_dim}], got {tuple(z.shape)}")
+        G = self.G_ema
+        w = G.mapping.w_avg.lerp(G.mapping(z.to(device=self.device, dtype=self.dtype)), truncation)
+        noise = [torch.zeros(s, device=self.device, dtype=self.dtype) for s in G.noise_shapes(len(z))]
+        with self.amp():
+            image = G(w[:, None].expand(-1, G.num_ws, -1), noise)
+        return image.float().clamp(-1, 1)
+
     # State
 
     def state_dict(self) -> dict[str, Any]:
@@ -60,7 +85,11 @@ class TrainingStep(Phases):
         return saving.state_dict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from ``state``, in place: captured graphs keep their addresses."""
+        """Continue from ``state``, in place: captured graphs keep their addresses.
+
+        Raises ValueError for what is no state of this workload, before anything is loaded.
+        """
+        saving.refuse_other(self, state)
         if not self.prepared:
             self.prepare()
         saving.load_state_dict(self, state)

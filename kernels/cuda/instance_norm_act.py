@@ -69,7 +69,7 @@ def instance_norm_act(
         threads: the block's size, a multiple of 32 up to 1024 (256 in channels_last memory); None: by the map's size.
         flags: the build, `Flags(fast_math=True)` for instance.
     """
-    _check(x, scale, bias, noise, strength)
+    _check(x, scale, bias, noise, strength, eps, slope, gain)
     gain = math.sqrt(2) if gain is None else float(gain)
     if reason := _unavailable(x, flags):
         triton = (x.is_cuda or INTERPRETED) and kernels.available() is None

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.common.arguments import ANY_WHOLE, check_tensors, is_number, listed
 from kernels.common.needed import needed
 from kernels.common.tiles import dense, dense_as, output_dtype
 from kernels.linear.weight_gradients import defer
@@ -77,7 +78,7 @@ def conv2d(
     Raises:
         ValueError: shapes, dtypes or devices that do not fit; one line.
     """
-    return _apply("conv2d", x, weight, Geometry(_pair(stride), _pair(padding), (0, 0), False, groups))
+    return _apply("conv2d", x, weight, _geometry(False, stride, padding, 0, groups))
 
 
 def conv_transpose2d(
@@ -96,17 +97,18 @@ def conv_transpose2d(
         weight: [I, O / groups, k, l].
         output_padding: smaller than the stride.
     """
-    geometry = Geometry(_pair(stride), _pair(padding), _pair(output_padding), True, groups)
-    return _apply("conv_transpose2d", x, weight, geometry)
+    return _apply("conv_transpose2d", x, weight, _geometry(True, stride, padding, output_padding, groups))
 
 
 def conv2d_reference(x: Tensor, weight: Tensor, **geometry) -> Tensor:
     """Compute `conv2d` as PyTorch differentiates it."""
+    _check("conv2d", x, weight, _geometry(False, **geometry))
     return F.conv2d(x, weight, **geometry)
 
 
 def conv_transpose2d_reference(x: Tensor, weight: Tensor, **geometry) -> Tensor:
     """Compute `conv_transpose2d` as PyTorch differentiates it."""
+    _check("conv_transpose2d", x, weight, _geometry(True, **geometry))
     return F.conv_transpose2d(x, weight, **geometry)
 
 
@@ -119,17 +121,13 @@ def bytes_moved(x: Tensor, weight: Tensor, y: Tensor, *, backward: bool = False)
 
 
 def _pair(value: int | Pair) -> Pair:
-    return (value, value) if isinstance(value, int) else tuple(value)
+    found = listed(value)
+    return (value, value) if found is None else tuple(found)
 
 
 def _apply(op: str, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     """Check the arguments, bring them to one dtype and layout, and compute the differentiable convolution."""
-    problem = _problem(x, weight, geometry)
-    if problem:
-        raise ValueError(f"{op}: {problem}")
-    dtype, wide = output_dtype(x), output_dtype(weight)
-    if dtype is not wide:
-        raise ValueError(f"{op}: x and weight need one dtype, got {x.dtype} and {weight.dtype}")
+    dtype = _check(op, x, weight, geometry)
     # Casts and copies to another layout belong out here, where autograd sees them. The second derivative does not see
     # tensors that a Function makes and saves. A weight in x's layout spares cuDNN the conversion in every call.
     x, weight = dense(x.to(dtype)), dense(weight.to(dtype))
@@ -149,19 +147,38 @@ def _is_nhwc(x: Tensor, weight: Tensor) -> bool:
     return not (weight if either else x).is_contiguous()
 
 
+def _geometry(transposed, stride=1, padding=0, output_padding=0, groups=1) -> Geometry:
+    return Geometry(_pair(stride), _pair(padding), _pair(output_padding), transposed, groups)
+
+
+def _check(op: str, x: Tensor, weight: Tensor, geometry: Geometry) -> torch.dtype:
+    """Raise ValueError for what does not fit, else return the result's dtype."""
+    check_tensors({"x": x, "weight": weight})
+    if problem := _problem(x, weight, geometry):
+        raise ValueError(f"{op}: {problem}")
+    dtype, wide = output_dtype(x), output_dtype(weight)
+    if dtype is not wide:
+        raise ValueError(f"{op}: x and weight need one dtype, got {x.dtype} and {weight.dtype}")
+    return dtype
+
+
 def _problem(x: Tensor, weight: Tensor, geometry: Geometry) -> str | None:
     shapes = f"x {list(x.shape)} and weight {list(weight.shape)}"
     if x.dim() != 4 or weight.dim() != 4:
         return f"need x [N, I, H, W] and a weight of 4 dimensions, got {shapes}"
-    if x.device != weight.device:
-        return f"x is on {x.device}, weight on {weight.device}"
     stride, padding, more, transposed, groups, _ = geometry
-    if any(len(each) != 2 for each in (stride, padding, more)):
-        return f"stride, padding and output_padding are a number or a pair, got {stride}, {padding}, {more}"
+    pairs = (stride, padding, more)
+    if any(len(each) != 2 for each in pairs) or not all(
+        is_number(n, ANY_WHOLE) for n in sum(pairs, (groups,))
+    ):
+        said = f"got {stride}, {padding}, {more} and groups={groups!r}"
+        return f"stride, padding and output_padding are a number or a pair, all and groups integers, {said}"
     if min(stride) < 1 or min(padding) < 0 or groups < 1:
         return f"need stride >= 1, padding >= 0, groups >= 1, got {stride}, {padding}, {groups}"
     if min(more) < 0 or any(a >= s for a, s in zip(more, stride, strict=True)):
         return f"output_padding must be smaller than the stride {stride}, got {more}"
+    if min(weight.shape[0], *weight.shape[2:]) < 1:
+        return f"the weight is empty: {shapes}"
     inputs = weight.shape[0] if transposed else weight.shape[1] * groups
     if x.shape[1] != inputs or weight.shape[0] % groups:
         return f"channels do not fit for groups={groups}: {shapes}"

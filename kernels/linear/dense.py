@@ -19,6 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.common.arguments import (
+    ANY_WHOLE,
+    check_flags,
+    check_numbers,
+    check_tensors,
+    each,
+    is_number,
+    listed,
+)
 from kernels.common.needed import needed
 from kernels.common.tiles import accumulator, check_device
 from kernels.linear.dense_launches import Call, backward, forward
@@ -104,16 +113,22 @@ def bytes_moved(x: Tensor, weight: Tensor, *, backward: bool = False) -> int:
 
 def _plan(x, weights, biases, slots, weight_gain, bias_gain, act, slope, gain, *, dims: int) -> Call:
     """Validate the arguments, and return the call's facts."""
+    check_tensors({"x": x} | each("weights", weights) | ({} if biases is None else each("biases", biases)))
+    check_numbers(weight_gain=weight_gain, bias_gain=bias_gain, slope=slope, gain=gain)
+    check_flags(act=act)
     shapes = [tuple(w.shape) for w in weights]
     if x.dim() != dims or not shapes or any(len(s) != 2 or s[1] != x.shape[-1] for s in shapes):
         form = "[N, I]" if dims == 2 else "[N, S, I]"
         raise ValueError(f"need x {form} and weights [O, I], got {tuple(x.shape)} and {shapes}")
     if biases is not None and [tuple(b.shape) for b in biases] != [s[:1] for s in shapes]:
         raise ValueError(f"need one bias [O] for each weight, got {[tuple(b.shape) for b in biases]}")
-    if len(slots) != len(shapes) or (dims == 3 and any(not 0 <= s < x.shape[1] for s in slots)):
-        raise ValueError(
-            f"need a slot below {x.shape[1]} for each of {len(shapes)} weights, got {list(slots)}"
-        )
+    found = listed(slots) or []
+    if (
+        len(found) != len(shapes)
+        or not all(is_number(s, ANY_WHOLE) for s in found)
+        or (dims == 3 and any(not 0 <= s < x.shape[1] for s in slots))
+    ):
+        raise ValueError(f"need a slot below {x.shape[1]} for each of {len(shapes)} weights, got {slots!r}")
     if act and not (slope > 0 and gain > 0):  # y and the input of the activation must have the same sign.
         raise ValueError(f"slope and gain must be positive, got {slope} and {gain}")
     slope, gain = (float(slope), float(gain)) if act else (1.0, 1.0)

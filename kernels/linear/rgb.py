@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.common.arguments import check_dtype, check_flags, check_numbers, check_tensors
 from kernels.common.needed import needed
 from kernels.common.tiles import accumulator, check_device, dense, dense_as, is_nhwc, output_dtype
 from kernels.linear.rgb_kernels import Call, correlate, narrow, wide
@@ -53,7 +54,7 @@ def to_rgb(
     Returns [N, K, H, W] in x's memory format. Sums and modulated weights are float32 (float64 for float64).
     Raises ValueError for shapes that do not fit, RuntimeError for a CPU tensor outside Triton's interpreter.
     """
-    weight = _check_to(x, weight, style, bias, image)
+    weight = _check_to(x, weight, style, bias, image, gain, dtype)
     check_device(x)
     x, dtype = dense(x), dtype or output_dtype(x)
     shared = style is None and weight.dim() == 2
@@ -79,7 +80,8 @@ def to_rgb_reference(
     image: Tensor | None = None,
 ) -> Tensor:
     """Compute `to_rgb` in plain PyTorch. Arguments, result dtype and memory format as `to_rgb`."""
-    weight, dtype = _check_to(x, weight, style, bias, image), dtype or output_dtype(x)
+    weight = _check_to(x, weight, style, bias, image, gain, dtype)
+    dtype = dtype or output_dtype(x)
     sums = accumulator(torch.promote_types(x.dtype, dtype))
     w = weight.to(sums) if weight.dim() == 3 else weight.to(sums)[None]
     w = w * (1 if style is None else style.to(sums)[:, None])
@@ -114,7 +116,7 @@ def from_rgb(
     Returns [N, C, H, W] in image.dtype (autocast's dtype under autocast).
     Raises ValueError for shapes that do not fit, RuntimeError for a CPU tensor outside Triton's interpreter.
     """
-    weight = _check_from(image, weight, bias)
+    weight = _check_from(image, weight, bias, gain, slope, act_gain, channels_last)
     check_device(image)
     image = dense(image)
     nhwc = is_nhwc(image) if channels_last is None else channels_last
@@ -145,7 +147,8 @@ def from_rgb_reference(
     channels_last: bool | None = None,
 ) -> Tensor:
     """Compute `from_rgb` in plain PyTorch. Arguments, result dtype and memory format as `from_rgb`."""
-    weight, dtype = _check_from(image, weight, bias), output_dtype(image)
+    weight = _check_from(image, weight, bias, gain, slope, act_gain, channels_last)
+    dtype = output_dtype(image)
     sums = accumulator(torch.promote_types(image.dtype, dtype))
     with torch.autocast(image.device.type, enabled=False):
         y = torch.einsum("nkhw,ck->nchw", image.to(sums), weight.to(sums)) * gain
@@ -161,10 +164,13 @@ def bytes_moved(wide: Tensor, narrow: Tensor, *, backward: bool = False) -> int:
     return narrow.nbytes + (2 if backward else 1) * wide.nbytes
 
 
-def _check_to(x, weight, style, bias, image) -> Tensor:
+def _check_to(x, weight, style, bias, image, gain, dtype) -> Tensor:
     """Validate the arguments, and return the weight as [K, C], or as it is with a style in it."""
-    if x.dim() != 4 or not x.is_floating_point():
-        raise ValueError(f"x must be a float tensor [N, C, H, W], got {x.dtype} {tuple(x.shape)}")
+    check_tensors({"x": x, "weight": weight}, style=style, bias=bias, image=image)
+    check_numbers(gain=gain)
+    check_dtype(dtype)
+    if x.dim() != 4 or 0 in x.shape[2:]:
+        raise ValueError(f"x must be a float tensor [N, C, H, W] with pixels, got {x.dtype} {tuple(x.shape)}")
     n, c = x.shape[:2]
     has_style = style is None and weight.dim() == 3
     k = weight.shape[1 if has_style else 0]
@@ -180,11 +186,14 @@ def _check_to(x, weight, style, bias, image) -> Tensor:
     return weight if has_style else weight.flatten(1)
 
 
-def _check_from(image, weight, bias) -> Tensor:
+def _check_from(image, weight, bias, gain, slope, act_gain, channels_last) -> Tensor:
     """Validate the arguments, and return the weight as [C, K]."""
-    if image.dim() != 4 or not image.is_floating_point() or not 1 <= image.shape[1] <= MOST:
+    check_tensors({"image": image, "weight": weight}, bias=bias)
+    check_numbers(gain=gain, slope=slope, act_gain=act_gain)
+    check_flags(channels_last=channels_last or False)
+    if image.dim() != 4 or not 1 <= image.shape[1] <= MOST or 0 in image.shape[2:]:
         raise ValueError(
-            f"image must be a float tensor [N, 1 to {MOST}, H, W], got {image.dtype} {tuple(image.shape)}"
+            f"image must be a float tensor [N, 1 to {MOST}, H, W] with pixels, got {image.dtype} {tuple(image.shape)}"
         )
     k = image.shape[1]
     if weight.shape[1:] not in ((k,), (k, 1, 1)):

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import choices
+from kernels.common.arguments import check_tensors
 from kernels.common.dependent_launch import after_previous, launching
 from kernels.common.needed import needed
 from kernels.common.tiles import (
@@ -106,6 +107,7 @@ def bytes_moved(x: Tensor, low: Tensor, weight: Tensor, *, backward: bool = Fals
 
 
 def _check(x: Tensor, low: Tensor, weight: Tensor) -> None:
+    check_tensors({"x": x, "low": low, "weight": weight})
     fits = x.dim() == low.dim() == weight.dim() == 4
     if not fits or low.shape != (len(x), weight.shape[1], *x.shape[2:]) or weight.shape[2:] != (1, 1):
         shapes = f"x {list(x.shape)}, low {list(low.shape)}, weight {list(weight.shape)}"

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels.common.arguments import check_numbers, check_tensors
 from kernels.common.dependent_launch import launching
 from kernels.common.needed import needed
 from kernels.common.sums import Sums
@@ -74,7 +75,7 @@ def instance_norm_act(
     float64).
     Raises ValueError for shapes that do not fit, RuntimeError for a CPU tensor outside the interpreter.
     """
-    _check(x, scale, bias, noise, strength)
+    _check(x, scale, bias, noise, strength, eps, slope, gain)
     check_device(x)
     gain = math.sqrt(2) if gain is None else float(gain)
     if noise is not None:
@@ -103,7 +104,7 @@ def instance_norm_act_reference(
     gain: float | None = None,
 ) -> Tensor:
     """Compute `instance_norm_act` in plain PyTorch. Arguments and result as `instance_norm_act`."""
-    _check(x, scale, bias, noise, strength)
+    _check(x, scale, bias, noise, strength, eps, slope, gain)
     u = x if noise is None else x + noise * strength
     var, mean = torch.var_mean(u.to(accumulator(x.dtype)), dim=(2, 3), correction=0, keepdim=True)
     h = (u - mean) * (var + eps).rsqrt()
@@ -122,8 +123,11 @@ def bytes_moved(
     return activation + (noise.nbytes if noise is not None else 0)
 
 
-def _check(x, scale, bias, noise, strength) -> None:
-    if x.dim() != 4 or not x.is_floating_point():
+def _check(x, scale, bias, noise, strength, eps=0.0, slope=1.0, gain=None) -> None:
+    check_tensors({"x": x, "scale": scale, "bias": bias}, noise=noise, strength=strength)
+    check_numbers(slope=slope, gain=1.0 if gain is None else gain)
+    check_numbers(0, eps=eps)
+    if x.dim() != 4:
         raise ValueError(f"x must be a float tensor [N, C, H, W], got {x.dtype} {tuple(x.shape)}")
     n, c = x.shape[:2]
     if scale.shape != (n, c) or bias.shape != (n, c):

@@ -13,6 +13,7 @@ The double backward (R1) differentiates the gradient as plain PyTorch spells it.
 import torch
 from torch import Tensor
 
+from kernels.common.arguments import WHOLE, check_numbers, check_tensors
 from kernels.common.dependent_launch import after_previous, launching
 from kernels.common.tiles import (
     accumulator,
@@ -70,12 +71,12 @@ def bytes_moved(x: Tensor, y: Tensor, *, backward: bool = False) -> int:
 
 def _check(x: Tensor, group: int, parts: int, multiple: int) -> int:
     """Validate the arguments, and return the size of a group."""
-    if x.dim() != 4 or not x.is_floating_point() or 0 in x.shape[1:]:
+    check_tensors({"x": x})
+    if x.dim() != 4 or 0 in x.shape[1:]:
         raise ValueError(
             f"x must be a float tensor [N, C, H, W] of some size, got {x.dtype} {tuple(x.shape)}"
         )
-    if min(group, parts, multiple) < 1:
-        raise ValueError(f"group, parts and multiple must be at least 1, got {group}, {parts}, {multiple}")
+    check_numbers(1, kinds=WHOLE, group=group, parts=parts, multiple=multiple)
     if not x.shape[0]:
         return 1  # There are no samples, so groups of any size are right.
     group = min(group, x.shape[0] // parts)

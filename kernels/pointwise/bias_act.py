@@ -8,13 +8,13 @@ and they are added in a fixed order afterwards, so results are equal in every ru
 The activation is piecewise linear. So the double backward (R1, path length) needs only the same mask again.
 """
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels.common.arguments import check_act, check_tensors
 from kernels.common.dependent_launch import after_previous
 from kernels.common.needed import needed
 from kernels.common.sums import Sums, store_row, store_total
@@ -66,7 +66,7 @@ def bias_act(
     Returns y like x, in x.dtype (autocast's dtype under autocast). Sums are kept in float32 (float64 for float64).
     Raises ValueError for shapes that do not fit, RuntimeError for a CPU tensor outside Triton's interpreter.
     """
-    slope, gain = _check(x, bias, noise, strength, scale, act, slope, gain)
+    slope, gain = _check(x, bias, noise, strength, scale, act, slope, gain, clamp)
     check_device(x)
     # Noise has gradients in projection only, which is rare: plain ops suffice.
     if noise is not None and noise.requires_grad and torch.is_grad_enabled():
@@ -97,7 +97,7 @@ def bias_act_reference(
     clamp: float | None = None,
 ) -> Tensor:
     """Compute `bias_act` in plain PyTorch. Arguments, result dtype and memory format as `bias_act`."""
-    slope, gain = _check(x, bias, noise, strength, scale, act, slope, gain)
+    slope, gain = _check(x, bias, noise, strength, scale, act, slope, gain, clamp)
     u = x
     if scale is not None:
         u = u * (scale if x.dim() == 2 else scale[:, :, None, None])
@@ -121,9 +121,10 @@ def bytes_moved(
     return activation + (noise.nbytes if noise is not None else 0)
 
 
-def _check(x, bias, noise, strength, scale, act, slope, gain) -> tuple[float, float]:
+def _check(x, bias, noise, strength, scale, act, slope, gain, clamp=None) -> tuple[float, float]:
     """Validate the arguments, and return the activation's slope and gain."""
-    if x.dim() not in (2, 4) or not x.is_floating_point():
+    check_tensors({"x": x}, bias=bias, noise=noise, strength=strength, scale=scale)
+    if x.dim() not in (2, 4):
         raise ValueError(f"x must be a float tensor [N, C] or [N, C, H, W], got {x.dtype} {tuple(x.shape)}")
     n, c = x.shape[:2]
     if bias is not None and bias.shape != (c,):
@@ -131,11 +132,7 @@ def _check(x, bias, noise, strength, scale, act, slope, gain) -> tuple[float, fl
     if scale is not None and scale.shape != (n, c):
         raise ValueError(f"scale must be [N, C] = [{n}, {c}], got {tuple(scale.shape)}")
     check_noise(noise, strength, x)
-    if act not in ("lrelu", "linear"):
-        raise ValueError(f'act must be "lrelu" or "linear", got {act!r}')
-    if act == "linear":
-        return 1.0, 1.0 if gain is None else float(gain)
-    return float(slope), math.sqrt(2) if gain is None else float(gain)
+    return check_act(act, slope, gain, clamp)
 
 
 # ---- the math, without loads and stores --------------------------------------------------------------------------

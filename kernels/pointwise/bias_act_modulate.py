@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels.common.arguments import check_tensors
 from kernels.common.dependent_launch import after_previous
 from kernels.common.needed import needed
 from kernels.common.sums import Sums, store_row, store_total
@@ -63,7 +64,8 @@ def bias_act_modulate(
 
     Arguments, results and errors are as `bias_act`.
     """
-    _check(x, bias, noise, strength, scale, "lrelu", slope, gain)
+    check_tensors({"x": x, "style": style})
+    slope, gain = _check(x, bias, noise, strength, scale, "lrelu", slope, gain)
     if x.dim() != 4 or style.shape != x.shape[:2]:
         raise ValueError(f"need x [N, C, H, W] and style [N, C], got {tuple(x.shape)}, {tuple(style.shape)}")
     learns = noise is not None and noise.requires_grad and torch.is_grad_enabled()  # in projection only
@@ -73,7 +75,7 @@ def bias_act_modulate(
     check_device(x)
     x = dense(x)
     others = [t if t is None else t.contiguous() for t in (bias, noise, strength, scale, style)]
-    call = Call(float(slope), float(gain), None, is_nhwc(x), x.dtype)
+    call = Call(slope, gain, None, is_nhwc(x), x.dtype)
     return _BiasActModulate.apply(x, *others, call, output_dtype(x))[:2]
 
 

@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from kernels.common.arguments import check_tensors
 from kernels.pointwise.bias_act import bias_act, bias_act_reference
 from kernels.pointwise.bias_act import bytes_moved as _bytes_moved
 
@@ -25,11 +26,13 @@ def scale_act(x: Tensor, scale: Tensor, *, slope: float = 0.2, gain: float = GAI
 
     Returns and raises as `bias_act`.
     """
+    check_tensors({"x": x, "scale": scale})
     return bias_act(x, scale=scale, slope=slope, gain=gain)
 
 
 def scale_act_reference(x: Tensor, scale: Tensor, *, slope: float = 0.2, gain: float = GAIN) -> Tensor:
     """Compute `scale_act` in plain PyTorch. Arguments, result dtype and memory format as `scale_act`."""
+    check_tensors({"x": x, "scale": scale})
     return bias_act_reference(x, scale=scale, slope=slope, gain=gain)
 
 

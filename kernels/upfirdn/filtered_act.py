@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels.common.arguments import check_numbers, check_tensors
 from kernels.common.needed import needed
 from kernels.common.tiles import check_device, dense, dense_as, new_image, output_dtype
 from kernels.pointwise.bias_act import Call, _BiasActGrad, bias_act_reference
@@ -158,6 +159,8 @@ def _check(
     x, bias, taps, padding, filter_gain, slope, gain, noise=None, strength=None, scale=None, style=None
 ) -> Act:
     """Validate the arguments, and return the call's facts."""
+    check_tensors({"x": x}, bias=bias, noise=noise, strength=strength, scale=scale, style=style)
+    check_numbers(slope=slope, gain=gain, filter_gain=filter_gain)
     plan = _plan(x, taps, 1, 1, padding, filter_gain, False)
     sides = _sides(padding)
     if not all(0 <= side < len(taps) for side in sides):

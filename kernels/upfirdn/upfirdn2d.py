@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import choices
+from kernels.common import arguments
 from kernels.common.dependent_launch import after_previous, launching
 from kernels.common.tiles import (
     INTERPRETED,
@@ -135,11 +136,13 @@ class _Call(NamedTuple):
 
 def _plan(x, taps, up, down, padding, gain, flip) -> _Call:
     """Validate the arguments, and return the call as a map."""
-    if x.dim() != 4 or not x.is_floating_point():
+    arguments.check_tensors({"x": x})
+    if x.dim() != 4:
         raise ValueError(f"x must be a float tensor [N, C, H, W], got {x.dtype} {tuple(x.shape)}")
-    if isinstance(taps, Tensor) or not 1 <= len(taps) <= LONGEST:
-        raise ValueError(f"taps must be 1 to {LONGEST} numbers, got {taps!r}")
-    if up not in (1, 2) or down not in (1, 2):
+    taps = arguments.taps_of(taps, LONGEST)
+    arguments.check_flags(flip=flip)
+    arguments.check_numbers(gain=gain)
+    if not all(arguments.is_number(n, arguments.WHOLE) and n in (1, 2) for n in (up, down)):
         raise ValueError(f"up and down must be 1 or 2, got up {up!r}, down {down!r}")
     left, right, top, bottom = _sides(padding)
     taps = tuple(float(t) for t in (taps if flip else taps[::-1]))
@@ -157,10 +160,11 @@ def _plan(x, taps, up, down, padding, gain, flip) -> _Call:
 
 def _sides(padding: int | Sequence[int]) -> tuple[int, int, int, int]:
     """Return (left, right, top, bottom) for any form of padding."""
-    sides = (padding,) * 4 if isinstance(padding, int) else tuple(padding)
+    found = arguments.listed(padding)
+    sides = (padding,) * 4 if found is None else tuple(found)
     if len(sides) == 2:
         sides = sides * 2
-    if len(sides) != 4 or not all(isinstance(side, int) for side in sides):
+    if len(sides) != 4 or not all(arguments.is_number(side, arguments.WHOLE) for side in found or (padding,)):
         raise ValueError(f"padding must be 1, 2 or 4 integers, got {padding!r}")
     return sides
 

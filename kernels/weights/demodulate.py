@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels.common.arguments import check_numbers, check_tensors
 from kernels.common.dependent_launch import after_previous, launching
 from kernels.common.needed import needed
 from kernels.common.tiles import (
@@ -32,7 +33,7 @@ def demodulate(weight: Tensor, style: Tensor, eps: float = 1e-8) -> Tensor:
     Returns float32 (float64 if either input is), also under autocast: their square would leave float16's range.
     Raises ValueError for shapes that do not fit, RuntimeError for a CPU tensor outside Triton's interpreter.
     """
-    _check(weight, style)
+    _check(weight, style, eps)
     check_device(weight)
     if torch.compiler.is_compiling():
         return torch.ops.stylegan_ladder.demodulate(dense(weight), style.contiguous(), float(eps))[0]
@@ -41,7 +42,7 @@ def demodulate(weight: Tensor, style: Tensor, eps: float = 1e-8) -> Tensor:
 
 def demodulate_reference(weight: Tensor, style: Tensor, eps: float = 1e-8) -> Tensor:
     """Compute `demodulate` in plain PyTorch. Arguments and result dtype as `demodulate`."""
-    _check(weight, style)
+    _check(weight, style, eps)
     dtype = _accumulator(weight, style)
     with torch.autocast(weight.device.type, enabled=False):
         w2 = weight.to(dtype).square().sum(dim=(2, 3))
@@ -61,7 +62,9 @@ def bytes_moved(weight: Tensor, style: Tensor, *, backward: bool = False) -> int
     return 2 * inputs + (2 * d + w2) * item if backward else inputs + (d + w2) * item
 
 
-def _check(weight: Tensor, style: Tensor) -> None:
+def _check(weight: Tensor, style: Tensor, eps: float) -> None:
+    check_tensors({"weight": weight, "style": style})
+    check_numbers(0, eps=eps)
     if weight.dim() != 4 or style.dim() != 2 or style.shape[1] != weight.shape[1]:
         shapes = f"{tuple(weight.shape)} and {tuple(style.shape)}"
         raise ValueError(f"need weight [O, I, kh, kw] and style [N, I], got {shapes}")

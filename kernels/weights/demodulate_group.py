@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels.common.arguments import check_numbers, check_tensors, each
 from kernels.common.needed import needed
 from kernels.common.tiles import accumulator, check_device, dense_as, is_nhwc
 from kernels.weights.demodulate_group_launches import (
@@ -73,7 +74,7 @@ def demodulate_group(energies: Sequence[Tensor], styles: Sequence[Tensor], eps: 
     Returns float32 (float64 if any input is), also under autocast. The results are parts of one buffer.
     Raises as `weight_energies`.
     """
-    dtype = _check(energies, styles)
+    dtype = _check(energies, styles, eps)
     if torch.compiler.is_compiling():  # The compiler fuses the operations around the products itself.
         return demodulate_group_reference(energies, styles, eps)
     check_device(styles[0])
@@ -87,7 +88,7 @@ def demodulate_group_fork(
     energies: Sequence[Tensor], styles: Sequence[Tensor], eps: float = 1e-8
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return `demodulate_group`, and the styles for their other readers, whose gradients are added in one launch."""
-    dtype = _check(energies, styles)
+    dtype = _check(energies, styles, eps)
     if torch.compiler.is_compiling() or any(s.dtype is not dtype for s in styles):
         return demodulate_group(energies, styles, eps), list(styles)
     check_device(styles[0])
@@ -99,7 +100,7 @@ def demodulate_group_reference(
     energies: Sequence[Tensor], styles: Sequence[Tensor], eps: float = 1e-8
 ) -> list[Tensor]:
     """Compute `demodulate_group` in plain PyTorch. Arguments and result dtype as `demodulate_group`."""
-    dtype = _check(energies, styles)
+    dtype = _check(energies, styles, eps)
     with torch.autocast(styles[0].device.type, enabled=False):
         pairs = zip(energies, styles, strict=True)
         return [(s.to(dtype).square() @ e.to(dtype).t() + eps).rsqrt() for e, s in pairs]
@@ -130,13 +131,16 @@ def _promoted(tensors: Sequence[Tensor]) -> torch.dtype:
 
 
 def _check_weights(weights: Sequence[Tensor]) -> torch.dtype:
+    check_tensors(each("weights", weights))
     shapes = [tuple(w.shape) for w in weights]
     if not shapes or any(len(s) != 4 for s in shapes) or len({s[2] * s[3] for s in shapes}) > 1:
         raise ValueError(f"need weights [O, I, kh, kw] with one number of taps, got {shapes}")
     return accumulator(_promoted(weights))
 
 
-def _check(energies: Sequence[Tensor], styles: Sequence[Tensor]) -> torch.dtype:
+def _check(energies: Sequence[Tensor], styles: Sequence[Tensor], eps: float) -> torch.dtype:
+    check_tensors(each("energies", energies) | each("styles", styles))
+    check_numbers(0, eps=eps)
     pairs = [(tuple(e.shape), tuple(s.shape)) for e, s in zip(energies, styles, strict=False)]
     fit = all(len(e) == len(s) == 2 and e[1] == s[1] and s[0] == pairs[0][1][0] for e, s in pairs)
     if not pairs or len(energies) != len(styles) or not fit:

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.common.arguments import check_dtype, check_numbers, check_tensors, each
 from kernels.common.dependent_launch import launching
 from kernels.common.tiles import (
     accumulator,
@@ -65,7 +66,7 @@ def spectral_norm(
     Sums are kept in float32 (float64 for float64).
     Raises ValueError for what does not fit, RuntimeError for a CPU tensor outside Triton's interpreter.
     """
-    gains = _check(weights, us, vs, gains)
+    gains = _check(weights, us, vs, gains, dtype)
     if torch.compiler.is_compiling():  # The compiler fuses small operations by itself.
         return spectral_norm_reference(weights, us, vs, gains=gains, dtype=dtype)
     check_device(weights[0])
@@ -84,7 +85,7 @@ def spectral_norm_reference(
     dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
     """Compute `spectral_norm` in plain PyTorch. Arguments, result dtype and memory format as `spectral_norm`."""
-    gains = _check(weights, us, vs, gains)
+    gains = _check(weights, us, vs, gains, dtype)
     dtype, acc = dtype or output_dtype(weights[0]), accumulator(weights[0].dtype)
     found = []
     with torch.autocast(weights[0].device.type, enabled=False):
@@ -144,8 +145,10 @@ class Call(NamedTuple):
     dtype: torch.dtype
 
 
-def _check(weights, us, vs, gains) -> tuple[float, ...]:
+def _check(weights, us, vs, gains, dtype=None) -> tuple[float, ...]:
     """Validate the arguments, and return the gains."""
+    check_tensors(each("weights", weights) | each("us", us) | each("vs", vs))
+    check_dtype(dtype)
     shapes = [tuple(w.shape) for w in weights]
     vectors = [(tuple(u.shape), tuple(v.shape)) for u, v in zip(us, vs, strict=False)]
     wanted = [((w.shape[0],), (w[0].numel(),)) for w in weights if w.dim() > 1 and w.numel()]
@@ -153,9 +156,11 @@ def _check(weights, us, vs, gains) -> tuple[float, ...]:
         raise ValueError(
             f"need weights [O, ...] of some size, u [O] and v [rest], got {shapes} and {vectors}"
         )
-    if len({w.dtype for w in weights}) > 1 or not weights[0].is_floating_point():
+    if len({w.dtype for w in weights}) > 1:
         raise ValueError(f"weights must be of one float dtype, got {[str(w.dtype) for w in weights]}")
-    gains = (1.0,) * len(shapes) if gains is None else tuple(map(float, gains))
+    named = each("gains", (1.0,) * len(shapes) if gains is None else gains)
+    check_numbers(**named)
+    gains = tuple(map(float, named.values()))
     if len(gains) != len(shapes):
         raise ValueError(f"need a gain for each of {len(shapes)} weights, got {len(gains)}")
     return gains

@@ -104,7 +104,7 @@ def test_statistics_are_kept_in_full_precision(dtype):
         (torch.zeros(2, 0, 4, 4), {}, "of some size"),
         (torch.zeros(6, 1, 2, 2), {}, "6 samples are not 1 parts of whole groups of 4"),
         (torch.zeros(5, 1, 2, 2), {"parts": 2}, "5 samples are not 2 parts"),
-        (torch.zeros(4, 1, 2, 2), {"multiple": 0}, "at least 1, got 4, 1, 0"),
+        (torch.zeros(4, 1, 2, 2), {"multiple": 0}, "multiple must be an integer from 1 on, got 0"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_one_line(x, how, message):

@@ -130,7 +130,9 @@ def test_the_residual_s_gradient_is_y_s_own_and_nothing_more_than_x_is_kept():
 @pytest.mark.parametrize("residual", [torch.zeros(2, 3, 4, 5), torch.zeros(2, 3, 4, 4, dtype=torch.int32)])
 def test_a_residual_that_does_not_fit_is_refused_in_one_line(residual):
     for f in (kernels.bias_act_residual, kernels.bias_act_residual_reference):
-        with pytest.raises(ValueError, match=r"residual must be a float tensor of x's shape \(2, 3, 4, 4\)"):
+        with pytest.raises(
+            ValueError, match=r"residual must be a float tensor (of x's shape \(2, 3, 4, 4\)|.*int32)"
+        ):
             f(torch.zeros(2, 3, 4, 4), None, residual)
 
 

@@ -301,6 +301,21 @@ def test_a_run_is_taken_up_at_another_commit_that_measures_the_same(tmp_path):
     assert code_digest.KEY not in resuming.take_up(path, at(copy.deepcopy(begun), ONE))
 
 
+@pytest.mark.parametrize(("old", "today"), code_digest.EARLIER.items())
+def test_sources_that_say_other_words_alone_are_one_code_to_merge_and_resume(old, today, tmp_path):
+    begun = at(cut(run(1), 3), ONE, kernels=old)
+    for each in begun["rungs"]:
+        each["recipe"] = planned()[each["name"]]
+    begun["protocol"] |= {"fixed": True, "budget_s": None}
+    (path,) = write(tmp_path, begun)
+    taken = resuming.take_up(path, at(copy.deepcopy(begun), OTHER, kernels=today))
+    assert taken["commits"] == [ONE, OTHER]
+    for first, second in ((old, today), (today, old)):
+        paths = write(tmp_path, at(run(1), ONE, kernels=first), at(run(2), OTHER, kernels=second), name=first)
+        merged = merging.merge(paths)
+        assert merged["commits"] == [ONE, OTHER] and merged[code_digest.KEY]["kernels"] == second
+
+
 # --- runs of some rungs ---------------------------------------------------------------------------------------------
 
 

@@ -26,6 +26,9 @@ def test_a_config_survives_the_trip_through_plain_data():
         (SMALL | {"channel_base": 16}, ["channel_base", "32"]),
         ({"resolution": 32, "batch": 4}, ["missing key", "channel_base"]),
         (["resolution"], ["w.yaml", "mapping"]),
+        (SMALL | {"beta2": 1.0}, ["beta2", "below 1"]),
+        (SMALL | {"r1_gamma": -1.0}, ["r1_gamma", "0 or more"]),
+        (SMALL | {"pl_weight": -1.0}, ["pl_weight", "0 or more"]),
     ],
 )
 def test_a_wrong_workload_is_refused_in_one_line_naming_file_and_key(values, words):

@@ -85,6 +85,16 @@ def test_unusable_folders_are_refused_in_one_line(folder, tmp_path):
     empty.mkdir()
     with pytest.raises(ConfigError, match="no JPEG or PNG files"):
         feed(empty)
+    (tmp_path / "file").write_text("")
+    for path, why in (
+        (tmp_path / "none", "No such file"),
+        (tmp_path / "file", "Not a directory"),
+        ("a\0", "null"),
+    ):
+        with pytest.raises(
+            ConfigError, match=rf"^workload: data: no folder of images can be read at .*: .*{why}"
+        ):
+            feed(path)
     Image.new("RGB", (8, 8)).save(folder / "0.png")
     with pytest.raises(ConfigError, match=r"0\.png is 8x8, expected 16x16"):
         loader = feed(folder)

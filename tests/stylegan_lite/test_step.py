@@ -144,6 +144,47 @@ def test_samples_follow_truncation():
     assert torch.allclose(none[0], none[1]) and not torch.allclose(full[0], full[1])
 
 
+@pytest.mark.parametrize(
+    "how",
+    [{"device": "tpu"}, {"device": "cpu:0"}, {"device": torch.device("cpu")}, {"device": 3}]
+    + [{"seed": seed} for seed in ("0", None, 1.5, True, 2**43)],
+    ids=str,
+)
+def test_another_device_or_seed_is_refused_in_one_line(how):
+    with pytest.raises(ConfigError) as refusal:
+        make_step(SMALL, {}, **{"device": "cpu"} | how)
+    assert str(refusal.value).startswith(*how) and "\n" not in str(refusal.value)
+
+
+def test_latents_that_do_not_fit_are_refused_in_one_line():
+    step = make_step(SMALL, {}, device="cpu")
+    z = torch.zeros(1, SMALL["z_dim"])
+    for wrong in (None, z.tolist(), z[0], z[:, 1:], z.long(), z.to("meta")):
+        with pytest.raises(ValueError, match=r"^z (must be|is on)"):
+            step.sample(wrong)
+    for wrong in (None, "1", True, float("nan")):
+        with pytest.raises(ValueError, match=r"^truncation must be a finite number"):
+            step.sample(z, wrong)
+
+
+def test_what_is_no_state_of_the_workload_is_refused_before_anything_is_loaded():
+    step, other = (make_step(SMALL | {"channel_max": most}, {}, device="cpu", seed=most) for most in (8, 4))
+    before, theirs = copy.deepcopy(step.state_dict()), other.state_dict()
+    mixed = theirs | {"G": before["G"]}
+    mixed["G"] = {name: value + 1 for name, value in mixed["G"].items()}
+    for wrong, said in (
+        (None, "lacks G, D"),
+        ({}, "lacks G, D"),
+        (theirs, r"^state of another workload: G\."),
+        (mixed, r"D\."),
+    ):
+        with pytest.raises(ValueError, match=said) as refusal:
+            step.load_state_dict(wrong)
+        assert "\n" not in str(refusal.value)
+    for name, value in step.state_dict()["G"].items():
+        assert torch.equal(value, before["G"][name])
+
+
 def test_graphs_are_refused_on_the_cpu():
     with pytest.raises(ConfigError, match="cuda_graphs"):
         small(GRAPHS)
