@@ -38,7 +38,7 @@ def make_step(
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if type(device) is not str or device not in ("cuda", "cpu"):
-        raise ConfigError(f'device must be "cuda" or "cpu", got {device!r}')
+        raise ConfigError(f'device must be "cuda" (torch.cuda.set_device picks one) or "cpu", got {device!r}')
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError('device: "cuda" needs a GPU that PyTorch can use; "cpu" runs anywhere')
     if type(seed) is not int or abs(seed) >= 2**43:
