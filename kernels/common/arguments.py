@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# Kinds of numbers. The first two are also what the compiler has in place of Python's. NumPy's fit where PyTorch reads.
+# Kinds of numbers. The compiler traces a number as a SymInt or SymFloat. Integral and Real let NumPy's numbers in.
 WHOLE, ANY_WHOLE = (int, torch.SymInt), (int, torch.SymInt, Integral)
 REAL = (float, int, torch.SymFloat, torch.SymInt, Real)
 NOT_LISTS = (*REAL, str, bytes, dict, set)

@@ -167,10 +167,9 @@ def _problem(x: Tensor, weight: Tensor, geometry: Geometry) -> str | None:
     if x.dim() != 4 or weight.dim() != 4:
         return f"need x [N, I, H, W] and a weight of 4 dimensions, got {shapes}"
     stride, padding, more, transposed, groups, _ = geometry
-    pairs = (stride, padding, more)
-    if any(len(each) != 2 for each in pairs) or not all(
-        is_number(n, ANY_WHOLE) for n in sum(pairs, (groups,))
-    ):
+    numbers = (*stride, *padding, *more, groups)
+    are_pairs = len(stride) == len(padding) == len(more) == 2
+    if not (are_pairs and all(is_number(n, ANY_WHOLE) for n in numbers)):
         said = f"got {stride}, {padding}, {more} and groups={groups!r}"
         return f"stride, padding and output_padding are a number or a pair, all and groups integers, {said}"
     if min(stride) < 1 or min(padding) < 0 or groups < 1:

@@ -126,7 +126,7 @@ def _plan(x, weights, biases, slots, weight_gain, bias_gain, act, slope, gain, *
     if (
         len(found) != len(shapes)
         or not all(is_number(s, ANY_WHOLE) for s in found)
-        or (dims == 3 and any(not 0 <= s < x.shape[1] for s in slots))
+        or (dims == 3 and any(not 0 <= s < x.shape[1] for s in found))
     ):
         raise ValueError(f"need a slot below {x.shape[1]} for each of {len(shapes)} weights, got {slots!r}")
     if act and not (slope > 0 and gain > 0):  # y and the input of the activation must have the same sign.

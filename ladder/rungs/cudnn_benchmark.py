@@ -12,7 +12,7 @@ for the noise of one timing.
 When it does not. If shapes change from step to step, every new one pays for a search. The search costs seconds at the
 start and the memory of the largest workspace that it tried. The choice may differ from process to process. So
 rounding and speed scatter a little more, and a run is no longer repeatable bit for bit. If the heuristic was right
-already, nothing is gained: so it is at the top of `full` on an H100 (docs/results-nvidia-h100-80gb-hbm3.md).
+already, nothing is gained. On an H100 the top of `full` gains nothing (docs/results-nvidia-h100-80gb-hbm3.md).
 """
 
 from ladder.receipts import Receipt, judge

@@ -208,26 +208,27 @@ def _settle(
 
 
 def _both_levels(step: Step, every: Sequence[Series]) -> str | None:
-    """Return which commit has the memory of before a step and of behind it; None if no commit has both.
+    """Name a commit that reserved as little as before a step of memory, and as much as after it; None without one.
 
-    The allocator reserves whole segments, and processes of one program differ by some. So two hosts with the same GPU
-    and software that have both levels of one commit tell that the code did not bring the step.
+    The allocator reserves whole segments, and their number differs between processes of one program. A commit that has
+    both amounts, on two hosts with one GPU and software, shows that the code did not bring the step.
     """
     one = step.series
     if not one.is_memory:
         return None
-    kind = lambda each: (each.benchmark, each.params, each.environment, each.card)  # noqa: E731
-    found: dict[str, list[tuple[float, str]]] = {}
-    for each in every:
-        if kind(each) == kind(one):
-            for commit, value in each.values.items():
-                found.setdefault(commit, []).append((value, each.machine))
-    for commit, values in found.items():
+    alike = [each for each in every if _measured(each) == _measured(one)]
+    for commit in dict.fromkeys(commit for each in alike for commit in each.values):
+        values = [(each.values[commit], each.machine) for each in alike if commit in each.values]
         (least, here), (most, there) = min(values), max(values)
         if least <= one.values[step.good] and most >= one.values[step.bad]:
             least, most = (round(value / 2**20) for value in (least, most))
             return f"processes differ: {commit[:10]} has {least:,} MiB on {here}, {most:,} on {there}"
     return None
+
+
+def _measured(one: Series) -> tuple[str, tuple[str, ...], str, str]:
+    """Return what a series measures, with which software and GPU; hosts of one kind have it in common."""
+    return one.benchmark, one.params, one.environment, one.card
 
 
 def _to_be_confirmed(steps: Sequence[Step]) -> str:
@@ -326,7 +327,7 @@ def text(steps: Sequence[Step], lines: Sequence[str]) -> str:
 
 
 def _paragraph(steps: list[Step]) -> list[str]:
-    """Return of steps of one status between the same commits each series, what to do, what else changed."""
+    """Return lines on steps of one status between the same commits: each series, what to do, what else changed."""
     first, said = steps[0], []
     alike: dict[str, list[Step]] = {}  # steps of which one line says what to do
     for step in steps:

@@ -289,7 +289,10 @@ def _by_height(ms: Iterable[tuple[str, float]], height: Mapping[str, int]) -> tu
 
 
 def history(found: Iterable[Point], revisions: Mapping[str, int]) -> dict[tuple[str, str], list[Step]]:
-    """Return by (machine, workload) the highest rung of each commit on the branch: oldest first, and by workload."""
+    """Return the highest rung of each commit on the branch, oldest first, by (machine, workload).
+
+    A history with a picture goes before one of a single commit. The machines of a workload stand together.
+    """
     steps: dict[tuple[str, str], list[tuple[int, Step]]] = {}
     for point in found:
         if point.commit in revisions:
@@ -299,7 +302,7 @@ def history(found: Iterable[Point], revisions: Mapping[str, int]) -> dict[tuple[
     height = _heights()
     return {
         key: _in_order(steps[key], height)
-        for key in sorted(steps, key=lambda key: (len(steps[key]) == 1, key[::-1]))  # a picture first
+        for key in sorted(steps, key=lambda key: (len(steps[key]) == 1, key[::-1]))
     }
 
 
