@@ -268,8 +268,9 @@ def test_only_the_gradients_that_are_asked_for(layout, device):
 )
 def test_what_cannot_be_is_refused_in_one_line(change, said, device):
     x, scale, bias = make_inputs((2, 4, 4, 4), noise="", device=device)
+    there = {name: value.to(device) if torch.is_tensor(value) else value for name, value in change.items()}
     with pytest.raises(ValueError, match=said) as error:
-        cuda.instance_norm_act(x, scale, bias, **change)
+        cuda.instance_norm_act(x, scale, bias, **there)
     assert "\n" not in str(error.value)
 
 
