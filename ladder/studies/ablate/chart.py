@@ -82,6 +82,8 @@ def _cells(result: Result, names: Sequence[str]) -> list[list[float | None]]:
 
 
 def _bars(axes: Any, result: Result, theme: Theme) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     whole = result.protocol.whole
     _title(axes, "gain on average over all orders" if whole else "gain at the top of the ladder", theme)
     for place, each in enumerate(result.worth):
@@ -98,10 +100,12 @@ def _bars(axes: Any, result: Result, theme: Theme) -> None:
     axes.set_yticks(range(len(result.worth)), [each.rung for each in result.worth])
     axes.set_ylim(len(result.worth) - 0.4, -0.6)
     low, high = axes.get_xlim()
-    axes.set_xlim(min(low, -0.004), high + 0.18 * (high - min(low, 0)))
+    low, high = min(low, -0.004), high + 0.18 * (high - min(low, 0))
     axes.axvline(0, color=theme.muted, linewidth=0.8, zorder=1)
-    axes.xaxis.set_major_formatter(lambda value, place: f"{math.exp(value):.2f}x")
-    axes.locator_params(axis="x", nbins=6)
+    found = MaxNLocator(6, steps=[1, 2, 5, 10]).tick_values(math.exp(low), math.exp(high))
+    ticks = [tick for tick in found if tick > 0]
+    axes.set_xticks([math.log(tick) for tick in ticks], [f"{tick:g}x" for tick in ticks])
+    axes.set_xlim(low, high)
     for side in axes.spines.values():
         side.set_visible(False)
     axes.grid(axis="x", color=theme.grid, linewidth=0.8)

@@ -25,7 +25,6 @@ GENERATION = number(0, 9_999, whole=True)  # of a hundred merged runs
 NOT_MEASURED = "not measured"  # the reason of a point that can be, and has no runs yet
 FEWEST = results.FEWEST_ROUNDS  # generations of a point that is quoted
 FEW_OF = f"fewer than {FEWEST} generations of "  # the beginning of a note that names ways
-OLD_NOTE = results.few("round")  # of all ways together, until 26 November 2026
 
 
 @record
@@ -224,17 +223,11 @@ def contradiction(result: Result) -> str | None:
         name = _named(found)
         if len({run.generation for run in found.runs}) < len(found.runs):
             return f"{name}: a generation is there twice"
-        few = too_few(found, result.points)
         for key in DERIVED:
-            if few and key in ("low", "high"):  # earlier versions wrote an interval of two generations
-                continue
             if not alike(getattr(found, key), getattr(wanted, key)):
                 return f"{name}: {key} is not what its runs say"
         share = result.workload | {"batch": max(1, found.batch // found.gpus)}
         least = plausible.floor_ms(plain(result.machine), share)
         if least and any(ms < least[0] for run in found.runs for ms in run.samples_ms):
             return f"{name}: faster than these GPUs can compute"
-    said = result.protocol.notes
-    old = OLD_NOTE in said
-    wanted = [note for note in derived.protocol.notes if not (old and note.startswith(FEW_OF))]
-    return results.missing_note(wanted, said)
+    return results.missing_note(derived.protocol.notes, result.protocol.notes)

@@ -112,16 +112,12 @@ def test_a_way_of_too_few_generations_is_named_and_the_others_are_quoted(whole, 
     assert shortfall(a) == "has fewer than 3 generations of each point"
 
 
-def test_files_of_before_a_note_for_each_way_stay_valid(whole):
-    old = part(whole, 1, 1.0, 2)
-    notes = old["protocol"]["notes"]
-    assert "fewer than 3 generations of top, ddp: not to be quoted" in notes
-    old["protocol"]["notes"] = ["fewer than 3 rounds: not to be quoted", made_up_scaled.NOTE]
-    for each in old["points"]:
-        each |= {"low": 0.9, "high": 1.1} if each["gpus"] == 4 else {}
-    assert validate.check(old) is None
-    old["protocol"]["notes"] = [made_up_scaled.NOTE]
-    assert "lack 'fewer than 3 generations" in (validate.check(old) or "")
+def test_a_way_of_too_few_generations_needs_its_note(whole):
+    made = part(whole, 1, 1.0, 2)
+    assert "fewer than 3 generations of top, ddp: not to be quoted" in made["protocol"]["notes"]
+    assert validate.check(made) is None
+    made["protocol"]["notes"] = [made_up_scaled.NOTE]
+    assert "lack 'fewer than 3 generations" in (validate.check(made) or "")
 
 
 def test_one_point_of_too_few_generations_is_named_with_its_gpus(whole):
