@@ -21,6 +21,7 @@ GAINS = {
     "channels_last": 0.12, "bf16": 0.23, "fused_norm": 0.06, "set_to_none": 0.01, "cuda_graphs": -0.013,
     "data_loading": 0.016, "fused_act": 0.11,
 }  # fmt: skip
+LONGER = GAINS | {"fused_adam": 0.05, "fused_rgb": 0.02}
 BASE_MS = 106.0
 TOGETHER = {frozenset({"channels_last", "bf16"}): 0.08, frozenset({"fused_norm", "fused_act"}): -0.02}
 
@@ -77,6 +78,22 @@ def of_ablation(
     made = HEAD | {"kind": "ablation", "machine": machine, "workload": {"name": name, **fields}}
     made |= {"protocol": rules | {"notes": []}, "parity": {"verdict": "ok", "reason": None, "earlier": True}}
     made |= {"subsets": rows, "total": None, "worth": [], "pairs": [], "noise": None, "beside": []}
+    return json.loads(json.dumps(plain(ablation.derive(build(ablation.Result, made)))))
+
+
+def of_longer(machine: dict[str, Any]) -> dict[str, Any]:
+    """Return the data of a ladder of nine rungs, without each and without the first two. One leaves with the last."""
+    names = [*LONGER]
+    left_out: list[tuple[str, ...]] = [(), *((name,) for name in names), (names[0], names[1])]
+    subsets = {out: frozenset(names) - {*out} for out in left_out}
+    subsets["fused_rgb",] -= {"fused_adam"}
+    made = of_ablation(machine, ARTICLE[:2])
+    made["protocol"] |= {"ladder": "full", "rungs": names, "whole": False}
+    made["subsets"] = [
+        {"rungs": sorted(kept), "out": [*out], "status": "ok", "reason": None}
+        | {"once": look(ms := planted(kept, LONGER)), "again": look(ms * (1 + 0.002 * (number % 2)))}
+        for number, (out, kept) in enumerate([*subsets.items(), ((), frozenset[str]())])
+    ]
     return json.loads(json.dumps(plain(ablation.derive(build(ablation.Result, made)))))
 
 

@@ -141,8 +141,7 @@ def _header(made: Any, result: Result, theme: Theme) -> None:
     facts, work, rules = result.machine, result.workload, result.protocol
     notes = f" ({rules.notes[0]})" if rules.notes else ""
     high = made.get_figheight()
-    about = "whatever the order" if rules.whole else "on top of all others"
-    title = f"{facts.gpu or facts.cpu}: what each rung is worth, {about}{notes}"
+    title = f"{facts.gpu or facts.cpu}: what each rung is worth {report.where(result)}{notes}"
     fitted(made, 0.02, 1 - 0.42 / high, title, 15, fontweight="bold", color=theme.ink)
     for number, line in enumerate(_said(result)):
         made.text(0.02, 1 - (0.72 + 0.19 * number) / high, line, fontsize=9, color=theme.ink)

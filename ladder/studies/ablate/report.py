@@ -15,9 +15,10 @@ from ladder.studies.ablate.record import GPU, Pair, Result, Worth
 HEADINGS = (
     "rung", "on average", "95% interval", "saves ms/step", "in the ladder's order", "first", "last", "all orders",
 )  # fmt: skip
-OF_LONGER = ("rung", "last", "95% interval")
-PAIRED = ("pair", "together more", "95% interval")
+OF_LONGER = ("rung", "gain at top", "95% interval", "leaves with it")
+PAIRED = ("pair", "interaction", "95% interval")
 STORED = ("rung", "run", "GPU", "interval", "step", "interval")
+WORDS = {OF_LONGER: (0, 3), STORED: (0, 1)}  # columns of words; of other tables the first
 SHOWN = 5  # pairs in the table
 
 
@@ -30,6 +31,11 @@ def bounds(interval: Sequence[float] | None) -> str:
     return "" if interval is None else texts.bounds((math.exp(interval[0]), math.exp(interval[1])))
 
 
+def where(result: Result) -> str:
+    """Return for which place in the ladder the figures hold."""
+    return "in any order" if result.protocol.whole else "on top of all others"
+
+
 def clock(result: Result) -> str:
     return "GPU time" if result.protocol.clock == GPU else "wall time on a CPU"
 
@@ -37,9 +43,7 @@ def clock(result: Result) -> str:
 def table(result: Result) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return headings and rows of the rungs, in the order of the ladder."""
     if not result.protocol.whole:
-        return OF_LONGER, [
-            (each.rung, factor(each.left_out), bounds(each.left_out_interval)) for each in result.worth
-        ]
+        return OF_LONGER, _of_longer(result)
     rows: list[tuple[str, ...]] = [
         (
             each.rung,
@@ -59,6 +63,20 @@ def table(result: Result) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
             ("all together", factor(total.gain), bounds(total.interval), f"{total.ms:.2f}", *[""] * 4)
         )
     return HEADINGS, rows
+
+
+def _of_longer(result: Result) -> list[tuple[str, ...]]:
+    """Return the rows of a ladder that was measured at its top alone, with the rungs that leave with each."""
+    kept = {row.out[0]: {*row.rungs} for row in result.subsets if len(row.out) == 1}
+    rows: list[tuple[str, ...]] = []
+    for each in result.worth:
+        left = kept.get(each.rung, {*result.protocol.rungs})
+        others = [name for name in result.protocol.rungs if name not in left and name != each.rung]
+        cells = (factor(each.left_out), bounds(each.left_out_interval), ", ".join(others))
+        rows.append((each.rung, *cells))
+    if result.total is not None:
+        rows.append(("all together", factor(result.total.gain), bounds(result.total.interval), ""))
+    return rows
 
 
 def _span(each: Worth) -> str:
@@ -100,18 +118,30 @@ def order_sentence(result: Result) -> str:
     if total is None:
         return "The ladder's two ends were not both measured, so nothing is known of its order."
     if not result.protocol.whole:
-        last = math.fsum(each.left_out for each in result.worth if each.left_out is not None)
-        return (
-            f"The gains of the rungs when each is left out multiply to {factor(last)}, the whole ladder's is"
-            f" {factor(total.gain)}: the difference belongs to rungs that act on each other or leave together."
-        )
+        return _top_sentence(result, total.gain)
     if total.moved is None:
         return "Some subsets have no time, so the share of the order is not known."
     most = max(result.worth, key=lambda each: abs((each.staircase or 0.0) - (each.gain or 0.0)))
     return (
-        f"{100 * total.moved:.0f}% of the staircase's {factor(total.gain)} in {clock(result)} is its order: so much"
-        f" changes hands against the mean over all {total.orders:,} orders, most at {most.rung} with"
-        f" {factor(most.staircase)} in the ladder's order, {factor(most.gain)} on average, {_span(most)} at the ends."
+        f"{100 * total.moved:.0f}% of the staircase's {factor(total.gain)} in {clock(result)} is its order: on average"
+        f" over all {total.orders:,} orders that share goes to other rungs. {most.rung} depends most on its place:"
+        f" {factor(most.staircase)} in the ladder's order, {factor(most.gain)} on average, {_span(most)} from its worst"
+        " place to its best."
+    )
+
+
+def _top_sentence(result: Result, whole: float) -> str:
+    """Return why gains at the top of a longer ladder do not multiply to the whole ladder's."""
+    gains = [each.left_out for each in result.worth if each.left_out is not None]
+    product = math.fsum(gains)
+    why = (
+        "rungs that need each other, or leave together, each count the gain that they have in common"
+        if product > whole
+        else "a gain that two rungs can bring, each without the other, shows at neither"
+    )
+    return (
+        f"The gains at the top, of each rung left out by itself, multiply to {texts.amount(math.exp(product))}x, the"
+        f" whole ladder's gain is {factor(whole)}. So do not multiply them: {why}."
     )
 
 
@@ -125,10 +155,9 @@ def pair_sentence(result: Result) -> str:
         return "No pair of rungs gains or loses together beyond the noise."
     most = min(sure, key=_strength)
     words = "more" if (most.gain or 0.0) > 0 else "less"
-    size = factor(abs(most.gain or 0.0))
     return (
-        f"{most.first} and {most.second} act on each other most: together they gain {size} {words} than apart"
-        f" ({len(sure)} of {len(known)} pairs are beyond the noise)."
+        f"{most.first} and {most.second} act on each other most: together they gain {words}, {factor(most.gain)} the"
+        f" product of their gains without each other ({len(sure)} of {len(known)} pairs are beyond the noise)."
     )
 
 
@@ -146,9 +175,11 @@ def noise_sentence(result: Result) -> str:
     noise = result.noise
     if noise is None:
         return "No intervals: fewer than three subsets were repeated in fresh processes."
+    apart = rounded(100 * noise.shift, 2)
+    took = f"{abs(apart):.2f}% {'longer' if apart > 0 else 'less'}" if apart else "as long"
     return (
-        f"{noise.freedom + 1} subsets were repeated in fresh processes: one measurement is off by"
-        f" {100 * noise.sd:.2f}% (sd), and fresh processes took {rounded(100 * noise.shift, 2):+.2f}%."
+        f"{noise.freedom + 1} subsets were measured again in fresh processes: one measurement has a standard deviation"
+        f" of {100 * noise.sd:.2f}%, and fresh processes took {took}."
     )
 
 
@@ -168,7 +199,7 @@ def sentences(result: Result) -> list[str]:
 
 def text(result: Result) -> str:
     """Return the report for a terminal."""
-    parts = ["\n".join(texts.aligned(each, words=(0,))) for each in _tables(result)]
+    parts = ["\n".join(texts.aligned(each, WORDS.get(each[0], (0,)))) for each in _tables(result)]
     return "\n\n".join([*parts, "\n".join([*sentences(result), *result.protocol.notes])])
 
 
@@ -177,7 +208,7 @@ def markdown(result: Result) -> str:
     facts, work, rules = result.machine, result.workload, result.protocol
     many = f"{len(result.subsets)} subsets of {len(rules.rungs)} rungs"
     page = [
-        f"# What each rung is worth in any order: {escaped(facts.gpu or facts.cpu or '')}",
+        f"# What each rung is worth {where(result)}: {escaped(facts.gpu or facts.cpu or '')}",
         "",
         f"Workload {escaped(work['name'])}: {work['resolution']}x{work['resolution']}, batch {work['batch']}, random"
         f" images; ladder `{rules.ladder}`, {many}, {clock(result)} of two cycles each in one process."
@@ -192,7 +223,7 @@ def markdown(result: Result) -> str:
 
 def tables(result: Result) -> str:
     """Return the tables alone as Markdown: rungs, pairs, stored runs."""
-    return "\n\n".join("\n".join(texts.piped(each)) for each in _tables(result))
+    return "\n\n".join("\n".join(texts.piped(each, WORDS.get(each[0], (0,)))) for each in _tables(result))
 
 
 def _tables(result: Result) -> list[list[tuple[str, ...]]]:

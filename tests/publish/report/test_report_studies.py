@@ -38,6 +38,7 @@ def folder(machine: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
             machine, "baseline", made_up_profile.BASELINE
         ),
         "ablation/h100-article": made_up_ablation.of_ablation(machine),
+        "ablation/h100-all": made_up_ablation.of_longer(machine),
         "map/h100-article": made_up_ablation.of_map(machine),
         "map/h100-article-grown": made_up_ablation.of_map(machine, 25_000_000),
         "upstream/h100-article": timed | {"machine": machine},
@@ -125,7 +126,8 @@ def test_an_ablation_has_shapley_values_and_pairs(whole: found.Found, text: str)
     assert "bf16" in said and "21 pairs" in said and "GPU time, ladder article" in said
     assert "not to be quoted" not in said
     section = text.partition('<section id="ablation"')[2].partition("</section>")[0]
-    assert section.count("<picture>") == 1 and section.count("data:image/svg+xml,%3C") == 2
+    assert section.count("<picture>") == 2 and section.count("data:image/svg+xml,%3C") == 4
+    assert said.index("all 5,040 orders") < said.index("gains at the top")  # as the heading says
 
 
 def test_maps_have_heat_maps_and_hours(whole: found.Found, text: str) -> None:

@@ -1,7 +1,6 @@
 """`ladder ablate`: which subsets are measured, what follows from planted times, and what a file may not say."""
 
 import contextlib
-import itertools
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from ladder.report.themes import DARK, LIGHT
 from ladder.studies.ablate import chart, record, report
 from ladder.studies.ablate import plan as planning
 from tests.support import committed, servers
+from tests.support import made_up_ablation as made_up
 from tests.support.commands import call, refused
 from tests.support.made_up_ablation import ARTICLE, GAINS, TOGETHER, look, of_ablation, planted
 from tests.support.small import LEAST
@@ -128,9 +128,8 @@ def test_the_share_of_the_order_is_none_without_interactions(result: record.Resu
     apart = [0.04, 0.04, 0.01, 0.01]  # half of each pair's gain, at both of its rungs
     size = sum(abs(each.staircase or 0) + abs(each.gain or 0) for each in result.worth)
     assert result.total and result.total.moved == pytest.approx(sum(apart) / size, abs=1e-6)
-    alone = build(
-        record.Result, of_ablation(MACHINE, ARTICLE[:3], lambda subset: planted(subset, together={}))
-    )
+    made = of_ablation(MACHINE, ARTICLE[:3], lambda subset: planted(subset, together={}))
+    alone = build(record.Result, made)
     assert alone.total and alone.total.moved == pytest.approx(0, abs=1e-6)
     assert report.order_sentence(alone).startswith("0% of the staircase's 1.51x in GPU time is its order")
     assert report.pair_sentence(alone) == "No pair of rungs gains or loses together beyond the noise."
@@ -165,33 +164,27 @@ def test_orders_that_pass_a_subset_without_a_time_do_not_count() -> None:
 
 
 def test_a_longer_ladder_has_gains_at_its_top_and_pairs_there() -> None:
-    names = [*ARTICLE, "fused_adam", "fused_rgb"]
-    gains = GAINS | {"fused_adam": 0.05, "fused_rgb": 0.02}
-    data = of_ablation(MACHINE, ARTICLE[:2])
-    data["protocol"] |= {"rungs": names, "whole": False}
-    outs: list[tuple[str, ...]] = [(), *((name,) for name in names), *itertools.combinations(ARTICLE[:2], 2)]
-    subsets = [*((out, frozenset(names) - {*out}) for out in outs), ((), frozenset())]
-    data["subsets"] = [
-        {"rungs": sorted(kept), "out": [*out], "status": "ok", "reason": None, "again": None}
-        | {"once": look(planted(kept, gains))}
-        for out, kept in subsets
-    ]
-    found = record.derive(build(record.Result, data))
+    found = build(record.Result, made_up.of_longer(MACHINE))
     assert [each.gain for each in found.worth] == [None] * 9
     assert found.worth[-2].left_out == pytest.approx(0.05, abs=1e-6)
     (pair,) = found.pairs
-    assert (pair.first, pair.second) == ("channels_last", "bf16")
-    assert pair.gain == pytest.approx(0.08, abs=1e-6)
-    assert "rungs that act on each other or leave together" in report.order_sentence(found)
-    assert chart.render(found, "png")[:4] == b"\x89PNG" and report.tables(found)
+    assert [pair.first, pair.second] == ARTICLE[:2] and pair.gain == pytest.approx(0.08, abs=1e-6)
+    product = math.exp(sum(made_up.LONGER.values()) + 0.05 + 2 * (0.08 - 0.02))
+    assert f"multiply to {product:.2f}x, the whole ladder's gain is 1.94x" in report.order_sentence(found)
+    head, rows = report.table(found)
+    assert head[-1] == "leaves with it" and [row[-1] for row in rows] == [""] * 8 + ["fused_adam", ""]
+    assert rows[-2][1] == "1.07x" and rows[-1][:2] == ("all together", "1.94x")
+    assert "on top of all others" in report.markdown(found).splitlines()[0]
+    assert chart.render(found, "png")[:4] == b"\x89PNG"
     assert validate.check(json.loads(json.dumps(plain(found)))) is None
 
 
 def test_the_report_says_it_in_sentences_and_the_chart_in_both_themes(result: record.Result) -> None:
     said = report.text(result)
     assert "of the staircase's 1.81x in GPU time is its order" in said and "all 5,040 orders" in said
-    assert "channels_last and bf16 act on each other most: together they gain 1.08x more" in said
-    assert "13 subsets were repeated in fresh processes" in said and "1.174x" not in said
+    assert "channels_last and bf16 act on each other most: together they gain more, 1.08x the" in said
+    assert "13 subsets were measured again in fresh processes" in said and "1.174x" not in said
+    assert "fresh processes took 0.02% longer" in said
     assert report.markdown(result).count("| channels\\_last, bf16 |") == 1
     assert chart.render(result, "svg", LIGHT) != chart.render(result, "svg", DARK)
 
@@ -353,10 +346,8 @@ def test_a_subset_at_which_the_system_fails_is_kept_and_comes_last(
 
     monkeypatch.setattr(looks.Onlooker, "look", full)
     said = call("ablate", *least)
-    assert (
-        said.exit_code == 2 and "No space left on device: prepare; what was finished is kept" in said.stderr
-    )
-    assert "-partial.json" in said.stderr and seen == [(True, True), (False, False)]
+    assert "No space left on device: prepare; what was finished is kept" in said.stderr
+    assert said.exit_code == 2 and "-partial.json" in said.stderr and seen == [(True, True), (False, False)]
     (path,) = (tmp_path / "out").glob("*-partial.json")
     said = call("ablate", *least, "--resume", str(path))
     assert said.exit_code == 2 and len(seen) == 5 and seen[-1] == (False, False)

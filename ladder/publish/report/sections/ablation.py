@@ -14,20 +14,20 @@ from ladder.studies.ablate.schema import KIND
 
 PLACE = 65
 READS = (Reads(KIND, "ablation"),)
-PAIRS = ("pair", "together more", "95% interval")
 MOST = 21  # pairs in the folded table: all of seven rungs
 
 
 def section(found: Found) -> Section | None:
     """Return what ablations say, None without any."""
-    files = found.of(KIND)
+    files = sorted(found.of(KIND), key=lambda file: not file.data["protocol"]["whole"])  # orders first
     if not files:
         return None
     return Section(
         "ablation",
         "What each rung is worth in any order",
         html.joined(_one(file) for file in files),
-        "Shapley values of `ladder ablate`: a rung's mean gain over all orders of the ladder.",
+        "As `ladder ablate` finds it: a rung's mean gain over all orders of the ladder (its Shapley value); of a"
+        " longer ladder its gain on top of all others.",
     )
 
 
@@ -46,7 +46,7 @@ def _one(file: File) -> html.Markup:
             html.chart(f"{alone}, and a heat map of pairs. {report.pair_sentence(result)}", light, dark)
         )
     if pairs:
-        table = html.table([list(PAIRS), *map(list, pairs)], f"{both}, {file.name}")
+        table = html.table([list(report.PAIRED), *map(list, pairs)], f"{both}, {file.name}")
         parts.append(html.fold(f"{both}: {len(pairs)} pairs", table))
     if stored := report.stored_rows(result):
         rows_ = [list(report.STORED), *map(list, stored)]
