@@ -28,6 +28,7 @@ LOUD = {
     "no verdict": "open",
 }
 NUMBER = re.compile(r"[-+]?\d")
+WIDE = 20  # columns: the headings of a wider table stand upright on paper
 HIGH, THICK, TICKS = 30, 18, 24  # pixels: a bar's picture, the bar, and the middle of its interval
 # A figure's room, in percent of the narrowest chart with figures: around it, and for each of its characters.
 MARGIN, CHARACTER = 1.5, 2.4
@@ -91,10 +92,11 @@ def table(rows: Sequence[Sequence[str]], label: str, *, caption: str = "") -> Ma
         for row in rest
     ]
     told = Markup("<caption>{}</caption>").format(plain_line(caption)) if caption else ""
+    wide = " wide" * (len(kept) > WIDE)
     return Markup(
-        '<div class="scroll" role="region" tabindex="0" aria-label="{}"><table>{}<thead><tr>{}</tr></thead>\n'
+        '<div class="scroll{}" role="region" tabindex="0" aria-label="{}"><table>{}<thead><tr>{}</tr></thead>\n'
         "<tbody>{}</tbody></table></div>"
-    ).format(plain_line(label), told, Markup().join(head), joined(body))
+    ).format(wide, plain_line(label), told, Markup().join(head), joined(body))
 
 
 def _kind(cells: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from ladder.base.text import amount
 from ladder.plan import modes
 from ladder.publish.report import html, section
 from ladder.publish.report.found import Found
@@ -116,10 +117,10 @@ def _outcome(shown: View, batch: int) -> list[tuple[str, str, str]]:
     if first.gpu and last.gpu:
         made.append(_change("GPU work of a step", first.gpu.ms, last.gpu.ms, last.gpu.total, None))
     one, other = (recommend.units(row.step_ms or 0.0, batch, recommend.IMAGES, None) for row in (first, last))
-    beside = f"{one.hours:,.0f} at {first.title}" if first is not last else ""
-    made.append((f"hours for {recommend.count(recommend.IMAGES)} images", f"{other.hours:,.0f}", beside))
-    beside = f"{one.images_per_s:,.0f} at {first.title}" if first is not last else ""
-    made.append(("images/s", f"{other.images_per_s:,.0f}", beside))
+    beside = f"{amount(one.hours)} at {first.title}" if first is not last else ""
+    made.append((f"hours for {recommend.count(recommend.IMAGES)} images", amount(other.hours), beside))
+    beside = f"{amount(one.images_per_s)} at {first.title}" if first is not last else ""
+    made.append(("images/s", amount(other.images_per_s), beside))
     return made
 
 

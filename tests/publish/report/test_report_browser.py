@@ -12,11 +12,11 @@ import pytest
 
 from ladder.base.records import plain
 from ladder.publish.report import found as files
-from ladder.publish.report import page
+from ladder.publish.report import html, page
 from ladder.report.themes import DARK, LIGHT
 from ladder.results import store
 from tests.publish.report.test_report_page import RUN
-from tests.support import browsing, made_up_ablation, made_up_profile
+from tests.support import browsing, committed, made_up_ablation, made_up_profile
 from tests.support.browsing import BROWSER, CONTRAST, DRIVER, look, press, rgb
 
 if not (BROWSER and DRIVER):
@@ -174,6 +174,25 @@ def _json(path: Path) -> Any:
         return json.loads(path.read_text())
     except (OSError, ValueError):
         return None
+
+
+def test_a_table_of_every_category_fits_on_paper(browser: Any, tmp_path: Path) -> None:
+    """A wider one shrinks the whole page. A4 landscape has 1032 pixels between its margins."""
+    found = committed.folder("results/ladder").glob("*/article-full-2*.json")
+    path = max(found, key=lambda each: each.stat().st_size)
+    (tmp_path / "none").mkdir()
+    page.write(files.find([path], tmp_path / "none"), tmp_path / "report.html")
+    size = {"width": 1032, "height": 703, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        browser.get((tmp_path / "report.html").as_uri())
+        heads = "return document.querySelectorAll('#categories th[scope=col]').length"
+        assert browser.execute_script(heads) > html.WIDE
+        assert browser.execute_script("return document.documentElement.scrollWidth") == 1032
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 def test_paper_shows_the_folded_explanations_and_no_controls(browser: Any, report: Path) -> None:

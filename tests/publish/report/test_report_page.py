@@ -134,8 +134,9 @@ def test_the_outcome_has_no_factor_that_contradicts_its_times() -> None:
     for total, interval, told in ((0.82, [0.78, 0.87], "0.82x"), (1.1, [0.31, 2.7], "not decided")):
         last = replace(result.rungs[-1], speedup_total=total, total_interval=interval)
         shown = made(replace(result, rungs=[*result.rungs[:-1], last]))
-        step, work, *_ = page._outcome(shown.shown, 8)
+        step, work, hours, images = page._outcome(shown.shown, 8)
         assert step == ("ms a step", "171 → 209", told) and work[2] == "1.52x"
+    assert hours[1] == "181" and images[1:] == ("38.4", "46.8 at FP32 baseline")
 
 
 @pytest.mark.parametrize("which", ["incomplete", "two generations"])

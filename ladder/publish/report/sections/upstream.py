@@ -12,7 +12,7 @@ from ladder.studies.upstream import report
 from ladder.studies.upstream.record import Result
 from ladder.studies.upstream.schema import KIND
 
-PLACE = 85
+PLACE = 82
 READS = (Reads(KIND, "upstream"),)
 
 
