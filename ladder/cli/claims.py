@@ -26,7 +26,7 @@ def command(device: str, minutes: float, seed: int, quick: bool, out: Path | Non
     folder = out or run.OUT
     files.refuse_unwritable(folder)
     with locks.folder_lock(folder, text.slug(system.facts(device)["name"])):
-        First(f"claims: every claim about kernels on {device}, about {minutes:g} minutes", as_json)()
+        First(f"claims: every claim about kernels on {device}, about {minutes:g} min", as_json)()
         with run.locked(device), kernels_progress(as_json, str) as on_event:
             result = run.measure(
                 device, minutes=minutes, seed=seed, quick=quick, count=not quick, on_event=on_event

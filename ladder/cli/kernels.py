@@ -121,7 +121,7 @@ def kernels(
     with locks.folder_lock(folder, text.slug(system.facts(chosen)["name"])):
         job = lay_out(asked)
         cases = text.counted(len(job.due), "case")
-        First(f"kernels: {cases}, at most about {job.asked.minutes:g} minutes", as_json)()
+        First(f"kernels: {cases}, at most about {job.asked.minutes:g} min", as_json)()
         environment.tell(as_json)
         with locks.device_lock(
             system.device_key(chosen)

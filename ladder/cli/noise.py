@@ -109,7 +109,7 @@ def _plan(
     planned = modes.plan(modes.CUMULATIVE, ladder, able, [rung])
     if planned[-1].recipe is None:
         raise UserError(f"rung {rung} cannot run here: {planned[-1].skipped}")
-    first = progress.First(f"{rung} twice on {name}, {device}: about {minutes:g} minutes", quiet)
+    first = progress.First(f"{rung} twice on {name}, {device}: about {minutes:g} min", quiet)
     pictures = for_workload.prepare_images(data or fields["data"], fields, quiet, first)
     fields = fields | {"data": pictures.path}
     return Plan(name, fields, ladder, planned, device, minutes, lock, seed), pictures.source, first

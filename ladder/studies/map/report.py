@@ -104,7 +104,8 @@ def matters_sentence(result: Result, rung: str) -> str:
     said = [f"{where} at {' and '.join(sizes)}" for where, sizes in places.items()]
     share = 100 * (COUNTS - 1)
     if places == {EVERY_BATCH: [f"{size}x{size}" for size in resolutions]}:
-        said = [f"in all {counted(len(result.protocol.cells), 'cell')}"]
+        cells = len(result.protocol.cells)
+        said = [f"in all {cells} cells" if cells > 1 else "in the one cell"]
     return f"{rung} saves {share:.0f}% of the step or more {', '.join(said)}."
 
 

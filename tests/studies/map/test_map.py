@@ -134,6 +134,8 @@ def test_a_rung_that_matters_in_every_cell_is_told_in_few_words(data: dict[str, 
     result = replace(result, gains=[replace(gain, wall=1.5) for gain in result.gains])
     said = report.matters_sentence(result, "channels_last")
     assert said == "channels_last saves 2% of the step or more in all 20 cells."
+    one = replace(result, protocol=replace(result.protocol, cells=[[32, 4]]))
+    assert report.matters_sentence(one, "channels_last").endswith("2% of the step or more in the one cell.")
 
 
 def test_the_article_s_policy_is_held_against_the_fastest_recipe(data: dict[str, Any]) -> None:
