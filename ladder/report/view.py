@@ -95,7 +95,7 @@ class Row:
     memory: float | None  # most that the allocator reserved; on a CPU resident
     allocated: float | None  # most that was allocated of it
     device: float | None  # in use on the whole GPU after timing
-    article_ms: float | None  # None beside another workload than the article's
+    article_ms: float | None  # of the article's own workload alone
     article_total: float | None  # the article's speedup against the same rung as `total`
     notes: tuple[str, ...]
     below: float | None = None  # log ratio, X of "less than X%"
