@@ -23,7 +23,7 @@ HEADINGS = (
     "ours us", "plain us", "compile us", "copy us", "share of copy", "interval", "hot: ours us", "plain us",
     "compile us", "verdict",
 )  # fmt: skip
-LEAST_IMPORTANT = (7, 8, 5, 6, 3)  # columns of HEADINGS that a narrow terminal drops, in this order
+LEAST_IMPORTANT = (7, 8, 5, 6, 3, 4, 2, 1)  # columns of HEADINGS that a narrow terminal drops, in this order
 
 
 def cells(row: Row) -> list[str]:
