@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import fnmatch
 import functools
 import os
@@ -35,8 +36,9 @@ from benches._environment import WorkingTree
 from benches._hardware import file_record, load_machine, note, save_machine
 from benches._interpreter import stop
 from benches.series import DEFAULT
-from ladder.base import starting, stopping
+from ladder.base import starting, stopping, streams
 from ladder.base.errors import one_line
+from ladder.base.starting import near
 from ladder.base.text import last_line
 from ladder.publish.history import notes as asvnotes
 
@@ -105,8 +107,23 @@ def _or_one_line(run: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(run)
     def told(cls: type, *args: Any, **kwargs: Any) -> Any:
+        said: list[str] = []
         try:
-            return run(cls, *args, **kwargs)
+            with _errors_in(said):
+                status = run(cls, *args, **kwargs)
+            asv.console.log.flush()
+            sys.stdout.flush()
+            if said and status == 1 and status is not True:  # True is "slower" of `asv continuous`
+                stop(one_line(said[-1]))
+            return None if isinstance(status, list) else status  # environments of `asv setup`
+        except OSError as error:
+            streams.let_go(sys.stdout)
+            if error.errno == errno.EPIPE:  # `| head`
+                raise SystemExit(1) from None
+            where = near(error.filename) if error.filename else "standard output"
+            stop(f"{where}: {error.strerror or error}")
+        except OverflowError as error:  # of a port
+            stop(one_line(str(error)))
         except asv.util.UserError as error:
             if isinstance(error.__context__, KeyboardInterrupt):  # asv makes this of a measurement's end
                 raise error.__context__ from None
@@ -122,6 +139,22 @@ def _or_one_line(run: Callable[..., Any]) -> Callable[..., Any]:
             stop("there is no terminal to answer a question: see the command's --help for an option")
 
     return told
+
+
+@contextlib.contextmanager
+def _errors_in(said: list[str]) -> Iterator[None]:
+    """Append to `said` what asv's commands call an error before they return."""
+    error = asv.console.log.error
+
+    def heard(line: str) -> None:
+        said.append(line)
+        error(line)
+
+    asv.console.log.error = heard
+    try:
+        yield
+    finally:
+        del asv.console.log.error
 
 
 def _refuse_without_result(conf: Any, commit: str, machine: str | None) -> None:
@@ -144,6 +177,10 @@ def _environments() -> None:
         return WorkingTree if python == "same" else by_python(conf, python)
 
     def environment_class_by_name(name: str) -> type:
+        kinds = asv.util.iter_subclasses(asv.environment.Environment)
+        known = sorted({kind.tool_name for kind in kinds} - {None})
+        if name not in known:
+            stop(f"{name!a} is no environment: there are {', '.join(known)}")
         return WorkingTree if name == "existing" else by_name(name)
 
     asv.environment.get_environment_class = environment_class

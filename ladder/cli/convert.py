@@ -15,7 +15,7 @@ from ladder.cli import options
 @click.command(
     epilog="""\b
 Examples:
-  ladder convert network-snapshot.pkl ffhq.pt               NVIDIA's networks, for ladder train --from ffhq.pt
+  ladder convert network-snapshot.pkl ffhq.pt               NVIDIA's networks, for `ladder train --from ffhq.pt`
   ladder convert runs/photos/checkpoint.pt for_nvidia.pt    state dicts that NVIDIA's classes load"""
 )
 @click.argument("source", metavar="IN", type=options.FILE)

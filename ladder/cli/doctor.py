@@ -13,6 +13,7 @@ from pathlib import Path
 
 import click
 
+from ladder.base import files
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.starting import near
@@ -21,6 +22,12 @@ from ladder.plan import catalog
 
 SELFTEST, PARITY, ROOFLINE, SPELLINGS = "--selftest", "--parity-trial", "--roofline", "--spellings"
 ALONE = "doctor without another check"
+WRITES = {
+    SELFTEST: "selftest",
+    PARITY: "parity",
+    ROOFLINE: "roofline",
+    SPELLINGS: "spellings",
+}  # folder of results
 # The checks that read an option, where not all do.
 READERS = {
     "minutes": (SELFTEST,),
@@ -31,7 +38,14 @@ READERS = {
 }
 
 
-@click.command()
+@click.command(
+    epilog="""\b
+Examples:
+  ladder doctor                                 this machine, the rungs that can run here, what is missing
+  ladder doctor --ladder full                   the same for all rungs of `full`
+  ladder doctor --selftest                      do verdicts find known effects here?
+  ladder doctor --roofline --gpu nvidia-h200    the limit of a GPU whose rates are stored, on any machine"""
+)
 @options.device_option
 @options.ladder_option(None, "The ladder whose rungs are used. [default: article; with --roofline full]")
 @click.option(
@@ -129,6 +143,8 @@ def doctor(
         options.refuse_idle("has no effect: --gpu measures nothing", "device")
     if roofline and len(workloads) > 1:
         raise UserError("--roofline is of one --workload")
+    if gpu is None and again is None:
+        files.refuse_unwritable(*(ROOT / "results" / WRITES[name] for name, given in asked.items() if given))
     if self_test:
         sys.exit(examining.self_test(ROOT, device, minutes, as_json))
     if parity_trial:

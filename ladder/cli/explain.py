@@ -41,9 +41,10 @@ def explain(
     """Explain from stored profiles why B takes another time than A.
 
     No GPU is needed. A and B are rungs of one result, or two result files; a file stands for its top, and FILE:RUNG
-    for a rung. The table has milliseconds and launches by category of kernels. A difference below the noise floor is
-    told as "no difference", an open verdict as "not decided"; neither is explained. A run on a GPU stores a profile of
-    each rung. Two commits are measured and explained by `ladder bench-compare`.
+    for a rung. Without FILE, the best stored result with both profiles is read, of this machine if it has one. The
+    table has milliseconds and launches by category of kernels. A difference below the noise floor is told as "no
+    difference", an open verdict as "not decided"; neither is explained. A run on a GPU stores a profile of each rung.
+    Two commits are measured and explained by `ladder bench-compare`.
     """
     from ladder.report import explain as explaining
     from ladder.report import sides, tables

@@ -31,8 +31,10 @@ Examples:
   ladder export out --like nvidia; cp -r out/torch_utils CLONE/       fused ops in a clone of NVIDIA's stylegan3"""
 )
 @click.argument("folder", metavar="DIR", required=False, type=options.ANY)
-@click.option("--ops", metavar="A,B,...", help='The ops to export, or "all".')
-@click.option("--package", metavar="NAME", help="The name under which Python will import the package.")
+@click.option("--ops", metavar="A,B,...", help='The ops to export, or "all". [required for a package]')
+@click.option(
+    "--package", metavar="NAME", help="The name under which Python will import the package. [required for it]"
+)
 @click.option(
     "--like",
     type=click.Choice(["nvidia"]),

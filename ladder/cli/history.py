@@ -40,7 +40,9 @@ Examples:
 )
 @options.seed_option("weights, latents, and the order of images and visits")
 @options.device_option
-@click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/compare]")
+@click.option(
+    "--out", metavar="DIR", type=options.FOLDER, help="Folder of the result files. [default: results/compare]"
+)
 @click.option(
     "--report", "report_of", metavar="FILE", type=options.FILE, help="Measure nothing; judge this file again."
 )
@@ -135,7 +137,7 @@ Examples:
     metavar="N",
     type=options.IntRange(0, 20),
     default=0,
-    help="Measure up to N candidates side by side.",
+    help="Measure up to N candidates side by side. [default: none]",
 )
 @click.option(
     "--budget",

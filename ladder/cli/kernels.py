@@ -33,7 +33,9 @@ Examples:
   ladder kernels --json > kernels.json
   ladder kernels --claims                      what the article says of kernels, each claim measured here"""
 )
-@click.option("--op", "ops", metavar="OP", multiple=True, help="Only this op; may be repeated.")
+@click.option(
+    "--op", "ops", metavar="OP", multiple=True, help="Only this op; may be repeated. [default: all]"
+)
 @click.option(
     "-w", "--workload", "names", metavar="NAME|FILE", multiple=True,
     help="Use the shapes of this workload; may be repeated. [default: article, article-b32, adain-256]",
@@ -67,7 +69,7 @@ Examples:
     "--out",
     metavar="DIR",
     type=options.FOLDER,
-    help="[default: results/kernels, with --claims results/claims]",
+    help="Folder of the result files. [default: results/kernels, with --claims results/claims]",
 )
 @options.json_option
 def kernels(

@@ -122,7 +122,10 @@ def _is_staircase(result: ranking.Result) -> bool:
     return ranking.mode(result) == ranking.CUMULATIVE
 
 
-@click.command()
+@click.command(epilog="""\b
+Examples:
+  ladder show bf16       one rung
+  ladder show article    the article's ladder, and the workload of that name""")  # fmt: skip
 @click.argument("name", metavar="NAME")
 def show(name: str) -> None:
     """Explain a rung, a ladder, a workload or a study.

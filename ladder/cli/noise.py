@@ -46,7 +46,9 @@ Examples:
 @options.data_option
 @options.seed_option("weights, latents, and the order of images and visits")
 @options.device_option
-@click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/noise]")
+@click.option(
+    "--out", metavar="DIR", type=options.FOLDER, help="Folder of the result files. [default: results/noise]"
+)
 @options.json_option
 def noise(
     rung: str | None, workload: str | None, ladder_name: str, minutes: float, lock_clocks: bool, data: str | None,
@@ -54,9 +56,9 @@ def noise(
 ) -> None:  # fmt: skip
     """Measure the smallest change that this machine can show.
 
-    Two copies of one rung run as in `ladder run`. They differ by nothing, so their difference is noise. The table says
-    from which difference on a change is seen, in the step's time and in GPU time. The lines under it say whether
-    clocks, neighbours or the host set that limit.
+    Two copies of RUNG (default: the highest that runs here) run as in `ladder run`. They differ by nothing, so their
+    difference is noise. The table says from which difference on a change is seen, in the step's time and in GPU time.
+    The lines under it say whether clocks, neighbours or the host set that limit.
 
     Exit status: 0 if done. 1 if there is no number. 2 if the request is impossible. 130 if interrupted.
     """

@@ -6,6 +6,7 @@ import errno
 import math
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,11 @@ class Group(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         with streams.minded():
-            return super().main(*args, **kwargs)
+            try:
+                return super().main(*args, **kwargs)
+            except OSError as error:  # of `ladder --help` and `ladder --version`, which print before `invoke`
+                click.echo(f"ladder: {_of_system(error)}", err=True)
+                sys.exit(2)
 
     def invoke(self, ctx: click.Context) -> Any:
         from stylegan_lite.config import ConfigError

@@ -66,7 +66,13 @@ Examples:
     "--batch-of", type=click.Choice(["baseline", "top", "both"]), default="baseline", show_default=True,
     help="Rows whose largest batch is searched.",
 )  # fmt: skip
-@click.option("--most", type=options.IntRange(1, 2**15), help="Upper limit of the search.", default=4096)
+@click.option(
+    "--most",
+    type=options.IntRange(1, 2**15),
+    help="Largest batch that is tried.",
+    default=4096,
+    show_default=True,
+)
 @click.option(
     "--steps", type=options.IntRange(0), help="Steps of the FP16 training that records loss scales; 0: no training."
     " [default: 4000; CPU: 32]",
@@ -74,14 +80,14 @@ Examples:
 @click.option(
     "--minutes",
     type=options.FloatRange(0, min_open=True),
-    help="Begin nothing new after this time; continue with --resume.",
+    help="Begin nothing new after this time; continue with --resume. [default: no limit]",
 )
 @options.resume_option
 @options.data_option
 @options.seed_option("weights, latents, and the order of images and rows")
 @options.device_option
 @click.option(
-    "--out", metavar="DIR", type=options.FOLDER, help="[default: results/precision]"
+    "--out", metavar="DIR", type=options.FOLDER, help="Folder of the result files. [default: results/precision]"
 )  # fmt: skip
 @options.json_option
 def precision(

@@ -21,10 +21,12 @@ Examples:
   ladder recommend                                      this machine's result, or the nearest one that is stored
   ladder recommend -w article --price 2.5/h             with the money that a whole training costs
   ladder recommend RESULT.json --images 5M              from one file, for a shorter training
-  ladder recommend --recipe best.yaml                   then: ladder train --recipe best.yaml --out runs/best"""
+  ladder recommend --recipe best.yaml                   then `ladder train --recipe best.yaml --out runs/best`"""
 )
 @click.argument("path", metavar="[FILE]", required=False, type=options.FILE)
-@click.option("-w", "--workload", metavar="NAME|FILE", help="Look for results of this workload alone.")
+@click.option(
+    "-w", "--workload", metavar="NAME|FILE", help="Look for results of this workload alone. [default: any]"
+)
 @click.option(
     "--images",
     metavar="NUMBER",

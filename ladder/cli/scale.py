@@ -71,7 +71,9 @@ Examples:
 @options.resume_option
 @options.seed_option("weights, latents, and the order of images and visits", default=None)
 @options.device_option
-@click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/scaled]")
+@click.option(
+    "--out", metavar="DIR", type=options.FOLDER, help="Folder of the result files. [default: results/scaled]"
+)
 @options.json_option
 def scale(
     ways: tuple[str, ...], workload: str | None, gpus: str | None, scaling: str | None, total: int | None,

@@ -47,7 +47,11 @@ Examples:
     help="With --slurm: a workload; may be repeated. [default: article]",
 )
 @click.option(
-    "--sbatch", "extra", multiple=True, metavar="OPTION", help="With --slurm: an option of sbatch's."
+    "--sbatch",
+    "extra",
+    multiple=True,
+    metavar="OPTION",
+    help="With --slurm: an option of sbatch's; may be repeated.",
 )
 @click.option(
     "--out",

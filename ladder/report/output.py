@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -13,18 +14,49 @@ from click.core import ParameterSource
 
 from ladder.base import starting
 from ladder.base.starting import near
+from ladder.base.text import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
+
+PIPE = 120  # columns of what is no terminal
 
 
-def console(room: int) -> Console:
-    """Return rich's console. Only a terminal gets colours, whatever FORCE_COLOR says; a pipe has `room` columns."""
+def console() -> Console:
+    """Return rich's console. Only a terminal gets colours, whatever FORCE_COLOR says.
+
+    A pipe and a file have as many columns as COLUMNS says, else 120.
+    """
     from rich.console import Console
 
     if sys.stdout.isatty():
         return Console(highlight=False)
-    return Console(highlight=False, width=room, no_color=True, force_terminal=False)
+    width = shutil.get_terminal_size((PIPE, 0)).columns
+    return Console(highlight=False, width=width, no_color=True, force_terminal=False)
+
+
+def say_line(console: Console, line: str, style: str) -> None:
+    """Print a line. A terminal breaks it between words, and in a pipe or a file it stays one line."""
+    from rich.text import Text
+
+    console.print(Text(line, style=style), soft_wrap=not console.is_terminal)
+
+
+def say_table(console: Console, table: Table) -> None:
+    """Print a table. Only a terminal cuts one that is too wide."""
+    if not console.is_terminal:
+        wide = console.measure(table, options=console.options.update(width=10_000)).maximum
+        console.width = max(console.width, wide)
+    console.print(table)
+
+
+def say_left_out(console: Console, columns: int) -> None:
+    """Print where the columns of a table are that had no room."""
+    if columns:
+        left_out = counted(columns, "column")
+        where = "a wider terminal, COLUMNS=400 in a pipe, or Markdown has them"
+        say_line(console, f"{left_out} left out for the width; {where}", "dim")
 
 
 def end(

@@ -115,26 +115,29 @@ def _two_clocks(shown: View) -> list[tuple[str, Any]]:
 
 
 def print_table(result: Result) -> None:
-    """Print the table: colours only on a terminal; a narrow one loses the least important columns."""
-    from rich.text import Text
-
-    console, shown = output.console(room=400), view(result)
-    console.print(Text(f"{shown.title} on {shown.machine}", style="bold"))
-    console.print(Text(f"{shown.workload}; {shown.protocol}", style="dim"))
+    """Print the table: colours only on a terminal; without room, the least important columns are only named."""
+    console, shown = output.console(), view(result)
+    columns = columns_of(shown)
+    fitting = _fitting(columns, shown, console.width)
+    left_out = {heading for heading, _ in columns} - dict(fitting).keys()
+    output.say_line(console, f"{shown.title} on {shown.machine}", "bold")
+    output.say_line(console, f"{shown.workload}; {shown.protocol}", "dim")
     for mark in shown.marks:
-        console.print(Text(mark, style="bold yellow"))
-    console.print(_table(shown, console.width))
+        output.say_line(console, mark, "bold yellow")
+    output.say_table(console, _table(shown, fitting))
     for remark in lines_below(shown):
-        console.print(Text(starting.named(remark), style="dim"), soft_wrap=not console.is_terminal)
+        about = remark.partition(":")[0]
+        if left_out.isdisjoint((about, f"{about} total")):  # `article` explains `article total`
+            output.say_line(console, starting.named(remark), "dim")
+    output.say_left_out(console, len(left_out))
     console.print()
 
 
-def _table(shown: View, width: int) -> Any:
-    """Return rich's table of the rungs, with the columns that fit."""
+def _table(shown: View, columns: list[tuple[str, Any]]) -> Any:
+    """Return rich's table of the rungs."""
     from rich.table import Table
     from rich.text import Text
 
-    columns = _fitting(columns_of(shown), shown, width)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("entry" if shown.is_study else "rung", no_wrap=True)
     for heading, _ in columns:
@@ -150,7 +153,8 @@ def interim(result: Result, width: int) -> list[str]:
     from rich.console import Console
 
     shown, out = view(result), io.StringIO()
-    Console(file=out, width=width, no_color=True, highlight=False).print(_table(shown, width))
+    table = _table(shown, _fitting(columns_of(shown), shown, width))
+    Console(file=out, width=width, no_color=True, highlight=False).print(table)
     done = max((len(rung.rounds) for rung in result.rungs), default=0)
     head = f"after {counted(done, shown.unit)}:"
     return [head, *(line.rstrip() for line in out.getvalue().splitlines()), *shown.sentences]

@@ -30,6 +30,7 @@ from ladder.results.words import Seen, word
 
 GIB = 2**30
 ARTICLE = "one A100"
+WORKLOAD = "article"  # of which the article has numbers: a file of a user with this name and other fields gets another
 UNPROVED = "not yet proved: timed before its inspection ended"
 VERSUS = {
     modes.CUMULATIVE: "vs previous",
@@ -94,7 +95,7 @@ class Row:
     memory: float | None  # most that the allocator reserved; on a CPU resident
     allocated: float | None  # most that was allocated of it
     device: float | None  # in use on the whole GPU after timing
-    article_ms: float | None
+    article_ms: float | None  # of the article's own workload alone
     article_total: float | None  # the article's speedup against the same rung as `total`
     notes: tuple[str, ...]
     below: float | None = None  # log ratio, X of "less than X%"
@@ -159,10 +160,14 @@ def view(result: Result) -> View:
     """Return everything that table and chart show of one result."""
     on_cpu = result.machine.device == "cpu"
     base = result.baseline
-    article_base = next((rung.article_ms for rung in result.rungs if rung.name == base), None)
+    article = _articles(result)
+    article_base = article.get(base or "")
     mode = result.protocol.mode or modes.CUMULATIVE
     top = (top_gains(result) if mode == modes.LEAVE_ONE_OUT else result.at_top) or {}
-    rows = tuple(_row(rung, article_base, on_cpu, top.get(rung.name), mode) for rung in result.rungs)
+    rows = tuple(
+        _row(rung, article.get(rung.name), article_base, on_cpu, top.get(rung.name), mode)
+        for rung in result.rungs
+    )
     return View(
         machine=remarks.machine(result.machine),
         workload=remarks.workload(result.workload),
@@ -194,7 +199,21 @@ def view(result: Result) -> View:
     )
 
 
-def _row(rung: RungResult, article_base: float | None, on_cpu: bool, top: TopGain | None, mode: str) -> Row:
+def _articles(result: Result) -> dict[str, float]:
+    """Return the article's milliseconds by rung. It has none of another workload than its own."""
+    if result.workload["name"] != WORKLOAD:
+        return {}
+    return {rung.name: rung.article_ms for rung in result.rungs if rung.article_ms}
+
+
+def _row(
+    rung: RungResult,
+    article_ms: float | None,
+    article_base: float | None,
+    on_cpu: bool,
+    top: TopGain | None,
+    mode: str,
+) -> Row:
     ok, gain = rung.status == "ok", rung.gain or None
     peak = rung.peak_reserved_bytes or (_most(rung, "peak_rss_bytes") if on_cpu else None)
     allocated, device = rung.peak_allocated_bytes, _most(rung, "device_used_bytes")
@@ -238,8 +257,8 @@ def _row(rung: RungResult, article_base: float | None, on_cpu: bool, top: TopGai
         memory=peak and peak / GIB,
         allocated=allocated and allocated / GIB,
         device=device and device / GIB,
-        article_ms=rung.article_ms,
-        article_total=article_base / rung.article_ms if article_base and rung.article_ms else None,
+        article_ms=article_ms,
+        article_total=article_base / article_ms if article_base and article_ms else None,
         notes=tuple(map(plain, rung.notes)),
         below=below,
         gpu=gpu,

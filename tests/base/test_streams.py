@@ -40,7 +40,7 @@ print("measured")
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-@pytest.mark.parametrize("command", ["list", "show full"])
+@pytest.mark.parametrize("command", ["list", "show full", "--help", "--version"])
 def test_a_full_disk_below_standard_output_is_one_line(command, encoding):
     env = os.environ | {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
     with open("/dev/full", "w") as full:

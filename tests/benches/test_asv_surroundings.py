@@ -122,7 +122,14 @@ def test_without_a_commit_asv_stops_in_one_line_and_writes_nothing(history, tmp_
         (("run", "none..v2"), ("commits 'none..v2'", "none")),
         (("run", ""), ("name a commit", "main~9..main")),
         (("run", "-b", "step_time("), ("'step_time(' is no regular expression", "\\(")),
+        (("run", "v2^!", "-b", "nosuch"), ("No benchmarks selected",)),
+        (("run", "HASHFILE:nosuch"), ('"nosuch" is not a file',)),
+        (("run", "-E", "nosuch"), ("'nosuch' is no environment", "checkout", "managed")),
+        (("check", "-E", "nosuch"), ("'nosuch' is no environment",)),
         (("find", "v1..v6", "step_time("), ("'step_time(' is no regular expression",)),
+        (("find", "v1..v6", "nosuch"), ("'nosuch' benchmark not found",)),
+        (("find", "v1..v6", "Rung"), ("'Rung' matches more than one benchmark",)),
+        (("find", "v2..v2", "step_time"), ("No commit hashes selected",)),
         (("preview",), (".asv/html", "`asv publish` makes the site")),
         (("profile", "nosuch"), ("'nosuch' benchmark not found",)),
         (("continuous", "nosuch"), ("Unknown commit nosuch",)),
@@ -149,6 +156,27 @@ def test_a_wrong_question_about_results_is_one_line_and_removes_nothing(history)
     assert "rungs.Rung" in shown.stdout
     ok(asv(history, "rm", "-y", "tree=dirty", "python=3.*"))  # the other result has no tree
     assert commits(history) == [git(history, "rev-parse", "v2")]
+
+
+def test_a_stream_or_port_that_cannot_be_used_is_no_traceback(history):
+    ok(asv(history, *ONE))
+    (history / ".asv/html").mkdir(parents=True)
+    refused(asv(history, "preview", "--port", "99999"), "port must be 0-65535")
+    for into, status, said in ((" > /dev/full", 2, "asv: standard output: No space left"), ("| true", 1, "")):
+        run = subprocess.run(
+            ["bash", "-c", f"{sys.executable} -m asv show v2 {into}; exit ${{PIPESTATUS[0]}}"],
+            cwd=history,
+            capture_output=True,
+            text=True,
+        )
+        assert run.returncode == status and run.stderr.startswith(said), run.stderr
+        assert run.stderr.count("\n") <= 1
+
+
+def test_asv_setup_is_done_when_its_environments_are(history):
+    """asv itself ends with status 1 and prints a list of objects."""
+    ok(run := asv(history, "setup"))
+    assert run.stderr == ""
 
 
 @pytest.mark.parametrize("command", [("check",), ("run", "v2^!")])

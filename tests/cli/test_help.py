@@ -54,6 +54,15 @@ def test_every_option_has_a_text(name):
         assert "Seed for" in (seed.help or "") and "[default: 0]" in (seed.help or "")
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_default_is_told(name):
+    usual = ("--minutes", "--budget", "--most", "--confirm", "--op", "--rung", "--steps", "--device")
+    for each in options_of(name):
+        takes_one = not each.is_flag and isinstance(each.default, int | float | str)
+        if takes_one or each.opts[-1] in usual:
+            assert each.show_default or "[default: " in (each.help or ""), each.opts
+
+
 @pytest.mark.parametrize("name", MEASURING + COMPARING)
 def test_commands_that_measure_or_judge_tell_their_exit_status(name):
     assert "Exit status: 0 if" in call(name, "--help").output

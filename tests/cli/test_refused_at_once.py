@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ladder.base import locks, text
-from ladder.cli import climb
+from ladder.cli import climb, doctor
 from ladder.images import prepare as images
 from ladder.machine import system
 from ladder.publish.regressions import checkouts
@@ -79,6 +79,24 @@ def test_a_comparison_without_a_folder_for_its_file_says_only_that(monkeypatch: 
         "ladder: file/x: cannot be"
     )
     assert "file: cannot be written" in refused("bench-compare", "--device", "cpu", "--markdown", "file/x.md")
+
+
+@pytest.mark.parametrize(
+    ("asked", "folder"),
+    [
+        ("--selftest", "selftest"),
+        ("--parity-trial", "parity"),
+        ("--roofline", "roofline"),
+        ("--spellings tiny", "spellings"),
+    ],
+)
+def test_a_check_of_the_doctor_without_a_folder_for_its_file_says_only_that(
+    asked: str, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes minutes, and all would be lost."""
+    Path("results").touch()
+    monkeypatch.setattr(doctor, "ROOT", Path())
+    assert f"results/{folder}: cannot be written: Not a directory" in refused("doctor", *asked.split())
 
 
 @pytest.mark.parametrize(

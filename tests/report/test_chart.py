@@ -1,6 +1,7 @@
 """The staircase: what it says, for every kind of result, and that its text neither overlaps nor leaves the picture."""
 
 import copy
+import csv
 import io
 import json
 import warnings
@@ -131,6 +132,23 @@ def test_it_says_what_was_measured_where_and_beside_what():
         "29.6", "3.00x", "95% interval", "GPU waiting for the CPU", "CUDA graphs", "not a target",
     ):  # fmt: skip
         assert text in said
+
+
+def test_the_article_s_numbers_stand_beside_no_other_workload(capsys, monkeypatch):
+    """They are of 256x256, batch 8: beside batch 32 they would read as a comparison."""
+    monkeypatch.setenv("COLUMNS", "400")
+    for name, batch in (("article", 8), ("article-b32", 32)):
+        made = made_up.gpu_run()
+        made["workload"] |= {"name": name, "batch": batch}
+        tables.print_table(made)
+        texts = [capsys.readouterr().out, tables.markdown(made), words(made)]
+        assert {("2.62x" in text, "A100" in text) for text in texts} == {(batch == 8, batch == 8)}
+        (row,) = [
+            row
+            for row in csv.DictReader(io.StringIO(tables.csv_text([made])))
+            if row["rung"] == "cuda_graphs"
+        ]
+        assert bool(row["article_ms"]) == bool(row["article_speedup_total"]) == (batch == 8)
 
 
 @pytest.mark.parametrize("make", [two_clocks.run, lambda: made_up.judged_run("leave-one-out"), full])

@@ -46,7 +46,8 @@ def folder(tmp_path):
     return tmp_path / "results"
 
 
-def test_the_table_shows_our_numbers_beside_the_article_s(capsys):
+def test_the_table_shows_our_numbers_beside_the_article_s(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
     report.print_table(made_up.gpu_run())
     lines = capsys.readouterr().out.splitlines()
     line = next(line for line in lines if line.startswith("cuda_graphs"))

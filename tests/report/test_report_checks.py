@@ -83,7 +83,8 @@ def test_every_receipt_and_parity_error_is_printed_and_in_the_markdown(tmp_path)
     assert "no receipts and no parity check" in call("report", tmp_path / "b.json", "--receipts").stdout
 
 
-def test_three_figures_of_memory(capsys):
+def test_three_figures_of_memory(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
     made = made_up.checked_run()
     made["rungs"][5]["rounds"][2]["device_used_bytes"] = 40 * 2**30
     made["rungs"][5]["peak_allocated_bytes"] = 7 * 2**30

@@ -51,6 +51,30 @@ def test_a_terminal_of_110_columns_shows_both_clocks(printed):
     assert max(len(line.rstrip()) for line in lines[start - 1 : start + 9]) <= 110
 
 
+def test_a_pipe_has_120_columns_and_tells_of_those_left_out(capsys, monkeypatch):
+    """`| less` and `| tee log` are read by people; COLUMNS gets the rest."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    made = two_clocks.run()
+    report.print_table(made)
+    said = capsys.readouterr().out
+    lines = said.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("rung"))
+    assert max(map(len, lines[start : start + 9])) <= 120 and "95% interval" not in said
+    assert "columns left out for the width; a wider terminal, COLUMNS=400 in a pipe, or Markdown" in said
+    assert lines[1].endswith("2026-11-21") and len(lines[1]) > 120  # text is not broken
+    assert not any(
+        line.startswith("article: one A100") for line in lines
+    )  # explains a column that is not there
+    monkeypatch.setenv("COLUMNS", "400")
+    report.print_table(made)
+    said = capsys.readouterr().out
+    assert "95% interval" in said and "\narticle: one A100" in said and "left out" not in said
+    monkeypatch.setenv("COLUMNS", "20")  # nothing is cut in a pipe
+    report.print_table(made)
+    said = capsys.readouterr().out
+    assert "…" not in said and "channels_last" in said
+
+
 def test_a_narrow_terminal_keeps_both_words(printed):
     row = next(line for line in printed(two_clocks.run(), 80) if line.startswith("channels_last "))
     assert "1.13x faster" in row and "less than 8.9%" in row

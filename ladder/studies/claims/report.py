@@ -92,10 +92,10 @@ def print_table(result: Claims) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = output.console(room=260)
-    console.print(Text(title(result), style="bold"))
+    console = output.console()
+    output.say_line(console, title(result), "bold")
     for note in result.protocol.notes:
-        console.print(Text(note, style="bold yellow"))
+        output.say_line(console, note, "bold yellow")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     wide = console.width >= WIDE
     shown = range(len(HEADINGS)) if wide else (0, 2, 3, 5, 6)
@@ -108,7 +108,7 @@ def print_table(result: Claims) -> None:
         table.add_row(*(Text(texts[c], style=STYLES.get(texts[c], "")) for c in shown))
     console.print(table)
     for line in remarks(result):
-        console.print(Text(line, style="dim"), soft_wrap=not console.is_terminal)
+        output.say_line(console, line, "dim")
 
 
 def markdown(result: Claims) -> str:

@@ -23,7 +23,7 @@ HEADINGS = (
     "ours us", "plain us", "compile us", "copy us", "share of copy", "interval", "hot: ours us", "plain us",
     "compile us", "verdict",
 )  # fmt: skip
-LEAST_IMPORTANT = (7, 8, 5, 6, 3)  # columns of HEADINGS that a narrow terminal drops, in this order
+LEAST_IMPORTANT = (7, 8, 5, 6, 3, 4, 2, 1)  # columns of HEADINGS that a narrow terminal drops, in this order
 
 
 def cells(row: Row) -> list[str]:
@@ -167,21 +167,22 @@ def print_table(result: Kernels) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = output.console(room=260)
+    console = output.console()
     shown = [(*labels(row), row.direction, *cells(row)) for row in reached(result)]
     headings = ("op", "shape", "setting", "direction", *HEADINGS)
     columns = _fitting(headings, shown, console.width)
-    console.print(Text(title(result), style="bold"))
+    output.say_line(console, title(result), "bold")
     for note in result.protocol.notes:
-        console.print(Text(note, style="bold yellow"))
+        output.say_line(console, note, "bold yellow")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
         table.add_column(Text(headings[column]), justify="left" if column < 4 else "right", no_wrap=True)
     for row in shown:
         table.add_row(*(Text(row[c], style=STYLES.get(row[c].partition(";")[0], "")) for c in columns))
-    console.print(table)
+    output.say_table(console, table)
     for line in remarks(result):
-        console.print(Text(line, style="dim"), soft_wrap=not console.is_terminal)
+        output.say_line(console, line, "dim")
+    output.say_left_out(console, len(headings) - len(columns))
 
 
 def _fitting(headings: tuple[str, ...], rows: list[tuple[str, ...]], width: int) -> list[int]:

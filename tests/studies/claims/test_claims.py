@@ -247,7 +247,8 @@ def test_the_page_has_every_claim_every_contender_and_every_kernel(result):
     assert "| bias\\_act\\_kernel | Triton | 128 | 40 |" in page
 
 
-def test_the_table_says_why_there_is_no_number(capsys):
+def test_the_table_says_why_there_is_no_number(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     found = made_up_claims.result(counted=False)
     lacking = {"samples_us": {}, "us": {}, "reasons": {"strided": "CUDA C++ needs nvcc"}}
     experiments = [

@@ -136,6 +136,22 @@ def test_terminal_and_markdown_show_every_row_that_there_was_time_for(make, caps
         assert row.verdict in printed and "x".join(map(str, row.shape)) in printed
 
 
+def test_a_pipe_has_the_columns_that_fit_and_tells_of_the_others(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    kernelreport.print_table(whole())
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if " bf16 " in line or " fp32 " in line]
+    assert len(rows) > 10 and not any("…" in line for line in rows)
+    assert (
+        max(map(len, rows)) < 140 and "share of copy" not in lines[1]
+    )  # op, shape, setting and verdict stay
+    assert "columns left out for the width" in lines[-1]
+    monkeypatch.setenv("COLUMNS", "200")
+    kernelreport.print_table(whole())
+    said = capsys.readouterr().out
+    assert "left out" not in said and "hot: ours us" in said
+
+
 def test_what_is_missing_says_why_once():
     said = "\n".join(kernelreport.remarks(with_gaps()))
     cases = made_up_kernels.cases()
