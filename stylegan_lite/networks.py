@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stylegan_lite.config import Recipe, Workload
+from stylegan_lite.config import Recipe, Workload, check_configs
 from stylegan_lite.layers import Conv, Dense, FromRGB, ModulatedConv, ToRGB
 from stylegan_lite.levers import discriminator_layer, synthesis_layer
 from stylegan_lite.ops import (
@@ -35,6 +35,7 @@ class Mapping(nn.Module):
 
     def __init__(self, workload: Workload, recipe: Recipe) -> None:
         super().__init__()
+        check_configs(workload, recipe)
         widths = [workload.z_dim] + [workload.w_dim] * workload.mapping_layers
         self.layers = nn.ModuleList(
             Dense(a, b, act=True, lr_multiplier=0.01, recipe=recipe) for a, b in itertools.pairwise(widths)
@@ -66,6 +67,7 @@ class SynthesisBlock(nn.Module):
 
     def __init__(self, workload: Workload, recipe: Recipe, resolution: int) -> None:
         super().__init__()
+        check_configs(workload, recipe)
         channels = workload.fmaps(resolution)
         self.recipe = recipe
         self.conv0 = self.conv1 = None
@@ -137,6 +139,7 @@ class Generator(nn.Module):
 
     def __init__(self, workload: Workload, recipe: Recipe) -> None:
         super().__init__()
+        check_configs(workload, recipe)
         # Backward calls it once only gradients of ``last`` are to come.
         self.notice: Callable[[], None] | None = None
         self.workload = workload
@@ -214,6 +217,7 @@ class DiscriminatorBlock(nn.Module):
 
     def __init__(self, workload: Workload, recipe: Recipe, resolution: int) -> None:
         super().__init__()
+        check_configs(workload, recipe)
         inputs, outputs = workload.fmaps(resolution), workload.fmaps(resolution // 2)
         both: dict[str, Any] = {"shares_filter": recipe.fused_filter, "clamp": workload.conv_clamp}
         self.conv0 = None
@@ -273,6 +277,7 @@ class Discriminator(nn.Module):
 
     def __init__(self, workload: Workload, recipe: Recipe) -> None:
         super().__init__()
+        check_configs(workload, recipe)
         self.notice: Callable[[], None] | None = None  # as the generator's
         top = workload.fmaps(4)
         self.group = workload.mbstd_group
