@@ -132,7 +132,8 @@ class Generator(nn.Module):
     """Mapping and synthesis.
 
     ``forward(ws, noise)``: ``ws`` [N, num_ws, w_dim], ``noise`` from :meth:`noise_shapes` -> image [N, 3, R, R], full
-    precision, unbounded. A block's toRGB shares its w with the next block's first layer, as published.
+    precision, unbounded. A block's toRGB shares its w with the next block's first layer, as published. Raises
+    ConfigError unless made with a Workload and a Recipe.
     """
 
     again: Kind = ""  # what backward runs once more; set for each phase
@@ -270,7 +271,8 @@ def minibatch_std(x: Tensor, group: int, parts: int = 1, multiple: int = 1) -> T
 class Discriminator(nn.Module):
     """The map from image [N, 3, R, R] to logits [N, 1], full precision.
 
-    ``parts`` batches may follow one another along N: no statistic is taken over samples of two of them.
+    ``parts`` batches may follow one another along N: no statistic is taken over samples of two of them. Raises
+    ConfigError unless made with a Workload and a Recipe.
     """
 
     again: Kind = ""  # what backward runs once more; set for each phase

@@ -175,7 +175,7 @@ def test_batch_and_resolution_may_change_under_the_compiler(op):
 
 
 def learning(op: str, n: int, size: int) -> dict:
-    """Return a call with a gradient of all that may have one. What is as large for any data is a parameter."""
+    """Return a call with a gradient of all that may have one. Tensors of one size for any data are parameters."""
     torch.manual_seed(0)
     other, found = calls(5, 16)[op], {}
     for name, value in calls(n, size)[op].items():
