@@ -38,7 +38,6 @@ def suggestion(wrong: object, names: Iterable[str], listed: str = "there are") -
     stands whole, in its own order.
     """
     names = list(names)
-
     asked = _folded(str(wrong))
     likeness = {name: difflib.SequenceMatcher(None, asked, _folded(name)).ratio() for name in names}
     near = sorted(names, key=lambda name: -likeness[name])
@@ -365,8 +364,18 @@ class Recipe(_Config):
             raise ConfigError(f"{where}: {why}")
 
 
+def check_configs(workload: Any, recipe: Any) -> None:
+    """Raise ConfigError unless these are a Workload and a Recipe."""
+    for kind, given in ((Workload, workload), (Recipe, recipe)):
+        if not isinstance(given, kind):
+            name = kind.__name__
+            raise ConfigError(
+                f"{name.lower()} must be a {name} ({name}.from_dict({{...}})), got {_show(given)}"
+            )
+
+
 def _show(value: Any) -> str:
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= 40 else text[:37] + "..."
 
 
@@ -387,10 +396,5 @@ def _check(where: str, key: str, value: Any, hint: Any) -> Any:
 
 def _expected(options: tuple[Any, ...]) -> str:
     names = {bool: "true or false", int: "an integer", float: "a number", str: "text", types.NoneType: "null"}
-    words = []
-    for option in options:
-        if typing.get_origin(option) is Literal:
-            words.append("one of " + ", ".join(typing.get_args(option)))
-        else:
-            words.append(names[option])
-    return " or ".join(words)
+    chosen = {each: "one of " + ", ".join(typing.get_args(each)) for each in options if each not in names}
+    return " or ".join((names | chosen)[option] for option in options)

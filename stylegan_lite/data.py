@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from stylegan_lite import dataworkers
-from stylegan_lite.config import ConfigError, Recipe, Workload
-from stylegan_lite.gpudecode import Decoder, JpegFiles
+from stylegan_lite.config import ConfigError, Recipe, Workload, check_configs
+from stylegan_lite.gpudecode import UNREADABLE, Decoder, JpegFiles, refusal, shown
 from stylegan_lite.imagecache import CachedImages, as_batch, counter
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -44,21 +44,33 @@ class ImageFolder(Dataset):
         return _finish(torch.from_numpy(pixels.transpose(2, 0, 1).copy()), flip, self.as_uint8)
 
     def decode(self, index: int) -> np.ndarray:
-        """Return one file as [R, R, 3] uint8."""
+        """Return one file as [R, R, 3] uint8.
+
+        Raises ConfigError for a file that is damaged, missing or of another size, in one line with its name.
+        """
         self.decoded += 1
-        with Image.open(self.files[index]) as image:
-            pixels = np.asarray(image.convert("RGB"))
+        file = self.files[index]
+        try:
+            with Image.open(file) as image:
+                pixels = np.asarray(image.convert("RGB"))
+        except UNREADABLE as error:
+            raise refusal(file, error) from None
         if pixels.shape[:2] != (self.resolution, self.resolution):
-            name, (h, w) = Path(self.files[index]).name, pixels.shape[:2]
+            h, w = pixels.shape[:2]
             raise ConfigError(
-                f"workload: data: {name} is {w}x{h}, expected {self.resolution}x{self.resolution}"
+                f"workload: data: {shown(file)} is {w}x{h}, expected {self.resolution}x{self.resolution}"
             )
         return pixels
 
     def identity(self) -> tuple[str, list[str]]:
         """Return the folder, and each file's name, size and time."""
-        found = [(Path(file).name, Path(file).stat()) for file in self.files]
-        lines = [f"{name} {status.st_size} {status.st_mtime_ns}" for name, status in found]
+        lines = []
+        for file in self.files:
+            try:
+                status = Path(file).stat()
+            except OSError as error:
+                raise refusal(file, error) from None
+            lines.append(f"{Path(file).name} {status.st_size} {status.st_mtime_ns}")
         return str(Path(self.files[0]).parent.resolve()), lines
 
     def tally(self) -> dict[str, int]:
@@ -144,6 +156,7 @@ class DataFeed:
     def __init__(
         self, workload: Workload, recipe: Recipe, real: Tensor, seed: int, *, rank: int = 0, ranks: int = 1
     ) -> None:
+        check_configs(workload, recipe)
         if workload.data is None:
             dataset = RandomImages(workload.resolution, recipe.uint8_input, workload.batch)
         else:
@@ -256,7 +269,12 @@ class DataFeed:
         while True:
             if self.iterator is None:
                 self.iterator = dataworkers.started(self.loader)
-            batch = next(self.iterator, None)
+            try:
+                batch = next(self.iterator, None)
+            except (
+                ConfigError
+            ) as error:  # That of a worker brings a traceback as text, and ends with the line.
+                raise ConfigError(str(error).strip().rpartition("ConfigError: ")[2]) from None
             if batch is None:
                 self.iterator = None
                 self.sampler.epoch += 1

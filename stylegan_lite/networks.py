@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stylegan_lite.config import Recipe, Workload
+from stylegan_lite.config import Recipe, Workload, check_configs
 from stylegan_lite.layers import Conv, Dense, FromRGB, ModulatedConv, ToRGB
 from stylegan_lite.levers import discriminator_layer, synthesis_layer
 from stylegan_lite.ops import (
@@ -35,6 +35,7 @@ class Mapping(nn.Module):
 
     def __init__(self, workload: Workload, recipe: Recipe) -> None:
         super().__init__()
+        check_configs(workload, recipe)
         widths = [workload.z_dim] + [workload.w_dim] * workload.mapping_layers
         self.layers = nn.ModuleList(
             Dense(a, b, act=True, lr_multiplier=0.01, recipe=recipe) for a, b in itertools.pairwise(widths)
@@ -66,6 +67,7 @@ class SynthesisBlock(nn.Module):
 
     def __init__(self, workload: Workload, recipe: Recipe, resolution: int) -> None:
         super().__init__()
+        check_configs(workload, recipe)
         channels = workload.fmaps(resolution)
         self.recipe = recipe
         self.conv0 = self.conv1 = None
@@ -130,13 +132,15 @@ class Generator(nn.Module):
     """Mapping and synthesis.
 
     ``forward(ws, noise)``: ``ws`` [N, num_ws, w_dim], ``noise`` from :meth:`noise_shapes` -> image [N, 3, R, R], full
-    precision, unbounded. A block's toRGB shares its w with the next block's first layer, as published.
+    precision, unbounded. A block's toRGB shares its w with the next block's first layer, as published. Raises
+    ConfigError unless made with a Workload and a Recipe.
     """
 
     again: Kind = ""  # what backward runs once more; set for each phase
 
     def __init__(self, workload: Workload, recipe: Recipe) -> None:
         super().__init__()
+        check_configs(workload, recipe)
         # Backward calls it once only gradients of ``last`` are to come.
         self.notice: Callable[[], None] | None = None
         self.workload = workload
@@ -214,6 +218,7 @@ class DiscriminatorBlock(nn.Module):
 
     def __init__(self, workload: Workload, recipe: Recipe, resolution: int) -> None:
         super().__init__()
+        check_configs(workload, recipe)
         inputs, outputs = workload.fmaps(resolution), workload.fmaps(resolution // 2)
         both: dict[str, Any] = {"shares_filter": recipe.fused_filter, "clamp": workload.conv_clamp}
         self.conv0 = None
@@ -266,13 +271,15 @@ def minibatch_std(x: Tensor, group: int, parts: int = 1, multiple: int = 1) -> T
 class Discriminator(nn.Module):
     """The map from image [N, 3, R, R] to logits [N, 1], full precision.
 
-    ``parts`` batches may follow one another along N: no statistic is taken over samples of two of them.
+    ``parts`` batches may follow one another along N: no statistic is taken over samples of two of them. Raises
+    ConfigError unless made with a Workload and a Recipe.
     """
 
     again: Kind = ""  # what backward runs once more; set for each phase
 
     def __init__(self, workload: Workload, recipe: Recipe) -> None:
         super().__init__()
+        check_configs(workload, recipe)
         self.notice: Callable[[], None] | None = None  # as the generator's
         top = workload.fmaps(4)
         self.group = workload.mbstd_group

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from kernels.common import dependent_launch
 from stylegan_lite import fills, losses, micro, recompute
 from stylegan_lite.compiled import Compiled
-from stylegan_lite.config import ConfigError, Recipe, Workload
+from stylegan_lite.config import ConfigError, Recipe, Workload, check_configs
 from stylegan_lite.data import DataFeed
 from stylegan_lite.inputs import PhaseInputs
 from stylegan_lite.losses import PHASES
@@ -38,6 +38,7 @@ class Phases:
     """The networks of one recipe, with their optimizers, data, buffers and captured graphs, and the phases on them."""
 
     def __init__(self, workload: Workload, recipe: Recipe, *, device: str, seed: int) -> None:
+        check_configs(workload, recipe)
         recipe.refuse_on(device)
         recipe.refuse_for(workload)
         if recipe.dependent_launch and (why := dependent_launch.unavailable()):

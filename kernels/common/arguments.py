@@ -4,6 +4,7 @@ They read types, shapes and Python's own numbers, never a tensor's values: nothi
 """
 
 import math
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -33,9 +34,13 @@ def check_tensors(needed: dict[str, Any], **given: Any) -> None:
             first = here
             if here.type == "meta":
                 raise ValueError(f"{name} is on the meta device, which holds no values: use a GPU or the CPU")
-        # PyTorch's own ops take a CPU's scalar beside tensors on a GPU.
-        elif here != first and (t.dim() or here.type == "meta"):
+        elif here != first:
             raise ValueError(f"{name} is on {here}, {next(iter(needed))} on {first}: move one of them")
+
+
+def fits(shape: Sequence[int], *wanted: Sequence[int]) -> bool:
+    """Return whether a shape is one of those wanted. torch.compile finds a symbol by `==`, but not by `in`."""
+    return any(shape == each for each in wanted)
 
 
 def each(name: str, tensors: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.common.arguments import check_dtype, check_flags, check_numbers, check_tensors
+from kernels.common.arguments import check_dtype, check_flags, check_numbers, check_tensors, fits
 from kernels.common.needed import needed
 from kernels.common.tiles import accumulator, check_device, dense, dense_as, is_nhwc, output_dtype
 from kernels.linear.rgb_kernels import Call, correlate, narrow, wide
@@ -173,8 +173,9 @@ def _check_to(x, weight, style, bias, image, gain, dtype) -> Tensor:
         raise ValueError(f"x must be a float tensor [N, C, H, W] with pixels, got {x.dtype} {tuple(x.shape)}")
     n, c = x.shape[:2]
     has_style = style is None and weight.dim() == 3
-    k = weight.shape[1 if has_style else 0]
-    if weight.shape not in (((n, k, c),) if has_style else ((k, c), (k, c, 1, 1))) or not 1 <= k <= MOST:
+    k = weight.shape[1 if has_style else 0] if weight.dim() else 0
+    right = ((n, k, c),) if has_style else ((k, c), (k, c, 1, 1))
+    if not fits(weight.shape, *right) or not 1 <= k <= MOST:
         wanted = f"[1 to {MOST}, C] = [K, {c}], or [{n}, K, {c}] with a style in it"
         raise ValueError(f"weight must be {wanted}, got {tuple(weight.shape)}")
     if style is not None and style.shape != (n, c):
@@ -196,7 +197,7 @@ def _check_from(image, weight, bias, gain, slope, act_gain, channels_last) -> Te
             f"image must be a float tensor [N, 1 to {MOST}, H, W] with pixels, got {image.dtype} {tuple(image.shape)}"
         )
     k = image.shape[1]
-    if weight.shape[1:] not in ((k,), (k, 1, 1)):
+    if not fits(weight.shape[1:], (k,), (k, 1, 1)):
         raise ValueError(f"weight must be [C, K] = [C, {k}], got {tuple(weight.shape)}")
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(f"bias must be [C] = [{weight.shape[0]}], got {tuple(bias.shape)}")

@@ -121,9 +121,9 @@ def bytes_moved(
     return activation + (noise.nbytes if noise is not None else 0)
 
 
-def _check(x, bias, noise, strength, scale, act, slope, gain, clamp=None) -> tuple[float, float]:
-    """Validate the arguments, and return the activation's slope and gain."""
-    check_tensors({"x": x}, bias=bias, noise=noise, strength=strength, scale=scale)
+def _check(x, bias, noise, strength, scale, act, slope, gain, clamp=None, **needed) -> tuple[float, float]:
+    """Validate the arguments, and return the activation's slope and gain. Only `needed` tensors must be given."""
+    check_tensors({"x": x, **needed}, bias=bias, noise=noise, strength=strength, scale=scale)
     if x.dim() not in (2, 4):
         raise ValueError(f"x must be a float tensor [N, C] or [N, C, H, W], got {x.dtype} {tuple(x.shape)}")
     n, c = x.shape[:2]

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.common.arguments import check_tensors
 from kernels.common.dependent_launch import after_previous
 from kernels.common.needed import needed
 from kernels.common.sums import Sums, store_row, store_total
@@ -64,8 +63,7 @@ def bias_act_modulate(
 
     Arguments, results and errors are as `bias_act`.
     """
-    check_tensors({"x": x, "style": style})
-    slope, gain = _check(x, bias, noise, strength, scale, "lrelu", slope, gain)
+    slope, gain = _check(x, bias, noise, strength, scale, "lrelu", slope, gain, style=style)
     if x.dim() != 4 or style.shape != x.shape[:2]:
         raise ValueError(f"need x [N, C, H, W] and style [N, C], got {tuple(x.shape)}, {tuple(style.shape)}")
     learns = noise is not None and noise.requires_grad and torch.is_grad_enabled()  # in projection only
@@ -91,6 +89,7 @@ def bias_act_modulate_reference(
     gain: float = math.sqrt(2),
 ) -> tuple[Tensor, Tensor]:
     """Compute `bias_act_modulate` in plain PyTorch. Arguments and results as `bias_act_modulate`."""
+    _check(x, bias, noise, strength, scale, "lrelu", slope, gain, style=style)
     how = {"noise": noise, "strength": strength, "scale": scale, "slope": slope, "gain": gain}
     y = bias_act_reference(x, bias, **how)
     return y, modulate_reference(y, style)

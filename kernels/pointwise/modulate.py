@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.common.arguments import check_tensors
+from kernels.common.arguments import check_tensors, fits
 from kernels.common.dependent_launch import after_previous
 from kernels.common.needed import needed
 from kernels.common.sums import Sums, store_row
@@ -62,7 +62,7 @@ def bytes_moved(x: Tensor, *, backward: bool = False, out: torch.dtype | None = 
 
 def _check(x: Tensor, style: Tensor) -> None:
     check_tensors({"x": x, "style": style})
-    if x.dim() != 4 or style.shape not in (x.shape[:2], (*x.shape[:2], 1, 1)):
+    if x.dim() != 4 or not fits(style.shape, x.shape[:2], (*x.shape[:2], 1, 1)):
         raise ValueError(
             f"need x [N, C, H, W] and style [N, C], got {tuple(x.shape)} and {tuple(style.shape)}"
         )

@@ -2,6 +2,8 @@
 
 from torch import Tensor
 
+from kernels.common.arguments import fits
+
 
 def check_pair(noise: Tensor | None, strength: Tensor | None) -> None:
     """Raise ValueError unless noise and strength are both None, or both given with a strength of one number."""
@@ -18,7 +20,7 @@ def check_noise(noise: Tensor | None, strength: Tensor | None, x: Tensor) -> Non
 
 def noise_fits(noise: Tensor, samples: int, size: tuple[int, ...]) -> bool:
     """Return whether noise is for images of this size: one for each sample, or one for all samples."""
-    return noise.shape in ((samples, 1, *size), (1, 1, *size))
+    return fits(noise.shape, (samples, 1, *size), (1, 1, *size))
 
 
 def noise_stride(noise: Tensor | None) -> int:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.common.arguments import check_tensors
 from kernels.common.dependent_launch import after_previous
 from kernels.common.needed import needed
 from kernels.common.tiles import (
@@ -125,8 +124,7 @@ def fork_bytes_moved(x: Tensor, taps: Sequence[float], *, backward: bool = False
 
 
 def _check_residual(x, bias, residual, act, slope, gain) -> tuple[float, float]:
-    check_tensors({"x": x, "residual": residual})
-    found = _check(x, bias, None, None, None, act, slope, gain)
+    found = _check(x, bias, None, None, None, act, slope, gain, residual=residual)
     if residual.shape != x.shape:
         raise ValueError(
             f"residual must be a float tensor of x's shape {tuple(x.shape)}, "

@@ -26,13 +26,13 @@ def scale_act(x: Tensor, scale: Tensor, *, slope: float = 0.2, gain: float = GAI
 
     Returns and raises as `bias_act`.
     """
-    check_tensors({"x": x, "scale": scale})
+    check_tensors({"scale": scale})
     return bias_act(x, scale=scale, slope=slope, gain=gain)
 
 
 def scale_act_reference(x: Tensor, scale: Tensor, *, slope: float = 0.2, gain: float = GAIN) -> Tensor:
     """Compute `scale_act` in plain PyTorch. Arguments, result dtype and memory format as `scale_act`."""
-    check_tensors({"x": x, "scale": scale})
+    check_tensors({"scale": scale})
     return bias_act_reference(x, scale=scale, slope=slope, gain=gain)
 
 

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.common.arguments import check_tensors
 from kernels.common.needed import needed
 from kernels.common.tiles import check_device, dense, dense_as, output_dtype
 from kernels.pointwise.bias_act import Call, _BiasActGrad
@@ -56,8 +55,7 @@ def filter_act_modulate(
 
     The other arguments, results and errors are as `filter_act`.
     """
-    check_tensors({"x": x, "style": style})
-    call = _check(x, bias, taps, padding, filter_gain, slope, gain, noise, strength, scale, style)
+    call = _check(x, bias, taps, padding, filter_gain, slope, gain, noise, strength, scale, style=style)
     if noise is not None and noise.requires_grad and torch.is_grad_enabled():
         raise ValueError("noise has no gradient here; call upfirdn2d, bias_act and modulate")
     check_device(x)
@@ -85,8 +83,7 @@ def filter_act_modulate_reference(
     gain: float = GAIN,
 ) -> Tensor:
     """Compute `filter_act_modulate` in plain PyTorch. Arguments and result as `filter_act_modulate`."""
-    check_tensors({"x": x, "style": style})
-    _check(x, bias, taps, padding, filter_gain, slope, gain, noise, strength, scale, style)
+    _check(x, bias, taps, padding, filter_gain, slope, gain, noise, strength, scale, style=style)
     how = {"padding": padding, "filter_gain": filter_gain, "slope": slope, "gain": gain}
     y = filter_act_reference(x, taps, bias, noise=noise, strength=strength, scale=scale, **how)
     return modulate_reference(y, style)

@@ -156,10 +156,10 @@ def bytes_moved(
 
 
 def _check(
-    x, bias, taps, padding, filter_gain, slope, gain, noise=None, strength=None, scale=None, style=None
+    x, bias, taps, padding, filter_gain, slope, gain, noise=None, strength=None, scale=None, **style
 ) -> Act:
-    """Validate the arguments, and return the call's facts."""
-    check_tensors({"x": x}, bias=bias, noise=noise, strength=strength, scale=scale, style=style)
+    """Validate the arguments, and return the call's facts. A style, if one is passed, may not be None."""
+    check_tensors({"x": x, **style}, bias=bias, noise=noise, strength=strength, scale=scale)
     check_numbers(slope=slope, gain=gain, filter_gain=filter_gain)
     plan = _plan(x, taps, 1, 1, padding, filter_gain, False)
     sides = _sides(padding)
@@ -168,7 +168,8 @@ def _check(
     if not 0 < slope <= 1 or not gain > 0:
         raise ValueError(f"slope must be in (0, 1] and gain above 0, got slope {slope!r}, gain {gain!r}")
     n, c = x.shape[:2]
-    for name, t, shape in (("bias", bias, (c,)), ("scale", scale, (n, c)), ("style", style, (n, c))):
+    for name, t in {"bias": bias, "scale": scale, **style}.items():
+        shape = (c,) if name == "bias" else (n, c)
         if t is not None and t.shape != shape:
             raise ValueError(f"{name} must be {list(shape)}, got {tuple(t.shape)}")
     check_pair(noise, strength)

@@ -103,6 +103,8 @@ def power_iteration(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequenc
     _check(weights, us, vs, None)
     if not all(t.is_contiguous() for t in (*us, *vs)):
         raise ValueError("u and v are written in place: they must be contiguous")
+    if torch.compiler.is_compiling():
+        return power_iteration_reference(weights, us, vs)
     check_device(weights[0])
     weights = tuple(dense(w) for w in weights)
     acc, cover = accumulator(weights[0].dtype), _cover(_layers(weights))

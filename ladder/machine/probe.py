@@ -217,7 +217,7 @@ def _nvjpeg_error(torch: Any) -> str | None:
         file = io.BytesIO()
         Image.new("RGB", (16, 16), (200, 100, 50)).save(file, "JPEG")
         data = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
-        found = Decoder(torch.device("cuda"), 16)([(data, False)])
+        found = Decoder(torch.device("cuda"), 16)([(data, False, "a test image")])
         return (
             None
             if abs(float(found[0, 0].float().mean()) - 200) < 8

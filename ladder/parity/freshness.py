@@ -117,7 +117,7 @@ def _order(length: int, seed: int, flips: bool, epoch: int) -> list[tuple[int, b
 def _plain(source: Any, index: int, flip: bool, as_jpeg: bool) -> Tensor:
     pixels = source.decode(index)
     if as_jpeg and not hasattr(source, "files"):  # it became a file first
-        data, _ = JpegFiles(source)[index, False]
+        data, *_ = JpegFiles(source)[index, False]
         with Image.open(io.BytesIO(data.numpy().tobytes())) as image:
             pixels = np.asarray(image.convert("RGB"))
     pixels = np.flip(pixels, 1) if flip else pixels

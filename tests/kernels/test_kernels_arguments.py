@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kernels
 
@@ -14,38 +15,38 @@ def t(*shape: int) -> torch.Tensor:
     return torch.ones(shape, device=DEVICE)
 
 
-def calls() -> dict[str, dict]:
+def calls(n: int = 2, size: int = 8) -> dict[str, dict]:
     """Return a call of each op that is right, with all of its arguments that may be wrong."""
-    x, noise = t(2, 3, 8, 8), {"noise": t(2, 1, 8, 8), "strength": t()}
-    smaller = {"noise": t(2, 1, 7, 7), "strength": t()}
+    x, noise = t(n, 3, size, size), {"noise": t(n, 1, size, size), "strength": t()}
+    smaller = {"noise": t(n, 1, size - 1, size - 1), "strength": t()}
     act, filtered = {"slope": 0.2, "gain": 1.4}, {"padding": 1, "filter_gain": 1.0}
-    groups = {"energies": [t(4, 3)], "styles": [t(2, 3)], "eps": 1e-8}
+    groups = {"energies": [t(4, 3)], "styles": [t(n, 3)], "eps": 1e-8}
     spectral = {"weights": [t(4, 3)], "us": [t(4)], "vs": [t(3)]}
     taps = {"x": x, "taps": TAPS, "up": 1, "down": 1, "padding": 1, "gain": 1.0, "flip": False}
     return {
         "act_filter": {"x": x, "bias": t(3), "taps": TAPS, **filtered, **act},
-        "bias_act": {"x": x, "bias": t(3), **noise, "scale": t(2, 3), "act": "lrelu", **act, "clamp": 1.0},
-        "bias_act_modulate": {"x": x, "bias": t(3), "style": t(2, 3), **noise, "scale": t(2, 3), **act},
+        "bias_act": {"x": x, "bias": t(3), **noise, "scale": t(n, 3), "act": "lrelu", **act, "clamp": 1.0},
+        "bias_act_modulate": {"x": x, "bias": t(3), "style": t(n, 3), **noise, "scale": t(n, 3), **act},
         "bias_act_residual": {"x": x, "bias": t(3), "residual": x, "act": "lrelu", **act},
         "bias_act_skip": {"x": x, "bias": t(3), "low": x, "weight": t(3, 3, 1, 1), "act": "lrelu", **act},
         "conv2d": {"x": x, "weight": t(4, 3, 3, 3), "stride": 1, "padding": 1, "groups": 1},
         "conv_transpose2d": {"x": x, "weight": t(3, 4, 3, 3), "stride": 2, "output_padding": 1, "groups": 1},
-        "demodulate": {"weight": t(4, 3, 3, 3), "style": t(2, 3), "eps": 1e-8},
+        "demodulate": {"weight": t(4, 3, 3, 3), "style": t(n, 3), "eps": 1e-8},
         "demodulate_group": groups,
         "demodulate_group_fork": groups,
-        "dense": {"x": t(2, 5), "weight": t(4, 5), "bias": t(4), "weight_gain": 1.0, "act": True, **act},
-        "dense_group": {"x": t(2, 3, 5), "weights": [t(4, 5)], "biases": [t(4)], "slots": [2], "bias_gain": 1.0},
-        "filter_act": {"x": x, "taps": TAPS, "bias": t(3), **smaller, "scale": t(2, 3), **filtered, **act},
-        "filter_act_modulate": {"x": x, "taps": TAPS, "style": t(2, 3), **smaller, **filtered, **act},
+        "dense": {"x": t(n, 5), "weight": t(4, 5), "bias": t(4), "weight_gain": 1.0, "act": True, **act},
+        "dense_group": {"x": t(n, 3, 5), "weights": [t(4, 5)], "biases": [t(4)], "slots": [2], "bias_gain": 1.0},
+        "filter_act": {"x": x, "taps": TAPS, "bias": t(3), **smaller, "scale": t(n, 3), **filtered, **act},
+        "filter_act_modulate": {"x": x, "taps": TAPS, "style": t(n, 3), **smaller, **filtered, **act},
         "fork_upfirdn2d": taps,
         "from_rgb": {"image": x, "weight": t(4, 3), "bias": t(4), "gain": 1.0, "act_gain": 1.4},
-        "instance_norm_act": {"x": x, "scale": t(2, 3), "bias": t(2, 3), **noise, "eps": 1e-5, **act},
+        "instance_norm_act": {"x": x, "scale": t(n, 3), "bias": t(n, 3), **noise, "eps": 1e-5, **act},
         "minibatch_std": {"x": x, "group": 2, "parts": 1, "multiple": 1},
-        "modulate": {"x": x, "style": t(2, 3)},
+        "modulate": {"x": x, "style": t(n, 3)},
         "power_iteration": spectral,
-        "scale_act": {"x": x, "scale": t(2, 3), **act},
+        "scale_act": {"x": x, "scale": t(n, 3), **act},
         "spectral_norm": {**spectral, "gains": [1.0], "dtype": torch.float32},
-        "to_rgb": {"x": x, "weight": t(3, 3), "style": t(2, 3), "bias": t(3), "gain": 1.0, "image": x},
+        "to_rgb": {"x": x, "weight": t(3, 3), "style": t(n, 3), "bias": t(3), "gain": 1.0, "image": x},
         "upfirdn2d": taps,
         "weight_energies": {"weights": [t(4, 3, 3, 3)]},
     }  # fmt: skip
@@ -155,3 +156,81 @@ def test_the_checks_can_be_traced(dynamic):
     x = torch.randn(3, 3, 8, 8, device=DEVICE)
     for numbers in ((1.0, 2.0, 1), (1.5, 0.5, 2), (2.5, None, 1)):
         torch.testing.assert_close(compiled(x, *numbers), run(x, *numbers))
+
+
+FEW = ("bias_act", "from_rgb", "modulate", "power_iteration", "to_rgb")
+
+
+@pytest.mark.parametrize(
+    "op", [pytest.param(op, marks=[] if op in FEW else [pytest.mark.exhaustive]) for op in calls()]
+)
+def test_batch_and_resolution_may_change_under_the_compiler(op):
+    """The compiler knows the sizes of parameters, and has symbols for those of data."""
+    for function in (getattr(kernels, op), getattr(kernels, f"{op}_reference")):
+        torch._dynamo.reset()
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
+        for n, size in ((2, 8), (4, 12)):
+            got, want = (results(f, learning(op, n, size)) for f in (compiled, function))
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+def learning(op: str, n: int, size: int) -> dict:
+    """Return a call with a gradient of all that may have one. Tensors of one size for any data are parameters."""
+    torch.manual_seed(0)
+    other, found = calls(5, 16)[op], {}
+    for name, value in calls(n, size)[op].items():
+        alike = shapes(value) == shapes(other[name])
+        tensors = [torch.rand_like(v) if isinstance(v, torch.Tensor) else v for v in items(value)]
+        if name not in ("noise", "us", "vs") and shapes(value):
+            tensors = [torch.nn.Parameter(v) if alike else v.requires_grad_() for v in tensors]
+        elif alike and shapes(value):
+            tensors = [torch.nn.Parameter(v, requires_grad=False) for v in tensors]
+        found[name] = tensors if isinstance(value, list) else tensors[0] if shapes(value) else value
+    return found
+
+
+def items(value: object) -> list:
+    return value if isinstance(value, list) else [value]
+
+
+def shapes(value: object) -> list[tuple[int, ...]]:
+    return [tuple(v.shape) for v in items(value) if isinstance(v, torch.Tensor)]
+
+
+def tensors_in(value: object) -> int:
+    return len(shapes(value))
+
+
+def results(function, call: dict) -> list[torch.Tensor]:
+    """Return what a call returns or writes, and its gradients."""
+    given = [v for value in call.values() for v in items(value) if isinstance(v, torch.Tensor)]
+    found = function(**call)
+    made = list(found) if isinstance(found, list | tuple) else [found] if found is not None else []
+    made = [y for each in made for y in (each if isinstance(each, list | tuple) else [each])]
+    inputs = [v for v in given if v.requires_grad]
+    loss = sum(y.square().sum() for y in made)
+    grads = torch.autograd.grad(loss, inputs) if made else []
+    return [*(v.detach() for v in (*made, *given)), *grads]
+
+
+@pytest.mark.parametrize(
+    "op", [op for op, call in calls().items() if sum(map(tensors_in, call.values())) > 1]
+)
+def test_every_tensor_is_on_the_device_of_the_first(op):
+    """A scalar on the CPU beside tensors on a GPU is refused, too. Tensors without values need no GPU."""
+    right = calls()[op]
+    with FakeTensorMode():
+        on_gpu, on_cpu = ({k: placed(v, device) for k, v in right.items()} for device in ("cuda", "cpu"))
+        for name in filter(lambda name: tensors_in(right[name]), right):
+            for function in (getattr(kernels, op), getattr(kernels, f"{op}_reference")):
+                with pytest.raises(
+                    ValueError, match=r" is on (cpu|cuda:0), .* on (cpu|cuda:0): move one of them$"
+                ):
+                    function(**on_gpu | {name: on_cpu[name]})
+
+
+def placed(value: object, device: str) -> object:
+    """Return tensors of these shapes on a device, and anything else as it is."""
+    if isinstance(value, list):
+        return [placed(v, device) for v in value]
+    return torch.empty(value.shape, device=device) if isinstance(value, torch.Tensor) else value

@@ -201,7 +201,7 @@ def test_what_cannot_be_decoded_is_refused_as_without_a_cache(folder, cache):
         feed(folder, **CACHED).prepare()
     (folder / "3.png").unlink()
     (folder / "3.png").mkdir()  # cannot be opened, and that is not the cache's fault
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(ConfigError, match=r"^workload: data: 3\.png cannot be read: Is a directory$"):
         feed(folder, **CACHED).prepare()
 
 

@@ -96,6 +96,27 @@ def test_what_cannot_be_is_one_line(torchvision, folder, monkeypatch):
         batches(RECIPE, folder, 1)
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "not a JPEG"), (b"\x89PNG", "not a JPEG"), (None, "truncated"), (b"\xff\xd8rest", "not a JPEG")],
+)
+def test_a_file_that_cannot_be_decoded_is_named(torchvision, folder, workers, content, said):
+    whole = (folder / "07.jpg").read_bytes()
+    (folder / "07.jpg").write_bytes(whole[:-100] if content is None else content)
+    with pytest.raises(ConfigError, match=f"^workload: data: 07.jpg cannot be read: [^\\n]*{said}"):
+        batches(RECIPE | {"workers": workers}, folder, 5)
+
+
+def test_an_error_of_the_gpu_is_no_fault_of_a_file(torchvision, folder, monkeypatch):
+    def fails(*args, **kwargs):
+        raise RuntimeError("CUDA error")
+
+    monkeypatch.setattr(sys.modules["torchvision.io"], "decode_jpeg", fails)
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        batches(RECIPE, folder, 1)
+
+
 def test_a_machine_without_torchvision_says_what_to_install(monkeypatch):
     found = {"error": None, "triton_error": None, "capability": [9, 0], "bf16": True}
     missing = "needs torchvision: pip install torchvision"
@@ -110,5 +131,5 @@ def test_a_machine_without_torchvision_says_what_to_install(monkeypatch):
 
 def test_a_file_is_read_as_it_is(folder):
     source = types.SimpleNamespace(files=[str(folder / "03.jpg")], __len__=lambda self: 1)
-    data, flip = JpegFiles(source)[0, True]
-    assert flip and data.numpy().tobytes() == (folder / "03.jpg").read_bytes()
+    data, flip, name = JpegFiles(source)[0, True]
+    assert flip and name == "03.jpg" and data.numpy().tobytes() == (folder / "03.jpg").read_bytes()

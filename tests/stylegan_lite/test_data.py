@@ -1,10 +1,14 @@
+import errno
+from io import BytesIO
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from stylegan_lite import ConfigError, Recipe, Workload
+from stylegan_lite import ConfigError, Recipe, Workload, imagecache, make_step
 from stylegan_lite.data import DataFeed, EpochSampler
+from tests.support.small import SMALL
 
 
 @pytest.fixture
@@ -100,6 +104,66 @@ def test_unusable_folders_are_refused_in_one_line(folder, tmp_path):
         loader = feed(folder)
         for _ in range(3):
             loader.next()
+
+
+def damaged(path, content):
+    """Write a file that no batch can be made of, or none at all. Return what is to be said of it."""
+    picture = BytesIO()
+    Image.effect_noise((16, 16), 100).convert("RGB").save(picture, "JPEG" if path.suffix == ".jpg" else "PNG")
+    path.write_bytes({"truncated": picture.getvalue()[:-60]}.get(content, content.encode()))
+    if content == "missing":
+        path.unlink()
+    return {"truncated": "truncated", "missing": "No such file"}.get(content, "not a JPEG or PNG image")
+
+
+WAYS = [
+    {},
+    {"uint8_input": True},
+    {"workers": 1, "prefetch_factor": 1},
+    {"workers": 2, "persistent_workers": True, "uint8_input": True},
+    {"cached_images": True},
+]
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("recipe", WAYS, ids=str)
+@pytest.mark.parametrize("content", ["truncated", "<html>", "", "missing"])
+@pytest.mark.parametrize("name", ["5.png", "photo 5.jpg"])
+def test_a_picture_that_cannot_be_decoded_is_named_in_one_line(folder, monkeypatch, recipe, content, name):
+    monkeypatch.setattr(imagecache, "CACHE", folder / "cache")
+    (folder / "5.png").rename(folder / name)
+    loader = feed(folder, **recipe)
+    said = damaged(folder / name, content)
+    try:
+        with pytest.raises(ConfigError) as refusal:
+            loader.prepare()
+            for _ in range(6):
+                loader.next()
+    finally:
+        loader.close()
+    text = str(refusal.value)
+    assert text.startswith(f"workload: data: {name} cannot be read: ") and said in text and "\n" not in text
+    assert list((folder / "cache").glob("*")) == []
+
+
+def test_a_step_stops_at_such_a_picture_and_a_worker_says_the_size(folder):
+    workload = SMALL | {"data": str(folder)}
+    Image.new("RGB", (8, 8)).save(folder / "new\nline.png")
+    step = make_step(workload, {"workers": 1}, device="cpu")
+    with pytest.raises(ConfigError) as refusal:
+        for _ in range(3):
+            step.step()
+    step.close()
+    assert str(refusal.value) == r"workload: data: 'new\nline.png' is 8x8, expected 16x16"
+
+
+def test_a_machine_without_files_left_is_no_fault_of_a_picture(folder, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Image, "open", full)
+    with pytest.raises(OSError, match="Too many open files"):
+        feed(folder).next()
 
 
 @pytest.mark.gpu

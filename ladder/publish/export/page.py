@@ -257,7 +257,7 @@ def readme(origin: Origin, ops: list[Op], package: str, digest: str) -> str:
             " decides, by its first argument. With TRITON_INTERPRET=1, set before the first import of triton, the"
             " fused kernels run on a CPU, slowly.",
             f"Under torch.compile an op is an operator of PyTorch (`torch.ops.{package}.*`) or plain PyTorch. There it"
-            " can be differentiated once.",
+            " can be differentiated once. Batch and resolution may change (`dynamic=True`).",
             "Tile sizes come from tables, measured on one H200. Nothing is tuned at run time.",
         ]
     if alone := [f"`{name}`" for name in described if name in EVERYWHERE]:
