@@ -1,4 +1,4 @@
-"""Workload and recipe: two frozen dataclasses of plain data, checked when they are made.
+"""Workload and recipe: two frozen dataclasses of plain data. `from_dict` checks them.
 
 A workload is the training task, a recipe the way it runs. Both come from YAML, so every refusal is one line that names
 the file and the key.

@@ -271,9 +271,8 @@ class DataFeed:
                 self.iterator = dataworkers.started(self.loader)
             try:
                 batch = next(self.iterator, None)
-            except (
-                ConfigError
-            ) as error:  # That of a worker brings a traceback as text, and ends with the line.
+            except ConfigError as error:
+                # A worker's error has its traceback as text, which ends with the line.
                 raise ConfigError(str(error).strip().rpartition("ConfigError: ")[2]) from None
             if batch is None:
                 self.iterator = None
