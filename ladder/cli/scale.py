@@ -95,8 +95,8 @@ def scale(
     Each way runs as one process group for each number of GPUs, and alone on one GPU without a reduction. Efficiency,
     exposed communication and memory are reported. If a rank dies or hangs, its whole group ends, and the rank is named.
 
-    Exit status: 0 if every point has a number. 1 if a point has none. 2 if the request is impossible. 130 if
-    interrupted or the budget was over.
+    Exit status: 0 if every point that can run here has a number. 1 if one has none. 2 if the request is impossible.
+    130 if interrupted or the budget was over.
     """
     from ladder.engine import sitting
     from ladder.machine import environment, system
