@@ -97,8 +97,8 @@ def scale(
     Each way runs as one process group for each number of GPUs, and alone on one GPU without a reduction. Efficiency,
     exposed communication and memory are reported. If a rank dies or hangs, its whole group ends, and the rank is named.
 
-    Exit status: 0 if every point has a number. 1 if a point has none. 2 if the request is impossible. 130 if
-    interrupted or the budget was over.
+    Exit status: 0 if every point that can run here has a number. 1 if one has none, or lacks a generation. 2 if the
+    request is impossible. 130 if interrupted or the budget was over.
     """
     from ladder.engine import sitting
     from ladder.machine import environment, system
@@ -130,9 +130,14 @@ def scale(
         first()
         environment.tell(as_json)
         result = scaling_.measure(asked, result, lambda line: click.echo(line, err=True), save)
-    found = plain(result)
-    parts = [point for point in found["points"] if point["status"] != "n/a"]
-    ending.end(found, report.text(result), paths, as_json, parts, resumes=True)
+    parts = [point for point in plain(result)["points"] if point["status"] != "n/a"]
+    most = result.protocol.generations
+    for point in parts:  # a rank that died in a later generation leaves a number that stands on fewer
+        if result.complete and 0 < (there := len(point["runs"])) < most:
+            point["status"] = "failed"
+            named = f"{point['way']}, {point['scaling']}, {point['gpus']}"
+            click.echo(f"{named}: {there} of {most} generations, a later one failed", err=True)
+    ending.end(plain(result), report.text(result), paths, as_json, parts, resumes=True)
 
 
 @dataclass(frozen=True)

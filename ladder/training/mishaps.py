@@ -37,7 +37,8 @@ def explain(error: BaseException) -> str | None:
         return _open_files()
     if "can't start new thread" in low or _number(error) == errno.EAGAIN:
         return f"no more processes or threads may be started (ulimit -u): end others, or have {_WORKERS}"
-    if "connection closed by peer" in low or "nccl" in low:
+    peers = ("gloo", "nccl")  # their connections are closed, reset, refused or silent for too long
+    if not isinstance(error, OSError) and any(sign in low for sign in peers):  # a file may be named so
         return "another rank has ended, or its network: see what it said"
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ladder.base.errors import UserError
+from ladder.base.errors import UserError, describe
 from ladder.base.plain import Fields
 from ladder.machine import system
+from ladder.training import mishaps
 
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+MEETING = ("MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,16 @@ class Ranks:
 
 
 def of_environment(environment: Mapping[str, str] = os.environ) -> Ranks | None:
-    """Return this process's place among those that torchrun has started, or None for a single process."""
-    if any(name not in environment for name in VARIABLES):
+    """Return this process's place among those that torchrun has started, or None for a single process.
+
+    Raises UserError if only some of torchrun's variables are set: each process would train alone.
+    """
+    if environment.get("WORLD_SIZE", "1") == "1":
         return None
+    if missing := [name for name in (*VARIABLES, *MEETING) if name not in environment]:
+        raise UserError(
+            f"WORLD_SIZE is set, and {', '.join(missing)} not: start with torchrun, which sets all, or unset WORLD_SIZE"
+        )
     try:
         rank, size, local = (int(environment[name]) for name in VARIABLES)
     except ValueError:
@@ -96,8 +105,17 @@ def joined(device: str) -> Iterator[Ranks | None]:
                     f" {torch.cuda.device_count()} GPUs: give as many to --nproc-per-node"
                 )
             torch.cuda.set_device(found.local)
-        dist.init_process_group("nccl" if device == "cuda" else "gloo")
+        try:
+            dist.init_process_group("nccl" if device == "cuda" else "gloo")
+        except (ValueError, dist.DistError) as error:
+            where = ":".join(os.environ[name] for name in MEETING)
+            raise UserError(f"the ranks cannot meet at {where}: {describe(error)}") from error
         waiting = dist.new_group(backend="gloo") if device == "cuda" else dist.group.WORLD
-        yield Ranks(found.rank, found.size, found.local, waiting)
-        dist.barrier(waiting)
+        try:
+            yield Ranks(found.rank, found.size, found.local, waiting)
+            dist.barrier(waiting)
+        except RuntimeError as error:  # what the rank that writes has not told already
+            if (why := mishaps.explain(error)) is None:
+                raise
+            raise UserError(f"rank {found.rank}: {why}") from error
         dist.destroy_process_group()

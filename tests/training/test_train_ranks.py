@@ -26,13 +26,20 @@ from ladder.base.paths import ROOT
 from ladder.images.prepare import ImageSet
 from ladder.training import checkpoint, mishaps
 from ladder.training.following import follow
-from ladder.training.ranks import Ranks, of_environment
+from ladder.training.ranks import Ranks, joined, of_environment
 from ladder.training.train import train
 from tests.support import process_groups
 from tests.support.small import LITTLE
 
 WORKLOAD = LITTLE | {"batch": 8, "pl_interval": 2, "r1_interval": 4}
 FP64 = {"precision": "fp64"}
+GIVEN = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "29500",
+}  # what torchrun sets
 COUNT = 22  # images: an epoch of two batches, and six images left out
 
 
@@ -128,11 +135,29 @@ def test_all_ranks_stop_after_the_step_in_which_one_was_told_to(trained):
 
 
 def test_torchruns_variables_are_read_and_nothing_else():
-    given = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
-    assert of_environment(given) == Ranks(3, 4, 1)
-    assert of_environment({}) is None and of_environment(given | {"WORLD_SIZE": "1"}) is None
+    assert of_environment(GIVEN) == Ranks(3, 4, 1)
+    assert of_environment({}) is None and of_environment(GIVEN | {"WORLD_SIZE": "1"}) is None
     with pytest.raises(UserError, match="must be numbers"):
-        of_environment(given | {"RANK": "first"})
+        of_environment(GIVEN | {"RANK": "first"})
+
+
+@pytest.mark.parametrize("missing", ["RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
+def test_a_launcher_that_sets_only_some_variables_is_refused(missing):
+    """Without LOCAL_RANK each of the processes trained alone; without a port PyTorch's traceback was the answer."""
+    with pytest.raises(UserError, match=f"{missing} not: start with torchrun"):
+        of_environment({name: value for name, value in GIVEN.items() if name != missing})
+
+
+@pytest.mark.parametrize("port", ["a word", "65536", "taken"])
+def test_ranks_that_cannot_meet_are_told_in_one_line(port, monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = str(taken.getsockname()[1]) if port == "taken" else port
+        for name, value in (GIVEN | {"RANK": "0", "MASTER_PORT": number}).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(UserError, match=rf"cannot meet at 127.0.0.1:{number}: "), joined("cpu"):
+            pass
 
 
 def test_a_recipe_gets_the_flat_all_reduce_unless_it_names_a_way():
@@ -143,9 +168,29 @@ def test_a_recipe_gets_the_flat_all_reduce_unless_it_names_a_way():
         ranks.recipe({"reduce": "data_parallel"})
 
 
-def test_a_peer_that_is_gone_is_one_line():
-    error = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:31")
-    assert mishaps.explain(error) == "another rank has ended, or its network: see what it said"
+@pytest.mark.parametrize(
+    "said",
+    [
+        "pair.cc:547] Connection closed by peer [127.0.0.1]:31",
+        "pair.cc:547] Read error [127.0.0.1]:31: Connection reset by peer",
+        "unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete",
+    ],
+)
+def test_a_peer_that_is_gone_is_one_line(said):
+    found = mishaps.explain(RuntimeError(f"[gloo/transport/tcp/{said}"))
+    assert found == "another rank has ended, or its network: see what it said"
+
+
+@pytest.mark.parametrize("said", ["gloo/transport/tcp/pair.cc:547] Connection closed by peer", "a mistake"])
+def test_a_rank_that_writes_nothing_tells_in_one_line_that_a_peer_is_gone(said, monkeypatch):
+    for name, value in GIVEN.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(dist, "init_process_group", lambda backend: None)
+    with pytest.raises(
+        RuntimeError if said == "a mistake" else UserError, match=r"rank 3: another|a mistake"
+    ):
+        with joined("cpu"):
+            raise RuntimeError(said)
 
 
 # torchrun itself

@@ -178,6 +178,24 @@ def test_groups_without_room_together_are_measured_apart_from_then_on(
 # A stopped run, and going on with it
 
 
+def test_a_rank_that_dies_in_a_later_generation_is_told_and_measured_again(tmp_path, monkeypatch):
+    """The point keeps the number of the generations before, so only a line says that one is missing."""
+    real = FakeGroup.cycle
+
+    def cycle(group: FakeGroup) -> float:
+        if group.number == 2:  # the first of the second generation
+            raise WorkerFailure("failed", "visit: worker killed by SIGKILL")
+        return real(group)
+
+    monkeypatch.setattr(FakeGroup, "cycle", cycle)
+    said = run(tmp_path, "flat", *OPTIONS, "--generations", 2)
+    assert said.exit_code == 1 and ": 1 of 2 generations, a later one failed" in said.output
+    path, found = read(tmp_path)
+    assert "go on: " in said.output and [p["status"] for p in found["points"]] == ["ok", "ok"]
+    again = run(tmp_path, "--resume", path, "--generations", 2)
+    assert again.exit_code == 0 and min(map(len, generations(read(tmp_path)[1]).values())) == 2
+
+
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two ways that was ended while the second profiled its second generation."""
