@@ -184,6 +184,7 @@ class Worker:
             if do in TIMED:  # once a cycle's time is known, a hang need not take the generous limit
                 known = max(_LEAST_CYCLE_TIMEOUT, _CYCLE_TIMEOUT_FACTOR * message.get("seconds", 0.0))
                 patience = min(known, self._timeouts[do])
+                self._timeouts["cycle"] = min(patience, self._timeouts["cycle"])  # of a later command
             if on_progress:
                 on_progress(message)
         self._busy = False

@@ -31,8 +31,9 @@ EARLIER = {
     # Until 23 November 2026 every byte of a rung's and a ladder's file counted: such a digest, and that of those files.
     "97cbb728d8b30849": "a23c60d086c20765",
     # On 27 November 2026 messages changed, and what the server of workers says of one that has ended.
-    "5c74667a07b6078c": "9b63bdc1ab2184b2",
-    # On 28 November 2026 what the ops and the training step refuse changed.
+    "5c74667a07b6078c": "d3579ebf82383b1b",
+    # On 28 November 2026 what the ops and the training step refuse changed, and after how long a stopped rank is ended.
+    "9b63bdc1ab2184b2": "d3579ebf82383b1b",
     "65ad0c29e1ebee4b": "acfb2f1d07c156e6",
     "013d5d458906a9a2": "acfb2f1d07c156e6",
     "c23d2a7787912498": "172512943082338b",

@@ -67,6 +67,16 @@ def test_each_cycle_is_a_sign_of_life(worker: Worker) -> None:
     worker.close()
 
 
+def test_a_known_cycle_shortens_the_limit_of_the_next(worker: Worker, monkeypatch: Any) -> None:
+    monkeypatch.setattr(pool, "_LEAST_CYCLE_TIMEOUT", 2.0)
+    build(worker)
+    worker.call("begin")
+    worker.call("cycle")
+    os.kill(worker.pid, signal.SIGSTOP)
+    with pytest.raises(WorkerFailure, match="no sign of life for 2 s"):
+        worker.call("cycle")
+
+
 def test_a_visit_and_its_parts_tell_the_same(worker: Worker) -> None:
     build(worker)
     whole = visit(worker)

@@ -157,7 +157,8 @@ class _State:
                     self._keep(self._measure(pool, part, generation, chance, more and part is parts[-1]))
                     yield
             generation, took = generation + 1, time.monotonic() - begin
-            self.tell(f"generation {self._done(due)} of {self.plan.generations} is done")
+            if {*due} - self.out:
+                self.tell(f"generation {self._done(due)} of {self.plan.generations} is done")
 
     def due(self) -> list[int]:
         """Return the points to measure once more: all of a way and scaling of which one lacks a generation."""
@@ -192,7 +193,6 @@ class _State:
         proof = proving.prove(pool, asked, self.plan.workload, self.machine, self.plan.seed)
         self.proofs.append(proof)
         if proof.status != "ok":
-            self.tell(f"{asked.way.name}: {proof.status}: {proof.reason}")
             for each in indices:
                 if self.plan.points[each].gpus > 1:
                     self._failed(each, WorkerFailure(proof.status, proof.reason or ""))
@@ -200,8 +200,9 @@ class _State:
     def _failed(self, index: int, failure: WorkerFailure) -> None:
         self.out.add(index)
         point = self.points[index]
+        reason = texts.display(failure.reason)
+        self.tell(f"{point.way}, {point.scaling}, {point.gpus}: {failure.status}: {reason}")
         if not point.runs:
-            reason = texts.display(failure.reason)
             self.points[index] = replace(point, status=failure.status, reason=reason)
 
     def _measure(
