@@ -175,8 +175,10 @@ def test_what_nobody_times_shares_the_gpu(images, gpu, tmp_path, monkeypatch, ca
     monkeypatch.setattr(sanitize, "sanitizer", lambda: "compute-sanitizer")
     seen = gpu(sanitize, "run")
     assert sanitize.main(["--out", str(tmp_path / "out")]) == 2 and seen == ["shared"]
-    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
+    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    for name in ranks.MEETING:
+        monkeypatch.setenv(name, "1")
     seen, counts = gpu(torch.distributed, "init_process_group"), []
     monkeypatch.setattr(system, "device_keys", lambda device, count: counts.append(count) or ["a gpu"])
     with pytest.raises(UserError, match="enough"), ranks.joined("cpu"):
