@@ -38,7 +38,6 @@ from benches._interpreter import stop
 from benches.series import DEFAULT
 from ladder.base import starting, stopping, streams
 from ladder.base.errors import one_line
-from ladder.base.starting import near
 from ladder.base.text import last_line
 from ladder.publish.history import notes as asvnotes
 
@@ -120,7 +119,7 @@ def _or_one_line(run: Callable[..., Any]) -> Callable[..., Any]:
             streams.let_go(sys.stdout)
             if error.errno == errno.EPIPE:  # `| head`
                 raise SystemExit(1) from None
-            where = near(error.filename) if error.filename else "standard output"
+            where = starting.near(error.filename) if error.filename else "standard output"
             stop(f"{where}: {error.strerror or error}")
         except OverflowError as error:  # of a port
             stop(one_line(str(error)))

@@ -42,12 +42,7 @@ Examples:
 @options.resume_option
 @options.seed_option("weights and latents, and for the choice and order of subsets")
 @options.device_option
-@click.option(
-    "--out",
-    metavar="DIR",
-    type=options.FOLDER,
-    help="Folder of the result files. [default: results/ablation]",
-)
+@options.out_option("results/ablation")
 @options.json_option
 def ablate(
     workload: str | None, ladder_name: str, budget: float | None, resume: Path | None, seed: int,

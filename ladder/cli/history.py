@@ -40,9 +40,7 @@ Examples:
 )
 @options.seed_option("weights, latents, and the order of images and visits")
 @options.device_option
-@click.option(
-    "--out", metavar="DIR", type=options.FOLDER, help="Folder of the result files. [default: results/compare]"
-)
+@options.out_option("results/compare")
 @click.option(
     "--report", "report_of", metavar="FILE", type=options.FILE, help="Measure nothing; judge this file again."
 )

@@ -65,12 +65,7 @@ Examples:
 )  # fmt: skip
 @options.seed_option("the inputs", default=None)
 @options.device_option
-@click.option(
-    "--out",
-    metavar="DIR",
-    type=options.FOLDER,
-    help="Folder of the result files. [default: results/kernels, with --claims results/claims]",
-)
+@options.out_option("results/kernels, with --claims results/claims")
 @options.json_option
 def kernels(
     ops: tuple[str, ...],

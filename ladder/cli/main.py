@@ -121,9 +121,7 @@ Examples:
 @options.resume_option
 @options.data_option
 @options.device_option
-@click.option(
-    "--out", metavar="DIR", type=options.FOLDER, help="Folder of the result files. [default: results/ladder]"
-)
+@options.out_option("results/ladder")
 @options.json_option
 def run(
     workload: str | None,

@@ -56,9 +56,7 @@ Examples:
 @options.resume_option
 @options.seed_option("weights, latents and the order of images")
 @options.device_option
-@click.option(
-    "--out", metavar="DIR", type=options.FOLDER, help="Folder of the result files. [default: results/map]"
-)
+@options.out_option("results/map")
 @options.json_option
 def map_(
     workload: str | None, ladder_name: str, rungs: tuple[str, ...], resolutions: str | None, batches: str | None,

@@ -46,9 +46,7 @@ Examples:
 @options.data_option
 @options.seed_option("weights, latents, and the order of images and visits")
 @options.device_option
-@click.option(
-    "--out", metavar="DIR", type=options.FOLDER, help="Folder of the result files. [default: results/noise]"
-)
+@options.out_option("results/noise")
 @options.json_option
 def noise(
     rung: str | None, workload: str | None, ladder_name: str, minutes: float, lock_clocks: bool, data: str | None,

@@ -221,6 +221,13 @@ def rounds_option(least: int, text: str) -> Any:
     return click.option("--generations", "--rounds", "rounds", type=IntRange(least, 100), help=text)
 
 
+def out_option(default: str) -> Any:
+    """Return `--out` of a command that writes result files. `default` tells where they go without it."""
+    return click.option(
+        "--out", metavar="DIR", type=FOLDER, help=f"Folder of the result files. [default: {default}]"
+    )
+
+
 device_option = click.option(
     "--device",
     type=click.Choice(["cuda", "cpu"]),

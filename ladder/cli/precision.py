@@ -86,9 +86,7 @@ Examples:
 @options.data_option
 @options.seed_option("weights, latents, and the order of images and rows")
 @options.device_option
-@click.option(
-    "--out", metavar="DIR", type=options.FOLDER, help="Folder of the result files. [default: results/precision]"
-)  # fmt: skip
+@options.out_option("results/precision")
 @options.json_option
 def precision(
     workload: str | None, only: str | None, bases: str, ladder_name: str, rounds: int | None, cycles: int | None,

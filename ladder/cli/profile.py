@@ -58,9 +58,7 @@ Examples:
 @options.data_option
 @options.seed_option("weights, latents and the order of images")
 @options.device_option
-@click.option(
-    "--out", metavar="DIR", type=options.FOLDER, help="Folder of the result files. [default: results/profile]"
-)
+@options.out_option("results/profile")
 @options.json_option
 def profile(
     rung: str, workload: str | None, ladder_name: str | None, trace: Path | None, largest_batch: bool, ncu: bool,

@@ -71,9 +71,7 @@ Examples:
 @options.resume_option
 @options.seed_option("weights, latents, and the order of images and visits", default=None)
 @options.device_option
-@click.option(
-    "--out", metavar="DIR", type=options.FOLDER, help="Folder of the result files. [default: results/scaled]"
-)
+@options.out_option("results/scaled")
 @options.json_option
 def scale(
     ways: tuple[str, ...], workload: str | None, gpus: str | None, scaling: str | None, total: int | None,
@@ -130,14 +128,15 @@ def scale(
         first()
         environment.tell(as_json)
         result = scaling_.measure(asked, result, lambda line: click.echo(line, err=True), save)
-    parts = [point for point in plain(result)["points"] if point["status"] != "n/a"]
-    most = result.protocol.generations
-    for point in parts:  # a rank that died in a later generation leaves a number that stands on fewer
-        if result.complete and 0 < (there := len(point["runs"])) < most:
-            point["status"] = "failed"
+    found, parts, most = plain(result), [], result.protocol.generations
+    for point in found["points"]:
+        few = result.complete and 0 < (there := len(point["runs"])) < most
+        if few:  # a rank died in a later generation, and the number stands on fewer
             named = f"{point['way']}, {point['scaling']}, {point['gpus']}"
             click.echo(f"{named}: {there} of {most} generations, a later one failed", err=True)
-    ending.end(plain(result), report.text(result), paths, as_json, parts, resumes=True)
+        if point["status"] != "n/a":
+            parts.append(point | {"status": "failed"} if few else point)
+    ending.end(found, report.text(result), paths, as_json, parts, resumes=True)
 
 
 @dataclass(frozen=True)

@@ -44,12 +44,7 @@ Examples:
 @options.data_option
 @options.seed_option("weights, latents and the order of images")
 @options.device_option
-@click.option(
-    "--out",
-    metavar="DIR",
-    type=options.FOLDER,
-    help="Folder of the result files. [default: results/sustained]",
-)
+@options.out_option("results/sustained")
 @options.json_option
 def sustain(
     rungs: tuple[str, ...], workload: str | None, ladder_name: str, seconds: float, data: str | None, seed: int,

@@ -66,12 +66,7 @@ Examples:
 )
 @options.seed_option("weights, latents, and the order of images and visits")
 @options.device_option
-@click.option(
-    "--out",
-    metavar="DIR",
-    type=options.FOLDER,
-    help="Folder of the result files. [default: results/upstream]",
-)
+@options.out_option("results/upstream")
 @options.json_option
 def upstream(
     clone: Path, workload: str | None, ladder_name: str, rounds: int | None, cycles: int | None, inspect: bool,

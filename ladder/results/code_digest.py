@@ -27,17 +27,19 @@ from ladder.results.values import CODE_DIGITS
 KEY = "measured_code"
 DIGITS = CODE_DIGITS
 MAKES_A_RUNG = ("change", "needs")
+# A digest, and that of the same code after a change of words alone. Each may have followed another.
 EARLIER = {
     # Until 23 November 2026 every byte of a rung's and a ladder's file counted: such a digest, and that of those files.
     "97cbb728d8b30849": "a23c60d086c20765",
     # On 27 November 2026 messages changed, and what the server of workers says of one that has ended.
-    "5c74667a07b6078c": "d3579ebf82383b1b",
-    # On 28 November 2026 what the ops and the training step refuse changed, and after how long a stopped rank is ended.
-    "9b63bdc1ab2184b2": "d3579ebf82383b1b",
-    "65ad0c29e1ebee4b": "acfb2f1d07c156e6",
+    "5c74667a07b6078c": "9b63bdc1ab2184b2",
+    # On 28 November 2026 what the ops and the training step refuse changed, twice,
+    "65ad0c29e1ebee4b": "013d5d458906a9a2",
     "013d5d458906a9a2": "acfb2f1d07c156e6",
-    "c23d2a7787912498": "172512943082338b",
+    "c23d2a7787912498": "1001c2644c2e03b3",
     "1001c2644c2e03b3": "172512943082338b",
+    # and after how long a stopped rank is ended.
+    "9b63bdc1ab2184b2": "d3579ebf82383b1b",
 }
 # The worker with all that it loads before it has been timed; who starts it, watches it and writes down what it says;
 # and who makes the images that its loaders decode.
@@ -132,9 +134,16 @@ def differences(first: Head, other: Head) -> list[str]:
     found = [
         f"{KEY}.{part}: {mine} and {theirs}"
         for part, mine, theirs in pairs
-        if EARLIER.get(mine, mine) != EARLIER.get(theirs, theirs)
+        if _newest(mine) != _newest(theirs)
     ]
     return found and [*found, *at]
+
+
+def _newest(found: str | None) -> str | None:
+    """Return the digest that the same code has today."""
+    while found in EARLIER:
+        found = EARLIER[found]
+    return found
 
 
 def known(*results: Head) -> bool:

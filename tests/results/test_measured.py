@@ -138,6 +138,13 @@ def test_files_from_when_every_byte_of_a_rung_counted_are_of_today_s_rungs():
         ) is same
 
 
+def test_words_that_changed_twice_leave_one_code(monkeypatch):
+    first, second, third = ("1" * 16, "2" * 16, "3" * 16)
+    monkeypatch.setattr(code_digest, "EARLIER", {first: second, second: third})
+    for mine, theirs in ((first, third), (third, first), (first, second)):
+        assert not code_digest.differences(at(run(1), ONE, engine=mine), at(run(1), OTHER, engine=theirs))
+
+
 def test_it_does_not_change_with_what_only_judges_or_shows(checkout):
     for name in JUDGES:
         path = checkout / "ladder" / f"{name}.py"

@@ -13,7 +13,7 @@ from ladder.report.panels import short_ms
 from ladder.report.view import Row
 from ladder.results import words
 
-ARTICLE = "article"  # the ladder, and the workload of which the article has numbers
+ARTICLE = "article"  # the ladder
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _card(workload: str, groups: Sequence[Group], reports: Mapping[int, str]) ->
     gpus = [_gpu(panels, reports) for panels in columns]
     article = next(iter(tops[ARTICLE].values()), columns[0][0]).shown.rows
     rows = [row for row in article if row.article_ms and row.article_total]
-    if workload == ARTICLE and rows and rows[-1].name == last:
+    if rows and rows[-1].name == last:
         gpus.append(Gpu("the article", columns[0][0].shown.reference.partition(",")[0], ()))
         for line, row in zip(lines, (rows[0], rows[-1], None, None, None), strict=True):
             said = Answer(row.title, short_ms(row.article_ms), factor(row.article_total)) if row else None

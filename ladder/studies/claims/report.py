@@ -109,6 +109,7 @@ def print_table(result: Claims) -> None:
     console.print(table)
     for line in remarks(result):
         output.say_line(console, line, "dim")
+    output.say_left_out(console, 0 if wide else 1)  # the interval stands beside our number
 
 
 def markdown(result: Claims) -> str:
