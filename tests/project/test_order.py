@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Lowest first. Whoever adds a package enters it here.
 ORDER = (
     "base",
+    "core",
     "machine",
     "images",
     "stats",
