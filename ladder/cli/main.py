@@ -38,11 +38,11 @@ from ladder.cli import recommend as cli_recommend
 from ladder.cli import sample as cli_sample
 from ladder.cli import scale as cli_scale
 from ladder.cli import submit as cli_submit
-from ladder.cli import sustain as cli_sustain
 from ladder.cli import train as cli_train
 from ladder.cli import upstream as cli_upstream
 from ladder.cli import version as about
 from ladder.results.values import OUT
+from ladder.studies import frame
 
 RESULTS = ROOT / "results" / "ladder"
 
@@ -374,7 +374,8 @@ for command in (
     *(cli_ablate.ablate, cli_map.map_, cli_scale.scale),
     *(cli_kernels.kernels, cli_precision.precision, cli_profile.profile, cli_train.train),
     *(cli_convert.convert, cli_sample.sample),
-    *(cli_merge.merge, cli_noise.noise, cli_submit.submit, cli_sustain.sustain, cli_upstream.upstream),
+    *(cli_merge.merge, cli_noise.noise, cli_submit.submit, cli_upstream.upstream),
     *(cli_regressions.bench_compare, cli_regressions.history, cli_export.export),
+    *map(frame.study_command, frame.load_studies().values()),
 ):
     main.add_command(command)

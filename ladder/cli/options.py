@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import errno
-import math
 import os
-import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,64 +12,25 @@ from click.core import ParameterSource
 
 from ladder.base import starting, streams
 from ladder.base.errors import UserError, of_environment
-from ladder.base.text import plain, printable
-
-
-class UserPath(click.Path):
-    """A path given by a user. `~` is the home folder, which shells do not expand in `--out=~/results`."""
-
-    def __init__(self, **rules: Any) -> None:
-        super().__init__(path_type=Path, **rules)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not os.fspath(value):
-            self.fail("a path is missing: it is empty", param, ctx)
-        return super().convert(os.path.expanduser(value), param, ctx)
-
-
-class Text(click.types.StringParamType):
-    """A text given by a user. An empty one, as of a variable that a script did not set, is no default."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        found = super().convert(value, param, ctx)
-        if not found.strip():
-            self.fail("it is empty", param, ctx)
-        return found
-
-
-FILE = UserPath(dir_okay=False)
-FOLDER = UserPath(file_okay=False)
-ANY = UserPath()
-
-
-class _Number(click.ParamType):
-    """A finite number in plain digits.
-
-    `int` and `float` also take 1_0 for 10, spaces and other scripts' digits. NaN passes every comparison.
-    """
-
-    plain = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(inf|nan)"
-    kind = "number"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and not re.fullmatch(self.plain, value):
-            self.fail(f"{value!r} is not a {self.kind} in plain digits", param, ctx)
-        number = super().convert(value, param, ctx)
-        if not -math.inf < number < math.inf:
-            self.fail(f"{value} is not a finite number", param, ctx)
-        return number
-
-
-class IntRange(_Number, click.IntRange):
-    """A range of whole numbers."""
-
-    plain = "[+-]?[0-9]+"
-    kind = "whole number"
-
-
-class FloatRange(_Number, click.FloatRange):
-    """A range of finite numbers."""
-
+from ladder.base.text import printable
+from ladder.core.options import ANY as ANY
+from ladder.core.options import FILE as FILE
+from ladder.core.options import FOLDER as FOLDER
+from ladder.core.options import FloatRange as FloatRange
+from ladder.core.options import IntRange as IntRange
+from ladder.core.options import Text as Text
+from ladder.core.options import UserPath as UserPath
+from ladder.core.options import data_option as data_option
+from ladder.core.options import device_option as device_option
+from ladder.core.options import json_option as json_option
+from ladder.core.options import ladder_option as ladder_option
+from ladder.core.options import names as names
+from ladder.core.options import out_option as out_option
+from ladder.core.options import resume_option as resume_option
+from ladder.core.options import rounds_option as rounds_option
+from ladder.core.options import seed_option as seed_option
+from ladder.core.options import whole_numbers as whole_numbers
+from ladder.core.options import workload_option as workload_option
 
 # The commands by the question that a user has, in the order of a first look.
 QUESTIONS: dict[str, tuple[str, ...]] = {
@@ -104,8 +62,8 @@ class Group(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands below the questions that they answer."""
-        for question, names in QUESTIONS.items():
-            rows = [(name, self.commands[name]) for name in names if name in self.commands]
+        for question, commands in QUESTIONS.items():
+            rows = [(name, self.commands[name]) for name in commands if name in self.commands]
             length = formatter.width - max(len(name) for name in self.commands) - 4
             with formatter.section(question):
                 formatter.write_dl([(name, command.get_short_help_str(length)) for name, command in rows])
@@ -170,74 +128,3 @@ def refuse_idle(why: str, *names: str) -> None:
         default = context.get_parameter_source(parameter.name or "") in (None, ParameterSource.DEFAULT)
         if parameter.name in names and not default:
             raise UserError(f"{next(each for each in parameter.opts if each.startswith('--'))} {why}")
-
-
-def names(text: str | None) -> list[str] | None:
-    """Return the names in a comma-separated list, or None if no list was given."""
-    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
-
-
-def whole_numbers(option: str, said: str | None, most: int) -> list[int] | None:
-    """Return the numbers in a comma-separated list, each once, or None if no list was given.
-
-    Raises:
-        UserError: a part of the list is no whole number from 1 to ``most``.
-    """
-    parts = names(said)
-    if parts is None:
-        return None
-    if not parts or not all(re.fullmatch("[0-9]{1,9}", part) and 1 <= int(part) <= most for part in parts):
-        raise UserError(f"{option} {plain(said)!r}: give whole numbers from 1 to {most}, such as 2,4")
-    return list(dict.fromkeys(map(int, parts)))
-
-
-def workload_option(default: str) -> Any:
-    return click.option(
-        "-w", "--workload", metavar="NAME|FILE", help=f"The workload to train. [default: {default}]"
-    )
-
-
-def ladder_option(default: str | None = "article", text: str = "The ladder whose rungs are used.") -> Any:
-    """Return `--ladder`. `default` None tells a command that none was named."""
-    return click.option(
-        "--ladder", "ladder_name", metavar="NAME|FILE", default=default, show_default=True, help=text
-    )
-
-
-resume_option = click.option(
-    "--resume", metavar="FILE", type=FILE, help="Continue the run of this file: measure what is missing."
-)
-
-
-def seed_option(of: str, default: int | None = 0) -> Any:
-    """Return `--seed`. `default` None tells a command that no seed was given; it then uses 0, or its file's."""
-    return click.option(
-        "--seed", type=IntRange(0, 2**31 - 1), default=default, help=f"Seed for {of}. [default: 0]"
-    )
-
-
-def rounds_option(least: int, text: str) -> Any:
-    """Return the option for the number of generations. Its older name is `--rounds`."""
-    return click.option("--generations", "--rounds", "rounds", type=IntRange(least, 100), help=text)
-
-
-def out_option(default: str) -> Any:
-    """Return `--out` of a command that writes result files. `default` tells where they go without it."""
-    return click.option(
-        "--out", metavar="DIR", type=FOLDER, help=f"Folder of the result files. [default: {default}]"
-    )
-
-
-device_option = click.option(
-    "--device",
-    type=click.Choice(["cuda", "cpu"]),
-    help="The device to run on. [default: the GPU if there is one, else the CPU]",
-)
-data_option = click.option(
-    "--data",
-    metavar="PATH",
-    help="Folder or zip of JPEG/PNG images. [default: sample photographs, made once]",
-)
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else."
-)

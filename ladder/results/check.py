@@ -75,6 +75,9 @@ class Kind:
     contradiction: Callable[[dict[str, Any]], str | None] = lambda data: None
     notes: bool = False  # whether `protocol.notes` say why it must not be quoted
     hardware: bool = True  # whether it has a machine that is named after its hardware
+    cautions: Callable[[dict[str, Any]], list[str]] | None = (
+        None  # why a file of raw observations is not to be quoted
+    )
 
 
 def study(name: str, cls: type[T], contradiction: Callable[[T], str | None]) -> Kind:

@@ -20,7 +20,6 @@ from ladder.base.errors import UserError
 from ladder.cli import kernels as cli_kernels
 from ladder.cli import main as cli
 from ladder.cli import merge as cli_merge
-from ladder.cli import sustain as cli_sustain
 from ladder.cli import training as cli_training
 from ladder.engine import parts
 from ladder.machine import system
@@ -52,26 +51,14 @@ def measured(*_, **__):
         (["kernels", "--op", "bias_act"], cli_kernels, "measure"),
         (["kernels", "--claims"], claims, "measure"),
         (["precision"], precision_measure, "run"),
-        (["sustain", "baseline"], None, ""),
     ],
 )
 def test_a_second_run_into_one_folder_is_refused(arguments, module, name, tmp_path, monkeypatch):
-    from ladder.studies.sustain import measure as sustaining
-
-    monkeypatch.setattr(module or sustaining, name or "measure", measured)
-    monkeypatch.setattr(cli_sustain, "_plan", lambda *_: (sustaining.Plan(**PLAN), None, measured))
+    monkeypatch.setattr(module, name, measured)
     with held(tmp_path):
         said = CliRunner().invoke(cli.main, [*arguments, "--device", "cpu", "--out", str(tmp_path)])
     assert said.exit_code == 2, said.output
     assert f"ladder: {tmp_path}: another run is writing here" in said.output
-
-
-PLAN = {
-    "name": "tiny",
-    "workload": {"resolution": 8, "batch": 4, "data": None},
-    "recipes": {"baseline": {}},
-    "device": "cpu",
-}
 
 
 def state():

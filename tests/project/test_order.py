@@ -23,6 +23,8 @@ ORDER = (
     "parity",
     "engine",
     "report",
+    "show",
+    "studies.frame",
     "studies.kernelbench",
     "studies.claims",
     "studies.precision",

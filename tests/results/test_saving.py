@@ -9,14 +9,14 @@ import pytest
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.results import record, store, types
-from tests.support import made_up_sustained
 
 MACHINE = json.loads((ROOT / "results" / "claims" / "nvidia-h200.json").read_text())["machine"]
 
 
 @pytest.fixture
 def result() -> dict[str, Any]:
-    return json.loads(made_up_sustained.of_sustained(MACHINE))
+    workload = {"name": "article", "data": None}
+    return record.header("trial", MACHINE, workload) | {"complete": True, "commit": "b" * 40}
 
 
 def write(result, folder, render=lambda kind: kind.encode()):

@@ -36,7 +36,7 @@ STUDIES: tuple[tuple[str, str, str, Callable[[Committed, str], str]], ...] = (
         "Does it last?",
         "`ladder sustain` runs a rung for longer than a visit.",
         "sustained/{}-*.json",
-        studies.sustained,
+        studies.study("sustained"),
     ),
     (
         "Does it train?",

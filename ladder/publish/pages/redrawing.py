@@ -13,6 +13,7 @@ from ladder.base import files
 from ladder.base.records import build
 from ladder.publish import gallery
 from ladder.results import store as results
+from ladder.studies import frame
 from ladder.studies.ablate import chart as ablated
 from ladder.studies.ablate import record as ablation
 from ladder.studies.ablate import report as ablating
@@ -30,9 +31,6 @@ from ladder.studies.roofline import view as roofs
 from ladder.studies.scale import chart as scaled
 from ladder.studies.scale import record as scale
 from ladder.studies.scale import report as scaling
-from ladder.studies.sustain import chart as sustained
-from ladder.studies.sustain import record as sustain
-from ladder.studies.sustain import report as sustaining
 from ladder.studies.upstream import record as upstream
 from ladder.studies.upstream import report as upstreams
 
@@ -48,7 +46,6 @@ STUDIES: dict[str, tuple[type[Any], Callable[[Any], str], Render | None]] = {
     "profile": (profile.Result, profiling.markdown, None),
     "roofline": (roofline.Result, roofs.markdown, None),
     "scaled": (scale.Result, scaling.markdown, scaled.render),
-    "sustained": (sustain.Result, sustaining.markdown, sustained.render),
     "upstream": (upstream.Result, upstreams.markdown, None),
 }
 
@@ -60,7 +57,7 @@ def write(root: Path) -> list[Path]:
         UserError: git cannot name the results, or a result is missing or damaged.
     """
     changed = []
-    for kind in STUDIES:
+    for kind in (*STUDIES, *(study.folder for study in frame.load_studies().values())):
         for source in gallery.tracked(root, f"results/{kind}"):
             for path, made in drawn(source):
                 if path.is_file() and path.read_bytes() != made:
@@ -72,6 +69,13 @@ def write(root: Path) -> list[Path]:
 def drawn(source: Path) -> Iterator[tuple[Path, bytes]]:
     """Yield the page and the pictures of a result with their paths; nothing for a file of another kind."""
     data = results.read(source)
+    if isinstance(data, dict) and (raw := frame.load_studies().get(str(data.get("kind")))) is not None:
+        file = frame.decode_file(raw, data)
+        yield source.with_suffix(".md"), frame.render_page(raw, file).encode()
+        for kind in ("png", "svg"):
+            if (picture := raw.draw(file, kind)) is not None:
+                yield source.with_suffix(f".{kind}"), picture
+        return
     if not isinstance(data, dict) or (study := STUDIES.get(str(data.get("kind")))) is None:
         return
     made, markdown, render = study

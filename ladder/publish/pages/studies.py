@@ -12,6 +12,7 @@ from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import absent, link, span, table, text, under
 from ladder.results import words
 from ladder.results.types import Plain
+from ladder.studies import frame
 from ladder.studies.claims import page, registry
 from ladder.studies.claims.schema import Claims
 from ladder.studies.claims.schema import of_data as claims_of
@@ -24,8 +25,6 @@ from ladder.studies.roofline import view as roofs
 from ladder.studies.roofline.schema import Result as Roofline
 from ladder.studies.scale import report as scaling
 from ladder.studies.scale.record import Result as Scaled
-from ladder.studies.sustain import report as sustaining
-from ladder.studies.sustain.record import Result as Sustained
 from ladder.studies.upstream import report as upstreams
 from ladder.studies.upstream.record import OURS, PATCHED, UPSTREAM, Ratio, gpu_ms, gpu_ratio
 from ladder.studies.upstream.record import Result as Upstream
@@ -97,17 +96,21 @@ def precision(committed: Committed, machine: str) -> str:
     )
 
 
-def sustained(committed: Committed, machine: str) -> str:
-    """Return the step of one process at first and later, one row for each workload and rung."""
-    rows = []
-    for name in committed.names(f"sustained/{machine}-*.json"):
-        result = committed.read(name)
-        seconds = f"{result['protocol']['seconds']:g}"
-        rows += [
-            [_linked(result, name), seconds, *map(text, cells)]
-            for cells in sustaining.cells(build(Sustained, result))
-        ]
-    return table(["workload", "seconds", *sustaining.HEADINGS], rows, 3)
+def study(kind: str) -> Callable[[Committed, str], str]:
+    """Return the function that gives the first table of a study's files, a row's file linked before its cells."""
+
+    def fill(committed: Committed, machine: str) -> str:
+        found = frame.load_studies()[kind]
+        columns: list[str] = []
+        rows: list[list[str]] = []
+        for name in committed.names(f"{found.folder}/{machine}-*.json"):
+            data = committed.read(name)
+            made = next(iter(found.list_tables(frame.decode_file(found, data))))
+            columns = [column.title for column in made.columns]
+            rows += [[_linked(data, name), *map(text, cells)] for cells in made.format_cells()]
+        return table(["workload", *columns], rows, 2)
+
+    return fill
 
 
 def scaled(committed: Committed, machine: str) -> str:
@@ -386,7 +389,7 @@ def _rungs_and_seconds(result: Plain) -> tuple[int, float]:
 
 
 TABLES: dict[str, Callable[..., str]] = {
-    "upstream": upstream, "patched": patched, "precision": precision, "scaled": scaled, "sustained": sustained,
+    "upstream": upstream, "patched": patched, "precision": precision, "scaled": scaled, "sustained": study("sustained"),
     "roofline": roofline, "kernels": kernels,
     "canary": canary, "selftest": selftest, "simulated": simulated, "comparisons": comparisons,
     "parity-trials": parity_trials, "asv": asv, "claims": claims, "claim": claim, "filters": filters,

@@ -14,6 +14,7 @@ from ladder.results.check import Kind
 from ladder.results.code_digest import Head
 from ladder.results.store import KIND_KEYS
 from ladder.results.types import build
+from ladder.studies import frame
 from ladder.studies.ablate.schema import KIND as ABLATION
 from ladder.studies.claims.registry import KIND as CLAIMS
 from ladder.studies.kernelbench import tuning_schema
@@ -26,7 +27,6 @@ from ladder.studies.roofline import in_step
 from ladder.studies.roofline.schema import KIND as ROOFLINE
 from ladder.studies.roofline.schema import Result as Roofline
 from ladder.studies.scale.schema import KIND as SCALED
-from ladder.studies.sustain.schema import KIND as SUSTAINED
 from ladder.studies.upstream.schema import KIND as UPSTREAM
 
 _ALL = (
@@ -39,10 +39,10 @@ _ALL = (
     PROFILE,
     ROOFLINE,
     SCALED,
-    SUSTAINED,
     UPSTREAM,
     *tuning_schema.KINDS,
     *schema_checks.KINDS,
+    *map(frame.as_kind, frame.load_studies().values()),
 )
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _ALL}
 UNNAMED = {
@@ -62,6 +62,8 @@ def kind_of(data: Head) -> Any:
 def marks(data: Head) -> list[str]:
     """Return why an accepted file must not be quoted."""
     kind = KINDS[kind_of(data)]
+    if kind.cautions is not None:
+        return kind.cautions(dict(data))
     found = list(data["protocol"]["notes"]) if kind.notes else []
     if kind is ROOFLINE:
         if data["dirty"]:

@@ -1,0 +1,246 @@
+"""Parameters of commands: types of values from a user, options that several commands share, and the command of a study.
+
+A study's options are the fields of a `Record`: the type and its `Meta` give the range, the default and the help.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import types
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import click
+import msgspec
+from msgspec import Meta
+
+from ladder.base.errors import UserError
+from ladder.base.text import plain
+
+
+class UserPath(click.Path):
+    """A path given by a user. `~` is the home folder, which shells do not expand in `--out=~/results`."""
+
+    def __init__(self, **rules: Any) -> None:
+        super().__init__(path_type=Path, **rules)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not os.fspath(value):
+            self.fail("a path is missing: it is empty", param, ctx)
+        return super().convert(os.path.expanduser(value), param, ctx)
+
+
+class Text(click.types.StringParamType):
+    """A text given by a user. An empty one, as of a variable that a script did not set, is no default."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not found.strip():
+            self.fail("it is empty", param, ctx)
+        return found
+
+
+FILE = UserPath(dir_okay=False)
+FOLDER = UserPath(file_okay=False)
+ANY = UserPath()
+
+
+class _Number(click.ParamType):
+    """A finite number in plain digits.
+
+    `int` and `float` also take 1_0 for 10, spaces and other scripts' digits. NaN passes every comparison.
+    """
+
+    plain = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?|[+-]?(inf|nan)"
+    kind = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and not re.fullmatch(self.plain, value):
+            self.fail(f"{value!r} is not a {self.kind} in plain digits", param, ctx)
+        number = super().convert(value, param, ctx)
+        if not -math.inf < number < math.inf:
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return number
+
+
+class IntRange(_Number, click.IntRange):
+    """A range of whole numbers."""
+
+    plain = "[+-]?[0-9]+"
+    kind = "whole number"
+
+
+class FloatRange(_Number, click.FloatRange):
+    """A range of finite numbers."""
+
+
+def names(text: str | None) -> list[str] | None:
+    """Return the names in a comma-separated list, or None if no list was given."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def whole_numbers(option: str, said: str | None, most: int) -> list[int] | None:
+    """Return the numbers in a comma-separated list, each once, or None if no list was given.
+
+    Raises:
+        UserError: a part of the list is no whole number from 1 to ``most``.
+    """
+    parts = names(said)
+    if parts is None:
+        return None
+    if not parts or not all(re.fullmatch("[0-9]{1,9}", part) and 1 <= int(part) <= most for part in parts):
+        raise UserError(f"{option} {plain(said)!r}: give whole numbers from 1 to {most}, such as 2,4")
+    return list(dict.fromkeys(map(int, parts)))
+
+
+def workload_option(default: str) -> Any:
+    return click.option(
+        "-w", "--workload", metavar="NAME|FILE", help=f"The workload to train. [default: {default}]"
+    )
+
+
+def ladder_option(default: str | None = "article", text: str = "The ladder whose rungs are used.") -> Any:
+    """Return `--ladder`. `default` None tells a command that none was named."""
+    return click.option(
+        "--ladder", "ladder_name", metavar="NAME|FILE", default=default, show_default=True, help=text
+    )
+
+
+resume_option = click.option(
+    "--resume", metavar="FILE", type=FILE, help="Continue the run of this file: measure what is missing."
+)
+
+
+def seed_option(of: str, default: int | None = 0) -> Any:
+    """Return `--seed`. `default` None tells a command that no seed was given; it then uses 0, or its file's."""
+    return click.option(
+        "--seed", type=IntRange(0, 2**31 - 1), default=default, help=f"Seed for {of}. [default: 0]"
+    )
+
+
+def rounds_option(least: int, text: str) -> Any:
+    """Return the option for the number of generations. Its older name is `--rounds`."""
+    return click.option("--generations", "--rounds", "rounds", type=IntRange(least, 100), help=text)
+
+
+def out_option(default: str) -> Any:
+    """Return `--out` of a command that writes result files. `default` tells where they go without it."""
+    return click.option(
+        "--out", metavar="DIR", type=FOLDER, help=f"Folder of the result files. [default: {default}]"
+    )
+
+
+budget_option = click.option(
+    "--budget",
+    "budget",
+    metavar="MINUTES",
+    type=FloatRange(0, min_open=True),
+    help="Begin nothing new after this time; continue with --resume. [default: no limit]",
+)
+device_option = click.option(
+    "--device",
+    type=click.Choice(["cuda", "cpu"]),
+    help="The device to run on. [default: the GPU if there is one, else the CPU]",
+)
+data_option = click.option(
+    "--data",
+    metavar="PATH",
+    help="Folder or zip of JPEG/PNG images. [default: sample photographs, made once]",
+)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else."
+)
+
+
+# --- commands from records --------------------------------------------------------------------------------------------
+
+
+def option(
+    help: str, *, flags: Sequence[str] = (), metavar: str | None = None, argument: bool = False
+) -> Meta:
+    """Describe a field of a record as an option of a command; with `argument` it is given without a flag."""
+    return Meta(extra={"help": help, "flags": tuple(flags), "metavar": metavar, "argument": argument})
+
+
+Seed = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+def make_command(
+    name: str, kind: type, call: Callable[..., None], help: str, examples: str, extra: Sequence[Any]
+) -> click.Command:
+    """Return a command whose first parameters are the fields of a record; `call` gets the record and the others."""
+    fields = msgspec.structs.fields(kind)
+
+    def run(**values: Any) -> None:
+        own = {field.name: values.pop(field.name) for field in fields}
+        call(
+            kind(**{key: list(value) if isinstance(value, tuple) else value for key, value in own.items()}),
+            **values,
+        )
+
+    hints = get_type_hints(kind, include_extras=True)
+    run.__doc__ = help
+    for decorate in reversed([*(_make_parameter(field, hints[field.name]) for field in fields), *extra]):
+        run = decorate(run)
+    lines = "\n".join(f"  {line}" for line in examples.strip().splitlines())
+    return click.command(name=name, help=help, epilog=f"\b\nExamples:\n{lines}")(run)
+
+
+def _make_parameter(field: msgspec.structs.FieldInfo, hint: Any) -> Callable[[Any], Any]:
+    """Return the decorator of one field."""
+    metas = _metas_of(hint)
+    extra: dict[str, Any] = {}
+    for meta in metas:
+        extra |= meta.extra or {}
+    lows = [each for meta in metas for each in (meta.ge, meta.gt) if each is not None]
+    highs = [meta.le for meta in metas if meta.le is not None]
+    low: Any = lows[0] if lows else None
+    high: Any = highs[0] if highs else None
+    is_open = any(meta.gt is not None for meta in metas)
+    plain_type = _plain_type(hint)
+    is_list = get_origin(plain_type) is list
+    default = field.default if field.default is not msgspec.NODEFAULT else None
+    if plain_type is bool:
+        return click.option(_flag_of(field.name), field.name, is_flag=True, help=extra.get("help"))
+    kind: Any = Text()
+    if plain_type is int:
+        kind = IntRange(low, high, min_open=is_open)
+    elif plain_type is float:
+        kind = FloatRange(low, high, min_open=is_open)
+    elif get_origin(plain_type) is Literal:
+        kind = click.Choice([str(each) for each in get_args(plain_type)])
+    if extra.get("argument"):
+        return click.argument(
+            field.name, nargs=-1 if is_list else 1, required=False, metavar=extra.get("metavar")
+        )
+    names = [*extra.get("flags", ()), _flag_of(field.name)]
+    return click.option(
+        *names, field.name, type=kind, default=() if is_list else default, multiple=is_list,
+        show_default=default is not None and not is_list, metavar=extra.get("metavar"), help=extra.get("help"),
+    )  # fmt: skip
+
+
+def _flag_of(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _metas_of(hint: Any) -> list[Meta]:
+    """Return every `Meta` of a type, the outermost first."""
+    if get_origin(hint) is Annotated:
+        inner, *metas = get_args(hint)
+        return [*(each for each in metas if isinstance(each, Meta)), *_metas_of(inner)]
+    if get_origin(hint) in (Union, types.UnionType):
+        return [meta for each in get_args(hint) for meta in _metas_of(each)]
+    return []
+
+
+def _plain_type(hint: Any) -> Any:
+    """Return a type without its `Meta` and None."""
+    if get_origin(hint) is Annotated:
+        return _plain_type(get_args(hint)[0])
+    if get_origin(hint) in (Union, types.UnionType):
+        return _plain_type(next(each for each in get_args(hint) if each is not type(None)))
+    return hint

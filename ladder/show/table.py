@@ -1,0 +1,159 @@
+"""One table for terminal, Markdown, CSV and HTML: columns have a kind, cells are values."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from markupsafe import Markup
+
+from ladder.base import text as texts
+from ladder.show.templates import render_template
+
+PIPE_WIDTH = 120  # columns of what is no terminal
+GAP = 2  # spaces between two columns
+
+
+def _format_text(value: Any) -> str:
+    return texts.plain(value)
+
+
+def _format_interval(value: Sequence[float]) -> str:
+    return texts.bounds((value[0], value[1]))
+
+
+FORMATS: dict[str, Callable[[Any], str]] = {
+    "text": _format_text,
+    "verdict": _format_text,
+    "ms": texts.ms,
+    "factor": texts.fine_factor,
+    "ratio": "{:.3f}".format,
+    "interval": _format_interval,
+    "percent": texts.percent,
+    "amount": texts.amount,
+    "count": lambda value: f"{value:,.0f}",
+    "gib": lambda value: texts.amount(value / 2**30),
+    "microseconds": texts.amount,
+}
+WORDS = ("text", "verdict")  # kinds of columns that are aligned to the left
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its heading, the kind of its values, and when it leaves.
+
+    Columns with the highest priority leave first where there is little room; priority 0 never leaves.
+    """
+
+    title: str
+    kind: str = "text"
+    priority: int = 0
+
+    @property
+    def is_words(self) -> bool:
+        """Return whether the cells are aligned to the left."""
+        return self.kind in WORDS
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of values under columns. A value that is unknown is None and shown as an empty cell.
+
+    A text in a column of numbers is shown as it is: why there is no number.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Any]]
+    title: str = ""
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    def format_cells(self) -> list[list[str]]:
+        """Return the rows as text, without the headings."""
+        return [
+            [format_value(column.kind, value) for column, value in zip(self.columns, row, strict=True)]
+            for row in self.rows
+        ]
+
+    def drop_empty(self) -> Table:
+        """Return the table without the columns in which no row has a value."""
+        kept = [
+            k for k in range(len(self.columns)) if any(row[k] not in (None, "") for row in self.rows)
+        ] or [0]
+        return self._pick(kept)
+
+    def fit_width(self, width: int) -> Table:
+        """Return the table with the columns that fit, those of the lowest priority first."""
+        cells = [[column.title for column in self.columns], *self.format_cells()]
+        room = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        kept = list(range(len(self.columns)))
+        while sum(room[k] + GAP for k in kept) - GAP > width:
+            leaving = max(kept, key=lambda k: (self.columns[k].priority, k))
+            if not self.columns[leaving].priority:
+                break
+            kept.remove(leaving)
+        return self._pick(kept)
+
+    def _pick(self, kept: list[int]) -> Table:
+        rows = [[row[k] for k in kept] for row in self.rows]
+        return replace(self, columns=[self.columns[k] for k in kept], rows=rows)
+
+
+def format_value(kind: str, value: Any) -> str:
+    """Return a value as every rendering but CSV shows it."""
+    if value is None:
+        return ""
+    return _format_text(value) if isinstance(value, str) else FORMATS[kind](value)
+
+
+def render_text(table: Table, width: int = PIPE_WIDTH) -> str:
+    """Return the table as lines of at most `width` columns; a cell that is still too wide is cut, never wrapped."""
+    shown = table.fit_width(width)
+    cells = [[column.title for column in shown.columns], *shown.format_cells()]
+    words = [k for k, column in enumerate(shown.columns) if column.is_words]
+    lines = [
+        line if len(line) <= width else f"{line[: width - 3]}..." for line in texts.aligned(cells, words)
+    ]
+    left_out = len(table.columns) - len(shown.columns)
+    if left_out:
+        lines.append(f"{texts.counted(left_out, 'column')} left out for the width")
+    return "\n".join([*([table.title] if table.title else []), *lines, *table.notes])
+
+
+def render_markdown(table: Table) -> str:
+    """Return the table as Markdown, its notes as a list."""
+    words = [k for k, column in enumerate(table.columns) if column.is_words]
+    cells = [[column.title for column in table.columns], *table.format_cells()]
+    notes = [f"- {texts.escaped(note)}" for note in table.notes]
+    title = [f"**{texts.escaped(table.title)}**", ""] if table.title else []
+    return "\n".join([*title, *texts.piped(cells, words), *([""] if notes else []), *notes])
+
+
+def render_csv(tables: Sequence[Table]) -> str:
+    """Return the tables as CSV with unrounded numbers; a table of several has a line with its title before it.
+
+    A text that a spreadsheet would take for a formula gets an apostrophe.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    for table in tables:
+        if len(tables) > 1:
+            writer.writerow([table.title])
+        writer.writerow([column.title for column in table.columns])
+        writer.writerows([[_defuse(value) for value in row] for row in table.rows])
+    return out.getvalue()
+
+
+def _defuse(value: Any) -> Any:
+    if isinstance(value, str):
+        return f"'{value}" if value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+    if isinstance(value, list | tuple):
+        return " to ".join(map(str, value))
+    return value
+
+
+def render_html(table: Table) -> Markup:
+    """Return the table as an HTML element that scrolls sideways on a narrow screen."""
+    return render_template("table.html", table=table)

@@ -1,0 +1,505 @@
+"""The frame of all studies: a study declares options, cases, one observation and its tables; the rest is here.
+
+A study is a module with a subclass of `Study`. The frame makes its command, resolves the request into a `Job`,
+observes what its file lacks, saves after each case, resumes by key, and renders the file for a terminal, as
+Markdown, CSV, HTML and JSON. A file holds the options, the cases and the observations; `derive` makes the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import importlib
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar, get_args
+
+import click
+import msgspec
+
+from ladder.base import files, locks, text
+from ladder.base.errors import EnvironmentFailure, UserError
+from ladder.base.paths import ROOT
+from ladder.base.progress import First
+from ladder.base.starting import near
+from ladder.core import options as shared
+from ladder.core.job import Job
+from ladder.core.records import (
+    Fields,
+    Line,
+    Record,
+    Text,
+    locate_problem,
+    read_record,
+    write_record,
+    write_whole,
+)
+from ladder.results import check, code_digest, identity, store
+from ladder.results import record as records
+from ladder.results.file import Header, Status
+from ladder.results.store import SERIES
+from ladder.show.table import PIPE_WIDTH, Table, render_markdown, render_text
+
+STUDIES = ("sustain",)  # modules of this package that declare a study
+MOST_BYTES = 2**22  # of a result file
+
+
+class Options(Record):
+    """Base of a study's own options. The frame adds the workload, the images, the device and the files."""
+
+
+class Case(Record):
+    """Base of what is to be observed, as a file has it."""
+
+
+class Observation(Record, kw_only=True):
+    """Base of what was observed of a case.
+
+    `reason` is why there is no number. `stopped`: it was interrupted, and this is what was seen until then.
+    """
+
+    status: Status = "ok"
+    reason: Text | None = None
+    stopped: bool | None = None
+
+
+@dataclass(frozen=True)
+class Request:
+    """The frame's own options, as the user gave them."""
+
+    workload: str | None
+    device: str | None
+    data: str | None
+    out: Path | None
+    resume: Path | None
+    minutes: float | None
+    quiet: bool
+
+
+P = TypeVar("P", bound=Options)
+C = TypeVar("C", bound=Case)
+O = TypeVar("O", bound=Observation)
+
+
+class StudyFile(Header, Generic[P, C, O], kw_only=True):
+    """A result of a study: nothing in it can be derived from the rest."""
+
+    options: P
+    cases: dict[Line, C]  # all that are to be observed, by key
+    observed: dict[Line, O]
+
+    @property
+    def is_complete(self) -> bool:
+        """Return whether every case was observed to its end."""
+        stopped = any(each.stopped for each in self.observed.values())
+        return not stopped and self.cases.keys() <= self.observed.keys()
+
+
+class Session:
+    """What `observe` may use: the job, fresh workers, a watch over the GPU, a line for the user, a partial save."""
+
+    def __init__(self, job: Job, file: Any, save: Any) -> None:
+        self.job, self.file = job, file
+        self.growing: Observation | None = None  # what is kept of the running case if it is interrupted
+        self._save = save
+        self._stack = contextlib.ExitStack()
+
+    @functools.cached_property
+    def _opened(self) -> Any:
+        from ladder.engine import sitting
+
+        return self._stack.enter_context(sitting.opened(self.job.device))
+
+    @property
+    def pool(self) -> Any:
+        """Return the pool of worker processes, started at first use, with this host's lock on the device."""
+        return self._opened[0]
+
+    @property
+    def visits(self) -> Any:
+        """Return the watch over the GPU (`ladder.engine.visit.Visits`)."""
+        return self._opened[1]
+
+    def report(self, line: str) -> None:
+        """Print a line for the user on stderr."""
+        if not self.job.quiet:
+            click.echo(line, err=True)
+
+    def keep(self, key: str, observation: Observation) -> None:
+        """Add an observation to the file and save it."""
+        self.growing = None
+        observed = {**self.file.observed, key: observation}
+        self.file = msgspec.structs.replace(self.file, observed=observed)
+        self._save(self.file)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._stack.close()
+
+
+class Study(Generic[P, C, O]):
+    """What a study declares. `name` is its command, `kind` is what its files call it, `folder` is below results/."""
+
+    name: ClassVar[str]
+    kind: ClassVar[str]
+    folder: ClassVar[str]
+    help: ClassVar[str]
+    examples: ClassVar[str]
+    types: ClassVar[tuple[Any, Any, Any]]  # of its options, cases and observations
+    default_workload: ClassVar[Mapping[str, str]] = {"cuda": "article", "cpu": "tiny"}
+    uses_images: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        """Take the three types from the base, `Study[Options, Case, Observed]`."""
+        cls.types = get_args(cls.__orig_bases__[0])  # type: ignore[attr-defined]
+
+    def list_cases(self, job: Job, file: StudyFile[P, C, O] | None) -> dict[str, C]:
+        """Return all cases by key. A study that decides by what it saw is called again after each observation.
+
+        Raises:
+            UserError: the options ask for what cannot be observed here.
+        """
+        raise NotImplementedError
+
+    def observe(self, session: Session, key: str, case: C) -> O:
+        """Return one observation. `WorkerFailure` becomes an observation without a number."""
+        raise NotImplementedError
+
+    def derive(self, file: StudyFile[P, C, O]) -> Any:
+        """Return what follows from the file: the record that `ladder report --json` prints."""
+        return file
+
+    def list_tables(self, file: StudyFile[P, C, O]) -> Iterable[Table]:
+        """Return the tables, derived from the file."""
+        raise NotImplementedError
+
+    def summarize(self, file: StudyFile[P, C, O]) -> list[str]:
+        """Return the title of the page, then sentences above its tables."""
+        return [f"{self.name} on {file.machine.gpu or file.machine.cpu}"]
+
+    def list_problems(self, file: StudyFile[P, C, O]) -> Iterable[str]:
+        """Return which observations no genuine machine makes, a line each, such as a step beyond its peak."""
+        return ()
+
+    def list_cautions(self, file: StudyFile[P, C, O]) -> list[str]:
+        """Return why the figures must not be quoted, beside what holds for every study."""
+        return []
+
+    def draw(self, file: StudyFile[P, C, O], kind: str) -> bytes | None:
+        """Return the chart as "png" or "svg" bytes, None if the study has none."""
+        return None
+
+    def name_file(self, file: StudyFile[P, C, O]) -> list[str]:
+        """Return the words of the file's name."""
+        return [file.machine.name, *([str(file.workload["name"])] if file.workload else [])]
+
+    def announce(self, job: Job, cases: Mapping[str, C]) -> str:
+        """Return the first line of the command: what is measured, and about how long it takes."""
+        return f"{job.name} on {job.device}: {text.counted(len(cases), 'case')}"
+
+    @classmethod
+    def file_type(cls) -> Any:
+        """Return the type of the study's files."""
+        return StudyFile[cls.types]  # type: ignore[misc, name-defined]
+
+
+@functools.cache
+def load_studies() -> dict[str, Study[Any, Any, Any]]:
+    """Return every study by the kind of its files."""
+    made = [importlib.import_module(f"ladder.studies.{name}").STUDY for name in STUDIES]
+    return {study.kind: study for study in made}
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def read_file(study: Study[P, C, O], path: Path) -> StudyFile[P, C, O]:
+    """Return the file of a study, judged as if a stranger had sent it. Raises UserError, one line."""
+    try:
+        data = store.parse(files.read(path, MOST_BYTES))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not a result file: {error}") from None
+    return decode_file(study, data, str(path))
+
+
+def decode_file(study: Study[P, C, O], data: Any, where: str = "") -> StudyFile[P, C, O]:
+    """Return the file that plain data hold. Raises UserError, one line."""
+    file = read_record(study.file_type(), data, where)
+    if problem := find_problem(study, file):
+        raise UserError(f"{where}: {problem}" if where else problem)
+    return file
+
+
+def find_problem(study: Study[P, C, O], file: StudyFile[P, C, O]) -> str | None:
+    """Return why a file of the right form cannot be genuine, in one line, or None."""
+    if file.kind != study.kind:
+        return f"a result of the kind {file.kind}, not {study.kind}"
+    if file.started[:10] > (datetime.date.today() + datetime.timedelta(days=1)).isoformat():
+        return f"started: {file.started} lies in the future"
+    hardware = file.machine.gpu if file.machine.device == "cuda" else file.machine.cpu
+    if hardware is None or file.machine.name != text.slug(hardware):
+        return f"machine.name: {file.machine.name!r} is not made from its hardware"
+    if file.workload is not None and (problem := identity.misnamed(file.workload)):
+        return problem
+    if unknown := [key for key in file.observed if key not in file.cases]:
+        return f"observed: {unknown[0]!r} is none of its cases"
+    return next(iter(study.list_problems(file)), None)
+
+
+def list_cautions(study: Study[P, C, O], file: StudyFile[P, C, O]) -> list[str]:
+    """Return why the figures of a file must not be quoted, a line each; none if they may."""
+    from ladder.machine import environment
+
+    return [
+        *([store.SMOKE_NOTE] if file.machine.device == "cpu" else []),
+        *study.list_cautions(file),
+        *environment.said(file.environment),
+        *(["dirty work tree: not to be published"] if file.dirty else []),
+        *([] if file.is_complete else ["interrupted"]),
+    ]
+
+
+def write_derived(study: Study[P, C, O], file: StudyFile[P, C, O]) -> dict[str, Any]:
+    """Return what `ladder report --json` prints: the header, whether it is complete, and what the study derives."""
+    header = {name: write_whole(getattr(file, name)) for name in Header.__struct_fields__}
+    return header | {"complete": file.is_complete} | write_whole(study.derive(file))
+
+
+def save_file(study: Study[P, C, O], file: StudyFile[P, C, O], folder: Path, pages: bool) -> list[Path]:
+    """Write the file and, with `pages`, what is derived from it. Return the paths, that of the file first.
+
+    The name ends in "-partial" until the file is complete. What another host or commit left under that name stays.
+    """
+    stem = "-".join(map(text.slug, study.name_file(file)))
+    partial = _find_place(study, folder / f"{stem}-partial.json", file)
+    path = _find_place(study, folder / f"{stem}.json", file) if file.is_complete else partial
+    content = json.dumps(text.fit(write_record(file)), indent=1, allow_nan=False) + "\n"
+    files.write(path, content)
+    paths = [path]
+    if pages:
+        paths.append(path.with_suffix(".md"))
+        files.write(paths[-1], render_page(study, file))
+        if study.draw(file, "svg") is not None:
+            paths += files.try_draw(path.with_suffix(""), lambda kind: study.draw(file, kind) or b"")
+    if file.is_complete and partial.exists():
+        for each in paths:
+            each.with_name(each.name.replace(path.stem, partial.stem, 1)).unlink(missing_ok=True)
+    return paths
+
+
+def _find_place(study: Study[P, C, O], path: Path, file: StudyFile[P, C, O]) -> Path:
+    """Return `path`, or a name with the time of the run where another host, commit or unfinished run has it."""
+    try:
+        before = read_file(study, path) if path.exists() else file
+    except UserError:
+        before = None
+    if before is not None:
+        if before.started == file.started:
+            return path
+        if before.is_complete and (before.machine, before.commit) == (file.machine, file.commit):
+            return path
+    return path.with_stem(f"{path.stem}-{text.stamp(file.started)}")
+
+
+def continue_file(study: Study[P, C, O], path: Path, job_machine: Mapping[str, Any]) -> StudyFile[P, C, O]:
+    """Return the file to go on with; observations without a number are made again.
+
+    Raises:
+        UserError: it was made on another machine, with other software or with other code.
+    """
+    file = read_file(study, path)
+    for key in SERIES:
+        if getattr(file.machine, key) != job_machine.get(key):
+            before, now = getattr(file.machine, key), job_machine.get(key)
+            raise UserError(f"{path}: cannot be continued here: its {key} is {before}, here it is {now}")
+    if file.measured_code != code_digest.digests():
+        raise UserError(
+            f"{path}: cannot be continued: it was measured with other code; begin again without --resume"
+        )
+    kept = {
+        key: each for key, each in file.observed.items() if each.status in ("ok", "oom") and not each.stopped
+    }
+    return msgspec.structs.replace(file, observed=kept)
+
+
+def as_kind(study: Study[Any, Any, Any]) -> check.Kind:
+    """Return how `ladder validate` judges the files of a study."""
+
+    def find(data: dict[str, Any]) -> str | None:
+        return find_problem(study, read_record(study.file_type(), data))
+
+    def caution(data: dict[str, Any]) -> list[str]:
+        return list_cautions(study, read_record(study.file_type(), data))
+
+    def refuse(data: Any) -> tuple[str, str] | None:
+        return locate_problem(study.file_type(), data)
+
+    return check.Kind(study.kind, refuse, find, hardware=False, cautions=caution)
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+
+def render_page(study: Study[P, C, O], file: StudyFile[P, C, O]) -> str:
+    """Return the Markdown page beside a file."""
+    title, *sentences = study.summarize(file)
+    lines = [f"# {text.escaped(title)}", ""]
+    for sentence in sentences:
+        lines += [text.escaped(sentence), ""]
+    for table in study.list_tables(file):
+        lines += [render_markdown(table), ""]
+    lines += [f"- {text.escaped(line)}" for line in list_cautions(study, file)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def render_terminal(study: Study[P, C, O], file: StudyFile[P, C, O], width: int = PIPE_WIDTH) -> str:
+    """Return what the command prints at its end."""
+    tables = [render_text(table, width) for table in study.list_tables(file)]
+    return "\n\n".join([*study.summarize(file)[1:2], *tables, "\n".join(list_cautions(study, file))]).rstrip()
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def resolve_job(study: Study[Any, Any, Any], options: Any, request: Request, machine: dict[str, Any]) -> Job:
+    """Return the job of a request: its workload is loaded, its images are made.
+
+    Raises:
+        UserError: no such workload, bad images, or a folder that cannot be written.
+    """
+    from ladder.images import for_workload
+    from ladder.plan import catalog
+
+    device = machine["device"]
+    out = request.resume.parent if request.resume else request.out or ROOT / "results" / study.folder
+    files.refuse_unwritable(out)
+    name, workload = catalog.load_workload(request.workload or study.default_workload[device])
+    source = None
+    if study.uses_images:
+        pictures = for_workload.prepare_images(request.data or workload["data"], workload, request.quiet)
+        workload, source = workload | {"data": pictures.path}, pictures.source
+    return Job(
+        device, name, workload, source, machine, options, out, request.resume, request.minutes, request.quiet
+    )
+
+
+def begin_file(study: Study[P, C, O], job: Job) -> StudyFile[P, C, O]:
+    """Return the file of a measurement that begins now."""
+    trained: Fields = {"name": job.name, **job.workload, "data": job.source if study.uses_images else None}
+    images = identity.of_images(str(job.workload["data"])) if study.uses_images else None
+    header = records.header(study.kind, job.machine, trained, images=images)
+    header = {key: value for key, value in header.items() if key != "complete"} | {"schema": 2}
+    empty = {"options": write_record(job.options), "cases": {}, "observed": {}}
+    return read_record(study.file_type(), text.fit(header) | empty)
+
+
+def run_study(study: Study[P, C, O], job: Job, file: StudyFile[P, C, O] | None = None) -> int:
+    """Observe what the file lacks, write it, print it, and return the exit status."""
+    from ladder.machine import environment
+
+    file = file or begin_file(study, job)
+    file = msgspec.structs.replace(file, cases=study.list_cases(job, file))
+    first = First(study.announce(job, file.cases), job.quiet)
+    paths: list[Path] = []
+    with locks.folder_lock(job.out, text.slug(job.machine["name"]), movable=job.resume is None):
+        first()
+        environment.tell(job.quiet)
+        file = observe_cases(study, job, file, paths)
+        paths[:] = save_file(study, file, job.out, pages=True)
+    show_result(study, file, paths, job.quiet)
+    if not file.is_complete:
+        return 130
+    return 1 if any(each.status not in ("ok", "oom") for each in file.observed.values()) else 0
+
+
+def observe_cases(
+    study: Study[P, C, O], job: Job, file: StudyFile[P, C, O], paths: list[Path]
+) -> StudyFile[P, C, O]:
+    """Observe what the file lacks; save it after each case. An interrupt ends it with what there is."""
+    from ladder.engine.pool import WorkerFailure
+
+    begin, spent = time.monotonic(), file.seconds
+
+    def save(current: StudyFile[P, C, O]) -> None:
+        seconds = round(spent + time.monotonic() - begin, 1)
+        session.file = msgspec.structs.replace(current, seconds=seconds)
+        paths[:] = save_file(study, session.file, job.out, pages=False)
+
+    session, key = Session(job, file, save), ""
+    try:
+        while waiting := [key for key in session.file.cases if key not in session.file.observed]:
+            key = waiting[0]
+            if job.minutes is not None and time.monotonic() - begin > 60 * job.minutes:
+                break
+            try:
+                observation = study.observe(session, key, session.file.cases[key])
+            except WorkerFailure as failure:
+                session.report(f"{key}: {failure.status}: {failure.reason}")
+                reason = text.display(failure.reason)
+                observation = study.types[2](status=failure.status, reason=reason)  # type: ignore[arg-type]
+            session.keep(key, observation)  # type: ignore[arg-type]
+            cases = study.list_cases(job, session.file)
+            session.file = msgspec.structs.replace(session.file, cases=cases)
+    except KeyboardInterrupt:
+        if session.growing is not None:
+            session.keep(key, msgspec.structs.replace(session.growing, stopped=True))
+    except EnvironmentFailure as failure:
+        where = next((f"; go on with --resume {near(path)}" for path in paths[:1]), "")
+        raise EnvironmentFailure(f"{failure}{where}") from failure
+    finally:
+        session.close()
+    return session.file
+
+
+def show_result(study: Study[P, C, O], file: StudyFile[P, C, O], paths: list[Path], as_json: bool) -> None:
+    """Print the tables, or JSON alone, and where the files are."""
+    from ladder.report import output
+
+    if as_json:
+        click.echo(json.dumps(write_derived(study, file), indent=1, allow_nan=False))
+    else:
+        width = output.console().width
+        click.echo(render_terminal(study, file, width))
+    broken = any(each.status not in ("ok", "oom") for each in file.observed.values())
+    output.say_files(paths, as_json, again=broken or not file.is_complete)
+
+
+def study_command(study: Study[Any, Any, Any]) -> click.Command:
+    """Return the command of a study: its options are the fields of `Options`, with the frame's own behind them."""
+
+    def call(options: Any, **values: Any) -> None:
+        from ladder.machine import environment, system
+
+        request = Request(
+            values["workload"], values["device"], values.get("data"), values["out"], values["resume"],
+            values["budget"], values["as_json"],
+        )  # fmt: skip
+        device = system.choose_device(request.device)
+        environment.refuse(device)
+        machine = system.facts(device)
+        file = continue_file(study, request.resume, machine) if request.resume else None
+        if file is not None and file.workload is not None:
+            options, request = (
+                file.options,
+                replace(request, workload=request.workload or str(file.workload["name"])),
+            )
+        sys.exit(run_study(study, resolve_job(study, options, request, machine), file))
+
+    default = f"{study.default_workload['cuda']} on a GPU, {study.default_workload['cpu']} on the CPU"
+    extra = [
+        shared.workload_option(default),
+        *([shared.data_option] if study.uses_images else []),
+        shared.budget_option,
+        shared.device_option,
+        shared.resume_option,
+        shared.out_option(f"results/{study.folder}"),
+        shared.json_option,
+    ]
+    return shared.make_command(study.name, study.types[0], call, study.help, study.examples, extra)

@@ -1,0 +1,112 @@
+"""What every study promises: its files are read strictly, derived alike, and shown in all forms.
+
+`goldens/KIND.json` is a small file of each kind; beside it are what follows from it. After a wanted change,
+`python -m tests.studies.test_contract` writes these anew: read their diff.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from ladder.base.errors import UserError
+from ladder.publish.validation import validate
+from ladder.show.table import render_csv, render_html, render_text
+from ladder.studies import frame
+
+HERE = Path(__file__).parent / "goldens"
+KINDS = list(frame.load_studies())
+
+
+def read(kind: str):
+    study = frame.load_studies()[kind]
+    return study, frame.decode_file(study, json.loads((HERE / f"{kind}.json").read_text()))
+
+
+def outputs(kind: str) -> dict[str, str]:
+    """Return every golden of a kind by its name."""
+    study, file = read(kind)
+    derived = json.dumps(frame.write_derived(study, file), indent=1) + "\n"
+    tables = list(study.list_tables(file))
+    return {
+        f"{kind}.derived.json": derived,
+        f"{kind}.md": frame.render_page(study, file),
+        f"{kind}.csv": render_csv(tables),
+        f"{kind}.txt": frame.render_terminal(study, file, 60) + "\n",
+        f"{kind}.html": "\n".join(map(render_html, tables)) + "\n",
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_follows_from_a_file_is_what_it_was(kind):
+    for name, text in outputs(kind).items():
+        assert (HERE / name).read_text() == text, name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_command_validate_accepts_it(kind):
+    assert validate.problem_of(HERE / f"{kind}.json") is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_never_wraps(kind):
+    study, file = read(kind)
+    for table in study.list_tables(file):
+        assert all(len(line) <= 60 for line in render_text(table, 60).splitlines()[: len(table.rows) + 1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_chart_is_the_same_for_the_same_file(kind):
+    study, file = read(kind)
+    first = study.draw(file, "svg")
+    assert first is None or (first == study.draw(file, "svg") and study.draw(file, "png")[:4] == b"\x89PNG")
+
+
+def forge(data: dict, what: str) -> None:
+    if what == "an unknown key":
+        data["verdict"] = "faster"
+    elif what == "a stored conclusion":
+        data["complete"] = True
+    elif what == "another schema":
+        data["schema"] = 1
+    elif what == "the future":
+        data["started"] = "2099-01-01T00:00:00+00:00"
+    elif what == "another machine's name":
+        data["machine"]["name"] = "nvidia-b200"
+    elif what == "an observation of no case":
+        data["observed"]["forged"] = next(iter(data["observed"].values()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "what",
+    [
+        "an unknown key", "a stored conclusion", "another schema", "the future", "another machine's name",
+        "an observation of no case",
+    ],
+)  # fmt: skip
+def test_what_no_genuine_file_holds_is_refused(kind, what):
+    data = json.loads((HERE / f"{kind}.json").read_text())
+    changed = copy.deepcopy(data)
+    forge(changed, what)
+    with pytest.raises(UserError):
+        frame.decode_file(frame.load_studies()[kind], changed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_with_a_case_that_was_not_observed_is_incomplete(kind):
+    study = frame.load_studies()[kind]
+    data = json.loads((HERE / f"{kind}.json").read_text())
+    data["observed"].popitem()
+    file = frame.decode_file(study, data)
+    assert not file.is_complete and "interrupted" in frame.list_cautions(study, file)
+    assert not frame.write_derived(study, file)["complete"]
+
+
+if __name__ == "__main__":
+    for each in KINDS:
+        for name, text in outputs(each).items():
+            (HERE / name).write_text(text)
