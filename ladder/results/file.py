@@ -76,7 +76,7 @@ class Header(Record, kw_only=True):
     `commits` are several if all of them measured the same code. `seconds` is how long measuring took.
     """
 
-    schema: Literal[2] = SCHEMA
+    schema: Literal[2]
     kind: Name
     machine: Machine
     workload: Fields | None = None
