@@ -19,7 +19,7 @@ from ladder.engine.pool import Pool
 from ladder.machine.nvml import Gpu
 from ladder.studies import frame, sustain
 from ladder.studies.sustain import STUDY, derive_energy, format_energy, make_window
-from tests.studies.test_contract import read
+from tests.studies.test_contract import HERE, read
 from tests.support.commands import FAKE
 from tests.support.fake_nvml import UUID, FakeNvml
 from tests.support.small import LEAST
@@ -136,7 +136,8 @@ def test_a_rung_that_cannot_run_is_one_line(arguments, words, tmp_path):
     assert result.exit_code == 2 and words in result.output and "Traceback" not in result.output
 
 
-def test_a_wrong_options_value_names_its_place():
+def test_a_wrong_option_in_a_file_is_refused_with_its_place():
+    data = json.loads((HERE / "sustained.json").read_text())
+    data["options"]["seconds"] = -1
     with pytest.raises(UserError, match=r"options\.seconds: -1"):
-        data = json.loads(json.dumps({"options": {"seconds": -1}}))
-        frame.read_record(STUDY.file_type(), data | {"schema": 2})
+        frame.decode_file(STUDY, data)
