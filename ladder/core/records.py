@@ -153,8 +153,9 @@ def _parts_of(kind: Any, data: Any) -> list[tuple[str, Any, Any]]:
     """Return (place, type, value) of each part of the data that has a type of its own."""
     kind = _without_none(kind)
     origin, inner = get_origin(kind), get_args(kind)
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and isinstance(data, dict):
-        hints = _hints_of(kind)
+    if (record := _record_of(kind)) is not None and isinstance(data, dict):
+        arguments = dict(zip(getattr(record, "__parameters__", ()), inner, strict=False))
+        hints = {name: _fill_type(hint, arguments) for name, hint in _hints_of(record).items()}
         return [(f".{key}", hints[key], value) for key, value in data.items() if key in hints]
     if origin is dict and isinstance(data, dict):
         keys = [(f" key {describe_value(key)}", inner[0], key) for key in data]
@@ -162,6 +163,20 @@ def _parts_of(kind: Any, data: Any) -> list[tuple[str, Any, Any]]:
     if origin is list and isinstance(data, list):
         return [(f"[{index}]", inner[0], value) for index, value in enumerate(data)]
     return []
+
+
+def _record_of(kind: Any) -> Any:
+    """Return the class of a record's type, also of a generic one, or None."""
+    origin = get_origin(kind) or kind
+    return origin if isinstance(origin, type) and issubclass(origin, msgspec.Struct) else None
+
+
+def _fill_type(hint: Any, arguments: dict[Any, Any]) -> Any:
+    """Return a type with the arguments of its generic class in it."""
+    if isinstance(hint, TypeVar):
+        return arguments.get(hint, hint)
+    parameters = getattr(hint, "__parameters__", ())
+    return hint[tuple(arguments.get(each, each) for each in parameters)] if parameters else hint
 
 
 def _without_none(kind: Any) -> Any:
@@ -181,8 +196,8 @@ def _hints_of(kind: type) -> dict[str, Any]:
 
 def _describe_problem(kind: Any, data: Any, message: str) -> str:
     """Return what is wrong with a value whose parts are all right."""
-    record = _without_none(kind)
-    if isinstance(record, type) and issubclass(record, msgspec.Struct) and isinstance(data, dict):
+    kind_of_value = _without_none(kind)
+    if (record := _record_of(kind_of_value)) is not None and isinstance(data, dict):
         known = record.__struct_fields__
         for key in data:
             if key not in known:
@@ -193,8 +208,8 @@ def _describe_problem(kind: Any, data: Any, message: str) -> str:
             if key in required and key not in data:
                 return f"the key {key!r} is missing"
         return message.partition(" - at `$")[0]
-    if get_origin(record) is typing.Literal:
-        return f"{describe_value(data)} is none of {', '.join(map(describe_value, get_args(record)))}"
+    if get_origin(kind_of_value) is typing.Literal:
+        return f"{describe_value(data)} is none of {', '.join(map(describe_value, get_args(kind_of_value)))}"
     if expected := _description_of(kind):
         return f"{describe_value(data)} is not {expected}"
     wanted = message.partition(" - at `$")[0].replace("Expected ", "").partition(", got")[0]
