@@ -36,7 +36,7 @@ from ladder.core.options import workload_option as workload_option
 QUESTIONS: dict[str, tuple[str, ...]] = {
     "Begin": ("doctor", "list", "show"),
     "Measure": ("run", "kernels", "precision", "sustain", "upstream", "scale"),
-    "Understand": ("report", "explain", "profile", "ablate", "map"),
+    "Understand": ("report", "explain", "profile", "host", "ablate", "map"),
     "Decide": ("recommend", "compare", "noise"),
     "Use": ("train", "sample", "export", "convert"),
     "Share": ("submit", "validate", "merge"),

@@ -35,6 +35,7 @@ TIMEOUTS = {
     "finish": 900.0,
     "canary": 60.0,
     "profile": 900.0,
+    "host": 900.0,
     "prove": 900.0,
     "release": 60.0,
     "parity": 900.0,

@@ -381,6 +381,13 @@ class Rung(Member):
             raise Invalid(broken)
         return found
 
+    def do_host(self, cycles: int) -> dict[str, Any]:
+        """Return the host time of a step and what it consists of. The process is not timed after it."""
+        from ladder.engine import host_time
+
+        self.threads.release()
+        return {"host": host_time.measure(self, cycles)}
+
     def do_exit(self) -> dict[str, Any]:
         if self.step is not None:
             self.step.close()

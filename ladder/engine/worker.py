@@ -25,6 +25,7 @@ commands send `{"progress": ...}` lines before it, which feed the watchdog.
 | choices | | choices: rows of `kernels.choices` that decided here, null if the measured code does not say |
 | threads | | cpu_threads, null without torch |
 | scales | steps | those of `ladder.engine.loss_scales.follow` (FP16: the loss scales of a training) |
+| host | cycles | host: those of `ladder.engine.host_time.measure` |
 | exit | | none; the process ends |
 
 threads: CPU threads until a visit.

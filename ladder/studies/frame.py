@@ -14,10 +14,10 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_args
 
 import click
 import msgspec
@@ -32,10 +32,12 @@ from ladder.core.job import Job
 from ladder.core.records import (
     Fields,
     Line,
+    Name,
     Record,
     Text,
     locate_problem,
     read_record,
+    size,
     write_record,
     write_whole,
 )
@@ -45,7 +47,7 @@ from ladder.results.file import Header, Status
 from ladder.results.store import SERIES
 from ladder.show.table import PIPE_WIDTH, Table, render_markdown, render_text
 
-STUDIES = ("sustain",)  # modules of this package that declare a study
+STUDIES = ("sustain", "host")  # modules of this package that declare a study
 MOST_BYTES = 2**22  # of a result file
 
 
@@ -55,6 +57,17 @@ class Options(Record):
 
 class Case(Record):
     """Base of what is to be observed, as a file has it."""
+
+
+class RungCase(Case):
+    """A rung with its recipe: the fields that differ from the defaults."""
+
+    recipe: Fields
+
+
+Rungs = Annotated[
+    list[Name], size(100), shared.option("Rungs, each with all below it.", argument=True, metavar="[RUNG]...")
+]
 
 
 class Observation(Record, kw_only=True):
@@ -124,6 +137,18 @@ class Session:
     def visits(self) -> Any:
         """Return the watch over the GPU (`ladder.engine.visit.Visits`)."""
         return self._opened[1]
+
+    @contextlib.contextmanager
+    def prepare_worker(self, recipe: Fields, seed: int) -> Iterator[Any]:
+        """Yield a worker that has built and prepared the step of a recipe; it ends with the block."""
+        worker = self.pool.take()
+        try:
+            job = self.job
+            worker.call("build", workload=job.workload, recipe=recipe, device=job.device, seed=seed)
+            worker.call("prepare")
+            yield worker
+        finally:
+            worker.close()
 
     def report(self, line: str) -> None:
         """Print a line for the user on stderr."""
@@ -213,6 +238,29 @@ def load_studies() -> dict[str, Study[Any, Any, Any]]:
     """Return every study by the kind of its files."""
     made = [importlib.import_module(f"ladder.studies.{name}").STUDY for name in STUDIES]
     return {study.kind: study for study in made}
+
+
+def plan_rungs(job: Job, ladder: str, rungs: Sequence[str]) -> dict[str, Fields]:
+    """Return the recipes of a ladder's rungs that run here, in the ladder's order; of `rungs` alone if some are named.
+
+    Raises:
+        UserError: no such rung, or it cannot run here.
+    """
+    from ladder.machine import system
+    from ladder.plan import catalog, needs
+    from stylegan_lite.config import suggestion
+
+    able = needs.possible(system.capabilities(job.device), job.workload)
+    planned = {each.name: each for each in catalog.climb(catalog.load_ladder(ladder), able)}
+    recipes = {name: each.recipe for name, each in planned.items() if each.recipe is not None}
+    if not recipes:
+        raise UserError(f"ladder {ladder}: none of its rungs runs here")
+    for rung in rungs:
+        if rung not in planned:
+            raise UserError(f"ladder {ladder} has no rung {rung!r}{suggestion(rung, planned, 'its rungs')}")
+        if rung not in recipes:
+            raise UserError(f"rung {rung} cannot run here: {planned[rung].skipped}")
+    return {name: recipes[name] for name in dict.fromkeys(rungs)} if rungs else recipes
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

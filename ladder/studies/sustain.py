@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from ladder.base.errors import UserError
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.base.text import ms
 from ladder.core.job import Job
@@ -37,7 +36,7 @@ from ladder.results import plausible
 from ladder.results.file import Status
 from ladder.show.table import Column, Table
 from ladder.studies import frame
-from ladder.studies.frame import Session, Study, StudyFile
+from ladder.studies.frame import RungCase, Session, Study, StudyFile
 
 WINDOW_S = 2.0  # length of a row, about that of a visit of `ladder run` at the top
 MOST_CYCLES = 1000  # in a row
@@ -48,18 +47,10 @@ COUNTER, POWER = "NVML's energy counter", "the highest power of each row, integr
 class Options(frame.Options):
     """The options of `ladder sustain`."""
 
-    rungs: Annotated[
-        list[Name], size(100), option("Rungs, each with all below it.", argument=True, metavar="[RUNG]...")
-    ] = []
+    rungs: frame.Rungs = []
     ladder: Annotated[str, option("The ladder of the rungs.", metavar="NAME|FILE")] = "full"
     seconds: Annotated[float, Meta(ge=1, le=86_400), option("Seconds for each rung.")] = 60.0
     seed: Annotated[Seed, option("Seed for weights, latents and the order of images.")] = 0
-
-
-class Case(frame.Case):
-    """A rung with its recipe: the fields that differ from the defaults."""
-
-    recipe: Fields
 
 
 class Window(Record):
@@ -127,10 +118,10 @@ class Energy:
     seconds: float
 
 
-File = StudyFile[Options, Case, Observed]
+File = StudyFile[Options, RungCase, Observed]
 
 
-class Sustain(Study[Options, Case, Observed]):
+class Sustain(Study[Options, RungCase, Observed]):
     """Each rung in one process, row after row."""
 
     name, kind, folder = "sustain", "sustained", "sustained"
@@ -149,45 +140,24 @@ ladder sustain baseline graph_fills -w article-b32
 ladder sustain --seconds 600              ten minutes
 """
 
-    def list_cases(self, job: Job, file: File | None) -> dict[str, Case]:
-        from ladder.machine import system
-        from ladder.plan import catalog, needs
-        from stylegan_lite.config import suggestion
-
+    def list_cases(self, job: Job, file: File | None) -> dict[str, RungCase]:
         if file is not None and file.cases:
             return file.cases
-        ladder: str = job.options.ladder
-        able = needs.possible(system.capabilities(job.device), job.workload)
-        planned = {each.name: each for each in catalog.climb(catalog.load_ladder(ladder), able)}
-        able_to_run = [each.name for each in planned.values() if each.recipe is not None]
-        if not able_to_run:
-            raise UserError(f"ladder {ladder}: none of its rungs runs here")
-        for rung in job.options.rungs:
-            if rung not in planned:
-                raise UserError(
-                    f"ladder {ladder} has no rung {rung!r}{suggestion(rung, planned, 'its rungs')}"
-                )
-            if planned[rung].recipe is None:
-                raise UserError(f"rung {rung} cannot run here: {planned[rung].skipped}")
-        names = dict.fromkeys(job.options.rungs or able_to_run[-1:])
-        return {name: Case(recipe=planned[name].recipe or {}) for name in names}
+        recipes = frame.plan_rungs(job, job.options.ladder, job.options.rungs)
+        names = job.options.rungs or list(recipes)[-1:]
+        return {name: RungCase(recipe=recipes[name]) for name in names}
 
     def announce(self, job: Job, cases: Any) -> str:
         rungs = ", ".join(cases)
         return f"{job.name} on {job.device}: {rungs}, {job.options.seconds:g} s each once it is prepared"
 
-    def observe(self, session: Session, key: str, case: Case) -> Observed:
+    def observe(self, session: Session, key: str, case: RungCase) -> Observed:
         from ladder.engine import inspection
         from ladder.machine import neighbours
 
         job, seconds = session.job, session.job.options.seconds
         is_inspected = inspection.Cache(job.workload, job.machine).get(case.recipe) is not None
-        worker = session.pool.take()
-        try:
-            worker.call(
-                "build", workload=job.workload, recipe=case.recipe, device=job.device, seed=job.options.seed
-            )
-            worker.call("prepare")
+        with session.prepare_worker(case.recipe, job.options.seed) as worker:
             session.report(f"{key}: prepared")
             begin, cycles, before = time.monotonic(), 1, neighbours.sample()
             first_j = session.visits.energy_j()
@@ -203,8 +173,6 @@ ladder sustain --seconds 600              ten minutes
             share = neighbours.share(before, neighbours.sample())
             session.report(f"{key}: {ms(windows[0].step_ms)} ms at first, {ms(windows[-1].step_ms)} at last")
             return Observed(windows=windows, inspected=is_inspected, others_cpu=share)
-        finally:
-            worker.close()
 
     def derive(self, file: File) -> Sustained:
         protocol = Protocol(

@@ -1,0 +1,246 @@
+"""`ladder host`: what the CPU needs to issue a step, and for what.
+
+On an eager rung the GPU may wait for the CPU. Each step is called on an idle GPU and its calls are timed until they
+return, without synchronizing. A cycle under the profiler then splits that time.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from ladder.base.errors import UserError
+from ladder.base.text import counted, ms
+from ladder.core.job import Job
+from ladder.core.options import Seed, option
+from ladder.core.records import Ms, Record, Samples, between, read_record, size
+from ladder.results.file import Status
+from ladder.show.table import Column, Table
+from ladder.studies import frame
+from ladder.studies.frame import RungCase, Session, Study, StudyFile
+
+Part = Literal[
+    "python", "operators", "casts", "own ops", "autograd", "optimizer", "data", "launches", "queue full"
+]
+PARTS: dict[str, str] = {
+    "operators": "PyTorch's dispatch",
+    "casts": "autocast's casts",
+    "own ops": "our ops' launch code",
+    "autograd": "autograd's engine",
+    "optimizer": "the optimizer",
+    "data": "data",
+    "launches": "the driver's launches",
+    "queue full": "launches that wait for room in the queue",
+    "python": "Python between operators",
+}
+SHOWN = 10  # operators of a rung
+GREW_MS = 0.5  # a smaller change of a part is not worth a sentence
+INSIDE = 1.01  # parts over their whole: rounding
+
+
+class Options(frame.Options):
+    """The options of `ladder host`."""
+
+    rungs: frame.Rungs = []
+    ladder: Annotated[str, option("The ladder of the rungs.", metavar="NAME|FILE")] = "article"
+    cycles: Annotated[int, Meta(ge=1, le=100), option("Timed 16-step cycles of each rung.")] = 3
+    seed: Annotated[Seed, option("Seed for weights, latents and the order of images.")] = 0
+
+
+class Operator(Record):
+    """What is called under one name in a profiled step: calls, and milliseconds without the calls inside."""
+
+    name: Annotated[str, Meta(max_length=300)]
+    part: Part
+    calls: Annotated[float, between(0, 1e7)]
+    ms: Annotated[float, between(0, 1e8)]
+
+
+class Observed(frame.Observation, kw_only=True):
+    """Host and wall time of a step in each cycle, and the calls of a profiled step."""
+
+    host_ms: Samples = []
+    wall_ms: Samples = []
+    profiled_ms: Ms | None = None
+    operators: Annotated[list[Operator], size(200)] = []
+
+
+class Rung(Record):
+    """What is derived of a rung, in ms of an unprofiled step. `parts_ms` add up to `host_ms`."""
+
+    name: str
+    status: Status
+    reason: str | None
+    host_ms: float | None
+    wall_ms: float | None
+    parts_ms: dict[str, float]
+    calls: float | None
+    grew: str | None
+    operators: list[Operator]  # the most expensive ones, in profiled milliseconds
+
+
+class Hosts(Record):
+    """What `ladder report --json` prints beside the header."""
+
+    rungs: list[Rung]
+    notes: list[str]
+
+
+File = StudyFile[Options, RungCase, Observed]
+
+
+class Host(Study[Options, RungCase, Observed]):
+    """Each rung in one process: some cycles timed step by step, then one under the profiler."""
+
+    name, kind, folder = "host", "host", "host"
+    help = """Measure what the CPU needs to issue a step, and for what.
+
+    Each RUNG (with all below it; default: every eager rung of the ladder) runs in one process. Every step begins on
+    an idle GPU; host time ends when its calls have returned. The parts are PyTorch's dispatch, autocast's casts, this
+    project's ops, autograd, the optimizer, data, launches, and Python. On a CPU the operators' own work is a part of
+    the dispatch.
+
+    Exit status: 0 if every rung has a number. 1 if a rung has none. 2 if the request is impossible. 130 if
+    interrupted.
+    """
+    examples = """
+ladder host                               the eager rungs of the article's ladder
+ladder host baseline bf16 -w article-b32
+"""
+
+    def list_cases(self, job: Job, file: File | None) -> dict[str, RungCase]:
+        from ladder.engine.gpu_time import is_captured
+
+        if file is not None and file.cases:
+            return file.cases
+        recipes = frame.plan_rungs(job, job.options.ladder, job.options.rungs)
+        if not job.options.rungs:
+            recipes = {name: recipe for name, recipe in recipes.items() if not is_captured(recipe)}
+        if not recipes:
+            raise UserError(f"ladder {job.options.ladder}: every rung is captured; name one")
+        return {name: RungCase(recipe=recipe) for name, recipe in recipes.items()}
+
+    def announce(self, job: Job, cases: Any) -> str:
+        return f"{job.name} on {job.device}: host time of {counted(len(cases), 'rung')}"
+
+    def observe(self, session: Session, key: str, case: RungCase) -> Observed:
+        options = session.job.options
+        with session.prepare_worker(case.recipe, options.seed) as worker:
+            reply = worker.call("host", cycles=options.cycles)
+        observed = read_record(Observed, reply["host"])
+        session.report(f"{key}: {ms(statistics.median(observed.host_ms))} ms of the CPU a step")
+        return observed
+
+    def derive(self, file: File) -> Hosts:
+        rungs: list[Rung] = []
+        for name in file.cases:
+            rungs.append(_derive_rung(name, file.observed.get(name), rungs[-1] if rungs else None))
+        return Hosts(rungs=rungs, notes=frame.list_cautions(self, file))
+
+    def list_problems(self, file: File) -> Iterable[str]:
+        for name, each in file.observed.items():
+            if each.status == "ok" and not (each.host_ms and each.wall_ms and each.profiled_ms):
+                yield f"{name}: ok without host and wall time"
+            if any(host > INSIDE * wall for host, wall in zip(each.host_ms, each.wall_ms, strict=False)):
+                yield f"{name}: the calls of a step took longer than the step"
+            if sum(row.ms for row in each.operators) > INSIDE * (each.profiled_ms or 0.0):
+                yield f"{name}: its operators took longer than their step"
+
+    def summarize(self, file: File) -> list[str]:
+        work, machine = file.workload or {}, file.machine
+        return [
+            f"What the CPU needs for a step: {machine.gpu or machine.cpu}",
+            f"Workload {work['name']}: {work['resolution']}x{work['resolution']}, batch {work['batch']}, CPU"
+            f" {machine.cpu}. Each step begins on an idle device; host ms ends when its calls have returned, wall ms"
+            f" when its work is done. The parts are scaled from a profiled cycle. PyTorch {machine.torch}.",
+        ]
+
+    def list_tables(self, file: File) -> Iterable[Table]:
+        derived = self.derive(file)
+        columns = [Column("rung"), Column("host ms", "ms"), Column("wall ms", "ms", priority=1)]
+        columns += [Column(part, "ms", priority=2 + k) for k, part in enumerate(PARTS)]
+        columns.append(Column("calls", "count", priority=1))
+        rows = [
+            [rung.name, rung.host_ms if rung.host_ms else f"{rung.status}: {rung.reason}", rung.wall_ms]
+            + [rung.parts_ms.get(part) for part in PARTS]
+            + [rung.calls]
+            for rung in derived.rungs
+        ]
+        yield Table(columns, rows, "", [rung.grew for rung in derived.rungs if rung.grew])
+        heads = [Column("operator"), Column("part", priority=1), Column("calls", "count")]
+        heads += [Column("us a call", "microseconds"), Column("ms", "ms")]
+        for rung in derived.rungs:
+            cells = [
+                [row.name[:60], row.part, row.calls, 1000 * row.ms / row.calls if row.calls else None, row.ms]
+                for row in rung.operators
+            ]
+            if cells:
+                yield Table(heads, cells, f"{rung.name}: the most expensive calls of a profiled step")
+
+    def draw(self, file: File, kind: str) -> bytes:
+        from ladder.report import drawing
+
+        return drawing.save(lambda: _draw_figure(file, self.derive(file)), kind)
+
+
+STUDY = Host()
+
+
+def _derive_rung(name: str, observed: Observed | None, before: Rung | None) -> Rung:
+    if observed is None or not observed.host_ms:
+        status, reason = (observed.status, observed.reason) if observed else ("n/a", "not measured")
+        return Rung(name, status, reason, None, None, {}, None, None, [])  # type: ignore[arg-type]
+    host_ms = statistics.median(observed.host_ms)
+    scale = host_ms / (observed.profiled_ms or host_ms)
+    parts = {part: scale * sum(row.ms for row in observed.operators if row.part == part) for part in PARTS}
+    calls = sum(row.calls for row in observed.operators)
+    heaviest = sorted((row for row in observed.operators if row.calls), key=lambda row: -row.ms)[:SHOWN]
+    wall_ms = statistics.median(observed.wall_ms)
+    grew = None if before is None or before.host_ms is None else describe_growth(name, host_ms, parts, before)
+    return Rung(name, observed.status, None, host_ms, wall_ms, parts, calls, grew, heaviest)
+
+
+def describe_growth(name: str, host_ms: float, parts: dict[str, float], before: Rung) -> str:
+    """Return which parts of the host time changed most from the rung before, as a sentence."""
+    changes = {PARTS[part]: value - before.parts_ms.get(part, 0.0) for part, value in parts.items()}
+    largest = sorted(changes.items(), key=lambda each: -abs(each[1]))[:3]
+    named = [f"{part} {change:+.1f} ms" for part, change in largest if abs(change) >= GREW_MS]
+    total = host_ms - (before.host_ms or 0.0)
+    return f"{name}: {total:+.1f} ms of the CPU beside {before.name}{': ' if named else ''}{', '.join(named)}"
+
+
+def _draw_figure(file: File, derived: Hosts) -> Any:
+    from ladder.report.drawing import fitted, sheet
+
+    shown = [rung for rung in derived.rungs if rung.host_ms]
+    figure, axes = sheet(9.5, 1.3 + 0.42 * max(1, len(shown)))
+    widest = max((rung.host_ms or 0.0 for rung in shown), default=1.0)
+    colours = (
+        "#4477aa",
+        "#66ccee",
+        "#228833",
+        "#ccbb44",
+        "#ee6677",
+        "#aa3377",
+        "#bbbbbb",
+        "#882255",
+        "#dddddd",
+    )
+    for row, rung in enumerate(shown):
+        x, y = 2.2, 0.75 + 0.42 * row
+        axes.text(2.1, y + 0.14, rung.name, ha="right", va="center", fontsize=9)
+        for part, colour in zip(PARTS, colours, strict=True):
+            width = 6.2 * rung.parts_ms[part] / widest
+            axes.barh(y + 0.14, width, height=0.28, left=x, color=colour)
+            x += width
+        axes.text(x + 0.08, y + 0.14, f"{ms(rung.host_ms)} ms", va="center", fontsize=9)
+    for k, (part, colour) in enumerate(zip(PARTS, colours, strict=True)):
+        x, y = 0.3 + 1.0 * k, 0.95 + 0.42 * len(shown)
+        axes.barh(y, 0.12, height=0.12, left=x, color=colour)
+        axes.text(x + 0.17, y, part, va="center", fontsize=7.5)
+    title = f"{file.machine.gpu or file.machine.cpu}: host time of a step"
+    fitted(figure, 0.02, 0.88, title, 13, fontweight="bold")
+    return figure
