@@ -25,7 +25,6 @@ from ladder.results import identity, record
 from ladder.results.types import Plain
 from ladder.studies.sustain.record import DERIVED, WINDOW_S, Result, Rung, Window, derive
 
-ENGINE = ("studies/sustain/measure",)
 MOST_CYCLES = 1000  # in a row
 
 
@@ -48,7 +47,7 @@ def new_result(plan: Plan, facts: Plain, photographs: str | None) -> Result:
     trained = {"name": plan.name, **plan.workload, "data": photographs}
     empty = dict.fromkeys(DERIVED)
     made = {
-        **record.header("sustained", facts, trained, images=images, also=ENGINE),
+        **record.header("sustained", facts, trained, images=images),
         "protocol": {"seconds": plan.seconds, "window_s": WINDOW_S, "seed": plan.seed, "notes": []},
         "rungs": [
             {"name": name, "recipe": recipe, "status": "n/a", "reason": "not measured", **empty,
