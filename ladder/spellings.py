@@ -22,7 +22,6 @@ from ladder.base.protocol import PHASES
 from ladder.results import record
 
 OUT = ROOT / "results" / "spellings"
-ENGINE = ("spellings",)  # times a phase, in addition to the modules of a run
 
 SETTINGS: dict[str, Fields] = {
     "FP32 NCHW": {},
@@ -136,7 +135,7 @@ def result(
     from ladder.machine import system as machine
 
     begin, named = time.monotonic(), {"name": workload_name, **workload, "data": None}
-    made = record.header("spellings", machine.facts(device), named, also=ENGINE)
+    made = record.header("spellings", machine.facts(device), named)
     with locks.device_lock(machine.device_key(device)):
         rows = table(workload, device, on_row=on_row)
     seconds = round(time.monotonic() - begin, 1)

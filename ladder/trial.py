@@ -31,7 +31,6 @@ from ladder.results import record, store
 
 OUT = ROOT / "results" / "trials"
 REPLAYS = 10  # runs of a phase, timed as one window
-ENGINE = ("trial",)  # times a variant, in addition to the modules of a run
 CYCLES = 3  # timed cycles; the median counts
 
 
@@ -142,7 +141,7 @@ def plan(
 
 def frame(workload: str, fields: Fields, ladder: str, device: str) -> Found:
     named = {"name": workload, **fields, "data": None}
-    made = record.header("trial", system.facts(device), named, also=ENGINE)
+    made = record.header("trial", system.facts(device), named)
     return cast(Found, made | {"ladder": ladder, "variants": {}})
 
 

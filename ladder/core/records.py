@@ -72,6 +72,7 @@ Identifier = Annotated[str, matching(r"[A-Za-z][A-Za-z0-9_. ]{0,63}", "a name")]
 Line = Annotated[str, matching(r"[ -~]{1,1000}", "a line of printable ASCII")]
 Commit = Annotated[str, matching(r"[0-9a-f]{40}", "a commit of 40 hexadecimal digits")]
 Digest = Annotated[str, matching(r"[0-9a-f]{16}", "a digest of 16 digits")]
+CodeDigest = Annotated[str, matching(r"[0-9a-f]{16}|[1-9]\d{0,3}", "a digest of 16 digits or a number")]
 Started = Annotated[
     str,
     matching(

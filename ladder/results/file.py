@@ -13,6 +13,7 @@ from msgspec import Meta
 from ladder.core.records import (
     Bytes,
     Clock,
+    CodeDigest,
     Commit,
     Cores,
     Count,
@@ -85,7 +86,7 @@ class Header(Record, kw_only=True):
     commit: Commit | None = None
     commits: Annotated[list[Commit], size(100, 2)] | None = None
     dirty: bool | None = None
-    measured_code: Annotated[dict[Identifier, Digest], size(8)] | None = None
+    measured_code: Annotated[dict[Identifier, CodeDigest], size(8)] | None = None
     started: Started
     seconds: Seconds = 0.0
 

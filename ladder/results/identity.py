@@ -84,7 +84,7 @@ def _of_now(result: Result) -> bool:
 def _rungs_now() -> str:
     from ladder.results import code_digest
 
-    return code_digest.digests()["rungs"]
+    return code_digest.digest_rungs()
 
 
 def labels(workloads: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:

@@ -52,7 +52,7 @@ def new_result(
     data = None if workload.get("data") is None else data_source or "user-images"
     trained = {"name": workload_name, **workload, "data": data}
     return {
-        **header(None, facts, trained, images=images, code=code, also=_patches(planned)),
+        **header(None, facts, trained, images=images, code=code),
         environment.KEY: environment.recorded(without=QUIET),
         "ladder": {"name": ladder.name, "title": ladder.title, "rungs": [p.name for p in planned]}
         | _digest(ladder),
@@ -69,12 +69,6 @@ def _variant(planned: Any) -> Plain:
     return {"variant": variant.stored()} if variant else {}
 
 
-def _patches(planned: Sequence[Any]) -> tuple[str, ...]:
-    """Return the modules that patch the steps of a study's entries."""
-    variants = [getattr(each, "variant", None) for each in planned]
-    return tuple(sorted({f"studies/{each.study}/variant" for each in variants if each}))
-
-
 def _digest(ladder: Any) -> dict[str, str]:
     said = getattr(ladder, "digest", None)
     return {"digest": said} if said else {}
@@ -87,7 +81,6 @@ def header(
     *,
     images: Plain | None = None,
     code: Path | None = None,
-    also: tuple[str, ...] = (),
 ) -> Plain:
     """Return the keys that results of every kind begin with, of a measurement that begins now.
 
@@ -97,7 +90,6 @@ def header(
         workload: the workload with its name. The source of its images stands for their path.
         images: which images of a user's they are (`ladder.results.identity.of_images`).
         code: the folder of the measured packages, if they are not from here.
-        also: the modules that measure, in addition to those of a run.
     """
     commit, dirty = commit_of(ROOT)
     return {
@@ -109,7 +101,7 @@ def header(
         **({identity.IMAGES: images} if images else {}),
         "commit": commit,
         "dirty": dirty,
-        code_digest.KEY: code_digest.digests(code=code, also=also),
+        code_digest.KEY: code_digest.digests(code=code),
         "complete": False,
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "seconds": 0.0,

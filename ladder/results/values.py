@@ -85,7 +85,7 @@ STARTED = pattern(
 )
 A_COMMIT = pattern(r"[0-9a-f]{40}", "a commit of 40 hexadecimal digits")
 DIGEST = rf"[0-9a-f]{{{CODE_DIGITS}}}"
-CODE_DIGEST = pattern(DIGEST, f"a digest of {CODE_DIGITS} digits")
+CODE_DIGEST = pattern(rf"{DIGEST}|[1-9]\d{{0,3}}", f"a digest of {CODE_DIGITS} digits or a number")
 ENVIRONMENT = mapping(pattern(r"[A-Z][A-Z0-9_]{0,63}", "the name of a variable"), TEXT, environment.MOST)
 SETTINGS = fields(
     {},

@@ -35,7 +35,6 @@ from ladder.stats import estimates, rounds_budget
 
 MINUTES = 9.0
 CYCLES = 2
-ENGINE = tuple(f"selfcheck/selftest/{name}" for name in ("on_gpu", "planting", "spin", "spin_kernel"))
 Tell = Callable[[str], None]
 
 
@@ -125,7 +124,7 @@ class SelfTest:
             self.device, cycles=cycles, seed=seed, profile=False, torch=torch, on_wait=self._wait
         )
         made = {
-            **record.header(None, facts, also=ENGINE),
+            **record.header(None, facts),
             "what": "selftest on a device",
             "protocol": {
                 "budget_s": self.budget_s,

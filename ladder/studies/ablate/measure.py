@@ -29,7 +29,6 @@ from ladder.studies.ablate import plan as planning
 from ladder.studies.ablate.plan import Plan
 from ladder.studies.ablate.record import GPU, WALL, Beside, Proof, Result, Row, derive, time_ms
 
-ENGINE = ("engine/looks", "engine/kinds", "studies/ablate/measure")
 SECONDS = {"cuda": 7.0, "cpu": 5.0}  # of a subset: article on an H200, tiny on two cores
 TRIED_AGAIN = ("failed", "invalid")
 
@@ -42,7 +41,7 @@ def new_result(plan: Plan, facts: Plain, beside: list[Beside] | None = None) -> 
         "clock": GPU if plan.device == "cuda" else WALL, "seed": plan.seed, "notes": [],
     }  # fmt: skip
     empty = {"parity": None, "subsets": [], "total": None, "worth": [], "pairs": [], "noise": None}
-    made = record.header("ablation", facts, workload, also=ENGINE)
+    made = record.header("ablation", facts, workload)
     return replace(build(Result, made | {"protocol": rules, **empty, "beside": []}), beside=beside or [])
 
 

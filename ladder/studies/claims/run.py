@@ -38,7 +38,6 @@ from ladder.studies.kernelbench.timing import Call
 from ladder.studies.kernelbench.verdicts import summary
 
 LADDER_RESULTS, PRECISION_RESULTS = ROOT / "results" / "ladder", ROOT / "results" / "precision"
-ENGINE = tuple(f"studies/claims/{name}" for name in ("experiments", "launching", "stepping", "timed"))
 COUNTING_S = 240  # seconds after which Nsight Compute is stopped
 LOOKING_S = 150  # seconds of the time limit that are kept for the parts after the timing
 LEAST, LEAST_QUICK = timed.LEAST_REPEATS, 2
@@ -48,7 +47,7 @@ OnEvent = Callable[[CaseEvent], None]
 def measure(device: str, *, minutes: float, seed: int, quick: bool, count: bool, on_event: OnEvent) -> Claims:
     """Return the whole result, the claims included. Ctrl-C keeps the finished parts. `count` adds Nsight Compute."""
     smoke = device == "cpu"
-    begun, head = time.monotonic(), record.header("claims", system.facts(device), also=ENGINE)
+    begun, head = time.monotonic(), record.header("claims", system.facts(device))
     machine = build(Machine, head.pop("machine"))
     timer = kerneltiming.timer_on(device)
     session = Session(timer.gpu, timer, smoke, quick or smoke, seed, begun + 60 * minutes)

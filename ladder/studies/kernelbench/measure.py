@@ -191,11 +191,10 @@ def _head(asked: Asked) -> Head:
     """Return the head of a new result: the machine, and the code that is measured."""
     from ladder.machine import system
     from ladder.results import record
-    from ladder.studies.kernelbench import resuming as kernelresuming
     from ladder.studies.kernelbench.schema import Head
 
     facts = system.facts(asked.device)
-    return build(Head, record.header("kernels", facts, also=kernelresuming.ENGINE))
+    return build(Head, record.header("kernels", facts))
 
 
 def _plan(asked: Asked, workloads: Iterable[str], lacking: dict[str, str]) -> Plan:

@@ -19,11 +19,6 @@ from ladder.studies.kernelbench.bench import OURS, OUT_OF_MEMORY
 from ladder.studies.kernelbench.cases.registry import Case
 from ladder.studies.kernelbench.schema import Head, Kernels, Measured, Plan, Protocol, Sitting
 
-# Modules that time a case, in addition to those that time a rung.
-ENGINE = (
-    *(f"studies/kernelbench/{name}" for name in ("bench", "calls", "compiling", "launches", "timing")),
-    *(f"studies/kernelbench/cases/{name}" for name in ("registry", "groups", "fused", "op")),
-)
 RULES = (
     "workloads",
     "ops",

@@ -22,7 +22,6 @@ from ladder.results.types import Plain, head
 from ladder.studies.map.plan import Cell, Plan
 from ladder.studies.map.record import GRID, PROGRESSIVE, WALL, Key, Result, Row, by_key, derive, key, time_ms
 
-ENGINE = ("engine/looks", "studies/map/measure")
 SECONDS = {"cuda": 24.0, "cpu": 8.0}  # of a row: article on an H100, tiny on two cores
 TRIED_AGAIN = ("failed", "invalid")
 
@@ -35,7 +34,7 @@ def new_result(plan: Plan, facts: Plain) -> Result:
         "cells": [list(cell) for cell in plan.cells], "images": plan.images, "cycles": plan.cycles,
         "seed": plan.seed, "notes": [],
     }  # fmt: skip
-    made = record.header("map", facts, workload, also=ENGINE)
+    made = record.header("map", facts, workload)
     return build(Result, made | {"protocol": rules, "rows": [], "gains": []})
 
 

@@ -133,8 +133,6 @@ def first_try(plan: Plan, row: Row) -> int:
 
 OUT = ROOT / "results" / "precision"
 
-ENGINE = ("studies/precision/run",)  # times a row, in addition to the modules that time a rung
-
 
 def load(path: Path) -> Result:
     """Return the result in a file of `ladder precision`. Raises UserError, one line."""
@@ -167,7 +165,7 @@ def new_result(plan: Plan, name: str, facts: Plain) -> Result:
         key: getattr(plan, key) for key in ("rounds", "cycles", "seed", "ladder", "parity", "batch_seconds")
     }
     made = {
-        **record.header("precision", facts, workload, images=images, also=ENGINE),
+        **record.header("precision", facts, workload, images=images),
         "protocol": protocol | {"steps": plan.steps, "notes": []},
         "rows": [],
         "fp8": {},

@@ -27,7 +27,6 @@ from ladder.studies.profile import composing, layers, memory, rates, replaced, t
 from ladder.studies.profile.record import Category, Layers, Moment, Result
 from stylegan_lite.config import Recipe, suggestion
 
-ENGINE = tuple(f"studies/profile/{name}" for name in ("measure", "tracing", "layers", "memory"))
 CYCLES = {"cuda": 3, "cpu": 1}  # timed cycles; the median counts
 RESULTS = "ladder"  # the folder of ladders' results, beside that of profiles
 COMPILED = "torch.compile joins the work of several layers in one kernel"
@@ -200,7 +199,7 @@ def new_result(
     """Return the result of a measurement. ``known`` are profiles that tell what fused kernels replaced."""
     images = identity.of_images(asked.workload["data"])
     trained = {"name": asked.name, **asked.workload, "data": photographs}
-    header = record.header("profile", facts, trained, images=images, also=ENGINE)
+    header = record.header("profile", facts, trained, images=images)
     on_gpu = asked.device == "cuda"
     labelled = list(layers.of_segments(seen.eager.labels, seen.traced.segments))
     sums = composing.category_sums(labelled)

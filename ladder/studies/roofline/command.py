@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     Floors = dict[str, Floor]  # by phase
 
 OUT = ROOT / "results" / "roofline"
-ENGINE = tuple(f"studies/roofline/{name}" for name in ("ceilings", "distance"))
 LADDER = "full"  # the distance of its top is measured
 
 
@@ -108,7 +107,7 @@ def plan(ladder: str, rung: str | None, capabilities: dict[str, str | None]) -> 
 def frame(name: str, fields: Plain, ladder: str, rung: str, recipe: Plain) -> Plain:
     """Return the fields that every result begins with."""
     named = {"name": name, **fields, "data": None}
-    return record.header("roofline", None, named, also=ENGINE) | {
+    return record.header("roofline", None, named) | {
         "complete": True,  # the result is made at the end
         "ladder": catalog.load_ladder(ladder).name,
         "rung": rung,

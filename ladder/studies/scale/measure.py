@@ -33,7 +33,6 @@ from ladder.studies.scale.record import DERIVED, NOT_MEASURED, Result, Run, deri
 from ladder.studies.scale.resume import STAYS
 from ladder.studies.scale.ways import Asked, shifts
 
-ENGINE = ("studies/scale/measure", "studies/scale/ways", "engine/groups", "receipts/communication")
 LEAD_IN = 2  # cycles of a group that are not timed
 Tell = Callable[[str], None]
 
@@ -76,7 +75,7 @@ def new_result(plan: Plan, facts: Plain, photographs: str | None) -> Result:
     empty = dict.fromkeys(DERIVED)
     backend = "nccl" if plan.device == "cuda" else "gloo"
     made = {
-        **record.header("scaled", facts, trained, images=images, also=ENGINE),
+        **record.header("scaled", facts, trained, images=images),
         "protocol": {"generations": plan.generations, "visits": plan.visits, "seed": plan.seed,
                      "backend": backend, "notes": []},
         "proofs": [],

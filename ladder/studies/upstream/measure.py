@@ -30,10 +30,6 @@ from ladder.studies.upstream import patched, source, step
 from ladder.studies.upstream.record import OURS, PATCHED, UPSTREAM, Result, counted, derive, sides
 from ladder.studies.upstream.record import Program as Timed
 
-ENGINE = (
-    *("studies/upstream/step", "studies/upstream/source", "engine/rounds"),
-    *("studies/upstream/examined", "studies/upstream/patched", "receipts/traces"),
-)
 Tell = Callable[[str], None]
 
 
@@ -65,7 +61,7 @@ def new_result(plan: Plan, facts: Plain, photographs: str | None) -> Result:
     images = identity.of_images(plan.workload["data"])
     trained = {"name": plan.name, **plan.workload, "data": photographs}
     made = {
-        **record.header("upstream", facts, trained, images=images, also=ENGINE),
+        **record.header("upstream", facts, trained, images=images),
         "source": {"networks": source.networks_of(plan.folder), "digest": source.digest_of(plan.folder)},
         "protocol": {
             "rounds": 0,
