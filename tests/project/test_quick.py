@@ -45,7 +45,7 @@ def test_a_changed_file_has_the_tests_of_its_name_or_of_its_room(
 
 
 def test_each_test_is_run_once() -> None:
-    found = quick.chosen(["tests/project/test_quick.py", "tests/project/test_sizes.py"])
+    found = quick.chosen(["tests/project/test_quick.py", "tests/project/test_order.py"])
     assert found == [*quick.ALWAYS, "tests/project/test_quick.py"]
 
 
