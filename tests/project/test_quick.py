@@ -34,7 +34,7 @@ def tree(tmp_path: Path) -> Path:
         ("tests/engine/test_deleted.py", []),
         ("tests/support/small.py", []),
         ("ladder/nowhere/a.py", []),
-        ("docs/faults.md", []),
+        ("docs/proof.md", []),
         ("conftest.py", []),
     ],
 )
