@@ -3,7 +3,7 @@
     python examples/train_mine.py photos runs/photos --steps 11500
 
 OUT gets `checkpoint.pt`, sample grids, and `G_ema.pt`, the averaged generator as a plain state dict. The same command
-goes on from the checkpoint. Ctrl-C writes it after the step in progress. `docs/library.md` explains the calls.
+goes on from the checkpoint. Ctrl-C writes it after the step in progress. `docs/training.md` explains the calls.
 """
 
 import argparse

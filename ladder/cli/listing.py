@@ -178,7 +178,7 @@ def _entries() -> dict[str, list[str]]:
             click.style(title, bold=True),
             f"\n{why[:1].upper()}{why[1:]}.\n",
             f"No rung, but one of the {study}. Measured by `ladder run --mode {study} --rungs {name}`.",
-            "docs/mistakes.md has what was measured.",
+            "docs/attribute.md has what was measured.",
         ]
         for name, title, why, study in found
     }
@@ -194,7 +194,7 @@ def _study(name: str) -> list[str]:
         "",
         *_table(rows),
         "",
-        "docs/mistakes.md has what was measured.",
+        "docs/attribute.md has what was measured.",
     ]
 
 

@@ -36,7 +36,7 @@ Examples:
     "partitions",
     multiple=True,
     metavar="PARTITION",
-    help="Measure a node of this partition instead of this machine; may be repeated. docs/clusters.md",
+    help="Measure a node of this partition instead of this machine; may be repeated. docs/distributed.md",
 )
 @click.option(
     "-w",

@@ -1,6 +1,6 @@
 """The sample set: random crops of the free photographs that come inside the scikit-image wheel.
 
-Nothing is downloaded. ``docs/sample-images.md`` lists each file with its subject and its licence. scikit-image's
+Nothing is downloaded. ``docs/training.md`` lists each file with its subject and its licence. scikit-image's
 other colour pictures are left out: some are drawn, and for some no free licence is stated.
 """
 

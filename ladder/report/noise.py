@@ -19,7 +19,7 @@ OLDER = ("host", "gpu")
 
 
 def of_step(result: Result) -> str:
-    """Return the line of the step's time: `noise floor 1.8% (host-bound rungs, differences from 2.9% on are seen)`.
+    """Return the line of the step's time: `noise floor 1.8% (eager rungs, smallest detectable difference 2.9%)`.
 
     A run without floors says why it has none.
     """
@@ -43,7 +43,7 @@ def _floors(found: Mapping[str, Noise], device: str) -> str:
     said = []
     for kind in (each for each in KINDS if each in found):
         seen = found[kind].resolution
-        resolved = f", differences from {difference(seen)} on are seen" if seen else ""
+        resolved = f", smallest detectable difference {difference(seen)}" if seen else ""
         of = KINDS[kind] if device == "cuda" else "CPU"
         said.append(f"{difference(found[kind].floor)} ({of}{resolved})")
     return f"noise floor {'; '.join(said)}"

@@ -175,7 +175,7 @@ def test_the_page_runs_as_written(photos: Path, tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     for path in photos.iterdir():
         Image.open(path).resize((32, 32)).save(path)
-    loop, export = re.findall(r"```python\n(.+?)```", (ROOT / "docs" / "library.md").read_text(), re.DOTALL)
+    loop, export = re.findall(r"```python\n(.+?)```", (ROOT / "docs" / "training.md").read_text(), re.DOTALL)
     assert "range(1000)" in loop
     names: dict = {}
     exec(loop.replace("range(1000)", "range(2)"), names)

@@ -65,7 +65,7 @@ def test_upscaling_is_said(cache, monkeypatch):
 
 
 def test_every_photograph_is_documented_with_its_licence():
-    page = (Path(__file__).parents[2] / "docs" / "sample-images.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("|")]
     for name in photographs.PHOTOGRAPHS:
         assert any(name in row and ("CC0" in row or "public domain" in row) for row in rows)

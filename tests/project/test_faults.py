@@ -1,6 +1,6 @@
 """Faults injected from outside into a run: no bad number published, no hang, no finished result lost.
 
-`docs/faults.md` is the table of all faults; those of one module's own are tested beside it.
+`docs/proof.md` lists them; those of one module are tested beside it.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Faults of files: a full disk, a torn write, results that are cut off or there twice. See `docs/faults.md`."""
+"""Faults of files: a full disk, a torn write, results that are cut off or there twice. See `docs/proof.md`."""
 
 import contextlib
 import json

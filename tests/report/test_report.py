@@ -244,7 +244,11 @@ def test_a_difference_inside_the_noise_reads_less_than_whatever_its_sign(capsys)
 def test_the_noise_floor_and_what_can_be_seen_are_said(capsys):
     report.print_table(made_up.judged_run())
     said = capsys.readouterr().out
-    assert "noise floor" in said and "eager rungs, differences from" in said and "captured rungs" in said
+    assert (
+        "noise floor" in said
+        and "eager rungs, smallest detectable difference" in said
+        and "captured rungs" in said
+    )
     report.print_table(made_up.gpu_run())  # made before there were twins
     said = capsys.readouterr().out
     assert "noise floor" not in said and "no verdicts: no twin was measured" in said

@@ -14,7 +14,7 @@ from pathlib import Path
 from ladder.base.git import environment
 
 ROOT = Path(__file__).resolve().parents[2]
-ALWAYS = ("tests/project/test_sizes.py", "tests/project/test_order.py")
+ALWAYS = ("tests/project/test_order.py",)
 QUICK = ("-q", "-n", "2", "-m", "not slow and not gpu and not exhaustive")
 
 

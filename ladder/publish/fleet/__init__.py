@@ -1,7 +1,7 @@
 """Runs of the ladder on many kinds of machines of a cluster, by Slurm's `sbatch`.
 
 A fleet is a folder that all nodes see. Each partition gets one job array with a task for each workload. The tasks run
-`job.sh`, a plain script. They know nothing of each other, so a node that fails holds nobody up. docs/clusters.md
+`job.sh`, a plain script. They know nothing of each other, so a node that fails holds nobody up. docs/distributed.md
 shows the folder.
 """
 

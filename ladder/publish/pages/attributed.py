@@ -19,9 +19,8 @@ def ablated(committed: Committed) -> str:
     parts = []
     for name, result in _complete(committed, "ablation/*.json", ablation.Result):
         about = _about(result, f"ladder `{result.protocol.ladder}`")
-        parts.append(
-            _part(about, ablated_report.sentences(result), ablated_report.tables(result), name, result)
-        )
+        tables = ablated_report.tables(result, stored=False)
+        parts.append(_part(about, ablated_report.sentences(result), tables, name, result))
     return "\n".join(parts) or absent("ladder ablate")
 
 

@@ -39,13 +39,18 @@ def explained(committed: Committed, name: str, before: str, after: str) -> str:
     return f"{about}\n\n{explain.table(told)}\n{lines}\n{source}"
 
 
+LEAST_SHOWN_MS = 0.05  # a step
+
+
 def passes(committed: Committed, name: str) -> str:
-    """Return the kernels of ours in a step beside copies of as many bytes, by the profile with this name."""
+    """Return our larger kernels in a step beside copies of as many bytes, by the profile with this name."""
     found = [build(Profile, committed.read(path)) for path in committed.names(f"profile/{name}.json")]
     if not (tables := [each for result in found for each in report.passes(result)]):
         return absent("ladder profile graph_fills")
     (shown,), (result,) = tables, found
-    rows = [[f"`{row[0]}`" if row is not shown.rows[-1] else row[0], *row[1:]] for row in shown.rows]
+    *kernels, total = shown.rows
+    rows = [[f"`{row[0]}`", *row[1:]] for row in kernels if float(row[1]) >= LEAST_SHOWN_MS]
+    rows.append([f"all {len(kernels)}", *total[1:]])
     lines = "\n".join(f"- {text(line)}" for line in shown.lines)
     about = link("profile", f"profile/{name}.md")
     return f"{table(shown.head, rows)}\n{lines}\n{under(about, f'commit {result.commit[:7]}')}"

@@ -232,17 +232,16 @@ def _largest(committed: Committed, result: Result) -> dict[str, list[str]]:
 
 
 def beside(committed: Committed, name: str) -> str:
-    """Return every entry of a study beside the first one, and the sentence on each.
+    """Return every entry of a study beside the first one.
 
-    Its column of memory is what is allocated. The table that is linked below has the other columns.
+    Its column of memory is what is allocated. The linked table has the other columns and a sentence on each entry.
     """
     result = committed.ladder(name)
     shown = view(result)
     columns = [("entry", lambda row: row.title), *tables.columns_of(shown)]
     columns = [column for column in columns if column[0] not in NOT_BESIDE]
     rows = [[text(cell(row)) for _, cell in columns] for row in shown.rows]
-    said = "\n".join(f"- {text(line)}" for line in shown.sentences)
-    return f"{table([heading for heading, _ in columns], rows)}\n{said}\n{_source(committed, result, shown)}"
+    return table([heading for heading, _ in columns], rows) + _source(committed, result, shown)
 
 
 def gains(committed: Committed, name: str) -> str:
@@ -268,6 +267,7 @@ def workloads(committed: Committed, machine: str, ladder: str) -> str:
         "the article's eight, ms",
         "top, ms",
         "interval",
+        "top, GPU ms",
         "speedup",
         "interval",
         "without R1, path length",
@@ -294,6 +294,7 @@ def _workload_row(committed: Committed, result: Result) -> list[str]:
         ms(eight.step_ms) if eight else "not measured",
         ms(top.step_ms),
         span(top.interval),
+        _gpu_ms(top)[0],
         factor(top.total),
         bounds(top.total_interval),
         factor(top.main_total),

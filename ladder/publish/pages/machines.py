@@ -18,6 +18,7 @@ MADE = (
     "<!-- made by `make docs` from the committed results: edit ladder/publish/pages/machines.py instead -->\n"
 )
 TABLE_OF = {modes.CUMULATIVE: ladders.rungs, modes.LEAVE_ONE_OUT: ladders.gains, modes.SOLO: ladders.rungs}
+FEW_RUNGS = 3  # a run of so few is told whole by the overview of its ladder
 Section = tuple[str, list[str]]  # a heading, and its paragraphs and tables
 
 # Each table of another command: heading, an introduction, the pattern of its files, the function of the table.
@@ -25,12 +26,17 @@ STUDIES: tuple[tuple[str, str, str, Callable[[Committed, str], str]], ...] = (
     ("NVIDIA's own step", "[What is compared](upstream.md).", "upstream/{}-*.json", studies.upstream),
     (
         "Several GPUs",
-        "[What is compared](distributed.md). A point of fewer than three generations has no number here.",
+        "[What is compared](distributed.md). A point with fewer than three generations has no number here.",
         "scaled/{}-*.json",
         studies.scaled,
     ),
     ("Precisions", "[How they are measured](precision.md).", "precision/{}.json", studies.precision),
-    ("The speed of light", "[What it counts](roofline.md).", "roofline/{}-*.json", studies.roofline),
+    (
+        "The speed of light",
+        "[What it counts](profile.md#distance-to-the-speed-of-light).",
+        "roofline/{}-*.json",
+        studies.roofline,
+    ),
     ("Kernels", "[How they are measured](kernels.md).", "kernels/{}.json", studies.kernels),
     (
         "Does it last?",
@@ -40,8 +46,8 @@ STUDIES: tuple[tuple[str, str, str, Callable[[Committed, str], str]], ...] = (
     ),
     (
         "Does it train?",
-        "`ladder train --canary` trains each rung and compares its images with the data. A distance inside the band of"
-        " the baseline's seeds is as good.",
+        "`ladder train --canary` trains on each rung and measures the distance of its images to the data. A distance"
+        " within the band of the baseline's seeds is as good.",
         "canary/{}/*.json",
         studies.canary,
     ),
@@ -53,7 +59,7 @@ STUDIES: tuple[tuple[str, str, str, Callable[[Committed, str], str]], ...] = (
     ),
     (
         "Are slower commits found?",
-        "The same for two commits ([how](regressions.md)).",
+        "The same for two commits ([how](history.md#compare-two-commits)).",
         "selftest/{}-*bench-compare*.json",
         studies.comparisons,
     ),
@@ -90,9 +96,9 @@ def page(committed: Committed, machine: str) -> str:
     sections = [*_climbed(committed, machine), *_studied(committed, machine)]
     body = "\n".join(f"## {heading}\n\n" + "\n".join(blocks) for heading, blocks in sections)
     head = (
-        f"{MADE}# What one {text(_gpu(committed, machine))} said\n\n"
-        "Each table is from a complete run of three generations or more. The words are in the\n"
-        "[glossary](glossary.md), and [results](results.md) says how to read the rows.\n\n"
+        f"{MADE}# Results of the {text(_gpu(committed, machine))}\n\n"
+        "Each table comes from a complete run of three generations or more. [Results](results.md) explains how to\n"
+        "read the rows, and the [glossary](glossary.md) defines the terms.\n\n"
     )
     return (head + body).replace("(@/", "(../").rstrip() + "\n"
 
@@ -120,7 +126,7 @@ def _climbed(committed: Committed, machine: str) -> list[Section]:
 
 
 def _ladder(committed: Committed, machine: str, ladder: str) -> Section:
-    """Return everything that climbed one ladder: an overview of the workloads, then each run."""
+    """Return the runs of one ladder: an overview of the workloads, then each run that it does not tell whole."""
     runs = [key for key in committed.best if key[0] == machine and key[2] == ladder]
     blocks, tops = [], ladders.climbed(committed, machine, ladder)
     if len(tops) > 1:
@@ -131,10 +137,15 @@ def _ladder(committed: Committed, machine: str, ladder: str) -> Section:
             ladders.lazy(committed, machine, ladder),
         ]
     for _, workload, _, mode in runs:
-        name = f"{machine}/{workload}/{ladder}/{mode}"
-        made = TABLE_OF.get(mode, ladders.beside)
-        words = "" if mode == modes.CUMULATIVE else f", {mode}"
-        blocks += [f"`{workload}`{words}:\n", made(committed, name)]
+        key = (machine, workload, ladder, mode)
+        result = committed.best[key]
+        if len(tops) > 1 and mode == modes.CUMULATIVE and len(result.rungs) <= FEW_RUNGS and result in tops:
+            continue
+        if mode in TABLE_OF:
+            words = "" if mode == modes.CUMULATIVE else f", {mode}"
+            blocks += [f"`{workload}`{words}:\n", TABLE_OF[mode](committed, "/".join(key))]
+        else:
+            blocks.append(f"{link_to(key, committed, result)}\n")
         again = ladders.staircases(committed, machine, workload, ladder)
         if mode == modes.CUMULATIVE and len(again) > 1:
             blocks += ["The lowest and the highest rung of every run:\n", ladders.hosts(committed, again)]

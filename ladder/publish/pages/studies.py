@@ -202,30 +202,6 @@ def _kernel_cells(rows: Sequence[Row]) -> list[str]:
     return cells
 
 
-DIRECTIONS = ("forward", "backward", "double backward")
-JOINED: dict[str, tuple[str, ...]] = {"filter_act": ("upfirdn2d after up", "bias_act noise scale")}
-JOINED["filter_act_modulate"] = (*JOINED["filter_act"], "modulate")
-
-
-def filters(committed: Committed, machine: str) -> str:
-    """Return the microseconds of a filter and its activation, as separate ops and as one pass."""
-    if not (names := committed.names(f"kernels/{machine}.json")):
-        return absent("ladder kernels --op filter_act")
-    result = kernelschema.of_data(committed.read(names[0]))
-    sizes = ([32, 64, 256, 256], [32, 64, 257, 257])
-    rows_there = [row for row in result.rows if row.shape in sizes and row.setting == 0]
-    at = {(row.op, row.direction): row.us.cold["ours"].median for row in rows_there if "ours" in row.us.cold}
-    head = ["", *(words for each in DIRECTIONS for words in (f"separate ops, {each}", "one pass"))]
-    rows = []
-    for op, parts in JOINED.items():
-        cells = []
-        for direction in DIRECTIONS:
-            separate = sum(at[part, direction] for part in parts)
-            cells += [f"{separate:,.0f}", f"{at[op, direction]:,.0f}"]
-        rows.append([f"`{op}`", *cells])
-    return table(head, rows)
-
-
 def canary(committed: Committed, machine: str) -> str:
     """Return the distance of each rung's images to the data, and the band of the baseline's seeds."""
     (name,) = committed.names(f"canary/{machine}/*.json")[-1:] or [f"canary/{machine}/*.json"]
@@ -261,7 +237,7 @@ def selftest(committed: Committed, machine: str) -> str:
 
 
 def simulated(committed: Committed, machine: str) -> str:
-    """Return what simulated runs with a known truth were told, by kind of rung and family of noise."""
+    """Return the verdicts on simulated runs with a known truth, by kind of rung, in normal and in measured noise."""
     name = f"selftest/{machine}.json"
     result = committed.read(name)
     head = [
@@ -274,7 +250,7 @@ def simulated(committed: Committed, machine: str) -> str:
         "generations",
     ]
     rows = []
-    for row in result["table"]:
+    for row in (each for each in result["table"] if each["family"] in ("normal", "measured")):
         same, planted = row["same"], row["planted"]
         false, runs = (sum(seen[key] for seen in (same, *planted)) for key in ("false", "runs"))
         found = ", ".join(f"{100 * seen['slowdown']:g}%: {100 * seen['found']:.1f}%" for seen in planted)
@@ -392,5 +368,5 @@ TABLES: dict[str, Callable[..., str]] = {
     "upstream": upstream, "patched": patched, "precision": precision, "scaled": scaled, "sustained": study("sustained"),
     "roofline": roofline, "kernels": kernels,
     "canary": canary, "selftest": selftest, "simulated": simulated, "comparisons": comparisons,
-    "parity-trials": parity_trials, "asv": asv, "claims": claims, "claim": claim, "filters": filters,
+    "parity-trials": parity_trials, "asv": asv, "claims": claims, "claim": claim,
 }  # fmt: skip

@@ -221,9 +221,10 @@ def markdown(result: Result) -> str:
     return "\n".join(page).rstrip() + "\n"
 
 
-def tables(result: Result) -> str:
-    """Return the tables alone as Markdown: rungs, pairs, stored runs."""
-    return "\n\n".join("\n".join(texts.piped(each, WORDS.get(each[0], (0,)))) for each in _tables(result))
+def tables(result: Result, stored: bool = True) -> str:
+    """Return the tables alone as Markdown: rungs, pairs and, if `stored`, the runs of other modes."""
+    shown = [each for each in _tables(result) if stored or each[0] != STORED]
+    return "\n\n".join("\n".join(texts.piped(each, WORDS.get(each[0], (0,)))) for each in shown)
 
 
 def _tables(result: Result) -> list[list[tuple[str, ...]]]:

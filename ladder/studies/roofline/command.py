@@ -6,7 +6,7 @@ kernel families of a traced cycle. A part that ran faster in the trace than its 
 (`ladder.studies.roofline.in_step`).
 
 With `--gpu NAME` nothing is measured: the floor is computed from recorded rates, on any machine. The option `--again
-FILE` computes the floors of an earlier result anew. docs/roofline.md explains what counts and what does not.
+FILE` computes the floors of an earlier result anew. docs/profile.md explains what counts and what does not.
 """
 
 from __future__ import annotations

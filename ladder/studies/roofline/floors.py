@@ -12,7 +12,7 @@ The floor belongs to the workload, not to a recipe's spelling, so the spelling w
 - fakes and reals through D in one batch;
 - a double backward of ordinary convolutions.
 
-Only the recipe's precision matters. docs/roofline.md explains the model.
+Only the recipe's precision matters. docs/profile.md explains the model.
 """
 
 from __future__ import annotations
