@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import click
 import msgspec
+from click.core import ParameterSource
 from msgspec import Meta
 
 from ladder.base.errors import UserError
@@ -133,13 +134,14 @@ def out_option(default: str) -> Any:
     )
 
 
-budget_option = click.option(
-    "--budget",
-    "budget",
-    metavar="MINUTES",
-    type=FloatRange(0, min_open=True),
-    help="Begin nothing new after this time; continue with --resume. [default: no limit]",
-)
+def budget_option(default: str) -> Any:
+    """Return `--budget` of a study."""
+    return click.option(
+        "--budget", metavar="MINUTES", type=FloatRange(0, min_open=True),
+        help=f"Begin nothing new after this time; continue with --resume. [default: {default}]",
+    )  # fmt: skip
+
+
 device_option = click.option(
     "--device",
     type=click.Choice(["cuda", "cpu"]),
@@ -187,6 +189,17 @@ def make_command(
         run = decorate(run)
     lines = "\n".join(f"  {line}" for line in examples.strip().splitlines())
     return click.command(name=name, help=help, epilog=f"\b\nExamples:\n{lines}")(run)
+
+
+def list_given(options: Any) -> dict[str, Any]:
+    """Return the fields of a command's record that the user gave, by name."""
+    context = click.get_current_context()
+    defaulted = (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP)
+    return {
+        name: getattr(options, name)
+        for name in options.__struct_fields__
+        if context.get_parameter_source(name) not in defaulted
+    }
 
 
 def _make_parameter(field: msgspec.structs.FieldInfo, hint: Any) -> Callable[[Any], Any]:

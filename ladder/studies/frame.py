@@ -14,7 +14,7 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_args
@@ -41,10 +41,10 @@ from ladder.core.records import (
     write_record,
     write_whole,
 )
-from ladder.results import check, code_digest, identity, store
+from ladder.results import check, identity, store
 from ladder.results import record as records
+from ladder.results.combine import resuming
 from ladder.results.file import Header, Status
-from ladder.results.store import SERIES
 from ladder.show.table import PIPE_WIDTH, Table, render_markdown, render_text
 
 STUDIES = ("sustain", "host")  # modules of this package that declare a study
@@ -94,6 +94,7 @@ class Request:
     quiet: bool
 
 
+T = TypeVar("T")
 P = TypeVar("P", bound=Options)
 C = TypeVar("C", bound=Case)
 O = TypeVar("O", bound=Observation)
@@ -116,11 +117,12 @@ class StudyFile(Header, Generic[P, C, O], kw_only=True):
 class Session:
     """What `observe` may use: the job, fresh workers, a watch over the GPU, a line for the user, a partial save."""
 
-    def __init__(self, job: Job, file: Any, save: Any) -> None:
+    def __init__(self, job: Job, file: Any, save: Callable[[Any], Any]) -> None:
         self.job, self.file = job, file
         self.growing: Observation | None = None  # what is kept of the running case if it is interrupted
         self._save = save
         self._stack = contextlib.ExitStack()
+        self._shared: dict[Any, Any] = {}
 
     @functools.cached_property
     def _opened(self) -> Any:
@@ -155,12 +157,17 @@ class Session:
         if not self.job.quiet:
             click.echo(line, err=True)
 
+    def share(self, make: Callable[[Session], contextlib.AbstractContextManager[T]]) -> T:
+        """Return what a context manager of the study yields: entered at first use, left at the end of all cases."""
+        if make not in self._shared:
+            self._shared[make] = self._stack.enter_context(make(self))
+        return self._shared[make]  # type: ignore[no-any-return]
+
     def keep(self, key: str, observation: Observation) -> None:
         """Add an observation to the file and save it."""
         self.growing = None
         observed = {**self.file.observed, key: observation}
-        self.file = msgspec.structs.replace(self.file, observed=observed)
-        self._save(self.file)
+        self.file = self._save(msgspec.structs.replace(self.file, observed=observed))
 
     def close(self) -> None:
         """End the workers."""
@@ -177,7 +184,9 @@ class Study(Generic[P, C, O]):
     examples: ClassVar[str]
     types: ClassVar[tuple[Any, Any, Any]]  # of its options, cases and observations
     default_workload: ClassVar[Mapping[str, str]] = {"cuda": "article", "cpu": "tiny"}
+    gpu_minutes: ClassVar[float | None] = None  # the budget on a GPU where none is given
     uses_images: ClassVar[bool] = True
+    extendable: ClassVar[tuple[str, ...]] = ()  # options that may differ from those of a file that is resumed
 
     def __init_subclass__(cls) -> None:
         """Take the three types from the base, `Study[Options, Case, Observed]`."""
@@ -194,6 +203,10 @@ class Study(Generic[P, C, O]):
     def observe(self, session: Session, key: str, case: C) -> O:
         """Return one observation. `WorkerFailure` becomes an observation without a number."""
         raise NotImplementedError
+
+    def describe(self, observation: O) -> str:
+        """Return what a line on stderr says of an observation that was just made, such as its time; "" for none."""
+        return ""
 
     def derive(self, file: StudyFile[P, C, O]) -> Any:
         """Return what follows from the file: the record that `ladder report --json` prints."""
@@ -356,25 +369,35 @@ def _find_place(study: Study[P, C, O], path: Path, file: StudyFile[P, C, O]) -> 
     return path.with_stem(f"{path.stem}-{text.stamp(file.started)}")
 
 
-def continue_file(study: Study[P, C, O], path: Path, job_machine: Mapping[str, Any]) -> StudyFile[P, C, O]:
-    """Return the file to go on with; observations without a number are made again.
+def continue_file(study: Study[P, C, O], job: Job, file: StudyFile[P, C, O]) -> StudyFile[P, C, O]:
+    """Return the file to go on with. Observations without a number are made again, after all others.
 
     Raises:
-        UserError: it was made on another machine, with other software or with other code.
+        UserError: it was made on another machine, with other software, images or code, or of another workload.
     """
-    file = read_file(study, path)
-    for key in SERIES:
-        if getattr(file.machine, key) != job_machine.get(key):
-            before, now = getattr(file.machine, key), job_machine.get(key)
-            raise UserError(f"{path}: cannot be continued here: its {key} is {before}, here it is {now}")
-    if file.measured_code != code_digest.digests():
-        raise UserError(
-            f"{path}: cannot be continued: it was measured with other code; begin again without --resume"
-        )
-    kept = {
-        key: each for key, each in file.observed.items() if each.status in ("ok", "oom") and not each.stopped
-    }
-    return msgspec.structs.replace(file, observed=kept)
+    assert job.resume is not None
+    fresh = begin_file(study, job)
+    heads = [
+        {name: write_whole(getattr(each, name)) for name in Header.__struct_fields__}
+        for each in (file, fresh)
+    ]
+    header = resuming.continued(job.resume, *heads)
+    failed = [key for key, each in file.observed.items() if each.status not in ("ok", "oom")]
+    kept = {key: each for key, each in file.observed.items() if key not in failed and not each.stopped}
+    cases = {key: case for key, case in file.cases.items() if key not in failed}
+    cases |= {key: file.cases[key] for key in failed}
+    header = {name: value for name, value in header.items() if name in Header.__struct_fields__}
+    return msgspec.structs.replace(fresh, **header, options=job.options, cases=cases, observed=kept)
+
+
+def continue_options(study: Study[P, C, O], path: Path, options: P, given: Mapping[str, Any]) -> P:
+    """Return the options of a file that is resumed. Raises UserError for one that was given and differs."""
+    for name, value in given.items():
+        if name not in study.extendable and getattr(options, name) != value:
+            raise UserError(f"{path}: --resume: that run has another {name}: leave it out")
+    return msgspec.structs.replace(
+        options, **{name: given[name] for name in study.extendable if name in given}
+    )
 
 
 def as_kind(study: Study[Any, Any, Any]) -> check.Kind:
@@ -434,8 +457,9 @@ def resolve_job(study: Study[Any, Any, Any], options: Any, request: Request, mac
         pictures = for_workload.prepare_images(request.data or workload["data"], workload, request.quiet)
         workload, source = workload | {"data": pictures.path}, pictures.source
     return Job(
-        device, name, workload, source, machine, options, out, request.resume, request.minutes, request.quiet
-    )
+        device, name, workload, source, machine, options, out, request.resume,
+        request.minutes or (study.gpu_minutes if device == "cuda" else None), request.quiet,
+    )  # fmt: skip
 
 
 def begin_file(study: Study[P, C, O], job: Job) -> StudyFile[P, C, O]:
@@ -448,16 +472,17 @@ def begin_file(study: Study[P, C, O], job: Job) -> StudyFile[P, C, O]:
     return read_record(study.file_type(), text.fit(header) | empty)
 
 
-def run_study(study: Study[P, C, O], job: Job, file: StudyFile[P, C, O] | None = None) -> int:
+def run_study(study: Study[P, C, O], job: Job) -> int:
     """Observe what the file lacks, write it, print it, and return the exit status."""
     from ladder.machine import environment
 
-    file = file or begin_file(study, job)
-    file = msgspec.structs.replace(file, cases=study.list_cases(job, file))
-    first = First(study.announce(job, file.cases), job.quiet)
     paths: list[Path] = []
     with locks.folder_lock(job.out, text.slug(job.machine["name"]), movable=job.resume is None):
-        first()
+        file = begin_file(study, job)
+        if job.resume is not None:  # read under the lock: another run may have continued it
+            file = continue_file(study, job, read_file(study, job.resume))
+        file = update_cases(study, job, file)
+        First(study.announce(job, file.cases), job.quiet)()
         environment.tell(job.quiet)
         file = observe_cases(study, job, file, paths)
         paths[:] = save_file(study, file, job.out, pages=True)
@@ -465,6 +490,13 @@ def run_study(study: Study[P, C, O], job: Job, file: StudyFile[P, C, O] | None =
     if not file.is_complete:
         return 130
     return 1 if any(each.status not in ("ok", "oom") for each in file.observed.values()) else 0
+
+
+def update_cases(study: Study[P, C, O], job: Job, file: StudyFile[P, C, O]) -> StudyFile[P, C, O]:
+    """Return the file with all cases that the study lists now, those of the file in their order."""
+    listed = study.list_cases(job, file)
+    cases = {key: listed[key] for key in file.cases if key in listed} | listed
+    return msgspec.structs.replace(file, cases=cases)
 
 
 def observe_cases(
@@ -475,12 +507,16 @@ def observe_cases(
 
     begin, spent = time.monotonic(), file.seconds
 
-    def save(current: StudyFile[P, C, O]) -> None:
+    def save(current: StudyFile[P, C, O]) -> StudyFile[P, C, O]:
         seconds = round(spent + time.monotonic() - begin, 1)
-        session.file = msgspec.structs.replace(current, seconds=seconds)
-        paths[:] = save_file(study, session.file, job.out, pages=False)
+        current = update_cases(study, job, msgspec.structs.replace(current, seconds=seconds))
+        paths[:] = save_file(study, current, job.out, pages=False)
+        return current
 
-    session, key = Session(job, file, save), ""
+    def fail(status: str, reason: str) -> O:
+        return study.types[2](status=status, reason=text.display(reason))  # type: ignore[no-any-return]
+
+    session, key, done = Session(job, file, save), "", 0
     try:
         while waiting := [key for key in session.file.cases if key not in session.file.observed]:
             key = waiting[0]
@@ -489,12 +525,18 @@ def observe_cases(
             try:
                 observation = study.observe(session, key, session.file.cases[key])
             except WorkerFailure as failure:
-                session.report(f"{key}: {failure.status}: {failure.reason}")
-                reason = text.display(failure.reason)
-                observation = study.types[2](status=failure.status, reason=reason)  # type: ignore[arg-type]
-            session.keep(key, observation)  # type: ignore[arg-type]
-            cases = study.list_cases(job, session.file)
-            session.file = msgspec.structs.replace(session.file, cases=cases)
+                observation = fail(failure.status, failure.reason)
+            except (
+                EnvironmentFailure
+            ) as failure:  # a resumed run makes it last, or would never come to the others
+                session.keep(key, fail("failed", str(failure)))
+                raise
+            session.keep(key, observation)
+            done += 1
+            left = len(session.file.cases.keys() - session.file.observed.keys())
+            if line := describe_outcome(study, observation):
+                minutes = left * (time.monotonic() - begin) / done / 60
+                session.report(f"{key}: {line} ({done} of {done + left}, about {minutes:.0f} min left)")
     except KeyboardInterrupt:
         if session.growing is not None:
             session.keep(key, msgspec.structs.replace(session.growing, stopped=True))
@@ -504,6 +546,13 @@ def observe_cases(
     finally:
         session.close()
     return session.file
+
+
+def describe_outcome(study: Study[P, C, O], observation: O) -> str:
+    """Return what a line on stderr says of an observation, or why it has no number."""
+    if observation.status == "ok":
+        return study.describe(observation)
+    return f"{observation.status}: {observation.reason}"
 
 
 def show_result(study: Study[P, C, O], file: StudyFile[P, C, O], paths: list[Path], as_json: bool) -> None:
@@ -529,22 +578,23 @@ def study_command(study: Study[Any, Any, Any]) -> click.Command:
             values["workload"], values["device"], values.get("data"), values["out"], values["resume"],
             values["budget"], values["as_json"],
         )  # fmt: skip
+        if request.resume is not None:
+            file = read_file(study, request.resume)
+            options = continue_options(study, request.resume, file.options, shared.list_given(options))
+            name = None if file.workload is None else str(file.workload["name"])
+            workload, device = request.workload or name, request.device or file.machine.device
+            request = replace(request, workload=workload, device=device)
         device = system.choose_device(request.device)
         environment.refuse(device)
         machine = system.facts(device)
-        file = continue_file(study, request.resume, machine) if request.resume else None
-        if file is not None and file.workload is not None:
-            options, request = (
-                file.options,
-                replace(request, workload=request.workload or str(file.workload["name"])),
-            )
-        sys.exit(run_study(study, resolve_job(study, options, request, machine), file))
+        sys.exit(run_study(study, resolve_job(study, options, request, machine)))
 
     default = f"{study.default_workload['cuda']} on a GPU, {study.default_workload['cpu']} on the CPU"
+    budget = "no limit" if study.gpu_minutes is None else f"{study.gpu_minutes:g}; CPU: no limit"
     extra = [
         shared.workload_option(default),
         *([shared.data_option] if study.uses_images else []),
-        shared.budget_option,
+        shared.budget_option(budget),
         shared.device_option,
         shared.resume_option,
         shared.out_option(f"results/{study.folder}"),

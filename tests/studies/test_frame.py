@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from msgspec import Meta
 
 from ladder.base import locks, text
+from ladder.base.errors import EnvironmentFailure
 from ladder.cli.options import Group
 from ladder.core.options import option
 from ladder.core.records import Ms
@@ -36,13 +37,15 @@ class Trial(frame.Study[Options, Case, Observed]):
     uses_images = False
 
     def __init__(self):
-        self.calls, self.broken, self.interrupted = [], (), ()
+        self.calls, self.broken, self.interrupted, self.full = [], (), (), ()
 
     def list_cases(self, job, file):
         return {f"case {k}": Case(number=k) for k in range(job.options.cases)}
 
     def observe(self, session, key, case):
         self.calls.append(case.number)
+        if case.number in self.full:
+            raise EnvironmentFailure("No space left on device")
         if case.number in self.broken:
             raise WorkerFailure("failed", "it broke")
         if case.number in self.interrupted:
@@ -63,7 +66,8 @@ def study(tmp_path):
 
     def run(*arguments):
         group = Group(name="ladder", commands={"trial": frame.study_command(made)})
-        return CliRunner().invoke(group, ["trial", "-w", "tiny", "--device", "cpu", *arguments])
+        workload = () if "-w" in arguments else ("-w", "tiny")
+        return CliRunner().invoke(group, ["trial", *workload, "--device", "cpu", *arguments])
 
     made.run = run
     made.out = tmp_path
@@ -106,6 +110,14 @@ def test_a_failed_case_has_a_reason_and_is_tried_again_on_resume(study):
     assert study.run("--resume", str(path)).exit_code == 0 and study.calls == [0]
 
 
+def test_a_case_at_which_the_system_fails_is_kept_and_comes_last(study):
+    study.full = (1,)
+    result = study.run("--out", str(study.out))
+    assert result.exit_code != 0 and "No space left" in result.output and "-partial.json" in result.output
+    study.full, study.calls = (), []
+    assert study.run("--resume", str(only(study, "*-partial.json"))).exit_code == 0 and study.calls == [2, 1]
+
+
 def test_nothing_begins_after_the_budget(study):
     result = study.run("--out", str(study.out), "--budget", "1e-9")
     assert result.exit_code == 130 and study.calls == [] and only(study, "*-partial.json")
@@ -119,7 +131,11 @@ def test_a_file_of_another_machine_or_code_is_not_continued(study):
     for change in ({"machine": data["machine"] | {"cores": 999}}, {"measured_code": {"kernels": "0" * 16}}):
         path.write_text(json.dumps(data | change))
         result = study.run("--resume", str(path))
-        assert result.exit_code == 2 and "cannot be continued" in result.output
+        assert result.exit_code == 2 and "start a new run" in result.output
+    path.write_text(json.dumps(data))
+    for arguments in (("--cases", "2"), ("-w", "article")):
+        result = study.run(*arguments, "--resume", str(path))
+        assert result.exit_code == 2 and "--resume" in result.output and study.calls == [0, 1]
 
 
 def test_a_second_run_into_one_folder_is_refused_before_it_measures(study):
