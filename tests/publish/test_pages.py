@@ -212,7 +212,7 @@ def test_what_lazy_phases_add_is_told_as_of_one_generation(tmp_path: Path) -> No
     assert shown.endswith("*of one generation of each run*\n")
     assert targets.lazy(stored)[1:] == (
         "4.75 ms and 4.14 ms",
-        "[file](@/results/ladder/nvidia-h200/a.json), generations: 3; these two are of one of them",
+        "[file](@/results/ladder/nvidia-h200/a.json), generations: 3; R1 and path length from one of them",
     )
 
 

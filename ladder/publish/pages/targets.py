@@ -85,7 +85,7 @@ def lazy(committed: Committed) -> Row:
     top = _top(found[0])
     costs = derive.lazy_costs(top)
     seen = [f"{ms(costs[phase][0])} ms" for phase in ("D_r1", "G_pl")]
-    return target, " and ".join(seen), f"{_file(top, found[1])}; these two are of one of them"
+    return target, " and ".join(seen), f"{_file(top, found[1])}; R1 and path length from one of them"
 
 
 def upstream(committed: Committed) -> Row:
@@ -149,7 +149,7 @@ def memory_bound(committed: Committed) -> Row:
 def overhead(committed: Committed) -> Row:
     name = "asv-overhead/amd-epyc"
     result = committed.read(f"{name}.json")
-    where = f"{link('file', f'{name}.md')}, {result['machine']['cores']} CPU cores; not asked on the H200"
+    where = f"{link('file', f'{name}.md')}, {result['machine']['cores']} CPU cores; not measured on the H200"
     return "`asv`: at most 3 s for each commit besides measuring", f"{result['overhead_s']:.2f} s", where
 
 
