@@ -208,6 +208,14 @@ CASES = [
     "bias_act_skip 32x128x128x128 I64 bf16 channels_last",
     "bias_act_skip 32x256x64x64 I128 bf16 channels_last",
     "bias_act_skip 32x512x32x32 I256 bf16 channels_last",
+    "cuda strided_act 8x64x256x256 fp32 NCHW",
+    "cuda coalesced_act 8x64x256x256 fp32 NCHW",
+    "cuda divergent 8x64x256x256 fp32 NCHW",
+    "cuda predicated 8x64x256x256 fp32 NCHW",
+    "cuda shared_sum 8x64x256x256 fp32 NCHW",
+    "cuda shuffle_sum 8x64x256x256 fp32 NCHW",
+    "cuda scalar_copy 8x64x256x256 bf16 NCHW",
+    "cuda vector_copy 8x64x256x256 bf16 NCHW",
 ]
 DIRECTIONS = ["forward", "backward", "double backward"]
 FINGERPRINTS = {
@@ -242,14 +250,23 @@ FINGERPRINTS = {
     "to_rgb image": "2a981072",
     "demodulate_group_fork": "7fb3b395",
     "bias_act_skip": "f9ac06ed",
+    "cuda strided_act": "b4723cad",
+    "cuda coalesced_act": "fa3a25fb",
+    "cuda divergent": "bdbf84c6",
+    "cuda predicated": "b3d17c88",
+    "cuda shared_sum": "0b5f570d",
+    "cuda shuffle_sum": "576dd2e1",
+    "cuda scalar_copy": "1748daad",
+    "cuda vector_copy": "76df39e5",
 }
 # Facts on ops that `setup` needs without importing torch: missing directions, and further capabilities.
+_PAIRS = [op for op in FINGERPRINTS if op.startswith("cuda ") and op != "cuda instance_norm_act"]
 LACKS = {
     "spectral_norm": ("double backward",),
     "weight_energies": ("double backward",),
-    "power_iteration": ("backward", "double backward"),
+    **dict.fromkeys(("power_iteration", *_PAIRS), ("backward", "double backward")),
 }
-NEEDS = {"cuda instance_norm_act": ("nvcc",)}
+NEEDS = dict.fromkeys(("cuda instance_norm_act", *_PAIRS), ("nvcc",))
 
 
 class Kernel:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from benches.kernels import CASES, DIRECTIONS
-from ladder.studies.claims.timed import Missing
+from ladder.base.errors import Missing
 from ladder.studies.kernelbench import calls as kernelcalls
 from ladder.studies.kernelbench.cases import registry as kernelcases
 from ladder.studies.kernelbench.cases.registry import Case

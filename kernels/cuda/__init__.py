@@ -2,7 +2,7 @@
 
 The reason. Triton decides by itself how threads share a tile, and has no arrays in shared memory that outlive a loop.
 CUDA C++ leaves both to the author. The article that this project measures states what that brings, and these sources
-are its claims as code. `ladder kernels --claims` times them.
+are its claims as code. `ladder kernels --op` times each, and docs/claims.md has what came of all of them.
 
 One op that a network uses (recipe: `cuda_norm`): `instance_norm_act`. In NCHW memory a block keeps its plane in shared
 memory between the statistics and their use, so x is read little more than once. Triton's kernels read it twice.

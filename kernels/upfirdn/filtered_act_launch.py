@@ -63,7 +63,7 @@ KERNELS = {
 }
 
 # By (kernel, channels_last). For a GPU of that compute capability an entry that begins with it, (9, 0), goes before.
-# The channels_last entries took the least time within a training step in BF16 on one H200 (`ladder.trial --kernels`).
+# The channels_last entries took the least time within a training step in BF16 on one H200.
 # They have few registers for each thread, so that many programs wait for memory at once. Loads come a row early where
 # that leaves enough registers.
 CONFIGS: dict[tuple, Config] = {

@@ -30,8 +30,7 @@ Examples:
   ladder kernels --op bias_act --op modulate   these ops only
   ladder kernels -w stylegan2-1024 --minutes 10
   ladder kernels --resume results/kernels/MACHINE-partial.json --minutes 5     the cases that it lacks
-  ladder kernels --json > kernels.json
-  ladder kernels --claims                      what the article says of kernels, each claim measured here"""
+  ladder kernels --json > kernels.json"""
 )
 @click.option(
     "--op", "ops", metavar="OP", multiple=True, help="Only this op; may be repeated. [default: all]"
@@ -44,15 +43,10 @@ Examples:
     "--quick", is_flag=True, help="Fewer shapes and repeats. The result is marked as not to be quoted."
 )
 @click.option(
-    "--claims",
-    is_flag=True,
-    help="Measure the article's claims instead: CUDA C++, coalescing, occupancy, fusion, launches.",
-)
-@click.option(
     "--minutes",
     type=options.FloatRange(0, min_open=True),
     help="Approximate duration. Repeats are fitted to it; if it is short, the least important shapes are left out."
-    " [default: 4; with --claims: 5]",
+    " [default: 4]",
 )
 @click.option(
     "--first", type=click.Choice(ORDERS), default=ORDERS[0], show_default=True,
@@ -65,13 +59,12 @@ Examples:
 )  # fmt: skip
 @options.seed_option("the inputs", default=None)
 @options.device_option
-@options.out_option("results/kernels, with --claims results/claims")
+@options.out_option("results/kernels")
 @options.json_option
 def kernels(
     ops: tuple[str, ...],
     names: tuple[str, ...],
     quick: bool,
-    claims: bool,
     minutes: float | None,
     first: str,
     resume: Path | None,
@@ -86,13 +79,10 @@ def kernels(
     number of bytes. Option `--device cpu` runs tiny shapes in Triton's interpreter. It shows that the code works;
     its times mean nothing.
 
-    Exit status: 0 if no op failed. 1 if one did, or no claim has a number. 2 if the request is impossible. 130 if
-    interrupted.
+    Exit status: 0 if no op failed. 1 if one did. 2 if the request is impossible. 130 if interrupted.
     """
     from ladder.machine import environment, system
 
-    if claims:
-        options.refuse_idle("is for ladder kernels without --claims", "first")
     chosen = system.choose_device(device)
     environment.refuse(chosen)
     if chosen == "cpu" and device != "cpu":
@@ -101,14 +91,6 @@ def kernels(
         os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it at import, further down
     elif reason := system.capabilities(chosen)["triton"]:
         raise UserError(f"the ops need Triton: {reason}")
-    if claims:
-        if ops or names or resume:
-            raise UserError("--claims has shapes of its own: leave out --op, --workload and --resume")
-        from ladder.cli import claims as command
-        from ladder.studies.claims import run
-
-        command.command(chosen, minutes or run.MINUTES, seed or 0, quick, out, as_json)
-        return
     folder = out or OUT
     files.refuse_unwritable(folder)
     asked = Asked(chosen, ops, names, quick, seed, minutes or MINUTES, first, resume)

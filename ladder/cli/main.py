@@ -71,6 +71,7 @@ Examples:
   ladder run                                      the article's ladder, about ten minutes on a GPU
   ladder run --quick                              a first look, not to be quoted
   ladder run --mode leave-one-out                 what each rung is worth on top of all the others: adopt or skip
+  ladder run --without bf16 --quick               the same of one rung: a first look
   ladder run --recipe best.yaml                   a recipe of yours, as `ladder recommend` writes it
   ladder run --mode mistakes                      what common mistakes cost
   ladder run --budget 30                          tighter intervals, half an hour
@@ -84,6 +85,10 @@ Examples:
 @click.option(
     "--rungs", metavar="A,B,...", help="Measure only these; each keeps its recipe of the whole ladder."
 )
+@click.option(
+    "--without", multiple=True, metavar="RUNG",
+    help="Measure the whole ladder, and the whole ladder without this rung; may be repeated.",
+)  # fmt: skip
 @click.option(
     "--budget",
     metavar="MINUTES",
@@ -127,6 +132,7 @@ def run(
     workload: str | None,
     ladder_name: str | None,
     rungs: str | None,
+    without: tuple[str, ...],
     budget: float | None,
     rounds: int | None,
     cycles: int | None,
@@ -159,16 +165,18 @@ def run(
 
     if resume is not None and out is not None and out.resolve() not in resume.resolve().parents:
         raise UserError(f"{resume}: --resume goes on in its own file: leave out --out")
+    if without and (rungs or mode or recipe):
+        raise UserError("--without leaves one rung out: leave out --rungs, --mode and --recipe")
     request = climbing.Request(
         workload=workload,
         ladder=ladder_name,
-        rungs=options.names(rungs),
+        rungs=list(without) or options.names(rungs),
         budget=budget,
         rounds=rounds,
         cycles=cycles,
         seed=seed,
         quick=quick,
-        mode=mode,
+        mode="leave-one-out" if without else mode,
         recipe=recipe,
         resume=resume,
         data=data,
@@ -181,7 +189,9 @@ def run(
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))
     lacks = not result["complete"] or any(rung["status"] in TRIED_AGAIN for rung in result["rungs"])
-    ending.say_files(paths, as_json, lacks, drop=("rungs", "seed", "mode", "quick", "cycles", "gpu_memory"))
+    ending.say_files(
+        paths, as_json, lacks, drop=("rungs", "without", "seed", "mode", "quick", "cycles", "gpu_memory")
+    )
     if not result["complete"]:
         sys.exit(130)
     if any(rung["status"] in OUT for rung in result["rungs"]):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from ladder.base import files, locks, text
-from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.records import plain
 from ladder.cli import expecting, options
@@ -30,7 +29,7 @@ Examples:
   ladder map --resolutions 32,256 --batches 8   a corner of the map
   ladder map --budget 15                        a part, then the rest of it:
   ladder map --resume results/map/MACHINE-article-article-partial.json
-  ladder map --progressive --images 25M         the hours of a training that grows""",
+  ladder map --resolutions 8,16,32,64,128,256 --batches 8,16,32,64,128   the sizes of a training that grows""",
 )
 @options.workload_option("article on a GPU, tiny on the CPU")
 @options.ladder_option()
@@ -43,13 +42,6 @@ Examples:
 )
 @click.option("--batches", metavar="A,B,...", help="Batches of the cells. [default: 4,8,16,32,64; CPU: 4,8]")
 @click.option(
-    "--progressive", is_flag=True,
-    help="Measure one cell for each resolution from 8 to the workload's, and add up a training that grows.",
-)  # fmt: skip
-@click.option(
-    "--images", metavar="NUMBER", help="With --progressive: images of the whole training. [default: 25M]"
-)
-@click.option(
     "--budget", metavar="MINUTES", type=options.FloatRange(0, min_open=True),
     help="Begin nothing new after this time; continue with --resume. [default: no limit]",
 )  # fmt: skip
@@ -60,8 +52,7 @@ Examples:
 @options.json_option
 def map_(
     workload: str | None, ladder_name: str, rungs: tuple[str, ...], resolutions: str | None, batches: str | None,
-    progressive: bool, images: str | None, budget: float | None, resume: Path | None, seed: int,
-    device: str | None, out: Path | None, as_json: bool,
+    budget: float | None, resume: Path | None, seed: int, device: str | None, out: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Map where two rungs matter, over batches and resolutions.
 
@@ -83,9 +74,7 @@ def map_(
     environment.refuse(chosen)
     folder = out or OUT
     files.refuse_unwritable(folder)
-    plan = _plan(
-        workload, ladder_name, rungs, (resolutions, batches), progressive, images, chosen, seed, budget
-    )
+    plan = _plan(workload, ladder_name, rungs, (resolutions, batches), chosen, seed, budget)
     result = measure.new_result(plan, system.facts(chosen))
     paths: list[Path] = []
 
@@ -111,35 +100,20 @@ def map_(
 
 
 def _plan(
-    workload: str | None, ladder: str, rungs: tuple[str, ...], sizes: tuple[str | None, str | None], grows: bool,
-    images: str | None, device: str, seed: int, minutes: float | None,
+    workload: str | None, ladder: str, rungs: tuple[str, ...], sizes: tuple[str | None, str | None],
+    device: str, seed: int, minutes: float | None,
 ) -> Plan:  # fmt: skip
     """Return the plan of the options. Raises UserError for options that contradict each other."""
     from ladder.plan import catalog
-    from ladder.report.recommend import images_of
     from ladder.studies.map import plan as planning
 
     name, fields = catalog.load_workload(workload or for_workload.DEFAULT_WORKLOAD[device])
     fields = fields | {"data": None}
-    if grows:
-        if any(sizes):
-            raise UserError("--progressive has its own cells: leave out --resolutions and --batches")
-        cells = planning.growing(int(fields["resolution"]))
-        if not cells or cells[-1][0] != fields["resolution"]:
-            raise UserError(
-                f"--progressive: no batch is known for {fields['resolution']}x{fields['resolution']}"
-            )
-    else:
-        if images is not None:
-            raise UserError("--images is for --progressive")
-        cells = planning.grid(
-            options.whole_numbers("--resolutions", sizes[0], 65536) or planning.RESOLUTIONS[device],
-            options.whole_numbers("--batches", sizes[1], 65536) or planning.BATCHES[device],
-        )
-    number = images_of(images or "25M") if grows else None
-    return planning.make(
-        name, fields, device, ladder, rungs, cells, images=number, seed=seed, minutes=minutes
+    cells = planning.grid(
+        options.whole_numbers("--resolutions", sizes[0], 65536) or planning.RESOLUTIONS[device],
+        options.whole_numbers("--batches", sizes[1], 65536) or planning.BATCHES[device],
     )
+    return planning.make(name, fields, device, ladder, rungs, cells, seed=seed, minutes=minutes)
 
 
 def write(result: Result, folder: Path, whole: bool = True) -> list[Path]:
@@ -147,12 +121,10 @@ def write(result: Result, folder: Path, whole: bool = True) -> list[Path]:
     from ladder.results import store
     from ladder.studies.map import chart, report
     from ladder.studies.map.plan import PAIR
-    from ladder.studies.map.record import PROGRESSIVE
 
     rules = result.protocol
     names = [result.machine.name, result.workload["name"], rules.ladder]
     names += rules.rungs if tuple(rules.rungs) != PAIR else []
-    names += [PROGRESSIVE] * (rules.study == PROGRESSIVE)
     pages = {"md": report.markdown(result)} if whole else None
     render = (lambda kind: chart.render(result, kind)) if whole else None
     return store.save(plain(result), folder, pages, render, stem="-".join(map(text.slug, names)))

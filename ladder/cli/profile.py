@@ -124,11 +124,11 @@ def _refuse_names(*asked: tuple[str, Path | None, tuple[str, ...]]) -> None:
 
 def _tools(ncu: bool, nsys: Path | None) -> tuple[str | None, str | None]:
     """Return the paths of `ncu` and `nsys`, as far as they are asked for. UserError if one is missing."""
-    from ladder.studies.claims.hardware import counters
+    from ladder.studies.profile import counters
     from ladder.studies.profile import nsys as systems
 
     try:
-        counter = counters.program() if ncu else None
+        counter = counters.find_ncu() if ncu else None
     except counters.Refused as error:
         raise UserError(f"--ncu: {error}") from None
     return counter, systems.program() if nsys is not None else None
@@ -163,8 +163,7 @@ def _with_counters(result: Result, asked: Plan, ncu: str, tell: Callable[[str], 
     """Return the result with Nsight Compute's counters. UserError if it may not count; the profile is kept."""
     import torch
 
-    from ladder.studies.claims.hardware import counters
-    from ladder.studies.profile import counted
+    from ladder.studies.profile import counted, counters
 
     begin = time.monotonic()
     heaviest = result.heaviest or []

@@ -337,8 +337,6 @@ def write_charts(result: Result, stem: Path) -> list[Path]:
 
 def _renderers() -> dict[str, Callable[[Any, str], bytes]]:
     """Return the charts of the other commands by the folder and "kind" of their results."""
-    from ladder.studies.claims import chart as claims
-    from ladder.studies.claims import schema as claimsschema
     from ladder.studies.kernelbench import chart as kernelchart
     from ladder.studies.kernelbench import schema as kernelschema
     from ladder.studies.precision import chart as precisionchart
@@ -347,5 +345,4 @@ def _renderers() -> dict[str, Callable[[Any, str], bytes]]:
     return {
         "kernels": lambda data, kind: kernelchart.render(kernelschema.of_data(data), kind),
         "precision": lambda data, kind: precisionchart.render(build(Precision, data), kind),
-        "claims": lambda data, kind: claims.render(claimsschema.of_data(data), kind),
     }

@@ -4,7 +4,7 @@ Baseline. FP32 tensors in NCHW, no autocast, one kernel for each operation, a Da
 copies, Adam's defaults. Each operation is spelled in the plain-PyTorch way that is fastest in this setting. So the
 ladder above it cannot win against a straw man. Modulated convolution and resampling have several spellings that
 compute the same thing. The baseline's were chosen by timing them all, with R1 and path length at their intervals
-(results/spellings). Convolutions are dense, with the style on the input and the demodulation on the output.
+(results/archive/spellings). Convolutions are dense, with the style on the input and the demodulation on the output.
 Resampling is folded into one 3x3 convolution over 2x2 blocks of pixels. The usual depthwise filter is as fast in the
 main phases but five times slower over a cycle. PyTorch differentiates it twice through very slow kernels.
 

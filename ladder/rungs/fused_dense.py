@@ -10,9 +10,9 @@ two kernels. The loss behind D's last layer is computed with its gradient, in on
 it sees fakes and reals as one batch. Code: `kernels/linear/dense.py`.
 
 Why it should help. There is almost no arithmetic here. A weight of 512x512 is 1 MB, read in a quarter of a
-microsecond. An empty kernel in a CUDA graph takes half of one (results/claims). PyTorch runs 5 operators a layer of
-the mapping network forward and 7 backward, 2 and 4 an affine. That is some 200 a main phase of G, of which about 20
-are left. Scaled weights are no longer written and read again: 16 MB for D's first fully connected layer.
+microsecond. An empty kernel in a CUDA graph takes half of one (results/archive/claims). PyTorch runs 5 operators a
+layer of the mapping network forward and 7 backward, 2 and 4 an affine. That is some 200 a main phase of G, of which
+about 20 are left. Scaled weights are no longer written and read again: 16 MB for D's first fully connected layer.
 
 When it does not. Large batches have enough arithmetic for a library's matrix product, so D's first layer leaves its
 gradients to one: the weight's from 16 samples on, the input's from 64. Our sums are FP32 without

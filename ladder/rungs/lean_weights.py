@@ -8,7 +8,7 @@ copy is a leaf of autograd: its BF16 gradient becomes the parameter's float32 gr
 moments and checkpoints stay in float32. Code: `stylegan_lite/weights.py`.
 
 Why it should help. Even in a CUDA graph an empty kernel takes half a microsecond and a small elementwise one nine
-tenths (results/claims). A step of the article's workload launches some hundreds that only do this to weights. D
+tenths (results/archive/claims). A step of the article's workload launches some hundreds that only do this to weights. D
 passes its 22 through twice, G once more without a gradient. Memory traffic shrinks too: a float32 product, its cast,
 and two turned copies for each transposed convolution, forward and backward.
 

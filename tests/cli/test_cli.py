@@ -18,7 +18,6 @@ from ladder.machine import system
 from ladder.plan import catalog
 from ladder.publish.validation import validate
 from ladder.results import store as results
-from ladder.studies.claims import run as claims_run
 from ladder.studies.precision import measure as precision_measure
 from ladder.training import train
 from tests.support import commands, made_up
@@ -84,6 +83,7 @@ def test_what_cannot_be_is_one_line_on_stderr_and_status_2(tmp_path, fakes):
     line = refused("run", "--workload", tmp_path / "w.yaml")
     assert "w.yaml" in line and "batchsize" in line
     assert "turbo" in refused("run", "--rungs", "baseline,turbo", *out)
+    assert "turbo" in refused("run", "--without", "turbo", *out)
     assert "cuda_graphs" in refused("run", "--rungs", "cuda_graphs", *out)  # nothing left to run here
     assert "no results here" in refused("report", tmp_path)
     assert "cannot be read" in refused("report", tmp_path / "no.json")
@@ -101,7 +101,6 @@ def test_what_cannot_be_is_one_line_on_stderr_and_status_2(tmp_path, fakes):
         "train --canary",
         "precision",
         "kernels",
-        "kernels --claims",
     ],
 )
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_done(asked, tmp_path, monkeypatch):
@@ -115,7 +114,6 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_done(aske
         (measure, "run_ladder"),
         (precision_measure, "run"),
         (cli_kernels, "measure"),
-        (claims_run, "measure"),
     ):
         monkeypatch.setattr(module, name, begun)
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # as the command would, for longer
@@ -124,9 +122,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_done(aske
     assert "cannot be written: Not a directory" in line
 
 
-@pytest.mark.parametrize(
-    "asked", ["run --budget", "kernels --minutes", "kernels --claims --minutes", "submit --budget"]
-)
+@pytest.mark.parametrize("asked", ["run --budget", "kernels --minutes", "submit --budget"])
 @pytest.mark.parametrize("number", ["inf", "nan"])
 def test_minutes_without_end_are_refused_before_anything_is_done(asked, number):
     """NaN is inside of every range, and no JSON file can say either: the result would be lost at its end."""
@@ -350,19 +346,16 @@ def test_a_ladder_of_the_real_model_from_a_folder_of_pictures(tmp_path):
     assert len(list(path.parent.iterdir())) == 5
 
 
-def test_leave_one_out_advises_and_joins_the_staircase(tmp_path, fakes):
+RUNGS = ("--rungs", "baseline,channels_last,bf16")
+
+
+@pytest.mark.parametrize(
+    "asked", [("--mode", "leave-one-out", *RUNGS), ("--without", "channels_last", "--without", "bf16")]
+)
+def test_leave_one_out_advises_and_joins_the_staircase(tmp_path, fakes, asked):
     fakes["bf16"] = {"sleep": 0.05}  # the fake without bf16 is the slow one: bf16 is worth having
-    common = (
-        "--workload",
-        "tiny",
-        "--rungs",
-        "baseline,channels_last,bf16",
-        "--rounds",
-        3,
-        "--out",
-        tmp_path,
-    )
-    seen = succeed("run", "--mode", "leave-one-out", *common)
+    common = ("--workload", "tiny", "--rounds", 3, "--out", tmp_path)
+    seen = succeed("run", *asked, *common)
     assert "gain at top" in seen.stdout and "all rungs" not in seen.stderr
     (file,) = tmp_path.glob("*/*-leave-one-out-*.json")
     result = results.read(file)
@@ -375,7 +368,7 @@ def test_leave_one_out_advises_and_joins_the_staircase(tmp_path, fakes):
     )
     assert without["gain"]["ratio"] > 2 and without["verdict"] in ("faster", "ambiguous")
     assert file.with_suffix(".png").exists()
-    assert "at the top" in succeed("run", *common).stdout
+    assert "at the top" in succeed("run", *RUNGS, *common).stdout
 
 
 def test_a_run_is_resumed_from_its_file_alone(tmp_path, fakes):

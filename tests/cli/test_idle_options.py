@@ -24,21 +24,20 @@ CANARY = ("train", "--canary", "--out", "x")
         (("train", "--out", "x", "--seeds", "5"), "--seeds is for --canary"),
         (("bench-compare", "--report", "x.json", "--rounds", "5"), "--generations has no effect"),
         (("bench-compare", "--report", "x.json", "-w", "tiny"), "--workload has no effect"),
-        (("kernels", "--out", "x", "--claims", "--first", "largest"), "--first is for ladder kernels without"),
         ((*PRECISION, "--only", "bf16", "--steps", "9"), "leaves FP16 out: leave out --steps, or add fp16"),
         ((*PRECISION, "--on", "baseline", "--ladder", "full"), "--ladder is for --on top"),
         ((*PRECISION, "--most", "64"), "--most is for the search of the largest batch"),
         ((*PRECISION, "--batch-seconds", "0", "--batch-of", "top"), "--batch-of is for the search"),
         ((*PRECISION, "--on", "top", "--batch-seconds", "9"), "--batch-seconds searches no row"),
         (("doctor", "--selftest", "--ladder", "full"), "--ladder is for --roofline"),
-        (("doctor", "--spellings", "tiny", "--json"), "--json is for"),
+        (("run", "--without", "bf16", "--mode", "solo"), "leave out --rungs, --mode and --recipe"),
         (("doctor", "--roofline", "--gpu", "h200", "--device", "cpu"), "--device has no effect"),
         (("report", "--publish", "--price", "2/h"), "leave out every other option"),
     ],
 )  # fmt: skip
 def test_an_option_without_effect_is_one_line(arguments, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for writes in ("cli.examine.self_test", "spellings.measure", "publish.gallery.publish"):  # into results/
+    for writes in ("cli.examine.self_test", "publish.gallery.publish"):  # into results/
         monkeypatch.setattr(f"ladder.{writes}", None)
     said = CliRunner().invoke(main, [*arguments])
     assert said.exit_code == 2 and words in said.stderr and said.stderr.count("\n") == 1, said.output

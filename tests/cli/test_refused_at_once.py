@@ -21,7 +21,6 @@ from tests.support.made_up import cpu_run, gpu_run
 MEASURES = (
     "run",
     "kernels",
-    "kernels --claims",
     "precision",
     "scale flat",
     "sustain",
@@ -85,9 +84,7 @@ def test_a_comparison_without_a_folder_for_its_file_says_only_that(monkeypatch: 
     ("asked", "folder"),
     [
         ("--selftest", "selftest"),
-        ("--parity-trial", "parity"),
         ("--roofline", "roofline"),
-        ("--spellings tiny", "spellings"),
     ],
 )
 def test_a_check_of_the_doctor_without_a_folder_for_its_file_says_only_that(

@@ -14,7 +14,6 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ladder import spellings, trial
 from ladder.base import locks, text
 from ladder.base.errors import UserError
 from ladder.cli import kernels as cli_kernels
@@ -23,9 +22,7 @@ from ladder.cli import merge as cli_merge
 from ladder.cli import training as cli_training
 from ladder.engine import parts
 from ladder.machine import system
-from ladder.parity import trial as paritytrial
 from ladder.selfcheck.sanitize import __main__ as sanitize
-from ladder.studies.claims import run as claims
 from ladder.studies.precision import measure as precision_measure
 from ladder.studies.roofline import command as roofline
 from ladder.training import canary, ranks, sample, train
@@ -49,7 +46,6 @@ def measured(*_, **__):
     ("arguments", "module", "name"),
     [
         (["kernels", "--op", "bias_act"], cli_kernels, "measure"),
-        (["kernels", "--claims"], claims, "measure"),
         (["precision"], precision_measure, "run"),
     ],
 )
@@ -105,10 +101,6 @@ def gpu(monkeypatch, tmp_path):
     [
         ("kernels --op bias_act --device cpu", cli_kernels, "measure", "alone"),
         ("kernels --op bias_act --device cpu", cli_kernels, "write", "alone"),
-        ("kernels --claims --device cpu", claims, "measure", "alone"),
-        ("kernels --claims --device cpu", claims, "write", "alone"),
-        ("doctor --spellings tiny --device cpu", spellings, "table", "alone"),
-        ("doctor --parity-trial --device cpu", paritytrial, "run", "shared"),
         ("sample FILE --device cpu", sample, "draw", "shared"),
         ("train --workload tiny --steps 1 --device cpu", train, "train", "shared"),
     ],
@@ -117,12 +109,10 @@ def test_a_command_holds_the_gpu_that_it_uses(arguments, module, name, how, gpu,
     seen, file = gpu(module, name), tmp_path / "file"
     file.touch()
     if name == "write":  # the context of the measurement is still there
-        monkeypatch.setattr(
-            *((cli_kernels, "measure") if module is cli_kernels else (claims, "measure")), done
-        )
+        monkeypatch.setattr(cli_kernels, "measure", done)
     monkeypatch.setattr(cli_training, "prepare_images", lambda *_: None)
     words = [str(file) if word == "FILE" else word for word in arguments.split()]
-    words += [] if words[0] == "doctor" else ["--out", str(tmp_path / "out")]
+    words += ["--out", str(tmp_path / "out")]
     said = CliRunner().invoke(cli.main, words)
     assert (said.exit_code, seen) == (2, [how]), said.output
     assert state() == "free"
@@ -142,10 +132,6 @@ def test_what_is_timed_without_a_command_holds_the_gpu(gpu, tmp_path, monkeypatc
             use()
         assert seen == ["alone"]
         monkeypatch.setattr(parts.Rung, "do_import", done)
-    monkeypatch.setattr(system, "capabilities", lambda _: dict.fromkeys(system.CAPABILITIES))
-    seen = gpu(trial, "trial")
-    said = CliRunner().invoke(trial.command, ["--device", "cpu", "--out", str(tmp_path / "trial.json")])
-    assert (said.exit_code, seen) == (2, ["alone"]), said.output
     monkeypatch.setattr(system, "choose_device", lambda _: "cuda")
     monkeypatch.setattr(roofline.environment, "refuse", done)
     seen = gpu(roofline, "measure")

@@ -129,7 +129,6 @@ def test_which_gpu_and_where_files_lie_are_not_recorded(name):
 COMMANDS = {
     "run": ["run", "--workload", "tiny", "--device", "cpu", "--quick"],
     "kernels": ["kernels", "--device", "cpu"],
-    "claims": ["kernels", "--claims", "--device", "cpu"],
     "precision": ["precision", "--device", "cpu"],
     "sustain": ["sustain", "--device", "cpu"],
     "bench-compare": ["bench-compare", "--base", "HEAD", "--device", "cpu"],

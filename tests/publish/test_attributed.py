@@ -8,7 +8,7 @@ from ladder.publish.pages.committed import Committed
 from tests.support import committed, made_up_ablation
 from tests.support.two_clocks import kept
 
-MACHINE = json.loads(committed.file("results/claims/nvidia-h200.json").read_text())["machine"]
+MACHINE = json.loads(committed.file("results/precision/nvidia-h200.json").read_text())["machine"]
 
 
 def test_a_complete_ablation_is_shown_with_its_sources(tmp_path: Path) -> None:
@@ -21,9 +21,7 @@ def test_a_complete_ablation_is_shown_with_its_sources(tmp_path: Path) -> None:
     assert attributed.ablated(stopped).startswith("*No complete run yet")
 
 
-def test_a_map_and_a_training_that_grows_are_shown(tmp_path: Path) -> None:
+def test_a_complete_map_is_shown(tmp_path: Path) -> None:
     assert "*No complete run yet: `ladder map`.*\n" == attributed.mapped(Committed(tmp_path))
-    kept(tmp_path, "map/a.json", made_up_ablation.of_map(MACHINE))
-    shown = attributed.mapped(kept(tmp_path, "map/b.json", made_up_ablation.of_map(MACHINE, 25_000_000)))
+    shown = attributed.mapped(kept(tmp_path, "map/a.json", made_up_ablation.of_map(MACHINE)))
     assert "| cuda\\_graphs, step | batch 4 |" in shown and "article's policy" in shown
-    assert "| the article's policy | 50.8 |" in shown and "No growing network is trained" in shown

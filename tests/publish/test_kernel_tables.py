@@ -11,7 +11,7 @@ from ladder.studies.kernelbench.bench import skipped
 from tests.support import committed, made_up_kernels, made_up_profile
 from tests.support.two_clocks import kept
 
-MACHINE = json.loads(committed.file("results/claims/nvidia-h200.json").read_text())["machine"]
+MACHINE = json.loads(committed.file("results/precision/nvidia-h200.json").read_text())["machine"]
 
 
 def test_a_run_whose_time_was_used_up_says_how_many_cases_it_has(tmp_path: Path) -> None:

@@ -128,9 +128,8 @@ def test_results_of_other_commands_are_quoted_from_three_generations_on(
         ("<!-- table: rungs a/b/c -->\n<!-- end -->\n", "docs/b.md:2: no committed result of a/b/c"),
         ("<!-- table: rungs x.json -->\n<!-- end -->\n", "results/x.json is not among the committed results"),
         ("<!-- table: precision none -->\n<!-- end -->\n", "results/precision/none.json is not among"),
-        ("<!-- table: claim nonsense -->\n<!-- end -->\n", "no claim 'nonsense'"),
         ("<!-- table: rungs a/b/c -->\n", "docs/b.md:2: the region has no line `<!-- end -->`"),
-        ("<!-- table: claims -->\n" + PAGE, "docs/b.md:2: the region has no line `<!-- end -->`"),
+        ("<!-- table: targets -->\n" + PAGE, "docs/b.md:2: the region has no line `<!-- end -->`"),
     ],
 )
 def test_a_bad_region_is_one_line_and_no_document_changes(
@@ -311,7 +310,7 @@ def unquotable(stored: Committed, text: str) -> list[str]:
     """Return the results and charts that a document links and may not quote, whatever their names say."""
     charts = {stored.chart(each).removesuffix(".md") for each in stored.best.values()}
     charts |= {f"charts/gpus-article{end}" for end in ("", "-dark")}
-    for kind in ("claims", "kernels", "precision"):
+    for kind in ("kernels", "precision"):
         charts |= {f"charts/{Path(name).stem}-{kind}" for name in stored.names(f"{kind}/*.json")}
     found = []
     for name in sorted(set(re.findall(r"\bresults/([\w./-]+)\.(?:md|json|png|txt)\b", text))):

@@ -8,7 +8,7 @@ from ladder.results import store as results
 from tests.support import committed, made_up_scaled
 from tests.support.repositories import commit_all, git
 
-MACHINE = json.loads(committed.file("results/claims/nvidia-h200.json").read_text())["machine"]
+MACHINE = json.loads(committed.file("results/precision/nvidia-h200.json").read_text())["machine"]
 
 
 def test_a_page_and_a_picture_of_an_older_code_are_made_anew_and_no_file_is_added(tmp_path: Path) -> None:

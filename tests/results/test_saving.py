@@ -10,7 +10,7 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.results import record, store, types
 
-MACHINE = json.loads((ROOT / "results" / "claims" / "nvidia-h200.json").read_text())["machine"]
+MACHINE = json.loads((ROOT / "results" / "precision" / "nvidia-h200.json").read_text())["machine"]
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_kind_with_names_of_kernels_keeps_them_to_the_letter(tmp_path, result)
 
 def test_every_kind_begins_with_one_header(result):
     workload = {"name": "article", "data": None}
-    made = record.header("trial", MACHINE, workload, images={"count": 1, "digest": "0" * 16})
+    made = record.header("map", MACHINE, workload, images={"count": 1, "digest": "0" * 16})
     assert {"schema", "kind"} | types.head(types.build(types.Header, _origin(made))).keys() == made.keys()
     assert made["complete"] is False and made["seconds"] == 0.0
     alone = record.header(None, MACHINE)

@@ -9,7 +9,6 @@ from ladder.base import yamlfile
 from ladder.base.errors import UserError
 from ladder.publish.history import machines, notes, screening
 from ladder.results import loading, ranking, store
-from ladder.studies.claims import run as claims
 from ladder.studies.noise import schema
 from ladder.studies.roofline import rates
 
@@ -28,8 +27,6 @@ READERS = {
     "notes of asv": ("notes/r.json", lambda at, pipe: list(notes.every(at)) == []),
     "machines of asv": ("m/machine.json", lambda at, pipe: machines._stored(at) == {}),
     "roofline": ("roofline/m-a.json", lambda at, pipe: rates.load("m", at / "roofline").known == {}),
-    "kernels of a step": ("m/article-full-2.json", lambda at, pipe: claims.kernels_per_step("m", at) is None),
-    "precision": ("m.json", lambda at, pipe: claims.precision_claims("m", at) == []),
     "recipe": ("r.yaml", lambda at, pipe: reject(lambda: yamlfile.read(pipe))),
     "a file by name": ("r.json", lambda at, pipe: reject(lambda: store.load(pipe))),
 }

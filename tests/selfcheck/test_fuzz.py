@@ -24,7 +24,7 @@ from ladder.studies.roofline.schema import Result as Roofline
 from tests.support import committed
 
 ROOT = Path(__file__).resolve().parents[2]
-OTHERS = {"claims", "compare", "kernels", "precision", "roofline"}
+OTHERS = {"compare", "kernels", "precision", "roofline"}
 TEXT = fuzztargets.Target("toy", [b'{"a": [1, 2]}'], Path("toy.json"), lambda path, out: "accepted")
 
 
@@ -86,27 +86,16 @@ def of_kind(kind: str) -> dict[str, Any]:
 @pytest.mark.parametrize("time", [0, 1e-300, 10**30])
 def test_a_time_that_no_clock_shows_is_refused_with_its_place(time: float) -> None:
     """Found by the fuzzer: a ratio of times divided by zero, and numpy had no logarithm for a long integer."""
-    claims, kernels = of_kind("claims"), of_kind("kernels")
-    claims["experiments"][0]["samples_us"]["Triton"][1] = time
+    kernels = of_kind("kernels")
     kernels["rows"][0]["samples_us"]["cold"]["ours"][1] = time
-    for data, place in (
-        (claims, "experiments[0].samples_us.Triton[1]"),
-        (kernels, "rows[0].samples_us.cold"),
-    ):
-        problem = validate.check(data)
-        assert problem and problem.startswith(place) and "is not from 1e-06 to 1e+12" in problem
+    problem = validate.check(kernels)
+    assert problem and problem.startswith("rows[0].samples_us.cold")
+    assert "is not from 1e-06 to 1e+12" in problem
 
 
 @pytest.mark.parametrize(
     ("kind", "change", "problem"),
     [
-        ("claims", lambda d: d["claims"][0].update(name="x"), "claims: a name is unknown or appears twice"),
-        (
-            "claims",
-            lambda d: d["claims"].append(d["claims"][0]),
-            "claims: a name is unknown or appears twice",
-        ),
-        ("claims", lambda d: d["claims"][0].update(verdict="less"), "less, but the samples say more"),
         ("kernels", lambda d: d["rows"][0]["us"].pop("hot"), "rows[0].us: the key 'hot' is missing"),
         ("roofline", lambda d: d["step"].pop("peak_ms"), "step: the key 'peak_ms' is missing"),
         ("roofline", lambda d: d["step"].update(light_ms=0), "step.light_ms: 0 is no floor"),

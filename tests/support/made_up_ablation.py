@@ -107,11 +107,10 @@ def step_ms(resolution: int, batch: int, out: tuple[str, ...]) -> tuple[float, f
     return (max(gpu, 60.0 + resolution / 16) if planning.PAIR[0] in out else gpu + 0.2), gpu
 
 
-def of_map(machine: dict[str, Any], images: int | None = None) -> dict[str, Any]:
-    """Return the data of a file of the article's 20 cells, or with ``images`` of a training that grows."""
+def of_map(machine: dict[str, Any]) -> dict[str, Any]:
+    """Return the data of a file of the article's 20 cells."""
     name, fields = load_workload("article")
-    sizes = planning.RESOLUTIONS["cuda"], planning.BATCHES["cuda"]
-    cells = planning.grid(*sizes) if images is None else planning.growing(256)
+    cells = planning.grid(planning.RESOLUTIONS["cuda"], planning.BATCHES["cuda"])
     rows = []
     for resolution, batch in cells:
         for out in ((), planning.PAIR[:1], planning.PAIR[1:], planning.PAIR):
@@ -119,8 +118,8 @@ def of_map(machine: dict[str, Any], images: int | None = None) -> dict[str, Any]
             status, reason = ("ok", None) if seen else ("oom", "out of memory in prepare")
             row = {"resolution": resolution, "batch": batch, "out": [*out], "status": status}
             rows.append(row | {"reason": reason, "look": look(seen[1], seen[0]) if seen else None})
-    rules = {"study": "map" if images is None else "progressive", "ladder": "article", "images": images}
-    rules |= {
+    rules = {
+        "ladder": "article",
         "rungs": [*planning.PAIR],
         "cells": [[*cell] for cell in cells],
         "cycles": 2,

@@ -25,10 +25,10 @@ def ablated(committed: Committed) -> str:
 
 
 def mapped(committed: Committed) -> str:
-    """Return the heat maps and the hours of trainings that grow, for every complete map."""
+    """Return the heat maps of every complete map."""
     parts = []
     for name, result in _complete(committed, "map/*.json", maps.Result):
-        about = _about(result, f"{result.protocol.study} of ladder `{result.protocol.ladder}`")
+        about = _about(result, f"map of ladder `{result.protocol.ladder}`")
         grids = "\n\n".join(mapped_report.grid(*each) for each in mapped_report.tables(result)[:-1])
         parts.append(_part(about, mapped_report.sentences(result), grids, name, result))
     return "\n".join(parts) or absent("ladder map")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from ladder.base.errors import UserError
 from ladder.base.records import build, plain
 from ladder.base.text import factor, ms, rounded
 from ladder.publish.pages.committed import Committed
@@ -13,11 +12,8 @@ from ladder.publish.pages.markdown import absent, link, span, table, text, under
 from ladder.results import words
 from ladder.results.types import Plain
 from ladder.studies import frame
-from ladder.studies.claims import page, registry
-from ladder.studies.claims.schema import Claims
-from ladder.studies.claims.schema import of_data as claims_of
 from ladder.studies.kernelbench import schema as kernelschema
-from ladder.studies.kernelbench.report import COMPUTE_BOUND, lacking, reached
+from ladder.studies.kernelbench.report import NO_AIM, lacking, reached
 from ladder.studies.kernelbench.schema import Row
 from ladder.studies.precision import report as precisions
 from ladder.studies.precision.record import Result as Precision
@@ -163,7 +159,7 @@ def large(rows: Sequence[Row]) -> list[Row]:
         row
         for row in rows
         if "ours" in row.share and len(row.shape) == 4 and row.shape[2] in LARGE
-        if row.function not in COMPUTE_BOUND
+        if row.function not in NO_AIM
     ]
 
 
@@ -293,50 +289,6 @@ def comparisons(committed: Committed, machine: str) -> str:
     return table(head, rows)
 
 
-def parity_trials(committed: Committed) -> str:
-    """Return the smallest factor of the parity budget with which plain PyTorch's spellings pass."""
-    rows = []
-    for name in committed.names("parity/*-trial.json"):
-        result = committed.read(name)
-        for trial in result["trials"]:
-            worst = max(trial["spellings"], key=lambda each: each["ratio"])
-            where = link(f"{trial['workload']}, {trial['precision']}", name.replace(".json", ".md"))
-            rows.append([where, text(worst["nearest"]), f"{worst['ratio']:.2f}", f"{result['factor']:g}"])
-    return table(["trial", "nearest tensor", "largest ratio", "factor in force"], rows, 2)
-
-
-def claims(committed: Committed) -> str:
-    """Return the chart of the claims' newest quotable result, and links to its files."""
-    result, stem = _claims(committed)
-    if result is None:
-        return "No machine's result is in the repository yet.\n"
-    machine = result.machine.gpu or result.machine.cpu
-    return (
-        f"![The article's claims on one {machine}](@/results/charts/{stem}-claims.png)\n"
-        f"*One {machine}: {link('table, times and occupancy', f'claims/{stem}.md')},"
-        f" {link('samples', f'claims/{stem}.json')}. Quoted lines below are from that file.*\n"
-    )
-
-
-def claim(committed: Committed, name: str) -> str:
-    """Return the quoted line of one claim. The words of `name` are joined by hyphens."""
-    known = {each.replace(" ", "-"): each for each in registry.BY_NAME}
-    if name not in known:
-        raise UserError(f"no claim {name!r}")
-    result, _ = _claims(committed)
-    return "" if result is None else page.quote(known[name], result)
-
-
-def _claims(committed: Committed) -> tuple[Claims | None, str]:
-    """Return the newest quotable result of `ladder kernels --claims`, and the stem of its files."""
-    found = [(name, claims_of(committed.read(name))) for name in committed.names("claims/*.json")]
-    good = [(each.started, name, each) for name, each in found if page.is_quotable(each)]
-    if not good:
-        return None, ""
-    _, name, result = max(good, key=lambda each: each[:2])
-    return result, name.rpartition("/")[2].removesuffix(".json")
-
-
 STEPS = "rungs.Rung.samples_step_time"
 
 
@@ -368,5 +320,5 @@ TABLES: dict[str, Callable[..., str]] = {
     "upstream": upstream, "patched": patched, "precision": precision, "scaled": scaled, "sustained": study("sustained"),
     "roofline": roofline, "kernels": kernels,
     "canary": canary, "selftest": selftest, "simulated": simulated, "comparisons": comparisons,
-    "parity-trials": parity_trials, "asv": asv, "claims": claims, "claim": claim,
+    "asv": asv,
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """The kinds of result that `ladder validate` knows beside a ladder's run.
 
 Each study states the permitted content of its file in its own `record.py` or `schema.py`. Unlisted keys are refused,
-so a new key must be added there. Module `schema_checks` has the project's own checks and trials.
+so a new key must be added there. Module `schema_checks` has the project's own checks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from ladder.results.store import KIND_KEYS
 from ladder.results.types import build
 from ladder.studies import frame
 from ladder.studies.ablate.schema import KIND as ABLATION
-from ladder.studies.claims.registry import KIND as CLAIMS
 from ladder.studies.kernelbench import tuning_schema
 from ladder.studies.kernelbench.schema import KIND as KERNELS
 from ladder.studies.map.schema import KIND as MAP
@@ -32,7 +31,6 @@ from ladder.studies.upstream.schema import KIND as UPSTREAM
 _ALL = (
     ABLATION,
     MAP,
-    CLAIMS,
     KERNELS,
     NOISE,
     PRECISION,

@@ -1,4 +1,4 @@
-"""The permitted content of the files of the project's own checks and trials: canary, self-tests, faults and others.
+"""The permitted content of the files of the project's own checks: canary, self-tests, faults and others.
 
 Each kind is one rule, as strict as those of `ladder.results.schema`. Unlisted keys are refused, numbers are finite
 and in range, texts are short. A new key must be added here.
@@ -20,14 +20,12 @@ from ladder.results.values import (
     AMOUNT,
     BYTES,
     COUNT,
-    FACTOR,
     FLAG,
     IDENTIFIER,
     MICROSECONDS,
     MS,
     NOTES,
     PART,
-    PHASE,
     RECIPE,
     SECONDS,
     SETTINGS,
@@ -61,27 +59,8 @@ def _table(what: str, *columns: str, **others: Rule) -> Rule:
     return _file("what", what, {"machine": MACHINE, **MADE, "rows": items(row, 10_000)})
 
 
-# ---- python -m ladder.trial, ladder train --canary, ladder doctor --spellings -------------------------------------
+# ---- ladder train --canary ----------------------------------------------------------------------------------------
 
-_FAMILIES = items(fields({"family": LINE, "us": AMOUNT, "kernels": AMOUNT, "heaviest": LINE}), 1000)
-_TRACED = fields(
-    {"kernels": COUNT, "busy_us": AMOUNT, "families": _FAMILIES},
-    {"sequence": items(lambda pair: items(either(LINE, AMOUNT), 2, least=2)(pair), 100_000)},
-)
-_TRIED = fields(
-    {"seconds": SECONDS},
-    {"recipe": RECIPE, "error": LINE, "step_ms": MS, "main_ms": MS, "reserved_gib": number(0, 1e6)}
-    | dict.fromkeys(("cache_s", "compile_kernels_s", "compile_s", "warmup_s", "capture_s"), SECONDS)
-    | dict.fromkeys(("kernels_missing", "kernels_compiled"), COUNT)
-    | {"phases_ms": mapping(PHASE, MS, 4), "phases": mapping(PHASE, _TRACED, 4)},
-)
-TRIAL = _file(
-    "kind",
-    "trial",
-    {"workload": WORKLOAD, **MADE, "ladder": PART, "started": STARTED, "machine": MACHINE}
-    | {"variants": mapping(LINE, _TRIED, 200)},
-    {"note": LINE},
-)
 _TRAINED = fields(
     {
         "seed": COUNT,
@@ -107,18 +86,6 @@ CANARY = _file(
     | {"complete": FLAG, "notes": NOTES, "band": maybe(items(AMOUNT, 2, least=2)), "seconds": SECONDS}
     | {"rungs": items(fields(_RUNG | _JUDGED | {"runs": items(_TRAINED, 1000)}), 100, least=1)},
 )
-_SPELT = {
-    "setting": TEXT,
-    "spelling": mapping(IDENTIFIER, IDENTIFIER, 8),
-    "ms": maybe(fields(dict.fromkeys(("G_main", "D_main", "G_pl", "D_r1", "main", "step"), MS))),
-    "reason": maybe(LINE),
-}
-SPELLINGS = _file(
-    "kind",
-    "spellings",
-    {"machine": MACHINE, "workload": WORKLOAD, **MADE, "rows": items(fields(_SPELT), 1000)},
-)
-
 # ---- ladder doctor --selftest -------------------------------------------------------------------------------------
 
 _MADE_UP = {"kind": TEXT, "family": TEXT}
@@ -232,7 +199,7 @@ ON_DEVICE = _file(
     | {"programs": items(fields(_STATUS | _PROGRAM), 200)},
 )  # fmt: skip
 
-# ---- faults, damaged files, parity's factor, FP8, asv's overhead --------------------------------------------------
+# ---- faults, damaged files, asv's overhead ------------------------------------------------------------------------
 
 _COUNTS = dict.fromkeys(("count", "accepted", "refused", "exceptions", "writes_outside"), COUNT)
 _SLOWEST = {"file": TEXT, "damage": TEXT, "bytes": BYTES, "number": COUNT, "seconds": SECONDS}
@@ -250,36 +217,6 @@ FUZZ = _file(
     "what",
     "fuzz",
     {"machine": MACHINE, "limit_s": SECONDS, "kinds": mapping(one_of("results", "yaml"), _DAMAGED, 2)},
-)
-_SPELLING = fields(
-    dict.fromkeys(("spelling", "nearest"), LINE)
-    | dict.fromkeys(("ratio", "error", "budget", "whole"), AMOUNT)
-    | dict.fromkeys(("judged", "unresolved"), COUNT)
-)
-_TRIED_SPELLINGS = fields(
-    dict.fromkeys(("workload", "norm", "precision", "reference_on"), TEXT)
-    | {"left_out": LINES, "batch": COUNT, "spellings": items(_SPELLING, 1000)}
-)
-PARITY_TRIAL = _file(
-    "what",
-    "parity-trial",
-    {"machine": MACHINE, **MADE, "factor": FACTOR, "trials": items(_TRIED_SPELLINGS, 100), "worst": AMOUNT}
-    | {"cases": COUNT, "seconds": SECONDS},
-)
-_UNDER_PARITY = fields(
-    {"verdict": one_of("ok", "failed: parity"), "reason": maybe(LINE), "share": maybe(AMOUNT)}
-)
-FP8_TRIAL = _file(
-    "what",
-    "fp8-trial",
-    {
-        "machine": MACHINE,
-        **MADE,
-        "workload": WORKLOAD,
-        "offers": mapping(IDENTIFIER, LINE, 16),
-        "seconds": SECONDS,
-    }
-    | {"recipes": mapping(TEXT, _UNDER_PARITY, 16)},
 )
 _FACTS = {"name": PART, "gpu": maybe(TEXT), "cores": COUNT} | dict.fromkeys(
     ("cpu", "python", "torch", "os"), TEXT
@@ -378,17 +315,13 @@ _TEXTS = {
 _RULES = _TEXTS | {
     "asv overhead": ASV_OVERHEAD,
     "canary": CANARY,
-    "fp8-trial": FP8_TRIAL,
     "fuzz": FUZZ,
-    "parity-trial": PARITY_TRIAL,
     "pytest-benchmark": BENCHMARKED,
     "sanitizer": SANITIZED,
     "selftest": SIMULATED,
     "selftest of bench-compare": TRIED,
     "selftest of bench-compare, simulated": COMPARED,
     "selftest on a device": ON_DEVICE,
-    "spellings": SPELLINGS,
-    "trial": TRIAL,
 }
 KINDS = (
     *(Kind(name, rule) for name, rule in _RULES.items()),

@@ -26,8 +26,6 @@ from ladder.publish.validation import asv_accepted, asv_checks, kinds, validate
 from ladder.report import tables
 from ladder.results import store as results
 from ladder.results.types import build
-from ladder.studies.claims import report as claimsreport
-from ladder.studies.claims import schema as claimsschema
 from ladder.studies.kernelbench import report as kernelreport
 from ladder.studies.kernelbench import schema as kernelschema
 from ladder.studies.precision import record as precisions
@@ -40,10 +38,9 @@ RESULTS = ROOT / "results"
 RUN = "run"  # a ladder's, which has no kind in its file
 WEIGHTS = {
     RUN: 60,
-    **dict.fromkeys(("claims", "compare", "kernels", "precision", "roofline", "sustained"), 10),
+    **dict.fromkeys(("compare", "kernels", "precision", "roofline", "sustained"), 10),
 }
 PAGES: dict[str, Callable[[Any], str]] = {  # how an accepted result of another kind is shown
-    "claims": lambda data: claimsreport.markdown(claimsschema.of_data(data)),
     "kernels": lambda data: kernelreport.markdown(kernelschema.of_data(data)),
     "precision": lambda data: precisionreport.markdown(build(precisions.Result, data)),
     "roofline": lambda data: roofline_view.markdown(build(roofline.Result, data)),

@@ -18,7 +18,12 @@ STYLES = {"ours faster": "green", "plain faster": "red", "compile faster": "red"
 SIZE = re.compile(r"(|not quite cold: only )([0-9.]+(?:e[+-]?[0-9]+)?)( s a call: .*| MiB between .*)")
 TAKEN = "plain PyTorch taken"
 LARGE = 128  # pixels a side; in maps of this size and above, a low share of a copy means waste
-COMPUTE_BOUND = ("conv2d", "conv_transpose2d")  # for these ops the share means nothing
+# Functions whose share of a copy is no aim: arithmetic counts in the first four, and the others are there to compare.
+NO_AIM = (
+    "conv2d", "conv_transpose2d", "cuda.divergent", "cuda.predicated",
+    "cuda.strided_act", "cuda.coalesced_act", "cuda.shared_sum", "cuda.shuffle_sum",
+    "cuda.scalar_copy", "cuda.vector_copy",
+)  # fmt: skip
 HEADINGS = (
     "ours us", "plain us", "compile us", "copy us", "share of copy", "interval", "hot: ours us", "plain us",
     "compile us", "verdict",
@@ -126,7 +131,7 @@ def least_share(rows: Sequence[Row]) -> Row | None:
         row
         for row in rows
         if row.setting == 0
-        and row.op not in COMPUTE_BOUND
+        and row.function not in NO_AIM
         and "ours" in row.share
         and len(row.shape) == 4
         and row.shape[2] >= LARGE

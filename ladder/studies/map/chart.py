@@ -1,17 +1,17 @@
-"""The charts of `ladder map`: heat maps of two rungs by both clocks, or the hours of a training that grows."""
+"""The chart of `ladder map`: heat maps of two rungs by both clocks."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from ladder.base.text import amount, counted
+from ladder.base.text import counted
 from ladder.report import drawing
 from ladder.report.drawing import fitted, wrapped
 from ladder.report.heatmap import heatmap
 from ladder.report.themes import LIGHT, Theme
 from ladder.studies.map import report
-from ladder.studies.map.record import PROGRESSIVE, Result
+from ladder.studies.map.record import Result
 
 NAMED = {"wall": "the step", "gpu": "GPU time"}
 WIDE = 12.5  # inches
@@ -23,10 +23,6 @@ def render(result: Result, kind: str, theme: Theme = LIGHT) -> bytes:
 
 
 def figure(result: Result, theme: Theme = LIGHT) -> Any:
-    return _progressive(result, theme) if result.protocol.study == PROGRESSIVE else _maps(result, theme)
-
-
-def _maps(result: Result, theme: Theme) -> Any:
     """Draw a heat map for each of the two rungs by each clock. The colours of a rung mean the same in both."""
     from matplotlib.figure import Figure
 
@@ -53,7 +49,7 @@ def _maps(result: Result, theme: Theme) -> Any:
             names = [f"{size}x{size}" for size in sizes[::-1]]
             heatmap(axes, names, [str(batch) for batch in batches], values, theme, _word, instead, most)
             axes.set_xlabel("batch", color=theme.muted, fontsize=8.5)
-    _header(made, result, "where two rungs matter", said, theme)
+    _header(made, result, said, theme)
     return made
 
 
@@ -65,48 +61,11 @@ def _word(log: float | None) -> str:
     return "" if log is None else f"{math.exp(log):.2f}x"
 
 
-def _progressive(result: Result, theme: Theme) -> Any:
-    """Draw a bar of hours for each policy, in parts of one resolution each."""
-    from matplotlib.figure import Figure
-
-    policies = report.policies(result)
-    said = [line for each in report.sentences(result) for line in wrapped(each, 9, WIDE - 0.5, 3)]
-    top = 1.05 + 0.19 * len(said)
-    high = top + 0.5 * len(policies) + 0.95
-    made = Figure(figsize=(WIDE, high))
-    axes = made.add_axes((0.25, 0.75 / high, 0.7, 0.5 * len(policies) / high))
-    most = max((policy.total or 0.0 for policy in policies), default=0.0) or 1.0
-    for place, policy in enumerate(policies):
-        if policy.hours is None:
-            axes.text(0, place, " no time", va="center", color=theme.muted, fontsize=9)
-            continue
-        at = 0.0
-        for number, (size, hours) in enumerate(policy.hours.items()):
-            colour = theme.busy if number % 2 == 0 else theme.idle
-            axes.barh(place, hours, 0.6, left=at, color=colour, edgecolor=theme.ground, linewidth=0.8)
-            if hours > 0.055 * most:
-                ink = theme.ground if number % 2 == 0 else theme.ink
-                axes.text(
-                    at + hours / 2, place, f"{size}x{size}", ha="center", va="center", fontsize=8, color=ink
-                )
-            at += hours
-        axes.text(at + 0.01 * most, place, f"{amount(at)} h", va="center", fontsize=9.5, color=theme.ink)
-    axes.set_yticks(range(len(policies)), [policy.name for policy in policies])
-    axes.set_ylim(len(policies) - 0.5, -0.5)
-    axes.set_xlim(0, 1.1 * most)
-    axes.set_xlabel(f"hours for {result.protocol.images or 0:,} images", color=theme.muted, fontsize=8.5)
-    for side in axes.spines.values():
-        side.set_visible(False)
-    axes.tick_params(length=0, labelcolor=theme.ink, labelsize=9)
-    _header(made, result, "the hours of a training that grows", said, theme)
-    return made
-
-
-def _header(made: Any, result: Result, about: str, said: list[str], theme: Theme) -> None:
+def _header(made: Any, result: Result, said: list[str], theme: Theme) -> None:
     facts, work, rules = result.machine, result.workload, result.protocol
     high = made.get_figheight()
     notes = f" ({rules.notes[0]})" if rules.notes else ""
-    title = f"{facts.gpu or facts.cpu}: {about}{notes}"
+    title = f"{facts.gpu or facts.cpu}: where two rungs matter{notes}"
     fitted(made, 0.02, 1 - 0.42 / high, title, 15, fontweight="bold", color=theme.ink)
     for number, line in enumerate(said):
         made.text(0.02, 1 - (0.74 + 0.19 * number) / high, line, fontsize=9, color=theme.ink)

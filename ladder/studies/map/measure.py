@@ -20,7 +20,7 @@ from ladder.results import loading, record
 from ladder.results.combine import resuming
 from ladder.results.types import Plain, head
 from ladder.studies.map.plan import Cell, Plan
-from ladder.studies.map.record import GRID, PROGRESSIVE, WALL, Key, Result, Row, by_key, derive, key, time_ms
+from ladder.studies.map.record import WALL, Key, Result, Row, by_key, derive, key, time_ms
 
 SECONDS = {"cuda": 24.0, "cpu": 8.0}  # of a row: article on an H100, tiny on two cores
 TRIED_AGAIN = ("failed", "invalid")
@@ -30,9 +30,8 @@ def new_result(plan: Plan, facts: Plain) -> Result:
     """Return the result of a measurement that has not begun."""
     workload = {"name": plan.name, **plan.workload, "data": None}
     rules = {
-        "study": GRID if plan.images is None else PROGRESSIVE, "ladder": plan.ladder, "rungs": list(plan.rungs),
-        "cells": [list(cell) for cell in plan.cells], "images": plan.images, "cycles": plan.cycles,
-        "seed": plan.seed, "notes": [],
+        "ladder": plan.ladder, "rungs": list(plan.rungs), "cells": [list(cell) for cell in plan.cells],
+        "cycles": plan.cycles, "seed": plan.seed, "notes": [],
     }  # fmt: skip
     made = record.header("map", facts, workload)
     return build(Result, made | {"protocol": rules, "rows": [], "gains": []})
@@ -44,7 +43,7 @@ def continued(path: Path, fresh: Result) -> Result:
 
     before = build(Result, loading.load_kind(path, schema.KIND))
     asked = [replace(each.protocol, notes=[]) for each in (before, fresh)]
-    other = [] if asked[0] == asked[1] else ["other cells, another pair, ladder, seed or number of images"]
+    other = [] if asked[0] == asked[1] else ["other cells, another pair, ladder or seed"]
     header = resuming.continued(path, head(before), head(fresh), other)
     kept = [row for row in before.rows if row.status not in TRIED_AGAIN]
     return replace(fresh, **header, rows=kept)

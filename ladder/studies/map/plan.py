@@ -13,7 +13,6 @@ from ladder.base.plain import Fields
 from ladder.machine import system
 from ladder.plan import catalog, modes, needs
 from ladder.results.types import Plain
-from ladder.studies.map.progressive import TABLE
 from stylegan_lite.config import ConfigError, Recipe, Workload, suggestion
 
 PAIR = ("cuda_graphs", "channels_last")
@@ -33,7 +32,6 @@ class Plan:
     rungs: tuple[str, str]
     recipes: dict[tuple[str, ...], Fields]
     cells: tuple[Cell, ...]
-    images: int | None = None  # of a whole training that grows; None for a map
     cycles: int = 2
     seed: int = 0
     minutes: float | None = None
@@ -45,9 +43,9 @@ class Plan:
 
 def make(
     name: str, workload: Plain, device: str, ladder_name: str, rungs: Sequence[str], cells: Sequence[Cell], *,
-    images: int | None = None, seed: int = 0, minutes: float | None = None,
+    seed: int = 0, minutes: float | None = None,
 ) -> Plan:  # fmt: skip
-    """Return the plan of a map, or with ``images`` that of a training that grows.
+    """Return the plan of a map.
 
     Raises:
         UserError: a rung is not there or cannot run here, or a cell is no workload; one line.
@@ -65,9 +63,7 @@ def make(
         raise UserError(
             f"--rung: {' and '.join(pair)} are not apart in ladder {ladder.name}: take another pair"
         )
-    found = Plan(
-        name, workload, device, ladder.name, pair, recipes, tuple(cells), images, seed=seed, minutes=minutes
-    )
+    found = Plan(name, workload, device, ladder.name, pair, recipes, tuple(cells), seed=seed, minutes=minutes)
     for cell in cells:
         try:
             Workload.from_dict(found.of(cell) | {"data": None}, where=f"{cell[0]}x{cell[0]}, batch {cell[1]}")
@@ -79,11 +75,6 @@ def make(
 def grid(resolutions: Sequence[int], batches: Sequence[int]) -> list[Cell]:
     """Return the cells of a map, from small to large."""
     return [(resolution, batch) for resolution in sorted(resolutions) for batch in sorted(batches)]
-
-
-def growing(most: int) -> list[Cell]:
-    """Return a cell for each resolution from 8 to `most`, with the batch of `TABLE`."""
-    return [(resolution, batch) for resolution, batch in TABLE.items() if 8 <= resolution <= most]
 
 
 def _outs(pair: tuple[str, str]) -> list[tuple[str, ...]]:

@@ -17,7 +17,6 @@ from ladder.results import store as results
 from ladder.results import values as v
 from ladder.results.types import StudyHeader
 
-GRID, PROGRESSIVE = "map", "progressive"
 GPU, WALL = "gpu", "wall"
 COUNTS = 1.02  # a factor from which on a rung matters: less is within the noise of one process
 SIZE = number(4, 2**16, whole=True)
@@ -52,11 +51,9 @@ class Gain:
 class Protocol:
     """How the cells were measured, and why the figures must not be quoted."""
 
-    study: str = needed(one_of(GRID, PROGRESSIVE))
     ladder: str = needed(v.PART)
     rungs: list[str] = needed(items(v.PART, 2, least=2))
     cells: list[list[int]] = needed(items(items(BATCH, 2, least=2), 400, least=1))
-    images: int | None = needed(number(1, 1e15, whole=True))
     cycles: int = needed(v.COUNT)
     seed: int = needed(v.COUNT)
     notes: list[str] = needed(v.NOTES)
@@ -129,8 +126,6 @@ def contradiction(result: Result) -> str | None:
     outs, cells = {(), (first,), (second,), (first, second)}, {tuple(cell) for cell in rules.cells}
     if len(by_key(result.rows)) < len(result.rows):
         return "rows: one is there twice"
-    if (rules.study == PROGRESSIVE) != (rules.images is not None):
-        return "protocol.images: of a training that grows, and of nothing else"
     for row in result.rows:
         named = (
             f"{row.resolution}x{row.resolution}, batch {row.batch}, without {' and '.join(row.out) or 'any'}"

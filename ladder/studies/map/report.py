@@ -1,20 +1,17 @@
-"""The report of `ladder map`: sentences, heat maps as tables, and the hours of a training that grows."""
+"""The report of `ladder map`: sentences, and heat maps as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from ladder.base.text import aligned, amount, counted, escaped, fine_factor, ms, piped
+from ladder.base.text import aligned, counted, escaped, fine_factor, ms, piped
 from ladder.results import store as results
 from ladder.results.types import head
-from ladder.studies.map import progressive
 from ladder.studies.map.measure import title
 from ladder.studies.map.plan import PAIR
 from ladder.studies.map.record import (
     COUNTS,
     GPU,
-    PROGRESSIVE,
     WALL,
     Key,
     Result,
@@ -29,19 +26,7 @@ ALIKE = COUNTS  # within this factor of the fastest a recipe counts as the faste
 EVERYWHERE = " everywhere"
 EVERY_BATCH = "at every batch"
 CLOCKS = {WALL: "step", GPU: "GPU time"}
-
-
-@dataclass(frozen=True)
-class Policy:
-    """A rule that takes a recipe by the resolution, and the hours that a training takes under it."""
-
-    name: str
-    recipes: dict[int, tuple[str, ...]]  # by resolution, the rungs that are left out
-    hours: dict[int, float] | None  # missing where a recipe has no time
-
-    @property
-    def total(self) -> float | None:
-        return None if self.hours is None else sum(self.hours.values())
+ARTICLE_TO = 32  # the article's policy: CUDA graphs and NCHW up to here, channels_last without graphs above
 
 
 def clocks(result: Result) -> list[str]:
@@ -145,7 +130,7 @@ def policy_sentence(result: Result) -> str:
     for cell in result.protocol.cells:
         size, batch = cell
         best = time_ms(fastest(rows, cell, outs(result)), WALL)
-        ruled = time_ms(rows.get((size, batch, progressive.of_article(size, pair))), WALL)
+        ruled = time_ms(rows.get((size, batch, _choose_by_article(size, pair))), WALL)
         top = time_ms(rows.get((size, batch, ())), WALL)
         if best and ruled and top:
             lost[size, batch] = ruled / best
@@ -155,7 +140,7 @@ def policy_sentence(result: Result) -> str:
     good = sum(value <= ALIKE for value in lost.values())
     worst = max(lost, key=lambda each: lost[each])
     return (
-        f"The article's policy (graphs and NCHW up to {progressive.ARTICLE_TO}x{progressive.ARTICLE_TO}, channels_last"
+        f"The article's policy (graphs and NCHW up to {ARTICLE_TO}x{ARTICLE_TO}, channels_last"
         f" and no graphs above) is within {100 * (ALIKE - 1):.0f}% of the fastest recipe in {good} of {len(lost)}"
         f" cells; it takes {fine_factor(mean_factor(lost.values()))} the time of the fastest on average and"
         f" {lost[worst]:.2f}x at {worst[0]}x{worst[0]}, batch {worst[1]}, where the whole ladder everywhere takes"
@@ -163,57 +148,9 @@ def policy_sentence(result: Result) -> str:
     )
 
 
-def policies(result: Result) -> list[Policy]:
-    """Return the article's policy, ours (the fastest recipe at each resolution), and each recipe everywhere."""
-    rows, pair = by_key(result.rows), result.protocol.rungs
-    sizes = {cell[0]: cell for cell in result.protocol.cells}
-    made: dict[str, dict[int, tuple[str, ...]]] = {}
-    if tuple(pair) == PAIR:
-        made["the article's policy"] = {size: progressive.of_article(size, pair) for size in sizes}
-    best = {size: fastest(rows, cell, outs(result)) for size, cell in sizes.items()}
-    if all(best.values()):
-        made["ours (the fastest at each resolution)"] = {
-            size: tuple(row.out) for size, row in best.items() if row
-        }
-    made |= {title(out) + EVERYWHERE: dict.fromkeys(sizes, out) for out in outs(result)}
-    return [Policy(name, chosen, _hours(result, chosen)) for name, chosen in made.items()]
-
-
-def _hours(result: Result, chosen: dict[int, tuple[str, ...]]) -> dict[int, float] | None:
-    rows = by_key(result.rows)
-    sizes = {cell[0]: cell[1] for cell in result.protocol.cells}
-    times = {size: time_ms(rows.get((size, sizes[size], out)), WALL) for size, out in chosen.items()}
-    seconds = {size: ms / sizes[size] / 1000 for size, ms in times.items() if ms}
-    if len(seconds) < len(sizes) or result.protocol.images is None:
-        return None
-    return progressive.hours(seconds, progressive.images(result.protocol.images, max(sizes)))
-
-
-def progressive_sentences(result: Result) -> list[str]:
-    """Return what a training that grows takes, and what was not trained."""
-    known = {policy.name: policy.total for policy in policies(result) if policy.total}
-    single = {name: hours for name, hours in known.items() if name.endswith(EVERYWHERE)}
-    told = [f"{amount(hours)} h with {name}" for name, hours in known.items() if name not in single]
-    if single:
-        best = min(single, key=lambda name: single[name] or 0.0)
-        told.append(f"{amount(single[best])} h with the best single recipe ({best})")
-    lines = [f"{result.protocol.images:,} images take {', '.join(told)}."] if told else []
-    lines.append(
-        "No growing network is trained: each resolution is a workload of its own, the blending of two resolutions is"
-        " left out, and images of 4x4 are counted at the speed of 8x8, the smallest workload."
-    )
-    return lines
-
-
-def policy_table(result: Result) -> tuple[list[str], list[list[str]]]:
-    """Return hours by policy and resolution as headings and rows."""
-    shown = progressive.images(result.protocol.images or 1, max(cell[0] for cell in result.protocol.cells))
-    heads = ["policy", "hours", *(f"{size}x{size}" for size in shown)]
-    return heads, [[policy.name, amount(policy.total), *_of(policy, shown)] for policy in policies(result)]
-
-
-def _of(policy: Policy, shown: dict[int, int]) -> list[str]:
-    return [amount(policy.hours[size]) if policy.hours else "" for size in shown]
+def _choose_by_article(resolution: int, pair: Sequence[str]) -> tuple[str, ...]:
+    """Return which of (CUDA graphs, channels_last) the article's policy leaves out at a resolution."""
+    return (pair[1],) if resolution <= ARTICLE_TO else (pair[0],)
 
 
 def cell_table(result: Result) -> tuple[list[str], list[list[str]]]:
@@ -229,16 +166,12 @@ def cell_table(result: Result) -> tuple[list[str], list[list[str]]]:
 
 def tables(result: Result) -> list[tuple[list[str], list[list[str]]]]:
     """Return all tables of a result as headings and rows."""
-    if result.protocol.study == PROGRESSIVE:
-        return [policy_table(result), cell_table(result)]
     maps = [table(result, rung, clock) for clock in clocks(result) for rung in result.protocol.rungs]
     return [*maps, cell_table(result)]
 
 
 def sentences(result: Result) -> list[str]:
     """Return the findings, one sentence each."""
-    if result.protocol.study == PROGRESSIVE:
-        return progressive_sentences(result)
     found = [matters_sentence(result, rung) for rung in result.protocol.rungs] + [policy_sentence(result)]
     lacking = [row for row in result.rows if row.status == "oom"]
     found += [f"{len(lacking)} of {len(result.rows)} rows ran out of memory."] * bool(lacking)
@@ -266,9 +199,7 @@ def text(result: Result) -> str:
 def markdown(result: Result) -> str:
     """Return the page beside the JSON file."""
     facts, work, rules = result.machine, result.workload, result.protocol
-    name = (
-        "A training that grows" if rules.study == PROGRESSIVE else f"Where {' and '.join(rules.rungs)} matter"
-    )
+    name = f"Where {' and '.join(rules.rungs)} matter"
     page = [
         f"# {escaped(name)}: {escaped(facts.gpu or facts.cpu or '')}",
         "",

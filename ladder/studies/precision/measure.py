@@ -152,7 +152,7 @@ def continued(path: Path, fresh: Result) -> Result:
     before = load(path)
     other = resuming.other_rules(before.protocol, fresh.protocol, RULES)
     header = resuming.continued(path, head(before), head(fresh), other)
-    return replace(fresh, **header, rows=before.rows, fp8=before.fp8, history=before.history)
+    return replace(fresh, **header, rows=before.rows, history=before.history)
 
 
 def new_result(plan: Plan, name: str, facts: Plain) -> Result:
@@ -168,7 +168,6 @@ def new_result(plan: Plan, name: str, facts: Plain) -> Result:
         **record.header("precision", facts, workload, images=images),
         "protocol": protocol | {"steps": plan.steps, "notes": []},
         "rows": [],
-        "fp8": {},
         "history": None,
         "claims": [],
     }
@@ -192,7 +191,6 @@ def run(
     from ladder.engine.pool import Pool
     from ladder.machine import system
     from ladder.results import store
-    from ladder.studies.precision import fp8 as fp8probe
 
     begin, found = time.monotonic(), rows(plan)
     resumed(found, base.rows)
@@ -213,8 +211,6 @@ def run(
     with device_lock(system.device_key(plan.device)):
         try:
             with stop_on_sigterm(), Pool() as workers:
-                if not base.fp8 or "probe" in base.fp8:
-                    base = replace(base, fp8=fp8probe.ask(plan.device))
                 base = replace(base, history=measure(plan, found, tell, base.history, save, workers))
         except KeyboardInterrupt:
             return state(False)

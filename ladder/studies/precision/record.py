@@ -135,14 +135,13 @@ class Protocol:
 
 @record
 class Result(Header):
-    """A result of `ladder precision`. `fp8` has PyTorch's answers by what was tried."""
+    """A result of `ladder precision`."""
 
     schema: int = needed(number(v.SCHEMA, v.SCHEMA, whole=True))
     kind: str = needed(one_of("precision"))
     workload: Plain = needed(v.WORKLOAD)
     protocol: Protocol = needed(rule_of(Protocol))
     rows: list[Row] = needed(items(rule_of(Row), 100, least=1))
-    fp8: dict[str, str] = needed(mapping(pattern(r"[a-z]{1,20}", "what was tried"), LINE, 8))
     history: History | None = needed(rule_of(History))
     claims: list[Claim] = needed(items(rule_of(Claim), 100))
 

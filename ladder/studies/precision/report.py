@@ -72,7 +72,7 @@ def _largest(largest: Largest | None) -> str:
 
 
 def reasons(result: Result) -> list[str]:
-    """Return the reasons for missing numbers, and FP8's errors."""
+    """Return the reasons for missing numbers, and parity's for rows that are timed all the same."""
     names = record.NAMES
     lines = [
         f"{names[row.precision]} on the {row.on}: {row.status}: {row.reason}"
@@ -84,7 +84,7 @@ def reasons(result: Result) -> list[str]:
         for row in result.rows
         if row.parity and row.parity.reason and row.status == "ok"
     ]
-    return lines + [f"FP8 {what}: {said}" for what, said in result.fp8.items()]
+    return lines
 
 
 def text(result: Result) -> str:

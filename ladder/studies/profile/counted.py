@@ -21,8 +21,8 @@ from ladder.base.protocol import IN_ORDER
 from ladder.base.text import counted, plain
 from ladder.receipts import kernel_names
 from ladder.results.types import Plain
-from ladder.studies.claims.hardware import counters
-from ladder.studies.claims.hardware.counters import Launch
+from ladder.studies.profile import counters
+from ladder.studies.profile.counters import Launch
 from ladder.studies.profile.record import BETWEEN, Counted, Heavy
 
 METRICS = {  # our name -> Nsight Compute's
@@ -59,7 +59,7 @@ def phases(heaviest: Sequence[Heavy]) -> list[str]:
 def command(ncu: str, heaviest: Sequence[Heavy], spec: Path) -> list[str]:
     """Return the command line that counts these kernels in an eager run."""
     return [
-        *counters.watching(ncu, METRICS, names="demangled"),
+        *counters.begin_command(ncu, METRICS),
         "--kernel-name-base", "demangled", "--kernel-name", f"regex:{pattern(heaviest)}",
         "--filter-mode", "per-launch-config", "--launch-count", str(LAUNCHES),
         sys.executable, "-m", "ladder.studies.profile.target", str(spec),
@@ -117,7 +117,7 @@ def _tried(
     heaviest: Sequence[Heavy], workload: Plain, recipe: Plain, ncu: str, sms: int | None
 ) -> list[Counted]:
     with spec(workload, recipe, phases(heaviest)) as path:
-        said, rows = counters.counted(command(ncu, heaviest, path), COUNTING_S, METRICS)
+        said, rows = counters.count_launches(command(ncu, heaviest, path), COUNTING_S, METRICS)
     return of_launches(heaviest, rows, RAN.findall(said), sms)
 
 

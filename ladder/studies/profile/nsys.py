@@ -11,8 +11,7 @@ from pathlib import Path
 from ladder.base.errors import UserError
 from ladder.base.text import last_line
 from ladder.results.types import Plain
-from ladder.studies.claims.hardware import watched
-from ladder.studies.profile import counted
+from ladder.studies.profile import counted, counters
 
 SUFFIX = ".nsys-rep"
 RUNNING_S = 400.0
@@ -51,7 +50,7 @@ def record(
         line = command(nsys, report.absolute(), spec)
         tell(f"Nsight Systems records one step of each kind: {shlex.join(line)}")
         try:
-            done = watched.run(line, timeout_s)
+            done = counters.run_tool(line, timeout_s)
             said, status = done.stdout + "\n" + done.stderr, str(done.status)
         except TimeoutError:
             said, status = "", f"none after {timeout_s:.0f} s"

@@ -223,6 +223,8 @@ def test_a_folder_is_judged_to_the_last_file(tmp_path: Path) -> None:
     (deep / "Bad Name.json").write_text("{}")
     (deep / "new\n\x1b[2Jline.json").write_text("{}")
     (deep / "notes.txt").write_text("no result, passed over")
+    (deep.parent / "archive").mkdir()
+    (deep.parent / "archive" / "old.json").write_text("no kind of today, passed over")
     (deep / "link.json").symlink_to("/etc/passwd")
     (deep / "folder").symlink_to("/etc")
     os.mkfifo(deep / "pipe.json")
@@ -232,7 +234,11 @@ def test_a_folder_is_judged_to_the_last_file(tmp_path: Path) -> None:
     lines = seen.stdout.splitlines()
     assert seen.exit_code == 1 and isinstance(seen.exception, SystemExit)
     by_name = {line.split(": ")[0].rsplit("/", 1)[-1]: line for line in lines}
-    assert lines[-1] == "1 accepted, 8 refused" and "notes.txt" not in seen.stdout
+    assert (
+        lines[-1] == "1 accepted, 8 refused"
+        and "notes.txt" not in seen.stdout
+        and "archive" not in seen.stdout
+    )
     assert "a symbolic link" in by_name["link.json"] and "a symbolic link" in by_name["folder"]
     assert "not a regular file" in by_name["pipe.json"] and "name" in by_name["Bad Name.json"]
     assert "new\\n\\x1b[2Jline.json" in seen.stdout and "\x1b" not in seen.stdout

@@ -29,7 +29,7 @@ from tests.support.made_up_ablation import ARTICLE, GAINS, TOGETHER, look, of_ab
 from tests.support.small import LEAST
 
 kept_servers = servers.kept_servers
-MACHINE = json.loads(committed.file("results/claims/nvidia-h200.json").read_text())["machine"]
+MACHINE = json.loads(committed.file("results/precision/nvidia-h200.json").read_text())["machine"]
 
 
 @pytest.fixture(scope="module")

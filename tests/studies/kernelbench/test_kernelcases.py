@@ -7,7 +7,7 @@ import kernels
 from ladder.plan import catalog
 from ladder.studies.kernelbench.cases import registry as kernelcases
 from ladder.studies.kernelbench.cases.fused import MORE
-from ladder.studies.kernelbench.cases.groups import GROUPS
+from ladder.studies.kernelbench.cases.groups import GROUPS, PAIRS
 from ladder.studies.kernelbench.cases.registry import OPS, Case
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.networks import Discriminator, Generator
@@ -50,7 +50,7 @@ def called(workload, monkeypatch):
 
         return recording
 
-    for function in {entry.function for op, entry in OPS.items() if op not in MORE and op not in GROUPS}:
+    for function in {entry.function for op, entry in OPS.items() if op not in {*MORE, *GROUPS, *PAIRS}}:
         monkeypatch.setattr(kernels, function, record(function))
     G, D = Generator(workload, TOP), Discriminator(workload, TOP)
     for network in (G, D):
@@ -68,7 +68,7 @@ def test_sizes_are_those_of_the_networks(norm, monkeypatch):
     seen = called(workload, monkeypatch)
     expected = set()
     for case in kernelcases.cases({"small": workload}, smallest=4):
-        if case.setting or case.op in MORE or case.op in GROUPS:  # in tests of their own
+        if case.setting or case.op in {*MORE, *GROUPS, *PAIRS}:  # in tests of their own
             continue
         names = list(case.entry.inputs)
         positional = 3 if case.entry.function == "instance_norm_act" else 2
@@ -194,5 +194,7 @@ def test_every_entry_counts_its_bytes(op):
             inputs = case.tensors("cpu")
             forward, backward = (case.bytes(inputs, d) for d in ("forward", "backward"))
             assert 0 < forward <= backward and case.bytes(inputs, "double backward") is None
-            same = ("upfirdn2d", "power_iteration")  # whose gradient reads no x; which has none
-            assert (forward < backward) == (case.entry.function not in same)
+            same = (
+                case.entry.function == "upfirdn2d" or not case.differentiated
+            )  # reads no x; has no gradient
+            assert (forward == backward) == same

@@ -1,19 +1,21 @@
 """Entries of groups of layers, of what else is public, and of CUDA C++: right in every direction, in real shapes."""
 
 import inspect
+import shutil
 
 import pytest
 import torch
 
 import kernels
 import kernels.cuda
-from ladder.studies.claims.timed import Missing
+from ladder.base.errors import Missing
 from ladder.studies.kernelbench import measure as session
 from ladder.studies.kernelbench.cases import registry as kernelcases
-from ladder.studies.kernelbench.cases.groups import GROUPS, LAYERS
+from ladder.studies.kernelbench.cases.groups import GROUPS, LAYERS, PAIRS
 from ladder.studies.kernelbench.cases.registry import Case
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.networks import Discriminator, Generator
+from tests.support import cuda_on_cpu
 from tests.support.kernel_checks import assert_agrees
 from tests.support.small import SMALL
 
@@ -31,7 +33,7 @@ def small(op):
 @pytest.mark.parametrize("op", GROUPS)
 def test_the_op_agrees_with_plain_pytorch_in_every_direction(op, monkeypatch):
     if GROUPS[op].needs:  # Triton runs in its place: what is seen is that it is called as it wants to be
-        monkeypatch.setattr("ladder.studies.kernelbench.cuda.package", lambda: None)
+        monkeypatch.setattr(kernelcases, "build_cuda", lambda: None)
     case = small(op)
     assert_agrees(case, case.directions)
 
@@ -40,6 +42,17 @@ def test_the_op_agrees_with_plain_pytorch_in_every_direction(op, monkeypatch):
 def test_a_name_says_all_of_the_sizes(op):
     case, found = small(op), kernelcases.named(small(op).name)
     assert (found.op, dict(found.sizes), found.layout) == (op, dict(case.sizes), case.layout)
+
+
+@pytest.mark.parametrize("op", PAIRS)
+def test_one_of_a_pair_is_timed_at_the_highest_resolution_against_plain_pytorch(op, monkeypatch):
+    (case,) = kernelcases.cases({"small": Workload.from_dict(SMALL)}, ops=[op], quick=True)
+    assert case.directions == ("forward",) and case.shape[-1] == SMALL["resolution"]
+    if shutil.which("g++") is None or torch.cuda.is_available():
+        pytest.skip("needs g++, and a machine without a GPU")
+    monkeypatch.setattr(kernelcases, "build_cuda", lambda: None)
+    with cuda_on_cpu.emulated(monkeypatch):
+        assert_agrees(case, case.directions)
 
 
 def test_cuda_c_that_is_not_there_is_no_triton(monkeypatch):

@@ -11,13 +11,12 @@ from ladder.base.text import NO_TIME, less_than
 from ladder.publish.pages import studies
 from ladder.report import drawing, tables
 from ladder.results.types import plain
-from ladder.studies.claims import report as claimsreport
 from ladder.studies.kernelbench import chart as kernelchart
 from ladder.studies.kernelbench import report as kernelreport
 from ladder.studies.kernelbench import schema
 from ladder.studies.kernelbench import verdicts as kernelverdicts
 from ladder.studies.kernelbench.bench import skipped
-from tests.support import made_up, made_up_claims, made_up_kernels, typed
+from tests.support import made_up, made_up_kernels, typed
 
 CASE = made_up_kernels.cases(quick=True, ops=["modulate"])[0]
 
@@ -221,13 +220,12 @@ def test_the_same_result_gives_the_same_picture():
         assert first != kernelchart.render(small(1.2), kind)
 
 
-@pytest.mark.parametrize("kind", ["run", "kernels", "claims"])
+@pytest.mark.parametrize("kind", ["run", "kernels"])
 def test_a_pipe_gets_no_colours_whatever_the_environment_says(kind, monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
     made = {
         "run": lambda: tables.print_table(typed.typed(made_up.gpu_run())),
         "kernels": lambda: kernelreport.print_table(whole()),
-        "claims": lambda: claimsreport.print_table(made_up_claims.result()),
     }
     made[kind]()
     printed = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`ladder map`: cells and recipes, where a rung matters, the article's policy, and a training that grows."""
+"""`ladder map`: cells and recipes, where a rung matters, and the article's policy."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ from ladder.machine import system
 from ladder.plan import catalog, needs
 from ladder.publish.validation import kinds, validate
 from ladder.report.themes import DARK, LIGHT
-from ladder.studies.map import chart, progressive, record, report
+from ladder.studies.map import chart, record, report
 from ladder.studies.map import plan as planning
 from tests.support import committed, servers
 from tests.support.commands import call, refused
@@ -26,18 +26,12 @@ from tests.support.made_up_ablation import look, of_map, step_ms
 from tests.support.small import LEAST
 
 kept_servers = servers.kept_servers
-MACHINE = json.loads(committed.file("results/claims/nvidia-h200.json").read_text())["machine"]
-IMAGES = 25_000_000
+MACHINE = json.loads(committed.file("results/precision/nvidia-h200.json").read_text())["machine"]
 
 
 @pytest.fixture(scope="module")
 def data() -> dict[str, Any]:
     return of_map(MACHINE)
-
-
-@pytest.fixture(scope="module")
-def grown() -> dict[str, Any]:
-    return of_map(MACHINE, IMAGES)
 
 
 @pytest.fixture
@@ -102,8 +96,6 @@ def test_rungs_that_always_leave_together_are_no_pair(on_a_gpu: None) -> None:
         (["--batches", "four"], "give whole numbers from 1 to 65536"),
         (["--batches", "\u0664"], "give whole numbers from 1 to 65536"),
         (["--batches", ","], "give whole numbers from 1 to 65536"),
-        (["--progressive", "--batches", "4"], "leave out --resolutions and --batches"),
-        (["--images", "1M"], "--images is for --progressive"),
         (["--rung", "bf16", "--rung", "cuda_graphs"], "cuda_graphs cannot run here: needs a CUDA GPU"),
     ],
 )
@@ -168,44 +160,10 @@ def test_a_void_gpu_time_is_told_where_the_cell_has_no_gain(data: dict[str, Any]
     )
 
 
-def test_a_training_that_grows_adds_up_images_times_seconds(grown: dict[str, Any]) -> None:
-    shown = progressive.images(IMAGES, 256)
-    assert shown == {
-        4: 600_000, **dict.fromkeys((8, 16, 32, 64, 128), 1_200_000), 256: IMAGES - 600_000 - 5 * 1_200_000
-    }  # fmt: skip
-    assert progressive.images(1_000_000, 256) == {
-        4: 600_000,
-        8: 400_000,
-        **dict.fromkeys((16, 32, 64, 128, 256), 0),
-    }
-    result = build(record.Result, grown)
-    totals = {policy.name: policy for policy in report.policies(result)}
-    assert len(totals) == 6
-    top = totals["whole ladder everywhere"].hours
-    last = step_ms(256, 8, ())
-    assert top and last and top[256] == pytest.approx(shown[256] * last[0] / 8 / 1000 / 3600, rel=1e-5)
-    assert top[4] == pytest.approx(top[8] / 2)  # half of the images, at the same speed
-    ruled = totals["the article's policy"].recipes
-    assert {size: out for size, out in ruled.items() if out == ("channels_last",)}.keys() == {8, 16, 32}
-    ours = totals["ours (the fastest at each resolution)"].total
-    assert ours and all(ours <= (policy.total or 0) for policy in totals.values())
-
-
-def test_a_training_that_grows_says_what_it_is_not(grown: dict[str, Any]) -> None:
-    said = report.text(build(record.Result, grown))
-    assert "No growing network is trained" in said and "images of 4x4 are counted at the speed of 8x8" in said
-    assert "25,000,000 images take 50.8 h with the article's policy" in said
-    lacking = json.loads(json.dumps(grown))
-    lacking["rows"] = [row for row in lacking["rows"] if row["resolution"] != 64 or row["out"]]
-    found = {policy.name: policy.total for policy in report.policies(build(record.Result, lacking))}
-    assert found["whole ladder everywhere"] is None and found["the article's policy"]
-
-
-def test_charts_are_drawn_in_both_themes(data: dict[str, Any], grown: dict[str, Any]) -> None:
-    for each in (data, grown):
-        result = build(record.Result, each)
-        assert chart.render(result, "svg", LIGHT) != chart.render(result, "svg", DARK)
-        assert chart.render(replace(result, rows=[], gains=[]), "svg")
+def test_charts_are_drawn_in_both_themes(data: dict[str, Any]) -> None:
+    result = build(record.Result, data)
+    assert chart.render(result, "svg", LIGHT) != chart.render(result, "svg", DARK)
+    assert chart.render(replace(result, rows=[], gains=[]), "svg")
 
 
 @pytest.mark.parametrize(
@@ -218,7 +176,6 @@ def test_charts_are_drawn_in_both_themes(data: dict[str, Any], grown: dict[str, 
         (lambda data: data["rows"][0].update(batch=5), "no row of this protocol"),
         (lambda data: data["rows"][0].update(status="oom"), "a time, but not the status ok"),
         (lambda data: data["rows"][0]["look"].update(wall_ms=[0.001]), "faster than this machine"),
-        (lambda data: data["protocol"].update(images=5), "of a training that grows, and of nothing else"),
         (lambda data: data.update(rows=[]), "nothing was measured"),
         (lambda data: data.update(complete=False), "interrupted"),
         (lambda data: data.update(more=1), "unknown key"),
@@ -336,14 +293,3 @@ def test_a_row_with_a_void_gpu_time_is_measured_once_more(
     assert call("map", *least, "--resolutions", "8", "--batches", "4").exit_code == 0
     found = [row["look"]["gpu_void"] for row in read(tmp_path / "out")["rows"]]
     assert found == [None, "the clock fell", "the clock fell", None] and len(tried) == 7
-
-
-def test_a_training_that_grows_is_a_cell_for_each_resolution(
-    least: list[str], fake: list[tuple[int, int]], tmp_path: Path
-) -> None:
-    said = call("map", *least, "--progressive", "--images", "1M")
-    assert said.exit_code == 1 and fake == [(8, 128)] * 4  # two of them fail
-    found = read(tmp_path / "out")
-    assert found["protocol"]["study"] == "progressive" and found["protocol"]["images"] == 1_000_000
-    assert "1,000,000 images take" in said.stdout and "the best single recipe" in said.stdout
-    assert next((tmp_path / "out").glob("*.json")).stem.endswith("-progressive")

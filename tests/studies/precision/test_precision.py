@@ -268,5 +268,5 @@ def test_a_smoke_run_on_the_cpu_is_gone_on_with_and_its_files_are_not_to_be_quot
     assert found["rows"][0]["rounds"] == before["rows"][0]["rounds"] and not partial.exists()
     rows = {row["precision"]: row for row in found["rows"]}
     assert rows["fp16"]["step_ms"] > 0 and rows["tf32"]["status"] == "n/a"
-    assert found["history"]["steps"] == 4 and "not offered" in found["fp8"]["convolution"]
+    assert found["history"]["steps"] == 4
     assert sorted(each.suffix for each in out.iterdir()) == [".json", ".md", ".png", ".svg"]

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from ladder.base.errors import UserError
-from ladder.studies.claims.hardware import counters, watched
-from ladder.studies.claims.hardware.counters import Launch, launched
-from ladder.studies.profile import counted, nsys, target, tracefile
+from ladder.studies.profile import counted, counters, nsys, target, tracefile
+from ladder.studies.profile.counters import Launch, read_launches
 from ladder.studies.profile.record import BETWEEN, Heavy
 from stylegan_lite.config import Recipe
 from tests.support.small import LEAST
@@ -67,6 +66,7 @@ def test_the_heaviest_kernels_are_counted_by_what_tells_them_apart() -> None:
         == "demangled"
     )
     assert ",".join(counted.METRICS.values()) in line
+    assert line[line.index("--clock-control") + 1] == "none"
     # of each grid: a step has thousands of launches, and each costs ncu 0.1 s
     at = line.index("--launch-count")
     assert line[at - 2 : at + 2] == ["--filter-mode", "per-launch-config", "--launch-count", "3"]
@@ -194,7 +194,9 @@ def test_a_ratio_of_nothing_is_no_number() -> None:
     head = ["ID", "Kernel Name", "Grid Size", *counted.METRICS.values()]
     rows = [head, ["0", "nvjet_tst", "(4, 1, 1)", "80.5", "31", "nan", "0", "8,000"]]
     text = "\n".join(",".join(f'"{cell}"' for cell in row) for row in rows)
-    (found,) = counted.of_launches([heavy("nvjet_tst")], launched(text, counted.METRICS), ["G_main"], 132)
+    (found,) = counted.of_launches(
+        [heavy("nvjet_tst")], read_launches(text, counted.METRICS), ["G_main"], 132
+    )
     assert (found.us, found.l1_hits, found.sector_bytes, found.blocks) == (8.0, None, None, 4)
 
 
@@ -206,7 +208,7 @@ def test_ncus_table_is_read_with_the_metrics_that_were_asked_for() -> None:
         ["0", "bias_act_kernel", "(4, 1, 1)", "20.5", "91", "50", "100", "8,000"],
     ]
     text = "==PROF== hello\n" + "\n".join(",".join(f'"{cell}"' for cell in row) for row in rows)
-    (row,) = launched(text, counted.METRICS)
+    (row,) = read_launches(text, counted.METRICS)
     assert row.kernel == "bias_act_kernel" and row.grid == [4, 1, 1]
     assert row.values == {"sm": 20.5, "dram": 91.0, "l1_hits": 50.0, "of_sector": 100.0, "ns": 8000.0}
 
@@ -271,9 +273,9 @@ def runs(state: Path) -> bool:
 def test_a_tool_that_takes_too_long_ends_with_the_program_that_it_watches(tmp_path: Path) -> None:
     child = tmp_path / "child"
     with pytest.raises(TimeoutError):
-        watched.run([program(tmp_path, f"sleep 60 & echo $! > {child}; wait")], 2.0)
+        counters.run_tool([program(tmp_path, f"sleep 60 & echo $! > {child}; wait")], 2.0)
     with pytest.raises(counters.Refused, match="not done after 0 s"):
-        counters.counted([program(tmp_path, "sleep 60")], 0.1, counted.METRICS)
+        counters.count_launches([program(tmp_path, "sleep 60")], 0.1, counted.METRICS)
     state, until = Path(f"/proc/{child.read_text().strip()}/stat"), time.monotonic() + 60
     while runs(state) and time.monotonic() < until:  # a killed process takes a moment
         time.sleep(0.01)
@@ -285,17 +287,38 @@ def test_ncu_says_in_one_line_why_it_counted_nothing() -> None:
         "==PROF== Connected to process 7 (python)\n==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to"
         " access NVIDIA GPU Performance Counters on the target device 0.\n==PROF== Disconnected from process 7\n"
     )
-    said = counters.why(refused, 0)
+    said = counters.explain_refusal(refused, 0)
     assert said.startswith("Nsight Compute: ERR_NVGPUCTRPERM - The user does not") and "\n" not in said
     failed = (
         "==PROF== Connected to process 7\n==PROF== Disconnected from process 7\n"
         "==ERROR== The application returned an error code (1).\n==WARNING== No kernels were profiled.\n\n"
         "Traceback (most recent call last):\n  File x\nstylegan_lite.config.ConfigError: recipe: no such thing\n"
     )
-    assert counters.why(failed, 1).endswith(
+    assert counters.explain_refusal(failed, 1).endswith(
         "error code (1). stylegan_lite.config.ConfigError: recipe: no such thing"
     )
-    assert "status 9): no message" in counters.why("", 9)
+    assert "status 9): no message" in counters.explain_refusal("", 9)
+
+
+def test_the_newest_ncu_of_its_own_package_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr(counters, "NSIGHT", tmp_path)
+    with pytest.raises(counters.Refused, match="not installed"):
+        counters.find_ncu()
+    for version in ("2025.3.1", "2025.10.0", "2024.2"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "ncu").touch()
+    assert counters.find_ncu() == str(tmp_path / "2025.10.0" / "ncu")
+
+
+def test_a_page_of_details_is_read_as_the_raw_page() -> None:
+    """Some versions of ncu print a line for each kernel and metric."""
+    rows = [["ID", "Kernel Name", "Grid Size", "Metric Name", "Metric Value"]]
+    rows += [
+        ["0", "k", "(4, 1, 1)", counted.METRICS[name], value] for name, value in (("sm", "20.5"), ("ns", ""))
+    ]
+    (row,) = read_launches("\n".join(",".join(f'"{cell}"' for cell in row) for row in rows), counted.METRICS)
+    assert row.values == {"sm": 20.5, "ns": None}
 
 
 def program(folder: Path, text: str) -> str:

@@ -22,7 +22,7 @@ from ladder.studies.scale import joining, record, report
 from tests.support import committed, made_up_scaled
 from tests.support.commands import call, refused
 
-H200_MACHINE = json.loads(committed.file("results/claims/nvidia-h200.json").read_text())["machine"]
+H200_MACHINE = json.loads(committed.file("results/precision/nvidia-h200.json").read_text())["machine"]
 Change = Callable[[dict[str, Any]], object]
 WHEN = "2026-01-0{}T00:00:00+00:00"
 

@@ -28,7 +28,7 @@ from tests.support import committed, made_up_scaled, servers
 from tests.support.small import LITTLE
 
 kept_servers = servers.kept_servers
-H200_MACHINE = json.loads(committed.file("results/claims/nvidia-h200.json").read_text())["machine"]
+H200_MACHINE = json.loads(committed.file("results/precision/nvidia-h200.json").read_text())["machine"]
 ABLE = needs.possible(dict.fromkeys(needs.NEEDS), {"norm": "demod"})
 
 

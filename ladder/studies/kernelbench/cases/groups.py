@@ -1,7 +1,8 @@
 """The entries of `ladder.studies.kernelbench.cases.registry.OPS` for groups of layers, other public ops and CUDA C++.
 
 It also lists the public ops without an entry, with the reason. The networks give their layers to a group in several
-sizes. Here four layers of one size stand side by side, so that a size is a case.
+sizes. Here four layers of one size stand side by side, so that a size is a case. The pairs of CUDA C++ are in no
+network and have no gradients; they run on a layer's activation.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ladder.studies.kernelbench.cases.op import INSTANCE_NORM, Op, Sizes, weights
+from ladder.studies.kernelbench.cases.op import INSTANCE_NORM, Op, Sizes, weights, widest
 from stylegan_lite.config import Workload
 
 LAYERS = 4
@@ -21,19 +22,7 @@ SLOTS = tuple(range(LAYERS))  # each layer's style has its own latent
 FLOAT = (("fp32", "channels_last"),)  # weights and styles are float32 in every recipe
 
 # Public ops of `kernels` and `kernels.cuda` ("cuda.") without an entry, with the reason.
-_PAIR = "one of a pair without gradients, in no network: `ladder kernels --claims` times both side by side"
-NOT_TIMED = {
-    "scale_channels": "another name of modulate",
-    "cuda.strided_act": _PAIR,
-    "cuda.coalesced_act": _PAIR,
-    "cuda.divergent": _PAIR,
-    "cuda.predicated": _PAIR,
-    "cuda.shared_sum": _PAIR,
-    "cuda.shuffle_sum": _PAIR,
-    "cuda.scalar_copy": _PAIR,
-    "cuda.vector_copy": _PAIR,
-    "cuda.empty": "does nothing: `ladder kernels --claims` times its launch",
-}
+NOT_TIMED = {"scale_channels": "another name of modulate", "cuda.empty": "does nothing, and has no input"}
 NO_OPS = {"available", "cuda.available", "cuda.Flags", "cuda.Resources", "cuda.resources", "cuda.Unavailable"}
 
 
@@ -222,4 +211,34 @@ GROUPS: dict[str, Op] = {
         settings=(("bf16", "channels_last"),),  # other calls are `conv2d` and `bias_act_residual`
     ),
     "cuda instance_norm_act": replace(INSTANCE_NORM, function="cuda.instance_norm_act", needs=("nvcc",)),
+}
+
+
+def _pair(name: str, dtype: str = "fp32", passes: int = 2, **more: Any) -> Op:
+    """Return the entry of a function of `kernels.cuda` that crosses memory so often: batch 8, highest resolution."""
+    return Op(
+        f"cuda.{name}",
+        {"x": "NCHW"},
+        lambda workload: [widest(workload)[-1] | {"N": 8}],
+        lambda op, t, backward: passes * t["x"].nbytes,
+        data=("x",),
+        settings=((dtype, "NCHW"),),
+        needs=("nvcc",),
+        **more,
+    )
+
+
+def _sum_planes(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return function(x.flatten(2).flatten(0, 1))
+
+
+PAIRS: dict[str, Op] = {
+    "cuda strided_act": _pair("strided_act"),
+    "cuda coalesced_act": _pair("coalesced_act"),
+    "cuda divergent": _pair("divergent", options={"steps": 64}),
+    "cuda predicated": _pair("predicated", options={"steps": 64}),
+    "cuda shared_sum": _pair("shared_sum", passes=1, call=_sum_planes),
+    "cuda shuffle_sum": _pair("shuffle_sum", passes=1, call=_sum_planes),
+    "cuda scalar_copy": _pair("scalar_copy", "bf16"),
+    "cuda vector_copy": _pair("vector_copy", "bf16"),
 }

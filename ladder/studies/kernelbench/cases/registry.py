@@ -7,6 +7,7 @@ compares the sizes with the networks' real calls.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -19,8 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ladder.base.errors import Missing, describe
 from ladder.studies.kernelbench.cases.fused import MORE
-from ladder.studies.kernelbench.cases.groups import GROUPS
+from ladder.studies.kernelbench.cases.groups import GROUPS, PAIRS
 from ladder.studies.kernelbench.cases.op import (
     INSTANCE_NORM,
     Op,
@@ -108,6 +110,7 @@ OPS: dict[str, Op] = {
     ),
     **MORE,
     **GROUPS,
+    **PAIRS,
 }
 
 
@@ -189,9 +192,7 @@ class Case:
             Missing: CUDA C++ cannot be built here. Otherwise Triton would run in its place, and be timed.
         """
         if self.entry.function.startswith("cuda.") and importlib.util.find_spec("kernels.cuda"):
-            from ladder.studies.kernelbench import cuda
-
-            cuda.package()
+            build_cuda()
         public = _package(self.entry.function)
         return _called(getattr(public, "ours", public), self.entry)
 
@@ -232,6 +233,21 @@ class Case:
         # The reference knows its module: a commit may have its ops in other files.
         module = sys.modules[_package(f"{self.entry.function}_reference").__module__]
         return self.entry.moved(module, tensors, direction == "backward")
+
+
+@functools.cache
+def build_cuda() -> None:
+    """Build `kernels.cuda`. Raises Missing, with why it cannot be built or loaded here."""
+    import kernels.cuda as package
+
+    if reason := package.available():
+        raise Missing(reason)
+    try:
+        package.resources(flags=package.Flags())  # builds without running a kernel
+    except package.Unavailable as error:
+        raise Missing(str(error)) from None
+    except Exception as error:
+        raise Missing(f"CUDA C++ was built but does not load: {describe(error)}") from None
 
 
 def _package(name: str) -> Any:
