@@ -6,12 +6,13 @@ import csv
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-from markupsafe import Markup
+from typing import TYPE_CHECKING, Any
 
 from ladder.base import text as texts
 from ladder.show.templates import render_template
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 PIPE_WIDTH = 120  # columns of what is no terminal
 GAP = 2  # spaces between two columns

@@ -91,7 +91,7 @@ def test_only_what_a_command_needs_is_asked_for(tmp_path: Path) -> None:
     """A page of results is made where there is no torch; what measures says that it needs it."""
     site = tmp_path / "bare" / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
     bare(tmp_path, "ladder")
-    for name in ("click", "yaml", "_yaml"):
+    for name in ("click", "yaml", "_yaml", "msgspec"):
         found = next(Path(path) / name for path in sys.path if (Path(path) / name).is_dir())
         shutil.copytree(found, site / name, ignore=shutil.ignore_patterns("__pycache__"))
     assert bare(tmp_path, "ladder", "list").returncode == 0
