@@ -139,7 +139,6 @@ FORWARDERS = {
     "ladder.sanitize",
     "ladder.claims.page",
     "ladder.claims.redraw",
-    "ladder.site.vendored",
 }
 
 
