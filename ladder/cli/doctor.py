@@ -20,21 +20,19 @@ from ladder.base.starting import near
 from ladder.cli import options
 from ladder.plan import catalog
 
-SELFTEST, PARITY, ROOFLINE, SPELLINGS = "--selftest", "--parity-trial", "--roofline", "--spellings"
+PARITY, ROOFLINE, SPELLINGS = "--parity-trial", "--roofline", "--spellings"
 ALONE = "doctor without another check"
 WRITES = {
-    SELFTEST: "selftest",
     PARITY: "parity",
     ROOFLINE: "roofline",
     SPELLINGS: "spellings",
 }  # folder of results
 # The checks that read an option, where not all do.
 READERS = {
-    "minutes": (SELFTEST,),
     "workloads": (PARITY, ROOFLINE),
     **dict.fromkeys(("rung", "gpu", "again"), (ROOFLINE,)),
     "ladder_name": (ROOFLINE, ALONE),
-    "as_json": (SELFTEST, PARITY, ROOFLINE, ALONE),
+    "as_json": (PARITY, ROOFLINE, ALONE),
 }
 
 
@@ -43,7 +41,6 @@ READERS = {
 Examples:
   ladder doctor                                 this machine, the rungs that can run here, what is missing
   ladder doctor --ladder full                   the same for all rungs of `full`
-  ladder doctor --selftest                      do verdicts find known effects here?
   ladder doctor --roofline --gpu nvidia-h200    the limit of a GPU whose rates are stored, on any machine"""
 )
 @options.device_option
@@ -53,18 +50,6 @@ Examples:
     "spellings_of",
     metavar="WORKLOAD",
     help="Time every plain-PyTorch spelling of modulation, resampling and norm; writes results/spellings.",
-)
-@click.option(
-    "--selftest",
-    "self_test",
-    is_flag=True,
-    help="Check the verdicts: simulate runs with known effects. A GPU then times waits of known length, planted"
-    " slowdowns and identical programs. Takes seconds, on a GPU minutes; writes results/selftest.",
-)
-@click.option(
-    "--minutes",
-    type=options.FloatRange(0, min_open=True),
-    help="Minutes for the GPU part of --selftest; it always makes three generations. [default: 9]",
 )
 @click.option(
     "--parity-trial",
@@ -103,8 +88,6 @@ def doctor(
     device: str | None,
     ladder_name: str | None,
     spellings_of: str | None,
-    self_test: bool,
-    minutes: float | None,
     parity_trial: bool,
     roofline: bool,
     workloads: tuple[str, ...],
@@ -115,24 +98,22 @@ def doctor(
 ) -> None:
     """Say which rungs can run here, and how far the roofline is.
 
-    Without a flag it says what this machine has, which rungs it can run, and how to get what is missing. Four
-    flags run another check instead. `--roofline` shows how far a step is from this GPU's limit, and why. `--selftest`
-    checks that verdicts find known effects and nothing else. `--spellings` finds the fastest plain-PyTorch spellings
-    for the baseline. `--parity-trial` tests that parity accepts correct code.
+    Without a flag it says what this machine has, which rungs it can run, and how to get what is missing. Three
+    flags run another check instead. `--roofline` shows how far a step is from this GPU's limit, and why.
+    `--spellings` finds the fastest plain-PyTorch spellings for the baseline. `--parity-trial` tests that parity accepts
+    correct code.
 
-    Exit status: 0 if a ladder can run here, 2 if not. With --selftest 1 if a promise is broken. With
-    --parity-trial 1 if correct code would fail.
+    Exit status: 0 if a ladder can run here, 2 if not. With --parity-trial 1 if correct code would fail.
     """
     from ladder.cli import examine as examining
 
     asked = {
-        SELFTEST: self_test,
         PARITY: parity_trial,
         ROOFLINE: roofline,
         SPELLINGS: spellings_of is not None,
     }
     if sum(asked.values()) > 1:
-        raise UserError("give only one of --selftest, --parity-trial, --roofline and --spellings")
+        raise UserError("give only one of --parity-trial, --roofline and --spellings")
     for name, checks in READERS.items():
         if not any(asked.get(check, not any(asked.values())) for check in checks):
             options.refuse_idle(f"is for {', '.join(checks)}", name)
@@ -145,8 +126,6 @@ def doctor(
         raise UserError("--roofline is of one --workload")
     if gpu is None and again is None:
         files.refuse_unwritable(*(ROOT / "results" / WRITES[name] for name, given in asked.items() if given))
-    if self_test:
-        sys.exit(examining.self_test(ROOT, device, minutes, as_json))
     if parity_trial:
         sys.exit(_try_parity(workloads, device, as_json))
     if roofline:

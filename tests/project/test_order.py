@@ -45,12 +45,9 @@ ORDER = (
     "publish.history",
     "publish.fleet",
     "publish.export",
-    "selfcheck.selftest",
     "publish.gallery",
     "publish.pages",
     "publish.site",
-    "selfcheck.sanitize",
-    "selfcheck.fuzz",
     "spellings",
     "cli",
     "trial",
@@ -135,8 +132,6 @@ def test_no_modules_import_each_other() -> None:
 
 
 FORWARDERS = {
-    "ladder.fuzz",
-    "ladder.sanitize",
     "ladder.claims.page",
     "ladder.claims.redraw",
 }
@@ -147,7 +142,6 @@ def test_every_package_has_its_place_in_the_order() -> None:
     doors = {
         "ladder.studies",
         "ladder.publish",
-        "ladder.selfcheck",
         "ladder.__main__",
         "ladder.ladders",
         "ladder.workloads",

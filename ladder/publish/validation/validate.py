@@ -33,6 +33,7 @@ from ladder.results.publishable import publishable
 from ladder.results.types import Result, build
 
 MOST_FILES = 10_000
+ARCHIVE = "archive"  # the folder in results/ of kinds that no code reads any more
 _FOLDER = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
 
 
@@ -53,9 +54,9 @@ class Judged:
 def validate(paths: Iterable[Path]) -> Iterator[Judged]:
     """Judge each path in order; for a folder, every .json file in it at any depth.
 
-    Anything but a regular file is refused. Regular files of other names are skipped. If several files hold the
-    same measurement, only one is accepted. A file in a folder of its machine's name comes first, then the oldest
-    in the repository. A file named twice is read once.
+    Anything but a regular file is refused. Regular files of other names, and folders named `archive`, are skipped. If
+    several files hold the same measurement, only one is accepted. A file in a folder of its machine's name comes
+    first, then the oldest in the repository. A file named twice is read once.
     """
     for _, _, judged in read_and_judge(paths, also=asv_date):
         yield judged
@@ -197,6 +198,8 @@ def _files(path: Path) -> Iterator[tuple[Path, str | None]]:
                 return
             file = folder / entry.name
             kind = _kind(file)
+            if kind == "folder" and entry.name == ARCHIVE:
+                continue
             if kind == "folder":
                 if entry.name.lower().endswith(".json"):
                     yield file, "a folder with the name of a file"
