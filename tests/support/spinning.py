@@ -1,7 +1,4 @@
-"""Steps of known length, and a known slowdown in a real step, for workers on a GPU.
-
-This file and `spin_kernel.py` are copied beside the measured packages of a checkout, from where workers import them.
-"""
+"""Steps of known length, and a known slowdown in a real step, for workers on a GPU."""
 
 from __future__ import annotations
 
@@ -14,14 +11,14 @@ from ladder.base.paths import ROOT
 from ladder.base.protocol import CYCLE_STEPS
 
 CONTRACT = 1
-SPINS = "from spinning import CONTRACT as CONTRACT\nfrom spinning import make_step as make_step\n"
+SPINS = "from tests.support.spinning import CONTRACT as CONTRACT, make_step as make_step\n"
 SLOWER = """
 
 _make_step = make_step
 
 
 def make_step(*arguments, **options):
-    from spinning import slow_down
+    from tests.support.spinning import slow_down
 
     return slow_down(_make_step(*arguments, **options), {seconds!r})
 """
@@ -36,7 +33,6 @@ def write_spins(folder: Path) -> None:
     """Write a `stylegan_lite` into `folder` whose steps only wait."""
     (folder / "stylegan_lite").mkdir(parents=True)
     (folder / "stylegan_lite" / "__init__.py").write_text(SPINS)
-    _copy_support(folder)
 
 
 def write_slower_checkout(folder: Path, seconds: float) -> None:
@@ -45,12 +41,6 @@ def write_slower_checkout(folder: Path, seconds: float) -> None:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     with open(folder / "stylegan_lite" / "__init__.py", "a") as file:
         file.write(SLOWER.format(seconds=seconds))
-    _copy_support(folder)
-
-
-def _copy_support(folder: Path) -> None:
-    for name in ("spinning.py", "spin_kernel.py"):
-        shutil.copy(Path(__file__).with_name(name), folder)
 
 
 # --- in a worker ----------------------------------------------------------------------------------------------------
@@ -83,7 +73,8 @@ class Spin:
 
     def prepare(self) -> None:
         import torch
-        from spin_kernel import spin_kernel
+
+        from tests.support.spin_kernel import spin_kernel
 
         def wait() -> None:
             spin_kernel[(1,)](self.state, self.ns, chained=True, num_warps=1)
@@ -117,7 +108,8 @@ class Spin:
 def slow_down(step: Any, seconds: float) -> Any:
     """Make the GPU wait once in each step, after G_main."""
     import torch
-    from spin_kernel import spin_kernel
+
+    from tests.support.spin_kernel import spin_kernel
 
     run_phase, state = step.run_phase, torch.zeros(3, dtype=torch.int64, device="cuda")
 

@@ -46,7 +46,7 @@ LEAVES = st.none() | st.booleans() | NUMBERS | TEXTS
 VALUES = (
     LEAVES | st.lists(LEAVES, max_size=5) | st.dictionaries(TEXTS, LEAVES, max_size=5) | st.just([0] * 5000)
 )
-# What JSON or YAML does not have, no float holds, or Python would run or expand.
+# Pieces that JSON or YAML does not have, no float holds, or Python would run or expand.
 PIECES = [b"NaN", b".inf", b"1e999", b"9" * 400, b"0x10", b"2024-01-01", b"\xff", b"\xed\xa0\x80", b"\x00", b"\r",
           b"\xe2\x80\xa8", b"[" * 1000, b'{"x": ' * 20000, b'"a": 1, "a": 2, ', b'"' * 60000, b"<<: *a\n", b"---\n",
           b"!!python/object/apply:os.system ['touch x']\n", b"&a [*a, *a]\n", b"rungs: [../../x]\n"]  # fmt: skip
