@@ -95,7 +95,8 @@ lint: $(READY)  ## ruff, rules and formatting, and mypy
 	$(PY) -m mypy
 
 sanitize: $(READY)  ## every fused kernel under compute-sanitizer's memcheck and racecheck; needs a CUDA GPU
-	$(PY) -m ladder.sanitize
+	@$(PY) -m ladder.base.installed torch triton
+	$(PY) -m tests.support.sanitize
 
 bench-kernels: $(READY)  ## every op as a pytest-benchmark, at asv's cases; write results/benchmarks (ARGS: options of pytest; PART=-some: of the file's name)
 	@$(PY) -m ladder.base.installed torch pytest pytest_benchmark

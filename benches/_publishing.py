@@ -1,5 +1,4 @@
-"""The plugin behind `asv publish` with our front page: only valid results, asv's pages offline and under a strict
-policy.
+"""The plugin behind `asv publish`: only valid results are drawn, and our front page lies above asv's own pages.
 
 asv loads this module by asv.conf.json and calls `setup`. It also imports it while it discovers benchmarks, perhaps
 in an environment without asv, when the module must do nothing. Package `ladder.publish.site` does the work.
@@ -9,9 +8,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from benches import ROOT
@@ -34,7 +31,7 @@ def publish(original: Any, conf: Any, range_spec: Any, pull: bool) -> Any:
         sys.path.append(str(ROOT))
     from benches._git import refuse_unknown_commit
     from ladder.base.errors import UserError
-    from ladder.publish.site import asvpages, building
+    from ladder.publish.site import building
 
     refuse_unknown_commit(Path(conf.repo))
     try:
@@ -53,7 +50,6 @@ def publish(original: Any, conf: Any, range_spec: Any, pull: bool) -> Any:
             mine.results_dir, mine.html_dir = str(results), str(site / building.ASV)
             _discover(mine)
             status = original(conf=mine, range_spec=range_spec, pull=pull)
-            asvpages.secure(site / building.ASV)
     except UserError as error:
         _stop(str(error))
     log.flush()
@@ -113,7 +109,6 @@ def setup() -> None:
     """Install our publisher in asv. asv calls this hook once, in its own process."""
     import asv.commands.preview
     import asv.commands.publish
-    from asv import util
     from asv.publishing import OutputPublisher
 
     Publish = asv.commands.publish.Publish
@@ -155,15 +150,6 @@ def setup() -> None:
         return preview(cls, conf=conf, port=port, browser=browser)
 
     asv.commands.preview.Preview.run = classmethod(look)
-    asv.commands.publish.util = SimpleNamespace(**{**vars(util), "iter_subclasses": _publishers})
-
-
-def _publishers(base: type) -> Iterator[type]:
-    """Yield asv's publishers and ours, without asv's regressions and their feed, which confirm nothing."""
-    from asv.plugins.regressions import Regressions
-    from asv.util import iter_subclasses
-
-    return (found for found in iter_subclasses(base) if found is not Regressions)
 
 
 def _on_branches(conf: Any, repo: Any, revisions: dict[str, int]) -> dict[str, int]:

@@ -14,20 +14,18 @@ from pathlib import Path
 import click
 
 from ladder.base import files
-from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.cli import options
 from ladder.plan import catalog
 
-SELFTEST, ROOFLINE = "--selftest", "--roofline"
+ROOFLINE = "--roofline"
 ALONE = "doctor without another check"
-WRITES = {SELFTEST: "selftest", ROOFLINE: "roofline"}  # folder of results
+WRITES = {ROOFLINE: "roofline"}  # folder of results
 # The checks that read an option, where not all do.
 READERS = {
-    "minutes": (SELFTEST,),
     **dict.fromkeys(("workload", "rung", "gpu", "again"), (ROOFLINE,)),
     "ladder_name": (ROOFLINE, ALONE),
-    "as_json": (SELFTEST, ROOFLINE, ALONE),
+    "as_json": (ROOFLINE, ALONE),
 }
 
 
@@ -36,23 +34,10 @@ READERS = {
 Examples:
   ladder doctor                                 this machine, the rungs that can run here, what is missing
   ladder doctor --ladder full                   the same for all rungs of `full`
-  ladder doctor --selftest                      do verdicts find known effects here?
   ladder doctor --roofline --gpu nvidia-h200    the limit of a GPU whose rates are stored, on any machine"""
 )
 @options.device_option
 @options.ladder_option(None, "The ladder whose rungs are used. [default: article; with --roofline full]")
-@click.option(
-    "--selftest",
-    "self_test",
-    is_flag=True,
-    help="Check the verdicts: simulate runs with known effects. A GPU then times waits of known length, planted"
-    " slowdowns and identical programs. Takes seconds, on a GPU minutes; writes results/selftest.",
-)
-@click.option(
-    "--minutes",
-    type=options.FloatRange(0, min_open=True),
-    help="Minutes for the GPU part of --selftest; it always makes three generations. [default: 9]",
-)
 @click.option(
     "--roofline",
     is_flag=True,
@@ -77,8 +62,6 @@ Examples:
 def doctor(
     device: str | None,
     ladder_name: str | None,
-    self_test: bool,
-    minutes: float | None,
     roofline: bool,
     workload: str | None,
     rung: str | None,
@@ -88,17 +71,14 @@ def doctor(
 ) -> None:
     """Say which rungs can run here, and how far the roofline is.
 
-    Without a flag it says what this machine has, which rungs it can run, and how to get what is missing. Two flags
-    run another check instead. `--roofline` shows how far a step is from this GPU's limit, and why. `--selftest` checks
-    that verdicts find known effects and nothing else.
+    Without a flag it says what this machine has, which rungs it can run, and how to get what is missing.
+    `--roofline` shows how far a step is from this GPU's limit, and why.
 
-    Exit status: 0 if a ladder can run here, 2 if not. With --selftest 1 if a promise is broken.
+    Exit status: 0 if a ladder can run here, 2 if not.
     """
     from ladder.cli import examine as examining
 
-    asked = {SELFTEST: self_test, ROOFLINE: roofline}
-    if all(asked.values()):
-        raise UserError("give only one of --selftest and --roofline")
+    asked = {ROOFLINE: roofline}
     for name, checks in READERS.items():
         if not any(asked.get(check, not any(asked.values())) for check in checks):
             options.refuse_idle(f"is for {', '.join(checks)}", name)
@@ -109,8 +89,6 @@ def doctor(
         options.refuse_idle("has no effect: --gpu measures nothing", "device")
     if gpu is None and again is None:
         files.refuse_unwritable(*(ROOT / "results" / WRITES[name] for name, given in asked.items() if given))
-    if self_test:
-        sys.exit(examining.self_test(ROOT, device, minutes, as_json))
     if roofline:
         from ladder.studies.roofline import command as rooflines
 

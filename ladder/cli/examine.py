@@ -188,41 +188,6 @@ def _shared_memory() -> list[Check]:
     return [Check("shared memory", "warning", detail, "docker run --shm-size=2g, or --ipc=host")]
 
 
-def self_test(root: Path, device: str | None, minutes: float | None, as_json: bool) -> int:
-    """Simulate runs, on a GPU also measure known effects, print both, and return the exit status.
-
-    Files go under `root`.
-
-    Raises:
-        UserError: `minutes` was given without a GPU; the simulation takes two minutes.
-    """
-    import json
-
-    import click
-
-    from ladder.selfcheck.selftest import judging as selftest_judging
-    from ladder.selfcheck.selftest import on_gpu
-    from ladder.selfcheck.selftest import simulate as selftest
-
-    device = system.choose_device(device)
-    if minutes is not None and device != "cuda":
-        raise UserError("--minutes is for the part of --selftest that needs a CUDA GPU")
-    folder = root / "results" / "selftest"
-    simulated, path = selftest.run(folder, device)
-    if not as_json:
-        click.echo(f"{selftest.text(simulated)}; {path.relative_to(root)}")
-    broken, complete, told = [*simulated["broken"]], True, dict(simulated)
-    if device == "cuda":
-        real, path = on_gpu.run(folder, minutes, tell=lambda line: click.echo(line, err=True))
-        complete = real["complete"]
-        if not as_json:
-            click.echo(f"\n{selftest_judging.text(real)}; {path.relative_to(root)}, .md")
-        broken, told = [*broken, *real["broken"]], told | {"real": real}
-    if as_json:
-        click.echo(json.dumps(told, indent=1))
-    return 130 if not complete else 1 if broken else 0
-
-
 def print_findings(found: Findings) -> None:
     """Print the findings on stdout, without colours when stdout is piped."""
     import click

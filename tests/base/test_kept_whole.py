@@ -100,7 +100,7 @@ def test_python_without_docstrings_is_one_line():
 def test_ctrl_c_while_the_new_site_takes_its_place_leaves_the_old_one(tmp_path, monkeypatch):
     site, replace = tmp_path / "html", building.os.replace
     site.mkdir()
-    (site / building._OURS[-1]).touch()
+    (site / building._MARKS[-1]).touch()
     (site / "index.html").write_text("old")
 
     def pressed(source, target):
@@ -143,7 +143,7 @@ with building.replacing(site) as made:
 def test_a_signal_while_asv_replaces_the_site_leaves_a_whole_one(tmp_path, number, status, place, kept):
     site = tmp_path / "html"
     site.mkdir()
-    (site / building._OURS[-1]).touch()
+    (site / building._MARKS[-1]).touch()
     (site / "index.html").write_text("old")
     command = [sys.executable, "-c", STOPPED, str(site), place, str(int(number))]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -76,7 +76,6 @@ def test_a_python_that_is_too_old_is_told_so(monkeypatch: pytest.MonkeyPatch, ca
     [
         "ladder",
         "ladder doctor",
-        "ladder.selfcheck.fuzz",
         "kernels.tuning",
     ],
 )

@@ -22,7 +22,6 @@ from ladder.cli import merge as cli_merge
 from ladder.cli import training as cli_training
 from ladder.engine import parts
 from ladder.machine import system
-from ladder.selfcheck.sanitize import __main__ as sanitize
 from ladder.studies.precision import measure as precision_measure
 from ladder.studies.roofline import command as roofline
 from ladder.training import canary, ranks, sample, train
@@ -145,9 +144,6 @@ def test_what_nobody_times_shares_the_gpu(images, gpu, tmp_path, monkeypatch, ca
     with pytest.raises(UserError, match="enough"):
         go(images, tmp_path, steps=1)
     assert seen == ["shared"]
-    monkeypatch.setattr(sanitize, "sanitizer", lambda: "compute-sanitizer")
-    seen = gpu(sanitize, "run")
-    assert sanitize.main(["--out", str(tmp_path / "out")]) == 2 and seen == ["shared"]
     for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
     for name in ranks.MEETING:

@@ -12,7 +12,7 @@ from ladder.engine import profiling
 from ladder.engine.timed_rung import Rung
 from ladder.receipts import kernel_families
 from ladder.receipts.spans import union
-from ladder.selfcheck.selftest.spin import allowed_us
+from tests.support.spinning import allowed_us
 
 KEPT = 8  # cycles
 
@@ -39,7 +39,7 @@ class Waits:
     def cycle(self, lazy: bool = True) -> None:
         import torch
 
-        from ladder.selfcheck.selftest.spin_kernel import spin_kernel
+        from tests.support.spin_kernel import spin_kernel
 
         for at in range(CYCLE_STEPS):
             for number, (us, stream) in enumerate(zip(self.waits_us, self.streams, strict=True)):

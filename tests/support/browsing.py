@@ -1,12 +1,9 @@
-"""A real browser without a network, and a web server for it: for the tests of the site and for its screenshots."""
+"""A real browser without a network, for the tests of the site and for its screenshots."""
 
 from __future__ import annotations
 
-import functools
-import http.server
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,21 +61,6 @@ def started(profile: Path) -> Iterator[Any]:
         yield driver
     finally:
         driver.quit()
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """The address of a web server of ``folder``."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *args: object) -> None:
-            pass
-
-    handler = functools.partial(Quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
 
 
 def look(browser: Any, theme: str) -> None:

@@ -13,37 +13,34 @@ from typing import Any
 
 from PIL import Image
 
-from ladder.publish.history.series import STEP
-from tests.support.browsing import look, served, started, until
+from tests.support.browsing import look, started, until
 
 ROOT = Path(__file__).resolve().parents[2]
 SITE, IMAGES = ROOT / ".asv" / "html", ROOT / "docs" / "images"
-MACHINE, WORKLOAD = "nvidia-h200", "article"
 REPORT = "nvidia-h100-80gb-hbm3-article-article"
 
 
 def main() -> None:
-    with (
-        tempfile.TemporaryDirectory() as profile,
-        started(Path(profile)) as browser,
-        served(SITE) as address,
-    ):
+    with tempfile.TemporaryDirectory() as profile, started(Path(profile)) as browser:
         for theme in ("light", "dark"):
             look(browser, theme)
-            browser.get((SITE / "index.html").as_uri())
+            visit(browser, "index.html")
             save(browser, f"site-{theme}", 1000)
-            browser.get((SITE / "reports" / f"{REPORT}.html").as_uri())
+            visit(browser, f"reports/{REPORT}.html")
             save(browser, f"report-{theme}", 1240)
-        look(browser, "light")  # before the page is loaded: its pictures change a moment later
-        browser.get((SITE / "index.html").as_uri())
+        look(browser, "light")
+        visit(browser, "index.html")
         history = browser.execute_script(
             "const box = document.querySelector('#history').getBoundingClientRect(); return [box.top, box.height]"
         )
         save(browser, "site-history", history[1] + 40, history[0] - 20)
-        asked = f"x-axis=rung&machine={MACHINE}&p-workload='{WORKLOAD}'"
-        browser.get(f"{address}/asv/index.html#{STEP}?{asked}")
-        until(browser, "window.$ && $('#main-graph').data('plot')", "no graph")
-        save(browser, "site-asv-ladder", 860)
+
+
+def visit(browser: Any, page: str) -> None:
+    """Open a page with all its pictures, also those below the window."""
+    browser.get((SITE / page).as_uri())
+    browser.execute_script("[...document.images].forEach((each) => { each.loading = 'eager'; })")
+    until(browser, "[...document.images].every((each) => each.complete)", "a picture is missing")
 
 
 def save(browser: Any, name: str, height: float, top: float = 0) -> None:

@@ -51,18 +51,6 @@ STUDIES: tuple[tuple[str, str, str, Callable[[Committed, str], str]], ...] = (
         "canary/{}/*.json",
         studies.canary,
     ),
-    (
-        "Does the measuring work?",
-        "`ladder doctor --selftest` times waits of known length, planted slowdowns and identical programs.",
-        "selftest/{}-real.json",
-        studies.selftest,
-    ),
-    (
-        "Are slower commits found?",
-        "The same for two commits ([how](history.md#compare-two-commits)).",
-        "selftest/{}-*bench-compare*.json",
-        studies.comparisons,
-    ),
 )
 
 

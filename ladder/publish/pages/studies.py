@@ -1,4 +1,4 @@
-"""Tables of the other commands' results: kernels, precisions, opponents, floors, self-tests."""
+"""Tables of the other commands' results: kernels, precisions, opponents, floors."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 
 from ladder.base.records import build, plain
-from ladder.base.text import factor, ms, rounded
+from ladder.base.text import factor, ms
 from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import absent, link, span, table, text, under
-from ladder.results import words
 from ladder.results.types import Plain
 from ladder.studies import frame
 from ladder.studies.kernelbench import schema as kernelschema
@@ -212,83 +211,6 @@ def canary(committed: Committed, machine: str) -> str:
     )
 
 
-def selftest(committed: Committed, machine: str) -> str:
-    """Return the outcome of waits of known length, planted slowdowns and identical programs."""
-    name = f"selftest/{machine}-real.json"
-    result = committed.read(name)
-    waits = [abs(each["seen_us"] / each["asked_us"] - 1) for each in result["spin"] if each["ok"]]
-    asked = [each["asked_us"] for each in result["spin"]]
-    rows = [[f"waits of {min(asked)} to {max(asked):,} us", f"at most {100 * max(waits):.2g}% off", "", ""]]
-    for group in result["groups"]:
-        same = [words.kind(each["verdict"]) for each in group["comparisons"] if each["planted"] is None]
-        for each in (each for each in group["comparisons"] if each["planted"] is not None):
-            rows.append(
-                [f"{group['name']}, {100 * each['planted']:g}% planted", *_seen(each), words.of_row(each)]
-            )
-        told = ", ".join(f"{same.count(word)} {word}" for word in dict.fromkeys(same))
-        rows.append([f"{group['name']}, identical", "", "", f"{len(same)} pairs: {told}"])
-    return table(["asked", "seen", "interval", "verdict"], rows) + under(
-        f"generations: {result['protocol']['rounds']}", link("page", name.replace(".json", ".md"))
-    )
-
-
-def simulated(committed: Committed, machine: str) -> str:
-    """Return the verdicts on simulated runs with a known truth, by kind of rung, in normal and in measured noise."""
-    name = f"selftest/{machine}.json"
-    result = committed.read(name)
-    head = [
-        "measured",
-        "noise",
-        "false verdicts",
-        "95% intervals cover",
-        "planted, found",
-        "ambiguous",
-        "generations",
-    ]
-    rows = []
-    for row in (each for each in result["table"] if each["family"] in ("normal", "measured")):
-        same, planted = row["same"], row["planted"]
-        false, runs = (sum(seen[key] for seen in (same, *planted)) for key in ("false", "runs"))
-        found = ", ".join(f"{100 * seen['slowdown']:g}%: {100 * seen['found']:.1f}%" for seen in planted)
-        cover, open_ = (f"{100 * same[key]:.1f}%" for key in ("covered", "ambiguous"))
-        cells = [f"{false} of {runs}", cover, found, open_, f"{same['rounds']:.1f}"]
-        rows.append([text(row["kind"]), text(row["family"]), *cells])
-    return table(head, rows) + under(f"seed {result['seed']}", link("data", name))
-
-
-def _seen(each: Plain) -> list[str]:
-    seen, *bounds = (
-        f"{rounded(100 * share, 2):+.2f}%" for share in [each["seen"], *(each["interval"] or [])]
-    )
-    return [seen, " to ".join(bounds)]
-
-
-def comparisons(committed: Committed, machine: str) -> str:
-    """Return the self-tests of `ladder bench-compare` on a machine: planted slowdowns, and A/As."""
-    head = [
-        "step",
-        "planted",
-        "seen",
-        "interval",
-        "no difference below",
-        "verdict",
-        "A/A passed",
-        "generations",
-    ]
-    rows = []
-    for name in committed.names(f"selftest/{machine}-*bench-compare*.json"):
-        result = committed.read(name)
-        same = [each["verdict"] for each in result["questions"] if not each["planted"]]
-        passed = f"{sum(word != 'slower' for word in same)} of {len(same)}"
-        where = f"`{result['workload']['name']}`, {result['kind']}"
-        for each in (each for each in result["questions"] if each["planted"]):
-            rows.append(
-                [link(where, name.replace(".json", ".md")), f"{100 * each['planted']:g}%", *_seen(each),
-                 f"{100 * each['least']:.2f}%", each["verdict"], passed, str(each["rounds"])]
-            )  # fmt: skip
-    return table(head, rows)
-
-
 STEPS = "rungs.Rung.samples_step_time"
 
 
@@ -319,6 +241,5 @@ def _rungs_and_seconds(result: Plain) -> tuple[int, float]:
 TABLES: dict[str, Callable[..., str]] = {
     "upstream": upstream, "patched": patched, "precision": precision, "scaled": scaled, "sustained": study("sustained"),
     "roofline": roofline, "kernels": kernels,
-    "canary": canary, "selftest": selftest, "simulated": simulated, "comparisons": comparisons,
-    "asv": asv,
+    "canary": canary, "asv": asv,
 }  # fmt: skip

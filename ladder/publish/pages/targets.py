@@ -153,46 +153,7 @@ def overhead(committed: Committed) -> Row:
     return "`asv`: at most 3 s for each commit besides measuring", f"{result['overhead_s']:.2f} s", where
 
 
-def trials(committed: Committed) -> Row:
-    target = "`bench-compare`: 1% of a captured step found, 5% of an eager one, 20 A/A of 20 pass"
-    names = committed.names(f"selftest/{MACHINE}-*bench-compare*.json")
-    if not names:
-        return _absent(target, "ladder doctor --selftest")
-    asked = [each for name in names for each in committed.read(name)["questions"]]
-    same = [each["verdict"] for each in asked if not each["planted"]]
-    found = [f"{100 * each['planted']:g}%: {each['verdict']}" for each in asked if each["planted"]]
-    seen = f"{'; '.join(found)}; {sum(word != 'slower' for word in same)} A/A of {len(same)} pass"
-    stems = [name.removesuffix(".json") for name in names]
-    where = ", ".join(link(stem.removeprefix(f"selftest/{MACHINE}-"), f"{stem}.md") for stem in stems)
-    return target, seen, f"{where}; {link('simulated', 'selftest/bench-compare-simulated.md')}: all found"
-
-
-def damaged(committed: Committed) -> Row:
-    kinds = committed.read("faults/fuzz.json")["kinds"]
-    findings = sum(len(each["findings"]) for each in kinds.values())
-    slowest = max(each["slowest"]["seconds"] for each in kinds.values())
-    target = (
-        "100,000 damaged result files and 10,000 YAML files: no traceback, no write outside, none over 2 s"
-    )
-    count = " and ".join(f"{each['total']['count']:,}" for each in kinds.values())
-    return target, f"{findings} findings in {count}, {slowest:.2f} s at most", link("table", "faults/fuzz.md")
-
-
-def sanitizer(committed: Committed) -> Row:
-    result = committed.read("sanitizer/nvidia-h200.json")
-    tools = result["tools"]
-    seen = ", ".join(f"{name} {tool['status']}" for name, tool in tools.items())
-    count = len(next(iter(tools.values()))["kernels"])
-    where = f"{link('summaries', 'sanitizer/nvidia-h200.txt')}, kernels as of {result['commit'][:7]}"
-    return (
-        "compute-sanitizer: memcheck and racecheck clean",
-        f"{seen}: {count} kernels in {result['seconds']:.0f} s",
-        where,
-    )
-
-
 ROWS: tuple[Callable[[Committed], Row], ...] = (
-    step, speedup, batch_32, lazy, upstream, compiled, light, memory_bound, overhead, trials, damaged,
-    sanitizer,
+    step, speedup, batch_32, lazy, upstream, compiled, light, memory_bound, overhead,
 )  # fmt: skip
 TABLES: dict[str, Callable[..., str]] = {"targets": targets}

@@ -1,7 +1,6 @@
-"""The published site: our front page over asv's own pages, all offline and under a strict policy.
+"""The published site: our front page, reports and charts, above asv's own pages.
 
-- `building` makes the whole site.
-- `front` writes the front page from the data of `collected` and `history`, with the pictures of `figures`.
-- `asvpages` makes asv's pages safe, with the scripts of `vendored`.
+- `building` writes the site, from the templates in `templates/`.
+- `collection` says what the front page shows, `figures` draws its pictures.
 - `benches/_publishing.py` is the side of asv.
 """

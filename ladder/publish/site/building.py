@@ -1,33 +1,57 @@
-"""The construction of the front page, and the exchange of a finished site for the old one, whole or not at all."""
+"""The construction of the site, and the exchange of a finished one for the old, whole or not at all."""
 
 from __future__ import annotations
 
-import json
+import base64
+import functools
+import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 from ladder.base import stopping
 from ladder.base.errors import UserError
-from ladder.base.text import slug
+from ladder.base.text import ms
 from ladder.publish import gallery
 from ladder.publish.history import series as asvseries
 from ladder.publish.report import found as reportfound
 from ladder.publish.report import page as reportpage
-from ladder.publish.site import collected, front
+from ladder.publish.site import collection, figures
+from ladder.publish.site.collection import Group, History, Raw
 from ladder.report import chart, gpus
-from ladder.report.themes import DARK, LIGHT
-from ladder.results.ranking import Stored
+from ladder.report.panels import short_ms
+from ladder.report.themes import DARK, LIGHT, Theme
+from ladder.results.types import Result
 
-REPORTS = "reports"  # the folder of full reports in the site
-ASV = "asv"  # the folder of asv's pages in the site
-_OURS = (
-    f"{ASV}/info.json",
-    "info.json",
-)  # marks of our site, and of one that asv made without this publisher
+ASV, CHARTS = "asv", "charts"  # folders of the site: asv's pages, and pictures
+TEMPLATES = Path(__file__).resolve().parent / "templates"
+# Marks of our site, and of one that asv made without this publisher.
+_MARKS = (f"{ASV}/info.json", "info.json")
+# The page's own colours: green for `faster`, and the lines between rows. All others are the charts' colours.
+_COLORS = {
+    LIGHT: {"good": "#1A6E34", "line": "#D5DAE0", "mark": LIGHT.article, "link": "#005A8C"},
+    DARK: {"good": "#6CCB88", "line": "#343C45", "mark": DARK.article, "link": "#7CC5F0"},
+}
+
+
+@dataclass(frozen=True)
+class Content:
+    """The content of the front page.
+
+    ``reports``: the page of each full report, by the path of its run. ``has_gpus``: whether a picture compares GPUs.
+    """
+
+    groups: Sequence[Group] = ()
+    histories: Sequence[History] = ()
+    raw: Sequence[Raw] = ()
+    asv_files: Sequence[str] = ()
+    reports: Mapping[str, str] = field(default_factory=dict)
+    has_gpus: bool = False
 
 
 def write_front(site: Path, ladder_results: Path, accepted: Path, revisions: Mapping[str, int]) -> list[str]:
@@ -43,82 +67,75 @@ def write_front(site: Path, ladder_results: Path, accepted: Path, revisions: Map
         One line for each refused result of `ladder run`.
     """
     site = Path(site)
-    found, refused = collected.publish(ladder_results, site / "results" / "ladder")
+    stored, refused = collection.publish_results(ladder_results, site / "results" / "ladder")
     points = asvseries.points(accepted)
-    groups = collected.groups(found, [point for point in points if point.commit in revisions], site)
-    asv_files = _copy_asv(accepted, site, revisions)
-    charts: dict[int, list[tuple[str, str]]] = {}
-    reports: dict[tuple[str, ...], str] = {}
-    measured = [(panel, group) for group in groups for panel in group.panels if panel.result is not None]
-    measured.sort(key=lambda each: each[0].is_part)  # a whole run names its report
-    for panel, group in measured:
-        if panel.raw not in reports:
-            reports[panel.raw] = _report(panel, _stem(panel, group), found, site, ladder_results.parent)
-        charts[id(panel)] = [*_charts(panel, group, site), (front.FULL_REPORT, reports[panel.raw])]
-    told = [(panel, group) for group in groups for panel in (*group.tops, *group.highest)]
-    for panel, group in told:
-        if panel.raw not in reports:  # a run that a card alone shows
-            reports[panel.raw] = _report(
-                panel, f"{_stem(panel, group)}-top", found, site, ladder_results.parent
-            )
-        charts.setdefault(id(panel), [(front.FULL_REPORT, reports[panel.raw])])
-    gpu_points = asvseries.points(accepted, asvseries.GPU_STEP)
-    histories = front.Histories(
-        asvseries.history(points, revisions), asvseries.history(gpu_points, revisions)
+    groups = collection.collect_groups(stored, [each for each in points if each.commit in revisions], site)
+    reports = collection.name_reports(groups)
+    for path, result in stored:
+        if name := reports.get(path.relative_to(site).as_posix()):
+            around = reportfound.around((path, result), stored, ladder_results.parent)
+            reportpage.write(around, site / name)
+    pairs = gallery.compared([result for _, result in stored])
+    content = Content(
+        groups,
+        collection.collect_histories(points, asvseries.points(accepted, asvseries.GPU_STEP), revisions),
+        collection.list_raw(stored, site),
+        collection.publish_asv(accepted, site, revisions),
+        reports,
+        bool(pairs),
     )
-    names = {point.machine: point.name for point in (*gpu_points, *points)}
-    raw, compared = collected.raw(found, site), _compared(found)
-    text = front.page(groups, histories, raw, asv_files, charts, names, compared)
-    (site / "index.html").write_text(text, encoding="utf-8")
+    write_pictures(content, pairs, site)
+    (site / "index.html").write_text(render_front(content), encoding="utf-8")
     return refused
 
 
-def _compared(found: list[Stored]) -> front.Picture | None:
-    """Return the picture that compares GPUs, as README has it; None where no GPU qualifies."""
-    if not (pairs := gallery.compared([result for _, result in found])):
-        return None
-    light, dark = (gpus.render(pairs, "svg", theme=theme) for theme in (LIGHT, DARK))
-    return front.Picture(
-        "Each rung on each GPU, and a whole training: the tables below have its numbers", light, dark
+def write_pictures(content: Content, pairs: list[tuple[Result, Result | None]], site: Path) -> None:
+    """Write the pictures of the front page in both themes. ``pairs``: what `gallery.compared` gives."""
+    pictures: dict[str, Callable[..., bytes]] = {}
+    for group in content.groups:
+        for panel in group.panels:
+            bars = functools.partial(figures.draw_ladder, panel.shown, group.most)
+            pictures[f"{panel.stem}-bars"] = bars
+            if panel.result:
+                pictures[panel.stem] = functools.partial(chart.render, panel.result, "svg")
+    for history in content.histories:
+        if history.commits > 1:
+            pictures[history.stem] = functools.partial(figures.draw_history, history.drawn)
+    if pairs:
+        pictures["gpus"] = functools.partial(gpus.render, pairs, "svg")
+    (site / CHARTS).mkdir(exist_ok=True)
+    for name, draw in pictures.items():
+        for suffix, theme in (("", LIGHT), ("-dark", DARK)):
+            (site / CHARTS / f"{name}{suffix}.svg").write_bytes(draw(theme=theme))
+
+
+def render_front(content: Content) -> str:
+    """Return the front page as HTML. It has no script, and its pictures are files, so it works from a folder, too."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"ms": ms, "short_ms": short_ms, "address": quote}
+    style = environment.get_template("front.css.jinja").render(light=colors(LIGHT), dark=colors(DARK))
+    return environment.get_template("front.html.jinja").render(
+        style=style,
+        style_digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
+        content=content,
+        cards=collection.collect_cards(content.groups, content.reports),
+        machines=len({panel.machine for group in content.groups for panel in group.panels}),
+        charts=CHARTS,
+        asv_address=collection.asv_address,
     )
 
 
-def _stem(panel: collected.Panel, group: collected.Group) -> str:
-    """Return the name of a panel's files without suffix. It stays when a newer result takes the panel's place."""
-    return "-".join(map(slug, (panel.machine, group.workload, group.ladder)))
-
-
-def _charts(panel: collected.Panel, group: collected.Group, site: Path) -> list[tuple[str, str]]:
-    (site / "charts").mkdir(exist_ok=True)
-    made = []
-    for words, suffix, theme in (("whole chart", "", LIGHT), ("dark chart", "-dark", DARK)):
-        name = f"charts/{_stem(panel, group)}{suffix}.svg"
-        (site / name).write_bytes(chart.render(panel.result, "svg", theme))
-        made.append((words, name))
-    return made
-
-
-def _report(panel: collected.Panel, stem: str, found: list[Stored], site: Path, results: Path) -> str:
-    """Write the page of one machine, workload and ladder, and return its path in the site."""
-    run = next(each for each in found if each[0] == site / panel.raw[0])
-    made = reportfound.around(run, found, results)
-    name = f"{REPORTS}/{stem}.html"
-    reportpage.write(made, site / name)
-    return name
-
-
-def _copy_asv(accepted: Path, site: Path, revisions: Mapping[str, int]) -> list[str]:
-    """Copy asv's results of commits on the branch, with their machines' records, and return their paths."""
-    copied = []
-    for path in sorted(accepted.glob("*/*.json")):
-        if path.name == "machine.json" or json.loads(path.read_bytes())["commit_hash"] not in revisions:
-            continue
-        target = site / "results" / "asv" / path.parent.name / path.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        for name in ("machine.json", path.name):
-            shutil.copyfile(path.with_name(name), target.with_name(name))
-        copied.append(target.relative_to(site).as_posix())
-    return copied
+def colors(theme: Theme) -> dict[str, str]:
+    """Return the page's colours by the names in its style sheet."""
+    return {**vars(theme), **_COLORS[theme]}
 
 
 @contextmanager
@@ -129,7 +146,7 @@ def replacing(html: Path) -> Iterator[Path]:
         UserError: ``html`` is not a published site, or its parent folder cannot be written.
     """
     html = Path(os.path.abspath(html))
-    if html.is_symlink() or (html.exists() and not _replaceable(html)):
+    if html.is_symlink() or (html.exists() and not _is_site(html)):
         raise UserError(
             f"{html}: holds something else than a published site; name another folder with --html-dir"
         )
@@ -141,14 +158,14 @@ def replacing(html: Path) -> Iterator[Path]:
                 work = Path(tempfile.mkdtemp(prefix=f".{html.name}-", dir=html.parent))
             except OSError as error:
                 raise UserError(f"{html}: cannot be written: {error.strerror}") from None
-        made = work / "site"
-        made.mkdir()
-        yield made
+        fresh = work / "site"
+        fresh.mkdir()
+        yield fresh
         with stopping.held_back():
             try:
                 if html.exists():
                     os.replace(html, work / "before")
-                os.replace(made, html)
+                os.replace(fresh, html)
             except BaseException:  # what is in the working folder goes
                 if (work / "before").exists() and not html.exists():
                     os.replace(work / "before", html)
@@ -159,5 +176,5 @@ def replacing(html: Path) -> Iterator[Path]:
                 shutil.rmtree(work, ignore_errors=True)
 
 
-def _replaceable(html: Path) -> bool:
-    return html.is_dir() and (not any(html.iterdir()) or any((html / name).is_file() for name in _OURS))
+def _is_site(html: Path) -> bool:
+    return html.is_dir() and (not any(html.iterdir()) or any((html / name).is_file() for name in _MARKS))

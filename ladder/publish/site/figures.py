@@ -25,12 +25,18 @@ _PLACES = (
 )
 
 
-def ladder(shown: View, most: float, theme: Theme) -> bytes:
-    """Draw one machine's rungs as bars up to ``most`` and return SVG."""
-    return drawing.save(lambda: _ladder(shown, most, theme), "svg", theme)
+def draw_ladder(shown: View, most: float, theme: Theme) -> bytes:
+    """Draw one machine's rungs as bars up to ``most`` milliseconds and return SVG."""
+    return drawing.save(lambda: ladder_figure(shown, most, theme), "svg", theme)
 
 
-def _ladder(shown: View, most: float, theme: Theme) -> Any:
+def draw_history(steps: Sequence[Step], theme: Theme) -> bytes:
+    """Draw the milliseconds of the highest rung at each commit, one line per set of libraries, and return SVG."""
+    return drawing.save(lambda: history_figure(steps, theme), "svg", theme)
+
+
+def ladder_figure(shown: View, most: float, theme: Theme) -> Any:
+    """Return the figure of one machine's rungs as bars up to ``most`` milliseconds."""
     figure, axes = drawing.sheet(WIDTH, ROW * max(1, len(shown.rows)) + 0.1)
     strip = panels.Strip(NAMES, WIDTH - NAMES - 0.6, 0.05, ROW, most)
     rows = tuple(dataclasses.replace(row, reason="") for row in shown.rows)  # the table below has the reasons
@@ -41,12 +47,8 @@ def _ladder(shown: View, most: float, theme: Theme) -> Any:
     return figure
 
 
-def history(steps: Sequence[Step], theme: Theme) -> bytes:
-    """Draw the milliseconds of the highest rung at each commit, one line per set of libraries, and return SVG."""
-    return drawing.save(lambda: _history(steps, theme), "svg", theme)
-
-
-def _history(steps: Sequence[Step], theme: Theme) -> Any:
+def history_figure(steps: Sequence[Step], theme: Theme) -> Any:
+    """Return the figure of the milliseconds of the highest rung at each commit."""
     from matplotlib.figure import Figure
 
     commits = list(dict.fromkeys(step.commit for step in steps))
@@ -57,18 +59,18 @@ def _history(steps: Sequence[Step], theme: Theme) -> Any:
     )
     for side in axes.spines.values():
         side.set_visible(False)
-    axes.set_ylim(*span([step.ms for step in steps]))
+    axes.set_ylim(*axis_range([step.ms for step in steps]))
     axes.set_xlim(-0.5, len(commits) - 0.5)
     _draw_scale(axes, "ms per step,\nhighest rung", theme)
     looks = ((theme.busy, "o", "-"), (theme.article, "s", "--"), (theme.muted, "^", ":"))
-    several, labels, lines = libraries(steps), [], []
+    several, labels, lines = list(dict.fromkeys(step.software for step in steps)), [], []
     for index, software in enumerate(several):
         color, marker, line = looks[index % len(looks)]
         mine = [step for step in steps if step.software == software]
         xs = [commits.index(step.commit) for step in mine]
         times = [step.ms for step in mine]
         look = {"color": color, "marker": marker, "linestyle": line, "markersize": 5}
-        lines += axes.plot(xs, times, **look, label=named(software, several))
+        lines += axes.plot(xs, times, **look, label=name_software(software, several))
         axes.plot(
             xs, times, **look | {"linestyle": ""}, zorder=7
         )  # above the labels, so that no label hides a point
@@ -78,7 +80,7 @@ def _history(steps: Sequence[Step], theme: Theme) -> Any:
                 labels.append((not last, index, x, step, color))
     for x in {commits.index(step.commit) for step in steps if step.marks}:
         axes.axvline(x - 0.5, color=theme.muted, linestyle=":", linewidth=1, zorder=1)
-    _label(figure, lines, [label[1:] for label in sorted(labels, key=lambda label: label[:3])], theme)
+    _place_labels(figure, lines, [label[1:] for label in sorted(labels, key=lambda label: label[:3])], theme)
     if len(several) > 1:
         figure.legend(loc="upper right", ncols=3, frameon=False, fontsize=8.5, borderpad=0)
     every = -(-len(commits) // LABELS)
@@ -104,12 +106,7 @@ def _draw_scale(axes: Any, name: str, theme: Theme) -> None:
     )  # fmt: skip
 
 
-def libraries(steps: Sequence[Step]) -> list[tuple[str, ...]]:
-    """Return the sets of libraries. Each is a series of its own."""
-    return list(dict.fromkeys(step.software for step in steps))
-
-
-def named(software: tuple[str, ...], several: Sequence[tuple[str, ...]]) -> str:
+def name_software(software: tuple[str, ...], several: Sequence[tuple[str, ...]]) -> str:
     """Return the name of a set of libraries: its torch, and the versions that distinguish it from the others."""
     differs = [part for part in software[1:] if any(part not in other for other in several)]
     return ", ".join(
@@ -117,7 +114,7 @@ def named(software: tuple[str, ...], several: Sequence[tuple[str, ...]]) -> str:
     )
 
 
-def span(times: Sequence[float]) -> tuple[float, float]:
+def axis_range(times: Sequence[float]) -> tuple[float, float]:
     """Return the range of the axis.
 
     It starts at 0 if times differ much, and otherwise is wide enough that noise looks small.
@@ -126,7 +123,9 @@ def span(times: Sequence[float]) -> tuple[float, float]:
     return (0.0, high * 1.25) if high > 1.3 * low else (low * 0.85, high * 1.15)
 
 
-def _label(figure: Any, lines: list[Any], labels: list[tuple[int, int, Step, str]], theme: Theme) -> None:
+def _place_labels(
+    figure: Any, lines: list[Any], labels: list[tuple[int, int, Step, str]], theme: Theme
+) -> None:
     """Write rung and time beside points, preferably where no line passes.
 
     A label that would cover another is left out; the table has its numbers. Earlier labels have precedence.

@@ -43,10 +43,7 @@ _ALL = (
     *map(frame.as_kind, frame.load_studies().values()),
 )
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _ALL}
-UNNAMED = {
-    "tools": "sanitizer",
-    "benchmarks": "pytest-benchmark",
-}  # recognized by a key that no other kind has
+UNNAMED = {"benchmarks": "pytest-benchmark"}  # recognized by a key that no other kind has
 
 
 def kind_of(data: Head) -> Any:

@@ -10,7 +10,8 @@ from ladder.publish.history import screening, series
 from ladder.publish.history.screening import CANDIDATE, CONFIRMED, CUDNN, DRIVER, KNOWN, REFUTED
 from ladder.publish.regressions import judging, known
 from ladder.publish.regressions.judging import HEAD
-from ladder.publish.site import front
+from ladder.publish.site.building import Content, render_front
+from ladder.publish.site.collection import collect_histories
 from ladder.results.types import ProfiledCycle, build
 from tests.publish.history.test_accepted_steps import entry
 from tests.support import made_up_asv
@@ -18,6 +19,7 @@ from tests.support.asv_steps import ENVIRONMENT, MACHINE, RUNGS, STEP, Toy, toy
 
 __all__ = ["toy"]  # a fixture
 
+COMMITS = {letter * 40: number for number, letter in enumerate("abcdef")}
 HOSTS = [made_up_asv.facts(), made_up_asv.facts(cpu="Another CPU") | {"machine": "nvidia-some-gpu-0a1b2c"}]
 
 
@@ -39,8 +41,7 @@ def measured(
 
 
 def steps(folder: Path, benchmark: str = series.GPU_STEP) -> dict[tuple[str, str], list[series.Step]]:
-    commits = {letter * 40: number for number, letter in enumerate("abcdef")}
-    return series.history(series.points(folder, benchmark), commits)
+    return series.history(series.points(folder, benchmark), COMMITS)
 
 
 def test_hosts_with_one_gpu_and_one_software_share_a_line(tmp_path: Path) -> None:
@@ -80,20 +81,17 @@ def test_wall_time_stays_by_machine_and_a_change_is_a_marked_step(tmp_path: Path
     line = found["nvidia-some-gpu", "article"]
     assert [step.marks for step in line] == [(), ("cuDNN 9.19.0 -> 9.20.1",), ()]
     assert len({step.software for step in line}) == 1
-    titles = front.page(
-        [], front.Histories(found, {}), [], [], {}, dict.fromkeys((key[0] for key in found), "GPU")
-    )
+    page = render_front(Content(histories=collect_histories(series.points(tmp_path), [], COMMITS)))
     for host, _ in found:  # two cards of one name would leave it open whose host is whose
-        assert f"GPU ({host}), workload article" in titles
-    shown = front._history("GPU", "nvidia-some-gpu", "article", line, is_gpu=False)
-    assert "dotted line" in shown.about and shown.rows[1].marks == "cuDNN 9.19.0 -> 9.20.1"
+        assert f"Some GPU ({host}), workload article" in page
+    assert "dotted line" in page and "(cuDNN 9.19.0 -&gt; 9.20.1)" in page
 
 
 def test_the_front_page_shows_gpu_time_beside_wall_time(tmp_path: Path) -> None:
     for commit, seconds in (("a", 0.1), ("b", 0.08)):
         measured(tmp_path, 0, commit, seconds)
-    gpu = steps(tmp_path)
-    page = front.page([], front.Histories({}, gpu), [], [], {}, {"nvidia-some-gpu": "NVIDIA Some GPU"})
+    histories = collect_histories([], series.points(tmp_path, series.GPU_STEP), COMMITS)
+    page = render_front(Content(histories=histories))
     assert "NVIDIA Some GPU, workload article, GPU time" in page
     assert "from 100 ms (bf16) to 80.2 ms (bf16)" in page and f"#{series.GPU_STEP}?" in page
 

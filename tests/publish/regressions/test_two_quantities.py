@@ -12,9 +12,9 @@ from ladder.publish.regressions import comparing, judging, known, report
 from ladder.publish.regressions.judging import BASE, HEAD, MOST_ROUNDS, SIDES
 from ladder.publish.regressions.schema import Compared
 from ladder.results.types import Plain, ProfiledCycle, build, plain
-from ladder.selfcheck.selftest.simulate import CYCLES, FAMILIES, KINDS
 from ladder.stats import answers
 from tests.publish.regressions.test_regressions import FAKE, made_up, written
+from tests.support.simulation import CYCLES, FAMILIES, KINDS
 
 GPU_SD = {"captured": 0.0003, "eager": 0.002}  # of GPU time between processes
 NOISY = 0.06  # of wall time between eager processes on a host with neighbours

@@ -4,7 +4,9 @@ import re
 
 import pytest
 
-from ladder.publish.site import answers, building, collected, front
+from ladder.publish import gallery
+from ladder.publish.site import collection
+from ladder.publish.site.building import Content, render_front
 from ladder.results import store as results
 from tests.publish.site.test_site import point
 from tests.support import two_clocks
@@ -19,8 +21,8 @@ def test_a_card_has_baseline_and_tops_of_each_gpu_by_both_clocks(tmp_path):
     for rung in other["rungs"]:
         rung |= dict.fromkeys(("gpu_ms", "gpu_gain", "gpu_verdict", "waiting_ms"))
     found = [(tmp_path / f"{name}.json", made) for name, made in (("a", whole), ("b", longer), ("c", other))]
-    groups = collected.groups(typed(found), [], tmp_path)
-    (card,) = answers.cards(groups)
+    groups = collection.collect_groups(typed(found), [], tmp_path)
+    (card,) = collection.collect_cards(groups)
     assert [gpu.name for gpu in card.gpus] == ["NVIDIA A100", "NVIDIA H200", "the article"]
     assert "not to be quoted" in card.gpus[1].marks[0] and not card.gpus[0].marks
     baseline, article, full = (line.answers for line in card.lines)
@@ -32,7 +34,7 @@ def test_a_card_has_baseline_and_tops_of_each_gpu_by_both_clocks(tmp_path):
     )
     assert (article[1].total, article[1].gpu_total, article[2].total) == ("2.61x", "1.72x", "3.00x")
     assert article[0].gpu == "" and full[0] is None and full[2] is None and full[1].step == "40.0"
-    text = front.page(groups, front.Histories({}, {}), [], [], {}, {})
+    text = render_front(Content(groups))
     assert "GPU 61.2 ms, 1.72x" in text and "<b>fused" not in text
     assert text.index('class="card"') < text.index('<details class="group" id="group-1">')
 
@@ -41,14 +43,14 @@ def test_the_top_is_that_of_the_run_which_holds_it_and_no_lower_rung_s(tmp_path)
     more = two_clocks.selected("baseline", "bf16", "fused_norm", "cuda_graphs")
     ends = two_clocks.selected("baseline", two_clocks.TOP) | {"started": "2026-11-20T10:15:00+00:00"}
     found = [(tmp_path / "a.json", more), (tmp_path / "b.json", ends)]
-    (group,) = collected.groups(typed(found), [], tmp_path)
+    (group,) = collection.collect_groups(typed(found), [], tmp_path)
     assert [len(panel.shown.rows) for panel in group.panels] == [4]
-    (card,) = answers.cards([group])
+    (card,) = collection.collect_cards([group])
     assert {line.title: line.answers[0].step for line in card.lines} == {
         "baseline": "160",
         "the top of full": "40.0",
     }
-    (card,) = answers.cards(collected.groups(typed(found[:1]), [], tmp_path))
+    (card,) = collection.collect_cards(collection.collect_groups(typed(found[:1]), [], tmp_path))
     assert [line.title for line in card.lines] == ["baseline", "the highest rung of full that ran"]
     assert card.lines[1].answers[0].title == more["rungs"][-1]["title"]
 
@@ -61,7 +63,9 @@ def test_a_run_of_the_ends_of_full_says_the_article_s_top_and_the_top_that_its_w
     ends["workload"] |= {"norm": norm}
     if norm == "instance":  # it has no weights to demodulate, so its top lacks that rung
         ends["rungs"][-1]["recipe"] |= {"demodulation": "modules"}
-    (card,) = answers.cards(collected.groups(typed([(tmp_path / "a.json", ends)]), [], tmp_path))
+    (card,) = collection.collect_cards(
+        collection.collect_groups(typed([(tmp_path / "a.json", ends)]), [], tmp_path)
+    )
     said = {line.title: (line.answers[0].step, line.answers[0].total) for line in card.lines}
     assert said == {
         "baseline": ("160", "1.00x"),
@@ -70,7 +74,9 @@ def test_a_run_of_the_ends_of_full_says_the_article_s_top_and_the_top_that_its_w
     }
     ends["workload"] |= {"norm": "demod"}
     ends["rungs"][-1]["recipe"] |= {"demodulation": "modules"}
-    (card,) = answers.cards(collected.groups(typed([(tmp_path / "a.json", ends)]), [], tmp_path))
+    (card,) = collection.collect_cards(
+        collection.collect_groups(typed([(tmp_path / "a.json", ends)]), [], tmp_path)
+    )
     titles = ["baseline", "the article's top", "the highest rung of full that ran"]
     assert [line.title for line in card.lines if line.answers[0]] == titles
 
@@ -85,27 +91,27 @@ def test_a_card_has_the_notes_days_and_report_of_the_runs_whose_numbers_it_shows
     for name, made in (("a", longer), ("b", ends)):
         results.write(tmp_path / f"results/ladder/nvidia-h200/article-full-{name}.json", made)
     found = [(path, results.load(path)) for path in sorted(tmp_path.rglob("*.json"))]
-    (group,) = collected.groups(found, [], tmp_path)
-    (card,) = answers.cards([group], {id(group.panels[0]): "long.html", id(group.tops[0]): "top.html"})
+    (group,) = collection.collect_groups(found, [], tmp_path)
+    (card,) = collection.collect_cards(
+        [group], {group.panels[0].path: "long.html", group.tops[0].path: "top.html"}
+    )
     assert group.panels[0].shown.marks and group.panels[0] is not group.tops[0]
-    assert card.gpus == [answers.Gpu("NVIDIA H200", "2026-11-20", (), (("full", "top.html"),))]
+    assert card.gpus == [collection.Gpu("NVIDIA H200", "2026-11-20", (), (("full", "top.html"),))]
     assert [line.answers[0].step for line in card.lines] == ["160", "40.0"]
 
 
-def test_a_run_that_a_card_alone_shows_has_a_report_of_its_own(tmp_path, monkeypatch):
+def test_a_run_that_a_card_alone_shows_has_a_report_of_its_own(tmp_path):
     longer = two_clocks.selected("baseline", "bf16", "fused_norm", "cuda_graphs")
     ends = two_clocks.selected("baseline", two_clocks.TOP) | {"started": "2026-11-20T10:15:00+00:00"}
     found = typed([(tmp_path / f"{name}.json", made) for name, made in (("a", longer), ("b", ends))])
-    monkeypatch.setattr(collected, "publish", lambda *_: (found, []))
-    monkeypatch.setattr(building, "_charts", lambda *_: [])
-    monkeypatch.setattr(building, "_report", lambda panel, stem, *_: f"{stem}.html of {panel.raw[0]}")
-    building.write_front(tmp_path, tmp_path / "ladder", tmp_path / "asv", {})
-    text = (tmp_path / "index.html").read_text()
-    links = re.findall(r'href="(nvidia-[^"]*)"', text)
-    assert links == [
-        "nvidia-h200-article-full-top.html%20of%20b.json",  # on the card
-        "nvidia-h200-article-full.html%20of%20a.json",
-    ]
+    groups = collection.collect_groups(found, [], tmp_path)
+    reports = collection.name_reports(groups)
+    assert reports == {
+        "a.json": "reports/nvidia-h200-article-full.html",
+        "b.json": "reports/nvidia-h200-article-full-top.html",
+    }
+    links = re.findall(r'href="(reports/[^"]*)"', render_front(Content(groups, reports=reports)))
+    assert links == [reports["b.json"], reports["a.json"]]  # on the card, in the list of every rung
 
 
 @pytest.mark.parametrize("last", ["fused_adam", "rung_that_went"])
@@ -118,13 +124,13 @@ def test_a_run_that_ended_at_an_older_top_is_told_by_the_name_of_its_last_rung(t
     if last == "rung_that_went":
         runs.remove(older)
     found = [(tmp_path / f"{place}.json", made) for place, made in enumerate(runs)]
-    groups = collected.groups(typed(found), [], tmp_path)
-    (card,) = answers.cards(groups)
+    groups = collection.collect_groups(typed(found), [], tmp_path)
+    (card,) = collection.collect_cards(groups)
     said = {line.title: line.answers[0] for line in card.lines if line.answers[0]}
     assert list(said) == ["baseline", "the article's top", "the highest rung of full that ran"]
     told = said["the highest rung of full that ran"]
     assert (told.title, told.step) == ("the top of then", "39.0") and card.gpus[0].measured == "2026-11-20"
-    text = front.page(groups, front.Histories({}, {}), [], [], {}, {})
+    text = render_front(Content(groups))
     assert '<span class="under">the top of then</span>' in text and "the top of full" not in text
 
 
@@ -137,8 +143,8 @@ def test_the_article_s_rungs_of_a_run_of_full_go_before_an_older_run_without_gpu
     names = [rung["name"] for rung in older["rungs"]]
     full = two_clocks.selected(*names, two_clocks.TOP)
     found = [(tmp_path / "a.json", older), (tmp_path / "b.json", full)]
-    groups = collected.groups(typed(found), [], tmp_path)
-    (card,) = answers.cards(groups)
+    groups = collection.collect_groups(typed(found), [], tmp_path)
+    (card,) = collection.collect_cards(groups)
     assert [(line.answers[0].step, bool(line.answers[0].gpu)) for line in card.lines] == [
         ("160", True),
         ("61.3", True),
@@ -146,25 +152,27 @@ def test_the_article_s_rungs_of_a_run_of_full_go_before_an_older_run_without_gpu
     ]
     part, whole = (group.panels[0] for group in groups)  # the list of every rung shows them, too
     assert [row.step_ms for row in part.shown.rows] == list(two_clocks.WALL_MS.values())
-    assert (part.raw, part.is_part, whole.is_part) == (("b.json",), True, False)
+    assert (part.path, part.is_part, whole.is_part) == ("b.json", True, False)
     assert part.shown.title == groups[0].title == "The article's eight rungs"
-    assert "these are rungs of a run of full" in front.page(groups, front.Histories({}, {}), [], [], {}, {})
-    charts = {id(panel): [(front.FULL_REPORT, "reports/full.html")] for panel in (part, whole)}
-    assert answers.cards(groups, front._reports(charts))[0].gpus[0].reports == (
-        ("full", "reports/full.html"),
-    )
+    assert "these are rungs of a run of full" in render_front(Content(groups))
+    reports = collection.name_reports(groups)
+    assert reports == {"b.json": "reports/nvidia-h200-article-full.html"}
+    (card,) = collection.collect_cards(groups, reports)
+    assert card.gpus[0].reports == (("full", reports["b.json"]),)
     found[0] = (
         found[0][0],
         two_clocks.run() | {"started": older["started"]},
     )  # as good: the article's own goes first
-    (card,) = answers.cards(collected.groups(typed(found), [], tmp_path))
+    (card,) = collection.collect_cards(collection.collect_groups(typed(found), [], tmp_path))
     assert card.gpus[0].measured == "2026-11-20 and 2026-11-21"
 
 
 def test_a_card_says_why_it_has_no_gpu_time(tmp_path):
     made = two_clocks.run()
     made["rungs"][-1] |= {"gpu_interval_ms": None, "gpu_verdict": "too few generations"}
-    (card,) = answers.cards(collected.groups(typed([(tmp_path / "a.json", made)]), [], tmp_path))
+    (card,) = collection.collect_cards(
+        collection.collect_groups(typed([(tmp_path / "a.json", made)]), [], tmp_path)
+    )
     assert [(line.answers[0].step, line.answers[0].gpu) for line in card.lines] == [
         ("160", "GPU 105 ms"),
         ("61.3", "GPU: too few generations"),
@@ -175,27 +183,27 @@ def test_a_top_that_is_not_decided_has_no_factor(tmp_path):
     """The factor is a mean over pairs, the times are medians: a noisy host's contradict each other."""
     made = two_clocks.run()
     made["rungs"][-1] |= {"speedup_total": 0.92, "total_interval": [0.31, 2.7]}
-    groups = collected.groups([(tmp_path / "a.json", typed(made))], [], tmp_path)
-    (card,) = answers.cards(groups)
+    groups = collection.collect_groups([(tmp_path / "a.json", typed(made))], [], tmp_path)
+    (card,) = collection.collect_cards(groups)
     assert (card.lines[1].answers[0].step, card.lines[1].answers[0].total) == ("61.3", "not decided")
-    text = front.page(groups, front.Histories({}, {}), [], [], {}, {})
+    text = render_front(Content(groups))
     assert "160 to 61.3 ms a step, <strong>not decided</strong>" in text
 
 
 def test_the_list_has_the_verdict_in_gpu_time_before_that_of_the_step(tmp_path):
     made = two_clocks.run()
-    groups = collected.groups([(tmp_path / "a.json", typed(made))], [], tmp_path)
-    (panel,) = front._group(groups[0], 1, {}).panels
-    assert [each.text for each in panel.headings] == ["ms/step", "GPU ms", "GPU work", "step"]
-    ms, gpu_ms, work, step = panel.rows[1].cells  # channels_last: the GPU's work is less, the host hides it
+    groups = collection.collect_groups([(tmp_path / "a.json", typed(made))], [], tmp_path)
+    (panel,) = groups[0].panels
+    assert [heading.text for heading, _ in panel.columns] == ["ms/step", "GPU ms", "GPU work", "step"]
+    # channels_last: the GPU's work is less, the host hides it
+    ms, gpu_ms, work, step = (cells[1] for _, cells in panel.columns)
     assert (ms.text, gpu_ms.text, work.text, work.kind) == ("158.0", "93.00", "1.13x faster", "faster")
     assert step.text.startswith("less than") and step.kind == "" and work.under and step.under
-    assert panel.remarks[0].startswith("GPU time: noise floor")
+    assert "GPU time: noise floor" in render_front(Content(groups))
     for rung in made["rungs"]:
         rung |= dict.fromkeys(("gpu_ms", "gpu_gain", "gpu_verdict", "waiting_ms"))
-    groups = collected.groups([(tmp_path / "a.json", typed(made))], [], tmp_path)
-    (panel,) = front._group(groups[0], 1, {}).panels
-    assert [each.text for each in panel.headings] == ["ms/step", "step"]
+    (group,) = collection.collect_groups([(tmp_path / "a.json", typed(made))], [], tmp_path)
+    assert [heading.text for heading, _ in group.panels[0].columns] == ["ms/step", "step"]
 
 
 def test_a_run_without_the_lowest_rung_has_no_total_for_a_card(tmp_path):
@@ -204,7 +212,7 @@ def test_a_run_without_the_lowest_rung_has_no_total_for_a_card(tmp_path):
     lower = two_clocks.selected("baseline", "bf16") | {"started": "2026-11-01T10:15:00+00:00"}
     for runs, titles in (([upper], []), ([upper, lower], ["BF16 mixed precision"])):
         found = typed([(tmp_path / f"{place}.json", made) for place, made in enumerate(runs)])
-        (card,) = answers.cards(collected.groups(found, [], tmp_path))
+        (card,) = collection.collect_cards(collection.collect_groups(found, [], tmp_path))
         lines = [line for line in card.lines if line.title == "the highest rung of full that ran"]
         assert [line.answers[0].title for line in lines] == titles
 
@@ -212,8 +220,8 @@ def test_a_run_without_the_lowest_rung_has_no_total_for_a_card(tmp_path):
 def test_the_page_has_the_picture_of_gpus_where_one_was_measured_whole(tmp_path):
     def page(made):
         found = [(tmp_path / "a.json", typed(made))]
-        groups = collected.groups(found, [], tmp_path)
-        return front.page(groups, front.Histories({}, {}), [], [], {}, {}, building._compared(found))
+        pairs = gallery.compared([result for _, result in found])
+        return render_front(Content(collection.collect_groups(found, [], tmp_path), has_gpus=bool(pairs)))
 
     whole = page(two_clocks.run())
     assert whole.index('class="card"') < whole.index('<section id="gpus"') < whole.index('id="ladders"')
@@ -221,6 +229,6 @@ def test_the_page_has_the_picture_of_gpus_where_one_was_measured_whole(tmp_path)
 
 
 def test_a_workload_that_only_asv_measured_has_no_card(tmp_path):
-    groups = collected.groups([], [point("a", {"baseline": 90.0, "bf16": 40.0})], tmp_path)
-    assert len(groups) == 1 and answers.cards(groups) == []
-    assert 'class="card"' not in front.page(groups, front.Histories({}, {}), [], [], {}, {})
+    groups = collection.collect_groups([], [point("a", {"baseline": 90.0, "bf16": 40.0})], tmp_path)
+    assert len(groups) == 1 and collection.collect_cards(groups) == []
+    assert 'class="card"' not in render_front(Content(groups))

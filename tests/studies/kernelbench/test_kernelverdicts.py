@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ladder.selfcheck.selftest.simulate import FAMILIES
 from ladder.studies.kernelbench import verdicts
 from ladder.studies.kernelbench.schema import Row, Samples
 from tests.support import made_up_kernels
+from tests.support.simulation import FAMILIES
 
 SD = 0.003  # of a contender from repeat to repeat
 DRIFT = 0.02  # of all contenders of a repeat alike

@@ -333,8 +333,7 @@ def test_without_a_gpu_the_floor_is_told_from_recorded_rates(workload, monkeypat
         (["--roofline", "--again", str(TUNED), "--rung", "bf16"], "--again takes all from its file"),
         (["--roofline", "--again", str(TUNED), "--ladder", "full"], "--again takes all from its file"),
         (["--roofline", "-w", "tiny", "-w", "article"], "of one --workload"),
-        (["--roofline", "--minutes", "3"], "--minutes is for --selftest"),
-        (["--roofline", "--selftest"], "give only one of"),
+        (["--roofline", "--parity-trial"], "give only one of"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_status_2(args, said):

@@ -1,4 +1,4 @@
-"""The measure measured: simulated ladders with known effects, judged by the functions that judge real ones.
+"""Simulated ladders with known effects, judged by the functions that judge real ones: coverage, false verdicts, power.
 
 A simulated run is eight rungs and two twins in generations of live processes, as `ladder.stats.nested` takes them. In
 five families of noise all rungs are of one kind, and noise has one shape and one size. The sixth family is made of
@@ -12,18 +12,11 @@ what was measured on an H100 in a noisy virtual machine:
 """
 
 import itertools
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypedDict, cast
 
 import numpy as np
 
-from ladder.base import text as texts
-from ladder.machine import system
-from ladder.results import record
-from ladder.results import store as results
 from ladder.stats import answers, estimates, nested
 
 RUNGS, CYCLES = 8, 2
@@ -199,66 +192,29 @@ def _measured(rng: np.random.Generator, kind: Kind, captured: np.ndarray) -> np.
     return noise
 
 
-# Share of planted slowdowns that must be found in normal noise; None: reported.
-PROMISED: dict[str, dict[float, float | None]] = {
-    SETTINGS[0].title: {0.01: 0.99},
-    SETTINGS[1].title: {0.01: 0.99},
-    SETTINGS[2].title: {0.01: None, 0.02: 0.99},
-    SETTINGS[3].title: {0.01: 0.95, 0.02: 0.99},
-    SETTINGS[4].title: {0.1: None, 0.3: 0.95},
-}
 COVERED = (0.93, 0.975)  # by a 95% interval, in normal noise and in that which was measured
 COVERING = ("normal", MEASURED)
-FALSE = 1 / 300  # share of the runs
 CALLED = (answers.FASTER, answers.SLOWER)
 
 
-class Same(TypedDict):
+@dataclass(frozen=True)
+class Same:
     """Outcomes of runs of identical programs."""
 
-    runs: int
     false: int  # runs in which any program was called faster or slower
     ambiguous: float  # share of the verdicts
     covered: float  # share of the 95% intervals that hold the truth
-    noise_floor: float
-    rounds: float  # generations, mean
+    floor: float  # noise floor, median
+    generations: float  # mean
 
 
-class Planted(TypedDict):
+@dataclass(frozen=True)
+class Planted:
     """Outcomes of runs with one planted slowdown."""
 
-    slowdown: float
-    runs: int
     found: float  # share of the runs
     wrong_sign: int
     false: int  # runs with a false verdict elsewhere
-    promised: float | None
-
-
-class Row(TypedDict):
-    """Outcomes of one kind of rung in one family of noise."""
-
-    kind: str
-    family: str
-    process: float
-    cycle: float
-    same: Same
-    planted: list[Planted]
-
-
-class Table(TypedDict):
-    """The outcomes of all simulated runs, with a line for each promise that was not kept."""
-
-    seed: int
-    table: list[Row]
-    broken: list[str]
-    seconds: float
-
-
-class Found(Table, record.Header):
-    """The result of a simulation, as its file has it."""
-
-    what: str
 
 
 def _of_kind(kind: Kind, family: str) -> slice:
@@ -273,14 +229,13 @@ def false_verdicts(kind: Kind, family: str, runs: int = 300, seed: int = 0) -> S
     rng, counted = np.random.default_rng([seed, runs]), _of_kind(kind, family)
     done = [simulate(rng, kind, family) for _ in range(runs)]
     words = [word for run in done for word in run.words[counted]]
-    return {
-        "runs": runs,
-        "false": sum(any(word in CALLED for word in run.words[counted]) for run in done),
-        "ambiguous": words.count(answers.AMBIGUOUS) / len(words),
-        "covered": float(np.mean([run.inside[counted] for run in done])),
-        "noise_floor": estimates.median([run.floor for run in done]),
-        "rounds": float(np.mean([run.generations for run in done])),
-    }
+    return Same(
+        sum(any(word in CALLED for word in run.words[counted]) for run in done),
+        words.count(answers.AMBIGUOUS) / len(words),
+        float(np.mean([run.inside[counted] for run in done])),
+        estimates.median([run.floor for run in done]),
+        float(np.mean([run.generations for run in done])),
+    )
 
 
 def detection(kind: Kind, family: str, slowdown: float, runs: int = 300, seed: int = 0) -> Planted:
@@ -289,104 +244,8 @@ def detection(kind: Kind, family: str, slowdown: float, runs: int = 300, seed: i
     at = EAGER + 1 if kind.name.startswith("captured") else EAGER - 1  # below it is a rung of its kind
     done = [simulate(rng, kind, family, float(np.log1p(slowdown)), at) for _ in range(runs)]
     elsewhere = [["" if i == at - 1 else word for i, word in enumerate(run.words)][counted] for run in done]
-    return {
-        "slowdown": slowdown,
-        "runs": runs,
-        "found": sum(run.words[at - 1] == answers.SLOWER for run in done) / runs,
-        "wrong_sign": sum(run.words[at - 1] == answers.FASTER for run in done),
-        "false": sum(any(word in CALLED for word in words) for words in elsewhere),
-        "promised": PROMISED[kind.title][slowdown] if family == "normal" else None,
-    }
-
-
-def measure(runs: int = 300, planted: int = 300, seed: int = 0) -> Table:
-    """Simulate each kind of rung in each family of noise."""
-    begin, table, broken = time.perf_counter(), [], []
-    for kind in SETTINGS:
-        for family in (*FAMILIES, MEASURED):
-            row: Row = {
-                "kind": kind.title,
-                "family": family,
-                "process": kind.process,
-                "cycle": kind.cycle,
-                "same": false_verdicts(kind, family, runs, seed),
-                "planted": [detection(kind, family, size, planted, seed) for size in PROMISED[kind.title]],
-            }
-            table.append(row)
-            broken += _broken(row)
-    return {"seed": seed, "table": table, "broken": broken, "seconds": round(time.perf_counter() - begin, 1)}
-
-
-def _broken(row: Row) -> list[str]:
-    where, lines, same = f"{row['kind']}, {row['family']}", [], row["same"]
-    runs = sum(seen["runs"] for seen in (same, *row["planted"]))
-    if (false := sum(seen["false"] for seen in (same, *row["planted"]))) > runs * FALSE:
-        lines.append(f"{where}: {false} of {runs} runs called identical programs different")
-    if row["family"] in COVERING and not COVERED[0] <= same["covered"] <= COVERED[1]:
-        lines.append(f"{where}: 95% intervals cover {same['covered']:.1%}, promised are 93 to 97.5%")
-    for seen in row["planted"]:
-        size = f"{where}: a slowdown of {100 * seen['slowdown']:g}%"
-        if seen["wrong_sign"]:
-            lines.append(f"{size} was called faster {seen['wrong_sign']} times")
-        if seen["promised"] is not None and seen["found"] < seen["promised"]:
-            lines.append(f"{size} was found in {seen['found']:.0%}, promised are {seen['promised']:.0%}")
-    return lines
-
-
-def run(folder: Path, device: str) -> tuple[Found, Path]:
-    """Measure and write `folder`/<machine>.json. Return the result and its file. Raises UserError."""
-    facts = system.facts(device)
-    header = record.header(None, facts)
-    found = cast(Found, header | {"what": "selftest", **measure(), "complete": True})
-    (path,) = results.save(found, folder, stem=texts.slug(facts["name"]))
-    return found, path
-
-
-def text(found: Table) -> str:
-    """Return the table for people: twins called different, and slowdowns found, by kind of rung and noise."""
-    runs, planted = found["table"][0]["same"]["runs"], found["table"][0]["planted"][0]["runs"]
-    lines = [
-        f"Simulated runs of {RUNGS} rungs: {runs} of identical ones, {planted} with each planted slowdown.",
-        "In brackets what is promised.",
-    ]
-    for title in dict.fromkeys(row["kind"] for row in found["table"]):
-        rows = [row for row in found["table"] if row["kind"] == title]
-        spread = f"{100 * rows[0]['process']:g}% between processes, {100 * rows[0]['cycle']:g}% inside"
-        lines += ["", f"{title} ({spread})"]
-        heads = [f"{100 * seen['slowdown']:g}% found" for seen in rows[0]["planted"]]
-        lines.append(
-            _line(
-                [
-                    "noise",
-                    "false verdicts",
-                    "ambiguous",
-                    "covered",
-                    *heads,
-                    "wrong sign",
-                    "floor",
-                    "generations",
-                ]
-            )
-        )
-        for row in rows:
-            found_in = [_share(seen["found"], seen["promised"]) for seen in row["planted"]]
-            same, wrong = row["same"], sum(seen["wrong_sign"] for seen in row["planted"])
-            cells = [
-                row["family"],
-                str(same["false"]),
-                f"{same['ambiguous']:.1%}",
-                f"{same['covered']:.1%}",
-                *found_in,
-                f"{wrong} (0)",
-            ]
-            lines.append(_line([*cells, f"{100 * same['noise_floor']:.2f}%", f"{same['rounds']:.1f}"]))
-    kept = found["broken"] or ["everything promised was kept"]
-    return "\n".join([*lines, "", *kept, f"{found['seconds']} s"])
-
-
-def _share(found: float, promised: float | None) -> str:
-    return f"{found:.1%}" + ("" if promised is None else f" ({promised:.0%})")
-
-
-def _line(cells: list[str]) -> str:
-    return f"  {cells[0]:<15}" + "".join(f"{cell:>15}" for cell in cells[1:])
+    return Planted(
+        sum(run.words[at - 1] == answers.SLOWER for run in done) / runs,
+        sum(run.words[at - 1] == answers.FASTER for run in done),
+        sum(any(word in CALLED for word in words) for words in elsewhere),
+    )

@@ -1,1 +1,0 @@
-"""`python -m ladder.selfcheck.fuzz`: damaged files, and whether every reader refuses them in one line."""

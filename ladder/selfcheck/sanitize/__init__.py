@@ -1,1 +1,0 @@
-"""`make sanitize`: every fused kernel under compute-sanitizer."""
