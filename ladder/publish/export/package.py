@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import importlib.machinery
 import importlib.util
+import json
 import keyword
 import re
 import shutil
@@ -26,17 +27,7 @@ ALL = "all"  # among the names of ops
 LONGEST = 100  # letters of a package: a file system takes 255 bytes, and a temporary folder adds to them
 # Names of this project, of what an export needs, and of operators that PyTorch registers itself.
 TAKEN = ("kernels", "ladder", "stylegan_lite", "benches", "torch", "triton")
-TORCH = (
-    "aten",
-    "c10d",
-    "higher_order",
-    "import_module",
-    "inductor",
-    "prim",
-    "prims",
-    "profiler",
-    "quantized",
-)
+TORCH = "aten c10d higher_order import_module inductor prim prims profiler quantized".split()
 # The oldest versions with which an export was seen to pass its test. PyTorch before 2.7 cannot register the operators.
 PYTORCH, PYTORCH_FUSED, TRITON = (2, 4), (2, 7), (3, 4)
 EVERYWHERE = (
@@ -209,7 +200,10 @@ def needed_files(package: Path, start: Iterable[str]) -> list[str]:
 
 
 _INIT = """\
-{docstring}
+{summary}
+
+README.md says where they run, and how to call and check them. `OPS` holds each beside its plain-PyTorch reference.
+\"\"\"
 
 import sys as _sys
 
@@ -224,8 +218,8 @@ if _sys.version_info < (3, 10) or tuple(map(int, _torch.__version__.split(".")[:
 {imports}
 from .dispatch import offer as _offer
 
-__version__ = {version}
-__commit__ = {commit}
+__version__ = {version!r}
+__commit__ = {commit!r}
 SOURCE_DIGEST = "{digest}"
 OPS = _offer(globals(), {names})
 
@@ -236,39 +230,25 @@ __all__ = {public}
 def _init(origin: Origin, ops: list[Op], digest: str) -> str:
     """Return the `__init__.py` of a package with these ops."""
     names = [op.name for op in ops]
+    references = [f"{name}_reference" for name in names]
     least = PYTORCH if {*names} <= {*EVERYWHERE} else PYTORCH_FUSED
     imports = [
         f"from .{op.module} import {op.function} as {op.name}, {op.function}_reference as {op.name}_reference"
         for op in sorted(ops, key=lambda op: op[1:])
     ]
-    summary = textwrap.fill(f'"""Ops for StyleGAN-style networks: {", ".join(names)}.', 110)
-    where = "They run fused Triton kernels on a CUDA GPU, and plain PyTorch everywhere else."
-    page = (
-        "README.md says how to call and check them. `OPS` holds each op beside its plain-PyTorch reference."
-    )
     return _INIT.format(
-        docstring=f'{summary}\n\n{where}\n{page}\n"""'
-        if least == PYTORCH_FUSED
-        else f'{summary}\n\n{page}\n"""',
+        summary=textwrap.fill(f'"""Ops for StyleGAN-style networks: {", ".join(names)}.', 110),
         least=least,
         words=version_text(least),
         imports="\n".join(imports),
-        version=_quoted(origin.version),
-        commit=_quoted(origin.commit),
+        version=origin.version,
+        commit=origin.commit,
         digest=digest,
-        names=_listed(names),
-        public=_listed(sorted(["OPS", "SOURCE_DIGEST", *names, *(f"{name}_reference" for name in names)])),
+        names=json.dumps(names, indent=4),
+        public=json.dumps(sorted(["OPS", "SOURCE_DIGEST", *names, *references]), indent=4),
     )
 
 
 def version_text(numbers: tuple[int, int]) -> str:
     """Return a version as text."""
     return ".".join(map(str, numbers))
-
-
-def _quoted(value: str | None) -> str:
-    return "None" if value is None else f'"{value}"'
-
-
-def _listed(names: Iterable[str]) -> str:
-    return "[\n" + "".join(f'    "{name}",\n' for name in names) + "]"
