@@ -7,8 +7,8 @@ The ops stand in folders by what they have in common. The docstring of each fold
 - upfirdn/: resampling by a short filter, alone and together with the activation beside it.
 - linear/: products with few rows or few channels, and convolutions that can be differentiated twice.
 - weights/: ops on parameters (demodulation, spectral norm, Adam).
-- common/: how tensors are cut into tiles, how sums are taken, how launches overlap.
-- compile/: the ops as operators for torch.compile, and processes that compile kernels ahead.
+- common/: how tensors are cut into tiles, how sums are taken, how launches overlap, operators for torch.compile.
+- compile/: processes that compile kernels ahead of their launch.
 - tuning/: programs that search for the rows of the tables.
 - cuda/: the article's kernels in CUDA C++.
 
@@ -18,29 +18,29 @@ No file here knows a model. The ops take CUDA tensors. With TRITON_INTERPRET=1 (
 take CPU tensors, slowly, for tests. The `<op>_reference` functions run anywhere.
 """
 
-from kernels import started  # noqa: F401  isort: skip
-from kernels import alternatives
-from kernels.linear.conv2d import conv2d, conv2d_reference, conv_transpose2d, conv_transpose2d_reference
-from kernels.linear.dense import dense, dense_group, dense_group_reference, dense_reference
-from kernels.linear.rgb import from_rgb, from_rgb_reference, to_rgb, to_rgb_reference
-from kernels.linear.skip import bias_act_skip, bias_act_skip_reference
-from kernels.norm.instance_norm_act import instance_norm_act, instance_norm_act_reference
-from kernels.norm.minibatch_std import minibatch_std, minibatch_std_reference
-from kernels.pointwise.bias_act import bias_act, bias_act_reference
-from kernels.pointwise.bias_act_modulate import bias_act_modulate, bias_act_modulate_reference
-from kernels.pointwise.modulate import modulate, modulate_reference
-from kernels.pointwise.residual import (
+from . import started  # noqa: F401  isort: skip
+from . import alternatives, dispatch
+from .linear.conv2d import conv2d, conv2d_reference, conv_transpose2d, conv_transpose2d_reference
+from .linear.dense import dense, dense_group, dense_group_reference, dense_reference
+from .linear.rgb import from_rgb, from_rgb_reference, to_rgb, to_rgb_reference
+from .linear.skip import bias_act_skip, bias_act_skip_reference
+from .norm.instance_norm_act import instance_norm_act, instance_norm_act_reference
+from .norm.minibatch_std import minibatch_std, minibatch_std_reference
+from .pointwise.bias_act import bias_act, bias_act_reference
+from .pointwise.bias_act_modulate import bias_act_modulate, bias_act_modulate_reference
+from .pointwise.modulate import modulate, modulate_reference
+from .pointwise.residual import (
     bias_act_residual,
     bias_act_residual_reference,
     fork_upfirdn2d,
     fork_upfirdn2d_reference,
 )
-from kernels.pointwise.scale_act import scale_act, scale_act_reference
-from kernels.upfirdn.filter_act_modulate import filter_act_modulate, filter_act_modulate_reference
-from kernels.upfirdn.filtered_act import act_filter, act_filter_reference, filter_act, filter_act_reference
-from kernels.upfirdn.upfirdn2d import upfirdn2d, upfirdn2d_reference
-from kernels.weights.demodulate import demodulate, demodulate_reference
-from kernels.weights.demodulate_group import (
+from .pointwise.scale_act import scale_act, scale_act_reference
+from .upfirdn.filter_act_modulate import filter_act_modulate, filter_act_modulate_reference
+from .upfirdn.filtered_act import act_filter, act_filter_reference, filter_act, filter_act_reference
+from .upfirdn.upfirdn2d import upfirdn2d, upfirdn2d_reference
+from .weights.demodulate import demodulate, demodulate_reference
+from .weights.demodulate_group import (
     demodulate_group,
     demodulate_group_fork,
     demodulate_group_fork_reference,
@@ -48,17 +48,14 @@ from kernels.weights.demodulate_group import (
     weight_energies,
     weight_energies_reference,
 )
-from kernels.weights.spectral_norm import (
+from .weights.spectral_norm import (
     power_iteration,
     power_iteration_reference,
     spectral_norm,
     spectral_norm_reference,
 )
 
-from kernels.weights import adam  # noqa: F401  isort: skip
-
-# These register operators for torch.compile. An op without an operator is plain PyTorch to the compiler.
-from kernels.compile import joined_operators, linear_operators, operators  # noqa: F401  isort: skip
+from .weights import adam  # noqa: F401  isort: skip
 
 __all__ = [
     "act_filter",
@@ -121,6 +118,10 @@ for _name in __all__:
         globals()[_name] = alternatives.offered(globals()[_name], globals()[f"{_name}_reference"])
 
 scale_channels = modulate  # Applying the demodulation scale is the same product.
+scale_channels_reference = modulate_reference
+
+# Each op as an export offers it, beside its reference.
+OPS = dispatch.table(globals(), [name for name in __all__ if f"{name}_reference" in globals()])
 
 
 def available() -> str | None:
@@ -130,7 +131,7 @@ def available() -> str | None:
     """
     import torch
 
-    from kernels.common import tiles
+    from .common import tiles
 
     if tiles.INTERPRETED:
         return None

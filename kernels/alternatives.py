@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernels import choices
+from . import choices
 
 
 class Where(NamedTuple):

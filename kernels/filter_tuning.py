@@ -4,4 +4,4 @@ import runpy
 import sys
 
 sys.stderr.write("kernels.filter_tuning is kernels.tuning.filters now\n")
-runpy.run_module("kernels.tuning.filters", run_name="__main__", alter_sys=True)
+runpy.run_module(f"{__package__}.tuning.filters", run_name="__main__", alter_sys=True)

@@ -4,4 +4,4 @@ import runpy
 import sys
 
 sys.stderr.write("kernels.planes_tuning is kernels.tuning.planes now\n")
-runpy.run_module("kernels.tuning.planes", run_name="__main__", alter_sys=True)
+runpy.run_module(f"{__package__}.tuning.planes", run_name="__main__", alter_sys=True)

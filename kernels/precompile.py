@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.common.tiles import INTERPRETED, triton
-from kernels.compile.jobs import Helper, Job, first_line, keep_cache
+from .common.tiles import INTERPRETED, triton
+from .compile.jobs import Helper, Job, first_line, keep_cache
 
 MOST_PROCESSES = 32  # each takes some hundred megabytes
 COMPILE = "self key signature device constexprs options attrs warmup"  # parameters of Triton's function, 3.6 and 3.7

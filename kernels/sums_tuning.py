@@ -4,4 +4,4 @@ import runpy
 import sys
 
 sys.stderr.write("kernels.sums_tuning is kernels.tuning.sums now\n")
-runpy.run_module("kernels.tuning.sums", run_name="__main__", alter_sys=True)
+runpy.run_module(f"{__package__}.tuning.sums", run_name="__main__", alter_sys=True)

@@ -27,10 +27,12 @@ ended, on GPUs of compute capability 9.0 and above. Each kernel calls `after_pre
 
 Fills. The kernel of `fill.py` writes words to an address, in place of a memset in a captured graph.
 
+For torch.compile each op registers an operator of PyTorch. `operators.py` has the parts that all of them share.
+
 Without Triton. The module `language.py` replaces Triton by an empty stand-in on systems that lack it. All modules can
 then be imported, and the `<op>_reference` functions work. With TRITON_INTERPRET=1 Triton runs the kernels on CPU
 tensors.
 
 Files, in the order in which to read them: `tiles.py`, `sums.py`, `dependent_launch.py`, `needed.py`, `fill.py`,
-`language.py`.
+`operators.py`, `language.py`.
 """

@@ -14,7 +14,7 @@ cuDNN's) wait for their whole predecessor. One of our kernels behind a copy or a
 
 import torch
 
-from kernels.common.language import gdc_launch_dependents, gdc_wait, tl, triton
+from .language import gdc_launch_dependents, gdc_wait, tl, triton
 
 LEAST = (9, 0)  # compute capability
 ON = False  # process-wide, because backward runs in threads of its own; the training step sets it while it computes

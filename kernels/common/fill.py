@@ -3,8 +3,8 @@
 The memory is named by its address, as a memset's node names it, and there is no tensor.
 """
 
-from kernels.common.dependent_launch import after_previous, launching
-from kernels.common.language import tl, triton
+from .dependent_launch import after_previous, launching
+from .language import tl, triton
 
 BLOCK = 1024  # words that a program writes
 LONGEST = 1 << 30  # words of one fill; offsets stay 32-bit numbers

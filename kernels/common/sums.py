@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.common.dependent_launch import after_previous, launching
-from kernels.common.tiles import Tiling, accumulator, tl, triton
+from .dependent_launch import after_previous, launching
+from .tiles import Tiling, accumulator, tl, triton
 
 # ---- rows --------------------------------------------------------------------------------------------------------
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.choices import choose, size_of
-from kernels.common.dependent_launch import launching
-from kernels.common.language import INTERPRETED, tl, triton
+from ..choices import choose, size_of
+from .dependent_launch import launching
+from .language import INTERPRETED, tl, triton
 
 COUNTS = ["tiles", "programs"]  # arguments whose values do not make Triton compile a kernel anew
 ARCHITECTURE, PROCESSORS = 90, 132  # those of an H200; tilings are made for it where there is no GPU

@@ -25,12 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernels.common.tiles import triton
+from ..common.tiles import triton
 
 STUCK_S = 600  # seconds; no run of all compilations takes so long
-HELPER = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from kernels.compile.jobs import serve; serve()"
-)
+HELPER = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {__name__} import serve; serve()"
 
 
 def keep_cache() -> None:

@@ -30,9 +30,9 @@ A learner should read `common.cuh` for the vocabulary, then `copy.cu` and `reduc
 idea of keeping a plane on the chip is in `planes.cu`. Its launches are in `instance_norm_act.py`.
 """
 
-from kernels.cuda.build import Flags, Unavailable, available
-from kernels.cuda.instance_norm_act import instance_norm_act, instance_norm_act_reference
-from kernels.cuda.pairs import (
+from .build import Flags, Unavailable, available
+from .instance_norm_act import instance_norm_act, instance_norm_act_reference
+from .pairs import (
     act_reference,
     branch_reference,
     coalesced_act,
@@ -47,7 +47,7 @@ from kernels.cuda.pairs import (
     sum_reference,
     vector_copy,
 )
-from kernels.cuda.resources import Resources, resources
+from .resources import Resources, resources
 
 coalesced_act_reference = strided_act_reference = act_reference
 divergent_reference = predicated_reference = branch_reference

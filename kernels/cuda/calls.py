@@ -14,7 +14,7 @@ import re
 import torch
 from torch import Tensor
 
-from kernels.cuda.build import Flags, Unavailable, library, sources
+from .build import Flags, Unavailable, library, sources
 
 _EXPORTED = re.compile(r'extern "C" int (\w+)\(([^)]*)\)')
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}  # as in common.cuh

@@ -20,8 +20,9 @@ import warnings
 import torch
 from torch import Tensor
 
-import kernels
-from kernels.common.tiles import (
+from .. import available
+from .. import instance_norm_act as triton_instance_norm_act
+from ..common.tiles import (
     INTERPRETED,
     accumulator,
     dense,
@@ -31,11 +32,11 @@ from kernels.common.tiles import (
     power_of_2,
     processor,
 )
-from kernels.cuda.build import Flags, Unavailable, library
-from kernels.cuda.calls import DTYPES, call
-from kernels.norm.instance_norm_act import _check, bytes_moved, gradients, instance_norm_act_reference
-from kernels.norm.instance_norm_act_planes import shared_bytes
-from kernels.pointwise.noise import noise_stride
+from ..norm.instance_norm_act import _check, bytes_moved, gradients, instance_norm_act_reference
+from ..norm.instance_norm_act_planes import shared_bytes
+from ..pointwise.noise import noise_stride
+from .build import Flags, Unavailable, library
+from .calls import DTYPES, call
 
 __all__ = ["bytes_moved", "instance_norm_act", "instance_norm_act_reference"]
 
@@ -72,9 +73,9 @@ def instance_norm_act(
     _check(x, scale, bias, noise, strength, eps, slope, gain)
     gain = math.sqrt(2) if gain is None else float(gain)
     if reason := _unavailable(x, flags):
-        triton = (x.is_cuda or INTERPRETED) and kernels.available() is None
+        triton = (x.is_cuda or INTERPRETED) and available() is None
         _say(reason, "Triton's kernel" if triton else "the plain PyTorch reference")
-        by = kernels.instance_norm_act if triton else instance_norm_act_reference
+        by = triton_instance_norm_act if triton else instance_norm_act_reference
         return by(x, scale, bias, noise=noise, strength=strength, eps=eps, slope=slope, gain=gain)
     wide, dtype = accumulator(x.dtype), output_dtype(x)
     if x.dtype not in (dtype, torch.float32):  # one 16-bit type under the other's autocast

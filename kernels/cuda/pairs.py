@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.cuda.build import Flags
-from kernels.cuda.calls import DTYPES, call, check_device
+from .build import Flags
+from .calls import DTYPES, call, check_device
 
 DEFAULT = Flags()
 LARGEST_GRID = 65535  # blocks in y and z

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.cuda.build import Flags
-from kernels.cuda.calls import function, signatures
+from .build import Flags
+from .calls import function, signatures
 
 
 class Resources(NamedTuple):

@@ -18,10 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.common.arguments import ANY_WHOLE, check_tensors, is_number, listed
-from kernels.common.needed import needed
-from kernels.common.tiles import dense, dense_as, output_dtype
-from kernels.linear.weight_gradients import defer
+from ..common.arguments import ANY_WHOLE, check_tensors, is_number, listed
+from ..common.needed import needed
+from ..common.operators import OPERATORS, operator
+from ..common.tiles import dense, dense_as, output_dtype
+from .weight_gradients import defer
 
 Pair = tuple[int, int]
 
@@ -90,7 +91,7 @@ def conv_transpose2d(
     output_padding: int | Pair = 0,
     groups: int = 1,
 ) -> Tensor:
-    """Compute `F.conv_transpose2d` without bias and dilation; see :func:`conv2d`.
+    """Compute `F.conv_transpose2d` without bias and dilation; see `conv2d`.
 
     Args:
         x: [N, I, H, W].
@@ -278,3 +279,82 @@ class _WeightGradient(torch.autograd.Function):
             dg = convolve(x, u, ctx.geometry) if needs_g else None
             dx = convolve(g, u, ctx.geometry.adjoint(ctx.size, u.shape)) if needs_x else None
         return dg, dx, None, None
+
+
+# ---- the operator for torch.compile --------------------------------------------------------------------------------
+
+
+def _format(nhwc: bool) -> torch.memory_format:
+    return torch.channels_last if nhwc else torch.contiguous_format
+
+
+@operator(
+    "convolution",
+    "(Tensor x, Tensor weight, SymInt[] stride, SymInt[] padding, SymInt[] output_padding, bool "
+    "transposed, SymInt groups, bool nhwc) -> Tensor",
+)
+def convolution(x, weight, stride, padding, output_padding, transposed, groups, nhwc):
+    """Compute `conv2d` or, transposed, `conv_transpose2d`."""
+    with _as_is(x):
+        return _convolve(x, weight, Geometry(stride, padding, output_padding, transposed, groups, nhwc))
+
+
+@convolution.register_fake
+def _(x, weight, *arguments):
+    geometry = Geometry(*arguments)
+    channels = weight.shape[1] * geometry.groups if geometry.transposed else weight.shape[0]
+    shape = x.shape[0], channels, *geometry.output(x.shape, weight.shape)
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=_format(geometry.nhwc))
+
+
+@operator(
+    "correlation",
+    "(Tensor g, Tensor x, Tensor weight, SymInt[] stride, SymInt[] padding, SymInt[] output_padding, bool"
+    " transposed, SymInt groups, bool nhwc) -> Tensor",
+)
+def correlation(g, x, weight, stride, padding, output_padding, transposed, groups, nhwc):
+    """Compute the weight's gradient. Only shape and dtype of the weight count."""
+    with _as_is(x):
+        geometry = Geometry(stride, padding, output_padding, transposed, groups, nhwc)
+        return _correlate(g, x, weight, geometry)
+
+
+@correlation.register_fake
+def _(g, x, weight, *arguments):
+    return torch.empty_like(weight, memory_format=_format(Geometry(*arguments).nhwc))
+
+
+def _convolution_context(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:2])
+    ctx.geometry = Geometry(*inputs[2:])
+
+
+def _convolution_gradient(ctx, g):
+    x, weight = ctx.saved_tensors
+    g, geometry, dx, dweight = dense_as(g, ctx.geometry.nhwc), ctx.geometry, None, None
+    if ctx.needs_input_grad[0]:
+        back = geometry.adjoint(x.shape, weight.shape)
+        dx = OPERATORS.convolution(g, weight, *back)
+    if ctx.needs_input_grad[1]:
+        dweight = OPERATORS.correlation(g, x, weight.detach(), *geometry)
+    return dx, dweight, *(None,) * len(geometry)
+
+
+def _correlation_context(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:2])
+    ctx.geometry = Geometry(*inputs[3:])
+
+
+def _correlation_gradient(ctx, u):
+    g, x = ctx.saved_tensors
+    u, geometry, dg, dx = dense_as(u, ctx.geometry.nhwc), ctx.geometry, None, None
+    if ctx.needs_input_grad[0]:
+        dg = OPERATORS.convolution(x, u, *geometry)
+    if ctx.needs_input_grad[1]:
+        back = geometry.adjoint(x.shape, u.shape)
+        dx = OPERATORS.convolution(g, u, *back)
+    return dg, dx, None, *(None,) * len(geometry)
+
+
+convolution.register_autograd(_convolution_gradient, setup_context=_convolution_context)
+correlation.register_autograd(_correlation_gradient, setup_context=_correlation_context)

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.common.arguments import (
+from ..common.arguments import (
     ANY_WHOLE,
     check_flags,
     check_numbers,
@@ -28,10 +28,10 @@ from kernels.common.arguments import (
     is_number,
     listed,
 )
-from kernels.common.needed import needed
-from kernels.common.tiles import accumulator, check_device
-from kernels.linear.dense_launches import Call, backward, forward
-from kernels.linear.weight_gradients import defer
+from ..common.needed import needed
+from ..common.tiles import accumulator, check_device
+from .dense_launches import Call, backward, forward
+from .weight_gradients import defer
 
 # Elements of weights from which on their gradient is worth a launch of its own, beside that of x
 LARGE = 1 << 20

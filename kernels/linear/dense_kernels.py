@@ -10,8 +10,8 @@ computes: an exchange of a tile between threads is a barrier that no load moves 
 dimension, 16 bytes a thread.
 """
 
-from kernels.common.dependent_launch import after_previous
-from kernels.common.tiles import tl, triton
+from ..common.dependent_launch import after_previous
+from ..common.tiles import tl, triton
 
 
 @triton.jit

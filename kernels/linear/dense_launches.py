@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.common.dependent_launch import launching
-from kernels.common.tiles import power_of_2, tl_accumulator
-from kernels.linear.dense_kernels import dense_finish_kernel, dense_grad_kernel, dense_kernel
+from ..common.dependent_launch import launching
+from ..common.tiles import power_of_2, tl_accumulator
+from .dense_kernels import dense_finish_kernel, dense_grad_kernel, dense_kernel
 
 
 class Call(NamedTuple):

@@ -18,15 +18,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.common.arguments import check_dtype, check_flags, check_numbers, check_tensors, fits
-from kernels.common.needed import needed
-from kernels.common.tiles import accumulator, check_device, dense, dense_as, is_nhwc, output_dtype
-from kernels.linear.rgb_kernels import Call, correlate, narrow, wide
-from kernels.linear.rgb_weights import styled
-from kernels.linear.weight_gradients import defer
-from kernels.pointwise.bias_act import Call as ActCall
-from kernels.pointwise.bias_act import backward as bias_act_backward
-from kernels.pointwise.bias_act import bias_act
+from ..common.arguments import check_dtype, check_flags, check_numbers, check_tensors, fits
+from ..common.needed import needed
+from ..common.operators import OPERATORS, empty_like, operator, pick, place
+from ..common.tiles import accumulator, check_device, dense, dense_as, is_nhwc, new_image, output_dtype
+from ..pointwise.bias_act import Call as ActCall
+from ..pointwise.bias_act import backward as bias_act_backward
+from ..pointwise.bias_act import bias_act
+from .rgb_kernels import Call, correlate, narrow, wide
+from .rgb_weights import styled
+from .weight_gradients import defer
 
 MOST = 4  # channels of the image; a kernel keeps a weight for each pair of channels in registers
 
@@ -63,7 +64,7 @@ def to_rgb(
     w = w[None] if shared else w if style is None else styled(w, style.to(call.sums))
     bias = bias if bias is None else bias.contiguous()
     if torch.compiler.is_compiling():
-        y = torch.ops.stylegan_ladder.rgb_narrow(x, w, bias, *call)
+        y = OPERATORS.rgb_narrow(x, w, bias, *call)
         return y if image is None else y + image.to(dtype)
     image = image if image is None else dense_as(image.to(dtype), call.narrow_nhwc)
     return _Narrow.apply(x, w, bias, call, image)
@@ -130,7 +131,7 @@ def from_rgb(
 
 def _from_rgb(image, w, bias, call: Call, act: tuple[float, float]) -> Tensor:
     if torch.compiler.is_compiling():
-        return torch.ops.stylegan_ladder.rgb_wide(image, w, bias, *act, *call)
+        return OPERATORS.rgb_wide(image, w, bias, *act, *call)
     if act == (1.0, 1.0) and bias is None:
         return _Wide.apply(image, w, call)
     return _FromRGB.apply(image, w, bias, call, act)
@@ -330,3 +331,107 @@ def from_rgb_backward(g, image, w, bias, y, act: tuple[float, float], call: Call
             dw, _, by_sample = correlate(image, g, call, ref=y, act=act, sum_x=needs_bias)
             dbias = by_sample.sum(0) if needs_bias else None
     return dimage, dw, dbias if dbias is None else dbias.to(bias.dtype)
+
+
+# ---- the operator for torch.compile --------------------------------------------------------------------------------
+
+
+# The facts of `Call`.
+_CALL = "float gain, bool shared, bool wide_nhwc, bool narrow_nhwc, ScalarType wide, ScalarType narrow"
+
+
+@operator("rgb_narrow", f"(Tensor x, Tensor w, Tensor? bias, {_CALL}) -> Tensor")
+def rgb_narrow(x, w, bias, *call):
+    return narrow(x, w, Call(*call), bias)
+
+
+@rgb_narrow.register_fake
+def _(x, w, bias, *call):
+    call = Call(*call)
+    return new_image(x, w.shape[1], x.shape[2:], call.narrow_nhwc, call.narrow)
+
+
+@operator(
+    "rgb_narrow_grad", f"(Tensor g, Tensor x, Tensor w, Tensor? bias, {_CALL}, bool[] needs) -> Tensor[]"
+)
+def rgb_narrow_grad(g, x, w, bias, *rest):
+    *call, needs = rest
+    with torch.no_grad():
+        return _own(narrow_backward(g, x, w, bias, Call(*call), needs), needs)
+
+
+@rgb_narrow_grad.register_fake
+def _(g, x, w, bias, *rest):
+    return empty_like((x, torch.empty_like(w, memory_format=torch.contiguous_format), bias), rest[-1])
+
+
+def _own(grads: tuple, needs: list[bool]) -> list[Tensor]:
+    """Return the needed gradients. dw and dbias may be parts of one buffer, which an operator may not return."""
+    dx, *parts = grads
+    return pick(
+        (dx, *(t if t is None else t.clone(memory_format=torch.contiguous_format) for t in parts)), needs
+    )
+
+
+def _rgb_narrow_context(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:3])
+    ctx.call = Call(*inputs[3:])
+
+
+def _rgb_narrow_gradient(ctx, g):
+    needs, inputs = list(ctx.needs_input_grad[:3]), (g, *ctx.saved_tensors)
+    if torch.is_grad_enabled():
+        grads = narrow_backward(*inputs, ctx.call, needs)
+    else:
+        grads = place(rgb_narrow_grad(*inputs, *ctx.call, needs), needs)
+    return *grads, *(None,) * len(ctx.call)
+
+
+rgb_narrow.register_autograd(_rgb_narrow_gradient, setup_context=_rgb_narrow_context)
+
+
+@operator(
+    "rgb_wide", f"(Tensor image, Tensor w, Tensor? bias, float slope, float act_gain, {_CALL}) -> Tensor"
+)
+def rgb_wide(image, w, bias, slope, act_gain, *call):
+    return wide(image, w, Call(*call), bias, (slope, act_gain))
+
+
+@rgb_wide.register_fake
+def _(image, w, bias, slope, act_gain, *call):
+    call = Call(*call)
+    return new_image(image, w.shape[2], image.shape[2:], call.wide_nhwc, call.wide)
+
+
+@operator(
+    "rgb_wide_grad",
+    "(Tensor g, Tensor image, Tensor w, Tensor? bias, Tensor y, float slope, float act_gain, "
+    f"{_CALL}, bool[] needs) -> Tensor[]",
+)
+def rgb_wide_grad(g, image, w, bias, y, slope, act_gain, *rest):
+    *call, needs = rest
+    with torch.no_grad():
+        grads = from_rgb_backward(g, image, w, bias, y, (slope, act_gain), Call(*call), needs)
+        return _own(grads, needs)
+
+
+@rgb_wide_grad.register_fake
+def _(g, image, w, bias, *rest):
+    return empty_like((image, torch.empty_like(w, memory_format=torch.contiguous_format), bias), rest[-1])
+
+
+def _rgb_wide_context(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:3], output)
+    ctx.act, ctx.call = inputs[3:5], Call(*inputs[5:])
+
+
+def _rgb_wide_gradient(ctx, g):
+    needs, inputs = list(ctx.needs_input_grad[:3]), (g, *ctx.saved_tensors)
+    if torch.is_grad_enabled():
+        grads = from_rgb_backward(*inputs, ctx.act, ctx.call, needs)
+    else:
+        grads = place(rgb_wide_grad(*inputs, *ctx.act, *ctx.call, needs), needs)
+    return *grads, *(None,) * (2 + len(ctx.call))
+
+
+rgb_wide.register_autograd(_rgb_wide_gradient, setup_context=_rgb_wide_context)

@@ -10,10 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels import choices
-from kernels.common.dependent_launch import after_previous
-from kernels.common.sums import Sums
-from kernels.common.tiles import (
+from .. import choices
+from ..common.dependent_launch import after_previous
+from ..common.sums import Sums
+from ..common.tiles import (
     COUNTS,
     LONGEST,
     Tiling,
@@ -29,7 +29,7 @@ from kernels.common.tiles import (
     tl,
     triton,
 )
-from kernels.pointwise.bias_act import activate, activate_grad
+from ..pointwise.bias_act import activate, activate_grad
 
 # ---- in kernels --------------------------------------------------------------------------------------------------
 

@@ -10,10 +10,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from kernels.common.dependent_launch import after_previous, launching
-from kernels.common.needed import needed
-from kernels.common.tiles import power_of_2, tl, tl_accumulator, triton
-from kernels.linear.dense_kernels import pick
+from ..common.dependent_launch import after_previous, launching
+from ..common.needed import needed
+from ..common.tiles import power_of_2, tl, tl_accumulator, triton
+from .dense_kernels import pick
 
 BLOCK_C = 32
 

@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import choices
-from kernels.common.arguments import check_tensors
-from kernels.common.dependent_launch import after_previous, launching
-from kernels.common.needed import needed
-from kernels.common.tiles import (
+from .. import choices
+from ..common.arguments import check_tensors
+from ..common.dependent_launch import after_previous, launching
+from ..common.needed import needed
+from ..common.tiles import (
     INTERPRETED,
     check_device,
     dense,
@@ -32,9 +32,9 @@ from kernels.common.tiles import (
     triton,
     widen,
 )
-from kernels.linear import conv2d
-from kernels.pointwise import residual as sums
-from kernels.pointwise.bias_act import _BiasActGrad, activate, affine, backward
+from ..pointwise import residual as sums
+from ..pointwise.bias_act import _BiasActGrad, activate, affine, backward
+from . import conv2d
 
 SMALL = 1 << 20  # elements of y; up to here large tiles leave multiprocessors idle
 LARGEST = 1 << 31  # pixels; they are counted in 32 bits

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from kernels.common.tiles import alike
+from ..common.tiles import alike
 
 
 class Branch:

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.common.arguments import check_numbers, check_tensors
-from kernels.common.dependent_launch import launching
-from kernels.common.needed import needed
-from kernels.common.sums import Sums
-from kernels.common.tiles import (
+from ..common.arguments import check_numbers, check_tensors
+from ..common.dependent_launch import launching
+from ..common.needed import needed
+from ..common.operators import OPERATORS, empty_like, operator, pick, place
+from ..common.sums import Sums
+from ..common.tiles import (
     Tiling,
     accumulator,
     check_device,
@@ -35,8 +36,9 @@ from kernels.common.tiles import (
     tiling,
     tl_accumulator,
 )
-from kernels.norm import instance_norm_act_planes as planes
-from kernels.norm.instance_norm_act_kernels import (
+from ..pointwise.noise import check_noise, noise_stride
+from . import instance_norm_act_planes as planes
+from .instance_norm_act_kernels import (
     instance_norm_act_grad_grad_kernel,
     instance_norm_act_grad_kernel,
     instance_norm_act_kernel,
@@ -44,7 +46,6 @@ from kernels.norm.instance_norm_act_kernels import (
     join_moments_kernel,
     moments_kernel,
 )
-from kernels.pointwise.noise import check_noise, noise_stride
 
 
 def instance_norm_act(
@@ -88,7 +89,7 @@ def instance_norm_act(
     x = dense(x)
     arguments = (x, scale, bias, noise, strength, float(eps), float(slope), gain, output_dtype(x))
     if torch.compiler.is_compiling():
-        return torch.ops.stylegan_ladder.instance_norm_act(*arguments)[0]
+        return OPERATORS.instance_norm_act(*arguments)[0]
     return _InstanceNormAct.apply(*arguments)
 
 
@@ -272,3 +273,59 @@ class _InstanceNormActGrad(torch.autograd.Function):
         (b, a), (v, w, d) = sums, direction
         dscale = (rstd * (d - (a * v + b * w) / max(t.sizes[1], 1))).to(scale.dtype) if needs[2] else None
         return dg, dx, dscale, None, None, total.finish()[2], None, None, None, None, None
+
+
+# ---- the operator for torch.compile --------------------------------------------------------------------------------
+
+
+@operator(
+    "instance_norm_act",
+    "(Tensor x, Tensor scale, Tensor bias, Tensor? noise, Tensor? strength, float eps, float slope, float"
+    " gain, ScalarType dtype) -> (Tensor, Tensor, Tensor)",
+)
+def instance_norm_act_operator(x, scale, bias, noise, strength, eps, slope, gain, dtype):
+    """Compute y, and mean and rstd for the gradient. Gradients of these two are ignored."""
+    y, mean, rstd = forward(x, scale, bias, noise, strength, eps, slope, gain, dtype)
+    return y, mean.clone(), rstd.clone()  # They are halves of one tensor, and operators may not return views.
+
+
+@instance_norm_act_operator.register_fake
+def _(x, scale, bias, noise, strength, eps, slope, gain, dtype):
+    mean = x.new_empty(x.shape[:2], dtype=accumulator(x.dtype))
+    return torch.empty_like(x, dtype=dtype), mean, torch.empty_like(mean)
+
+
+@operator(
+    "instance_norm_act_grad",
+    "(Tensor g, Tensor x, Tensor scale, Tensor bias, Tensor? noise, Tensor? strength, Tensor mean, Tensor"
+    " rstd, float slope, float gain, bool[] needs) -> Tensor[]",
+)
+def instance_norm_act_grad(g, x, scale, bias, noise, strength, mean, rstd, slope, gain, needs):
+    inputs = (g, x, scale, bias, noise, strength, mean, rstd)
+    (dx, dscale, dbias, dstrength), _ = backward(*inputs, slope, gain, needs)
+    return pick((dx, dscale.clone(), dbias.clone(), dstrength), needs)
+
+
+@instance_norm_act_grad.register_fake
+def _(g, x, scale, bias, noise, strength, mean, rstd, slope, gain, needs):
+    return empty_like((x, scale, bias, strength), needs)
+
+
+def _instance_norm_act_context(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:5], *output[1:])
+    ctx.constants = inputs[6:8]
+
+
+def _instance_norm_act_gradient(ctx, g, *_):
+    needs = [ctx.needs_input_grad[i] for i in (0, 1, 2, 4)]
+    if torch.is_grad_enabled():
+        grads = _InstanceNormActGrad.apply(g, *ctx.saved_tensors, *ctx.constants, needs)
+    else:
+        grads = place(instance_norm_act_grad(g, *ctx.saved_tensors, *ctx.constants, needs), needs)
+    dx, dscale, dbias, dstrength = grads
+    return dx, dscale, dbias, None, dstrength, None, None, None, None
+
+
+instance_norm_act_operator.register_autograd(
+    _instance_norm_act_gradient, setup_context=_instance_norm_act_context
+)

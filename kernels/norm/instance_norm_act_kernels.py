@@ -5,9 +5,9 @@ takes the sums that are dscale and dbias, which also remove mean and variance fr
 Double backward has the same two passes once more.
 """
 
-from kernels.common.dependent_launch import after_previous
-from kernels.common.sums import store_row, store_total
-from kernels.common.tiles import COUNTS, load, my_tiles, store, tile_at, tl, triton
+from ..common.dependent_launch import after_previous
+from ..common.sums import store_row, store_total
+from ..common.tiles import COUNTS, load, my_tiles, store, tile_at, tl, triton
 
 # ---- the math, without loads and stores --------------------------------------------------------------------------
 

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels import choices
-from kernels.common.dependent_launch import after_previous, launching
-from kernels.common.tiles import (
+from .. import choices
+from ..common.dependent_launch import after_previous, launching
+from ..common.tiles import (
     LONGEST,
     accumulator,
     is_nhwc,
@@ -31,13 +31,13 @@ from kernels.common.tiles import (
     tl_accumulator,
     triton,
 )
-from kernels.norm.instance_norm_act_kernels import (
+from ..pointwise.noise import noise_stride
+from .instance_norm_act_kernels import (
     instance_norm_grad,
     noisy,
     normalized_act,
     normalized_act_grad,
 )
-from kernels.pointwise.noise import noise_stride
 
 LEAST_PIXELS = 1024  # smaller planes are walked over in tiles of several
 

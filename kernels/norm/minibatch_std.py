@@ -13,9 +13,9 @@ The double backward (R1) differentiates the gradient as plain PyTorch spells it.
 import torch
 from torch import Tensor
 
-from kernels.common.arguments import WHOLE, check_numbers, check_tensors
-from kernels.common.dependent_launch import after_previous, launching
-from kernels.common.tiles import (
+from ..common.arguments import WHOLE, check_numbers, check_tensors
+from ..common.dependent_launch import after_previous, launching
+from ..common.tiles import (
     accumulator,
     check_device,
     dense,

@@ -30,7 +30,7 @@ Tiles. Both memory formats run the same kernels (`kernels/common/tiles.py`). For
 tile. Passes with sums have as many programs as are resident, each of which walks.
 
 Without Triton. Each op has a `<op>_reference` in plain PyTorch with the same arguments. An op itself refuses a CPU
-tensor, unless Triton's interpreter runs. Under torch.compile an op is one operator (`kernels/compile/operators.py`).
+tensor, unless Triton's interpreter runs. Under torch.compile an op is one operator (`kernels/common/operators.py`).
 
 A learner should read `modulate.py` first: it is the shortest op with a forward, a backward and a double backward
 kernel. Then `bias_act.py` adds optional operands and the choice of what to save. The last, `residual.py`, shows how a

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.common.arguments import check_act, check_tensors
-from kernels.common.dependent_launch import after_previous
-from kernels.common.needed import needed
-from kernels.common.sums import Sums, store_row, store_total
-from kernels.common.tiles import (
+from ..common.arguments import check_act, check_tensors
+from ..common.dependent_launch import after_previous
+from ..common.needed import needed
+from ..common.operators import OPERATORS, empty_like, operator, pick, place
+from ..common.sums import Sums, store_row, store_total
+from ..common.tiles import (
     COUNTS,
     Tiling,
     check_device,
@@ -35,8 +36,8 @@ from kernels.common.tiles import (
     tl,
     triton,
 )
-from kernels.linear.weight_gradients import defer
-from kernels.pointwise.noise import check_noise, noise_stride
+from ..linear.weight_gradients import defer
+from .noise import check_noise, noise_stride
 
 
 def bias_act(
@@ -79,7 +80,7 @@ def bias_act(
     x = dense(x)
     if torch.compiler.is_compiling():
         constants = (slope, gain, clamp, output_dtype(x))
-        return torch.ops.stylegan_ladder.bias_act(x, bias, noise, strength, scale, *constants)
+        return OPERATORS.bias_act(x, bias, noise, strength, scale, *constants)
     call = Call(slope, gain, clamp, is_nhwc(x), x.dtype)
     return _BiasAct.apply(x, bias, noise, strength, scale, call, output_dtype(x))
 
@@ -395,3 +396,56 @@ class _BiasActGrad(torch.autograd.Function):
         pointers = (g, *saved[1:], ddx, ddbias, ddstrength, ddscale, dg, dx, sums.into[0])
         call.launch(bias_act_grad_grad_kernel, t, noise, pointers, SAVED_X=saved_x)
         return dg, dx, None, None, None, sums.finish()[0], None, None
+
+
+# ---- the operator for torch.compile --------------------------------------------------------------------------------
+
+
+@operator(
+    "bias_act",
+    "(Tensor x, Tensor? bias, Tensor? noise, Tensor? strength, Tensor? scale, float slope, float gain, "
+    "float? clamp, ScalarType dtype) -> Tensor",
+)
+def bias_act_operator(x, bias, noise, strength, scale, slope, gain, clamp, dtype):
+    call = Call(slope, gain, clamp, is_nhwc(x), x.dtype)
+    return forward(x, bias, noise, strength, scale, call, dtype)
+
+
+@bias_act_operator.register_fake
+def _(x, bias, noise, strength, scale, slope, gain, clamp, dtype):
+    return torch.empty_like(x, dtype=dtype)
+
+
+@operator(
+    "bias_act_grad",
+    "(Tensor g, Tensor? ref, Tensor? bias, Tensor? noise, Tensor? strength, Tensor? scale, float slope, "
+    "float gain, float? clamp, bool nhwc, ScalarType dtype, bool[] needs) -> Tensor[]",
+)
+def bias_act_grad(g, ref, bias, noise, strength, scale, slope, gain, clamp, nhwc, dtype, needs):
+    call = Call(slope, gain, clamp, nhwc, dtype)
+    return pick(backward(g, ref, bias, noise, strength, scale, call, needs), needs)
+
+
+@bias_act_grad.register_fake
+def _(g, ref, bias, noise, strength, scale, slope, gain, clamp, nhwc, dtype, needs):
+    return empty_like((dense_as(g, nhwc).to(dtype), bias, strength, scale), needs)
+
+
+def _bias_act_context(ctx, inputs, output):
+    x, bias, noise, strength, scale, slope, gain, clamp, _ = inputs
+    ctx.call = Call(slope, gain, clamp, is_nhwc(x), x.dtype)
+    ref = {"": None, "x": x, "y": output}[ctx.call.saves(scale is not None)]
+    ctx.save_for_backward(ref, bias, noise, strength, scale)
+
+
+def _bias_act_gradient(ctx, g):
+    needs = [ctx.needs_input_grad[i] for i in (0, 1, 3, 4)]
+    if torch.is_grad_enabled():
+        grads = _BiasActGrad.apply(g, *ctx.saved_tensors, ctx.call, needs)
+    else:
+        grads = place(bias_act_grad(g, *ctx.saved_tensors, *ctx.call, needs), needs)
+    dx, dbias, dstrength, dscale = grads
+    return dx, dbias, None, dstrength, dscale, None, None, None, None
+
+
+bias_act_operator.register_autograd(_bias_act_gradient, setup_context=_bias_act_context)

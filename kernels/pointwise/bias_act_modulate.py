@@ -14,10 +14,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.common.dependent_launch import after_previous
-from kernels.common.needed import needed
-from kernels.common.sums import Sums, store_row, store_total
-from kernels.common.tiles import (
+from ..common.dependent_launch import after_previous
+from ..common.needed import needed
+from ..common.sums import Sums, store_row, store_total
+from ..common.tiles import (
     COUNTS,
     Tiling,
     accumulator,
@@ -34,7 +34,7 @@ from kernels.common.tiles import (
     tl,
     triton,
 )
-from kernels.pointwise.bias_act import (
+from .bias_act import (
     Call,
     _BiasActGrad,
     _check,
@@ -45,7 +45,7 @@ from kernels.pointwise.bias_act import (
     bias_act_reference,
     forward,
 )
-from kernels.pointwise.modulate import _ModulateGrad, modulate, modulate_reference
+from .modulate import _ModulateGrad, modulate, modulate_reference
 
 
 def bias_act_modulate(

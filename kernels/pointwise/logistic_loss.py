@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.common.dependent_launch import after_previous, launching
-from kernels.common.tiles import accumulator, check_device, power_of_2, tl, tl_accumulator, triton
+from ..common.dependent_launch import after_previous, launching
+from ..common.tiles import accumulator, check_device, power_of_2, tl, tl_accumulator, triton
 
 BLOCK = 256  # most logits that the program holds at a time
 

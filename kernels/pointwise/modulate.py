@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.common.arguments import check_tensors, fits
-from kernels.common.dependent_launch import after_previous
-from kernels.common.needed import needed
-from kernels.common.sums import Sums, store_row
-from kernels.common.tiles import (
+from ..common.arguments import check_tensors, fits
+from ..common.dependent_launch import after_previous
+from ..common.needed import needed
+from ..common.operators import OPERATORS, empty_like, operator, pick, place
+from ..common.sums import Sums, store_row
+from ..common.tiles import (
     COUNTS,
     Tiling,
     check_device,
@@ -44,7 +45,7 @@ def modulate(x: Tensor, style: Tensor) -> Tensor:
     """
     _check(x, style)
     check_device(x)
-    function = torch.ops.stylegan_ladder.modulate if torch.compiler.is_compiling() else _Modulate.apply
+    function = OPERATORS.modulate if torch.compiler.is_compiling() else _Modulate.apply
     return function(dense(x), style.contiguous(), output_dtype(x))
 
 
@@ -229,3 +230,40 @@ class _ModulateGrad(torch.autograd.Function):
         pointers = (g, x, style, ddx, ddstyle, dg, dx, sums.into[0])
         launch(modulate_grad_grad_kernel, t, pointers, x.dtype)
         return dg, dx, sums.finish()[0], None
+
+
+# ---- the operator for torch.compile --------------------------------------------------------------------------------
+
+
+@operator("modulate", "(Tensor x, Tensor style, ScalarType dtype) -> Tensor")
+def modulate_operator(x, style, dtype):
+    return forward(x, style, dtype)
+
+
+@modulate_operator.register_fake
+def _(x, style, dtype):
+    return torch.empty_like(x, dtype=dtype)
+
+
+@operator("modulate_grad", "(Tensor g, Tensor x, Tensor style, bool[] needs) -> Tensor[]")
+def modulate_grad(g, x, style, needs):
+    return pick(backward(g, x, style, needs), needs)
+
+
+@modulate_grad.register_fake
+def _(g, x, style, needs):
+    return empty_like((x, style), needs)
+
+
+def _modulate_context(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _modulate_gradient(ctx, g):
+    needs = list(ctx.needs_input_grad[:2])
+    if torch.is_grad_enabled():
+        return *_ModulateGrad.apply(g, *ctx.saved_tensors, needs), None
+    return *place(modulate_grad(g, *ctx.saved_tensors, needs), needs), None
+
+
+modulate_operator.register_autograd(_modulate_gradient, setup_context=_modulate_context)

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from kernels.common.arguments import fits
+from ..common.arguments import fits
 
 
 def check_pair(noise: Tensor | None, strength: Tensor | None) -> None:

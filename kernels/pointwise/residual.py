@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.common.dependent_launch import after_previous
-from kernels.common.needed import needed
-from kernels.common.tiles import (
+from ..common.dependent_launch import after_previous
+from ..common.needed import needed
+from ..common.operators import OPERATORS, empty_like, operator, pick, place
+from ..common.tiles import (
     COUNTS,
     check_device,
     dense,
@@ -30,7 +31,10 @@ from kernels.common.tiles import (
     tl,
     triton,
 )
-from kernels.pointwise.bias_act import (
+from ..upfirdn.upfirdn2d import _Call, _plan, upfirdn2d_reference
+from ..upfirdn.upfirdn2d import bytes_moved as upfirdn2d_bytes_moved
+from ..upfirdn.upfirdn2d import forward as launch_upfirdn2d
+from .bias_act import (
     Call,
     _BiasActGrad,
     _check,
@@ -39,9 +43,6 @@ from kernels.pointwise.bias_act import (
     backward,
     bias_act_reference,
 )
-from kernels.upfirdn.upfirdn2d import _Call, _plan, upfirdn2d_reference
-from kernels.upfirdn.upfirdn2d import bytes_moved as upfirdn2d_bytes_moved
-from kernels.upfirdn.upfirdn2d import forward as launch_upfirdn2d
 
 
 def bias_act_residual(
@@ -70,7 +71,7 @@ def bias_act_residual(
     call = ResidualCall(slope, gain, None, is_nhwc(x), x.dtype)
     residual = dense_as(residual.to(output_dtype(x)), call.nhwc)
     if torch.compiler.is_compiling():
-        return torch.ops.stylegan_ladder.bias_act_residual(x, bias, residual, slope, gain, output_dtype(x))
+        return OPERATORS.bias_act_residual(x, bias, residual, slope, gain, output_dtype(x))
     return _BiasActResidual.apply(x, bias, residual, call, output_dtype(x))
 
 
@@ -100,7 +101,7 @@ def fork_upfirdn2d(x: Tensor, taps: Sequence[float], **options) -> tuple[Tensor,
     call = call._replace(nhwc=not x.is_contiguous())
     # An operator may not return its input. The sum is left to the compiler.
     if torch.compiler.is_compiling():
-        return x, torch.ops.stylegan_ladder.upfirdn2d(x, *call)
+        return x, OPERATORS.upfirdn2d(x, *call)
     return _Fork.apply(x, call)
 
 
@@ -230,3 +231,58 @@ class _Join(torch.autograd.Function):
         call = ctx.call.adjoint()
         same, filtered = _Fork.apply(dense_as(g, call.nhwc), call)
         return same if ctx.needs_input_grad[0] else None, filtered, None
+
+
+# ---- the operator for torch.compile --------------------------------------------------------------------------------
+
+
+@operator(
+    "bias_act_residual",
+    "(Tensor x, Tensor? bias, Tensor residual, float slope, float gain, ScalarType dtype) -> Tensor",
+)
+def bias_act_residual_operator(x, bias, residual, slope, gain, dtype):
+    call = ResidualCall(slope, gain, None, is_nhwc(x), x.dtype)
+    return forward(x, bias, residual, call, dtype)
+
+
+@bias_act_residual_operator.register_fake
+def _(x, bias, residual, slope, gain, dtype):
+    return torch.empty_like(x, dtype=dtype)
+
+
+@operator(
+    "bias_act_residual_grad",
+    "(Tensor g, Tensor? x, Tensor? bias, float slope, float gain, bool nhwc, ScalarType dtype, bool[] "
+    "needs) -> Tensor[]",
+)
+def bias_act_residual_grad(g, x, bias, slope, gain, nhwc, dtype, needs):
+    call, wanted = ResidualCall(slope, gain, None, nhwc, dtype), (*needs, False, False)
+    return pick(backward(g, x, bias, None, None, None, call, wanted), wanted)
+
+
+@bias_act_residual_grad.register_fake
+def _(g, x, bias, slope, gain, nhwc, dtype, needs):
+    return empty_like((dense_as(g, nhwc).to(dtype), bias), needs)
+
+
+def _bias_act_residual_context(ctx, inputs, output):
+    x, bias, _, slope, gain, _ = inputs
+    ctx.call = ResidualCall(slope, gain, None, is_nhwc(x), x.dtype)
+    ctx.save_for_backward(x if ctx.call.saves(False) else None, bias)
+
+
+def _bias_act_residual_gradient(ctx, g):
+    needs, call = list(ctx.needs_input_grad[:2]), ctx.call
+    x, bias = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        wanted = (*needs, False, False)
+        dx, dbias, *_ = _BiasActGrad.apply(g, x, bias, None, None, None, call, wanted)
+    else:
+        constants = call.slope, call.gain, call.nhwc, call.dtype
+        dx, dbias = place(bias_act_residual_grad(g, x, bias, *constants, needs), needs)
+    return dx, dbias, g, None, None, None
+
+
+bias_act_residual_operator.register_autograd(
+    _bias_act_residual_gradient, setup_context=_bias_act_residual_context
+)

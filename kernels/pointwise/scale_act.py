@@ -10,9 +10,9 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.common.arguments import check_tensors
-from kernels.pointwise.bias_act import bias_act, bias_act_reference
-from kernels.pointwise.bias_act import bytes_moved as _bytes_moved
+from ..common.arguments import check_tensors
+from .bias_act import bias_act, bias_act_reference
+from .bias_act import bytes_moved as _bytes_moved
 
 GAIN = math.sqrt(2)
 

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 
-from kernels.choices import DIRECTIONS, OPS, Choice, Key, choose, forced
-from kernels.common import tiles
-from kernels.precompile import compile_ahead
-from kernels.tuning.calls import make_call
-from kernels.tuning.timing import Bench, keep, mean_share, refused, search
+from ..choices import DIRECTIONS, OPS, Choice, Key, choose, forced
+from ..common import tiles
+from ..precompile import compile_ahead
+from .calls import make_call
+from .timing import Bench, keep, mean_share, refused, search
 
 # The shapes that targets are stated for, and the low resolutions of the same generator.
 SHAPES = {

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-import kernels
+from .. import bias_act, instance_norm_act, modulate
 
 
 def make_call(op: str, direction: str, x: torch.Tensor) -> tuple[Callable[[], object], int]:
@@ -19,18 +19,18 @@ def make_call(op: str, direction: str, x: torch.Tensor) -> tuple[Callable[[], ob
     strength = torch.tensor(0.1, device=x.device, requires_grad=True)
     noise = torch.randn(n, 1, h, w, device=x.device)
     function, inputs = {
-        "bias_act": (lambda: kernels.bias_act(x, bias), (x, bias)),
+        "bias_act": (lambda: bias_act(x, bias), (x, bias)),
         "scaled_bias_act": (
-            lambda: kernels.bias_act(x, bias, noise=noise, strength=strength, scale=scale),
+            lambda: bias_act(x, bias, noise=noise, strength=strength, scale=scale),
             (x, bias, strength, scale),
         ),
-        "modulate": (lambda: kernels.modulate(x, scale), (x, scale)),
+        "modulate": (lambda: modulate(x, scale), (x, scale)),
         "instance_norm_act": (
-            lambda: kernels.instance_norm_act(x, scale, shift, noise=noise, strength=strength),
+            lambda: instance_norm_act(x, scale, shift, noise=noise, strength=strength),
             (x, scale, shift, strength),
         ),
         "instance_norm_act without noise": (
-            lambda: kernels.instance_norm_act(x, scale, shift),
+            lambda: instance_norm_act(x, scale, shift),
             (x, scale, shift),
         ),
     }[op]

@@ -18,16 +18,15 @@ from pathlib import Path
 
 import torch
 
-import kernels
-from kernels import choices
-from kernels.precompile import compile_ahead
-from kernels.tuning.timing import Bench, keep, mean_share, refused, search
-from kernels.upfirdn import filtered_act as ops
-from kernels.upfirdn import filtered_act_launch as fused
-from kernels.upfirdn.upfirdn2d import Config
+from .. import choices, upfirdn2d
+from ..precompile import compile_ahead
+from ..upfirdn import filtered_act as ops
+from ..upfirdn import filtered_act_launch as fused
+from ..upfirdn.upfirdn2d import Config
+from .timing import Bench, keep, mean_share, refused, search
 
 # The module; the package's attribute of this name is the function
-plain = sys.modules["kernels.upfirdn.upfirdn2d"]
+plain = sys.modules[Config.__module__]
 
 TAPS = (0.125, 0.375, 0.375, 0.125)
 PAIR = "upfirdn2d and back"
@@ -162,8 +161,8 @@ def make_call(name: str, shape: tuple[int, ...], dtype: torch.dtype, nhwc: bool)
 
         def resample():
             with torch.no_grad():
-                forth = kernels.upfirdn2d(x, TAPS, **how)
-                return forth if y is None else (forth, kernels.upfirdn2d(y, TAPS, padding=2))
+                forth = upfirdn2d(x, TAPS, **how)
+                return forth if y is None else (forth, upfirdn2d(y, TAPS, padding=2))
 
         return resample, plain.bytes_moved(x, TAPS, **how) * (1 if y is None else 2)
     down = name.startswith("act_filter")

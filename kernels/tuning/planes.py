@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import torch
 
-from kernels.norm import instance_norm_act_planes as planes
-from kernels.norm.instance_norm_act_planes import Config
-from kernels.precompile import compile_ahead
-from kernels.tuning.calls import make_call
-from kernels.tuning.timing import Bench, keep, refused, search
+from ..norm import instance_norm_act_planes as planes
+from ..norm.instance_norm_act_planes import Config
+from ..precompile import compile_ahead
+from .calls import make_call
+from .timing import Bench, keep, refused, search
 
 # the shape to time, and a smaller shape to compile for with the same kernels
 SHAPE, FEW = (8, 512, 256, 256), (2, 512, 256, 256)

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from kernels.common.sums import Blocks, add_up, blocks
-from kernels.precompile import compile_ahead
-from kernels.tuning.timing import keep, mean_us, refused, seconds
+from ..common.sums import Blocks, add_up, blocks
+from ..precompile import compile_ahead
+from .timing import keep, mean_us, refused, seconds
 
 CALLS = 256  # calls in a graph; one alone is shorter than a clock can tell
 # Segments (samples, or one for sums over all of them), rows of each and channels, by the most rows of an entry.

@@ -22,8 +22,7 @@ from typing import Any
 
 import torch
 
-import kernels
-from kernels import alternatives
+from .. import alternatives, available
 
 REPLAYS = 7  # timed replays; their median counts
 # Bytes: a driver copy of 640 MiB ran at 2.7 TB/s on an H200, a copy of 384 MiB at 4.2.
@@ -200,7 +199,7 @@ def write(path: Path, kind: str, timed: list[dict]) -> None:
 
 def refused(program: str) -> bool:
     """Return whether nothing can be timed here, after printing one line that says why."""
-    why = kernels.available() or (None if torch.cuda.is_available() else "no CUDA GPU that PyTorch can use")
+    why = available() or (None if torch.cuda.is_available() else "no CUDA GPU that PyTorch can use")
     if why:
         print(f"{program}: {why}", file=sys.stderr)
     return bool(why)

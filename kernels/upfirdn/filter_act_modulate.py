@@ -17,14 +17,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.common.needed import needed
-from kernels.common.tiles import check_device, dense, dense_as, output_dtype
-from kernels.pointwise.bias_act import Call, _BiasActGrad
-from kernels.pointwise.bias_act_modulate import _BiasActFork
-from kernels.pointwise.modulate import _ModulateGrad, modulate_reference
-from kernels.upfirdn.filtered_act import GAIN, SLOPE, _check, bytes_moved, filter_act_reference
-from kernels.upfirdn.filtered_act_launch import Act, filter_act_modulate_backward, filter_act_modulate_forward
-from kernels.upfirdn.upfirdn2d import _Upfirdn2d
+from ..common.needed import needed
+from ..common.operators import OPERATORS, empty_like, operator, pick, place
+from ..common.tiles import check_device, dense, dense_as, output_dtype
+from ..pointwise.bias_act import Call, _BiasActGrad
+from ..pointwise.bias_act_modulate import _BiasActFork
+from ..pointwise.modulate import _ModulateGrad, modulate_reference
+from .filtered_act import ACT, GAIN, OTHERS, SLOPE, _act, _check, _filtered, bytes_moved, filter_act_reference
+from .filtered_act_launch import Act, filter_act_modulate_backward, filter_act_modulate_forward
+from .upfirdn2d import _Upfirdn2d
 
 # It moves as many bytes as filter_act.
 __all__ = [
@@ -64,7 +65,7 @@ def filter_act_modulate(
     others = [t if t is None else t.contiguous() for t in (bias, noise, strength, scale, style)]
     if torch.compiler.is_compiling():
         plain = (*act.plain(), output_dtype(x))
-        return torch.ops.stylegan_ladder.filter_act_modulate(x, *others, *plain)
+        return OPERATORS.filter_act_modulate(x, *others, *plain)
     return _FilterActModulate.apply(x, *others, act, output_dtype(x))
 
 
@@ -133,3 +134,54 @@ def unfused_backward(
     if du is not None:
         du = _Upfirdn2d.apply(dense_as(du, act.filter.nhwc), act.filter.adjoint())
     return du, *grads, dstyle
+
+
+# ---- the operator for torch.compile --------------------------------------------------------------------------------
+
+
+@operator("filter_act_modulate", f"(Tensor x, {OTHERS}, Tensor style, {ACT}, ScalarType into) -> Tensor")
+def filter_act_modulate_operator(x, bias, noise, strength, scale, style, *rest):
+    *plain, into = rest
+    return filter_act_modulate_forward(x, bias, noise, strength, scale, style, _act(*plain), into)
+
+
+@filter_act_modulate_operator.register_fake
+def _(x, bias, noise, strength, scale, style, *rest):
+    return _filtered(x, _act(*rest[:-1]).filter, rest[-1])
+
+
+@operator(
+    "filter_act_modulate_grad",
+    f"(Tensor g, Tensor y, {OTHERS}, Tensor style, {ACT}, bool[] needs) -> Tensor[]",
+)
+def filter_act_modulate_grad(g, y, *rest):
+    others, plain, needs = rest[:5], rest[5:-1], rest[-1]
+    return pick(filter_act_modulate_backward(g, y, *others, _act(*plain), needs), needs)
+
+
+@filter_act_modulate_grad.register_fake
+def _(g, y, bias, noise, strength, scale, style, *rest):
+    *plain, needs = rest
+    act = _act(*plain)
+    return empty_like((_filtered(g, act.filter.adjoint(), act.dtype), bias, strength, scale, style), needs)
+
+
+def _filter_act_modulate_context(ctx, inputs, output):
+    ctx.save_for_backward(inputs[0], output, *inputs[1:6])
+    ctx.act = _act(*inputs[6:-1])
+
+
+def _filter_act_modulate_gradient(ctx, g):
+    needs, act = [ctx.needs_input_grad[i] for i in (0, 1, 3, 4, 5)], ctx.act
+    x, y, *others = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        grads = unfused_backward(g, x, *others, act, needs, y.dtype)
+    else:
+        grads = place(filter_act_modulate_grad(g, y, *others, *act.plain(), needs), needs)
+    dx, dbias, *more = grads
+    return dx, dbias, None, *more, *(None,) * len(act.plain()), None
+
+
+filter_act_modulate_operator.register_autograd(
+    _filter_act_modulate_gradient, setup_context=_filter_act_modulate_context
+)

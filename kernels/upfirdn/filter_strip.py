@@ -11,7 +11,7 @@ columns of x. The next program begins `step` further. Two rows are on their way 
 in registers. Triton's pipelining through shared memory would read them once more, and wait for every warp.
 """
 
-from kernels.common.tiles import INTERPRETED, load, tl, triton, widen
+from ..common.tiles import INTERPRETED, load, tl, triton, widen
 
 TAPS = 4  # taps along either dimension
 

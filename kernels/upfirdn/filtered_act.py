@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.common.arguments import check_numbers, check_tensors
-from kernels.common.needed import needed
-from kernels.common.tiles import check_device, dense, dense_as, new_image, output_dtype
-from kernels.pointwise.bias_act import Call, _BiasActGrad, bias_act_reference
-from kernels.pointwise.noise import check_pair, noise_fits
-from kernels.upfirdn.filtered_act_launch import (
+from ..common.arguments import check_numbers, check_tensors
+from ..common.needed import needed
+from ..common.operators import OPERATORS, empty_like, operator, pick, place
+from ..common.tiles import check_device, dense, dense_as, new_image, output_dtype
+from ..pointwise.bias_act import Call, _BiasActGrad, bias_act_reference
+from ..pointwise.noise import check_pair, noise_fits
+from .filtered_act_launch import (
     Act,
     act_filter_backward,
     act_filter_forward,
@@ -32,7 +33,7 @@ from kernels.upfirdn.filtered_act_launch import (
     filter_act_forward,
     launch,
 )
-from kernels.upfirdn.upfirdn2d import _plan, _sides, _Upfirdn2d, upfirdn2d_reference
+from .upfirdn2d import _Call, _plan, _sides, _Upfirdn2d, upfirdn2d_reference
 
 GAIN = 2**0.5
 SLOPE = 0.2
@@ -66,7 +67,7 @@ def act_filter(
     x = dense(x)
     act, bias = call.of(x), None if bias is None else bias.contiguous()
     if torch.compiler.is_compiling():
-        return torch.ops.stylegan_ladder.act_filter(x, bias, *act.plain(), output_dtype(x))
+        return OPERATORS.act_filter(x, bias, *act.plain(), output_dtype(x))
     return _ActFilter.apply(x, bias, act, output_dtype(x))
 
 
@@ -114,7 +115,7 @@ def filter_act(
     x = dense(x)
     act, others = call.of(x), [t if t is None else t.contiguous() for t in (bias, noise, strength, scale)]
     if torch.compiler.is_compiling():
-        return torch.ops.stylegan_ladder.filter_act(x, *others, *act.plain(), output_dtype(x))
+        return OPERATORS.filter_act(x, *others, *act.plain(), output_dtype(x))
     return _FilterAct.apply(x, *others, act, output_dtype(x))
 
 
@@ -260,3 +261,105 @@ def unfused_backward(g, x, y, bias, noise, strength, scale, act: Act, needs: tup
     if du is not None:
         du = _Upfirdn2d.apply(dense_as(du, act.filter.nhwc), act.filter.adjoint())
     return du, *grads
+
+
+# ---- the operator for torch.compile --------------------------------------------------------------------------------
+
+
+ACT = (  # the result of `Act.plain`
+    "float[] taps_y, float[] taps_x, int up, int down, int[] before, int[] size, int[] out, bool nhwc, "
+    "float slope, float gain, ScalarType dtype"
+)
+OTHERS = "Tensor? bias, Tensor? noise, Tensor? strength, Tensor? scale"
+
+
+def _act(*plain) -> Act:
+    """Return the facts that `Act.plain` was made of. They are tuples, because a call is the key of a cache."""
+    *call, slope, gain, dtype = plain
+    call = _Call(*(tuple(part) if isinstance(part, list | tuple) else part for part in call))
+    return Act(call, slope, gain, dtype)
+
+
+@operator("act_filter", f"(Tensor x, Tensor? bias, {ACT}, ScalarType into) -> Tensor")
+def act_filter_operator(x, bias, *rest):
+    return act_filter_forward(x, bias, _act(*rest[:-1]), rest[-1])
+
+
+@act_filter_operator.register_fake
+def _(x, bias, *rest):
+    return _filtered(x, _act(*rest[:-1]).filter, rest[-1])
+
+
+def _filtered(x: Tensor, call: _Call, dtype: torch.dtype) -> Tensor:
+    return new_image(x, x.shape[1], call.out, call.nhwc, dtype)
+
+
+@operator("act_filter_grad", f"(Tensor g, Tensor x, Tensor? bias, {ACT}, bool[] needs) -> Tensor[]")
+def act_filter_grad(g, x, bias, *rest):
+    *plain, needs = rest
+    return pick(act_filter_backward(g, x, bias, _act(*plain), needs), needs)
+
+
+@act_filter_grad.register_fake
+def _(g, x, bias, *rest):
+    return empty_like((x, bias), rest[-1])
+
+
+def _act_filter_context(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:2])
+    ctx.act = _act(*inputs[2:-1])
+
+
+def _act_filter_gradient(ctx, g):
+    needs, act = list(ctx.needs_input_grad[:2]), ctx.act
+    if torch.is_grad_enabled():
+        grads = _ActFilterGrad.apply(g, *ctx.saved_tensors, act, needs)
+    else:
+        grads = place(act_filter_grad(g, *ctx.saved_tensors, *act.plain(), needs), needs)
+    return *grads, *(None,) * len(act.plain()), None
+
+
+act_filter_operator.register_autograd(_act_filter_gradient, setup_context=_act_filter_context)
+
+
+@operator("filter_act", f"(Tensor x, {OTHERS}, {ACT}, ScalarType into) -> Tensor")
+def filter_act_operator(x, bias, noise, strength, scale, *rest):
+    return filter_act_forward(x, bias, noise, strength, scale, _act(*rest[:-1]), rest[-1])
+
+
+@filter_act_operator.register_fake
+def _(x, bias, noise, strength, scale, *rest):
+    return _filtered(x, _act(*rest[:-1]).filter, rest[-1])
+
+
+@operator("filter_act_grad", f"(Tensor g, Tensor y, {OTHERS}, {ACT}, bool[] needs) -> Tensor[]")
+def filter_act_grad(g, y, bias, noise, strength, scale, *rest):
+    *plain, needs = rest
+    return pick(filter_act_backward(g, y, bias, noise, strength, scale, _act(*plain), needs), needs)
+
+
+@filter_act_grad.register_fake
+def _(g, y, bias, noise, strength, scale, *rest):
+    *plain, needs = rest
+    act = _act(*plain)
+    return empty_like((_filtered(g, act.filter.adjoint(), act.dtype), bias, strength, scale), needs)
+
+
+def _filter_act_context(ctx, inputs, output):
+    x, *others = inputs[:5]
+    ctx.save_for_backward(x if others[-1] is not None else None, output, *others)
+    ctx.act = _act(*inputs[5:-1])
+
+
+def _filter_act_gradient(ctx, g):
+    needs, act = [ctx.needs_input_grad[i] for i in (0, 1, 3, 4)], ctx.act
+    x, *saved = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        grads = unfused_backward(g, x, *saved, act, needs)
+    else:
+        grads = place(filter_act_grad(g, *saved, *act.plain(), needs), needs)
+    dx, dbias, dstrength, dscale = grads
+    return dx, dbias, None, dstrength, dscale, *(None,) * len(act.plain()), None
+
+
+filter_act_operator.register_autograd(_filter_act_gradient, setup_context=_filter_act_context)

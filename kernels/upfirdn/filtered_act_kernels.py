@@ -10,10 +10,10 @@ Every thread loads a pixel that its outputs need. So work at the loads is repeat
 along a row. The map leaky_relu is homogeneous. So the activation's gain is in the taps, or in the added operands.
 """
 
-from kernels.common.dependent_launch import after_previous
-from kernels.common.tiles import load, tl, triton, widen, within
-from kernels.upfirdn.filter_strip import leaky, leaky_grad, nonzero, store_sums, strip
-from kernels.upfirdn.upfirdn2d import polyphase
+from ..common.dependent_launch import after_previous
+from ..common.tiles import load, tl, triton, widen, within
+from .filter_strip import leaky, leaky_grad, nonzero, store_sums, strip
+from .upfirdn2d import polyphase
 
 # ---- the walk ----------------------------------------------------------------------------------------------------
 

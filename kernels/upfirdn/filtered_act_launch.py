@@ -6,10 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels import choices
-from kernels.common.dependent_launch import launching
-from kernels.common.sums import Sums
-from kernels.common.tiles import (
+from .. import choices
+from ..common.dependent_launch import launching
+from ..common.sums import Sums
+from ..common.tiles import (
     INTERPRETED,
     Tiling,
     accumulator,
@@ -18,10 +18,10 @@ from kernels.common.tiles import (
     power_of_2,
     tl_accumulator,
 )
-from kernels.linear.weight_gradients import defer
-from kernels.pointwise.noise import noise_stride
-from kernels.upfirdn.filter_strip import TAPS
-from kernels.upfirdn.filtered_act_kernels import (
+from ..linear.weight_gradients import defer
+from ..pointwise.noise import noise_stride
+from .filter_strip import TAPS
+from .filtered_act_kernels import (
     act_filter_grad_grad_kernel,
     act_filter_grad_kernel,
     act_filter_kernel,
@@ -31,7 +31,7 @@ from kernels.upfirdn.filtered_act_kernels import (
     filter_act_modulate_kernel,
     filter_act_sums_kernel,
 )
-from kernels.upfirdn.upfirdn2d import Config, _Call, _first_tap_one
+from .upfirdn2d import Config, _Call, _first_tap_one
 
 
 class Act(NamedTuple):

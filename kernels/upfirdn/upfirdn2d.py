@@ -17,10 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import choices
-from kernels.common import arguments
-from kernels.common.dependent_launch import after_previous, launching
-from kernels.common.tiles import (
+from .. import choices
+from ..common import arguments
+from ..common.dependent_launch import after_previous, launching
+from ..common.operators import OPERATORS, operator
+from ..common.tiles import (
     INTERPRETED,
     check_device,
     dense,
@@ -67,7 +68,7 @@ def upfirdn2d(
     x = dense(x)
     call = call._replace(nhwc=not x.is_contiguous())
     if torch.compiler.is_compiling():
-        return torch.ops.stylegan_ladder.upfirdn2d(x, *call)
+        return OPERATORS.upfirdn2d(x, *call)
     return _Upfirdn2d.apply(x, call)
 
 
@@ -393,3 +394,40 @@ class _Upfirdn2d(torch.autograd.Function):
         if g is None:
             return None, None
         return _Upfirdn2d.apply(dense_as(g, ctx.call.nhwc), ctx.call.adjoint()), None
+
+
+# ---- the operator for torch.compile --------------------------------------------------------------------------------
+
+
+@operator(
+    "upfirdn2d",
+    "(Tensor x, float[] taps_y, float[] taps_x, SymInt up, SymInt down, SymInt[] before, SymInt[] size, "
+    "SymInt[] out, bool nhwc) -> Tensor",
+)
+def upfirdn2d_operator(x, taps_y, taps_x, up, down, before, size, out, nhwc):
+    """Apply the map that `_Call` writes down. Taps are part of the kernel, so each set of them is compiled once."""
+    # Tuples, because a call is the key of a cache.
+    call = _Call(tuple(taps_y), tuple(taps_x), up, down, tuple(before), tuple(size), tuple(out), nhwc)
+    return forward(x, call)
+
+
+@upfirdn2d_operator.register_fake
+def _(x, taps_y, taps_x, up, down, before, size, out, nhwc):
+    return torch.empty(
+        (*x.shape[:2], *out),
+        dtype=x.dtype,
+        device=x.device,
+        memory_format=torch.channels_last if nhwc else torch.contiguous_format,
+    )
+
+
+def _upfirdn2d_context(ctx, inputs, output):
+    ctx.call = _Call(*inputs[1:])
+
+
+def _upfirdn2d_gradient(ctx, g):
+    g = dense_as(g, ctx.call.nhwc)
+    return OPERATORS.upfirdn2d(g, *ctx.call.adjoint()), *(None,) * len(ctx.call)
+
+
+upfirdn2d_operator.register_autograd(_upfirdn2d_gradient, setup_context=_upfirdn2d_context)

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.common.dependent_launch import launching
-from kernels.common.tiles import alike, check_device, power_of_2, tl, tl_accumulator
-from kernels.weights.adam_kernels import adam_kernel, adam_steps_kernel, adam_turned_kernel
+from ..common.dependent_launch import launching
+from ..common.tiles import alike, check_device, power_of_2, tl, tl_accumulator
+from .adam_kernels import adam_kernel, adam_steps_kernel, adam_turned_kernel
 
 BLOCK = 2048  # elements that a program updates
 SIDE, HEIGHT = (

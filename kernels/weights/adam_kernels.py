@@ -6,8 +6,8 @@ unless it is [O, I, k, l]). Its row of gradients is three addresses: its own, it
 tensor that is not there.
 """
 
-from kernels.common.dependent_launch import after_previous
-from kernels.common.tiles import tl, triton
+from ..common.dependent_launch import after_previous
+from ..common.tiles import tl, triton
 
 
 @triton.jit

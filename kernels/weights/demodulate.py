@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.common.arguments import check_numbers, check_tensors
-from kernels.common.dependent_launch import after_previous, launching
-from kernels.common.needed import needed
-from kernels.common.tiles import (
+from ..common.arguments import check_numbers, check_tensors
+from ..common.dependent_launch import after_previous, launching
+from ..common.needed import needed
+from ..common.operators import OPERATORS, empty_like, operator, pick, place
+from ..common.tiles import (
     accumulator,
     check_device,
     dense,
@@ -24,7 +25,7 @@ from kernels.common.tiles import (
     tl_accumulator,
     triton,
 )
-from kernels.linear.weight_gradients import defer
+from ..linear.weight_gradients import defer
 
 
 def demodulate(weight: Tensor, style: Tensor, eps: float = 1e-8) -> Tensor:
@@ -36,7 +37,7 @@ def demodulate(weight: Tensor, style: Tensor, eps: float = 1e-8) -> Tensor:
     _check(weight, style, eps)
     check_device(weight)
     if torch.compiler.is_compiling():
-        return torch.ops.stylegan_ladder.demodulate(dense(weight), style.contiguous(), float(eps))[0]
+        return OPERATORS.demodulate(dense(weight), style.contiguous(), float(eps))[0]
     return _Demodulate.apply(dense(weight), style.contiguous(), float(eps))
 
 
@@ -263,3 +264,45 @@ def _grad_grad(ddweight, ddstyle, g, weight, style, d, w2):
         return found if ddweight is None else found + ddweight * (h.t() @ s2)[:, :, None, None]
 
     return -(d**3) * q, dweight, ds + 2 * style * (de @ w2)
+
+
+# ---- the operator for torch.compile --------------------------------------------------------------------------------
+
+
+@operator("demodulate", "(Tensor weight, Tensor style, float eps) -> (Tensor, Tensor)")
+def demodulate_operator(weight, style, eps):
+    """Compute d, and W2 for the gradient. A gradient of W2 itself is ignored."""
+    return forward(weight, style, eps)
+
+
+@demodulate_operator.register_fake
+def _(weight, style, eps):
+    dtype, (o, i) = _accumulator(weight, style), weight.shape[:2]
+    return weight.new_empty((style.shape[0], o), dtype=dtype), weight.new_empty((o, i), dtype=dtype)
+
+
+@operator(
+    "demodulate_grad",
+    "(Tensor g, Tensor weight, Tensor style, Tensor d, Tensor w2, bool[] needs) -> Tensor[]",
+)
+def demodulate_grad(g, weight, style, d, w2, needs):
+    return pick(backward(g, weight, style, d, w2, needs), needs)
+
+
+@demodulate_grad.register_fake
+def _(g, weight, style, d, w2, needs):
+    return empty_like((weight, style), needs)
+
+
+def _demodulate_context(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:2], *output)
+
+
+def _demodulate_gradient(ctx, g, _):
+    needs = list(ctx.needs_input_grad[:2])
+    if torch.is_grad_enabled():
+        return *_DemodulateGrad.apply(g, *ctx.saved_tensors, needs), None
+    return *place(demodulate_grad(g, *ctx.saved_tensors, needs), needs), None
+
+
+demodulate_operator.register_autograd(_demodulate_gradient, setup_context=_demodulate_context)

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.common.arguments import check_numbers, check_tensors, each
-from kernels.common.needed import needed
-from kernels.common.tiles import accumulator, check_device, dense_as, is_nhwc
-from kernels.weights.demodulate_group_launches import (
+from ..common.arguments import check_numbers, check_tensors, each
+from ..common.needed import needed
+from ..common.tiles import accumulator, check_device, dense_as, is_nhwc
+from .demodulate_group_launches import (
     backward,
     energies_backward,
     energies_into,

@@ -12,9 +12,9 @@ E[o, i] is the energy of a weight over its taps, s a style, g the gradient of d.
 u is a direction of ds. With u given, these are the second derivatives along it, with e = 3/2 * g * d^5 * q.
 """
 
-from kernels.common.dependent_launch import after_previous
-from kernels.common.tiles import tl, triton
-from kernels.linear.dense_kernels import pick
+from ..common.dependent_launch import after_previous
+from ..common.tiles import tl, triton
+from ..linear.dense_kernels import pick
 
 # ---- E = sum over taps of weight^2 -------------------------------------------------------------------------------
 

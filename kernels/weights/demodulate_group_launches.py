@@ -7,9 +7,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from kernels.common.dependent_launch import launching
-from kernels.common.tiles import is_nhwc, power_of_2, tl_accumulator
-from kernels.weights.demodulate_group_kernels import (
+from ..common.dependent_launch import launching
+from ..common.tiles import is_nhwc, power_of_2, tl_accumulator
+from .demodulate_group_kernels import (
     demodulate_group_grad_kernel,
     demodulate_group_kernel,
     demodulate_group_rows_kernel,

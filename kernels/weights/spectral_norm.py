@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.common.arguments import check_dtype, check_numbers, check_tensors, each
-from kernels.common.dependent_launch import launching
-from kernels.common.tiles import (
+from ..common.arguments import check_dtype, check_numbers, check_tensors, each
+from ..common.dependent_launch import launching
+from ..common.tiles import (
     accumulator,
     check_device,
     dense,
@@ -34,7 +34,7 @@ from kernels.common.tiles import (
     power_of_2,
     tl_accumulator,
 )
-from kernels.weights.spectral_norm_kernels import (
+from .spectral_norm_kernels import (
     spectral_columns_kernel,
     spectral_grad_kernel,
     spectral_products_kernel,

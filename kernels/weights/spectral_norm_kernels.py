@@ -6,9 +6,9 @@ element read. Every sum is taken in a fixed order. A program that needs a sum ov
 rows' numbers itself, which costs less than a launch.
 """
 
-from kernels.common.dependent_launch import after_previous
-from kernels.common.tiles import tl, triton
-from kernels.linear.dense_kernels import pick
+from ..common.dependent_launch import after_previous
+from ..common.tiles import tl, triton
+from ..linear.dense_kernels import pick
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from ladder.cli import options
 from ladder.cli.version import version
 
 if TYPE_CHECKING:
-    from ladder.publish.export.page import Origin
+    from ladder.publish.export.package import Origin
 
 
 @click.command(
@@ -51,13 +51,13 @@ def export(folder: Path | None, ops: str | None, package: str | None, like: str 
 
     --like nvidia writes DIR/torch_utils instead. Its files replace those of the same names in NVIDIA's repositories.
     """
-    from ladder.publish.export import drop_in, page
+    from ladder.publish.export import drop_in
     from ladder.publish.export import package as exporting
 
     if listed:
         if folder or ops or package or like:
             raise UserError("--list names all ops: leave out everything else")
-        for name, said in page.summaries(ROOT).items():
+        for name, said in exporting.summarize_ops(ROOT).items():
             click.echo(f"{name:<21} {said}")
         return
     if like:
@@ -79,9 +79,7 @@ def export(folder: Path | None, ops: str | None, package: str | None, like: str 
 
 def origin() -> Origin:
     """Return the state of this checkout, which an export names."""
-    from ladder.publish.export import page
+    from ladder.publish.export.package import Origin
 
     commit, dirty = git.commit_of(ROOT)
-    return page.Origin(
-        root=ROOT, version=version(), commit=f"{commit} (dirty)" if commit and dirty else commit
-    )
+    return Origin(root=ROOT, version=version(), commit=f"{commit} (dirty)" if commit and dirty else commit)

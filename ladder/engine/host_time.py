@@ -148,4 +148,4 @@ def list_own_names(torch: Any) -> set[str]:
     """Return the names of this project's autograd functions, and the namespaces of its operators."""
     kinds = torch.autograd.Function.__subclasses__()
     own = {kind.__name__ for kind in kinds if kind.__module__.startswith("kernels.")}
-    return own | {"kernels", "stylegan_ladder"}
+    return own | {"kernels"}

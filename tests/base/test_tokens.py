@@ -1,4 +1,4 @@
-"""What a digest by tokens leaves out, and that every Python that the project runs on computes the same."""
+"""Digests by tokens: what they leave out, and that every Python of the project computes the same."""
 
 import shutil
 import subprocess

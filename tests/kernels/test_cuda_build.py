@@ -134,7 +134,9 @@ def test_without_kernels_the_op_still_works_and_says_so_once(unheard, monkeypatc
     for there, name in ((None, "Triton's kernel"), ("no Triton", "the plain PyTorch reference")):
         if there is None and kernels.available() is not None:
             continue
-        monkeypatch.setattr(kernels, "available", lambda there=there: there)
+        monkeypatch.setattr(
+            sys.modules["kernels.cuda.instance_norm_act"], "available", lambda there=there: there
+        )
         sys.modules["kernels.cuda.instance_norm_act"]._said.clear()
         if there is None and not kernels.common.tiles.INTERPRETED:
             continue  # Triton's kernel cannot take a CPU tensor

@@ -154,7 +154,7 @@ def test_current_comes_first_and_time_is_shared_out(monkeypatch, tmp_path, capsy
     monkeypatch.setattr(tuning, "bench_of", Bench)
     monkeypatch.setattr(tuning, "compile_all", compiled.append)
     monkeypatch.setattr(tuning.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr("kernels.available", lambda: None)
+    monkeypatch.setattr("kernels.tuning.timing.available", lambda: None)
     for name, value in (
         ("is_available", True), ("empty_cache", None), ("Stream", None), ("get_device_name", "NVIDIA H200"),
     ):  # fmt: skip

@@ -143,7 +143,7 @@ def test_a_residual_that_does_not_fit_is_refused_in_one_line(residual, said):
 @every_format
 def test_torch_compile_is_told_the_truth_about_the_sum(layout):
     x, bias, residual = layer(2, 4, 3, 5, layout=layout, dtype=torch.float32)
-    library = torch.ops.stylegan_ladder
+    library = torch.ops.kernels
     opcheck(library.bias_act_residual.default, (x, bias, residual, 0.2, 1.0, torch.float32))
     inputs = [t.detach() for t in (residual, x, bias)]
     constants = 0.2, 1.0, layout == "nhwc", torch.float32

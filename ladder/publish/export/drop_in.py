@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ladder.base import files
 from ladder.base.errors import UserError
-from ladder.publish.export import package, page
-from ladder.publish.export.page import Origin
+from ladder.publish.export import package
+from ladder.publish.export.package import Origin
 
 PACKAGE = "_ladder_ops"  # beside the drop-in files, imported from there
 OPS = ("bias_act", "conv2d", "conv_transpose2d", "upfirdn2d")  # that the drop-in files call
@@ -24,13 +24,12 @@ _PLACES = (
     (r"from ladder\.publish\.export\.nvidia import (prepared_\w+)", rf"from .{PACKAGE} import \1"),
     (r"from ladder\.publish\.export\.nvidia\.(\w+) import", r"from .\1 import"),
     (r"from ladder\.publish\.export\.nvidia import", "from . import"),
-    (r"from ladder\.publish\.export\.(\w+) import", rf"from .{PACKAGE}.\1 import"),
 )
 
 
 def contents(origin: Origin) -> dict[str, str]:
     """Return the path of each file below `torch_utils` -> its text. The same sources give the same files."""
-    ops = package.contents(origin, package.chosen(origin.root, OPS), PACKAGE)
+    ops = package.contents(origin, package.chosen(origin.root, OPS))
     for name in _SHARED:
         ops[f"{name}.py"] = _inside(_placed((HERE / f"{name}.py").read_text(encoding="utf-8")))
     ops["README.md"] = _page(origin) + ops["README.md"].partition("\n")[2]
@@ -86,7 +85,7 @@ def refuse_patched(clone: Path) -> None:
 def _page(origin: Origin) -> str:
     """Return how to use the files, which stands before the page of the ops."""
     named = ", ".join(f"`{name}.py`" for name in REPLACED)
-    pytorch, triton = page.version(page.PYTORCH_FUSED), page.version(page.TRITON)
+    pytorch, triton = package.version_text(package.PYTORCH_FUSED), package.version_text(package.TRITON)
     return f"""# Ops in place of NVIDIA's
 
 Exported by `ladder export --like nvidia` of the StyleGAN2 optimization ladder {origin.version}, commit

@@ -1,49 +1,95 @@
-"""The exported package: its files as text, and the checks before they are written."""
+"""The exported package: files of `kernels/` as they stand, with an `__init__.py` for the chosen ops."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
 import difflib
-import hashlib
 import importlib.machinery
 import importlib.util
+import json
 import keyword
+import re
 import shutil
 import sys
 import textwrap
 import uuid
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ladder.base import files
 from ladder.base.errors import UserError
 from ladder.base.starting import near
-from ladder.publish.export import page, sources
-from ladder.publish.export.page import LICENSE, Origin
-from ladder.publish.export.sources import EVERYWHERE, OWN, Op
 
-HERE = Path(__file__).parent
 ALL = "all"  # among the names of ops
 LONGEST = 100  # letters of a package: a file system takes 255 bytes, and a temporary folder adds to them
 # Names of this project, of what an export needs, and of operators that PyTorch registers itself.
-TAKEN = ("kernels", "ladder", "stylegan_lite", "benches", sources.NAMESPACE, "torch", "triton")
-TORCH = (
-    "aten",
-    "c10d",
-    "higher_order",
-    "import_module",
-    "inductor",
-    "prim",
-    "prims",
-    "profiler",
-    "quantized",
-)
+TAKEN = ("kernels", "ladder", "stylegan_lite", "benches", "torch", "triton")
+TORCH = "aten c10d higher_order import_module inductor prim prims profiler quantized".split()
+# The oldest versions with which an export was seen to pass its test. PyTorch before 2.7 cannot register the operators.
+PYTORCH, PYTORCH_FUSED, TRITON = (2, 4), (2, 7), (3, 4)
+EVERYWHERE = (
+    "conv2d",
+    "conv_transpose2d",
+)  # PyTorch computes these everywhere. Only their derivatives are ours.
+ADDED = ("LICENSE", "README.md", "dispatch.py", "test_ops.py")  # go into every package
+
+
+class Op(NamedTuple):
+    """One public function of `kernels`."""
+
+    name: str
+    module: str  # below `kernels`, dotted
+    function: str  # its name there; an alias has another
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The state of this project that an export is made from."""
+
+    root: Path
+    version: str
+    commit: str | None  # 40 digits, with " (dirty)" behind them if files have changed; None without git
+
+
+# ---- the ops -----------------------------------------------------------------------------------------------------
+
+
+def list_ops(root: Path) -> dict[str, Op]:
+    """Return name -> op of everything that `kernels` offers with a reference, read from its `__init__.py`."""
+    modules, aliases = {}, {}
+    for node in ast.parse((root / "kernels" / "__init__.py").read_bytes()).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules |= {alias.name: node.module for alias in node.names}
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+            aliases |= {target.id: node.value.id for target in node.targets if isinstance(target, ast.Name)}
+    functions = {name: name for name in modules} | aliases
+    return {
+        name: Op(name, modules[function], function)
+        for name, function in sorted(functions.items())
+        if f"{name}_reference" in functions
+    }
+
+
+def summarize_ops(root: Path) -> dict[str, str]:
+    """Return op -> the first sentence of its docstring."""
+    return {op.name: _summarize(root / "kernels", op) for op in list_ops(root).values()}
+
+
+def _summarize(kernels: Path, op: Op) -> str:
+    path = kernels.joinpath(*op.module.split(".")).with_suffix(".py")
+    for node in ast.parse(path.read_bytes()).body:
+        if isinstance(node, ast.FunctionDef) and node.name == op.function:
+            paragraph = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
+            return re.split(r"(?<=[.]) (?=[A-Z])", paragraph)[0]
+    raise UserError(f"{near(path)} defines no {op.function}")
 
 
 def chosen(root: Path, names: Iterable[str]) -> list[Op]:
     """Return the ops of these names in order, and all if "all" is among them. Raises UserError for an unknown name."""
-    known, names = sources.ops(root), list(names)
+    known, names = list_ops(root), list(names)
     for name in names:
         if name not in (*known, ALL):
             like = difflib.get_close_matches(name, known, n=1)
@@ -82,6 +128,9 @@ def _is_installed(name: str) -> bool:
     return any(Path(place).parent != Path.cwd() for place in found.submodule_search_locations or ())
 
 
+# ---- the files ---------------------------------------------------------------------------------------------------
+
+
 def export(origin: Origin, folder: Path, ops: list[Op], package: str) -> list[Path]:
     """Write the package into `folder`, whole or not at all, and return its files.
 
@@ -89,7 +138,7 @@ def export(origin: Origin, folder: Path, ops: list[Op], package: str) -> list[Pa
         UserError: a folder that is not empty or that cannot be written.
     """
     check_name(package)
-    return write(folder, package, contents(origin, ops, package))
+    return write(folder, package, contents(origin, ops))
 
 
 def write(folder: Path, name: str, texts: Mapping[str, str]) -> list[Path]:
@@ -114,129 +163,92 @@ def write(folder: Path, name: str, texts: Mapping[str, str]) -> list[Path]:
     return [target / path for path in texts]
 
 
-def contents(origin: Origin, ops: list[Op], package: str) -> dict[str, str]:
+def contents(origin: Origin, ops: list[Op]) -> dict[str, str]:
     """Return the path of each file within the package -> its text. The same sources give the same files."""
-    root = origin.root
-    modules = sources.gather(root, [op.module for op in ops])
-    names = [op.name for op in ops]
-    fused = not set(names) <= set(EVERYWHERE)
-    texts = {f"{_below(module).replace('.', '/')}.py": text for module, text in modules.items()}
-    if fused:
-        texts["dispatch.py"] = (HERE / "dispatch.py").read_text(encoding="utf-8")
-    checks = (HERE / "check.py").read_text(encoding="utf-8")
-    texts["test_ops.py"] = sources.keep(checks, ["check", *(f"case_{name}" for name in names)])
-    texts["test_ops.py"] += _TEST + (_FUSED if fused else _PLAIN)
-    found = {
-        path: sources.moved(
-            f"{OWN}.{path.removesuffix('.py').replace('/', '.')}", text, package, modules, names
-        )
-        for path, text in texts.items()
-    }
-    for room in sorted({path.partition("/")[0] for path in texts if "/" in path}):
-        text = (root / OWN / room / "__init__.py").read_text(encoding="utf-8")
-        first = (ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0]
-        found[f"{room}/__init__.py"] = f'"""{first}"""\n'
-    digest = digest_of(root, modules)
-    found["__init__.py"] = _init(origin, ops, modules, digest)
-    found["README.md"] = page.readme(origin, ops, package, digest)
-    found[LICENSE] = (root / LICENSE).read_text(encoding="utf-8")
-    return dict(sorted(found.items()))
+    kernels = origin.root / "kernels"
+    paths = needed_files(kernels, [*ADDED, *(f"{op.module.replace('.', '/')}.py" for op in ops)])
+    sources = [kernels / path for path in paths if path.endswith(".py")]
+    texts = {path: (kernels / path).read_text(encoding="utf-8") for path in paths}
+    return texts | {"__init__.py": _init(origin, ops, files.digest(kernels, sources))}
 
 
-def digest_of(root: Path, modules: Iterable[str]) -> str:
-    """Return the SHA-256 of the sources of these modules, and of the two files that are added to them."""
-    of_kernels = files.digest(
-        root, [root.joinpath(*name.split(".")).with_suffix(".py") for name in sorted(modules)]
-    )
-    added = files.digest(HERE, [HERE / "check.py", HERE / "dispatch.py"])
-    return hashlib.sha256(f"{of_kernels} {added}".encode()).hexdigest()
+def needed_files(package: Path, start: Iterable[str]) -> list[str]:
+    """Return the paths of these files of a package and of all that they import from it, sorted.
+
+    The package's own `__init__.py` is left out.
+    """
+    paths: set[str] = set()
+    waiting = [*start]
+    while waiting:
+        path = waiting.pop()
+        if path in paths:
+            continue
+        paths.add(path)
+        folder = (package / path).parent
+        places = [folder / "__init__.py"]
+        tree = ast.parse((package / path).read_bytes() if path.endswith(".py") else "")
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                place = (folder / "_").parents[node.level - 1].joinpath(*(node.module or "").split("."))
+                places += [place.with_suffix(".py"), *(place / f"{each.name}.py" for each in node.names)]
+        waiting += [
+            place.relative_to(package).as_posix()
+            for place in places
+            if place.is_file() and place != package / "__init__.py"
+        ]
+    return sorted(paths)
 
 
-def _below(module: str) -> str:
-    return module.partition(".")[2]
+_INIT = """\
+{summary}
 
+README.md says where they run, and how to call and check them. `OPS` holds each beside its plain-PyTorch reference.
+\"\"\"
 
-_TEST = """
-
-# ---- this package ------------------------------------------------------------------------------------------------
-
-
-def test_ops() -> None:
-    from . import OPS
-
-    check(OPS)
-
-
-if __name__ == "__main__":
-    test_ops()
-"""
-_FUSED = """\
-    from .dispatch import can_run_fused
-
-    fused = can_run_fused(torch.empty(0, device="cuda" if torch.cuda.is_available() else "cpu"))
-    print("every op agrees with plain PyTorch" + ("" if fused else "; no fused kernel can run on this machine"))
-"""
-_PLAIN = """\
-    print("every op agrees with plain PyTorch")
-"""
-
-
-_CHECK = """\
 import sys as _sys
 
 import torch as _torch
 
-if _sys.version_info < (3, 10) or tuple(map(int, _torch.__version__.split(".")[:2])) < LEAST:
+if _sys.version_info < (3, 10) or tuple(map(int, _torch.__version__.split(".")[:2])) < {least}:
     raise ImportError(
-        f"{__name__} needs Python 3.10 and PyTorch WORDS or newer: here are Python"
-        f" {_sys.version_info[0]}.{_sys.version_info[1]} and PyTorch {_torch.__version__}"
+        f"{{__name__}} needs Python 3.10 and PyTorch {words} or newer: here are Python"
+        f" {{_sys.version_info[0]}}.{{_sys.version_info[1]}} and PyTorch {{_torch.__version__}}"
     )
+
+{imports}
+from .dispatch import offer as _offer
+
+__version__ = {version!r}
+__commit__ = {commit!r}
+SOURCE_DIGEST = "{digest}"
+OPS = _offer(globals(), {names})
+
+__all__ = {public}
 """
 
 
-_FOUND = """\
-for _name, (_op, _) in OPS.items():  # pickle looks an op up by these
-    if hasattr(_op, "fused"):
-        _op.__module__, _op.__name__, _op.__qualname__ = __name__, _name, _name
-"""
-
-
-def _init(origin: Origin, ops: list[Op], modules: Mapping[str, str], digest: str) -> str:
-    homes = {op.module: f"_{_below(op.module).replace('.', '_')}" for op in ops}
-    fused = [op.name for op in ops if op.name not in EVERYWHERE]
-    where = "They run fused Triton kernels on a CUDA GPU, and plain PyTorch everywhere else."
-    lines = [
-        textwrap.fill(f'"""Ops for StyleGAN-style networks: {", ".join(op.name for op in ops)}.', 110),
-        "",
-        *([where] if fused else []),
-        "README.md says how to call and check them. `OPS` holds each op beside its plain-PyTorch reference.",
-        '"""',
-        "",
-        _CHECK.replace("LEAST", str(page.least(ops))).replace("WORDS", page.version(page.least(ops))),
+def _init(origin: Origin, ops: list[Op], digest: str) -> str:
+    """Return the `__init__.py` of a package with these ops."""
+    names = [op.name for op in ops]
+    references = [f"{name}_reference" for name in names]
+    least = PYTORCH if {*names} <= {*EVERYWHERE} else PYTORCH_FUSED
+    imports = [
+        f"from .{op.module} import {op.function} as {op.name}, {op.function}_reference as {op.name}_reference"
+        for op in sorted(ops, key=lambda op: op[1:])
     ]
-    for module in sorted(set(sources.OPERATORS) & modules.keys()):
-        name = module.rpartition(".")[2]
-        lines += [
-            f"from .compile import {name} as _{name}  # noqa: F401  registers operators for torch.compile"
-        ]
-    if fused:
-        lines += ["from .dispatch import dispatched as _dispatched"]
-    for module, alias in sorted(homes.items()):
-        room, _, name = _below(module).rpartition(".")
-        lines += [f"from .{room} import {name} as {alias}"]
-    lines += ["", f"__version__ = {_quoted(origin.version)}", f"__commit__ = {_quoted(origin.commit)}"]
-    lines += [f"SOURCE_DIGEST = {_quoted(digest)}", ""]
-    for name, module, function in ops:
-        ours, plain = f"{homes[module]}.{function}", f"{homes[module]}.{function}_reference"
-        lines += [f"{name} = {ours if name in EVERYWHERE else f'_dispatched({ours}, {plain})'}"]
-        lines += [f"{name}_reference = {plain}"]
-    lines += ["", "OPS = {", *(f'    "{op.name}": ({op.name}, {op.name}_reference),' for op in ops), "}", ""]
-    lines += [_FOUND] if fused else []
-    public = sorted(
-        ["OPS", "SOURCE_DIGEST", *(op.name for op in ops), *(f"{op.name}_reference" for op in ops)]
+    return _INIT.format(
+        summary=textwrap.fill(f'"""Ops for StyleGAN-style networks: {", ".join(names)}.', 110),
+        least=least,
+        words=version_text(least),
+        imports="\n".join(imports),
+        version=origin.version,
+        commit=origin.commit,
+        digest=digest,
+        names=json.dumps(names, indent=4),
+        public=json.dumps(sorted(["OPS", "SOURCE_DIGEST", *names, *references]), indent=4),
     )
-    return "\n".join([*lines, "__all__ = [", *(f'    "{name}",' for name in public), "]", ""])
 
 
-def _quoted(value: str | None) -> str:
-    return "None" if value is None else f'"{value}"'
+def version_text(numbers: tuple[int, int]) -> str:
+    """Return a version as text."""
+    return ".".join(map(str, numbers))

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from kernels import bias_act as _fused
 from kernels.common.tiles import dense, is_nhwc
+from kernels.dispatch import can_run_fused
 from kernels.pointwise.bias_act import Call
-from ladder.publish.export.dispatch import can_run_fused
 from ladder.publish.export.nvidia import prepared_act
 from ladder.publish.export.nvidia.calls import can_run, say_once, without_autocast
 from ladder.publish.export.nvidia.launches import remember

@@ -8,7 +8,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from ladder.publish.export.dispatch import can_run_fused
+from kernels.dispatch import can_run_fused
 
 _said: set[tuple[str, str]] = set()
 

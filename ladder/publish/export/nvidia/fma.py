@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from kernels.common.tiles import dense, is_nhwc
+from kernels.dispatch import can_run_fused
 from kernels.pointwise.bias_act import Call
-from ladder.publish.export.dispatch import can_run_fused
 from ladder.publish.export.nvidia import prepared_act
 from ladder.publish.export.nvidia.calls import is_capturing
 from ladder.publish.export.nvidia.launches import remember

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.common.tiles import dense
+from kernels.dispatch import can_run_fused
 from kernels.linear import conv2d as _ops
 from kernels.upfirdn.upfirdn2d import _plan
-from ladder.publish.export.dispatch import can_run_fused
 from ladder.publish.export.nvidia import prepared_filter
 from ladder.publish.export.nvidia.calls import can_run, is_capturing, say_once, without_autocast
 from ladder.publish.export.nvidia.launches import remember

@@ -1,6 +1,7 @@
 """Each op of this package beside plain PyTorch: results, gradients and gradients of gradients.
 
-A GPU is used if PyTorch finds one. Without it an op is plain PyTorch itself, unless TRITON_INTERPRET=1 is set.
+Run `python -m NAME.test_ops`, where NAME is this package. A GPU is used if PyTorch finds one. Without it an op is plain
+PyTorch itself, unless TRITON_INTERPRET=1 is set.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from .dispatch import can_run_fused
 
 # The largest relative error. A wrong formula shows in float64; second derivatives in float32 lose digits.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-3}
@@ -269,3 +272,21 @@ def compare(
             assert got.shape == want.shape and wrong <= bound, (
                 f"{name}, {direction}, {dtype}, {layout}: {got.shape}, relative error {wrong:.1e}"
             )
+
+
+# ---- this package ------------------------------------------------------------------------------------------------
+
+
+def test_ops() -> None:
+    """Compare all ops of the package. One that this copy lacks is not asked for."""
+    from . import OPS
+
+    check(OPS)
+
+
+if __name__ == "__main__":
+    test_ops()
+    runs = can_run_fused(torch.empty(0, device="cuda" if torch.cuda.is_available() else "cpu"))
+    print(
+        "every op agrees with plain PyTorch" + ("" if runs else "; no fused kernel can run on this machine")
+    )

@@ -1,9 +1,12 @@
-"""The choice between a fused op and plain PyTorch, made anew for each call."""
+"""The choice between a fused op and plain PyTorch, made anew for each call.
+
+Exported packages offer their ops so. `kernels` itself does not: its callers want an error for a call that is not fused.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache, wraps
 from types import ModuleType
 from typing import Any
@@ -11,13 +14,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.common.language import INTERPRETED, triton
+from .common.language import INTERPRETED, triton
 
 HAS_TRITON = isinstance(triton, ModuleType)  # else a stand-in
+EVERYWHERE = (
+    "conv2d",
+    "conv_transpose2d",
+)  # PyTorch computes these on every device; their derivatives are ours
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-def dispatched(fused: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
+Op = Callable[..., Any]
+
+
+def table(package: dict[str, Any], names: Iterable[str]) -> dict[str, tuple[Op, Op]]:
+    """Return name -> (op that runs everywhere, its reference) for these ops of a package, given by its names."""
+    references = {name: package[f"{name}_reference"] for name in names}
+    return {
+        name: (package[name] if name in EVERYWHERE else dispatched(package[name], plain), plain)
+        for name, plain in references.items()
+    }
+
+
+def offer(package: dict[str, Any], names: Iterable[str]) -> dict[str, tuple[Op, Op]]:
+    """Put these ops, as `table` returns them, in the place of the fused ones, and return the table."""
+    ops = table(package, names)
+    for name, (op, _) in ops.items():
+        package[name] = op
+        if name not in EVERYWHERE:  # pickle looks an op up by these
+            op.__module__, op.__name__, op.__qualname__ = package["__name__"], name, name
+    return ops
+
+
+def dispatched(fused: Op, reference: Op) -> Op:
     """Return a function that runs `fused` where it can run, and `reference` everywhere else.
 
     Its attributes `fused` and `reference` are the two functions. The first argument of the call decides.
