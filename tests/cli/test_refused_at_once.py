@@ -148,7 +148,7 @@ WRONG = [
     *itertools.product(("history",), ("--compared missing", "--results missing", "--budget 3", "--threshold nan")),
     ("export", "full", "--ops", "conv2d", "--package", "p"), ("export", "out", "--ops", "conv", "--package", "p"),
     ("run", "--quick", "--budget", "3"), ("run", "--mode", "mistakes", "--ladder", "full"), ("run", "extra"),
-    ("compare", "empty.json"), ("explain", "bf16", "bf16"), ("doctor", "--roofline", "--parity-trial"), ("runn",),
+    ("compare", "empty.json"), ("explain", "bf16", "bf16"), ("runn",),
     ("kernels", "--op", "nothing"), ("precision", "--only", "fp3"), ("scale", "flat", "--gpus", "0"), ("merge",),
     ("upstream", "full"),
 ]  # fmt: skip

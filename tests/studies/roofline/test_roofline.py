@@ -332,8 +332,6 @@ def test_without_a_gpu_the_floor_is_told_from_recorded_rates(workload, monkeypat
         (["--roofline", "--again", str(TUNED)], "not a result of the kind roofline"),
         (["--roofline", "--again", str(TUNED), "--rung", "bf16"], "--again takes all from its file"),
         (["--roofline", "--again", str(TUNED), "--ladder", "full"], "--again takes all from its file"),
-        (["--roofline", "-w", "tiny", "-w", "article"], "of one --workload"),
-        (["--roofline", "--parity-trial"], "give only one of"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_status_2(args, said):
