@@ -397,11 +397,18 @@ def continue_file(study: Study[P, C, O], job: Job, file: StudyFile[P, C, O]) -> 
     ]
     header = resuming.continued(job.resume, *heads)
     failed = [key for key, each in file.observed.items() if each.status not in ("ok", "oom")]
-    kept = {key: each for key, each in file.observed.items() if key not in failed and not each.stopped}
+    kept = pick_kept(file)
     cases = {key: case for key, case in file.cases.items() if key not in failed}
     cases |= {key: file.cases[key] for key in failed}
     header = {name: value for name, value in header.items() if name in Header.__struct_fields__}
     return msgspec.structs.replace(fresh, **header, options=job.options, cases=cases, observed=kept)
+
+
+def pick_kept(file: StudyFile[P, C, O]) -> dict[str, O]:
+    """Return the observations that a resumed run keeps: those to their end, with a number or out of memory."""
+    return {
+        key: each for key, each in file.observed.items() if each.status in ("ok", "oom") and not each.stopped
+    }
 
 
 def continue_options(study: Study[P, C, O], path: Path, options: P, given: Mapping[str, Any]) -> P:
@@ -454,26 +461,33 @@ def render_terminal(study: Study[P, C, O], file: StudyFile[P, C, O], width: int 
 
 
 def resolve_job(study: Study[Any, Any, Any], options: Any, request: Request, machine: dict[str, Any]) -> Job:
-    """Return the job of a request: its workload is loaded, its images are made.
+    """Return the job of a request with its workload; images are not prepared yet.
 
     Raises:
-        UserError: no such workload, bad images, or a folder that cannot be written.
+        UserError: no such workload, or a folder that cannot be written.
     """
-    from ladder.images import for_workload
     from ladder.plan import catalog
 
     device = machine["device"]
     out = request.resume.parent if request.resume else request.out or ROOT / "results" / study.folder
     files.refuse_unwritable(out)
     name, workload = catalog.load_workload(request.workload or study.default_workload[device])
-    source = None
-    if study.uses_images:
-        pictures = for_workload.prepare_images(request.data or workload["data"], workload, request.quiet)
-        workload, source = workload | {"data": pictures.path}, pictures.source
+    if study.uses_images and request.data is not None:
+        workload = workload | {"data": request.data}
     return Job(
-        device, name, workload, source, machine, options, out, request.resume,
+        device, name, workload, None, machine, options, out, request.resume,
         request.minutes or (study.gpu_minutes if device == "cuda" else None), request.quiet,
     )  # fmt: skip
+
+
+def prepare_images(study: Study[Any, Any, Any], job: Job, first: First) -> Job:
+    """Return the job with the path of its images, behind the first line of the command if they must be made."""
+    from ladder.images import for_workload
+
+    if not study.uses_images:
+        return job
+    pictures = for_workload.prepare_images(job.workload["data"], job.workload, job.quiet, first)
+    return replace(job, workload=job.workload | {"data": pictures.path}, source=pictures.source)
 
 
 def begin_file(study: Study[P, C, O], job: Job) -> StudyFile[P, C, O]:
@@ -496,12 +510,19 @@ def run_study(study: Study[P, C, O], job: Job) -> int:
 
     paths: list[Path] = []
     with locks.folder_lock(job.out, text.slug(job.machine["name"]), movable=job.resume is None):
-        file = begin_file(study, job)
-        if job.resume is not None:  # read under the lock: another run may have continued it
-            file = continue_file(study, job, read_file(study, job.resume))
-        file = update_cases(study, job, file)
-        missing = {key: case for key, case in file.cases.items() if key not in file.observed}
-        First(study.announce(job, missing), job.quiet)()
+        earlier = (
+            None if job.resume is None else read_file(study, job.resume)
+        )  # another run may have continued it
+        cases = study.list_cases(job, earlier)  # before images are made: it refuses what cannot be observed
+        kept = {} if earlier is None else pick_kept(earlier)
+        missing = {key: case for key, case in cases.items() if key not in kept}
+        first = First(study.announce(job, missing), job.quiet)
+        job = prepare_images(study, job, first)
+        if earlier is None:
+            file = msgspec.structs.replace(begin_file(study, job), cases=cases)
+        else:
+            file = update_cases(study, job, continue_file(study, job, earlier))
+        first()
         environment.tell(job.quiet)
         file = observe_cases(study, job, file, paths)
         paths[:] = save_file(study, file, job.out, pages=True)
