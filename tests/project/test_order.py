@@ -29,6 +29,7 @@ ORDER = (
     "studies.precision",
     "studies.upstream",
     "studies.sustain",
+    "studies.host",
     "studies.scale",
     "studies.roofline",
     "studies.profile",
