@@ -21,7 +21,6 @@ import click
 from ladder.base import files, starting
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
-from ladder.cli import ablate as cli_ablate
 from ladder.cli import convert as cli_convert
 from ladder.cli import doctor as cli_doctor
 from ladder.cli import explain as cli_explain
@@ -29,7 +28,6 @@ from ladder.cli import export as cli_export
 from ladder.cli import history as cli_regressions
 from ladder.cli import kernels as cli_kernels
 from ladder.cli import listing, options, report_page
-from ladder.cli import map as cli_map
 from ladder.cli import merge as cli_merge
 from ladder.cli import noise as cli_noise
 from ladder.cli import precision as cli_precision
@@ -381,7 +379,7 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
 
 for command in (
     *(cli_doctor.doctor, cli_explain.explain, listing.list_, listing.show, cli_recommend.recommend),
-    *(cli_ablate.ablate, cli_map.map_, cli_scale.scale),
+    cli_scale.scale,
     *(cli_kernels.kernels, cli_precision.precision, cli_profile.profile, cli_train.train),
     *(cli_convert.convert, cli_sample.sample),
     *(cli_merge.merge, cli_noise.noise, cli_submit.submit, cli_upstream.upstream),

@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ladder.base.records import needed, record
-from ladder.base.rules import items, number
 from ladder.engine import lanes
 from ladder.engine.gpu_time import PROFILED, is_captured, recorded
 from ladder.engine.pool import TUNING, Pool, Worker, WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.machine import gpu_state, neighbours
 from ladder.results import record as records
-from ladder.results import values as v
+from ladder.results.file import Look
 from ladder.results.types import Plain
 
 GIB = 2**30
@@ -26,21 +24,6 @@ TRIES = 2  # of a look that was void
 # Looks of one process. CUPTI 13.0 was seen to lose the times of graphs' kernels after some millions of them in a
 # process: github.com/parca-dev/parcagpu/issues/23. A look at a captured step is reckoned to record 40,000.
 MOST = 32
-
-
-@record
-class Look:
-    """The times of one process, in ms a step, and what disturbed it. Missing is what was not asked, or is unknown."""
-
-    wall_ms: list[float] | None = needed(items(v.MS, 1000, least=1))
-    gpu_ms: list[float] | None = needed(items(v.MS, 1000, least=1))
-    kernels: float | None = needed(v.AMOUNT)
-    prepare_s: float = needed(v.SECONDS)
-    device_gib: float | None = needed(number(0, 1e6))
-    others_cpu: float | None = needed(v.SHARE)
-    tenancy: str | None = needed(v.TENANCY)
-    company: str | None = needed(v.TEXT)
-    gpu_void: str | None = needed(v.TEXT)  # why there is no GPU time beside the wall time
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from ladder.core.records import (
+    Amount,
     Bytes,
     Clock,
     CodeDigest,
@@ -181,3 +182,23 @@ class Round(Record, kw_only=True):
     gpu: GpuState | None = None
     rejected: Notes | None = None
     others_cpu: Share | None = None
+
+
+# --- looks: a recipe timed in one process, without generations ----------------------------------------------------
+
+
+class Look(Record, kw_only=True):
+    """The times of one process, in ms a step, and what disturbed it. Missing is what was not measured, or is unknown.
+
+    `company` are others on the GPU, `gpu_void` why there is no GPU time beside the wall time.
+    """
+
+    wall_ms: Annotated[list[Ms], size(1000, 1)] | None = None
+    gpu_ms: Annotated[list[Ms], size(1000, 1)] | None = None
+    kernels: Amount | None = None
+    prepare_s: Seconds
+    device_gib: Annotated[float, between(0, 1e6)] | None = None
+    others_cpu: Share | None = None
+    tenancy: Tenancy | None = None
+    company: Text | None = None
+    gpu_void: Text | None = None

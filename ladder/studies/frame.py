@@ -12,6 +12,7 @@ import datetime
 import functools
 import importlib
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -47,7 +48,7 @@ from ladder.results.combine import resuming
 from ladder.results.file import Header, Status
 from ladder.show.table import PIPE_WIDTH, Table, render_markdown, render_text
 
-STUDIES = ("sustain", "host")  # modules of this package that declare a study
+STUDIES = ("ablate", "map", "sustain", "host")  # modules of this package that declare a study
 MOST_BYTES = 2**22  # of a result file
 
 
@@ -101,8 +102,12 @@ O = TypeVar("O", bound=Observation)
 
 
 class StudyFile(Header, Generic[P, C, O], kw_only=True):
-    """A result of a study: nothing in it can be derived from the rest."""
+    """A result of a study: nothing in it can be derived from the rest.
 
+    `ladder` is the name of the ladder that the options point to. That of a user's file has a digest of its content.
+    """
+
+    ladder: Name | None = None
     options: P
     cases: dict[Line, C]  # all that are to be observed, by key
     observed: dict[Line, O]
@@ -184,6 +189,7 @@ class Study(Generic[P, C, O]):
     examples: ClassVar[str]
     types: ClassVar[tuple[Any, Any, Any]]  # of its options, cases and observations
     default_workload: ClassVar[Mapping[str, str]] = {"cuda": "article", "cpu": "tiny"}
+    case_seconds: ClassVar[Mapping[str, float]] = {}  # of a case of the default workload, by device
     gpu_minutes: ClassVar[float | None] = None  # the budget on a GPU where none is given
     uses_images: ClassVar[bool] = True
     extendable: ClassVar[tuple[str, ...]] = ()  # options that may differ from those of a file that is resumed
@@ -237,8 +243,12 @@ class Study(Generic[P, C, O]):
         return [file.machine.name, *([str(file.workload["name"])] if file.workload else [])]
 
     def announce(self, job: Job, cases: Mapping[str, C]) -> str:
-        """Return the first line of the command: what is measured, and about how long it takes."""
-        return f"{job.name} on {job.device}: {text.counted(len(cases), 'case')}"
+        """Return the first line of the command: what is measured, and about how long the cases take."""
+        about = f"{job.name} on {job.device}: {text.counted(len(cases), 'case')}"
+        if job.name == self.default_workload[job.device] and job.device in self.case_seconds:
+            minutes = max(1, math.ceil(len(cases) * self.case_seconds[job.device] / 60))
+            about += f", about {text.counted(minutes, 'minute')}"
+        return about if job.minutes is None else f"{about}, at most {job.minutes:g}"
 
     @classmethod
     def file_type(cls) -> Any:
@@ -377,17 +387,28 @@ def continue_file(study: Study[P, C, O], job: Job, file: StudyFile[P, C, O]) -> 
     """
     assert job.resume is not None
     fresh = begin_file(study, job)
+    if file.ladder not in (None, fresh.ladder):
+        raise UserError(
+            f"{job.resume}: --resume: the ladder {job.options.ladder} has changed since; start a new run"
+        )
     heads = [
         {name: write_whole(getattr(each, name)) for name in Header.__struct_fields__}
         for each in (file, fresh)
     ]
     header = resuming.continued(job.resume, *heads)
     failed = [key for key, each in file.observed.items() if each.status not in ("ok", "oom")]
-    kept = {key: each for key, each in file.observed.items() if key not in failed and not each.stopped}
+    kept = pick_kept(file)
     cases = {key: case for key, case in file.cases.items() if key not in failed}
     cases |= {key: file.cases[key] for key in failed}
     header = {name: value for name, value in header.items() if name in Header.__struct_fields__}
     return msgspec.structs.replace(fresh, **header, options=job.options, cases=cases, observed=kept)
+
+
+def pick_kept(file: StudyFile[P, C, O]) -> dict[str, O]:
+    """Return the observations that a resumed run keeps: those to their end, with a number or out of memory."""
+    return {
+        key: each for key, each in file.observed.items() if each.status in ("ok", "oom") and not each.stopped
+    }
 
 
 def continue_options(study: Study[P, C, O], path: Path, options: P, given: Mapping[str, Any]) -> P:
@@ -440,35 +461,46 @@ def render_terminal(study: Study[P, C, O], file: StudyFile[P, C, O], width: int 
 
 
 def resolve_job(study: Study[Any, Any, Any], options: Any, request: Request, machine: dict[str, Any]) -> Job:
-    """Return the job of a request: its workload is loaded, its images are made.
+    """Return the job of a request with its workload; images are not prepared yet.
 
     Raises:
-        UserError: no such workload, bad images, or a folder that cannot be written.
+        UserError: no such workload, or a folder that cannot be written.
     """
-    from ladder.images import for_workload
     from ladder.plan import catalog
 
     device = machine["device"]
     out = request.resume.parent if request.resume else request.out or ROOT / "results" / study.folder
     files.refuse_unwritable(out)
     name, workload = catalog.load_workload(request.workload or study.default_workload[device])
-    source = None
-    if study.uses_images:
-        pictures = for_workload.prepare_images(request.data or workload["data"], workload, request.quiet)
-        workload, source = workload | {"data": pictures.path}, pictures.source
+    if study.uses_images and request.data is not None:
+        workload = workload | {"data": request.data}
     return Job(
-        device, name, workload, source, machine, options, out, request.resume,
+        device, name, workload, None, machine, options, out, request.resume,
         request.minutes or (study.gpu_minutes if device == "cuda" else None), request.quiet,
     )  # fmt: skip
 
 
+def prepare_images(study: Study[Any, Any, Any], job: Job, first: First) -> Job:
+    """Return the job with the path of its images, behind the first line of the command if they must be made."""
+    from ladder.images import for_workload
+
+    if not study.uses_images:
+        return job
+    pictures = for_workload.prepare_images(job.workload["data"], job.workload, job.quiet, first)
+    return replace(job, workload=job.workload | {"data": pictures.path}, source=pictures.source)
+
+
 def begin_file(study: Study[P, C, O], job: Job) -> StudyFile[P, C, O]:
     """Return the file of a measurement that begins now."""
+    from ladder.plan import catalog
+
     trained: Fields = {"name": job.name, **job.workload, "data": job.source if study.uses_images else None}
     images = identity.of_images(str(job.workload["data"])) if study.uses_images else None
     header = records.header(study.kind, job.machine, trained, images=images)
     header = {key: value for key, value in header.items() if key != "complete"} | {"schema": 2}
     empty = {"options": write_record(job.options), "cases": {}, "observed": {}}
+    if (ladder := getattr(job.options, "ladder", None)) is not None:
+        empty["ladder"] = catalog.load_ladder(ladder).name
     return read_record(study.file_type(), text.fit(header) | empty)
 
 
@@ -478,11 +510,19 @@ def run_study(study: Study[P, C, O], job: Job) -> int:
 
     paths: list[Path] = []
     with locks.folder_lock(job.out, text.slug(job.machine["name"]), movable=job.resume is None):
-        file = begin_file(study, job)
-        if job.resume is not None:  # read under the lock: another run may have continued it
-            file = continue_file(study, job, read_file(study, job.resume))
-        file = update_cases(study, job, file)
-        First(study.announce(job, file.cases), job.quiet)()
+        earlier = (
+            None if job.resume is None else read_file(study, job.resume)
+        )  # another run may have continued it
+        cases = study.list_cases(job, earlier)  # before images are made: it refuses what cannot be observed
+        kept = {} if earlier is None else pick_kept(earlier)
+        missing = {key: case for key, case in cases.items() if key not in kept}
+        first = First(study.announce(job, missing), job.quiet)
+        job = prepare_images(study, job, first)
+        if earlier is None:
+            file = msgspec.structs.replace(begin_file(study, job), cases=cases)
+        else:
+            file = update_cases(study, job, continue_file(study, job, earlier))
+        first()
         environment.tell(job.quiet)
         file = observe_cases(study, job, file, paths)
         paths[:] = save_file(study, file, job.out, pages=True)
@@ -493,9 +533,15 @@ def run_study(study: Study[P, C, O], job: Job) -> int:
 
 
 def update_cases(study: Study[P, C, O], job: Job, file: StudyFile[P, C, O]) -> StudyFile[P, C, O]:
-    """Return the file with all cases that the study lists now, those of the file in their order."""
+    """Return the file with all cases that the study lists now, those of the file in their order.
+
+    A case that was observed stays, also where the study would not list it any more.
+    """
     listed = study.list_cases(job, file)
-    cases = {key: listed[key] for key in file.cases if key in listed} | listed
+    known = {
+        key: listed.get(key, case) for key, case in file.cases.items() if key in {**listed, **file.observed}
+    }
+    cases = known | listed
     return msgspec.structs.replace(file, cases=cases)
 
 

@@ -8,20 +8,21 @@ from ladder.publish.pages.committed import Committed
 from tests.support import committed, made_up_ablation
 from tests.support.two_clocks import kept
 
-MACHINE = json.loads(committed.file("results/precision/nvidia-h200.json").read_text())["machine"]
+MACHINE = json.loads(committed.file("results/ablation/nvidia-h200-article-full.json").read_text())["machine"]
 
 
 def test_a_complete_ablation_is_shown_with_its_sources(tmp_path: Path) -> None:
-    assert "*No complete run yet: `ladder ablate`.*\n" == attributed.ablated(Committed(tmp_path))
+    assert "*No complete run yet: `ladder ablate`.*\n" == attributed.TABLES["ablated"](Committed(tmp_path))
     data = made_up_ablation.of_ablation(MACHINE, made_up_ablation.ARTICLE[:3])
-    shown = attributed.ablated(kept(tmp_path, "ablation/a.json", data))
-    assert shown.startswith("**NVIDIA H200**, `article`, ladder `article`\n\n- ")
+    shown = attributed.TABLES["ablated"](kept(tmp_path, "ablation/a.json", data))
+    assert shown.startswith("**NVIDIA H200**, `article`, ladder `article`\n\n| rung |")
     assert "| bf16 | " in shown and "is its order" in shown and "(@/results/ablation/a.png)" in shown
-    stopped = kept(tmp_path, "ablation/a.json", data | {"complete": False})
-    assert attributed.ablated(stopped).startswith("*No complete run yet")
+    data["observed"].popitem()
+    stopped = kept(tmp_path, "ablation/a.json", data)
+    assert attributed.TABLES["ablated"](stopped).startswith("*No complete run yet")
 
 
-def test_a_complete_map_is_shown(tmp_path: Path) -> None:
-    assert "*No complete run yet: `ladder map`.*\n" == attributed.mapped(Committed(tmp_path))
-    shown = attributed.mapped(kept(tmp_path, "map/a.json", made_up_ablation.of_map(MACHINE)))
+def test_a_map_is_shown(tmp_path: Path) -> None:
+    assert "*No complete run yet: `ladder map`.*\n" == attributed.TABLES["mapped"](Committed(tmp_path))
+    shown = attributed.TABLES["mapped"](kept(tmp_path, "map/a.json", made_up_ablation.of_map(MACHINE)))
     assert "| cuda\\_graphs, step | batch 4 |" in shown and "article's policy" in shown

@@ -1,20 +1,17 @@
-"""Made-up results of `ladder ablate` and `ladder map`, on the machine of a committed result: no measurement."""
+"""Made-up files of `ladder ablate` and `ladder map`, on the machine of a committed result: no measurement."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Callable
 from typing import Any
 
-from ladder.base.records import build, plain
 from ladder.plan.catalog import load_ladder, load_workload
-from ladder.studies.ablate import record as ablation
-from ladder.studies.map import plan as planning
-from ladder.studies.map import record as maps
+from ladder.studies.ablate import AGAIN, PARITY, Case, name_subset
+from ladder.studies.map import BATCHES, PAIR, RESOLUTIONS, list_outs, title_recipe
 
-HEAD = {"schema": 1, "commit": "a" * 40, "dirty": False, "complete": True, "seconds": 900.0}
+HEAD = {"schema": 2, "commit": "a" * 40, "dirty": False, "seconds": 900.0}
 HEAD |= {"started": "2026-01-01T00:00:00+00:00", "measured_code": {"kernels": "0" * 16}}
 ARTICLE = [step.name for step in load_ladder("article").rungs[1:]]
 GAINS = {
@@ -35,8 +32,6 @@ def look(gpu_ms: float | None, wall_ms: float | None = None) -> dict[str, Any]:
         "device_gib": 4.0,
         "others_cpu": 0.01,
         "tenancy": "alone",
-        "company": None,
-        "gpu_void": None,
     }
 
 
@@ -51,6 +46,27 @@ def planted(
     return BASE_MS * math.exp(-saved)
 
 
+def of_rows(
+    machine: dict[str, Any],
+    ladder: str,
+    rungs: list[str],
+    rows: list[tuple[frozenset[str], list[str], float, float | None]],
+) -> dict[str, Any]:
+    """Return the data of a file with these subsets: rungs, those to be left out, ms once, ms again if it was."""
+    name, fields = load_workload("article")
+    cases: dict[str, Any] = {PARITY: {"kind": "parity", "rungs": rungs}}
+    observed: dict[str, Any] = {PARITY: {"reported_then": "ok", "earlier": True}}
+    for subset, out, once, again in rows:
+        kept = [rung for rung in rungs if rung in subset]
+        key = name_subset(Case(kind="once", rungs=kept, out=out), rungs)
+        cases[key], observed[key] = {"kind": "once", "rungs": kept, "out": out}, {"look": look(once)}
+        if again is not None:
+            cases[key + AGAIN] = cases[key] | {"kind": "again"}
+            observed[key + AGAIN] = {"look": look(again)}
+    data = HEAD | {"kind": "ablation", "machine": machine, "workload": {"name": name, **fields}}
+    return data | {"ladder": ladder, "options": {"ladder": ladder}, "cases": cases, "observed": observed}
+
+
 def of_ablation(
     machine: dict[str, Any],
     rungs: list[str] = ARTICLE,
@@ -59,26 +75,12 @@ def of_ablation(
     kept: Callable[[frozenset[str]], bool] = lambda subset: True,
 ) -> dict[str, Any]:
     """Return the data of a file with every subset of some rungs that is `kept`; every tenth was measured again."""
-    name, fields = load_workload("article")
-    found = [
-        frozenset(each) for size in range(len(rungs) + 1) for each in itertools.combinations(rungs, size)
-    ]
+    sets = [frozenset(each) for size in range(len(rungs) + 1) for each in itertools.combinations(rungs, size)]
     rows = [
-        {
-            "rungs": [name for name in rungs if name in subset],
-            "out": [],
-            "status": "ok",
-            "reason": None,
-            "once": look(time(subset)),
-            "again": look(time(subset) * fresh(number // 10)) if number % 10 == 0 else None,
-        }
-        for number, subset in enumerate(filter(kept, found))
+        (subset, [], time(subset), time(subset) * fresh(number // 10) if number % 10 == 0 else None)
+        for number, subset in enumerate(filter(kept, sets))
     ]
-    rules = {"ladder": "article", "rungs": rungs, "skipped": {}, "whole": True, "clock": "gpu", "seed": 0}
-    made = HEAD | {"kind": "ablation", "machine": machine, "workload": {"name": name, **fields}}
-    made |= {"protocol": rules | {"notes": []}, "parity": {"verdict": "ok", "reason": None, "earlier": True}}
-    made |= {"subsets": rows, "total": None, "worth": [], "pairs": [], "noise": None, "beside": []}
-    return json.loads(json.dumps(plain(ablation.derive(build(ablation.Result, made)))))
+    return of_rows(machine, "article", rungs, rows)
 
 
 def of_longer(machine: dict[str, Any]) -> dict[str, Any]:
@@ -87,45 +89,32 @@ def of_longer(machine: dict[str, Any]) -> dict[str, Any]:
     left_out: list[tuple[str, ...]] = [(), *((name,) for name in names), (names[0], names[1])]
     subsets = {out: frozenset(names) - {*out} for out in left_out}
     subsets["fused_rgb",] -= {"fused_adam"}
-    made = of_ablation(machine, ARTICLE[:2])
-    made["protocol"] |= {"ladder": "full", "rungs": names, "whole": False}
-    made["subsets"] = [
-        {"rungs": sorted(kept), "out": [*out], "status": "ok", "reason": None}
-        | {"once": look(ms := planted(kept, LONGER)), "again": look(ms * (1 + 0.002 * (number % 2)))}
+    rows = [
+        (kept, [*out], ms := planted(kept, LONGER), ms * (1 + 0.002 * (number % 2)))
         for number, (out, kept) in enumerate([*subsets.items(), ((), frozenset[str]())])
     ]
-    return json.loads(json.dumps(plain(ablation.derive(build(ablation.Result, made)))))
+    return of_rows(machine, "full", names, rows)
 
 
 def step_ms(resolution: int, batch: int, out: tuple[str, ...]) -> tuple[float, float] | None:
     """Return planted wall and GPU ms: graphs hide the CPU's 60 ms, channels_last helps from 128x128; None is oom."""
     gpu = 4.0 + 57.0 * batch / 8 * (resolution / 256) ** 1.6
-    if planning.PAIR[1] in out:
+    if PAIR[1] in out:
         gpu *= 1.25 if resolution >= 128 else 0.97
     if resolution == 256 and batch == 64 and out:
         return None
-    return (max(gpu, 60.0 + resolution / 16) if planning.PAIR[0] in out else gpu + 0.2), gpu
+    return (max(gpu, 60.0 + resolution / 16) if PAIR[0] in out else gpu + 0.2), gpu
 
 
 def of_map(machine: dict[str, Any]) -> dict[str, Any]:
     """Return the data of a file of the article's 20 cells."""
     name, fields = load_workload("article")
-    cells = planning.grid(planning.RESOLUTIONS["cuda"], planning.BATCHES["cuda"])
-    rows = []
-    for resolution, batch in cells:
-        for out in ((), planning.PAIR[:1], planning.PAIR[1:], planning.PAIR):
-            seen = step_ms(resolution, batch, out)
-            status, reason = ("ok", None) if seen else ("oom", "out of memory in prepare")
-            row = {"resolution": resolution, "batch": batch, "out": [*out], "status": status}
-            rows.append(row | {"reason": reason, "look": look(seen[1], seen[0]) if seen else None})
-    rules = {
-        "ladder": "article",
-        "rungs": [*planning.PAIR],
-        "cells": [[*cell] for cell in cells],
-        "cycles": 2,
-        "seed": 0,
-        "notes": [],
-    }
-    made = HEAD | {"kind": "map", "machine": machine, "workload": {"name": name, **fields}}
-    made |= {"protocol": rules, "rows": rows, "gains": []}
-    return json.loads(json.dumps(plain(maps.derive(build(maps.Result, made)))))
+    cases, observed = {}, {}
+    for resolution, batch, out in itertools.product(RESOLUTIONS["cuda"], BATCHES["cuda"], list_outs(PAIR)):
+        key = f"{resolution}x{resolution}, batch {batch}, {title_recipe(out)}"
+        cases[key] = {"resolution": resolution, "batch": batch, "out": [*out]}
+        seen = step_ms(resolution, batch, out)
+        oom = {"status": "oom", "reason": "out of memory in prepare"}
+        observed[key] = {"look": look(seen[1], seen[0])} if seen else oom
+    data = HEAD | {"kind": "map", "machine": machine, "workload": {"name": name, **fields}}
+    return data | {"ladder": "article", "options": {}, "cases": cases, "observed": observed}

@@ -2,59 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
-from ladder.base.records import build
 from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import absent, link, text, under
-from ladder.studies.ablate import record as ablation
-from ladder.studies.ablate import report as ablated_report
-from ladder.studies.map import record as maps
-from ladder.studies.map import report as mapped_report
+from ladder.show.table import render_markdown
+from ladder.studies import frame
 
 
-def ablated(committed: Committed) -> str:
-    """Return the worth of each rung and the strongest pairs, for every complete ablation."""
-    parts = []
-    for name, result in _complete(committed, "ablation/*.json", ablation.Result):
-        about = _about(result, f"ladder `{result.protocol.ladder}`")
-        tables = ablated_report.tables(result, stored=False)
-        parts.append(_part(about, ablated_report.sentences(result), tables, name, result))
-    return "\n".join(parts) or absent("ladder ablate")
+def attribute(kind: str, shown: slice) -> Callable[[Committed], str]:
+    """Return the function that shows some tables of every complete file of a study, with their findings."""
+
+    def fill(committed: Committed) -> str:
+        study, parts = frame.load_studies()[kind], []
+        for name in committed.names(f"{study.folder}/*.json"):
+            file = frame.decode_file(study, committed.read(name))
+            if not file.is_complete:
+                continue
+            machine, workload = file.machine, (file.workload or {})["name"]
+            about = f"**{text(machine.gpu or machine.cpu)}**, `{workload}`, ladder `{file.ladder}`"
+            tables = [render_markdown(table) for table in list(study.list_tables(file))[shown]]
+            source = under(
+                link("page", name.replace(".json", ".md")),
+                link("chart", name.replace(".json", ".png")),
+                link("samples", name),
+                *map(text, frame.list_cautions(study, file)),
+            )
+            parts.append("\n\n".join([about, *tables]) + f"\n{source}")
+        return "\n".join(parts) or absent(f"ladder {study.name}")
+
+    return fill
 
 
-def mapped(committed: Committed) -> str:
-    """Return the heat maps of every complete map."""
-    parts = []
-    for name, result in _complete(committed, "map/*.json", maps.Result):
-        about = _about(result, f"map of ladder `{result.protocol.ladder}`")
-        grids = "\n\n".join(mapped_report.grid(*each) for each in mapped_report.tables(result)[:-1])
-        parts.append(_part(about, mapped_report.sentences(result), grids, name, result))
-    return "\n".join(parts) or absent("ladder map")
-
-
-def _complete(committed: Committed, pattern: str, kind: type) -> Iterator[tuple[str, Any]]:
-    for name in committed.names(pattern):
-        result = build(kind, committed.read(name))
-        if result.complete:
-            yield name, result
-
-
-def _about(result: Any, what: str) -> str:
-    machine = result.machine
-    return f"**{text(machine.gpu or machine.cpu)}**, `{result.workload['name']}`, {what}"
-
-
-def _part(about: str, sentences: list[str], tables: str, name: str, result: Any) -> str:
-    told = "\n".join(f"- {text(line)}" for line in sentences)
-    source = under(
-        link("page", name.replace(".json", ".md")),
-        link("chart", name.replace(".json", ".png")),
-        link("samples", name),
-        *map(text, result.protocol.notes),
-    )
-    return f"{about}\n\n{told}\n\n{tables}\n{source}"
-
-
-TABLES: dict[str, Callable[..., str]] = {"ablated": ablated, "mapped": mapped}
+TABLES: dict[str, Callable[..., str]] = {
+    "ablated": attribute("ablation", slice(2)),  # without stored runs
+    "mapped": attribute("map", slice(-1)),  # without the times of cells
+}

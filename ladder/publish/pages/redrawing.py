@@ -14,12 +14,6 @@ from ladder.base.records import build
 from ladder.publish import gallery
 from ladder.results import store as results
 from ladder.studies import frame
-from ladder.studies.ablate import chart as ablated
-from ladder.studies.ablate import record as ablation
-from ladder.studies.ablate import report as ablating
-from ladder.studies.map import chart as mapped
-from ladder.studies.map import record as maps
-from ladder.studies.map import report as mapping
 from ladder.studies.noise import record as noise
 from ladder.studies.noise import report as noticing
 from ladder.studies.precision import record as precision
@@ -39,8 +33,6 @@ Render = Callable[[Any, str], bytes]
 
 # By the "kind" of a result: its type, its page, and its picture there. `results/charts` has the pictures of the others.
 STUDIES: dict[str, tuple[type[Any], Callable[[Any], str], Render | None]] = {
-    "ablation": (ablation.Result, ablating.markdown, ablated.render),
-    "map": (maps.Result, mapping.markdown, mapped.render),
     "noise": (noise.Result, noticing.markdown, None),
     "precision": (precision.Result, precisions.markdown, None),
     "profile": (profile.Result, profiling.markdown, None),

@@ -15,10 +15,8 @@ from ladder.results.code_digest import Head
 from ladder.results.store import KIND_KEYS
 from ladder.results.types import build
 from ladder.studies import frame
-from ladder.studies.ablate.schema import KIND as ABLATION
 from ladder.studies.kernelbench import tuning_schema
 from ladder.studies.kernelbench.schema import KIND as KERNELS
-from ladder.studies.map.schema import KIND as MAP
 from ladder.studies.noise.schema import KIND as NOISE
 from ladder.studies.precision.schema import KIND as PRECISION
 from ladder.studies.profile.schema import KIND as PROFILE
@@ -29,8 +27,6 @@ from ladder.studies.scale.schema import KIND as SCALED
 from ladder.studies.upstream.schema import KIND as UPSTREAM
 
 _ALL = (
-    ABLATION,
-    MAP,
     KERNELS,
     NOISE,
     PRECISION,

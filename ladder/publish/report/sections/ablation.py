@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from ladder.base.records import build
+import dataclasses
+
 from ladder.publish.report import html
 from ladder.publish.report.found import File, Found
 from ladder.publish.report.section import Reads, Section
 from ladder.report.themes import DARK, LIGHT
 from ladder.results import publishable
-from ladder.studies.ablate import chart, report
-from ladder.studies.ablate.record import Result
-from ladder.studies.ablate.schema import KIND
+from ladder.show.table import render_html
+from ladder.studies import frame
+from ladder.studies.ablate import STUDY, report
+from ladder.studies.ablate.record import MOST_RUNGS, PARITY
 
 PLACE = 65
+KIND = frame.as_kind(STUDY)
 READS = (Reads(KIND, "ablation"),)
 MOST = 21  # pairs in the folded table: all of seven rungs
 
 
 def section(found: Found) -> Section | None:
     """Return what ablations say, None without any."""
-    files = sorted(found.of(KIND), key=lambda file: not file.data["protocol"]["whole"])  # orders first
+    files = sorted(
+        found.of(KIND), key=lambda file: len(file.data["cases"][PARITY]["rungs"]) > MOST_RUNGS
+    )  # orders first
     if not files:
         return None
     return Section(
@@ -32,27 +37,22 @@ def section(found: Found) -> Section | None:
 
 
 def _one(file: File) -> html.Markup:
-    result = build(Result, file.data)
-    headings, rows = report.table(result)
-    pairs = report.pair_rows(result, MOST)
-    alone, both = "Worth of each rung", "Two rungs together, beyond each without the other"
+    raw = frame.decode_file(STUDY, file.data)
+    ablation = STUDY.derive(raw)
+    both = "Two rungs together, beyond each without the other"
+    clock, ladder = report.describe_clock(ablation), ablation.protocol.ladder
+    about = f"Worth of each rung: {file.name}, {raw.started[:10]}; {clock}, ladder {ladder}"
     parts = [
-        html.lines(report.sentences(result)),
-        html.table([list(headings), *map(list, rows)], f"{alone}, {file.name}", caption=_about(file, result)),
+        html.lines(report.list_findings(ablation)),
+        render_html(dataclasses.replace(report.make_table(ablation), title=about)),
     ]
-    if result.worth:
-        light, dark = (chart.render(result, "svg", theme) for theme in (LIGHT, DARK))
-        parts.append(
-            html.chart(f"{alone}, and a heat map of pairs. {report.pair_sentence(result)}", light, dark)
-        )
-    if pairs:
-        table = html.table([list(report.PAIRED), *map(list, pairs)], f"{both}, {file.name}")
-        parts.append(html.fold(f"{both}: {len(pairs)} pairs", table))
-    if stored := report.stored_rows(result):
-        rows_ = [list(report.STORED), *map(list, stored)]
-        parts.append(html.fold("Stored runs beside", html.table(rows_, f"Stored runs beside {file.name}")))
+    if ablation.worth:
+        light, dark = (report.draw_chart(ablation, raw, "svg", theme) for theme in (LIGHT, DARK))
+        about = f"Worth of each rung, and a heat map of pairs. {report.describe_pairs(ablation)}"
+        parts.append(html.chart(about, light, dark))
+    pairs, stored = report.make_pairs_table(ablation, MOST), report.make_beside_table(ablation)
+    if pairs.rows:
+        parts.append(html.fold(f"{both}: {len(pairs.rows)} pairs", render_html(pairs)))
+    if stored.rows:
+        parts.append(html.fold("Stored runs beside", render_html(stored)))
     return html.joined([*parts, html.lines(map(publishable.told, file.marks))])
-
-
-def _about(file: File, result: Result) -> str:
-    return f"{file.name}, {result.started[:10]}; {report.clock(result)}, ladder {html.name(result.protocol.ladder)}"

@@ -1,18 +1,20 @@
-"""The batches and resolutions at which two rungs matter, and trainings that grow: from the results of `ladder map`."""
+"""The batches and resolutions at which two rungs matter: from the results of `ladder map`."""
 
 from __future__ import annotations
 
-from ladder.base.records import build
+import dataclasses
+
 from ladder.publish.report import html
 from ladder.publish.report.found import File, Found
 from ladder.publish.report.section import Reads, Section
 from ladder.report.themes import DARK, LIGHT
 from ladder.results import publishable
-from ladder.studies.map import chart, report
-from ladder.studies.map.record import Result
-from ladder.studies.map.schema import KIND
+from ladder.show.table import render_html
+from ladder.studies import frame
+from ladder.studies.map import STUDY, draw_chart, list_findings
 
 PLACE = 67
+KIND = frame.as_kind(STUDY)
 READS = (Reads(KIND, "map"),)
 
 
@@ -30,15 +32,16 @@ def section(found: Found) -> Section | None:
 
 
 def _one(file: File) -> html.Markup:
-    result = build(Result, file.data)
-    said = report.sentences(result)
-    parts = [html.lines(said)]
-    if result.rows:
-        light, dark = (chart.render(result, "svg", theme) for theme in (LIGHT, DARK))
-        parts.append(html.chart(" ".join(said), light, dark))
-    for headings, rows in report.tables(result):
-        name = html.name(headings[0])
-        table = html.table([list(headings), *map(list, rows)], f"{name}, {file.name}")
-        parts.append(html.fold(f"Table: {name}", table, on_paper=False))
+    raw = frame.decode_file(STUDY, file.data)
+    derived = STUDY.derive(raw)
+    findings = list_findings(derived)
+    parts = [html.lines(findings)]
+    if derived.rows:
+        light, dark = (draw_chart(derived, raw, "svg", theme) for theme in (LIGHT, DARK))
+        parts.append(html.chart(" ".join(findings), light, dark))
+    for table in STUDY.list_tables(raw):
+        name = html.name(table.columns[0].title)
+        bare = dataclasses.replace(table, title=f"{name}, {file.name}", notes=())
+        parts.append(html.fold(f"Table: {name}", render_html(bare), on_paper=False))
     marks = [*map(publishable.told, file.marks)]
-    return html.joined([*parts, html.lines([*marks, f"{file.name}, {result.started[:10]}"])])
+    return html.joined([*parts, html.lines([*marks, f"{file.name}, {raw.started[:10]}"])])
