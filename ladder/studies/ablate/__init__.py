@@ -16,7 +16,7 @@ import itertools
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from ladder.base import text as texts
 from ladder.base.errors import UserError
@@ -366,7 +366,7 @@ def _prove(session: Session, plan: Plan) -> Observed:
         seen = worker.call("parity")
         verdict, reason = seen["verdict"], seen["reason"]
     except WorkerFailure as failure:
-        verdict, reason = FAILED_PARITY, failure.reason
+        verdict, reason = cast(Any, FAILED_PARITY), failure.reason
     finally:
         worker.close()
     reason = None if reason is None else texts.display(reason)
@@ -410,7 +410,7 @@ def read_beside(job: Job, plan: Plan) -> list[Beside]:
                 gain, gpu = rung.gain or None, rung.gpu_gain or None
                 found.append(
                     Beside(
-                        mode=mode, started=best.started, rung=rung.name,
+                        mode=cast(Any, mode), started=best.started, rung=rung.name,
                         wall=gain.ratio if gain else None, wall_interval=gain.interval if gain else None,
                         gpu=gpu.ratio if gpu else None, gpu_interval=gpu.interval if gpu else None,
                     )
