@@ -2,7 +2,6 @@
 
 import ast
 import functools
-import re
 from pathlib import Path
 
 import pytest
@@ -129,9 +128,6 @@ def test_no_modules_import_each_other() -> None:
     assert circles(edges(ROOT)) == []
 
 
-FORWARDERS: set[str] = set()
-
-
 def test_every_package_has_its_place_in_the_order() -> None:
     names = [name for name in modules(ROOT) if name.startswith("ladder.")]
     doors = {
@@ -141,19 +137,7 @@ def test_every_package_has_its_place_in_the_order() -> None:
         "ladder.ladders",
         "ladder.workloads",
     }
-    assert [name for name in names if room_of(name) is None and name not in doors | FORWARDERS] == []
-
-
-def test_no_text_names_a_module_by_its_old_name() -> None:
-    texts = [
-        *ROOT.glob("*.md"),
-        *ROOT.glob("docs/*.md"),
-        *ROOT.glob("ladder/**/__main__.py"),
-        ROOT / "Makefile",
-    ]
-    texts = [path for path in texts if path.name not in ("CHANGELOG.md", "log.md")]
-    old = re.compile(rf"python -m ({'|'.join(map(re.escape, sorted(FORWARDERS)))})\b")
-    assert [f"{path.name}: {seen}" for path in texts for seen in old.findall(path.read_text("utf-8"))] == []
+    assert [name for name in names if room_of(name) is None and name not in doors] == []
 
 
 @pytest.mark.parametrize(
