@@ -40,7 +40,6 @@ from ladder.cli import train as cli_train
 from ladder.cli import upstream as cli_upstream
 from ladder.cli import version as about
 from ladder.results.values import OUT
-from ladder.studies import frame
 
 RESULTS = ROOT / "results" / "ladder"
 
@@ -384,6 +383,5 @@ for command in (
     *(cli_convert.convert, cli_sample.sample),
     *(cli_merge.merge, cli_noise.noise, cli_submit.submit, cli_upstream.upstream),
     *(cli_regressions.bench_compare, cli_regressions.history, cli_export.export),
-    *map(frame.study_command, frame.load_studies().values()),
 ):
     main.add_command(command)

@@ -31,6 +31,7 @@ from ladder.core.options import rounds_option as rounds_option
 from ladder.core.options import seed_option as seed_option
 from ladder.core.options import whole_numbers as whole_numbers
 from ladder.core.options import workload_option as workload_option
+from ladder.studies import STUDIES
 
 # The commands by the question that a user has, in the order of a first look.
 QUESTIONS: dict[str, tuple[str, ...]] = {
@@ -60,11 +61,23 @@ class Group(click.Group):
             param.type = Text() if param.type is click.STRING else param.type
         super().add_command(cmd, name)
 
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*self.commands, *STUDIES})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command. A study is imported when its command is called, or when all are listed."""
+        if cmd_name in STUDIES and cmd_name not in self.commands:
+            from ladder.studies import frame
+
+            self.add_command(frame.study_command(frame.load_study(cmd_name)))
+        return super().get_command(ctx, cmd_name)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands below the questions that they answer."""
+        every = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         for question, commands in QUESTIONS.items():
-            rows = [(name, self.commands[name]) for name in commands if name in self.commands]
-            length = formatter.width - max(len(name) for name in self.commands) - 4
+            rows = [(name, command) for name in commands if (command := every.get(name)) is not None]
+            length = formatter.width - max(map(len, every)) - 4
             with formatter.section(question):
                 formatter.write_dl([(name, command.get_short_help_str(length)) for name, command in rows])
 

@@ -1,4 +1,12 @@
-"""The studies: measurements beside the ladder's run, one package each.
+"""The studies: measurements beside the ladder's run, each a declaration on `ladder.studies.frame`.
 
 A study may know the packages before it in tests/project/test_order.py, but not `ladder.cli`.
 """
+
+# The command of each study, and the module of this package that declares it. It is imported when it is needed.
+STUDIES = {
+    "ablate": "ablate",
+    "host": "host",
+    "map": "map",
+    "sustain": "sustain",
+}

@@ -47,8 +47,8 @@ from ladder.results import record as records
 from ladder.results.combine import resuming
 from ladder.results.file import Header, Status
 from ladder.show.table import PIPE_WIDTH, Table, render_markdown, render_text
+from ladder.studies import STUDIES
 
-STUDIES = ("ablate", "map", "sustain", "host")  # modules of this package that declare a study
 MOST_BYTES = 2**22  # of a result file
 
 
@@ -259,8 +259,12 @@ class Study(Generic[P, C, O]):
 @functools.cache
 def load_studies() -> dict[str, Study[Any, Any, Any]]:
     """Return every study by the kind of its files."""
-    made = [importlib.import_module(f"ladder.studies.{name}").STUDY for name in STUDIES]
-    return {study.kind: study for study in made}
+    return {study.kind: study for study in map(load_study, STUDIES)}
+
+
+def load_study(command: str) -> Study[Any, Any, Any]:
+    """Return the study of a command."""
+    return importlib.import_module(f"ladder.studies.{STUDIES[command]}").STUDY  # type: ignore[no-any-return]
 
 
 def plan_rungs(job: Job, ladder: str, rungs: Sequence[str]) -> dict[str, Fields]:

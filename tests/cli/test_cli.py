@@ -11,7 +11,6 @@ from PIL import Image
 
 from ladder.base import text
 from ladder.cli import kernels as cli_kernels
-from ladder.cli import main
 from ladder.engine import run as measure
 from ladder.images import prepare as images
 from ladder.machine import system
@@ -21,7 +20,7 @@ from ladder.results import store as results
 from ladder.studies.precision import measure as precision_measure
 from ladder.training import train
 from tests.support import commands, made_up
-from tests.support.commands import FAKE, call, refused, succeed  # noqa: F401
+from tests.support.commands import FAKE, call, load_commands, refused, succeed  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]
 fakes = commands.fakes
@@ -45,7 +44,7 @@ def test_help_comes_with_examples_and_without_torch():
 def test_help_shows_each_command_once_below_a_question():
     lines = call("--help").output.splitlines()
     shown = [line.split()[0] for line in lines if line.startswith("  ") and not line.startswith("   ")]
-    assert {name: shown.count(name) for name in main.main.commands} == dict.fromkeys(main.main.commands, 1)
+    assert {name: shown.count(name) for name in load_commands()} == dict.fromkeys(load_commands(), 1)
     assert "Measure:" in lines and "Decide:" in lines
 
 

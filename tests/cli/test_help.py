@@ -5,10 +5,9 @@ from __future__ import annotations
 import click
 import pytest
 
-from ladder.cli import main
-from tests.support.commands import call
+from tests.support.commands import call, load_commands
 
-COMMANDS = main.main.commands
+COMMANDS = load_commands()
 MEASURING = (
     "run",
     "scale",

@@ -9,11 +9,12 @@ from ladder.cli import main as cli
 from ladder.cli import options, scale
 from ladder.report import recommend
 from ladder.training import sample
+from tests.support.commands import load_commands
 
 NUMBERS = click.types.IntParamType | click.types.FloatParamType
 
 
-@pytest.mark.parametrize("command", cli.main.commands.values(), ids=lambda command: command.name)
+@pytest.mark.parametrize("command", load_commands().values(), ids=lambda command: command.name)
 def test_a_number_of_an_option_is_plain_digits(command):
     context = click.Context(command)
     for option in (each for each in command.params if isinstance(each.type, NUMBERS)):

@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -52,3 +53,9 @@ def succeed(*arguments):
     seen = call(*arguments)
     assert seen.exit_code == 0, seen.output
     return seen
+
+
+def load_commands() -> dict[str, click.Command]:
+    """Return every command of `ladder` by its name, those of studies, which are imported late, included."""
+    context = click.Context(cli.main)
+    return {name: cli.main.get_command(context, name) for name in cli.main.list_commands(context)}
