@@ -217,7 +217,16 @@ def _make_parameter(field: msgspec.structs.FieldInfo, hint: Any) -> Callable[[An
     is_list = get_origin(plain_type) is list
     default = field.default if field.default is not msgspec.NODEFAULT else None
     if plain_type is bool:
-        return click.option(_flag_of(field.name), field.name, is_flag=True, help=extra.get("help"))
+        flag = _flag_of(field.name)
+        names = f"{flag}/--no-{flag[2:]}" if default else flag
+        return click.option(
+            names,
+            field.name,
+            is_flag=True,
+            default=bool(default),
+            show_default=bool(default),
+            help=extra.get("help"),
+        )
     kind: Any = Text()
     if plain_type is int:
         kind = IntRange(low, high, min_open=is_open)

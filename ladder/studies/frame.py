@@ -193,6 +193,13 @@ class Study(Generic[P, C, O]):
     gpu_minutes: ClassVar[float | None] = None  # the budget on a GPU where none is given
     uses_images: ClassVar[bool] = True
     extendable: ClassVar[tuple[str, ...]] = ()  # options that may differ from those of a file that is resumed
+    unstored: ClassVar[tuple[str, ...]] = ()  # options that name files of the user's
+    answers: ClassVar[tuple[str, ...]] = (
+        "ok",
+        "oom",
+    )  # statuses that are an answer; others end with status 1
+    final: ClassVar[tuple[str, ...]] = ("ok", "oom")  # statuses that a resumed run does not try again
+    in_order: ClassVar[bool] = False  # a case needs those before it, so a failed one is not tried last
 
     def __init_subclass__(cls) -> None:
         """Take the three types from the base, `Study[Options, Case, Observed]`."""
@@ -400,18 +407,19 @@ def continue_file(study: Study[P, C, O], job: Job, file: StudyFile[P, C, O]) -> 
         for each in (file, fresh)
     ]
     header = resuming.continued(job.resume, *heads)
-    failed = [key for key, each in file.observed.items() if each.status not in ("ok", "oom")]
-    kept = pick_kept(file)
-    cases = {key: case for key, case in file.cases.items() if key not in failed}
-    cases |= {key: file.cases[key] for key in failed}
+    failed = [key for key, each in file.observed.items() if each.status not in study.final]
+    kept = pick_kept(study, file)
+    last = [] if study.in_order else failed
+    cases = {key: case for key, case in file.cases.items() if key not in last}
+    cases |= {key: file.cases[key] for key in last}
     header = {name: value for name, value in header.items() if name in Header.__struct_fields__}
-    return msgspec.structs.replace(fresh, **header, options=job.options, cases=cases, observed=kept)
+    return msgspec.structs.replace(fresh, **header, cases=cases, observed=kept)
 
 
-def pick_kept(file: StudyFile[P, C, O]) -> dict[str, O]:
-    """Return the observations that a resumed run keeps: those to their end, with a number or out of memory."""
+def pick_kept(study: Study[P, C, O], file: StudyFile[P, C, O]) -> dict[str, O]:
+    """Return the observations that a resumed run keeps: those to their end whose status is final."""
     return {
-        key: each for key, each in file.observed.items() if each.status in ("ok", "oom") and not each.stopped
+        key: each for key, each in file.observed.items() if each.status in study.final and not each.stopped
     }
 
 
@@ -502,7 +510,8 @@ def begin_file(study: Study[P, C, O], job: Job) -> StudyFile[P, C, O]:
     images = identity.of_images(str(job.workload["data"])) if study.uses_images else None
     header = records.header(study.kind, job.machine, trained, images=images)
     header = {key: value for key, value in header.items() if key != "complete"} | {"schema": 2}
-    empty = {"options": write_record(job.options), "cases": {}, "observed": {}}
+    options = msgspec.structs.replace(job.options, **dict.fromkeys(study.unstored))
+    empty = {"options": write_record(options), "cases": {}, "observed": {}}
     if (ladder := getattr(job.options, "ladder", None)) is not None:
         empty["ladder"] = catalog.load_ladder(ladder).name
     return read_record(study.file_type(), text.fit(header) | empty)
@@ -518,7 +527,7 @@ def run_study(study: Study[P, C, O], job: Job) -> int:
             None if job.resume is None else read_file(study, job.resume)
         )  # another run may have continued it
         cases = study.list_cases(job, earlier)  # before images are made: it refuses what cannot be observed
-        kept = {} if earlier is None else pick_kept(earlier)
+        kept = {} if earlier is None else pick_kept(study, earlier)
         missing = {key: case for key, case in cases.items() if key not in kept}
         first = First(study.announce(job, missing), job.quiet)
         job = prepare_images(study, job, first)
@@ -533,7 +542,12 @@ def run_study(study: Study[P, C, O], job: Job) -> int:
     show_result(study, file, paths, job.quiet)
     if not file.is_complete:
         return 130
-    return 1 if any(each.status not in ("ok", "oom") for each in file.observed.values()) else 0
+    return 0 if has_answers(study, file) else 1
+
+
+def has_answers(study: Study[P, C, O], file: StudyFile[P, C, O]) -> bool:
+    """Return whether every observation answers its question, if only by running out of memory."""
+    return all(each.status in study.answers for each in file.observed.values())
 
 
 def update_cases(study: Study[P, C, O], job: Job, file: StudyFile[P, C, O]) -> StudyFile[P, C, O]:
@@ -614,8 +628,7 @@ def show_result(study: Study[P, C, O], file: StudyFile[P, C, O], paths: list[Pat
     else:
         width = output.console().width
         click.echo(render_terminal(study, file, width))
-    broken = any(each.status not in ("ok", "oom") for each in file.observed.values())
-    output.say_files(paths, as_json, again=broken or not file.is_complete)
+    output.say_files(paths, as_json, again=not (file.is_complete and has_answers(study, file)))
 
 
 def study_command(study: Study[Any, Any, Any]) -> click.Command:
