@@ -8,5 +8,6 @@ STUDIES = {
     "ablate": "ablate",
     "host": "host",
     "map": "map",
+    "profile": "profile.study",
     "sustain": "sustain",
 }

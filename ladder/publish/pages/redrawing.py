@@ -18,8 +18,6 @@ from ladder.studies.noise import record as noise
 from ladder.studies.noise import report as noticing
 from ladder.studies.precision import record as precision
 from ladder.studies.precision import report as precisions
-from ladder.studies.profile import record as profile
-from ladder.studies.profile import report as profiling
 from ladder.studies.roofline import schema as roofline
 from ladder.studies.roofline import view as roofs
 from ladder.studies.scale import chart as scaled
@@ -35,7 +33,6 @@ Render = Callable[[Any, str], bytes]
 STUDIES: dict[str, tuple[type[Any], Callable[[Any], str], Render | None]] = {
     "noise": (noise.Result, noticing.markdown, None),
     "precision": (precision.Result, precisions.markdown, None),
-    "profile": (profile.Result, profiling.markdown, None),
     "roofline": (roofline.Result, roofs.markdown, None),
     "scaled": (scale.Result, scaling.markdown, scaled.render),
     "upstream": (upstream.Result, upstreams.markdown, None),
