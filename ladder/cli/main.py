@@ -29,7 +29,6 @@ from ladder.cli import history as cli_regressions
 from ladder.cli import kernels as cli_kernels
 from ladder.cli import listing, options, report_page
 from ladder.cli import merge as cli_merge
-from ladder.cli import noise as cli_noise
 from ladder.cli import precision as cli_precision
 from ladder.cli import recommend as cli_recommend
 from ladder.cli import sample as cli_sample
@@ -380,7 +379,7 @@ for command in (
     cli_scale.scale,
     *(cli_kernels.kernels, cli_precision.precision, cli_train.train),
     *(cli_convert.convert, cli_sample.sample),
-    *(cli_merge.merge, cli_noise.noise, cli_submit.submit, cli_upstream.upstream),
+    *(cli_merge.merge, cli_submit.submit, cli_upstream.upstream),
     *(cli_regressions.bench_compare, cli_regressions.history, cli_export.export),
 ):
     main.add_command(command)

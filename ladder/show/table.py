@@ -35,6 +35,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "interval": _format_interval,
     "percent": texts.percent,
     "share": "{:.1%}".format,
+    "difference": texts.difference,
     "amount": texts.amount,
     "count": lambda value: f"{value:,.0f}",
     "gib": lambda value: texts.amount(value / 2**30),
