@@ -27,9 +27,11 @@ from ladder.core.records import (
     Clock,
     Count,
     Fields,
+    Identifier,
     Line,
     Ms,
     Name,
+    Names,
     Notes,
     Record,
     Seconds,
@@ -106,6 +108,23 @@ class Gpu(Record):
     notes: Notes
 
 
+class Choice(Record):
+    """A row of `kernels.choices` that decided: the tile that it gives, and in which rungs."""
+
+    op: Identifier
+    direction: Identifier
+    tile: Count
+    columns: Count
+    warps: Count
+    per_sm: Count
+    stages: Count
+    rungs: Names
+    itemsize: Count | None = None
+    layout: Literal["nhwc", "nchw"] | None = None
+    architecture: Count | None = None
+    size: Literal["small", "medium", "large"] | None = None
+
+
 class Observed(frame.Observation, kw_only=True):
     """Both copies, and with which tiles their kernels ran. `seconds` is how long the run took."""
 
@@ -117,7 +136,7 @@ class Observed(frame.Observation, kw_only=True):
     seconds: Seconds = 0.0
     gpu: Gpu | None = None
     profile: KernelProfile | None = None
-    choices: Annotated[list[dict[Name, int | str | list[Name]]], size(1000)] | None = None
+    choices: Annotated[list[Choice], size(1000)] | None = None
 
 
 class Sight(Record):
@@ -219,8 +238,7 @@ ladder noise --lock-clocks                with a locked clock, where that is per
                 tempfile.TemporaryDirectory() as folder,
             ):
                 run = texts.fit(run_twice(job, key, Path(folder), on_event))
-        held = Clocks(locks, state.mhz, state.reason and texts.display(state.reason))
-        return read_run(run, held)
+        return read_run(run, Clocks(locks, state.mhz, state.reason and texts.display(state.reason)))
 
     def derive(self, file: File) -> Derived:
         run, (key, each) = build_run(file), _observed(file)
@@ -228,7 +246,7 @@ ladder noise --lock-clocks                with a locked clock, where that is per
         return Derived(
             rung=key,
             protocol=Protocol(file.options.minutes, file.options.seed, frame.list_cautions(self, file)),
-            clocks=each and each.clocks,
+            clocks=None if each is None else each.clocks,
             run=plain(run),
             wall=wall,
             gpu_time=gpu,
@@ -239,13 +257,17 @@ ladder noise --lock-clocks                with a locked clock, where that is per
         key, each = _observed(file)
         if len(file.cases) != 1:
             yield "cases: not one rung alone"
-        elif each is not None and each.rung.rounds:
+        elif each is not None:
             rounds = [one for copy in (each.rung, each.twin) if copy for one in copy.rounds]
             least = plausible.floor_ms(write_whole(file.machine), file.workload or {})
             if least and any(ms < least[0] for one in rounds for ms in one.samples_ms):
                 yield f"{key}: faster than this GPU can compute"
-            if any(one.passes and len(one.passes) != len(one.samples_ms) for one in rounds):
-                yield f"{key}: passes are not those of the samples"
+            for one in rounds:
+                lists = (one.passes, one.event_ms)
+                if not one.samples_ms or any(len(one.samples_ms) != len(each) for each in lists if each):
+                    yield f"{key}: passes or events are not those of its samples"
+            if problem := check.plain_problem(restore_run(file)):
+                yield problem
             elif problem := check.problem_of(plain(build_run(file))):
                 yield f"{key}: {problem}"
 
@@ -265,10 +287,10 @@ ladder noise --lock-clocks                with a locked clock, where that is per
         ]
         failed = next((each["reason"] for each in derived.run["rungs"] if each["reason"]), None)
         unknown = f"nothing is known yet: {failed or 'fewer than three generations'}"
-        seen = f"a change is seen here from {' and from '.join(known)}" if known else unknown
+        answer = f"a change is seen here from {' and from '.join(known)}" if known else unknown
         return [
             f"The noise of {machine.gpu or machine.cpu}",
-            f"{derived.rung}: {seen}",
+            f"{derived.rung}: {answer}",
             f"Workload {work.get('name')}, two copies of one rung in each generation, PyTorch {machine.torch}, commit"
             f" {(file.commit or 'unknown')[:12]}{' with changes' if file.dirty else ''}.",
         ]
@@ -361,7 +383,7 @@ def read_run(run: dict[str, Any], clocks: Clocks) -> Observed:
     keys = Copy.__struct_fields__
     copies = [{key: each[key] for key in keys} for each in (*run["rungs"], *run["twins"])]
     rung = run["rungs"][0]
-    made = {
+    fields = {
         "status": rung["status"],
         "reason": rung["reason"],
         "stopped": None if run["complete"] else True,
@@ -375,11 +397,17 @@ def read_run(run: dict[str, Any], clocks: Clocks) -> Observed:
         "profile": rung.get("profile"),
         "choices": run.get("choices"),
     }
-    return read_record(Observed, made)
+    return read_record(Observed, fields)
 
 
 def build_run(file: File) -> Run:
     """Return the run of both copies, judged as a run of `ladder run` is."""
+    key, _ = _observed(file)
+    return judging.judge_anew(restore_run(file), {key: file.cases[key].recipe})
+
+
+def restore_run(file: File) -> Run:
+    """Return the run of both copies before anything is derived."""
     key, each = _observed(file)
     case = file.cases[key]
     header = {name: write_whole(getattr(file, name)) for name in frame.Header.__struct_fields__}
@@ -401,18 +429,18 @@ def build_run(file: File) -> Run:
         rung |= _restore_copy(each.rung) | ({"profile": write_record(each.profile)} if each.profile else {})
         run |= {"twins": [judging.new_twin(rung) | _restore_copy(each.twin)]} if each.twin else {}
         run |= {"gpu": write_whole(each.gpu)} if each.gpu else {}
-        run |= {"choices": each.choices} if each.choices is not None else {}
-    return judging.judge_anew(build(Run, run), {key: case.recipe})
+        run |= {"choices": write_record(each.choices)} if each.choices is not None else {}
+    return build(Run, run)
 
 
 def _restore_copy(copy: Copy) -> dict[str, Any]:
     """Return a copy as a run has it: what is unknown of a round is left out."""
-    made = write_whole(copy)
-    rounds = [{key: value for key, value in each.items() if value is not None} for each in made["rounds"]]
+    fields = write_whole(copy)
+    rounds = [{key: value for key, value in each.items() if value is not None} for each in fields["rounds"]]
     for each in rounds:
         if "gpu" in each:
             each["gpu"] = {key: value for key, value in each["gpu"].items() if value is not None}
-    return made | {"rounds": rounds}
+    return fields | {"rounds": rounds}
 
 
 # --- what two copies say ----------------------------------------------------------------------------------------------

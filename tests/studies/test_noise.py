@@ -138,8 +138,8 @@ def test_rounds_that_no_genuine_machine_makes_are_refused() -> None:
     fast = file_of(0.0, 0.0)
     (key,) = fast.cases
     for change, words in (
-        ({"samples_ms": [0.001], "passes": [0]}, "faster than"),
-        ({"passes": [0] * 9}, "passes are not those of the samples"),
+        ({"samples_ms": [0.001], "passes": [0], "event_ms": None}, "faster than"),
+        ({"passes": [0] * 9}, "passes or events are not those of its samples"),
     ):
         copy = fast.observed[key].rung
         rounds = [msgspec.structs.replace(each, **change) for each in copy.rounds]

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from ladder.base.protocol import CYCLE_STEPS, IN_ORDER
 from ladder.base.text import plain
 from ladder.core.job import Job
@@ -32,11 +34,11 @@ from ladder.results.file import KernelFamily, KernelProfile
 from ladder.studies.profile import tracing
 from ladder.studies.profile.record import (
     BETWEEN,
-    KINDS,
     LAYER_UNKNOWN,
     UNKNOWN_PHASE,
     Gap,
     Heavy,
+    Kind,
     Layer,
     Pass,
     PhaseWork,
@@ -389,7 +391,7 @@ def list_gaps(traced: Traced) -> list[Gap]:
 
     The two ends are of any stream.
     """
-    gaps: dict[tuple[str, str], list[int]] = defaultdict(list)
+    gaps: dict[tuple[Kind, Kind], list[int]] = defaultdict(list)
     for segment in traced.segments:
         if not segment.phases:
             continue
@@ -411,11 +413,10 @@ def list_gaps(traced: Traced) -> list[Gap]:
     return sorted(rows, key=lambda row: -row.ms)
 
 
-def _kind_of(ran: Ran) -> str:
-    kernel, memset, copy = KINDS
+def _kind_of(ran: Ran) -> Kind:
     if ran.family != kernel_families.TRANSFER:
-        return kernel
-    return memset if ran.name.lower().startswith(memset) else copy
+        return "kernel"
+    return "memset" if ran.name.lower().startswith("memset") else "copy"
 
 
 def list_heaviest(labels: Labels, most: int = HEAVIEST) -> list[Heavy]:
@@ -521,16 +522,15 @@ def list_passes(labels: Labels, copied: Sequence[tuple[int, int]]) -> list[Pass]
 
 
 def _pass_of(name: str, work: Sum, copied: Sequence[tuple[int, int]]) -> Pass:
-    row = Pass(kernel=profiling.text(name), **work.amounts)
+    row = Pass(profiling.text(name), **work.amounts)  # type: ignore[arg-type]
     if work.known_ns < KNOWN * work.ns:
         return row
     took_ns = sum(interpolate_copy_ns(copied, size) for _, size in work.known)
-    return Pass(
-        kernel=row.kernel,
+    return msgspec.structs.replace(
+        row,
         bytes=round(sum(size for _, size in work.known) / CYCLE_STEPS),
         known_ms=round(work.known_ns / 1e6 / CYCLE_STEPS, 5),
         copy_ms=round(took_ns / 1e6 / CYCLE_STEPS, 5),
-        **work.amounts,
     )
 
 
@@ -622,10 +622,10 @@ def find_replaced(known: Iterable[Known]) -> dict[str, Replaced]:
 
 def list_runs(job: Job, ladder: str | None) -> list[Known]:
     """Return (file, (rung, ms by category) up to the job's) of this machine's stored runs, the best run first."""
-    wanted, rung = content.of_workload(job.workload), job.options.rung
+    workload, rung = content.of_workload(job.workload), job.options.rung
     runs = []
     for path, result in ranking.stored(job.out.parent / "ladder", [job.machine["name"]]):
-        if ranking.mode(result) != ranking.CUMULATIVE or content.of_workload(result.workload) != wanted:
+        if ranking.mode(result) != ranking.CUMULATIVE or content.of_workload(result.workload) != workload:
             continue
         rungs = []
         for each in result.rungs:

@@ -148,7 +148,7 @@ def run_eagerly(step: Any, lasting: Lasting) -> Eager:
         release_memory(step.device)
         for phase in IN_ORDER:
             step.run_phase(phase)  # kernels that only eager runs launch are compiled, and algorithms chosen
-            _record_phase(step, phase, lasting, eager)
+            _record_phase(step, phase, lasting, eager)  # type: ignore[arg-type]
     except Exception as error:  # layers and memory alone are lost
         return Eager(reason=texts.display(f"the eager run failed: {describe(error)}"))
     return eager

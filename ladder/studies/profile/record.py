@@ -379,23 +379,23 @@ def derive_categories(step: Step) -> list[Category]:
         {name: sum(row.own_ms or 0.0 for row in rows) for name, rows in families.items()} if is_once else ms
     )
     total = sum(shown.values()) or 1.0
-    made = []
-    for name, rows in families.items():
+    rows = []
+    for name, members in families.items():
         rate = step.work[name] / ms[name] / 1e9 if step.work.get(name) and ms[name] else None
         of_flops = name in (categories.CONVOLUTION, categories.MATMUL)
-        made.append(
+        rows.append(
             Category(
                 name=name,
                 ms=round(ms[name], 5),
                 own_ms=round(shown[name], 5) if is_once else None,
                 share=round(shown[name] / total, 5),
-                launches=round(sum(row.launches for row in rows), 4),
+                launches=round(sum(row.launches for row in members), 4),
                 rate=None if rate is None else float(f"{rate:.4g}"),
                 unit=None if rate is None else TFLOPS if of_flops else TBS,
                 replaced=step.replaced.get(name),
             )
         )
-    return sorted(made, key=lambda row: -row.shown_ms)
+    return sorted(rows, key=lambda row: -row.shown_ms)
 
 
 def share_of_other(rows: Iterable[Category]) -> float:
@@ -436,8 +436,13 @@ def derive_memory(sizes: MemorySizes, on_gpu: bool) -> Memory:
     if not on_gpu and moments:
         lasting = sizes.parameters + sizes.optimizer + sizes.buffers
         values["peak_allocated"] = lasting + max(each.gradients + each.activations for each in moments)
-    pooled = sizes.graph_pools is not None
-    notes = ((GRADIENTS, moments), (OF_POOLS, pooled), (GRAPHED, pooled and moments), (OF_CPU, not on_gpu))
+    has_pools = sizes.graph_pools is not None
+    notes = (
+        (GRADIENTS, moments),
+        (OF_POOLS, has_pools),
+        (GRAPHED, has_pools and moments),
+        (OF_CPU, not on_gpu),
+    )
     return Memory(**values, notes=[note for note, holds in notes if holds])
 
 

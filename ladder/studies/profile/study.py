@@ -66,7 +66,7 @@ LAUNCHES = 3  # counted of each grid
 MIB = 2**20
 LAYERS = 24  # rows of a table; the others are one row
 MOMENTS = ("at the beginning", "most gradients", "most activations", "at the end")
-SEEN = 0.005  # ms: less is 0.00 in a table
+LEAST_SHOWN = 0.005  # ms: less is 0.00 in a table
 SMALL = 0.1  # TB/s: less is shown in GB/s
 
 
@@ -146,19 +146,13 @@ ladder profile fused_act --nsys step.nsys-rep    and a report of Nsight Systems
         step = step_of(file)
         on_gpu = file.machine.device == "cuda"
         cycles = (step.cycles or len(step.walls_ms)) if step else 0
-        head = {
-            "ladder": case.ladder,
-            "rung": file.options.rung,
-            "recipe": case.recipe,
-            "protocol": Protocol(
-                of=GPU if on_gpu else CPU, cycles=cycles, notes=frame.list_cautions(self, file)
-            ),
-        }
+        protocol = Protocol(GPU if on_gpu else CPU, cycles, frame.list_cautions(self, file))
+        profile = Profile(ladder=case.ladder, rung=file.options.rung, recipe=case.recipe, protocol=protocol)
         if step is None:
-            return Profile(**head)
+            return profile
         rows = derive_categories(step)
-        return Profile(
-            **head,
+        return msgspec.structs.replace(
+            profile,
             step_ms=round(statistics.median(step.walls_ms), 5),
             gpu_ms=step.gpu_ms,
             profile=step.profile,
@@ -339,9 +333,9 @@ def _tabulate_categories(profile: Profile) -> Table:
     limit = f"{100 * MOST_OTHER:.0f} percent"
     verdict = f"under {limit}" if other <= MOST_OTHER else f"above {limit}: the classifier lacks names"
     notes = [f"other is {100 * other:.1f} percent, {verdict}"]
-    if abs(overlap) >= SEEN and not profile.is_once:
+    if abs(overlap) >= LEAST_SHOWN and not profile.is_once:
         rows.append([OVERLAP, -overlap, *[None] * 4])
-    elif abs(overlap) >= SEEN:
+    elif abs(overlap) >= LEAST_SHOWN:
         notes.append(
             f"beside another kernel ran {overlap:.2f} ms more: an instant counts for the kernel of the busier stream"
             " alone; rates are of all milliseconds, and so are the tables below"
@@ -364,7 +358,7 @@ def _tabulate_categories(profile: Profile) -> Table:
 
 def _format_rate(row: Category) -> str | None:
     """Return the rate, or nothing for work of which a table shows 0.00 ms."""
-    if row.rate is None or row.ms < SEEN:
+    if row.rate is None or row.ms < LEAST_SHOWN:
         return None
     if row.unit == TBS and row.rate < SMALL:
         return f"{1000 * row.rate:.3g} GB/s"
