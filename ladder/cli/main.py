@@ -29,9 +29,7 @@ from ladder.cli import history as cli_regressions
 from ladder.cli import kernels as cli_kernels
 from ladder.cli import listing, options, report_page
 from ladder.cli import merge as cli_merge
-from ladder.cli import noise as cli_noise
 from ladder.cli import precision as cli_precision
-from ladder.cli import profile as cli_profile
 from ladder.cli import recommend as cli_recommend
 from ladder.cli import sample as cli_sample
 from ladder.cli import scale as cli_scale
@@ -379,9 +377,9 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
 for command in (
     *(cli_doctor.doctor, cli_explain.explain, listing.list_, listing.show, cli_recommend.recommend),
     cli_scale.scale,
-    *(cli_kernels.kernels, cli_precision.precision, cli_profile.profile, cli_train.train),
+    *(cli_kernels.kernels, cli_precision.precision, cli_train.train),
     *(cli_convert.convert, cli_sample.sample),
-    *(cli_merge.merge, cli_noise.noise, cli_submit.submit, cli_upstream.upstream),
+    *(cli_merge.merge, cli_submit.submit, cli_upstream.upstream),
     *(cli_regressions.bench_compare, cli_regressions.history, cli_export.export),
 ):
     main.add_command(command)

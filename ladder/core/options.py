@@ -232,6 +232,8 @@ def _make_parameter(field: msgspec.structs.FieldInfo, hint: Any) -> Callable[[An
         kind = IntRange(low, high, min_open=is_open)
     elif plain_type is float:
         kind = FloatRange(low, high, min_open=is_open)
+    elif plain_type is Path:
+        kind = FILE
     elif get_origin(plain_type) is Literal:
         kind = click.Choice([str(each) for each in get_args(plain_type)])
     if extra.get("argument"):

@@ -34,6 +34,8 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "ratio": "{:.3f}".format,
     "interval": _format_interval,
     "percent": texts.percent,
+    "share": "{:.1%}".format,
+    "difference": texts.difference,
     "amount": texts.amount,
     "count": lambda value: f"{value:,.0f}",
     "gib": lambda value: texts.amount(value / 2**30),

@@ -8,5 +8,7 @@ STUDIES = {
     "ablate": "ablate",
     "host": "host",
     "map": "map",
+    "noise": "noise",
+    "profile": "profile.study",
     "sustain": "sustain",
 }

@@ -221,6 +221,9 @@ class Study(Generic[P, C, O]):
         """Return what a line on stderr says of an observation that was just made, such as its time; "" for none."""
         return ""
 
+    def finish(self, job: Job, file: StudyFile[P, C, O]) -> None:
+        """Do what the options ask for beside the file, when it is written. Raises UserError where that fails."""
+
     def derive(self, file: StudyFile[P, C, O]) -> Any:
         """Return what follows from the file: the record that `ladder report --json` prints."""
         return file
@@ -539,6 +542,7 @@ def run_study(study: Study[P, C, O], job: Job) -> int:
         environment.tell(job.quiet)
         file = observe_cases(study, job, file, paths)
         paths[:] = save_file(study, file, job.out, pages=True)
+        study.finish(job, file)
     show_result(study, file, paths, job.quiet)
     if not file.is_complete:
         return 130

@@ -28,7 +28,7 @@ def test_kernels_in_a_step_stand_beside_copies(tmp_path: Path) -> None:
     data = made_up_profile.of_profile(MACHINE, "fused_act", {"bias_act_kernel": 1.0})
     assert explained.passes(kept(tmp_path, "profile/box.json", data), "box") == asked  # of an older version
     known = {"kernel": "bias_act_kernel", "ms": 1.0, "launches": 4.0, "bytes": 2_000_000_000}
-    data["passes"] = [known | {"known_ms": 1.0, "copy_ms": 0.5}]
+    data["observed"]["step"]["step"]["passes"] = [known | {"known_ms": 1.0, "copy_ms": 0.5}]
     shown = explained.passes(kept(tmp_path, "profile/box.json", data), "box")
-    assert "| `bias_act_kernel` | 1.00 | 4.0 | 2,000.0 | 2.00 | 50.0% |" in shown
+    assert "| `bias_act_kernel` | 1.00 | 4.00 | 2,000 | 2.00 | 50.0% |" in shown
     assert "below 60%: bias\\_act\\_kernel" in shown and "(@/results/profile/box.md)" in shown

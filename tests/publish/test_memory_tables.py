@@ -24,16 +24,19 @@ def test_a_table_of_memory_has_the_largest_batch_of_rungs_whose_profile_searched
     made, name = two_clocks.run(), "nvidia-h200/article/article"
     stored = stored_runs(tmp_path, a=made)
     tried = [{"batch": 64, "reason": None}, {"batch": 128, "reason": "out of memory"}]
-    most = {"batch": 64, "settled": True, "tried": tried, "images_per_s": 512.5}
-    other = made["machine"] | {"name": "nvidia-h100"}
+    most = {"settled": True, "tried": tried, "images_per_s": 512.5}
+    other = made["machine"] | {"name": "nvidia-h100", "gpu": "NVIDIA H100"}
     for file, rung, machine, more in (
-        ("a", "channels_last", made["machine"], {"largest": most}),
-        ("b", "bf16", made["machine"], {"largest": most | {"settled": False, "images_per_s": None}}),
-        ("c", "fused_norm", made["machine"], {}),
-        ("d", "fused_act", other, {"largest": most}),
-        ("e", "fused_act", made["machine"], {"largest": most, "ladder": "full"}),
+        ("a", "channels_last", made["machine"], most),
+        ("b", "bf16", made["machine"], most | {"settled": False, "images_per_s": None}),
+        ("c", "fused_norm", made["machine"], None),
+        ("d", "fused_act", other, most),
+        ("e", "fused_act", made["machine"], most),
     ):
-        data = made_up_profile.of_profile(machine, rung, made_up_profile.FUSED) | more
+        data = made_up_profile.of_profile(machine, rung, made_up_profile.FUSED)
+        data["cases"]["largest batch"] = {}
+        data["observed"] |= {"largest batch": {"largest": more}} if more else {}
+        data["cases"]["step"]["ladder"] = "full" if file == "e" else "article"
         results.write(tmp_path / f"results/profile/{file}.json", data)
     lines = ladders.memory(stored, name).splitlines()
     assert lines[0].endswith("| device GiB | largest batch | images/s there |")

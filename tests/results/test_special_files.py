@@ -8,8 +8,8 @@ import pytest
 from ladder.base import yamlfile
 from ladder.base.errors import UserError
 from ladder.publish.history import machines, notes, screening
-from ladder.results import loading, ranking, store
-from ladder.studies.noise import schema
+from ladder.results import ranking, store
+from ladder.studies import frame, noise
 from ladder.studies.roofline import rates
 
 
@@ -22,7 +22,7 @@ def reject(read):
 # A reader: the name of a pipe that its pattern matches, and what it makes of the folder.
 READERS = {
     "report, list, merge": ("m/r.json", lambda at, pipe: ranking.stored(at, ["m"]) == []),
-    "strangers' files": ("m/r.json", lambda at, pipe: reject(lambda: loading.load_kind(pipe, schema.KIND))),
+    "strangers' files": ("m/r.json", lambda at, pipe: reject(lambda: frame.read_file(noise.STUDY, pipe))),
     "history": ("m/r.json", lambda at, pipe: screening._comparisons(at, []) == []),
     "notes of asv": ("notes/r.json", lambda at, pipe: list(notes.every(at)) == []),
     "machines of asv": ("m/machine.json", lambda at, pipe: machines._stored(at) == {}),

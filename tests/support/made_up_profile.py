@@ -1,4 +1,4 @@
-"""A made-up result of `ladder profile` with kernels as an H100 names them: no measurement."""
+"""A made-up file of `ladder profile` with kernels as an H100 names them: no measurement."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from ladder.base.protocol import CYCLE_STEPS
-from ladder.base.records import build, plain
+from ladder.core.records import write_record
 from ladder.plan.catalog import load_workload
 from ladder.receipts import kernel_families
-from ladder.studies.profile import composing, layers, memory, record
+from ladder.studies.profile import attribution
+from ladder.studies.profile.record import MemorySizes, Step
 from ladder.studies.profile.tracing import Ran, Segment, Traced
 from stylegan_lite.config import Recipe
 
-HEAD = {"schema": 1, "commit": "a" * 40, "dirty": False, "complete": True, "seconds": 60.0}
+HEAD = {"schema": 2, "kind": "profile", "commit": "a" * 40, "dirty": False, "seconds": 60.0}
 HEAD |= {"started": "2026-01-01T00:00:00+00:00", "measured_code": {"kernels": "0" * 16}}
 AT = "void at::native::"
 BASELINE = {  # kernel -> ms a step
@@ -37,24 +38,22 @@ def of_profile(machine: dict[str, Any], rung: str, kernels: Mapping[str, float])
     ran = tuple(
         Ran(kernel, kernel_families.family(kernel), 0, round(ms * 1e6 / 2)) for kernel, ms in kernels.items()
     )
-    traced = Traced(
-        tuple(Segment((phase,), ran) for phase in ("G_main", "D_main") for _ in range(CYCLE_STEPS)),
-        round(sum(kernels.values()) * 1e6 * CYCLE_STEPS),
-    )
-    labelled = list(layers.of_segments({}, traced.segments))
-    rows = composing.categories(composing.category_sums(labelled), {}, {})
-    held = memory.assemble("cuda", memory.Static(2**20, 2**21, 2**19), None, (2**32, 2**33, 2**34), {})
-    made = HEAD | {"kind": "profile", "machine": machine, "workload": {"name": name, **fields}}
-    made |= {"ladder": "article", "rung": rung, "recipe": Recipe().to_dict()}
-    made |= {"protocol": {"of": "kernels", "cycles": 3, "notes": []}, "step_ms": sum(kernels.values()) + 1.0}
-    made |= {
-        "gpu_ms": sum(kernels.values()),
-        "profile": plain(composing.profile(traced)),
-        "categories": plain(rows),
-        "phases": plain(composing.phases(labelled)),
-        "gaps": plain(composing.gaps(traced)),
-        "layers": {"rows": [], "unknown": None, "reason": "none were recorded"},
-        "expected": plain(composing.expected(rows)),
-        "memory": plain(held),
-    }
-    return json.loads(json.dumps(plain(build(record.Result, made))))
+    total = sum(kernels.values())
+    segments = tuple(Segment((phase,), ran) for phase in ("G_main", "D_main") for _ in range(CYCLE_STEPS))
+    labels = list(attribution.label_segments({}, segments))
+    step = Step(
+        walls_ms=[total + 1.0],
+        gpu_ms=total,
+        profile=attribution.list_kernels(labels),
+        phases=attribution.list_phases(labels),
+        no_layers="none were recorded",
+        heaviest=[],
+        gaps=attribution.list_gaps(Traced(segments, 0)),
+        memory=MemorySizes(
+            peak_allocated=2**32, peak_reserved=2**33, device_used=2**34, parameters=2**20, optimizer=2**21,
+            buffers=2**19, timeline={},
+        ),
+    )  # fmt: skip
+    made = HEAD | {"machine": machine, "workload": {"name": name, **fields}, "options": {"rung": rung}}
+    made |= {"cases": {"step": {"ladder": "article", "recipe": Recipe().to_dict()}}}
+    return json.loads(json.dumps(made | {"observed": {"step": {"step": write_record(step)}}}))

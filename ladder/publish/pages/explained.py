@@ -6,15 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ladder.base.errors import UserError
-from ladder.base.records import build
 from ladder.base.text import escaped
 from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import absent, link, table, text, under
 from ladder.report import explain
 from ladder.results import parts, ranking
 from ladder.results.publishable import publishable
-from ladder.studies.profile import report
-from ladder.studies.profile.record import Result as Profile
+from ladder.studies import frame
+from ladder.studies.profile.study import STUDY, tabulate_passes
 
 
 def explained(committed: Committed, name: str, before: str, after: str) -> str:
@@ -44,16 +43,17 @@ LEAST_SHOWN_MS = 0.05  # a step
 
 def passes(committed: Committed, name: str) -> str:
     """Return our larger kernels in a step beside copies of as many bytes, by the profile with this name."""
-    found = [build(Profile, committed.read(path)) for path in committed.names(f"profile/{name}.json")]
-    if not (tables := [each for result in found for each in report.passes(result)]):
+    paths = committed.names(f"profile/{name}.json")
+    files = [frame.decode_file(STUDY, committed.read(path)) for path in paths]
+    if not files or not (passes := STUDY.derive(files[0]).passes):
         return absent("ladder profile graph_fills")
-    (shown,), (result,) = tables, found
-    *kernels, total = shown.rows
+    shown = tabulate_passes(passes)
+    *kernels, total = shown.format_cells()
     rows = [[f"`{row[0]}`", *row[1:]] for row in kernels if float(row[1]) >= LEAST_SHOWN_MS]
     rows.append([f"all {len(kernels)}", *total[1:]])
-    lines = "\n".join(f"- {text(line)}" for line in shown.lines)
-    about = link("profile", f"profile/{name}.md")
-    return f"{table(shown.head, rows)}\n{lines}\n{under(about, f'commit {result.commit[:7]}')}"
+    lines = "\n".join(f"- {text(line)}" for line in shown.notes)
+    about = under(link("profile", f"profile/{name}.md"), f"commit {(files[0].commit or '')[:7]}")
+    return f"{table([column.title for column in shown.columns], rows)}\n{lines}\n{about}"
 
 
 TABLES: dict[str, Callable[..., str]] = {"explained": explained, "passes": passes}

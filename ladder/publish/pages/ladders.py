@@ -22,6 +22,8 @@ from ladder.results.combine import gains as across
 from ladder.results.combine import series
 from ladder.results.types import Result
 from ladder.results.words import answer
+from ladder.studies import frame
+from ladder.studies.profile.study import STUDY as PROFILE
 
 CARDS, DRIVERS = (6, 8, 10, 12, 16, 24, 32, 40, 48, 80), 0.5  # GiB of memory, and what no process gets of it
 NOT_BESIDE = {"95% interval", "reserved GiB", "device GiB"}
@@ -217,17 +219,13 @@ def _largest(committed: Committed, result: Result) -> dict[str, list[str]]:
     """Return by rung the cells of the largest batch, of the profiles of the same machine, workload and ladder."""
     found: dict[str, list[str]] = {}
     for name in committed.names("profile/*.json"):
-        data = committed.read(name)
-        names = data["machine"]["name"], data["workload"]["name"], data["ladder"]
-        if (
-            names != (result.machine.name, result.workload["name"], result.ladder.name)
-            or "largest" not in data
-        ):
-            continue
-        most = data["largest"]
-        if most["batch"]:
-            fewest = "" if most["settled"] else "at least "
-            found[data["rung"]] = [f"{fewest}{most['batch']}", amount(most["images_per_s"])]
+        file = frame.decode_file(PROFILE, committed.read(name))
+        profile, workload = PROFILE.derive(file), (file.workload or {}).get("name")
+        names = file.machine.name, workload, profile.ladder
+        same = names == (result.machine.name, result.workload["name"], result.ladder.name)
+        if same and (most := profile.largest) is not None and most.batch:
+            fewest = "" if most.settled else "at least "
+            found[profile.rung or ""] = [f"{fewest}{most.batch}", amount(most.images_per_s)]
     return found
 
 

@@ -14,12 +14,8 @@ from ladder.base.records import build
 from ladder.publish import gallery
 from ladder.results import store as results
 from ladder.studies import frame
-from ladder.studies.noise import record as noise
-from ladder.studies.noise import report as noticing
 from ladder.studies.precision import record as precision
 from ladder.studies.precision import report as precisions
-from ladder.studies.profile import record as profile
-from ladder.studies.profile import report as profiling
 from ladder.studies.roofline import schema as roofline
 from ladder.studies.roofline import view as roofs
 from ladder.studies.scale import chart as scaled
@@ -33,9 +29,7 @@ Render = Callable[[Any, str], bytes]
 
 # By the "kind" of a result: its type, its page, and its picture there. `results/charts` has the pictures of the others.
 STUDIES: dict[str, tuple[type[Any], Callable[[Any], str], Render | None]] = {
-    "noise": (noise.Result, noticing.markdown, None),
     "precision": (precision.Result, precisions.markdown, None),
-    "profile": (profile.Result, profiling.markdown, None),
     "roofline": (roofline.Result, roofs.markdown, None),
     "scaled": (scale.Result, scaling.markdown, scaled.render),
     "upstream": (upstream.Result, upstreams.markdown, None),

@@ -17,9 +17,7 @@ from ladder.results.types import build
 from ladder.studies import frame
 from ladder.studies.kernelbench import tuning_schema
 from ladder.studies.kernelbench.schema import KIND as KERNELS
-from ladder.studies.noise.schema import KIND as NOISE
 from ladder.studies.precision.schema import KIND as PRECISION
-from ladder.studies.profile.schema import KIND as PROFILE
 from ladder.studies.roofline import in_step
 from ladder.studies.roofline.schema import KIND as ROOFLINE
 from ladder.studies.roofline.schema import Result as Roofline
@@ -28,9 +26,7 @@ from ladder.studies.upstream.schema import KIND as UPSTREAM
 
 _ALL = (
     KERNELS,
-    NOISE,
     PRECISION,
-    PROFILE,
     ROOFLINE,
     SCALED,
     UPSTREAM,

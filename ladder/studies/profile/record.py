@@ -1,224 +1,351 @@
-"""The records of `ladder profile`, which are the schema of its file, and what may not contradict itself in one.
+"""The records of `ladder profile`: its options, what its file holds, and what follows from that. Pure functions.
 
-Times are in ms, of a step unless said. On a CPU all times are operators' own times.
+Times are in ms, of a step unless a field says otherwise. On a CPU all times are operators' own times.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from ladder.base.records import ABSENT, Absent, needed, optional, record, rule_of
-from ladder.base.rules import items, mapping, number, one_of
+import msgspec
+
+from ladder.base import text as texts
+from ladder.core.options import Seed, option
+from ladder.core.records import (
+    Amount,
+    Bytes,
+    Count,
+    Fields,
+    Line,
+    Ms,
+    Name,
+    Percent,
+    Record,
+    Samples,
+    Text,
+    between,
+    size,
+)
 from ladder.receipts import categories
-from ladder.results import values as v
-from ladder.results.raw import KernelProfile
-from ladder.results.schema import LINE
-from ladder.results.types import Plain, StudyHeader
-from ladder.studies.precision.record import Largest as Searched
+from ladder.results.file import KernelFamily, KernelProfile, Phase
+from ladder.studies import frame
+from ladder.studies.frame import StudyFile
 
-DURATION = number(0, 1e8)
-LAUNCHES = number(0, 1e7)
-ROUNDED = 0.005  # ms: parts are rounded, and there may be some hundreds of them
-UNKNOWN_PHASE = "unknown"
+if TYPE_CHECKING:
+    pass
+
+STEP, LARGEST, COUNTERS = "step", "largest batch", "counters"  # cases
+GPU, CPU = "kernels", "operators"  # what ran, on a GPU and on a CPU
+UNKNOWN_PHASE, LAYER_UNKNOWN = "unknown", "unknown"
 BETWEEN = "between phases"
 KINDS = ("kernel", "memset", "copy")  # what the GPU runs
+TFLOPS, TBS = "TFLOP/s", "TB/s"
+ROUNDED = 0.005  # ms: parts are rounded, and there may be some hundreds of them
+MOST_OTHER = 0.05  # share of `other` from which on the classifier needs another pattern
+BUSY = 60.0  # percent of a peak from which on it bounds a kernel, as in Nsight Compute's own rules
+FILLED = 0.5  # of the SMs: a launch with fewer blocks leaves most of the GPU without work
+TRACES, REPORTS = (".json.gz", ".json"), (".nsys-rep",)  # endings of the names of files
+GRAPHED = (
+    "the timeline is that of an eager run: in a replay a graph's pool is held from its capture on, and nothing is"
+    " allocated inside it"
+)
+OF_CPU = "on a CPU only PyTorch's own allocations are seen; peak: of the eager runs"
+GRADIENTS = "gradients are those that autograd puts into .grad; those of a second stream count as activations"
+OF_POOLS = (
+    "graph pools: the allocator's segments that belong to captured graphs, gradients and activations in one"
+)
+# The article's expectation of GPU time, and the categories that stand for it here.
+ARTICLE = (
+    ("convolutions", 0.35, 0.40, (categories.CONVOLUTION, categories.MATMUL)),
+    ("normalization", 0.15, 0.20, (categories.NORMALIZATION, "fused: normalization")),
+    ("nonlinearities", 0.10, 0.15, (categories.ELEMENTWISE, "fused: activation")),
+    ("conversion and allocation", 0.10, 0.15, (categories.LAYOUT, categories.COPIES, categories.BOOKKEEPING)),
+)
+
+Duration = Annotated[float, between(0, 1e8)]
+Launches = Annotated[float, between(0, 1e7)]
+Kind = Literal["kernel", "memset", "copy"]
 
 
-@record
-class Replaced:
+class Options(frame.Options):
+    """The options of `ladder profile`."""
+
+    rung: Annotated[Name | None, option("The rung, with all below it.", argument=True, metavar="RUNG")] = None
+    ladder: Annotated[
+        str | None,
+        option(
+            "The ladder of the rung. [default: article, or full if article lacks it]", metavar="NAME|FILE"
+        ),
+    ] = None
+    trace: Annotated[
+        Path | None,
+        option("Write one step of each kind as a Chrome trace: .json.gz or .json.", metavar="FILE"),
+    ] = None
+    largest_batch: Annotated[
+        bool, option("Also search the largest batch that fits; up to three minutes.")
+    ] = False
+    ncu: Annotated[bool, option("Also count in the heaviest kernels with Nsight Compute; minutes.")] = False
+    nsys: Annotated[Path | None, option("Also write a report of Nsight Systems.", metavar="FILE")] = None
+    seed: Annotated[Seed, option("Seed for weights, latents and the order of images.")] = 0
+
+
+class Case(frame.Case):
+    """The step has its ladder, its recipe (all fields) and the rung below it; other cases have nothing."""
+
+    ladder: Name | None = None
+    recipe: Fields | None = None
+    below: Name | None = None
+
+
+# --- what is observed -------------------------------------------------------------------------------------------------
+
+
+class Replaced(Record):
     """The work whose place fused kernels took: at which rung, what others lost there, and what the fused ones took."""
 
-    at: str = needed(v.PART)
-    lost_ms: float = needed(DURATION)
-    fused_ms: float = needed(DURATION)
-    source: str = needed(LINE)  # the file
+    at: Name
+    lost_ms: Duration
+    fused_ms: Duration
+    source: Line  # the file
 
 
-@record
-class Category:
-    """The work of one category in a step. `share` is of the sum of all categories, as they are shown.
+class PhaseWork(Record):
+    """The work of one phase, and how often it runs in a step."""
 
-    ``ms`` are those of all its kernels. ``own_ms`` count for no other category, so all together are the GPU time.
-    """
-
-    name: str = needed(v.TEXT)
-    ms: float = needed(DURATION)
-    own_ms: float | Absent = optional(DURATION)  # older files lack it
-    share: float = needed(v.SHARE)
-    launches: float = needed(LAUNCHES)
-    rate: float | None = needed(v.AMOUNT)  # in 1e12 a second
-    unit: str | None = needed(one_of("TFLOP/s", "TB/s"))
-    replaced: Replaced | None = needed(rule_of(Replaced))
-
-    @property
-    def shown_ms(self) -> float:
-        """Return the milliseconds that are shown."""
-        return self.ms if self.own_ms is ABSENT else self.own_ms
+    name: Text
+    ms: Duration
+    launches: Launches
+    runs: Annotated[float, between(0, 1e4)] | None = None
 
 
-@record
-class Phase:
-    """The work of one phase: ms of a step, ms of a run, and how often it runs in a step."""
-
-    name: str = needed(v.TEXT)
-    ms: float = needed(DURATION)
-    run_ms: float | None = needed(DURATION)
-    runs: float | None = needed(number(0, 1e4))
-    launches: float = needed(LAUNCHES)
-
-
-@record
-class Gap:
+class Gap(Record):
     """The moments inside runs of phases in which nothing ran: what ended before them, and what began behind them."""
 
-    before: str = needed(one_of(*KINDS))
-    after: str = needed(one_of(*KINDS))
-    ms: float = needed(DURATION)
-    number: float = needed(LAUNCHES)  # in a step
-    median_us: float = needed(DURATION)
+    before: Kind
+    after: Kind
+    ms: Duration
+    number: Launches  # in a step
+    median_us: Duration
 
 
-@record
-class Layer:
+class Layer(Record):
     """The work of one layer, forward and backward."""
 
-    name: str = needed(v.TEXT)
-    ms: float = needed(DURATION)
-    backward_ms: float = needed(DURATION)
-    launches: float = needed(LAUNCHES)
+    name: Text
+    ms: Duration
+    backward_ms: Duration
+    launches: Launches
 
 
-@record
-class Layers:
-    """The layers of a step, the share of work whose layer is unknown, or why there are no layers."""
-
-    rows: list[Layer] = needed(items(rule_of(Layer), 500))
-    unknown: float | None = needed(v.SHARE)
-    reason: str | None = needed(LINE)
-
-
-@record
-class Expected:
-    """The article's expectation of a group of categories, and its share here, both of GPU time."""
-
-    name: str = needed(v.TEXT)
-    low: float = needed(v.SHARE)
-    high: float = needed(v.SHARE)
-    share: float = needed(v.SHARE)
-
-
-@record
-class Moment:
+class Moment(Record):
     """The memory at a moment of a phase's eager run, in bytes beside those that never change."""
 
-    at_ms: float = needed(DURATION)
-    gradients: int = needed(v.BYTES)
-    activations: int = needed(v.BYTES)  # with workspaces and all else that is allocated meanwhile
+    at_ms: Duration
+    gradients: Bytes
+    activations: Bytes  # with workspaces and all else that is allocated meanwhile
 
 
-@record
-class Memory:
+class MemorySizes(Record, kw_only=True):
     """Memory by category in bytes, and by time in one eager run of each phase. An unknown size is None."""
 
-    peak_allocated: int | None = needed(v.BYTES)
-    peak_reserved: int | None = needed(v.BYTES)
-    device_used: int | None = needed(v.BYTES)
-    parameters: int = needed(v.BYTES)  # with the moving average, buffers and compute copies
-    optimizer: int = needed(v.BYTES)
-    buffers: int = needed(v.BYTES)  # inputs and images
-    graph_pools: int | None = needed(v.BYTES)
-    timeline: dict[str, list[Moment]] = needed(mapping(v.PHASE, items(rule_of(Moment), 64), 4))
-    notes: list[str] = needed(items(LINE, 16))
+    peak_allocated: Bytes | None = None
+    peak_reserved: Bytes | None = None
+    device_used: Bytes | None = None
+    parameters: Bytes  # with the moving average, buffers and compute copies
+    optimizer: Bytes
+    buffers: Bytes  # inputs and images
+    graph_pools: Bytes | None = None
+    timeline: Annotated[dict[Phase, Annotated[list[Moment], size(64)]], size(4)]
 
 
-@record
-class Heavy:
+class Heavy(Record, kw_only=True):
     """A heavy kernel: its work in a step, and the phase that has most of it.
 
     `function` is the beginning of the names of all functions that have this label, and `word` stands in the arguments
     of their templates.
     """
 
-    kernel: str = needed(LINE)  # a label of `ladder.receipts.kernel_names`
-    function: str = needed(v.TEXT)
-    word: str | None = needed(v.TEXT)
-    ms: float = needed(DURATION)
-    launches: float = needed(LAUNCHES)
-    phase: str = needed(v.TEXT)
-    phase_ms: float = needed(DURATION)
+    kernel: Line  # a label of `ladder.receipts.kernel_names`
+    function: Text
+    word: Text | None = None
+    ms: Duration
+    launches: Launches
+    phase: Text
+    phase_ms: Duration
 
 
-@record
-class Pass:
+class Pass(Record):
     """A kernel of ours in a step, the bytes of the tensors that it is given, and copies of as many.
 
-    `known_ms` are those of the launches whose tensors are known: at least 0.9 of all, or nothing is told.
+    `known_ms` are those of the launches whose tensors are known: at least 0.9 of all, or all three are None.
     """
 
-    kernel: str = needed(LINE)
-    ms: float = needed(DURATION)
-    launches: float = needed(LAUNCHES)
-    bytes: int | None = needed(v.BYTES)
-    known_ms: float | None = needed(DURATION)
-    copy_ms: float | None = needed(DURATION)
+    kernel: Line
+    ms: Duration
+    launches: Launches
+    bytes: Bytes | None = None
+    known_ms: Duration | None = None
+    copy_ms: Duration | None = None
 
 
-@record
-class Counted:
+class Step(Record, kw_only=True):
+    """All that one process showed of a rung's step.
+
+    `work` are FLOPs of convolutions and matmuls and bytes of other categories, where they are known.
+    """
+
+    walls_ms: Samples  # of timed cycles, without the profiler
+    cycles: Count | None = None  # whose median is the only wall time, in older files
+    gpu_ms: Ms  # of the traced cycle: the union over streams; on a CPU the sum of own times
+    profile: KernelProfile
+    work: dict[Text, Amount] = {}
+    replaced: dict[Text, Replaced] = {}  # by category: what the stored results said then
+    phases: Annotated[list[PhaseWork], size(8, 1)]
+    layers: Annotated[list[Layer], size(500)] = []
+    no_layers: Line | None = None  # why there are none
+    heaviest: Annotated[list[Heavy], size(64)]
+    passes: Annotated[list[Pass], size(200)] | None = None  # on a GPU
+    gaps: Annotated[list[Gap], size(len(KINDS) ** 2)] | None = None  # on a GPU
+    uneven: Annotated[list[Text], size(16)] = []  # phases whose runs differ in their kernels
+    memory: MemorySizes
+
+
+class Counted(Record, kw_only=True):
     """Nsight Compute's figures of a kernel's longest launch: percent of the peak, and bytes of a sector of 32.
 
-    `blocks` are those of the launch, and `sms` the multiprocessors that the GPU has for them.
+    `blocks` are those of the launch, and `sms` the multiprocessors that the GPU has for them. A file has a `sentence`
+    where there are no figures, and why; else it follows from them.
     """
 
-    kernel: str = needed(LINE)
-    us: float | None = needed(DURATION)
-    sm: float | None = needed(v.PERCENT)
-    dram: float | None = needed(v.PERCENT)
-    l1_hits: float | None = needed(v.PERCENT)
-    sector_bytes: float | None = needed(number(0, 64))
-    sentence: str = needed(LINE)
-    blocks: int | Absent | None = optional(v.COUNT)
-    sms: int | Absent | None = optional(v.COUNT)
+    kernel: Line
+    us: Duration | None = None
+    sm: Percent | None = None
+    dram: Percent | None = None
+    l1_hits: Percent | None = None
+    sector_bytes: Annotated[float, between(0, 64)] | None = None
+    sentence: Line | None = None
+    blocks: Count | None = None
+    sms: Count | None = None
 
 
-@record
-class Largest(Searched):
-    """The largest batch that fitted, with the tries, and the images a second there."""
+class Try(Record):
+    """A batch, and why it did not fit."""
 
-    images_per_s: float | None = needed(v.AMOUNT)
+    batch: Count
+    reason: Line | None = None
 
 
-@record
-class Protocol:
+class Search(Record):
+    """The batches that were tried in order, whether the search came to its end, and the images a second at the best."""
+
+    tried: Annotated[list[Try], size(200)]
+    settled: bool
+    images_per_s: Amount | None = None
+
+
+class Observed(frame.Observation, kw_only=True):
+    """The findings of a case."""
+
+    step: Step | None = None
+    largest: Search | None = None
+    counters: Annotated[list[Counted], size(64)] | None = None
+
+
+# --- what is derived --------------------------------------------------------------------------------------------------
+
+
+class Category(Record, kw_only=True):
+    """The work of one category in a step. `share` is of the sum of all categories, as they are shown.
+
+    `ms` are those of all its kernels. `own_ms` count for no other category, so all together are the GPU time; one
+    older file lacks them.
+    """
+
+    name: str
+    ms: float
+    own_ms: float | None
+    share: float
+    launches: float
+    rate: float | None  # in 1e12 a second
+    unit: str | None
+    replaced: Replaced | None
+
+    @property
+    def shown_ms(self) -> float:
+        """Return the milliseconds that are shown."""
+        return self.ms if self.own_ms is None else self.own_ms
+
+
+class PhaseRow(PhaseWork):
+    """The work of one phase, with the ms of a run."""
+
+    run_ms: float | None = None
+
+
+class Layers(Record):
+    """The layers of a step, the share of work whose layer is unknown, or why there are no layers."""
+
+    rows: list[Layer]
+    unknown: float | None
+    reason: str | None
+
+
+class Expected(Record):
+    """The article's expectation of a group of categories, and its share here, both of GPU time."""
+
+    name: str
+    low: float
+    high: float
+    share: float
+
+
+class Memory(MemorySizes):
+    """Memory, and what its numbers leave out."""
+
+    notes: list[str] = []
+
+
+class Largest(Search):
+    """The largest batch that fitted."""
+
+    batch: int | None = None
+
+
+class Protocol(Record):
     """How the step was profiled, and why the figures must not be quoted."""
 
-    of: str = needed(one_of("kernels", "operators"))
-    cycles: int = needed(v.COUNT)  # timed ones; one more is traced
-    notes: list[str] = needed(v.NOTES)
+    of: str
+    cycles: int  # timed ones; one more is traced
+    notes: list[str]
 
 
-@record
-class Result(StudyHeader):
-    """A result of `ladder profile`."""
+class Profile(Record, kw_only=True):
+    """What `ladder report --json` prints beside the header; of a step that was not profiled only the first four."""
 
-    kind: str = needed(one_of("profile"))
-    ladder: str = needed(v.PART)
-    rung: str = needed(v.PART)
-    recipe: Plain = needed(v.RECIPE)
-    protocol: Protocol = needed(rule_of(Protocol))
-    step_ms: float = needed(v.MS)  # by the wall clock, without the profiler
-    gpu_ms: float = needed(v.MS)  # of the traced cycle: the union over streams; on a CPU the sum of own times
-    profile: KernelProfile = needed(rule_of(KernelProfile))
-    categories: list[Category] = needed(items(rule_of(Category), 200, least=1))
-    phases: list[Phase] = needed(items(rule_of(Phase), 8, least=1))
-    layers: Layers = needed(rule_of(Layers))
-    expected: list[Expected] = needed(items(rule_of(Expected), 16))
-    memory: Memory = needed(rule_of(Memory))
-    heaviest: list[Heavy] | Absent = optional(items(rule_of(Heavy), 64))
-    passes: list[Pass] | Absent = optional(items(rule_of(Pass), 200))  # on a GPU
-    gaps: list[Gap] | Absent = optional(items(rule_of(Gap), len(KINDS) ** 2))  # on a GPU
-    counters: list[Counted] | Absent = optional(items(rule_of(Counted), 64))
-    largest: Largest | Absent = optional(rule_of(Largest))
+    ladder: str | None
+    rung: str | None
+    recipe: Fields | None
+    protocol: Protocol
+    step_ms: float | None = None
+    gpu_ms: float | None = None
+    profile: KernelProfile | None = None
+    categories: list[Category] = []
+    phases: list[PhaseRow] = []
+    layers: Layers | None = None
+    expected: list[Expected] = []
+    memory: Memory | None = None
+    heaviest: list[Heavy] | None = None
+    passes: list[Pass] | None = None
+    gaps: list[Gap] | None = None
+    counters: list[Counted] | None = None
+    largest: Largest | None = None
+
+    @property
+    def overlap_ms(self) -> float:
+        """Return the milliseconds that two kernels ran at once."""
+        return self.total_ms - (self.gpu_ms or 0.0)
 
     @property
     def total_ms(self) -> float:
@@ -226,46 +353,120 @@ class Result(StudyHeader):
         return sum(each.ms for each in self.categories)
 
     @property
-    def overlap_ms(self) -> float:
-        """Return the milliseconds that two kernels ran at once."""
-        return self.total_ms - self.gpu_ms
-
-    @property
-    def once(self) -> bool:
-        """Return whether each instant counts for one category. Older files count it for each kernel."""
-        return all(each.own_ms is not ABSENT for each in self.categories)
+    def is_once(self) -> bool:
+        """Return whether each instant counts for one category, not for each kernel."""
+        return all(each.own_ms is not None for each in self.categories)
 
 
-def contradiction(result: Result) -> str | None:
-    """Return, in one line, which numbers do not follow from others, or None."""
-    by_family: dict[str, float] = {}
-    for family in result.profile.families:
-        name = categories.category(family.name)
-        by_family[name] = by_family.get(name, 0.0) + family.ms
-    shown = sum(each.shown_ms for each in result.categories)
-    if result.once and not _near(shown, result.gpu_ms):
-        return "categories: together they are not gpu_ms"
-    for each in result.categories:
-        if not _near(by_family.pop(each.name, -1.0), each.ms):
-            return f"categories: {each.name} is not the sum of its families"
-        if not math.isclose(each.share, each.shown_ms / (shown or 1), abs_tol=1e-3):
-            return f"categories: the share of {each.name} is not its part of the sum"
-    if by_family:
-        return f"categories: {next(iter(by_family))} is missing"
-    for what, rows in (("phases", result.phases), ("layers", result.layers.rows)):
-        if rows and not _near(sum(row.ms for row in rows), result.total_ms):  # type: ignore[attr-defined]
-            return f"{what}: their sum is not that of the categories"
-    heavy = result.heaviest or []
-    if any(row.phase_ms > row.ms + ROUNDED for row in heavy) or not _within(heavy, result.total_ms):
-        return "heaviest: longer than what it is a part of"
-    if result.overlap_ms < -ROUNDED * 10:
-        return "gpu_ms: longer than the sum of the categories"
-    return None
+File = StudyFile[Options, Case, Observed]
 
 
-def _within(rows: list[Heavy], total: float) -> bool:
-    return sum(row.ms for row in rows) <= total + ROUNDED
+# --- deriving ---------------------------------------------------------------------------------------------------------
 
 
-def _near(a: float, b: float) -> bool:
-    return math.isclose(a, b, rel_tol=1e-3, abs_tol=ROUNDED)
+def step_of(file: File) -> Step | None:
+    return file.observed[STEP].step if STEP in file.observed else None
+
+
+def derive_categories(step: Step) -> list[Category]:
+    """Return the rows of categories, the heaviest first."""
+    families: dict[str, list[KernelFamily]] = {}
+    for row in step.profile.families:
+        families.setdefault(categories.category(row.name), []).append(row)
+    is_once = all(row.own_ms is not None for row in step.profile.families)
+    ms = {name: sum(row.ms for row in rows) for name, rows in families.items()}
+    shown = (
+        {name: sum(row.own_ms or 0.0 for row in rows) for name, rows in families.items()} if is_once else ms
+    )
+    total = sum(shown.values()) or 1.0
+    rows = []
+    for name, members in families.items():
+        rate = step.work[name] / ms[name] / 1e9 if step.work.get(name) and ms[name] else None
+        of_flops = name in (categories.CONVOLUTION, categories.MATMUL)
+        rows.append(
+            Category(
+                name=name,
+                ms=round(ms[name], 5),
+                own_ms=round(shown[name], 5) if is_once else None,
+                share=round(shown[name] / total, 5),
+                launches=round(sum(row.launches for row in members), 4),
+                rate=None if rate is None else float(f"{rate:.4g}"),
+                unit=None if rate is None else TFLOPS if of_flops else TBS,
+                replaced=step.replaced.get(name),
+            )
+        )
+    return sorted(rows, key=lambda row: -row.shown_ms)
+
+
+def share_of_other(rows: Iterable[Category]) -> float:
+    """Return the share of names that the classifier does not know."""
+    return next((row.share for row in rows if row.name == categories.OTHER), 0.0)
+
+
+def derive_phase(row: PhaseWork) -> PhaseRow:
+    run_ms = round(row.ms / row.runs, 5) if row.runs else None
+    return PhaseRow(name=row.name, ms=row.ms, run_ms=run_ms, runs=row.runs, launches=row.launches)
+
+
+def derive_layers(step: Step) -> Layers:
+    if step.no_layers is not None:
+        return Layers(rows=[], unknown=None, reason=step.no_layers)
+    total = sum(row.ms for row in step.layers) or 1.0
+    unknown = sum(row.ms for row in step.layers if row.name == LAYER_UNKNOWN)
+    return Layers(rows=step.layers, unknown=round(unknown / total, 5), reason=None)
+
+
+def compare_with_article(rows: list[Category]) -> list[Expected]:
+    """Return the article's expectation beside the shares of these categories."""
+    return [
+        Expected(
+            name=name,
+            low=low,
+            high=high,
+            share=round(min(1.0, sum(row.share for row in rows if row.name.startswith(beginnings))), 5),
+        )
+        for name, low, high, beginnings in ARTICLE
+    ]
+
+
+def derive_memory(sizes: MemorySizes, on_gpu: bool) -> Memory:
+    """Return memory with its notes. On a CPU the peak is that of the timelines."""
+    moments = [each for rows in sizes.timeline.values() for each in rows]
+    values = {name: getattr(sizes, name) for name in MemorySizes.__struct_fields__}
+    if not on_gpu and moments:
+        lasting = sizes.parameters + sizes.optimizer + sizes.buffers
+        values["peak_allocated"] = lasting + max(each.gradients + each.activations for each in moments)
+    has_pools = sizes.graph_pools is not None
+    notes = (
+        (GRADIENTS, moments),
+        (OF_POOLS, has_pools),
+        (GRAPHED, has_pools and moments),
+        (OF_CPU, not on_gpu),
+    )
+    return Memory(**values, notes=[note for note, holds in notes if holds])
+
+
+def derive_counters(rows: list[Counted] | None) -> list[Counted] | None:
+    """Return the counters, each with what bounds its kernel."""
+    return rows and [
+        row if row.us is None else msgspec.structs.replace(row, sentence=describe_bound(row)) for row in rows
+    ]
+
+
+def describe_bound(row: Counted) -> str:
+    """Return what bounds a kernel, by the part of both peaks that it reaches and by the blocks of its launch."""
+    if row.sm is None or row.dram is None:
+        return "no number for one of the peaks"
+    if max(row.sm, row.dram) >= BUSY:
+        return f"{'memory' if row.dram >= row.sm else 'compute'} bound"
+    if not row.blocks or not row.sms or row.blocks >= row.sms:
+        return "latency bound"
+    short = "does not fill the GPU" if row.blocks < FILLED * row.sms else "latency bound"
+    return f"{short}: {texts.counted(row.blocks, 'block')} for {row.sms} SMs"
+
+
+def derive_largest(search: Search | None) -> Largest | None:
+    if search is None:
+        return None
+    batch = max((each.batch for each in search.tried if each.reason is None), default=None)
+    return Largest(search.tried, search.settled, search.images_per_s, batch)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from ladder.studies.profile import layers, memory, tracefile
-from ladder.studies.profile.layers import OUTSIDE, RANGE, UNKNOWN, Span
+from ladder.studies.profile import attribution, measuring, tracing
+from ladder.studies.profile.attribution import OUTSIDE, RANGE, Span
+from ladder.studies.profile.record import LAYER_UNKNOWN
 
 CONV, ACT = "aten::convolution", "aten::leaky_relu"
 
@@ -68,23 +69,27 @@ DEVICE = [
 
 def test_kernels_have_the_layer_of_the_operator_that_launched_them() -> None:
     found = {
-        each.name: (each.layer, each.backward) for each in layers.labels(HOST + DEVICE, "G_main", "cuda")
+        each.name: (each.layer, each.backward)
+        for each in attribution.label_spans(HOST + DEVICE, "G_main", "cuda")
     }
     assert found["fprop"] == ("G conv0", False) and found["act"] == ("G conv1", False)
     assert found["reduce"] == (OUTSIDE, False)
 
 
 def test_backward_work_finds_its_layer_by_autograds_numbers_also_twice() -> None:
-    found = {each.name: (each.layer, each.backward) for each in layers.labels(HOST + DEVICE, "D_r1", "cuda")}
+    found = {
+        each.name: (each.layer, each.backward)
+        for each in attribution.label_spans(HOST + DEVICE, "D_r1", "cuda")
+    }
     assert found["act_grad"] == ("G conv1", True)
     assert found["dgrad"] == found["wgrad"] == ("G conv0", True)
     assert found["act_grad_grad"] == ("G conv1", True)
 
 
 def test_a_kernel_without_an_operator_is_unknown_unless_it_is_an_optimizers() -> None:
-    found = {each.name: each.layer for each in layers.labels(HOST + DEVICE, "G_main", "cuda")}
+    found = {each.name: each.layer for each in attribution.label_spans(HOST + DEVICE, "G_main", "cuda")}
     assert found["adam_kernel"] == OUTSIDE
-    assert found["strange"] == found["stranger"] == UNKNOWN
+    assert found["strange"] == found["stranger"] == LAYER_UNKNOWN
 
 
 def test_a_kernel_that_python_launched_belongs_where_its_launch_was() -> None:
@@ -95,7 +100,7 @@ def test_a_kernel_that_python_launched_belongs_where_its_launch_was() -> None:
     kernels = [Span(name, 2000 + n, 2001 + n, on_device=True, launch=n) for n, name in names.items()]
     found = {
         each.name: (each.layer, each.backward)
-        for each in layers.labels([*HOST, *calls, *kernels], "G_main", "cuda")
+        for each in attribution.label_spans([*HOST, *calls, *kernels], "G_main", "cuda")
     }
     assert found == {
         "in the forward pass": ("G conv0", False),
@@ -133,22 +138,26 @@ def test_a_gpus_events_of_either_pytorch_become_spans_labels_and_changes_of_memo
         kineto("Stream Wait Event", "cuda_sync", 505, old=old),
     ]
     profile = SimpleNamespace(profiler=SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: events)))
-    found = layers.labels(layers.spans(profile, "cuda"), "G_main", "cuda", [("ours_kernel", 96)])
+    found = attribution.label_spans(attribution.list_spans(profile), "G_main", "cuda", [("ours_kernel", 96)])
     assert [(each.name, each.layer, each.moved) for each in found] == [
         ("relu_kernel", "G conv0", 512),
         ("ours_kernel", "G conv0", 96),
     ]
-    assert memory.changes(profile, "cuda") == [(15, 256)] and memory.changes(profile, "cpu") == [(16, 64)]
+    assert measuring.list_allocations(profile, "cuda") == [(15, 256)] and measuring.list_allocations(
+        profile, "cpu"
+    ) == [(16, 64)]
 
 
 def test_bytes_of_an_operator_count_once_for_all_its_kernels() -> None:
     host = [Span("aten::sum", 0, 10, 1, 1, moved=400)]
-    found = layers.labels([*host, kernel("first", 20, 1), kernel("second", 30, 1)], "G_main", "cuda")
+    found = attribution.label_spans(
+        [*host, kernel("first", 20, 1), kernel("second", 30, 1)], "G_main", "cuda"
+    )
     assert [each.moved for each in found] == [400, 0]
 
 
 def test_on_a_cpu_operators_stand_for_kernels() -> None:
-    found = layers.labels(HOST, "G_main", "cpu")
+    found = attribution.label_spans(HOST, "G_main", "cpu")
     assert [each.name for each in found] == [each.name for each in HOST if not each.is_range]
     named = {each.name: each.layer for each in found}
     assert named["aten::cudnn_convolution"] == "G conv0" and named["aten::convolution_backward"] == "G conv0"
@@ -159,7 +168,7 @@ def test_on_a_cpu_operators_stand_for_kernels() -> None:
 
 def test_a_timeline_tells_gradients_from_the_rest() -> None:
     changes = [(0, 100), (1_000_000, 300), (2_000_000, 50), (3_000_000, -300), (4_000_000, -100)]
-    found = memory.timeline(changes, [(-5, 0), (1_500_000, 50)], before=1000, lasting=1000)
+    found = measuring.make_timeline(changes, [(-5, 0), (1_500_000, 50)], before=1000, lasting=1000)
     assert [each.at_ms for each in found] == [
         0,
         0,
@@ -171,13 +180,13 @@ def test_a_timeline_tells_gradients_from_the_rest() -> None:
     ]  # the beginning and the end stand for themselves
     assert [each.activations for each in found] == [0, 100, 400, 400, 100, 0, 0]
     assert [each.gradients for each in found] == [0, 0, 0, 50, 50, 50, 50]
-    assert memory.timeline([], [], 0, 0) == []
+    assert measuring.make_timeline([], [], 0, 0) == []
 
 
 def test_a_timeline_is_short_and_keeps_its_peak() -> None:
     changes = [(1000 * n, 10 if n < 3000 else -10) for n in range(6000)]
-    found = memory.timeline(changes, [], before=0, lasting=0)
-    assert len(found) <= memory.MOST + 2 and found[0].activations == found[-1].activations == 0
+    found = measuring.make_timeline(changes, [], before=0, lasting=0)
+    assert len(found) <= measuring.MOST_MOMENTS + 2 and found[0].activations == found[-1].activations == 0
     assert max(each.activations for each in found) == 30_000
 
 
@@ -187,18 +196,18 @@ def test_a_trace_is_cut_at_its_end_and_keeps_its_names() -> None:
         "traceEvents": [{"ph": "M", "name": "process_name"}, {"ph": "M", "name": "GPU 9", "pid": 9}, *events],
         "traceName": "/home/somebody/trace.json",
     }
-    found, cut = tracefile.bounded(whole, most=5)
+    found, cut = tracing.bound_trace(whole, most=5)
     assert cut == 6 and [each["name"] for each in found["traceEvents"]] == ["process_name", *"0123"]
     assert "somebody" not in str(found)
-    assert tracefile.bounded(whole)[1] == 0
+    assert tracing.bound_trace(whole)[1] == 0
 
 
 def test_a_trace_that_is_no_json_is_kept_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = b'{"traceEvents": [{"bandwidth": inf}]}'
     profile = SimpleNamespace(export_chrome_trace=lambda path: Path(path).write_bytes(broken))
-    monkeypatch.setattr(tracefile.tracing, "profiled", lambda *_, **__: profile)
+    monkeypatch.setattr(tracing, "run_profiled", lambda *_, **__: profile)
     step = SimpleNamespace(
         device="cpu", phases=lambda index: ("G_main",), recipe=SimpleNamespace(compile="default")
     )
-    said = tracefile.write(step, tmp_path / "step.json")
+    said = tracing.write_trace(step, tmp_path / "step.json")
     assert (tmp_path / "step.json").read_bytes() == broken and "it is no JSON" in said

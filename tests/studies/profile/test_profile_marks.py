@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ladder.receipts import categories
-from ladder.studies.profile import composing, layers, tracing
+from ladder.studies.profile import attribution, record, tracing
 
 US = 1000
 CONV, COPY = "sm90_xmma_fprop_implicit_gemm_bf16", "Memcpy HtoD (Pinned -> Device)"
@@ -20,15 +20,17 @@ def test_the_kind_of_an_event_is_told_by_older_versions_of_pytorch_too() -> None
 
     assert tracing.is_operator(event("aten::mul")) and not tracing.is_operator(event(tracing.MEMORY))
     assert (
-        tracing.activity(event("cudaLaunchKernel"))
-        == tracing.activity(event("cuLaunchKernelEx"))
+        tracing.name_activity(event("cudaLaunchKernel"))
+        == tracing.name_activity(event("cuLaunchKernelEx"))
         == "cuda_runtime"
     )
-    assert tracing.activity(event("layer: G", is_user_annotation=lambda: True)) == "user_annotation"
-    assert tracing.activity(event("cudnn", activity_type=lambda: "cpu_op")) == "cpu_op"
-    assert tracing.activity(event("aten::mul", activity_type=lambda: 0)) == "cpu_op"  # a number of an enum
+    assert tracing.name_activity(event("layer: G", is_user_annotation=lambda: True)) == "user_annotation"
+    assert tracing.name_activity(event("cudnn", activity_type=lambda: "cpu_op")) == "cpu_op"
+    assert (
+        tracing.name_activity(event("aten::mul", activity_type=lambda: 0)) == "cpu_op"
+    )  # a number of an enum
     for name in ("Lazy Function Loading", "Activity Buffer Request", "Runtime Triggered Module Loading"):
-        assert tracing.activity(event(name)) == "overhead" and not tracing.is_operator(event(name))
+        assert tracing.name_activity(event(name)) == "overhead" and not tracing.is_operator(event(name))
 
 
 class Stepped:
@@ -71,9 +73,9 @@ def test_runs_of_a_phase_that_differ_in_their_kernels_are_told() -> None:
     same = tracing.Traced(
         (first, between, first, tracing.Segment((), ran), tracing.Segment(("D_main",), ran[:2])), 9
     )
-    assert tracing.uneven(same) == []
-    (line,) = tracing.uneven(tracing.Traced((*same.segments, tracing.Segment(("D_main",), ran)), 9))
-    assert "runs of D_main differ" in line and "G_main" not in line
+    assert tracing.list_uneven(same) == []
+    uneven = tracing.Traced((*same.segments, tracing.Segment(("D_main",), ran)), 9)
+    assert tracing.list_uneven(uneven) == ["D_main"]
 
 
 def test_a_mark_is_apart_from_what_ran_before_and_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,10 +93,10 @@ def test_every_instant_belongs_to_one_category_so_their_sum_is_gpu_time() -> Non
     """An instant of two streams belongs to the busier one, and rates are of all milliseconds."""
     planted = [(CONV, 7, 0, 4000), ("a_gemm", 8, 3000, 6000), (COPY, 9, 5000, 5500)]
     events = [(name, True, stream, begin * US, end * US) for name, stream, begin, end in planted]
-    traced = tracing.cut(events, [("G_main",)], [10**12], "cuda")
-    rows = composing.categories(
-        composing.category_sums(list(layers.of_segments({}, traced.segments))), {}, {}
-    )
+    traced = tracing.cut_events(events, [("G_main",)], [10**12], "cuda")
+    labels = list(attribution.label_segments({}, traced.segments))
+    step = SimpleNamespace(profile=attribution.list_kernels(labels), work={}, replaced={})
+    rows = record.derive_categories(step)
     us = {row.name: (16_000 * row.ms, 16_000 * row.shown_ms) for row in rows}
     assert us == {
         categories.CONVOLUTION: pytest.approx((4000, 4000)),
@@ -102,5 +104,5 @@ def test_every_instant_belongs_to_one_category_so_their_sum_is_gpu_time() -> Non
         categories.COPIES: pytest.approx((500, 0)),
     }
     assert traced.busy_ns == 6000 * US and [row.share for row in rows] == [0.66667, 0.33333, 0.0]
-    families = composing.profile(traced).families
+    families = step.profile.families
     assert sum(16_000 * row.own_ms for row in families) == pytest.approx(6000)

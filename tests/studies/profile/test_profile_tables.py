@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.receipts import categories, kernel_families, operator_families
-from ladder.studies.profile import composing, layers, rates, replaced, tracing
-from ladder.studies.profile.layers import Label
+from ladder.studies.profile import attribution, record, tracing
+from ladder.studies.profile.attribution import Label
 from ladder.studies.profile.tracing import Host, Segment, Traced
 from stylegan_lite.config import Workload
 from tests.support.small import LEAST
@@ -61,15 +62,20 @@ def cycle() -> tuple[list[kernel_families.Event], list[tuple[str, ...]], list[in
 
 @pytest.fixture(scope="module")
 def traced() -> Traced:
-    return tracing.cut(*cycle(), "cuda")
+    return tracing.cut_events(*cycle(), "cuda")
 
 
 def unlabelled(traced: Traced) -> list[tuple[Segment, list[Label | None]]]:
-    return list(layers.of_segments({}, traced.segments))
+    return list(attribution.label_segments({}, traced.segments))
+
+
+def categories_of(labels: attribution.Labels, work: dict[str, float] | None = None) -> list[record.Category]:
+    step = SimpleNamespace(profile=attribution.list_kernels(labels), work=work or {}, replaced={})
+    return record.derive_categories(step)  # type: ignore[arg-type]
 
 
 def test_each_planted_kernel_shows_in_its_category(traced: Traced) -> None:
-    rows = composing.categories(composing.category_sums(unlabelled(traced)), {}, {})
+    rows = categories_of(unlabelled(traced))
     found = {row.name: row for row in rows}
     assert found.keys() == {category for category, _ in PLANTED.values()}
     for name, (category, us) in PLANTED.items():
@@ -82,12 +88,12 @@ def test_each_planted_kernel_shows_in_its_category(traced: Traced) -> None:
 
 
 def test_phases_are_cut_by_the_clock_and_sum_to_all_work(traced: Traced) -> None:
-    rows = composing.phases(unlabelled(traced))
+    rows = attribution.list_phases(unlabelled(traced))
     found = {row.name: row for row in rows}
     assert list(found) == ["G_main", "D_main", "between phases"]
     assert 1000 * found["D_main"].ms == pytest.approx(800) and found["D_main"].runs == 1
     assert 1000 * found["between phases"].ms == pytest.approx(60) and found["between phases"].runs is None
-    whole = composing.category_sums(unlabelled(traced))
+    whole = attribution.sum_categories(unlabelled(traced))
     assert sum(row.ms for row in rows) == pytest.approx(sum(each.ms for each in whole.values()))
 
 
@@ -102,7 +108,7 @@ def test_gaps_are_told_by_what_stands_at_their_ends() -> None:
         return Segment(phases, tuple(made))
 
     parts = [segment(("G_main",), 5000 * k) for k in range(CYCLE_STEPS)] + [segment((), 200_000)]
-    found = composing.gaps(Traced(tuple(parts), 0))
+    found = attribution.list_gaps(Traced(tuple(parts), 0))
     told = {(row.before, row.after): (row.ms, row.number, row.median_us) for row in found}
     assert told == {
         ("kernel", "memset"): (0.004, 1, 4),
@@ -114,23 +120,25 @@ def test_gaps_are_told_by_what_stands_at_their_ends() -> None:
 
 def test_kernels_at_the_same_time_count_once_in_gpu_time() -> None:
     both = [("a_gemm", True, 7, 0, 100), ("b_gemm", True, 8, 50, 150)]
-    traced = tracing.cut(both, [("G_main",)], [1000], "cuda")
-    assert traced.busy_ns == 150 and sum(each.ns for each in composing.everything(traced)) == 200
+    traced = tracing.cut_events(both, [("G_main",)], [1000], "cuda")
+    assert traced.busy_ns == 150 and sum(each.ns for each in traced.segments[0].ran) == 200
 
 
 def test_a_profile_names_families_and_the_heaviest_kernels(traced: Traced) -> None:
-    found = composing.profile(traced)
+    found = attribution.list_kernels(unlabelled(traced))
     assert {categories.category(row.name) for row in found.families} == {c for c, _ in PLANTED.values()}
     assert found.kernels[0].name == "sm90_xmma_fprop_bf16_nhwc" and 1000 * found.kernels[
         0
     ].ms == pytest.approx(1200)
     many = [(f"gemm_{n}", True, 7, 10 * n, 10 * n + 5) for n in range(50)]
-    kernels = composing.profile(tracing.cut(many, [("G_main",)], [10**6], "cuda")).kernels
+    kernels = attribution.list_kernels(
+        unlabelled(tracing.cut_events(many, [("G_main",)], [10**6], "cuda"))
+    ).kernels
     assert len(kernels) == 41 and kernels[-1].name == "10 other kernels"
 
 
 def test_the_heaviest_kernels_are_told_with_the_phase_that_has_most_of_them(traced: Traced) -> None:
-    found = {row.kernel: row for row in composing.heaviest(unlabelled(traced))}
+    found = {row.kernel: row for row in attribution.list_heaviest(unlabelled(traced))}
     conv = found["sm90_xmma_fprop_bf16_nhwc"]
     assert next(iter(found)) == conv.kernel and (conv.phase, conv.launches) == ("D_main", 3)
     assert 1000 * conv.ms == pytest.approx(1200) and 1000 * conv.phase_ms == pytest.approx(800)
@@ -142,7 +150,7 @@ def test_the_heaviest_kernels_are_told_with_the_phase_that_has_most_of_them(trac
         "G_main",
     )
     assert not [name for name in found if name.startswith("Memcpy")] and len(found) == len(PLANTED) - 1
-    assert [row.kernel for row in composing.heaviest(unlabelled(traced), 2)] == list(found)[:2]
+    assert [row.kernel for row in attribution.list_heaviest(unlabelled(traced), 2)] == list(found)[:2]
 
 
 def test_a_heavy_kernel_of_several_functions_is_found_by_what_they_share() -> None:
@@ -150,18 +158,18 @@ def test_a_heavy_kernel_of_several_functions_is_found_by_what_they_share() -> No
         f"{CONV}_tilesize128x128x64_warpgroupsize1x1x1_g1_{end}" for end in ("k_on_kernel", "k_off_kernel")
     ]
     events_ = [(name, True, 7, 10 * n, 10 * n + 5) for n, name in enumerate(names)]
-    whole = tracing.cut(
+    whole = tracing.cut_events(
         events_, [("G_main", "D_main")], [1000], "cuda"
     )  # a whole-step graph, and no layers known
-    (row,) = composing.heaviest(unlabelled(whole))
+    (row,) = attribution.list_heaviest(unlabelled(whole))
     assert row.kernel == "sm90_xmma_fprop_bf16_nhwc_128x128x64" and row.phase == "unknown"
     assert row.function == f"{CONV}_tilesize128x128x64_warpgroupsize1x1x1_g1_k_o"[:96]
 
 
 def test_the_articles_expectation_stands_beside_the_shares(traced: Traced) -> None:
-    rows = composing.categories(composing.category_sums(unlabelled(traced)), {}, {})
+    rows = categories_of(unlabelled(traced))
     share = {row.name: row.share for row in rows}
-    found = {row.name: row for row in composing.expected(rows)}
+    found = {row.name: row for row in record.compare_with_article(rows)}
     assert found["convolutions"].share == pytest.approx(share["convolution"] + share["matmul"], abs=1e-4)
     assert found["normalization"].share == pytest.approx(share["normalization and modulation"], abs=1e-4)
     nonlinear = share["elementwise"] + share["fused: activation and bias"]
@@ -177,11 +185,13 @@ def label(name: str, layer: str, phase: str = "G_main", backward: bool = False) 
 
 
 def ran(*names: str) -> list[tracing.Ran]:
-    return [tracing.Ran(name, kernel_families.family(name), 10 * n, 5) for n, name in enumerate(names)]
+    return [
+        tracing.Ran(name, kernel_families.family(name), 10 * US * n, 5 * US) for n, name in enumerate(names)
+    ]
 
 
 def found_layers(eager: list[Label], *names: str) -> list[str | None]:
-    ((_, labels),) = layers.of_segments({"G_main": eager}, [Segment(("G_main",), tuple(ran(*names)))])
+    ((_, labels),) = attribution.label_segments({"G_main": eager}, [Segment(("G_main",), tuple(ran(*names)))])
     return [each and each.layer for each in labels]
 
 
@@ -213,9 +223,9 @@ def test_a_memset_or_copy_that_a_graph_replays_as_a_kernel_is_the_same() -> None
         "Memcpy HtoD (Pinned -> Device)",
     ]
     replayed = ["memset32", "memcpy32_post", "Memset (Device)", "Memcpy DtoH (Device -> Pinned)"]
-    assert layers._matches(eager, replayed) == [0, 1, 2, None]
-    assert layers._matches(eager, [layers.FILL, *replayed[1:]]) == [0, 1, 2, None]
-    assert layers.FILL in kernel_families.own_kernels()
+    assert attribution._match_names(eager, replayed) == [0, 1, 2, None]
+    assert attribution._match_names(eager, [attribution.FILL, *replayed[1:]]) == [0, 1, 2, None]
+    assert attribution.FILL in kernel_families.own_kernels()
 
 
 def test_a_kernel_that_the_eager_run_lacks_is_unknown() -> None:
@@ -228,13 +238,14 @@ def test_layers_and_phases_of_a_whole_step_come_from_the_eager_runs() -> None:
         "D_main": [label("a", "D conv", "D_main"), label("c", "D conv", "D_main")],
     }
     segments = [Segment(("G_main", "D_main"), tuple(ran("a", "b", "a", "c", "x")))] * CYCLE_STEPS
-    labelled = list(layers.of_segments(eager, segments))
-    phases = {row.name: row.launches for row in composing.phases(labelled)}
+    labelled = list(attribution.label_segments(eager, segments))
+    phases = {row.name: row.launches for row in attribution.list_phases(labelled)}
     assert phases == {"G_main": 2, "D_main": 2, "unknown": 1}
-    made = composing.layers(labelled)
-    assert {row.name: row.launches for row in made.rows} == {"G conv": 2, "D conv": 2, "unknown": 1}
-    assert made.unknown == pytest.approx(1 / 5)
-    assert made.rows[0].backward_ms == pytest.approx(made.rows[0].ms / 2, abs=1e-5)
+    rows = attribution.list_layers(labelled)
+    assert {row.name: row.launches for row in rows} == {"G conv": 2, "D conv": 2, "unknown": 1}
+    derived = record.derive_layers(SimpleNamespace(layers=rows, no_layers=None))  # type: ignore[arg-type]
+    assert derived.unknown == pytest.approx(1 / 5)
+    assert rows[0].backward_ms == pytest.approx(rows[0].ms / 2, abs=1e-5)
 
 
 def test_a_layer_has_the_milliseconds_of_its_planted_kernels(traced: Traced) -> None:
@@ -243,21 +254,23 @@ def test_a_layer_has_the_milliseconds_of_its_planted_kernels(traced: Traced) -> 
         "G_main": [label(name, f"layer of {PLANTED[name][0]}") for name in order],
         "D_main": [label(CONV, "first", "D_main"), label(CONV, "second", "D_main")],
     }
-    found = composing.layers(list(layers.of_segments(eager, traced.segments)))
-    us = {row.name: 1000 * row.ms for row in found.rows}
+    found = attribution.list_layers(list(attribution.label_segments(eager, traced.segments)))
+    us = {row.name: 1000 * row.ms for row in found}
     assert us["first"] == pytest.approx(400) and us["second"] == pytest.approx(400)
     for name in order:
         assert us[f"layer of {PLANTED[name][0]}"] == pytest.approx(PLANTED[name][1], rel=0.02, abs=10)
-    assert us[layers.OUTSIDE] == pytest.approx(60) and found.unknown == 0  # the copy between the phases
+    assert (
+        us[attribution.OUTSIDE] == pytest.approx(60) and record.LAYER_UNKNOWN not in us
+    )  # the copy between the phases
 
 
 def test_names_of_layers() -> None:
     sides = [4, 8, 16]
-    named = [layers.layer_name("G", path, sides) for path in ("", "mapping", "mapping.layers.0", "blocks")]
+    named = [tracing.layer_name("G", path, sides) for path in ("", "mapping", "mapping.layers.0", "blocks")]
     assert named == ["G", "G mapping", None, None]
-    assert layers.layer_name("G", "blocks.2.conv1", sides) == "G 16x16 conv1"
-    assert layers.layer_name("D", "blocks.0.skip", sides) == "D 16x16 skip"
-    assert layers.layer_name("D", "blocks.1", sides) == "D 8x8"
+    assert tracing.layer_name("G", "blocks.2.conv1", sides) == "G 16x16 conv1"
+    assert tracing.layer_name("D", "blocks.0.skip", sides) == "D 16x16 skip"
+    assert tracing.layer_name("D", "blocks.1", sides) == "D 8x8"
 
 
 # --- a CPU's operators ---------------------------------------------------------------------------------------------
@@ -271,7 +284,7 @@ def test_an_operators_own_time_is_without_the_operators_inside_it() -> None:
         Host("aten::mul", 2, 20, 50),  # another thread
         Host("aten::add", 1, 100, 120),
     ]
-    own = {each.name: each.ns for each in tracing.own_times(spans)}
+    own = {each.name: each.ns for each in tracing.take_own_times(spans)}
     assert own == {
         "aten::conv2d": 20, "aten::convolution": 20, "aten::mkldnn_convolution": 60, "aten::mul": 30, "aten::add": 20,
     }  # fmt: skip
@@ -313,20 +326,23 @@ def test_an_operators_name_tells_its_category(name: str, category: str) -> None:
 def test_bytes_follow_from_shapes() -> None:
     big, small = [8, 64, 32, 32], [8, 64, 1, 1]
     count, scales = 8 * 64 * 32 * 32, 8 * 64
-    assert rates.moved("aten::mul", [big, small], ["c10::BFloat16", "c10::BFloat16"]) == 2 * (
+    assert attribution.count_moved("aten::mul", [big, small], ["c10::BFloat16", "c10::BFloat16"]) == 2 * (
         2 * count + scales
     )
-    assert rates.moved("aten::copy_", [big, big, []], ["float", "c10::BFloat16", "Scalar"]) == 6 * count
-    assert rates.moved("aten::zero_", [big], ["float"]) == 4 * count
-    assert rates.moved("aten::sum", [big, []], ["float", "ScalarList"]) == 4 * count
-    assert rates.moved("aten::where", [big, big, big], ["bool", "float", "float"]) == 13 * count
+    assert (
+        attribution.count_moved("aten::copy_", [big, big, []], ["float", "c10::BFloat16", "Scalar"])
+        == 6 * count
+    )
+    assert attribution.count_moved("aten::zero_", [big], ["float"]) == 4 * count
+    assert attribution.count_moved("aten::sum", [big, []], ["float", "ScalarList"]) == 4 * count
+    assert attribution.count_moved("aten::where", [big, big, big], ["bool", "float", "float"]) == 13 * count
     for name, shapes, kinds in (
         ("aten::convolution", [big, big], ["float", "float"]),
         ("aten::cat", [[big, big], []], ["float", "Scalar"]),
         ("aten::mul", [big, big], ["unknown", "unknown"]),
         ("aten::mul", [], []),
     ):
-        assert rates.moved(name, shapes, kinds) is None
+        assert attribution.count_moved(name, shapes, kinds) is None
 
 
 def test_bytes_of_our_kernels_are_those_of_the_tensors_that_they_are_given() -> None:
@@ -334,7 +350,7 @@ def test_bytes_of_our_kernels_are_those_of_the_tensors_that_they_are_given() -> 
     from kernels.pointwise import bias_act
 
     x, bias = torch.randn(2, 4, 8, 8), torch.randn(4)
-    with rates.given() as launches:
+    with tracing.note_launches() as launches:
         kernels.bias_act(x, bias)
     kernels.bias_act(x, bias)
     ((name, size),) = launches
@@ -345,25 +361,30 @@ def test_bytes_of_our_kernels_are_those_of_the_tensors_that_they_are_given() -> 
 def test_launches_are_matched_to_kernels_in_order() -> None:
     launches = [("a_kernel", 10), ("b_kernel", 7), ("a_kernel", 20), ("adam_kernel", 3)]
     ran_ = ["a_kernel", "sgemm", "b_kernel", "b_kernel", "a_kernel", "adam_kernel"]
-    assert rates.of_launches(ran_, launches) == [10, None, None, None, 20, None]
+    assert attribution.match_launches(ran_, launches) == [10, None, None, None, 20, None]
 
 
 def test_a_category_has_a_rate_only_if_most_of_its_bytes_are_known() -> None:
-    found = rates.by_shapes(
-        {"elementwise": (900, 900_000), "reductions": (100, 5)}, {"elementwise": 1000, "reductions": 1000}
-    )
-    assert list(found) == ["elementwise"]
-    assert found["elementwise"].value == pytest.approx(1.0) and found["elementwise"].unit == "TB/s"
-
-
-def test_the_workload_tells_rates_unless_its_convolutions_are_cheaper_ones() -> None:
+    families = {"a": "elementwise", "b": "elementwise", "c": "reduction", "d": "reduction"}
+    kernels = [tracing.Ran(name, family, 0, US) for name, family in families.items()]
+    segment = Segment(("G_main",), tuple(kernels * CYCLE_STEPS))
+    known = {"a": 3000, "b": 5000, "c": 10}
+    of_kernels = [Label(each.name, "G_main", "G", False, known.get(each.name)) for each in segment.ran]
+    labels = [(segment, of_kernels)]
     fields = Workload.from_dict(LEAST).to_dict() | {"data": None}
-    took = {"convolution": 50.0, "matmul": 2.0, "optimizer": 1.0}
-    found = rates.by_floors(fields, "bf16", took)
-    assert {name: rate.unit for name, rate in found.items()} == {
-        "convolution": "TFLOP/s", "matmul": "TFLOP/s", "optimizer": "TB/s"
-    }  # fmt: skip
-    assert rates.by_floors(fields | {"convolution": "separable"}, "bf16", took).keys() == {"optimizer"}
+    work = attribution.count_work(attribution.sum_categories(labels), fields, "bf16")
+    assert work == {"elementwise": pytest.approx(8000)}
+    rates = {row.name: (row.rate, row.unit) for row in categories_of(labels, work)}
+    assert rates == {"elementwise": (0.004, "TB/s"), "reductions": (None, None)}  # 8,000 bytes in 2 us
+
+
+def test_the_workload_has_the_work_of_categories_unless_its_convolutions_are_cheaper_ones() -> None:
+    fields = Workload.from_dict(LEAST).to_dict() | {"data": None}
+    sums = {name: attribution.Sum(ns=10**6) for name in ("convolution", "matmul", "optimizer")}
+    work = attribution.count_work(sums, fields, "bf16")
+    assert work.keys() == sums.keys() and all(work.values())
+    cheaper = attribution.count_work(sums, fields | {"convolution": "separable"}, "bf16")
+    assert cheaper.keys() == {"optimizer"}
 
 
 def test_a_fused_category_stands_against_what_others_lost() -> None:
@@ -373,10 +394,10 @@ def test_a_fused_category_stands_against_what_others_lost() -> None:
         ("first", {"elementwise": 4.0, "convolution": 31.0, fused: 2.0}),
         ("second", {"elementwise": 1.0, "convolution": 31.0, fused: 2.5, "fused: other": 1.0}),
     ]
-    found = replaced.replaced([replaced.Known("run.json", rungs), replaced.Known("later.json", rungs[1:])])
+    found = attribution.find_replaced([("run.json", rungs), ("later.json", rungs[1:])])
     assert (found[fused].at, found[fused].lost_ms, found[fused].fused_ms) == ("first", 6.0, 2.0)
     assert (found["fused: other"].at, found["fused: other"].lost_ms) == ("second", 3.0)
-    assert found[fused].source == "run.json" and replaced.replaced([]) == {}
+    assert found[fused].source == "run.json" and attribution.find_replaced([]) == {}
 
 
 def test_a_fused_category_that_gained_little_has_no_claim_to_what_others_lost() -> None:
@@ -387,13 +408,13 @@ def test_a_fused_category_that_gained_little_has_no_claim_to_what_others_lost() 
         ("fused_act", {"elementwise": 3.9, "reductions": 0.3, "matmul": 2.9, "normalization": 1, act: 2.2, sums: 0.1}),
     ]  # fmt: skip
     # the first source in which a category appears decides, also if it says nothing
-    later = replaced.Known("selected.json", [rungs[0], ("fused_norm", {"elementwise": 14.0, sums: 0.06})])
-    found = replaced.replaced([replaced.Known("run.json", rungs), later])
+    later = ("selected.json", [rungs[0], ("fused_norm", {"elementwise": 14.0, sums: 0.06})])
+    found = attribution.find_replaced([("run.json", rungs), later])
     assert list(found) == [act]
     assert found[act].at == "fused_act" and found[act].lost_ms == pytest.approx(6.2 + 2.4 + 1.2)
     # of an H200: joint_batch saves convolutions, and its new kernel takes the place of hardly any of it
     joint = [("adam", {"convolution": 9.0}), ("joint_batch", {"convolution": 7.7, "fused: deviation": 0.026})]
-    assert replaced.replaced([replaced.Known("run.json", joint)]) == {}
+    assert attribution.find_replaced([("run.json", joint)]) == {}
     # rungs between two that were run: what appears there shares the gains, and nothing has most of them
     jump = [rungs[0], ("rgb", {"elementwise": 1.0, "fused: a": 1.0, "fused: b": 0.9, "fused: c": 0.8})]
-    assert replaced.replaced([replaced.Known("run.json", jump)]) == {}
+    assert attribution.find_replaced([("run.json", jump)]) == {}

@@ -1,0 +1,569 @@
+"""`ladder noise`: the smallest change that this machine can show, by two copies of one rung.
+
+The copies run as in `ladder run`: three generations first, whose duration tells how many more fit into the minutes.
+Parity and receipts are left out: two copies of one program are compared, whatever it computes. The copies differ by
+nothing, so their difference is noise. What limits each clock follows from what was seen meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from ladder.base import text as texts
+from ladder.base.locks import device_lock
+from ladder.base.records import build, plain
+from ladder.base.text import difference, percent
+from ladder.core.job import Job
+from ladder.core.options import Seed, option
+from ladder.core.records import (
+    Clock,
+    Count,
+    Fields,
+    Identifier,
+    Line,
+    Ms,
+    Name,
+    Names,
+    Notes,
+    Record,
+    Seconds,
+    Text,
+    size,
+    write_record,
+    write_whole,
+)
+from ladder.machine import neighbours
+from ladder.results import check, derive, judging, plausible, record
+from ladder.results.file import KernelProfile, Round, Status, Tenancy
+from ladder.results.types import Noise
+from ladder.results.types import Result as Run
+from ladder.show.table import Column, Table
+from ladder.stats import answers, estimates, rounds_budget
+from ladder.studies import frame
+from ladder.studies.frame import Session, Study, StudyFile
+
+FIRST = rounds_budget.LEAST_ROUNDS
+MOST = 100  # generations, which the engine allows
+CYCLES = 3  # timed in each process
+WALL, GPU = "wall", "gpu"
+CLOCKS, NEIGHBOURS, HOST, NOTHING = "clocks", "neighbours", "host", "nothing that was seen"
+UNSTEADY = 0.005  # of the SM clock between visits, from which on it is named as the limit
+TWICE = 2.0  # wall time that scatters so many times as GPU time is limited by the host
+
+
+class Options(frame.Options):
+    """The options of `ladder noise`."""
+
+    rung: Annotated[Name | None, option("The rung, with all below it.", argument=True, metavar="[RUNG]")] = (
+        None
+    )
+    ladder: Annotated[str, option("The ladder whose rungs are used.", metavar="NAME|FILE")] = "article"
+    minutes: Annotated[float, Meta(gt=0, le=1440), option("Time to measure; three generations at least.")] = (
+        2.0
+    )
+    lock_clocks: Annotated[bool, option("Lock the GPU's SM clock meanwhile, if this user may.")] = False
+    seed: Annotated[Seed, option("Seed for weights, latents, and the order of images and visits.")] = 0
+
+
+class Case(frame.RungCase):
+    """A rung of a ladder with its recipe, as a run names both."""
+
+    ladder: Name
+    ladder_title: Text
+    title: Text
+    article_ms: Ms | None = None
+
+
+class Clocks(Record):
+    """Whether a locked clock was asked for, the clock that was locked in MHz, and why none was."""
+
+    asked: bool
+    locked_mhz: Clock | None = None
+    reason: Line | None = None
+
+
+class Copy(Record):
+    """One of the two copies, with a round for each generation."""
+
+    status: Status
+    reason: Text | None = None
+    settings: Fields | None = None
+    rounds: Annotated[list[Round], size(1000)] = []
+
+
+class Gpu(Record):
+    """Whether the GPU was watched and ours alone during the whole run, and how many visits were rejected."""
+
+    state: Literal["known", "unknown"]
+    tenancy: Tenancy
+    rejected_visits: Count
+    notes: Notes
+
+
+class Choice(Record):
+    """A row of `kernels.choices` that decided: the tile that it gives, and in which rungs."""
+
+    op: Identifier
+    direction: Identifier
+    tile: Count
+    columns: Count
+    warps: Count
+    per_sm: Count
+    stages: Count
+    rungs: Names
+    itemsize: Count | None = None
+    layout: Literal["nhwc", "nchw"] | None = None
+    architecture: Count | None = None
+    size: Literal["small", "medium", "large"] | None = None
+
+
+class Observed(frame.Observation, kw_only=True):
+    """Both copies, and with which tiles their kernels ran. `seconds` is how long the run took."""
+
+    clocks: Clocks
+    rung: Copy
+    twin: Copy | None = None
+    planned: Count = FIRST  # generations
+    cycles: Count = CYCLES
+    seconds: Seconds = 0.0
+    gpu: Gpu | None = None
+    profile: KernelProfile | None = None
+    choices: Annotated[list[Choice], size(1000)] | None = None
+
+
+class Sight(Record):
+    """The changes that one clock can show. All are differences of logarithms: 0.01 is 1%."""
+
+    resolution: float | None  # a change from here on is seen, as a rule
+    floor: float | None  # two copies of one program differ by less
+    between: float | None  # scatter of processes, one sd
+    inside: float | None  # scatter of the cycles of a process, one sd
+    generations: int
+
+
+class Limit(Record):
+    """The limit of one clock, and the numbers that say so."""
+
+    clock: str
+    by: str
+    sentence: str
+
+
+class Protocol(Record):
+    """How the two copies were measured, and why the figures must not be quoted."""
+
+    minutes: float
+    seed: int
+    notes: list[str]
+
+
+class Derived(Record):
+    """What `ladder report --json` prints beside the header. `run` is a result of `ladder run`, with its figures."""
+
+    rung: str
+    protocol: Protocol
+    clocks: Clocks | None
+    run: Any
+    wall: Sight
+    gpu_time: Sight | None
+    limits: list[Limit]
+
+
+File = StudyFile[Options, Case, Observed]
+
+
+class NoiseStudy(Study[Options, Case, Observed]):
+    """Two copies of one rung in one case."""
+
+    name, kind, folder = "noise", "noise", "noise"
+    help = """Measure the smallest change that this machine can show.
+
+    Two copies of RUNG (default: the highest that runs here) run as in `ladder run`. They differ by nothing, so their
+    difference is noise. The table says from which difference on a change is seen, in the step's time and in GPU time.
+    The lines under it say whether clocks, neighbours or the host set that limit.
+
+    Exit status: 0 if done. 1 if there is no number. 2 if the request is impossible. 130 if interrupted.
+    """
+    examples = """
+ladder noise                              the article's highest rung here, two minutes
+ladder noise baseline -w article-b32      an eager rung: the host sets its pace
+ladder noise --lock-clocks                with a locked clock, where that is permitted
+"""
+
+    def list_cases(self, job: Job, file: File | None) -> dict[str, Case]:
+        from stylegan_lite.config import Recipe
+
+        if file is not None and file.cases:
+            return file.cases
+        options: Options = job.options
+        recipes = frame.plan_rungs(job, options.ladder, [options.rung] if options.rung else [])
+        rung = options.rung or [*recipes][-1]
+        ladder, planned = plan_rung(job, rung)
+        case = Case(
+            recipe=Recipe.from_dict(recipes[rung]).to_dict(),
+            ladder=ladder.name,
+            ladder_title=ladder.title,
+            title=planned[-1].title,
+            article_ms=planned[-1].article_ms,
+        )
+        return {rung: case}
+
+    def announce(self, job: Job, cases: Mapping[str, Case]) -> str:
+        rung = next(iter(cases), "")
+        return f"{rung} twice on {job.name}, {job.device}: about {job.options.minutes:g} min"
+
+    def observe(self, session: Session, key: str, case: Case) -> Observed:
+        from ladder.base.progress import ladder_progress
+        from ladder.base.stopping import stop_on_sigterm
+        from ladder.machine import clocks, system
+
+        job = session.job
+        locks = job.options.lock_clocks
+        uuid = system.probe().get("uuid") if job.device == "cuda" else None
+        with ladder_progress(f"{key} twice on {job.device}", job.quiet) as on_event:
+            if locks:  # another run that measures now keeps its clock
+                with device_lock(system.device_key(job.device), lambda: on_event({"event": "waiting"})):
+                    pass
+            with (
+                stop_on_sigterm(),
+                clocks.locked(uuid, locks) as state,
+                tempfile.TemporaryDirectory() as folder,
+            ):
+                run = texts.fit(run_twice(job, key, Path(folder), on_event))
+        return read_run(run, Clocks(locks, state.mhz, state.reason and texts.display(state.reason)))
+
+    def derive(self, file: File) -> Derived:
+        run, (key, each) = build_run(file), _observed(file)
+        wall, gpu = derive_sights(run)
+        return Derived(
+            rung=key,
+            protocol=Protocol(file.options.minutes, file.options.seed, frame.list_cautions(self, file)),
+            clocks=None if each is None else each.clocks,
+            run=plain(run),
+            wall=wall,
+            gpu_time=gpu,
+            limits=list_limits(run, wall, gpu),
+        )
+
+    def list_problems(self, file: File) -> Iterable[str]:
+        key, each = _observed(file)
+        if len(file.cases) != 1:
+            yield "cases: not one rung alone"
+        elif each is not None:
+            rounds = [one for copy in (each.rung, each.twin) if copy for one in copy.rounds]
+            least = plausible.floor_ms(write_whole(file.machine), file.workload or {})
+            if least and any(ms < least[0] for one in rounds for ms in one.samples_ms):
+                yield f"{key}: faster than this GPU can compute"
+            for one in rounds:
+                lists = (one.passes, one.event_ms)
+                if not one.samples_ms or any(len(one.samples_ms) != len(each) for each in lists if each):
+                    yield f"{key}: passes or events are not those of its samples"
+            if problem := check.plain_problem(restore_run(file)):
+                yield problem
+            elif problem := check.problem_of(plain(build_run(file))):
+                yield f"{key}: {problem}"
+
+    def list_cautions(self, file: File) -> list[str]:
+        run = build_run(file)
+        lines = neighbours.marks(plain(each) for each in list_rounds(run))
+        lines += [note for note in (run.gpu.notes if run.gpu else []) if note not in lines]
+        unknown = derive_sights(run)[0].resolution is None
+        return [*lines, *(["fewer than three generations: nothing is known yet"] if unknown else [])]
+
+    def summarize(self, file: File) -> list[str]:
+        machine, work, derived = file.machine, file.workload or {}, self.derive(file)
+        known = [
+            f"{difference(sight.resolution)} in {name}"
+            for name, sight in (("the step's time", derived.wall), ("GPU time", derived.gpu_time))
+            if sight is not None and sight.resolution is not None
+        ]
+        failed = next((each["reason"] for each in derived.run["rungs"] if each["reason"]), None)
+        unknown = f"nothing is known yet: {failed or 'fewer than three generations'}"
+        answer = f"a change is seen here from {' and from '.join(known)}" if known else unknown
+        return [
+            f"The noise of {machine.gpu or machine.cpu}",
+            f"{derived.rung}: {answer}",
+            f"Workload {work.get('name')}, two copies of one rung in each generation, PyTorch {machine.torch}, commit"
+            f" {(file.commit or 'unknown')[:12]}{' with changes' if file.dirty else ''}.",
+        ]
+
+    def list_tables(self, file: File) -> Iterable[Table]:
+        derived = self.derive(file)
+        names = {WALL: "step time", GPU: "GPU time"}
+        notes = [f"{names[each.clock]}, limited by {each.sentence}" for each in derived.limits]
+        if derived.clocks is not None and derived.clocks.locked_mhz is not None:
+            notes.append(f"the SM clock was locked at {derived.clocks.locked_mhz:.0f} MHz meanwhile")
+        elif derived.clocks is not None and derived.clocks.asked:
+            notes.append(f"the clock was not locked: {derived.clocks.reason}")
+        columns = [
+            Column("clock"), Column("a change is seen from", "difference"), Column("noise floor", "difference", 1),
+            Column("processes scatter", "percent", 2), Column("cycles scatter", "percent", 3),
+            Column("generations", "count", 4),
+        ]  # fmt: skip
+        rows = [
+            [name, sight.resolution, sight.floor, sight.between, sight.inside, sight.generations]
+            for name, sight in zip(names.values(), (derived.wall, derived.gpu_time), strict=True)
+            if sight is not None
+        ]
+        yield Table(columns, rows, notes=notes)
+
+    def name_file(self, file: File) -> list[str]:
+        return [*super().name_file(file), next(iter(file.cases), "")]
+
+
+STUDY = NoiseStudy()
+
+
+def _observed(file: File) -> tuple[str, Observed | None]:
+    key = next(iter(file.cases), "")
+    return key, file.observed.get(key)
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+def fit_generations(minutes: float, spent_s: float) -> int:
+    """Return the generations that fit into the minutes, if the first three took so many seconds."""
+    more = int((60 * minutes - spent_s) // (spent_s / FIRST)) if spent_s > 0 else 0
+    return min(MOST, FIRST + max(0, more))
+
+
+def plan_rung(job: Job, rung: str) -> tuple[Any, list[Any]]:
+    """Return the ladder of the job, and the plan of this rung alone."""
+    from ladder.machine import system
+    from ladder.plan import catalog, modes, needs
+
+    ladder = catalog.load_ladder(job.options.ladder)
+    able = needs.possible(system.capabilities(job.device), job.workload)
+    return ladder, modes.plan(modes.CUMULATIVE, ladder, able, [rung])
+
+
+def run_twice(job: Job, rung: str, folder: Path, on_event: Callable[[Any], None]) -> dict[str, Any]:
+    """Return the run of a rung and its twin: three generations, and as many more as fit."""
+    from ladder.engine import run as engine
+    from ladder.results import identity
+
+    ladder, planned = plan_rung(job, rung)
+    path: list[Path] = []
+
+    def follow(event: dict[str, Any]) -> None:
+        path[:] = [Path(event["path"])] if "path" in event else path
+        on_event(event)
+
+    common: dict[str, Any] = {
+        "cycles": CYCLES,
+        "seed": job.options.seed,
+        "on_event": follow,
+        "out": folder,
+        "data_source": job.source,
+        "images": identity.of_images(str(job.workload["data"])),
+        "inspect": False,
+    }
+    which = job.workload, job.name, ladder, planned, job.device
+    begin = time.monotonic()
+    run = engine.run_ladder(*which, rounds=FIRST, **common)
+    rounds = fit_generations(job.options.minutes, time.monotonic() - begin)
+    if run["complete"] and rounds > FIRST and run["rungs"][0]["status"] == "ok":
+        run = engine.run_ladder(*which, rounds=rounds, resume=path[0], **common)
+    return run
+
+
+def read_run(run: dict[str, Any], clocks: Clocks) -> Observed:
+    """Return what was observed in a run of one rung and its twin."""
+    from ladder.core.records import read_record
+
+    keys = Copy.__struct_fields__
+    copies = [{key: each[key] for key in keys} for each in (*run["rungs"], *run["twins"])]
+    rung = run["rungs"][0]
+    fields = {
+        "status": rung["status"],
+        "reason": rung["reason"],
+        "stopped": None if run["complete"] else True,
+        "clocks": write_whole(clocks),
+        "rung": copies[0],
+        "twin": copies[1] if len(copies) > 1 else None,
+        "planned": run["protocol"]["rounds"],
+        "cycles": run["protocol"]["cycles"],
+        "seconds": run["seconds"],
+        "gpu": run.get("gpu"),
+        "profile": rung.get("profile"),
+        "choices": run.get("choices"),
+    }
+    return read_record(Observed, fields)
+
+
+def build_run(file: File) -> Run:
+    """Return the run of both copies, judged as a run of `ladder run` is."""
+    key, _ = _observed(file)
+    return judging.judge_anew(restore_run(file), {key: file.cases[key].recipe})
+
+
+def restore_run(file: File) -> Run:
+    """Return the run of both copies before anything is derived."""
+    key, each = _observed(file)
+    case = file.cases[key]
+    header = {name: write_whole(getattr(file, name)) for name in frame.Header.__struct_fields__}
+    rung = record.new_rung(key, case.title, case.recipe, case.article_ms, None)
+    run = {name: value for name, value in header.items() if value is not None and name != "kind"} | {
+        "schema": 1,
+        "commit": file.commit,
+        "dirty": file.dirty,
+        "complete": file.is_complete,
+        "ladder": {"name": case.ladder, "title": case.ladder_title, "rungs": [key]},
+        "protocol": record.protocol(FIRST, CYCLES, file.options.seed, False),
+        "baseline": None,
+        "rungs": [rung],
+        "twins": [],
+    }
+    if each is not None:
+        run["seconds"] = each.seconds
+        run["protocol"] |= {"rounds": each.planned, "cycles": each.cycles}
+        rung |= _restore_copy(each.rung) | ({"profile": write_record(each.profile)} if each.profile else {})
+        run |= {"twins": [judging.new_twin(rung) | _restore_copy(each.twin)]} if each.twin else {}
+        run |= {"gpu": write_whole(each.gpu)} if each.gpu else {}
+        run |= {"choices": write_record(each.choices)} if each.choices is not None else {}
+    return build(Run, run)
+
+
+def _restore_copy(copy: Copy) -> dict[str, Any]:
+    """Return a copy as a run has it: what is unknown of a round is left out."""
+    fields = write_whole(copy)
+    rounds = [{key: value for key, value in each.items() if value is not None} for each in fields["rounds"]]
+    for each in rounds:
+        if "gpu" in each:
+            each["gpu"] = {key: value for key, value in each["gpu"].items() if value is not None}
+    return fields | {"rounds": rounds}
+
+
+# --- what two copies say ----------------------------------------------------------------------------------------------
+
+
+def list_rounds(run: Run) -> list[Any]:
+    """Return all rounds of both copies."""
+    return [each for copy in (*run.rungs, *(run.twins or ())) for each in copy.rounds]
+
+
+Cycles = list[dict[int, list[float]]]  # logarithms of the cycles of each copy, by generation
+
+
+def derive_sights(run: Run) -> tuple[Sight, Sight | None]:
+    """Return what the step's time and GPU time can show; None without a profiled cycle."""
+    walls = _list_cycles(run, lambda each: each.samples_ms)
+    wall = _derive_sight(run.noise or {}, derive.wall_values(run), walls)
+    if not any(each.profiled for each in list_rounds(run)):
+        return wall, None
+    profiled = _list_cycles(
+        run, lambda each: [cycle.gpu_ms for cycle in each.profiled or () if not each.gpu_void]
+    )
+    return wall, _derive_sight(run.gpu_noise or {}, derive.gpu_values(run), profiled)
+
+
+def _list_cycles(run: Run, of: Callable[[Any], list[float]]) -> Cycles:
+    copies = (*run.rungs, *(run.twins or ()))
+    return [{each.round: [*map(math.log, of(each))] for each in derive.counted(copy)} for copy in copies]
+
+
+def _derive_sight(noise: Mapping[str, Noise], values: derive.Values, cycles: Cycles) -> Sight:
+    """Return what a clock can show.
+
+    Few generations may agree by chance. So the scatter of the cycles inside them is a bound, too.
+    """
+    known = next(iter(noise.values()), None)
+    floor, resolution = (known.floor, known.resolution or None) if known else (None, None)
+    bound = _bound_inside(cycles)
+    if floor is not None and resolution is not None and bound is not None:
+        resolution = max(resolution, max(answers.LEAST_DIFFERENCE, bound) + bound)
+        floor = max(floor, bound)
+    pairs = list(values.values())
+    apart: list[float] = []
+    if len(pairs) == 2:
+        common = pairs[0].keys() & pairs[1].keys()
+        apart = [math.log(pairs[0][each] / pairs[1][each]) for each in sorted(common)]
+    inside = [statistics.variance(each) for copy in cycles for each in copy.values() if len(each) > 1]
+    return Sight(
+        resolution=resolution,
+        floor=floor,
+        between=_round(statistics.stdev(apart) / math.sqrt(2)) if len(apart) > 1 else None,
+        inside=_round(math.sqrt(statistics.mean(inside))) if inside else None,
+        generations=len(apart),
+    )
+
+
+def _bound_inside(cycles: Cycles) -> float | None:
+    """Return the 95% bound on the difference of both copies that the scatter of their cycles alone leaves.
+
+    Cycles of a generation are paired in order, so the effect of a pass cancels. Returns None without two pairs.
+    """
+    if len(cycles) != 2:
+        return None
+    errors: list[tuple[float, int]] = []  # variance of a generation's mean difference, and degrees of freedom
+    for at in sorted(cycles[0].keys() & cycles[1].keys()):
+        apart = [one - other for one, other in zip(cycles[0][at], cycles[1][at], strict=False)]
+        if len(apart) > 1:
+            errors.append((statistics.variance(apart) / len(apart), len(apart) - 1))
+    if not errors:
+        return None
+    freedom = sum(each for _, each in errors)
+    pooled = sum(variance * each for variance, each in errors) / freedom
+    return estimates.t_quantile(0.975, freedom) * math.sqrt(pooled / len(errors))
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.6g}")
+
+
+# --- what limits ------------------------------------------------------------------------------------------------------
+
+
+def list_limits(run: Run, wall: Sight, gpu: Sight | None) -> list[Limit]:
+    """Return what limits each clock that has a scatter."""
+    limits = [] if wall.between is None else [_limit_wall(run, wall, gpu)]
+    return limits if gpu is None or gpu.between is None else [*limits, _limit_gpu(run, gpu)]
+
+
+def _limit_wall(run: Run, wall: Sight, gpu: Sight | None) -> Limit:
+    between, others = wall.between or 0.0, neighbours.of_rounds(plain(each) for each in list_rounds(run))
+    line = f"step times of processes scatter by {_percent(between)}, cycles of a process by {_percent(wall.inside)}"
+    if others is not None and others > neighbours.MOST:
+        return _limit(WALL, NEIGHBOURS, f"{line}; others took {_percent(others)} of the CPU")
+    if gpu is None or gpu.between is None:
+        host = "; on a CPU the host does all the work" if run.machine.device == "cpu" else ""
+        return _limit(WALL, HOST, line + host)
+    line += f"; GPU time scatters by {_percent(gpu.between)}"
+    if between > TWICE * gpu.between:
+        waits = next((each.host_bound for each in run.rungs if each.host_bound is not None), None)
+        waiting = "" if waits is None else f"; the GPU waits in {_percent(waits)} of the step"
+        return _limit(WALL, HOST, line + waiting)
+    return _limit(WALL, _limit_gpu(run, gpu).by, f"{line}: the GPU's own scatter is most of it")
+
+
+def _limit_gpu(run: Run, gpu: Sight) -> Limit:
+    line = f"GPU time of processes scatters by {_percent(gpu.between)}"
+    known = [each.gpu for each in list_rounds(run) if each.gpu and each.gpu.state == "known"]
+    if shared := [each for each in known if each.tenancy == "shared"]:
+        return _limit(
+            GPU, NEIGHBOURS, f"{line}; the GPU was shared in {len(shared)} of {len(known)} processes"
+        )
+    clocks = [each.sm_mhz for each in known if each.sm_mhz]
+    if not clocks:
+        return _limit(GPU, NOTHING, f"{line}; NVML tells no clock here")
+    low, high = min(clocks), max(clocks)
+    why = sorted({reason for each in known for reason in each.reasons or () if reason != "idle"})
+    clock = f"the SM clock was {low:.0f} to {high:.0f} MHz" + (f" ({', '.join(why)})" if why else "")
+    return _limit(GPU, CLOCKS if high / low - 1 >= UNSTEADY else NOTHING, f"{line}; {clock}")
+
+
+def _limit(clock: str, by: str, line: str) -> Limit:
+    return Limit(clock=clock, by=by, sentence=f"{by}: {line}")
+
+
+def _percent(value: float | None) -> str:
+    return "an unknown share" if value is None else percent(value)
