@@ -106,7 +106,11 @@ def measure_step(session: Session, case: Case) -> Step:
         tell("one eager run of each phase")
         eager = run_eagerly(step, lasting)
         release_memory(device)
-        copied = _time_copies(device)
+        copied: list[tuple[int, int]] = []
+        with contextlib.suppress(
+            Exception
+        ):  # a yardstick alone is lost where the step has left no memory for it
+            copied = tracing.time_copies(device)
     finally:
         step.close()
     labels = list(attribution.label_segments(eager.labels, traced.segments))
@@ -161,7 +165,7 @@ def _record_phase(step: Any, phase: Phase, lasting: Lasting, eager: Eager) -> No
         follow_gradients(step) as gradients,
         tracing.note_launches() as launches,
     ):
-        before = lasting.total + gradients.at[0][1]
+        before = lasting.total + gradients[0][1]
         if step.device == "cuda":
             import torch
 
@@ -172,16 +176,7 @@ def _record_phase(step: Any, phase: Phase, lasting: Lasting, eager: Eager) -> No
         attribution.list_spans(profile), phase, step.device, launches
     )
     changes = list_allocations(profile, step.device)
-    eager.timelines[phase] = make_timeline(changes, gradients.at, before, lasting.total)
-
-
-def _time_copies(device: str) -> list[tuple[int, int]]:
-    """Return what copies take; nothing where the step has left no memory for them."""
-
-    try:
-        return tracing.time_copies(device)
-    except Exception:  # a yardstick alone is lost
-        return []
+    eager.timelines[phase] = make_timeline(changes, gradients, before, lasting.total)
 
 
 def release_memory(device: str) -> None:
@@ -325,17 +320,11 @@ def measure_peaks(device: str) -> tuple[int | None, int | None, int | None]:
     return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), total - free
 
 
-@dataclass
-class Gradients:
-    """The bytes of all gradients at moments of an eager run, in ns since 1970."""
-
-    at: list[tuple[int, int]] = field(default_factory=list)
-
-
 @contextlib.contextmanager
-def follow_gradients(step: Any) -> Iterator[Gradients]:
-    """Follow the bytes of gradients while entered: after they are cleared, and after each that arrives."""
-    gradients, handles = Gradients(), []
+def follow_gradients(step: Any) -> Iterator[list[tuple[int, int]]]:
+    """Yield (ns since 1970, bytes of all gradients): after they are cleared, and after each that arrives."""
+    gradients: list[tuple[int, int]] = []
+    handles = []
     leaves = [x for network in (step.G, step.D) for x in network.parameters()]
     leaves += [x for copies in step.copies.values() for entry in copies.entries for x in entry.leaves]
     held: dict[int, int] = {}
@@ -345,7 +334,7 @@ def follow_gradients(step: Any) -> Iterator[Gradients]:
             held[leaf.grad.untyped_storage().data_ptr()] = leaf.grad.untyped_storage().nbytes()
 
     def note() -> None:
-        gradients.at.append((time.time_ns(), sum(held.values())))
+        gradients.append((time.time_ns(), sum(held.values())))
 
     def count() -> None:
         held.clear()

@@ -25,6 +25,7 @@ from ladder.results.parts import OVERLAP
 from ladder.show.table import Column, Table
 from ladder.studies import frame
 from ladder.studies.frame import Session, Study
+from ladder.studies.profile import tools, tracing
 from ladder.studies.profile.record import (
     COUNTERS,
     CPU,
@@ -61,8 +62,6 @@ from ladder.studies.profile.record import (
 )
 
 LONG_MS, NEAR = 0.1, 0.6  # a kernel is far from a copy if it takes longer in a step and reaches less
-COPIES = 5  # timed of each size
-LAUNCHES = 3  # counted of each grid
 MIB = 2**20
 LAYERS = 24  # rows of a table; the others are one row
 MOMENTS = ("at the beginning", "most gradients", "most activations", "at the end")
@@ -135,7 +134,6 @@ ladder profile fused_act --nsys step.nsys-rep    and a report of Nsight Systems
 
     def finish(self, job: Job, file: File) -> None:
         from ladder.machine import system
-        from ladder.studies.profile import tools
 
         if job.options.nsys is not None and file.is_complete:
             with locks.device_lock(system.device_key(job.device)):
@@ -224,8 +222,6 @@ def _is_near(a: float, b: float) -> bool:
 
 def _refuse_impossible(job: Job) -> None:
     """Raise UserError if a file cannot have its name or cannot be written, or a tool is missing."""
-    from ladder.studies.profile import tools
-
     options: Options = job.options
     for flag, path, endings in (("--trace", options.trace, TRACES), ("--nsys", options.nsys, REPORTS)):
         if path is not None and not path.name.endswith(endings):
@@ -438,7 +434,8 @@ def tabulate_passes(passes: Sequence[Pass]) -> Table:
     rows.append(["together", *sums, None, None, share_of_copy(passes)])
     far = [row.kernel for row in passes if row.ms > LONG_MS and (share_of_copy([row]) or 1) < NEAR]
     notes = [
-        f"share: the time that copies of as many bytes take with a cold L2, median of {COPIES}, by the kernel's",
+        "share: the time that copies of as many bytes take with a cold L2, median of"
+        f" {tracing.COPIES}, by the kernel's",
         "bytes: each tensor that a launch is given, once; a kernel may find some of them in the L2",
         "no bytes: kernels that read addresses from a table; the categories of the profile have the optimizer's rate",
         f"over {1000 * LONG_MS:.0f} us a step and below {100 * NEAR:.0f}%: {', '.join(far) or 'none'}",
@@ -466,7 +463,7 @@ def _tabulate_counters(profile: Profile) -> Table:
         if row.us is not None
     ]
     notes = [
-        f"the longest of the first {LAUNCHES} launches of each grid, with emptied caches",
+        f"the longest of the first {tools.LAUNCHES} launches of each grid, with emptied caches",
         "SM %, DRAM %: of the peak; of 32 B: bytes that loads use of a sector",
         *(f"no counters of {name}: {row.sentence}" for name, row in pairs if row.us is None),
     ]

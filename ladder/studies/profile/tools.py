@@ -71,16 +71,7 @@ class Refused(Exception):
     """The error that Nsight Compute is missing or did not count, with the reason in one line."""
 
 
-@dataclass(frozen=True)
-class Done:
-    """The output of a tool that has ended, and its exit status."""
-
-    stdout: str
-    stderr: str
-    status: int
-
-
-def run_tool(line: Sequence[str], timeout_s: float) -> Done:
+def run_tool(line: Sequence[str], timeout_s: float) -> tuple[str, str, int]:
     """Run a command line in the project's folder.
 
     The tool starts the program that it watches. Ended alone, it would leave that program on the GPU. So both are in a
@@ -105,7 +96,7 @@ def run_tool(line: Sequence[str], timeout_s: float) -> Done:
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
-    return Done(stdout, stderr, process.returncode)
+    return stdout, stderr, process.returncode
 
 
 def find_ncu() -> str:
@@ -142,14 +133,14 @@ def count_launches(
 ) -> tuple[str, list[Launch]]:
     """Run a command line of `ncu`. Return all that it printed, and the launched kernels. Raises Refused."""
     try:
-        done = run_tool(line, timeout_s)
+        stdout, stderr, status = run_tool(line, timeout_s)
     except TimeoutError:
         raise Refused(f"Nsight Compute was not done after {timeout_s:.0f} s") from None
     except OSError as error:
         raise Refused(f"Nsight Compute did not start: {error.strerror}") from None
-    output, rows = done.stdout + "\n" + done.stderr, read_launches(done.stdout, metrics)
+    output, rows = f"{stdout}\n{stderr}", read_launches(stdout, metrics)
     if not rows:
-        raise Refused(explain_refusal(output, done.status))
+        raise Refused(explain_refusal(output, status))
     return output, rows
 
 
@@ -378,8 +369,8 @@ def record_report(job: Job, recipe: Fields, timeout_s: float = RUNNING_S) -> Non
         line = make_nsys_command(nsys, report.absolute(), spec)
         click.echo(f"Nsight Systems records one step of each kind: {shlex.join(line)}", err=True)
         try:
-            done = run_tool(line, timeout_s)
-            output, status = done.stdout + "\n" + done.stderr, str(done.status)
+            stdout, stderr, code = run_tool(line, timeout_s)
+            output, status = f"{stdout}\n{stderr}", str(code)
         except TimeoutError:
             output, status = "", f"none after {timeout_s:.0f} s"
         except OSError as error:

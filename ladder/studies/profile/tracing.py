@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +72,6 @@ class Traced:
 
     segments: tuple[Segment, ...]
     busy_ns: int
-
-
-@dataclass(frozen=True)
-class Host:
-    """An operator of a host thread."""
-
-    name: str
-    thread: int
-    begin: int
-    end: int
 
 
 # --- a cycle ----------------------------------------------------------------------------------------------------------
@@ -209,7 +199,7 @@ def cut_events(
         ]
         busy = traces.union([e[3:] for e in kernels])
     else:
-        ran = take_own_times([Host(name, thread, begin, end) for name, _, thread, begin, end in events])
+        ran = take_own_times(events)
         busy = sum(each.ns for each in ran)
     parts: list[list[Ran]] = [[] for _ in labels]
     for each in sorted(ran, key=lambda r: r.begin):
@@ -227,20 +217,22 @@ def list_uneven(traced: Traced) -> list[str]:
     return ["+".join(phases) for phases, numbers in counts.items() if len(numbers) > 1]
 
 
-def take_own_times(spans: Iterable[Host]) -> list[Ran]:
+def take_own_times(operators: Iterable[kernel_families.Event]) -> list[Ran]:
     """Return operators with their own time: without the operators that ran inside them, in the same thread."""
-    own: list[tuple[Host, int]] = []
-    stacks: dict[int, list[int]] = {}
-    for span in sorted(spans, key=lambda s: (s.begin, -s.end)):
-        stack = stacks.setdefault(span.thread, [])
-        while stack and own[stack[-1]][0].end <= span.begin:
+    own: list[Ran] = []
+    stacks: dict[
+        int, list[tuple[int, int]]
+    ] = {}  # by thread: the place in `own` and the end of what still runs
+    for name, _, thread, begin, end in sorted(operators, key=lambda each: (each[3], -each[4])):
+        stack = stacks.setdefault(thread, [])
+        while stack and stack[-1][1] <= begin:
             stack.pop()
         if stack:
-            outer, ns = own[stack[-1]]
-            own[stack[-1]] = (outer, ns - (span.end - span.begin))
-        stack.append(len(own))
-        own.append((span, span.end - span.begin))
-    return [Ran(s.name, operator_families.family(s.name), s.begin, max(0, ns)) for s, ns in own]
+            outer = own[stack[-1][0]]
+            own[stack[-1][0]] = replace(outer, ns=outer.ns - (end - begin))
+        stack.append((len(own), end))
+        own.append(Ran(name, operator_families.family(name), begin, end - begin))
+    return [replace(each, ns=max(0, each.ns)) for each in own]
 
 
 def time_copies(device: str) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ from ladder.base.protocol import CYCLE_STEPS
 from ladder.receipts import categories, kernel_families, operator_families
 from ladder.studies.profile import attribution, record, tracing
 from ladder.studies.profile.attribution import Label
-from ladder.studies.profile.tracing import Host, Segment, Traced
+from ladder.studies.profile.tracing import Segment, Traced
 from stylegan_lite.config import Workload
 from tests.support.small import LEAST
 
@@ -278,11 +278,11 @@ def test_names_of_layers() -> None:
 
 def test_an_operators_own_time_is_without_the_operators_inside_it() -> None:
     spans = [
-        Host("aten::conv2d", 1, 0, 100),
-        Host("aten::convolution", 1, 10, 90),
-        Host("aten::mkldnn_convolution", 1, 20, 80),
-        Host("aten::mul", 2, 20, 50),  # another thread
-        Host("aten::add", 1, 100, 120),
+        ("aten::conv2d", False, 1, 0, 100),
+        ("aten::convolution", False, 1, 10, 90),
+        ("aten::mkldnn_convolution", False, 1, 20, 80),
+        ("aten::mul", False, 2, 20, 50),  # another thread
+        ("aten::add", False, 1, 100, 120),
     ]
     own = {each.name: each.ns for each in tracing.take_own_times(spans)}
     assert own == {
