@@ -19,8 +19,11 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+import msgspec
+
 from ladder.base.errors import UserError
 from ladder.base.rules import Rule, fields, maybe
+from ladder.core.records import locate_problem, write_whole
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -75,6 +78,8 @@ def record(cls: type[T]) -> type[T]:
 @functools.cache
 def rule_of(cls: type) -> Rule:
     """Return the rule that the fields of a record make together."""
+    if issubclass(cls, msgspec.Struct):
+        return functools.partial(locate_problem, cls)
     hints, needs, may = typing.get_type_hints(cls), {}, {}
     for field in _stored(cls):
         rule = field.metadata["rule"]
@@ -94,12 +99,16 @@ def read(cls: type[T], data: Any) -> T:
 
 def build(cls: type[T], data: Mapping[str, Any]) -> T:
     """Return the record of data that this program made. Nothing is checked but that the keys are known."""
+    if issubclass(typing.cast(Any, cls), msgspec.Struct):
+        return msgspec.convert(data, cls)
     convert = _converters(typing.cast(Any, cls))
     return cls(**{key: convert[key](value) if key in convert else value for key, value in dict(data).items()})
 
 
 def plain(value: Any) -> Any:
     """Return the data that a record was read from, without the absent keys. Lists and dicts are new."""
+    if isinstance(value, msgspec.Struct):
+        return write_whole(value)
     if dataclasses.is_dataclass(value):
         found = ((field.name, getattr(value, field.name)) for field in _stored(typing.cast(Any, type(value))))
         return {key: plain(each) for key, each in found if each is not ABSENT}
@@ -131,6 +140,8 @@ def _converters(cls: type) -> dict[str, Convert]:
 
 def _converter(hint: Any) -> Convert | None:
     """Return how data of this type become records; None where no record is inside."""
+    if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+        return lambda value: value if isinstance(value, hint) else build(typing.cast(type, hint), value)
     if dataclasses.is_dataclass(hint):
         return lambda value: build(typing.cast(type, hint), value)
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
@@ -146,6 +157,9 @@ def _converter(hint: Any) -> Convert | None:
 def _of_several(inside: tuple[Any, ...]) -> Convert | None:
     """Return how data of one of several types become a record: of the first whose keys fit."""
     records = [hint for hint in inside if dataclasses.is_dataclass(hint)]
+    if structs := [hint for hint in inside if isinstance(hint, type) and issubclass(hint, msgspec.Struct)]:
+        own = _converter(structs[0])
+        return lambda value: value if value is None or value is ABSENT else own and own(value)
     others = [way for hint in inside if hint not in records and (way := _converter(hint))]
     if len(records) + len(others) == 0:
         return None

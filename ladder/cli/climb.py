@@ -18,14 +18,17 @@ from ladder.base.errors import UserError
 from ladder.base.plain import Fields
 from ladder.base.starting import near
 from ladder.cli import expecting
+from ladder.core.job import Job, RunPlan
 from ladder.engine import run as measure
 from ladder.engine.pool import Pool
 from ladder.images.for_workload import DEFAULT_WORKLOAD, prepare_images
 from ladder.machine import environment, system
 from ladder.machine.threads import QUIET
 from ladder.plan import catalog, modes, needs
-from ladder.results import identity, types
+from ladder.results import identity, loading
 from ladder.results.combine import resuming
+from ladder.results.run import Result
+from ladder.results.types import head
 from ladder.stats import rounds_budget as budget
 from stylegan_lite.config import Recipe, Workload
 
@@ -56,12 +59,10 @@ class Request:
     gpu_memory: float | None = None  # GiB of a smaller card to simulate
 
 
-def run(
-    request: Request, quiet: bool = False, on_file: Callable[[Path], None] | None = None
-) -> dict[str, Any]:
+def run(request: Request, quiet: bool = False, on_file: Callable[[Path], None] | None = None) -> Result:
     """Measure a ladder, write the result and its tables and charts, and print the table unless ``quiet``.
 
-    ``on_file`` is called with the path of the result file as soon as that file exists.
+    Return the result. ``on_file`` is called with the path of its file as soon as that exists.
 
     Raises:
         UserError: the request is impossible; nothing was measured.
@@ -75,22 +76,21 @@ def run(
         catalog.load_workload(request.workload)  # report a mistyped name before anything slow
     ladder = catalog.load_ladder(request.ladder or ARTICLE)
     with Pool() as importing:  # while images are made and torch is asked for its GPU
-        result, path = _measured(request, ladder, importing, quiet, on_file)
+        job, first = resolve_job(request, ladder, quiet)
+        path = measure_job(job, first, importing, on_file)
     from ladder.report import tables
 
-    shown = types.build(types.Result, texts.fit(result))
-    publish(tables.with_top(shown, tables.readable(path.parent)), path, quiet)
+    result = loading.load_run(path)
+    publish(tables.with_top(result, tables.readable(path.parent)), path, quiet)
     return result
 
 
-def _measured(
-    request: Request,
-    ladder: catalog.Ladder,
-    importing: Pool,
-    quiet: bool,
-    on_file: Callable[[Path], None] | None,
-) -> tuple[dict[str, Any], Path]:
-    """Measure with a pool that has begun to import. Return the result and its file."""
+def resolve_job(request: Request, ladder: catalog.Ladder, quiet: bool) -> tuple[Job, progress.First]:
+    """Return the job that a request asks for on this machine, its images made, and the first line to print.
+
+    Raises:
+        UserError: the request cannot be measured here.
+    """
     device = system.choose_device(request.device)
     environment.refuse(device)
     refuse_memory(request.gpu_memory, device)
@@ -110,9 +110,38 @@ def _measured(
     if warning := system.torch_warning():
         first.note(f"warning: {warning}")
     pictures = prepare_images(request.data or workload["data"], workload, quiet, first)
-    written: dict[str, str] = {}  # "path": the result file, reported in the events of the run
+    job = Job(
+        device=device,
+        name=name,
+        workload={**workload, "data": pictures.path},
+        source=pictures.source,
+        machine=system.facts(device),
+        options=RunPlan(
+            ladder=ladder,
+            planned=planned,
+            mode=mode,
+            rounds=request.rounds,
+            cycles=request.cycles,
+            seed=request.seed or 0,
+            quick=request.quick,
+            gpu_memory_gb=request.gpu_memory,
+            images=identity.of_images(pictures.path),
+        ),
+        out=request.out,
+        resume=request.resume,
+        minutes=request.budget or budget.MINUTES,
+        quiet=quiet,
+    )
+    return job, first
+
+
+def measure_job(
+    job: Job, first: progress.First, importing: Pool, on_file: Callable[[Path], None] | None = None
+) -> Path:
+    """Measure with a pool that has begun to import, show progress, and return the result's file."""
+    quiet, written = first.quiet, list[Path]()
     tables: list[str] = []  # that were shown: a resumed run passes generations that it has already
-    with progress.ladder_progress(f"{name} on {device}", quiet) as show_event:
+    with progress.ladder_progress(f"{job.name} on {job.device}", quiet) as show_event:
 
         def on_event(event: dict[str, Any]) -> None:
             if event["event"] == "start":  # no refusal can come after this event
@@ -120,32 +149,13 @@ def _measured(
                 environment.tell(quiet, without=QUIET)
                 if on_file is not None:
                     on_file(Path(event["path"]))
-            written.update({key: event[key] for key in ("path",) if key in event})
+            written[:] = [Path(event["path"])] if "path" in event else written
             show_event(event)
             if event["event"] == "round" and not quiet:
-                show_interim(Path(written["path"]), tables)
+                show_interim(written[0], tables)
 
-        result = measure.run_ladder(
-            {**workload, "data": pictures.path},
-            name,
-            ladder,
-            planned,
-            device,
-            rounds=request.rounds,
-            cycles=request.cycles,
-            seed=request.seed or 0,
-            quick=request.quick,
-            mode=mode,
-            budget_s=60 * (request.budget or budget.MINUTES),
-            resume=request.resume,
-            on_event=on_event,
-            out=request.out,
-            data_source=pictures.source,
-            images=identity.of_images(pictures.path),
-            importing=importing,
-            gpu_memory_gb=request.gpu_memory,
-        )
-    return result, Path(written["path"])
+        measure.run_ladder(job, on_event, importing)
+    return written[0]
 
 
 def refuse_memory(asked: float | None, device: str) -> None:
@@ -198,10 +208,9 @@ def with_defaults(request: Request, mode: str) -> Request:
 def show_interim(path: Path, before: list[str]) -> None:
     """Print the table of the rounds so far on stderr, from the file of a run that goes on. Once each, by `before`."""
     from ladder.report import tables
-    from ladder.results import store
 
     with contextlib.suppress(UserError):
-        lines = tables.interim(store.load(path), shutil.get_terminal_size((110, 24)).columns)
+        lines = tables.interim(loading.load_run(path), shutil.get_terminal_size((110, 24)).columns)
         if (table := "\n".join(lines)) not in before:
             before.append(table)
             click.echo(table, err=True)
@@ -213,44 +222,45 @@ def continued(request: Request) -> Request:
     Raises:
         UserError: an option contradicts the file, which would make it a different run.
     """
-    result, path = resuming.load(request.resume), request.resume
-    protocol, names = result["protocol"], result["ladder"]["rungs"]
-    if request.workload is None and result["workload"]["name"] not in catalog.workloads():
+    path = Path(request.resume or "")
+    run = resuming.load(path)
+    protocol, names, named_workload = run.protocol, run.ladder.rungs, str(run.workload["name"])
+    if request.workload is None and named_workload not in catalog.workloads():
         raise UserError(f"{path}: --resume: its workload is a file of yours; name it with --workload")
     own = None if request.workload is None else catalog.load_workload(request.workload)[1]["data"]
-    resuming.ask_for_images(path, result, request.data, None if own is None else str(own))
-    if protocol["mode"] == modes.RECIPE and request.recipe is None:
+    resuming.ask_for_images(path, head(run), request.data, None if own is None else str(own))
+    if protocol.mode == modes.RECIPE and request.recipe is None:
         raise UserError(f"{path}: --resume: name its recipe with --recipe")
-    said = {
-        "mode": None if protocol["mode"] == modes.RECIPE else protocol["mode"],
-        "seed": protocol["seed"],
-        "cycles": protocol["cycles"],
-        "device": result["machine"]["device"],
-        "gpu_memory": protocol.get("gpu_memory_limit_gb"),
+    said: dict[str, Any] = {
+        "mode": None if protocol.mode == modes.RECIPE else protocol.mode,
+        "seed": protocol.seed,
+        "cycles": protocol.cycles,
+        "device": run.machine.device,
+        "gpu_memory": protocol.gpu_memory_limit_gb,
         "rungs": None if request.recipe else [name for name in names if name != modes.ALL],
     }
     for key, value in said.items():
         if getattr(request, key) not in (None, value):
             option = key.replace("_", "-")
             raise UserError(f"{path}: --resume: that run has another --{option}; leave it out")
-    if request.quick and not protocol["quick"]:
+    if request.quick and not protocol.quick:
         raise UserError(f"{path}: --resume: that run is not a quick one; leave out --quick")
-    if request.budget is not None and protocol["fixed"]:
+    if request.budget is not None and protocol.fixed:
         raise UserError(
             f"{path}: --resume: that run has a fixed number of generations: give --generations, no --budget"
         )
-    ladder, named = result["ladder"]["name"], protocol["mode"] not in (modes.RECIPE, *modes.STUDIES)
+    ladder, named = run.ladder.name, protocol.mode not in (modes.RECIPE, *modes.STUDIES)
     if named and request.ladder is not None:
         if catalog.load_ladder(request.ladder).name != ladder:
             raise UserError(f"{path}: --resume: that run has another --ladder; leave it out")
     elif named and ladder not in catalog.ladders():
         raise UserError(f"{path}: --resume: its ladder is a file of yours, or gone; name it with --ladder")
-    said["workload"] = request.workload or result["workload"]["name"]
-    ladder = ladder if ladder in catalog.ladders() else request.ladder
-    return dataclasses.replace(request, **said, ladder=ladder, quick=protocol["quick"])
+    said["workload"] = request.workload or named_workload
+    said["ladder"] = ladder if ladder in catalog.ladders() else request.ladder
+    return dataclasses.replace(request, **said, quick=protocol.quick)
 
 
-def publish(result: types.Result, path: Path, quiet: bool) -> None:
+def publish(result: Result, path: Path, quiet: bool) -> None:
     """Write chart, Markdown and CSV beside the result file ``path``, under its name, and print the table.
 
     The result is already stored. A file that cannot be written is one line on stderr, and the others follow. The

@@ -14,7 +14,8 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.machine import system
 from ladder.plan import catalog, needs
-from ladder.results.types import Machine, build
+from ladder.results.file import Machine
+from ladder.results.types import build
 
 INSTALL = "pip install -r requirements.lock"
 PACKAGES = {  # module -> what is lost without it

@@ -10,8 +10,9 @@ from ladder.base.starting import near
 from ladder.base.text import counted
 from ladder.machine import neighbours
 from ladder.plan import modes
-from ladder.results import store as results
-from ladder.results.types import Result, RungResult, Twin, plain
+from ladder.results import loading
+from ladder.results.run import Result, RungResult, Twin
+from ladder.results.types import plain
 from ladder.stats import rounds_budget
 
 USUAL = {"cpu": "tiny", "cuda": "article"}
@@ -31,7 +32,7 @@ def visit_seconds(folder: Path, workload: str) -> float | None:
     disturbed = None
     for path in sorted(folder.glob(f"{workload}-*-2*.json"), key=lambda path: path.stem[-16:], reverse=True):
         try:
-            result = results.load(path)
+            result = loading.load_run(path)
         except UserError:
             continue
         if result.protocol.mode == modes.MISTAKES:  # whose visits are short

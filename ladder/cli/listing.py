@@ -18,7 +18,7 @@ from ladder.cli import options
 from ladder.plan import catalog, levers, mistakes, modes, needs
 from ladder.results import parts, ranking, sources, values, words
 from ladder.results.publishable import publishable
-from ladder.results.types import Gain, RungResult, given
+from ladder.results.run import Gain, RungResult
 from stylegan_lite.config import suggestion
 
 RESULTS = ROOT / "results" / "ladder"
@@ -293,7 +293,7 @@ def _measured(name: str, path: Path, result: ranking.Result) -> list[str]:
     rung = ranking.rung_of(result, name)
     assert rung and rung.gain and rung.gpu_gain  # as `_may_be_quoted` has seen
     by_gpu, by_step = (
-        words.answer(words.Seen(verdict or "", gain.ratio, given(gain.below)))
+        words.answer(words.Seen(verdict or "", gain.ratio, gain.below))
         for gain, verdict in ((rung.gpu_gain, rung.gpu_verdict), (rung.gain, rung.verdict))
     )
     over, advice = f"over {texts.plain(rung.gain.against)}", ""
@@ -362,7 +362,7 @@ def _gain(rung: RungResult | None, over: str = "") -> str:
 
 
 def _by_clock(gain: Gain, verdict: str, over: str) -> str:
-    said = words.word(words.Seen(verdict, gain.ratio, given(gain.below)))
+    said = words.word(words.Seen(verdict, gain.ratio, gain.below))
     inside = verdict in values.INSIDE
     if not over:
         short = "no gain" if verdict == values.NO_GAIN else said

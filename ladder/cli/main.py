@@ -156,7 +156,7 @@ def run(
     """
     from ladder.cli import climb as climbing
     from ladder.report import output as ending
-    from ladder.results.combine.resuming import TRIED_AGAIN
+    from ladder.report import tables
 
     if resume is not None and out is not None and out.resolve() not in resume.resolve().parents:
         raise UserError(f"{resume}: --resume goes on in its own file: leave out --out")
@@ -182,14 +182,14 @@ def run(
     paths: list[Path] = []
     result = climbing.run(request, quiet=as_json, on_file=paths.append)
     if as_json:
-        click.echo(json.dumps(result, indent=1, allow_nan=False))
-    lacks = not result["complete"] or any(rung["status"] in TRIED_AGAIN for rung in result["rungs"])
+        click.echo(json.dumps(tables.data_of(result), indent=1, allow_nan=False))
+    lacks = not result.complete or any(rung.status in ("failed", "skipped") for rung in result.rungs)
     ending.say_files(
         paths, as_json, lacks, drop=("rungs", "without", "seed", "mode", "quick", "cycles", "gpu_memory")
     )
-    if not result["complete"]:
+    if not result.complete:
         sys.exit(130)
-    if any(rung["status"] in OUT for rung in result["rungs"]):
+    if any(rung.status in OUT for rung in result.rungs):
         sys.exit(1)
 
 

@@ -18,7 +18,7 @@ from ladder.cli import options, scale
 Examples:
   ladder merge a.json b.json                    the table of all generations together; nothing is written
   ladder merge a.json b.json --out whole.json   a result like any other; a.json and b.json are no longer needed
-  ladder merge old.json --out old.json          one result, judged anew by today's rules"""
+"""
 )
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=options.FILE)
 @click.option("--out", metavar="FILE", type=options.FILE, help="Write the result to this file.")
@@ -36,8 +36,10 @@ def merge(files: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool
     agrees if kernels, model, rungs and timing code are equal, at any commit. Samples are kept, and everything else is
     computed again. No file is deleted, and only a single FILE is overwritten.
     """
+    from ladder.core.records import write_record
     from ladder.report import output as ending
     from ladder.report import tables
+    from ladder.results import judging
     from ladder.results.combine import merging
     from ladder.results.types import plain
 
@@ -49,15 +51,16 @@ def merge(files: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool
         points = joining.join([(path, scale.load(path)) for path in files], anyway)
         result, show = plain(points), lambda: click.echo(report.text(points))
     else:
-        merged = merging.merge(files, anyway)
-        result, show = plain(merged), lambda: tables.print_table(merged)
+        run = merging.merge(files, anyway)
+        result, show = write_record(run), lambda: tables.print_table(judging.derive_result(run))
     paths = [] if out is None else [out]
     if out is not None:
         held = text.slug(points.machine.name) if scaled else ""  # as its command holds a folder
         write(out, result, lambda: _refuse_out(out, files), held)
         paths += scale.write_pages(points, out) if scaled else []
     if as_json:
-        click.echo(json.dumps(result, indent=1, allow_nan=False))
+        data = result if scaled else tables.data_of(judging.derive_result(run))
+        click.echo(json.dumps(data, indent=1, allow_nan=False))
     else:
         show()
         if out is None:

@@ -31,6 +31,7 @@ from ladder.publish.history import series as asvseries
 from ladder.publish.validation import asv_checks, validate
 from ladder.results import code_digest, loading
 from ladder.results import store as results
+from ladder.results.run import Result
 from ladder.results.types import head
 
 CODE = ("kernels", "stylegan_lite", "ladder", "benches", "asv.conf.json", "requirements.lock")
@@ -98,14 +99,14 @@ def refuse_changes(root: Path = ROOT) -> str:
 # --- ladder run ---------------------------------------------------------------------------------------------------
 
 
-def paired(submission: Submission, climb: Callable[..., dict[str, Any]] = climbing.run) -> Path | None:
+def paired(submission: Submission, climb: Callable[..., Result] = climbing.run) -> Path | None:
     """Measure or continue the article's ladder, and return its file, or None if the run was interrupted."""
     folder = submission.root / "results" / "ladder" / submission.facts["name"]
     path, done = _started(submission, folder)
     if done:
         submission.say(f"ladder run: {path.name} is there and complete")
         return path
-    before = results.load(path).protocol if path else None
+    before = loading.load_run(path).protocol if path else None
     quick = submission.quick and (before is None or before.quick)
     request = climbing.Request(
         workload=None if path else submission.workload,
@@ -130,8 +131,9 @@ def paired(submission: Submission, climb: Callable[..., dict[str, Any]] = climbi
         else f"about {request.budget:.0f} min"
     )
     submission.say(f"ladder run: {submission.workload} on {submission.device}, {took}")
-    result = climb(request)
-    return path or results.path_for(folder.parent, result) if result["complete"] else None
+    paths: list[Path] = []
+    result = climb(request, on_file=paths.append)
+    return paths[0] if result.complete else None
 
 
 def _started(submission: Submission, folder: Path) -> tuple[Path | None, bool]:
@@ -142,7 +144,7 @@ def _started(submission: Submission, folder: Path) -> tuple[Path | None, bool]:
     found = []
     for path in folder.glob(f"{submission.workload}-{LADDER}-2*.json"):
         try:
-            result = results.load(path)
+            result = loading.load_run(path)
         except UserError:
             continue
         same = [getattr(result.machine, key) == submission.facts[key] for key in results.SERIES]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ladder.base.plain import Fields
 
@@ -28,3 +29,71 @@ class Job:
     resume: Path | None = None
     minutes: float | None = None  # begin nothing new after these
     quiet: bool = False
+
+
+class Planned(Protocol):
+    """One rung to measure, as `ladder.plan.catalog.climb` gives it: a recipe, or one line why it is skipped."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def recipe(self) -> Fields | None: ...
+
+    @property
+    def skipped(self) -> str | None: ...
+
+    @property
+    def article_ms(self) -> float | None: ...
+
+    @property
+    def variant(self) -> Any:  # `ladder.plan.variants.Variant`
+        ...
+
+
+class Ladder(Protocol):
+    """The part of a ladder that a run must know."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def digest(self) -> str | None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan:
+    """The options of a job of `ladder run`: which rungs, and how they are measured.
+
+    Attributes:
+        planned: the rungs of the ladder, or the entries of a mode, each with a recipe or why it is skipped.
+        rounds: generations; by default 3 to 12 as far as the minutes allow (`ladder.stats.rounds_budget`).
+        cycles: timed in each process; by default two.
+        quick: one timed cycle a process and no second twin. The result is not to be quoted.
+        gpu_memory_gb: memory of a smaller card, which each process is held to (`ladder.engine.lanes.allocatable`).
+        images: facts on a user's images (`ladder.results.identity.of_images`).
+        code: another checkout with the measured packages. The inspection does not know it.
+        inspect: whether parity and receipts of each rung are checked before it is timed.
+        torch: whether the workers import torch. A CPU step of other code may be a fake.
+        timeouts: seconds of silence after which a worker is given up, by its answer.
+    """
+
+    ladder: Ladder
+    planned: Sequence[Planned]
+    mode: str = "cumulative"
+    rounds: int | None = None
+    cycles: int | None = None
+    seed: int = 0
+    quick: bool = False
+    gpu_memory_gb: float | None = None
+    images: dict[str, Any] | None = None
+    code: Path | None = None
+    inspect: bool = True
+    torch: bool = True
+    timeouts: dict[str, float] | None = None

@@ -36,6 +36,7 @@ else:
         """Base of everything that a file, a YAML or a command line holds.
 
         A subclass with required fields behind optional ones needs `kw_only=True`, which msgspec does not inherit.
+        No field may be a union of a text with a pattern and a list: msgspec 0.22 frees such a type early and crashes.
         Checks that concern several fields belong in `__post_init__`, which raises ValueError with one line.
         """
 

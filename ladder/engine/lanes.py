@@ -108,7 +108,6 @@ def inspect(run: Any, pool: Pool, names: Sequence[str], lanes: int) -> None:
 
 
 def _inspect_one(run: Any, pool: Pool, name: str, gate: Gate, held: int | None) -> None:
-    rung = run.rungs[name]
     with run.lock:
         if not run.is_due(name, None):  # a rung it depends on has failed since
             return
@@ -117,16 +116,16 @@ def _inspect_one(run: Any, pool: Pool, name: str, gate: Gate, held: int | None) 
     worker = pool.take()
     try:
         with gate.together():
-            run.get_ready(worker, rung, keep_gradients=True, threads=held)
-            run.inspect(worker, rung, gate.alone)
+            run.get_ready(worker, name, threads=held)
+            run.inspect(worker, name, gate.alone)
     except WorkerFailure as failure:
         if pool.ended or is_unsure(failure):
             return  # interrupted; or the rung may pass when it is alone
         with run.lock:
-            run.fail(rung, None, failure)
+            run.fail(name, None, failure)
     finally:
         worker.close()
-    run.visited(rung, None)
+    run.visited(name, None)
 
 
 def chooses(recipe: dict[str, Any]) -> bool:

@@ -15,7 +15,7 @@ from ladder.engine.gpu_time import PROFILED, is_captured, recorded
 from ladder.engine.pool import TUNING, Pool, Worker, WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.machine import gpu_state, neighbours
-from ladder.results import record as records
+from ladder.results.derive import void_memory
 from ladder.results.file import Look
 from ladder.results.types import Plain
 
@@ -49,7 +49,7 @@ def in_fresh_process(worker: Worker, task: Task, visits: Visits, cycles: int) ->
     before = neighbours.sample()
     with visits.watched({worker.pid}) as state:
         seen = worker.call("visit", cycles=cycles, settle_s=0, settle_cycles=0, main=False)
-        if reason := records.void_memory(seen):
+        if reason := void_memory(seen.get("alloc_retries")):
             raise WorkerFailure("oom", reason, seen)
         if task.device == "cuda":
             worker.call("profile", part="load")

@@ -10,6 +10,7 @@ from ladder.engine.gpu_time import PROFILED, is_captured
 from ladder.engine.pool import Worker, WorkerFailure
 from ladder.machine import gpu_state, neighbours
 from ladder.results import record
+from ladder.results.file import KernelProfile, Round
 from ladder.stats import estimates
 
 
@@ -48,11 +49,11 @@ class Visited:
     program: Program
     status: str
     reason: str | None
-    round: dict[str, Any] | None = None
+    round: Round | None = None
     recipe: dict[str, Any] | None = None
     settings: dict[str, Any] | None = None
     choices: list[dict[str, Any]] | None = None
-    profile: dict[str, Any] | None = None
+    profile: KernelProfile | None = None
     failure: WorkerFailure | None = None
 
 
@@ -83,8 +84,8 @@ class Process:
         return [sample for visit in self.visits for sample in visit["samples_s"]]
 
 
-def new_round(number: int, process: Process) -> dict[str, Any]:
-    """Return the raw record of a process in a generation."""
+def new_round(number: int, process: Process) -> Round:
+    """Return the record of a process in a generation."""
     events = [event for visit in process.visits for event in visit["event_s"] or []]
     others = [visit[neighbours.KEY] for visit in process.visits if visit.get(neighbours.KEY) is not None]
     seen = process.finished | {
@@ -111,4 +112,4 @@ def new_round(number: int, process: Process) -> dict[str, Any]:
             "canary_s": seen.get("canary_s"),
             "rejected": process.rejected,
         }
-    return made
+    return record.read_round(made)

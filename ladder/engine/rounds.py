@@ -23,6 +23,7 @@ from typing import Any
 
 from ladder.base.errors import UserError
 from ladder.base.locks import device_lock
+from ladder.core.records import write_whole
 from ladder.engine import lanes
 from ladder.engine.gpu_time import recorded
 from ladder.engine.outcomes import Process, Program, Visited, new_round
@@ -30,6 +31,8 @@ from ladder.engine.pool import TUNING, Pool, WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.machine import stillness, system
 from ladder.machine.threads import share
+from ladder.results.file import Round
+from ladder.results.record import read_profile
 
 PREPARED = {"cuda": 12}  # programs prepared side by side once their memory is known
 PROFILED_BESIDE = {"cuda": 8}  # processes of which all but one read what they have recorded
@@ -71,7 +74,7 @@ class Interleaved:
         self._pools: dict[Path | None, Pool] = {}
         self._ahead: dict[Path | None, Pool] = {}  # servers of the next generation
         self._lock, self.gpu = threading.Lock(), threading.Lock()
-        self.accepted: dict[str, list[dict[str, Any]]] = {}  # by program, in order
+        self.accepted: dict[str, list[Round]] = {}  # by program, in order
 
     def order(self, number: int, programs: Sequence[Program], turn: int = 0) -> list[Program]:
         """Return the rungs in random order, and inside each rung its programs: a function of (seed, round, pass)."""
@@ -117,10 +120,10 @@ class Interleaved:
         """Take over a pool, whose server has imported this code, for the next generation."""
         self._ahead[code] = pool
 
-    def recall(self, name: str, rounds: Sequence[dict[str, Any]], inspected: int | None = None) -> None:
+    def recall(self, name: str, rounds: Sequence[Round], inspected: int | None = None) -> None:
         """Take note of a program's rounds from an earlier run, and of the bytes that its inspector reserved."""
         self.accepted[name] = list(rounds)
-        peaks = [each["peak_reserved_bytes"] for each in rounds if each.get("peak_reserved_bytes")]
+        peaks = [each.peak_reserved_bytes for each in rounds if each.peak_reserved_bytes]
         if peaks or inspected:
             self.peaks[name] = max(peaks, default=inspected or 0)
 
@@ -276,7 +279,9 @@ class Interleaved:
 
     def _visit(self, process: Process, turn: int, beside: Sequence[Process]) -> None:
         self.on_phase(process.program, "measure")
-        earlier = [each["gpu"] for each in (*self._rounds(process), *process.visits) if each.get("gpu")]
+        accepted = self.accepted.get(process.program.name, [])
+        earlier = [write_whole(each.gpu) for each in accepted if each.gpu]
+        earlier += [each["gpu"] for each in process.visits if each.get("gpu")]
         pids = {each.worker.pid for each in beside if not each.worker.ended}
         begin = time.monotonic()
         seen = self.visits.cycle(process.worker, pids, earlier, process.rejected)
@@ -285,14 +290,9 @@ class Interleaved:
         process.passes.append(turn)
         process.still_s.append(stillness.wait(process.worker.pid))
 
-    def _rounds(self, process: Process) -> list[dict[str, Any]]:
-        return self.accepted.get(process.program.name, [])
-
     def _finish(self, process: Process) -> None:
         self.on_phase(process.program, "finish")
-        seen = [
-            each["canary_s"] for rounds in self.accepted.values() for each in rounds if each.get("canary_s")
-        ]
+        seen = [each.canary_s for rounds in self.accepted.values() for each in rounds if each.canary_s]
         process.finished = self.visits.finish(process.worker, process.program, seen, process.rejected)
         process.choices = process.worker.call("choices")["choices"]
 
@@ -343,7 +343,7 @@ class Interleaved:
         The process keeps its context, libraries and graphs to the end, but less in its allocator than at its peak. One
         generation tells. In the others, and where nobody tells the use, processes end side by side.
         """
-        known = any(each.get("device_used_bytes") for each in self._rounds(process))
+        known = any(each.device_used_bytes for each in self.accepted.get(process.program.name, []))
         if known or self.visits.used_bytes() is None:
             return
         kept = process.worker.call("release")["reserved_bytes"]
@@ -388,9 +388,10 @@ class Interleaved:
             return Visited(process.program, failure.status, failure.reason, failure=failure)
         made = new_round(number, process)
         self.accepted.setdefault(process.program.name, []).append(made)
-        if peak := made.get("peak_reserved_bytes"):
+        if peak := made.peak_reserved_bytes:
             self.peaks[process.program.name] = peak
         built, profile = process.built, process.profiled.get("profile")
+        profile = read_profile(profile) if profile else None
         return Visited(
             process.program, "ok", None, made, built["recipe"], built["settings"], process.choices, profile
         )

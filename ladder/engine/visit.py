@@ -4,10 +4,12 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from ladder.core.records import write_whole
 from ladder.engine.outcomes import Program
 from ladder.engine.pool import Worker, WorkerFailure
 from ladder.machine import gpu_state, neighbours
-from ladder.results import record
+from ladder.results.derive import void_memory
+from ladder.results.file import Round
 
 
 class Visits:
@@ -80,7 +82,7 @@ class Visits:
             WorkerFailure: the worker failed, the canary stays slow, or memory was too tight ("invalid").
         """
         seen = worker.call("finish", main=program.main, lazy=program.lazy)
-        if reason := record.void_memory(seen):
+        if reason := void_memory(seen.get("alloc_retries")):
             raise WorkerFailure("invalid", reason, seen)
         while reason := gpu_state.void_reason({}, (), seen.get("canary_s"), canaries):
             rejected.append(reason)
@@ -105,13 +107,13 @@ class Visits:
             state["foreign_processes"] = max(0, state["foreign_processes"] - (len(alive) - 1))
             state["tenancy"] = gpu_state.tenancy(state)
 
-    def summary(self, rungs: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-        """Return the run's words on the GPU: whether it was alone, and how many visits were rejected."""
+    def summary(self, rounds: Iterable[Round]) -> dict[str, Any] | None:
+        """Return the state of the GPU over all rounds: whether it was alone, and how many visits were rejected."""
         if self.watch is None:
             return None
-        rounds = [each for rung in rungs for each in rung["rounds"]]
-        rejected = self.lost + sum(len(each.get("rejected") or []) for each in rounds)
-        whole = gpu_state.run_summary([each["gpu"] for each in rounds if each.get("gpu")], rejected)
+        rounds = list(rounds)
+        rejected = self.lost + sum(len(each.rejected or []) for each in rounds)
+        whole = gpu_state.run_summary([write_whole(each.gpu) for each in rounds if each.gpu], rejected)
         if others := gpu_state.company({"quiet_percent": self.quiet_percent}):  # seen after the last round
             note = f"noisy: not publishable: {others}"
             whole |= {"tenancy": "shared", "notes": sorted({*whole["notes"], note})}

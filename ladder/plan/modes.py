@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ladder.base.errors import UserError
 from ladder.base.plain import Fields
@@ -51,35 +51,6 @@ def advice(gpu: str, wall: str) -> str:
             return ADVICE[sure]
     left = [ADVICE[word] for word in (gpu, wall) if word in ADVICE]
     return next((each for each in left if each != NO_DIFFERENCE), NO_DIFFERENCE) if left else ""
-
-
-class Planned(Protocol):
-    """One rung to measure, as `ladder.plan.catalog.climb` gives it: a recipe, or one line why it is skipped."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def recipe(self) -> Fields | None: ...
-
-    @property
-    def skipped(self) -> str | None: ...
-
-    @property
-    def article_ms(self) -> float | None: ...
-
-
-class Ladder(Protocol):
-    """The part of a ladder that a run must know."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def title(self) -> str: ...
 
 
 def plan(

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from ladder.base import files, git, text
 from ladder.base.errors import UserError
+from ladder.core.job import Planned
 from ladder.plan import catalog, content, modes, needs
 from ladder.report import advising, chart, gpus, tables
 from ladder.report.themes import DARK, LIGHT, Theme
-from ladder.results import ranking, sources
+from ladder.results import loading, ranking, sources
 from ladder.results import store as results
 from ladder.results.combine import series
 from ladder.results.publishable import publishable
-from ladder.results.types import ABSENT, Ladder, Plain, Result, RungResult, build
+from ladder.results.run import Ladder, Result, RungResult
+from ladder.results.types import Plain, build
 
 ARTICLE, FULL = "article", "full"  # workload and ladder of the article, and the ladder that goes on from it
 CHARTS, SUFFIXES = "results/charts", (".md", ".csv", ".png", ".svg")  # the gallery's folder, and its files
@@ -45,7 +48,7 @@ def drawings(files_of: Callable[[str], list[Path]]) -> dict[str, Write]:
 
     ``files_of`` returns the results below a folder such as `results/ladder`. Raises UserError.
     """
-    found = [results.load(path) for path in files_of("results/ladder")]
+    found = [loading.load_run(path) for path in files_of("results/ladder")]
     drawn: dict[str, Write] = {stem(each): functools.partial(_write_run, each) for each in chosen(found)}
     if pairs := compared(found):
         for suffix, theme in (("", LIGHT), ("-dark", DARK)):
@@ -183,7 +186,7 @@ def _article() -> Ladder:
     """Return the article's ladder, as a run of it has it."""
     found = catalog.load_ladder(ARTICLE)
     names = [step.name for step in found.rungs]
-    return Ladder(name=found.name, title=found.title, rungs=names, digest=ABSENT)
+    return Ladder(name=found.name, title=found.title, rungs=names)
 
 
 def _is_article(result: Result) -> bool:
@@ -308,7 +311,7 @@ def _whole(result: Result) -> bool:
     return not planned or [rung.name for rung in result.rungs] == [rung.name for rung in planned]
 
 
-def _planned(result: Result) -> Sequence[modes.Planned]:
+def _planned(result: Result) -> Sequence[Planned]:
     """Return the plan of the whole ladder of a run, in its mode, as of today; empty for a user's own ladder.
 
     A rung that the workload cannot have is no part of the recipes.
@@ -319,7 +322,7 @@ def _planned(result: Result) -> Sequence[modes.Planned]:
 
 
 @functools.cache
-def _plan(ladder: str, mode: str, possible: tuple[tuple[str, str | None], ...]) -> tuple[modes.Planned, ...]:
+def _plan(ladder: str, mode: str, possible: tuple[tuple[str, str | None], ...]) -> tuple[Planned, ...]:
     return tuple(modes.plan(mode, catalog.load_ladder(ladder), dict(possible)))
 
 

@@ -16,7 +16,7 @@ from ladder.plan import catalog, modes
 from ladder.report.sentences import ALONE, WAITS
 from ladder.report.view import Row, view
 from ladder.results import parts
-from ladder.results.types import Result
+from ladder.results.run import Result
 from ladder.results.values import FASTER, INSIDE, OUT, SLOWER, TOO_FEW
 from ladder.results.words import Seen
 from ladder.stats.rounds_budget import LEAST_ROUNDS

@@ -19,7 +19,7 @@ from ladder.report.panels import NAMED, short_ms
 from ladder.report.themes import LIGHT, Theme
 from ladder.report.view import View, view
 from ladder.results import words
-from ladder.results.types import Result
+from ladder.results.run import Result
 
 WIDTH, MARGIN, ROW = 10.0, 0.2, 0.44  # inches
 NAMES = (2.1, 2.4, 2.7)  # inches from the margin to the bars: the first in which no name is cut, or the last

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ladder.report import tiles
-from ladder.results.types import Choice, Noted, Parity, Receipt, Result, RungResult, given
+from ladder.results.run import Choice, JudgedParity, Receipt, Result, RungResult
 
 ENGAGED, NOT_ENGAGED, FAILED, EXEMPT = "ok", "not engaged", "failed", "exempt"
 CHOICE_OF = ("size", "itemsize", "layout", "architecture")
@@ -46,7 +46,7 @@ def receipts_word(rung: RungResult) -> str:
     return ENGAGED if all(receipt.engaged for receipt in found.values()) else NOT_ENGAGED
 
 
-def parity_share(parity: Parity | None) -> float | None:
+def parity_share(parity: JudgedParity | None) -> float | None:
     """Return the largest error of a judged quantity as a share of its budget; above 1 is outside.
 
     Returns None if no quantity was judged.
@@ -64,12 +64,12 @@ def parity_word(rung: RungResult) -> str:
     return "ok" if share is None else f"{share:.2f} of budget"
 
 
-def parity_rows(parity: Parity | None) -> list[ParityRow]:
+def parity_rows(parity: JudgedParity | None) -> list[ParityRow]:
     """Return one row for each phase and quantity."""
     rows = []
     for phase, quantities in ((parity and parity.phases) or {}).items():
         for quantity, entry in quantities.items():
-            error, budget = given(entry.nearest_error), given(entry.nearest_budget)
+            error, budget = entry.nearest_error, entry.nearest_budget
             known = entry.judged and error is not None and budget is not None
             share = error / max(budget, 1e-12) if known else None
             nearest = entry.nearest or ""
@@ -91,10 +91,10 @@ def choice_lines(result: Result) -> list[str]:
     return [f"{_choice(each)}; in {', '.join(each.rungs)}" for each in result.choices or []]
 
 
-def _choice(row: Noted | Choice) -> str:
-    if isinstance(row, Noted):
+def _choice(row: Choice) -> str:
+    if row.case is not None:
         return f"{row.op} {row.case}: {row.entry}"
-    of = ", ".join(f"{key} {value}" for key in CHOICE_OF if (value := given(getattr(row, key))) is not None)
+    of = ", ".join(f"{key} {value}" for key in CHOICE_OF if (value := getattr(row, key)) is not None)
     says = ", ".join(f"{key} {getattr(row, key)}" for key in tiles.CHOICE)
     return f"{row.op} {row.direction}{f' ({of})' if of else ''}: {says}"
 
@@ -117,13 +117,10 @@ def parity_lines(rung: RungResult) -> list[str]:
         return []
     said = [f"verdict: {found.verdict}", *(f"problem: {problem}" for problem in found.problems)]
     if made := found.reference:
-        said.append(f"reference: FP64 on {made.get('made_on')}, batch {made.get('batch')}")
-        notes = made.get("notes")
-        said += [f"reference: {note}" for note in (notes if isinstance(notes, list) else [])]
+        said.append(f"reference: FP64 on {made.made_on}, batch {made.batch}")
+        said += [f"reference: {note}" for note in made.notes]
     if budget := found.budget:
-        said.append(
-            f"budget: {budget.get('factor')} times the spread of plain PyTorch in {budget.get('precision')}"
-        )
+        said.append(f"budget: {budget.factor:g} times the spread of plain PyTorch in {budget.precision}")
     return said
 
 

@@ -9,7 +9,7 @@ from ladder.base.text import plain
 from ladder.plan import levers, mistakes, modes
 from ladder.report.sentences import of_step
 from ladder.report.sentences import sentence as of_both
-from ladder.results.types import RungResult
+from ladder.results.run import RungResult
 from ladder.results.words import Seen
 
 

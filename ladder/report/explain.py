@@ -14,7 +14,7 @@ from ladder.report import sentences
 from ladder.results import derive, judging, parts
 from ladder.results.combine import comparing
 from ladder.results.parts import OVERLAP, Parts, Work
-from ladder.results.types import Result, RungResult
+from ladder.results.run import Result, RungResult
 from ladder.results.values import FASTER, INSIDE, SLOWER
 from ladder.results.words import UNDECIDED, Seen, word
 

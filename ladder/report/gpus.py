@@ -18,7 +18,7 @@ from ladder.report.drawing import fitted, measured, wrapped
 from ladder.report.panels import Line, Strip, draw_lines, short_ms
 from ladder.report.themes import LIGHT, Theme
 from ladder.report.view import Row, View, view
-from ladder.results.types import Result
+from ladder.results.run import Result
 from ladder.results.values import FASTER, LESS_THAN, SLOWER, TOO_FEW
 from ladder.results.words import Seen
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ladder.base.text import difference, plain
 from ladder.results import values
-from ladder.results.types import Noise, Result
+from ladder.results.run import Noise, Result
 from ladder.results.values import TOO_FEW
 
 KINDS = {

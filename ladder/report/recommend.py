@@ -18,7 +18,7 @@ from ladder.plan import modes
 from ladder.report import advising
 from ladder.report.advising import SKIP, STAIRCASE, UNDECIDED, Advised, Sources
 from ladder.report.view import view
-from ladder.results.types import Result, RungResult
+from ladder.results.run import Result, RungResult
 from stylegan_lite.config import ConfigError, Recipe
 
 IMAGES = 25_000_000  # of a whole training of StyleGAN2 (Karras et al. 2020, arXiv:1912.04958)

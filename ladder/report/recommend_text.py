@@ -12,7 +12,8 @@ from ladder.report import adopting
 from ladder.report.advising import LEFT_OUT, STAIRCASE, Advised
 from ladder.report.recommend import Recommendation, Units, count
 from ladder.results import parts, publishable, ranking
-from ladder.results.types import Plain, Result
+from ladder.results.run import Result
+from ladder.results.types import Plain
 from ladder.results.words import answer
 from stylegan_lite.config import Recipe
 

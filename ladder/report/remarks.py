@@ -7,7 +7,9 @@ from ladder.base.protocol import CYCLE_STEPS
 from ladder.base.text import at_commits, counted, plain
 from ladder.plan import catalog, modes
 from ladder.results import derive, sources
-from ladder.results.types import ABSENT, Machine, Plain, Result, Round, RungResult, head
+from ladder.results.file import Machine, Round
+from ladder.results.run import Result, RungResult
+from ladder.results.types import Plain, head
 
 LAZY = {"G_pl": "path length", "D_r1": "R1"}
 
@@ -113,7 +115,7 @@ def duration(result: Result) -> list[str]:
     whole = result.protocol.mode != modes.MISTAKES  # which profiles a few steps in place of a cycle
     share = sum(_cycles_s(made, whole) for made in rounds) / result.seconds
     took = f"the run took {result.seconds / 60:.1f} minutes"
-    if result.first_table_s is not ABSENT:
+    if result.first_table_s is not None:
         took += f", its first table {result.first_table_s / 60:.1f}"
     return [f"{took}; cycles of a rung (drained, timed or profiled) ran in {100 * share:.0f}% of them"]
 

@@ -12,9 +12,8 @@ from ladder.base.errors import UserError
 from ladder.base.text import plain
 from ladder.plan import catalog, content
 from ladder.report.explain import Side
-from ladder.results import parts, ranking
-from ladder.results import store as results
-from ladder.results.types import Result, RungResult
+from ladder.results import loading, parts, ranking
+from ladder.results.run import Result, RungResult
 from stylegan_lite.config import suggestion
 
 MOST = 3  # files that an error line names
@@ -61,7 +60,7 @@ def sides(
         raise UserError("two files are named: leave out FILE and --workload")
     if file and workload:
         raise UserError("FILE has its workload: leave out --workload")
-    loaded = {path: results.load(path) for path in (file, *(each.file for each in pair)) if path}
+    loaded = {path: loading.load_run(path) for path in (file, *(each.file for each in pair)) if path}
     if not loaded:
         path, result = _best([each.rung or "" for each in pair], workload, folder)
         file = Path(_short(path))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from ladder.base.text import (
     piped,
     plain,
 )
+from ladder.core.records import write_whole
 from ladder.plan import modes
 from ladder.report import beside, checks, output
 from ladder.report.errorbars import Interval
@@ -35,12 +35,13 @@ from ladder.report.view import (
     shown_verdict,
     view,
 )
-from ladder.results import sources, types
+from ladder.results import sources
 from ladder.results.combine.series import collect as collect
 from ladder.results.combine.series import of_this_machine as of_this_machine
 from ladder.results.combine.series import readable as readable
 from ladder.results.combine.series import with_top as with_top
-from ladder.results.types import Plain, Result, head
+from ladder.results.run import Result
+from ladder.results.types import Plain, head
 from ladder.results.values import LESS_THAN
 from ladder.results.words import answer
 
@@ -272,12 +273,8 @@ def print_checks(result: Result) -> None:
 
 
 def data_of(result: Result) -> Plain:
-    """Return a result as its file has it, with its gains at the top ("at_top") where they are known."""
-    top = {
-        name: {key: value for key, value in asdict(each).items() if value is not None or key == "interval"}
-        for name, each in (result.at_top or {}).items()
-    }
-    return types.plain(result) | ({"at_top": top} if result.at_top is not None else {})
+    """Return a run with every figure that follows from it, for programs; an unknown value is None."""
+    return write_whole(result)
 
 
 CSV_COLUMNS = (
@@ -351,7 +348,9 @@ def _gpu_cells(row: Row) -> list[Any]:
 def _csv(cell: object) -> object:
     if isinstance(cell, bool):
         return str(cell).lower()
-    if cell is None or isinstance(cell, float):
+    if isinstance(cell, float):
+        return float(f"{cell:.12g}")  # the last digits of a derived figure depend on the processor
+    if cell is None:
         return cell
     text = plain(cell)
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text  # a spreadsheet would compute it

@@ -14,17 +14,9 @@ from ladder.plan import catalog, modes
 from ladder.report import checks, entries, noise, remarks
 from ladder.report.sentences import WAITS, at_the_top, sentence
 from ladder.results import sources
-from ladder.results.judging import top_gains
 from ladder.results.publishable import publishable
-from ladder.results.types import (
-    ABSENT,
-    Absent,
-    Ladder,
-    Result,
-    RungResult,
-    TopGain,
-    given,
-)
+from ladder.results.ranking import top_gains
+from ladder.results.run import Ladder, Result, RungResult, TopGain
 from ladder.results.values import INSIDE
 from ladder.results.words import Seen, word
 
@@ -162,7 +154,7 @@ def view(result: Result) -> View:
     base = result.baseline
     article = _articles(result)
     article_base = article.get(base or "")
-    mode = result.protocol.mode or modes.CUMULATIVE
+    mode = result.protocol.mode
     top = (top_gains(result) if mode == modes.LEAVE_ONE_OUT else result.at_top) or {}
     rows = tuple(
         _row(rung, article.get(rung.name), article_base, on_cpu, top.get(rung.name), mode)
@@ -219,9 +211,9 @@ def _row(
     allocated, device = rung.peak_allocated_bytes, _most(rung, "device_used_bytes")
     # A leave-one-out run does not measure the base, so `total` would only be the gain's inverse. A study has no total.
     whole = mode != modes.LEAVE_ONE_OUT and mode not in modes.STUDIES
-    rejected = [each.rejected for each in rung.rounds if each.rejected is not ABSENT]
+    rejected = [each.rejected for each in rung.rounds if each.rejected is not None]
     previous = gain.ratio if gain else rung.speedup_previous if mode == modes.CUMULATIVE else None
-    below = given(gain.below) if gain else None
+    below = gain.below if gain else None
     gpu = _gpu_time(rung, top, mode) if ok else None
     wall = Seen(rung.verdict or "", previous, below)
     if mode in modes.STUDIES:
@@ -245,7 +237,7 @@ def _row(
         advice=top.advice if top else "",
         total=rung.speedup_total if whole else None,
         total_interval=_pair(rung.total_interval) if whole else None,
-        floor=given(gain.floor) if gain and rung.verdict else None,
+        floor=gain.floor if gain and rung.verdict else None,
         receipts="not yet proved" if is_unproved(rung) else checks.receipts_word(rung),
         parity=checks.parity_word(rung),
         parity_share=checks.parity_share(rung.parity or None),
@@ -275,13 +267,13 @@ def _gpu_time(rung: RungResult, top: TopGain | None, mode: str) -> GpuTime | Non
     return GpuTime(
         ms=rung.gpu_ms,
         interval=_pair(rung.gpu_interval_ms),
-        waiting_ms=given(rung.waiting_ms),
-        previous=gain.ratio if gain else given(alone),
+        waiting_ms=rung.waiting_ms,
+        previous=gain.ratio if gain else alone,
         gain=_pair(gain.interval) if gain else None,
         verdict=rung.gpu_verdict or "",
-        below=given(gain.below) if gain else None,
-        total=given(rung.gpu_speedup_total) if mode != modes.LEAVE_ONE_OUT else None,
-        floor=given(gain.floor) if gain and rung.gpu_verdict else None,
+        below=gain.below if gain else None,
+        total=rung.gpu_speedup_total if mode != modes.LEAVE_ONE_OUT else None,
+        floor=gain.floor if gain and rung.gpu_verdict else None,
         top_gain=top.gpu_gain if top else None,
         top_interval=_pair(top.gpu_interval) if top else None,
     )
@@ -289,18 +281,18 @@ def _gpu_time(rung: RungResult, top: TopGain | None, mode: str) -> GpuTime | Non
 
 def _waits(rung: RungResult) -> bool:
     """Return whether the GPU waits for a share of the step that counts."""
-    if rung.step_ms and (waiting := given(rung.waiting_ms)) is not None:
+    if rung.step_ms and (waiting := rung.waiting_ms) is not None:
         return waiting / rung.step_ms >= WAITS
     return (rung.host_bound or 0.0) >= WAITS
 
 
 def is_unproved(rung: RungResult) -> bool:
     """Return whether a rung was timed before its inspection ended, so that no receipt says that it was on."""
-    live = any(each.passes is not ABSENT for each in rung.rounds)
+    live = any(each.passes is not None for each in rung.rounds)
     return rung.status == "ok" and live and rung.inspection is None and not rung.receipts
 
 
-def _pair(interval: list[float] | Absent | None) -> tuple[float, float] | None:
+def _pair(interval: list[float] | None) -> tuple[float, float] | None:
     return (interval[0], interval[1]) if interval else None
 
 

@@ -6,26 +6,31 @@ merged, and judged anew, later.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+from msgspec.structs import asdict, replace
 
+from ladder.core.records import Fields
 from ladder.machine import stillness
 from ladder.plan import modes
-from ladder.results import sources, values
-from ladder.results.types import ABSENT, Plain, Result, Round, RungResult, Twin
-from ladder.stats import estimates, nested
+from ladder.results import sources
+from ladder.results.file import OUT, Round
+from ladder.results.run import JudgedParity, Parity, Result, Run, RungResult, Twin
+from ladder.stats import estimates, nested, rounds_budget
 
 Record = TypeVar("Record", RungResult, Twin)
 Values = dict[str, dict[int, float]]  # ms a step, by rung or twin and by generation
 CAPTURED, EAGER = "captured", "eager"
 _WALL_BEYOND_EVENT = 0.02
 _BUSY_BEYOND_STEP = 0.02  # noise between the inspector's process and the timed ones
-_CLEARED = ("interval_ms", "host_bound", "gpu_busy_ms", "gpu_ms", "gpu_interval_ms", "waiting_ms",
-            "gpu_speedup_previous", "gpu_speedup_total")  # fmt: skip
+QUICK = "quick: not to be quoted"
+NOT_MEASURED = "not measured: the run ended before"
+MERGED = "merged: "  # begins a note
+INTERRUPTED = "interrupted"  # begins the note of a run that was
 
 
 def void_memory(retries: int | None) -> str | None:
@@ -43,7 +48,7 @@ class Timed(Protocol):
     @property
     def status(self) -> str: ...
     @property
-    def recipe(self) -> Plain | None: ...
+    def recipe(self) -> Fields | None: ...
     @property
     def rounds(self) -> list[Round]: ...
 
@@ -54,7 +59,7 @@ def is_timed(rung: Timed) -> bool:
 
 
 def counted(rung: Timed) -> list[Round]:
-    """Return the rounds that count. Older files hold some with allocator retries, which do not."""
+    """Return the rounds that count: those without allocator retries."""
     return [each for each in rung.rounds if not each.alloc_retries]
 
 
@@ -143,21 +148,99 @@ def lazy_costs(rung: RungResult) -> dict[str, tuple[float, tuple[float, float] |
     return {phase: (estimates.median(values), estimates.t_interval(values)) for phase, values in seen.items()}
 
 
-def derive(result: Result) -> Result:
-    """Return the result with every derived number of its rungs, and its baseline: the first rung with a number.
+def begin_result(run: Run) -> Result:
+    """Return a run as a result whose statuses are settled, and of whose numbers none is derived yet.
+
+    "ok" needs a round that counts. What stands on a rung that is out is skipped. `judging` has put out what was
+    too fast.
+    """
+    parts = {
+        "rungs": [_begin_rung(rung) for rung in run.rungs],
+        "twins": [settled(twin) for twin in run.twins],
+    }
+    return Result(**asdict(run) | parts)
+
+
+def _begin_rung(rung: Any) -> RungResult:
+    known = asdict(rung) | {"parity": judge_parity(rung.parity)}
+    if rung.status == "n/a" and rung.reason is None:
+        known["reason"] = NOT_MEASURED
+    return settled(RungResult(**known))
+
+
+def judge_parity(parity: Parity | None) -> JudgedParity | None:
+    """Return parity with its verdict: "ok" if nothing was found, and no error is beyond its budget."""
+    if parity is None:
+        return None
+    over = [
+        f"{phase} {quantity}: error {entry.error:.2g}, budget {entry.budget:.2g}"
+        for phase, quantities in (parity.phases or {}).items()
+        for quantity, entry in quantities.items()
+        if entry.nearest_error is not None and entry.nearest_budget is not None and entry.judged
+        if entry.nearest_error > entry.nearest_budget
+    ]
+    reason = next(iter([*parity.problems, *over]), None)
+    return JudgedParity(**asdict(parity), verdict="failed: parity" if reason else "ok", reason=reason)
+
+
+def finish_result(result: Result) -> Result:
+    """Return the result with its notes, and whether it is complete."""
+    notes = [QUICK] * result.protocol.quick + result.protocol.notes + _merged_notes(result)
+    notes = list(dict.fromkeys(notes))[:64]
+    return replace(result, protocol=replace(result.protocol, notes=notes), complete=is_complete(result))
+
+
+def is_complete(result: Result) -> bool:
+    """Return whether every rung and twin has the planned rounds, or a reason to be out.
+
+    Of merged runs it may lack some, as long as there are enough.
+    """
+    if any(note.startswith(INTERRUPTED) for note in result.protocol.notes):
+        return False
+    least = result.protocol.rounds
+    if result.merged:
+        least = min(rounds_budget.LEAST_ROUNDS, *(run.rounds for run in result.merged))
+    out = {rung.name for rung in result.rungs if rung.status in OUT or rung.recipe is None}
+    parts = [each for each in sources.records(result) if getattr(each, "of", each.name) not in out]
+    return all(each.status in OUT or len(each.rounds) >= least for each in parts)
+
+
+def _merged_notes(result: Result) -> list[str]:
+    """Return how many runs a result was merged from, and the hosts if they are several."""
+    if not result.merged:
+        return []
+    rounds = sum(run.rounds for run in result.merged)
+    commits = result.commits or [result.commit] if result.commit or result.commits else []
+    at = (
+        str(commits[0])
+        if len(commits) == 1
+        else f"{len(commits)} commits"
+        if commits
+        else "an unknown commit"
+    )
+    unit = sources.unit(result) + "s" * (rounds != 1)
+    notes = [f"{MERGED}{rounds} {unit} of {len(result.merged)} runs at {at}"]
+    if not sources.one_host(result):
+        hosts = dict.fromkeys(f"{run.cores} cores of {run.cpu}" for run in result.merged)
+        notes += [f"{MERGED}{host}" for host in hosts]
+    return notes
+
+
+def derive_numbers(result: Result) -> Result:
+    """Return the result with every number of its rungs, and its baseline: the first rung with a number.
 
     Only rungs of status "ok" have numbers. The samples that a rung took before it failed stay, but are no result.
     Units: ms for one step, images/s, bytes, seconds.
     """
-    settled_ = replace(result, rungs=[_own_numbers(rung) for rung in result.rungs])
-    walls, gpus, mains = wall_values(settled_), gpu_values(settled_), {}
+    result = replace(result, rungs=[_own_numbers(rung) for rung in result.rungs])
+    walls, gpus, mains = wall_values(result), gpu_values(result), {}
     baseline = previous = None
     rungs = []
-    for rung in settled_.rungs:
+    for rung in result.rungs:
         if is_timed(rung):
             name, mains[rung.name] = rung.name, main_times(rung)
             baseline = baseline or name
-            images = result.workload["batch"] * rung.updates
+            images = int(result.workload["batch"] or 0) * rung.updates
             rung = _with_times(rung, images, walls[name], gpus.get(name, {}))
             rung = replace(
                 rung,
@@ -180,17 +263,19 @@ def _speedup(values: Values, reference: str | None, name: str) -> float | None:
 
 
 def _own_numbers(rung: RungResult) -> RungResult:
-    """Return a rung with its samples, notes and memory; all other derived numbers are None."""
+    """Return a rung with its samples, notes and memory."""
     rounds, last = rung.rounds, [rung.failed_at] if rung.failed_at else []
-    made: dict[str, Any] = dict.fromkeys((*values.NUMBERS, *_CLEARED)) | {
-        "samples_ms": [sample for each in counted(rung) for sample in each.samples_ms],
-        "notes": _notes(rung),
-        "prepare_s": estimates.median([each.prepare_s for each in rounds if each.prepare_s is not ABSENT]),
+    peaks = {
+        key: max((value for each in (*rounds, *last) if (value := getattr(each, key))), default=None)
+        for key in ("peak_reserved_bytes", "peak_allocated_bytes")
     }
-    for key in ("peak_reserved_bytes", "peak_allocated_bytes"):
-        seen = [getattr(each, key) for each in (*rounds, *last)]
-        made[key] = max((value for value in seen if value), default=None)
-    return settled(replace(rung, **made))
+    return replace(
+        rung,
+        samples_ms=[sample for each in counted(rung) for sample in each.samples_ms],
+        notes=_notes(rung),
+        prepare_s=estimates.median([each.prepare_s for each in rounds if each.prepare_s is not None]),
+        **peaks,
+    )
 
 
 def _with_times(
@@ -257,10 +342,7 @@ def _notes(rung: RungResult) -> list[str]:
 
 
 def settled(rung: Record) -> Record:
-    """Return a rung or twin whose status and reason are in line with its rounds.
-
-    "ok" has no reason ("not measured" while it waited), and at least one round that counts.
-    """
+    """Return a rung or twin whose status is in line with its rounds: "ok" has at least one round that counts."""
     if not is_timed(rung):
         return rung
     if not counted(rung):
@@ -268,22 +350,26 @@ def settled(rung: Record) -> Record:
     return replace(rung, reason=None)
 
 
-def mark_skipped(result: Result, recipes: Mapping[str, Plain]) -> tuple[Result, list[str]]:
-    """Take what depends on a rung that is out out of the run; return the result and the names, twins included.
+def mark_skipped(result: Result) -> Result:
+    """Take what depends on a rung that is out out of the run. Finished rounds stay (see `modes.depends_on`)."""
+    from stylegan_lite.config import (
+        Recipe,  # late: where asv measures a commit, the class is the commit's own
+    )
 
-    `recipes` are the planned ones by name, in ladder order (see `modes.depends_on`). Finished rounds stay.
-    """
-    out = {rung.name for rung in result.rungs if rung.status in values.OUT}
-    mode, marked = result.protocol.mode or modes.CUMULATIVE, []
+    default = {field.name: field.default for field in dataclasses.fields(Recipe)}
+    recipes = {
+        each.name: default | each.recipe for each in sources.records(result) if each.recipe is not None
+    }
+    out = {rung.name for rung in result.rungs if rung.status in OUT}
 
     def skip(rung: Record, name: str) -> Record:
-        cause = modes.depends_on(mode, recipes, name, out)
+        cause = modes.depends_on(result.protocol.mode, recipes, name, out)
         if cause is None or rung.status not in ("ok", "n/a"):
             return rung
-        marked.append(rung.name)
         return replace(rung, status="skipped", reason=f"depends on {cause}")
 
-    changed: dict[str, Any] = {"rungs": [skip(rung, rung.name) for rung in result.rungs]}
-    if result.twins:
-        changed["twins"] = [skip(twin, twin.of) for twin in result.twins]
-    return replace(result, **changed), marked
+    return replace(
+        result,
+        rungs=[skip(rung, rung.name) for rung in result.rungs],
+        twins=[skip(twin, twin.of) for twin in result.twins],
+    )

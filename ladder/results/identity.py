@@ -16,7 +16,7 @@ from typing import Any
 
 from ladder.plan.catalog import _preset, of_a_preset
 from ladder.plan.content import fields_of, of_workload
-from ladder.results.types import Result
+from ladder.results.run import Run
 
 IMAGES = "images"  # the key of a result
 ARTICLE = "article"  # a ladder
@@ -39,7 +39,7 @@ def misnamed(workload: Mapping[str, Any]) -> str | None:
     return None
 
 
-def misordered(result: Result) -> str | None:
+def misordered(result: Run) -> str | None:
     """Return in one line why ladder or rungs of a result are not ours that have their names, or None.
 
     The article's order never changes. Other ladders and rungs have changed. A result is held to what they are now where
@@ -75,7 +75,7 @@ def _is_part(names: list[str], order: list[str]) -> bool:
     return all(name in left for name in names)
 
 
-def _of_now(result: Result) -> bool:
+def _of_now(result: Run) -> bool:
     """Return whether a result says that rungs and ladders were what they are here."""
     return (result.measured_code or {}).get("rungs") == _rungs_now()
 

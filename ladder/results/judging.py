@@ -10,32 +10,34 @@ A twin is a rung that is measured twice in every round; the two differ by nothin
 
 import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import fields, replace
-from typing import Any
 
 import numpy as np
+from msgspec.structs import asdict, replace
 
+from ladder.core.records import write_whole
 from ladder.plan import modes
-from ladder.results import derive, plausible, ranking, sources, types
-from ladder.results.types import Gain, Noise, Plain, Result, TopGain, plain
+from ladder.results import derive, plausible, sources
+from ladder.results.run import FailedAt, Gain, Noise, Reported, Result, Run, Rung, Twin
 from ladder.stats import answers, estimates
 from ladder.stats.answers import Quantity
 
 TWIN = ".twin"
 
 
-def new_twin(rung: dict[str, Any]) -> dict[str, Any]:
-    """Return the record of a rung's twin, as a file has it."""
-    return {
-        "name": rung["name"] + TWIN,
-        "of": rung["name"],
-        "status": "n/a",
-        "reason": None,
-        "recipe": rung["recipe"],
-        "settings": None,
-        "rounds": [],
-    }
+def derive_result(run: Run) -> Result:
+    """Return the result that follows from a run: every figure, verdict and note, and whether it is complete."""
+    result = derive.derive_numbers(derive.mark_skipped(quarantine(derive.begin_result(run))))
+    result = derive.finish_result(judge(result))
+    return _as_reported(result, run.reported_then) if run.reported_then else result
+
+
+def _as_reported(result: Result, then: Reported) -> Result:
+    """Return a result with the judgement of the day of its run."""
+    rungs = [
+        replace(rung, **asdict(then.rungs[rung.name])) if rung.name in then.rungs else rung
+        for rung in result.rungs
+    ]
+    return replace(result, rungs=rungs, noise=then.noise, gpu_noise=None)
 
 
 def twins_of(names: list[str], quick: bool) -> list[str]:
@@ -49,35 +51,29 @@ def twins_of(names: list[str], quick: bool) -> list[str]:
     return list(dict.fromkeys([names[0], top]))
 
 
-def add_twins(result: dict[str, Any]) -> None:
-    """Give a growing result the twins of the lowest and the highest rung that can run here.
+def plan_twins(rungs: list[Rung], mode: str, quick: bool) -> list[Twin]:
+    """Return the twins of the lowest and the highest rung that can run here.
 
     In a study only the first entry has one: everything is compared with it.
     """
-    runnable = {rung["name"]: rung for rung in result["rungs"] if rung["reason"] is None}
-    names = twins_of(list(runnable), result["protocol"]["quick"])
-    if result["protocol"]["mode"] in modes.STUDIES:
-        names = names[:1]
-    result["twins"] = [new_twin(runnable[name]) for name in names]
+    runnable = {rung.name: rung for rung in rungs if rung.recipe is not None}
+    names = twins_of(list(runnable), quick)
+    names = names[:1] if mode in modes.STUDIES else names
+    return [Twin(name=name + TWIN, of=name, recipe=runnable[name].recipe) for name in names]
 
 
 def judge(result: Result) -> Result:
-    """Return the result with kind, gain and verdict of every rung, and its noise floors. After `derive.derive`.
+    """Return the result with kind, gain and verdict of every rung, and its noise floors. After `derive_numbers`.
 
     Wall time and GPU time are judged apart, each with Holm's correction over its own verdicts.
     """
-    if result.twins:
-        result = replace(result, twins=[derive.settled(twin) for twin in result.twins])
-    result, invalid = quarantine(result)
-    if invalid:
-        result = derive.derive(result)
     device = result.machine.device
     wall, gpu = measured(result)
     judged = {rung.name: rung for rung in result.rungs}
     for rung in result.rungs:
         kind = derive.kind(rung, device) if derive.is_timed(rung) else None
         total = _total(wall, result.baseline, rung.name)
-        judged[rung.name] = replace(rung, kind=kind, total_interval=total, **_NOTHING)
+        judged[rung.name] = replace(rung, kind=kind, total_interval=total)
     for name, verdict, gain in _answers(result, wall):
         judged[name] = replace(judged[name], verdict=verdict, gain=gain)
     for name, verdict, gain in _answers(result, gpu):
@@ -85,9 +81,6 @@ def judge(result: Result) -> Result:
     return replace(
         result, rungs=list(judged.values()), noise=_noise(result, wall), gpu_noise=_noise(result, gpu)
     )
-
-
-_NOTHING: dict[str, None] = dict.fromkeys(("verdict", "gain", "gpu_verdict", "gpu_gain"))
 
 
 def measured(result: Result) -> tuple[Quantity, Quantity]:
@@ -105,7 +98,7 @@ def measured(result: Result) -> tuple[Quantity, Quantity]:
 
 def pairs(result: Result) -> list[tuple[str, str, str]]:
     """Return (rung, reference, other) of each comparison of a run. A gain is positive where the other is faster."""
-    mode = result.protocol.mode or modes.CUMULATIVE
+    mode = result.protocol.mode
     timed = [rung.name for rung in result.rungs if derive.is_timed(rung)]
     if mode == modes.CUMULATIVE:
         return [(name, before, name) for before, name in itertools.pairwise(timed)]
@@ -169,82 +162,28 @@ def wants_generations(result: Result) -> bool:
     """Return whether one more generation is worth it: fewer than three are there, or fewer than twelve and wide ones.
 
     Wide is a half-width of more than 0.5% in GPU time, or in wall time where the run has no GPU time. The widths
-    alone decide. Every derived number is computed anew here.
+    alone decide.
     """
-    result = derive.derive(result)
     wall, gpu = measured(result)
     of = gpu if gpu.kinds else wall
     done = max((group.generations for group in of.groups.values()), default=0)
     return answers.wants_generations(done, [of.difference(*pair) for _, *pair in pairs(result)])
 
 
-def judge_anew(result: Result, recipes: Mapping[str, Plain]) -> Result:
-    """Return the result with every derived number and verdict computed from its rounds.
-
-    `recipes` are the planned ones, as `derive.mark_skipped` takes them.
-    """
-    result, marked = derive.mark_skipped(judge(derive.derive(result)), recipes)
-    return judge(derive.derive(result)) if marked else result
-
-
-def refresh(result: dict[str, Any], recipes: Mapping[str, Plain]) -> None:
-    """Bring every derived number and verdict of a growing result up to date. Raw rounds are not touched."""
-    before = types.build(Result, result)
-    write_back(result, before, judge_anew(before, recipes))
-
-
-def write_back(result: dict[str, Any], before: Result, after: Result) -> None:
-    """Enter in a growing result what differs between the result as it was read and as it was made of that."""
-    result |= _changes(before, after, ("rungs", "twins"))
-    parts: list[tuple[str, Any, Any]] = [
-        ("rungs", before.rungs, after.rungs),
-        ("twins", before.twins or [], after.twins or []),
-    ]
-    for key, olds, news in parts:
-        for record, old, new in zip(result.get(key, []), olds, news, strict=True):
-            record.update(_changes(old, new))
-
-
-def _changes(old: Any, new: Any, without: tuple[str, ...] = ()) -> dict[str, Any]:
-    names = [field.name for field in fields(new) if field.name not in without]
-    return {name: plain(getattr(new, name)) for name in names if getattr(new, name) is not getattr(old, name)}
-
-
-def quarantine(result: Result) -> tuple[Result, list[str]]:
+def quarantine(result: Result) -> Result:
     """Mark every rung and twin that was faster than the machine can compute as `invalid`.
 
     A time below that limit means that work was skipped. It stays in the file, and counts for nothing.
-
-    Returns:
-        (the result, the names of what was marked)
     """
-    machine, found = plain(result.machine), list[str]()
+    machine = write_whole(result.machine)
     least = plausible.floor_ms(machine, result.workload)
 
     def marked(rung: derive.Record) -> derive.Record:
         own = plausible.floor_of(rung, machine, result.workload, least)
         if not (derive.is_timed(rung) and (reason := plausible.too_fast(rung, own))):
             return rung
-        found.append(rung.name)
-        failed_at = types.build(types.FailedAt, {"round": rung.rounds[-1].round})
-        return replace(rung, status="invalid", reason=reason, failed_at=failed_at)
+        return replace(rung, status="invalid", reason=reason, failed_at=FailedAt(rung.rounds[-1].round))
 
-    changed: dict[str, Any] = {"rungs": [marked(rung) for rung in result.rungs]}
-    if result.twins:
-        changed["twins"] = [marked(twin) for twin in result.twins]
-    return (replace(result, **changed), found) if found else (result, found)
-
-
-def top_gains(result: Result) -> dict[str, TopGain]:
-    """Return, from a leave-one-out result, what each rung gains at the top, and what to do about it."""
-    return {
-        rung.name: TopGain(
-            gain=rung.gain.ratio,
-            interval=rung.gain.interval,
-            advice=ranking.advice(result, rung),
-            gpu_gain=rung.gpu_gain.ratio if rung.gpu_gain else None,
-            gpu_interval=rung.gpu_gain.interval if rung.gpu_gain else None,
-        )
-        for rung in result.rungs
-        if rung.gain and rung.verdict
-    }
+    return replace(
+        result, rungs=[marked(rung) for rung in result.rungs], twins=[marked(twin) for twin in result.twins]
+    )

@@ -12,12 +12,12 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ladder.results.types import Absent, RungResult, Twin
+from ladder.results.run import Rung, Twin
 
 if TYPE_CHECKING:  # asv measures commits whose stylegan_lite keeps no more than the step's contract
     from stylegan_lite.config import Workload
 
-Times = Iterable[float | Absent | None]
+Times = Iterable[float | None]
 
 # Dense TFLOP/s of FP16 or BF16 on tensor cores, from NVIDIA's data sheets, tables of architecture white papers and, for
 # consumer cards, with FP16 accumulation: the fastest of the formats that a recipe can ask for. First match counts.
@@ -56,13 +56,13 @@ def floor_ms(machine: Mapping[str, Any], workload: Mapping[str, Any]) -> tuple[f
 
 
 def floor_of(
-    rung: RungResult | Twin,
+    rung: Rung | Twin,
     machine: Mapping[str, Any],
     workload: Mapping[str, Any],
     least: tuple[float, float] | None,
 ) -> tuple[float, float] | None:
     """Return the floor of a rung: `least`, that of the workload, unless the rung trains a changed model."""
-    changed = rung.variant.workload if isinstance(rung, RungResult) and rung.variant else None
+    changed = rung.variant.workload if isinstance(rung, Rung) and rung.variant else None
     return floor_ms(machine, {**workload, **changed}) if changed else least
 
 
@@ -107,12 +107,10 @@ def _macs(workload: Workload) -> tuple[float, float, float]:
     return g, d + first, first
 
 
-def too_fast(rung: RungResult | Twin, least: tuple[float, float] | None) -> str | None:
+def too_fast(rung: Rung | Twin, least: tuple[float, float] | None) -> str | None:
     """Return one line if a rung or twin has a time that cannot be, or None. `least` is what `floor_ms` gave."""
     whole = [ms for each in rung.rounds for ms in each.samples_ms]
     main = [each.main_ms for each in rung.rounds]
-    if isinstance(rung, RungResult):
-        whole, main = [*whole, *rung.samples_ms, rung.step_ms], [*main, rung.main_ms]
     return _below(whole, main, least)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ladder.machine import neighbours
-from ladder.results import plausible, ranking, sources
+from ladder.results import ranking, sources
 from ladder.results import store as results
-from ladder.results.types import Result, plain
+from ladder.results.run import Result
 
 QUICK = "quick: not to be quoted"
 LIMITED = "limited: not to be quoted: less GPU memory than there is"
@@ -37,10 +37,6 @@ def publishable(result: Result) -> list[str]:
     found += [note for note in (result.gpu.notes if result.gpu else []) if note.startswith(NOISY)]
     rounds = [visit for each in sources.records(result) for visit in each.rounds]
     found += neighbours.marks({neighbours.KEY: each.others_cpu, "visit_s": each.visit_s} for each in rounds)
-    least = plausible.floor_ms(plain(result.machine), result.workload)
-    for rung in result.rungs:
-        if rung.status == "ok" and (reason := plausible.too_fast(rung, least)):
-            found.append(f"impossible: not publishable: {rung.name}: {reason}")
     return found
 
 

@@ -13,8 +13,9 @@ from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.machine import system
 from ladder.plan import modes
+from ladder.results import loading
 from ladder.results import store as results
-from ladder.results.types import Result, RungResult
+from ladder.results.run import Result, RungResult, TopGain
 
 Stored = tuple[Path, Result]
 CUMULATIVE, LEAVE_ONE_OUT = modes.CUMULATIVE, modes.LEAVE_ONE_OUT
@@ -43,8 +44,8 @@ def fewest_rounds(result: Result) -> int:
 
 
 def mode(result: Result) -> str:
-    """Return the mode of a run; results of before there were modes are staircases."""
-    return result.protocol.mode or CUMULATIVE
+    """Return the mode of a run."""
+    return result.protocol.mode
 
 
 def machines_here() -> list[str]:
@@ -59,7 +60,7 @@ def stored(folder: Path, machines: Iterable[str]) -> list[Stored]:
     for name in machines:
         for path in sorted((folder / name).glob("*.json")):
             with contextlib.suppress(UserError):
-                found.append((path, results.load(path)))
+                found.append((path, loading.load_run(path)))
     return found
 
 
@@ -88,3 +89,18 @@ def advice(result: Result, rung: RungResult) -> str:
 def rung_of(result: Result, name: str) -> RungResult | None:
     """Return the rung's record if it has a number."""
     return next((rung for rung in result.rungs if rung.name == name and rung.status == "ok"), None)
+
+
+def top_gains(result: Result) -> dict[str, TopGain]:
+    """Return, from a leave-one-out result, what each rung gains at the top, and what to do about it."""
+    return {
+        rung.name: TopGain(
+            gain=rung.gain.ratio,
+            interval=rung.gain.interval,
+            advice=advice(result, rung),
+            gpu_gain=rung.gpu_gain.ratio if rung.gpu_gain else None,
+            gpu_interval=rung.gpu_gain.interval if rung.gpu_gain else None,
+        )
+        for rung in result.rungs
+        if rung.gain and rung.verdict
+    }

@@ -1,7 +1,6 @@
-"""The records of a growing run, as its file has them: made before the first visit, and filled in with each.
+"""The records of a run, made before the first visit and of what each visit showed, and the header of every result.
 
-The finished result is a `ladder.results.types.Result`; its numbers are derived by `ladder.results.derive`. A missing
-number is None.
+The figures of a result follow from them (`ladder.results.judging`).
 """
 
 import datetime
@@ -9,14 +8,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+from msgspec.structs import replace
+
+from ladder.base import text
 from ladder.base.git import commit_of
 from ladder.base.paths import ROOT
 from ladder.base.protocol import CYCLE_STEPS
+from ladder.core.job import Job, RunPlan
+from ladder.core.records import Fields, read_record, write_record
 from ladder.machine import environment, neighbours
 from ladder.machine.threads import QUIET
-from ladder.results import code_digest, derive, identity
+from ladder.results import code_digest, identity, judging
 from ladder.results import store as results
-from ladder.results.types import Plain
+from ladder.results.file import SCHEMA, KernelProfile, Round
+from ladder.results.run import Choice, Inspection, Ladder, Parity, Protocol, Receipt, Run, Rung, Variant
 from ladder.stats import rounds_budget
 
 
@@ -34,54 +39,67 @@ class Header(TypedDict):
     seconds: float
 
 
-def new_result(
-    facts: dict[str, Any],
-    workload_name: str,
-    workload: dict[str, Any],
-    data_source: str | None,
-    ladder: Any,
-    planned: Sequence[Any],
-    code: Path | None = None,
-    images: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """The result of a run that has not begun. Where the images lie on this machine is left out.
+def new_run(job: Job) -> Run:
+    """Return the run of a job that has not begun. Where the images lie on this machine is left out."""
+    plan: RunPlan = job.options
+    rungs = [
+        Rung(
+            name=each.name,
+            title=each.title,
+            recipe=each.recipe,
+            reason=each.skipped,
+            article_ms=each.article_ms,
+            variant=Variant(**each.variant.stored()) if each.variant else None,
+        )
+        for each in plan.planned
+    ]
+    data = None if job.workload.get("data") is None else job.source or "user-images"
+    trained = {"name": job.name, **job.workload, "data": data}
+    first = header("ladder", job.machine, trained, images=plan.images, code=plan.code)
+    first |= {"schema": SCHEMA, environment.KEY: environment.recorded(without=QUIET)}
+    del first["complete"]
+    ladder = Ladder(plan.ladder.name, plan.ladder.title, [each.name for each in rungs], plan.ladder.digest)
+    made = {"ladder": ladder, "protocol": plan_protocol(job), "rungs": rungs}
+    run = read_record(Run, text.fit(first | {key: write_record(each) for key, each in made.items()}))
+    return replace(run, twins=judging.plan_twins(run.rungs, plan.mode, plan.quick))
 
-    `code` is where the measured packages come from, if not from here; `images` which images of a user's they are.
+
+def plan_rounds(rounds: int, cycles: int, seed: int) -> Protocol:
+    """Return the protocol of a staircase of so many rounds."""
+    return Protocol(
+        mode="cumulative", fixed=True, rounds=rounds, cycles=cycles, cycle_steps=CYCLE_STEPS, seed=seed
+    )
+
+
+def plan_protocol(job: Job) -> Protocol:
+    """Return how a job measures.
+
+    Without a number of rounds there are as many as the budget and the width of the intervals ask for. `fixed` says
+    which it was; `rounds` in the file are those that were planned last.
     """
-    rungs = [new_rung(p.name, p.title, p.recipe, p.article_ms, p.skipped) | _variant(p) for p in planned]
-    data = None if workload.get("data") is None else data_source or "user-images"
-    trained = {"name": workload_name, **workload, "data": data}
-    return {
-        **header(None, facts, trained, images=images, code=code),
-        environment.KEY: environment.recorded(without=QUIET),
-        "ladder": {"name": ladder.name, "title": ladder.title, "rungs": [p.name for p in planned]}
-        | _digest(ladder),
-        "protocol": {},
-        "baseline": None,
-        "rungs": rungs,
-        "twins": [],
-    }
-
-
-def _variant(planned: Any) -> Plain:
-    """Return what a record keeps of an entry's variant, if it has one."""
-    variant = getattr(planned, "variant", None)
-    return {"variant": variant.stored()} if variant else {}
-
-
-def _digest(ladder: Any) -> dict[str, str]:
-    said = getattr(ladder, "digest", None)
-    return {"digest": said} if said else {}
+    plan: RunPlan = job.options
+    rounds = 3 if plan.rounds is None and plan.quick else plan.rounds
+    return Protocol(
+        mode=plan.mode,  # type: ignore[arg-type]
+        fixed=rounds is not None,
+        budget_s=None if rounds is not None or job.minutes is None else 60 * job.minutes,
+        rounds=rounds or rounds_budget.LEAST_ROUNDS,
+        cycles=plan.cycles or (1 if plan.quick else 2),
+        cycle_steps=CYCLE_STEPS,
+        seed=plan.seed,
+        quick=plan.quick,
+        gpu_memory_limit_gb=plan.gpu_memory_gb,
+    )
 
 
 def header(
     kind: str | None,
     facts: Mapping[str, Any] | None,
-    workload: Plain | None = None,
+    workload: Fields | None = None,
     *,
-    images: Plain | None = None,
+    images: dict[str, Any] | None = None,
     code: Path | None = None,
-) -> Plain:
+) -> dict[str, Any]:
     """Return the keys that results of every kind begin with, of a measurement that begins now.
 
     Args:
@@ -108,61 +126,8 @@ def header(
     }
 
 
-def protocol(
-    rounds: int | None,
-    cycles: int | None,
-    seed: int,
-    quick: bool,
-    mode: str = "cumulative",
-    budget_s: float | None = None,
-    gpu_memory_gb: float | None = None,
-) -> dict[str, Any]:
-    """How a run measures. `gpu_memory_gb`: of the smaller card that is simulated, if one is.
-
-    `rounds` None: as many as the budget and the width of the intervals ask for. "fixed" says which it was; "rounds"
-    in the file are those that were planned last.
-    """
-    if rounds is None and quick:
-        rounds = 3
-    return {
-        "mode": mode,
-        "fixed": rounds is not None,
-        "budget_s": None if rounds is not None else budget_s,
-        "rounds": rounds or rounds_budget.LEAST_ROUNDS,
-        "cycles": cycles or (1 if quick else 2),
-        "cycle_steps": CYCLE_STEPS,
-        "seed": seed,
-        "quick": quick,
-        "notes": ["quick: not to be quoted"] if quick else [],
-        **({} if gpu_memory_gb is None else {"gpu_memory_limit_gb": gpu_memory_gb}),
-    }
-
-
-def new_rung(
-    name: str, title: str, recipe: dict | None, article_ms: float | None, reason: str | None
-) -> dict[str, Any]:
-    """The record of a rung of which nothing is known yet, or that this machine cannot do for `reason`."""
-    return {
-        "name": name,
-        "title": title,
-        "status": "n/a",
-        "reason": reason,
-        "recipe": recipe,
-        **dict.fromkeys(results.NUMBERS),
-        "interval_ms": None,
-        "host_bound": None,
-        "gpu_busy_ms": None,
-        "samples_ms": [],
-        "rounds": [],
-        "inspection": None,
-        "notes": [],
-        "article_ms": article_ms,
-        "settings": None,
-    }
-
-
 def new_round(number: int, prepared: dict[str, Any], seen: dict[str, Any]) -> dict[str, Any]:
-    """The raw record of one visit, from the worker's replies: times in ms for one step, in time order.
+    """Return the fields of a round, from the worker's replies: times in ms for one step, in time order.
 
     Where its seconds went: starting the process, building, preparing (`prepare_s`, of it `capture_s` for
     graphs, `cache_s` for images, `compile_s` for torch.compile, `compile_kernels_s` for Triton kernels that were not
@@ -193,38 +158,53 @@ def new_round(number: int, prepared: dict[str, Any], seen: dict[str, Any]) -> di
     }
 
 
-def add_choices(result: dict[str, Any], rung: str, used: list[dict[str, Any]] | None) -> None:
-    """Note with which tiles a rung's kernels ran: rows of `kernels.choices`, each kept once, with its rungs.
+def read_round(made: Mapping[str, Any]) -> Round:
+    """Return the round that has these fields."""
+    return read_record(Round, text.fit(dict(made)))
+
+
+def read_profile(made: Mapping[str, Any]) -> KernelProfile:
+    """Return what a rung's profiled step consists of, as a worker tells it."""
+    return read_record(KernelProfile, text.fit(dict(made)))
+
+
+def read_findings(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a rung that an inspection fills: its findings as records."""
+    kinds = {"inspection": Inspection, "parity": Parity, "receipts": dict[str, Receipt]}
+    made = {}
+    for key, value in found.items():
+        if key == "parity" and value is not None:  # the verdict follows from the errors and what was found
+            value = {each: value[each] for each in value if each not in ("verdict", "reason")}
+        made[key] = None if value is None else read_record(kinds[key], text.fit(value))  # type: ignore[type-var]
+    return made
+
+
+def add_choices(
+    known: Sequence[Choice] | None, rung: str, used: Sequence[Mapping[str, Any]] | None
+) -> list[Choice] | None:
+    """Return the rows of tables that decided, each once with its rungs, after a rung has used some.
 
     `used` None: the measured code does not say.
     """
     if used is None:
-        return
-    known = result.setdefault("choices", [])
+        return None if known is None else list(known)
+    rows = list(known or [])
     for row in used:
-        same = next((each for each in known if each | {"rungs": []} == row | {"rungs": []}), None)
-        if same is None:
-            same = {**row, "rungs": []}
-            known.append(same)
-        if rung not in same["rungs"]:
-            same["rungs"].append(rung)
+        new = read_record(Choice, {**row, "rungs": [rung]})
+        at = next((i for i, each in enumerate(rows) if replace(each, rungs=[rung]) == new), None)
+        if at is None:
+            rows.append(new)
+        elif rung not in rows[at].rungs:
+            rows[at] = replace(rows[at], rungs=[*rows[at].rungs, rung])
+    return rows
 
 
-def void_memory(seen: dict[str, Any]) -> str | None:
-    """Return why a visit must not count for want of memory, in one line, or None.
-
-    `seen` is the worker's reply, or a round.
-    """
-    return derive.void_memory(seen.get("alloc_retries"))
-
-
-def new_path(out: Path, result: dict[str, Any]) -> Path:
-    """The file of a new result, with a number where one of that name is there already (two runs in one second)."""
-    path, mode = results.path_for(Path(out), result), result["protocol"]["mode"]
-    if mode not in ("cumulative", result["ladder"]["name"]):
-        head, time_ = path.stem.rsplit("-", 1)
-        path = path.with_stem(f"{head}-{mode}-{time_}")
-    if "gpu_memory_limit_gb" in result["protocol"]:
-        head, time_ = path.stem.rsplit("-", 1)
-        path = path.with_stem(f"{head}-limited-{time_}")
-    return results.unused(path)
+def name_file(out: Path, run: Run) -> Path:
+    """Return the file of a new run, with a number where one of that name is there already (two in one second)."""
+    marks = [run.workload["name"], run.ladder.name]
+    if run.protocol.mode not in ("cumulative", run.ladder.name):
+        marks.append(run.protocol.mode)
+    if run.protocol.gpu_memory_limit_gb is not None:
+        marks.append("limited")
+    stem = "-".join([*(text.slug(str(each)) for each in marks), text.stamp(run.started)])
+    return results.unused(Path(out) / text.slug(run.machine.name) / f"{stem}.json")

@@ -14,7 +14,6 @@ from ladder.results.values import A_COMMIT, CODE_DIGEST, ENVIRONMENT, IDENTIFIER
 MACHINE = rule_of(types.Machine)
 ROUND = rule_of(types.Round)
 RUN_GPU = rule_of(types.RunGpu)
-RESULT = rule_of(types.Result)
 
 # Keys of every kind of result that is measured, where it says them.
 CONDITIONS = {environment.KEY: ENVIRONMENT, "images": rule_of(types.Images)}

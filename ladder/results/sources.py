@@ -6,10 +6,11 @@ A merged file and its sources may lie in one folder. The same round must not be 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
-from ladder.results.types import ABSENT, Header, Merged, Plain, Result, RungResult, Twin
+from msgspec.structs import replace
+
+from ladder.results.run import Merged, Result, RungResult, Twin
 
 Visits = set[tuple[Any, ...]]
 UNITS = {True: "generation", False: "round"}  # by whether a run timed live processes
@@ -25,7 +26,7 @@ def runs(result: Result) -> list[Merged]:
     return [*found[:-1], replace(found[-1], rounds=max(found[-1].rounds, rest))]
 
 
-def as_merged(result: Header, rounds: int) -> Merged:
+def as_merged(result: Any, rounds: int) -> Merged:
     """Return a run of any kind as a merged file names it."""
     machine = result.machine
     return Merged(started=result.started, rounds=rounds, cpu=machine.cpu, cores=machine.cores)
@@ -40,7 +41,7 @@ def commits(head: Mapping[str, Any]) -> list[str]:
     return list(several) if several else [commit for commit in [head.get("commit")] if commit]
 
 
-def all_commits(heads: Iterable[Mapping[str, Any]]) -> Plain:
+def all_commits(heads: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return `commit`, None if a result has none, and `commits` if there are several, of results together."""
     found = list(heads)
     seen = list(dict.fromkeys(commit for each in found for commit in commits(each)))
@@ -48,7 +49,7 @@ def all_commits(heads: Iterable[Mapping[str, Any]]) -> Plain:
     return {"commit": found[-1]["commit"] if known else None} | ({"commits": seen} if len(seen) > 1 else {})
 
 
-def gone_on_with(before: Mapping[str, Any], now: Mapping[str, Any]) -> Plain:
+def gone_on_with(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
     """Return the commits, and whether dirty, of a result that was begun as `before` and is gone on with as `now`."""
     dirty = bool(before["dirty"] or now["dirty"]) if before["commit"] else before["dirty"]
     return all_commits([before, now]) | {"dirty": dirty}
@@ -61,7 +62,7 @@ def end(result: Result) -> int:
 
 def records(result: Result) -> list[RungResult | Twin]:
     """Return rungs and twins."""
-    return [*result.rungs, *(result.twins or [])]
+    return [*result.rungs, *result.twins]
 
 
 def in_generations(result: Result) -> bool:
@@ -71,7 +72,7 @@ def in_generations(result: Result) -> bool:
 
 def timed_alive(rung: RungResult | Twin) -> bool:
     """Return whether a rung's processes were timed while those of all rungs were alive."""
-    return any(visit.passes is not ABSENT for visit in rung.rounds)
+    return any(visit.passes for visit in rung.rounds)
 
 
 def unit(result: Result) -> str:

@@ -1,8 +1,6 @@
-"""Result files: where they go, how they are written and what is accepted as one.
+"""Result files: where they go and how they are written and read as JSON.
 
-One JSON object a run, `results/ladder/<machine>/<workload>-<ladder>-<UTC time>.json`; `ladder.results.record` makes
-it. A missing number is null; NaN and infinity are refused, on the way out and on the way in. `load` refuses what the
-fields of `ladder.results.types` do not allow; `ladder.results.check` also refuses contradictions.
+NaN and infinity are refused, on the way out and on the way in. `ladder.results.loading` reads a run.
 """
 
 import datetime
@@ -11,17 +9,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ladder.base import files
 from ladder.base.errors import UserError
-from ladder.base.rules import shown
-from ladder.base.text import fit, inside, slug, stamp
-from ladder.results import types
-from ladder.results.values import LESS_THAN
-from ladder.results.values import NUMBERS as NUMBERS
+from ladder.base.text import fit, slug, stamp
 from ladder.results.values import OUT as OUT
 from ladder.results.values import SCHEMA as SCHEMA
 from ladder.results.values import STATUSES as STATUSES
@@ -37,14 +30,6 @@ _LONGEST_NUMBER = 32  # characters; an integer of 400 digits overflows a float, 
 
 # A JSON string, or its beginning if the file ends inside. It always matches, so that no file can make it slow.
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
-
-
-def path_for(out: Path, result: dict[str, Any]) -> Path:
-    """The file of `result` under the folder `out`."""
-    name = (
-        f"{slug(result['workload']['name'])}-{slug(result['ladder']['name'])}-{stamp(result['started'])}.json"
-    )
-    return Path(out) / slug(result["machine"]["name"]) / name
 
 
 def place(path: Path, result: Mapping[str, Any]) -> Path:
@@ -164,58 +149,6 @@ def missing_note(wanted: Sequence[str], notes: Sequence[str]) -> str | None:
 def commit_words(result: dict[str, Any]) -> str:
     """The commit of a result as a page names it: "1be53ce9247e", "unknown", "1be53ce9247e with changes"."""
     return (result["commit"] or "unknown")[:12] + (" with changes" if result["dirty"] else "")
-
-
-class OtherKind(UserError):
-    """A file holds something else than a run of `ladder run`, as another command's result."""
-
-
-def load(path: Path) -> types.Result:
-    """Return the result in one file of `ladder run`.
-
-    Raises:
-        OtherKind: the file is of another command.
-        UserError: the file cannot be read, or is no result; one line that says what is wrong and where.
-    """
-    data = read(path)
-    try:
-        return of_data(data)
-    except UserError as error:
-        page = path.with_suffix(".md")
-        shows = f"; {page.name} beside it shows it" if _has_kind(data) and page.is_file() else ""
-        raise type(error)(f"{path}: {error}{shows}") from None
-
-
-def of_data(data: Any) -> types.Result:
-    """Return the result that a file's data hold. UserError, in one line, where they hold none."""
-    if not isinstance(data, dict) or "schema" not in data:
-        raise OtherKind('not a result file: expected an object with "schema"')
-    if _has_kind(data):
-        kind = next(data[key] for key in KIND_KEYS if key in data)
-        raise OtherKind(f"a result of the kind {shown(kind)}, no run of rungs")
-    if data["schema"] != SCHEMA:
-        raise UserError(f"schema {shown(data['schema'])} is not known here, expected {SCHEMA}")
-    result = types.read(types.Result, data)
-    for rung in result.rungs:
-        if rung.status == "ok" and rung.step_ms is None:
-            raise UserError(f'rung {rung.name}: status "ok" without "step_ms"')
-    return replace(result, rungs=[_in_todays_words(rung) for rung in result.rungs])
-
-
-def _has_kind(data: Any) -> bool:
-    """Return whether data are of another command than `ladder run`. Not every JSON file holds an object."""
-    return isinstance(data, dict) and any(key in data for key in KIND_KEYS)
-
-
-def _in_todays_words(rung: types.RungResult) -> types.RungResult:
-    """Return a rung without a `less than X%` that today's rule would not say. Older files say it of any X."""
-    changed: dict[str, Any] = {}
-    for verdict, gain in (("verdict", "gain"), ("gpu_verdict", "gpu_gain")):
-        found = getattr(rung, gain) or None
-        below = types.given(found.below) if found else None
-        if getattr(rung, verdict) == LESS_THAN and below is not None and inside(below) != LESS_THAN:
-            changed |= {verdict: inside(below), gain: replace(found, below=None)}
-    return replace(rung, **changed) if changed else rung
 
 
 def read(path: Path) -> Any:

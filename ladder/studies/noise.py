@@ -7,44 +7,40 @@ nothing, so their difference is noise. What limits each clock follows from what 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from ladder.base import text as texts
 from ladder.base.locks import device_lock
-from ladder.base.records import build, plain
+from ladder.base.records import plain
 from ladder.base.text import difference, percent
-from ladder.core.job import Job
+from ladder.core.job import Job, RunPlan
 from ladder.core.options import Seed, option
 from ladder.core.records import (
     Clock,
     Count,
     Fields,
-    Identifier,
     Line,
     Ms,
     Name,
-    Names,
-    Notes,
     Record,
     Seconds,
     Text,
     size,
-    write_record,
     write_whole,
 )
 from ladder.machine import neighbours
-from ladder.results import check, derive, judging, plausible, record
-from ladder.results.file import KernelProfile, Round, Status, Tenancy
-from ladder.results.types import Noise
-from ladder.results.types import Result as Run
+from ladder.results import derive, judging, loading, plausible, record
+from ladder.results.file import Header, KernelProfile, Round, Status
+from ladder.results.run import Choice, Ladder, Noise, Result, Run, Rung, RunGpu, Twin
 from ladder.show.table import Column, Table
 from ladder.stats import answers, estimates, rounds_budget
 from ladder.studies import frame
@@ -99,32 +95,6 @@ class Copy(Record):
     rounds: Annotated[list[Round], size(1000)] = []
 
 
-class Gpu(Record):
-    """Whether the GPU was watched and ours alone during the whole run, and how many visits were rejected."""
-
-    state: Literal["known", "unknown"]
-    tenancy: Tenancy
-    rejected_visits: Count
-    notes: Notes
-
-
-class Choice(Record):
-    """A row of `kernels.choices` that decided: the tile that it gives, and in which rungs."""
-
-    op: Identifier
-    direction: Identifier
-    tile: Count
-    columns: Count
-    warps: Count
-    per_sm: Count
-    stages: Count
-    rungs: Names
-    itemsize: Count | None = None
-    layout: Literal["nhwc", "nchw"] | None = None
-    architecture: Count | None = None
-    size: Literal["small", "medium", "large"] | None = None
-
-
 class Observed(frame.Observation, kw_only=True):
     """Both copies, and with which tiles their kernels ran. `seconds` is how long the run took."""
 
@@ -134,7 +104,7 @@ class Observed(frame.Observation, kw_only=True):
     planned: Count = FIRST  # generations
     cycles: Count = CYCLES
     seconds: Seconds = 0.0
-    gpu: Gpu | None = None
+    gpu: RunGpu | None = None
     profile: KernelProfile | None = None
     choices: Annotated[list[Choice], size(1000)] | None = None
 
@@ -237,7 +207,7 @@ ladder noise --lock-clocks                with a locked clock, where that is per
                 clocks.locked(uuid, locks) as state,
                 tempfile.TemporaryDirectory() as folder,
             ):
-                run = texts.fit(run_twice(job, key, Path(folder), on_event))
+                run = run_twice(job, key, Path(folder), on_event)
         return read_run(run, Clocks(locks, state.mhz, state.reason and texts.display(state.reason)))
 
     def derive(self, file: File) -> Derived:
@@ -266,9 +236,7 @@ ladder noise --lock-clocks                with a locked clock, where that is per
                 lists = (one.passes, one.event_ms)
                 if not one.samples_ms or any(len(one.samples_ms) != len(each) for each in lists if each):
                     yield f"{key}: passes or events are not those of its samples"
-            if problem := check.plain_problem(restore_run(file)):
-                yield problem
-            elif problem := check.problem_of(plain(build_run(file))):
+            if problem := loading.find_problem(restore_run(file)):
                 yield f"{key}: {problem}"
 
     def list_cautions(self, file: File) -> list[str]:
@@ -346,7 +314,7 @@ def plan_rung(job: Job, rung: str) -> tuple[Any, list[Any]]:
     return ladder, modes.plan(modes.CUMULATIVE, ladder, able, [rung])
 
 
-def run_twice(job: Job, rung: str, folder: Path, on_event: Callable[[Any], None]) -> dict[str, Any]:
+def run_twice(job: Job, rung: str, folder: Path, on_event: Callable[[Any], None]) -> Run:
     """Return the run of a rung and its twin: three generations, and as many more as fit."""
     from ladder.engine import run as engine
     from ladder.results import identity
@@ -358,103 +326,93 @@ def run_twice(job: Job, rung: str, folder: Path, on_event: Callable[[Any], None]
         path[:] = [Path(event["path"])] if "path" in event else path
         on_event(event)
 
-    common: dict[str, Any] = {
-        "cycles": CYCLES,
-        "seed": job.options.seed,
-        "on_event": follow,
-        "out": folder,
-        "data_source": job.source,
-        "images": identity.of_images(str(job.workload["data"])),
-        "inspect": False,
-    }
-    which = job.workload, job.name, ladder, planned, job.device
+    plan = RunPlan(
+        ladder=ladder,
+        planned=planned,
+        rounds=FIRST,
+        cycles=CYCLES,
+        seed=job.options.seed,
+        images=identity.of_images(str(job.workload["data"])),
+        inspect=False,
+    )
+    first = dataclasses.replace(job, options=plan, out=folder, resume=None, minutes=None)
     begin = time.monotonic()
-    run = engine.run_ladder(*which, rounds=FIRST, **common)
+    run = engine.run_ladder(first, follow)
     rounds = fit_generations(job.options.minutes, time.monotonic() - begin)
-    if run["complete"] and rounds > FIRST and run["rungs"][0]["status"] == "ok":
-        run = engine.run_ladder(*which, rounds=rounds, resume=path[0], **common)
+    if judging.derive_result(run).complete and rounds > FIRST and run.rungs[0].status == "ok":
+        more = dataclasses.replace(plan, rounds=rounds)
+        run = engine.run_ladder(dataclasses.replace(first, options=more, resume=path[0]), follow)
     return run
 
 
-def read_run(run: dict[str, Any], clocks: Clocks) -> Observed:
+def read_run(run: Run, clocks: Clocks) -> Observed:
     """Return what was observed in a run of one rung and its twin."""
-    from ladder.core.records import read_record
-
-    keys = Copy.__struct_fields__
-    copies = [{key: each[key] for key in keys} for each in (*run["rungs"], *run["twins"])]
-    rung = run["rungs"][0]
-    fields = {
-        "status": rung["status"],
-        "reason": rung["reason"],
-        "stopped": None if run["complete"] else True,
-        "clocks": write_whole(clocks),
-        "rung": copies[0],
-        "twin": copies[1] if len(copies) > 1 else None,
-        "planned": run["protocol"]["rounds"],
-        "cycles": run["protocol"]["cycles"],
-        "seconds": run["seconds"],
-        "gpu": run.get("gpu"),
-        "profile": rung.get("profile"),
-        "choices": run.get("choices"),
-    }
-    return read_record(Observed, fields)
+    rung = run.rungs[0]
+    copies = [Copy(each.status, each.reason, each.settings, each.rounds) for each in (rung, *run.twins)]
+    return Observed(
+        status=rung.status,
+        reason=rung.reason,
+        stopped=None if judging.derive_result(run).complete else True,
+        clocks=clocks,
+        rung=copies[0],
+        twin=copies[1] if len(copies) > 1 else None,
+        planned=run.protocol.rounds,
+        cycles=run.protocol.cycles,
+        seconds=run.seconds,
+        gpu=run.gpu,
+        profile=rung.profile,
+        choices=run.choices,
+    )
 
 
-def build_run(file: File) -> Run:
+def build_run(file: File) -> Result:
     """Return the run of both copies, judged as a run of `ladder run` is."""
-    key, _ = _observed(file)
-    return judging.judge_anew(restore_run(file), {key: file.cases[key].recipe})
+    return judging.derive_result(restore_run(file))
 
 
 def restore_run(file: File) -> Run:
     """Return the run of both copies before anything is derived."""
     key, each = _observed(file)
     case = file.cases[key]
-    header = {name: write_whole(getattr(file, name)) for name in frame.Header.__struct_fields__}
-    rung = record.new_rung(key, case.title, case.recipe, case.article_ms, None)
-    run = {name: value for name, value in header.items() if value is not None and name != "kind"} | {
-        "schema": 1,
-        "commit": file.commit,
-        "dirty": file.dirty,
-        "complete": file.is_complete,
-        "ladder": {"name": case.ladder, "title": case.ladder_title, "rungs": [key]},
-        "protocol": record.protocol(FIRST, CYCLES, file.options.seed, False),
-        "baseline": None,
-        "rungs": [rung],
-        "twins": [],
-    }
-    if each is not None:
-        run["seconds"] = each.seconds
-        run["protocol"] |= {"rounds": each.planned, "cycles": each.cycles}
-        rung |= _restore_copy(each.rung) | ({"profile": write_record(each.profile)} if each.profile else {})
-        run |= {"twins": [judging.new_twin(rung) | _restore_copy(each.twin)]} if each.twin else {}
-        run |= {"gpu": write_whole(each.gpu)} if each.gpu else {}
-        run |= {"choices": write_record(each.choices)} if each.choices is not None else {}
-    return build(Run, run)
-
-
-def _restore_copy(copy: Copy) -> dict[str, Any]:
-    """Return a copy as a run has it: what is unknown of a round is left out."""
-    fields = write_whole(copy)
-    rounds = [{key: value for key, value in each.items() if value is not None} for each in fields["rounds"]]
-    for each in rounds:
-        if "gpu" in each:
-            each["gpu"] = {key: value for key, value in each["gpu"].items() if value is not None}
-    return fields | {"rounds": rounds}
+    header = {name: getattr(file, name) for name in Header.__struct_fields__}
+    plan = record.plan_rounds(FIRST, CYCLES, file.options.seed)
+    rung = Rung(name=key, title=case.title, recipe=case.recipe, article_ms=case.article_ms)
+    run = Run(
+        **header | {"kind": "ladder"},
+        ladder=Ladder(case.ladder, case.ladder_title, [key]),
+        protocol=plan,
+        rungs=[rung],
+    )
+    if each is None:
+        return run
+    twin = (
+        Twin(name=key + judging.TWIN, of=key, recipe=case.recipe, **structs.asdict(each.twin))
+        if each.twin
+        else None
+    )
+    return structs.replace(
+        run,
+        seconds=each.seconds,
+        protocol=structs.replace(plan, rounds=each.planned, cycles=each.cycles),
+        rungs=[structs.replace(rung, profile=each.profile, **structs.asdict(each.rung))],
+        twins=[twin] if twin else [],
+        gpu=each.gpu,
+        choices=each.choices,
+    )
 
 
 # --- what two copies say ----------------------------------------------------------------------------------------------
 
 
-def list_rounds(run: Run) -> list[Any]:
+def list_rounds(run: Result) -> list[Any]:
     """Return all rounds of both copies."""
-    return [each for copy in (*run.rungs, *(run.twins or ())) for each in copy.rounds]
+    return [each for copy in (*run.rungs, *run.twins) for each in copy.rounds]
 
 
 Cycles = list[dict[int, list[float]]]  # logarithms of the cycles of each copy, by generation
 
 
-def derive_sights(run: Run) -> tuple[Sight, Sight | None]:
+def derive_sights(run: Result) -> tuple[Sight, Sight | None]:
     """Return what the step's time and GPU time can show; None without a profiled cycle."""
     walls = _list_cycles(run, lambda each: each.samples_ms)
     wall = _derive_sight(run.noise or {}, derive.wall_values(run), walls)
@@ -466,8 +424,8 @@ def derive_sights(run: Run) -> tuple[Sight, Sight | None]:
     return wall, _derive_sight(run.gpu_noise or {}, derive.gpu_values(run), profiled)
 
 
-def _list_cycles(run: Run, of: Callable[[Any], list[float]]) -> Cycles:
-    copies = (*run.rungs, *(run.twins or ()))
+def _list_cycles(run: Result, of: Callable[[Any], list[float]]) -> Cycles:
+    copies = (*run.rungs, *run.twins)
     return [{each.round: [*map(math.log, of(each))] for each in derive.counted(copy)} for copy in copies]
 
 
@@ -523,13 +481,13 @@ def _round(value: float) -> float:
 # --- what limits ------------------------------------------------------------------------------------------------------
 
 
-def list_limits(run: Run, wall: Sight, gpu: Sight | None) -> list[Limit]:
+def list_limits(run: Result, wall: Sight, gpu: Sight | None) -> list[Limit]:
     """Return what limits each clock that has a scatter."""
     limits = [] if wall.between is None else [_limit_wall(run, wall, gpu)]
     return limits if gpu is None or gpu.between is None else [*limits, _limit_gpu(run, gpu)]
 
 
-def _limit_wall(run: Run, wall: Sight, gpu: Sight | None) -> Limit:
+def _limit_wall(run: Result, wall: Sight, gpu: Sight | None) -> Limit:
     between, others = wall.between or 0.0, neighbours.of_rounds(plain(each) for each in list_rounds(run))
     line = f"step times of processes scatter by {_percent(between)}, cycles of a process by {_percent(wall.inside)}"
     if others is not None and others > neighbours.MOST:
@@ -545,7 +503,7 @@ def _limit_wall(run: Run, wall: Sight, gpu: Sight | None) -> Limit:
     return _limit(WALL, _limit_gpu(run, gpu).by, f"{line}: the GPU's own scatter is most of it")
 
 
-def _limit_gpu(run: Run, gpu: Sight) -> Limit:
+def _limit_gpu(run: Result, gpu: Sight) -> Limit:
     line = f"GPU time of processes scatters by {_percent(gpu.between)}"
     known = [each.gpu for each in list_rounds(run) if each.gpu and each.gpu.state == "known"]
     if shared := [each for each in known if each.tenancy == "shared"]:

@@ -12,6 +12,7 @@ import pytest
 from ladder.base import files
 from ladder.base.errors import UserError
 from ladder.results import store as results
+from tests.support.typed import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,7 +29,7 @@ def device(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("write", [files.write, lambda path, text: results.write(path, {"a": text})])
+@pytest.mark.parametrize("write", [files.write, lambda path, text: write_run(path, {"a": text})])
 def test_a_device_stays_a_device(device, write):
     write(device, "gone")
     assert device.is_char_device() and os.listdir(device.parent) == ["null"]
@@ -119,7 +120,7 @@ def test_what_another_host_or_commit_left_under_a_machine_s_name_stays(tmp_path)
     path = tmp_path / "gpu.json"
     first = {"machine": FACTS, "commit": "a" * 40, "started": "2026-11-21T10:15:00+00:00"}
     assert results.place(path, first) == path
-    results.write(path, first)
+    write_run(path, first)
     later = first | {"started": "2026-11-22T10:15:00+00:00"}
     assert results.place(path, later) == path  # measured again, here
     resumed = first | {"commit": "b" * 40}

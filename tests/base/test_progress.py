@@ -13,8 +13,8 @@ import pytest
 from ladder.base import progress
 from ladder.base.paths import ROOT
 from ladder.cli import expecting
-from ladder.results.types import Result, build
 from tests.support import made_up
+from tests.support.typed import typed
 
 EVENTS = """
 import sys
@@ -113,7 +113,7 @@ def test_a_first_line_is_said_once(capsys) -> None:
 def test_the_time_comes_from_this_machines_newest_result(tmp_path: Path) -> None:
     assert expecting.visit_seconds(tmp_path, "tiny") is None
     result = made_up.cpu_run()
-    name, count = result["workload"]["name"], expecting._made(build(Result, result))
+    name, count = result["workload"]["name"], expecting._made(typed(result))
     old, new = result | {"seconds": 1.0 * count}, result | {"seconds": 6.0 * count}
     (tmp_path / f"{name}-article-20250101T000000Z.json").write_text(json.dumps(old))
     (tmp_path / f"{name}-article-20250201T000000Z.json").write_text(json.dumps(new))
@@ -124,7 +124,7 @@ def test_the_time_comes_from_this_machines_newest_result(tmp_path: Path) -> None
 
 def test_a_disturbed_run_does_not_say_how_long_the_next_takes(tmp_path: Path) -> None:
     busy = made_up.cpu_run()
-    name, count = busy["workload"]["name"], expecting._made(build(Result, busy))
+    name, count = busy["workload"]["name"], expecting._made(typed(busy))
     busy["seconds"] = 300.0 * count
     for part in busy["rungs"]:
         for each in part["rounds"]:

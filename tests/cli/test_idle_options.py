@@ -6,9 +6,9 @@ from click.testing import CliRunner
 from ladder.base.errors import UserError
 from ladder.cli import climb
 from ladder.cli.main import main
-from ladder.results import store
 from tests.cli.test_run_studies import request
 from tests.support import made_up
+from tests.support.typed import write_run
 
 WEAK = ("scale", "flat", "--out", "x", "--device", "cpu", "--gpus", "1", "--scaling", "weak")
 PRECISION = ("precision", "--device", "cpu", "--out", "x")
@@ -61,7 +61,7 @@ def test_no_steps_of_a_training_that_there_is_none_of_are_what_the_user_gets(tmp
 def test_a_run_that_goes_on_refuses_what_its_file_decides(asked, words, tmp_path):
     made = made_up.judged_run(seed=1)
     made["protocol"] |= {"fixed": True, "budget_s": None}
-    store.write(tmp_path / "r.json", made)
+    write_run(tmp_path / "r.json", made)
     goes_on = {"resume": tmp_path / "r.json", "ladder": made["ladder"]["name"]}
     with pytest.raises(UserError, match=words):
         climb.continued(request(**goes_on | asked))
@@ -71,7 +71,7 @@ def test_a_run_that_goes_on_refuses_what_its_file_decides(asked, words, tmp_path
 def test_a_study_goes_on_with_the_ladder_that_it_was_begun_with(tmp_path):
     made = made_up.judged_run(seed=1)
     made["protocol"]["mode"] = made["ladder"]["name"] = "mistakes"
-    store.write(tmp_path / "r.json", made)
+    write_run(tmp_path / "r.json", made)
     for ladder in ("article", None):
         goes_on = climb.continued(request(resume=tmp_path / "r.json", ladder=ladder, mode=None))
         assert goes_on.mode == "mistakes"
@@ -80,7 +80,7 @@ def test_a_study_goes_on_with_the_ladder_that_it_was_begun_with(tmp_path):
 def test_a_run_of_a_ladder_that_is_not_here_asks_for_it(tmp_path):
     made = made_up.judged_run(seed=1)
     made["ladder"]["name"] = "gone"
-    store.write(tmp_path / "r.json", made)
+    write_run(tmp_path / "r.json", made)
     with pytest.raises(UserError, match="its ladder is a file of yours, or gone; name it with --ladder"):
         climb.continued(request(resume=tmp_path / "r.json", ladder=None))
 

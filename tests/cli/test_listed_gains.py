@@ -7,9 +7,9 @@ import pytest
 from ladder.cli import listing
 from ladder.plan import catalog
 from ladder.results import ranking
-from ladder.results import store as results
 from tests.support import made_up, two_clocks, typed
 from tests.support.commands import call, refused
+from tests.support.typed import write_run
 
 
 def told(made, name):
@@ -58,12 +58,12 @@ def test_a_newer_run_of_selected_rungs_does_not_pass_for_the_gain_of_a_rung(tmp_
     ends = two_clocks.selected("baseline", "fused_act") | {"started": "2026-12-01T10:15:00+00:00"}
     ends["rungs"][-1]["gpu_gain"] |= {"against": "baseline", "ratio": 1.72}
     ends["rungs"][-1]["gain"] |= {"against": "baseline", "ratio": 2.61}
-    results.write(tmp_path / "nvidia-h200" / "ends.json", ends)
+    write_run(tmp_path / "nvidia-h200" / "ends.json", ends)
     (here,) = [line for line in listing._own("fused_act") if line.startswith("Here:")]
     assert "GPU 1.72x vs baseline (" in here and "step 2.61x vs baseline (" in here
     (listed,) = [line for line in listing._listed(everything("fused_act")) if line.startswith("  fused_act")]
     assert "GPU 1.72x, step 2.61x over baseline" in listed
-    results.write(tmp_path / "nvidia-h200" / "whole.json", two_clocks.run())
+    write_run(tmp_path / "nvidia-h200" / "whole.json", two_clocks.run())
     (here,) = [line for line in listing._own("fused_act") if line.startswith("Here:")]
     assert "GPU 1.11x vs previous (" in here and "step 1.12x vs previous (" in here
     (listed,) = [line for line in listing._listed(everything("fused_act")) if line.startswith("  fused_act")]
@@ -80,11 +80,11 @@ def test_show_tells_what_other_gpus_measured_by_both_clocks_and_nothing_that_mus
     monkeypatch.setattr(listing, "RESULTS", tmp_path)
     monkeypatch.setattr(ranking, "machines_here", lambda: ["amd-epyc"])
     assert listing._elsewhere("bf16") == []
-    results.write(tmp_path / "nvidia-h200" / "stopped.json", two_clocks.run() | {"complete": False})
-    results.write(tmp_path / "nvidia-h200" / "few.json", two_clocks.run(2))
+    write_run(tmp_path / "nvidia-h200" / "stopped.json", two_clocks.run() | {"complete": False})
+    write_run(tmp_path / "nvidia-h200" / "few.json", two_clocks.run(2))
     assert listing._elsewhere("bf16") == []
-    results.write(tmp_path / "nvidia-h200" / "whole.json", two_clocks.run())
-    results.write(tmp_path / "nvidia-h200" / "left-out.json", two_clocks.run(mode="leave-one-out"))
+    write_run(tmp_path / "nvidia-h200" / "whole.json", two_clocks.run())
+    write_run(tmp_path / "nvidia-h200" / "left-out.json", two_clocks.run(mode="leave-one-out"))
     _, _, head, climbed, left_out = listing._elsewhere("bf16")
     assert head.split() == ["gpu", "workload", "GPU's", "work", "step", "compared", "advice", "file"]
     assert "1.26x faster" in climbed and "over channels_last" in climbed and "whole.json" in climbed

@@ -16,6 +16,7 @@ from ladder.results import store as results
 from ladder.results.combine import resuming
 from ladder.studies.kernelbench import measure as kernel_measure
 from tests.support.made_up import cpu_run
+from tests.support.typed import write_run
 
 RUN = {"machine": {"name": "h"}, "commit": "a" * 40, "started": "2026-11-01T00:00:00+00:00"}
 
@@ -23,7 +24,7 @@ RUN = {"machine": {"name": "h"}, "commit": "a" * 40, "started": "2026-11-01T00:0
 @pytest.fixture
 def result(tmp_path):
     path = tmp_path / "r.json"
-    results.write(path, cpu_run())
+    write_run(path, cpu_run())
     return path
 
 

@@ -15,9 +15,9 @@ from ladder.engine import run as measure
 from ladder.machine import system
 from ladder.plan import catalog
 from ladder.results import ranking
-from ladder.results import store as results
 from tests.support import made_up, recipes, two_clocks
 from tests.support.commands import call, refused, succeed
+from tests.support.typed import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
 Plain = dict[str, Any]
@@ -48,7 +48,7 @@ def this_machine(monkeypatch: pytest.MonkeyPatch, name: str, cores: int = 16) ->
 def put(folder: Path, made: Plain, file: str = "a.json", **machine: Any) -> Path:
     made["machine"] |= machine
     path = folder / made["machine"]["name"] / file
-    results.write(path, made)
+    write_run(path, made)
     return path
 
 

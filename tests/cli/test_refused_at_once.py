@@ -14,9 +14,9 @@ from ladder.cli import climb, doctor
 from ladder.images import prepare as images
 from ladder.machine import system
 from ladder.publish.regressions import checkouts
-from ladder.results import store
 from tests.support.commands import SET, call, refused
 from tests.support.made_up import cpu_run, gpu_run
+from tests.support.typed import write_run
 
 MEASURES = (
     "run",
@@ -67,7 +67,7 @@ def test_a_file_that_cannot_be_gone_on_with_is_the_only_line(
 
 
 def test_a_run_of_another_machine_is_the_only_line(tmp_path: Path) -> None:
-    store.write(tmp_path / "r.json", cpu_run() | {"workload": {**cpu_run()["workload"], "name": "tiny"}})
+    write_run(tmp_path / "r.json", cpu_run() | {"workload": {**cpu_run()["workload"], "name": "tiny"}})
     assert "start a new run" in refused("run", "--device", "cpu", "--resume", tmp_path / "r.json")
 
 
@@ -105,7 +105,7 @@ def test_a_table_that_cannot_be_written_says_only_that(
     from ladder.report import sides
 
     Path("file").touch()
-    store.write(Path("r.json"), gpu_run())
+    write_run(Path("r.json"), gpu_run())
     monkeypatch.setattr(sides, "sides", lambda *_: ())  # a made-up result has no profiles
     assert "cannot be written" in refused(*asked.split(), out)
 
@@ -116,7 +116,7 @@ def test_a_table_that_cannot_be_written_says_only_that(
 )
 def test_a_chart_that_cannot_be_drawn_says_only_that(names: str, words: str) -> None:
     for name in ("r.json", "s.json"):
-        store.write(Path(name), gpu_run())
+        write_run(Path(name), gpu_run())
     assert words in refused("report", *names.split())
 
 

@@ -11,13 +11,15 @@ from click.testing import CliRunner
 from ladder.base.errors import UserError
 from ladder.cli import climb
 from ladder.cli.main import main
+from ladder.core.job import Job, RunPlan
 from ladder.engine import inspection
 from ladder.engine import run as measure
+from ladder.machine import system
 from ladder.plan import catalog, modes, needs
-from ladder.results import check
 from ladder.stats import rounds_budget
 from tests.support import servers
 from tests.support.small import LITTLE
+from tests.support.typed import problem_of, untyped
 
 kept_servers = servers.kept_servers
 NO_GPU = dict.fromkeys(needs.NEEDS, "needs a CUDA GPU") | {"bf16": None}
@@ -121,8 +123,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory, kept_servers: None) -> dict[st
         for mode, only in (("mistakes", ["item_each_step", "n_critic_2"]), ("levers", ["separable"])):
             planned = modes.plan(mode, article, NO_GPU, only, LITTLE | {"channel_max": 8})
             ladder = modes.ladder_of(mode, article)
-            how = {"rounds": 1, "cycles": 1, "mode": mode, "out": tmp_path_factory.mktemp(mode)}
-            found[mode] = measure.run_ladder(LITTLE | {"data": None}, "little", ladder, planned, "cpu", **how)
+            options = RunPlan(ladder=ladder, planned=planned, rounds=1, cycles=1, mode=mode)
+            work, facts = LITTLE | {"data": None}, system.facts("cpu")
+            job = Job("cpu", "little", work, None, facts, options, tmp_path_factory.mktemp(mode))
+            found[mode] = untyped(measure.run_ladder(job))
         return found
 
 
@@ -138,13 +142,13 @@ def test_mistakes_reach_the_workers_and_are_timed(ran: dict[str, dict[str, Any]]
     assert found["n_critic_2"]["parity"] is None and found["n_critic_2"]["variant"]["exempt"]
     for name in ("item_each_step", "n_critic_2"):
         assert found[name]["receipts"].keys() == {name} and found[name]["receipts"][name]["engaged"]
-    assert "bf16" in found["clean"]["receipts"] and "variant" not in found["clean"]
+    assert "bf16" in found["clean"]["receipts"] and found["clean"]["variant"] is None
     assert [twin["of"] for twin in result["twins"]] == ["clean"]
     assert found["n_critic_2"]["images_per_s"] == pytest.approx(8 / found["n_critic_2"]["step_ms"] * 1000)
     assert (
-        found["clean"]["rounds"][0]["after"] == "ok" and "after" not in found["item_each_step"]["rounds"][0]
+        found["clean"]["rounds"][0]["after"] == "ok" and found["item_each_step"]["rounds"][0]["after"] is None
     )
-    assert check.problem_of(result) is None
+    assert problem_of(result) is None
 
 
 def test_levers_run_on_a_workload_of_their_own(ran: dict[str, dict[str, Any]]) -> None:
@@ -158,4 +162,4 @@ def test_levers_run_on_a_workload_of_their_own(ran: dict[str, dict[str, Any]]) -
     assert flops["separable"] < flops["unchanged"] and parameters["separable"] < parameters["unchanged"]
     assert {"unchanged", "conv_double_backward"} <= found["unchanged"]["receipts"].keys()
     assert "convolution" not in ran["levers"]["workload"]
-    assert check.problem_of(ran["levers"]) is None
+    assert problem_of(ran["levers"]) is None

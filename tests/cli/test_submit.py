@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,12 +23,14 @@ from ladder.plan import catalog
 from ladder.publish.history import machines as asvmachines
 from ladder.publish.history import series as asvseries
 from ladder.publish.validation import asv_checks, validate
+from ladder.results import judging, record
 from ladder.results import store as results
-from tests.support import asv_clone, made_up_asv
+from tests.support import asv_clone, committed, made_up_asv, typed
 from tests.support.repositories import commit_all, git
+from tests.support.typed import write_run
 
 clone = asv_clone.clone
-GENUINE = Path(__file__).parents[1] / "support" / "data" / "article-article-20261121T015325Z.json"
+GENUINE = committed.RUN
 RUNGS = ["baseline", "channels_last", "bf16"]
 
 
@@ -81,17 +84,21 @@ def asv(submission: submit.Submission, outcomes: dict[str, Any] | None = None) -
     return run, asked
 
 
-def climbed(submission: submit.Submission, complete: bool = True) -> Callable[[Any], dict[str, Any]]:
+def climbed(submission: submit.Submission, complete: bool = True, quick: bool = False) -> Callable[..., Any]:
     """Stands in for `ladder run`: leaves a result of this machine and commit."""
 
-    def climb(request: Any) -> dict[str, Any]:
-        result = json.loads(GENUINE.read_text()) | {"complete": complete, "commit": submission.commit}
+    def climb(request: Any, on_file: Callable[[Path], None] = lambda path: None) -> Any:
+        result = json.loads(GENUINE.read_text()) | {"commit": submission.commit}
         result["machine"] |= submission.facts
         preset = catalog.load_workload(submission.workload)[1]
         result["workload"] |= preset | {"name": submission.workload, "data": result["workload"]["data"]}
         result["measured_code"] = {"kernels": "0" * 16}
-        results.write(request.resume or results.path_for(request.out, result), result)
-        return result
+        result["protocol"] |= {"quick": quick, "rounds": 3 if complete else 9}
+        run = typed.run_of(result)
+        path = request.resume or record.name_file(request.out, run)
+        write_run(path, result)
+        on_file(path)
+        return judging.derive_result(run)
 
     return climb
 
@@ -139,7 +146,9 @@ def test_ladder_run_is_started_once_gone_on_with_and_left_alone_when_complete(
     asked = []
 
     def climb(complete: bool) -> Callable[[Any], Any]:
-        return lambda request: asked.append(request) or climbed(submission, complete)(request)
+        return lambda request, on_file: (
+            asked.append(request) or climbed(submission, complete)(request, on_file)
+        )
 
     assert submit.paired(submission, climb(False)) is None
     path = submit.paired(submission, climb(True))
@@ -155,12 +164,9 @@ def test_without_a_gpu_a_budget_is_kept_to_and_a_quick_run_is_not_enough_then(
     asked = []
 
     def climb(complete: bool, quick: bool) -> Callable[[Any], Any]:
-        def climbed_(request: Any) -> dict[str, Any]:
+        def climbed_(request: Any, on_file: Any) -> Any:
             asked.append(request)
-            result = climbed(submission, complete)(request)
-            result["protocol"]["quick"] = quick
-            results.write(request.resume or results.path_for(request.out, result), result)
-            return result
+            return climbed(submission, complete, quick)(request, on_file)
 
         return climbed_
 
@@ -183,7 +189,7 @@ def test_on_a_gpu_two_fifths_of_the_time_are_paired_rounds_and_nothing_is_quick(
     monkeypatch.setattr(system, "facts", lambda device: submission.facts)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # set for other tests
     on_gpu, asked = submit.prepare(None, print, submission.root), []
-    submit.paired(on_gpu, lambda request: asked.append(request) or {"complete": False})
+    submit.paired(on_gpu, lambda request, on_file: asked.append(request) or SimpleNamespace(complete=False))
     (request,) = asked
     assert request.workload == "article" and not request.quick and request.budget == pytest.approx(7.2)
 
@@ -192,9 +198,9 @@ def test_a_result_of_another_commit_or_machine_is_not_gone_on_with(submission: s
     path = submit.paired(submission, climbed(submission))
     for key, value in (("commit", "f" * 40), ("dirty", True)):
         other = results.read(path) | {key: value}
-        results.write(path, other)
+        write_run(path, other)
         assert submit._started(submission, path.parent) == (None, False)
-    results.write(path, results.read(path) | {"commit": submission.commit, "dirty": False})
+    write_run(path, results.read(path) | {"commit": submission.commit, "dirty": False})
     submission.facts["torch"] = "9.9"
     assert submit._started(submission, path.parent) == (None, False)
 
@@ -382,7 +388,7 @@ def test_a_file_that_would_be_refused_is_not_sent(
     def broken(request: Any) -> dict[str, Any]:
         result = climbed(submission)(request)
         path = results.path_for(request.out, result)
-        results.write(path, result | {"html": "x"})
+        write_run(path, result | {"html": "x"})
         return result
 
     monkeypatch.setattr(submit, "prepare", lambda budget, say: submission)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ladder.core.records import read_record, write_whole
 from ladder.engine import pool
 from ladder.engine import run as measure
 from ladder.engine.gpu_time import beyond
@@ -13,6 +14,7 @@ from ladder.engine.pool import Worker, WorkerFailure
 from ladder.engine.rounds import Interleaved
 from ladder.engine.visit import Visits
 from ladder.plan import modes
+from ladder.results.file import KernelProfile, Round
 from tests.support.fake_runs import FAKE, by_name, run, stored
 
 
@@ -55,7 +57,10 @@ def test_every_timed_cycle_comes_before_the_first_profiled_one(
     assert [len(each["profiled"]) for each in rung["rounds"]] == [2, 2] and rung["rounds"][0][
         "gpu_void"
     ] is None
-    assert rung["profile"] == said["profile"] and stored(tmp_path) == result
+    assert (
+        rung["profile"] == write_whole(read_record(KernelProfile, said["profile"]))
+        and stored(tmp_path) == result
+    )
 
 
 def test_profiled_cycles_that_do_not_count_are_recorded_once_more(
@@ -257,5 +262,12 @@ def test_memory_that_an_inspection_saw_lets_the_first_generation_prepare_side_by
     made = Interleaved("cpu", cycles=1, seed=0)
     made.recall("a", [], None)
     made.recall("b", [], 5)
-    made.recall("c", [{"peak_reserved_bytes": 7}, {"peak_reserved_bytes": 8}], 5)
+    made.recall(
+        "c",
+        [
+            Round(round=0, samples_ms=[], peak_reserved_bytes=7),
+            Round(round=1, samples_ms=[], peak_reserved_bytes=8),
+        ],
+        5,
+    )
     assert made.peaks == {"b": 5, "c": 8}

@@ -20,7 +20,7 @@ from ladder.engine.rounds import Interleaved
 from ladder.engine.visit import Visits
 from ladder.machine import system
 from tests.support import servers
-from tests.support.fake_runs import FAKE, WORKLOAD, Ladder, Planned, alive, by_name, run, stored
+from tests.support.fake_runs import FAKE, WORKLOAD, Planned, alive, by_name, job, run, stored
 
 kept_servers = servers.kept_servers
 pytestmark = pytest.mark.usefixtures("kept_servers")
@@ -290,8 +290,8 @@ def test_what_depends_on_one_that_failed_beside_it_has_no_number(tmp_path: Path)
     ]
     plan.append(Planned("d", {"sleep": 0.001}))
     plan[2] = Planned("c", {"fault": "raise", "at": "close"})
-    result = measure.run_ladder(WORKLOAD, "fake", Ladder(), plan, "cpu", out=tmp_path, code=FAKE, rounds=1)
-    found = by_name(result)
+    measure.run_ladder(job(tmp_path, plan, rounds=1))
+    found = by_name(stored(tmp_path))
     assert {name: found[name]["status"] for name in "abd"} == {"a": "ok", "b": "failed", "d": "ok"}
     assert found["c"]["status"] == "skipped" and found["c"]["step_ms"] is None
 

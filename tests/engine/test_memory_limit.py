@@ -21,13 +21,13 @@ from ladder.publish import gallery
 from ladder.publish.validation import validate
 from ladder.report import advising, tables
 from ladder.results import publishable, ranking
-from ladder.results import store as results
 from ladder.results.combine import belonging, comparing, series
-from ladder.results.types import Result
+from ladder.results.run import Result
 from tests.cli.test_cli import call
 from tests.engine.test_inspecting import asked
-from tests.support import made_up, servers, typed
+from tests.support import committed, made_up, servers, typed
 from tests.support.fake_runs import run
+from tests.support.typed import write_run
 
 answered = asked  # workers that answer their inspection
 kept_servers = servers.kept_servers
@@ -121,7 +121,7 @@ def test_a_limited_result_is_compared_merged_and_shown_with_no_other(tmp_path: P
     assert publishable.publishable(small) == [publishable.LIMITED] and not publishable.publishable(usual)
     assert gallery.stem(small).endswith("-limited")
     for name, made in (("a", made_up.judged_run(seed=1)), ("b", limited())):
-        results.write(tmp_path / f"{name}.json", made)
+        write_run(tmp_path / f"{name}.json", made)
     for options in ((), ("--anyway",)):
         refused = call("compare", tmp_path / "a.json", tmp_path / "b.json", *options)
         assert refused.exit_code == 2 and "--gpu-memory: all of it and 24 GiB" in refused.stderr
@@ -135,7 +135,7 @@ def test_the_title_says_so_wherever_the_table_is_shown() -> None:
 
 
 def test_its_file_is_a_valid_one_and_an_absurd_memory_is_not(tmp_path: Path) -> None:
-    genuine = Path(__file__).parents[1] / "support" / "data" / "article-article-20261121T015325Z.json"
+    genuine = committed.RUN
     data = json.loads(genuine.read_text())
     folder = tmp_path / data["machine"]["name"]
     folder.mkdir()
@@ -169,7 +169,7 @@ def test_a_card_that_cannot_be_simulated_here_is_refused_in_one_line(
 
 def test_a_run_goes_on_with_the_memory_of_its_file(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    results.write(path, limited())
+    write_run(path, limited())
     options: dict[str, Any] = dict.fromkeys(
         ("workload", "rungs", "budget", "rounds", "cycles", "seed", "mode", "data", "device")
     )

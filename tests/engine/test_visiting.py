@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from ladder.core.records import read_record
 from ladder.engine.outcomes import Program
 from ladder.engine.pool import WorkerFailure
 from ladder.engine.visit import Visits
+from ladder.results.file import GpuState, Round
 from tests.support.fake_nvml import UUID, FakeNvml
 
 Each = dict[str, Any]
@@ -38,6 +40,12 @@ class FakeWorker:
         return {"canary_s": self.canary()} | (self.more if do == "finish" else {})
 
 
+def a_round(seen: Each) -> Round:
+    """Return the round of an accepted visit."""
+    state = read_record(GpuState, seen["gpu"]) if seen["gpu"] else None
+    return Round(round=0, samples_ms=[1.0], gpu=state, rejected=seen.get("rejected"))
+
+
 def cycle(visits: Visits, worker: FakeWorker, own: Sequence[Each] = (), others: Sequence[int] = ()) -> Each:
     """One visit after a look around: its reply, and the reasons of the void visits before it."""
     visits.look_around()
@@ -61,7 +69,7 @@ def test_a_visit_that_counts_carries_the_state_of_the_gpu() -> None:
     seen = cycle(visits, FakeWorker())
     assert seen["samples_s"] == [0.01] and seen["rejected"] == []
     assert seen["gpu"]["state"] == "known" and seen["gpu"]["tenancy"] == "alone"
-    whole = visits.summary([{"rounds": [seen]}])
+    whole = visits.summary([a_round(seen)])
     assert whole == {"state": "known", "tenancy": "alone", "rejected_visits": 0, "notes": []}
     visits.close()
     assert fake.open == 0
@@ -81,7 +89,7 @@ def test_a_throttled_visit_is_repeated_and_counted(outcome: Any) -> None:
     seen = cycle(visits, worker)
     assert worker.cycles == 3 and seen["samples_s"] == [0.03]
     assert seen["rejected"] == ["hardware thermal slowdown"] * 2
-    rejected = visits.summary([{"rounds": [seen]}])["rejected_visits"]
+    rejected = visits.summary([a_round(seen)])["rejected_visits"]
     assert rejected == 2
     said = f"the visit that counts is the third; rejected visits: {rejected}"
     outcome(fault="throttled visit", injected="in two visits of a run", outcome=said, count=2, number=True)
@@ -93,7 +101,7 @@ def test_a_rung_that_is_always_throttled_has_no_number_and_is_counted() -> None:
     with pytest.raises(WorkerFailure, match="throttled: 4 visits void, last: power brake") as failure:
         cycle(visits, worker)
     assert failure.value.status == "invalid" and worker.cycles == 4
-    assert visits.summary([{"rounds": []}])["rejected_visits"] == 4
+    assert visits.summary([])["rejected_visits"] == 4
 
 
 def test_a_process_has_three_repeats_in_all_its_visits() -> None:
@@ -111,7 +119,7 @@ def test_a_canary_that_stays_off_voids() -> None:
     with pytest.raises(WorkerFailure, match="4 visits void, last: canary kernel 102 us, usually 100"):
         finish(visits, worker, [1e-4] * 2)
     assert worker.asked == ["finish", "canary", "canary", "canary"]
-    assert visits.summary([{"rounds": []}])["rejected_visits"] == 4
+    assert visits.summary([])["rejected_visits"] == 4
 
 
 def test_a_canary_that_was_off_for_a_moment_is_asked_again() -> None:
@@ -141,7 +149,7 @@ def test_an_allocator_that_retried_voids_on_any_device(outcome: Any) -> None:
 def test_company_makes_a_run_noisy_and_voids_nothing(outcome: Any) -> None:
     _, visits = gpu(compute={100: 2**30, 666: 2**30})
     seen = cycle(visits, FakeWorker())
-    whole = visits.summary([{"rounds": [seen]}])
+    whole = visits.summary([a_round(seen)])
     assert seen["rejected"] == [] and whole["tenancy"] == "shared"
     assert whole["notes"] == ["noisy: not publishable: 1 foreign compute process"]
     injected = "a foreign process in a visit of a run"
@@ -153,7 +161,7 @@ def test_work_of_others_after_the_last_round_is_seen() -> None:
     seen = cycle(visits, FakeWorker())
     fake.busy = [80]
     visits.look_around()
-    whole = visits.summary([{"rounds": [seen]}])
+    whole = visits.summary([a_round(seen)])
     assert whole["tenancy"] == "shared" and "80 percent utilization" in whole["notes"][0]
 
 
@@ -161,7 +169,7 @@ def test_without_nvml_nothing_is_void_and_nothing_is_known(outcome: Any) -> None
     visits = Visits("cuda", UUID, nvml=FakeNvml(refuse={"nvmlInit"}))
     seen = cycle(visits, FakeWorker())
     assert seen["gpu"]["state"] == "unknown" and seen["rejected"] == []
-    tenancy = visits.summary([{"rounds": [seen]}])["tenancy"]
+    tenancy = visits.summary([a_round(seen)])["tenancy"]
     assert tenancy == "unknown"
     said = f"tenancy: {tenancy}; the visit counts"
     outcome(fault="NVML absent or refused", injected="in a run", outcome=said, number=True)
@@ -170,7 +178,7 @@ def test_without_nvml_nothing_is_void_and_nothing_is_known(outcome: Any) -> None
 def test_a_cpu_run_says_nothing_of_a_gpu() -> None:
     visits = Visits("cpu")
     seen = cycle(visits, FakeWorker())
-    assert seen["gpu"] == {} and visits.summary([{"rounds": [seen]}]) is None
+    assert seen["gpu"] == {} and visits.summary([a_round(seen)]) is None
     assert visits.used_bytes() is None
 
 

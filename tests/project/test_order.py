@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ORDER = (
     "base",
     "core",
+    "base.records",
     "machine",
     "images",
     "stats",

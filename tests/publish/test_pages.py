@@ -14,10 +14,10 @@ from ladder.base.errors import UserError
 from ladder.publish.pages import __main__ as command
 from ladder.publish.pages import filling, ladders, machines, targets
 from ladder.publish.pages.committed import Committed
-from ladder.results import store as results
 from ladder.results.combine import gains as across
 from tests.support import committed, made_up, two_clocks
 from tests.support.two_clocks import stored_runs
+from tests.support.typed import write_run
 
 ROOT = committed.ROOT
 PAGE = "<!-- table: rungs nvidia-h200/article/article -->\nold\n<!-- end -->\n"
@@ -51,7 +51,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text("# A\n")
     (tmp_path / "docs" / "a.md").write_text("Before.\n" + PAGE + "After.\n")
-    results.write(tmp_path / RESULT, made_up.judged_run())
+    write_run(tmp_path / RESULT, made_up.judged_run())
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", RESULT)
     monkeypatch.setattr(command, "ROOT", tmp_path)
@@ -61,7 +61,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_only_the_regions_change_and_only_git_s_results_count(checkout: Path, capsys) -> None:
     page = checkout / "docs" / "a.md"
     mine = made_up.judged_run(fused_act=9.9) | {"started": "2027-12-02T00:00:00+00:00"}
-    results.write(checkout / "results/ladder/nvidia-h200/mine.json", mine)
+    write_run(checkout / "results/ladder/nvidia-h200/mine.json", mine)
     assert command.main([]) == 0 and capsys.readouterr().out.splitlines()[0] == "docs/a.md"
     text = page.read_text()
     assert text.startswith("Before.\n<!-- table: ") and text.endswith("<!-- end -->\nAfter.\n")
@@ -72,7 +72,7 @@ def test_only_the_regions_change_and_only_git_s_results_count(checkout: Path, ca
 
 
 def test_a_result_that_must_not_be_quoted_says_so(checkout: Path) -> None:
-    results.write(checkout / RESULT, made_up.judged_run() | {"dirty": True})
+    write_run(checkout / RESULT, made_up.judged_run() | {"dirty": True})
     git(checkout, "add", RESULT)
     assert command.main([]) == 0
     assert "dirty: not publishable" in (checkout / "docs" / "a.md").read_text()
@@ -88,7 +88,7 @@ def test_no_document_quotes_a_stopped_run_or_one_of_few_rounds(checkout: Path, c
     """Its region is refused, and its machine has no page; a page that was there goes."""
     pages = checkout / "docs" / "results-nvidia-h200.md"
     assert command.main([]) == 0 and "| FP32 baseline | " in pages.read_text()
-    results.write(checkout / RESULT, spoil(made_up.judged_run()))
+    write_run(checkout / RESULT, spoil(made_up.judged_run()))
     git(checkout, "add", RESULT)
     assert command.main([]) == 2 and "no committed result" in capsys.readouterr().err
     (checkout / "docs" / "a.md").write_text("No region.\n")
@@ -112,7 +112,7 @@ def test_no_document_quotes_a_stopped_run_or_one_of_few_rounds(checkout: Path, c
 def test_results_of_other_commands_are_quoted_from_three_generations_on(
     tmp_path: Path, data: Any, reason: str
 ) -> None:
-    results.write(tmp_path / "results" / "upstream" / "a.json", data)
+    write_run(tmp_path / "results" / "upstream" / "a.json", data)
     stored = Committed(tmp_path)
     assert stored.names("upstream/*.json") == ([] if reason else ["upstream/a.json"])
     if reason:
@@ -331,8 +331,8 @@ def test_no_document_but_the_log_links_a_stopped_run_or_one_of_few_generations(
 
 
 def test_links_of_stopped_runs_and_of_few_generations_are_seen(tmp_path: Path) -> None:
-    results.write(tmp_path / "results/upstream/a.json", {"complete": True, "protocol": {"rounds": 2}})
-    results.write(tmp_path / "results/upstream/b.json", {"complete": True, "protocol": {"rounds": 3}})
+    write_run(tmp_path / "results/upstream/a.json", {"complete": True, "protocol": {"rounds": 2}})
+    write_run(tmp_path / "results/upstream/b.json", {"complete": True, "protocol": {"rounds": 3}})
     full = two_clocks.selected("baseline", two_clocks.TOP)
     stored = stored_runs(tmp_path, whole=two_clocks.run(), stopped=full | {"complete": False})
     names = ["upstream/a.md", "upstream/b.json", "charts/nvidia-h200-article-article.png",

@@ -4,16 +4,16 @@ import json
 from pathlib import Path
 
 from ladder.publish.pages import redrawing
-from ladder.results import store as results
 from tests.support import committed, made_up_scaled
 from tests.support.repositories import commit_all, git
+from tests.support.typed import write_run
 
 MACHINE = json.loads(committed.file("results/precision/nvidia-h200.json").read_text())["machine"]
 
 
 def test_a_page_and_a_picture_of_an_older_code_are_made_anew_and_no_file_is_added(tmp_path: Path) -> None:
     source = tmp_path / "results/scaled/a.json"
-    results.write(source, made_up_scaled.of_scaled(MACHINE, (1, 2)))
+    write_run(source, made_up_scaled.of_scaled(MACHINE, (1, 2)))
     page, picture = source.with_suffix(".md"), source.with_suffix(".svg")
     page.write_text("# 1 generations\n")
     picture.write_bytes(b"an older drawing")

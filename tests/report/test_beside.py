@@ -13,12 +13,11 @@ from ladder.publish.pages import ladders
 from ladder.publish.pages.committed import Committed
 from ladder.report import beside, chart, entries, panels, tables
 from ladder.report.view import Row, View, view
-from ladder.results import check, judging, ranking
-from ladder.results import store as results
+from ladder.results import judging, ranking
 from ladder.results.combine import nearest
-from ladder.results.types import Result, build
 from ladder.results.words import Seen
 from tests.support.made_up_study import MODELS, TIMES, study
+from tests.support.typed import problem_of, typed, write_run
 
 FIVE = re.compile(r"(4\.9|5\.0)\dx \(slower\)")  # times the clean step, but for the noise
 
@@ -37,7 +36,7 @@ def cells(shown: View, row: Row) -> dict[str, str]:
 
 
 def test_a_mistake_is_told_in_times_of_the_clean_step_by_both_clocks(made: dict[str, Any]) -> None:
-    result = build(Result, made)
+    result = typed(made)
     shown = view(result)
     assert judging.pairs(result) == [(name, "clean", name) for name in TIMES if name != "clean"]
     told = cells(shown, rows(shown)["n_critic_5"])
@@ -65,7 +64,7 @@ def test_a_mistake_is_told_in_times_of_the_clean_step_by_both_clocks(made: dict[
 def test_a_mistake_that_only_makes_the_cpu_wait_has_equal_work_and_a_longer_step(
     made: dict[str, Any],
 ) -> None:
-    shown = view(build(Result, made))
+    shown = view(typed(made))
     item = rows(shown)["item_each_step"]
     assert item.gpu is not None and item.gpu.verdict == "less than"
     work, rest = item.sentence.split("; ")
@@ -91,21 +90,21 @@ def test_an_older_file_has_the_ratio_of_gpu_times_without_a_verdict() -> None:
     assert {rung["gpu_verdict"] for rung in data["rungs"][1:]} == {"too few generations"}
     for rung in data["rungs"]:
         rung |= {"gpu_verdict": None, "gpu_gain": None}
-    assert check.problem_of(data) is None
-    shown = view(build(Result, data))
+    assert problem_of(data) is None
+    shown = view(typed(data))
     told = cells(shown, rows(shown)["n_critic_5"])
     assert told["times clean (GPU)"] == "2.14x" and "interval (GPU)" not in told
     assert re.match(r"the step is (4\.9|5\.0)\dx slower", rows(shown)["n_critic_5"].sentence)
 
 
 def test_without_a_gpu_one_clock_is_told() -> None:
-    shown = view(build(Result, study("mistakes", TIMES, profiled=0)))
+    shown = view(typed(study("mistakes", TIMES, profiled=0)))
     told = cells(shown, rows(shown)["n_critic_5"])
     assert FIVE.fullmatch(f"{told['times clean']} ({told['verdict']})") and "GPU ms" not in told
 
 
 def test_the_picture_of_a_study_turns_the_answers_of_both_clocks(made: dict[str, Any]) -> None:
-    columns = panels.columns_of(view(build(Result, made)))
+    columns = panels.columns_of(view(typed(made)))
     words = {column.heading: [line.text for line in column.cells[3]] for column in columns}
     assert words["times clean"][0] == "2.14x (slower)" and FIVE.fullmatch(words["times clean"][1])
     assert words[""] == ["GPU", "step"]
@@ -113,7 +112,7 @@ def test_the_picture_of_a_study_turns_the_answers_of_both_clocks(made: dict[str,
 
 
 def test_updates_of_d_are_told_per_update_of_g_and_per_image(made: dict[str, Any]) -> None:
-    shown = view(build(Result, made))
+    shown = view(typed(made))
     five, clean = rows(shown)["n_critic_5"], rows(shown)["clean"]
     assert five.cost.image_ms == pytest.approx((five.step_ms or 0) / 40) and five.cost.updates == 5
     assert clean.cost.image_ms == pytest.approx((clean.step_ms or 0) / 8)
@@ -125,7 +124,7 @@ def test_updates_of_d_are_told_per_update_of_g_and_per_image(made: dict[str, Any
 
 
 def test_levers_are_marked_and_have_flops_and_parameters() -> None:
-    shown = view(build(Result, study("levers", MODELS)))
+    shown = view(typed(study("levers", MODELS)))
     told = cells(shown, rows(shown)["separable"])
     assert told["times unchanged (step)"] == told["times unchanged (GPU)"] == "0.50x (faster)"
     assert told["GFLOP/step"] == "2,900" and told["parameters, M"] == "48.0" and "total" not in told
@@ -136,8 +135,8 @@ def test_levers_are_marked_and_have_flops_and_parameters() -> None:
 
 def test_a_study_is_a_valid_result_and_its_files_are_drawn(made: dict[str, Any], tmp_path: Path) -> None:
     for data in (made, study("levers", MODELS)):
-        assert check.problem_of(data) is None
-        result = build(Result, data)
+        assert problem_of(data) is None
+        result = typed(data)
         assert f"### {result.ladder.title}".replace("_", "\\_") in tables.markdown(result)
         assert len(tables.csv_text([result]).splitlines()) == 1 + len(data["rungs"])
         assert chart.render(result, "svg").startswith(b"<?xml")
@@ -158,28 +157,28 @@ def test_a_study_is_a_valid_result_and_its_files_are_drawn(made: dict[str, Any],
 def test_a_study_that_contradicts_itself_is_refused(change: Any, says: str) -> None:
     data = study("mistakes", TIMES)
     change(data)
-    assert says in (check.problem_of(data) or "")
+    assert says in (problem_of(data) or "")
 
 
 def test_a_lever_is_held_to_the_floor_of_its_own_model() -> None:
     data = study("levers", MODELS | {"separable": 0.9})
-    assert check.problem_of(data) is None
+    assert problem_of(data) is None
     data["rungs"][1]["variant"]["workload"] = {}
-    assert "faster than this GPU can compute" in (check.problem_of(data) or "")
+    assert "faster than this GPU can compute" in (problem_of(data) or "")
 
 
 @pytest.mark.parametrize("mode", ["mistakes", "levers", "recipe"])
 def test_no_staircase_is_made_of_a_study(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = study(mode if mode != "recipe" else "mistakes", TIMES if mode != "levers" else MODELS)
     data["protocol"]["mode"] = mode
-    result = build(Result, data)
+    result = typed(data)
     assert ranking.mode(result) == mode
     path = tmp_path / "nvidia-h200" / "run.json"
     path.parent.mkdir()
     monkeypatch.setattr(ranking, "stored", lambda folder, names: [(path, result)])
     with pytest.raises(UserError, match="no stored result"):
         nearest.find(tmp_path, None)
-    monkeypatch.setattr(nearest.results, "load", lambda path: result)
+    monkeypatch.setattr(nearest.loading, "load_run", lambda path: result)
     with pytest.raises(UserError, match="a run of --" + ("recipe" if mode == "recipe" else f"mode {mode}")):
         nearest.of_file(path)
 
@@ -192,7 +191,8 @@ def test_foreign_names_and_first_entries_have_no_reason() -> None:
 
 
 def test_a_document_s_table_has_every_entry_and_its_sentence(made: dict[str, Any], tmp_path: Path) -> None:
-    results.write(tmp_path / "results/ladder/nvidia-h200/article-mistakes-20261121T101500Z.json", made)
+    made["workload"] |= {"channel_base": 16384}
+    write_run(tmp_path / "results/ladder/nvidia-h200/article-mistakes-20261121T101500Z.json", made)
     text = ladders.beside(Committed(tmp_path), "nvidia-h200/article/mistakes/mistakes")
     assert "| entry | ms/step |" in text and "| times clean (GPU) |" in text and "| 1.20x (slower) |" in text
     assert "difference; the step is 1.20x slower, because the GPU waits longer: to read a loss" in text

@@ -14,14 +14,15 @@ from ladder.base.errors import UserError
 from ladder.cli import main as cli
 from ladder.publish import gallery
 from ladder.report import chart, drawing
-from ladder.results import store as results
 from tests.cli.test_cli import call, fakes
 from tests.support import committed, made_up, two_clocks
+from tests.support.typed import write_run
 
 __all__ = ["fakes"]  # a fixture
 ROOT = Path(__file__).resolve().parents[2]
 DRAW = """
 import hashlib, sys
+from tests.support.typed import write_run
 from ladder.report import drawing
 def make():
     from matplotlib.figure import Figure
@@ -98,7 +99,7 @@ def test_the_gallery_is_of_committed_results_alone_and_of_the_best(tmp_path, mon
     start = made_up.result([made_up.rung("fused_act", 11.6)], started="2026-12-01T00:00:00+00:00")
     mine = made_up.judged_run(fused_act=9.9) | {"started": "2026-12-02T00:00:00+00:00"}
     for name, result in (("a", whole), ("b", start), ("c", mine)):
-        results.write(folder / f"{name}.json", result)
+        write_run(folder / f"{name}.json", result)
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", "results/ladder/nvidia-h200/a.json", "results/ladder/nvidia-h200/b.json")
     monkeypatch.setattr(chart, "render", lambda result, kind: kind.encode())
@@ -120,7 +121,7 @@ def test_a_chart_goes_with_the_last_result_that_stood_behind_it(tmp_path, monkey
     folder, charts = tmp_path / "results/ladder/nvidia-h200", tmp_path / "results/charts"
     monkeypatch.setattr(chart, "render", lambda result, kind: kind.encode())
     monkeypatch.setattr(cli, "ROOT", tmp_path)
-    results.write(folder / "a.json", two_clocks.selected("baseline", "bf16") | {"complete": False})
+    write_run(folder / "a.json", two_clocks.selected("baseline", "bf16") | {"complete": False})
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", "results")
     assert call("report", "--publish").exit_code == 0
@@ -129,7 +130,7 @@ def test_a_chart_goes_with_the_last_result_that_stood_behind_it(tmp_path, monkey
     assert {path.stem for path in charts.iterdir()} == {stem}
     (charts / "note.txt").write_text("mine")
     (charts / "mine.png").write_bytes(b"")
-    results.write(folder / "a.json", made_up.judged_run())
+    write_run(folder / "a.json", made_up.judged_run())
     seen = call("report", "--publish")
     assert seen.exit_code == 0
     assert seen.stdout.splitlines()[-4:] == [
@@ -147,7 +148,7 @@ def test_no_chart_goes_while_a_result_of_git_is_missing_here(tmp_path, monkeypat
     path, charts = tmp_path / "results/ladder/nvidia-h200/a.json", tmp_path / "results/charts"
     monkeypatch.setattr(chart, "render", lambda result, kind: kind.encode())
     monkeypatch.setattr(cli, "ROOT", tmp_path)
-    results.write(path, made_up.judged_run())
+    write_run(path, made_up.judged_run())
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", "results")
     assert call("report", "--publish").exit_code == 0

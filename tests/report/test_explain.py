@@ -15,11 +15,10 @@ from ladder.plan import catalog
 from ladder.receipts import categories, kernel_families
 from ladder.report import explain
 from ladder.results import parts, ranking
-from ladder.results import store as results
 from ladder.results.combine import merging
 from tests.support import made_up, two_clocks
 from tests.support.commands import refused, succeed
-from tests.support.typed import typed
+from tests.support.typed import typed, write_run
 
 Plain = dict[str, Any]
 US = 16_000  # ns in a cycle of 16 steps: a microsecond a step
@@ -60,7 +59,7 @@ def run(**profiles: tuple[Plain, float]) -> Plain:
 
 
 def written(path: Path, made: Plain) -> Path:
-    results.write(path, made)
+    write_run(path, made)
     return path
 
 

@@ -16,11 +16,10 @@ from ladder.base.plain import Fields
 from ladder.publish import gallery
 from ladder.report import drawing, gpus
 from ladder.report.themes import DARK, LIGHT
-from ladder.results import store
 from tests.report.test_chart import full
 from tests.report.test_drawing import git
 from tests.support import made_up, two_clocks
-from tests.support.typed import typed
+from tests.support.typed import typed, write_run
 
 PUBLISHED = (gpus.Published("V100", 20.0), gpus.Published("A100", 10.0))
 
@@ -232,7 +231,7 @@ def test_the_gallery_draws_it_from_committed_results_on_both_grounds(tmp_path):
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", ".")
     assert not [path for path in gallery.publish(tmp_path) if path.name.startswith("gpus")]
-    store.write(folder / "a.json", two_clocks.run())
+    write_run(folder / "a.json", two_clocks.run())
     written = [path.name for path in gallery.publish(tmp_path) if path.name.startswith("gpus")]
     assert written == [f"gpus-article{end}" for end in (".png", ".svg", "-dark.png", "-dark.svg")]
 

@@ -8,10 +8,9 @@ import pytest
 from ladder.report import checks
 from ladder.report import tables as report
 from ladder.report import view as viewing
-from ladder.results import store as results
 from tests.cli.test_cli import call
 from tests.support import made_up
-from tests.support.typed import Reading
+from tests.support.typed import Reading, write_run
 
 checks = Reading(checks)
 report = Reading(report)
@@ -64,7 +63,7 @@ def test_every_receipt_and_parity_error_is_printed_and_in_the_markdown(tmp_path)
     made["rungs"][2]["receipts"] = made_up.receipts(
         "islands in FP32 6 of 6", "not engaged: FLOPs 3 percent", engaged=False
     )
-    results.write(tmp_path / "a.json", made)
+    write_run(tmp_path / "a.json", made)
     plain_page = report.markdown(made).replace("\\", "")
     printed = call("report", tmp_path / "a.json", "--receipts").stdout
     for text in (printed, plain_page):
@@ -79,7 +78,7 @@ def test_every_receipt_and_parity_error_is_printed_and_in_the_markdown(tmp_path)
         )
         assert "(size large, itemsize 2, layout nhwc, architecture 90): tile 4096" in text
     assert "islands" not in call("report", tmp_path / "a.json").stdout
-    results.write(tmp_path / "b.json", made_up.judged_run())
+    write_run(tmp_path / "b.json", made_up.judged_run())
     assert "no receipts and no parity check" in call("report", tmp_path / "b.json", "--receipts").stdout
 
 

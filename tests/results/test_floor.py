@@ -1,17 +1,16 @@
 """The roofline floor: genuine results lie far above it, impossible ones are refused and marked."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from ladder.publish.validation import validate
 from ladder.results import plausible
 from stylegan_lite.config import Workload
 from tests.support import committed, made_up, typed
+from tests.support.typed import problem_of
 
 RESULTS = committed.listed("results/ladder/*/*.json")
-H200 = Path(__file__).parents[1] / "support" / "data" / "article-article-20261121T015325Z.json"
+RUN = committed.RUN
 
 
 def load(path):
@@ -21,11 +20,10 @@ def load(path):
 def times_divided(result, by):
     """The same result as if every step had been `by` times faster."""
     for rung in [*result["rungs"], *result.get("twins", [])]:
-        for holder in (rung, *rung["rounds"]):
-            for key in ("step_ms", "q25_ms", "q75_ms", "main_ms"):
-                if holder.get(key):
-                    holder[key] /= by
-            for key in ("samples_ms", "interval_ms", "event_ms"):
+        for holder in rung["rounds"]:
+            if holder.get("main_ms"):
+                holder["main_ms"] /= by
+            for key in ("samples_ms", "event_ms"):
                 if holder.get(key):
                     holder[key] = [each / by for each in holder[key]]
     return result
@@ -33,23 +31,24 @@ def times_divided(result, by):
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_genuine_results_are_far_above_the_floor(path):
-    assert validate.check(load(path)) is None
+    assert problem_of(load(path)) is None
     result = load(path)
     least = plausible.floor_ms(result["machine"], result["workload"])
     assert least[0] > least[1] > 0
     for rung in result["rungs"]:  # wide layers and large maps fill a GPU best: `large` is at 6.4 times
-        assert rung["step_ms"] is None or rung["step_ms"] > 5 * least[0]
+        samples = [ms for each in rung.get("rounds", []) for ms in each["samples_ms"]]
+        assert not samples or min(samples) > 5 * least[0]
 
 
-def test_a_hundred_times_faster_is_refused_and_a_little_is_not():
-    assert "faster than this GPU can compute" in validate.check(times_divided(load(H200), 100))
-    assert validate.check(times_divided(load(H200), 3)) is None
+def test_a_thousand_times_faster_is_refused_and_a_little_is_not():
+    assert "faster than this GPU can compute" in problem_of(times_divided(load(RUN), 1000))
+    assert problem_of(times_divided(load(RUN), 3)) is None
 
 
 def test_times_without_the_lazy_phases_have_a_floor_too():
-    result = load(H200)
+    result = load(RUN)
     result["rungs"][0]["rounds"][0]["main_ms"] = 0.2
-    assert "0.2 ms is faster than this GPU" in validate.check(result)
+    assert "0.2 ms is faster than this GPU" in problem_of(result)
 
 
 def test_the_flops_are_those_of_the_layers():
@@ -102,10 +101,10 @@ def test_an_unknown_gpu_is_taken_for_a_very_fast_one_and_an_unknown_workload_has
 def test_an_impossible_rung_is_invalid_and_the_others_keep_their_numbers(outcome):
     made = made_up.judged_run(fused_act=0.3)
     made["workload"] |= {"channel_base": 16384}
-    typed.judged(made)
+    typed.fill(made)
     *others, last = made["rungs"]
     assert last["status"] == "invalid" and last["step_ms"] is None and last["verdict"] is None
     assert last["reason"].startswith("0.") and "faster than this GPU can compute" in last["reason"]
     assert all(rung["status"] == "ok" and rung["step_ms"] for rung in others)
-    assert typed.derived(made) == "baseline"
+    assert made["baseline"] == "baseline"
     outcome(fault="impossible time", injected="0.3 ms a step of article", outcome=last, kept=True)

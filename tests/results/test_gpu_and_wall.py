@@ -5,12 +5,10 @@ import random
 
 import pytest
 
-from ladder.base import text
-from ladder.publish.validation import validate
 from ladder.results import judging as judging_module
-from ladder.results import types
+from ladder.results import ranking as ranking_module
 from tests.support import made_up, typed
-from tests.support.typed import Reading
+from tests.support.typed import Reading, problem_of
 
 judging = Reading(judging_module)
 GPU = {  # ms a step; the wall time is made_up.H200's
@@ -23,6 +21,9 @@ GPU = {  # ms a step; the wall time is made_up.H200's
     "data_loading": 25.9,
     "fused_act": 21.0,
 }
+
+
+ranking = Reading(ranking_module)
 
 
 def generations(mode="cumulative", seed=0, count=3, gpu_sd=0.001, wall_sd=0.03):
@@ -55,9 +56,7 @@ def generations(mode="cumulative", seed=0, count=3, gpu_sd=0.001, wall_sd=0.03):
 
 
 def anew(made):
-    typed.derived(made)
-    typed.judged(made)
-    return made
+    return typed.fill(made)
 
 
 def by_name(made):
@@ -156,7 +155,7 @@ def test_pass_effects_leave_the_values_of_their_kind_and_no_other():
 
 def validated(made):
     made["machine"]["name"], made["workload"]["data"] = "nvidia-h200", None
-    assert validate.check(text.fit(made)) is None
+    assert problem_of(made) is None
 
 
 def test_a_value_beyond_a_rung_s_own_samples_is_not_shown():
@@ -198,13 +197,13 @@ def test_leave_one_out_goes_by_gpu_time_unless_the_rung_captures_the_step():
             for cycle in each["profiled"]:
                 cycle["gpu_ms"] *= gpu_ms / GPU[name]
         anew(made)
-        assert judging.top_gains(made)[name]["advice"] == advice
+        assert ranking.top_gains(made)[name]["advice"] == advice
     whole = by_name(made)["all"]["gpu_ms"]
-    assert judging.top_gains(made)["bf16"]["gpu_gain"] == pytest.approx(25.0 / whole, rel=0.01)
+    assert ranking.top_gains(made)["bf16"]["gpu_gain"] == pytest.approx(25.0 / whole, rel=0.01)
     graphs = by_name(made)["cuda_graphs"]
     assert (
         graphs["kind"] == "eager"
-        and judging.top_gains(made)["cuda_graphs"]["gain"] == graphs["gain"]["ratio"]
+        and ranking.top_gains(made)["cuda_graphs"]["gain"] == graphs["gain"]["ratio"]
     )
 
 
@@ -217,12 +216,3 @@ def test_a_generation_is_added_for_the_widths_of_gpu_time_or_of_wall_time_withou
         for visit in each["rounds"]:
             del visit["profiled"]
     assert wants(sure)  # its wall time is open
-
-
-def test_a_growing_result_is_judged_in_place():
-    made = generations()
-    expected = copy.deepcopy(made)
-    for rung in made["rungs"]:
-        rung["gpu_ms"] = rung["gpu_verdict"] = None
-    judging_module.refresh(made, {rung["name"]: rung["recipe"] for rung in made["rungs"]})
-    assert made == expected and types.build(types.Result, made).gpu_noise

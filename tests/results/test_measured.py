@@ -1,7 +1,6 @@
 """Which code a number depends on: what changes its digest, and what rounds of two commits may do for that."""
 
 import copy
-import json
 import shutil
 from pathlib import Path
 
@@ -10,14 +9,14 @@ import pytest
 
 from ladder.base.errors import UserError
 from ladder.publish.validation import validate
-from ladder.results import code_digest, derive, sources
-from ladder.results.combine import merging, resuming, series
+from ladder.results import code_digest, derive, loading, sources
+from ladder.results.combine import merging, series
 from ladder.stats import estimates
 from tests.cli.test_cli import call, refused
 from tests.results.combine.test_merging import cut, run, rung, write
 from tests.results.test_judging import planned
-from tests.support import made_up
-from tests.support.typed import Reading
+from tests.support import made_up, typed
+from tests.support.typed import Reading, untyped
 
 derive = Reading(derive)
 merging = Reading(merging)
@@ -139,10 +138,10 @@ def test_rounds_of_two_commits_that_measured_the_same_are_one_result_that_names_
     said = call("merge", *paths, "--out", out)
     assert said.exit_code == 0 and "commits 1111111111, 2222222222, 2026" in said.stdout
     assert "not publishable" not in said.stdout and validate.problem_of(out) is None
-    merged = json.loads(out.read_text())
+    merged = untyped(loading.load_run(out))
     assert merged["commit"] == OTHER and merged["commits"] == [ONE, OTHER]
     assert merged[code_digest.KEY] == CODE and rung(merged, "fused_act")["gain"]["rounds"] == 10
-    assert "merged: 10 rounds of 2 runs at 2 commits" in merged["protocol"]["notes"]
+    assert len(merged["merged"]) == 2
     csv = tmp_path / "table.csv"
     assert call("report", out, "--csv", csv, "--chart", tmp_path / "chart.png").exit_code == 0
     assert f"{ONE} {OTHER}" in csv.read_text()
@@ -184,7 +183,7 @@ def test_a_result_without_digests_merges_with_its_own_commit_alone(tmp_path):
     old = run(1) | {"commit": ONE}
     assert f"commit: {ONE} and {OTHER}" in refused("merge", *write(tmp_path, old, at(run(2), OTHER)))
     merged = merging.merge(write(tmp_path, old, at(run(2), ONE)))
-    assert merged["commit"] == ONE and code_digest.KEY not in merged and "commits" not in merged
+    assert merged["commit"] == ONE and merged[code_digest.KEY] is merged["commits"] is None
     several = merging.merge(write(tmp_path, at(run(2), ONE), at(run(3), OTHER)))
     (path,) = write(tmp_path, several, name="several")
     assert f"commit: {ONE} and {ONE}, {OTHER}" in refused("merge", *write(tmp_path, old, name="old"), path)
@@ -238,19 +237,19 @@ def test_a_run_is_taken_up_at_another_commit_that_measures_the_same(tmp_path):
         each["recipe"] = planned()[each["name"]]
     begun["protocol"] |= {"fixed": True, "budget_s": None}
     (path,) = write(tmp_path, begun)
-    taken = resuming.take_up(path, at(copy.deepcopy(begun), OTHER))
+    taken = typed.take_up(path, at(copy.deepcopy(begun), OTHER))
     assert taken["commit"] == OTHER and taken["commits"] == [ONE, OTHER]
-    assert "commits" not in resuming.take_up(path, copy.deepcopy(begun))
+    assert typed.take_up(path, copy.deepcopy(begun))["commits"] is None
     with pytest.raises(
         UserError, match=r"--resume: other code is measured here: measured_code\.engine: "
     ) as refusal:
-        resuming.take_up(path, at(copy.deepcopy(begun), ONE, engine="0" * 16))
+        typed.take_up(path, at(copy.deepcopy(begun), ONE, engine="0" * 16))
     assert "\n" not in str(refusal.value)
     del begun[code_digest.KEY]
     write(tmp_path, begun)
     with pytest.raises(UserError, match=f"commit: {ONE} and {OTHER}"):
-        resuming.take_up(path, at(copy.deepcopy(begun), OTHER))
-    assert code_digest.KEY not in resuming.take_up(path, at(copy.deepcopy(begun), ONE))
+        typed.take_up(path, at(copy.deepcopy(begun), OTHER))
+    assert typed.take_up(path, at(copy.deepcopy(begun), ONE))[code_digest.KEY] is None
 
 
 # --- runs of some rungs ---------------------------------------------------------------------------------------------
@@ -261,7 +260,7 @@ def part(made, *names):
     made["ladder"]["rungs"] = list(names)
     made["rungs"] = [each for each in made["rungs"] if each["name"] in names]
     made["twins"] = [each for each in made["twins"] if each["of"] in names]
-    return merging.judge_anew(made)
+    return typed.fill(made)
 
 
 def test_rounds_of_some_rungs_join_those_of_the_whole_ladder(tmp_path):

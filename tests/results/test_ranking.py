@@ -12,11 +12,10 @@ from ladder.publish.site import collection
 from ladder.report import chart, tables
 from ladder.report import view as viewing
 from ladder.results import publishable, ranking
-from ladder.results import store as results
 from ladder.results.combine import comparing, series
 from tests.cli.test_cli import call, refused
 from tests.support import made_up, two_clocks
-from tests.support.typed import Reading
+from tests.support.typed import Reading, write_run
 
 chart = Reading(chart)
 comparing = Reading(comparing)
@@ -55,7 +54,7 @@ def test_a_staircase_is_shown_before_newer_runs_of_less(tmp_path, newer):
     stairs = made_up.judged_run()
     found = []
     for name, result in (("a", stairs), ("b", newer)):
-        results.write(tmp_path / f"{name}.json", result)
+        write_run(tmp_path / f"{name}.json", result)
         found.append((tmp_path / f"{name}.json", result))
     (shown,), _ = tables.collect([tmp_path])
     assert shown["started"] == stairs["started"]
@@ -90,8 +89,8 @@ def test_too_few_rounds_are_said_wherever_a_result_is_shown(tmp_path, capsys):
     assert MARK in capsys.readouterr().out
     assert MARK in tables.markdown(made) and MARK in tables.csv_text([made])
     assert MARK in chart._headline(view(made))
-    results.write(tmp_path / "few.json", made)
-    results.write(tmp_path / "whole.json", made_up.judged_run(seed=1))
+    write_run(tmp_path / "few.json", made)
+    write_run(tmp_path / "whole.json", made_up.judged_run(seed=1))
     comparing.show(tmp_path / "whole.json", tmp_path / "few.json", False, False)
     assert f"warning: after: {MARK}" in capsys.readouterr().out
     (raw, *_) = collection.list_raw([(tmp_path / "few.json", made)], tmp_path)
@@ -115,7 +114,7 @@ def stored(tmp_path, monkeypatch):
         ("nvidia-h200/c", start_up()),
         ("intel/d", made_up.cpu_run()),
     ):
-        results.write(folder / f"{name}.json", result)
+        write_run(folder / f"{name}.json", result)
     monkeypatch.setattr(listing.ranking, "machines_here", lambda: ["nvidia-h200"])
     monkeypatch.setattr(cli, "RESULTS", folder)
     monkeypatch.setattr(listing, "RESULTS", folder)
@@ -164,11 +163,11 @@ def test_list_has_the_gain_of_the_newest_run_that_climbed_so_far_by_the_same_ste
     monkeypatch.setattr(listing, "_gain", lambda rung: f"{rung.step_ms:.0f}")
     newer = made_up.judged_run(fused_act=20.0) | {"started": "2026-11-25T00:00:00+00:00"}
     newer["ladder"]["name"] = "full"
-    results.write(stored / "nvidia-h200" / "e.json", newer)
+    write_run(stored / "nvidia-h200" / "e.json", newer)
     steps = made_up.judged_run() | {"started": "2026-11-26T00:00:00+00:00"}
     steps["rungs"] = [steps["rungs"][0], steps["rungs"][-1]]
     steps["ladder"]["name"] = "full"
-    results.write(stored / "nvidia-h200" / "f.json", steps)
+    write_run(stored / "nvidia-h200" / "f.json", steps)
     rows = {line.split()[0]: line.split() for line in call("list").stdout.splitlines()[2:10]}
     assert rows["fused_act"][3] == "20"
 

@@ -8,7 +8,7 @@ import pytest
 from ladder.base import yamlfile
 from ladder.base.errors import UserError
 from ladder.publish.history import machines, notes, screening
-from ladder.results import ranking, store
+from ladder.results import loading, ranking
 from ladder.studies import frame, noise
 from ladder.studies.roofline import rates
 
@@ -28,7 +28,7 @@ READERS = {
     "machines of asv": ("m/machine.json", lambda at, pipe: machines._stored(at) == {}),
     "roofline": ("roofline/m-a.json", lambda at, pipe: rates.load("m", at / "roofline").known == {}),
     "recipe": ("r.yaml", lambda at, pipe: reject(lambda: yamlfile.read(pipe))),
-    "a file by name": ("r.json", lambda at, pipe: reject(lambda: store.load(pipe))),
+    "a file by name": ("r.json", lambda at, pipe: reject(lambda: loading.load_run(pipe))),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -16,10 +17,12 @@ import yaml
 from click.testing import CliRunner
 
 from ladder.cli import main as cli
+from ladder.core.job import Job
 from ladder.core.records import read_record
 from ladder.engine import run as engine
 from ladder.machine import clocks, system
 from ladder.publish.validation import validate
+from ladder.results import judging, loading
 from ladder.results.file import Round
 from ladder.studies import frame, noise
 from ladder.studies.noise import CLOCKS, GPU, HOST, NEIGHBOURS, NOTHING, STUDY, WALL, Clocks, Copy
@@ -166,21 +169,22 @@ def test_the_engine_makes_three_generations_and_goes_on(
     """Two copies of a fake step, in processes of their own; the minutes leave room for two generations more."""
     real, rounds = engine.run_ladder, []
 
-    def run_ladder(*arguments: Any, **options: Any) -> dict[str, Any]:
-        rounds.append(options["rounds"])
-        return real(*arguments, **options, code=FAKE)
+    def run_ladder(job: Any, *more: Any) -> Any:
+        rounds.append(job.options.rounds)
+        options = dataclasses.replace(job.options, code=FAKE, torch=False)
+        return real(dataclasses.replace(job, options=options), *more)
 
     planned = [Planned("baseline", {"name": "baseline", "sleep": 0.001})]
     monkeypatch.setattr(engine, "run_ladder", run_ladder)
     monkeypatch.setattr(noise, "fit_generations", lambda minutes, spent_s: 5)
     monkeypatch.setattr(noise, "plan_rung", lambda job, rung: (Ladder(), planned))
     options = noise.Options(rung="baseline", minutes=1.0)
-    job = SimpleNamespace(
-        options=options, workload={"batch": 8, "data": None}, name="fake", source=None, device="cpu"
-    )
+    monkeypatch.setattr(loading, "find_problem", lambda run: None)
+    work, facts = {"batch": 8, "data": None}, system.facts("cpu")
+    job = Job("cpu", "fake", work, None, facts, options, tmp_path)
     run = noise.run_twice(job, "baseline", tmp_path, lambda event: None)  # type: ignore[arg-type]
-    assert rounds == [3, 5] and run["complete"]
-    assert [len(copy["rounds"]) for copy in (run["rungs"][0], run["twins"][0])] == [5, 5]
+    assert rounds == [3, 5] and judging.derive_result(run).complete
+    assert [len(copy.rounds) for copy in (run.rungs[0], run.twins[0])] == [5, 5]
     run["complete"] = False
     run["rungs"][0]["recipe"] = {}
     assert noise.read_run(run, Clocks(asked=False)).stopped

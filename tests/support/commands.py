@@ -1,6 +1,7 @@
 """The command called in this process, and fakes of what it would measure."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -12,6 +13,7 @@ from ladder.cli import main as cli
 from ladder.engine import run as measure
 from ladder.images import prepare as images
 from ladder.machine import stillness, system
+from ladder.results import loading
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = ROOT / "tests" / "support" / "fake_code"
@@ -35,13 +37,15 @@ def fakes(monkeypatch):
     """Real workers and files around fake steps. `faults` maps a rung to what goes wrong in it."""
     faults, real = {}, measure.run_ladder
 
-    def run_ladder(workload, name, rungs, planned, device, **options):
-        for rung in planned:
+    def run_ladder(job, *more):
+        for rung in job.options.planned:
             if rung.recipe is not None:
                 rung.recipe.update(faults.get(rung.name, {}))
-        return real(workload, name, rungs, planned, device, code=FAKE, **options)
+        plan = replace(job.options, code=FAKE, torch=False, inspect=False)
+        return real(replace(job, options=plan), *more)
 
     monkeypatch.setattr(measure, "run_ladder", run_ladder)
+    monkeypatch.setattr(loading, "find_problem", lambda run: None)  # a fake step may be too fast
     monkeypatch.setattr(climb, "Pool", nullcontext)  # fake steps need no process that imports torch
     monkeypatch.setattr(stillness, "wait", lambda group: 0.0)  # nor quiet between visits
     monkeypatch.setattr(images, "prepare_images", lambda *_, **__: SET)

@@ -18,6 +18,8 @@ from ladder.base import git
 from ladder.base.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
+# A run of the article's ladder that no document quotes.
+RUN = ROOT / "tests/data/results/ladder/nvidia-h100-80gb-hbm3/article-article-20261125T180506Z.json"
 
 
 @functools.cache

@@ -2,15 +2,20 @@
 
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from ladder.core.job import Job, RunPlan
+from ladder.core.records import read_record, write_whole
 from ladder.engine import run as measure
 from ladder.engine.pool import Worker
-from ladder.machine import stillness
+from ladder.machine import stillness, system
+from ladder.results import judging, loading
 from ladder.results import store as results
+from ladder.results.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = ROOT / "tests" / "support" / "fake_code"
@@ -25,11 +30,25 @@ class Planned(NamedTuple):
     skipped: str | None = None
     title: str = "a title"
     article_ms: float | None = None
+    variant: None = None
 
 
 class Ladder(NamedTuple):
     name: str = "article"
     title: str = "The article's ladder"
+    digest: None = None
+
+
+def job(out: Path, plan: Sequence[Any], **options: Any) -> Job:
+    """Return the job of a fake plan on this CPU."""
+    workload = options.pop("workload", WORKLOAD)
+    more = {key: options.pop(key) for key in ("resume", "minutes", "source") if key in options}
+    if "budget_s" in options:
+        more["minutes"] = options.pop("budget_s") / 60
+    asked = {"ladder": Ladder(), "planned": plan, "code": FAKE, "torch": False, "inspect": False}
+    facts = system.facts("cpu")
+    plan_ = RunPlan(**asked | options)
+    return Job("cpu", "fake", workload, more.pop("source", None), facts, plan_, out, **more)
 
 
 def run(out: Path, rungs: dict[str, dict | None], **options: Any) -> dict[str, Any]:
@@ -46,7 +65,11 @@ def run(out: Path, rungs: dict[str, dict | None], **options: Any) -> dict[str, A
     options = {"rounds": 1, "cycles": 1, "quick": True} | options
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stillness, "wait", lambda group: 0.0)
-        return measure.run_ladder(WORKLOAD, "fake", Ladder(), plan, "cpu", out=out, code=FAKE, **options)
+        patch.setattr(
+            loading, "find_problem", lambda run: None
+        )  # a fake step may be too fast, its recipe odd
+        on_event = options.pop("on_event", None)
+        return write_whole(judging.derive_result(measure.run_ladder(job(out, plan, **options), on_event)))
 
 
 def be_impatient(patch: pytest.MonkeyPatch, name: str, **timeouts: float) -> None:
@@ -66,8 +89,14 @@ def by_name(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def stored(out: Path) -> dict[str, Any]:
+    """Return what follows from the one file of a run."""
     (path,) = out.glob("*/*.json")
-    return results.read(path)
+    return read(path)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return what follows from the file of a run. Nothing but its record is checked: a fake step may be too fast."""
+    return write_whole(judging.derive_result(read_record(Run, results.read(path))))
 
 
 def alive(pid: int) -> bool:
@@ -83,3 +112,10 @@ def wait_for(condition: Any, process: subprocess.Popen | None = None) -> None:
     while not condition():
         assert time.monotonic() < deadline and (process is None or process.poll() is None)
         time.sleep(0.02)
+
+
+def known(value: Any) -> Any:
+    """Return data without what is unknown."""
+    if isinstance(value, dict):
+        return {key: known(each) for key, each in value.items() if each is not None}
+    return list(map(known, value)) if isinstance(value, list) else value

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ladder.publish.validation import validate
+from tests.support import committed
 
-GENUINE = Path(__file__).parent / "data" / "article-article-20261121T015325Z.json"
+GENUINE = committed.RUN
 CPUS = """
 Intel(R) Xeon(R) CPU @ 2.20GHz
 Intel(R) Xeon(R) Processor

@@ -65,7 +65,8 @@ def result(rungs: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
             record["speedup_previous"] = None if record is base else before["step_ms"] / record["step_ms"]
             before = record
     made = {
-        "schema": 1,
+        "schema": 2,
+        "kind": "ladder",
         "machine": {
             "name": "nvidia-h200",
             "gpu": "NVIDIA H200",
@@ -88,7 +89,16 @@ def result(rungs: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
             "title": "The article's eight rungs",
             "rungs": [r["name"] for r in rungs],
         },
-        "protocol": {"rounds": 5, "cycles": 2, "cycle_steps": 16, "seed": 0, "quick": False, "notes": []},
+        "protocol": {
+            "mode": "cumulative",
+            "fixed": True,
+            "rounds": 5,
+            "cycles": 2,
+            "cycle_steps": 16,
+            "seed": 0,
+            "quick": False,
+            "notes": [],
+        },
         "commit": "0123456789abcdef0123456789abcdef01234567",
         "dirty": False,
         "complete": True,
@@ -119,7 +129,8 @@ def cpu_run() -> dict[str, Any]:
     none = dict.fromkeys(("gpu", "gpu_memory_gb", "driver", "cuda", "cudnn", "triton"))
     cpu = {"name": "intel-xeon-processor-2.60ghz", "cpu": "Intel(R) Xeon(R) Processor @ 2.60GHz", "cores": 2}
     made["machine"] |= {**none, **cpu, "torch": "2.13.0+cpu", "device": "cpu"}
-    made["workload"] = {"name": "tiny", "resolution": 32, "batch": 4, "norm": "demod", "data": None}
+    made["protocol"]["rounds"] = 1
+    made["workload"] = {"name": "tiny", **catalog.load_workload("tiny")[1], "data": None}
     return made
 
 
@@ -159,12 +170,10 @@ def judged_run(mode: str = "cumulative", seed: int = 0, **times: float) -> dict[
     made["twins"] = []
     for name in judging.twins_of(list(known), quick=False):
         record_ = next(r for r in rungs if r["name"] == name)
-        twin = judging.new_twin(record_)
+        twin = {"name": name + judging.TWIN, "of": name, "recipe": record_["recipe"]}
         made["twins"].append(twin)
         twin.update(status="ok", rounds=rounds(record_["step_ms"], record_["host_bound"], rng))
-    typed.derived(made)
-    typed.judged(made)
-    return made
+    return typed.fill(made)
 
 
 def parity(share: float = 0.41, verdict: str = "ok") -> dict[str, Any]:

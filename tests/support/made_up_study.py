@@ -19,7 +19,7 @@ def study(mode: str, times: dict[str, float], seed: int = 0, profiled: int = 3) 
     rng = random.Random(seed)
     known = {m.name: m for m in mistakes.MISTAKES}
     made = made_up.result([made_up.rung(name, ms, 0.3) for name, ms in times.items()])
-    made["protocol"]["mode"] = mode
+    made["protocol"] |= {"mode": mode, "rounds": 3}
     made["ladder"] |= {"name": mode, "title": mistakes.TITLE if mode == "mistakes" else levers.TITLE}
     made["workload"] |= {"channel_base": 16384}
     for record in made["rungs"]:
@@ -35,12 +35,11 @@ def study(mode: str, times: dict[str, float], seed: int = 0, profiled: int = 3) 
             record["variant"] = {"exempt": exempt, "updates": updates, "workload": work}
         record["rounds"] = rounds(record["step_ms"], rng, WORK.get(name), profiled)
         record["host_bound"] = None
-    twin = judging.new_twin(made["rungs"][0])
+    first = made["rungs"][0]
+    twin = {"name": first["name"] + judging.TWIN, "of": first["name"], "recipe": first["recipe"]}
     made["twins"] = [twin]
     twin.update(status="ok", rounds=rounds(made["rungs"][0]["step_ms"], rng, None, profiled))
-    typed.derived(made)
-    typed.judged(made)
-    return made
+    return typed.fill(made)
 
 
 def rounds(ms: float, rng: random.Random, gpu_ms: float | None, profiled: int) -> list[dict[str, Any]]:

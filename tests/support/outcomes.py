@@ -13,6 +13,7 @@ from typing import Any
 
 from ladder.base import git
 from ladder.base import text as texts
+from tests.support.typed import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -136,7 +137,6 @@ def write(folder: Path, rows: dict[str, list[dict[str, Any]]]) -> list[Path]:
     """The files of each table that has rows; returns their paths. Nothing in them depends on time or order of tests."""
     from ladder.base.files import replacing
     from ladder.machine import system
-    from ladder.results import store as results
 
     commit, dirty = git.commit_of(ROOT)
     dirty = dirty if dirty is None else dirty or _tests_changed()
@@ -146,7 +146,7 @@ def write(folder: Path, rows: dict[str, list[dict[str, Any]]]) -> list[Path]:
         data = {"schema": 1, "what": what, "machine": facts, "commit": commit, "dirty": dirty}
         data = texts.fit(data | {"rows": _merged(found)})
         path = folder / f"{what}.json"
-        results.write(path, data)
+        write_run(path, data)
         with replacing(path.with_suffix(".md")) as temporary:
             temporary.write_text(markdown(data), encoding="utf-8")
         paths += [path, path.with_suffix(".md")]

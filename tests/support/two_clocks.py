@@ -9,8 +9,8 @@ from typing import Any
 
 from ladder.plan import catalog, needs
 from ladder.publish.pages.committed import Committed
-from ladder.results import store as results
 from tests.support import made_up
+from tests.support.typed import write_run
 
 FULL = catalog.load_ladder("full")
 RUNGS, TOP = len(FULL.rungs), FULL.rungs[-1].name
@@ -129,5 +129,5 @@ def stored_runs(folder: Path, **runs: dict[str, Any]) -> Committed:
 
 def kept(folder: Path, name: str, data: dict[str, Any]) -> Committed:
     """Return the committed results of a folder that gets one more file, by its path below `results/`."""
-    results.write(folder / "results" / name, data)
+    write_run(folder / "results" / name, data)
     return Committed(folder)

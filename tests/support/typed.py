@@ -1,18 +1,23 @@
-"""Readers of results for tests that make results as their files have them.
+"""Results for tests, made as dicts of derived figures: the records that they are, and the raw files that they go to.
 
-Plain data become records on the way in, and records become plain data on the way out.
+A rung with a time but without rounds gets rounds of that time when it is stored or judged.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ladder.report import tables
-from ladder.results import derive, judging
-from ladder.results.types import Result, RungResult, TopGain, Twin, build, plain
+import msgspec
+
+from ladder.base import text
+from ladder.core.records import write_whole
+from ladder.results import derive, judging, store
+from ladder.results.derive import MERGED, QUICK
+from ladder.results.run import Result, Run, Rung, RungResult, TopGain, Twin
 
 Plain = dict[str, Any]
 _KEYS = (
@@ -30,26 +35,22 @@ def typed(value: Any) -> Any:
         return value
     for cls, keys in _KEYS:
         if keys <= value.keys():
-            made = build(cls, {key: each for key, each in value.items() if key != "at_top"})
-            top = {name: TopGain(**each) for name, each in value.get("at_top", {}).items()}
-            return dataclasses.replace(made, at_top=top) if top else made
+            return msgspec.convert(text.fit(value), cls)
     return value
 
 
 def untyped(value: Any) -> Any:
-    """Return what a file has of a result and its parts; lists, pairs and mappings of these, too."""
-    if isinstance(value, Result):
-        return tables.data_of(value)
+    """Return a result and its parts as data with every field; lists, pairs and mappings of these, too."""
     if isinstance(value, list | tuple):
         return type(value)(map(untyped, value))
     if isinstance(value, dict):
         return {key: untyped(each) for key, each in value.items()}
-    if isinstance(value, TopGain):
-        return dataclasses.asdict(value)
-    stored = dataclasses.is_dataclass(value) and any(
-        "rule" in each.metadata for each in dataclasses.fields(value)
-    )
-    return plain(value) if stored else value
+    if isinstance(value, Run) and not isinstance(value, Result):
+        value = judging.derive_result(value)
+    if isinstance(value, Result):
+        data = write_whole(value)
+        return data if data["at_top"] is not None else {k: v for k, v in data.items() if k != "at_top"}
+    return write_whole(value) if isinstance(value, Rung | Twin | TopGain) else value
 
 
 class Reading:
@@ -67,32 +68,79 @@ class Reading:
         )
 
 
-def derived(made: Plain) -> str | None:
-    """Fill in the derived numbers of a result; returns its baseline."""
-    before = build(Result, made)
-    judging.write_back(made, before, derive.derive(before))
-    return made["baseline"]
+def run_of(made: Plain) -> Run:
+    """Return the raw run of a result: what was observed, without derived figures."""
+    return msgspec.convert(text.fit(raw(made)), Run)
 
 
-def judged(made: Plain) -> None:
-    """Fill in the verdicts and noise floors of a result."""
-    before = build(Result, made)
-    judging.write_back(made, before, judging.judge(before))
+def raw(made: Plain) -> Plain:
+    """Return the data of the raw file of a result; data of another kind as they are."""
+    if made.get("kind") != "ladder" or "rungs" not in made:
+        return made
+    data = {key: copy.deepcopy(each) for key, each in made.items() if key in Run.__struct_fields__}
+    notes = data["protocol"].get("notes", [])
+    data["protocol"]["notes"] = [note for note in notes if not note.startswith((QUICK, MERGED))]
+    data["rungs"] = [_observed(each, Rung, made) for each in made["rungs"]]
+    data["twins"] = [_observed(each, Twin, made) for each in made.get("twins") or []]
+    return {key: each for key, each in data.items() if each is not None}
 
 
-def skipped(made: Plain, recipes: Mapping[str, Plain]) -> list[str]:
-    """Mark what depends on a rung that is out, as skipped; returns the names."""
-    before = build(Result, made)
-    after, names = derive.mark_skipped(before, recipes)
-    judging.write_back(made, before, after)
-    return names
+def _observed(part: Plain, cls: type, made: Plain) -> Plain:
+    names = cls.__struct_fields__  # type: ignore[attr-defined]
+    data = {key: copy.deepcopy(part[key]) for key in names if part.get(key) is not None}
+    if data.get("parity"):
+        data["parity"] = {k: v for k, v in data["parity"].items() if k not in ("verdict", "reason")}
+    if part.get("step_ms") and part.get("status") == "ok" and not data.get("rounds"):
+        ms, peaks = part["step_ms"], ("peak_reserved_bytes", "peak_allocated_bytes", "main_ms", "prepare_s")
+        one = {"samples_ms": [ms, ms], "passes": [0, 1], "still_s": 0.1} | {
+            key: part.get(key) for key in peaks
+        }
+        data["rounds"] = [{"round": number} | one for number in range(made["protocol"]["rounds"])]
+    return data
+
+
+def fill(made: Plain) -> Plain:
+    """Fill in every derived figure of a result, in place, and return it."""
+    after = untyped(judging.derive_result(run_of(made)))
+    for key in ("rungs", "twins"):
+        for part, new in zip(made.get(key) or [], after.pop(key), strict=False):
+            part.update(new)
+    made.update(after)
+    return made
+
+
+def write_run(path: Path, made: Plain) -> Path:
+    """Write the raw file of a result; data of another kind as they are."""
+    store.write(path, text.fit(raw(made)))
+    return path
 
 
 def lazy_costs(rung: Plain) -> dict[str, tuple[float, tuple[float, float] | None]]:
     """Return what each lazy phase adds to a step of a rung."""
-    return derive.lazy_costs(build(RungResult, rung))
+    return derive.lazy_costs(typed(rung))
 
 
 def round_medians(rung: Plain) -> dict[int, float]:
     """Return the median step time in ms of each round of a rung or twin."""
     return derive.round_medians(typed(rung))
+
+
+def skipped(made: Plain) -> Mapping[str, str | None]:
+    """Return the reason of each rung and twin that is skipped, as it stands on one that is out."""
+    result = judging.derive_result(run_of(made))
+    return {each.name: each.reason for each in (*result.rungs, *result.twins) if each.status == "skipped"}
+
+
+def problem_of(made: Any) -> str | None:
+    """Return the problem that validation has with the raw file of a result, or None."""
+    from ladder.publish.validation import validate
+
+    return validate.check(raw(made) if isinstance(made, dict) else made)
+
+
+def take_up(path: Path, fresh: Plain) -> Plain:
+    """Return a run that goes on, with what follows from it so far."""
+    from ladder.results.combine import resuming
+    from tests.support import fake_runs
+
+    return untyped(resuming.take_up(path, run_of(fresh), fake_runs.job(path.parent, [])))

@@ -16,9 +16,10 @@ from ladder.base import git
 from ladder.base.errors import UserError
 from ladder.plan import modes
 from ladder.publish import gallery
-from ladder.results import ranking
+from ladder.results import loading, ranking
 from ladder.results import store as results
-from ladder.results.types import Plain, Result, build
+from ladder.results.run import Result
+from ladder.results.types import Plain, build
 from ladder.studies.scale.record import Result as Scaled
 from ladder.studies.scale.record import too_few
 from ladder.studies.scale.schema import KIND as SCALED
@@ -64,7 +65,7 @@ class Committed:
 
     @functools.cached_property
     def _all(self) -> dict[str, Result]:
-        return {name: results.load(self.root / name) for name in self._names("ladder/*/*.json")}
+        return {name: loading.load_run(self.root / name) for name in self._names("ladder/*/*.json")}
 
     @functools.cached_property
     def _ladders(self) -> dict[str, Result]:

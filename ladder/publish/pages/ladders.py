@@ -20,7 +20,7 @@ from ladder.report.view import Row, View, shown_gain, shown_verdict, view
 from ladder.results import derive, sources
 from ladder.results.combine import gains as across
 from ladder.results.combine import series
-from ladder.results.types import Result
+from ladder.results.run import Result
 from ladder.results.words import answer
 from ladder.studies import frame
 from ladder.studies.profile.study import STUDY as PROFILE

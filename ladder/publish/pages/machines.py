@@ -11,7 +11,7 @@ from ladder.publish.gallery import ARTICLE, FULL
 from ladder.publish.pages import ladders, studies
 from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import link, table, text
-from ladder.results.types import Result
+from ladder.results.run import Result
 
 FOLDER, PREFIX = "docs", "results-"
 MADE = (

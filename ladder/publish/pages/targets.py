@@ -11,7 +11,7 @@ from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import link, span, table
 from ladder.publish.pages.studies import ENOUGH, large, share
 from ladder.results import derive
-from ladder.results.types import Result, RungResult, given
+from ladder.results.run import Result, RungResult
 from ladder.studies.kernelbench.schema import of_data as kernels_of
 from ladder.studies.upstream.record import Result as Upstream
 from ladder.studies.upstream.record import gpu_ratio
@@ -47,7 +47,7 @@ def _time(rung: RungResult) -> str:
 
 
 def _times(rung: RungResult) -> str:
-    return f"{factor(rung.speedup_total)} ({span(given(rung.total_interval), '.3g')})"
+    return f"{factor(rung.speedup_total)} ({span(rung.total_interval, '.3g')})"
 
 
 def _file(rung: RungResult, name: str, words: str = "file") -> str:

@@ -17,7 +17,8 @@ from ladder.plan import catalog, needs
 from ladder.publish.regressions import checkouts, comparing, judging, known
 from ladder.publish.regressions.judging import BASE, HEAD, LEAST_ROUNDS, MOST_ROUNDS
 from ladder.publish.regressions.schema import Compared
-from ladder.results.types import Machine, Plain, build
+from ladder.results.file import Machine
+from ladder.results.types import Plain, build
 from ladder.stats import rounds_budget as budget
 
 OUT = ROOT / "results" / "compare"

@@ -34,8 +34,9 @@ from ladder.publish.regressions.schema import (
 from ladder.publish.regressions.schema import Program as Measured
 from ladder.results import code_digest, derive, record
 from ladder.results import store as results
-from ladder.results.raw import KernelProfile
-from ladder.results.types import Machine, Plain, Round, RunGpu
+from ladder.results.file import KernelProfile, Machine, Round
+from ladder.results.run import RunGpu
+from ladder.results.types import Plain
 from ladder.stats import estimates
 
 MINUTES, CYCLES = 10.0, 2

@@ -15,7 +15,7 @@ from ladder.results import identity, plausible, types, values
 from ladder.results import record as records
 from ladder.results import schema as rules
 from ladder.results import store as results
-from ladder.results.raw import KernelProfile
+from ladder.results.file import KernelProfile
 from ladder.results.types import Plain, Round, RunGpu
 from stylegan_lite.config import Workload
 

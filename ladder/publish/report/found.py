@@ -12,14 +12,15 @@ from ladder.base.text import plain, slug
 from ladder.plan import content, modes
 from ladder.publish.report.section import Reads, reads
 from ladder.publish.validation import kinds
+from ladder.publish.validation.kinds import RUN
 from ladder.report.advising import LEFT_OUT, STAIRCASE, Sources
-from ladder.report.tables import data_of
 from ladder.report.view import View, view
 from ladder.results import loading, ranking, store
 from ladder.results.check import Kind
 from ladder.results.combine import nearest, series
 from ladder.results.ranking import Stored
-from ladder.results.types import Plain, Result, head
+from ladder.results.run import Result
+from ladder.results.types import Plain, head
 
 RESULTS = ("ladder",)  # the folder of runs below results/
 
@@ -93,7 +94,7 @@ class Found:
     def raw(self) -> dict[str, Plain]:
         """The data of all files, by the name of each."""
         runs = [each for each in (self.staircase, self.left_out, *self.studies) if each]
-        return {short(path): data_of(result) for path, result in runs} | {
+        return {short(path): store.read(path) for path, _ in runs} | {
             each.name: each.data for each in self.files
         }
 
@@ -167,8 +168,8 @@ def _read(paths: Sequence[Path]) -> tuple[list[Stored], list[File]]:
             continue
         data = store.read(path)
         kind = kinds.kind_of(data) if isinstance(data, dict) else None
-        if kind is None:
-            runs.append((path, store.load(path)))
+        if kind in (None, RUN):
+            runs.append((path, loading.load_run(path)))
         elif (reading := next((each for each in reads() if each.kind.name == kind), None)) is None:
             raise UserError(f"{path}: a result of {plain(kind)}, of which the report has no section")
         else:
@@ -243,7 +244,7 @@ def _stored_studies(main: Result, results: Path) -> list[Stored]:
     folder, found = results / RESULTS[0] / main.machine.name, list[Stored]()
     for path in sorted(path for mode in modes.STUDIES for path in folder.glob(f"*-{mode}-*.json")):
         with contextlib.suppress(UserError):
-            found.append((path, store.load(path)))
+            found.append((path, loading.load_run(path)))
     return found
 
 

@@ -26,7 +26,7 @@ from ladder.publish.site.collection import Group, History, Raw
 from ladder.report import chart, gpus
 from ladder.report.panels import short_ms
 from ladder.report.themes import DARK, LIGHT, Theme
-from ladder.results.types import Result
+from ladder.results.run import Result
 
 ASV, CHARTS = "asv", "charts"  # folders of the site: asv's pages, and pictures
 TEMPLATES = Path(__file__).resolve().parent / "templates"

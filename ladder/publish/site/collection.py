@@ -22,11 +22,10 @@ from ladder.report import panels
 from ladder.report.panels import short_ms
 from ladder.report.view import Row, View, shown_top, view
 from ladder.results import identity, loading, ranking, sources, words
-from ladder.results import store as results
 from ladder.results.combine import series
 from ladder.results.publishable import publishable
 from ladder.results.ranking import Stored
-from ladder.results.types import Result
+from ladder.results.run import Result
 
 _LOUD = ("faster", "slower", "ADOPT", "SKIP")  # the texts that have a style of their own
 
@@ -256,7 +255,7 @@ def publish_results(folder: Path, into: Path) -> tuple[list[Stored], list[str]]:
             continue
         source = files[judged.path]
         try:
-            result = results.load(source)
+            result = loading.load_run(source)
         except UserError:
             refused.append(f"{judged.path}: not a result of `ladder run`, whose folder this is")
             continue

@@ -34,12 +34,13 @@ _ALL = (
     *schema_checks.KINDS,
     *map(frame.as_kind, frame.load_studies().values()),
 )
+RUN = "ladder"  # of `ladder run`
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _ALL}
 UNNAMED = {"benchmarks": "pytest-benchmark"}  # recognized by a key that no other kind has
 
 
 def kind_of(data: Head) -> Any:
-    """Return the kind that a file states, or None for a ladder's result."""
+    """Return the kind that a file states, or None where it states none."""
     for key in KIND_KEYS:
         if key in data:
             return data[key]

@@ -26,11 +26,11 @@ from ladder.base.paths import ROOT
 from ladder.base.rules import shown
 from ladder.publish.validation import asv_checks, asv_schema, kinds
 from ladder.results import check as checks
+from ladder.results import judging, loading
 from ladder.results import store as results
 from ladder.results.code_digest import Head
 from ladder.results.loading import name_problem, printable, read_bytes, show_path, why
 from ladder.results.publishable import publishable
-from ladder.results.types import Result, build
 
 MOST_FILES = 10_000
 ARCHIVE = "archive"  # the folder in results/ of kinds that no code reads any more
@@ -247,8 +247,10 @@ def _judge(path: Path, marks: list[str]) -> tuple[str | None, Any, str | None]:
             marks += asv_checks.marks(data, kind)
         else:
             mark = fingerprint(data)
-            ladders = kinds.kind_of(data) is None
-            marks += publishable(build(Result, data)) if ladders else kinds.marks(data)
+            if kinds.kind_of(data) == kinds.RUN:
+                marks += publishable(judging.derive_result(loading.read_run(data)))
+            else:
+                marks += kinds.marks(data)
     except OSError as error:
         return f"cannot be read: {why(error)}", None, None
     except ValueError as error:
@@ -265,9 +267,12 @@ def check(data: Any) -> str | None:
     kind = kinds.kind_of(data)
     if kind not in kinds.UNNAMED.values() and "schema" not in data:
         return 'not a result file: expected an object with "schema"'
-    named = "what" in data or "kind" in data
-    if not named and kind is None:
-        return checks.problem_of(data)
+    if kind in (None, kinds.RUN):
+        try:
+            loading.read_run(data)
+        except UserError as error:
+            return str(error)
+        return None
     if kind not in tuple(kinds.KINDS):  # a tuple, because a list as kind has no hash
         return f"kind: {shown(kind)} is none that this project writes{nearest(kind)}"
     return checks.problem_of_kind(data, kinds.KINDS[kind])
@@ -284,9 +289,8 @@ def fingerprint(data: Head) -> str:
 
     For results without samples it covers the whole content.
     """
-    if kinds.kind_of(data) is not None:
+    if kinds.kind_of(data) != kinds.RUN:
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
-    times = [[r["samples_ms"] for r in rung["rounds"]] or rung["samples_ms"] for rung in data["rungs"]]
+    times = [[each["samples_ms"] for each in rung.get("rounds", ())] for rung in data["rungs"]]
     samples = [data["machine"]["name"], times]
-    measured = any(rung["samples_ms"] for rung in data["rungs"])
-    return hashlib.sha256(json.dumps(samples if measured else data, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(samples if any(times) else data, sort_keys=True).encode()).hexdigest()

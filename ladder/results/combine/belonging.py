@@ -10,30 +10,33 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base.errors import UserError
+from ladder.core.records import write_record, write_whole
 from ladder.machine import environment
-from ladder.plan import content, modes
+from ladder.plan import content
 from ladder.results import code_digest, identity
 from ladder.results import store as results
-from ladder.results.types import Header, Plain, Result, head, plain
+from ladder.results.derive import judge_parity
+from ladder.results.run import Run
+from ladder.results.types import Header, Plain, head
 
 _MACHINE = ("name", "gpu", "gpu_memory_gb", "device", *results.SOFTWARE, "driver", "python", "os")
 _HOST = ("cpu", "cores")  # what may differ if it is asked for, on a GPU
-_PROTOCOL = ("mode", "quick", "cycles", "cycle_steps", "settle_s", "settle_cycles", "gpu_memory_limit_gb")
+_PROTOCOL = ("mode", "quick", "cycles", "cycle_steps", "gpu_memory_limit_gb")
 _REFUSED = ("not engaged", "failed: parity")
 _NONE = object()
 
 
-def differences(first: Result, other: Result, anyway: bool = False) -> list[str]:
+def differences(first: Run, other: Run, anyway: bool = False) -> list[str]:
     """Return why rounds of the two do not belong together: each key with both values."""
     pair, heads = (first, other), (head(first), head(other))
     on_gpu = first.machine.device == "cuda"
     found = other_origin(first, other, anyway)
-    # Without the rungs of the ladder: a run may have measured some only.
-    ladders = [{k: value for k, value in plain(each.ladder).items() if k != "rungs"} for each in pair]
-    both = all("digest" in each for each in ladders)  # an earlier version wrote none
-    keys = sorted({*ladders[0], *ladders[1]} - (set() if both else {"digest"}))
-    found += _differ("ladder", ladders[0], ladders[1], keys)
-    protocols = [{"mode": modes.CUMULATIVE, **plain(each.protocol)} for each in pair]
+    ladders = [write_record(each.ladder) for each in pair]
+    found += _differ(
+        "ladder", ladders[0], ladders[1], ("digest", "name", "title")
+    )  # some measured some rungs only
+    whole = [write_whole(each.protocol) for each in pair]
+    protocols = [{key: value for key, value in each.items() if value is not None} for each in whole]
     found += _differ("protocol", protocols[0], protocols[1], _PROTOCOL)
     known = anyway or code_digest.known(*heads)
     if not found and not known and bool(first.dirty) != bool(other.dirty):
@@ -90,7 +93,7 @@ def _said(value: Any) -> str:
     return "missing" if value is _NONE else str(value)
 
 
-def _other_rungs(first: Result, other: Result, anyway: bool) -> list[str]:
+def _other_rungs(first: Run, other: Run, anyway: bool) -> list[str]:
     """Return rungs of one name that are two programs, or that one run did not let pass and another timed."""
     theirs, found = {rung.name: rung for rung in other.rungs}, []
     for one in first.rungs:
@@ -109,7 +112,7 @@ def _other_rungs(first: Result, other: Result, anyway: bool) -> list[str]:
     return found
 
 
-def one_order(runs: Sequence[Result]) -> list[str]:
+def one_order(runs: Sequence[Run]) -> list[str]:
     """Return all rungs of the runs in the order of their ladder, of which a run may have measured a part (`--rungs`).
 
     Raises:
@@ -128,7 +131,7 @@ def one_order(runs: Sequence[Result]) -> list[str]:
     return order
 
 
-def unknown_code(result: Result) -> str | None:
+def unknown_code(result: Run) -> str | None:
     """Return why nobody can say which code a run measured, in one line, or None."""
     if code_digest.known(head(result)):
         return None
@@ -137,14 +140,15 @@ def unknown_code(result: Result) -> str | None:
     return "dirty: True: its code differs from its commit, nobody knows in what" if result.dirty else None
 
 
-def unproven(result: Result) -> str | None:
+def unproven(run: Run) -> str | None:
     """Return the rung that was timed though its own checks object, in one line, or None.
 
     No genuine run writes that.
     """
-    for rung in result.rungs:
+    for rung in run.rungs:
         if rung.rounds and not all(each.engaged for each in (rung.receipts or {}).values()):
             return f"rung {rung.name}: not engaged, but timed"
-        if rung.rounds and rung.parity and rung.parity.verdict != "ok":
-            return f"rung {rung.name}: {rung.parity.verdict}, but timed"
+        parity = judge_parity(rung.parity)
+        if rung.rounds and parity and parity.verdict != "ok":
+            return f"rung {rung.name}: {parity.verdict}, but timed"
     return None

@@ -18,11 +18,12 @@ from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.machine import environment
 from ladder.plan import content
-from ladder.results import derive, identity, parts, sources
+from ladder.results import derive, identity, loading, parts, sources
 from ladder.results import store as results
 from ladder.results.combine import gains
 from ladder.results.publishable import publishable
-from ladder.results.types import Noise, Result, RungResult, given, head
+from ladder.results.run import Noise, Result, RungResult
+from ladder.results.types import head
 from ladder.results.values import FASTER, INSIDE, SLOWER
 from ladder.results.words import Seen, word
 from ladder.stats import answers, estimates, nested
@@ -83,7 +84,7 @@ def differences(before: Result, after: Result) -> list[str]:
         found.append(f"images: {' and '.join(images)}")
     found += [f"{name}: {was} and {now}" for name, was, now in environment.differences(*heads)]
     for key in _PROTOCOL:
-        was, now = (given(getattr(each.protocol, key)) for each in (before, after))
+        was, now = (getattr(each.protocol, key) for each in (before, after))
         if was != now:
             found.append(f"protocol {key}: {was} and {now}")
     return found
@@ -132,8 +133,8 @@ def compare(before: Result, after: Result, anyway: bool = False) -> list[Compare
         if gpu := work.get(a.name):
             row = replace(
                 row,
-                gpu_before_ms=given(a.gpu_ms),
-                gpu_after_ms=given(b.gpu_ms),
+                gpu_before_ms=a.gpu_ms,
+                gpu_after_ms=b.gpu_ms,
                 gpu_ratio=gpu.ratio,
                 gpu_interval=gpu.interval,
                 gpu_verdict=gpu.verdict,
@@ -224,7 +225,7 @@ def heading(result: Result) -> str:
 
 def show(before: Path, after: Path, anyway: bool, as_json: bool) -> bool:
     """Print the comparison of two files; return whether any rung is slower. Raises `UserError` as `compare` does."""
-    first, second = results.load(before), results.load(after)
+    first, second = loading.load_run(before), loading.load_run(after)
     rows = compare(first, second, anyway)
     two = gains.other_machine(first, second)
     unlike = {row.name: row.reason for row in rows if row.reason != UNKNOWN_NOISE}

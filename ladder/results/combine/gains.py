@@ -14,7 +14,8 @@ from ladder.base.text import bounds, fine_factor, less_than, plain, rounded
 from ladder.plan import modes
 from ladder.receipts import categories
 from ladder.results import code_digest, judging, parts
-from ladder.results.types import Result, head
+from ladder.results.run import Result
+from ladder.results.types import head
 from ladder.results.values import FASTER, INSIDE, SLOWER
 from ladder.stats import answers
 from ladder.stats.answers import Quantity

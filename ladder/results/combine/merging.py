@@ -9,141 +9,108 @@ they are; a round only gets another number. Every derived number is computed ane
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from ladder.base import text
 from ladder.base.errors import UserError
-from ladder.results import check, code_digest, derive, judging, record, sources, types
-from ladder.results import store as results
+from ladder.core.records import read_record, write_record
+from ladder.results import code_digest, derive, judging, loading, record, sources
 from ladder.results.combine import belonging
-from ladder.results.types import (
-    ABSENT,
-    Absent,
-    KernelProfile,
-    Merged,
-    Plain,
-    Protocol,
-    Result,
-    RungResult,
-    Twin,
-)
+from ladder.results.derive import INTERRUPTED
+from ladder.results.file import OUT, KernelProfile
+from ladder.results.run import Choice, Merged, Protocol, Result, Run, Rung, RunGpu, Twin
+from ladder.results.types import head
 from ladder.stats import rounds_budget
-from stylegan_lite.config import Recipe
 
-Record = TypeVar("Record", RungResult, Twin)
+Part = TypeVar("Part", Rung, Twin)
 Numbers = list[dict[int, int]]  # for each file, the new number of each round
 _CHECKED = ("inspection", "parity", "receipts")
-_NEEDED = ("event_ms", "main_ms", "prepare_s", "settled")
 
 
-def merge(paths: Sequence[Path], anyway: bool = False) -> Result:
-    """Return the result of all rounds in these files, or one file judged anew.
+def merge(paths: Sequence[Path], anyway: bool = False) -> Run:
+    """Return the run of all rounds in these files.
 
     Raises:
-        UserError: `ladder validate` refuses a file, or they do not belong together; one line.
+        UserError: a file cannot be read, or they do not belong together; one line.
     """
-    found = sorted(((path, load(path)) for path in paths), key=lambda each: _when(each[1].started))
+    found = sorted(
+        ((path, loading.load_record(path)) for path in paths), key=lambda each: _when(each[1].started)
+    )
     if len(found) == 1:
-        return judge_anew(found[0][1])
+        return found[0][1]
     belonging.refuse_the_same(found, sources.visits)
-    for index, (path, result) in enumerate(found):
-        if not sources.end(result):
+    for index, (path, run) in enumerate(found):
+        if not sources.end(run):
             raise UserError(f"{path}: nothing was measured in it")
+        if run.reported_then:
+            raise UserError(f"{path}: its judgement was reported then: too old to be judged anew")
         for earlier_path, earlier in found[:index]:
-            differ = functools.partial(belonging.differences, earlier, result)
+            differ = functools.partial(belonging.differences, earlier, run)
             belonging.refuse_others(earlier_path, path, differ, anyway)
-        if problem := belonging.unproven(result):
+        if problem := belonging.unproven(run):
             raise UserError(f"{path}: {problem}")
-        if not anyway and (why := belonging.unknown_code(result)):
+        if not anyway and (why := belonging.unknown_code(run)):
             raise UserError(f"{path}: {why}; --anyway merges it nevertheless")
-    merged = judge_anew(_merged([result for _, result in found]))
-    if problem := check.problem_of(text.fit(types.plain(merged))):
+    merged = read_record(Run, text.fit(write_record(_merged([run for _, run in found]))))
+    if problem := loading.find_problem(merged):
         raise UserError(f"these cannot be one result: {problem}")
     return merged
 
 
-def load(path: Path) -> Result:
-    """Return the result in a file, if it can be derived anew. Raises UserError."""
-    result = results.load(path)
-    if problem := check.plain_problem(result) or check.contradiction(result):
-        raise UserError(f"{path}: {problem}")
-    for each in sources.records(result):
-        for visit in each.rounds:
-            if missing := [key for key in _NEEDED if getattr(visit, key) is ABSENT]:
-                raise UserError(
-                    f"{path}: {each.name}: a round lacks {missing[0]!r}: too old to be judged anew"
-                )
-    return result
-
-
-def judge_anew(result: Result) -> Result:
-    """Return the result with every derived number computed from the rounds, as a run does after each visit."""
-    return judging.judge_anew(result, _recipes(result))
-
-
-def _merged(found: list[Result]) -> Result:
-    """Return one result around the rounds of all, oldest first; derived numbers are still those of the newest."""
+def _merged(found: list[Run]) -> Run:
+    """Return one run around the rounds of all, oldest first."""
     newest, names = found[-1], belonging.one_order(found)
     newer = {rung.name: rung for each in found for rung in each.rungs}
     numbers, merged = _renumbered(found)
-    rungs = [
-        _joined(newer[name], [_named(each.rungs, name) for each in found], numbers, found) for name in names
-    ]
-    heads = [types.head(each) for each in found]
-    code: dict[str, Any] = {"commits": ABSENT} | sources.all_commits(heads)
+    derived = [judging.derive_result(each) for each in found]
+    heads = [head(each) for each in found]
+    code: dict[str, Any] = {"commits": None} | sources.all_commits(heads)
     made = replace(
         newest,
         ladder=replace(newest.ladder, rungs=names),
-        rungs=rungs,
+        rungs=[
+            _join_rungs(newer[name], [_named(each.rungs, name) for each in found], numbers, derived)
+            for name in names
+        ],
         twins=_twins(found, numbers),
         merged=merged,
-        measured_code=newest.measured_code if code_digest.known(*heads) else ABSENT,
+        measured_code=newest.measured_code if code_digest.known(*heads) else None,
         dirty=True if any(each.dirty for each in found) else newest.dirty,
         seconds=round(sum(each.seconds for each in found), 1),
-        first_table_s=ABSENT,
-        stored_twins=ABSENT,
+        first_table_s=None,
+        stored_twins=None,
         gpu=_gpu(found) or newest.gpu,
         choices=_choices(found),
         **code,
     )
-    made = replace(made, protocol=_protocol(found, made))
-    if not (all(each.complete for each in found) or _enough(made)):
-        return replace(made, complete=False)
-    notes = [note for note in made.protocol.notes if not note.startswith("interrupted")]
-    return replace(made, complete=True, protocol=replace(made.protocol, notes=notes))
+    return replace(made, protocol=_protocol(derived, made))
 
 
-def _twins(found: list[Result], numbers: Numbers) -> list[Twin] | Absent:
+def _twins(found: list[Run], numbers: Numbers) -> list[Twin]:
     """Return the twins of all runs, each with the rounds of all."""
-    if all(each.twins is ABSENT for each in found):
-        return ABSENT
-    twins = {twin.name: twin for each in reversed(found) for twin in reversed(each.twins or [])}
+    twins = {twin.name: twin for each in reversed(found) for twin in reversed(each.twins)}
     return [
-        _joined(twin, [_named(each.twins or [], twin.name) for each in found], numbers, found)
+        _join(twin, [_named(each.twins, twin.name) for each in found], numbers)
         for twin in reversed(twins.values())
     ]
 
 
-def _choices(found: list[Result]) -> list[types.Noted | types.Choice] | Absent:
+def _choices(found: list[Run]) -> list[Choice] | None:
     """Return the rows of tables that decided in any run, each once, with its rungs."""
-    made: Plain = {"choices": []}
+    made: list[Choice] | None = found[-1].choices and []
     for row in [row for each in (found[-1], *found[:-1]) for row in each.choices or []]:
+        used = {key: value for key, value in write_record(row).items() if key != "rungs"}
         for name in row.rungs:
-            record.add_choices(made, name, [types.plain(row)])
-    if not made["choices"] and found[-1].choices is ABSENT:
-        return ABSENT
-    return [
-        types.build(types.Choice, row) if "tile" in row else types.build(types.Noted, row)
-        for row in made["choices"]
-    ]
+            made = record.add_choices(made, name, [used])
+    return made
 
 
-def _renumbered(found: list[Result]) -> tuple[Numbers, list[Merged]]:
+def _renumbered(found: list[Run]) -> tuple[Numbers, list[Merged]]:
     """Return for each file the new number of each round, and all runs by their start: a file may be a merged one."""
     pieces = []
     for index, result in enumerate(found):
@@ -160,11 +127,10 @@ def _renumbered(found: list[Result]) -> tuple[Numbers, list[Merged]]:
     return numbers, [run for run, _, _ in pieces]
 
 
-def _joined(newest: Record, parts: list[Record | None], numbers: Numbers, found: list[Result]) -> Record:
+def _join(newest: Part, parts: Sequence[Part | None], numbers: Numbers) -> Part:
     """Return a rung or twin with the rounds of all its `parts`, one from each file or None.
 
-    It is "ok" if it was in any run; that it was not in another is said in its notes. What is known of it beside its
-    rounds is the newest that there is.
+    It is "ok" if it was in any run. What is known of it beside its rounds is the newest that there is.
     """
     rounds = [
         replace(visit, round=number[visit.round])
@@ -174,36 +140,46 @@ def _joined(newest: Record, parts: list[Record | None], numbers: Numbers, found:
     known = [part for part in parts if part is not None]
     timed = [part for part in known if part.rounds] or known
     chosen = max(known, key=lambda part: _weight(part.status))
-    failed_at = ABSENT
+    failed_at = None
     if chosen.failed_at and chosen.status != "ok":
         number = numbers[next(index for index, part in enumerate(parts) if part is chosen)]
-        failed_at = replace(chosen.failed_at, round=number.get(chosen.failed_at.round))
-    changed: dict[str, Any] = {
-        "rounds": sorted(rounds, key=lambda visit: visit.round),
-        "recipe": timed[-1].recipe,
-        "settings": timed[-1].settings,
-        "status": chosen.status,
-        "reason": chosen.reason,
-        "failed_at": failed_at,
-    }
-    if isinstance(newest, RungResult):
-        changed |= _checks(cast(Any, known)) | {
-            "elsewhere": _elsewhere(cast(Any, parts), chosen.status, found),
-            "profile": _profile(cast(Any, known)),
-        }
-    return replace(newest, **changed)
+        at = chosen.failed_at.round
+        failed_at = replace(chosen.failed_at, round=None if at is None else number.get(at))
+    return replace(
+        newest,
+        rounds=sorted(rounds, key=lambda visit: visit.round),
+        recipe=timed[-1].recipe,
+        settings=timed[-1].settings,
+        status=chosen.status,
+        reason=chosen.reason,
+        failed_at=failed_at,
+    )
 
 
-def _profile(known: Sequence[RungResult]) -> KernelProfile | Absent | None:
+def _join_rungs(newest: Rung, parts: Sequence[Rung | None], numbers: Numbers, derived: list[Result]) -> Rung:
+    """Return `_join` of a rung, with its findings, and with what runs in which it has no number say of it."""
+    made, known = _join(newest, parts, numbers), [part for part in parts if part is not None]
+    said = [note for part in known for note in part.elsewhere or []]
+    if made.status == "ok":
+        said += [
+            text.display(f"{rung.status} in the run of {run.started[:16]}: {rung.reason}")
+            for run in derived
+            for rung in run.rungs
+            if rung.name == made.name and rung.status in OUT
+        ]
+    return replace(made, **_checks(known), elsewhere=said[:64] or None, profile=_profile(known))
+
+
+def _profile(known: Sequence[Rung]) -> KernelProfile | None:
     """Return the profile of the oldest run with profiled cycles: a profile is that of the first of all cycles."""
-    return next((rung.profile for rung in known if any(each.profiled for each in rung.rounds)), ABSENT)
+    return next((rung.profile for rung in known if any(each.profiled for each in rung.rounds)), None)
 
 
-def _checks(known: Sequence[RungResult]) -> dict[str, Any]:
+def _checks(known: Sequence[Rung]) -> dict[str, Any]:
     """Return the newest inspection, parity and receipts; an inspection that saw the GPU busy before others."""
     made = {}
     for key in _CHECKED:
-        if there := [each for part in known if (each := types.given(getattr(part, key))) is not None]:
+        if there := [each for part in known if (each := getattr(part, key)) is not None]:
             busy = [each for each in there if key == "inspection" and each.gpu_busy_ms]
             made[key] = (busy or there)[-1]
     return made
@@ -214,59 +190,51 @@ def _weight(status: str) -> int:
     return {"ok": 3, "skipped": 1, "n/a": 0}.get(status, 2)
 
 
-def _elsewhere(parts: Sequence[RungResult | None], status: str, found: list[Result]) -> list[str] | Absent:
-    """Return what other runs say of a rung that has a number in one of them."""
-    said = [note for part in parts if part for note in part.elsewhere or []]
-    if status == "ok":
-        pairs = zip(parts, found, strict=True)
-        said += [
-            text.display(f"{part.status} in the run of {run.started[:16]}: {part.reason}")
-            for part, run in pairs
-            if part and part.status in results.OUT
-        ]
-    return said[:64] or ABSENT
-
-
-def _protocol(found: list[Result], made: Result) -> Protocol:
-    protocols, merged = [each.protocol for each in found], made.merged or []
-    commits = sources.commits(types.head(made))
-    seeds = sorted({each.seed for each in protocols})
-    notes = [note for each in protocols for note in each.notes if not note.startswith("merged: ")]
-    rounds = sum(run.rounds for run in merged)
-    at = commits[0] if len(commits) == 1 else f"{len(commits)} commits" if commits else "an unknown commit"
-    notes.append(f"merged: {text.counted(rounds, sources.unit(made))} of {len(merged)} runs at {at}")
+def _protocol(found: list[Result], made: Run) -> Protocol:
+    """Return how all runs measured. A note says which of them lack something that the whole lacks, too."""
+    raw, merged = [each.protocol for each in found], made.merged or []
+    seeds = sorted({each.seed for each in raw})
+    notes = [
+        note
+        for each in found
+        for note in each.protocol.notes
+        if not note.startswith((derive.QUICK, derive.MERGED))
+    ]
     for each in found:
         if (some := len(each.rungs)) < (all_ := len(made.rungs)):
             notes.append(f"only {some} of {all_} rungs in the run of {each.started[:16]}")
     if len(seeds) > 1:
-        notes.append(f"merged: seeds {', '.join(map(str, seeds))}")
-    if not sources.one_host(made):
-        notes += [
-            f"merged: {host}" for host in dict.fromkeys(f"{run.cores} cores of {run.cpu}" for run in merged)
-        ]
-    fixed = all(each.fixed is not False for each in protocols)
-    budget = None if fixed else sum(each.budget_s or 0.0 for each in protocols)
-    notes = list(dict.fromkeys(notes))[:64]
-    return replace(protocols[-1], fixed=fixed, budget_s=budget, rounds=rounds, notes=notes)
+        notes.append(f"seeds {', '.join(map(str, seeds))}")
+    if all(each.complete for each in found) or _is_enough(made):
+        notes = [note for note in notes if not note.startswith(INTERRUPTED)]
+    elif not any(note.startswith(INTERRUPTED) for note in notes):
+        notes.append(f"{INTERRUPTED}: a run that was merged is not whole")
+    fixed = all(each.fixed for each in raw)
+    return replace(
+        raw[-1],
+        fixed=fixed,
+        budget_s=None if fixed else sum(each.budget_s or 0.0 for each in raw),
+        rounds=sum(run.rounds for run in merged),
+        notes=list(dict.fromkeys(notes))[:60],
+    )
 
 
-def _gpu(found: list[Result]) -> types.RunGpu | None:
+def _gpu(found: list[Run]) -> RunGpu | None:
     """Return the state of the GPU over all runs: alone, or known, only if every run was. Noise stays noted."""
-    seen = [each.gpu or None for each in found]
-    there = [each for each in seen if each]
+    there = [each.gpu for each in found if each.gpu]
     if not there:
         return None
-    words = {each.tenancy if each else "unknown" for each in seen}
-    states = {each.state if each else "unknown" for each in seen}
-    return types.RunGpu(
+    words = {each.gpu.tenancy if each.gpu else "unknown" for each in found}
+    states = {each.gpu.state if each.gpu else "unknown" for each in found}
+    return RunGpu(
         state="unknown" if "unknown" in states else "known",
-        tenancy=next((word for word in ("shared", "unknown") if word in words), "alone"),
+        tenancy="shared" if "shared" in words else "unknown" if "unknown" in words else "alone",
         rejected_visits=sum(each.rejected_visits for each in there),
         notes=sorted({note for each in there for note in each.notes})[:64],
     )
 
 
-def _enough(made: Result) -> bool:
+def _is_enough(made: Run) -> bool:
     """Return whether every rung and twin that can run here and is not out has the rounds of a whole run."""
     parts = sources.records(made)
     waiting = [each for each in parts if each.status == "n/a" and each.recipe is not None]
@@ -274,14 +242,7 @@ def _enough(made: Result) -> bool:
     return not waiting and all(len(derive.counted(each)) >= rounds_budget.LEAST_ROUNDS for each in timed)
 
 
-def _recipes(result: Result) -> dict[str, Plain]:
-    """Return every planned recipe in ladder order, twins last, with all of its fields."""
-    default = {field.name: field.default for field in dataclasses.fields(Recipe)}
-    parts = sources.records(result)
-    return {each.name: default | each.recipe for each in parts if each.recipe is not None}
-
-
-def _named(records: Sequence[Record], name: str) -> Record | None:
+def _named(records: Sequence[Part], name: str) -> Part | None:
     return next((each for each in records if each.name == name), None)
 
 

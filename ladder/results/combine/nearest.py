@@ -9,11 +9,11 @@ from ladder.base.errors import UserError
 from ladder.base.text import fit, plain
 from ladder.machine import system
 from ladder.plan import content, modes
-from ladder.results import ranking, sources
-from ladder.results import store as results
+from ladder.results import loading, ranking, sources
 from ladder.results.combine import series
 from ladder.results.ranking import Stored
-from ladder.results.types import Plain, Result
+from ladder.results.run import Result
+from ladder.results.types import Plain
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Nearest:
 
 def of_file(path: Path) -> Nearest:
     """Return the result of a file, and the leave-one-out run beside it. Raises UserError."""
-    result = results.load(path)
+    result = loading.load_run(path)
     if (mode := ranking.mode(result)) in modes.BESIDE:
         how = "--recipe" if mode == modes.RECIPE else f"--mode {mode}"
         raise UserError(f"{path}: a run of {how}; name a staircase or a leave-one-out run")

@@ -8,33 +8,41 @@ adds its own settings, and knows which of its rows are done.
 import dataclasses
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from ladder.base import text
 from ladder.base.errors import UserError
+from ladder.core.job import Job
 from ladder.machine import environment
 from ladder.plan import content
-from ladder.results import code_digest, derive, identity, judging, sources, types
+from ladder.results import code_digest, identity, loading, sources
 from ladder.results import store as results
+from ladder.results.derive import INTERRUPTED
+from ladder.results.run import Run, Rung, Twin
 from ladder.results.store import FAILED_PARITY, NOT_ENGAGED
+from ladder.results.types import head
 
-TRIED_AGAIN = ("failed", "skipped")  # statuses of rungs
+TRIED_AGAIN = ("failed",)  # statuses of rungs
+RESUMED = "resumed"  # a note
+Part = TypeVar("Part", Rung, Twin)
 MACHINE = (*results.SERIES, "driver", "python")  # what must not have changed
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Read an unfinished (or finished) result of this schema. Raises `UserError` if it cannot be gone on with."""
+def load(path: Path) -> Run:
+    """Read an unfinished (or finished) run. Raises `UserError` if it cannot be gone on with."""
     if path.exists() and not path.is_file():  # a pipe without a writer would wait for ever
         raise UserError(f"{path}: --resume: not a regular file, and the run would be written back into it")
-    result = types.plain(results.load(path))
-    if "twins" not in result:
-        raise UserError(f"{path}: --resume: made by an earlier version, without twins; start a new run")
-    return result
+    run = loading.load_record(path)
+    if run.reported_then:
+        raise UserError(f"{path}: --resume: a run in visits cannot be gone on with; start a new run")
+    return run
 
 
 def continued(
-    path: Path, before: types.Plain, fresh: types.Plain, differences: Iterable[str] = ()
-) -> types.Plain:
+    path: Path, before: dict[str, Any], fresh: dict[str, Any], differences: Iterable[str] = ()
+) -> dict[str, Any]:
     """Return the keys of the header with which a measurement continues that of the file: not complete, of all commits.
 
     Args:
@@ -116,25 +124,22 @@ def ask_for_images(path: Path, before: dict[str, Any], data: str | None, own: st
         raise UserError(f"{path}: --resume: it was made with the sample photographs: leave out --data")
 
 
-def other_plans(before: dict[str, Any], fresh: dict[str, Any]) -> Iterator[str]:
+def other_plans(before: Run, fresh: Run) -> Iterator[str]:
     """Yield, in one line each, the differences of two runs' ladders, and of the recipes of rungs that were timed."""
     from stylegan_lite.config import Recipe
 
-    ladders = [{"digest": None, **each["ladder"]} for each in (before, fresh)]
-    if ladders[0]["digest"] is None:  # made by an earlier version
-        ladders[1]["digest"] = None
-    if ladders[0] != ladders[1]:
+    if before.ladder != fresh.ladder:
         yield "another ladder than this file's was asked for"
     usual = {field.name: field.default for field in dataclasses.fields(Recipe)}
-    planned = {rung["name"]: rung["recipe"] for rung in fresh["rungs"]}
-    for rung in before["rungs"]:
-        was, now = rung["recipe"], planned.get(rung["name"])
-        if not rung["rounds"] or was is None or now is None:
+    planned = {rung.name: rung.recipe for rung in fresh.rungs}
+    for rung in before.rungs:
+        was, now = rung.recipe, planned.get(rung.name)
+        if not rung.rounds or was is None or now is None:
             continue
         was, now = usual | was, usual | now
         if other := [key for key in sorted(now) if was.get(key) != now[key]]:
             key = other[0]
-            yield f"another recipe of {rung['name']}: {key} was {was.get(key)} and is {now[key]} here"
+            yield f"another recipe of {rung.name}: {key} was {was.get(key)} and is {now[key]} here"
 
 
 def other_rules(before: object, fresh: object, rules: Iterable[str]) -> Iterator[str]:
@@ -145,36 +150,38 @@ def other_rules(before: object, fresh: object, rules: Iterable[str]) -> Iterator
             yield f"{key} was {was} and is {now} here"
 
 
-def take_up(path: Path, fresh: dict[str, Any], rounds: int | None = None) -> dict[str, Any]:
-    """Return the run in `path`, ready to continue, if `fresh`, a run that would begin now, is the same measurement.
+def take_up(path: Path, fresh: Run, job: Job) -> Run:
+    """Return the run in `path`, ready to continue, if `fresh`, the run of this job, is the same measurement.
 
-    `rounds` are those asked for now, if any; else the file's count, or the budget of `fresh`. Rungs that failed are
-    tried again, and with them the rungs that were skipped for them. Rungs that ran out of memory or were invalid stay
-    out. Rungs without receipt or parity stay out too, except at another commit, which may have mended them.
-    Raises `UserError` as `continued` does.
+    The rounds are those that the job names, if any; else the file's count, or the job's budget. Rungs that failed are
+    tried again. Rungs that ran out of memory or were invalid stay out. Rungs without receipt or parity stay out too,
+    except at another commit, which may have mended them. Raises `UserError` as `continued` does.
     """
-    planned = {rung["name"]: rung["recipe"] for rung in fresh["rungs"] if rung["recipe"] is not None}
-    result, fresh = load(path), text.fit(fresh)
-    header = continued(path, result, fresh, other_plans(result, fresh))
+    run = load(path)
+    header = continued(path, head(run), head(fresh), other_plans(run, fresh))
     again = [*TRIED_AGAIN]
-    if fresh["commit"] and sources.commits(result)[-1:] != [fresh["commit"]]:
+    if fresh.commit and sources.commits(head(run))[-1:] != [fresh.commit]:
         again += [NOT_ENGAGED, FAILED_PARITY]
-    result |= header
-    for rung in [*result["rungs"], *result["twins"]]:
-        if rung["status"] in again:
-            rung.pop("failed_at", None)
-            if not rung.get("inspection"):  # what spoke against it was found by the other code
-                rung.pop("parity", None)
-                rung.pop("receipts", None)
-            rung.update(status="ok" if rung["rounds"] else "n/a", reason=None)
-    before = types.build(types.Result, result)
-    judging.write_back(result, before, derive.mark_skipped(before, planned)[0])
-    if rounds is not None:
-        result["protocol"].update(rounds=rounds, fixed=True, budget_s=None)
-    elif not result["protocol"]["fixed"]:
-        result["protocol"]["budget_s"] = fresh["protocol"]["budget_s"]
-    notes = result["protocol"]["notes"]
-    notes[:] = [note for note in notes if not note.startswith("interrupted")]
-    if "resumed" not in notes:
-        notes.append("resumed")
-    return result
+    protocol = run.protocol
+    if job.options.rounds is not None:
+        protocol = replace(protocol, rounds=job.options.rounds, fixed=True, budget_s=None)
+    elif not protocol.fixed:
+        protocol = replace(protocol, budget_s=fresh.protocol.budget_s)
+    notes = [note for note in protocol.notes if not note.startswith((INTERRUPTED, RESUMED))]
+    return replace(
+        run,
+        commit=header["commit"],
+        commits=header.get("commits"),
+        dirty=header["dirty"],
+        protocol=replace(protocol, notes=[*notes, RESUMED]),
+        rungs=[_try_again(rung) if rung.status in again else rung for rung in run.rungs],
+        twins=[_try_again(twin) if twin.status in again else twin for twin in run.twins],
+    )
+
+
+def _try_again(part: Part) -> Part:
+    """Return a rung or twin that is no longer out. What spoke against it was found by the other code."""
+    changed: dict[str, Any] = {"status": "ok" if part.rounds else "n/a", "reason": None, "failed_at": None}
+    if isinstance(part, Rung) and part.inspection is None:
+        changed |= {"parity": None, "receipts": None}
+    return replace(part, **changed)

@@ -9,18 +9,19 @@ staircase of the same series and code.
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from ladder.base.errors import UserError
 from ladder.base.text import counted, plain
 from ladder.plan import content, modes
-from ladder.results import code_digest, ranking, sources, types
+from ladder.results import code_digest, loading, ranking, sources, types
 from ladder.results import store as results
 from ladder.results.combine import belonging
-from ladder.results.judging import top_gains
-from ladder.results.types import Result
+from ladder.results.ranking import top_gains
+from ladder.results.run import Result
 
 
 def key(result: Result, mode: str | None = None) -> tuple[Any, ...]:
@@ -55,19 +56,19 @@ def collect(paths: list[Path]) -> tuple[list[Result], list[str]]:
     elsewhere: list[str] = []  # of other commands
     for path in paths:
         if not path.is_dir():
-            found.append(results.load(path))
+            found.append(loading.load_run(path))
             others += readable(path.parent)
             continue
         shown: dict[tuple[Any, ...], Result] = {}
         read = []
         for file in sorted(path.rglob("*.json")):
             try:
-                result = results.load(file)
+                result = loading.load_run(file)
             except UserError as error:
                 if _is_asvs(file):
                     elsewhere.append(f"{file}: a file of asv: `ladder history` tells what it says")
                 else:
-                    (elsewhere if isinstance(error, results.OtherKind) else refused).append(str(error))
+                    (elsewhere if isinstance(error, loading.OtherKind) else refused).append(str(error))
                 continue
             read.append(result)
         for result in sources.without_sources(read):
@@ -141,5 +142,5 @@ def readable(folder: Path) -> list[Result]:
     found = []
     for path in sorted(Path(folder).glob("*.json")):
         with contextlib.suppress(UserError):
-            found.append(results.load(path))
+            found.append(loading.load_run(path))
     return found

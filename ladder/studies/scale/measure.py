@@ -27,6 +27,7 @@ from ladder.engine.pool import Pool, WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.machine import gpu_state, neighbours, system
 from ladder.results import identity, record
+from ladder.results.derive import void_memory
 from ladder.results.types import Plain
 from ladder.studies.scale import joining, proving
 from ladder.studies.scale.record import DERIVED, NOT_MEASURED, Result, Run, derive
@@ -328,7 +329,7 @@ class _State:
         each.others = neighbours.share(each.before, neighbours.sample())
         each.finished = each.group.call("finish", main=False, lazy=False)
         for reply in each.finished:
-            if reason := record.void_memory(reply):
+            if reason := void_memory(reply.get("alloc_retries")):
                 raise WorkerFailure("invalid", reason)
 
     def _profile(self, loaded: Future[Any], made: dict[int, Run], generation: int, each: _Alive) -> None:

@@ -14,7 +14,7 @@ from ladder.base.records import plain
 from ladder.publish.report import found as files
 from ladder.publish.report import html, page
 from ladder.report.themes import DARK, LIGHT
-from ladder.results import store
+from ladder.results import loading
 from tests.publish.report.test_report_page import RUN
 from tests.support import browsing, committed, made_up_ablation, made_up_profile
 from tests.support.browsing import BROWSER, CONTRAST, DRIVER, look, press, rgb
@@ -43,7 +43,7 @@ OPEN = "document.querySelectorAll('details').forEach((each) => { each.open = tru
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a run with every kind of result beside it."""
     folder = tmp_path_factory.mktemp("report")
-    machine = plain(store.load(RUN).machine)
+    machine = plain(loading.load_run(RUN).machine)
     beside = {
         "profile": made_up_profile.of_profile(machine, "bf16", made_up_profile.FUSED),
         "ablation": made_up_ablation.of_ablation(machine),

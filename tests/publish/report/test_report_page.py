@@ -17,8 +17,8 @@ from ladder.cli import report_page
 from ladder.publish.report import found, page, section, sections
 from ladder.report import panels
 from ladder.report.themes import DARK, LIGHT
-from ladder.results import store
-from ladder.results.types import Result
+from ladder.results import loading
+from ladder.results.run import Result
 from ladder.studies.roofline import distance
 from tests.support import two_clocks
 from tests.support.commands import refused, succeed
@@ -116,21 +116,21 @@ def test_what_is_not_decided_says_so(whole: found.Found) -> None:
     said = part(whole, "staircase")
     assert "0.91x ambiguous, not decided (0.849-0.984x)" in said
     assert said.count("not decided") == 2 and "faster, not decided" not in said
-    none = store.load(RUN)
+    none = loading.load_run(RUN)
     bare = [replace(rung, gain=None, verdict=None, gpu_gain=None, gpu_verdict=None) for rung in none.rungs]
     said = part(made(replace(none, rungs=bare)), "staircase")
     assert "1.13x, not decided" in said and said.count(", not decided") == 6
 
 
 def test_a_gpu_time_above_the_step_is_told_as_the_table_tells_it() -> None:
-    result = store.load(RUN)
+    result = loading.load_run(RUN)
     above = replace(result.rungs[-1], gpu_ms=(result.rungs[-1].step_ms or 0.0) + 5.0, waiting_ms=0.0)
     said = part(made(replace(result, rungs=[*result.rungs[:-1], above])), "staircase")
     assert panels.short_ms(above.gpu_ms or 0.0) in said and "may exceed the step" in said
 
 
 def test_the_outcome_has_no_factor_that_contradicts_its_times() -> None:
-    result = store.load(RUN)
+    result = loading.load_run(RUN)
     for total, interval, told in ((0.82, [0.78, 0.87], "0.82x"), (1.1, [0.31, 2.7], "not decided")):
         last = replace(result.rungs[-1], speedup_total=total, total_interval=interval)
         shown = made(replace(result, rungs=[*result.rungs[:-1], last]))
@@ -141,7 +141,7 @@ def test_the_outcome_has_no_factor_that_contradicts_its_times() -> None:
 
 @pytest.mark.parametrize("which", ["incomplete", "two generations"])
 def test_a_page_of_too_little_is_marked_as_not_to_be_quoted(which: str) -> None:
-    result = store.load(RUN)
+    result = loading.load_run(RUN)
     if which == "incomplete":
         result = replace(result, complete=False)
     else:
@@ -153,13 +153,15 @@ def test_a_page_of_too_little_is_marked_as_not_to_be_quoted(which: str) -> None:
 def test_the_joules_of_a_step_stand_beside_the_rung_with_that_very_recipe(whole: found.Found) -> None:
     rows = {line.split()[0]: line for line in _rows(whole, "advice", "J/step")}
     assert rows["fused_norm"].endswith(" 80") and rows["bf16"].endswith("at most 134")
-    assert "J/step" not in part(made(store.load(RUN)), "advice"), "no file has energy, and a column is there"
+    assert "J/step" not in part(made(loading.load_run(RUN)), "advice"), (
+        "no file has energy, and a column is there"
+    )
 
 
 def test_nvidias_own_figures_stand_beside_the_rungs_at_their_resolution(whole: found.Found) -> None:
     said = part(whole, "advice")
     assert "NVIDIA's own, A10012.5379.887.0" in said and "docs/configs.md" in said
-    result = store.load(RUN)
+    result = loading.load_run(RUN)
     other = made(replace(result, workload=result.workload | {"resolution": 128}))
     assert "A100" not in part(other, "advice")
 
@@ -182,7 +184,7 @@ def test_a_score_stands_beside_each_rung_where_times_are_frozen(monkeypatch: pyt
     known = replace(distance.FROZEN[0], machine="nvidia-h100-80gb-hbm3")
     monkeypatch.setattr(distance, "FROZEN", (known,))
     said = part(found.find([RUN], DATA), "light")
-    step = next(rung.step_ms for rung in store.load(RUN).rungs if rung.name == "bf16")
+    step = next(rung.step_ms for rung in loading.load_run(RUN).rungs if rung.name == "bf16")
     assert f"{distance.score(step, known.base_ms, known.floor_ms):.3f}" in said
     assert "7.93 ms, frozen on 2026-11-24" in said and "Today's floor is 7.93 ms" in said
 
@@ -193,7 +195,7 @@ def test_an_older_result_without_profiles_has_no_categories_and_no_explanations(
 
 
 def test_a_rung_without_a_number_keeps_its_row_and_its_reason() -> None:
-    result = store.load(RUN)
+    result = loading.load_run(RUN)
     gone = replace(
         result.rungs[2], status="failed", reason="it fell over", step_ms=None, gpu_ms=None, profile=None
     )
@@ -223,7 +225,7 @@ def test_the_embedded_json_is_the_files_data(shown: Page) -> None:
 
 
 def test_hostile_names_are_escaped_everywhere() -> None:
-    result = store.load(RUN)
+    result = loading.load_run(RUN)
     rungs = [
         replace(
             rung, name=f"{EVIL}{number}", title=f"{EVIL}{number}", notes=[EVIL],

@@ -16,17 +16,18 @@ from ladder.base.records import plain
 from ladder.machine import environment
 from ladder.publish.report import found, page
 from ladder.publish.report.sections import ablation, maps, profiles, studies, upstream
-from ladder.results import publishable, store
+from ladder.results import loading, publishable
 from ladder.results.types import head
 from tests.publish.report.test_report_page import RUN, Page
 from tests.support import committed, made_up_ablation, made_up_profile, made_up_study
+from tests.support.typed import write_run
 
 MODULES = {"profiles": profiles, "ablation": ablation, "maps": maps, "upstream": upstream}
 
 
 @pytest.fixture(scope="module")
 def machine() -> dict[str, Any]:
-    return plain(store.load(RUN).machine)
+    return plain(loading.load_run(RUN).machine)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +174,7 @@ def test_a_mark_says_once_what_follows_and_a_variable_is_told_as_it_is(mark: str
 
 def of_study(machine: dict[str, Any], mode: str, times: dict[str, float]) -> dict[str, Any]:
     made = made_up_study.study(mode, times)
-    return made | {"machine": machine, "workload": plain(head(store.load(RUN))["workload"])}
+    return made | {"machine": machine, "workload": plain(head(loading.load_run(RUN))["workload"])}
 
 
 def test_mistakes_and_levers_of_the_machine_join_the_page_with_both_clocks(
@@ -186,7 +187,7 @@ def test_mistakes_and_levers_of_the_machine_join_the_page_with_both_clocks(
         "other-mistakes-20261126T101500Z": made_up_study.study("mistakes", made_up_study.TIMES),
     }
     for name, data in named.items():
-        store.write(folder / f"{name}.json", data)
+        write_run(folder / f"{name}.json", data)
     of = found.find([RUN], tmp_path)
     assert [each[0].stem for each in of.studies] == [*named][:2] and len(of.raw) == 3
     section = studies.section(of)
@@ -201,15 +202,15 @@ def test_a_named_study_is_of_the_machine_and_workload_of_the_page(
     machine: dict[str, Any], tmp_path: Path
 ) -> None:
     path = tmp_path / "article-mistakes-20261126T101500Z.json"
-    store.write(path, of_study(machine, "mistakes", made_up_study.TIMES))
+    write_run(path, of_study(machine, "mistakes", made_up_study.TIMES))
     levers = tmp_path / "ladder" / machine["name"] / "article-levers-20261126T101500Z.json"
     for stored in (levers, levers.with_stem("article-mistakes-20261126T101600Z")):
         mode = stored.stem.split("-")[1]
         times = made_up_study.MODELS if mode == "levers" else made_up_study.TIMES
-        store.write(stored, of_study(machine, mode, times))
+        write_run(stored, of_study(machine, mode, times))
     assert [each[0] for each in found.find([RUN, path], tmp_path).studies] == [path, levers]
     with pytest.raises(UserError, match="a run of --mode mistakes; name a staircase"):
         found.find([path], tmp_path)
-    store.write(path, made_up_study.study("mistakes", made_up_study.TIMES))
+    write_run(path, made_up_study.study("mistakes", made_up_study.TIMES))
     with pytest.raises(UserError, match="of another machine or workload"):
         found.find([RUN, path], tmp_path)

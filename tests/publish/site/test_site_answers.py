@@ -7,10 +7,10 @@ import pytest
 from ladder.publish import gallery
 from ladder.publish.site import collection
 from ladder.publish.site.building import Content, render_front
-from ladder.results import store as results
+from ladder.results import loading
 from tests.publish.site.test_site import point
 from tests.support import two_clocks
-from tests.support.typed import typed
+from tests.support.typed import typed, write_run
 
 
 def test_a_card_has_baseline_and_tops_of_each_gpu_by_both_clocks(tmp_path):
@@ -89,8 +89,8 @@ def test_a_card_has_the_notes_days_and_report_of_the_runs_whose_numbers_it_shows
         rung["step_ms"] += 9
     ends = two_clocks.selected("baseline", two_clocks.TOP) | {"started": "2026-11-20T10:15:00+00:00"}
     for name, made in (("a", longer), ("b", ends)):
-        results.write(tmp_path / f"results/ladder/nvidia-h200/article-full-{name}.json", made)
-    found = [(path, results.load(path)) for path in sorted(tmp_path.rglob("*.json"))]
+        write_run(tmp_path / f"results/ladder/nvidia-h200/article-full-{name}.json", made)
+    found = [(path, loading.load_run(path)) for path in sorted(tmp_path.rglob("*.json"))]
     (group,) = collection.collect_groups(found, [], tmp_path)
     (card,) = collection.collect_cards(
         [group], {group.panels[0].path: "long.html", group.tops[0].path: "top.html"}

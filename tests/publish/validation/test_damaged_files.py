@@ -25,7 +25,7 @@ from ladder.publish.regressions import judging, known
 from ladder.publish.regressions import report as comparison
 from ladder.publish.validation import asv_accepted, asv_checks, kinds, validate
 from ladder.report import tables
-from ladder.results import store
+from ladder.results import loading
 from ladder.results.types import build
 from ladder.studies.kernelbench import report as kernelreport
 from ladder.studies.kernelbench import schema as kernelschema
@@ -101,8 +101,8 @@ def read_result(path: Path, out: Path) -> str | None:
     data = json.loads(path.read_bytes())
     kind = kinds.kind_of(data)
     if kind is None:
-        (out / "table.md").write_text(tables.markdown(store.load(path)), encoding="utf-8")
-        (out / "table.csv").write_text(tables.csv_text([store.load(path)]), encoding="utf-8")
+        (out / "table.md").write_text(tables.markdown(loading.load_run(path)), encoding="utf-8")
+        (out / "table.csv").write_text(tables.csv_text([loading.load_run(path)]), encoding="utf-8")
     elif kind == "kernels":
         kernelreport.markdown(kernelschema.of_data(data))
     elif kind == "roofline":

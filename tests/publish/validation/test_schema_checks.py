@@ -16,6 +16,7 @@ import pytest
 from ladder.publish.validation import kinds, schema_checks, validate
 from tests.publish.validation.test_validate import call
 from tests.support.judging_files import judge
+from tests.support.typed import problem_of
 
 ROOT = Path(__file__).parents[3]
 NAMES = sorted(kind.name for kind in schema_checks.KINDS)
@@ -89,14 +90,14 @@ UNWANTED = {dict: (LONG, []), list: (LONG, {}), int: (1e300, -1e300, LONG), floa
 def test_nothing_unknown_or_immoderate_is_accepted_anywhere(smallest: dict[str, Any], kind: str) -> None:
     """At every place of a genuine file: an unknown key, NaN, a number out of range, another type, too long a text."""
     genuine = smallest[kind]
-    assert validate.check(genuine) is None
+    assert problem_of(genuine) is None
     for way, value in places(genuine):
         tried = [{**value, "<host>": 1}] if isinstance(value, dict) else []
         tried += UNWANTED.get(type(value), (LONG, ESCAPE))
         if isinstance(value, int | float):
             tried.append(float("nan"))
         for other in tried:
-            problem = validate.check(planted(genuine, way, other))
+            problem = problem_of(planted(genuine, way, other))
             assert problem, (way, str(other)[:20])
             assert problem.isascii() and problem.isprintable() and len(problem) < 400, problem
 
@@ -120,7 +121,7 @@ def test_a_machine_that_is_not_made_from_its_hardware_is_refused(smallest: dict[
                 changed[key] |= dict.fromkeys(
                     ("name", "node") if "node" in changed[key] else ("name",), "nvidia-b200"
                 )
-                assert "is not made from its hardware" in validate.check(changed)
+                assert "is not made from its hardware" in problem_of(changed)
 
 
 def test_what_is_no_result_is_said_in_one_line(tmp_path: Path) -> None:

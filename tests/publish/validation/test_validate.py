@@ -13,17 +13,20 @@ from click.testing import CliRunner
 
 from ladder.base import text
 from ladder.cli import main as cli
+from ladder.core.records import write_record
 from ladder.machine import gpu_state, nvml
 from ladder.publish.validation import kinds as schema_kinds
 from ladder.publish.validation import validate
 from ladder.report import checks, tables
-from ladder.results import record
+from ladder.report import checks as checking
+from ladder.report import tables as tables_
+from ladder.results import loading, record
 from ladder.results import store as results
 from tests.machine import test_gpustate
-from tests.support import committed, fake_runs
+from tests.support import committed, fake_runs, typed
 from tests.support.fake_nvml import FakeNvml
 from tests.support.judging_files import CPUS, GENUINE, GPUS, genuine, judge, mutate, places
-from tests.support.typed import Reading
+from tests.support.typed import Reading, write_run
 
 checks = Reading(checks)
 tables = Reading(tables)
@@ -69,8 +72,8 @@ def test_what_a_run_writes_is_accepted_with_its_faults_and_their_messages(tmp_pa
         visit |= {"gpu": reading, "canary_s": 1e-4, "rejected": ["SM clock 1500 MHz, usually 1980"]}
     result["gpu"] = gpu_state.run_summary(readings, rejected=2)
     result["rungs"][-1]["reason"] = 'Triton Error [CUDA]: "x" is 5% <b>; ' + "long " * 40
-    path = results.path_for(tmp_path, result)
-    results.write(path, result)
+    path = record.name_file(tmp_path, typed.run_of(result))
+    write_run(path, result)
     assert validate.problem_of(path) is None, validate.problem_of(path)
     assert results.read(path)["rungs"][-1]["reason"].startswith(
         "Triton Error (CUDA): 'x' is 5 percent (b), long"
@@ -94,18 +97,19 @@ def test_tile_choices_are_accepted_and_a_file_without_them(
     from kernels import choices as table
 
     result = genuine()
-    assert "choices" not in result and judge(tmp_path, result) is None
+    result.pop("choices", None)
+    assert judge(tmp_path, result) is None
     monkeypatch.setattr(table, "_chosen", dict(table.TABLE))
     monkeypatch.setattr(table, "_noted", {("upfirdn2d", "nhwc up 2 down 1"): "rows 8, cols 2"})
+    rows = None
     for rung in ("fused_norm", "fused_act", "fused_act"):
-        record.add_choices(result, rung, table.used())
-    record.add_choices(result, "baseline", [])
-    record.add_choices(result, "bf16", None)
+        rows = record.add_choices(rows, rung, table.used())
+    rows = record.add_choices(record.add_choices(rows, "baseline", []), "bf16", None)
+    result["choices"] = write_record(rows)
     assert judge(tmp_path, result) is None and len(result["choices"]) > 20
     assert all(row["rungs"] == ["fused_norm", "fused_act"] for row in result["choices"])
-    assert any(
-        "upfirdn2d nhwc up 2 down 1: rows 8, cols 2; in" in line for line in checks.choice_lines(result)
-    )
+    lines = checking.choice_lines(loading.load_run(tmp_path / "a.json"))
+    assert any("upfirdn2d nhwc up 2 down 1: rows 8, cols 2; in" in line for line in lines)
     result["choices"][0]["path"] = "x"
     assert judge(tmp_path, result) == "choices[0]: unknown key 'path'"
 
@@ -134,30 +138,28 @@ REFUSED = {
     "machine.cpu: '$x^2$": put("machine", "cpu", "$x^2$"),
     "machine.os: '\\u202e": put("machine", "os", "\u202ecod"),
     "machine.os: '\\ud800' is not plain": put("machine", "os", "\ud800"),
-    "rungs[0].notes[0]": put("rungs", 0, "notes", 0, "n" * 97),
+    "rungs[0].title": put("rungs", 0, "title", "n" * 97),
     "machine.name: '../../etc'": put("machine", "name", "../../etc"),
     "workload.name": put("workload", "name", "a/b"),
     "ladder.name: '.hidden'": put("ladder", "name", ".hidden"),
     "workload.data": put("workload", "data", "/home/someone/pictures"),
     "machine.ram_gb: True": put("machine", "ram_gb", True),
-    "machine.cores: 0 is not from 1": put("machine", "cores", 0),
-    "rungs[0].step_ms: 0 is not": put("rungs", 0, "step_ms", 0),
-    "rungs[0].step_ms: -1.0 is not": put("rungs", 0, "step_ms", -1.0),
+    "machine.cores: 0 is not a number from 1": put("machine", "cores", 0),
+    "rungs[0]: unknown key 'step_ms'": put("rungs", 0, "step_ms", 1.0),
     "rungs[0].rounds[1].samples_ms[0]: 0 is not": put("rungs", 0, "rounds", 1, "samples_ms", 0, 0),
     "rungs[0].rounds[1].main_ms: 1e+300 is not": put("rungs", 0, "rounds", 1, "main_ms", 1e300),
-    "rungs[0].samples_ms[2]: 'x' is not a number": put("rungs", 0, "samples_ms", 2, "x"),
-    "rung baseline: step_ms is not among": put("rungs", 0, "step_ms", 0.5),
-    "rung baseline: samples_ms are not those of its rounds": put("rungs", 0, "samples_ms", 0, 110.0),
+    "rungs[0].rounds[0].samples_ms[1]: 'x' is not": put("rungs", 0, "rounds", 0, "samples_ms", 1, "x"),
+    "rung baseline: passes or events": put("rungs", 0, "rounds", 0, "passes", [0]),
+    'rung baseline: status "ok" without a round': put("rungs", 0, "rounds", []),
     "rung baseline: a round is there twice": put("rungs", 0, "rounds", 1, "round", 0),
-    'rung baseline: a step time, but the status "n/a"': put("rungs", 0, "status", "n/a"),
     "rungs[0].status: 'fine' is none of": put("rungs", 0, "status", "fine"),
     "rungs: not those of ladder.rungs": put("ladder", "rungs", ["baseline"]),
-    "baseline: no rung": put("baseline", "nothing"),
+    "unknown key 'baseline'": put("baseline", "nothing"),
     "commit": put("commit", "main"),
     "started": put("started", "yesterday"),
-    "protocol.seed: 1.5 is not a whole number": put("protocol", "seed", 1.5),
-    "schema": put("schema", 2),
-    "rungs: 0 entries": put("rungs", []),
+    "protocol.seed: 1.5 is not": put("protocol", "seed", 1.5),
+    "schema": put("schema", 1),
+    "rungs: a list of 0 is not": put("rungs", []),
 }
 
 
@@ -200,15 +202,6 @@ def test_depth_is_of_brackets_outside_strings(tmp_path: Path) -> None:
     assert "nested" not in judge(tmp_path, '{"schema": "[[[[[[[[[[ \\" [[[[[[[[["}')
 
 
-def test_nothing_measured_is_no_result(tmp_path: Path) -> None:
-    result = genuine()
-    for rung in result["rungs"]:
-        rung |= dict.fromkeys(results.NUMBERS) | {"samples_ms": [], "rounds": [], "status": "failed"}
-    assert judge(tmp_path, result) == "complete, but nothing was measured"
-    result["rungs"][0]["status"] = "ok"
-    assert 'status "ok" without "step_ms"' in judge(tmp_path, result)
-
-
 def test_truncated_files_are_refused_wherever_they_end(tmp_path: Path) -> None:
     raw = GENUINE.read_bytes().rstrip()
     for end in range(0, len(raw), 401):
@@ -216,7 +209,7 @@ def test_truncated_files_are_refused_wherever_they_end(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_judged_to_the_last_file(tmp_path: Path) -> None:
-    deep = tmp_path / "r" / "nvidia-h200" / "more"
+    deep = tmp_path / "r" / genuine()["machine"]["name"] / "more"
     deep.mkdir(parents=True)
     (deep.parent / GENUINE.name).write_bytes(GENUINE.read_bytes())
     (deep / "again.json").write_text(json.dumps(genuine() | {"started": "2026-11-22T00:00:00+00:00"}))
@@ -227,9 +220,13 @@ def test_a_folder_is_judged_to_the_last_file(tmp_path: Path) -> None:
     (deep.parent / "archive" / "old.json").write_text("no kind of today, passed over")
     (deep / "link.json").symlink_to("/etc/passwd")
     (deep / "folder").symlink_to("/etc")
+    (lone := tmp_path / "lone.json").write_bytes(GENUINE.read_bytes())
     os.mkfifo(deep / "pipe.json")
     seen = call(
-        tmp_path / "r", GENUINE, tmp_path / "r" / "nvidia-h200" / GENUINE.name, tmp_path / "none.json"
+        tmp_path / "r",
+        lone,
+        tmp_path / "r" / genuine()["machine"]["name"] / GENUINE.name,
+        tmp_path / "none.json",
     )
     lines = seen.stdout.splitlines()
     assert seen.exit_code == 1 and isinstance(seen.exception, SystemExit)
@@ -247,8 +244,8 @@ def test_a_folder_is_judged_to_the_last_file(tmp_path: Path) -> None:
 
 
 def test_a_copy_in_another_folder_does_not_take_the_place_of_a_result(tmp_path: Path) -> None:
-    changed = genuine() | {"complete": False, "started": "2000-01-01T00:00:00+00:00"}
-    for folder, content in (("nvidia-a", changed), ("nvidia-h200", genuine())):
+    changed = genuine() | {"started": "2000-01-01T00:00:00+00:00"}
+    for folder, content in (("nvidia-a", changed), (genuine()["machine"]["name"], genuine())):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / GENUINE.name).write_text(json.dumps(content))
     copy, kept = validate.validate([tmp_path])
@@ -291,9 +288,6 @@ def small() -> dict[str, Any]:
     result["ladder"]["rungs"] = [rung["name"] for rung in result["rungs"]]
     for rung in result["rungs"]:
         rung["rounds"] = rung["rounds"][:5:4]
-        rung["samples_ms"] = [s for r in rung["rounds"] for s in r["samples_ms"]]
-        for key in ("q25_ms", "q75_ms", "step_ms"):
-            rung[key] = rung["samples_ms"][1]
     return result
 
 
@@ -319,9 +313,9 @@ def test_thousands_of_mutants_are_judged_in_one_line_and_never_raise(count: int,
             assert problem and problem.isascii() and problem.isprintable() and len(problem) < 400, problem
             continue
         accepted += 1
-        mutated = results.read(tmp_path / "a.json")
+        mutated, read = results.read(tmp_path / "a.json"), loading.load_run(tmp_path / "a.json")
         for value in texts_and_numbers(mutated):
             assert re.fullmatch(r"[A-Za-z0-9 ._()+:@,/'#=-]{1,96}", value) if isinstance(value, str) else True
             assert isinstance(value, str) or abs(value) <= 2**50
-        tables.markdown(mutated), tables.csv_text([mutated])  # what is accepted can be shown
+        tables_.markdown(read), tables_.csv_text([read])  # what is accepted can be shown
     assert 0 < accepted < count / 2

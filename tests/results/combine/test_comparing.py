@@ -5,11 +5,10 @@ import json
 import pytest
 
 from ladder.base.errors import UserError
-from ladder.results import store as results
 from ladder.results.combine import comparing
 from tests.cli.test_cli import call
 from tests.support import made_up, two_clocks
-from tests.support.typed import Reading
+from tests.support.typed import Reading, write_run
 
 comparing = Reading(comparing)
 
@@ -42,15 +41,15 @@ def test_what_is_not_comparable_is_refused_unless_told_to():
             comparing.compare(before, other)
         assert verdicts_of(before, other, anyway=True)
     with pytest.raises(UserError, match="no rung is in both"):
-        comparing.compare(before, {**after, "rungs": []})
+        comparing.compare(before, {**after, "rungs": [{**after["rungs"][0], "name": "other"}]})
 
 
 def test_another_software_is_compared_but_named_as_another_series(tmp_path):
     before, after = made_up.judged_run(seed=1), made_up.judged_run(seed=2)
-    results.write(tmp_path / "a.json", before)
-    results.write(tmp_path / "same.json", after)
+    write_run(tmp_path / "a.json", before)
+    write_run(tmp_path / "same.json", after)
     after["machine"] |= {"torch": "2.14.0", "triton": "3.8.0"}
-    results.write(tmp_path / "b.json", after)
+    write_run(tmp_path / "b.json", after)
     said = call("compare", tmp_path / "a.json", tmp_path / "b.json").stdout
     assert "another series: torch: 2.11.0 and 2.14.0" in said and "another series: triton" in said
     assert "series" not in call("compare", tmp_path / "a.json", tmp_path / "same.json").stdout
@@ -71,11 +70,11 @@ def test_a_rung_without_a_number_or_another_recipe_has_a_reason_and_no_verdict()
 def test_slower_is_status_1_and_a_refusal_2(tmp_path):
     paths = [tmp_path / name for name in ("a.json", "b.json", "slow.json", "other.json")]
     slow, other = made_up.judged_run(seed=2, fused_act=26.0), made_up.judged_run(seed=2)
-    other["machine"]["gpu"] = "NVIDIA A100"
+    other["machine"] |= {"gpu": "NVIDIA A100", "name": "nvidia-a100"}
     for path, made in zip(
         paths, [made_up.judged_run(seed=1), made_up.judged_run(seed=2), slow, other], strict=True
     ):
-        results.write(path, made)
+        write_run(path, made)
     fine = call("compare", paths[0], paths[1])
     assert fine.exit_code == 0 and "less than 0." in fine.stdout
     assert call("compare", paths[0], paths[2]).exit_code == 1
@@ -96,7 +95,7 @@ def test_gpu_time_is_compared_beside_the_step_where_both_have_it(tmp_path):
     assert row.gpu_ratio == pytest.approx(93 / 97, rel=0.001) and row.gpu_interval[1] < 1
     assert rows["bf16"].gpu_verdict == "less than" and not rows["bf16"].is_slower
     for name, made in (("a", before), ("b", after)):
-        results.write(tmp_path / f"{name}.json", made)
+        write_run(tmp_path / f"{name}.json", made)
     told = call("compare", tmp_path / "a.json", tmp_path / "b.json")
     lines = told.stdout.splitlines()
     at = next(index for index, line in enumerate(lines) if line.startswith("channels_last"))
@@ -128,8 +127,8 @@ def test_fewer_than_three_rounds_have_no_verdict():
 def test_a_run_is_not_compared_with_itself(tmp_path):
     """Nor with a merged result that holds it: whatever happened to one of them happened to the other."""
     run = made_up.judged_run()
-    results.write(tmp_path / "a.json", run)
-    results.write(tmp_path / "copy.json", run | {"seconds": 1.0})
+    write_run(tmp_path / "a.json", run)
+    write_run(tmp_path / "copy.json", run | {"seconds": 1.0})
     for options in ((), ("--anyway",)):
         said = call("compare", tmp_path / "a.json", tmp_path / "copy.json", *options)
         assert (said.exit_code, said.stdout) == (2, "")
@@ -139,11 +138,11 @@ def test_a_run_is_not_compared_with_itself(tmp_path):
 def test_a_factor_that_does_not_follow_from_its_times_is_explained_in_a_line(tmp_path):
     """A generation of the host's bad minute moves the mean of four, and hardly their median."""
     before, after = made_up.judged_run(seed=1), made_up.judged_run(seed=2)
-    results.write(tmp_path / "a.json", before)
-    results.write(tmp_path / "b.json", after)
+    write_run(tmp_path / "a.json", before)
+    write_run(tmp_path / "b.json", after)
     assert "geometric" not in call("compare", tmp_path / "a.json", tmp_path / "b.json").stdout
     baseline = after["rungs"][0]
     baseline["rounds"][0]["samples_ms"] = [3 * ms for ms in baseline["rounds"][0]["samples_ms"]]
-    results.write(tmp_path / "b.json", after)
+    write_run(tmp_path / "b.json", after)
     said = call("compare", tmp_path / "a.json", tmp_path / "b.json").stdout
     assert said.count(comparing.MEANS) == 1

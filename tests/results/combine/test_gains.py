@@ -7,10 +7,10 @@ import random
 import pytest
 
 from ladder.results import judging
-from ladder.results import store as results
 from ladder.results.combine import comparing, gains
 from tests.cli.test_cli import call
 from tests.support import two_clocks, typed
+from tests.support.typed import write_run
 
 SLOWER_BY = 1.7  # the second GPU, in all its kernels
 # Shares of the GPU time of a step before any rung, by family of kernels.
@@ -45,9 +45,7 @@ def machine(name: str, scale: float, seed: int, generations: int = 4, **gpu_ms: 
         shown[-1]["ms"] += first - sum(parts.values())  # the parts add up to their cycle
         rung["profile"] = {"families": shown, "kernels": [{"name": "a_kernel", "ms": 1.0, "launches": 1.0}]}
     made["twins"] = []
-    typed.derived(made)
-    typed.judged(made)
-    return made
+    return typed.fill(made)
 
 
 def rows_of(before: dict, after: dict) -> dict[str, gains.Row]:
@@ -59,7 +57,7 @@ def rows_of(before: dict, after: dict) -> dict[str, gains.Row]:
 
 def told(tmp_path, before: dict, after: dict, *options: str) -> str:
     for name, made in (("a", before), ("b", after)):
-        results.write(tmp_path / f"{name}.json", made)
+        write_run(tmp_path / f"{name}.json", made)
     return call("compare", tmp_path / "a.json", tmp_path / "b.json", "--anyway", *options).stdout
 
 

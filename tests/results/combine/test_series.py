@@ -8,10 +8,9 @@ from ladder.base.errors import UserError
 from ladder.report import tables
 from ladder.report import view as viewing
 from ladder.results import judging
-from ladder.results import store as results
-from ladder.results.combine import resuming, series
-from tests.support import made_up
-from tests.support.typed import Reading
+from ladder.results.combine import series
+from tests.support import made_up, typed
+from tests.support.typed import Reading, write_run
 
 judging = Reading(judging)
 series = Reading(series)
@@ -33,7 +32,7 @@ def test_a_folder_shows_the_newest_of_each_software(tmp_path, key):
     old = other(made_up.judged_run(), started="2026-01-01T00:00:00+00:00")
     new = other(made_up.judged_run(), "machine", **{key: SOFTWARE[key]})
     for index, each in enumerate((old, new, other(new, started="2026-02-01T00:00:00+00:00"))):
-        results.write(tmp_path / f"{index}.json", each)
+        write_run(tmp_path / f"{index}.json", each)
     found, _ = tables.collect([tmp_path])
     assert sorted((r["machine"][key], r["started"][:10]) for r in found) == sorted(
         [(old["machine"][key], "2026-01-01"), (SOFTWARE[key], "2026-11-21")]
@@ -42,8 +41,8 @@ def test_a_folder_shows_the_newest_of_each_software(tmp_path, key):
 
 def test_a_quick_run_does_not_hide_a_whole_one(tmp_path):
     whole = other(made_up.judged_run(), started="2026-01-01T00:00:00+00:00")
-    results.write(tmp_path / "a.json", whole)
-    results.write(tmp_path / "b.json", other(made_up.judged_run(), "protocol", quick=True))
+    write_run(tmp_path / "a.json", whole)
+    write_run(tmp_path / "b.json", other(made_up.judged_run(), "protocol", quick=True))
     found, _ = tables.collect([tmp_path])
     assert sorted(r["protocol"]["quick"] for r in found) == [False, True]
 
@@ -70,7 +69,7 @@ def test_the_advice_of_an_older_commit_s_newest_run_is_found_behind_a_newer_comm
     stairs, fits = made_up.judged_run(), made_up.judged_run("leave-one-out")
     newer = other(fits, commit="f" * 40, started="2027-01-01T00:00:00+00:00")
     for index, each in enumerate((stairs, fits, newer)):
-        results.write(tmp_path / f"{index}.json", each)
+        write_run(tmp_path / f"{index}.json", each)
     found, _ = tables.collect([tmp_path])
     assert len(found) == 2 and any("at_top" in each for each in found)
     (named,), _ = tables.collect([tmp_path / "0.json"])  # a file that is named has its advice as well
@@ -80,6 +79,6 @@ def test_the_advice_of_an_older_commit_s_newest_run_is_found_behind_a_newer_comm
 @pytest.mark.parametrize("key", SOFTWARE)
 def test_a_run_is_not_taken_up_by_another_software(tmp_path, key):
     made = made_up.judged_run()
-    results.write(tmp_path / "a.json", made)
+    write_run(tmp_path / "a.json", made)
     with pytest.raises(UserError, match=f"{key} was .* and is {SOFTWARE[key]}"):
-        resuming.take_up(tmp_path / "a.json", other(made, "machine", **{key: SOFTWARE[key]}))
+        typed.take_up(tmp_path / "a.json", other(made, "machine", **{key: SOFTWARE[key]}))

@@ -21,6 +21,7 @@ from ladder.studies.roofline import view as roofline_view
 from ladder.studies.roofline.floors import PHASES
 from tests.support import committed, made_up
 from tests.support.small import SMALL
+from tests.support.typed import problem_of
 
 STORED = committed.listed("results/roofline/*.json")
 TUNED = committed.file("results/kernels/nvidia-h200-tuning.json")
@@ -220,7 +221,7 @@ def test_what_ran_faster_in_the_step_than_its_floor_lowers_the_floor(gpu, worklo
     again = json.loads(path.read_text())
     assert again["step"]["light_ms"] == pytest.approx(step["light_ms"])
     assert again["in_step"]["forward"]["source"] == path.name
-    assert validate.check(json.loads(path.read_text())) is None
+    assert problem_of(json.loads(path.read_text())) is None
 
 
 def test_no_rate_of_a_traced_step_is_above_that_of_matmuls():

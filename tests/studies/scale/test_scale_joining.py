@@ -17,10 +17,11 @@ from ladder.base.records import build, plain
 from ladder.publish.pages import studies
 from ladder.publish.pages.committed import Committed, shortfall
 from ladder.publish.validation import validate
-from ladder.results import publishable, store
+from ladder.results import publishable
 from ladder.studies.scale import joining, record, report
 from tests.support import committed, made_up_scaled
 from tests.support.commands import call, refused
+from tests.support.typed import problem_of, write_run
 
 H200_MACHINE = json.loads(committed.file("results/precision/nvidia-h200.json").read_text())["machine"]
 Change = Callable[[dict[str, Any]], object]
@@ -82,7 +83,7 @@ def test_points_are_compared_inside_the_generations_of_their_run(whole):
         (WHEN.format(1), 1), (WHEN.format(2), 2), (WHEN.format(3), 2),
     ]  # fmt: skip
     assert [(proof.way, proof.status) for proof in merged.proofs] == [("top", "ok"), ("ddp", "ok")]
-    assert validate.check(plain(merged)) is None and merged.protocol.notes == [made_up_scaled.NOTE]
+    assert problem_of(plain(merged)) is None and merged.protocol.notes == [made_up_scaled.NOTE]
     again = join(plain(join(a, c)), b)
     assert {key: p.efficiency for p in again.points for key in [joining.key_of(p)]} == {
         key: p.efficiency for p in merged.points for key in [joining.key_of(p)]
@@ -101,7 +102,7 @@ def test_a_way_of_too_few_generations_is_named_and_the_others_are_quoted(whole, 
     (tmp_path / "results" / "scaled").mkdir(parents=True)
     sources = {f"nvidia-h200-a{k}": each for k, each in enumerate((a, b, part(whole, 4, 1.0, 3)))}
     for name, data in {**sources, "nvidia-h200-b": plain(merged)}.items():
-        store.write(tmp_path / "results" / "scaled" / f"{name}.json", data)
+        write_run(tmp_path / "results" / "scaled" / f"{name}.json", data)
     shown = studies.scaled(Committed(tmp_path), "nvidia-h200").splitlines()
     mine = [line for line in shown if "nvidia-h200-b.md" in line]
     ddp = [[cell.strip() for cell in line.split("|")[2:-1]] for line in mine if "| ddp |" in line]
@@ -115,9 +116,9 @@ def test_a_way_of_too_few_generations_is_named_and_the_others_are_quoted(whole, 
 def test_a_way_of_too_few_generations_needs_its_note(whole):
     made = part(whole, 1, 1.0, 2)
     assert "fewer than 3 generations of top, ddp: not to be quoted" in made["protocol"]["notes"]
-    assert validate.check(made) is None
+    assert problem_of(made) is None
     made["protocol"]["notes"] = [made_up_scaled.NOTE]
-    assert "lack 'fewer than 3 generations" in (validate.check(made) or "")
+    assert "lack 'fewer than 3 generations" in (problem_of(made) or "")
 
 
 def test_one_point_of_too_few_generations_is_named_with_its_gpus(whole):
@@ -183,7 +184,7 @@ def test_what_the_command_never_writes_is_refused_although_its_figures_follow(wh
     for change, words in edited.values():
         data = copy.deepcopy(whole)
         change(data)
-        assert words in (validate.check(plain(record.derive(build(record.Result, data)))) or "")
+        assert words in (problem_of(plain(record.derive(build(record.Result, data)))) or "")
 
 
 def test_two_total_batches_the_same_run_and_an_empty_one_are_refused(whole):
@@ -224,7 +225,7 @@ def test_another_host_joins_only_if_it_is_asked_for_and_is_marked(whole):
 def test_the_command_merges_files_of_scale_and_of_nothing_else_with_them(whole, tmp_path):
     paths = [tmp_path / f"{k}.json" for k in range(2)]
     for k, path in enumerate(paths):
-        store.write(path, part(whole, k + 1, 1.0 + k, 2))
+        write_run(path, part(whole, k + 1, 1.0 + k, 2))
     out = tmp_path / "nvidia-h200-whole.json"
     said = call("merge", *paths, "--out", out)
     assert said.exit_code == 0 and "95% interval" in said.stdout and said.stdout.count("\ntop  weak") == 2
@@ -238,5 +239,5 @@ def test_the_command_merges_files_of_scale_and_of_nothing_else_with_them(whole, 
     with locks.folder_lock(tmp_path, "nvidia-h200"):  # as `ladder scale` holds its folder
         assert "another run is writing here" in refused("merge", paths[0], "--out", paths[0])
     other = tmp_path / "other.json"
-    store.write(other, {"schema": 1})
+    write_run(other, {"schema": 1})
     assert "is of ladder scale, and" in refused("merge", paths[0], other)

@@ -20,10 +20,10 @@ from ladder.cli import main as cli
 from ladder.engine.pool import WorkerFailure
 from ladder.machine import system
 from ladder.plan import needs
-from ladder.publish.validation import validate
 from ladder.studies.scale import chart, measure, record, resume, ways
 from tests.support.repositories import commit_all, git
 from tests.support.small import LITTLE
+from tests.support.typed import problem_of
 
 ABLE = needs.possible(dict.fromkeys(needs.NEEDS), {"norm": "demod"})
 DID: list[
@@ -114,7 +114,7 @@ def files(folder: Path) -> list[str]:
 def read(folder: Path) -> tuple[Path, dict[str, Any]]:
     (path,) = (folder / "out").glob("*.json")
     data = json.loads(path.read_text())
-    assert validate.check(data) is None
+    assert problem_of(data) is None
     return path, data
 
 

@@ -22,10 +22,11 @@ from ladder.engine.groups import Group
 from ladder.engine.pool import Pool, WorkerFailure
 from ladder.machine import system
 from ladder.plan import needs
-from ladder.publish.validation import kinds, validate
+from ladder.publish.validation import kinds
 from ladder.studies.scale import chart, measure, proving, record, report, ways
 from tests.support import committed, made_up_scaled, servers
 from tests.support.small import LITTLE
+from tests.support.typed import problem_of
 
 kept_servers = servers.kept_servers
 H200_MACHINE = json.loads(committed.file("results/precision/nvidia-h200.json").read_text())["machine"]
@@ -69,7 +70,7 @@ def test_ranks_on_a_cpu_are_measured_proved_and_accepted(measured):
     (proof,) = found["proofs"]
     assert (proof["way"], proof["status"], proof["parity"], proof["batch"]) == ("flat", "ok", "ok", 8)
     assert any(line.startswith("MB all-reduced: G_main 0.0") for line in proof["lines"])
-    assert validate.check(found) is None and "not to be quoted" in said.output
+    assert problem_of(found) is None and "not to be quoted" in said.output
 
 
 def test_runs_of_other_ways_do_not_replace_each_other(measured, tmp_path):
@@ -280,9 +281,9 @@ def change(result: dict[str, Any], what: str) -> None:
     ],
 )
 def test_a_file_that_contradicts_itself_is_refused(what, words, result):
-    assert validate.check(result) is None and kinds.marks(result) == result["protocol"]["notes"]
+    assert problem_of(result) is None and kinds.marks(result) == result["protocol"]["notes"]
     change(result, what)
-    assert words in (validate.check(result) or "")
+    assert words in (problem_of(result) or "")
 
 
 def test_the_chart_is_the_same_for_the_same_result_and_says_what_is_simulated(result):

@@ -27,6 +27,7 @@ from ladder.studies.upstream import record, source, step
 from stylegan_lite.config import Workload
 from tests.support import servers
 from tests.support.small import LEAST
+from tests.support.typed import problem_of
 
 kept_servers = servers.kept_servers
 pytestmark = pytest.mark.usefixtures("kept_servers")
@@ -262,7 +263,7 @@ def test_both_are_timed_in_turn_and_the_file_is_accepted(finished):
     ):
         changed = json.loads(json.dumps(result))
         change(changed)
-        assert says in validate.check(changed)
+        assert says in problem_of(changed)
 
 
 def test_a_run_goes_on_where_it_was_stopped(finished, clone, workload, tmp_path):

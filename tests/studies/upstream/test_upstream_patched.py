@@ -30,6 +30,7 @@ from ladder.studies.upstream.record import PATCHED, UPSTREAM
 from tests.studies.upstream.test_upstream import WORKLOAD, file_of_least, kept, standing_in  # noqa: F401
 from tests.support import servers
 from tests.support.commands import refused
+from tests.support.typed import problem_of
 
 kept_servers = servers.kept_servers
 pytestmark = pytest.mark.usefixtures("kept_servers")
@@ -216,7 +217,7 @@ def test_the_patched_clone_is_compared_and_then_timed_beside_the_clone(finished:
 def test_a_file_that_contradicts_itself_is_refused(finished: Path, change: object, says: str) -> None:
     result = only(finished)
     change(result)
-    assert says in validate.check(result)
+    assert says in problem_of(result)
 
 
 @pytest.mark.slow
@@ -261,7 +262,7 @@ def test_a_contender_with_other_gradients_is_not_timed(
     result = only(tmp_path)
     assert [len(each["rounds"]) for each in result["programs"]] == [1, 0, 1]
     assert result["patched"]["parity"]["verdict"] == "failed: parity" and result["patched"]["ratio"] is None
-    assert validate.check(result) is None
+    assert problem_of(result) is None
 
 
 OTHER = {  # by file: the forward pass, and what only a second derivative has
@@ -364,7 +365,7 @@ def test_gpu_times_reach_the_report(finished: Path, tmp_path: Path) -> None:
     }
     result = record.derive(build(record.Result, data))
     assert result.patched.gpu_ratio.median == pytest.approx(2)
-    assert schema.contradiction(result) is None and validate.check(plain(result)) is None
+    assert schema.contradiction(result) is None and problem_of(plain(result)) is None
     said = report.text(result)
     assert "its GPU time is 2.00 times less (95%: 2.00-2.00): upstream 40.00, patched 20.00 ms a step" in said
     rows = {row[0]: row for row in report.phase_cells(result)}

@@ -10,7 +10,7 @@ from ladder.receipts import categories
 from ladder.report import panels
 from ladder.results import parts
 from ladder.results.parts import Parts
-from ladder.results.types import RungResult, given
+from ladder.results.run import RungResult
 
 PLACE = 40
 FUSED = "fused kernels"
@@ -76,7 +76,7 @@ def _joined(found: Parts) -> dict[str, float]:
 
 
 def _waiting(rung: RungResult) -> float:
-    return given(rung.waiting_ms) or 0.0
+    return rung.waiting_ms or 0.0
 
 
 def _step(rung: RungResult, found: Parts) -> float:

@@ -8,7 +8,8 @@ from ladder.base.records import plain
 from ladder.publish.report import html
 from ladder.publish.report.found import Found
 from ladder.publish.report.section import Section
-from ladder.results.types import Plain, Result, given
+from ladder.results.run import Result
+from ladder.results.types import Plain
 
 PLACE = 90
 UNITS = {"gpu_memory_gb": "GPU memory, GiB", "ram_gb": "RAM, GiB", "gpu": "GPU", "cpu": "CPU", "os": "system"}
@@ -36,7 +37,7 @@ def section(found: Found) -> Section | None:
 
 def _machine(main: Result) -> Plain:
     facts = {UNITS.get(key, key): value for key, value in plain(main.machine).items()}
-    code = given(main.measured_code) or {}
+    code = main.measured_code or {}
     gpu = main.gpu or None
     return facts | {
         "started": main.started,
