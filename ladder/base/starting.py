@@ -180,3 +180,10 @@ def another_checkout() -> "str | None":
                 return None
             return f"note: this `ladder` is of {ROOT}, not of the checkout here; `python -m ladder` is"
     return None
+
+
+def read_version() -> str:
+    """Return the version of the checkout. An installed copy of the project may be older."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    match = re.search(r'^version = "(.+)"$', text, re.MULTILINE)
+    return match[1] if match else "unknown"

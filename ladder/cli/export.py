@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from ladder.base import git
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.starting import near
 from ladder.base.text import counted
 from ladder.cli import options
-from ladder.cli.version import version
-
-if TYPE_CHECKING:
-    from ladder.publish.export.package import Origin
 
 
 @click.command(
@@ -63,7 +57,7 @@ def export(folder: Path | None, ops: str | None, package: str | None, like: str 
     if like:
         if folder is None or ops or package:
             raise UserError(f"--like {like} needs DIR and nothing else: the ops and their names are {like}'s")
-        written = drop_in.export(origin(), folder)
+        written = drop_in.export(exporting.read_origin(), folder)
         click.echo(
             f"{near(folder / drop_in.TOP)}: {len(drop_in.REPLACED)} drop-in files, {len(written)} in all"
         )
@@ -72,14 +66,6 @@ def export(folder: Path | None, ops: str | None, package: str | None, like: str 
     if folder is None or ops is None or package is None:
         raise UserError("ladder export needs DIR, --ops A,B,... and --package NAME; --list names the ops")
     chosen = exporting.chosen(ROOT, options.names(ops) or [])
-    written = exporting.export(origin(), folder, chosen, package)
+    written = exporting.export(exporting.read_origin(), folder, chosen, package)
     click.echo(f"{near(folder / package)}: {counted(len(chosen), 'op')} in {len(written)} files")
     click.echo(f"check it: cd {shlex.quote(near(folder))}; python -m {package}.test_ops")
-
-
-def origin() -> Origin:
-    """Return the state of this checkout, which an export names."""
-    from ladder.publish.export.package import Origin
-
-    commit, dirty = git.commit_of(ROOT)
-    return Origin(root=ROOT, version=version(), commit=f"{commit} (dirty)" if commit and dirty else commit)

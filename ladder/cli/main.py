@@ -35,7 +35,6 @@ from ladder.cli import sample as cli_sample
 from ladder.cli import scale as cli_scale
 from ladder.cli import submit as cli_submit
 from ladder.cli import train as cli_train
-from ladder.cli import upstream as cli_upstream
 from ladder.cli import version as about
 from ladder.results.values import OUT
 
@@ -379,7 +378,7 @@ for command in (
     cli_scale.scale,
     *(cli_kernels.kernels, cli_precision.precision, cli_train.train),
     *(cli_convert.convert, cli_sample.sample),
-    *(cli_merge.merge, cli_submit.submit, cli_upstream.upstream),
+    *(cli_merge.merge, cli_submit.submit),
     *(cli_regressions.bench_compare, cli_regressions.history, cli_export.export),
 ):
     main.add_command(command)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import runpy
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import click
 
 from ladder.base import git
 from ladder.base.errors import describe
-from ladder.base.starting import ROOT
+from ladder.base.starting import ROOT, read_version
 
 
 def lines() -> list[str]:
@@ -19,16 +18,8 @@ def lines() -> list[str]:
 
     commit, dirty = git.commit_of(ROOT)
     code = "unknown" if commit is None else commit[:12] + (" (dirty)" if dirty else "")
-    shown = {"ladder": version(), "commit": code, **_torch()}
+    shown = {"ladder": read_version(), "commit": code, **_torch()}
     return [f"{name} {value or 'none'}" for name, value in shown.items()]
-
-
-def version() -> str:
-    """Return the version of the checkout. An installed copy of the project may be older."""
-    found = re.search(
-        r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    return found[1] if found else "unknown"
 
 
 def _torch() -> dict[str, str | None]:

@@ -240,7 +240,7 @@ def _make_parameter(field: msgspec.structs.FieldInfo, hint: Any) -> Callable[[An
         return click.argument(
             field.name, nargs=-1 if is_list else 1, required=False, metavar=extra.get("metavar")
         )
-    names = [*extra.get("flags", ()), _flag_of(field.name)]
+    names = dict.fromkeys([*extra.get("flags", ()), _flag_of(field.name)])
     return click.option(
         *names, field.name, type=kind, default=() if is_list else default, multiple=is_list,
         show_default=default is not None and not is_list, metavar=extra.get("metavar"), help=extra.get("help"),

@@ -99,7 +99,12 @@ Real = Annotated[float, between(-1e30, 1e30)]
 Samples = Annotated[list[Ms], size(100_000)]
 Notes = Annotated[list[Text], size(64)]
 Names = Annotated[list[Name], size(100, 1)]
-Fields = dict[str, bool | int | float | str | None]  # a workload, a recipe or settings, as a file has them
+if typing.TYPE_CHECKING:  # whose keys say what a value is
+    Fields = dict[str, Any]
+else:
+    Fields = dict[
+        str, bool | int | float | str | None
+    ]  # a workload, a recipe or settings, as a file has them
 
 
 # --- reading and writing ----------------------------------------------------------------------------------------------

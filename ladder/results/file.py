@@ -202,3 +202,87 @@ class Look(Record, kw_only=True):
     tenancy: Tenancy | None = None
     company: Text | None = None
     gpu_void: Text | None = None
+
+
+# --- what was seen of a program before and around its timing ----------------------------------------------------------
+
+
+class RunGpu(Record):
+    """The state of the GPU over a whole run."""
+
+    state: Literal["known", "unknown"]
+    tenancy: Tenancy
+    rejected_visits: Count
+    notes: Notes
+
+
+class Inspection(Record):
+    """What the profiled step of a rung showed."""
+
+    error: Text | None = None
+    gpu_busy_ms: Annotated[float, between(0, 1e8)] | None = None
+    kernels_per_step: Annotated[float, between(0, 1e7)] | None = None
+    peak_reserved_bytes: Bytes | None = None  # of the inspector, once it was prepared
+    flops: Amount | None = None  # of an average step
+    parameters: Annotated[int, between(0, 10**12)] | None = None  # of both networks
+
+
+class ParityEntry(Record):
+    """Relative errors and budgets of one quantity: of the whole, and of the tensor nearest to its budget."""
+
+    error: Amount | None = None
+    budget: Amount | None = None
+    nearest: Text | None = None
+    nearest_error: Amount | None = None
+    nearest_budget: Amount | None = None
+    judged: Count | None = None
+    unresolved: Count | None = None
+
+
+Made = Annotated[
+    dict[Identifier, bool | int | float | Text | Annotated[list[Text], size(32)] | None], size(16)
+]
+
+
+class Parity(Record, kw_only=True):
+    """A rung's parity with the reference (`ladder.parity.check`): errors and budgets, and problems, a line each."""
+
+    problems: Notes = []
+    phases: Annotated[dict[Phase, Annotated[dict[Identifier, ParityEntry], size(16)]], size(16)] | None = None
+    replays: Annotated[dict[Phase, Annotated[dict[Identifier, Amount | Text], size(16)]], size(16)] | None = (
+        None
+    )
+    budget: Made | None = None
+    reference: Made | None = None
+    seconds: Seconds | None = None
+
+
+class JudgedParity(Parity, kw_only=True):
+    """Parity with its verdict."""
+
+    verdict: Literal["ok", "failed: parity"]
+    reason: Text | None = None
+
+
+class Receipt(Record):
+    """Whether one rung of a recipe was engaged, and what showed it (`ladder.receipts.receipt`)."""
+
+    engaged: bool
+    lines: Notes
+
+
+Receipts = Annotated[dict[Name, Receipt], size(64)]
+
+
+def judge_parity(parity: Parity) -> JudgedParity:
+    """Return parity with its verdict: "ok" if nothing was found, and no error is beyond its budget."""
+    over = [
+        f"{phase} {quantity}: error {entry.error:.2g}, budget {entry.budget:.2g}"
+        for phase, quantities in (parity.phases or {}).items()
+        for quantity, entry in quantities.items()
+        if entry.nearest_error is not None and entry.nearest_budget is not None and entry.judged
+        if entry.nearest_error > entry.nearest_budget
+    ]
+    reason = next(iter([*parity.problems, *over]), None)
+    fields = {name: getattr(parity, name) for name in parity.__struct_fields__}
+    return JudgedParity(**fields, verdict="failed: parity" if reason else "ok", reason=reason)

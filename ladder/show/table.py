@@ -40,6 +40,8 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "count": lambda value: f"{value:,.0f}",
     "gib": lambda value: texts.amount(value / 2**30),
     "microseconds": texts.amount,
+    "ms interval": lambda value: "-".join(map(texts.ms, value)),
+    "error": "{:.2g}".format,
 }
 WORDS = ("text", "verdict")  # kinds of columns that are aligned to the left
 

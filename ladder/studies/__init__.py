@@ -11,4 +11,5 @@ STUDIES = {
     "noise": "noise",
     "profile": "profile.study",
     "sustain": "sustain",
+    "upstream": "upstream.study",
 }

@@ -152,7 +152,9 @@ def test_the_console_command_calls_itself_ladder(tmp_path: Path) -> None:
 def test_version_says_what_a_report_of_a_fault_needs() -> None:
     names = [line.split()[0] for line in about.lines()]
     assert names == ["ladder", "commit", "torch", "CUDA", "cuDNN"]
-    assert about.lines()[0] == f"ladder {about.version()}" and re.match(r"\d+\.\d+", about.version())
+    assert about.lines()[0] == f"ladder {starting.read_version()}" and re.match(
+        r"\d+\.\d+", starting.read_version()
+    )
 
 
 def test_a_command_of_another_checkout_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from ladder.base import files
+from ladder.base import files, git
 from ladder.base.errors import UserError
-from ladder.base.starting import near
+from ladder.base.starting import ROOT, near, read_version
 
 ALL = "all"  # among the names of ops
 LONGEST = 100  # letters of a package: a file system takes 255 bytes, and a temporary folder adds to them
@@ -52,6 +52,14 @@ class Origin:
     root: Path
     version: str
     commit: str | None  # 40 digits, with " (dirty)" behind them if files have changed; None without git
+
+
+def read_origin() -> Origin:
+    """Return the state of this checkout, which an export names."""
+    commit, dirty = git.commit_of(ROOT)
+    return Origin(
+        root=ROOT, version=read_version(), commit=f"{commit} (dirty)" if commit and dirty else commit
+    )
 
 
 # ---- the ops -----------------------------------------------------------------------------------------------------

@@ -14,12 +14,14 @@ from pathlib import Path
 
 from ladder.base import git
 from ladder.base.errors import UserError
+from ladder.base.records import build
 from ladder.plan import modes
 from ladder.publish import gallery
 from ladder.results import loading, ranking
 from ladder.results import store as results
 from ladder.results.run import Result
-from ladder.results.types import Plain, build
+from ladder.results.types import Plain
+from ladder.studies import frame
 from ladder.studies.scale.record import Result as Scaled
 from ladder.studies.scale.record import too_few
 from ladder.studies.scale.schema import KIND as SCALED
@@ -153,13 +155,20 @@ def shortfall(data: Plain) -> str | None:
         points = build(Scaled, data).points
         enough = any(point.runs and not too_few(point, points) for point in points)
         return None if enough else f"has fewer than {results.FEWEST_ROUNDS} generations of each point"
+    few = f"has fewer than {results.FEWEST_ROUNDS} generations"
+    study = frame.load_studies().get(str(data.get("kind")))
+    if study is not None and "observed" in data:  # an archived file has none
+        file = frame.decode_file(study, data)
+        if not file.is_complete:
+            return "was stopped"
+        return few if results.few() in study.list_cautions(file) else None
     if data.get("complete") is False:
         return "was stopped"
     parts = [*data.get("programs", ()), *data.get("questions", ())]
     seen = [part["rounds"] for part in (*parts, data.get("protocol") or {}) if "rounds" in part]
     counts = [len(each) if isinstance(each, list) else each for each in seen]
     if counts and min(counts) < results.FEWEST_ROUNDS:
-        return f"has fewer than {results.FEWEST_ROUNDS} generations"
+        return few
     return None
 
 

@@ -23,7 +23,12 @@ Section = tuple[str, list[str]]  # a heading, and its paragraphs and tables
 
 # Each table of another command: heading, an introduction, the pattern of its files, the function of the table.
 STUDIES: tuple[tuple[str, str, str, Callable[[Committed, str], str]], ...] = (
-    ("NVIDIA's own step", "[What is compared](upstream.md).", "upstream/{}-*.json", studies.upstream),
+    (
+        "NVIDIA's own step",
+        "[What is compared](upstream.md).",
+        "upstream/{}-*.json",
+        studies.study("upstream"),
+    ),
     (
         "Several GPUs",
         "[What is compared](distributed.md). A point with fewer than three generations has no number here.",

@@ -21,8 +21,6 @@ from ladder.studies.roofline import view as roofs
 from ladder.studies.scale import chart as scaled
 from ladder.studies.scale import record as scale
 from ladder.studies.scale import report as scaling
-from ladder.studies.upstream import record as upstream
-from ladder.studies.upstream import report as upstreams
 
 Render = Callable[[Any, str], bytes]
 
@@ -32,7 +30,6 @@ STUDIES: dict[str, tuple[type[Any], Callable[[Any], str], Render | None]] = {
     "precision": (precision.Result, precisions.markdown, None),
     "roofline": (roofline.Result, roofs.markdown, None),
     "scaled": (scale.Result, scaling.markdown, scaled.render),
-    "upstream": (upstream.Result, upstreams.markdown, None),
 }
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from ladder.base.records import build, plain
+from ladder.base.records import build
 from ladder.base.text import factor, ms
 from ladder.publish.pages.committed import Committed
-from ladder.publish.pages.markdown import absent, link, span, table, text, under
+from ladder.publish.pages.markdown import absent, link, table, text, under
 from ladder.results.types import Plain
 from ladder.studies import frame
 from ladder.studies.kernelbench import schema as kernelschema
@@ -20,57 +20,19 @@ from ladder.studies.roofline import view as roofs
 from ladder.studies.roofline.schema import Result as Roofline
 from ladder.studies.scale import report as scaling
 from ladder.studies.scale.record import Result as Scaled
-from ladder.studies.upstream import report as upstreams
-from ladder.studies.upstream.record import OURS, PATCHED, UPSTREAM, Ratio, gpu_ms, gpu_ratio
-from ladder.studies.upstream.record import Result as Upstream
+from ladder.studies.upstream.study import STUDY as UPSTREAM
 
 LARGE = (128, 129, 256, 257)  # pixels a side; one more behind a transposed convolution
 ENOUGH = 0.85  # of a cold copy
 COMPARED = ("ours faster", "compile faster", "plain faster", "ambiguous", "less than", "no measurable gain")
 
 
-def upstream(committed: Committed, machine: str) -> str:
-    """Return NVIDIA's step, the same with our ops if it was measured, and ours, by workload and by both clocks."""
-    head = ["workload", "step", "ms/step", "interval", "GPU ms", "without R1, path length", "as fast as NVIDIA's",
-            "interval", "GPU time less by", "interval", "generations"]  # fmt: skip
-    rows = []
-    for name in committed.names(f"upstream/{machine}-*.json"):
-        result = build(Upstream, committed.read(name))
-        told = dict(zip((each.side for each in result.programs), upstreams.cells(result), strict=True))
-        rounds = str(min(len(each.rounds) for each in result.programs))
-        ratios = {OURS: (result.ratio, gpu_ratio(result))}
-        if result.patched:
-            ratios[PATCHED] = result.patched.ratio, result.patched.gpu_ratio
-        for side, (step, wall, interval, gpu, _, main, *_) in told.items():
-            both = [each for ratio in ratios.get(side, (None, None)) for each in _factor(ratio)]
-            first = _linked(plain(result), name) if side == UPSTREAM else ""
-            rows.append([first, text(step), wall, interval, gpu, main, *both, rounds])
-    return table(head, rows, 2)
-
-
 def nvidias(committed: Committed, machine: str, workload: str) -> tuple[str, str, str] | None:
     """Return NVIDIA's step on a GPU: its name, ms a step, GPU ms; or None without a result."""
     for name in committed.names(f"upstream/{machine}-{workload}.json"):
-        result = build(Upstream, committed.read(name))
-        return "NVIDIA's own", ms(result.program(UPSTREAM).step_ms), ms(gpu_ms(result).get(UPSTREAM))
+        made = UPSTREAM.derive(frame.decode_file(UPSTREAM, committed.read(name)))
+        return "NVIDIA's own", ms(made.find_program("upstream").step_ms), ms(made.derive_gpu_ms("upstream"))
     return None
-
-
-def patched(committed: Committed, machine: str) -> str:
-    """Return each phase of NVIDIA's step as it is and with our ops: both clocks and the gradients' errors."""
-    head = ["workload", *upstreams.PHASE_HEADINGS]
-    rows = []
-    for name in committed.names(f"upstream/{machine}-*.json"):
-        result = build(Upstream, committed.read(name))
-        for number, cells in enumerate(upstreams.phase_cells(result)):
-            first = "" if number else _linked(plain(result), name)
-            rows.append([first, *map(text, cells)])
-    return table(head, rows, 2)
-
-
-def _factor(ratio: Ratio | None) -> tuple[str, str]:
-    """Return a factor and its interval."""
-    return ("", "") if ratio is None else (factor(ratio.median), span(ratio.interval, ".2f"))
 
 
 def _linked(result: Plain, name: str, suffix: str = ".md") -> str:
@@ -91,8 +53,8 @@ def precision(committed: Committed, machine: str) -> str:
     )
 
 
-def study(kind: str) -> Callable[[Committed, str], str]:
-    """Return the function that gives the first table of a study's files, a row's file linked before its cells."""
+def study(kind: str, number: int = 0) -> Callable[[Committed, str], str]:
+    """Return the function that gives a table of a study's files, a row's file linked before its cells."""
 
     def fill(committed: Committed, machine: str) -> str:
         found = frame.load_studies()[kind]
@@ -100,9 +62,9 @@ def study(kind: str) -> Callable[[Committed, str], str]:
         rows: list[list[str]] = []
         for name in committed.names(f"{found.folder}/{machine}-*.json"):
             data = committed.read(name)
-            made = next(iter(found.list_tables(frame.decode_file(found, data))))
-            columns = [column.title for column in made.columns]
-            rows += [[_linked(data, name), *map(text, cells)] for cells in made.format_cells()]
+            for made in list(found.list_tables(frame.decode_file(found, data)))[number : number + 1]:
+                columns = [column.title for column in made.columns]
+                rows += [[_linked(data, name), *map(text, cells)] for cells in made.format_cells()]
         return table(["workload", *columns], rows, 2)
 
     return fill
@@ -239,7 +201,8 @@ def _rungs_and_seconds(result: Plain) -> tuple[int, float]:
 
 
 TABLES: dict[str, Callable[..., str]] = {
-    "upstream": upstream, "patched": patched, "precision": precision, "scaled": scaled, "sustained": study("sustained"),
+    "upstream": study("upstream"), "patched": study("upstream", 1),
+    "precision": precision, "scaled": scaled, "sustained": study("sustained"),
     "roofline": roofline, "kernels": kernels,
     "canary": canary, "asv": asv,
 }  # fmt: skip

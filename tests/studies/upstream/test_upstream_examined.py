@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from ladder.studies.upstream import examined, patched
-from ladder.studies.upstream import measure as measuring
-from ladder.studies.upstream.record import PhaseErrors
+from ladder.base.protocol import IN_ORDER
+from ladder.engine import inspection
+from ladder.studies.upstream import examined, study
+from ladder.studies.upstream.study import Case, Observed, PhaseErrors, derive_patched_parity, join_errors
 
 
 def test_an_error_is_that_of_all_gradients_and_of_each_tensor() -> None:
@@ -23,7 +23,7 @@ def test_an_error_is_that_of_all_gradients_and_of_each_tensor() -> None:
     assert tensors == pytest.approx(math.sqrt((0 + 1) / 2), rel=1e-6)  # the last has no gradient at all
     assert examined.error(exact, np.full(5, np.nan), [5]) == (examined.MOST, 1.0)
     assert examined.error(np.zeros(2), np.zeros(2), [2]) == (0, 0)
-    found = patched.errors([[3.0, 0.3], [4.0, 0.2], [5.0, 0.9]], [[1.0, 0.1]] * 3)
+    found = join_errors([[3.0, 0.3], [4.0, 0.2], [5.0, 0.9]], [[1.0, 0.1]] * 3)
     assert (found.unpatched, found.unpatched_tensors, found.patched, found.patched_tensors) == (
         4,
         0.3,
@@ -33,6 +33,11 @@ def test_an_error_is_that_of_all_gradients_and_of_each_tensor() -> None:
     assert (found.least, found.least_tensors) == (1 / 5, 0.1 / 0.9)
     small = np.array([1.0, 1e-9], dtype=np.float64)  # rounding of a gradient that is zero
     assert examined.error(small, np.array([1.0, 5.0]), [1, 1]) == (pytest.approx(5), 0)
+
+
+def judge(errors: PhaseErrors) -> study.PatchedParity:
+    """Return the parity where every phase has these errors."""
+    return derive_patched_parity(Observed(batch=8, errors=dict.fromkeys(IN_ORDER, errors)))
 
 
 @pytest.mark.parametrize(
@@ -49,7 +54,7 @@ def test_an_error_is_that_of_all_gradients_and_of_each_tensor() -> None:
 def test_a_patched_error_may_be_half_as_large_again(errors: tuple[float, ...], verdict: str) -> None:
     names = ("unpatched", "patched", "unpatched_tensors", "patched_tensors")
     least = {"least": errors[1] / errors[0], "least_tensors": errors[3] / errors[2]}
-    found = patched.judged(8, {"D_r1": PhaseErrors(**dict(zip(names, errors, strict=True)), **least)})
+    found = judge(PhaseErrors(**dict(zip(names, errors, strict=True)), **least))
     assert found.verdict == verdict and (found.reason is None) == (verdict == "ok")
 
 
@@ -63,7 +68,13 @@ def test_a_patched_error_may_be_half_as_large_again(errors: tuple[float, ...], v
 )
 def test_an_error_is_too_large_for_every_input_or_by_far(ratios: tuple[float, ...], verdict: str) -> None:
     unpatched, patched_ = [[1e-2, 1e-2]] * 6, [[1e-2 * ratio, 1e-2] for ratio in ratios]
-    assert patched.judged(8, {"D_main": patched.errors(unpatched, patched_)}).verdict == verdict
+    assert judge(join_errors(unpatched, patched_)).verdict == verdict
+
+
+def test_a_phase_that_was_not_compared_is_no_parity() -> None:
+    right = join_errors([[1e-2, 1e-2]], [[1e-2, 1e-2]])
+    found = derive_patched_parity(Observed(batch=8, errors={"D_r1": right}))
+    assert (found.verdict, found.reason) == ("failed: parity", "G_main: not compared")
 
 
 def test_draws_depend_on_neither_precision_nor_device() -> None:
@@ -108,15 +119,8 @@ def test_an_inspection_keeps_the_memory_that_a_run_asks_its_findings_for(
     told: int | None, kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = SimpleNamespace(call=lambda do, **_: {"peak_reserved_bytes": told}, close=lambda: None)
-    workers = contextlib.nullcontext(SimpleNamespace(take=lambda: worker))
-    monkeypatch.setattr(measuring, "Pool", lambda torch: workers)
-    monkeypatch.setattr(measuring.inspection, "inspect", lambda *how: {"inspection": {"error": None}})
-    fields: dict[str, Any] = {
-        "workload": {},
-        "recipe": {},
-        "device": "cpu",
-        "seed": 0,
-        "rung": "top",
-        "torch": True,
-    }
-    assert measuring._asked(SimpleNamespace(**fields), print)["inspection"] == kept
+    monkeypatch.setattr(inspection, "inspect", lambda *how: {"inspection": {"error": None}})
+    job = SimpleNamespace(workload={}, device="cpu", options=SimpleNamespace(seed=0))
+    session: Any = SimpleNamespace(job=job, report=print)
+    workers: Any = SimpleNamespace(take=lambda: worker)
+    assert study.inspect_ours(session, workers, Case(rung="top", recipe={}))["inspection"] == kept

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from ladder.base.records import build
-from ladder.base.text import counted
+import dataclasses
+
 from ladder.publish.report import html
 from ladder.publish.report.found import File, Found
 from ladder.publish.report.section import Reads, Section
 from ladder.results import publishable
-from ladder.studies.upstream import report
-from ladder.studies.upstream.record import Result
-from ladder.studies.upstream.schema import KIND
+from ladder.show.table import render_html
+from ladder.studies import frame
+from ladder.studies.upstream.study import STUDY
 
 PLACE = 82
+KIND = frame.as_kind(STUDY)
 READS = (Reads(KIND, "upstream"),)
 
 
@@ -30,12 +31,9 @@ def section(found: Found) -> Section | None:
 
 
 def _one(file: File) -> html.Markup:
-    result = build(Result, file.data)
-    label = f"Steps, {file.name}"
-    about = f"{file.name}, {result.started[:10]}; {counted(result.protocol.rounds, 'generation')}"
-    parts = [html.table([list(report.HEADINGS), *map(list, report.cells(result))], label, caption=about)]
-    parts.append(html.lines([*report.lines(result), *map(publishable.told, file.marks)]))
-    if phases := report.phase_cells(result):
-        rows = [list(report.PHASE_HEADINGS), *map(list, phases)]
-        parts.append(html.fold("By phase", html.table(rows, f"Phases, {file.name}")))
+    raw = frame.decode_file(STUDY, file.data)
+    steps, *phases = STUDY.list_tables(raw)
+    steps = dataclasses.replace(steps, title=f"{file.name}, {raw.started[:10]}")
+    parts = [render_html(steps), html.lines(map(publishable.told, file.marks))]
+    parts += [html.fold("By phase", render_html(table)) for table in phases]
     return html.joined(parts)
