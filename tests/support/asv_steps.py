@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from ladder.plan import catalog
-from ladder.publish.history import choices as choicehistory
 from ladder.publish.history import notes as asvnotes
 from ladder.publish.history import screening as history
 from ladder.publish.regressions import known
 from ladder.publish.regressions.schema import Compared
+from ladder.report import tiles
 from ladder.results.types import plain
 from tests.publish.regressions.test_regressions import judging, made_up
 from tests.support.repositories import git
@@ -63,7 +63,8 @@ class Toy:
         path = self.asv / MACHINE / f"{commit[:8]}-{ENVIRONMENT}.json"
         path.write_text(json.dumps(data))
         if note:
-            asvnotes.add(path, asvnotes.made(commit, ENVIRONMENT, **note))
+            conditions = {name: note.pop(name) for name in asvnotes.NAMES if name in note}
+            asvnotes.add_note(path, asvnotes.create_note(commit, ENVIRONMENT, conditions, **note))
         return path
 
     def slower_from(self, first: int, by: float = 0.02, *, driver: int | None = None) -> None:
@@ -79,10 +80,10 @@ class Toy:
                 driver="590.10" if new else "580.65",
                 kernel_release="6.1",
                 choices={
-                    choicehistory.key(STEP, ["article", "bf16"]): choicehistory.lines([row]),
+                    asvnotes.name_series(STEP, ["article", "bf16"]): tiles.lines([row]),
                     # Other processes decided otherwise at other commits:
-                    "phases.Phase(article, bf16)": choicehistory.lines([ROW | {"tile": 2**number}]),
-                    choicehistory.key(STEP, ["article", "baseline"]): choicehistory.lines(
+                    "phases.Phase(article, bf16)": tiles.lines([ROW | {"tile": 2**number}]),
+                    asvnotes.name_series(STEP, ["article", "baseline"]): tiles.lines(
                         [ROW | {"tile": 2**number}]
                     ),
                 },

@@ -17,7 +17,6 @@ from ladder.base import git
 from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
-from ladder.publish.history import choices as choicehistory
 from ladder.publish.history import notes as asvnotes
 from ladder.publish.history import series as recorded
 from ladder.publish.history.series import Series
@@ -183,13 +182,15 @@ def _settle(
     """Fill in the status of a step, and the other changes at its place."""
     one = step.series
     before, after = one.files[step.good], one.files[step.bad]
-    step.choices += choicehistory.between(before, after, one.benchmark, one.params)
-    notes = asvnotes.of(before), asvnotes.of(after)
-    changed = asvnotes.changed(*notes, one.benchmark)
-    step.conditions += [
-        f"{asvnotes.NAMES[name]} {changed[name]}" for name in asvnotes.CONDITIONS if name in changed
+    notes = asvnotes.read_note(before), asvnotes.read_note(after)
+    series = asvnotes.name_series(one.benchmark, one.params)
+    step.choices += asvnotes.list_choice_changes(*notes, series)
+    conditions = [asvnotes.find_conditions(note, one.benchmark) for note in notes]
+    changes = asvnotes.find_changes(*conditions)
+    step.conditions += [f"{asvnotes.NAMES[name]} {change}" for name, change in changes.items()]
+    excuses = [
+        f"a {asvnotes.NAMES[name]} change: {changes[name]}" for name in asvnotes.EXCUSES if name in changes
     ]
-    excuse = asvnotes.label(*notes, one.benchmark)
     accepted = [e for e in entries if e.is_of(one.accepted_as, one.machine)]
     seen = _verdict(step, comparisons)
     in_range = known.between(accepted, step.good, step.bad, root)
@@ -199,8 +200,9 @@ def _settle(
         step.status, step.why, _ = seen
     elif levels := _both_levels(step, every):
         step.status, step.why = REFUTED, levels
-    elif excuse:
-        step.status, step.why = DRIVER if "driver" in changed else CUDNN, excuse
+    elif excuses:
+        step.status = DRIVER if "driver" in changes else CUDNN
+        step.why = f"coincides with {' and '.join(excuses)}"
     elif one.rung is None:
         step.why = "not measured by bench-compare: look at it"
     else:

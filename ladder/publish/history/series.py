@@ -19,7 +19,7 @@ from ladder.base.errors import UserError, one_line
 from ladder.base.text import plain, slug
 from ladder.plan import catalog, modes
 from ladder.publish.history import notes as asvnotes
-from ladder.publish.validation import asv_checks
+from ladder.publish.validation import asv_files
 from ladder.report.view import Row, View
 
 STEP = "rungs.Rung.samples_step_time"  # benches/rungs.py; parameters: workload, rung
@@ -201,7 +201,7 @@ def is_gpu_time(benchmark: str) -> bool:
 
 def _gpu_place(params: Mapping[str, str], path: Path, benchmark: str) -> tuple[str, str]:
     """Return the machine and the environment of a series of GPU time: the GPU, and its software."""
-    facts = _gpu_facts(params, asvnotes.conditions(asvnotes.of(path), benchmark))
+    facts = _gpu_facts(params, asvnotes.find_conditions(asvnotes.read_note(path), benchmark))
     said = ", ".join(f"{name} {facts[name]}" for name in GPU_SOFTWARE if name in facts)
     return facts["machine"], said or "unknown software"
 
@@ -248,7 +248,7 @@ def points(accepted: Path, benchmark: str = STEP) -> list[Point]:
     for path in sorted(
         accepted.glob("*/*.json")
     ):  # asv's own way looks into our notes, and complains of them
-        if asv_checks.kind_of(path) != "results":
+        if asv_files.kind_of(path) != "results":
             continue
         result = Results.load(str(path))
         facts = {key: plain(value) for key, value in result.params.items() if isinstance(value, str)}
@@ -256,7 +256,7 @@ def points(accepted: Path, benchmark: str = STEP) -> list[Point]:
             continue
         if len(result.get_result_params(benchmark)) != 2:
             continue
-        seen = asvnotes.conditions(asvnotes.of(path), benchmark)
+        seen = asvnotes.find_conditions(asvnotes.read_note(path), benchmark)
         if is_gpu_time(benchmark):
             facts = _gpu_facts(facts, seen)
         times: dict[str, dict[str, float]] = {}
@@ -317,7 +317,7 @@ def _in_order(steps: list[tuple[int, Step]], height: Mapping[str, int]) -> list[
     for _, step in sorted(steps, key=lambda each: (each[0], each[1].software)):
         at, most = height.get(step.rung, -1), reached.get(step.software, -1)
         reached[step.software] = max(at, most)
-        marks = asvnotes.marks(before.get(step.software, {}), step.conditions)
+        marks = asvnotes.list_excuses(before.get(step.software, {}), step.conditions)
         before[step.software] = {**before.get(step.software, {}), **step.conditions}
         ordered.append(replace(step, whole=at >= most, marks=marks))
     return ordered
