@@ -100,7 +100,7 @@ def parts_of(rung: Profiled) -> Parts | None:
     if not rung.profile or first is None or not first.profiled or first.gpu_void:
         return None
     rows, gpu_ms = rung.profile.families, first.profiled[0].gpu_ms
-    known = [family.own_ms for family in rows if family.own_ms is not ABSENT]
+    known = [family.own_ms for family in rows if family.own_ms not in (None, ABSENT)]
     work = _by_category(rows, [family.ms for family in rows])
     told = len(known) == len(rows) and abs(sum(known) - gpu_ms) <= ROUNDED
     own = _by_category(rows, known) if told else None
@@ -114,7 +114,7 @@ def parts_of(rung: Profiled) -> Parts | None:
 def by_family(rung: Profiled, once: bool) -> dict[str, float]:
     """Return ms of a rung's profile by family; with `once` only what counts for no other, where the file tells it."""
     rows = rung.profile.families if rung.profile else []
-    return {row.name: row.own_ms if once and row.own_ms is not ABSENT else row.ms for row in rows}
+    return {row.name: row.own_ms if once and row.own_ms not in (None, ABSENT) else row.ms for row in rows}
 
 
 def _by_category(rows: list[KernelFamily], ms: list[float]) -> dict[str, Work]:

@@ -2,20 +2,19 @@
 
 import json
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ladder.plan import catalog
 from ladder.publish.history import notes as asvnotes
 from ladder.publish.history import screening as history
 from ladder.publish.regressions import known
-from ladder.publish.regressions.schema import Compared
+from ladder.publish.regressions.schema import Judged
 from ladder.report import tiles
-from ladder.results.types import plain
-from tests.publish.regressions.test_regressions import judging, made_up
+from tests.publish.regressions.test_regressions import made_up, stored
 from tests.support.repositories import git
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -105,10 +104,10 @@ class Toy:
             )
         )
 
-    def write(self, result: Compared) -> None:
+    def write(self, result: Judged) -> None:
         """A comparison among those that are known."""
         path = self.compared / f"{len(list(self.compared.iterdir()))}.json"
-        path.write_text(json.dumps(plain(judging.judge(result))))
+        path.write_text(json.dumps(stored(result)))
 
     def screen(self, *entries: known.Entry, threshold: float = 0.01) -> tuple[list[history.Step], list[str]]:
         return history.screen(self.asv, self.compared, entries, "main", threshold, self.root)

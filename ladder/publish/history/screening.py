@@ -22,7 +22,7 @@ from ladder.publish.history import series as recorded
 from ladder.publish.history.series import Series
 from ladder.publish.regressions import judging, known, report
 from ladder.publish.regressions.judging import BROKEN
-from ladder.publish.regressions.schema import Answered, Compared, Rung
+from ladder.publish.regressions.schema import Answered, Judged, JudgedRung
 from ladder.publish.validation import asv_accepted
 from ladder.stats import answers
 
@@ -161,7 +161,7 @@ def steps_of(one: Series, place: dict[str, int], threshold: float = THRESHOLD) -
     return made
 
 
-def _comparisons(folder: Path, lines: list[str]) -> list[Compared]:
+def _comparisons(folder: Path, lines: list[str]) -> list[Judged]:
     """Return every comparison in a folder, judged anew, the newest last."""
     found = []
     for path in sorted(folder.rglob("*.json")) if folder.is_dir() else []:
@@ -174,7 +174,7 @@ def _comparisons(folder: Path, lines: list[str]) -> list[Compared]:
 
 def _settle(
     step: Step,
-    comparisons: list[Compared],
+    comparisons: list[Judged],
     entries: Sequence[known.Entry],
     every: Sequence[Series],
     root: Path,
@@ -195,7 +195,7 @@ def _settle(
     seen = _verdict(step, comparisons)
     in_range = known.between(accepted, step.good, step.bad, root)
     if in_range and not (seen and seen[2] == BROKEN):  # what is broken cannot be accepted
-        step.status, step.why = KNOWN, in_range[0].said
+        step.status, step.why = KNOWN, in_range[0].describe()
     elif seen:
         step.status, step.why, _ = seen
     elif levels := _both_levels(step, every):
@@ -271,7 +271,7 @@ def find(step: Step) -> str | None:
     return pattern and f'asv find --skip-save {span} "{pattern}"'
 
 
-def _verdict(step: Step, comparisons: list[Compared]) -> tuple[str, str, str] | None:
+def _verdict(step: Step, comparisons: list[Judged]) -> tuple[str, str, str] | None:
     """Return (status, reason, verdict) of the newest comparison of the two commits; None where there is none.
 
     The comparison must be of this rung on this machine, with this torch.
@@ -298,7 +298,7 @@ def _verdict(step: Step, comparisons: list[Compared]) -> tuple[str, str, str] | 
     return None
 
 
-def _answer(rung: Rung, step: Step) -> Answered | None:
+def _answer(rung: JudgedRung, step: Step) -> Answered | None:
     """Return what a comparison says of the quantity that the step is in; a broken rung is broken in both."""
     return rung.gpu if step.series.is_gpu and rung.verdict != BROKEN else rung
 

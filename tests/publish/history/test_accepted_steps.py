@@ -15,8 +15,7 @@ from ladder.publish.history import issues
 from ladder.publish.history import screening as history
 from ladder.publish.history.screening import CANDIDATE, CONFIRMED, KNOWN, REFUTED
 from ladder.publish.regressions import known
-from ladder.results.types import plain
-from tests.publish.regressions.test_regressions import judging, made_up, with_side
+from tests.publish.regressions.test_regressions import judging, made_up, stored, with_side
 from tests.support import committed, hostile_asv, made_up_asv
 from tests.support.asv_steps import ENVIRONMENT, MACHINE, STEP, Toy, toy
 from tests.support.repositories import git
@@ -104,7 +103,7 @@ def test_what_is_broken_cannot_be_accepted_in_the_history_either(toy: Toy) -> No
     toy.compare(6, 7, 1.0)
     (path,) = toy.compared.iterdir()
     broken = with_side(judging.load(path), "head", status="failed", reason="it fails", rounds=[])
-    path.write_text(json.dumps(plain(broken)))
+    path.write_text(json.dumps(stored(broken)))
     step = toy.only(entry(toy.commits[7]))
     assert step.status == CONFIRMED and "broken" in step.why
 
@@ -120,7 +119,7 @@ def test_a_rung_that_has_left_the_ladder_stops_no_night(
         if request.base == toy.commits[2]:
             raise UserError("this commit has no such recipe")
 
-    monkeypatch.setattr(issues.arguments, "measure", measure)
+    monkeypatch.setattr(issues.comparing, "measure", measure)
     monkeypatch.setattr(issues.system, "facts", lambda device: {"name": MACHINE, "torch": "2.13.0"})
     toy.slower_from(7)
     step, told = toy.only(), []
@@ -222,16 +221,20 @@ def test_files_that_are_none_are_a_line_each_and_the_others_count(toy: Toy) -> N
 
 GOOD = {"commit": "0123456789", "series": "article/bf16", "reason": "wider tile", "expires": "2027-06-30"}
 BAD = {
-    "regressions: 3": "expected a list",
+    "regressions: 3": "regressions: 3 is not `array`",
     "more: []": "unknown key 'more'",
-    "regressions: [3]": "expected commit, series",
-    json.dumps({"regressions": [GOOD | {"commit": "main"}]}): "commit: expected 7 to 40 hexadecimal digits",
-    json.dumps({"regressions": [GOOD | {"expires": "soon"}]}): "expires: expected a day",
-    json.dumps({"regressions": [GOOD | {"expires": 20270630}]}): "expires: expected a day",
-    json.dumps({"regressions": [GOOD | {"reason": "<b>x</b>"}]}): "reason: expected one line of plain text",
-    json.dumps({"regressions": [GOOD | {"series": ["a"]}]}): "series: expected a series",
+    "regressions: [3]": "regressions[0]: 3 is not `object`",
+    json.dumps(
+        {"regressions": [GOOD | {"commit": "main"}]}
+    ): "commit: 'main' is not 7 to 40 hexadecimal digits",
+    json.dumps({"regressions": [GOOD | {"expires": "soon"}]}): "expires: 'soon' is not",
+    json.dumps({"regressions": [GOOD | {"expires": 20270630}]}): "expires: 20270630 is not",
+    json.dumps({"regressions": [GOOD | {"reason": "<b>x</b>"}]}): "reason: '<b>x</b>' is not plain text",
+    json.dumps({"regressions": [GOOD | {"series": ["a"]}]}): "series: a list of 1 is not a series",
     json.dumps({"regressions": [GOOD | {"expiry": "2027-06-30"}]}): "unknown key 'expiry'",
-    json.dumps({"regressions": [{k: v for k, v in GOOD.items() if k != "reason"}]}): "reason is missing",
+    json.dumps(
+        {"regressions": [{k: v for k, v in GOOD.items() if k != "reason"}]}
+    ): "the key 'reason' is missing",
     "regressions:\n  - commit: a\n   series: b": "line",
     "a: &x [1]\nregressions: *x": "aliases",
 }
