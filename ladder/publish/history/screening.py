@@ -120,7 +120,7 @@ def screen(
     """Return (steps, lines that a reader must know). Raises `UserError`."""
     order = git.read(root, "rev-list", "--first-parent", "--reverse", branch, "--").splitlines()
     place = {commit: number for number, commit in enumerate(order)}
-    every, lines = recorded.read(folder)
+    every, lines = recorded.read(folder), list[str]()
     comparisons = _comparisons(compared, lines)
     lines += _left_out(
         {commit for one in every for commit in one.values if commit not in place}, branch, root

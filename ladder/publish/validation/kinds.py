@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+import msgspec
+
 from ladder.base import text
 from ladder.core import records as r
 from ladder.core.records import Record, between, locate_problem, matching, read_record, size
@@ -32,9 +34,7 @@ ShortLine = Annotated[str, matching(r"[ -~]{1,300}", "a line of at most 300 prin
 Difference = Annotated[float, between(-1e6, 1e6)]  # of times, possibly negative
 
 
-class Made(Record, kw_only=True):
-    """The code that a file was made with."""
-
+class _Made(Record, kw_only=True):
     schema: Literal[1]
     commit: r.Commit | None = None
     dirty: bool | None = None
@@ -43,28 +43,24 @@ class Made(Record, kw_only=True):
 # --- ladder train --canary --------------------------------------------------------------------------------------------
 
 
-class Trained(Record):
-    """A training with one seed."""
-
+class _Trained(Record):
     seed: r.Count
     distance: r.Amount | None = None
     levels: Annotated[dict[Annotated[str, matching(r"\d{1,5}", "a size")], r.Amount], size(16)] | None = None
     reason: ShortLine | None = None
 
 
-class CanaryRung(Record, kw_only=True):
-    """The trainings of a rung."""
-
+class _CanaryRung(Record, kw_only=True):
     name: r.Name
     title: r.Text
     recipe: r.Fields | None = None
     skipped: ShortLine | None = None
     distance: r.Amount | None = None
     verdict: Literal["as good", "better", "worse", "broke"] | None = None
-    runs: Annotated[list[Trained], size(1000)]
+    runs: Annotated[list[_Trained], size(1000)]
 
 
-class Canary(Made, kw_only=True):
+class Canary(_Made, kw_only=True):
     """The file of `ladder train --canary`."""
 
     kind: Literal["canary"]
@@ -82,15 +78,13 @@ class Canary(Made, kw_only=True):
     notes: r.Notes
     band: Annotated[list[r.Amount], size(2, 2)] | None = None
     seconds: r.Seconds
-    rungs: Annotated[list[CanaryRung], size(100, 1)]
+    rungs: Annotated[list[_CanaryRung], size(100, 1)]
 
 
 # --- asv's overhead, planted faults -----------------------------------------------------------------------------------
 
 
-class AsvMachine(Record, kw_only=True):
-    """Where asv's overhead was measured."""
-
+class _AsvMachine(Record, kw_only=True):
     name: r.Name
     gpu: r.Text | None = None
     cores: r.Count
@@ -100,9 +94,7 @@ class AsvMachine(Record, kw_only=True):
     os: r.Text
 
 
-class AsvRepeat(Record):
-    """One measurement of asv's overhead."""
-
+class _AsvRepeat(Record):
     run_of_one_s: r.Seconds
     run_of_all_s: r.Seconds
     overhead_s: Difference
@@ -110,115 +102,57 @@ class AsvRepeat(Record):
     checkout_s: Annotated[list[r.Seconds], size(1001)]
 
 
-class AsvOverhead(Made, kw_only=True):
+class AsvOverhead(_Made, kw_only=True):
     """What asv costs for each commit."""
 
     kind: Literal["asv overhead"]
-    machine: AsvMachine
+    machine: _AsvMachine
     commits: r.Count
     overhead_s: Difference
     once_s: Difference
-    rows: Annotated[list[AsvRepeat], size(100)]
+    rows: Annotated[list[_AsvRepeat], size(100)]
 
 
-class Fault(Record, kw_only=True):
-    """A fault that a test injected."""
-
-    fault: r.Text
-    injected: r.Text
-    outcome: r.Text
-    test: r.Text
-    count: r.Count
-    number: bool | None = None
-    kept: bool | None = None
-
-
-class HostileFile(Record):
-    """A file that a test planted among results."""
-
-    file: r.Text
-    planted: r.Text
-    refused: r.Text
-    test: r.Text
-
-
-class PlantedBug(Record):
-    """A bug that parity caught."""
-
-    bug: r.Text
-    planted: r.Text
-    caught_by: r.Text
-    test: r.Text
-    phase: r.Text | None = None
-    quantity: r.Text | None = None
-    tensor: r.Text | None = None
-    error: r.Amount | None = None
-    budget: r.Amount | None = None
-    over_budget: r.Amount | None = None
-
-
-class SabotagedRung(Record):
-    """A rung that a test kept from being engaged."""
-
-    rung: r.Text
-    sabotage: r.Text
-    planted: r.Text
-    caught_by: r.Text
-    test: r.Text
-
-
-def _table(what: str, row: Any) -> Any:
-    """Return the type of a table of planted faults."""
-    import msgspec
-
+def _table(what: str, *texts: str, **others: Any) -> Any:
+    """Return the type of a table of planted faults: columns of text, and others by their types, which may be null."""
+    fields = [(name, kind, None) for name, kind in others.items()]
+    row = msgspec.defstruct(what, [*((name, r.Text) for name in texts), *fields], bases=(Record,))
     rows = Annotated[list[row], size(10_000)]  # type: ignore[valid-type]
-    fields = [("what", Literal[what]), ("machine", Machine), ("rows", rows)]  # type: ignore[valid-type]
-    return msgspec.defstruct(what, fields, bases=(Made,), kw_only=True)
+    columns = [("what", Literal[what]), ("machine", Machine), ("rows", rows)]  # type: ignore[valid-type]
+    return msgspec.defstruct(what, columns, bases=(_Made,), kw_only=True)
 
 
 # --- make bench-kernels: a file that names no kind --------------------------------------------------------------------
 
 
-class Cpu(Record):
-    """The CPU in the form that pytest-benchmark needs."""
-
+class _Cpu(Record):
     brand_raw: r.Text
 
 
-class BenchmarkMachine(Machine, kw_only=True):
-    """The machine of `tests.bench_plugin`; `node` and `machine` are its name and its system."""
-
-    cpu: Cpu  # type: ignore[assignment]
+class _BenchmarkMachine(Machine, kw_only=True):
+    cpu: _Cpu  # type: ignore[assignment]
     node: r.Text
     machine: r.Text
 
 
-class CommitInfo(Record):
-    """The commit, or "unknown"."""
-
+class _CommitInfo(Record):
     id: Annotated[str, matching(r"unknown|[0-9a-f]{40}", "a commit of 40 hexadecimal digits")]
     dirty: bool
 
 
-class Op(Record):
-    """What a benchmark calls."""
-
+class _Op(Record):
     name: ShortLine
     direction: Literal["forward", "backward", "double backward"]
 
 
-class Ran(Record):
-    """How it was called."""
-
+class _Ran(Record):
     ran: ShortLine | None = None
     direction: Literal["forward", "backward", "double backward"] | None = None
     calls: r.Count | None = None
     l2: Literal["cold", "hot"] | None = None
 
 
-class BenchmarkOptions(Record):
-    """pytest-benchmark's options."""
-
+class _BenchmarkOptions(Record):
     disable_gc: bool
     timer: r.Text
     min_rounds: r.Count
@@ -227,48 +161,38 @@ class BenchmarkOptions(Record):
     warmup: bool | r.Count
 
 
-class BenchmarkStats(Record):
-    """pytest-benchmark's statistics, in seconds of a call."""
+_AMOUNTS = "min max mean stddev median iqr q1 q3 ld15iqr hd15iqr ops total"
+_COUNTS = "rounds iqr_outliers stddev_outliers iterations"
 
-    min: r.Amount
-    max: r.Amount
-    mean: r.Amount
-    stddev: r.Amount
-    median: r.Amount
-    iqr: r.Amount
-    q1: r.Amount
-    q3: r.Amount
-    ld15iqr: r.Amount
-    hd15iqr: r.Amount
-    ops: r.Amount
-    total: r.Amount
-    rounds: r.Count
-    iqr_outliers: r.Count
-    stddev_outliers: r.Count
-    iterations: r.Count
+
+class _BenchmarkStats(  # type: ignore[misc]
+    msgspec.defstruct(
+        "_Numbers",
+        [(name, r.Amount) for name in _AMOUNTS.split()] + [(name, r.Count) for name in _COUNTS.split()],
+        bases=(Record,),
+    )
+):
     outliers: Annotated[str, matching(r"\d+;\d+", "two counts")]
     data: Annotated[list[r.Seconds], size(10_000)]
 
 
-class Benchmark(Record, kw_only=True):
-    """A benchmark of an op."""
-
+class _Benchmark(Record, kw_only=True):
     group: ShortLine | None = None
     name: ShortLine
     fullname: ShortLine
-    params: Op | None = None
+    params: _Op | None = None
     param: ShortLine | None = None
-    extra_info: Ran
-    options: BenchmarkOptions
-    stats: BenchmarkStats
+    extra_info: _Ran
+    options: _BenchmarkOptions
+    stats: _BenchmarkStats
 
 
 class Benchmarked(Record, kw_only=True):
     """The file of pytest-benchmark."""
 
-    machine_info: BenchmarkMachine
-    commit_info: CommitInfo
-    benchmarks: Annotated[list[Benchmark], size(10_000)]
+    machine_info: _BenchmarkMachine
+    commit_info: _CommitInfo
+    benchmarks: Annotated[list[_Benchmark], size(10_000)]
     datetime: Annotated[str, matching(r"20\d\d-\d\d-\d\dT[0-9:.+]{8,24}", "a time")]
     version: r.Text
     note: ShortLine | None = None
@@ -280,11 +204,11 @@ class Benchmarked(Record, kw_only=True):
 def _find_problem(record: Any) -> str | None:
     """Return what no genuine file of one of these kinds holds, in one line, or None."""
     machine = record.machine_info if isinstance(record, Benchmarked) else record.machine
-    cpu = machine.cpu.brand_raw if isinstance(machine, BenchmarkMachine) else machine.cpu
+    cpu = machine.cpu.brand_raw if isinstance(machine, _BenchmarkMachine) else machine.cpu
     hardware = [machine.gpu] if getattr(machine, "device", "cpu") == "cuda" else [cpu, machine.gpu]
     if machine.name not in [text.slug(each) for each in hardware if each]:
         return f"machine.name: {machine.name!r} is not made from its hardware"
-    if isinstance(machine, BenchmarkMachine) and (machine.node, machine.machine) != (
+    if isinstance(machine, _BenchmarkMachine) and (machine.node, machine.machine) != (
         machine.name,
         machine.os,
     ):
@@ -321,12 +245,19 @@ CHECKS = {
     "canary": Canary,
     "asv overhead": AsvOverhead,
     "pytest-benchmark": Benchmarked,
-    "faults": _table("faults", Fault),
-    "hostile": _table("hostile", HostileFile),
-    "planted-bugs": _table("planted-bugs", PlantedBug),
-    "sabotaged-rungs": _table("sabotaged-rungs", SabotagedRung),
+    "faults": _table(
+        "faults", "fault", "injected", "outcome", "test",
+        count=r.Count, number=bool | None, kept=bool | None,
+    ),
+    "hostile": _table("hostile", "file", "planted", "refused", "test"),
+    "planted-bugs": _table(
+        "planted-bugs", "bug", "planted", "caught_by", "test",
+        **dict.fromkeys(("phase", "quantity", "tensor"), r.Text | None),
+        **dict.fromkeys(("error", "budget", "over_budget"), r.Amount | None),
+    ),
+    "sabotaged-rungs": _table("sabotaged-rungs", "rung", "sabotage", "planted", "caught_by", "test"),
     "compare": comparison.Compared,
-}
+}  # fmt: skip
 _ALL = (
     KERNELS,
     PRECISION,

@@ -194,29 +194,6 @@ def test_a_confirmed_range_names_the_range_and_blames_no_commit(toy: Toy) -> Non
     assert issues.MARK.format(where=bad) not in made["body"]
 
 
-def test_files_that_are_none_are_a_line_each_and_the_others_count(toy: Toy) -> None:
-    toy.slower_from(7)
-    folder = toy.asv / MACHINE
-    good = json.loads(next(folder.glob(f"{toy.commits[0][:8]}*")).read_text())
-    hostile = {
-        "null": "null", "text": "{", "list": "[]", "deep": "[" * 5000, "other-machine": json.dumps(
-            good | {"params": {"machine": "elsewhere"}}
-        ), "commit": json.dumps(good | {"commit_hash": "../../x"}), "params": json.dumps(good | {"params": 3}),
-        "results": json.dumps(good | {"results": {"b": 3}}),
-    }  # fmt: skip
-    for name, raw in hostile.items():
-        (folder / f"{name}.json").write_text(raw)
-    (folder / "binary.json").write_bytes(b"\xff\xfe\x00")
-    (folder / "link.json").symlink_to(next(folder.glob(f"{toy.commits[1][:8]}*")))
-    infinite = good | {"commit_hash": toy.commits[3]}
-    infinite["results"][STEP][0] = [float("inf"), -1.0]
-    (folder / "infinite.json").write_text(json.dumps(infinite))
-    (folder / "notes" / "bad.json").write_text("[1")
-    steps, lines = toy.screen()
-    assert [step.series.name for step in steps] == ["article/bf16"]
-    assert len(lines) == len(hostile) + 2 and all("\n" not in line for line in lines)
-
-
 # --- the file of accepted ones --------------------------------------------------------------------------------------
 
 GOOD = {"commit": "0123456789", "series": "article/bf16", "reason": "wider tile", "expires": "2027-06-30"}
