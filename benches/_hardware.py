@@ -118,14 +118,16 @@ def note(result: Any, folder: str, choices: dict[str, list[str]] | None = None) 
     measured = list(result.errcode)  # benchmarks of this run only; errcode is not saved
     if not measured:
         return
-    asvnotes.add(
+    asvnotes.add_note(
         Path(folder) / result._filename,
-        asvnotes.made(
+        asvnotes.create_note(
             result.commit_hash,
             result.env_name,
-            driver=facts()["driver"],
-            cudnn=facts()["cudnn"],
-            kernel_release=platform.release(),
+            {
+                "driver": facts()["driver"],
+                "cudnn": facts()["cudnn"],
+                "kernel_release": platform.release(),
+            },
             benchmarks=measured,
             choices=choices,
             variables=environment.recorded(),

@@ -276,9 +276,9 @@ def leave_choices(used: list[dict[str, Any]] | None) -> None:
     """
     folder, series = _folder(), os.environ.get(SERIES_NAME)
     if used is not None and folder and series:
-        from ladder.publish.history import choices as choicehistory
+        from ladder.publish.history import notes
 
-        choicehistory.leave(folder, series, used)
+        notes.leave_choices(folder, series, used)
 
 
 def code_under_test() -> Path:

@@ -22,6 +22,7 @@ from asv_runner.benchmarks.mark import SkipNotImplemented
 
 from benches import SamplesBenchmark, _refusing
 from benches._measure import HANDOVER, NEXT, SERIES_NAME, NotKept, only_kept
+from ladder.publish.history import notes
 
 selection: dict[
     str, list[int] | None
@@ -81,10 +82,8 @@ def following(name: str) -> list[tuple[str, ...]]:
 
 def choices(environment: str) -> dict[str, list[str]] | None:
     """Return the lines of tuning choices by series that this environment's processes left, or None."""
-    from ladder.publish.history import choices as choicehistory
-
     folder = _handovers.get(environment)
-    return (choicehistory.left(folder) if folder else {}) or None
+    return (notes.collect_choices(folder) if folder else {}) or None
 
 
 def setup() -> None:
@@ -131,9 +130,7 @@ def setup() -> None:
 
 
 def _series(benchmark: str, params: tuple[str, ...]) -> str:
-    from ladder.publish.history import choices as choicehistory
-
-    return choicehistory.key(benchmark, params)
+    return notes.name_series(benchmark, params)
 
 
 @contextlib.contextmanager

@@ -73,8 +73,8 @@ def bench_compare(
     Exit status: 0 if HEAD is as fast, faster or undecided. 1 if HEAD is slower, or fails where BASE runs. 2 if the
     request is impossible or nothing was measured. 130 if interrupted.
     """
-    from ladder.base.records import plain
-    from ladder.publish.regressions import arguments, judging, report
+    from ladder.core.records import write_whole
+    from ladder.publish.regressions import comparing, judging, report
     from ladder.report import output as ending
     from ladder.report import tables
 
@@ -87,17 +87,17 @@ def bench_compare(
     if report_of is not None:
         asked = ("rungs", "ladder_name", "workload", "rounds", "budget", "seed", "device", "out")
         options.refuse_idle("has no effect: --report measures nothing", *asked)
-        result, path = arguments.reread(report_of, base, head), report_of
+        result, path = comparing.reread(report_of, base, head), report_of
     else:
-        request = arguments.Request(
+        request = comparing.Request(
             base or "main", head or "HEAD", names, ladder_name, workload, rounds, budget, seed, device,
-            out or arguments.OUT,
+            out or comparing.OUT,
         )  # fmt: skip
-        result, path = arguments.measure(request, tell)
+        result, path = comparing.measure(request, tell)
         files.write(path.with_suffix(".md"), report.markdown(result))
     if markdown is not None:
         files.write(markdown, report.markdown(result))
-    click.echo(json.dumps(plain(result), indent=1, allow_nan=False) if as_json else report.text(result))
+    click.echo(json.dumps(write_whole(result), indent=1, allow_nan=False) if as_json else report.text(result))
     if report_of is None:
         ending.say_where(path, as_json)
         if not result.complete:
@@ -169,7 +169,7 @@ def history(
     """
     from ladder.publish.history import issues as nightly
     from ladder.publish.history import screening
-    from ladder.publish.regressions import arguments, checkouts, known
+    from ladder.publish.regressions import checkouts, comparing, known
     from ladder.report import tables
 
     def tell(line: str) -> None:
@@ -183,7 +183,7 @@ def history(
         raise UserError(f"--compared {compared}: no such folder")
     checkouts.commit_of(branch, "--branch")
     entries = known.read()
-    where = folder or ROOT / "results" / "asv", compared or arguments.OUT
+    where = folder or ROOT / "results" / "asv", compared or comparing.OUT
 
     def look() -> tuple[list[screening.Step], list[str]]:
         return screening.screen_accepted(*where, entries, branch, threshold / 100)

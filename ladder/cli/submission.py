@@ -28,7 +28,7 @@ from ladder.machine import system as machine
 from ladder.plan import catalog, needs
 from ladder.publish.history import machines as asvmachines
 from ladder.publish.history import series as asvseries
-from ladder.publish.validation import asv_checks, validate
+from ladder.publish.validation import asv_files, validate
 from ladder.results import code_digest, loading
 from ladder.results import store as results
 from ladder.results.run import Result
@@ -254,12 +254,12 @@ def _measured(submission: Submission) -> set[str]:
     """Return the rungs with a time in asv's results of this commit and machine."""
     found = set()
     for path in asv_results(submission):
-        data = asv_checks.parse(path.read_bytes(), "results")
+        data = asv_files.parse(path.read_bytes(), "results")
         row = data["results"].get(asvseries.STEP)
         if row is None or row[0] is None:
             continue
-        for index, pair in asv_checks.combinations(row):
-            if pair[0] == submission.workload and asv_checks.number(row[0][index]) is not None:
+        for index, pair in asv_files.combinations(row):
+            if pair[0] == submission.workload and asv_files.number(row[0][index]) is not None:
                 found.add(pair[1])
     return found
 
@@ -276,9 +276,9 @@ def asv_results(submission: Submission) -> list[Path]:
     for path in folder.glob(f"{submission.commit[:8]}-*.json"):
         if validate.problem_of(path) is not None:
             continue
-        data = asv_checks.parse(path.read_bytes(), "results")
+        data = asv_files.parse(path.read_bytes(), "results")
         same = all(data["params"].get(key) == value for key, value in hardware.items())
-        if same and data["commit_hash"] == submission.commit and not asv_checks.marks(data, "results"):
+        if same and data["commit_hash"] == submission.commit and not asv_files.list_marks(data, "results"):
             found.append(path)
     return sorted(found)
 
@@ -292,7 +292,7 @@ def files(submission: Submission, ladder: Path | None) -> list[Path]:
     """
     found = [ladder] if ladder else []
     for path in asv_results(submission):
-        note = path.parent / asv_checks.NOTES / path.name
+        note = path.parent / asv_files.NOTES / path.name
         found += [path.parent / "machine.json", path, *([note] if note.is_file() else [])]
     return list(dict.fromkeys(found))
 

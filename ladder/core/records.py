@@ -110,7 +110,7 @@ else:
 # --- reading and writing ----------------------------------------------------------------------------------------------
 
 
-def read_record(kind: type[T], data: Any, where: str = "") -> T:
+def read_record(kind: Any, data: Any, where: str = "") -> Any:
     """Return the record that plain data hold.
 
     Raises:
@@ -160,10 +160,14 @@ def _parts_of(kind: Any, data: Any) -> list[tuple[str, Any, Any]]:
     """Return (place, type, value) of each part of the data that has a type of its own."""
     kind = _without_none(kind)
     origin, inner = get_origin(kind), get_args(kind)
-    if (record := _record_of(kind)) is not None and isinstance(data, dict):
+    if (record := _record_of(kind)) is not None:
         arguments = dict(zip(getattr(record, "__parameters__", ()), inner, strict=False))
         hints = {name: _fill_type(hint, arguments) for name, hint in _hints_of(record).items()}
+    if record is not None and isinstance(data, dict):
         return [(f".{key}", hints[key], value) for key, value in data.items() if key in hints]
+    if record is not None and record.__struct_config__.array_like and isinstance(data, list):
+        fields = zip(record.__struct_fields__, data, strict=False)
+        return [(f".{name}", hints[name], value) for name, value in fields]
     if origin is dict and isinstance(data, dict):
         keys = [(f" key {describe_value(key)}", inner[0], key) for key in data]
         return [*keys, *((f".{printable(key)}", inner[1], value) for key, value in data.items())]

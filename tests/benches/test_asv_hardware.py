@@ -1,6 +1,5 @@
 """The machine that asv's results belong to: hardware alone, kept in the checkout; updates are noted beside results."""
 
-import functools
 import json
 import platform
 from pathlib import Path
@@ -8,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from benches import _hardware
-from ladder.base.errors import UserError
 from ladder.publish.history import machines as asvmachines
 from ladder.publish.history import notes as asvnotes
-from ladder.publish.validation import asv_schema
+from ladder.publish.validation import asv_files
 from tests.support import toyhistory
 from tests.support.repositories import git
 from tests.support.toyhistory import STEP, asv
@@ -179,13 +177,14 @@ def test_a_new_driver_or_cudnn_is_noted_and_splits_no_series(history, gpus):
     assert not any(
         "9.19.0" in text or "cudnn" in text for text in (params, *(path.name for path in files.values()))
     )
-    notes = {tag: asvnotes.of(path) for tag, path in files.items()}
+    notes = {tag: asvnotes.read_note(path) for tag, path in files.items()}
     assert {tag: note["driver"] for tag, note in notes.items()} == {"v3": "580.65.06", "v4": "590.10"}
     assert {note["kernel_release"] for note in notes.values()} == {platform.release()}
-    said = asvnotes.label(notes["v3"], notes["v4"], STEP)
-    changes = "a driver change: 580.65.06 -> 590.10 and a cuDNN change: 9.19.0 -> 9.20.1"
-    assert said == f"coincides with {changes}"
-    assert asvnotes.label(notes["v3"], notes["v3"], STEP) is None
+    conditions = [asvnotes.find_conditions(notes[tag], STEP) for tag in ("v3", "v4")]
+    assert asvnotes.list_excuses(*conditions) == (
+        "driver 580.65.06 -> 590.10",
+        "cuDNN 9.19.0 -> 9.20.1",
+    )
 
     # One series on the page, and asv takes no note for a result.
     for command in (("publish",), ("update",), ("show", "v4")):
@@ -238,48 +237,47 @@ def test_a_machine_may_be_named_but_not_elsewhere(history):
 
 
 def note(commit: str = "a" * 40, environment: str = LONG, **given) -> asvnotes.Note:
-    return asvnotes.made(commit, environment, **{"driver": "580", "kernel_release": "6.1", **given})
+    conditions = {
+        name: given.pop(name, default)
+        for name, default in (("driver", "580"), ("cudnn", None), ("kernel_release", "6.1"))
+    }
+    return asvnotes.create_note(commit, environment, conditions, **given)
+
+
+def changes(before, after, benchmark=None):
+    return asvnotes.find_changes(*(asvnotes.find_conditions(each, benchmark) for each in (before, after)))
 
 
 def test_what_was_measured_later_has_its_own_driver(tmp_path):
     result = tmp_path / f"{'a' * 8}-{LONG}.json"
-    asvnotes.add(result, note(benchmarks=["early"]))
-    asvnotes.add(result, note(benchmarks=["late"], driver="590", choices={"s": ["fused_act: tile 128"]}))
-    path = asvnotes.add(result, note(benchmarks=["again"], driver="590"))
+    asvnotes.add_note(result, note(benchmarks=["early"]))
+    asvnotes.add_note(result, note(benchmarks=["late"], driver="590", choices={"s": ["fused_act: tile 128"]}))
+    path = asvnotes.add_note(result, note(benchmarks=["again"], driver="590"))
     assert path == tmp_path / "notes" / result.name and [p.name for p in path.parent.iterdir()] == [path.name]
-    both, newer = asvnotes.of(result), note(driver="590", benchmarks=["early", "late"])
+    both, newer = asvnotes.read_note(result), note(driver="590", benchmarks=["early", "late"])
     assert both["driver"] == "590" and both["choices"] == {"s": ["fused_act: tile 128"]}
     assert both["environment"] == LONG
-    assert asvnotes.changed(both, newer, "early") == {"driver": "580 -> 590"}
-    assert asvnotes.changed(both, newer, "late") == {} == asvnotes.changed(both, newer)
-    assert list(asvnotes.every(tmp_path)) == [(path, both)]
+    assert changes(both, newer, "early") == {"driver": "580 -> 590"}
+    assert changes(both, newer, "late") == {} == changes(both, newer)
 
 
 def test_what_is_not_known_is_not_called_a_change():
     known, cpu = note(kernel_release="6.2"), note(driver=None)
-    assert asvnotes.changed(None, known) == asvnotes.changed(known, None) == {}
-    assert asvnotes.changed(cpu, known) == {"kernel_release": "6.1 -> 6.2"}
+    assert changes(None, known) == changes(known, None) == {}
+    assert changes(cpu, known) == {"kernel_release": "6.1 -> 6.2"}
     assert (
-        asvnotes.label(cpu, known) is None and asvnotes.label(note(), known) is None
+        asvnotes.list_excuses(*map(asvnotes.find_conditions, (note(), known))) == ()
     )  # a kernel excuses nothing
 
 
-def test_another_cudnn_is_noted_marked_and_unknown_to_older_notes():
-    short = functools.partial(note, environment="checkout-py3.12")
-    old, new = short(cudnn="9.19.0"), short(cudnn="9.20.1", driver="590")
-    both = "coincides with a driver change: 580 -> 590 and a cuDNN change: 9.19.0 -> 9.20.1"
-    assert asvnotes.label(old, new) == both
-    assert asvnotes.label(old, short(cudnn="9.20.1")) == "coincides with a cuDNN change: 9.19.0 -> 9.20.1"
-    earlier = {key: each for key, each in short(benchmarks=[STEP]).items() if key != "cudnn"}
-    earlier["benchmarks"] = {
-        STEP: {key: each for key, each in earlier["benchmarks"][STEP].items() if key != "cudnn"}
-    }
-    assert asvnotes.check(earlier) is None and asv_schema.NOTE(earlier) is None
-    assert asvnotes.label(earlier, short(cudnn="9.20.1"), STEP) is None
-    assert asvnotes.check(short(cudnn="9.19.0", benchmarks=[STEP])) is None
-    assert asv_schema.NOTE(short(cudnn="9.19.0", benchmarks=[STEP])) is None
+def test_a_genuine_note_is_accepted_also_an_older_one_without_cudnn():
+    path = Path("notes") / f"{'a' * 8}-checkout-py3.12.json"
+    new = note(environment="checkout-py3.12", cudnn="9.19.0", benchmarks=[STEP])
+    older = {key: value for key, value in new.items() if key != "cudnn"}
+    for each in (new, older):
+        assert asv_files.find_problem(each, "note", path) is None
     for wrong in (9190, "<b>"):
-        assert asvnotes.check(short() | {"cudnn": wrong}) and asv_schema.NOTE(short() | {"cudnn": wrong})
+        assert asv_files.find_problem(new | {"cudnn": wrong}, "note", path)
 
 
 @pytest.mark.parametrize(
@@ -299,22 +297,25 @@ def test_another_cudnn_is_noted_marked_and_unknown_to_older_notes():
         json.dumps(note() | {"benchmarks": {"x<": note()}}),
         json.dumps(note() | {"choices": {"s": [None]}}),
         json.dumps(note() | {"more": 1}),
-        json.dumps({key: value for key, value in note().items() if key != "driver"}),
         json.dumps(
             note() | {"choices": {"s": ["x" * 90] * 1999, "t": ["x" * 90] * 1999, "u": ["x" * 600_000]}}
         ),
     ],
 )
-def test_a_note_that_is_none_is_refused_in_one_line_and_replaced(tmp_path, text):
+def test_a_note_that_is_none_is_refused_in_one_line(text):
+    try:
+        problem = asv_files.find_problem(asv_files.parse(text.encode(), "note"), "note", Path("notes/a.json"))
+    except ValueError as error:
+        problem = str(error)
+    assert problem and "\n" not in problem and len(problem) < 300
+
+
+def test_a_note_that_cannot_be_read_is_replaced(tmp_path):
     result = tmp_path / "aaaaaaaa-env.json"
-    path = asvnotes.beside(result)
-    path.parent.mkdir()
-    path.write_text(text)
-    with pytest.raises(UserError) as refused:
-        asvnotes.read(path)
-    assert "\n" not in str(refused.value) and str(path) in str(refused.value)
-    assert asvnotes.of(result) is None and list(asvnotes.every(tmp_path)) == []
-    asvnotes.add(result, note())
-    assert asvnotes.of(result)["driver"] == "580"
-    asvnotes.add(result, note(commit="b" * 40))  # the same eight digits, another commit
-    assert asvnotes.of(result)["commit"] == "b" * 40
+    asvnotes.find_path(result).parent.mkdir()
+    for text in ("", "[]", "null", "[" * 100_000, json.dumps(note() | {"benchmarks": [1]})):
+        asvnotes.find_path(result).write_text(text)
+        asvnotes.add_note(result, note())
+        assert asvnotes.read_note(result)["driver"] == "580"
+    asvnotes.add_note(result, note(commit="b" * 40))  # the same eight digits, another commit
+    assert asvnotes.read_note(result)["commit"] == "b" * 40

@@ -14,7 +14,7 @@ import pytest
 
 from benches import ROOT, _frozen
 from ladder.machine import system
-from ladder.publish.history import choices as choicehistory
+from ladder.publish.history import notes as asvnotes
 from tests.support import asv_clone
 from tests.support.asv_clone import run_asv, step_times
 from tests.support.repositories import commit_all
@@ -143,6 +143,11 @@ def run(toys: Path, *args: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def choice_changes(*results):
+    series = asvnotes.name_series(STEP, ["tiny", "baseline"])
+    return asvnotes.list_choice_changes(*map(asvnotes.read_note, results), series)
+
+
 def test_no_value_moves_to_another_series_over_five_commits(toys):
     commits = []
     for number, (rungs, retired, _) in enumerate(COMMITS):
@@ -189,12 +194,10 @@ def test_no_value_moves_to_another_series_over_five_commits(toys):
 
     # The tuning choices lie beside each result, and what changed of them is named.
     files = {commit: next((toys / "results" / "asv").glob(f"*/{commit[:8]}-*.json")) for commit in commits}
-    told = choicehistory.between(files[commits[1]], files[commits[4]], STEP, ["tiny", "baseline"])
-    assert told == []
+    assert choice_changes(files[commits[1]], files[commits[4]]) == []
     (toys / "ladder" / "engine" / "once.py").write_text(ONCE.format(row=ROW).replace("> 3", "> 0"))
     run(toys, f"{commits[4]}^!")
-    told = choicehistory.between(files[commits[1]], files[commits[4]], STEP, ["tiny", "baseline"])
-    assert told == ["act forward: warps 4 -> 8"]
+    assert choice_changes(files[commits[1]], files[commits[4]]) == ["act forward: warps 4 -> 8"]
     done = run_asv(toys, "show", commits[4])  # and asv does not take them for results
     assert done.returncode == 0 and "choices" not in done.stdout + done.stderr
 

@@ -10,7 +10,8 @@ from benches import _frozen, _measure, loading, phases, preparing, series, workl
 from ladder.engine import once, parts, pool
 from ladder.machine import caches, system
 from ladder.plan import catalog, needs
-from ladder.publish.history import choices as choicehistory
+from ladder.publish.history import notes as asvnotes
+from ladder.report import tiles
 from ladder.rungs import data_loading
 from stylegan_lite.config import Recipe, Workload
 
@@ -148,9 +149,9 @@ def test_all_phases_come_from_one_process_and_are_captured_apart(here, monkeypat
             assert benchmark.samples_time("article", rung, phase) == [float(index)]
     eight, top = (series.SERIES["article", rung].recipe for rung in ("fused_act", "cached_uint8"))
     assert asked == [eight, top | {"whole_step_graph": False}]
-    noted = choicehistory.left(here / "handover")  # of each series, also where it was handed over
+    noted = asvnotes.collect_choices(here / "handover")  # of each series, also where it was handed over
     assert noted == {
-        f"{rung} {phase}": choicehistory.lines([row])
+        f"{rung} {phase}": tiles.lines([row])
         for rung in ("fused_act", "cached_uint8")
         for phase in phases.PHASES
     }

@@ -17,7 +17,8 @@ from benches.preparing import Capturing, Compiling
 from benches.rungs import Rung
 from benches.workloads import Workload
 from ladder.machine import system
-from ladder.publish.history import choices as choicehistory
+from ladder.publish.history import notes as asvnotes
+from ladder.report import tiles
 from ladder.studies.kernelbench.cases import registry as kernelcases
 
 NAME = "rungs.Rung.samples_step_time"
@@ -117,12 +118,12 @@ def test_what_is_wrong_with_a_benchmark_is_said_by_its_process(handover):
 def test_every_process_leaves_its_choices_under_its_series(handover):
     environment = Environment()
     measured(environment, rungs=("baseline", "bf16"))
-    lines = choicehistory.lines([ROW])
-    expected = {choicehistory.key(NAME, ["tiny", rung]): lines for rung in ("baseline", "bf16")}
-    assert choicehistory.left(handover) == expected
+    lines = tiles.lines([ROW])
+    expected = {asvnotes.name_series(NAME, ["tiny", rung]): lines for rung in ("baseline", "bf16")}
+    assert asvnotes.collect_choices(handover) == expected
     environment.left = None  # the commit does not say
     measured(environment, rungs=("conv_double_backward",))
-    assert choicehistory.left(handover) == expected
+    assert asvnotes.collect_choices(handover) == expected
 
 
 def left(handover, monkeypatch, rung, **record):
@@ -156,7 +157,7 @@ def test_no_process_is_started_for_what_an_earlier_one_left(handover, monkeypatc
     assert environment.started == [f"{NAME}-{index('tiny', 'set_to_none')}"]
     values = results.get_result_value(NAME, benchmark()[NAME]["params"])
     assert values[index("tiny", "baseline")] == 0.375 and str(values[index("tiny", "bf16")]) == "nan"
-    assert choicehistory.key(NAME, ["tiny", "baseline"]) in choicehistory.left(handover)
+    assert asvnotes.name_series(NAME, ["tiny", "baseline"]) in asvnotes.collect_choices(handover)
     name = f"rungs.Rung.track_peak_memory-{index('tiny', 'baseline')}"
     assert _spawning.at_hand(name, handover) == "7"
     assert _spawning.at_hand(name, handover) is None  # `rounds`: the second wants a fresh process

@@ -22,7 +22,7 @@ from ladder.machine import system
 from ladder.plan import catalog
 from ladder.publish.history import machines as asvmachines
 from ladder.publish.history import series as asvseries
-from ladder.publish.validation import asv_checks, validate
+from ladder.publish.validation import asv_files, validate
 from ladder.results import judging, record
 from ladder.results import store as results
 from tests.support import asv_clone, committed, made_up_asv, typed
@@ -331,7 +331,7 @@ def test_a_clone_is_measured_by_ladder_and_asv_in_one_call_and_the_next_has_noth
     assert "4 files to send, all accepted" in done.stdout and "call `ladder submit` again" not in done.stdout
     (path,) = (clone / "results" / "asv").glob("*/*-checkout-*.json")
     row = json.loads(path.read_text())["results"][asvseries.STEP]
-    measured = {rung for index, (_, rung) in asv_checks.combinations(row) if asv_checks.number(row[0][index])}
+    measured = {rung for index, (_, rung) in asv_files.combinations(row) if asv_files.number(row[0][index])}
     assert measured == set(wanted)
     seen = {file: file.stat().st_mtime_ns for file in (clone / "results").rglob("*-2*.json")} | {
         path: path.stat().st_mtime_ns

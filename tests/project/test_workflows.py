@@ -13,8 +13,7 @@ import pytest
 import yaml
 
 from ladder.publish.regressions import report
-from ladder.results.types import plain
-from tests.publish.regressions.test_regressions import made_up
+from tests.publish.regressions.test_regressions import made_up, stored
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".github" / "workflows"
@@ -117,7 +116,7 @@ JUDGE = "Validate, judge anew, write the comment"
 def artifact(tmp_path: Path, result: Any) -> None:
     folder = tmp_path / "artifact"
     folder.mkdir(exist_ok=True)
-    (folder / "comparison.json").write_text(json.dumps(plain(result)))
+    (folder / "comparison.json").write_text(json.dumps(stored(result) if result else None))
 
 
 @pytest.mark.parametrize("head", [pytest.param(1.0, marks=pytest.mark.exhaustive), 1.05])

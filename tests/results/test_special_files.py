@@ -24,7 +24,7 @@ READERS = {
     "report, list, merge": ("m/r.json", lambda at, pipe: ranking.stored(at, ["m"]) == []),
     "strangers' files": ("m/r.json", lambda at, pipe: reject(lambda: frame.read_file(noise.STUDY, pipe))),
     "history": ("m/r.json", lambda at, pipe: screening._comparisons(at, []) == []),
-    "notes of asv": ("notes/r.json", lambda at, pipe: list(notes.every(at)) == []),
+    "notes of asv": ("notes/r.json", lambda at, pipe: notes.read_note(at / "r.json") is None),
     "machines of asv": ("m/machine.json", lambda at, pipe: machines._stored(at) == {}),
     "roofline": ("roofline/m-a.json", lambda at, pipe: rates.load("m", at / "roofline").known == {}),
     "recipe": ("r.yaml", lambda at, pipe: reject(lambda: yamlfile.read(pipe))),

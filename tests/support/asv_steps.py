@@ -2,20 +2,19 @@
 
 import json
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ladder.plan import catalog
-from ladder.publish.history import choices as choicehistory
 from ladder.publish.history import notes as asvnotes
 from ladder.publish.history import screening as history
 from ladder.publish.regressions import known
-from ladder.publish.regressions.schema import Compared
-from ladder.results.types import plain
-from tests.publish.regressions.test_regressions import judging, made_up
+from ladder.publish.regressions.schema import Judged
+from ladder.report import tiles
+from tests.publish.regressions.test_regressions import made_up, stored
 from tests.support.repositories import git
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -63,7 +62,8 @@ class Toy:
         path = self.asv / MACHINE / f"{commit[:8]}-{ENVIRONMENT}.json"
         path.write_text(json.dumps(data))
         if note:
-            asvnotes.add(path, asvnotes.made(commit, ENVIRONMENT, **note))
+            conditions = {name: note.pop(name) for name in asvnotes.NAMES if name in note}
+            asvnotes.add_note(path, asvnotes.create_note(commit, ENVIRONMENT, conditions, **note))
         return path
 
     def slower_from(self, first: int, by: float = 0.02, *, driver: int | None = None) -> None:
@@ -79,10 +79,10 @@ class Toy:
                 driver="590.10" if new else "580.65",
                 kernel_release="6.1",
                 choices={
-                    choicehistory.key(STEP, ["article", "bf16"]): choicehistory.lines([row]),
+                    asvnotes.name_series(STEP, ["article", "bf16"]): tiles.lines([row]),
                     # Other processes decided otherwise at other commits:
-                    "phases.Phase(article, bf16)": choicehistory.lines([ROW | {"tile": 2**number}]),
-                    choicehistory.key(STEP, ["article", "baseline"]): choicehistory.lines(
+                    "phases.Phase(article, bf16)": tiles.lines([ROW | {"tile": 2**number}]),
+                    asvnotes.name_series(STEP, ["article", "baseline"]): tiles.lines(
                         [ROW | {"tile": 2**number}]
                     ),
                 },
@@ -104,10 +104,10 @@ class Toy:
             )
         )
 
-    def write(self, result: Compared) -> None:
+    def write(self, result: Judged) -> None:
         """A comparison among those that are known."""
         path = self.compared / f"{len(list(self.compared.iterdir()))}.json"
-        path.write_text(json.dumps(plain(judging.judge(result))))
+        path.write_text(json.dumps(stored(result)))
 
     def screen(self, *entries: known.Entry, threshold: float = 0.01) -> tuple[list[history.Step], list[str]]:
         return history.screen(self.asv, self.compared, entries, "main", threshold, self.root)

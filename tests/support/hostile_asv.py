@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.publish.history import series as asvseries
-from ladder.publish.validation import asv_schema
+from ladder.publish.validation import asv_files
 from tests.support import made_up_asv
 
 Plant = Callable[[Path], Any]  # changes a file; returns the path of what is hostile if that is another one
@@ -78,7 +78,7 @@ def _moved(path: Path) -> None:
 def _profile(path: Path) -> None:
     data = made_up_asv.read(path)
     row = data["results"][TIME]
-    row += [None] * (len(asv_schema.COLUMNS) - 1 - len(row)) + ["eJw="]
+    row += [None] * (len(asv_files.COLUMNS) - 1 - len(row)) + ["eJw="]
     path.write_text(json.dumps(data))
 
 
@@ -90,9 +90,9 @@ HTML, MARKDOWN, MATH = "<img src=x onerror=alert(1)>", "a](javascript:alert(1)) 
 # Planted in an otherwise genuine results file -> (how, words of the line that refuses it)
 RESULT_FILES: dict[str, tuple[Plant, str]] = {
     "nothing": (raw(""), "not a result file"),
-    "the word null": (raw("null"), "is not an object"),
-    "a list": (raw("[]"), "a list is not an object"),
-    "a number": (raw("1"), "1 is not an object"),
+    "the word null": (raw("null"), "None is not `object`"),
+    "a list": (raw("[]"), "a list of 0 is not `object`"),
+    "a number": (raw("1"), "1 is not `object`"),
     "bytes that are not UTF-8": (raw(b'{"commit_hash": "\xff\xfe"}'), "not UTF-8"),
     "20 levels of lists": (raw("[" * 20 + "]" * 20), "nested too deep"),
     "a million opening brackets": (raw("[" * 1_000_000), "nested too deep"),
@@ -103,27 +103,27 @@ RESULT_FILES: dict[str, tuple[Plant, str]] = {
     "a key too few": (text('"date"', '"dates"'), "unknown key 'dates'"),
     "a number of 400 digits": (put("date", 10**399), "a number of 400 characters"),
     "a number beyond every float": (text('"date": ', '"date": 1e999, "then": '), "too large"),
-    "a date in the year 5000": (put("date", 95617584000000), "date: 95617584000000 is not from"),
-    "Infinity for a time": (put(*AT, 0, 0, math.inf), "inf is not from 1e-09"),
+    "a date in the year 5000": (put("date", 95617584000000), "date: 95617584000000 is not a number from"),
+    "Infinity for a time": (put(*AT, 0, 0, math.inf), "inf is not a number from 1e-09"),
     "Infinity as an interval of six samples": (put(*AT, 5, 0, -math.inf), "an infinite interval of more than one"),
-    "NaN in a quartile": (put(*AT, 7, 0, math.nan), "nan is not from"),
-    "a negative time": (put(*AT, 0, 0, -0.1), "-0.1 is not from"),
-    "a time of zero": (put(*AT, 0, 0, 0), "0 is not from"),
+    "NaN in a quartile": (put(*AT, 7, 0, math.nan), "nan is not a number from"),
+    "a negative time": (put(*AT, 0, 0, -0.1), "-0.1 is not a number from"),
+    "a time of zero": (put(*AT, 0, 0, 0), "0 is not a number from"),
     "a time in text": (put(*AT, 0, 0, "0.1"), "'0.1' is not a number"),
     "a time that is no number of the quartiles": (put(*AT, 0, 0, 0.5), "not among its samples"),
     "a step faster than the GPU can compute": (
         lambda path: [put(*AT, column, 0, 1e-6)(path) for column in (0, 5, 6, 7, 8)],
         "quarantined: [0]: 0.001 ms is faster than this GPU can compute",
     ),
-    "results as a list": (put("results", []), "results: a list is not an object"),
-    "results as null": (put("results", None), "results: None is not an object"),
-    "no results": (put("results", {}), "results: 0 benchmarks"),
-    "a row that is a number": (put(*AT, 1), "expected a list of 2 to 13 columns"),
-    "a row that is null": (put(*AT, None), "expected a list of 2 to 13 columns"),
+    "results as a list": (put("results", []), "results: a list of 0 is not"),
+    "results as null": (put("results", None), "results: None is not"),
+    "no results": (put("results", {}), "results: an object is not 1 to 500 entries"),
+    "a row that is a number": (put(*AT, 1), "1 is not `array`"),
+    "a row that is null": (put(*AT, None), "None is not `array`"),
     "columns in another order": (put("result_columns", ["params", "result"]), "not asv's columns"),
     "fewer results than parameters": (put(*AT, 0, [0.1]), "1 entries for 4 combinations"),
     "parameters that multiply to millions": (put(*AT, 1, [[str(k) for k in range(4000)]] * 2), "combinations"),
-    "a pickled profile": (_profile, "profile: 'eJw=' is none of None"),
+    "a pickled profile": (_profile, "profile: 'eJw=' is not `null`"),
     "HTML as a parameter": (put(*AT, 1, 1, 0, HTML), "'<img src=x onerror=alert(1)>' is not plain"),
     "Markdown as a parameter": (put(*AT, 1, 1, 0, MARKDOWN), "is not plain text"),
     "mathtext as a parameter": (put(*AT, 1, 1, 0, MATH), "is not plain text"),
@@ -132,7 +132,7 @@ RESULT_FILES: dict[str, tuple[Plant, str]] = {
     "HTML as the CPU": (put("params", "cpu", HTML), "params.cpu: "),
     "mathtext as the GPU": (put("params", "gpu", MATH), "params.gpu: "),
     "HTML as a library's version": (put("requirements", "torch", HTML), "requirements.torch: "),
-    "a machine named ../../x": (put("params", "machine", "../../x"), "params.machine: '../../x' is not a name"),
+    "a machine named ../../x": (put("params", "machine", "../../x"), "params: machine: '../../x' is not a name"),
     "a host's name as the machine": (put("params", "machine", "bobs-pc"), "not made from its hardware"),
     "another folder's machine": (_moved, "in the folder of"),
     "a fact that is a list": (put("params", "ram", [1]), "params.ram: "),
@@ -167,8 +167,8 @@ def _beside(name: str, content: str) -> Plant:
 
 # Planted beside it, in the same machine's folder or above -> (which file, how, words of the line)
 BESIDE_RESULTS: dict[str, tuple[str, Plant, str]] = {
-    "machine.json: null": ("machine.json", raw("null"), "None is not an object"),
-    "machine.json: a list as a fact": ("machine.json", put("gpu", ["x"]), "gpu: a list is not plain text"),
+    "machine.json: null": ("machine.json", raw("null"), "None is not `object`"),
+    "machine.json: a list as a fact": ("machine.json", put("gpu", ["x"]), "gpu: a list of 1 is not plain text"),
     "machine.json: HTML as a fact": ("machine.json", put("cpu", HTML), "cpu: '<img"),
     "machine.json: a fact that is not known": ("machine.json", put("hostname", "bobs-pc"), "unknown key 'hostname'"),
     "machine.json: a machine named <b>": ("machine.json", put("machine", "<b>"), "machine: '<b>' is not a name"),

@@ -15,7 +15,7 @@ from ladder.base.paths import ROOT
 from ladder.machine import system
 from ladder.plan import catalog
 from ladder.publish.history.screening import CONFIRMED, Step, find, measured_together
-from ladder.publish.regressions import arguments
+from ladder.publish.regressions import comparing
 from ladder.publish.regressions.report import escape
 
 MARK = "<!-- ladder regression {where} -->"  # one issue for each: whoever opens them looks for it first
@@ -29,7 +29,7 @@ def confirm(
     """Measure the commits of up to `most` groups of this machine's candidates. Return the number of groups measured.
 
     Candidates between the same two commits, of one workload, are measured together. A group that cannot be measured is
-    told, and the others go on. It has a rung that left the ladder or changed its recipe, or `arguments` refuses it.
+    told, and the others go on. It has a rung that left the ladder or changed its recipe, or `comparing` refuses it.
     """
     device = system.choose_device()
     facts = system.facts(device)
@@ -55,9 +55,9 @@ def confirm(
         good, bad = group[0].good, group[0].bad
         workload, rungs = measured_together(group)
         tell(f"confirming {good[:10]}..{bad[:10]}: {workload}, {', '.join(rungs)}")
-        request = arguments.Request(good, bad, rungs, LADDER, workload, None, minutes, 0, device, out)
+        request = comparing.Request(good, bad, rungs, LADDER, workload, None, minutes, 0, device, out)
         try:
-            arguments.measure(request, tell, root)
+            comparing.measure(request, tell, root)
             measured += 1
         except UserError as error:
             tell(f"not measured: {error}")

@@ -17,13 +17,12 @@ from ladder.base import git
 from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
-from ladder.publish.history import choices as choicehistory
 from ladder.publish.history import notes as asvnotes
 from ladder.publish.history import series as recorded
 from ladder.publish.history.series import Series
 from ladder.publish.regressions import judging, known, report
 from ladder.publish.regressions.judging import BROKEN
-from ladder.publish.regressions.schema import Answered, Compared, Rung
+from ladder.publish.regressions.schema import Answered, Judged, JudgedRung
 from ladder.publish.validation import asv_accepted
 from ladder.stats import answers
 
@@ -121,7 +120,7 @@ def screen(
     """Return (steps, lines that a reader must know). Raises `UserError`."""
     order = git.read(root, "rev-list", "--first-parent", "--reverse", branch, "--").splitlines()
     place = {commit: number for number, commit in enumerate(order)}
-    every, lines = recorded.read(folder)
+    every, lines = recorded.read(folder), list[str]()
     comparisons = _comparisons(compared, lines)
     lines += _left_out(
         {commit for one in every for commit in one.values if commit not in place}, branch, root
@@ -162,7 +161,7 @@ def steps_of(one: Series, place: dict[str, int], threshold: float = THRESHOLD) -
     return made
 
 
-def _comparisons(folder: Path, lines: list[str]) -> list[Compared]:
+def _comparisons(folder: Path, lines: list[str]) -> list[Judged]:
     """Return every comparison in a folder, judged anew, the newest last."""
     found = []
     for path in sorted(folder.rglob("*.json")) if folder.is_dir() else []:
@@ -175,7 +174,7 @@ def _comparisons(folder: Path, lines: list[str]) -> list[Compared]:
 
 def _settle(
     step: Step,
-    comparisons: list[Compared],
+    comparisons: list[Judged],
     entries: Sequence[known.Entry],
     every: Sequence[Series],
     root: Path,
@@ -183,24 +182,27 @@ def _settle(
     """Fill in the status of a step, and the other changes at its place."""
     one = step.series
     before, after = one.files[step.good], one.files[step.bad]
-    step.choices += choicehistory.between(before, after, one.benchmark, one.params)
-    notes = asvnotes.of(before), asvnotes.of(after)
-    changed = asvnotes.changed(*notes, one.benchmark)
-    step.conditions += [
-        f"{asvnotes.NAMES[name]} {changed[name]}" for name in asvnotes.CONDITIONS if name in changed
+    notes = asvnotes.read_note(before), asvnotes.read_note(after)
+    series = asvnotes.name_series(one.benchmark, one.params)
+    step.choices += asvnotes.list_choice_changes(*notes, series)
+    conditions = [asvnotes.find_conditions(note, one.benchmark) for note in notes]
+    changes = asvnotes.find_changes(*conditions)
+    step.conditions += [f"{asvnotes.NAMES[name]} {change}" for name, change in changes.items()]
+    excuses = [
+        f"a {asvnotes.NAMES[name]} change: {changes[name]}" for name in asvnotes.EXCUSES if name in changes
     ]
-    excuse = asvnotes.label(*notes, one.benchmark)
     accepted = [e for e in entries if e.is_of(one.accepted_as, one.machine)]
     seen = _verdict(step, comparisons)
     in_range = known.between(accepted, step.good, step.bad, root)
     if in_range and not (seen and seen[2] == BROKEN):  # what is broken cannot be accepted
-        step.status, step.why = KNOWN, in_range[0].said
+        step.status, step.why = KNOWN, in_range[0].describe()
     elif seen:
         step.status, step.why, _ = seen
     elif levels := _both_levels(step, every):
         step.status, step.why = REFUTED, levels
-    elif excuse:
-        step.status, step.why = DRIVER if "driver" in changed else CUDNN, excuse
+    elif excuses:
+        step.status = DRIVER if "driver" in changes else CUDNN
+        step.why = f"coincides with {' and '.join(excuses)}"
     elif one.rung is None:
         step.why = "not measured by bench-compare: look at it"
     else:
@@ -269,7 +271,7 @@ def find(step: Step) -> str | None:
     return pattern and f'asv find --skip-save {span} "{pattern}"'
 
 
-def _verdict(step: Step, comparisons: list[Compared]) -> tuple[str, str, str] | None:
+def _verdict(step: Step, comparisons: list[Judged]) -> tuple[str, str, str] | None:
     """Return (status, reason, verdict) of the newest comparison of the two commits; None where there is none.
 
     The comparison must be of this rung on this machine, with this torch.
@@ -296,7 +298,7 @@ def _verdict(step: Step, comparisons: list[Compared]) -> tuple[str, str, str] | 
     return None
 
 
-def _answer(rung: Rung, step: Step) -> Answered | None:
+def _answer(rung: JudgedRung, step: Step) -> Answered | None:
     """Return what a comparison says of the quantity that the step is in; a broken rung is broken in both."""
     return rung.gpu if step.series.is_gpu and rung.verdict != BROKEN else rung
 

@@ -15,11 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ladder.base.errors import UserError, one_line
 from ladder.base.text import plain, slug
 from ladder.plan import catalog, modes
 from ladder.publish.history import notes as asvnotes
-from ladder.publish.validation import asv_checks
+from ladder.publish.validation import asv_files
 from ladder.report.view import Row, View
 
 STEP = "rungs.Rung.samples_step_time"  # benches/rungs.py; parameters: workload, rung
@@ -29,9 +28,6 @@ SOFTWARE = ("torch", "triton", "cuda", "python", "cudnn", "driver")
 # With the GPU all that GPU time depends on, whatever the host.
 GPU_SOFTWARE = ("torch", "cuda", "cudnn", "driver")
 STEP_TIME = re.compile(r"(?:.*\.)?samples_(step|gpu)_time")  # what bench-compare measures too
-_LARGEST = 2**22
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _TYPED = re.compile(r"[A-Za-z0-9_.,'() -]{1,140}")  # may stand in a command that somebody copies into a shell
 _UNCOMMITTED = "tree"  # a series of the working tree with changes: nobody can look up what it measured
 
@@ -140,57 +136,39 @@ class Step:
     marks: tuple[str, ...] = ()  # "cuDNN 9.19.0 -> 9.20.1", since the step before with the same software
 
 
-def read(folder: Path) -> tuple[list[Series], list[str]]:
-    """Return every series of a folder of asv's results, and a line for each file that was left out.
-
-    Raises:
-        UserError: there is no such folder.
-    """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; `asv run` makes it")
+def read(folder: Path) -> list[Series]:
+    """Return every series of a folder of accepted results (`ladder.publish.validation.asv_accepted`)."""
     found: dict[tuple[str, ...], Series] = {}
-    refused = []
-    for machine in sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()):
-        for path in sorted(machine.glob("*.json")):
-            if path.name == "machine.json":
-                continue
-            try:
-                _take(path, machine.name, found)
-            except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
-                why = one_line(str(error)) or type(error).__name__
-                refused.append(plain(f"{machine.name}/{path.name}: not a result of asv: {why}"))
-    return list(found.values()), refused
+    for path in _list_results(folder):
+        _add_file(path, found)
+    return list(found.values())
 
 
-def _take(path: Path, machine: str, found: dict[tuple[str, ...], Series]) -> None:
-    """Add the values of a file to the series, or none of them."""
-    from asv import util
+def _list_results(accepted: Path) -> list[Path]:
+    """Return asv's result files. asv's own way looks into our notes, and complains of them."""
+    return [path for path in sorted(accepted.glob("*/*.json")) if asv_files.kind_of(path) == "results"]
+
+
+def _add_file(path: Path, found: dict[tuple[str, ...], Series]) -> None:
+    """Add the values of a file to the series."""
     from asv.results import Results
 
-    if path.is_symlink() or not path.is_file() or path.stat().st_size > _LARGEST:
-        raise ValueError("not a regular file of modest size")
-    try:
-        result = Results.load(str(path), machine_name=machine)
-    except util.UserError as error:
-        raise ValueError(str(error)) from None
-    commit, environment = result.commit_hash, result.env_name
-    if not (isinstance(commit, str) and _COMMIT.fullmatch(commit) and _NAME.fullmatch(environment)):
-        raise ValueError("no commit or environment")
+    result, machine = Results.load(str(path)), path.parent.name
     taken = [(name, each) for name in result.get_all_result_keys() for each in _values(result, name)]
     gpu = {(name, quoted): value for name, (quoted, value, _) in taken if is_gpu_time(name)}
     for benchmark, (quoted, value, weight) in taken:
         params = tuple(map(_text, quoted))
-        where, libraries = machine, environment
+        where, libraries = machine, result.env_name
         if is_gpu_time(benchmark):
             where, libraries = _gpu_place(result.params, path, benchmark)
         key = (where, libraries, benchmark, str(result.benchmark_version.get(benchmark)), *params)
         torch = result.params.get("torch")
         one = found.setdefault(key, Series(where, libraries, benchmark, params, torch, quoted))
-        one.add(commit, value, weight, path)
+        one.add(result.commit_hash, value, weight, path)
         one.card = str(result.params.get("gpu") or "none")
         beside = benchmark.replace("samples_step_time", "samples_gpu_time"), quoted
         if not one.is_gpu and beside in gpu:
-            one.gpu[commit] = gpu[beside]
+            one.gpu[result.commit_hash] = gpu[beside]
 
 
 def is_gpu_time(benchmark: str) -> bool:
@@ -201,7 +179,7 @@ def is_gpu_time(benchmark: str) -> bool:
 
 def _gpu_place(params: Mapping[str, str], path: Path, benchmark: str) -> tuple[str, str]:
     """Return the machine and the environment of a series of GPU time: the GPU, and its software."""
-    facts = _gpu_facts(params, asvnotes.conditions(asvnotes.of(path), benchmark))
+    facts = _gpu_facts(params, asvnotes.find_conditions(asvnotes.read_note(path), benchmark))
     said = ", ".join(f"{name} {facts[name]}" for name in GPU_SOFTWARE if name in facts)
     return facts["machine"], said or "unknown software"
 
@@ -245,18 +223,14 @@ def points(accepted: Path, benchmark: str = STEP) -> list[Point]:
     from asv.results import Results
 
     found, height = [], _heights()
-    for path in sorted(
-        accepted.glob("*/*.json")
-    ):  # asv's own way looks into our notes, and complains of them
-        if asv_checks.kind_of(path) != "results":
-            continue
+    for path in _list_results(accepted):
         result = Results.load(str(path))
         facts = {key: plain(value) for key, value in result.params.items() if isinstance(value, str)}
         if benchmark not in result.get_all_result_keys() or _UNCOMMITTED in facts or not facts.get("machine"):
             continue
         if len(result.get_result_params(benchmark)) != 2:
             continue
-        seen = asvnotes.conditions(asvnotes.of(path), benchmark)
+        seen = asvnotes.find_conditions(asvnotes.read_note(path), benchmark)
         if is_gpu_time(benchmark):
             facts = _gpu_facts(facts, seen)
         times: dict[str, dict[str, float]] = {}
@@ -317,7 +291,7 @@ def _in_order(steps: list[tuple[int, Step]], height: Mapping[str, int]) -> list[
     for _, step in sorted(steps, key=lambda each: (each[0], each[1].software)):
         at, most = height.get(step.rung, -1), reached.get(step.software, -1)
         reached[step.software] = max(at, most)
-        marks = asvnotes.marks(before.get(step.software, {}), step.conditions)
+        marks = asvnotes.list_excuses(before.get(step.software, {}), step.conditions)
         before[step.software] = {**before.get(step.software, {}), **step.conditions}
         ordered.append(replace(step, whole=at >= most, marks=marks))
     return ordered

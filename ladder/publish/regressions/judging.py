@@ -13,19 +13,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from ladder.base import files, text
 from ladder.base.errors import UserError
 from ladder.publish.regressions import schema
-from ladder.publish.regressions.schema import BASE, HEAD, TWIN, Answered, Compared, Program, Rung
+from ladder.publish.regressions.schema import (
+    BASE,
+    HEAD,
+    TWIN,
+    Answered,
+    Compared,
+    Judged,
+    JudgedRung,
+    Program,
+)
 from ladder.publish.regressions.schema import SIDES as SIDES
 from ladder.results import derive
 from ladder.results import store as results
+from ladder.results.file import OUT
 from ladder.stats import answers, estimates, nested
 from ladder.stats.answers import Answer, Quantity
 from ladder.stats.nested import Difference
@@ -133,7 +144,7 @@ def _resolution(of: Quantity, rung: str, verdicts_: int) -> float | None:
     return None if floor is None else floor.resolution
 
 
-def load(path: Path) -> Compared:
+def load(path: Path) -> Judged:
     """Return the comparison in a file, judged anew. Raises `UserError` with the problem in one line."""
     name = text.display(Path(path).name)
     try:
@@ -142,28 +153,30 @@ def load(path: Path) -> Compared:
         raise UserError(f"{name}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise UserError(f"{name}: not a result file: {error}") from None
-    if problem := schema.problem_of(data):
-        raise UserError(f"{name}: {problem}")
-    return judge(schema.of_data(data))
+    try:
+        return judge(schema.read_compared(data))
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
 
 
-def judge(result: Compared) -> Compared:
-    """Return the comparison with the verdicts of each rung, computed anew from the programs' raw rounds."""
+def judge(result: Compared) -> Judged:
+    """Return the comparison with the verdicts of each rung, computed from the programs' raw rounds."""
     wall, gpu = (_decided(result, is_gpu=is_gpu) for is_gpu in (False, True))
-    made = []
+    rungs = []
     for rung in result.rungs:
         sides = sides_of(result, rung.name)
-        fresh = replace(schema.new_rung(rung.name, rung.title, rung.skipped), known=rung.known)
+        fresh = JudgedRung(name=rung.name, title=rung.title, skipped=rung.skipped)
         fresh = wall.enter(fresh, rung.name)
         if rung.skipped:
             fresh = replace(fresh, reason=rung.skipped)
         elif reason := _out(sides):
             fresh = replace(fresh, reason=reason, verdict=BROKEN if _is_broken(sides) else None)
         elif result.machine.device == "cuda":
-            of_gpu = gpu.enter(schema.new_answer(), rung.name)
+            of_gpu = gpu.enter(Answered(), rung.name)
             fresh = replace(fresh, gpu=of_gpu if of_gpu.rounds else replace(of_gpu, reason=_void(sides)))
-        made.append(fresh)
-    return replace(result, rungs=made)
+        rungs.append(fresh)
+    stored = {name: getattr(result, name) for name in Compared.__struct_fields__}
+    return Judged(**{**stored, "rungs": rungs}, notes=schema.list_notes(result))
 
 
 @dataclass(frozen=True)
@@ -232,30 +245,30 @@ def sides_of(result: Compared, rung: str) -> dict[str, Program]:
 def _out(sides: Mapping[str, Program]) -> str | None:
     """Return why a rung has no verdict for a program that is out of the run, or None."""
     names = {BASE: "BASE", HEAD: "HEAD", TWIN: "BASE's second visit"}
-    out = {side: each for side, each in sides.items() if each.status in (*results.OUT, "n/a")}
+    out = {side: each for side, each in sides.items() if each.status in (*OUT, "n/a")}
     said = [f"{names[side]}: {each.status}: {each.reason}" for side, each in out.items() if each.reason]
     return said[0] if said else None
 
 
 def _is_broken(sides: Mapping[str, Program]) -> bool:
     base, head = sides.get(BASE), sides.get(HEAD)
-    if not base or not head or base.status != "ok" or head.status not in results.OUT:
+    if not base or not head or base.status != "ok" or head.status not in OUT:
         return False
     return not (head.reason or "").startswith("throttled:")  # the GPU's fault, see `ladder.machine.gpu_state`
 
 
-def slower_in(rung: Rung) -> list[str]:
+def slower_in(rung: JudgedRung) -> list[str]:
     """Return the quantities in which HEAD made a rung slower: wall time, GPU time."""
     found = [WALL] if rung.verdict == answers.SLOWER else []
     return found + ([GPU] if rung.gpu and rung.gpu.verdict == answers.SLOWER else [])
 
 
-def alarming(result: Compared) -> list[Rung]:
+def alarming(result: Judged) -> list[JudgedRung]:
     """Return the rungs that HEAD made slower or broke, and that nobody accepted."""
     return [each for each in result.rungs if (each.verdict == BROKEN or slower_in(each)) and not each.known]
 
 
-def status(result: Compared) -> int:
+def status(result: Judged) -> int:
     """Return the exit status: 0 same, faster or too close to tell; 1 slower or broken; 2 no rung has a verdict."""
     if alarming(result):
         return SLOWER

@@ -9,11 +9,11 @@ import html
 import re
 
 from ladder.base import text as texts
-from ladder.base.records import plain
+from ladder.core.records import write_record
 from ladder.machine import neighbours
 from ladder.publish.regressions import judging
 from ladder.publish.regressions.judging import BASE, BROKEN, GPU, HEAD, WALL
-from ladder.publish.regressions.schema import Answered, Compared, Rung
+from ladder.publish.regressions.schema import Answered, Judged, JudgedRung
 from ladder.report import tiles
 from ladder.results import parts
 from ladder.results.publishable import DIRTY, NO_COMMIT, PARTIAL
@@ -47,17 +47,17 @@ def escape(text: object) -> str:
     return plain.replace("@", "@\u200b").replace("\\#", "\\#\u200b").replace("www.", "www\u200b.")
 
 
-def title(result: Compared) -> str:
+def title(result: Judged) -> str:
     return f"BASE {_commit(result, BASE)}, HEAD {_commit(result, HEAD)}"
 
 
-def _commit(result: Compared, side: str) -> str:
+def _commit(result: Judged, side: str) -> str:
     measured = result.base if side == BASE else result.head
     commit, name = measured.commit[:10], texts.plain(measured.name)
     return commit if name in ("", measured.commit) else f"{name} ({commit})"
 
 
-def where(result: Compared) -> str:
+def where(result: Judged) -> str:
     machine = result.machine
     parts = [machine.gpu or machine.cpu, f"PyTorch {machine.torch}", result.workload["name"]]
     return ", ".join(map(texts.plain, parts))
@@ -85,14 +85,14 @@ def word(answer: Answered) -> str:
     return answer.verdict or f"no verdict: {answer.reason}"
 
 
-def said(rung: Rung) -> str:
+def said(rung: JudgedRung) -> str:
     """Return the verdicts of both quantities in a few words."""
     if rung.gpu is None:
         return word(rung)
     return f"{word(rung)} ({WALL}), {word(rung.gpu)} ({GPU})"
 
 
-def rows(rung: Rung) -> list[tuple[str | None, list[str]]]:
+def rows(rung: JudgedRung) -> list[tuple[str | None, list[str]]]:
     """Return the rung's rows of a table: a verdict and the cells, of wall time and, if known, of GPU time."""
     found: list[tuple[str, Answered]] = [(WALL, rung), *([(GPU, rung.gpu)] if rung.gpu else [])]
     slower = judging.slower_in(rung)
@@ -106,7 +106,7 @@ def rows(rung: Rung) -> list[tuple[str | None, list[str]]]:
     return made
 
 
-def conclusion(result: Compared) -> str:
+def conclusion(result: Judged) -> str:
     """Return the exit status in a line, with the quantity that shows it."""
     bad, status = judging.alarming(result), judging.status(result)
     if status == judging.SLOWER:
@@ -123,7 +123,7 @@ def conclusion(result: Compared) -> str:
     return "nothing is slower" + (f"; too close to tell: {', '.join(unsure)}" if unsure else "")
 
 
-def remarks(result: Compared) -> list[str]:
+def remarks(result: Judged) -> list[str]:
     """Return the lines that a reader must know beside the table."""
     found = list(result.notes)
     if not result.complete:
@@ -133,8 +133,8 @@ def remarks(result: Compared) -> list[str]:
     elif result.harness.dirty:
         found.append(DIRTY)
     found += result.gpu.notes if result.gpu else []
-    found += neighbours.marks(plain(each) for program in result.programs for each in program.rounds)
-    seen: list[tuple[Rung, str, Answered | None]] = [
+    found += neighbours.marks(write_record(each) for program in result.programs for each in program.rounds)
+    seen: list[tuple[JudgedRung, str, Answered | None]] = [
         each for rung in result.rungs for each in ((rung, WALL, rung), (rung, GPU, rung.gpu))
     ]
     sizes = [
@@ -147,7 +147,7 @@ def remarks(result: Compared) -> list[str]:
     return [*found, *explained(result), *choices(result)]
 
 
-def explained(result: Compared) -> list[str]:
+def explained(result: Judged) -> list[str]:
     """Return what the difference of GPU work consists of, a line for each rung that has one, and new kernels."""
     found = []
     for rung in result.rungs:
@@ -165,7 +165,7 @@ def explained(result: Compared) -> list[str]:
     return found
 
 
-def choices(result: Compared) -> list[str]:
+def choices(result: Judged) -> list[str]:
     """Return how HEAD's tuning choices differ from BASE's, a line a rung: why a time may have moved."""
     found = []
     for rung in result.rungs:
@@ -173,14 +173,14 @@ def choices(result: Compared) -> list[str]:
         used = {side: sides[side].choices for side in (BASE, HEAD) if side in sides}
         if used.get(BASE) is None or used.get(HEAD) is None:
             continue
-        before, after = (tiles.lines(used[side] or []) for side in (BASE, HEAD))
+        before, after = (tiles.lines(write_record(used[side])) for side in (BASE, HEAD))
         if told := tiles.changes(before, after):
             more = f"; and {len(told) - 2} more" if len(told) > 2 else ""
             found.append(f"{rung.name}: other tuning choices: {'; '.join(told[:2])}{more}")
     return found
 
 
-def text(result: Compared) -> str:
+def text(result: Judged) -> str:
     """Return the comparison for a terminal, the most important lines last."""
     shown = [list(map(texts.plain, row)) for rung in result.rungs for _, row in rows(rung)]
     table = texts.aligned([HEADS, *shown])
@@ -188,7 +188,7 @@ def text(result: Compared) -> str:
     return "\n".join([head, *table, *map(texts.plain, remarks(result)), texts.plain(conclusion(result))])
 
 
-def markdown(result: Compared) -> str:
+def markdown(result: Judged) -> str:
     """Return the comparison for a pull request; the first line marks the comment."""
     lines = [
         MARK,

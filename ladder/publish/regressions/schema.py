@@ -1,211 +1,203 @@
-"""The types of a comparison of two commits, which are also its schema; a file is read as if from a stranger.
+"""The records of a comparison of two commits: what its file holds, and what is derived from it.
 
-Derived values (verdicts, ratios, accepted slowdowns) are never taken from the file. They are judged anew from the
-rounds (`ladder.publish.regressions.judging`).
+A file holds observations alone. Verdicts, ratios and accepted slowdowns follow from the rounds
+(`ladder.publish.regressions.judging`).
 """
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from ladder.base.records import Absent, build, needed, optional, plain, record, rule_of
-from ladder.base.rules import Rule, either, fields, items, maybe, number, one_of
-from ladder.results import identity, plausible, types, values
-from ladder.results import record as records
-from ladder.results import schema as rules
-from ladder.results import store as results
-from ladder.results.file import KernelProfile
-from ladder.results.types import Plain, Round, RunGpu
-from stylegan_lite.config import Workload
+from ladder.base.errors import UserError
+from ladder.base.rules import Rule
+from ladder.core import records as r
+from ladder.core.records import Record, between, read_record, size, write_record
+from ladder.machine import environment
+from ladder.results import identity, plausible, values
+from ladder.results.file import Images, KernelProfile, Machine, Round, Status, Tenancy, Variable
 
-KIND, SCHEMA = "compare", 1
+KIND = "compare"
 BASE, HEAD, TWIN = "base", "head", "twin"
 SIDES = (BASE, HEAD, TWIN)
 PARTS, ENGINE = ("kernels", "stylegan_lite"), ("rungs", "engine")  # of the measured code
 MOST_RUNGS, MOST_ROUNDS = 32, 100
-_NUMBER = number(-1e30, 1e30)
-_INTERVAL = items(_NUMBER, 2, least=2)
+Digests = Annotated[dict[r.Identifier, r.CodeDigest], size(2, 2)]
 
 
-def _digests(parts: tuple[str, ...]) -> Rule:
-    return fields(dict.fromkeys(parts, values.CODE_DIGEST))
-
-
-@record
-class Commit:
+class Commit(Record):
     """A commit that was measured, with the user's name for it."""
 
-    commit: str = needed(values.A_COMMIT)
-    name: str = needed(values.TEXT)
-    measured_code: dict[str, str] = needed(_digests(PARTS))
+    commit: r.Commit
+    name: r.Text
+    measured_code: Digests
 
 
-@record
-class Harness:
+class Harness(Record, kw_only=True):
     """The commit that measured both."""
 
-    commit: str | None = needed(values.A_COMMIT)
-    dirty: bool | None = needed(values.FLAG)
-    measured_code: dict[str, str] = needed(_digests(ENGINE))
+    commit: r.Commit | None = None
+    dirty: bool | None = None
+    measured_code: Digests
 
 
-@record
-class Protocol:
-    """How a comparison is measured."""
+class Protocol(Record, kw_only=True):
+    """How a comparison is measured. `rounds` are those that all programs have had."""
 
-    fixed: bool = needed(values.FLAG)
-    budget_s: float | None = needed(values.SECONDS)
-    rounds: int = needed(values.COUNT)
-    cycles: int = needed(number(1, 100_000, whole=True))
-    cycle_steps: int = needed(number(records.CYCLE_STEPS, records.CYCLE_STEPS, whole=True))
-    seed: int = needed(number(0, 2**32, whole=True))
-    settle_s: float | Absent = optional(values.SECONDS)  # of older files
-    settle_cycles: int | Absent = optional(values.COUNT)
+    fixed: bool
+    budget_s: r.Seconds | None = None
+    rounds: r.Count
+    cycles: Annotated[int, between(1, 100_000)]
+    cycle_steps: Literal[16]
+    seed: Annotated[int, between(0, 2**32)]
 
 
-@record
-class Answered:
+class Choice(Record, kw_only=True):
+    """A row of the commit's own `kernels.choices.used`, or of an op's own table (`case` and `entry`)."""
+
+    op: r.Identifier
+    direction: r.Identifier | None = None
+    tile: r.Count | None = None
+    columns: r.Count | None = None
+    warps: r.Count | None = None
+    per_sm: r.Count | None = None
+    stages: r.Count | None = None
+    itemsize: r.Count | None = None
+    layout: Literal["nhwc", "nchw"] | None = None
+    architecture: r.Count | None = None
+    size: Literal["small", "medium", "large"] | None = None
+    case: r.Text | None = None
+    entry: r.Text | None = None
+
+
+class Program(Record, kw_only=True):
+    """The visits of a rung on one side; `profile` is that of the first that was profiled."""
+
+    rung: r.Name
+    side: Literal["base", "head", "twin"]
+    status: Status
+    reason: r.Text | None = None
+    recipe: r.Fields | None = None
+    settings: r.Fields | None = None
+    choices: Annotated[list[Choice], size(100)] | None = None
+    rounds: Annotated[list[Round], size(MOST_ROUNDS)]
+    profile: KernelProfile | None = None
+
+
+class Rung(Record):
+    """A rung that is to be compared; `skipped` says why it cannot run here."""
+
+    name: r.Name
+    title: r.Text
+    skipped: r.Text | None = None
+
+
+class RunGpu(Record):
+    """The state of the GPU over the whole run."""
+
+    state: Literal["known", "unknown"]
+    tenancy: Tenancy
+    rejected_visits: r.Count
+    notes: r.Notes
+
+
+class Compared(Record, kw_only=True):
+    """A comparison of two commits, as its file has it."""
+
+    schema: Literal[2]
+    kind: Literal["compare"]
+    machine: Machine
+    workload: r.Fields
+    environment: Annotated[dict[Variable, r.Text], size(64)] | None = None
+    images: Images | None = None
+    base: Commit
+    head: Commit
+    harness: Harness
+    protocol: Protocol
+    complete: bool
+    started: r.Started
+    seconds: r.Seconds
+    rungs: Annotated[list[Rung], size(MOST_RUNGS, 1)]
+    programs: Annotated[list[Program], size(3 * MOST_RUNGS)]
+    gpu: RunGpu | None = None
+
+
+# --- derived ----------------------------------------------------------------------------------------------------------
+
+
+class Answered(Record, kw_only=True):
     """The difference of two commits in one quantity, derived from the rounds of a rung's programs.
 
     `below` is the far end of the interval, a log ratio, where the verdict is "less than".
     """
 
-    base_ms: float | None = needed(_NUMBER)
-    head_ms: float | None = needed(_NUMBER)
-    rounds: int = needed(values.COUNT)
-    verdict: str | None = needed(values.TEXT)
-    ratio: float | None = needed(_NUMBER)
-    interval: list[float] | None = needed(_INTERVAL)
-    confidence: float | None = needed(_NUMBER)
-    floor: float | None = needed(_NUMBER)
-    least: float | None = needed(_NUMBER)
-    resolution: float | None = needed(_NUMBER)
-    reason: str | None = needed(values.TEXT)
-    below: float | None = needed(_NUMBER)
+    base_ms: float | None = None
+    head_ms: float | None = None
+    rounds: int = 0
+    verdict: str | None = None
+    ratio: float | None = None
+    interval: list[float] | None = None
+    confidence: float | None = None
+    floor: float | None = None
+    least: float | None = None
+    resolution: float | None = None
+    reason: str | None = None
+    below: float | None = None
 
 
-@record
-class Rung(Answered):
-    """A rung of a comparison, with its wall time and its GPU time."""
+class JudgedRung(Answered, kw_only=True):
+    """A rung of a comparison, with its wall time and its GPU time (None on a CPU)."""
 
-    name: str = needed(values.PART)
-    title: str = needed(values.TEXT)
-    skipped: str | None = needed(values.TEXT)
-    known: str | None = needed(values.TEXT)  # in words: who accepted the slowdown, and until when
-    gpu: Answered | None = needed(rule_of(Answered))  # null on a CPU
-
-
-ASKED = {"name": values.PART, "title": values.TEXT, "skipped": maybe(values.TEXT)}  # the rest is derived
-DERIVED = {
-    **dict.fromkeys(("ratio", "confidence", "floor", "least", "resolution", "below"), maybe(_NUMBER)),
-    **dict.fromkeys(("base_ms", "head_ms"), maybe(_NUMBER)),
-    **dict.fromkeys(("verdict", "known", "reason"), maybe(values.TEXT)),
-    "interval": maybe(_INTERVAL),
-    "rounds": values.COUNT,
-    "gpu": maybe(rule_of(Answered)),
-}
-_CHOICE = fields(
-    dict.fromkeys(("op", "direction"), values.IDENTIFIER)
-    | dict.fromkeys(("tile", "columns", "warps", "per_sm", "stages"), values.COUNT),
-    {
-        "itemsize": values.COUNT,
-        "layout": one_of("nhwc", "nchw"),
-        "architecture": values.COUNT,
-        "size": one_of("small", "medium", "large"),
-    },
-)
-_NOTED = fields({"op": values.IDENTIFIER, "case": values.TEXT, "entry": values.TEXT})  # of an op's own table
+    name: str
+    title: str
+    skipped: str | None = None
+    known: str | None = None  # in words: who accepted the slowdown, and until when
+    gpu: Answered | None = None
 
 
-@record
-class Program:
-    """The visits of a rung on one side. A choice is a row of the commit's own `kernels.choices.used`."""
+class Judged(Compared, kw_only=True):
+    """A comparison with its verdicts."""
 
-    rung: str = needed(values.PART)
-    side: str = needed(one_of(*SIDES))
-    status: str = needed(one_of(*results.STATUSES))
-    reason: str | None = needed(values.TEXT)
-    recipe: Plain | None = needed(values.RECIPE)
-    settings: Plain | None = needed(values.SETTINGS)
-    choices: list[dict[str, int | str]] | None = needed(items(either(_NOTED, _CHOICE), 100))
-    rounds: list[Round] = needed(items(rules.ROUND, MOST_ROUNDS))
-    profile: KernelProfile | Absent | None = optional(
-        rule_of(KernelProfile)
-    )  # of the first that was profiled
+    rungs: list[JudgedRung]  # type: ignore[assignment]
+    notes: list[str]
 
 
-@record
-class Compared:
-    """A comparison of two commits."""
-
-    schema: int = needed(number(SCHEMA, SCHEMA, whole=True))
-    kind: str = needed(one_of(KIND))
-    machine: types.Machine = needed(rules.MACHINE)
-    workload: Plain = needed(
-        fields(
-            {"name": values.PART, "data": one_of(None, "sample-photographs")},
-            {f.name: values.SCALAR for f in dataclasses.fields(Workload) if f.name != "data"},
-        )
-    )
-    environment: dict[str, str] | Absent = optional(values.ENVIRONMENT)
-    images: types.Images | Absent = optional(rule_of(types.Images))
-    base: Commit = needed(rule_of(Commit))
-    head: Commit = needed(rule_of(Commit))
-    harness: Harness = needed(rule_of(Harness))
-    protocol: Protocol = needed(rule_of(Protocol))
-    complete: bool = needed(values.FLAG)
-    started: str = needed(values.STARTED)
-    seconds: float = needed(values.SECONDS)
-    rungs: list[Rung] = needed(items(fields(ASKED, DERIVED), MOST_RUNGS, least=1))
-    programs: list[Program] = needed(items(rule_of(Program), 3 * MOST_RUNGS))
-    gpu: RunGpu | None = needed(rule_of(RunGpu))
-    notes: list[str] = needed(values.NOTES)
+# --- a file of a stranger ---------------------------------------------------------------------------------------------
 
 
-RULE = rule_of(Compared)
+def read_compared(data: Any) -> Compared:
+    """Return the comparison of plain data. Raises UserError with the problem in one line."""
+    result = read_record(Compared, data)
+    if problem := find_problem(result):
+        raise UserError(problem)
+    return result
 
 
-def new_answer() -> Answered:
-    """Return an answer of which nothing is derived yet."""
-    names = [field.name for field in dataclasses.fields(Answered)]
-    return build(Answered, dict.fromkeys(names) | {"rounds": 0})
-
-
-def new_rung(name: str, title: str, skipped: str | None) -> Rung:
-    """Return a rung of which nothing is derived yet."""
-    nothing = dict.fromkeys(DERIVED)
-    return build(Rung, nothing | {"name": name, "title": title, "skipped": skipped, "rounds": 0})
-
-
-def of_data(data: Plain) -> Compared:
-    """Return the comparison of data that the rules accept, without the derived values."""
-    rungs = [plain(new_rung(*(each[key] for key in ASKED))) for each in data["rungs"]]
-    return build(Compared, {**data, "rungs": rungs})
-
-
-def problem_of(data: Any) -> str | None:
-    """Return the problem of a comparison in one line, or None."""
-    if problem := RULE(data):
-        return f"{problem[0].lstrip('.') or 'the file'}: {problem[1]}"
-    result = of_data(data)
+def find_problem(result: Compared) -> str | None:
+    """Return what no genuine comparison holds, in one line, or None."""
+    checks: list[tuple[str, Rule, Any]] = [("workload", values.WORKLOAD, result.workload)]
+    for index, program in enumerate(result.programs):
+        checks += [(f"programs[{index}].recipe", values.RECIPE, program.recipe or {})]
+        checks += [(f"programs[{index}].settings", values.SETTINGS, program.settings or {})]
+    for place, rule, value in checks:
+        if problem := rule(value):
+            return f"{place}{problem[0]}: {problem[1]}"
     if problem := identity.misnamed(result.workload):
         return problem
     names = [rung.name for rung in result.rungs]
     if len(set(names)) < len(names):
         return "rungs: one is there twice"
     expected = {(rung.name, side) for rung in result.rungs if not rung.skipped for side in SIDES}
-    seen = [(each.rung, each.side) for each in result.programs]
-    if len(seen) != len(expected) or set(seen) != expected:
+    sides = [(each.rung, each.side) for each in result.programs]
+    if len(sides) != len(expected) or set(sides) != expected:
         return "programs: not BASE, HEAD and BASE again of each rung"
-    least = plausible.floor_ms(plain(result.machine), result.workload)
+    least = plausible.floor_ms(write_record(result.machine), result.workload)
     for each in result.programs:
-        if problem := _contradiction(each, least):
+        if problem := _find_contradiction(each, least):
             return f"{each.rung}, {each.side}: {problem}"
     return None
 
 
-def _contradiction(program: Program, least: tuple[float, float] | None) -> str | None:
+def _find_contradiction(program: Program, least: tuple[float, float] | None) -> str | None:
     numbers = [each.round for each in program.rounds]
     if len(set(numbers)) < len(numbers):
         return "a round is there twice"
@@ -215,4 +207,15 @@ def _contradiction(program: Program, least: tuple[float, float] | None) -> str |
         return "status ok without a round"
     if (program.status == "ok") != (program.reason is None) and program.status != "n/a":
         return "a status that its reason contradicts"
-    return plausible.program_too_fast(plain(program), least)
+    return plausible.program_too_fast(write_record(program), least)
+
+
+def list_notes(result: Compared) -> list[str]:
+    """Return what a reader must know of the commits and of the variables that were set."""
+    same = "whatever differs is noise"
+    notes = environment.said(result.environment)
+    if result.base.commit == result.head.commit:
+        return [f"BASE and HEAD are one commit: {same}", *notes]
+    if result.base.measured_code == result.head.measured_code:
+        return [f"kernels and stylegan_lite are the same in both commits: {same}", *notes]
+    return notes

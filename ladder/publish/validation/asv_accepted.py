@@ -18,7 +18,7 @@ from typing import Any
 
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
-from ladder.publish.validation import asv_checks, asv_schema, validate
+from ladder.publish.validation import asv_files, validate
 from ladder.publish.validation.validate import Judged
 from ladder.results import loading
 
@@ -80,13 +80,13 @@ def _results_beside(where: Path, taken: set[Path]) -> Iterator[Path]:
 def _order(file: Path) -> tuple[int, str]:
     """Return the sorting key: machines, then results, then notes. Each is accepted only after the one before."""
     kinds = ("machine", "results", "note")
-    kind = asv_checks.kind_of(file)
+    kind = asv_files.kind_of(file)
     return (kinds.index(kind) if kind in kinds else len(kinds), os.fspath(file))
 
 
 def _elsewhere(where: Path) -> str | None:
     """Return why a file at this path cannot be from asv, or None."""
-    kind = asv_checks.kind_of(where)
+    kind = asv_files.kind_of(where)
     if kind is None:
         return "not one of asv's files"
     if len(where.parts) != {"benchmarks": 1, "machine": 2, "results": 2, "note": 3}[kind]:
@@ -96,7 +96,7 @@ def _elsewhere(where: Path) -> str | None:
 
 def _misplaced(where: Path, data: Any, taken: set[Path], dates: dict[str, int] | None) -> str | None:
     """Return why a valid file at a valid path is still left out, or None."""
-    kind = asv_checks.kind_of(where)
+    kind = asv_files.kind_of(where)
     if kind in ("results", "note") and Path(where.parts[0], "machine.json") not in taken:
         return "the machine.json of its folder was not accepted"
     if kind == "note" and Path(where.parts[0], where.name) not in taken:
@@ -106,10 +106,10 @@ def _misplaced(where: Path, data: Any, taken: set[Path], dates: dict[str, int] |
 
 def _copy(data: Any, path: Path) -> None:
     """Write the parsed data again: keys in our order, machine facts only, no infinite interval."""
-    kind = asv_checks.kind_of(path)
+    kind = asv_files.kind_of(path)
     path.parent.mkdir(exist_ok=True)
     if kind == "machine":
-        data = {key: data[key] for key in (*asv_schema.FACTS, "version")}
+        data = {key: data[key] for key in asv_files.Machine.__struct_fields__}
     if kind == "results":
         data = data | {
             "results": {name: [_finite(each) for each in row] for name, row in data["results"].items()}

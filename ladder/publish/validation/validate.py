@@ -3,7 +3,7 @@
 A file is accepted only if this project could have written it. It must be a regular file of modest size with known
 keys, numbers in range and plain text (`ladder.results.schema`). It must not contradict itself: the machine is
 named after its hardware, and headline times are among the samples. Names identify asv's files
-(`ladder.publish.validation.asv_checks`). Text from a file is escaped before it is shown, and no file can raise an
+(`ladder.publish.validation.asv_files`). Text from a file is escaped before it is shown, and no file can raise an
 exception.
 """
 
@@ -24,7 +24,7 @@ from ladder.base import git
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.rules import shown
-from ladder.publish.validation import asv_checks, asv_schema, kinds
+from ladder.publish.validation import asv_files, kinds
 from ladder.results import check as checks
 from ladder.results import judging, loading
 from ladder.results import store as results
@@ -144,12 +144,12 @@ def _since(file: Path) -> float:
 
 def asv_date(file: Path, data: Any) -> str | None:
     """Return the problem of an asv result whose date is not that of its known commit, or None."""
-    if asv_checks.kind_of(file) != "results":
+    if asv_files.kind_of(file) != "results":
         return None
     return misdated(data, _dates(data["commit_hash"]))
 
 
-def misdated(data: asv_schema.Results, dates: Mapping[str, int]) -> str | None:
+def misdated(data: Mapping[str, Any], dates: Mapping[str, int]) -> str | None:
     """Return the problem of an asv result whose date differs from these `commit_dates`, or None."""
     known = dates.get(data["commit_hash"])
     return None if known in (None, data["date"]) else "date: not that of its commit"
@@ -233,18 +233,18 @@ def _judge(path: Path, marks: list[str]) -> tuple[str | None, Any, str | None]:
     try:
         if problem := name_problem(path):
             return problem, None, None
-        kind = asv_checks.kind_of(path)
+        kind = asv_files.kind_of(path)
         if kind is not None:
-            data = asv_checks.parse(read_bytes(path, asv_checks.MOST_BYTES), kind)
-            problem = asv_checks.check(data, kind, path)
+            data = asv_files.parse(read_bytes(path, asv_files.MOST_BYTES), kind)
+            problem = asv_files.find_problem(data, kind, path)
         else:
             data = results.parse(read_bytes(path))
             problem = check(data)
         if problem:
             return problem, None, None
         if kind is not None:
-            mark = asv_checks.fingerprint(data, kind)
-            marks += asv_checks.marks(data, kind)
+            mark = asv_files.digest_measurement(data, kind)
+            marks += asv_files.list_marks(data, kind)
         else:
             mark = fingerprint(data)
             if kinds.kind_of(data) == kinds.RUN:

@@ -6,7 +6,6 @@ import pytest
 
 from kernels import choices as table
 from ladder.base import text
-from ladder.publish.history import choices as choicehistory
 from ladder.publish.history import notes as asvnotes
 from ladder.report import tiles
 from tests.support import made_up
@@ -22,11 +21,11 @@ def test_the_fields_are_those_of_the_kernels_table():
 
 
 def test_a_row_is_one_line_that_a_note_takes_whole():
-    assert choicehistory.lines([ROW]) == ["bias_act backward 2B nhwc sm90 large: 4096/64/8/2/1"]
+    assert tiles.lines([ROW]) == ["bias_act backward 2B nhwc sm90 large: 4096/64/8/2/1"]
     noted = {"op": "rgb", "case": "wide", "entry": "vectors 4, ahead 2"}
-    assert choicehistory.lines([noted]) == ["rgb wide: vectors 4, ahead 2"]
+    assert tiles.lines([noted]) == ["rgb wide: vectors 4, ahead 2"]
     rows = [key._asdict() | choice._asdict() for key, choice in table.TABLE.items()]
-    lines = choicehistory.lines([*rows, *made_up.choices()])
+    lines = tiles.lines([*rows, *made_up.choices()])
     assert len({line.rpartition(":")[0] for line in lines[: len(rows)]}) == len(rows)  # a call names its row
     assert all(text.TEXT.fullmatch(line) for line in lines)
 
@@ -44,38 +43,37 @@ def test_a_row_is_one_line_that_a_note_takes_whole():
     ],
 )
 def test_what_changed_is_named(now, told):
-    before, after = choicehistory.lines([ROW]), choicehistory.lines(now)
-    assert choicehistory.changes(before, after) == told
-    assert choicehistory.changes(None, after) == choicehistory.changes(before, None) == []
+    before, after = tiles.lines([ROW]), tiles.lines(now)
+    assert tiles.changes(before, after) == told
+    assert tiles.changes(None, after) == tiles.changes(before, None) == []
 
 
 def test_lines_of_another_version_are_compared_as_they_are():
-    assert choicehistory.changes(["a b: 1/2", "whatever"], ["a b: 1/3", "whatever"]) == ["a b: 1/2 -> 1/3"]
+    assert tiles.changes(["a b: 1/2", "whatever"], ["a b: 1/3", "whatever"]) == ["a b: 1/2 -> 1/3"]
 
 
 def test_two_result_files_are_compared_by_series(tmp_path):
-    name = choicehistory.key(STEP, PARAMS)
-    assert name == choicehistory.key(
+    name = asvnotes.name_series(STEP, PARAMS)
+    assert name == asvnotes.name_series(
         "rungs.Rung.track_peak_memory", ["article", "fused_act"]
     )  # of one process
-    files = []
-    for digit, row in (("a", ROW), ("b", ROW | {"tile": 2048})):
-        files.append(tmp_path / f"{digit * 8}-here.json")
-        seen = {name: choicehistory.lines([row])}
-        asvnotes.add(files[-1], asvnotes.made(digit * 40, "here", choices=seen))
+    notes = [
+        asvnotes.create_note("a" * 40, "here", {}, choices={name: tiles.lines([row])})
+        for row in (ROW, ROW | {"tile": 2048})
+    ]
     told = ["bias_act backward 2B nhwc sm90 large: tile 4096 -> 2048"]
-    assert choicehistory.between(*files, STEP, PARAMS) == told
-    assert choicehistory.between(*files, STEP, ["tiny", "baseline"]) == []
-    assert choicehistory.between(files[0], tmp_path / "old.json", STEP, PARAMS) == []
+    assert asvnotes.list_choice_changes(*notes, name) == told
+    assert asvnotes.list_choice_changes(*notes, asvnotes.name_series(STEP, ["tiny", "baseline"])) == []
+    assert asvnotes.list_choice_changes(notes[0], None, name) == []
 
 
 def test_what_processes_leave_is_found_by_series_and_the_newest_counts(tmp_path):
-    assert choicehistory.left(tmp_path) == {}
+    assert asvnotes.collect_choices(tmp_path) == {}
     for series, rows in (("a(b)", [ROW]), ("a(c)", []), ("a(b)", [ROW | {"warps": 2}])):
-        choicehistory.leave(tmp_path, series, rows)
+        asvnotes.leave_choices(tmp_path, series, rows)
         for age, path in enumerate(sorted(tmp_path.iterdir(), key=lambda p: p.stat().st_mtime_ns)):
             os.utime(path, (age, age))
-    assert choicehistory.left(tmp_path) == {
+    assert asvnotes.collect_choices(tmp_path) == {
         "a(b)": ["bias_act backward 2B nhwc sm90 large: 4096/64/2/2/1"],
         "a(c)": [],
     }

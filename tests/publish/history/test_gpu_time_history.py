@@ -1,10 +1,10 @@
 """GPU time over commits: by GPU and software whatever the host, with marks where the driver or cuDNN changed."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ladder.publish.history import screening, series
 from ladder.publish.history.screening import CANDIDATE, CONFIRMED, CUDNN, DRIVER, KNOWN, REFUTED
@@ -12,7 +12,7 @@ from ladder.publish.regressions import judging, known
 from ladder.publish.regressions.judging import HEAD
 from ladder.publish.site.building import Content, render_front
 from ladder.publish.site.collection import collect_histories
-from ladder.results.types import ProfiledCycle, build
+from ladder.results.file import ProfiledCycle
 from tests.publish.history.test_accepted_steps import entry
 from tests.support import made_up_asv
 from tests.support.asv_steps import ENVIRONMENT, MACHINE, RUNGS, STEP, Toy, toy
@@ -128,7 +128,7 @@ def compared(toy: Toy, gpu: float) -> None:
     programs = []
     for each in result.programs:
         ms = 50.0 * (gpu if each.side == HEAD else 1.0)
-        cycle = build(ProfiledCycle, {"gpu_ms": ms, "wall_ms": 60.0, "kernels": 9.0, "sm_mhz": 1980})
+        cycle = ProfiledCycle(ms, 60.0, 9.0, 1980)
         rounds = [replace(r, profiled=[cycle] * 2, gpu_void=None) for r in each.rounds]
         programs.append(replace(each, rounds=rounds))
     machine = replace(result.machine, device="cuda", gpu="Some GPU")

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from ladder.publish.history import choices as choicehistory
 from ladder.publish.history import notes as asvnotes
 from ladder.publish.history import screening as history
 from ladder.publish.history import series as recorded
 from ladder.publish.history.screening import CANDIDATE, CONFIRMED, DRIVER, REFUTED, UNCLEAR
+from ladder.report import tiles
 from tests.support import committed
 from tests.support.asv_steps import ENVIRONMENT, MACHINE, ROW, STEP, Toy, toy
 
@@ -38,13 +38,13 @@ def test_a_step_of_two_percent_is_a_candidate_with_its_commit_and_what_would_con
 
 def test_what_real_notes_name_is_found_by_the_series_of_their_results() -> None:
     """The notes' format is the one that asv's runs really leave, in this repository."""
-    every, lines = recorded.read(committed.folder("results/asv"))
+    every = recorded.read(committed.folder("results/asv"))
     keys: dict[Path, set[str]] = {}
     for one in every:
         for path in one.files.values():
-            keys.setdefault(path, set()).add(choicehistory.key(one.benchmark, one.params))
-    notes = {path: (asvnotes.of(path) or {}).get("choices") for path in keys}
-    assert not lines and any(notes.values())
+            keys.setdefault(path, set()).add(asvnotes.name_series(one.benchmark, one.params))
+    notes = {path: (asvnotes.read_note(path) or {}).get("choices") for path in keys}
+    assert any(notes.values())
     for path, choices in notes.items():
         assert set(choices or ()) <= keys[path], path.name
 
@@ -53,7 +53,7 @@ def test_more_choices_than_a_reader_wants_are_counted(toy: Toy) -> None:
     for number in range(len(toy.commits)):
         slow = number >= 7
         rows = [ROW | {"op": f"op{k}", "warps": 8 if slow else 4} for k in range(6)]
-        named = {choicehistory.key(STEP, ["article", "bf16"]): choicehistory.lines(rows)}
+        named = {asvnotes.name_series(STEP, ["article", "bf16"]): tiles.lines(rows)}
         toy.record(number, {"baseline": 0.1, "bf16": 0.06 if slow else 0.05}, choices=named)
     assert len(toy.only().remarks) == 5 and toy.only().remarks[-1] == "tuning: 2 more choices changed"
 

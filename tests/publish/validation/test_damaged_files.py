@@ -23,7 +23,7 @@ from ladder.plan import catalog
 from ladder.publish.history import series as asvseries
 from ladder.publish.regressions import judging, known
 from ladder.publish.regressions import report as comparison
-from ladder.publish.validation import asv_accepted, asv_checks, kinds, validate
+from ladder.publish.validation import asv_accepted, asv_files, kinds, validate
 from ladder.report import tables
 from ladder.results import loading
 from ladder.results.types import build
@@ -293,5 +293,5 @@ def test_a_number_that_no_float_holds_is_refused_with_its_place(tmp_path: Path, 
 def test_an_asv_result_without_a_commit_is_refused_with_its_place() -> None:
     """The name of its file was compared with the first digits of nothing."""
     path = next(committed.folder("results/asv").glob("nvidia-h200/*-*.json"))
-    data = asv_checks.parse(path.read_bytes(), "results") | {"commit_hash": None}
-    assert "commit_hash" in asv_checks.check(data, "results", path)
+    data = asv_files.parse(path.read_bytes(), "results") | {"commit_hash": None}
+    assert "commit_hash" in asv_files.find_problem(data, "results", path)

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from ladder.publish.validation import kinds, schema_checks, validate
+from ladder.publish.validation import kinds, validate
 from tests.publish.validation.test_validate import call
 from tests.support.judging_files import judge
 from tests.support.typed import problem_of
 
 ROOT = Path(__file__).parents[3]
-NAMES = sorted(kind.name for kind in schema_checks.KINDS)
+NAMES = sorted(kinds.CHECKS)
 
 
 @pytest.fixture(scope="module")
