@@ -10,5 +10,6 @@ STUDIES = {
     "map": "map",
     "noise": "noise",
     "profile": "profile.study",
+    "scale": "scale",
     "sustain": "sustain",
 }

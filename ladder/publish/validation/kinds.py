@@ -21,14 +21,12 @@ from ladder.studies.precision.schema import KIND as PRECISION
 from ladder.studies.roofline import in_step
 from ladder.studies.roofline.schema import KIND as ROOFLINE
 from ladder.studies.roofline.schema import Result as Roofline
-from ladder.studies.scale.schema import KIND as SCALED
 from ladder.studies.upstream.schema import KIND as UPSTREAM
 
 _ALL = (
     KERNELS,
     PRECISION,
     ROOFLINE,
-    SCALED,
     UPSTREAM,
     *tuning_schema.KINDS,
     *schema_checks.KINDS,
