@@ -1,121 +1,144 @@
-"""The report of `ladder scale`: terminal table and Markdown."""
+"""The report of `ladder scale`: the table of points, and the chart of efficiency over the number of GPUs."""
 
 from __future__ import annotations
 
-from ladder.base.text import aligned, amount, escaped, ms, piped
-from ladder.results import store as results
-from ladder.results.types import head
-from ladder.studies.scale.record import Point, Result, fewest_of, of_generations, too_few
+from typing import Any
 
-HEADINGS = (
-    "way", "scaling", "GPUs", "batch", "ms/step", "images/s", "efficiency", "95% interval",
-    "communication ms", "exposed ms", "GiB reserved",
-)  # fmt: skip
-RELATIVE = (
-    "A sample is the slowest rank's 16-step cycle. Efficiency is images a second and GPU, relative to the same way on"
-    " the fewest GPUs"
-)
-PAIRED = (
-    "Its generations are paired and their median counts: under noise the medians beside it do not tell it."
-)
-MEANINGS = (
-    "Communication is profiled. It is the least of all ranks, and what is exposed the most of all: a rank that waits"
-    " for another waits inside NCCL's kernel.",
-)
-
+from ladder.machine import environment
+from ladder.report.drawing import fitted
+from ladder.report.panels import ARTICLE, BUSY, GRID, INK, MUTED
+from ladder.show.table import Column, Table
+from ladder.studies.scale.record import FEW_OF, STRONG, WEAK, File, Point, Proof, Scaled, derive_proofs
 
 TOO_FEW = "too few generations"
+COLORS = (BUSY, ARTICLE, INK, MUTED)
+STYLES = ("-", "--", ":")
+NOTHING = "no efficiency: no way was measured on two numbers of GPUs"
+TITLES = {WEAK: "weak: a fixed batch on each GPU", STRONG: "strong: a fixed total batch"}
 
 
-def several(result: Result) -> str:
+def name_ranks(file: File) -> str:
     """Return what a point has a number of: GPUs, or ranks that share a CPU."""
-    return "GPUs" if result.machine.gpu else "ranks"
+    return "GPUs" if file.machine.gpu else "ranks"
 
 
-def headings(result: Result) -> list[str]:
-    """Return the headings of `cells`."""
-    return [several(result) if each == "GPUs" else each for each in HEADINGS]
-
-
-def cells(result: Result, quoted: bool = False) -> list[tuple[str, ...]]:
-    """Return a row for each point. `quoted`: without the numbers of a point that must not be quoted."""
-    return [_row(point, result.points, quoted) for point in result.points]
-
-
-def efficiency(point: Point, points: list[Point]) -> float | None:
-    """Return a point's efficiency, None for several GPUs relative to themselves: 100% says nothing about scaling."""
-    return None if point.gpus == fewest_of(point, points).gpus > 1 else point.efficiency
-
-
-def _row(point: Point, points: list[Point], quoted: bool) -> tuple[str, ...]:
-    few = too_few(point, points)
-    named = (point.way, point.scaling, str(point.gpus), str(point.batch))
-    if point.step_ms is None or point.status != "ok":
-        return (*named, f"{point.status}: {point.reason}", *[""] * 6)
-    if few and quoted:
-        return (*named, TOO_FEW, *[""] * 6)
-    relative = efficiency(point, points)
-    interval = "" if point.low is None else f"{100 * point.low:.1f} to {100 * (point.high or 0):.1f}%"
-    return (
-        *named,
-        ms(point.step_ms),
-        amount(point.images_per_s),
-        "" if relative is None else f"{100 * relative:.1f}%",
-        TOO_FEW if few else interval,
-        _number(point.comm_ms),
-        _number(point.exposed_ms),
-        "" if point.peak_bytes is None else f"{point.peak_bytes / 2**30:.1f}",
-    )
-
-
-def generations(result: Result) -> str:
+def describe_generations(found: Scaled) -> str:
     """Return how many generations the points have, in words."""
-    counts = sorted({len(of_generations(point)) for point in result.points if point.runs}) or [0]
+    counts = sorted({len(point.runs) for point in found.points if point.runs}) or [0]
     span = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
-    runs = f" in {len(result.merged)} runs" if result.merged else ""
-    return f"{span} generation{'s' * (counts != [1])}{runs}"
+    runs = f" in {len(found.merged)} runs" if found.merged else ""
+    return f"{span} generation{'' if counts == [1] else 's'}{runs}"
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+def judge_proof(proof: Proof) -> str:
+    """Return what a proof came to."""
+    return f"parity {proof.parity}, engaged" if proof.status == "ok" else f"{proof.status}: {proof.reason}"
 
 
-def proofs(result: Result) -> list[str]:
-    """Return one line for each way that was proved."""
+def make_proofs_table(file: File) -> Table:
+    """Return what the proofs came to, a row for each line of a receipt."""
+    columns = [
+        Column("proof, as reported then"), Column("batch", "count"), Column("result"), Column("receipt", priority=1),
+    ]  # fmt: skip
+    rows = [
+        [f"{proof.way} on {proof.gpus} {name_ranks(file)}", proof.batch, judge_proof(proof), line]
+        for proof in derive_proofs(file)
+        for line in proof.lines or [""]
+    ]
+    return Table(columns, rows)
+
+
+def make_table(file: File, found: Scaled, is_quoted: bool = False) -> Table:
+    """Return a row for each point. `is_quoted`: without the numbers of a point that must not be quoted."""
+    columns = [
+        Column("way"), Column("scaling"), Column(name_ranks(file), "count"), Column("batch", "count", 3),
+        Column("ms/step", "ms"), Column("images/s", "amount", 2), Column("efficiency", "share"),
+        Column("95% interval", "shares", 1), Column("communication ms", "ratio", 5), Column("exposed ms", "ratio", 4),
+        Column("GiB reserved", "gib", 6),
+    ]  # fmt: skip
+    return Table(columns, [_make_row(point, found, is_quoted) for point in found.points])
+
+
+def _make_row(point: Point, found: Scaled, is_quoted: bool) -> list[Any]:
+    has_few = found.has_too_few(point)
+    row: list[Any] = [point.way, point.scaling, point.gpus, point.batch]
+    if point.step_ms is None or point.status != "ok":
+        return [*row, f"{point.status}: {point.reason}", *[None] * 6]
+    if has_few and is_quoted:
+        return [*row, TOO_FEW, *[None] * 6]
+    interval = None if point.low is None or point.high is None else (point.low, point.high)
     return [
-        f"{proof.way} on {proof.gpus} {several(result)}, batch {proof.batch}: "
-        + (f"parity {proof.parity}, engaged" if proof.status == "ok" else f"{proof.status}: {proof.reason}")
-        for proof in result.proofs
-    ]
+        *row, point.step_ms, point.images_per_s, found.find_efficiency(point), TOO_FEW if has_few else interval,
+        point.comm_ms, point.exposed_ms, point.peak_bytes,
+    ]  # fmt: skip
 
 
-def text(result: Result) -> str:
-    """Return the report for a terminal."""
-    rows = aligned([headings(result), *cells(result)])
-    return "\n".join([*rows, "", *proofs(result), "", *result.protocol.notes])
+# --- the chart: weak and strong scaling side by side ------------------------------------------------------------------
 
 
-def markdown(result: Result) -> str:
-    """Return the page beside the JSON file."""
-    facts, work, rules = result.machine, result.workload, result.protocol
-    alone = all(fewest_of(each, result.points).gpus == 1 for each in result.points if each.runs)
-    page = [
-        f"# Several {several(result)}: {escaped(facts.gpu or facts.cpu or '')}",
-        "",
-        f"Workload {escaped(work['name'])}: {work['resolution']}x{work['resolution']}, R1 and path length included."
-        f" {generations(result)}, of {rules.visits} visits each, over {rules.backend}. PyTorch {facts.torch},"
-        f" commit {results.commit_words(head(result))}.",
-        "",
-        *piped([headings(result), *cells(result)], words=(0, 1)),
-        "",
-        f"{RELATIVE}{', which has no reduction' if alone else ''}. {PAIRED}",
-        *MEANINGS,
-        "",
-        *(
-            f"{indent}- {escaped(line)}"
-            for proof, said in zip(result.proofs, proofs(result), strict=True)
-            for indent, line in [("", said), *(("  ", each) for each in proof.lines)]
-        ),
-        *(f"- {escaped(line)}" for line in rules.notes),
-    ]
-    return "\n".join(page).rstrip() + "\n"
+def draw_figure(file: File, found: Scaled) -> Any:
+    """Return the figure."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.5, 5.2))
+    shown = [each for each in found.points if found.find_efficiency(each) is not None]
+    scalings = [each for each in (WEAK, STRONG) if any(p.scaling == each for p in shown)] or [WEAK]
+    grid = figure.add_gridspec(1, len(scalings), left=0.08, right=0.97, top=0.74, bottom=0.17, wspace=0.15)
+    ways = list(dict.fromkeys(point.way for point in shown))
+    gpus = sorted({point.gpus for point in shown})
+    for number, scaling in enumerate(scalings):
+        axes = figure.add_subplot(grid[number])
+        _draw_panel(axes, [p for p in shown if p.scaling == scaling], ways, gpus, found)
+        axes.set_xlabel(name_ranks(file), color=MUTED)
+        axes.set_title(TITLES[scaling], loc="left", fontsize=9.5, color=INK)
+        if number == 0:
+            axes.set_ylabel("efficiency", color=MUTED)
+            if ways:
+                figure.legend(
+                    *axes.get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(0.012, 0.915),
+                    ncols=3, frameon=False,
+                )  # fmt: skip
+    _draw_header(figure, file, found)
+    return figure
+
+
+def _draw_panel(axes: Any, points: list[Point], ways: list[str], gpus: list[int], found: Scaled) -> None:
+    axes.axhline(1.0, color=GRID, linewidth=1.2)
+    if not points:
+        axes.text(0.5, 0.5, NOTHING, transform=axes.transAxes, ha="center", va="center", color=MUTED)
+    for number, way in enumerate(ways):
+        mine = sorted((p for p in points if p.way == way), key=lambda p: p.gpus)
+        values = [p.efficiency or 0.0 for p in mine]
+        below = [max(0.0, v - p.low) if p.low is not None else 0.0 for v, p in zip(values, mine, strict=True)]
+        above = [
+            max(0.0, p.high - v) if p.high is not None else 0.0 for v, p in zip(values, mine, strict=True)
+        ]
+        look = {
+            "color": COLORS[number % len(COLORS)],
+            "linestyle": STYLES[number // len(COLORS) % len(STYLES)],
+        }
+        few, label = any(found.has_too_few(p) for p in mine), way
+        if few:  # hollow: not to be quoted
+            look["markerfacecolor"], label = "white", f"{way} ({TOO_FEW})"
+        at = [gpus.index(p.gpus) for p in mine]
+        axes.errorbar(
+            at, values, yerr=[below, above], marker="o", markersize=4, capsize=3, label=label, **look
+        )
+    axes.set_xticks(range(len(gpus)), [str(n) for n in gpus])
+    axes.set_ylim(0, max([1.05, *(p.high or p.efficiency or 0.0 for p in points)]) * 1.02)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.tick_params(length=0, labelcolor=INK, labelsize=8.5)
+
+
+def _draw_header(figure: Any, file: File, found: Scaled) -> None:
+    facts, work, rules = file.machine, file.workload or {}, found.protocol
+    under = environment.said(file.environment)
+    # The legend names ways with too few generations, and the last line the environment.
+    left = [n for n in rules.notes if not n.startswith(FEW_OF) and n not in under]
+    title = f"{facts.gpu or facts.cpu}: does it scale?" + (f" ({left[0]})" if left else "")
+    fitted(figure, 0.02, 0.945, title, 15, fontweight="bold")
+    size_ = f"{work['resolution']}x{work['resolution']}"
+    said = f"{work['name']}: {size_}, {describe_generations(found)}, {rules.backend}, PyTorch {facts.torch}"
+    fitted(figure, 0.02, 0.02, "; ".join([f"{said}. Higher is better", *under]), 8, color=MUTED)
