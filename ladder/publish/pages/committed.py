@@ -15,6 +15,7 @@ from pathlib import Path
 from ladder.base import git
 from ladder.base.errors import UserError
 from ladder.base.records import build
+from ladder.core.records import read_record
 from ladder.plan import modes
 from ladder.publish import gallery
 from ladder.results import loading, ranking
@@ -25,6 +26,8 @@ from ladder.studies import frame
 from ladder.studies.scale.record import Result as Scaled
 from ladder.studies.scale.record import too_few
 from ladder.studies.scale.schema import KIND as SCALED
+from ladder.training.canary_file import KIND as CANARY
+from ladder.training.canary_file import Canary
 
 Key = tuple[str, str, str, str]
 
@@ -155,6 +158,8 @@ def shortfall(data: Plain) -> str | None:
         points = build(Scaled, data).points
         enough = any(point.runs and not too_few(point, points) for point in points)
         return None if enough else f"has fewer than {results.FEWEST_ROUNDS} generations of each point"
+    if data.get("kind") == CANARY.name:
+        return None if read_record(Canary, data).is_complete else "was stopped"
     few = f"has fewer than {results.FEWEST_ROUNDS} generations"
     study = frame.load_studies().get(str(data.get("kind")))
     if study is not None and "observed" in data:  # an archived file has none

@@ -1,4 +1,4 @@
-"""The permitted content of the files of the project's own checks: canary, faults and others.
+"""The permitted content of the files of the project's own checks: faults, asv's overhead and others.
 
 Each kind is one rule, as strict as those of `ladder.results.schema`. Unlisted keys are refused, numbers are finite
 and in range, texts are short. A new key must be added here.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ladder.base.rules import Problem, Rule, either, fields, items, mapping, maybe, number, one_of, pattern
+from ladder.base.rules import Problem, Rule, either, fields, items, maybe, number, one_of, pattern
 from ladder.publish.regressions import schema as accepting
 from ladder.results import store as results
 from ladder.results.check import Kind
@@ -18,20 +18,14 @@ from ladder.results.values import (
     AMOUNT,
     COUNT,
     FLAG,
-    NOTES,
     PART,
-    RECIPE,
     SECONDS,
     STARTED,
     TEXT,
-    WORKLOAD,
 )
+from ladder.training import canary_file
 
 LINE = pattern(r"[ -~]{1,300}", "a line of at most 300 printable ASCII characters")
-SHARE = number(-1, 1e6)
-SHARES = maybe(items(SHARE, 2, least=2))
-RATE = number(0, 1)
-LINES = items(LINE, 1000)
 MADE = {"commit": maybe(A_COMMIT), "dirty": maybe(FLAG)}
 HEADER = {**MADE, **CONDITIONS, **CODE, "complete": FLAG, "started": STARTED, "seconds": SECONDS}
 
@@ -52,33 +46,6 @@ def _table(what: str, *columns: str, **others: Rule) -> Rule:
     return _file("what", what, {"machine": MACHINE, **MADE, "rows": items(row, 10_000)})
 
 
-# ---- ladder train --canary ----------------------------------------------------------------------------------------
-
-_TRAINED = fields(
-    {
-        "seed": COUNT,
-        "distance": maybe(AMOUNT),
-        "levels": maybe(mapping(pattern(r"\d{1,5}", "a size"), AMOUNT, 16)),
-        "reason": maybe(LINE),
-    }
-)
-_JUDGED = {"distance": maybe(AMOUNT), "verdict": maybe(one_of("as good", "better", "worse", "broke"))}
-_RUNG = {"name": PART, "title": TEXT, "recipe": maybe(RECIPE), "skipped": maybe(LINE)}
-CANARY = _file(
-    "kind",
-    "canary",
-    {
-        "machine": MACHINE,
-        "workload": WORKLOAD,
-        "ladder": PART,
-        "steps": COUNT,
-        "seeds": COUNT,
-        "samples": COUNT,
-    }
-    | MADE
-    | {"complete": FLAG, "notes": NOTES, "band": maybe(items(AMOUNT, 2, least=2)), "seconds": SECONDS}
-    | {"rungs": items(fields(_RUNG | _JUDGED | {"runs": items(_TRAINED, 1000)}), 100, least=1)},
-)
 # ---- faults, asv's overhead ------------------------------------------------------------------------------------
 
 _FACTS = {"name": PART, "gpu": maybe(TEXT), "cores": COUNT} | dict.fromkeys(
@@ -154,10 +121,10 @@ _TEXTS = {
 }  # fmt: skip
 _RULES = _TEXTS | {
     "asv overhead": ASV_OVERHEAD,
-    "canary": CANARY,
     "pytest-benchmark": BENCHMARKED,
 }
 KINDS = (
+    canary_file.KIND,
     *(Kind(name, rule) for name, rule in _RULES.items()),
     Kind("compare", accepting.RULE, accepting.problem_of),
 )
