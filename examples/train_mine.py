@@ -36,8 +36,7 @@ def train(folder: str, out: Path, steps: int, preset: str | None) -> int:
     from ladder.training import checkpoint, grid
 
     path, seen = out / "checkpoint.pt", checkpoint.Images(source=images.source, count=images.count)
-    saved = checkpoint.load(path) if path.exists() else None
-    if saved:
+    if saved := checkpoint.load(path) if path.exists() else None:
         checkpoint.refuse_other(path, saved, workload, seen, device)
     seed, run = (saved["seed"], saved["run"]) if saved else (0, checkpoint.new_run())
     step = make_step({**workload, "data": images.path}, recipe, device=device, seed=seed)
@@ -47,7 +46,8 @@ def train(folder: str, out: Path, steps: int, preset: str | None) -> int:
         if bad := step.check_finite():  # waits for the GPU
             sys.exit(f"train_mine: {bad}; the checkpoint before it is kept")
         seconds = time.perf_counter() - started
-        checkpoint.save(path, step, seed=seed, run=run, images=seen, seconds=seconds, unwritten=[])
+        content = checkpoint.make_content(step, seed=seed, run=run, images=seen, seconds=seconds)
+        checkpoint.write(path, content)
         grid.write_samples(step, out / f"samples-{step.count:06d}.png", seed=seed)
         losses = {phase: round(loss, 3) for phase, loss in step.losses().items()}
         print(f"step {step.count}, {seconds:.0f} s: {losses}", flush=True)

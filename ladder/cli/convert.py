@@ -38,15 +38,15 @@ def convert(source: Path, target: Path) -> None:
     from ladder.training import checkpoint
     from ladder.training.nvidia import convert as converting
 
-    made = converting.convert(source)
-    checkpoint.write(target, made.content)
-    for note in made.notes:
+    converted = converting.convert(source)
+    checkpoint.write(target, converted.content)
+    for note in converted.notes:
         click.echo(f"note: {note}", err=True)
-    what = "a checkpoint" if made.is_checkpoint else "state dicts for NVIDIA's classes"
-    w = made.workload
+    what = "a checkpoint" if converted.is_checkpoint else "state dicts for NVIDIA's classes"
+    w = converted.workload
     bound = "no clamp" if w.conv_clamp is None else f"conv_clamp {w.conv_clamp:g}"
     click.echo(
         f"{near(target)}: {what}, {w.resolution}x{w.resolution}, channel_base {w.channel_base}, {bound}"
     )
-    if made.is_checkpoint:
+    if converted.is_checkpoint:
         click.echo(f"go on: {command('train', '--from', near(target), '--data', 'PATH', '--out', 'DIR')}")

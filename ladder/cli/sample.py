@@ -40,9 +40,9 @@ def sample(path: Path, out: Path, seeds: str, truncation: float, device: str | N
     from ladder.machine import system
     from ladder.training import sample as sampling
 
-    chosen = sampling.seeds_of(seeds)
+    chosen = sampling.parse_seeds(seeds)
     device = system.choose_device(device)
     files.refuse_unwritable(out)
     with system.untimed(device):
-        written = sampling.draw(path, out, chosen, truncation=truncation, device=device)
-    click.echo(f"{near(written[-1])}, and {counted(len(chosen), 'image')} beside it")
+        paths = sampling.draw_images(path, out, chosen, truncation=truncation, device=device)
+    click.echo(f"{near(paths[-1])}, and {counted(len(chosen), 'image')} beside it")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
+from typing import Any
 
 import click
 
 from ladder.base.errors import UserError
-from ladder.base.starting import near
-from ladder.base.text import counted
 from ladder.cli import options
 
 
@@ -58,11 +55,14 @@ Examples:
 @click.option(
     "--sample-every",
     type=options.IntRange(1),
-    help="Steps between sample grids and between checkpoints. [default: 250]",
+    default=250,
+    show_default=True,
+    help="Steps between sample grids and between checkpoints.",
 )
 @click.option(
     "--log-every",
     type=options.IntRange(1),
+    default=16,
     help="Steps between lines of the loss log. [default: 16, a cycle]",
 )
 @click.option(
@@ -94,80 +94,28 @@ Examples:
 )
 @options.device_option
 @options.json_option
-def train(
-    workload: str | None,
-    data: str | None,
-    recipe: str | None,
-    ladder_name: str,
-    steps: int,
-    out: Path | None,
-    resume: Path | None,
-    start: Path | None,
-    sample_every: int | None,
-    log_every: int | None,
-    truncation: float,
-    seed: int | None,
-    canary: bool,
-    seeds: int,
-    jobs: int | None,
-    device: str | None,
-    as_json: bool,
-) -> None:
+def train(**values: Any) -> None:
     """Train a model: sample grids, a loss log and a checkpoint.
 
     The grids are PNG files of the averaged generator (EMA). A training goes on from its checkpoint with --resume. NaN
     or infinity in a loss stops the training with exit status 1; the message names phase and step.
     """
     from ladder.cli import training
-    from ladder.report import output as ending
-    from ladder.training.losslog import Diverged
 
-    if canary:
+    request = training.Request(**values)
+    if request.canary:
         options.refuse_idle(
             "is for a single training: leave it out of --canary",
             *("seed", "sample_every", "log_every", "truncation"),
         )
-        if resume is not None or recipe is not None or start is not None:
+        if request.resume is not None or request.recipe is not None or request.start is not None:
             raise UserError(
                 "--canary trains every rung from the start: leave out --resume, --from and --recipe"
             )
-        result = training.canary(
-            workload, ladder_name, data, device, as_json, steps=steps, seeds=seeds, jobs=jobs, out=out
-        )
-        if as_json:
-            click.echo(json.dumps(result, indent=1))
-        if not result["complete"]:
-            sys.exit(130)
-        if any(rung["verdict"] in ("worse", "broke") for rung in result["rungs"]):
-            sys.exit(1)
-        return
+        sys.exit(training.run_canary(request))
     options.refuse_idle("is for --canary", "seeds", "jobs")
-    if resume is not None and start is not None:
+    if request.resume is not None and request.start is not None:
         raise UserError("--from begins a training and --resume goes on with one: give one of them")
-    if out is None:
+    if request.out is None:
         raise UserError("give --out DIR: sample grids, loss log and checkpoint go there")
-
-    every = {"sample_every": sample_every, "log_every": log_every}
-    try:
-        summary = training.train(
-            workload, ladder_name, recipe, data, device, quiet=as_json, steps=steps, out=out, resume=resume,
-            start=start, seed=seed, truncation=truncation,
-            **{key: value for key, value in every.items() if value is not None},
-        )  # fmt: skip
-    except Diverged as error:
-        click.echo(f"ladder: {error}", err=True)
-        sys.exit(1)
-    except KeyboardInterrupt:  # raised after the current step and its checkpoint
-        saved = out / "checkpoint.pt"
-        ending.say_where(saved if saved.exists() else None, as_json, again=True)
-        raise
-    if summary is None:  # a rank that writes nothing
-        return
-    if as_json:
-        click.echo(json.dumps(summary, indent=1))
-    else:
-        done = f"{counted(summary['step'], 'step')}, {counted(summary['images'], 'image')}"
-        click.echo(
-            f"{done}, {summary['seconds']:.0f} s of training: {near(out / summary['files']['samples'])}"
-        )
-    ending.say_where(out / summary["files"].get("checkpoint", ""), as_json)
+    sys.exit(training.run_training(request))

@@ -82,14 +82,7 @@ def plan(sizes: dict[str, tuple[int, int]], resolution: int, count: int = CROPS)
         short = min(width, height)
         least = max(resolution, round(0.35 * short)) if short >= resolution else round(0.7 * short)
         side = chooser.randint(least, short)
-        crops.append(
-            Crop(
-                name,
-                chooser.randint(0, width - side),
-                chooser.randint(0, height - side),
-                side,
-            )
-        )
+        crops.append(Crop(name, chooser.randint(0, width - side), chooser.randint(0, height - side), side))
     return crops
 
 

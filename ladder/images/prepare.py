@@ -123,11 +123,7 @@ def _prepare_user(data: str, resolution: int, cache: Path, progress: Progress | 
 
 
 def _fill_user(
-    data: str,
-    found: userimages.Collection,
-    folder: Path,
-    resolution: int,
-    progress: Progress | None,
+    data: str, found: userimages.Collection, folder: Path, resolution: int, progress: Progress | None
 ) -> list[str]:
     """Convert every candidate and return the notes. Raises UserError if none could be used."""
 
@@ -192,11 +188,7 @@ def _other_types(names: list[str]) -> str:
 def _in_threads(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
     """Yield the results in order, with few in memory at once. Pillow releases the GIL while it works."""
     workers = max(
-        1,
-        min(
-            8,
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        ),
+        1, min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     )
     waiting: deque[Future[R]] = deque()
     with ThreadPoolExecutor(workers) as pool:

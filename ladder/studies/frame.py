@@ -371,16 +371,21 @@ def decode_file(study: Study[P, C, O], data: Any, where: str = "") -> StudyFile[
     return file
 
 
-def find_problem(study: Study[P, C, O], file: StudyFile[P, C, O]) -> str | None:
-    """Return why a file of the right form cannot be genuine, in one line, or None."""
-    if file.kind != study.kind:
-        return f"a result of the kind {file.kind}, not {study.kind}"
+def find_header_problem(file: Header) -> str | None:
+    """Return why the header of a file cannot be genuine, in one line, or None."""
     if file.started[:10] > (datetime.date.today() + datetime.timedelta(days=1)).isoformat():
         return f"started: {file.started} lies in the future"
     hardware = file.machine.gpu if file.machine.device == "cuda" else file.machine.cpu
     if hardware is None or file.machine.name != text.slug(hardware):
         return f"machine.name: {file.machine.name!r} is not made from its hardware"
-    if file.workload is not None and (problem := identity.misnamed(file.workload)):
+    return None if file.workload is None else identity.misnamed(file.workload)
+
+
+def find_problem(study: Study[P, C, O], file: StudyFile[P, C, O]) -> str | None:
+    """Return why a file of the right form cannot be genuine, in one line, or None."""
+    if file.kind != study.kind:
+        return f"a result of the kind {file.kind}, not {study.kind}"
+    if problem := find_header_problem(file):
         return problem
     if unknown := [key for key in file.observed if key not in file.cases]:
         return f"observed: {unknown[0]!r} is none of its cases"

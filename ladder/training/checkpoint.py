@@ -82,33 +82,19 @@ class Content(_Content, total=False):
 NO_IMAGES: Images = {"source": "ladder convert", "count": 0}  # of a checkpoint that was converted
 
 
-def save(
-    path: Path,
-    step: TrainingStep,
-    *,
-    seed: int,
-    seconds: float,
-    images: Images,
-    run: str,
-    unwritten: list[losslog.Unwritten],
-    state: State | None = None,
-    kept: dict[str, Tensors] | None = None,
-) -> None:
-    """Write the whole state of a training, or leave the old file as it is.
+def make_content(
+    step: TrainingStep, *, seed: int, seconds: float, images: Images, run: str, state: State | None = None
+) -> Content:
+    """Return the content of a checkpoint: the whole state of a training, with no line of the log to come.
 
     Args:
         seed: the seed of the training.
         seconds: seconds of training up to the saved state.
         images: source and count of the image set.
         run: the name of this training (``new_run``).
-        unwritten: steps without a whole line in the loss log (``losslog.LossLog.unwritten``).
         state: the state of the step, or None for the current state.
-        kept: buffers of NVIDIA's networks, if the training began with such.
-
-    Raises:
-        UserError: the file cannot be written, for example on a full disk. The earlier checkpoint stays.
     """
-    content: Content = {
+    return {
         "format": FORMAT,
         "workload": step.workload.to_dict() | {"data": None},  # a path of this machine is useless elsewhere
         "recipe": step.recipe.to_dict(),
@@ -117,12 +103,9 @@ def save(
         "seconds": seconds,
         "images": images,
         "run": run,
-        "log": unwritten,
-        "state": state_of(step) if state is None else state,
+        "log": [],
+        "state": cast(State, step.state_dict()) if state is None else state,
     }
-    if kept:
-        content["kept"] = kept
-    write(path, content)
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:
@@ -134,24 +117,16 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def state_of(step: TrainingStep) -> State:
-    """Return the current state of a step. Its tensors are the step's own."""
-    return cast(State, step.state_dict())
-
-
 def new_run() -> str:
     """Return a name for a new training, by which its checkpoints are recognized."""
     return secrets.token_hex(8)
 
 
 def _write(content: Mapping[str, Any], file: BinaryIO) -> None:
-    """Write with torch, and raise the system's own error.
-
-    On a full disk, torch itself only says "unexpected pos".
-    """
+    """Write with torch, and raise the system's own error: of a full disk, torch only says "unexpected pos"."""
     failed: list[OSError] = []
 
-    class Told:
+    class Stream:
         def write(self, data: bytes) -> int:
             try:
                 return file.write(data)
@@ -163,22 +138,17 @@ def _write(content: Mapping[str, Any], file: BinaryIO) -> None:
             file.flush()
 
     try:
-        torch.save(content, Told())
+        torch.save(content, Stream())
     except Exception:
         if failed:
             raise failed[0] from None
         raise
 
 
-def _is_weights(content: Any) -> bool:
-    """Return whether a file holds the state dicts of networks, as `ladder convert` writes and reads them."""
-    return isinstance(content, dict) and isinstance(content.get("G_ema"), dict)
-
-
 def load(path: Path) -> Content:
     """Read a checkpoint on the CPU.
 
-    Checkpoints of earlier versions have neither "run" nor "log"; here both are empty.
+    Checkpoints of earlier versions have neither "run" nor "log"; both become empty.
 
     Raises:
         UserError: the file is missing, damaged or not a checkpoint of this project.
@@ -192,14 +162,15 @@ def load(path: Path) -> Content:
             f"{path}: not a checkpoint that can be loaded safely ({type(error).__name__})"
         ) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        hint = "; `ladder convert` makes one of NVIDIA's weights" * _is_weights(content)
+        is_weights = isinstance(content, dict) and isinstance(content.get("G_ema"), dict)
+        hint = "; `ladder convert` makes one of NVIDIA's weights" if is_weights else ""
         raise UserError(f"{path}: not a checkpoint of `ladder train`{hint}")
     for part, kind in _PARTS.items():
         if not isinstance(content.get(part), kind):
             raise UserError(f"{path}: damaged checkpoint: {part} is missing or of a wrong type")
     content.setdefault("run", "")
     content.setdefault("log", [])
-    if not isinstance(content["run"], str) or not losslog.are_unwritten(content["log"]):
+    if not isinstance(content["run"], str) or not losslog.is_list_of_steps(content["log"]):
         raise UserError(f"{path}: damaged checkpoint: run or log is of a wrong type")
     if not isinstance(content["state"].get("count"), int):
         raise UserError(f"{path}: damaged checkpoint: it does not know its step")
@@ -280,14 +251,13 @@ class Copy:
 
         Without memory for it, there is no copy.
         """
-        now = state_of(step)
+        now = cast(State, step.state_dict())
         try:
-            if self.state is None or not _alike(self.state, now):
+            if self.state is None or not _is_alike(self.state, now):
                 self.state = None
                 self.state = copy.deepcopy(now)
             else:
-                mine, theirs = _tensors(self.state), _tensors(now)
-                torch._foreach_copy_(mine, theirs)
+                torch._foreach_copy_(_list_tensors(self.state), _list_tensors(now))
                 self.state["count"], self.state["data"] = now["count"], now["data"]
             self.seconds = seconds
         except (MemoryError, RuntimeError) as error:
@@ -295,25 +265,24 @@ class Copy:
                 raise
             self.state = None
 
-    def sound(self) -> State | None:
+    def get_finite(self) -> State | None:
         """Return the copy, or None if it is missing or a weight in it is NaN or infinite."""
         state = self.state
-        networks = (
-            [] if state is None else _tensors({"G": state["G"], "D": state["D"], "ema": state["G_ema"]})
-        )
+        if state is None:
+            return None
+        networks = _list_tensors([state["G"], state["D"], state["G_ema"]])
         return state if all(bool(each.isfinite().all()) for each in networks) else None
 
 
-def _tensors(state: Any) -> list[Tensor]:
+def _list_tensors(state: Any) -> list[Tensor]:
     if isinstance(state, Tensor):
         return [state]
-    return (
-        [tensor for value in state.values() for tensor in _tensors(value)] if isinstance(state, dict) else []
-    )
+    parts = state.values() if isinstance(state, dict) else state if isinstance(state, list) else ()
+    return [tensor for part in parts for tensor in _list_tensors(part)]
 
 
-def _alike(mine: Any, theirs: Any) -> bool:
+def _is_alike(mine: Any, theirs: Any) -> bool:
     """Return whether both states hold tensors under the same names."""
     if isinstance(mine, dict) and isinstance(theirs, dict):
-        return mine.keys() == theirs.keys() and all(_alike(mine[key], theirs[key]) for key in mine)
+        return mine.keys() == theirs.keys() and all(_is_alike(mine[key], theirs[key]) for key in mine)
     return isinstance(mine, dict) == isinstance(theirs, dict)

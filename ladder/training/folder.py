@@ -1,6 +1,6 @@
 """The folder of a training: its content, and whether a training may begin or continue there.
 
-Callers hold ``results.folder_lock``, so that no other training interferes.
+Callers hold ``locks.folder_lock``, so that no other training interferes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ladder.base.errors import UserError
 from ladder.training import checkpoint
-from ladder.training.losslog import trim
+from ladder.training.losslog import trim_log
 
 CHECKPOINT, LOG, SAMPLES = "checkpoint.pt", "losses.jsonl", "samples-*.png"
 
@@ -35,7 +35,7 @@ def refuse_occupied(out: Path) -> None:
             f"{out}: holds a training run: go on with --resume {path} (it is at step {step}: give --steps above"
             " that) or give another --out"
         )
-    if there := _without_checkpoint(out):
+    if there := _name_remains(out):
         raise UserError(
             f"{out}: holds {there} of a training that left no checkpoint, so it cannot go on: delete what is there or"
             " give another --out"
@@ -56,9 +56,9 @@ def refuse_other(out: Path, resume: Path, content: checkpoint.Content) -> None:
             here = checkpoint.load(path)
         except UserError as error:
             raise UserError(f"{out}: holds another training run ({error}): give another --out") from None
-        if differing := _differing(here, content):
+        if difference := _name_difference(here, content):
             raise UserError(
-                f"{out}: holds another training run ({differing}) than {resume}: give another --out, or go on with"
+                f"{out}: holds another training run ({difference}) than {resume}: give another --out, or go on with"
                 f" --resume {path}"
             )
         if here["state"]["count"] > step:
@@ -66,7 +66,7 @@ def refuse_other(out: Path, resume: Path, content: checkpoint.Content) -> None:
                 f"{out}: is at step {here['state']['count']} of this run, ahead of {resume} (step {step}): give another"
                 f" --out, or go on with --resume {path}"
             )
-    elif not path.exists() and not _inside(out, resume) and (there := _without_checkpoint(out)):
+    elif not path.exists() and not _is_inside(out, resume) and (there := _name_remains(out)):
         raise UserError(
             f"{out}: holds {there} of another training run than {resume}: give another --out, or delete what is there"
         )
@@ -83,21 +83,21 @@ def prepare(out: Path, content: checkpoint.Content | None) -> None:
             for path in out.glob(f".{name}-*.tmp"):
                 path.unlink(missing_ok=True)
         if content is not None:
-            trim(out / LOG, content["state"]["count"], content["log"])
+            trim_log(out / LOG, content["state"]["count"], content["log"])
     except OSError as error:
         raise UserError(f"{out}: cannot be written: {error.strerror or error}") from error
 
 
 def is_fork(out: Path, resume: Path) -> bool:
     """Return whether resuming ``resume`` in ``out`` begins a separate run beside the original."""
-    return not (out / CHECKPOINT).exists() and not _inside(out, resume)
+    return not (out / CHECKPOINT).exists() and not _is_inside(out, resume)
 
 
-def _inside(out: Path, resume: Path) -> bool:
+def _is_inside(out: Path, resume: Path) -> bool:
     return resume.resolve().parent == out.resolve()
 
 
-def _without_checkpoint(out: Path) -> str | None:
+def _name_remains(out: Path) -> str | None:
     """Return the remains of a training in a folder without a checkpoint, as text, or None."""
     if (out / LOG).exists() and (out / LOG).stat().st_size:
         return f"the loss log ({LOG})"
@@ -105,7 +105,7 @@ def _without_checkpoint(out: Path) -> str | None:
     return f"samples ({samples[-1].name})" if samples else None
 
 
-def _differing(here: checkpoint.Content, other: checkpoint.Content) -> str | None:
+def _name_difference(here: checkpoint.Content, other: checkpoint.Content) -> str | None:
     """Return a few words on how two checkpoints' trainings differ, or None if they are the same."""
     if here["run"] and other["run"]:
         return None if here["run"] == other["run"] else "begun apart"

@@ -21,13 +21,13 @@ WIDEST = 2048  # pixels
 TILE = 64  # pixels; smaller images are enlarged to this size, each pixel to a square
 
 
-def layout(resolution: int) -> tuple[int, int]:
+def choose_layout(resolution: int) -> tuple[int, int]:
     """Return (columns, rows): 8 x 4, or fewer if the grid would be wider than ``WIDEST``."""
     columns = max(2, min(8, WIDEST // resolution))
     return columns, columns // 2
 
 
-def fixed_latents(count: int, z_dim: int, seed: int) -> Tensor:
+def draw_latents(count: int, z_dim: int, seed: int) -> Tensor:
     """Return latents [count, z_dim], float32 on the CPU, equal in every grid of a run and on every device."""
     generator = torch.Generator().manual_seed(LATENT_SEED + seed)
     return torch.randn(count, z_dim, generator=generator)
@@ -40,8 +40,8 @@ def write_samples(step: TrainingStep, path: Path, *, seed: int, truncation: floa
     noise is the whole texture. Without noise, a generator of 500 steps shows 1/70 of the photographs' high
     frequencies.
     """
-    columns, rows = layout(step.workload.resolution)
-    latents = fixed_latents(columns * rows, step.workload.z_dim, seed)
+    columns, rows = choose_layout(step.workload.resolution)
+    latents = draw_latents(columns * rows, step.workload.z_dim, seed)
     generator = torch.Generator().manual_seed(NOISE_SEED + seed)
     images = [_draw(step, z, generator, truncation).cpu() for z in latents.split(step.workload.batch)]
     write_grid(torch.cat(images), columns, path)

@@ -121,7 +121,7 @@ class LossLog:
         if self.rows:
             self._append(_Batch(self.rows, self._unsent(), None))
 
-    def unwritten(self, upto: int) -> list[Unwritten]:
+    def list_unwritten(self, upto: int) -> list[Unwritten]:
         """Return the steps up to ``upto`` without a whole line, as plain data for a checkpoint.
 
         Synchronizes with the device.
@@ -129,16 +129,16 @@ class LossLog:
         Raises:
             Diverged: a loss of these steps is NaN or infinite.
         """
-        found: list[Unwritten] = []
+        steps: list[Unwritten] = []
         for batch in (*self.pending, _Batch(self.rows, self._unsent(), None)):
             values = batch.read()
             _refuse_bad(batch.rows, values, self.phases)
             for row, losses in zip(batch.rows, values.tolist(), strict=True):
                 known = losses[: len(self.phases)]
-                found.append(
-                    Unwritten(step=row.step, phases=[*row.phases], seconds=row.seconds, losses=known)
+                steps.append(
+                    {"step": row.step, "phases": [*row.phases], "seconds": row.seconds, "losses": known}
                 )
-        return [each for each in found if each["step"] <= upto]
+        return [each for each in steps if each["step"] <= upto]
 
     def take_up(self, unwritten: list[Unwritten]) -> None:
         """Queue a checkpoint's unwritten steps. Its log may have had lines at other multiples."""
@@ -173,7 +173,7 @@ class LossLog:
         values = sent.read()
         _refuse_bad(sent.rows, values, self.phases)
         line = self._line(sent.rows, values.tolist())
-        append(self.path, json.dumps(line) + "\n")
+        append_text(self.path, json.dumps(line) + "\n")
         self.last = line
         return line
 
@@ -186,7 +186,7 @@ class LossLog:
         return line | dict(zip(self.also, values[-1][len(self.phases) :], strict=True))
 
 
-def append(path: Path, text: str) -> None:
+def append_text(path: Path, text: str) -> None:
     """Append ``text`` to a file, all of it or nothing.
 
     Raises:
@@ -206,8 +206,8 @@ def append(path: Path, text: str) -> None:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def are_unwritten(steps: Any) -> bool:
-    """Return whether a checkpoint's part has the form that ``LossLog.unwritten`` returns."""
+def is_list_of_steps(steps: Any) -> bool:
+    """Return whether a checkpoint's part has the form that ``LossLog.list_unwritten`` returns."""
     kinds = {"step": int, "phases": list, "seconds": float, "losses": list}
     return isinstance(steps, list) and all(
         isinstance(each, dict) and all(isinstance(each.get(key), kind) for key, kind in kinds.items())
@@ -215,7 +215,7 @@ def are_unwritten(steps: Any) -> bool:
     )
 
 
-def trim(path: Path, step: int, unwritten: list[Unwritten]) -> None:
+def trim_log(path: Path, step: int, unwritten: list[Unwritten]) -> None:
     """Remove the lines after ``step``, and lines that hold ``unwritten`` steps, which will be logged again.
 
     A killed run logged more than its last checkpoint knows. A finished run wrote a shorter last line.
@@ -223,23 +223,20 @@ def trim(path: Path, step: int, unwritten: list[Unwritten]) -> None:
     if not path.exists():
         return
     last = min([step, *(each["step"] - 1 for each in unwritten)])
-    kept = []
+    lines = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             if json.loads(line)["step"] <= last:
-                kept.append(line + "\n")
+                lines.append(line + "\n")
         except (ValueError, KeyError, TypeError):
             continue  # half a line of a killed run
     with replacing(path) as temporary:
-        temporary.write_text("".join(kept), encoding="utf-8")
+        temporary.write_text("".join(lines), encoding="utf-8")
 
 
 def _refuse_bad(rows: list[Row], values: Tensor, phases: tuple[str, ...]) -> None:
     for row, losses in zip(rows, values.tolist(), strict=True):
-        for phase, loss in zip(
-            phases, losses, strict=False
-        ):  # the losses come first; other numbers follow them
+        for phase, loss in zip(phases, losses, strict=False):  # other numbers follow the losses
             if phase in row.phases and not math.isfinite(loss):
-                raise Diverged(
-                    f"step {row.step}: the loss of {phase} is {'NaN' if math.isnan(loss) else 'infinite'}"
-                )
+                kind = "NaN" if math.isnan(loss) else "infinite"
+                raise Diverged(f"step {row.step}: the loss of {phase} is {kind}")

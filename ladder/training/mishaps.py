@@ -26,16 +26,16 @@ def explain(error: BaseException) -> str | None:
     text = words_of(error)
     low = text.lower()
     if isinstance(error, MemoryError) or any(sign in low for sign in MEMORY):
-        return _memory(error, text)
+        return _explain_memory(error, text)
     if "capture" in low and error.__context__ is not None and (first := explain(error.__context__)):
         return first  # the end of a capture fails after what broke it, and hides that error
-    if found := re.search(r"DataLoader worker \(pid\(?s?\)? ?[\d, ]+\) (.*)", text):
-        return _worker(found[1])
+    if match := re.search(r"DataLoader worker \(pid\(?s?\)? ?[\d, ]+\) (.*)", text):
+        return _explain_worker(match[1])
     if _SHM in low or "shared memory" in low or "unable to mmap" in low or "/torch_" in low:
-        return _shared_memory(text)
-    if "too many open files" in low or _number(error) in (errno.EMFILE, errno.ENFILE):
-        return _open_files()
-    if "can't start new thread" in low or _number(error) == errno.EAGAIN:
+        return _explain_shared_memory(text)
+    if "too many open files" in low or _get_number(error) in (errno.EMFILE, errno.ENFILE):
+        return _explain_open_files()
+    if "can't start new thread" in low or _get_number(error) == errno.EAGAIN:
         return f"no more processes or threads may be started (ulimit -u): end others, or have {_WORKERS}"
     peers = ("gloo", "nccl")  # their connections are closed, reset, refused or silent for too long
     if not isinstance(error, OSError) and any(sign in low for sign in peers):  # a file may be named so
@@ -48,41 +48,37 @@ def explain(error: BaseException) -> str | None:
     return None
 
 
-def _number(error: BaseException) -> int | None:
+def _get_number(error: BaseException) -> int | None:
     return error.errno if isinstance(error, OSError) else None
 
 
-def _memory(error: BaseException, text: str) -> str:
-    where = (
-        "of the GPU"
-        if type(error).__name__ == "OutOfMemoryError" or "cuda" in text.lower()
-        else "of this machine"
-    )
-    said = one_line(text)
-    return f"the memory {where} is full{f' ({said})' if said else ''}: end what else uses it; {_SMALLER}"
+def _explain_memory(error: BaseException, text: str) -> str:
+    is_gpu = type(error).__name__ == "OutOfMemoryError" or "cuda" in text.lower()
+    message = one_line(text)
+    about = f" ({message})" if message else ""
+    where = "the GPU" if is_gpu else "this machine"
+    return f"the memory of {where} is full{about}: end what else uses it; {_SMALLER}"
 
 
-def _worker(ending: str) -> str:
+def _explain_worker(ending: str) -> str:
     """Return one line on the end of a data worker, from torch's message."""
     if "Bus error" in ending:
-        return _shared_memory(ending)
-    if found := re.search(r"killed by signal: ([^.]+)", ending):
-        killed = found[1].strip()
-        hint = (
-            f"; the system may have run out of memory: have {_WORKERS}"
-            if killed == signal.strsignal(9)
-            else ""
+        return _explain_shared_memory(ending)
+    if match := re.search(r"killed by signal: ([^.]+)", ending):
+        killed = match[1].strip()
+        hint = f"; the system may have run out of memory: have {_WORKERS}"
+        return (
+            f"a data worker was ended from outside ({killed}){hint if killed == signal.strsignal(9) else ''}"
         )
-        return f"a data worker was ended from outside ({killed}){hint}"
-    if (found := re.search(r"exit code (\d+)", ending)) and int(found[1]) > FAILED:
-        number = int(found[1]) - FAILED
+    if (match := re.search(r"exit code (\d+)", ending)) and int(match[1]) > FAILED:
+        number = int(match[1]) - FAILED
         if number in (errno.EMFILE, errno.ENFILE):
-            return _open_files()
+            return _explain_open_files()
         return f"a data worker cannot hand over its batch: {os.strerror(number)}"
     return f"a data worker ended; the system may have run out of memory: have {_WORKERS}"
 
 
-def _shared_memory(text: str) -> str:
+def _explain_shared_memory(text: str) -> str:
     """Return one line on why data workers cannot share a batch: no room, or no permission to write."""
     helps = "have `workers: 0` in the recipe"
     try:
@@ -95,11 +91,11 @@ def _shared_memory(text: str) -> str:
     return f"data workers found no room in {_SHM} ({size}): make it larger (docker: --shm-size) or {helps}"
 
 
-def _open_files() -> str:
+def _explain_open_files() -> str:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return f"too many open files (at most {limit} here): raise it with `ulimit -n`, or have {_WORKERS}"
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return one line for any error: that of ``explain``, else its type and message."""
     return explain(error) or describe(error)

@@ -14,7 +14,6 @@ from stylegan_lite.step import TrainingStep
 
 # The fields of a workload that the networks are made of, but for the channels: those are compared one by one.
 MODEL = ("resolution", "norm", "spectral_norm", "z_dim", "w_dim", "mapping_layers", "conv_clamp")
-FRESH = "networks of {}; step, optimizers and mean path length start fresh"
 
 
 @dataclass(frozen=True)
@@ -34,10 +33,10 @@ class Origin:
         here, there = Workload.from_dict({**workload, "data": None}), self.workload
         pairs = {key: (getattr(there, key), getattr(here, key)) for key in MODEL}
         pairs |= {f"channels at {r}x{r}": (there.fmaps(r), here.fmaps(r)) for r in here.resolutions}
-        for key, (held, wanted) in pairs.items():
-            if held != wanted:
+        for key, (theirs, ours) in pairs.items():
+            if theirs != ours:
                 raise UserError(
-                    f"{self.path}: networks of another workload: {key} is {held!r} there, {wanted!r} here"
+                    f"{self.path}: networks of another workload: {key} is {theirs!r} there, {ours!r} here"
                 )
 
     def load_into(self, step: TrainingStep) -> None:
@@ -46,7 +45,7 @@ class Origin:
             getattr(step, label).load_state_dict(self.content["state"][label])  # type: ignore[literal-required]
 
 
-def read(path: Path) -> Origin:
+def read_origin(path: Path) -> Origin:
     """Read a checkpoint of `ladder train` or `ladder convert` whose networks are those of its workload.
 
     Raises:
@@ -62,7 +61,7 @@ def read(path: Path) -> Origin:
     workload = checkpoint.workload_of(path, content)
     for label in names.NETWORKS:
         state: object = content["state"].get(label)
-        if not isinstance(state, dict) or {k: tuple(v.shape) for k, v in state.items()} != names.shapes(
+        if not isinstance(state, dict) or {k: tuple(v.shape) for k, v in state.items()} != names.list_shapes(
             label, workload
         ):
             raise UserError(f"{path}: damaged checkpoint: {label} has other tensors than its workload")

@@ -31,32 +31,32 @@ class Ranks:
     waiting: Any = None
 
     @property
-    def writes(self) -> bool:
+    def is_writer(self) -> bool:
         """Return whether this process writes samples, log and checkpoint."""
         return self.rank == 0
 
-    def agreed(self, stopped: Callable[[], bool]) -> Callable[[], bool]:
-        """Return a function that every rank calls before each step: whether any rank was told to stop."""
+    def share_stop(self, stopped: Callable[[], bool]) -> Callable[[], bool]:
+        """Return a function that every rank calls before each step: whether a signal stopped any rank."""
 
         def any_stopped() -> bool:
             import torch
             import torch.distributed as dist
 
-            found = torch.tensor(int(stopped()))
-            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.waiting)
-            return bool(found)
+            flag = torch.tensor(int(stopped()))
+            dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.waiting)
+            return bool(flag)
 
         return any_stopped
 
-    def in_turn(self, do: Callable[[], Any]) -> Any:
+    def run_in_turn(self, do: Callable[[], Any]) -> Any:
         """Let one process of each host do something before the others of it: making files, say."""
         import torch.distributed as dist
 
-        found = do() if self.local == 0 else None
+        result = do() if self.local == 0 else None
         dist.barrier(self.waiting)
-        return do() if self.local else found
+        return do() if self.local else result
 
-    def recipe(self, recipe: Fields) -> Fields:
+    def adapt_recipe(self, recipe: Fields) -> Fields:
         """Return the recipe on these ranks. A recipe without a way to reduce gets the flat all-reduce."""
         way = recipe.get("reduce", "none")
         if way == "data_parallel":
@@ -64,7 +64,7 @@ class Ranks:
         return recipe | {"ranks": self.size, "reduce": "flat" if way == "none" else way}
 
 
-def of_environment(environment: Mapping[str, str] = os.environ) -> Ranks | None:
+def read_environment(environment: Mapping[str, str] = os.environ) -> Ranks | None:
     """Return this process's place among those that torchrun has started, or None for a single process.
 
     Raises UserError if only some of torchrun's variables are set: each process would train alone.
@@ -83,13 +83,13 @@ def of_environment(environment: Mapping[str, str] = os.environ) -> Ranks | None:
 
 
 @contextlib.contextmanager
-def joined(device: str) -> Iterator[Ranks | None]:
+def join_ranks(device: str) -> Iterator[Ranks | None]:
     """Join the process group that torchrun asks for, on the GPU of the local rank. Alone nothing is joined.
 
     After an error the group is left as it is: another rank may never come to its end, and torchrun ends all.
     """
-    found = of_environment()
-    if found is None:
+    place = read_environment()
+    if place is None:
         yield None
         return
     import torch
@@ -97,14 +97,14 @@ def joined(device: str) -> Iterator[Ranks | None]:
 
     here = os.environ.get("LOCAL_WORLD_SIZE", "")
     # Every rank of a host takes the locks of all: with its own alone, ranks and a run could wait for each other.
-    with system.untimed(device, int(here) if here.isdigit() else found.size):
+    with system.untimed(device, int(here) if here.isdigit() else place.size):
         if device == "cuda":
-            if found.local >= torch.cuda.device_count():
+            if place.local >= torch.cuda.device_count():
                 raise UserError(
-                    f"torchrun started {found.local + 1} processes here, and torch sees"
+                    f"torchrun started {place.local + 1} processes here, and torch sees"
                     f" {torch.cuda.device_count()} GPUs: give as many to --nproc-per-node"
                 )
-            torch.cuda.set_device(found.local)
+            torch.cuda.set_device(place.local)
         try:
             dist.init_process_group("nccl" if device == "cuda" else "gloo")
         except (ValueError, dist.DistError) as error:
@@ -112,10 +112,10 @@ def joined(device: str) -> Iterator[Ranks | None]:
             raise UserError(f"the ranks cannot meet at {where}: {describe(error)}") from error
         waiting = dist.new_group(backend="gloo") if device == "cuda" else dist.group.WORLD
         try:
-            yield Ranks(found.rank, found.size, found.local, waiting)
+            yield Ranks(place.rank, place.size, place.local, waiting)
             dist.barrier(waiting)
         except RuntimeError as error:  # what the rank that writes has not told already
             if (why := mishaps.explain(error)) is None:
                 raise
-            raise UserError(f"rank {found.rank}: {why}") from error
+            raise UserError(f"rank {place.rank}: {why}") from error
         dist.destroy_process_group()

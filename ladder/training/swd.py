@@ -18,7 +18,7 @@ DIRECTIONS, REPEATS = 128, 4
 LEAST = 16  # pixels, at the pyramid's coarsest level
 
 
-def laplacian_pyramid(images: Tensor) -> list[Tensor]:
+def build_pyramid(images: Tensor) -> list[Tensor]:
     """Return the pyramid of images [N, 3, R, R]: differences at R, R/2, ..., and the rest at 16x16.
 
     The rest is at R if R is below 16.
@@ -33,7 +33,7 @@ def laplacian_pyramid(images: Tensor) -> list[Tensor]:
     return [*levels, images]
 
 
-def distances(real: Tensor, fake: Tensor, seed: int = 0) -> dict[int, float]:
+def measure_distances(real: Tensor, fake: Tensor, seed: int = 0) -> dict[int, float]:
     """Return the distance at each level's resolution, times 1000.
 
     ``real`` and ``fake`` are [N, 3, R, R] in [-1, 1] with the same N. Patches and directions depend only on the seed,
@@ -44,15 +44,15 @@ def distances(real: Tensor, fake: Tensor, seed: int = 0) -> dict[int, float]:
     """
     if real.shape != fake.shape:
         raise ValueError(f"sets must have one shape, got {tuple(real.shape)} and {tuple(fake.shape)}")
-    found = {}
-    for a, b in zip(laplacian_pyramid(real.float()), laplacian_pyramid(fake.float()), strict=True):
+    distances = {}
+    for a, b in zip(build_pyramid(real.float()), build_pyramid(fake.float()), strict=True):
         generator = torch.Generator().manual_seed(seed)
-        ours, theirs = (_descriptors(x, torch.Generator().manual_seed(seed + 1)) for x in (a, b))
-        found[a.shape[-1]] = 1000 * _distance(ours, theirs, generator)
-    return found
+        ours, theirs = (_draw_patches(x, torch.Generator().manual_seed(seed + 1)) for x in (a, b))
+        distances[a.shape[-1]] = 1000 * _compare_patches(ours, theirs, generator)
+    return distances
 
 
-def _descriptors(level: Tensor, generator: torch.Generator) -> Tensor:
+def _draw_patches(level: Tensor, generator: torch.Generator) -> Tensor:
     """Return random patches [N * PATCHES, 3 * 7 * 7] with mean 0 and deviation 1 in each colour."""
     n, size = level.shape[0], level.shape[-1]
     side = min(PATCH, size)
@@ -66,7 +66,7 @@ def _descriptors(level: Tensor, generator: torch.Generator) -> Tensor:
     return (patches / patches.std((0, 1, 2)).clamp_min(1e-8)).flatten(1)
 
 
-def _distance(a: Tensor, b: Tensor, generator: torch.Generator) -> float:
+def _compare_patches(a: Tensor, b: Tensor, generator: torch.Generator) -> float:
     total = 0.0
     for _ in range(REPEATS):
         direction = torch.randn(a.shape[1], DIRECTIONS, generator=generator).to(a)

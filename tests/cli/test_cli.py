@@ -258,18 +258,19 @@ def test_train_gets_the_recipe_of_the_rung_and_a_divergence_is_status_1(tmp_path
 
     calls = []
 
-    def training(workload, recipe, pictures, **options):
-        calls.append((workload, recipe, options))
-        if options["seed"] == 1:
+    def training(workload, recipe, pictures, settings, on_event):
+        calls.append(recipe)
+        if settings.seed == 1:
             raise Diverged("D_r1 is NaN at step 48")
-        return {"step": options["steps"], "images": 192, "seconds": 1.5, "files": {"samples": "s.png"}}
+        files = {"samples": "s.png", "checkpoint": "c.pt"}
+        return {"step": settings.steps, "images": 192, "seconds": 1.5, "files": files}
 
     monkeypatch.setattr(train, "train", training)
     common = ("train", "--workload", "tiny", "--steps", 48, "--out", tmp_path / "t")
     assert json.loads(succeed(*common, "--recipe", "channels_last", "--json").stdout)["step"] == 48
-    assert calls[0][1]["channels_last"] is True and "precision" not in calls[0][1]
+    assert calls[0]["channels_last"] is True and "precision" not in calls[0]
     assert "48 steps" in succeed(*common).stdout
-    assert calls[1][1]["set_to_none"] is True and "fused_norm" not in calls[1][1]  # the highest a CPU can do
+    assert calls[1]["set_to_none"] is True and "fused_norm" not in calls[1]  # the highest a CPU can do
     seen = call(*common, "--seed", 1)
     assert seen.exit_code == 1 and "D_r1 is NaN at step 48" in seen.stderr
 
@@ -277,14 +278,12 @@ def test_train_gets_the_recipe_of_the_rung_and_a_divergence_is_status_1(tmp_path
 def test_the_canary_trains_every_rung_and_ends_with_1_where_one_is_worse(tmp_path, fakes, monkeypatch):
     from ladder.training import canary
 
-    ends = {"seed": 0, "levels": {}, "reason": None}
-
-    def training(workload, recipe, images, real, device, steps, seed):
+    def training(setup, recipe, real, seed):
         worse = recipe.get("precision") == "bf16" and not recipe.get("set_to_none")
-        return {**ends, "seed": seed, "distance": (200.0 if worse else 50.0) + seed}
+        return canary.canary_file.Training(seed, {"32": (200.0 if worse else 50.0) + seed})
 
     monkeypatch.setattr(canary, "train", training)
-    monkeypatch.setattr(canary, "real_images", lambda *_: None)
+    monkeypatch.setattr(canary, "read_real", lambda *_: None)
     common = ("train", "--canary", "--steps", 2, "--device", "cpu", "--out", tmp_path)
     seen = call(*common)
     assert seen.exit_code == 1, seen.output

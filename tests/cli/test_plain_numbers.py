@@ -38,7 +38,7 @@ def test_odd_digits_are_told_before_the_range():
 LISTS = {
     "--gpus": lambda said: scale.numbers(said, None),
     "--batches": lambda said: options.whole_numbers("--batches", said, 65536),
-    "--seeds": sample.seeds_of,
+    "--seeds": sample.parse_seeds,
     "--images": recommend.images_of,
     "--price": recommend.price_of,
 }

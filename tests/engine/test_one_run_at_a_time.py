@@ -3,9 +3,6 @@
 Once it holds a folder, it looks again at what is there.
 """
 
-import json
-import os
-import signal
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,7 +97,7 @@ def gpu(monkeypatch, tmp_path):
     [
         ("kernels --op bias_act --device cpu", cli_kernels, "measure", "alone"),
         ("kernels --op bias_act --device cpu", cli_kernels, "write", "alone"),
-        ("sample FILE --device cpu", sample, "draw", "shared"),
+        ("sample FILE --device cpu", sample, "draw_images", "shared"),
         ("train --workload tiny --steps 1 --device cpu", train, "train", "shared"),
     ],
 )
@@ -140,9 +137,9 @@ def test_what_is_timed_without_a_command_holds_the_gpu(gpu, tmp_path, monkeypatc
 
 
 def test_what_nobody_times_shares_the_gpu(images, gpu, tmp_path, monkeypatch, capsys):
-    seen = gpu(canary, "_trained")
+    seen = gpu(canary, "train_all")
     with pytest.raises(UserError, match="enough"):
-        go(images, tmp_path, steps=1)
+        go(images, tmp_path)
     assert seen == ["shared"]
     for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
@@ -150,7 +147,7 @@ def test_what_nobody_times_shares_the_gpu(images, gpu, tmp_path, monkeypatch, ca
         monkeypatch.setenv(name, "1")
     seen, counts = gpu(torch.distributed, "init_process_group"), []
     monkeypatch.setattr(system, "device_keys", lambda device, count: counts.append(count) or ["a gpu"])
-    with pytest.raises(UserError, match="enough"), ranks.joined("cpu"):
+    with pytest.raises(UserError, match="enough"), ranks.join_ranks("cpu"):
         pass
     assert seen == ["shared"] and counts == [2], "a rank that waits for its own GPU alone may wait for ever"
 
@@ -158,23 +155,7 @@ def test_what_nobody_times_shares_the_gpu(images, gpu, tmp_path, monkeypatch, ca
 def test_a_second_canary_into_one_folder_is_refused(images, tmp_path):
     name = text.slug(system.facts("cpu")["name"])
     with locks.folder_lock(tmp_path / name), pytest.raises(UserError, match="another run is writing here"):
-        go(images, tmp_path, steps=1)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_canary_as_ctrl_c_does(images, tmp_path, number):
-    def stop(event):
-        if event["event"] == "trained" and event["done"] == 1:
-            os.kill(os.getpid(), number)
-
-    before = signal.signal(number, lambda *_: None)
-    try:
-        result = go(images, tmp_path, on_event=stop, steps=1)
-    finally:
-        signal.signal(number, before)
-    assert not result["complete"] and len(result["rungs"][0]["runs"]) == 1
-    (path,) = tmp_path.rglob("*.json")
-    assert json.loads(path.read_text())["notes"] == ["interrupted: what was finished is kept"]
+        go(images, tmp_path)
 
 
 def test_what_a_canary_s_training_lacks_is_a_cause(images, tmp_path, monkeypatch):
@@ -184,8 +165,8 @@ def test_what_a_canary_s_training_lacks_is_a_cause(images, tmp_path, monkeypatch
         raise MemoryError(trace)
 
     monkeypatch.setattr(canary.stylegan_lite, "make_step", lacks)
-    (record, *_) = go(images, tmp_path, steps=1, seeds=2)["rungs"][0]["runs"]
-    assert record["reason"].startswith("the memory of this machine is full")
+    (training, *_) = go(images, tmp_path, seeds=2).rungs[0].runs
+    assert training.reason.startswith("the memory of this machine is full")
 
 
 def test_merge_looks_again_once_it_holds_the_folder(tmp_path):

@@ -39,13 +39,6 @@ def test_folder_is_searched_centre_cropped_and_resized_once(source, cache):
     assert np.abs(green[2:-2, 2:-2] - (0, 220, 0)).max() < 12
 
 
-def test_zip_and_folder_give_the_same_images(source, cache, tmp_path):
-    files = {f"{k}.png": encode(plain((40 * k, 90, 200 - 20 * k))) for k in range(5)}
-    from_folder = prepare_images(fill(source, files), 16, cache=cache)
-    from_zip = prepare_images(make_zip(tmp_path / "photos.zip", files), 16, cache=cache)
-    assert all((a == b).all() for a, b in zip(decoded(from_folder), decoded(from_zip), strict=True))
-
-
 def modes() -> dict[str, bytes]:
     """A 32x32 picture in every mode that cameras, scanners and web pages make: RGB (200, 100, 50) or grey."""
     color = Image.new("RGB", (32, 32), (200, 100, 50))

@@ -74,7 +74,7 @@ def test_converted_networks_compute_what_nvidias_do(tmp_path: Path, monkeypatch:
                 if name.endswith("resample_filter"):  # must be FP32 there
                     each.data = each.data.float()
             ws = theirs["G_ema"].mapping(z.to(dtype), None)
-            noise = [each.to(dtype) for each in names.noise(content["kept"]["G_ema"], workload)]
+            noise = [each.to(dtype) for each in names.list_noise(content["kept"]["G_ema"], workload)]
             drawn = theirs["G_ema"].synthesis(ws, noise_mode="const", force_fp32=True)
             assert off(G.mapping(z.to(dtype)), ws[:, 0]) < bound
             assert off(G(ws, noise), drawn) < bound and drawn.dtype is dtype

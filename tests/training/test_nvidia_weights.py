@@ -18,7 +18,7 @@ from ladder.training.nvidia.convert import convert
 from stylegan_lite import Recipe, Workload, make_step
 from stylegan_lite.networks import Discriminator, Generator
 from tests.support import nvidia_networks as theirs
-from tests.support.commands import call, refused, succeed
+from tests.support.commands import refused, succeed
 from tests.support.small import LEAST
 
 NETWORKS = ("G", "D", "G_ema")
@@ -101,7 +101,7 @@ def test_both_networks_compute_the_same_in_fp64(converted: Path) -> None:
     z, x = torch.randn(3, 6).double(), torch.randn(8, 3, 16, 16).double()
     torch.testing.assert_close(G.mapping(z), theirs.mapped(g, z, 2), rtol=1e-10, atol=1e-12)
     ws = torch.randn(1, G.num_ws, 5).double()
-    noise = [each.double() for each in names.noise(content["kept"]["G_ema"], workload)]
+    noise = [each.double() for each in names.list_noise(content["kept"]["G_ema"], workload)]
     image = theirs.image(g, ws[0], workload.resolutions, 0.8)
     torch.testing.assert_close(G(ws, noise), image, rtol=1e-10, atol=1e-12)
     assert image.abs().max() > 0.8
@@ -157,7 +157,7 @@ def test_a_model_that_was_never_nvidias_gets_its_buffers(tmp_path: Path) -> None
 def _own(path: Path, workload: dict[str, Any]) -> Path:
     step = make_step(workload, {}, device="cpu")
     images: checkpoint.Images = {"source": "user-images", "count": 9}
-    checkpoint.save(path, step, seed=0, seconds=0.0, images=images, run="a", unwritten=[])
+    checkpoint.write(path, checkpoint.make_content(step, seed=0, seconds=0.0, images=images, run="a"))
     return path
 
 
@@ -227,7 +227,7 @@ def test_modules_that_hold_themselves_are_refused() -> None:
     record = pickles.Record({"class_name": "Generator", "state": {"_modules": {}}})
     record.state["_modules"] |= {str(k): record for k in range(50)}
     with pytest.raises(UserError, match="is no module of NVIDIA's"):
-        architecture.network("a.pkl: G", record)
+        architecture.read_network("a.pkl: G", record)
 
 
 @pytest.mark.parametrize("group, ours, batch", [(None, architecture.WHOLE, 8), (3, 3, 9), (32, 32, 32)])
@@ -274,7 +274,3 @@ def test_bad_arguments_are_one_line_and_leave_files_alone(source: Path, tmp_path
         "other.pt",
         "there.pt",
     ]
-
-
-def test_help_has_examples() -> None:
-    assert "ladder convert network-snapshot.pkl ffhq.pt" in call("convert", "--help").output

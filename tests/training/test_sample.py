@@ -15,7 +15,7 @@ from ladder.training import sample as sampling
 from ladder.training.nvidia.convert import convert
 from stylegan_lite import make_step
 from tests.support import nvidia_networks as theirs
-from tests.support.commands import call, refused, succeed
+from tests.support.commands import refused, succeed
 from tests.support.small import LEAST
 
 torch.set_num_threads(1)
@@ -44,7 +44,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
             each.mul_(1.5)
             if name.endswith("noise_strength"):
                 each.fill_(0.5)
-    checkpoint.save(path, step, seed=0, seconds=0.0, images=NO_IMAGES, run="a", unwritten=[])
+    checkpoint.write(path, checkpoint.make_content(step, seed=0, seconds=0.0, images=NO_IMAGES, run="a"))
     return path
 
 
@@ -66,8 +66,8 @@ def test_a_seed_gives_nvidias_image(nvidias: Path, tmp_path: Path) -> None:
 
 def test_each_image_is_that_of_its_seed_alone(own: Path, tmp_path: Path) -> None:
     many, one = tmp_path / "many", tmp_path / "one"
-    written = sampling.draw(own, many, [7, 0, 3], truncation=1.0, device="cpu")
-    sampling.draw(own, one, [3], truncation=1.0, device="cpu")
+    written = sampling.draw_images(own, many, [7, 0, 3], truncation=1.0, device="cpu")
+    sampling.draw_images(own, one, [3], truncation=1.0, device="cpu")
     names = ["seed0007.png", "seed0000.png", "seed0003.png", "grid.png"]
     assert [path.name for path in written] == names and all(path.is_file() for path in written)
     assert (many / "seed0003.png").read_bytes() == (one / "seed0003.png").read_bytes()
@@ -80,12 +80,12 @@ def test_each_image_is_that_of_its_seed_alone(own: Path, tmp_path: Path) -> None
 def test_truncation_to_nothing_leaves_the_noise(own: Path, nvidias: Path, tmp_path: Path) -> None:
     for path, alike in ((own, False), (nvidias, True)):  # NVIDIA's noise is constant
         out = tmp_path / path.stem
-        sampling.draw(path, out, [1, 2], truncation=0.0, device="cpu")
+        sampling.draw_images(path, out, [1, 2], truncation=0.0, device="cpu")
         assert (pixels(out / "seed0001.png") == pixels(out / "seed0002.png")).all() == alike
 
 
 def test_a_grid_has_the_first_images_in_full_rows(own: Path, tmp_path: Path) -> None:
-    sampling.draw(own, tmp_path, list(range(11)), truncation=1.0, device="cpu")
+    sampling.draw_images(own, tmp_path, list(range(11)), truncation=1.0, device="cpu")
     assert pixels(tmp_path / "grid.png").shape == (64, 8 * 64, 3)
     assert len([*tmp_path.glob("seed*.png")]) == 11
 
@@ -94,7 +94,7 @@ def test_a_grid_has_the_first_images_in_full_rows(own: Path, tmp_path: Path) -> 
     "text, seeds", [("0-3,7", [0, 1, 2, 3, 7]), ("5", [5]), (" 2 , 2,1", [2, 1]), ("4294967295", [2**32 - 1])]
 )
 def test_seeds_are_numbers_and_ranges(text: str, seeds: list[int]) -> None:
-    assert sampling.seeds_of(text) == seeds
+    assert sampling.parse_seeds(text) == seeds
 
 
 @pytest.mark.parametrize("text", ["a", "-3", "3-", "1,,2", "5-2", "4294967296", "0-10000", "1.5", "²"])
@@ -118,7 +118,3 @@ def test_a_folder_that_cannot_be_written_is_one_line(own: Path, tmp_path: Path) 
     (tmp_path / "file").write_text("")
     said = refused("sample", own, "--out", tmp_path / "file" / "s", "--seeds", "1")
     assert "cannot be written" in said
-
-
-def test_help_has_examples() -> None:
-    assert "ladder sample ffhq.pt --out faces --seeds 85,265,1000-1023" in call("sample", "--help").output

@@ -13,7 +13,7 @@ def pictures(n, size, seed, blur=0):
 
 def test_the_pyramid_adds_up_to_the_image():
     images = pictures(2, 64, 0)
-    levels = swd.laplacian_pyramid(images)
+    levels = swd.build_pyramid(images)
     assert [level.shape[-1] for level in levels] == [64, 32, 16]
     rebuilt = levels[-1]
     for level in reversed(levels[:-1]):
@@ -26,14 +26,14 @@ def test_the_pyramid_adds_up_to_the_image():
 def test_equal_distributions_are_near_and_others_far_at_the_level_where_they_differ(monkeypatch):
     monkeypatch.setattr(swd, "PATCHES", 64)
     real = pictures(64, 32, 0, blur=1)
-    same = swd.distances(real, pictures(64, 32, 1, blur=1))
-    other = swd.distances(real, pictures(64, 32, 1, blur=3))
-    assert swd.distances(real, real) == {32: 0.0, 16: 0.0}
+    same = swd.measure_distances(real, pictures(64, 32, 1, blur=1))
+    other = swd.measure_distances(real, pictures(64, 32, 1, blur=3))
+    assert swd.measure_distances(real, real) == {32: 0.0, 16: 0.0}
     assert other[32] > 2 * same[32]
-    collapsed = swd.distances(real, real[:1].expand_as(real))
+    collapsed = swd.measure_distances(real, real[:1].expand_as(real))
     assert collapsed[16] > 3 * same[16]
 
 
 def test_sets_of_other_shapes_are_refused():
     with pytest.raises(ValueError, match="one shape"):
-        swd.distances(torch.zeros(2, 3, 16, 16), torch.zeros(3, 3, 16, 16))
+        swd.measure_distances(torch.zeros(2, 3, 16, 16), torch.zeros(3, 3, 16, 16))

@@ -14,7 +14,8 @@ from PIL import Image
 from ladder.base.errors import UserError
 from ladder.images.prepare import ImageSet
 from ladder.training import checkpoint, grid, losslog
-from ladder.training.train import Diverged, train
+from ladder.training.losslog import Diverged
+from ladder.training.train import Settings, train
 from stylegan_lite import losses
 from stylegan_lite.step import PHASES, TrainingStep
 from tests.support.small import LITTLE
@@ -41,9 +42,10 @@ def images(tmp_path_factory) -> ImageSet:
     return ImageSet(str(folder), 22, "user-images", [])
 
 
-def go(images: ImageSet, out: Path, steps: int, *, workload=None, recipe=None, **options):
+def go(images: ImageSet, out: Path, steps: int, *, workload=None, recipe=None, on_event=None, **options):
     options = {"device": "cpu", "log_every": 1, "sample_every": 1000, **options}
-    return train(workload or WORKLOAD, recipe or {}, images, steps=steps, out=out, **options)
+    settings = Settings(out, steps=steps, **options)
+    return train(workload or WORKLOAD, recipe or {}, images, settings, on_event)
 
 
 def lines(out: Path) -> list[dict]:
@@ -191,8 +193,8 @@ def test_samples_use_the_same_latents_all_along_and_truncation_narrows_them(imag
     assert np.ptp(tiles, axis=(0, 2)).max() <= 1  # every w is the average
     free = np.asarray(Image.open(tmp_path / "a" / "samples-000004.png")).reshape(4, 64, 8, 64, 3)
     assert np.ptp(free, axis=(0, 2)).max() > 5
-    assert torch.equal(grid.fixed_latents(8, 16, 3), grid.fixed_latents(8, 16, 3))
-    assert not torch.equal(grid.fixed_latents(8, 16, 3), grid.fixed_latents(8, 16, 4))
+    assert torch.equal(grid.draw_latents(8, 16, 3), grid.draw_latents(8, 16, 3))
+    assert not torch.equal(grid.draw_latents(8, 16, 3), grid.draw_latents(8, 16, 4))
 
 
 def test_events_and_summary_tell_what_was_written(images, tmp_path):

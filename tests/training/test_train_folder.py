@@ -14,7 +14,7 @@ from ladder.base.errors import UserError
 from ladder.cli.main import main
 from ladder.results import store as results
 from ladder.training import checkpoint
-from ladder.training.losslog import append
+from ladder.training.losslog import append_text
 from tests.training.test_train import eleven, go, images, lines, one_thread, refused
 
 
@@ -150,7 +150,7 @@ def test_a_line_of_the_log_is_written_whole_or_not_at_all(tmp_path):
     path = tmp_path / "losses.jsonl"
     path.write_text('{"step": 1}\n')
     with pytest.raises(UserError, match=r"losses\.jsonl: cannot be written: File too large"):
-        limited(append, path, "x" * 2000)
+        limited(append_text, path, "x" * 2000)
     assert [json.loads(line) for line in path.read_text().splitlines()] == [{"step": 1}]
 
 

@@ -143,14 +143,7 @@ def break_in(monkeypatch, phase: str, number: int, error: Exception) -> None:
     ],
 )  # fmt: skip
 def test_the_last_whole_step_is_saved_when_memory_is_full(
-    images,
-    eleven,
-    tmp_path,
-    monkeypatch,
-    phase,
-    error,
-    words,
-    log_every,
+    images, eleven, tmp_path, monkeypatch, phase, error, words, log_every
 ):
     with monkeypatch.context() as patch:
         break_in(patch, phase, 5, error)
@@ -215,12 +208,7 @@ def log(out) -> list[dict]:
 @pytest.mark.parametrize(("every", "then"), [(4, 4), (8, 4), (2, 5), (16, 16)])
 @pytest.mark.parametrize("stop", ["Ctrl-C", "the end"])
 def test_a_line_is_the_mean_of_all_its_steps_whenever_the_run_stopped(
-    images,
-    eleven,
-    tmp_path,
-    every,
-    then,
-    stop,
+    images, eleven, tmp_path, every, then, stop
 ):
     """At step 6: R1 ran in steps 1 and 5 alone. ``--log-every`` may change."""
     if stop == "the end":
@@ -260,7 +248,7 @@ def test_a_log_that_cannot_be_written_loses_no_step(images, eleven, tmp_path, mo
         raise UserError(f"{path}: cannot be written: No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ladder.training.losslog.append", full)
+        patch.setattr("ladder.training.losslog.append_text", full)
         said = refused(images, tmp_path, 11)
     assert "losses.jsonl: cannot be written: No space left on device; go on from step 1 with" in said
     go(images, tmp_path, 11, resume=tmp_path / "checkpoint.pt")
@@ -297,7 +285,7 @@ def test_a_worker_s_error_is_what_it_said_there():
     trace = "Original Traceback (most recent call last):\n  File x\n"
     text = "Caught {0} in DataLoader worker process 0.\n" + trace + "{0}: no memory\n"
     assert "(no memory)" in mishaps.explain(MemoryError(text.format("MemoryError")))
-    assert mishaps.told(ValueError(text.format("ValueError"))) == "ValueError: no memory"
+    assert mishaps.describe_error(ValueError(text.format("ValueError"))) == "ValueError: no memory"
 
 
 # Data workers

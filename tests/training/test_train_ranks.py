@@ -25,9 +25,8 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.images.prepare import ImageSet
 from ladder.training import checkpoint, mishaps
-from ladder.training.following import follow
-from ladder.training.ranks import Ranks, joined, of_environment
-from ladder.training.train import train
+from ladder.training.ranks import Ranks, join_ranks, read_environment
+from ladder.training.train import Settings, follow, train
 from tests.support import process_groups
 from tests.support.small import LITTLE
 
@@ -56,12 +55,12 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
 def go(
     images: ImageSet, out: Path, steps: int, ranks: Ranks | None = None, resume: Path | None = None
 ) -> None:
-    recipe = FP64 if ranks is None else ranks.recipe(FP64)
-    if ranks is None or ranks.writes:
-        train(WORKLOAD, recipe, images, steps=steps, out=out, device="cpu", log_every=1, sample_every=1000,
-              seed=7, resume=resume, ranks=ranks)  # fmt: skip
+    recipe = FP64 if ranks is None else ranks.adapt_recipe(FP64)
+    settings = Settings(out, "cpu", steps, 7, resume, log_every=1, sample_every=1000)
+    if ranks is None or ranks.is_writer:
+        train(WORKLOAD, recipe, images, settings, ranks=ranks)
     else:
-        follow(WORKLOAD, recipe, images, ranks, steps=steps, device="cpu", seed=7, resume=resume)
+        follow(WORKLOAD, recipe, images, settings, ranks)
 
 
 def stop_once_it_trains(out: Path) -> None:
@@ -135,17 +134,17 @@ def test_all_ranks_stop_after_the_step_in_which_one_was_told_to(trained):
 
 
 def test_torchruns_variables_are_read_and_nothing_else():
-    assert of_environment(GIVEN) == Ranks(3, 4, 1)
-    assert of_environment({}) is None and of_environment(GIVEN | {"WORLD_SIZE": "1"}) is None
+    assert read_environment(GIVEN) == Ranks(3, 4, 1)
+    assert read_environment({}) is None and read_environment(GIVEN | {"WORLD_SIZE": "1"}) is None
     with pytest.raises(UserError, match="must be numbers"):
-        of_environment(GIVEN | {"RANK": "first"})
+        read_environment(GIVEN | {"RANK": "first"})
 
 
 @pytest.mark.parametrize("missing", ["RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
 def test_a_launcher_that_sets_only_some_variables_is_refused(missing):
     """Without LOCAL_RANK each of the processes trained alone; without a port PyTorch's traceback was the answer."""
     with pytest.raises(UserError, match=f"{missing} not: start with torchrun"):
-        of_environment({name: value for name, value in GIVEN.items() if name != missing})
+        read_environment({name: value for name, value in GIVEN.items() if name != missing})
 
 
 @pytest.mark.parametrize("port", ["a word", "65536", "taken"])
@@ -156,16 +155,16 @@ def test_ranks_that_cannot_meet_are_told_in_one_line(port, monkeypatch):
         number = str(taken.getsockname()[1]) if port == "taken" else port
         for name, value in (GIVEN | {"RANK": "0", "MASTER_PORT": number}).items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(UserError, match=rf"cannot meet at 127.0.0.1:{number}: "), joined("cpu"):
+        with pytest.raises(UserError, match=rf"cannot meet at 127.0.0.1:{number}: "), join_ranks("cpu"):
             pass
 
 
 def test_a_recipe_gets_the_flat_all_reduce_unless_it_names_a_way():
     ranks = Ranks(0, 2, 0)
-    assert ranks.recipe({}) == {"ranks": 2, "reduce": "flat"}
-    assert ranks.recipe({"reduce": "ddp"})["reduce"] == "ddp"
+    assert ranks.adapt_recipe({}) == {"ranks": 2, "reduce": "flat"}
+    assert ranks.adapt_recipe({"reduce": "ddp"})["reduce"] == "ddp"
     with pytest.raises(UserError, match="without torchrun"):
-        ranks.recipe({"reduce": "data_parallel"})
+        ranks.adapt_recipe({"reduce": "data_parallel"})
 
 
 @pytest.mark.parametrize(
@@ -189,7 +188,7 @@ def test_a_rank_that_writes_nothing_tells_in_one_line_that_a_peer_is_gone(said, 
     with pytest.raises(
         RuntimeError if said == "a mistake" else UserError, match=r"rank 3: another|a mistake"
     ):
-        with joined("cpu"):
+        with join_ranks("cpu"):
             raise RuntimeError(said)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ladder.base import git
 from ladder.base.errors import UserError
+from ladder.core.records import read_record
 from ladder.plan import modes
 from ladder.publish import gallery
 from ladder.results import loading, ranking
@@ -21,6 +22,8 @@ from ladder.results import store as results
 from ladder.results.run import Result
 from ladder.results.types import Plain
 from ladder.studies import frame, scale
+from ladder.training.canary_file import KIND as CANARY
+from ladder.training.canary_file import Canary
 
 Key = tuple[str, str, str, str]
 
@@ -153,6 +156,8 @@ def shortfall(data: Plain) -> str | None:
         found = scale.STUDY.derive(frame.decode_file(scale.STUDY, data))
         enough = any(point.runs and not found.has_too_few(point) for point in found.points)
         return None if enough else f"has fewer than {results.FEWEST_ROUNDS} generations of each point"
+    if data.get("kind") == CANARY.name:
+        return None if read_record(Canary, data).is_complete else "was stopped"
     few = f"has fewer than {results.FEWEST_ROUNDS} generations"
     study = frame.load_studies().get(str(data.get("kind")))
     if study is not None and "observed" in data:  # an archived file has none

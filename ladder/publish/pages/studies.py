@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ladder.base.records import build
 from ladder.base.text import factor, ms
+from ladder.core.records import read_record
 from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import absent, link, table, text, under
 from ladder.results.types import Plain
@@ -19,6 +20,7 @@ from ladder.studies.precision.record import Result as Precision
 from ladder.studies.roofline import view as roofs
 from ladder.studies.roofline.schema import Result as Roofline
 from ladder.studies.upstream.study import STUDY as UPSTREAM
+from ladder.training.canary_file import Canary
 
 LARGE = (128, 129, 256, 257)  # pixels a side; one more behind a transposed convolution
 ENOUGH = 0.85  # of a cold copy
@@ -162,13 +164,11 @@ def _kernel_cells(rows: Sequence[Row]) -> list[str]:
 def canary(committed: Committed, machine: str) -> str:
     """Return the distance of each rung's images to the data, and the band of the baseline's seeds."""
     (name,) = committed.names(f"canary/{machine}/*.json")[-1:] or [f"canary/{machine}/*.json"]
-    result = committed.read(name)
-    rows = [
-        [text(rung["title"]), f"{rung['distance']:.0f}", text(rung["verdict"])] for rung in result["rungs"]
-    ]
-    low, high = result["band"]
+    file = read_record(Canary, committed.read(name))
+    rows = [[text(rung.title), f"{rung.distance:.0f}", text(file.judge(rung))] for rung in file.rungs]
+    low, high = file.band
     return table(["rung", "distance", "verdict"], rows) + under(
-        f"{result['seeds']} seeds, {result['steps']} steps, band {low:.0f}-{high:.0f}",
+        f"{file.seeds} seeds, {file.steps} steps, band {low:.0f}-{high:.0f}",
         link("table", name.replace(".json", ".md")),
     )
 

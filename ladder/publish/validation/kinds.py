@@ -14,10 +14,10 @@ from ladder.base import text
 from ladder.core import records as r
 from ladder.core.records import Record, between, locate_problem, matching, read_record, size
 from ladder.publish.regressions import schema as comparison
-from ladder.results import identity, publishable, values
+from ladder.results import publishable
 from ladder.results.check import Kind
 from ladder.results.code_digest import Head
-from ladder.results.file import Images, Machine, Variable
+from ladder.results.file import Machine
 from ladder.results.store import KIND_KEYS
 from ladder.results.types import build
 from ladder.studies import frame
@@ -27,6 +27,7 @@ from ladder.studies.precision.schema import KIND as PRECISION
 from ladder.studies.roofline import in_step
 from ladder.studies.roofline.schema import KIND as ROOFLINE
 from ladder.studies.roofline.schema import Result as Roofline
+from ladder.training import canary_file
 
 ShortLine = Annotated[str, matching(r"[ -~]{1,300}", "a line of at most 300 printable ASCII characters")]
 Difference = Annotated[float, between(-1e6, 1e6)]  # of times, possibly negative
@@ -36,47 +37,6 @@ class _Made(Record, kw_only=True):
     schema: Literal[1]
     commit: r.Commit | None = None
     dirty: bool | None = None
-
-
-# --- ladder train --canary --------------------------------------------------------------------------------------------
-
-
-class _Trained(Record):
-    seed: r.Count
-    distance: r.Amount | None = None
-    levels: Annotated[dict[Annotated[str, matching(r"\d{1,5}", "a size")], r.Amount], size(16)] | None = None
-    reason: ShortLine | None = None
-
-
-class _CanaryRung(Record, kw_only=True):
-    name: r.Name
-    title: r.Text
-    recipe: r.Fields | None = None
-    skipped: ShortLine | None = None
-    distance: r.Amount | None = None
-    verdict: Literal["as good", "better", "worse", "broke"] | None = None
-    runs: Annotated[list[_Trained], size(1000)]
-
-
-class Canary(_Made, kw_only=True):
-    """The file of `ladder train --canary`."""
-
-    kind: Literal["canary"]
-    machine: Machine
-    workload: r.Fields
-    environment: Annotated[dict[Variable, r.Text], size(64)] | None = None
-    images: Images | None = None
-    measured_code: Annotated[dict[r.Identifier, r.CodeDigest], size(8)] | None = None
-    started: r.Started | None = None
-    ladder: r.Name
-    steps: r.Count
-    seeds: r.Count
-    samples: r.Count
-    complete: bool
-    notes: r.Notes
-    band: Annotated[list[r.Amount], size(2, 2)] | None = None
-    seconds: r.Seconds
-    rungs: Annotated[list[_CanaryRung], size(100, 1)]
 
 
 # --- asv's overhead, planted faults -----------------------------------------------------------------------------------
@@ -213,13 +173,6 @@ def _find_problem(record: Any) -> str | None:
         return "machine_info: node and machine are not its name and its system"
     if isinstance(record, comparison.Compared):
         return comparison.find_problem(record)
-    if isinstance(record, Canary):
-        checks = [("workload", values.WORKLOAD, record.workload)]
-        checks += [(f"{each.name}.recipe", values.RECIPE, each.recipe or {}) for each in record.rungs]
-        wrong = [
-            f"{place}{problem[0]}: {problem[1]}" for place, rule, value in checks if (problem := rule(value))
-        ]
-        return wrong[0] if wrong else identity.misnamed(record.workload)
     return None
 
 
@@ -240,7 +193,6 @@ def _as_kind(name: str, record: Any) -> Kind:
 
 
 CHECKS = {
-    "canary": Canary,
     "asv overhead": AsvOverhead,
     "pytest-benchmark": Benchmarked,
     "faults": _table(
@@ -261,6 +213,7 @@ _ALL = (
     PRECISION,
     ROOFLINE,
     *tuning_schema.KINDS,
+    canary_file.KIND,
     *(_as_kind(name, record) for name, record in CHECKS.items()),
     *map(frame.as_kind, frame.load_studies().values()),
 )

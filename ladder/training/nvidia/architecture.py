@@ -28,7 +28,7 @@ FIXED: dict[str, dict[str, Value]] = {
 }
 CLASSES = (*FIXED, "MappingNetwork", "SynthesisNetwork", "ToRGBLayer", "Conv2dLayer", "FullyConnectedLayer")
 # The attribute of a class that no shape tells.
-SAID = {
+ATTRIBUTES = {
     **dict.fromkeys(("SynthesisLayer", "ToRGBLayer", "Conv2dLayer"), "conv_clamp"),
     **{"MinibatchStdLayer": "group_size", "MappingNetwork": "w_avg_beta"},
 }
@@ -49,7 +49,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Said:
+class Attributes:
     """The settings of NVIDIA's networks that no shape tells."""
 
     conv_clamp: float | None = None
@@ -57,7 +57,7 @@ class Said:
     w_avg_beta: float = 0.998
 
 
-def network(where: str, record: object) -> Network:
+def read_network(where: str, record: object) -> Network:
     """Return the tensors and modules of an unpickled network. Raises UserError."""
     if not isinstance(record, Record):
         raise UserError(f"{where} is no network")
@@ -74,41 +74,41 @@ def network(where: str, record: object) -> Network:
         modules[name] = each
         dot = f"{name}." if name else ""
         for part in ("_parameters", "_buffers"):
-            for key, value in _dict(where, each, part).items():
+            for key, value in _read_dict(where, each, part).items():
                 if isinstance(value, Tensor):
                     tensors[f"{dot}{key}"] = value
                     if part == "_buffers" and key in ("weight", "bias"):
                         frozen.append(f"{dot}{key}")
-        waiting += [(f"{dot}{key}", value) for key, value in _dict(where, each, "_modules").items()]
+        waiting += [(f"{dot}{key}", value) for key, value in _read_dict(where, each, "_modules").items()]
     return Network(tensors, modules, tuple(frozen))
 
 
-def _dict(where: str, record: Record, part: str) -> dict[str, Any]:
-    found = record.state.get(part, {})
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in dict.keys(found)):
+def _read_dict(where: str, record: Record, part: str) -> dict[str, Any]:
+    content = record.state.get(part, {})
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in dict.keys(content)):
         raise UserError(f"{where}: damaged: {part} is no dictionary of names")
-    return dict(dict.items(found))
+    return dict(dict.items(content))
 
 
-def said(path: str, found: dict[str, Network]) -> Said:
+def read_attributes(path: str, networks: dict[str, Network]) -> Attributes:
     """Return the settings in the attributes of pickled networks. Raises UserError for another architecture."""
-    found_in: dict[str, set[Value]] = {"conv_clamp": set(), "group_size": set(), "w_avg_beta": set()}
-    for label, each in found.items():
+    values_of: dict[str, set[Value]] = {"conv_clamp": set(), "group_size": set(), "w_avg_beta": set()}
+    for label, each in networks.items():
         for name, record in each.modules.items():
             where = f"{path}: {label}{'.' * bool(name)}{plain(name)[:60]}"
             _refuse(where, record, name)
-            key = SAID.get(record.class_name)
+            key = ATTRIBUTES.get(record.class_name)
             if key is not None and not name.endswith("skip"):
-                found_in[key].add(_value(where, record, key))
-    for key, values in found_in.items():
+                values_of[key].add(_read_value(where, record, key))
+    for key, values in values_of.items():
         if len(values) > 1:
             shown = ", ".join(sorted(map(repr, values)))[:80]
             raise UserError(f"{path}: {key} differs between layers: {shown}")
-    clamp, group, beta = (next(iter(values), None) for values in found_in.values())
-    return Said(clamp, WHOLE if group is None else group, beta)  # type: ignore[arg-type]  # `Workload.from_dict` checks the types
+    clamp, group, beta = (next(iter(values), None) for values in values_of.values())
+    return Attributes(clamp, WHOLE if group is None else group, beta)  # type: ignore[arg-type]  # `Workload.from_dict` checks the types
 
 
-def _value(where: str, record: Record, key: str) -> Value:
+def _read_value(where: str, record: Record, key: str) -> Value:
     value = record.state.get(key)
     if value is not None and not isinstance(value, str | int | float | bool):
         raise UserError(f"{where}: damaged: {key} is no number or text")
@@ -118,31 +118,31 @@ def _value(where: str, record: Record, key: str) -> Value:
 def _refuse(where: str, record: Record, name: str) -> None:
     if record.class_name not in CLASSES:
         raise UserError(f"{where}: {NOT_READ}: it is a {plain(record.class_name)[:40]}")
-    wanted = dict(FIXED.get(record.class_name, {}))
+    required = dict(FIXED.get(record.class_name, {}))
     last = name.rpartition(".")[2]
     if record.class_name == "Conv2dLayer":
-        wanted["activation"] = "linear" if last == "skip" else "lrelu"
+        required["activation"] = "linear" if last == "skip" else "lrelu"
     if record.class_name == "FullyConnectedLayer":
-        wanted["activation"] = "linear" if last in ("affine", "out") else "lrelu"
-        wanted["bias_gain"] = MAPPING_RATE if last.startswith("fc") and last != "fc" else 1
-    for key, value in wanted.items():
-        here = _value(where, record, key)
+        required["activation"] = "linear" if last in ("affine", "out") else "lrelu"
+        required["bias_gain"] = MAPPING_RATE if last.startswith("fc") and last != "fc" else 1
+    for key, value in required.items():
+        here = _read_value(where, record, key)
         if key == "c_dim" and here not in (None, 0):
             raise UserError(f"{where}: conditional on labels: c_dim must be 0, and is {here!r:.20}")
         if key in record.state and here != value:
             raise UserError(f"{where}: {key} must be {value!r}, and is {here!r:.40}")
 
 
-def workload(path: str, found: dict[str, Network], told: Said) -> Workload:
+def derive_workload(path: str, networks: dict[str, Network], attributes: Attributes) -> Workload:
     """Return the workload that fits the tensors. Raises UserError, one line, where none does."""
-    G = found["G"].tensors
+    G = networks["G"].tensors
     if any(name.startswith("synthesis.input") for name in G):
         raise UserError(f"{path}: G: {NOT_READ}: an alias-free generator of StyleGAN3")
-    for label, each in found.items():
+    for label, each in networks.items():
         if any(name.startswith(("mapping.embed", "mapping.")[label == "D"]) for name in each.tensors):
             raise UserError(f"{path}: {label}: conditional on labels: c_dim must be 0")
     blocks = [re.fullmatch(r"synthesis\.b(\d{1,5})\.conv1\.weight", name) for name in G]
-    fmaps = {int(each[1]): _size(path, G, each[0], 0) for each in blocks if each}
+    fmaps = {int(each[1]): _get_size(path, G, each[0], 0) for each in blocks if each}
     layers = sum(bool(re.fullmatch(r"mapping\.fc\d+\.weight", name)) for name in G)
     if not fmaps or not layers:
         raise UserError(f"{path}: G: {NOT_READ}: it has no mapping.fc0.weight or synthesis.b4.conv1.weight")
@@ -151,34 +151,38 @@ def workload(path: str, found: dict[str, Network], told: Said) -> Workload:
         "resolution": max(fmaps),
         "channel_base": max([r * n for r, n in fmaps.items() if n < most] or [max(fmaps) * most]),
         "channel_max": most,
-        "z_dim": _size(path, G, "mapping.fc0.weight", 1),
-        "w_dim": _size(path, G, f"mapping.fc{layers - 1}.weight", 0),
+        "z_dim": _get_size(path, G, "mapping.fc0.weight", 1),
+        "w_dim": _get_size(path, G, f"mapping.fc{layers - 1}.weight", 0),
         "mapping_layers": layers,
-        "conv_clamp": told.conv_clamp,
-        "mbstd_group": told.mbstd_group,
-        "w_avg_beta": told.w_avg_beta,
+        "conv_clamp": attributes.conv_clamp,
+        "mbstd_group": attributes.mbstd_group,
+        "w_avg_beta": attributes.w_avg_beta,
     }
-    group = told.mbstd_group if isinstance(told.mbstd_group, int) and 0 < told.mbstd_group < WHOLE else 1
+    group = (
+        attributes.mbstd_group
+        if isinstance(attributes.mbstd_group, int) and 0 < attributes.mbstd_group < WHOLE
+        else 1
+    )
     try:
-        made = Workload.from_dict(fields | {"batch": -(-BATCH // group) * group}, where=path)
+        derived = Workload.from_dict(fields | {"batch": -(-BATCH // group) * group}, where=path)
     except ConfigError as error:
         raise UserError(str(error)) from None
-    for label, each in found.items():
-        refuse_other(f"{path}: {label}", label, each.tensors, made)
-    return made
+    for label, each in networks.items():
+        refuse_other(f"{path}: {label}", label, each.tensors, derived)
+    return derived
 
 
-def _size(path: str, tensors: dict[str, Tensor], name: str, dimension: int) -> int:
+def _get_size(path: str, tensors: dict[str, Tensor], name: str, dimension: int) -> int:
     if name not in tensors or tensors[name].ndim <= dimension:
         raise UserError(f"{path}: G: {NOT_READ}: no {name}, or one of another shape")
     return int(tensors[name].shape[dimension])
 
 
-def refuse_other(where: str, label: str, tensors: dict[str, Tensor], made: Workload) -> None:
+def refuse_other(where: str, label: str, tensors: dict[str, Tensor], workload: Workload) -> None:
     """Refuse tensors that are not exactly those of NVIDIA's network of this workload. Raises UserError."""
-    ours = names.shapes(label, made)
-    expected = {theirs: ours[mine] for theirs, mine in names.weights(label, made).items()}
-    expected |= names.buffers(label, made)
+    ours = names.list_shapes(label, workload)
+    expected = {theirs: ours[mine] for theirs, mine in names.map_weights(label, workload).items()}
+    expected |= names.list_buffers(label, workload)
     if extra := sorted(tensors.keys() - expected.keys()):
         raise UserError(f"{where}: {NOT_READ}: it has {plain(extra[0])[:60]}")
     for name, shape in expected.items():
@@ -190,5 +194,5 @@ def refuse_other(where: str, label: str, tensors: dict[str, Tensor], made: Workl
             raise UserError(
                 f"{where}.{name}: {list(shape)} float32 is expected, not {list(here.shape)} {kind}"
             )
-        if name.endswith(names.FILTER) and not torch.equal(here, names.taps()):
+        if name.endswith(names.FILTER) and not torch.equal(here, names.make_filter()):
             raise UserError(f"{where}.{name}: another filter than [1, 3, 3, 1]")

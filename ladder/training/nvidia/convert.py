@@ -16,7 +16,7 @@ from ladder.base.text import plain
 from ladder.training import checkpoint, origin
 from ladder.training.checkpoint import Content, State, Tensors
 from ladder.training.nvidia import architecture, names, pickles
-from ladder.training.nvidia.architecture import Network, Said
+from ladder.training.nvidia.architecture import Attributes, Network
 from stylegan_lite.config import Recipe, Workload
 
 ZIP = b"PK\x03\x04"  # the first bytes of torch.save's files
@@ -46,22 +46,22 @@ def convert(path: Path) -> Converted:
             zipped = file.read(len(ZIP)) == ZIP
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-    content = _loaded(path) if zipped else pickles.read(path)
+    content = _load_tensors(path) if zipped else pickles.read_pickle(path)
     # The files of torch.save before 1.6 are several pickles. A tensor would compare number by number.
     if isinstance(content, int) and content == MAGIC:
-        content = _loaded(path)
+        content = _load_tensors(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: {NEITHER}")
     if content.get("format") == checkpoint.FORMAT:
-        return to_nvidia(origin.read(path))
-    return from_nvidia(str(path), content)
+        return convert_to_nvidia(origin.read_origin(path))
+    return convert_from_nvidia(str(path), content)
 
 
 MAGIC = torch.serialization.MAGIC_NUMBER
 NEITHER = "no network pickle, no state dicts of G, D and G_ema, and no checkpoint of `ladder train`"
 
 
-def _loaded(path: Path) -> Any:
+def _load_tensors(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
@@ -70,7 +70,7 @@ def _loaded(path: Path) -> Any:
         raise UserError(f"{path}: damaged, or no file of tensors ({type(error).__name__})") from None
 
 
-def from_nvidia(path: str, content: Mapping[str, Any]) -> Converted:
+def convert_from_nvidia(path: str, content: Mapping[str, Any]) -> Converted:
     """Return the checkpoint of NVIDIA's networks, pickled ones or state dicts."""
     for label in names.NETWORKS:
         if label not in content:
@@ -82,34 +82,36 @@ def from_nvidia(path: str, content: Mapping[str, Any]) -> Converted:
     dropped = [name for name in DROPPED if content.get(name) is not None]
     notes = [f"dropped: {', '.join(dropped)}"] if dropped else []
     if pickled:
-        found = {label: architecture.network(f"{path}: {label}", content[label]) for label in names.NETWORKS}
-        told = architecture.said(path, found)
+        networks = {
+            label: architecture.read_network(f"{path}: {label}", content[label]) for label in names.NETWORKS
+        }
+        attributes = architecture.read_attributes(path, networks)
     else:
-        found = {label: _state(f"{path}: {label}", content[label]) for label in names.NETWORKS}
-        told = _told(path, content.get(KWARGS))
+        networks = {label: _read_state(f"{path}: {label}", content[label]) for label in names.NETWORKS}
+        attributes = _read_kwargs(path, content.get(KWARGS))
         if KWARGS not in content:
             notes.append("no kwargs beside the state dicts: taken are conv_clamp none, mbstd_group 4")
-    workload = architecture.workload(path, found, told)
-    if found["D"].frozen:
-        notes.append(f"{len(found['D'].frozen)} tensors of D were frozen (Freeze-D); here all are trained")
+    workload = architecture.derive_workload(path, networks, attributes)
+    if networks["D"].frozen:
+        notes.append(f"{len(networks['D'].frozen)} tensors of D were frozen (Freeze-D); here all are trained")
     notes.append(f"batch {workload.batch}, rates and R1 weight are this project's: the file does not say")
     notes.append("optimizers start fresh: the file has no moments")
-    return Converted(_checkpoint(workload, found), workload, True, tuple(notes))
+    return Converted(_make_checkpoint(workload, networks), workload, True, tuple(notes))
 
 
-def _state(where: str, found: object) -> Network:
+def _read_state(where: str, state: object) -> Network:
     """Return a network of a state dict."""
-    if not isinstance(found, dict) or not all(
-        isinstance(key, str) and isinstance(value, Tensor) for key, value in found.items()
+    if not isinstance(state, dict) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
     ):
         raise UserError(f"{where} is no state dict")
-    return Network(dict(found), {})
+    return Network(dict(state), {})
 
 
-def _told(path: str, kwargs: object) -> Said:
+def _read_kwargs(path: str, kwargs: object) -> Attributes:
     """Return the settings in the arguments that stand beside state dicts."""
     if kwargs is None:
-        return Said()
+        return Attributes()
     try:
         G, D = kwargs["G"], kwargs["D"]  # type: ignore[index]
         clamp, other = G["conv_clamp"], D["conv_clamp"]
@@ -119,16 +121,16 @@ def _told(path: str, kwargs: object) -> Said:
             raise UserError(f"{path}: kwargs: c_dim must be 0, and conv_clamp the same in G and D")
     except (KeyError, TypeError, IndexError):
         raise UserError(f"{path}: kwargs: not those that `ladder convert` writes") from None
-    return Said(clamp, architecture.WHOLE if group is None else group, beta)
+    return Attributes(clamp, architecture.WHOLE if group is None else group, beta)
 
 
-def _checkpoint(workload: Workload, found: dict[str, Network]) -> Content:
+def _make_checkpoint(workload: Workload, networks: dict[str, Network]) -> Content:
     ours: dict[str, Tensors] = {}
     kept: dict[str, Tensors] = {}
-    for label, each in found.items():
-        by_ours = {mine: each.tensors[theirs] for theirs, mine in names.weights(label, workload).items()}
-        ours[label] = {name: by_ours[name].contiguous() for name in names.shapes(label, workload)}
-        kept[label] = {name: each.tensors[name].contiguous() for name in names.buffers(label, workload)}
+    for label, each in networks.items():
+        by_ours = {mine: each.tensors[theirs] for theirs, mine in names.map_weights(label, workload).items()}
+        ours[label] = {name: by_ours[name].contiguous() for name in names.list_shapes(label, workload)}
+        kept[label] = {name: each.tensors[name].contiguous() for name in names.list_buffers(label, workload)}
     fields = workload.to_dict() | {"data": None}
     state: State = {
         "count": 0, "workload": fields, "G": ours["G"], "D": ours["D"], "G_ema": ours["G_ema"], "opt_G": {},
@@ -142,23 +144,23 @@ def _checkpoint(workload: Workload, found: dict[str, Network]) -> Content:
     }  # fmt: skip
 
 
-def to_nvidia(ours: origin.Origin) -> Converted:
+def convert_to_nvidia(ours: origin.Origin) -> Converted:
     """Return state dicts under NVIDIA's names, with the arguments of the classes that load them."""
     workload = ours.workload
     if workload.norm != "demod" or workload.spectral_norm:
         raise UserError(f"{ours.path}: NVIDIA's networks have norm: demod and spectral_norm: false alone")
-    made: dict[str, Any] = {}
+    content: dict[str, Any] = {}
     kept = ours.content.get("kept") or {}
     for label in names.NETWORKS:
         state: Tensors = ours.content["state"][label]  # type: ignore[literal-required]
-        beside = kept.get(label) or names.fresh_buffers(label, workload)
-        made[label] = {theirs: state[mine] for theirs, mine in names.weights(label, workload).items()}
-        made[label] |= {name: beside[name] for name in names.buffers(label, workload)}
+        beside = kept.get(label) or names.make_buffers(label, workload)
+        content[label] = {theirs: state[mine] for theirs, mine in names.map_weights(label, workload).items()}
+        content[label] |= {name: beside[name] for name in names.list_buffers(label, workload)}
     notes = [] if kept else ["noise_const is new: this model was never NVIDIA's"]
-    return Converted(made | {KWARGS: kwargs(workload)}, workload, False, tuple(notes))
+    return Converted(content | {KWARGS: make_kwargs(workload)}, workload, False, tuple(notes))
 
 
-def kwargs(workload: Workload) -> dict[str, dict[str, Any]]:
+def make_kwargs(workload: Workload) -> dict[str, dict[str, Any]]:
     """Return the arguments of NVIDIA's `Generator` and `Discriminator`, as its stylegan3 repository takes them."""
     image = {"c_dim": 0, "img_resolution": workload.resolution, "img_channels": 3}
     size = {

@@ -17,7 +17,7 @@ Shapes = dict[str, tuple[int, ...]]
 NOISE_SEED = 0
 
 
-def weights(network: str, workload: Workload) -> dict[str, str]:
+def map_weights(network: str, workload: Workload) -> dict[str, str]:
     """Return NVIDIA's name of each weight, and ours."""
     return dict(_discriminator(workload) if network == "D" else _generator(workload))
 
@@ -56,48 +56,47 @@ def _convolutions(resolution: int) -> tuple[str, ...]:
     return ("conv1",) if resolution == 4 else ("conv0", "conv1")
 
 
-def buffers(network: str, workload: Workload) -> Shapes:
+def list_buffers(network: str, workload: Workload) -> Shapes:
     """Return the shapes of the buffers that our networks lack: filters, and the generator's constant noise."""
-    found: Shapes = {}
+    shapes: Shapes = {}
     if network == "D":
-        found[f"b{workload.resolution}.fromrgb.{FILTER}"] = (4, 4)
+        shapes[f"b{workload.resolution}.fromrgb.{FILTER}"] = (4, 4)
         for resolution in workload.resolutions[1:]:
             for layer in ("", "conv0.", "conv1.", "skip."):
-                found[f"b{resolution}.{layer}{FILTER}"] = (4, 4)
-        found[f"b4.conv.{FILTER}"] = (4, 4)
-        return found
+                shapes[f"b{resolution}.{layer}{FILTER}"] = (4, 4)
+        shapes[f"b4.conv.{FILTER}"] = (4, 4)
+        return shapes
     for resolution in workload.resolutions:
         block = f"synthesis.b{resolution}"
-        found[f"{block}.{FILTER}"] = (4, 4)
+        shapes[f"{block}.{FILTER}"] = (4, 4)
         for conv in _convolutions(resolution):
-            found[f"{block}.{conv}.{FILTER}"] = (4, 4)
-            found[f"{block}.{conv}.{NOISE}"] = (resolution, resolution)
-    return found
+            shapes[f"{block}.{conv}.{FILTER}"] = (4, 4)
+            shapes[f"{block}.{conv}.{NOISE}"] = (resolution, resolution)
+    return shapes
 
 
-def noise(kept: dict[str, Tensor], workload: Workload) -> list[Tensor]:
+def list_noise(kept: dict[str, Tensor], workload: Workload) -> list[Tensor]:
     """Return the constant noise of a generator's kept buffers, [1, 1, H, W] for each layer from 4x4 up."""
-    names = [name for name in buffers("G", workload) if name.endswith(NOISE)]
-    return [kept[name][None, None] for name in names]
+    return [kept[name][None, None] for name in list_buffers("G", workload) if name.endswith(NOISE)]
 
 
-def fresh_buffers(network: str, workload: Workload) -> dict[str, Tensor]:
+def make_buffers(network: str, workload: Workload) -> dict[str, Tensor]:
     """Return buffers for networks that never had them. The noise is always the same."""
     generator = torch.Generator().manual_seed(NOISE_SEED)
     return {
-        name: taps() if name.endswith(FILTER) else torch.randn(shape, generator=generator)
-        for name, shape in buffers(network, workload).items()
+        name: make_filter() if name.endswith(FILTER) else torch.randn(shape, generator=generator)
+        for name, shape in list_buffers(network, workload).items()
     }
 
 
-def taps() -> Tensor:
+def make_filter() -> Tensor:
     """Return the filter [4, 4] that NVIDIA's networks keep, float32. It sums to 1."""
     line = torch.tensor(TAPS)
     return torch.outer(line, line) / line.sum() ** 2
 
 
-def shapes(network: str, workload: Workload) -> Shapes:
+def list_shapes(network: str, workload: Workload) -> Shapes:
     """Return the shape of each of our tensors. Nothing is allocated."""
     with torch.device("meta"):
-        made = (Discriminator if network == "D" else Generator)(workload, Recipe())
-    return {name: tuple(each.shape) for name, each in made.state_dict().items()}
+        model = (Discriminator if network == "D" else Generator)(workload, Recipe())
+    return {name: tuple(each.shape) for name, each in model.state_dict().items()}

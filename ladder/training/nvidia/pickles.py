@@ -81,10 +81,10 @@ class _Storage(metaclass=_Sealed):
             raise Refused("a storage of it is no bytes")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickles that it refuses next
-            found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        if not isinstance(found, torch.TypedStorage):
+            storage = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        if not isinstance(storage, torch.TypedStorage):
             raise Refused("a storage of it holds something else")
-        self.flat = torch.empty(0, dtype=found.dtype).set_(found)  # type: ignore[call-overload]
+        self.flat = torch.empty(0, dtype=storage.dtype).set_(storage)  # type: ignore[call-overload]
 
 
 class _Tensor(metaclass=_Sealed):
@@ -93,7 +93,7 @@ class _Tensor(metaclass=_Sealed):
     def __new__(cls, storage: object, offset: object, size: object, stride: object, *_: object) -> Tensor:  # type: ignore[misc]
         if not isinstance(storage, _Storage):
             raise Refused("a tensor of it has no storage")
-        offset, sizes, strides = _whole((offset,))[0], _whole(size), _whole(stride)
+        offset, sizes, strides = _read_sizes((offset,))[0], _read_sizes(size), _read_sizes(stride)
         count, last = 1, offset
         for each, step in zip(sizes, strides, strict=True):
             count, last = count * each, last + (each - 1) * step
@@ -164,7 +164,7 @@ class _Reader(pickle.Unpickler):
         return NAMES[module, name]
 
 
-def read(path: Path) -> Any:
+def read_pickle(path: Path) -> Any:
     """Return the content of a network pickle: a plain dictionary, or what else is in it.
 
     Values are dictionaries, numbers, text, tensors and `Record`s.
@@ -174,7 +174,7 @@ def read(path: Path) -> Any:
     """
     try:
         with open(path, "rb") as file:
-            found = _Reader(file).load()
+            content = _Reader(file).load()
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
     except Refused as error:
@@ -182,10 +182,10 @@ def read(path: Path) -> Any:
     except Exception as error:  # a pickle can raise any
         raise UserError(f"{path}: damaged, or no network pickle ({type(error).__name__})") from None
     # A pickle can give an ordered dictionary another method `get`.
-    return dict(dict.items(found)) if isinstance(found, dict) else found
+    return dict(dict.items(content)) if isinstance(content, dict) else content
 
 
-def _whole(numbers: object) -> tuple[int, ...]:
+def _read_sizes(numbers: object) -> tuple[int, ...]:
     """Return whole numbers of 0 and above as a tuple."""
     if not isinstance(numbers, tuple) or not all(type(each) is int and each >= 0 for each in numbers):
         raise Refused("a tensor of it has impossible sizes")
