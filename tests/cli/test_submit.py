@@ -23,7 +23,7 @@ from ladder.plan import catalog
 from ladder.publish.history import machines as asvmachines
 from ladder.publish.history import series as asvseries
 from ladder.publish.validation import asv_files, validate
-from ladder.results import judging, record
+from ladder.results import judging, loading, record
 from ladder.results import store as results
 from tests.support import asv_clone, committed, made_up_asv, typed
 from tests.support.repositories import commit_all, git
@@ -95,7 +95,7 @@ def climbed(submission: submit.Submission, complete: bool = True, quick: bool = 
         result["measured_code"] = {"kernels": "0" * 16}
         result["protocol"] |= {"quick": quick, "rounds": 3 if complete else 9}
         run = typed.run_of(result)
-        path = request.resume or record.name_file(request.out, run)
+        path = request.resume or request.out / record.name_file(Path("none"), run).relative_to("none")
         write_run(path, result)
         on_file(path)
         return judging.derive_result(run)
@@ -155,7 +155,7 @@ def test_ladder_run_is_started_once_gone_on_with_and_left_alone_when_complete(
     assert submit.paired(submission, climb(True)) == path and path is not None
     first, second = asked
     assert (first.workload, first.quick, first.budget, first.resume) == ("tiny", True, None, None)
-    assert second.resume == path and results.read(path)["complete"]
+    assert second.resume == path and loading.load_run(path).complete
 
 
 def test_without_a_gpu_a_budget_is_kept_to_and_a_quick_run_is_not_enough_then(
@@ -385,11 +385,12 @@ def test_what_is_left_for_the_next_call_is_said_with_status_1(
 def test_a_file_that_would_be_refused_is_not_sent(
     submission: submit.Submission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(request: Any) -> dict[str, Any]:
-        result = climbed(submission)(request)
-        path = results.path_for(request.out, result)
-        write_run(path, result | {"html": "x"})
-        return result
+    def broken(request: Any, on_file: Callable[[Path], None]) -> Any:
+        def spoil(path: Path) -> None:
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"html": "x"}))
+            on_file(path)
+
+        return climbed(submission)(request, spoil)
 
     monkeypatch.setattr(submit, "prepare", lambda budget, say: submission)
     monkeypatch.setattr(submit, "_asv", asv(submission)[0])

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 import yaml
 from click.testing import CliRunner
+from msgspec import structs
 
 from ladder.cli import main as cli
 from ladder.core.job import Job
@@ -185,9 +186,8 @@ def test_the_engine_makes_three_generations_and_goes_on(
     run = noise.run_twice(job, "baseline", tmp_path, lambda event: None)  # type: ignore[arg-type]
     assert rounds == [3, 5] and judging.derive_result(run).complete
     assert [len(copy.rounds) for copy in (run.rungs[0], run.twins[0])] == [5, 5]
-    run["complete"] = False
-    run["rungs"][0]["recipe"] = {}
-    assert noise.read_run(run, Clocks(asked=False)).stopped
+    longer = structs.replace(run, protocol=structs.replace(run.protocol, rounds=9))
+    assert noise.read_run(longer, Clocks(asked=False)).stopped
 
 
 @pytest.mark.exhaustive

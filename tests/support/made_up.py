@@ -91,7 +91,7 @@ def result(rungs: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
         },
         "protocol": {
             "mode": "cumulative",
-            "fixed": True,
+            "fixed": False,
             "rounds": 5,
             "cycles": 2,
             "cycle_steps": 16,
