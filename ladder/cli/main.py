@@ -32,7 +32,6 @@ from ladder.cli import merge as cli_merge
 from ladder.cli import precision as cli_precision
 from ladder.cli import recommend as cli_recommend
 from ladder.cli import sample as cli_sample
-from ladder.cli import scale as cli_scale
 from ladder.cli import submit as cli_submit
 from ladder.cli import train as cli_train
 from ladder.cli import version as about
@@ -375,7 +374,6 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
 
 for command in (
     *(cli_doctor.doctor, cli_explain.explain, listing.list_, listing.show, cli_recommend.recommend),
-    cli_scale.scale,
     *(cli_kernels.kernels, cli_precision.precision, cli_train.train),
     *(cli_convert.convert, cli_sample.sample),
     *(cli_merge.merge, cli_submit.submit),

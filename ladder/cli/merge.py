@@ -10,7 +10,7 @@ import click
 
 from ladder.base import locks, text
 from ladder.base.errors import UserError
-from ladder.cli import options, scale
+from ladder.cli import options
 
 
 @click.command(
@@ -41,28 +41,31 @@ def merge(files: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool
     from ladder.report import tables
     from ladder.results import judging
     from ladder.results.combine import merging
-    from ladder.results.types import plain
 
     if out is not None:
         _refuse_out(out, files)
     if scaled := _are_scaled(files):
-        from ladder.studies.scale import joining, report
+        from ladder.studies import frame, scale
+        from ladder.studies.scale import joining
 
-        points = joining.join([(path, scale.load(path)) for path in files], anyway)
-        result, show = plain(points), lambda: click.echo(report.text(points))
+        points = joining.join([(path, frame.read_file(scale.STUDY, path)) for path in files], anyway)
+        result, derived = write_record(points), frame.write_derived(scale.STUDY, points)
     else:
         run = merging.merge(files, anyway)
-        result, show = write_record(run), lambda: tables.print_table(judging.derive_result(run))
+        whole = judging.derive_result(run)
+        result, derived = write_record(run), tables.data_of(whole)
     paths = [] if out is None else [out]
     if out is not None:
         held = text.slug(points.machine.name) if scaled else ""  # as its command holds a folder
         write(out, result, lambda: _refuse_out(out, files), held)
-        paths += scale.write_pages(points, out) if scaled else []
+        paths += frame.write_pages(scale.STUDY, points, out) if scaled else []
     if as_json:
-        data = result if scaled else tables.data_of(judging.derive_result(run))
-        click.echo(json.dumps(data, indent=1, allow_nan=False))
+        click.echo(json.dumps(derived, indent=1, allow_nan=False))
     else:
-        show()
+        if scaled:
+            click.echo(frame.render_terminal(scale.STUDY, points))
+        else:
+            tables.print_table(whole)
         if out is None:
             click.echo("not written: --out FILE keeps it")
     ending.say_files(paths, as_json)
@@ -71,12 +74,14 @@ def merge(files: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool
 def _are_scaled(paths: tuple[Path, ...]) -> bool:
     """Return whether these are files of `ladder scale`. Raises UserError if some are and others are not."""
     from ladder.results import store
-    from ladder.studies.scale.schema import KIND
+    from ladder.studies import scale
 
     read = {
         path: store.read(path) for path in paths if path.is_file() or not path.exists()
     }  # a pipe is read once
-    ours = [path for path, data in read.items() if isinstance(data, dict) and data.get("kind") == KIND.name]
+    ours = [
+        path for path, data in read.items() if isinstance(data, dict) and data.get("kind") == scale.STUDY.kind
+    ]
     if ours and (others := [path for path in paths if path not in ours]):
         raise UserError(f"{ours[0]} is of ladder scale, and {others[0]} is not: merge files of one command")
     return bool(ours)

@@ -35,6 +35,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "interval": _format_interval,
     "percent": texts.percent,
     "share": "{:.1%}".format,
+    "shares": lambda value: f"{100 * value[0]:.1f} to {100 * value[1]:.1f}%",
     "difference": texts.difference,
     "amount": texts.amount,
     "count": lambda value: f"{value:,.0f}",

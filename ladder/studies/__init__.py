@@ -10,6 +10,7 @@ STUDIES = {
     "map": "map",
     "noise": "noise",
     "profile": "profile.study",
+    "scale": "scale",
     "sustain": "sustain",
     "upstream": "upstream.study",
 }

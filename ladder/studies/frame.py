@@ -42,14 +42,13 @@ from ladder.core.records import (
     write_record,
     write_whole,
 )
-from ladder.results import check, identity, store
+from ladder.results import check, identity, loading, store
 from ladder.results import record as records
 from ladder.results.combine import resuming
 from ladder.results.file import Header, Status
+from ladder.results.run import Merged
 from ladder.show.table import PIPE_WIDTH, Table, render_markdown, render_text
 from ladder.studies import STUDIES
-
-MOST_BYTES = 2**22  # of a result file
 
 
 class Options(Record):
@@ -105,9 +104,11 @@ class StudyFile(Header, Generic[P, C, O], kw_only=True):
     """A result of a study: nothing in it can be derived from the rest.
 
     `ladder` is the name of the ladder that the options point to. That of a user's file has a digest of its content.
+    `merged` are the runs that the file was merged from.
     """
 
     ladder: Name | None = None
+    merged: Annotated[list[Merged], size(100, 2)] | None = None
     options: P
     cases: dict[Line, C]  # all that are to be observed, by key
     observed: dict[Line, O]
@@ -124,7 +125,8 @@ class Session:
 
     def __init__(self, job: Job, file: Any, save: Callable[[Any], Any]) -> None:
         self.job, self.file = job, file
-        self.growing: Observation | None = None  # what is kept of the running case if it is interrupted
+        self.key = ""  # of the running case
+        self.growing: Observation | None = None  # what is kept of it if it is interrupted
         self._save = save
         self._stack = contextlib.ExitStack()
         self._shared: dict[Any, Any] = {}
@@ -170,8 +172,12 @@ class Session:
 
     def keep(self, key: str, observation: Observation) -> None:
         """Add an observation to the file and save it."""
+        self.keep_all({key: observation})
+
+    def keep_all(self, observations: Mapping[str, Observation]) -> None:
+        """Add observations to the file and save it once."""
         self.growing = None
-        observed = {**self.file.observed, key: observation}
+        observed = {**self.file.observed, **observations}
         self.file = self._save(msgspec.structs.replace(self.file, observed=observed))
 
     def close(self) -> None:
@@ -217,6 +223,45 @@ class Study(Generic[P, C, O]):
         """Return one observation. `WorkerFailure` becomes an observation without a number."""
         raise NotImplementedError
 
+    def observe_all(self, session: Session) -> None:
+        """Observe what the file lacks, case after case. A study whose cases are alive together has its own order."""
+        from ladder.engine.pool import WorkerFailure
+
+        def fail(status: str, reason: str) -> O:
+            return self.types[2](status=status, reason=text.display(reason))  # type: ignore[no-any-return]
+
+        begin, done, minutes = time.monotonic(), 0, session.job.minutes
+        while waiting := [key for key in session.file.cases if key not in session.file.observed]:
+            key = session.key = waiting[0]
+            if minutes is not None and time.monotonic() - begin > 60 * minutes:
+                break
+            try:
+                observation = self.observe(session, key, session.file.cases[key])
+            except WorkerFailure as failure:
+                observation = fail(failure.status, failure.reason)
+            except (
+                EnvironmentFailure
+            ) as failure:  # a resumed run makes it last, or would never come to the others
+                session.keep(key, fail("failed", str(failure)))
+                raise
+            session.keep(key, observation)
+            done += 1
+            left = len(session.file.cases.keys() - session.file.observed.keys())
+            reason = f"{observation.status}: {observation.reason}"
+            if line := self.describe(observation) if observation.status == "ok" else reason:
+                more = left * (time.monotonic() - begin) / done / 60
+                session.report(f"{key}: {line} ({done} of {done + left}, about {more:.0f} min left)")
+
+    def pick_kept(self, file: StudyFile[P, C, O]) -> dict[str, O]:
+        """Return the observations that a resumed run keeps: those to their end whose status is final."""
+        return {
+            key: each for key, each in file.observed.items() if each.status in self.final and not each.stopped
+        }
+
+    def has_answers(self, file: StudyFile[P, C, O]) -> bool:
+        """Return whether every observation answers its question, if only by running out of memory."""
+        return all(each.status in self.answers for each in file.observed.values())
+
     def describe(self, observation: O) -> str:
         """Return what a line on stderr says of an observation that was just made, such as its time; "" for none."""
         return ""
@@ -239,6 +284,10 @@ class Study(Generic[P, C, O]):
     def list_problems(self, file: StudyFile[P, C, O]) -> Iterable[str]:
         """Return which observations no genuine machine makes, a line each, such as a step beyond its peak."""
         return ()
+
+    def is_interrupted(self, file: StudyFile[P, C, O]) -> bool:
+        """Return whether the figures must not be quoted because cases are missing."""
+        return not file.is_complete
 
     def list_cautions(self, file: StudyFile[P, C, O]) -> list[str]:
         """Return why the figures must not be quoted, beside what holds for every study."""
@@ -306,9 +355,9 @@ def plan_rungs(job: Job, ladder: str, rungs: Sequence[str]) -> dict[str, Fields]
 def read_file(study: Study[P, C, O], path: Path) -> StudyFile[P, C, O]:
     """Return the file of a study, judged as if a stranger had sent it. Raises UserError, one line."""
     try:
-        data = store.parse(files.read(path, MOST_BYTES))
+        data = store.parse(loading.read_bytes(path))
     except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise UserError(f"{path}: cannot be read: {loading.why(error)}") from None
     except ValueError as error:
         raise UserError(f"{path}: not a result file: {error}") from None
     return decode_file(study, data, str(path))
@@ -347,7 +396,7 @@ def list_cautions(study: Study[P, C, O], file: StudyFile[P, C, O]) -> list[str]:
         *study.list_cautions(file),
         *environment.said(file.environment),
         *(["dirty work tree: not to be published"] if file.dirty else []),
-        *([] if file.is_complete else ["interrupted"]),
+        *(["interrupted"] if study.is_interrupted(file) else []),
     ]
 
 
@@ -367,16 +416,20 @@ def save_file(study: Study[P, C, O], file: StudyFile[P, C, O], folder: Path, pag
     path = _find_place(study, folder / f"{stem}.json", file) if file.is_complete else partial
     content = json.dumps(text.fit(write_record(file)), indent=1, allow_nan=False) + "\n"
     files.write(path, content)
-    paths = [path]
-    if pages:
-        paths.append(path.with_suffix(".md"))
-        files.write(paths[-1], render_page(study, file))
-        if study.draw(file, "svg") is not None:
-            paths += files.try_draw(path.with_suffix(""), lambda kind: study.draw(file, kind) or b"")
+    paths = [path, *(write_pages(study, file, path) if pages else [])]
     if file.is_complete and partial.exists():
         for each in paths:
             each.with_name(each.name.replace(path.stem, partial.stem, 1)).unlink(missing_ok=True)
     return paths
+
+
+def write_pages(study: Study[P, C, O], file: StudyFile[P, C, O], path: Path) -> list[Path]:
+    """Write the page and the chart beside a file, and return their paths."""
+    page = path.with_suffix(".md")
+    files.write(page, render_page(study, file))
+    if study.draw(file, "svg") is None:
+        return [page]
+    return [page, *files.try_draw(path.with_suffix(""), lambda kind: study.draw(file, kind) or b"")]
 
 
 def _find_place(study: Study[P, C, O], path: Path, file: StudyFile[P, C, O]) -> Path:
@@ -410,20 +463,13 @@ def continue_file(study: Study[P, C, O], job: Job, file: StudyFile[P, C, O]) -> 
         for each in (file, fresh)
     ]
     header = resuming.continued(job.resume, *heads)
-    failed = [key for key, each in file.observed.items() if each.status not in study.final]
-    kept = pick_kept(study, file)
+    kept = study.pick_kept(file)
+    failed = [key for key, each in file.observed.items() if key not in kept and not each.stopped]
     last = [] if study.in_order else failed
     cases = {key: case for key, case in file.cases.items() if key not in last}
     cases |= {key: file.cases[key] for key in last}
     header = {name: value for name, value in header.items() if name in Header.__struct_fields__}
     return msgspec.structs.replace(fresh, **header, cases=cases, observed=kept)
-
-
-def pick_kept(study: Study[P, C, O], file: StudyFile[P, C, O]) -> dict[str, O]:
-    """Return the observations that a resumed run keeps: those to their end whose status is final."""
-    return {
-        key: each for key, each in file.observed.items() if each.status in study.final and not each.stopped
-    }
 
 
 def continue_options(study: Study[P, C, O], path: Path, options: P, given: Mapping[str, Any]) -> P:
@@ -530,7 +576,7 @@ def run_study(study: Study[P, C, O], job: Job) -> int:
             None if job.resume is None else read_file(study, job.resume)
         )  # another run may have continued it
         cases = study.list_cases(job, earlier)  # before images are made: it refuses what cannot be observed
-        kept = {} if earlier is None else pick_kept(study, earlier)
+        kept = {} if earlier is None else study.pick_kept(earlier)
         missing = {key: case for key, case in cases.items() if key not in kept}
         first = First(study.announce(job, missing), job.quiet)
         job = prepare_images(study, job, first)
@@ -546,12 +592,7 @@ def run_study(study: Study[P, C, O], job: Job) -> int:
     show_result(study, file, paths, job.quiet)
     if not file.is_complete:
         return 130
-    return 0 if has_answers(study, file) else 1
-
-
-def has_answers(study: Study[P, C, O], file: StudyFile[P, C, O]) -> bool:
-    """Return whether every observation answers its question, if only by running out of memory."""
-    return all(each.status in study.answers for each in file.observed.values())
+    return 0 if study.has_answers(file) else 1
 
 
 def update_cases(study: Study[P, C, O], job: Job, file: StudyFile[P, C, O]) -> StudyFile[P, C, O]:
@@ -571,8 +612,6 @@ def observe_cases(
     study: Study[P, C, O], job: Job, file: StudyFile[P, C, O], paths: list[Path]
 ) -> StudyFile[P, C, O]:
     """Observe what the file lacks; save it after each case. An interrupt ends it with what there is."""
-    from ladder.engine.pool import WorkerFailure
-
     begin, spent = time.monotonic(), file.seconds
 
     def save(current: StudyFile[P, C, O]) -> StudyFile[P, C, O]:
@@ -581,46 +620,18 @@ def observe_cases(
         paths[:] = save_file(study, current, job.out, pages=False)
         return current
 
-    def fail(status: str, reason: str) -> O:
-        return study.types[2](status=status, reason=text.display(reason))  # type: ignore[no-any-return]
-
-    session, key, done = Session(job, file, save), "", 0
+    session = Session(job, file, save)
     try:
-        while waiting := [key for key in session.file.cases if key not in session.file.observed]:
-            key = waiting[0]
-            if job.minutes is not None and time.monotonic() - begin > 60 * job.minutes:
-                break
-            try:
-                observation = study.observe(session, key, session.file.cases[key])
-            except WorkerFailure as failure:
-                observation = fail(failure.status, failure.reason)
-            except (
-                EnvironmentFailure
-            ) as failure:  # a resumed run makes it last, or would never come to the others
-                session.keep(key, fail("failed", str(failure)))
-                raise
-            session.keep(key, observation)
-            done += 1
-            left = len(session.file.cases.keys() - session.file.observed.keys())
-            if line := describe_outcome(study, observation):
-                minutes = left * (time.monotonic() - begin) / done / 60
-                session.report(f"{key}: {line} ({done} of {done + left}, about {minutes:.0f} min left)")
+        study.observe_all(session)
     except KeyboardInterrupt:
         if session.growing is not None:
-            session.keep(key, msgspec.structs.replace(session.growing, stopped=True))
+            session.keep(session.key, msgspec.structs.replace(session.growing, stopped=True))
     except EnvironmentFailure as failure:
         where = next((f"; go on with --resume {near(path)}" for path in paths[:1]), "")
         raise EnvironmentFailure(f"{failure}{where}") from failure
     finally:
         session.close()
     return session.file
-
-
-def describe_outcome(study: Study[P, C, O], observation: O) -> str:
-    """Return what a line on stderr says of an observation, or why it has no number."""
-    if observation.status == "ok":
-        return study.describe(observation)
-    return f"{observation.status}: {observation.reason}"
 
 
 def show_result(study: Study[P, C, O], file: StudyFile[P, C, O], paths: list[Path], as_json: bool) -> None:
@@ -632,7 +643,7 @@ def show_result(study: Study[P, C, O], file: StudyFile[P, C, O], paths: list[Pat
     else:
         width = output.console().width
         click.echo(render_terminal(study, file, width))
-    output.say_files(paths, as_json, again=not (file.is_complete and has_answers(study, file)))
+    output.say_files(paths, as_json, again=not (file.is_complete and study.has_answers(file)))
 
 
 def study_command(study: Study[Any, Any, Any]) -> click.Command:

@@ -1,46 +1,44 @@
-"""A made-up result of `ladder scale`, on the machine of a committed result: simulated, and marked as such."""
+"""A made-up file of `ladder scale`, on the machine of a committed result: simulated."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from ladder.base.records import build, plain
+from ladder.core.records import write_record
 from ladder.plan import needs
 from ladder.plan.catalog import load_workload
-from ladder.studies.scale import measure, record, ways
+from ladder.studies.scale import list_points, load_ways, name_case
 
-HEAD = {"schema": 1, "commit": "a" * 40, "dirty": False, "complete": True, "seconds": 200.0}
+HEAD = {"schema": 2, "commit": "a" * 40, "dirty": False, "seconds": 200.0, "environment": {}}
 HEAD |= {"started": "2026-01-01T00:00:00+00:00"}
 REPEATS = (1.0, 1.002, 0.998)
-NOTE = "simulated: no measurement"
 ALONE_MS, COMMUNICATION_MS = 50.0, 1.2
 
 
 def of_scaled(
     machine: dict[str, Any], gpus: tuple[int, ...] = (1, 2, 4, 8), name: str = "article-b32"
 ) -> dict[str, Any]:
-    """Return a result whose communication is that of a ring: 2 (n - 1) / n of the gradients cross each link."""
+    """Return a file whose communication is that of a ring: 2 (n - 1) / n of the gradients cross each link."""
     workload = load_workload(name)[1]
     able = needs.possible(dict.fromkeys(needs.NEEDS), workload)
-    asked = ways.points(ways.load(("top", "ddp"), able), workload, list(gpus), ("weak", "strong"), 32)
-    plan = measure.Plan(name, workload, asked, "cuda")
-    made = {
-        **HEAD, "kind": "scaled", "machine": machine, "measured_code": {"kernels": "0" * 16},
-        "workload": {"name": name, **workload, "data": "sample-photographs"},
-        "protocol": {"generations": 3, "visits": 2, "seed": 0, "backend": "nccl", "notes": [NOTE]},
-        "proofs": [
-            {"way": way, "gpus": 2, "batch": 8, "status": "ok", "reason": None, "parity": "ok", "lines": ["ranks: 2"]}
-            for way in ("top", "ddp")
-        ],
-        "points": plain(measure.new_result(plan, machine, None).points),
-    }  # fmt: skip
-    for point in made["points"]:
-        n, share = point["gpus"], point["batch"] / point["gpus"] / workload["batch"]
-        exposed = COMMUNICATION_MS * 2 * (n - 1) / n * (2 if point["way"] == "ddp" else 1)
+    cases = list_points(load_ways(("top", "ddp"), able), workload, list(gpus), ("weak", "strong"), 32)
+    observed: dict[str, Any] = {}
+    for case in cases:
+        share = case.batch / case.gpus / workload["batch"]
+        exposed = COMMUNICATION_MS * 2 * (case.gpus - 1) / case.gpus * (2 if case.way == "ddp" else 1)
         ms = ALONE_MS * share + exposed
-        point["runs"] = [_run(k, ms * factor, exposed) for k, factor in enumerate(REPEATS)]
-        point |= {"status": "ok", "reason": None}
-    return plain(record.derive(build(record.Result, made)))
+        runs = [_run(k, ms * factor, exposed) for k, factor in enumerate(REPEATS)]
+        observed[name_case(case)] = {"runs": runs}
+    points = {name_case(case): write_record(case) for case in cases}
+    for way in ("top", "ddp"):
+        key, recipe = f"proof of {way} on 2", {"ranks": 2}
+        points[key] = {"kind": "proof", "way": way, "gpus": 2, "batch": 8, "recipe": recipe}
+        observed[key] = {"reported_then": "ok", "lines": ["ranks: 2"]}
+    data = HEAD | {"kind": "scaled", "machine": machine, "measured_code": {"kernels": "0" * 16}}
+    data |= {"workload": {"name": name, **workload, "data": "sample-photographs"}}
+    options = {"ways": ["top", "ddp"], "gpus": ",".join(map(str, gpus)), "total": 32, "visits": 2}
+    return json.loads(json.dumps(data | {"options": options, "cases": points, "observed": observed}))
 
 
 def _run(generation: int, ms: float, exposed: float) -> dict[str, Any]:

@@ -14,17 +14,13 @@ from pathlib import Path
 
 from ladder.base import git
 from ladder.base.errors import UserError
-from ladder.base.records import build
 from ladder.plan import modes
 from ladder.publish import gallery
 from ladder.results import loading, ranking
 from ladder.results import store as results
 from ladder.results.run import Result
 from ladder.results.types import Plain
-from ladder.studies import frame
-from ladder.studies.scale.record import Result as Scaled
-from ladder.studies.scale.record import too_few
-from ladder.studies.scale.schema import KIND as SCALED
+from ladder.studies import frame, scale
 
 Key = tuple[str, str, str, str]
 
@@ -151,9 +147,11 @@ def is_whole(result: Result) -> bool:
 
 def shortfall(data: Plain) -> str | None:
     """Return why no document may quote a result of another command, or None."""
-    if data.get("kind") == SCALED.name:  # its points are judged one by one, whole ones of a stopped run too
-        points = build(Scaled, data).points
-        enough = any(point.runs and not too_few(point, points) for point in points)
+    if (
+        data.get("kind") == scale.STUDY.kind
+    ):  # its points are judged one by one, whole ones of a stopped run too
+        found = scale.STUDY.derive(frame.decode_file(scale.STUDY, data))
+        enough = any(point.runs and not found.has_too_few(point) for point in found.points)
         return None if enough else f"has fewer than {results.FEWEST_ROUNDS} generations of each point"
     few = f"has fewer than {results.FEWEST_ROUNDS} generations"
     study = frame.load_studies().get(str(data.get("kind")))

@@ -18,9 +18,6 @@ from ladder.studies.precision import record as precision
 from ladder.studies.precision import report as precisions
 from ladder.studies.roofline import schema as roofline
 from ladder.studies.roofline import view as roofs
-from ladder.studies.scale import chart as scaled
-from ladder.studies.scale import record as scale
-from ladder.studies.scale import report as scaling
 
 Render = Callable[[Any, str], bytes]
 
@@ -29,7 +26,6 @@ Render = Callable[[Any, str], bytes]
 STUDIES: dict[str, tuple[type[Any], Callable[[Any], str], Render | None]] = {
     "precision": (precision.Result, precisions.markdown, None),
     "roofline": (roofline.Result, roofs.markdown, None),
-    "scaled": (scale.Result, scaling.markdown, scaled.render),
 }
 
 
@@ -63,8 +59,6 @@ def drawn(source: Path) -> Iterator[tuple[Path, bytes]]:
         return
     made, markdown, render = study
     result = build(made, data)
-    if isinstance(result, scale.Result):
-        result = scale.derive(result)  # with today's notes, as before the command writes a page
     yield source.with_suffix(".md"), markdown(result).encode()
     for kind in ("png", "svg") if render else ():
         yield source.with_suffix(f".{kind}"), render(result, kind)

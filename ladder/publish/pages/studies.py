@@ -10,7 +10,7 @@ from ladder.base.text import factor, ms
 from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import absent, link, table, text, under
 from ladder.results.types import Plain
-from ladder.studies import frame
+from ladder.studies import frame, scale
 from ladder.studies.kernelbench import schema as kernelschema
 from ladder.studies.kernelbench.report import NO_AIM, lacking, reached
 from ladder.studies.kernelbench.schema import Row
@@ -18,8 +18,6 @@ from ladder.studies.precision import report as precisions
 from ladder.studies.precision.record import Result as Precision
 from ladder.studies.roofline import view as roofs
 from ladder.studies.roofline.schema import Result as Roofline
-from ladder.studies.scale import report as scaling
-from ladder.studies.scale.record import Result as Scaled
 from ladder.studies.upstream.study import STUDY as UPSTREAM
 
 LARGE = (128, 129, 256, 257)  # pixels a side; one more behind a transposed convolution
@@ -76,12 +74,14 @@ def scaled(committed: Committed, machine: str) -> str:
     held = {
         (data["workload"]["name"], run["started"]) for data in read.values() for run in data.get("merged", ())
     }
-    rows = []
+    rows, titles = [], []
     for name, result in read.items():
         if "merged" in result or (result["workload"]["name"], result["started"]) not in held:
-            found = scaling.cells(build(Scaled, result), quoted=True)
-            rows += [[_linked(result, name), *map(text, cells)] for cells in found]
-    return table(["workload", *scaling.HEADINGS], rows, 3)
+            file = frame.decode_file(scale.STUDY, result)
+            shown = scale.make_table(file, scale.STUDY.derive(file), is_quoted=True)
+            titles = [column.title for column in shown.columns]
+            rows += [[_linked(result, name), *map(text, cells)] for cells in shown.format_cells()]
+    return table(["workload", *titles], rows, 3)
 
 
 def roofline(committed: Committed, machine: str) -> str:

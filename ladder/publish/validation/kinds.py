@@ -27,7 +27,6 @@ from ladder.studies.precision.schema import KIND as PRECISION
 from ladder.studies.roofline import in_step
 from ladder.studies.roofline.schema import KIND as ROOFLINE
 from ladder.studies.roofline.schema import Result as Roofline
-from ladder.studies.scale.schema import KIND as SCALED
 
 ShortLine = Annotated[str, matching(r"[ -~]{1,300}", "a line of at most 300 printable ASCII characters")]
 Difference = Annotated[float, between(-1e6, 1e6)]  # of times, possibly negative
@@ -261,7 +260,6 @@ _ALL = (
     KERNELS,
     PRECISION,
     ROOFLINE,
-    SCALED,
     *tuning_schema.KINDS,
     *(_as_kind(name, record) for name, record in CHECKS.items()),
     *map(frame.as_kind, frame.load_studies().values()),

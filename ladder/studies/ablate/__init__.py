@@ -203,6 +203,7 @@ ladder ablate --ladder full               all rungs but one, and all but two of 
 ladder ablate --resume results/ablation/MACHINE-article-article-partial.json
 """
     gpu_minutes, case_seconds = 20.0, {"cuda": 7.0, "cpu": 5.0}
+    answers = ("ok",)
     uses_images = False
 
     def list_cases(self, job: Job, file: File | None) -> dict[str, Case]:

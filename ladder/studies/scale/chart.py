@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ladder.machine import environment
-from ladder.report import drawing
 from ladder.report.drawing import fitted
 from ladder.report.panels import ARTICLE, BUSY, GRID, INK, MUTED
-from ladder.studies.scale import report
-from ladder.studies.scale.record import FEW_OF, STRONG, WEAK, Point, Result, too_few
+from ladder.studies.scale import TOO_FEW, describe_generations, name_ranks
+from ladder.studies.scale.record import FEW_OF, STRONG, WEAK, File, Point, Scaled
 
 COLORS = (BUSY, ARTICLE, INK, MUTED)
 STYLES = ("-", "--", ":")
@@ -17,36 +16,33 @@ NOTHING = "no efficiency: no way was measured on two numbers of GPUs"
 TITLES = {WEAK: "weak: a fixed batch on each GPU", STRONG: "strong: a fixed total batch"}
 
 
-def render(result: Result, kind: str) -> bytes:
-    """Return the chart as PNG or SVG bytes. The same result gives the same bytes."""
-    return drawing.save(lambda: figure(result), kind)
-
-
-def figure(result: Result) -> Any:
+def draw_figure(file: File, found: Scaled) -> Any:
+    """Return the figure."""
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(9.5, 5.2))
-    shown = [each for each in result.points if report.efficiency(each, result.points) is not None]
+    figure = Figure(figsize=(9.5, 5.2))
+    shown = [each for each in found.points if found.find_efficiency(each) is not None]
     scalings = [each for each in (WEAK, STRONG) if any(p.scaling == each for p in shown)] or [WEAK]
-    grid = made.add_gridspec(1, len(scalings), left=0.08, right=0.97, top=0.74, bottom=0.17, wspace=0.15)
+    grid = figure.add_gridspec(1, len(scalings), left=0.08, right=0.97, top=0.74, bottom=0.17, wspace=0.15)
     ways = list(dict.fromkeys(point.way for point in shown))
     gpus = sorted({point.gpus for point in shown})
     for number, scaling in enumerate(scalings):
-        axes = made.add_subplot(grid[number])
-        _panel(axes, [p for p in shown if p.scaling == scaling], ways, gpus, result)
+        axes = figure.add_subplot(grid[number])
+        _draw_panel(axes, [p for p in shown if p.scaling == scaling], ways, gpus, found)
+        axes.set_xlabel(name_ranks(file), color=MUTED)
         axes.set_title(TITLES[scaling], loc="left", fontsize=9.5, color=INK)
         if number == 0:
             axes.set_ylabel("efficiency", color=MUTED)
             if ways:
-                made.legend(
+                figure.legend(
                     *axes.get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(0.012, 0.915),
                     ncols=3, frameon=False,
                 )  # fmt: skip
-    _header(made, result)
-    return made
+    _draw_header(figure, file, found)
+    return figure
 
 
-def _panel(axes: Any, points: list[Point], ways: list[str], gpus: list[int], result: Result) -> None:
+def _draw_panel(axes: Any, points: list[Point], ways: list[str], gpus: list[int], found: Scaled) -> None:
     axes.axhline(1.0, color=GRID, linewidth=1.2)
     if not points:
         axes.text(0.5, 0.5, NOTHING, transform=axes.transAxes, ha="center", va="center", color=MUTED)
@@ -61,15 +57,14 @@ def _panel(axes: Any, points: list[Point], ways: list[str], gpus: list[int], res
             "color": COLORS[number % len(COLORS)],
             "linestyle": STYLES[number // len(COLORS) % len(STYLES)],
         }
-        few, label = any(too_few(p, result.points) for p in mine), way
+        few, label = any(found.has_too_few(p) for p in mine), way
         if few:  # hollow: not to be quoted
-            look["markerfacecolor"], label = "white", f"{way} ({report.TOO_FEW})"
+            look["markerfacecolor"], label = "white", f"{way} ({TOO_FEW})"
         at = [gpus.index(p.gpus) for p in mine]
         axes.errorbar(
             at, values, yerr=[below, above], marker="o", markersize=4, capsize=3, label=label, **look
         )
     axes.set_xticks(range(len(gpus)), [str(n) for n in gpus])
-    axes.set_xlabel(report.several(result), color=MUTED)
     axes.set_ylim(0, max([1.05, *(p.high or p.efficiency or 0.0 for p in points)]) * 1.02)
     for side in axes.spines.values():
         side.set_visible(False)
@@ -77,13 +72,13 @@ def _panel(axes: Any, points: list[Point], ways: list[str], gpus: list[int], res
     axes.tick_params(length=0, labelcolor=INK, labelsize=8.5)
 
 
-def _header(made: Any, result: Result) -> None:
-    facts, work, rules = result.machine, result.workload, result.protocol
-    under = environment.said(result.environment or None)
+def _draw_header(figure: Any, file: File, found: Scaled) -> None:
+    facts, work, rules = file.machine, file.workload or {}, found.protocol
+    under = environment.said(file.environment)
     # The legend names ways with too few generations, and the last line the environment.
     left = [n for n in rules.notes if not n.startswith(FEW_OF) and n not in under]
     title = f"{facts.gpu or facts.cpu}: does it scale?" + (f" ({left[0]})" if left else "")
-    fitted(made, 0.02, 0.945, title, 15, fontweight="bold")
-    size = f"{work['resolution']}x{work['resolution']}"
-    said = f"{work['name']}: {size}, {report.generations(result)}, {rules.backend}, PyTorch {facts.torch}"
-    fitted(made, 0.02, 0.02, "; ".join([f"{said}. Higher is better", *under]), 8, color=MUTED)
+    fitted(figure, 0.02, 0.945, title, 15, fontweight="bold")
+    size_ = f"{work['resolution']}x{work['resolution']}"
+    said = f"{work['name']}: {size_}, {describe_generations(found)}, {rules.backend}, PyTorch {facts.torch}"
+    fitted(figure, 0.02, 0.02, "; ".join([f"{said}. Higher is better", *under]), 8, color=MUTED)

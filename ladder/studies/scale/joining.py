@@ -1,146 +1,129 @@
 """The joining of several runs of `ladder scale`, or of parts of one that was stopped, into one result.
 
 Points of one generation are compared with each other. So every generation gets a new number, the same for all points
-of it. Samples stay, and all figures are computed anew.
+of it. Samples stay.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder.base import text
+from msgspec.structs import replace
+
 from ladder.base.errors import UserError
-from ladder.base.records import plain
-from ladder.results import check, sources
+from ladder.core.records import write_record
+from ladder.results import sources
 from ladder.results.combine import belonging
-from ladder.results.types import ABSENT, Plain, head
-from ladder.studies.scale.proving import FAILED_PARITY, NOT_ENGAGED
-from ladder.studies.scale.record import FEWEST, NOT_MEASURED, STRONG, Point, Proof, Result, derive
-from ladder.studies.scale.schema import KIND
+from ladder.results.types import head
+from ladder.studies import frame
+from ladder.studies.scale import STUDY
+from ladder.studies.scale.record import FEWEST, STRONG, Case, File, Observed, find_end
 
 Key = tuple[str, str, int, int]
-Found = Sequence[tuple[Path, Result]]
+REFUSED = ("not engaged", "failed: parity")
 
 
-def join(found: Found, anyway: bool = False) -> Result:
-    """Return the result of all runs in these files; one file is judged anew.
+def join(found: Sequence[tuple[Path, File]], anyway: bool = False) -> File:
+    """Return the result of all runs in these files; one file is returned as it is.
 
     Raises:
         UserError: the files do not belong together, or hold the same run; one line.
     """
     found = sorted(found, key=lambda each: each[1].started[:19])
     if len(found) == 1:
-        return derive(found[0][1])
-    belonging.refuse_the_same(found, _visits)
-    for index, (path, result) in enumerate(found):
-        if not any(point.runs for point in result.points):
+        return found[0][1]
+    belonging.refuse_the_same(found, list_visits)  # type: ignore[arg-type]
+    for index, (path, file) in enumerate(found):
+        if not any(each.runs for each in file.observed.values()):
             raise UserError(f"{path}: nothing was measured in it")
         for earlier_path, earlier in found[:index]:
-            differ = functools.partial(differences, earlier, result)
+            differ = functools.partial(list_differences, earlier, file)
             belonging.refuse_others(earlier_path, path, differ, anyway)
-    made = _joined([result for _, result in found])
-    if problem := check.problem_of_kind(text.fit(plain(made)), KIND):
-        raise UserError(f"these cannot be one result: {problem}")
-    return made
+    joined = _join([file for _, file in found])
+    try:
+        return frame.decode_file(STUDY, write_record(joined))
+    except UserError as error:
+        raise UserError(f"these cannot be one result: {error}") from None
 
 
-def key_of(point: Point) -> Key:
-    return point.way, point.scaling, point.gpus, point.batch
+def list_points(file: File) -> dict[Key, tuple[Case, Observed]]:
+    """Return every point and what was observed of it."""
+    return {
+        (case.way, case.scaling or "", case.gpus, case.batch): (case, file.observed.get(key, Observed(status="n/a")))
+        for key, case in file.cases.items()
+        if case.kind == "point"
+    }  # fmt: skip
 
 
-def differences(first: Result, other: Result, anyway: bool = False) -> list[str]:
+def list_differences(first: File, other: File, anyway: bool = False) -> list[str]:
     """Return why points of the two cannot stand side by side: each difference with both values."""
-    found = belonging.other_origin(first, other, anyway)
-    for name in ("backend", "visits"):
-        one, two = (getattr(each.protocol, name) for each in (first, other))
-        found += [f"protocol.{name}: {one} and {two}"] * (one != two)
-    totals = [{p.batch for p in each.points if p.scaling == STRONG} for each in (first, other)]
+    lines = belonging.other_origin(first, other, anyway)  # type: ignore[arg-type]
+    one, two = first.options.visits, other.options.visits
+    lines += [f"visits: {one} and {two}"] if one != two else []
+    pair = list_points(first), list_points(other)
+    totals = [{case.batch for case, _ in each.values() if case.scaling == STRONG} for each in pair]
     if all(totals) and totals[0] != totals[1]:
-        found.append(f"total batch of strong scaling: {' and '.join(str(min(each)) for each in totals)}")
-    theirs = {key_of(point): point for point in other.points}
-    for one in first.points:
-        two = theirs.get(key_of(one))
-        if two and one.runs and two.runs and one.recipe != two.recipe:
-            names = [k for k in {**one.recipe, **two.recipe} if one.recipe.get(k) != two.recipe.get(k)]
-            found.append(f"recipe of {one.way} on {one.gpus} GPUs: {', '.join(names)}")
-    return found + _unproved(first, other) + _unproved(other, first)
+        lines.append(f"total batch of strong scaling: {' and '.join(str(min(each)) for each in totals)}")
+    for key, (case, each) in pair[0].items():
+        theirs, beside = pair[1].get(key, (case, Observed()))
+        if each.runs and beside.runs and case.recipe != theirs.recipe:
+            names = [
+                k for k in {**case.recipe, **theirs.recipe} if case.recipe.get(k) != theirs.recipe.get(k)
+            ]
+            lines.append(f"recipe of {case.way} on {case.gpus} GPUs: {', '.join(names)}")
+    return lines + _list_unproved(first, other) + _list_unproved(other, first)
 
 
-def _unproved(first: Result, other: Result) -> list[str]:
+def _list_unproved(first: File, other: File) -> list[str]:
     """Return the ways that one run did not let pass and the other timed."""
-    timed = {point.way for point in other.points if point.gpus > 1 and point.runs}
+    timed = {case.way for case, each in list_points(other).values() if case.gpus > 1 and each.runs}
     return [
-        f"{proof.way}: {proof.status} and timed"
-        for proof in first.proofs
-        if proof.status in (NOT_ENGAGED, FAILED_PARITY) and proof.way in timed
+        f"{first.cases[key].way}: {each.status} and timed"
+        for key, each in first.observed.items()
+        if first.cases[key].kind == "proof" and each.status in REFUSED and first.cases[key].way in timed
     ]
 
 
-def _visits(result: Result) -> set[tuple[Any, ...]]:
+def list_visits(file: File) -> set[tuple[Any, ...]]:
     """Return every run by its point and samples. Two clocks do not agree to the last digit by chance."""
-    return {(key_of(point), *run.samples_ms) for point in result.points for run in point.runs}
+    points = list_points(file).items()
+    return {(key, *run.samples_ms) for key, (_, each) in points for run in each.runs}
 
 
-def _joined(found: list[Result]) -> Result:
+def _join(files: Sequence[File]) -> File:
     """Return one result around the points of all, oldest first."""
-    newest, heads = found[-1], [head(each) for each in found]
-    points = _points(found)
-    code: Plain = {"commits": ABSENT} | sources.all_commits(heads)
-    made = replace(
+    newest, first = files[-1], 0
+    cases: dict[str, Case] = {}
+    observed: dict[str, Observed] = {}
+    for file in files:
+        for key, case in file.cases.items():
+            cases.setdefault(key, case)
+            if (each := file.observed.get(key)) is None:
+                continue
+            runs = [replace(run, generation=first + run.generation) for run in each.runs]
+            before = observed.get(key, Observed(status="n/a"))
+            # Where runs differ: a number, else why there is none. Of proofs one that is ok, else the newest.
+            chosen = each if each.status == "ok" or before.status != "ok" else before
+            observed[key] = replace(chosen, runs=[*before.runs, *runs], stopped=None)
+        first += find_end(file)
+    for key, each in observed.items():  # a whole run has so many
+        if 0 < len(each.runs) < FEWEST:
+            observed[key] = replace(each, stopped=True)
+    merged = [run for file in files for run in file.merged or [sources.as_merged(file, find_end(file))]]
+    ways = list(dict.fromkeys(case.way for case in cases.values()))
+    gpus = ",".join(map(str, sorted({case.gpus for case in cases.values() if case.kind == "point"})))
+    generations = max(file.options.generations for file in files)
+    code = {"commits": None} | sources.all_commits([head(file) for file in files])
+    return replace(
         newest,
-        points=points,
-        proofs=_proofs(proof for each in found for proof in each.proofs),
-        merged=[run for each in found for run in each.merged or [sources.as_merged(each, end(each.points))]],
-        protocol=replace(newest.protocol, generations=max(each.protocol.generations for each in found)),
-        dirty=True if any(each.dirty for each in found) else newest.dirty,
-        seconds=round(sum(each.seconds for each in found), 1),
-        complete=all(_is_whole(point) for point in points),
+        cases=cases,
+        observed=observed,
+        merged=merged,
+        options=replace(newest.options, ways=ways, gpus=gpus, generations=generations),
+        dirty=True if any(file.dirty for file in files) else newest.dirty,
+        seconds=round(sum(file.seconds for file in files), 1),
         **code,
     )
-    return derive(made)
-
-
-def end(points: Iterable[Point]) -> int:
-    """Return the number after that of the last generation."""
-    return max((run.generation + 1 for point in points for run in point.runs), default=0)
-
-
-def _points(found: list[Result]) -> list[Point]:
-    """Return every point once, with the runs of all. Generations follow each other, the oldest result's first."""
-    made: dict[Key, Point] = {}
-    first = 0
-    for result in found:
-        for point in result.points:
-            runs = [replace(run, generation=first + run.generation) for run in point.runs]
-            before = made.get(key_of(point))
-            chosen = max([before, point] if before else [point], key=_weight)
-            made[key_of(point)] = replace(chosen, runs=[*(before.runs if before else []), *runs])
-        first += end(result.points)
-    order = list(dict.fromkeys((point.way, point.scaling) for point in made.values()))
-    return sorted(made.values(), key=lambda point: (order.index((point.way, point.scaling)), point.gpus))
-
-
-def _weight(point: Point) -> int:
-    """Return the weight of a point's status where runs differ: a number, else why there is none, else not known."""
-    return {"ok": 2, "n/a": 0}.get(point.status, 1)
-
-
-def _proofs(proofs: Iterable[Proof]) -> list[Proof]:
-    """Return each proof once: one that is ok, else the newest."""
-    made: dict[tuple[str, int, int], Proof] = {}
-    for proof in proofs:
-        key = proof.way, proof.gpus, proof.batch
-        if key not in made or made[key].status != "ok":
-            made[key] = proof
-    return list(made.values())
-
-
-def _is_whole(point: Point) -> bool:
-    """Return whether a point has the generations of a whole run, or cannot be measured here."""
-    if point.status == "n/a":
-        return point.reason != NOT_MEASURED
-    return len({run.generation for run in point.runs}) >= FEWEST

@@ -1,179 +1,279 @@
-"""The records of `ladder scale`, which are the schema of its file, and pure functions that derive its figures."""
+"""What `ladder scale` stores of each point, the ways in which GPUs train together, and the figures that follow."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Literal
 
-from ladder.base.records import needed, optional, plain, record, rule_of
-from ladder.base.rules import alike, items, number, one_of
-from ladder.machine import environment, neighbours
-from ladder.results import plausible, publishable
+from msgspec import Meta
+
+from ladder.base.plain import Fields as Recipe
+from ladder.core.options import Seed, option
+from ladder.core.records import (
+    Amount,
+    Bytes,
+    Count,
+    Fields,
+    Ms,
+    Name,
+    Notes,
+    Record,
+    Seconds,
+    Share,
+    Text,
+    between,
+    size,
+)
 from ladder.results import store as results
-from ladder.results import values as v
-from ladder.results.schema import RATE
-from ladder.results.types import Absent, Merged, Plain, StudyHeader
+from ladder.results.file import Status
+from ladder.results.run import Merged
 from ladder.stats import estimates
+from ladder.studies import frame
+from ladder.studies.frame import StudyFile
 
 WEAK, STRONG = "weak", "strong"
-DERIVED = ("step_ms", "images_per_s", "efficiency", "low", "high", "comm_ms", "exposed_ms", "peak_bytes")
-GPUS = number(1, 4096, whole=True)
-BATCH = number(1, 2**20, whole=True)
-GENERATIONS, VISITS = number(1, 100, whole=True), number(1, 1000, whole=True)  # what the command takes
-GENERATION = number(0, 9_999, whole=True)  # of a hundred merged runs
 NOT_MEASURED = "not measured"  # the reason of a point that can be, and has no runs yet
 FEWEST = results.FEWEST_ROUNDS  # generations of a point that is quoted
 FEW_OF = f"fewer than {FEWEST} generations of "  # the beginning of a note that names ways
+EAGER: Recipe = {"cuda_graphs": False, "whole_step_graph": False}
+TOP = "the top"  # the highest rung of a ladder
+
+# Name -> the ladder, its rung, and fields laid over the recipe.
+WAYS: dict[str, tuple[str, str, Recipe]] = {
+    "data_parallel": ("distributed_data_parallel", "data_parallel", {}),
+    "ddp": ("distributed_ddp", "ddp", {}),
+    "flat": ("distributed", "flat_reduce", {}),
+    "captured": ("distributed", "captured_reduce", {}),
+    "flat-top": ("distributed", TOP, EAGER),
+    "top": ("distributed", TOP, {}),
+}
+
+Gpus = Annotated[int, between(1, 4096)]
 
 
-@record
-class Run:
+class Options(frame.Options):
+    """The options of `ladder scale`."""
+
+    ways: Annotated[list[Name], size(100), option("Ways.", argument=True, metavar="[WAY]...")] = []
+    gpus: Annotated[
+        str | None,
+        option("Numbers of GPUs, or of ranks on a CPU. [default: 1, 2, 4, ... all]", metavar="N,N,..."),
+    ] = None
+    scaling: Annotated[
+        Literal["weak", "strong", "both"],
+        option("weak: the workload's batch on each GPU. strong: one total batch on any number."),
+    ] = "both"
+    total: Annotated[
+        Annotated[int, Meta(ge=1, le=2**16)] | None,
+        option("Total batch of strong scaling. [default: that of weak scaling on the most GPUs]"),
+    ] = None
+    generations: Annotated[
+        int,
+        Meta(ge=1, le=100),
+        option("Generations: fresh process groups of each point, including those of --resume."),
+    ] = 3
+    visits: Annotated[int, Meta(ge=1, le=1000), option("Timed 16-step cycles of a group.")] = 3
+    no_proof: Annotated[bool, option("Leave out receipts and parity; the result says so.")] = False
+    seed: Annotated[Seed, option("Seed for weights, latents, and the order of images and visits.")] = 0
+
+
+class Case(frame.Case, kw_only=True):
+    """A way on so many GPUs with a total batch, to be timed or to be proved. `problem`: why it cannot be here."""
+
+    kind: Literal["point", "proof"]
+    way: Name
+    scaling: Literal["weak", "strong"] | None = None
+    gpus: Gpus
+    batch: Annotated[int, between(1, 2**20)]
+    recipe: Fields
+    problem: Text | None = None
+
+    @property
+    def series(self) -> tuple[str, str | None]:
+        """Return the way and the scaling, whose points are compared with each other."""
+        return self.way, self.scaling
+
+    @property
+    def processes(self) -> int:
+        """Return how many processes its step has."""
+        from stylegan_lite import shares
+        from stylegan_lite.config import Recipe
+
+        return shares.processes(Recipe.from_dict(self.recipe))
+
+
+class Run(Record, kw_only=True):
     """One process group of one generation.
 
     A sample is the slowest rank's cycle. Communication is that of a profiled step, the least of all ranks: one that
     waits for another waits inside NCCL's kernel. The exposed part is the most of all ranks.
     """
 
-    generation: int = needed(GENERATION)
-    samples_ms: list[float] = needed(items(v.MS, 100_000, least=1))
-    gpu_ms: float | None = needed(v.MS)
-    comm_ms: float | None = needed(v.AMOUNT)
-    exposed_ms: float | None = needed(v.AMOUNT)
-    peak_reserved_bytes: int | None = needed(v.BYTES)
-    peak_allocated_bytes: int | None = needed(v.BYTES)
-    device_used_bytes: int | None = needed(v.BYTES)
-    peak_rss_bytes: int = needed(v.BYTES)
-    prepare_s: float = needed(v.SECONDS)
-    rejected: int = needed(v.COUNT)
-    others_cpu: float | None = needed(v.SHARE)
+    generation: Annotated[int, between(0, 9_999)]  # of a hundred merged runs
+    samples_ms: Annotated[list[Ms], size(100_000, 1)]
+    gpu_ms: Ms | None = None
+    comm_ms: Amount | None = None
+    exposed_ms: Amount | None = None
+    peak_reserved_bytes: Bytes | None = None
+    peak_allocated_bytes: Bytes | None = None
+    device_used_bytes: Bytes | None = None
+    peak_rss_bytes: Bytes
+    prepare_s: Seconds
+    rejected: Count
+    others_cpu: Share | None = None
 
 
-@record
-class Point:
+class Observed(frame.Observation, kw_only=True):
+    """The process groups of a point; or of a proof the parity that was reported then, and its receipt's lines."""
+
+    runs: Annotated[list[Run], size(1000)] = []
+    reported_then: Text | None = None
+    lines: Notes = []
+
+
+File = StudyFile[Options, Case, Observed]
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+class Point(Record, kw_only=True):
     """One way on so many GPUs, its process groups, and the figures that follow from them.
 
     `batch` is the total. Efficiency compares with the same way on the fewest GPUs: 1 is perfect.
     """
 
-    way: str = needed(v.PART)
-    scaling: str = needed(one_of(WEAK, STRONG))
-    gpus: int = needed(GPUS)
-    batch: int = needed(BATCH)
-    recipe: Plain = needed(v.RECIPE)
-    status: str = needed(v.STATUS)
-    reason: str | None = needed(v.TEXT)
-    runs: list[Run] = needed(items(rule_of(Run), 1000))
-    step_ms: float | None = needed(v.MS)
-    images_per_s: float | None = needed(v.AMOUNT)
-    efficiency: float | None = needed(RATE)
-    low: float | None = needed(v.BOUND)
-    high: float | None = needed(v.BOUND)
-    comm_ms: float | None = needed(v.AMOUNT)
-    exposed_ms: float | None = needed(v.AMOUNT)
-    peak_bytes: float | None = needed(v.AMOUNT)
+    way: str
+    scaling: str
+    gpus: int
+    batch: int
+    recipe: Fields
+    status: Status
+    reason: str | None
+    runs: list[Run]
+    step_ms: float | None = None
+    images_per_s: float | None = None
+    efficiency: float | None = None
+    low: float | None = None
+    high: float | None = None
+    comm_ms: float | None = None
+    exposed_ms: float | None = None
+    peak_bytes: float | None = None
+
+    @property
+    def series(self) -> tuple[str, str]:
+        """Return the way and the scaling, whose points are compared with each other."""
+        return self.way, self.scaling
+
+    @property
+    def medians(self) -> dict[int, float]:
+        """Return the median ms of a step in each generation."""
+        return {run.generation: statistics.median(run.samples_ms) for run in self.runs}
 
 
-@record
-class Proof:
+class Proof(Record, kw_only=True):
     """The receipts and the parity of one way on several GPUs, whose batch is one group a rank."""
 
-    way: str = needed(v.PART)
-    gpus: int = needed(GPUS)
-    batch: int = needed(BATCH)
-    status: str = needed(v.STATUS)
-    reason: str | None = needed(v.TEXT)
-    parity: str | None = needed(v.TEXT)
-    lines: list[str] = needed(v.NOTES)
+    way: str
+    gpus: int
+    batch: int
+    status: Status
+    reason: str | None
+    parity: str | None
+    lines: list[str]
 
 
-@record
-class Protocol:
+class Protocol(Record, kw_only=True):
     """How the points were measured, and why the figures must not be quoted."""
 
-    generations: int = needed(GENERATIONS)
-    visits: int = needed(VISITS)
-    seed: int = needed(v.COUNT)
-    backend: str = needed(one_of("nccl", "gloo"))
-    notes: list[str] = needed(v.NOTES)
+    generations: int
+    visits: int
+    seed: int
+    backend: str
+    notes: list[str]
 
 
-@record
-class Result(StudyHeader):
-    """A result of `ladder scale`."""
+class Scaled(Record, kw_only=True):
+    """What `ladder report --json` prints beside the header."""
 
-    kind: str = needed(one_of("scaled"))
-    protocol: Protocol = needed(rule_of(Protocol))
-    proofs: list[Proof] = needed(items(rule_of(Proof), 100))
-    points: list[Point] = needed(items(rule_of(Point), 1000, least=1))
-    merged: list[Merged] | Absent = optional(items(rule_of(Merged), 100, least=2))
+    protocol: Protocol
+    proofs: list[Proof]
+    points: list[Point]
+    merged: list[Merged] | None
 
+    def find_fewest(self, point: Point) -> Point:
+        """Return the point of the same way and scaling on the fewest GPUs that has runs."""
+        return find_fewest(point, self.points)
 
-def derive(result: Result) -> Result:
-    """Return the result with its figures and notes."""
-    points = [_derived(point, fewest_of(point, result.points)) for point in result.points]
-    few, seen = short(points), any(point.runs for point in points)
-    unproved = sorted({p.way for p in points if p.gpus > 1 and p.runs} - _proved(result.proofs))
-    also = [f"{FEW_OF}{', '.join(few)}: not to be quoted"] * bool(few)
-    also += [f"parity and receipts of {', '.join(unproved)} were not seen here"] * bool(unproved)
-    also += neighbours.marks({neighbours.KEY: run.others_cpu} for point in points for run in point.runs)
-    also += environment.said(result.environment or None)
-    also += [publishable.HOSTS] * (len({(run.cpu, run.cores) for run in result.merged or []}) > 1)
-    # The ways that lack generations are named: other ways of a result that was stopped are whole.
-    whole, rounds = result.complete or bool(few), FEWEST if seen else 0
-    notes = results.cautions(result.machine.device, rounds, result.dirty, whole, also)
-    own = [note for note in result.protocol.notes if note.startswith("simulated")]
-    return replace(result, points=points, protocol=replace(result.protocol, notes=[*own, *notes]))
+    def has_too_few(self, point: Point) -> bool:
+        """Return whether a point was measured in too few generations to be quoted."""
+        return has_too_few(point, self.points)
+
+    def find_efficiency(self, point: Point) -> float | None:
+        """Return a point's efficiency, None for several GPUs relative to themselves: that is no scaling."""
+        return None if point.gpus == self.find_fewest(point).gpus > 1 else point.efficiency
 
 
-def _proved(proofs: Iterable[Proof]) -> set[str]:
-    return {proof.way for proof in proofs if proof.status == "ok"}
-
-
-def fewest_of(point: Point, points: list[Point]) -> Point:
+def find_fewest(point: Point, points: Iterable[Point]) -> Point:
     """Return the point of the same way and scaling on the fewest GPUs that has runs."""
-    alike_ = [p for p in points if (p.way, p.scaling) == (point.way, point.scaling) and p.runs]
-    return min(alike_, key=lambda p: p.gpus, default=point)
+    return min(
+        (p for p in points if p.series == point.series and p.runs), key=lambda p: p.gpus, default=point
+    )
 
 
-def paired(point: Point, points: list[Point]) -> int:
+def count_paired(point: Point, points: Iterable[Point]) -> int:
     """Return in how many generations a point stands beside that on the fewest GPUs."""
-    return len(of_generations(point).keys() & of_generations(fewest_of(point, points)).keys())
+    return len(point.medians.keys() & find_fewest(point, points).medians.keys())
 
 
-def too_few(point: Point, points: list[Point]) -> bool:
+def has_too_few(point: Point, points: Iterable[Point]) -> bool:
     """Return whether a point was measured in too few generations to be quoted."""
-    return bool(point.runs) and paired(point, points) < FEWEST
+    return bool(point.runs) and count_paired(point, points) < FEWEST
 
 
-def short(points: list[Point]) -> list[str]:
+def list_short(points: Sequence[Point]) -> list[str]:
     """Return the names of the ways with too few generations, with their GPUs if other points have enough."""
     found, scalings = [], {point.scaling for point in points if point.runs}
-    for way, scaling in dict.fromkeys((point.way, point.scaling) for point in points):
-        mine = [p for p in points if (p.way, p.scaling) == (way, scaling) and p.runs]
-        few = [str(point.gpus) for point in mine if too_few(point, points)]
+    for way, scaling in dict.fromkeys(point.series for point in points):
+        mine = [p for p in points if p.series == (way, scaling) and p.runs]
+        few = [str(point.gpus) for point in mine if has_too_few(point, points)]
         name = way if len(scalings) == 1 else f"{scaling} {way}"
         if few:
             found.append(name if len(few) == len(mine) else f"{name} on {' and '.join(few)}")
     return found
 
 
-def of_generations(point: Point) -> dict[int, float]:
-    """Return the median ms of a step in each generation."""
-    return {run.generation: statistics.median(run.samples_ms) for run in point.runs if run.samples_ms}
+def derive_points(file: File) -> list[Point]:
+    """Return all points, those of a way and scaling together, with their figures."""
+    bare = []
+    for key, case in file.cases.items():
+        if case.kind == "point":
+            otherwise = Observed(status="n/a", reason=case.problem or NOT_MEASURED)
+            each = file.observed.get(key, otherwise)
+            bare.append(
+                Point(
+                    way=case.way, scaling=case.scaling or WEAK, gpus=case.gpus, batch=case.batch,
+                    recipe=case.recipe, status=each.status, reason=each.reason, runs=each.runs,
+                )
+            )  # fmt: skip
+    order = list(dict.fromkeys(point.series for point in bare))
+    bare.sort(key=lambda point: (order.index(point.series), point.gpus))
+    return [_derive_figures(point, find_fewest(point, bare)) for point in bare]
 
 
-def _derived(point: Point, fewest: Point) -> Point:
-    own, theirs = of_generations(point), of_generations(fewest)
+def _derive_figures(point: Point, fewest: Point) -> Point:
+    from msgspec.structs import replace
+
+    own, theirs = point.medians, fewest.medians
     if not own:
-        return replace(point, **dict.fromkeys(DERIVED))
+        return point
     step_ms = statistics.median(own.values())
     # Images a second and GPU, relative to the fewest GPUs: one formula for weak and strong scaling.
     unit = (point.batch / point.gpus) / (fewest.batch / fewest.gpus)
     ratios = [unit * ratio for ratio in estimates.paired_ratios(theirs, own)]
-    alone = point.gpus == fewest.gpus or len(ratios) < FEWEST
-    bounds = None if alone else estimates.log_interval(ratios)
-    low, high = bounds or (None, None)
+    is_alone = point.gpus == fewest.gpus or len(ratios) < FEWEST
+    low, high = (None if is_alone else estimates.log_interval(ratios)) or (None, None)
     return replace(
         point,
         step_ms=step_ms,
@@ -192,42 +292,18 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def _named(point: Point) -> str:
-    return f"{point.way}, {point.scaling}, {point.gpus} GPUs"
+def derive_proofs(file: File) -> list[Proof]:
+    """Return the proofs that were made."""
+    return [
+        Proof(
+            way=case.way, gpus=case.gpus, batch=case.batch, status=each.status, reason=each.reason,
+            parity=each.reported_then, lines=each.lines,
+        )
+        for key, case in file.cases.items()
+        if case.kind == "proof" and (each := file.observed.get(key)) is not None
+    ]  # fmt: skip
 
 
-def _impossible(result: Result) -> str | None:
-    """Return, in one line, what the command never asks for, or None: a batch, or a point twice."""
-    seen: set[tuple[str, str, int]] = set()
-    totals = {point.batch for point in result.points if point.scaling == STRONG}
-    if len(totals) > 1:
-        return f"strong scaling: total batches {' and '.join(map(str, sorted(totals)))}, expected one"
-    for point in result.points:
-        weak = result.workload["batch"] * point.gpus
-        if point.scaling == WEAK and point.batch != weak:
-            return f"{_named(point)}: batch {point.batch}, expected {weak}, the workload's on each"
-        if (key := (point.way, point.scaling, point.gpus)) in seen:
-            return f"{_named(point)}: there twice"
-        seen.add(key)
-        if (point.status == "ok") != bool(point.runs):
-            return f"{_named(point)}: {point.status} {'with' if point.runs else 'without'} a run"
-    return None
-
-
-def contradiction(result: Result) -> str | None:
-    """Return, in one line, which numbers do not follow from the runs or are impossible, or None."""
-    if problem := _impossible(result):
-        return problem
-    derived = derive(result)
-    for found, wanted in zip(result.points, derived.points, strict=True):
-        name = _named(found)
-        if len({run.generation for run in found.runs}) < len(found.runs):
-            return f"{name}: a generation is there twice"
-        for key in DERIVED:
-            if not alike(getattr(found, key), getattr(wanted, key)):
-                return f"{name}: {key} is not what its runs say"
-        share = result.workload | {"batch": max(1, found.batch // found.gpus)}
-        least = plausible.floor_ms(plain(result.machine), share)
-        if least and any(ms < least[0] for run in found.runs for ms in run.samples_ms):
-            return f"{name}: faster than these GPUs can compute"
-    return results.missing_note(derived.protocol.notes, result.protocol.notes)
+def find_end(file: File) -> int:
+    """Return the number after that of the last generation."""
+    return max((run.generation + 1 for each in file.observed.values() for run in each.runs), default=0)

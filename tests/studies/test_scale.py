@@ -1,0 +1,534 @@
+"""`ladder scale`: points on ranks of the CPU, their generations, and what follows from them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from ladder.base.errors import UserError
+from ladder.engine.groups import Group
+from ladder.engine.pool import Pool, WorkerFailure
+from ladder.machine import system
+from ladder.plan import needs
+from ladder.studies import frame, scale
+from ladder.studies.scale import STUDY, chart, count_gpus, list_points, load_ways, measure
+from ladder.studies.scale.record import WAYS, list_short
+from tests.support import committed, made_up_scaled, servers
+from tests.support.commands import call
+from tests.support.repositories import commit_all, git
+from tests.support.small import LITTLE
+
+kept_servers = servers.kept_servers
+MACHINE = json.loads(committed.file("results/ablation/nvidia-h200-article-full.json").read_text())["machine"]
+ABLE = needs.possible(dict.fromkeys(needs.NEEDS), {"norm": "demod"})
+LITTLE_DEMOD = LITTLE | {"norm": "demod"}
+
+
+@pytest.fixture
+def data():
+    return made_up_scaled.of_scaled(MACHINE)
+
+
+def read(data):
+    return frame.decode_file(STUDY, json.loads(json.dumps(data)))
+
+
+def run(folder, *arguments):
+    path = folder / "little.yaml"
+    path.write_text(yaml.safe_dump(LITTLE))
+    return call("scale", *arguments, "-w", path, "--device", "cpu", "--out", folder / "out")
+
+
+def written(folder):
+    (path,) = (folder / "out").glob("*.json")
+    return path, frame.read_file(STUDY, path)
+
+
+def list_generations(file):
+    return {
+        (case.way, case.gpus): [run.generation for run in file.observed[key].runs] if key in file.observed else []
+        for key, case in file.cases.items()
+        if case.kind == "point"
+    }  # fmt: skip
+
+
+# --- ways and points --------------------------------------------------------------------------------------------------
+
+
+def test_the_numbers_of_gpus_are_powers_of_two_up_to_all_of_them():
+    assert [count_gpus(None, n) for n in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
+    assert count_gpus("2,1", None) == [1, 2] and count_gpus(None, None) == [1, 2]
+    with pytest.raises(UserError, match="torch sees 2 here"):
+        count_gpus("1,4", 2)
+
+
+def test_ways_stand_on_their_rungs_and_alone_they_reduce_nothing():
+    found = {way.name: way for way in load_ways((), ABLE)}
+    assert list(found) == list(WAYS)
+    assert found["ddp"].on(2) == found["ddp"].on(1) | {"reduce": "ddp", "ranks": 2}
+    assert found["ddp"].on(1) == found["flat"].on(1)
+    assert found["captured"].on(4)["whole_step_graph"] and not found["flat"].on(4).get("cuda_graphs")
+    top, eager = found["top"].on(2), found["flat-top"].on(2)
+    assert {k for k in top if top[k] != eager[k]} == {"cuda_graphs", "whole_step_graph"}
+    assert found["data_parallel"].on(2) == {"channels_last": True, "instance_norm": "var_mean", "precision": "bf16",
+                                            "reduce": "data_parallel", "ranks": 2}  # fmt: skip
+
+
+def test_a_batch_that_so_many_gpus_cannot_share_is_not_applicable():
+    points = list_points(load_ways(("flat",), ABLE), LITTLE_DEMOD, [1, 2, 8], ("strong",), 16)
+    assert [point.problem is None for point in points] == [True, True, False]
+    assert "cuts groups" in points[2].problem
+    parallel = list_points(load_ways(("data_parallel",), ABLE), LITTLE_DEMOD, [1, 2], ("weak",), 0)
+    assert [point.processes for point in parallel] == [1, 1]
+
+
+def test_all_ways_of_a_scaling_are_alive_together_as_far_as_the_cores_go():
+    ways = load_ways(("top", "ddp", "flat"), ABLE)
+    cases = {
+        scale.name_case(case): case for case in list_points(ways, LITTLE_DEMOD, [1, 2], ("weak", "strong"), 8)
+    }
+
+    def series(cores):
+        shifts = measure.list_shifts(list(cases), cases, cores, random.Random(0))
+        assert sorted(key for each in shifts for key in each) == sorted(cases)
+        return [{cases[key].series for key in each} for each in shifts]
+
+    assert sorted(len(each) for each in series(9)) == [3, 3]  # three processes of a way
+    assert all(len({scaling for _, scaling in each}) == 1 for each in series(99))
+    assert sorted(len(each) for each in series(8)) == [1, 1, 2, 2]
+    assert [len(each) for each in series(1)] == [1] * 6  # a way is always allowed
+    orders = {str(measure.list_shifts(list(cases), cases, 99, random.Random(k))) for k in range(9)}
+    assert len(orders) > 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nonsense"], "no way 'nonsense'"),
+        (["--gpus", "two"], "--gpus 'two': give whole numbers from 1 to 64"),
+        (["--gpus", "0,2"], "--gpus '0,2': give whole numbers from 1 to 64"),
+        (["flat", "--total", "6"], "batch must be a multiple of mbstd_group"),
+        (["flat", "--total", "8", "--scaling", "weak"], "--total is for --scaling strong"),
+        (["top"], "none of these ways runs here"),
+    ],
+)
+def test_a_bad_request_is_one_line(arguments, words, tmp_path):
+    result = run(tmp_path, *arguments)
+    assert result.exit_code == 2 and words in result.output and "Traceback" not in result.output
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_efficiency_is_images_a_second_and_gpu_beside_the_fewest_gpus(data):
+    file = read(data)
+    points = {(*point.series, point.gpus): point for point in STUDY.derive(file).points}
+    for n in (2, 4, 8):
+        exposed = made_up_scaled.COMMUNICATION_MS * 2 * (n - 1) / n
+        weak = points["top", "weak", n]
+        assert weak.batch == 32 * n and weak.efficiency == pytest.approx(50 / (50 + exposed))
+        assert weak.low <= weak.efficiency <= weak.high and weak.exposed_ms == exposed
+        strong = points["top", "strong", n]
+        assert strong.batch == 32 and strong.efficiency == pytest.approx(50 / n / (50 / n + exposed))
+    assert points["top", "weak", 1].low is None
+
+
+def test_ranks_of_a_cpu_are_not_called_gpus(data):
+    file = read(data)
+    cpu = msgspec.structs.replace(file, machine=msgspec.structs.replace(file.machine, gpu=None))
+    assert STUDY.summarize(cpu)[0].startswith("Several ranks: ")
+    assert "GPUs" not in [column.title for table in STUDY.list_tables(cpu) for column in table.columns]
+
+
+def test_several_gpus_beside_themselves_have_no_efficiency_in_table_or_chart(data):
+    """The fewest GPUs of a way are 100% of themselves: a point at 1.0 would read as perfect scaling."""
+
+    def bars(file):
+        return len(chart.draw_figure(file, STUDY.derive(file)).axes[0].containers)
+
+    file = read(data)
+    assert bars(file) and "which has no reduction" in STUDY.summarize(file)[2]
+    several = {key: case for key, case in file.cases.items() if case.gpus > 1}
+    observed = {key: file.observed[key] for key in several}
+    file = msgspec.structs.replace(file, cases=several, observed=observed)
+    column = {tuple(row[:3]): row[6] for row in next(iter(STUDY.list_tables(file))).rows}
+    assert column["top", "weak", 2] is None and column["top", "weak", 4] > 0.9
+    assert "which has no reduction" not in STUDY.summarize(file)[2]
+    four = {key: case for key, case in several.items() if case.gpus == 4}
+    file = msgspec.structs.replace(file, cases=four, observed={key: observed[key] for key in four})
+    assert all(point.efficiency == 1.0 for point in STUDY.derive(file).points) and not bars(file)
+
+
+def test_one_point_of_too_few_generations_is_named_with_its_gpus(data):
+    data["observed"]["top, weak, 4"]["runs"].pop()
+    points = [point for point in STUDY.derive(read(data)).points if point.scaling == "weak"]
+    assert list_short(points) == ["top on 4"]
+    short = next(point for point in points if point.series == ("top", "weak") and point.gpus == 4)
+    assert short.efficiency is not None and short.low is None
+
+
+def forge(data, what):
+    case, each = data["cases"]["top, weak, 2"], data["observed"]["top, weak, 2"]
+    if what == "no runs":
+        each["runs"] = []
+    elif what == "failed":
+        each["status"] = "failed"
+    elif what == "a generation twice":
+        each["runs"][1]["generation"] = 0
+    elif what == "the speed":
+        for each_run in each["runs"]:
+            each_run["samples_ms"] = [ms / 1000 for ms in each_run["samples_ms"]]
+    elif what == "a weak batch":
+        case["batch"] = 256
+    elif what == "two totals":
+        data["cases"]["top, strong, 2"]["batch"] = 64
+    elif what == "a point twice":
+        data["cases"]["again"] = case
+    elif what == "no sample":
+        each["runs"][0]["samples_ms"] = []
+    elif what == "generations":
+        data["options"]["generations"] = 10**9
+    elif what == "a number":
+        each["runs"][0]["generation"] = 10**9
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("no runs", "ok without a run"),
+        ("failed", "failed with a run"),
+        ("a generation twice", "a generation is there twice"),
+        ("the speed", "faster than these GPUs can compute"),
+        ("a weak batch", "batch 256, expected 64"),
+        ("two totals", "total batches 32 and 64, expected one"),
+        ("a point twice", "there twice"),
+        ("no sample", r"samples_ms: a list of 0 is not"),
+        ("generations", "generations: 1000000000 is not"),
+        ("a number", "generation: 1000000000 is not"),
+    ],
+)
+def test_what_no_genuine_file_holds_is_refused(data, what, words):
+    assert frame.list_cautions(STUDY, read(data)) == []
+    forge(data, what)
+    with pytest.raises(UserError, match=words):
+        read(data)
+
+
+def test_a_way_that_was_not_proved_is_a_caution(data):
+    for key in [key for key in data["cases"] if key.startswith("proof")]:
+        del data["cases"][key], data["observed"][key]
+    assert "parity and receipts of ddp, top were not seen here" in frame.list_cautions(STUDY, read(data))
+
+
+# --- findings of several ranks ----------------------------------------------------------------------------------------
+
+
+def test_a_way_is_proved_only_if_all_ranks_agree():
+    good = {"verdict": "ok", "reason": None}
+    bad = {"verdict": "failed: parity", "reason": "G_main loss: error 1, budget 0.1"}
+    engaged = {"flat_reduce": {"engaged": True, "lines": ["ranks: 2"]}}
+    off = {"flat_reduce": {"engaged": False, "lines": ["not engaged: ranks: 1"]}}
+    assert measure.judge_ranks([good, good], [engaged, engaged], "flat")["status"] == "ok"
+    assert measure.judge_ranks([good, bad], [engaged, engaged], "flat")["status"] == "failed: parity"
+    found = measure.judge_ranks([good, good], [engaged, off], "flat")
+    assert (found["status"], found["reason"]) == ("not engaged", "flat_reduce: ranks: 1")
+    assert measure.judge_ranks([good], [engaged], "flat-top")["lines"] == ["ranks: 2"]
+
+
+def test_communication_is_the_least_of_all_ranks_and_exposed_the_most():
+    def profile(gpu, comm, exposed):
+        return {"cycles": [{"gpu_ms": gpu}], "communication": {"comm_ms": comm, "exposed_ms": exposed}}
+
+    found = measure.find_communication([profile(50, 1.5, 1.0), profile(51, 4.0, 3.5)])
+    assert found == {"gpu_ms": 51, "comm_ms": 1.5, "exposed_ms": 3.5}
+    assert set(measure.find_communication([{"cycles": None}]).values()) == {None}
+
+
+# --- real ranks -------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_on_a_cpu_are_measured_and_proved(tmp_path, kept_servers):
+    arguments = ("flat", "top", "--gpus", "1,2", "--scaling", "weak", "--generations", "1", "--visits", "2")
+    result = run(tmp_path, *arguments)
+    assert result.exit_code == 0, result.output
+    path, file = written(tmp_path)
+    found = STUDY.derive(file)
+    points = {(point.way, point.gpus): point for point in found.points}
+    assert [points["flat", n].batch for n in (1, 2)] == [4, 8] and file.is_complete
+    assert all(len(each.samples_ms) == 2 for n in (1, 2) for each in points["flat", n].runs)
+    assert points["flat", 1].efficiency == 1.0 and 0 < points["flat", 2].efficiency < 2
+    assert "reduce" not in points["flat", 1].recipe and points["flat", 2].recipe["ranks"] == 2
+    assert points["top", 2].status == "n/a" and "CUDA" in points["top", 2].reason
+    (proof,) = found.proofs
+    assert (proof.way, proof.status, proof.parity, proof.batch) == ("flat", "ok", "ok", 8)
+    assert any(line.startswith("MB all-reduced: G_main 0.0") for line in proof.lines)
+    assert "not to be quoted" in result.output and path.stem.endswith("-little-flat-top-weak")
+
+
+def test_a_rank_that_dies_takes_its_point_out_and_the_others_go_on(tmp_path, monkeypatch, kept_servers):
+    real = Group.cycle
+
+    def cycle(group):
+        if group.ranks == 2:
+            os.kill(group.workers[1].pid, signal.SIGKILL)
+        return real(group)
+
+    monkeypatch.setattr(Group, "cycle", cycle)
+    arguments = [
+        "flat",
+        *"--gpus 1,2 --scaling strong --total 8 --generations 1 --visits 1 --no-proof".split(),
+    ]
+    result = run(tmp_path, *arguments)
+    _, file = written(tmp_path)
+    assert result.exit_code == 1 and file.is_complete
+    alone, both = STUDY.derive(file).points
+    assert alone.status == "ok" and alone.batch == both.batch == 8
+    assert both.status == "failed" and both.reason.startswith("rank 1 of 2: visit: worker killed by SIGKILL")
+    assert "parity and receipts" not in str(frame.list_cautions(STUDY, file))  # only of ways that have a time
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_run_that_is_ended_while_groups_prepare_calls_none_of_them_failed(
+    tmp_path, monkeypatch, kept_servers
+):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure.futures, "wait", interrupt)
+    once = "--gpus 1,2 --scaling weak --generations 1 --visits 1 --no-proof".split()
+    result = run(tmp_path, "flat", *once)
+    _, file = written(tmp_path)
+    assert result.exit_code == 130 and not file.is_complete and file.observed == {}
+    assert [(point.status, point.reason) for point in STUDY.derive(file).points] == [
+        ("n/a", "not measured")
+    ] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_trains_on_two_gpus(way, tmp_path, kept_servers):
+    """Seconds for each way. NCCL, captures and threads of nn.DataParallel have no stand-in on a CPU."""
+    if len(system.gpu_uuids()) < 2:
+        pytest.skip("needs two GPUs")
+    able = needs.possible(system.capabilities("cuda"), LITTLE_DEMOD)
+    (case,) = list_points(load_ways((way,), able), LITTLE_DEMOD, [2], ("weak",), 0)
+    with Pool() as pool:
+        group = Group(pool, case.processes, "cuda")
+        try:
+            group.build(LITTLE_DEMOD | {"batch": case.batch, "data": None}, case.recipe, 0)
+            group.call("prepare")
+            group.call("begin")
+            assert group.cycle() > 0
+            group.call("finish", main=False, lazy=False)
+            group.call("profile", part="load")
+            found = measure.find_communication(group.call("profile", part="record"))
+            assert found["gpu_ms"] > 0 and (case.processes == 1 or found["comm_ms"] > 0)
+            group.call("trace")
+            rung = {"flat-top": "flat_reduce", "top": "captured_reduce"}.get(way, WAYS[way][1])
+            receipt = [each["receipts"][rung] for each in group.call("receipts", rungs=[rung])][-1]
+        finally:
+            group.close()
+    # All gradients of so small a network are one bucket of DistributedDataParallel, which nothing can hide.
+    assert receipt["engaged"] or way == "ddp", receipt["lines"]
+
+
+# --- generations, with groups that measure nothing --------------------------------------------------------------------
+
+DID: list[
+    tuple[str, int]
+] = []  # what the groups were asked, and which; a server that was started is group -1
+
+
+class FakePool:
+    ended = False
+
+    def __init__(self):
+        DID.append(("server", -1))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def kill(self):
+        self.ended = True
+
+
+class FakeGroup:
+    """A group whose cycles take longer from group to group. `stop` ends the run at a call, by its number."""
+
+    made = itertools.count()
+    stop: dict[str, int] = {}
+    room = 99  # groups that are alive together
+
+    def __init__(self, pool, ranks, device):
+        self.number, self.ranks, self.pids = next(FakeGroup.made), ranks, {0}
+
+    def build(self, *_):
+        if FakeGroup.stop.get("oom") == self.number:
+            raise WorkerFailure("oom", "out of memory in build")
+
+    def call(self, do, part="", **_):
+        DID.append((part or do, self.number))
+        if (left := FakeGroup.stop.get(part or do)) is not None:
+            FakeGroup.stop[part or do] = left - 1
+            if not left:
+                raise KeyboardInterrupt
+        return [{"peak_rss_bytes": 1, "cycles": None}]
+
+    def cycle(self):
+        DID.append(("cycle", self.number))
+        return (10.0 + self.number) / self.ranks
+
+    def close(self):
+        DID.append(("close", self.number))
+
+    kill = close
+
+
+@pytest.fixture
+def fakes(monkeypatch):
+    facts = system.facts("cpu")
+    monkeypatch.setattr(system, "facts", lambda _: facts | {"cores": 2})
+    monkeypatch.setattr(measure, "Group", FakeGroup)
+    monkeypatch.setattr(measure, "Pool", FakePool)
+    monkeypatch.setattr(STUDY, "draw", lambda *_: None)
+    monkeypatch.setattr(FakeGroup, "made", itertools.count())
+    monkeypatch.setattr(FakeGroup, "stop", {})
+    DID.clear()
+
+
+OPTIONS = "--gpus 1,2 --scaling weak --no-proof --visits 2".split()
+
+
+def test_nothing_is_timed_after_a_profiler_or_beside_a_server_that_imports(tmp_path, fakes):
+    result = run(tmp_path, "ddp", "flat", *OPTIONS, "--generations", 2)
+    assert result.exit_code == 0, result.output
+    letters = {"server": "S", "cycle": "c", "finish": "f", "load": "l", "record": "r"}
+    shifts = "".join(letters.get(do, "") for do, _ in DID)
+    # Two cores: a way at a time. Two visits and two untimed cycles of two groups, then both finish.
+    assert shifts == "S" + "ccccccccffllrr" + "ccccccccffSllrr" + "ccccccccffllrr" * 2
+
+
+@pytest.mark.parametrize(
+    ("ways", "last", "words"), [(("ddp", "flat"), 3, "way by way"), (("flat",), 1, "one by one")]
+)
+def test_groups_without_room_together_are_measured_apart_from_then_on(
+    ways, last, words, tmp_path, fakes, monkeypatch
+):
+    facts = system.facts("cpu")
+    monkeypatch.setattr(system, "facts", lambda _: facts | {"cores": 64})
+    FakeGroup.stop["oom"] = last  # of the first generation
+    result = run(tmp_path, *ways, *OPTIONS, "--generations", 2)
+    assert result.exit_code == 0
+    assert result.output.count(f"not enough memory for all of them: {words}") == 1
+    assert list_generations(written(tmp_path)[1]) == {(way, gpus): [0, 1] for way in ways for gpus in (1, 2)}
+    together = [number for do, number in DID if do == "close"][: last + 1]
+    assert sorted(together) == [*range(last + 1)]  # all have ended before any is made again
+
+
+def test_a_rank_that_dies_in_a_later_generation_is_told_and_measured_again(tmp_path, fakes, monkeypatch):
+    """The point keeps the number of the generations before, so only a line says that one is missing."""
+    real = FakeGroup.cycle
+
+    def cycle(group):
+        if group.number == 2:  # the first of the second generation
+            raise WorkerFailure("failed", "visit: worker killed by SIGKILL")
+        return real(group)
+
+    monkeypatch.setattr(FakeGroup, "cycle", cycle)
+    result = run(tmp_path, "flat", *OPTIONS, "--generations", 2)
+    assert result.exit_code == 1 and ": 1 of 2 generations, a later one failed" in result.output
+    assert ": failed: visit: worker killed by SIGKILL" in result.output and "go on:" in result.output
+    path, file = written(tmp_path)
+    assert [point.status for point in STUDY.derive(file).points] == ["ok", "ok"]
+    again = run(tmp_path, "--resume", path, "--generations", 2, "--no-proof")
+    assert again.exit_code == 0, again.output
+    assert min(map(len, list_generations(written(tmp_path)[1]).values())) == 2
+
+
+def test_a_stopped_run_keeps_whole_generations_and_measures_only_what_is_missing_later(tmp_path, fakes):
+    """It was ended while the second of two ways profiled its second generation."""
+    FakeGroup.stop = {"record": 7}
+    result = run(tmp_path, "ddp", "flat", *OPTIONS)
+    path, file = written(tmp_path)
+    assert result.exit_code == 130 and path.stem.endswith("-ddp-flat-weak-partial")
+    counts = sorted((way, gpus, len(each)) for (way, gpus), each in list_generations(file).items())
+    assert sorted(count for *_, count in counts) == [1, 1, 2, 2]  # both numbers of GPUs of a way, or neither
+    assert len({(way, count) for way, _, count in counts}) == 2
+    assert "fewer than 3 generations of ddp, flat: not to be quoted" in frame.list_cautions(STUDY, file)
+    FakeGroup.stop = {}
+    DID.clear()
+    result = run(tmp_path, "--resume", path)
+    assert result.exit_code == 0, result.output
+    path, later = written(tmp_path)
+    assert path.stem.endswith("-ddp-flat-weak") and later.is_complete and later.started == file.started
+    assert sum(do == "finish" for do, _ in DID) == 2 + 2 * 2  # one way lacks one generation, the other two
+    for key, each in file.observed.items():
+        assert later.observed[key].runs[: len(each.runs)] == each.runs
+    found = list_generations(later)
+    assert found["ddp", 1] == found["ddp", 2] and found["flat", 1] == found["flat", 2]
+    assert all(len(each) == 3 for each in found.values())
+    DID.clear()
+    assert run(tmp_path, "--resume", path, "--generations", 4).exit_code == 0
+    assert sum(do == "finish" for do, _ in DID) == 4
+    assert all(len(each) == 4 for each in list_generations(written(tmp_path)[1]).values())
+
+
+def test_a_generation_that_not_all_gpus_have_is_measured_anew(data):
+    data["observed"]["top, weak, 4"]["runs"].pop()
+    file = read(data)
+    kept = STUDY.pick_kept(file)
+    assert {len(each.runs) for key, each in kept.items() if key.startswith("top, weak")} == {2}
+    assert {len(each.runs) for key, each in kept.items() if key.startswith("ddp, weak")} == {3}
+    observed = {key: each for key, each in file.observed.items() if key != "top, weak, 4"}
+    assert "top, weak, 2" not in STUDY.pick_kept(msgspec.structs.replace(file, observed=observed))
+    observed["top, weak, 4"] = scale.Observed(status="failed", reason="a rank died")
+    kept = STUDY.pick_kept(msgspec.structs.replace(file, observed=observed))
+    assert len(kept["top, weak, 2"].runs) == 3 and "top, weak, 4" not in kept
+
+
+def test_a_budget_ends_after_a_whole_generation_and_is_gone_on_with(tmp_path, fakes):
+    result = run(tmp_path, "ddp", "flat", *OPTIONS, "--budget", "1e-9")
+    assert result.exit_code == 130 and "the budget allows 1 of 3 generations" in result.output
+    for left in (2, 3):
+        path, file = written(tmp_path)
+        assert len(list_generations(file)["flat", 2]) == left - 1
+        again = run(tmp_path, "ddp", "flat", *OPTIONS, "--budget", "1e-9", "--resume", path)
+        assert again.exit_code == (0 if left == 3 else 130)
+    path, _ = written(tmp_path)
+    for arguments in (["top"], ["--gpus", "1"], ["--scaling", "both"], ["--visits", "5"], ["--seed", "5"]):
+        result = run(tmp_path, *arguments, "--resume", path)
+        assert result.exit_code == 2 and "leave it out" in result.output
+
+
+def test_make_scale_goes_on_with_files_of_this_checkout_alone_and_tells_that_a_part_failed(tmp_path):
+    """A stopped run that was committed is another machine's: `ladder scale` would refuse it in every checkout."""
+    if not shutil.which("make"):
+        pytest.skip("make is not installed")
+    shutil.copy(Path(__file__).parents[2] / "Makefile", tmp_path)
+    scaled, python = tmp_path / "results" / "scaled", tmp_path / "python"
+    scaled.mkdir(parents=True)
+    (scaled / "theirs-stylegan2-1024-top-flat-weak-partial.json").write_text("{}")
+    python.write_text('#!/bin/sh\necho "$@" >> said\ncase "$*" in *strong*) exit 2; esac\n')
+    python.chmod(0o755)
+    git(tmp_path, "init", "-q")
+    commit_all(tmp_path, "theirs")
+    (scaled / "ours-article-b32-top-ddp-weak-partial.json").write_text("{}")
+    command = ["make", "scale", "NO_VENV=1", f"PYTHON={python}", "GPUS=1,4,8"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    weak, strong, large = (tmp_path / "said").read_text().splitlines()
+    assert weak.endswith("--resume results/scaled/ours-article-b32-top-ddp-weak-partial.json")
+    assert "--gpus 8 " in large and "--resume" not in strong + large
+    assert ended.returncode == 2, ended.stderr
