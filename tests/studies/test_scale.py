@@ -21,7 +21,7 @@ from ladder.engine.pool import Pool, WorkerFailure
 from ladder.machine import system
 from ladder.plan import needs
 from ladder.studies import frame, scale
-from ladder.studies.scale import STUDY, chart, count_gpus, list_points, load_ways, measure
+from ladder.studies.scale import STUDY, count_gpus, list_points, load_ways, measure, report
 from ladder.studies.scale.record import WAYS, list_short
 from tests.support import committed, made_up_scaled, servers
 from tests.support.commands import call
@@ -154,7 +154,7 @@ def test_several_gpus_beside_themselves_have_no_efficiency_in_table_or_chart(dat
     """The fewest GPUs of a way are 100% of themselves: a point at 1.0 would read as perfect scaling."""
 
     def bars(file):
-        return len(chart.draw_figure(file, STUDY.derive(file)).axes[0].containers)
+        return len(report.draw_figure(file, STUDY.derive(file)).axes[0].containers)
 
     file = read(data)
     assert bars(file) and "which has no reduction" in STUDY.summarize(file)[2]

@@ -17,7 +17,8 @@ from ladder.publish.pages.committed import Committed, shortfall
 from ladder.publish.validation import validate
 from ladder.results import publishable, store
 from ladder.studies import frame
-from ladder.studies.scale import STUDY, TOO_FEW, describe_generations, joining, make_table
+from ladder.studies.scale import STUDY, joining
+from ladder.studies.scale.report import TOO_FEW, describe_generations, make_table
 from tests.support import committed, made_up_scaled
 from tests.support.commands import call, refused
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -15,11 +14,13 @@ from ladder.core.options import whole_numbers
 from ladder.core.records import Fields, write_whole
 from ladder.results import plausible, publishable
 from ladder.results import store as results
-from ladder.show.table import Column, Table
+from ladder.show.table import Table
 from ladder.studies import frame
 from ladder.studies.frame import Session, Study
+from ladder.studies.scale import report
 from ladder.studies.scale.record import (
     FEW_OF,
+    STAYS,
     STRONG,
     TOP,
     WAYS,
@@ -28,7 +29,6 @@ from ladder.studies.scale.record import (
     File,
     Observed,
     Options,
-    Point,
     Protocol,
     Scaled,
     derive_points,
@@ -37,8 +37,6 @@ from ladder.studies.scale.record import (
 )
 
 MOST = 64  # GPUs, or ranks on a CPU
-STAYS = ("oom", "invalid", "failed: parity", "not engaged")  # a second try would end the same way
-TOO_FEW = "too few generations"
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
@@ -300,11 +298,12 @@ ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.js
 
     def summarize(self, file: File) -> list[str]:
         facts, work, found = file.machine, file.workload or {}, self.derive(file)
+        rules = found.protocol
         is_alone = all(found.find_fewest(point).gpus == 1 for point in found.points if point.runs)
         return [
-            f"Several {name_ranks(file)}: {facts.gpu or facts.cpu}",
+            f"Several {report.name_ranks(file)}: {facts.gpu or facts.cpu}",
             f"Workload {work['name']}: {work['resolution']}x{work['resolution']}, R1 and path length included."
-            f" {describe_generations(found)}, of {found.protocol.visits} visits each, over {found.protocol.backend}."
+            f" {report.describe_generations(found)}, of {rules.visits} visits each, over {rules.backend}."
             f" PyTorch {facts.torch}, commit {(file.commit or 'unknown')[:12]}{' with changes' if file.dirty else ''}.",
             "A sample is the slowest rank's 16-step cycle. Efficiency is images a second and GPU, relative to the same"
             f" way on the fewest GPUs{', which has no reduction' if is_alone else ''}. Its generations are paired and"
@@ -314,74 +313,14 @@ ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.js
         ]
 
     def list_tables(self, file: File) -> Iterable[Table]:
-        yield make_table(file, self.derive(file))
-        rows = [
-            [f"{proof.way} on {proof.gpus} {name_ranks(file)}", proof.batch, judge_proof(proof), line]
-            for proof in derive_proofs(file)
-            for line in proof.lines or [""]
-        ]
-        if rows:
-            yield Table(
-                [
-                    Column("proof, as reported then"),
-                    Column("batch", "count"),
-                    Column("result"),
-                    Column("receipt", priority=1),
-                ],
-                rows,
-            )
+        yield report.make_table(file, self.derive(file))
+        if derive_proofs(file):
+            yield report.make_proofs_table(file)
 
     def draw(self, file: File, kind: str) -> bytes:
         from ladder.report import drawing
-        from ladder.studies.scale import chart
 
-        return drawing.save(lambda: chart.draw_figure(file, self.derive(file)), kind)
+        return drawing.save(lambda: report.draw_figure(file, self.derive(file)), kind)
 
 
 STUDY = Scale()
-
-
-# --- the report -------------------------------------------------------------------------------------------------------
-
-
-def name_ranks(file: File) -> str:
-    """Return what a point has a number of: GPUs, or ranks that share a CPU."""
-    return "GPUs" if file.machine.gpu else "ranks"
-
-
-def describe_generations(found: Scaled) -> str:
-    """Return how many generations the points have, in words."""
-    counts = sorted({len(point.runs) for point in found.points if point.runs}) or [0]
-    span = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
-    runs = f" in {len(found.merged)} runs" if found.merged else ""
-    return f"{span} generation{'' if counts == [1] else 's'}{runs}"
-
-
-def judge_proof(proof: Any) -> str:
-    """Return what a proof came to."""
-    return f"parity {proof.parity}, engaged" if proof.status == "ok" else f"{proof.status}: {proof.reason}"
-
-
-def make_table(file: File, found: Scaled, is_quoted: bool = False) -> Table:
-    """Return a row for each point. `is_quoted`: without the numbers of a point that must not be quoted."""
-    columns = [
-        Column("way"), Column("scaling"), Column(name_ranks(file), "count"), Column("batch", "count", 3),
-        Column("ms/step", "ms"), Column("images/s", "amount", 2), Column("efficiency", "share"),
-        Column("95% interval", "shares", 1), Column("communication ms", "ratio", 5), Column("exposed ms", "ratio", 4),
-        Column("GiB reserved", "gib", 6),
-    ]  # fmt: skip
-    return Table(columns, [_make_row(point, found, is_quoted) for point in found.points])
-
-
-def _make_row(point: Point, found: Scaled, is_quoted: bool) -> list[Any]:
-    has_few = found.has_too_few(point)
-    row: list[Any] = [point.way, point.scaling, point.gpus, point.batch]
-    if point.step_ms is None or point.status != "ok":
-        return [*row, f"{point.status}: {point.reason}", *[None] * 6]
-    if has_few and is_quoted:
-        return [*row, TOO_FEW, *[None] * 6]
-    interval = None if point.low is None or point.high is None else (point.low, point.high)
-    return [
-        *row, point.step_ms, point.images_per_s, found.find_efficiency(point), TOO_FEW if has_few else interval,
-        point.comm_ms, point.exposed_ms, point.peak_bytes,
-    ]  # fmt: skip

@@ -35,8 +35,7 @@ from ladder.receipts import receipt as receipts
 from ladder.results.derive import void_memory
 from ladder.results.types import Plain
 from ladder.studies.frame import Session
-from ladder.studies.scale import STAYS
-from ladder.studies.scale.record import WAYS, Case, Observed, Run, find_end
+from ladder.studies.scale.record import STAYS, WAYS, Case, Observed, Run, find_end
 
 LEAD_IN = 2  # cycles of a group that are not timed
 NOT_ENGAGED, FAILED_PARITY = "not engaged", "failed: parity"

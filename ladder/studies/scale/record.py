@@ -35,6 +35,7 @@ from ladder.studies.frame import StudyFile
 WEAK, STRONG = "weak", "strong"
 NOT_MEASURED = "not measured"  # the reason of a point that can be, and has no runs yet
 FEWEST = results.FEWEST_ROUNDS  # generations of a point that is quoted
+STAYS = ("oom", "invalid", "failed: parity", "not engaged")  # a second try would end the same way
 FEW_OF = f"fewer than {FEWEST} generations of "  # the beginning of a note that names ways
 EAGER: Recipe = {"cuda_graphs": False, "whole_step_graph": False}
 TOP = "the top"  # the highest rung of a ladder

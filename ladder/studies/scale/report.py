@@ -1,4 +1,4 @@
-"""The chart of `ladder scale`: efficiency over the number of GPUs, weak and strong side by side."""
+"""The report of `ladder scale`: the table of points, and the chart of efficiency over the number of GPUs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,73 @@ from typing import Any
 from ladder.machine import environment
 from ladder.report.drawing import fitted
 from ladder.report.panels import ARTICLE, BUSY, GRID, INK, MUTED
-from ladder.studies.scale import TOO_FEW, describe_generations, name_ranks
-from ladder.studies.scale.record import FEW_OF, STRONG, WEAK, File, Point, Scaled
+from ladder.show.table import Column, Table
+from ladder.studies.scale.record import FEW_OF, STRONG, WEAK, File, Point, Proof, Scaled, derive_proofs
 
+TOO_FEW = "too few generations"
 COLORS = (BUSY, ARTICLE, INK, MUTED)
 STYLES = ("-", "--", ":")
 NOTHING = "no efficiency: no way was measured on two numbers of GPUs"
 TITLES = {WEAK: "weak: a fixed batch on each GPU", STRONG: "strong: a fixed total batch"}
+
+
+def name_ranks(file: File) -> str:
+    """Return what a point has a number of: GPUs, or ranks that share a CPU."""
+    return "GPUs" if file.machine.gpu else "ranks"
+
+
+def describe_generations(found: Scaled) -> str:
+    """Return how many generations the points have, in words."""
+    counts = sorted({len(point.runs) for point in found.points if point.runs}) or [0]
+    span = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+    runs = f" in {len(found.merged)} runs" if found.merged else ""
+    return f"{span} generation{'' if counts == [1] else 's'}{runs}"
+
+
+def judge_proof(proof: Proof) -> str:
+    """Return what a proof came to."""
+    return f"parity {proof.parity}, engaged" if proof.status == "ok" else f"{proof.status}: {proof.reason}"
+
+
+def make_proofs_table(file: File) -> Table:
+    """Return what the proofs came to, a row for each line of a receipt."""
+    columns = [
+        Column("proof, as reported then"), Column("batch", "count"), Column("result"), Column("receipt", priority=1),
+    ]  # fmt: skip
+    rows = [
+        [f"{proof.way} on {proof.gpus} {name_ranks(file)}", proof.batch, judge_proof(proof), line]
+        for proof in derive_proofs(file)
+        for line in proof.lines or [""]
+    ]
+    return Table(columns, rows)
+
+
+def make_table(file: File, found: Scaled, is_quoted: bool = False) -> Table:
+    """Return a row for each point. `is_quoted`: without the numbers of a point that must not be quoted."""
+    columns = [
+        Column("way"), Column("scaling"), Column(name_ranks(file), "count"), Column("batch", "count", 3),
+        Column("ms/step", "ms"), Column("images/s", "amount", 2), Column("efficiency", "share"),
+        Column("95% interval", "shares", 1), Column("communication ms", "ratio", 5), Column("exposed ms", "ratio", 4),
+        Column("GiB reserved", "gib", 6),
+    ]  # fmt: skip
+    return Table(columns, [_make_row(point, found, is_quoted) for point in found.points])
+
+
+def _make_row(point: Point, found: Scaled, is_quoted: bool) -> list[Any]:
+    has_few = found.has_too_few(point)
+    row: list[Any] = [point.way, point.scaling, point.gpus, point.batch]
+    if point.step_ms is None or point.status != "ok":
+        return [*row, f"{point.status}: {point.reason}", *[None] * 6]
+    if has_few and is_quoted:
+        return [*row, TOO_FEW, *[None] * 6]
+    interval = None if point.low is None or point.high is None else (point.low, point.high)
+    return [
+        *row, point.step_ms, point.images_per_s, found.find_efficiency(point), TOO_FEW if has_few else interval,
+        point.comm_ms, point.exposed_ms, point.peak_bytes,
+    ]  # fmt: skip
+
+
+# --- the chart: weak and strong scaling side by side ------------------------------------------------------------------
 
 
 def draw_figure(file: File, found: Scaled) -> Any:
