@@ -17,8 +17,6 @@ def attribute(kind: str, shown: slice) -> Callable[[Committed], str]:
         study, parts = frame.load_studies()[kind], []
         for name in committed.names(f"{study.folder}/*.json"):
             file = frame.decode_file(study, committed.read(name))
-            if not file.is_complete:
-                continue
             machine, workload = file.machine, (file.workload or {})["name"]
             about = f"**{text(machine.gpu or machine.cpu)}**, `{workload}`, ladder `{file.ladder}`"
             tables = [render_markdown(table) for table in list(study.list_tables(file))[shown]]

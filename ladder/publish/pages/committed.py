@@ -150,9 +150,7 @@ def is_whole(result: Result) -> bool:
 
 def shortfall(data: Plain) -> str | None:
     """Return why no document may quote a result of another command, or None."""
-    if (
-        data.get("kind") == scale.STUDY.kind
-    ):  # its points are judged one by one, whole ones of a stopped run too
+    if data.get("kind") == scale.STUDY.kind:  # points are judged one by one, whole ones of a stopped run too
         found = scale.STUDY.derive(frame.decode_file(scale.STUDY, data))
         enough = any(point.runs and not found.has_too_few(point) for point in found.points)
         return None if enough else f"has fewer than {results.FEWEST_ROUNDS} generations of each point"
