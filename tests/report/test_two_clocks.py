@@ -9,6 +9,7 @@ import rich.console
 from ladder.plan import modes
 from ladder.report import tables
 from ladder.report import view as viewing
+from ladder.results import ranking
 from tests.support import two_clocks
 from tests.support.typed import Reading
 
@@ -172,9 +173,8 @@ def test_the_advice_counts_a_sure_step_first_then_gpu_time():
 
 def test_leaving_out_shows_both_gains_and_one_advice(printed):
     made = two_clocks.run(mode="leave-one-out")
-    from ladder.results import judging
 
-    gains = Reading(judging).top_gains(made)
+    gains = Reading(ranking).top_gains(made)
     assert gains["channels_last"]["advice"] == "ADOPT" and gains["set_to_none"]["advice"] == "NO DIFFERENCE"
     assert gains["channels_last"]["gpu_gain"] == pytest.approx(105 / 93)
     row = next(line for line in printed(made) if line.startswith("channels_last "))
