@@ -15,6 +15,7 @@ import click
 from ladder.base import files, progress
 from ladder.base import text as texts
 from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
 from ladder.base.plain import Fields
 from ladder.base.starting import near
 from ladder.cli import expecting
@@ -79,9 +80,11 @@ def run(request: Request, quiet: bool = False, on_file: Callable[[Path], None] |
         job, first = resolve_job(request, ladder, quiet)
         path = measure_job(job, first, importing, on_file)
     from ladder.report import tables
+    from ladder.studies import host
 
     result = loading.load_run(path)
-    publish(tables.with_top(result, tables.readable(path.parent)), path, quiet)
+    shown = host.attach_host(tables.with_top(result, tables.readable(path.parent)), ROOT / "results" / "host")
+    publish(shown, path, quiet)
     return result
 
 

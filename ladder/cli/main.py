@@ -257,6 +257,7 @@ def report(
     Exit status: 0 if done. 1 if a file was refused. 2 if the request is impossible.
     """
     from ladder.report import tables as reporting
+    from ladder.studies.host import attach_host
 
     if publish:
         if paths or markdown or csv_path or charts or page or price or receipts or everything or as_json:
@@ -290,6 +291,7 @@ def report(
         for path in charts:
             chart.kind_of(path)
     results, refused = reporting.collect(list(paths) or [RESULTS])
+    results = [attach_host(each, ROOT / "results" / "host") for each in results]
     remarks: list[str] = []
     if not paths and not everything:
         results, remarks = reporting.of_this_machine(results)

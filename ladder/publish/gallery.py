@@ -24,6 +24,7 @@ from ladder.results.combine import series
 from ladder.results.publishable import publishable
 from ladder.results.run import Ladder, Result, RungResult
 from ladder.results.types import Plain, build
+from ladder.studies.host import attach_host
 
 ARTICLE, FULL = "article", "full"  # workload and ladder of the article, and the ladder that goes on from it
 CHARTS, SUFFIXES = "results/charts", (".md", ".csv", ".png", ".svg")  # the gallery's folder, and its files
@@ -49,7 +50,9 @@ def drawings(files_of: Callable[[str], list[Path]]) -> dict[str, Write]:
     ``files_of`` returns the results below a folder such as `results/ladder`. Raises UserError.
     """
     found = [loading.load_run(path) for path in files_of("results/ladder")]
-    drawn: dict[str, Write] = {stem(each): functools.partial(_write_run, each) for each in chosen(found)}
+    hosts = next((path.parent for path in files_of("results/host")), Path("results/host"))
+    runs = [attach_host(each, hosts) for each in chosen(found)]
+    drawn: dict[str, Write] = {stem(each): functools.partial(_write_run, each) for each in runs}
     if pairs := compared(found):
         for suffix, theme in (("", LIGHT), ("-dark", DARK)):
             drawn[f"gpus-{ARTICLE}{suffix}"] = functools.partial(_write_compared, pairs, theme)

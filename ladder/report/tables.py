@@ -108,6 +108,7 @@ def _two_clocks(shown: View) -> list[tuple[str, Any]]:
     return [
         ("GPU ms", lambda r: ms(r.gpu.ms) if r.gpu else ""),
         ("waiting (ms)", lambda r: ms(r.gpu.waiting_ms) if r.gpu else ""),
+        ("host ms", lambda r: ms(r.host_ms)),
         (f"{shown.versus} (GPU)", lambda r: answer(r.gpu.seen) if r.gpu else ""),
         ("interval (GPU)", lambda r: bounds(r.gpu.gain).rstrip("x") if r.gpu else ""),
         (f"{shown.versus} (step)", lambda r: answer(r.seen)),

@@ -6,7 +6,7 @@ A result may come from a stranger, so its text is reduced to one printable line.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ladder.base.text import factor, plain
 from ladder.machine import environment
@@ -49,6 +49,7 @@ class GpuTime:
     floor: float | None  # a share
     top_gain: float | None
     top_interval: tuple[float, float] | None
+    host_ms: float | None = None  # what the CPU needs to issue a step, by `ladder host`
     times: bool = False  # `previous` and `gain` are in times of the first entry's time
 
     @property
@@ -94,6 +95,7 @@ class Row:
     gpu: GpuTime | None = None
     sentence: str = ""  # what the rung does to the GPU's work and to the step
     cost: entries.Cost = entries.NOTHING
+    host_ms: float | None = None  # what the CPU needs to issue a step, by `ladder host`
     times: bool = False  # `previous` and `gain` are in times of the first entry's time
 
     @property
@@ -160,6 +162,8 @@ def view(result: Result) -> View:
         _row(rung, article.get(rung.name), article_base, on_cpu, top.get(rung.name), mode)
         for rung in result.rungs
     )
+    host = result.host or {}
+    rows = tuple(replace(row, host_ms=host[row.name].ms) if row.name in host else row for row in rows)
     return View(
         machine=remarks.machine(result.machine),
         workload=remarks.workload(result.workload),
@@ -168,6 +172,7 @@ def view(result: Result) -> View:
         remarks=(
             *remarks.part(result),
             *_remarks(rows, base, article_base, mode),
+            *(f"host time of {each.change}" for each in host.values() if each.change),
             *remarks.unmeasured(result, mode),
             *remarks.lazy(result.rungs),
             *(remarks.duration(result) if sources.in_generations(result) else ()),

@@ -367,11 +367,19 @@ class TopGain(Record):
     gpu_interval: list[float] | None = None
 
 
+class HostTime(Record):
+    """What the CPU needs for a rung's step in ms, and which parts of it changed most from the rung before."""
+
+    ms: Ms
+    change: str | None = None
+
+
 class Result(Run, kw_only=True):
     """A run with the figures and verdicts that follow from it.
 
     `noise` is of wall time, `gpu_noise` of GPU time. `at_top` comes from the leave-one-out run that goes with it
-    (`ladder.results.combine.series.with_top`), `part_of` is the ladder of the run where these are some of its rungs.
+    (`ladder.results.combine.series.with_top`), `host` from `ladder host` on the same host, `part_of` is the ladder of
+    the run where these are some of its rungs.
     """
 
     rungs: Annotated[list[RungResult], size(100, 1)]  # type: ignore[assignment]
@@ -380,4 +388,5 @@ class Result(Run, kw_only=True):
     noise: Annotated[dict[Kind, Noise], size(4)] | None = None
     gpu_noise: Annotated[dict[Kind, Noise], size(4)] | None = None
     at_top: dict[str, TopGain] | None = None
+    host: dict[str, HostTime] | None = None
     part_of: str | None = None

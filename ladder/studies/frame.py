@@ -42,11 +42,13 @@ from ladder.core.records import (
     write_record,
     write_whole,
 )
+from ladder.plan import content
 from ladder.results import check, identity, loading, store
 from ladder.results import record as records
 from ladder.results.combine import resuming
 from ladder.results.file import Header, Status
 from ladder.results.run import Merged
+from ladder.results.store import SERIES
 from ladder.show.table import PIPE_WIDTH, Table, render_markdown, render_text
 from ladder.studies import STUDIES
 
@@ -379,6 +381,22 @@ def find_header_problem(file: Header) -> str | None:
     if hardware is None or file.machine.name != text.slug(hardware):
         return f"machine.name: {file.machine.name!r} is not made from its hardware"
     return None if file.workload is None else identity.misnamed(file.workload)
+
+
+def find_files(study: Study[P, C, O], folder: Path, like: Header) -> list[StudyFile[P, C, O]]:
+    """Return the files of a study in `folder` that the host, the software and the workload of a result also have.
+
+    The newest comes last. A file that is refused is left out.
+    """
+    found = []
+    for path in sorted(folder.glob(f"{like.machine.name}-*.json")):
+        with contextlib.suppress(UserError):
+            file = read_file(study, path)
+            if all(getattr(file.machine, key) == getattr(like.machine, key) for key in SERIES) and (
+                content.of_workload(file.workload or {}) == content.of_workload(like.workload or {})
+            ):
+                found.append(file)
+    return sorted(found, key=lambda file: file.started)
 
 
 def find_problem(study: Study[P, C, O], file: StudyFile[P, C, O]) -> str | None:

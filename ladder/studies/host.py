@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta
 
 from ladder.base.errors import UserError
-from ladder.base.text import counted, ms
+from ladder.base.text import ms
 from ladder.core.job import Job
 from ladder.core.options import Seed, option
 from ladder.core.records import Ms, Record, Samples, between, read_record, size
 from ladder.results.file import Status
+from ladder.results.run import HostTime, Result
 from ladder.show.table import Column, Table
 from ladder.studies import frame
 from ladder.studies.frame import RungCase, Session, Study, StudyFile
@@ -123,9 +126,6 @@ ladder host baseline bf16 -w article-b32
             raise UserError(f"ladder {job.options.ladder}: every rung is captured; name one")
         return {name: RungCase(recipe=recipe) for name, recipe in recipes.items()}
 
-    def announce(self, job: Job, cases: Any) -> str:
-        return f"{job.name} on {job.device}: host time of {counted(len(cases), 'rung')}"
-
     def observe(self, session: Session, key: str, case: RungCase) -> Observed:
         options = session.job.options
         with session.prepare_worker(case.recipe, options.seed) as worker:
@@ -189,6 +189,16 @@ ladder host baseline bf16 -w article-b32
 STUDY = Host()
 
 
+def attach_host(result: Result, folder: Path) -> Result:
+    """Return a run with the host time of its rungs: by the newest file in `folder` of its host and ladder."""
+    files = frame.find_files(STUDY, folder, result)
+    rungs = next(
+        (STUDY.derive(each).rungs for each in files[::-1] if each.options.ladder == result.ladder.name), []
+    )
+    host = {each.name: HostTime(ms=each.host_ms, change=each.grew) for each in rungs if each.host_ms}
+    return msgspec.structs.replace(result, host=host or None)
+
+
 def _derive_rung(name: str, observed: Observed | None, before: Rung | None) -> Rung:
     if observed is None or not observed.host_ms:
         status, reason = (observed.status, observed.reason) if observed else ("n/a", "not measured")
@@ -209,7 +219,8 @@ def describe_growth(name: str, host_ms: float, parts: dict[str, float], before: 
     largest = sorted(changes.items(), key=lambda each: -abs(each[1]))[:3]
     named = [f"{part} {change:+.1f} ms" for part, change in largest if abs(change) >= GREW_MS]
     total = host_ms - (before.host_ms or 0.0)
-    return f"{name}: {total:+.1f} ms of the CPU beside {before.name}{': ' if named else ''}{', '.join(named)}"
+    total_words = f"{name}: {abs(total):.1f} ms {'more' if total > 0 else 'less'} than {before.name}"
+    return ": ".join([total_words, ", ".join(named)]) if named else total_words
 
 
 def _draw_figure(file: File, derived: Hosts) -> Any:
@@ -218,17 +229,7 @@ def _draw_figure(file: File, derived: Hosts) -> Any:
     shown = [rung for rung in derived.rungs if rung.host_ms]
     figure, axes = sheet(9.5, 1.3 + 0.42 * max(1, len(shown)))
     widest = max((rung.host_ms or 0.0 for rung in shown), default=1.0)
-    colours = (
-        "#4477aa",
-        "#66ccee",
-        "#228833",
-        "#ccbb44",
-        "#ee6677",
-        "#aa3377",
-        "#bbbbbb",
-        "#882255",
-        "#dddddd",
-    )
+    colours = "#4477aa #66ccee #228833 #ccbb44 #ee6677 #aa3377 #bbbbbb #882255 #dddddd".split()
     for row, rung in enumerate(shown):
         x, y = 2.2, 0.75 + 0.42 * row
         axes.text(2.1, y + 0.14, rung.name, ha="right", va="center", fontsize=9)
