@@ -9,15 +9,20 @@ from types import SimpleNamespace
 import pytest
 from asv_runner.benchmarks.mark import SkipNotImplemented
 
-from benches import ROOT, _measure, series, unfrozen
+from benches import ROOT, _measure, preparing, series, unfrozen, workloads
 from benches.rungs import Rung
 from ladder.engine import once, pool
 from ladder.machine import system
-from ladder.plan import catalog
+from ladder.plan import catalog, needs
 from ladder.rungs import data_loading, prefetch_stream
 from stylegan_lite.config import Recipe, Workload
 
 PAIRS = sorted(series.SERIES)
+FROZEN = [
+    pytest.param(each.SERIES, pair, id=f"{each.__name__.partition('.')[2]} {'/'.join(pair)}")
+    for each in (series, workloads, preparing)
+    for pair in sorted(each.SERIES)
+]
 TINY = series.SERIES["tiny", "baseline"]
 
 
@@ -41,25 +46,27 @@ def test_parameter_values_are_only_ever_appended():
     assert {w for w, _ in PAIRS} <= set(series.WORKLOADS) and {r for _, r in PAIRS} <= set(series.RUNGS)
 
 
-@pytest.mark.parametrize("pair", PAIRS)
-def test_a_frozen_series_keeps_its_fingerprint(pair):
-    frozen = series.SERIES[pair]
+@pytest.mark.parametrize(("among", "pair"), FROZEN)
+def test_a_frozen_series_keeps_its_fingerprint(among, pair):
+    frozen = among[pair]
     now = series.fingerprint(frozen.workload, frozen.recipe)
     assert now == frozen.fingerprint, (
         f"{pair} was edited and is now {now}. If results of it exist, add a new value instead: see benches/series.py."
     )
 
 
-@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair not in series.RETIRED])
-def test_a_series_measures_what_the_ladder_climbs(pair, monkeypatch):
+@pytest.mark.parametrize(("among", "pair"), [each for each in FROZEN if each.values[1] not in series.RETIRED])
+def test_a_series_measures_what_the_ladder_climbs(among, pair, monkeypatch):
     """A rung that changed its meaning must get a new name in benches/series.py, or its history lies."""
-    monkeypatch.setitem(
-        data_loading.change, "workers", 8
-    )  # in the ladder: as many as there are cores, at most 8
-    (name, rung), frozen = pair, series.SERIES[pair]
+    # In the ladder: as many as there are cores, at most 8.
+    monkeypatch.setitem(data_loading.change, "workers", 8)
+    (name, rung), frozen = pair, among[pair]
     _, workload = catalog.load_workload(name)
     assert Workload.from_dict(frozen.workload).to_dict() == workload | {"data": None}
-    planned = {p.name: p for p in catalog.climb(catalog.load_ladder("full"), _capabilities(frozen.device))}
+    able = _capabilities(frozen.device)
+    able = able if among is series.SERIES else needs.possible(able, workload)
+    ladder = catalog.load_ladder("compile_default" if rung == "compile" else "full")
+    planned = {p.name: p for p in catalog.climb(ladder, able)}
     assert planned[rung].recipe is not None, (
         f"the ladder skips it on {frozen.device}: {planned[rung].skipped}"
     )
