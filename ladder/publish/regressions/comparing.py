@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -217,7 +218,7 @@ def begin(plan: Plan) -> Compared:
     return read_record(Compared, texts.fit(stored))
 
 
-def _describe_side(side: Side) -> Fields:
+def _describe_side(side: Side) -> dict[str, Any]:
     digests = code_digest.digests(code=side.code)
     return {
         "commit": side.commit,
@@ -253,7 +254,9 @@ class Comparison:
             if not r.skipped
             for side in judging.SIDES
         ]
-        self.measured = {(each.rung, each.side): each for each in result.programs}
+        self.measured: dict[tuple[str, str], schema.Program] = {
+            (each.rung, each.side): each for each in result.programs
+        }
         self.begin = time.monotonic()
 
     def judge(self) -> Judged:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -218,13 +218,14 @@ def _decided(result: Compared, *, is_gpu: bool) -> _Decided:
 
 def measured(result: Compared, *, is_gpu: bool) -> Quantity:
     """Return the wall times or the GPU times of a comparison, as statistics take them."""
-    kinds = {each.rung: derive.kind(each, result.machine.device) for each in result.programs}
+    programs: list[Any] = result.programs
+    kinds = {each.rung: derive.kind(each, result.machine.device) for each in programs}
     return quantity(times_of(result, is_gpu=is_gpu), kinds, is_gpu=is_gpu)
 
 
 def times_of(result: Compared, *, is_gpu: bool) -> dict[str, Times]:
     """Return the wall times or the GPU times of each rung that has programs."""
-    programs = {_name(each.rung, each.side): each for each in result.programs}
+    programs: dict[str, Any] = {_name(each.rung, each.side): each for each in result.programs}
     values = derive.gpu_times(programs) if is_gpu else derive.walls(programs, result.machine.device)
     return {
         rung: Times(*(values.get(_name(rung, side), {}) for side in (BASE, TWIN, HEAD)))

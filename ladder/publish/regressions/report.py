@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import re
+from typing import Any
 
 from ladder.base import text as texts
 from ladder.core.records import write_record
@@ -151,7 +152,7 @@ def explained(result: Judged) -> list[str]:
     """Return what the difference of GPU work consists of, a line for each rung that has one, and new kernels."""
     found = []
     for rung in result.rungs:
-        sides = judging.sides_of(result, rung.name)
+        sides: dict[str, Any] = judging.sides_of(result, rung.name)
         pair = [parts.parts_of(sides[side]) for side in (BASE, HEAD) if side in sides]
         if not rung.gpu or rung.gpu.verdict not in (answers.FASTER, answers.SLOWER) or len(pair) < 2:
             continue
