@@ -2,7 +2,7 @@
 
 asv starts an interpreter for each combination of parameters, 0.2 s on two cores before our code runs. Without a
 GPU four of five combinations are n/a. Method `setup` of a benchmark class decides that from the machine alone, so
-asv's own process calls it. The commit is asked once which series it refuses (`_refusing`). If the class allows it,
+asv's own process calls it. The commit is asked once which series it refuses. If the class allows it,
 asv's process also hands out numbers that an earlier process left (`_measure`). Each process gets its series' name,
 for the note of its tuning choices, and the series after it.
 """
@@ -14,13 +14,16 @@ import importlib
 import itertools
 import json
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from asv_runner.benchmarks.mark import SkipNotImplemented
 
-from benches import SamplesBenchmark, _refusing
+from benches import SamplesBenchmark
+from benches._frozen import Series
 from benches._measure import HANDOVER, NEXT, SERIES_NAME, NotKept, only_kept
 from ladder.publish.history import notes
 
@@ -104,7 +107,7 @@ def setup() -> None:
             if self.code is None or (one := among.get(params[:2])) is None:
                 return False
             if cls not in self.refused:
-                self.refused[cls] = _refusing.refused(Path(self.code), among.values())
+                self.refused[cls] = find_refused(Path(self.code), among.values())
             return one.fingerprint in self.refused[cls]
 
         def run(self, name: str, **kwargs: Any) -> tuple[str, int]:
@@ -145,3 +148,39 @@ def _set(variables: dict[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+# --- what a commit refuses: one from before a field of the recipe existed refuses the field ------------------------
+
+ASK = """
+import json, os, sys
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # for what the commit's code prints
+sys.path.insert(0, sys.argv[1])
+import stylegan_lite
+if not os.path.realpath(stylegan_lite.__file__).startswith(os.path.realpath(sys.argv[1]) + os.sep):
+    sys.exit("no package of its own")
+found = {}
+for name, (workload, recipe) in json.load(sys.stdin).items():
+    try:
+        stylegan_lite.Workload.from_dict(workload)
+        stylegan_lite.Recipe.from_dict(recipe)
+    except stylegan_lite.ConfigError as error:
+        found[name] = str(error)
+json.dump(found, answers)
+answers.flush()
+"""
+
+
+def find_refused(code: Path, every: Iterable[Series]) -> dict[str, str]:
+    """Return fingerprint -> the error line with which the checkout at `code` refuses that series.
+
+    Returns {} if the checkout cannot be asked; then its answer to a worker counts.
+    """
+    asked = {each.fingerprint: [each.workload, each.recipe] for each in every}
+    command = [sys.executable, "-I", "-c", ASK, str(code)]
+    try:
+        run = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, timeout=60)
+        return json.loads(run.stdout) if run.returncode == 0 else {}
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return {}

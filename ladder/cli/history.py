@@ -94,15 +94,17 @@ def bench_compare(
             out or comparing.OUT,
         )  # fmt: skip
         result, path = comparing.measure(request, tell)
-        files.write(path.with_suffix(".md"), report.markdown(result))
+        files.write(path.with_suffix(".md"), report.render_markdown(result))
     if markdown is not None:
-        files.write(markdown, report.markdown(result))
-    click.echo(json.dumps(write_whole(result), indent=1, allow_nan=False) if as_json else report.text(result))
+        files.write(markdown, report.render_markdown(result))
+    click.echo(
+        json.dumps(write_whole(result), indent=1, allow_nan=False) if as_json else report.render_text(result)
+    )
     if report_of is None:
         ending.say_where(path, as_json)
         if not result.complete:
             sys.exit(130)
-    sys.exit(judging.status(result))
+    sys.exit(judging.find_status(result))
 
 
 @click.command(
@@ -182,21 +184,21 @@ def history(
     if compared is not None and not compared.is_dir():
         raise UserError(f"--compared {compared}: no such folder")
     checkouts.commit_of(branch, "--branch")
-    entries = known.read()
+    entries = known.read_entries()
     where = folder or ROOT / "results" / "asv", compared or comparing.OUT
 
     def look() -> tuple[list[screening.Step], list[str]]:
         return screening.screen_accepted(*where, entries, branch, threshold / 100)
 
     steps, lines = look()
-    if confirm and nightly.confirm(steps, confirm, where[1], budget, tell):
+    if confirm and nightly.confirm_steps(steps, confirm, where[1], budget, tell):
         steps, lines = look()
-    lines += known.idle(entries)
+    lines += known.list_idle(entries)
     if issues is not None:
-        files.write(issues, json.dumps(nightly.write(steps), indent=1) + "\n")
+        files.write(issues, json.dumps(nightly.write_issues(steps), indent=1) + "\n")
     if as_json:
-        found = {"steps": [screening.plain(step) for step in steps], "notes": lines}
+        found = {"steps": [screening.write_step(step) for step in steps], "notes": lines}
         click.echo(json.dumps(found, indent=1, allow_nan=False))
     else:
-        click.echo(screening.text(steps, lines))
+        click.echo(screening.render_text(steps, lines))
     sys.exit(any(step.status == screening.CONFIRMED for step in steps))

@@ -125,7 +125,7 @@ def test_the_command_that_the_history_prints_bisects_to_the_commit(history):
     steps, _ = screened.screen(history / "results/asv", history / "none", [], "trunk", 0.01, history)
     (step,) = [step for step in steps if step.series.name == "tiny/baseline"]
     assert [git(history, "rev-parse", tag) for tag in ("v3", "v6")] == [step.good, step.bad]
-    said = screened.text([step], [])
+    said = screened.render_text([step], [])
     line = next(line.strip() for line in said.splitlines() if line.startswith("  asv find"))
     arguments = subprocess.run(
         ["sh", "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True, check=True

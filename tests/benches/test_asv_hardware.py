@@ -221,18 +221,6 @@ def test_other_projects_records_stay_as_they_are(history, stored, commands):
     assert names == ([ours] if commands is COMMANDS else [])
 
 
-def test_a_machine_may_be_named_but_not_elsewhere(history):
-    ours = _hardware.facts()["name"]
-    for name in ("../../elsewhere", "mybox", f"{ours}-2"):
-        run = asv(history, "run", "--machine", name)
-        assert run.returncode == 2 and run.stderr.count("\n") == 1
-        assert f"this machine is {ours}: leave out --machine" in run.stderr
-        assert not (history / "results").exists()
-    chosen = f"{ours}-0a1b2c"
-    asv(history, "run", "v2^!", "--machine", chosen, "-b", "tiny")
-    assert [path.parent.name for path in (history / "results/asv").glob("*/machine.json")] == [chosen]
-
-
 # --- notes ----------------------------------------------------------------------------------------------------------
 
 

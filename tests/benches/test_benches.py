@@ -9,15 +9,20 @@ from types import SimpleNamespace
 import pytest
 from asv_runner.benchmarks.mark import SkipNotImplemented
 
-from benches import ROOT, _measure, series, unfrozen
+from benches import ROOT, _measure, _spawning, preparing, series, unfrozen, workloads
 from benches.rungs import Rung
 from ladder.engine import once, pool
 from ladder.machine import system
-from ladder.plan import catalog
+from ladder.plan import catalog, needs
 from ladder.rungs import data_loading, prefetch_stream
 from stylegan_lite.config import Recipe, Workload
 
 PAIRS = sorted(series.SERIES)
+FROZEN = [
+    pytest.param(each.SERIES, pair, id=f"{each.__name__.partition('.')[2]} {'/'.join(pair)}")
+    for each in (series, workloads, preparing)
+    for pair in sorted(each.SERIES)
+]
 TINY = series.SERIES["tiny", "baseline"]
 
 
@@ -41,25 +46,27 @@ def test_parameter_values_are_only_ever_appended():
     assert {w for w, _ in PAIRS} <= set(series.WORKLOADS) and {r for _, r in PAIRS} <= set(series.RUNGS)
 
 
-@pytest.mark.parametrize("pair", PAIRS)
-def test_a_frozen_series_keeps_its_fingerprint(pair):
-    frozen = series.SERIES[pair]
+@pytest.mark.parametrize(("among", "pair"), FROZEN)
+def test_a_frozen_series_keeps_its_fingerprint(among, pair):
+    frozen = among[pair]
     now = series.fingerprint(frozen.workload, frozen.recipe)
     assert now == frozen.fingerprint, (
         f"{pair} was edited and is now {now}. If results of it exist, add a new value instead: see benches/series.py."
     )
 
 
-@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair not in series.RETIRED])
-def test_a_series_measures_what_the_ladder_climbs(pair, monkeypatch):
+@pytest.mark.parametrize(("among", "pair"), [each for each in FROZEN if each.values[1] not in series.RETIRED])
+def test_a_series_measures_what_the_ladder_climbs(among, pair, monkeypatch):
     """A rung that changed its meaning must get a new name in benches/series.py, or its history lies."""
-    monkeypatch.setitem(
-        data_loading.change, "workers", 8
-    )  # in the ladder: as many as there are cores, at most 8
-    (name, rung), frozen = pair, series.SERIES[pair]
+    # In the ladder: as many as there are cores, at most 8.
+    monkeypatch.setitem(data_loading.change, "workers", 8)
+    (name, rung), frozen = pair, among[pair]
     _, workload = catalog.load_workload(name)
     assert Workload.from_dict(frozen.workload).to_dict() == workload | {"data": None}
-    planned = {p.name: p for p in catalog.climb(catalog.load_ladder("full"), _capabilities(frozen.device))}
+    able = _capabilities(frozen.device)
+    able = able if among is series.SERIES else needs.possible(able, workload)
+    ladder = catalog.load_ladder("compile_default" if rung == "compile" else "full")
+    planned = {p.name: p for p in catalog.climb(ladder, able)}
     assert planned[rung].recipe is not None, (
         f"the ladder skips it on {frozen.device}: {planned[rung].skipped}"
     )
@@ -323,3 +330,57 @@ def _without_images(monkeypatch):
     from ladder.images import prepare as images
 
     monkeypatch.setattr(images, "prepare_images", lambda *_, **__: SimpleNamespace(path="unused"))
+
+
+# --- GPU seconds: a series of their own, from the process that gives wall seconds and memory -------------------------
+
+
+@pytest.fixture
+def visits(tmp_path, monkeypatch):
+    """A machine with a GPU, and the list of visits that its processes make."""
+    here = {"device": "cuda", "capabilities": dict.fromkeys(system.CAPABILITIES)}
+    (tmp_path / "machine.json").write_text(json.dumps(here))
+    monkeypatch.setenv(_measure.HANDOVER, str(tmp_path))
+    monkeypatch.setattr(_measure, "images", lambda workload: "unused")
+    made = []
+
+    def measure_once(workload, recipe, device, cycles, code=None, workers=None):
+        made.append(recipe)
+        void = "the profiler saw no kernels" if recipe["channels_last"] else None
+        gpu = None if void else [0.25, 0.26]
+        found = {"samples_s": [0.5], "peak_reserved_bytes": 7, "gpu_s": gpu, "gpu_void": void}
+        return found | {"recipe": recipe}
+
+    monkeypatch.setattr(once, "measure_once", measure_once)
+    return made
+
+
+@pytest.mark.parametrize(("kind", "workload"), [(Rung, "article"), (workloads.Workload, "large")])
+def test_one_visit_yields_gpu_seconds_beside_time_and_memory(visits, kind, workload):
+    bench = kind()
+    bench.setup(workload, "baseline")
+    assert bench.samples_gpu_time(workload, "baseline") == [0.25, 0.26]
+    assert bench.samples_step_time(workload, "baseline") == [0.5]
+    assert bench.track_peak_memory(workload, "baseline") == 7
+    assert len(visits) == 1
+    bench.samples_gpu_time(workload, "baseline")  # asv's next round: a fresh process
+    assert len(visits) == 2
+
+
+def test_without_a_figure_that_counts_gpu_time_is_not_applicable_and_the_wall_time_is_there(visits):
+    rung = Rung()
+    rung.setup("article", "channels_last")
+    with pytest.raises(SkipNotImplemented, match="saw no kernels"):
+        rung.samples_gpu_time("article", "channels_last")
+    assert rung.samples_step_time("article", "channels_last") == [0.5] and len(visits) == 1
+
+
+def test_on_a_cpu_it_is_not_applicable_and_no_process_is_started(tmp_path, monkeypatch):
+    handover = tmp_path
+    (handover / "machine.json").write_text(
+        json.dumps({"device": "cpu", "capabilities": system.capabilities("cpu")})
+    )
+    monkeypatch.setattr(_measure, "_record", lambda *_: pytest.fail("measured"))
+    index = len(series.RUNGS) * series.WORKLOADS.index("tiny")
+    assert _spawning.at_hand(f"rungs.Rung.samples_gpu_time-{index}", handover) == "NaN"
+    assert _spawning.at_hand(f"rungs.Rung.samples_step_time-{index}", handover) is None  # a process is needed

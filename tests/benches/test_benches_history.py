@@ -268,3 +268,22 @@ def test_what_an_old_commit_says_of_its_preparing_changes_no_number(clone):
     assert set(found) == commits
     for cold, warm in found.values():  # the toy prepares nothing
         assert len(cold) == 1 and len(warm) == 3 and all(0 <= seconds < 100 for seconds in cold + warm)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(system.gpus_seen()), reason="on a GPU, `tiny` is n/a")
+def test_a_broken_commit_fails_the_run(clone):
+    (clone / "stylegan_lite" / "__init__.py").write_text(
+        "CONTRACT = 1\n\ndef make_step(*a, **k): raise ValueError('no')\n"
+    )
+    commit_all(clone, "broken")
+    run = run_asv(clone, "run", "--show-stderr", *asv_clone.BASELINE_ONLY)
+    assert run.returncode == 2
+    assert "failed: build: ValueError: no" in run.stdout
+
+
+def test_another_python_is_refused_in_one_line(clone):
+    commit_all(clone, "any")
+    run = run_asv(clone, "run", "--python=3.99")
+    assert run.returncode == 2
+    assert "there is no Python 3.99" in run.stderr and "Traceback" not in run.stderr

@@ -12,12 +12,9 @@ from ladder.machine import caches, system
 from ladder.plan import catalog, needs
 from ladder.publish.history import notes as asvnotes
 from ladder.report import tiles
-from ladder.rungs import data_loading
-from stylegan_lite.config import Recipe, Workload
+from stylegan_lite.config import Recipe
 
 EVERYTHING = dict.fromkeys(system.CAPABILITIES)
-OTHERS = [(*pair, frozen) for pair, frozen in workloads.SERIES.items()]
-OTHERS += [(*pair, frozen) for pair, frozen in preparing.SERIES.items()]
 
 
 # --- frozen ---------------------------------------------------------------------------------------------------------
@@ -32,25 +29,6 @@ def test_parameter_values_are_only_ever_appended():
     assert loading.SETTINGS[:3] == ["workers 0", "workers 0 uint8", "workers 0 cached"]
     assert loading.SETTINGS[-3:] == ["data_loading", "prefetch_stream", "cached_uint8"]
     assert preparing.CACHES == ["cold", "warm"] and len(loading.SETTINGS) == 11
-
-
-@pytest.mark.parametrize(("workload", "rung", "frozen"), OTHERS, ids=lambda value: str(value)[:24])
-def test_a_frozen_series_keeps_its_fingerprint_and_its_workload(workload, rung, frozen):
-    assert _frozen.fingerprint(frozen.workload, frozen.recipe) == frozen.fingerprint, "it needs a new name"
-    _, fields = catalog.load_workload(workload)
-    assert Workload.from_dict(frozen.workload).to_dict() == fields | {"data": None}
-
-
-@pytest.mark.parametrize(("workload", "rung", "frozen"), OTHERS, ids=lambda value: str(value)[:24])
-def test_a_series_measures_what_the_ladder_climbs(workload, rung, frozen, monkeypatch):
-    if (workload, rung) in series.RETIRED:
-        pytest.skip("retired")
-    monkeypatch.setitem(data_loading.change, "workers", 8)
-    _, fields = catalog.load_workload(workload)
-    here = system.capabilities("cpu") if frozen.device == "cpu" else EVERYTHING
-    ladder = catalog.load_ladder("compile_default" if rung == "compile" else "full")
-    climbed = {rung.name: rung for rung in catalog.climb(ladder, needs.possible(here, fields))}
-    assert Recipe.from_dict(frozen.recipe) == Recipe.from_dict(climbed[rung].recipe)
 
 
 def test_every_other_workload_has_its_baseline_and_the_ladders_top():

@@ -9,7 +9,7 @@ import asv.results
 import asv.runner
 import pytest
 
-from benches import ROOT, _environment, _measure, _refusing, _spawning, series
+from benches import ROOT, _environment, _measure, _spawning, series
 from benches._measure import keep
 from benches.loading import Loading
 from benches.phases import Phase
@@ -207,7 +207,7 @@ def test_no_process_is_started_for_what_the_commit_refuses(handover, tmp_path, m
     assert all(str(values[index("tiny", rung)]) == "nan" for rung in later)
     assert results.errcode[NAME] == 0
     asked = []
-    monkeypatch.setattr(_refusing, "refused", lambda *_: asked.append(1) or {})
+    monkeypatch.setattr(_spawning, "find_refused", lambda *_: asked.append(1) or {})
     measured(environment, rungs=known + later)
     assert len(environment.started) == len(known) + len(known + later) and asked == [1]
 
@@ -218,19 +218,19 @@ def test_no_process_is_started_for_what_the_commit_refuses(handover, tmp_path, m
 def test_a_commit_is_asked_for_what_a_benchmark_measures(cls, tmp_path):
     every = {(*pair, frozen.fingerprint): frozen for pair, frozen in cls.among.items()}
     assert {pair[:2] for pair in every} <= set(itertools.product(*cls.params[:2]))
-    refused = _refusing.refused(commit(tmp_path, "uint8_input"), every.values())
+    refused = _spawning.find_refused(commit(tmp_path, "uint8_input"), every.values())
     assert set(refused) == {one.fingerprint for one in every.values() if "uint8_input" in one.recipe}
     assert all("unknown key 'uint8_input'" in line for line in refused.values())
-    assert _refusing.refused(ROOT, every.values()) == {}
+    assert _spawning.find_refused(ROOT, every.values()) == {}
 
 
 def test_a_commit_that_cannot_be_asked_is_asked_by_a_worker(tmp_path):
     every = series.SERIES.values()
-    assert _refusing.refused(tmp_path, every) == {}  # no package
+    assert _spawning.find_refused(tmp_path, every) == {}  # no package
     (tmp_path / "stylegan_lite").mkdir()
     for text in ("CONTRACT = 1", "raise ValueError", "print('{}')\nRecipe = Workload = ConfigError = None"):
         (tmp_path / "stylegan_lite" / "__init__.py").write_text(text)
-        assert _refusing.refused(tmp_path, every) == {}
+        assert _spawning.find_refused(tmp_path, every) == {}
 
 
 def test_what_ops_lack_and_need_is_known_without_torch(monkeypatch):

@@ -14,7 +14,7 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.machine import system
 from ladder.plan import catalog
-from ladder.publish.history.screening import CONFIRMED, Step, find, measured_together
+from ladder.publish.history.screening import CONFIRMED, Step, format_bisect, measured_together
 from ladder.publish.regressions import comparing
 from ladder.publish.regressions.report import escape
 
@@ -23,7 +23,7 @@ LADDER = "full"
 Tell = Callable[[str], None]
 
 
-def confirm(
+def confirm_steps(
     steps: Sequence[Step], most: int, out: Path, minutes: float | None, tell: Tell, root: Path = ROOT
 ) -> int:
     """Measure the commits of up to `most` groups of this machine's candidates. Return the number of groups measured.
@@ -77,7 +77,7 @@ def _todays() -> set[str]:
     return {name for name in names if f"\"'{name}-2'\"" not in listed}
 
 
-def write(steps: Sequence[Step]) -> list[dict[str, str]]:
+def write_issues(steps: Sequence[Step]) -> list[dict[str, str]]:
     """Return {"mark", "title", "body"}, escaped, for each commit or range with a confirmed regression."""
     key = lambda step: (step.bad, step.good)  # noqa: E731
     confirmed = sorted((step for step in steps if step.status == CONFIRMED), key=key)
@@ -104,7 +104,7 @@ def _body(mark: str, found: Sequence[Step]) -> str:
         share = f"{100 * step.share:+.1f}%"
         table.append((step.series.name, step.where, share, step.why, "; ".join(step.remarks)))
     lines = [mark, said, "", *text.piped(table, words=range(5), show=escape)]
-    commands = dict.fromkeys(filter(None, map(find, found))) if between else {}
+    commands = dict.fromkeys(filter(None, map(format_bisect, found))) if between else {}
     if commands:
         lines += ["", "To bisect, on such a machine:", "", "```", *commands, "```"]
     accept = (

@@ -51,7 +51,7 @@ def create_note(
         choices: lines of text by series, if there are any.
         variables: those of `ladder.machine.environment`.
     """
-    shown = {name: text.display(value) if value else None for name, value in conditions.items()}
+    shown: Note = {name: text.display(value) if value else None for name, value in conditions.items()}
     shown["started"] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     note: Note = {"schema": 1, "commit": commit, "environment": environment, **shown}
     note["benchmarks"] = {name: {**shown} for name in sorted(benchmarks)}

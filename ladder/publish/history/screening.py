@@ -60,7 +60,7 @@ class Step:
     @property
     def remarks(self) -> list[str]:
         """Return what else changed at its place, the tuning choices cut short."""
-        return remarks([self])
+        return list_remarks([self])
 
     @property
     def to_compare(self) -> tuple[str, str] | None:
@@ -127,7 +127,7 @@ def screen(
     )
     steps = []
     for one in every:
-        for step in steps_of(one, place, threshold):
+        for step in find_steps(one, place, threshold):
             _settle(step, comparisons, entries, every, root)
             steps.append(step)
     return sorted(steps, key=lambda s: (ORDER.index(s.status), place[s.bad], -s.share)), lines
@@ -144,7 +144,7 @@ def _left_out(commits: set[str], branch: str, root: Path) -> list[str]:
     return lines
 
 
-def steps_of(one: Series, place: dict[str, int], threshold: float = THRESHOLD) -> list[Step]:
+def find_steps(one: Series, place: dict[str, int], threshold: float = THRESHOLD) -> list[Step]:
     """Return the upward steps of a series that explain why its latest level is worse than its best."""
     from asv.step_detect import detect_regressions, detect_steps
 
@@ -193,7 +193,7 @@ def _settle(
     ]
     accepted = [e for e in entries if e.is_of(one.accepted_as, one.machine)]
     seen = _verdict(step, comparisons)
-    in_range = known.between(accepted, step.good, step.bad, root)
+    in_range = known.list_in_force(accepted, step.good, step.bad, root)
     if in_range and not (seen and seen[2] == BROKEN):  # what is broken cannot be accepted
         step.status, step.why = KNOWN, in_range[0].describe()
     elif seen:
@@ -249,7 +249,7 @@ def measured_together(steps: Sequence[Step]) -> tuple[str, list[str]]:
     return rungs[0][0], list(dict.fromkeys(rung for _, rung in rungs))
 
 
-def remarks(steps: Sequence[Step]) -> list[str]:
+def list_remarks(steps: Sequence[Step]) -> list[str]:
     """Return what else changed where steps are: some tuning choices and how many more, then conditions."""
     choices = list(dict.fromkeys(choice for step in steps for choice in step.choices))
     more = len(choices) - MOST_CHOICES
@@ -260,7 +260,7 @@ def remarks(steps: Sequence[Step]) -> list[str]:
     ]
 
 
-def find(step: Step) -> str | None:
+def format_bisect(step: Step) -> str | None:
     """Return the command that bisects a step's range; None if the series has no plain name.
 
     asv compares the first commit of a range with the others, so `good` must be in the range. Without --skip-save asv
@@ -294,7 +294,7 @@ def _verdict(step: Step, comparisons: list[Judged]) -> tuple[str, str, str] | No
                 status = _BY_VERDICT[row.verdict]
                 if row.verdict == answers.LESS and (row.below or 0.0) > math.log1p(step.share):
                     status = UNCLEAR  # a difference as large as the step is not excluded
-                return status, f"bench-compare: {report.word(row)}{between}", row.verdict
+                return status, f"bench-compare: {report.describe_verdict(row)}{between}", row.verdict
     return None
 
 
@@ -304,10 +304,10 @@ def _answer(rung: JudgedRung, step: Step) -> Answered | None:
 
 
 def _said(row: Answered) -> str:
-    return f", {report.change(row)} ({report.between(row)}) in {texts.counted(row.rounds, 'generation')}"
+    return f", {report.format_change(row)} ({report.format_interval(row)}) in {texts.counted(row.rounds, 'generation')}"
 
 
-def text(steps: Sequence[Step], lines: Sequence[str]) -> str:
+def render_text(steps: Sequence[Step], lines: Sequence[str]) -> str:
     """Return the steps for a terminal, confirmed ones first, and those between the same two commits together.
 
     Steps that are the same on several machines are told once.
@@ -337,15 +337,15 @@ def _paragraph(steps: list[Step]) -> list[str]:
     for rows in alike.values():
         said += [step.said for step in rows]
         said.append(_to_be_confirmed(rows) if rows[0].to_compare else rows[0].why)
-    said += remarks(steps)
+    said += list_remarks(steps)
     if first.between and first.status in (CONFIRMED, CANDIDATE, UNCLEAR):
         which = f" for {first.series.name}" if len(steps) > 1 else ""
         said.append(f"{first.between} commits between the two were not measured; this bisects them{which}:")
-        said.append(find(first) or "asv find, by a regular expression of the series")
+        said.append(format_bisect(first) or "asv find, by a regular expression of the series")
     return said
 
 
-def plain(step: Step) -> dict[str, Any]:
+def write_step(step: Step) -> dict[str, Any]:
     """Return a step as JSON."""
     one = step.series
     return {

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -125,7 +126,7 @@ def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[Judged, Pa
         raise UserError("--budget fits the number of generations: leave out --generations")
     base_commit = checkouts.commit_of(request.base, "BASE", root)
     head_commit = checkouts.commit_of(request.head, "HEAD", root)
-    entries = known.read(root / known.FILE.relative_to(ROOT))
+    entries = known.read_entries(root / known.FILE.relative_to(ROOT))
     device = system.choose_device(request.device)
     environment.refuse(device)
     files.refuse_unwritable(request.out)
@@ -139,8 +140,8 @@ def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[Judged, Pa
     rungs = plan_rungs(request.ladder, request.rungs, system.capabilities(device), there)
     if git.changes(root, checkouts.PACKAGES):
         lines += ["uncommitted changes in kernels/ or stylegan_lite/ are not measured: commits are"]
-    lines += known.idle(entries, root)
-    in_force = known.between(entries, base_commit, head_commit, root)
+    lines += known.list_idle(entries, root)
+    in_force = known.list_in_force(entries, base_commit, head_commit, root)
     many = (
         texts.counted(request.rounds, "generation")
         if request.rounds
@@ -182,7 +183,9 @@ def reread(path: Path, base: str | None, head: str | None, root: Path = ROOT) ->
                 f"{path.name}: its {side.upper()} is commit {commit[:10]}, expected {expected[:10]}"
             )
     commits = result.base.commit, result.head.commit
-    return known.mark(result, known.between(known.read(root / known.FILE.relative_to(ROOT)), *commits, root))
+    return known.mark(
+        result, known.list_in_force(known.read_entries(root / known.FILE.relative_to(ROOT)), *commits, root)
+    )
 
 
 def begin(plan: Plan) -> Compared:
@@ -217,7 +220,7 @@ def begin(plan: Plan) -> Compared:
     return read_record(Compared, texts.fit(stored))
 
 
-def _describe_side(side: Side) -> Fields:
+def _describe_side(side: Side) -> dict[str, Any]:
     digests = code_digest.digests(code=side.code)
     return {
         "commit": side.commit,
@@ -253,7 +256,9 @@ class Comparison:
             if not r.skipped
             for side in judging.SIDES
         ]
-        self.measured = {(each.rung, each.side): each for each in result.programs}
+        self.measured: dict[tuple[str, str], schema.Program] = {
+            (each.rung, each.side): each for each in result.programs
+        }
         self.begin = time.monotonic()
 
     def judge(self) -> Judged:
@@ -355,7 +360,7 @@ class Comparison:
 
     def progress(self, done: int) -> str:
         spent = (time.monotonic() - self.begin) / 60
-        words = [f"{r.name} {report.said(r)}" for r in self.judge().rungs if not r.skipped]
+        words = [f"{r.name} {report.describe_verdicts(r)}" for r in self.judge().rungs if not r.skipped]
         verdicts = "" if done < LEAST_ROUNDS else ": " + "; ".join(words)
         return f"generation {done} of {self.options.rounds or LEAST_ROUNDS}, {spent:.1f} minutes{verdicts}"
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -67,7 +67,7 @@ class Times:
         return {BASE: self.base, TWIN: self.twin, HEAD: self.head}[side]
 
 
-def quantity(asked: Mapping[str, Times], kinds: Mapping[str, str], *, is_gpu: bool) -> Quantity:
+def build_quantity(asked: Mapping[str, Times], kinds: Mapping[str, str], *, is_gpu: bool) -> Quantity:
     """Return wall or GPU time of a comparison.
 
     Args:
@@ -93,7 +93,7 @@ def _asked(of: Quantity, rungs: Iterable[str]) -> list[str]:
     return [rung for rung in rungs if _name(rung, HEAD) in of.kinds]
 
 
-def difference(of: Quantity, rung: str) -> Difference | None:
+def find_difference(of: Quantity, rung: str) -> Difference | None:
     """Return the mean of BASE's two processes minus HEAD, or None below three rounds. It is positive if HEAD is faster.
 
     The variance of a round is 1.5 times that of a process. If a process is odd, it is that of the rounds themselves.
@@ -116,7 +116,7 @@ def decide(of: Quantity, rungs: Iterable[str]) -> dict[str, Answer]:
     floors, questions = of.floors(len(asked)), []
     for rung in asked:
         known = floors.get(of.kinds[_name(rung, HEAD)])
-        questions.append(answers.question(difference(of, rung), [known], len(asked), gpu=of.is_gpu))
+        questions.append(answers.question(find_difference(of, rung), [known], len(asked), gpu=of.is_gpu))
     return dict(zip(asked, answers.answer(questions), strict=True))
 
 
@@ -126,7 +126,7 @@ def wants_rounds(result: Compared, alive: Iterable[str]) -> bool:
     The widths of the intervals and the floors decide, never the places of the intervals. GPU time decides where it is
     known: on a noisy host no number of rounds makes the wall time of an eager step that sharp.
     """
-    wall, gpu = (measured(result, is_gpu=is_gpu) for is_gpu in (False, True))
+    wall, gpu = (read_quantity(result, is_gpu=is_gpu) for is_gpu in (False, True))
     wide, fewest, most = False, MOST_ROUNDS, 0
     for rung in alive:
         of = gpu if _name(rung, HEAD) in gpu.kinds else wall
@@ -164,7 +164,7 @@ def judge(result: Compared) -> Judged:
     wall, gpu = (_decided(result, is_gpu=is_gpu) for is_gpu in (False, True))
     rungs = []
     for rung in result.rungs:
-        sides = sides_of(result, rung.name)
+        sides = find_sides(result, rung.name)
         fresh = JudgedRung(name=rung.name, title=rung.title, skipped=rung.skipped)
         fresh = wall.enter(fresh, rung.name)
         if rung.skipped:
@@ -212,19 +212,20 @@ class _Decided:
 
 
 def _decided(result: Compared, *, is_gpu: bool) -> _Decided:
-    of = measured(result, is_gpu=is_gpu)
-    return _Decided(times_of(result, is_gpu=is_gpu), decide(of, [rung.name for rung in result.rungs]), of)
+    of = read_quantity(result, is_gpu=is_gpu)
+    return _Decided(list_times(result, is_gpu=is_gpu), decide(of, [rung.name for rung in result.rungs]), of)
 
 
-def measured(result: Compared, *, is_gpu: bool) -> Quantity:
+def read_quantity(result: Compared, *, is_gpu: bool) -> Quantity:
     """Return the wall times or the GPU times of a comparison, as statistics take them."""
-    kinds = {each.rung: derive.kind(each, result.machine.device) for each in result.programs}
-    return quantity(times_of(result, is_gpu=is_gpu), kinds, is_gpu=is_gpu)
+    programs: list[Any] = result.programs
+    kinds = {each.rung: derive.kind(each, result.machine.device) for each in programs}
+    return build_quantity(list_times(result, is_gpu=is_gpu), kinds, is_gpu=is_gpu)
 
 
-def times_of(result: Compared, *, is_gpu: bool) -> dict[str, Times]:
+def list_times(result: Compared, *, is_gpu: bool) -> dict[str, Times]:
     """Return the wall times or the GPU times of each rung that has programs."""
-    programs = {_name(each.rung, each.side): each for each in result.programs}
+    programs: dict[str, Any] = {_name(each.rung, each.side): each for each in result.programs}
     values = derive.gpu_times(programs) if is_gpu else derive.walls(programs, result.machine.device)
     return {
         rung: Times(*(values.get(_name(rung, side), {}) for side in (BASE, TWIN, HEAD)))
@@ -238,7 +239,7 @@ def _void(sides: Mapping[str, Program]) -> str:
     return str(found[0]) if found else "no generation has GPU times of BASE, BASE again and HEAD"
 
 
-def sides_of(result: Compared, rung: str) -> dict[str, Program]:
+def find_sides(result: Compared, rung: str) -> dict[str, Program]:
     return {each.side: each for each in result.programs if each.rung == rung}
 
 
@@ -257,20 +258,20 @@ def _is_broken(sides: Mapping[str, Program]) -> bool:
     return not (head.reason or "").startswith("throttled:")  # the GPU's fault, see `ladder.machine.gpu_state`
 
 
-def slower_in(rung: JudgedRung) -> list[str]:
+def list_slower(rung: JudgedRung) -> list[str]:
     """Return the quantities in which HEAD made a rung slower: wall time, GPU time."""
     found = [WALL] if rung.verdict == answers.SLOWER else []
     return found + ([GPU] if rung.gpu and rung.gpu.verdict == answers.SLOWER else [])
 
 
-def alarming(result: Judged) -> list[JudgedRung]:
+def list_alarms(result: Judged) -> list[JudgedRung]:
     """Return the rungs that HEAD made slower or broke, and that nobody accepted."""
-    return [each for each in result.rungs if (each.verdict == BROKEN or slower_in(each)) and not each.known]
+    return [each for each in result.rungs if (each.verdict == BROKEN or list_slower(each)) and not each.known]
 
 
-def status(result: Judged) -> int:
+def find_status(result: Judged) -> int:
     """Return the exit status: 0 same, faster or too close to tell; 1 slower or broken; 2 no rung has a verdict."""
-    if alarming(result):
+    if list_alarms(result):
         return SLOWER
     judged = any(rung.verdict or (rung.gpu and rung.gpu.verdict) for rung in result.rungs)
     return SAME_OR_FASTER if judged else NOTHING

@@ -46,7 +46,7 @@ class File(Record):
     regressions: list[Entry]
 
 
-def between(entries: list[Entry], base: str, head: str, root: Path = ROOT) -> list[Entry]:
+def list_in_force(entries: list[Entry], base: str, head: str, root: Path = ROOT) -> list[Entry]:
     """Return the entries in force whose commit HEAD has and BASE has not."""
     day = today()
     return [
@@ -64,7 +64,7 @@ def mark(result: Judged, entries: list[Entry]) -> Judged:
     def describe(rung: JudgedRung) -> str | None:
         series = f"{result.workload['name']}/{rung.name}"
         accepted = [each for each in entries if each.is_of(series, result.machine.name)]
-        slower = judging.slower_in(rung)  # what is broken is never accepted
+        slower = judging.list_slower(rung)  # what is broken is never accepted
         return text.display(accepted[0].describe()) if accepted and slower else None
 
     return replace(result, rungs=[replace(rung, known=describe(rung)) for rung in result.rungs])
@@ -74,14 +74,14 @@ def today() -> datetime.date:
     return datetime.datetime.now(datetime.timezone.utc).date()
 
 
-def read(path: Path = FILE) -> list[Entry]:
+def read_entries(path: Path = FILE) -> list[Entry]:
     """Return every entry, expired ones too; none where there is no file. Raises `UserError` with the place."""
     if not path.exists():
         return []
     return read_record(File, yamlfile.read(path), yamlfile.shown(path)).regressions
 
 
-def expired(entries: list[Entry], day: datetime.date | None = None) -> list[str]:
+def list_expired(entries: list[Entry], day: datetime.date | None = None) -> list[str]:
     """Return a line for each entry that silences nothing any more."""
     day = day or today()
     return [
@@ -91,7 +91,7 @@ def expired(entries: list[Entry], day: datetime.date | None = None) -> list[str]
     ]
 
 
-def idle(entries: list[Entry], root: Path = ROOT) -> list[str]:
+def list_idle(entries: list[Entry], root: Path = ROOT) -> list[str]:
     """Return a line for each entry that silences nothing: it is expired, or the clone lacks its commit.
 
     A shallow clone may lack any commit, so there nothing is said of those.
@@ -101,4 +101,4 @@ def idle(entries: list[Entry], root: Path = ROOT) -> list[str]:
         for each in entries
         if not git.succeeds(root, "cat-file", "-e", f"{each.commit}^{{commit}}")
     ]
-    return expired(entries) + ([] if lacking and git.is_shallow(root) else lacking)
+    return list_expired(entries) + ([] if lacking and git.is_shallow(root) else lacking)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import re
+from typing import Any
 
 from ladder.base import text as texts
 from ladder.core.records import write_record
@@ -47,7 +48,7 @@ def escape(text: object) -> str:
     return plain.replace("@", "@\u200b").replace("\\#", "\\#\u200b").replace("www.", "www\u200b.")
 
 
-def title(result: Judged) -> str:
+def format_title(result: Judged) -> str:
     return f"BASE {_commit(result, BASE)}, HEAD {_commit(result, HEAD)}"
 
 
@@ -57,18 +58,18 @@ def _commit(result: Judged, side: str) -> str:
     return commit if name in ("", measured.commit) else f"{name} ({commit})"
 
 
-def where(result: Judged) -> str:
+def format_place(result: Judged) -> str:
     machine = result.machine
     parts = [machine.gpu or machine.cpu, f"PyTorch {machine.torch}", result.workload["name"]]
     return ", ".join(map(texts.plain, parts))
 
 
-def change(rung: Answered) -> str:
+def format_change(rung: Answered) -> str:
     """Return how much more time HEAD takes: +1.2% is slower."""
     return "" if rung.ratio is None else f"{texts.rounded(100 * (1 / rung.ratio - 1), 2):+.2f}%"
 
 
-def between(rung: Answered) -> str:
+def format_interval(rung: Answered) -> str:
     """Return the interval of `change`, at the level that Holm's correction left."""
     if not rung.interval:
         return ""
@@ -76,7 +77,7 @@ def between(rung: Answered) -> str:
     return f"{low:+.2f}% to {high:+.2f}%"
 
 
-def word(answer: Answered) -> str:
+def describe_verdict(answer: Answered) -> str:
     """Return the verdict in words, with X where it is "less than X%", or why there is none."""
     if answer.verdict == BROKEN:
         return f"broken: {answer.reason}"
@@ -85,32 +86,40 @@ def word(answer: Answered) -> str:
     return answer.verdict or f"no verdict: {answer.reason}"
 
 
-def said(rung: JudgedRung) -> str:
+def describe_verdicts(rung: JudgedRung) -> str:
     """Return the verdicts of both quantities in a few words."""
     if rung.gpu is None:
-        return word(rung)
-    return f"{word(rung)} ({WALL}), {word(rung.gpu)} ({GPU})"
+        return describe_verdict(rung)
+    return f"{describe_verdict(rung)} ({WALL}), {describe_verdict(rung.gpu)} ({GPU})"
 
 
-def rows(rung: JudgedRung) -> list[tuple[str | None, list[str]]]:
+def list_rows(rung: JudgedRung) -> list[tuple[str | None, list[str]]]:
     """Return the rung's rows of a table: a verdict and the cells, of wall time and, if known, of GPU time."""
     found: list[tuple[str, Answered]] = [(WALL, rung), *([(GPU, rung.gpu)] if rung.gpu else [])]
-    slower = judging.slower_in(rung)
+    slower = judging.list_slower(rung)
     made = []
     for of, answer in found:
         accepted = f" ({rung.known})" if rung.known and of in slower else ""
         floor = "" if answer.floor is None else texts.difference(answer.floor)
         times = [texts.ms(answer.base_ms), texts.ms(answer.head_ms)]
-        shown = [change(answer), between(answer), word(answer) + accepted, floor, str(answer.rounds)]
+        shown = [
+            format_change(answer),
+            format_interval(answer),
+            describe_verdict(answer) + accepted,
+            floor,
+            str(answer.rounds),
+        ]
         made.append((answer.verdict, [rung.name, of, *times, *shown]))
     return made
 
 
-def conclusion(result: Judged) -> str:
+def conclude(result: Judged) -> str:
     """Return the exit status in a line, with the quantity that shows it."""
-    bad, status = judging.alarming(result), judging.status(result)
+    bad, status = judging.list_alarms(result), judging.find_status(result)
     if status == judging.SLOWER:
-        names = ", ".join(f"{rung.name} ({' and '.join(judging.slower_in(rung)) or BROKEN})" for rung in bad)
+        names = ", ".join(
+            f"{rung.name} ({' and '.join(judging.list_slower(rung)) or BROKEN})" for rung in bad
+        )
         return f"HEAD is slower or broken: {names}"
     if status == judging.NOTHING:
         return "nothing was measured: no rung has a verdict"
@@ -123,7 +132,7 @@ def conclusion(result: Judged) -> str:
     return "nothing is slower" + (f"; too close to tell: {', '.join(unsure)}" if unsure else "")
 
 
-def remarks(result: Judged) -> list[str]:
+def list_remarks(result: Judged) -> list[str]:
     """Return the lines that a reader must know beside the table."""
     found = list(result.notes)
     if not result.complete:
@@ -144,14 +153,14 @@ def remarks(result: Judged) -> list[str]:
     ]
     if sizes:
         found.append(f"a slowdown would have been seen from about: {', '.join(sizes)}")
-    return [*found, *explained(result), *choices(result)]
+    return [*found, *explain_gpu_work(result), *list_choices(result)]
 
 
-def explained(result: Judged) -> list[str]:
+def explain_gpu_work(result: Judged) -> list[str]:
     """Return what the difference of GPU work consists of, a line for each rung that has one, and new kernels."""
     found = []
     for rung in result.rungs:
-        sides = judging.sides_of(result, rung.name)
+        sides: dict[str, Any] = judging.find_sides(result, rung.name)
         pair = [parts.parts_of(sides[side]) for side in (BASE, HEAD) if side in sides]
         if not rung.gpu or rung.gpu.verdict not in (answers.FASTER, answers.SLOWER) or len(pair) < 2:
             continue
@@ -165,11 +174,11 @@ def explained(result: Judged) -> list[str]:
     return found
 
 
-def choices(result: Judged) -> list[str]:
+def list_choices(result: Judged) -> list[str]:
     """Return how HEAD's tuning choices differ from BASE's, a line a rung: why a time may have moved."""
     found = []
     for rung in result.rungs:
-        sides = judging.sides_of(result, rung.name)
+        sides = judging.find_sides(result, rung.name)
         used = {side: sides[side].choices for side in (BASE, HEAD) if side in sides}
         if used.get(BASE) is None or used.get(HEAD) is None:
             continue
@@ -180,29 +189,29 @@ def choices(result: Judged) -> list[str]:
     return found
 
 
-def text(result: Judged) -> str:
+def render_text(result: Judged) -> str:
     """Return the comparison for a terminal, the most important lines last."""
-    shown = [list(map(texts.plain, row)) for rung in result.rungs for _, row in rows(rung)]
+    shown = [list(map(texts.plain, row)) for rung in result.rungs for _, row in list_rows(rung)]
     table = texts.aligned([HEADS, *shown])
-    head = f"{title(result)}; {where(result)}"
-    return "\n".join([head, *table, *map(texts.plain, remarks(result)), texts.plain(conclusion(result))])
+    head = f"{format_title(result)}; {format_place(result)}"
+    return "\n".join([head, *table, *map(texts.plain, list_remarks(result)), texts.plain(conclude(result))])
 
 
-def markdown(result: Judged) -> str:
+def render_markdown(result: Judged) -> str:
     """Return the comparison for a pull request; the first line marks the comment."""
     lines = [
         MARK,
-        f"### {escape(conclusion(result))}",
+        f"### {escape(conclude(result))}",
         "",
-        f"{escape(title(result))}; {escape(where(result))}",
+        f"{escape(format_title(result))}; {escape(format_place(result))}",
         "",
     ]
     table, place = [list(HEADS)], HEADS.index("verdict")
-    for verdict, cells in (row for rung in result.rungs for row in rows(rung)):
+    for verdict, cells in (row for rung in result.rungs for row in list_rows(rung)):
         table.append([escape(cell) for cell in cells])
         table[-1][place] = f"{_SIGNS.get(verdict or '', '⚫')} {table[-1][place]}"
     lines += texts.piped(table, words=range(len(HEADS)), show=str)
-    lines += ["", *(f"- {escape(line)}" for line in remarks(result))]
+    lines += ["", *(f"- {escape(line)}" for line in list_remarks(result))]
     how = "Both commits, and BASE a second time, in fresh processes side by side in every generation"
     return (
         "\n".join(

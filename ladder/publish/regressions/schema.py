@@ -6,6 +6,7 @@ A file holds observations alone. Verdicts, ratios and accepted slowdowns follow 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from ladder.base.errors import UserError
@@ -172,16 +173,21 @@ def read_compared(data: Any) -> Compared:
     return result
 
 
+def find_refused(checks: Iterable[tuple[str, Rule, Any]]) -> str | None:
+    """Return the first of these (place, rule, value) that its rule refuses, in one line, or None."""
+    for place, rule, value in checks:
+        if problem := rule(value):
+            return f"{place}{problem[0]}: {problem[1]}"
+    return None
+
+
 def find_problem(result: Compared) -> str | None:
     """Return what no genuine comparison holds, in one line, or None."""
     checks: list[tuple[str, Rule, Any]] = [("workload", values.WORKLOAD, result.workload)]
     for index, program in enumerate(result.programs):
         checks += [(f"programs[{index}].recipe", values.RECIPE, program.recipe or {})]
         checks += [(f"programs[{index}].settings", values.SETTINGS, program.settings or {})]
-    for place, rule, value in checks:
-        if problem := rule(value):
-            return f"{place}{problem[0]}: {problem[1]}"
-    if problem := identity.misnamed(result.workload):
+    if problem := find_refused(checks) or identity.misnamed(result.workload):
         return problem
     names = [rung.name for rung in result.rungs]
     if len(set(names)) < len(names):

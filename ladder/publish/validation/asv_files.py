@@ -249,9 +249,10 @@ def find_problem(data: Any, kind: str, path: Path) -> str | None:
             return _find_wrong_file(note.commit, note.environment, path)
         if kind == "results":
             return _find_contradiction(read_record(Results, data), path)
-        read_record(Annotated[dict[str, Any], size(501)], data)
-        read_record(Literal[2], data.get("version"), "version")
-        read_record(dict[BenchmarkName, Benchmark], {key: data[key] for key in data if key != "version"})
+        entries = dict(read_record(dict[str, Any], data))
+        version: Any = Literal[2]
+        read_record(version, entries.pop("version", None), "version")
+        read_record(dict[BenchmarkName, Benchmark], entries)
     except UserError as error:
         return str(error)
     return None
@@ -337,7 +338,8 @@ def _find_contradiction(data: Results, path: Path) -> str | None:
         values = columns[0] if columns else None
         if isinstance(values, list):  # NaN: does not apply
             columns = [[None if each != each else each for each in values], *columns[1:]]
-        row: Row[float] = read_record(Row[Time if is_time(name) else Quantity], columns, f"results.{name}")  # type: ignore[misc]
+        kind: Any = Row[Time] if is_time(name) else Row[Quantity]
+        row: Row[float] = read_record(kind, columns, f"results.{name}")
         if problem := _find_row_contradiction(row) or _find_impossible_time(name, row, machine):
             return f"{name}: {problem}"
     return None

@@ -39,17 +39,17 @@ def test_what_was_accepted_is_silent_until_it_expires(toy: Toy) -> None:
         entry(bad, machine="x"),
     ):
         assert toy.only(other).status == CONFIRMED
-    assert "expired" in known.expired([entry(bad, days=-1), entry(bad)])[0]
-    assert len(known.expired([entry(bad, days=-1), entry(bad)])) == 1
+    assert "expired" in known.list_expired([entry(bad, days=-1), entry(bad)])[0]
+    assert len(known.list_expired([entry(bad, days=-1), entry(bad)])) == 1
 
 
 def test_an_accepted_commit_that_the_clone_lacks_is_told(toy: Toy, tmp_path: Path) -> None:
     """A mistyped commit silences nothing. A shallow clone cannot tell it from one that it has not fetched."""
     entries = [entry(toy.commits[7]), entry("0123456789"), entry(toy.commits[6], days=-1)]
-    expired, lacking = known.idle(entries, toy.root)
+    expired, lacking = known.list_idle(entries, toy.root)
     assert "expired" in expired and "0123456789 article/*: no such commit" in lacking
     git(tmp_path, "clone", "-q", "--depth", "1", toy.root.as_uri(), "shallow")
-    assert known.idle(entries, tmp_path / "shallow") == [expired]
+    assert known.list_idle(entries, tmp_path / "shallow") == [expired]
 
 
 MEMORY = "rungs.Rung.track_peak_memory"
@@ -90,12 +90,14 @@ def test_a_comparison_of_an_accepted_commit_is_no_alarm_unless_it_is_broken(toy:
     result = made_up(1.05)
     entries = [entry("b" * 40, "tiny/baseline")]
     marked = known.mark(result, entries)
-    assert judging.status(marked) == 0 and "wider tile" in marked.rungs[0].known
+    assert judging.find_status(marked) == 0 and "wider tile" in marked.rungs[0].known
     broken = with_side(result, "head", status="failed", reason="it fails")
-    assert judging.status(known.mark(broken, entries)) == 1
-    assert known.between([entry(toy.commits[7])], toy.commits[6], toy.commits[9], toy.root)
+    assert judging.find_status(known.mark(broken, entries)) == 1
+    assert known.list_in_force([entry(toy.commits[7])], toy.commits[6], toy.commits[9], toy.root)
     for base, head in ((7, 9), (2, 6)):
-        assert not known.between([entry(toy.commits[7])], toy.commits[base], toy.commits[head], toy.root)
+        assert not known.list_in_force(
+            [entry(toy.commits[7])], toy.commits[base], toy.commits[head], toy.root
+        )
 
 
 def test_what_is_broken_cannot_be_accepted_in_the_history_either(toy: Toy) -> None:
@@ -133,7 +135,7 @@ def test_a_rung_that_has_left_the_ladder_stops_no_night(
             ("bf16", toy.commits[2]),
         )
     ]
-    assert issues.confirm([*steps, step], 1, toy.compared, None, told.append, toy.root) == 1
+    assert issues.confirm_steps([*steps, step], 1, toy.compared, None, told.append, toy.root) == 1
     assert all(rungs == ["bf16"] for rungs in asked)
     said = "\n".join(told)
     assert (
@@ -143,12 +145,12 @@ def test_a_rung_that_has_left_the_ladder_stops_no_night(
     (tmp_path / "results" / "asv" / "benchmarks.json").write_text(json.dumps({"x": [["'bf16'", "'bf16-2'"]]}))
     with monkeypatch.context() as renamed:  # of the recipe before
         renamed.setattr(issues, "ROOT", tmp_path)
-        assert issues.confirm([step], 1, toy.compared, None, told.append, toy.root) == 0
-    assert issues.confirm(steps[2:], 1, toy.compared, None, told.append, toy.root) == 0
+        assert issues.confirm_steps([step], 1, toy.compared, None, told.append, toy.root) == 0
+    assert issues.confirm_steps(steps[2:], 1, toy.compared, None, told.append, toy.root) == 0
     assert "not measured: this commit has no such recipe" in told
     assert "nothing to confirm" not in "\n".join(told)
     monkeypatch.setattr(issues.system, "facts", lambda device: {"name": "another", "torch": "2.13.0"})
-    assert issues.confirm(steps, 1, toy.compared, None, told.append, toy.root) == 0
+    assert issues.confirm_steps(steps, 1, toy.compared, None, told.append, toy.root) == 0
     assert told[-1] == "nothing to confirm: no candidate's step was timed by another with torch 2.13.0"
 
 
@@ -166,15 +168,15 @@ def test_the_command_reads_nothing_that_no_site_would_be_made_from(tmp_path: Pat
 
 def test_one_issue_for_each_confirmed_commit_and_none_for_candidates(toy: Toy) -> None:
     toy.slower_from(7)
-    assert issues.write(toy.screen()[0]) == []
+    assert issues.write_issues(toy.screen()[0]) == []
     toy.compare(6, 7, 1.05)
     steps = toy.screen()[0]
-    (made,) = issues.write([*steps, *steps])
+    (made,) = issues.write_issues([*steps, *steps])
     assert made["body"].startswith(made["mark"]) and toy.commits[7] in made["mark"]
     assert made["title"] == f"Slower since {toy.commits[7][:10]}: article/bf16"
     assert f"Commit {toy.commits[7]} made these" in made["body"] and "asv find" not in made["body"]
     steps[0].choices.append("<script> @octocat | x")
-    (made,) = issues.write(steps)
+    (made,) = issues.write_issues(steps)
     assert "<script>" not in made["body"] and "@octocat" not in made["body"]
 
 
@@ -185,11 +187,11 @@ def test_a_confirmed_range_names_the_range_and_blames_no_commit(toy: Toy) -> Non
     toy.compare(4, 8, 1.05)
     steps = toy.screen()[0]
     assert steps[0].status == CONFIRMED
-    (made,) = issues.write(steps)
+    (made,) = issues.write_issues(steps)
     good, bad = toy.commits[4], toy.commits[8]
     assert made["title"] == f"Slower between {good[:10]} and {bad[:10]}: article/bf16"
     assert f"Commit {bad} made" not in made["body"] and "3 commits between them were not" in made["body"]
-    assert history.find(steps[0]) in made["body"].splitlines()
+    assert history.format_bisect(steps[0]) in made["body"].splitlines()
     assert made["mark"] not in issues.MARK.format(where=bad)  # which is still to be opened once it is found
     assert issues.MARK.format(where=bad) not in made["body"]
 
@@ -222,18 +224,18 @@ def test_bad_entries_are_one_line_that_names_the_place(tmp_path: Path, text: str
     path = tmp_path / "known-regressions.yaml"
     path.write_text(text)
     with pytest.raises(UserError) as error:
-        known.read(path)
+        known.read_entries(path)
     assert BAD[text] in str(error.value) and "known-regressions.yaml" in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_the_file_of_the_project_and_a_plain_day_are_read(tmp_path: Path) -> None:
-    assert isinstance(known.read(), list)
+    assert isinstance(known.read_entries(), list)
     path = tmp_path / "known.yaml"
     path.write_text(
         "regressions:\n  - commit: 0123456789\n    series: article/bf16\n    reason: x\n    expires: 2027-06-30\n"
     )
-    (found,) = known.read(path)
+    (found,) = known.read_entries(path)
     assert found.commit == "0123456789" and found.expires == datetime.date(2027, 6, 30)
 
 

@@ -163,12 +163,12 @@ def test_behind_a_step_of_wall_time_stands_what_its_gpu_time_did(toy: Toy) -> No
         data["results"][series.GPU_STEP] = [values, *data["results"][STEP][1:3], values, values]
         path.write_text(json.dumps(data))
     (step,) = (each for each in toy.screen()[0] if not each.series.is_gpu)
-    assert "  article/bf16 +2.0% (GPU time -0.5%)" in screening.text([step], []).splitlines()
-    assert screening.plain(step)["gpu_share"] == pytest.approx(-0.005)
+    assert "  article/bf16 +2.0% (GPU time -0.5%)" in screening.render_text([step], []).splitlines()
+    assert screening.write_step(step)["gpu_share"] == pytest.approx(-0.005)
     late = toy.asv / MACHINE / f"{step.bad[:8]}-{ENVIRONMENT}.json"
     late.write_text(late.read_text().replace("samples_gpu", "gpu"))
     (step,) = (each for each in toy.screen()[0] if not each.series.is_gpu)
-    assert "  article/bf16 +2.0%" in screening.text([step], []).splitlines()
+    assert "  article/bf16 +2.0%" in screening.render_text([step], []).splitlines()
 
 
 def test_new_software_begins_a_line_of_gpu_time_and_is_no_step(toy: Toy) -> None:
@@ -187,4 +187,4 @@ def test_a_step_of_wall_time_that_coincides_with_a_new_cudnn_is_marked(toy: Toy)
         step = toy.only()
         assert step.status == status and "a cuDNN change: 9.19.0 -> 9.20.1" in step.why
         assert "cuDNN 9.19.0 -> 9.20.1" in step.remarks
-    assert {CUDNN, DRIVER} <= {*screening.ORDER} and known.expired([]) == []
+    assert {CUDNN, DRIVER} <= {*screening.ORDER} and known.list_expired([]) == []

@@ -27,8 +27,8 @@ def test_a_step_of_two_percent_is_a_candidate_with_its_commit_and_what_would_con
         0.02, abs=1e-3
     )
     said = f"make bench-compare BASE={step.good[:10]} HEAD={step.bad[:10]} WORKLOAD=article RUNGS=bf16"
-    assert said in history.text([step], [])
-    assert history.text([step], []).splitlines()[:2] == [
+    assert said in history.render_text([step], [])
+    assert history.render_text([step], []).splitlines()[:2] == [
         f"candidate at {step.bad[:10]} ({step.where}):",
         "  article/bf16 +2.0%",
     ]
@@ -74,8 +74,8 @@ def test_commits_that_were_not_measured_widen_the_range(toy: Toy) -> None:
     assert (step.good, step.bad, step.between) == (toy.commits[4], toy.commits[8], 3)
     wanted = f"{step.good[:10]}~1..{step.bad[:10]}"
     said = f'asv find --skip-save {wanted} "{FOUND}"'
-    assert f"  {said}" in history.text([step], []).splitlines()
-    assert f"candidate in {step.good[:10]}..{step.bad[:10]} (" in history.text([step], [])
+    assert f"  {said}" in history.render_text([step], []).splitlines()
+    assert f"candidate in {step.good[:10]}..{step.bad[:10]} (" in history.render_text([step], [])
 
 
 FOUND = r"rungs\.Rung\.samples_step_time\('article', 'bf16'\)"
@@ -97,7 +97,7 @@ def test_steps_between_the_same_commits_are_told_together(toy: Toy) -> None:
     of_memory = replace(step.series, benchmark=memory, params=("article", "bf16"))
     other = replace(step, series=of_memory, why="not measured by bench-compare: look at it")
     elsewhere = replace(step, series=replace(step.series, machine="another"))
-    said = history.text([*rungs, other, elsewhere], []).splitlines()
+    said = history.render_text([*rungs, other, elsewhere], []).splitlines()
     wanted = (
         f"  to be confirmed: make bench-compare BASE={step.good[:10]} HEAD={step.bad[:10]} WORKLOAD=article"
         " RUNGS=set_to_none,fused_act,fused_norm,bf16"
@@ -117,10 +117,10 @@ def test_what_is_the_same_on_two_machines_is_told_once(toy: Toy) -> None:
     toy.slower_from(7)
     step = toy.only()
     elsewhere = replace(step, series=replace(step.series, machine="another"))
-    alone, both = (history.text(steps, []).splitlines() for steps in ([step], [step, elsewhere]))
+    alone, both = (history.render_text(steps, []).splitlines() for steps in ([step], [step, elsewhere]))
     assert both[0] == f"candidate at {step.bad[:10]} ({MACHINE}, another, {ENVIRONMENT}):"
     assert both[1:-1] == alone[1:-1] and both[-1] == "0 confirmed of 2 steps"
-    larger = history.text([step, replace(elsewhere, share=0.03)], []).splitlines()
+    larger = history.render_text([step, replace(elsewhere, share=0.03)], []).splitlines()
     assert len(larger) == 2 * len(alone) - 1
 
 
@@ -130,7 +130,7 @@ def test_a_range_that_begins_with_the_first_commit_has_none_before_it(toy: Toy) 
         (toy.asv / MACHINE / f"{toy.commits[number][:8]}-{ENVIRONMENT}.json").unlink()
     step = toy.only()
     assert step.good == toy.commits[0] and step.between == 2
-    assert history.find(step) == f'asv find --skip-save {toy.commits[3][:10]} "{FOUND}"'
+    assert history.format_bisect(step) == f'asv find --skip-save {toy.commits[3][:10]} "{FOUND}"'
 
 
 def test_a_name_that_a_shell_would_read_otherwise_makes_no_command(toy: Toy) -> None:
@@ -142,8 +142,10 @@ def test_a_name_that_a_shell_would_read_otherwise_makes_no_command(toy: Toy) -> 
         if number in (5, 6, 7):
             path.unlink()
     step = toy.only()
-    assert step.series.pattern is None and history.find(step) is None
-    assert '"rungs' not in history.text([step], []) and "asv find, by" in history.text([step], [])
+    assert step.series.pattern is None and history.format_bisect(step) is None
+    assert '"rungs' not in history.render_text([step], []) and "asv find, by" in history.render_text(
+        [step], []
+    )
 
 
 def test_the_pattern_of_a_series_selects_that_one_of_all_that_asv_knows() -> None:

@@ -80,7 +80,7 @@ def rejudge(result: Judged, **changes: Any) -> Judged:
 
 
 def program(result: Judged, side: str) -> Program:
-    return judging.sides_of(result, "baseline")[side]
+    return judging.find_sides(result, "baseline")[side]
 
 
 def with_side(result: Judged, side: str, **changes: Any) -> Judged:
@@ -96,16 +96,16 @@ def test_the_exit_status_is_that_of_the_verdicts() -> None:
         (1.02, answers.SLOWER, 1),
     ):
         result = made_up(head)
-        assert (result.rungs[0].verdict, judging.status(result)) == (word, status)
-        assert ("slower" in report.conclusion(result)) and report.conclusion(result).startswith(
-            "HEAD"
-        ) == bool(status)
+        assert (result.rungs[0].verdict, judging.find_status(result)) == (word, status)
+        assert ("slower" in report.conclude(result)) and report.conclude(result).startswith("HEAD") == bool(
+            status
+        )
 
 
 def test_too_close_to_tell_is_no_alarm_and_is_said() -> None:
     result = made_up(1.06, noise=0.03)
-    assert result.rungs[0].verdict == answers.AMBIGUOUS and judging.status(result) == 0
-    assert "too close to tell: baseline (wall time)" in report.text(result)
+    assert result.rungs[0].verdict == answers.AMBIGUOUS and judging.find_status(result) == 0
+    assert "too close to tell: baseline (wall time)" in report.render_text(result)
 
 
 def test_many_samples_of_few_processes_support_no_verdict() -> None:
@@ -113,12 +113,12 @@ def test_many_samples_of_few_processes_support_no_verdict() -> None:
     for side in judging.SIDES:
         many = [replace(each, samples_ms=50 * each.samples_ms) for each in program(result, side).rounds]
         result = with_side(result, side, rounds=many)
-    assert result.rungs[0].verdict is None and judging.status(result) == 2
+    assert result.rungs[0].verdict is None and judging.find_status(result) == 2
     assert result.rungs[0].reason == "2 of 3 generations: too few for a verdict"
 
 
 def test_without_base_a_second_time_the_noise_is_unknown_and_nothing_is_said() -> None:
-    assert judging.status(with_side(made_up(2.0), TWIN, rounds=[])) == 2
+    assert judging.find_status(with_side(made_up(2.0), TWIN, rounds=[])) == 2
 
 
 def test_head_that_fails_where_base_ran_is_an_alarm() -> None:
@@ -128,8 +128,8 @@ def test_head_that_fails_where_base_ran_is_an_alarm() -> None:
         ("n/a", "build: ConfigError: unknown field", 2),
     ):
         result = with_side(made_up(), HEAD, status=status, reason=reason)
-        assert judging.status(result) == alarm, status
-        assert (result.rungs[0].verdict == BROKEN) == (alarm == 1) and reason in report.text(result)
+        assert judging.find_status(result) == alarm, status
+        assert (result.rungs[0].verdict == BROKEN) == (alarm == 1) and reason in report.render_text(result)
 
 
 def test_the_programs_of_a_rung_are_neighbours_in_an_order_that_changes() -> None:
@@ -172,7 +172,7 @@ def test_choices_of_every_table_are_read_back_and_their_changes_are_named(tmp_pa
     result = with_side(made_up(), BASE, choices=[Choice(**row)])
     result = with_side(result, HEAD, choices=[Choice(**row | {"warps": 4}), Choice(**noted)])
     said = "baseline: other tuning choices: bias_act backward: warps 8 -> 4; bias_act_skip small: new"
-    assert said in report.text(judging.load(written(tmp_path, result)))
+    assert said in report.render_text(judging.load(written(tmp_path, result)))
 
 
 def _spoil(path: str, value: Any) -> Any:
@@ -234,7 +234,7 @@ def test_the_comment_cannot_carry_markup_links_or_mentions() -> None:
         rungs=[replace(each, name=nasty) for each in result.rungs],
         notes=[nasty],
     )
-    page = report.markdown(result)
+    page = report.render_markdown(result)
     assert page.startswith(report.MARK + "\n") and page.count("<") == 1
     for bare in ("[a](", "`c`", "@octocat", "#12", "**d**", "https://", "www.f", "\n# g"):
         assert bare not in page, bare
@@ -285,7 +285,7 @@ def test_every_visit_is_a_fresh_process_and_a_rung_that_fails_leaves_the_others(
     result = compared(tmp_path, FAKE, slow, {"log": str(log), "sleep": 0.01}, failing, unable)
     assert [each.verdict for each in result.rungs] == [answers.SLOWER, None, None]
     assert "weight of model.py" in result.rungs[1].reason and "CUDA" in result.rungs[2].reason
-    assert judging.status(result) == 1
+    assert judging.find_status(result) == 1
     visits = [each for each in result.programs if each.rung == "baseline"]
     assert [len(each.rounds) for each in visits] == [5, 5, 5]
 
@@ -304,12 +304,12 @@ def test_a_head_that_raises_is_broken_and_a_commit_without_the_contract_is_not(t
         file.write('\n\ndef prepare(self):\n    raise RuntimeError("no")\n\n\nStep.prepare = prepare\n')
     for first in (HEAD, BASE):
         result = compared(tmp_path, FAKE, broken, {}, seed=seed_with(first))
-        assert result.rungs[0].verdict == BROKEN and judging.status(result) == 1
+        assert result.rungs[0].verdict == BROKEN and judging.find_status(result) == 1
         assert program(result, BASE).rounds and len(program(result, TWIN).rounds) <= 1
     empty = tmp_path / "empty"
     empty.mkdir()
     result = compared(tmp_path, empty, FAKE, {})
-    assert judging.status(result) == 2 and "no package stylegan_lite" in result.rungs[0].reason
+    assert judging.find_status(result) == 2 and "no package stylegan_lite" in result.rungs[0].reason
 
 
 # --- the command, in a repository of its own ------------------------------------------------------------------------

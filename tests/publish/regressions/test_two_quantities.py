@@ -37,7 +37,7 @@ def words(
 ) -> dict[str, str]:
     """The verdicts of an eager and a captured rung, in one quantity of a run."""
     asked = {kind: drawn(rng, family, sd, slowdown, rounds) for kind, sd in sds.items()}
-    of = judging.quantity(asked, {kind: kind for kind in asked}, is_gpu=gpu)
+    of = judging.build_quantity(asked, {kind: kind for kind in asked}, is_gpu=gpu)
     return {kind: answer.verdict for kind, answer in judging.decide(of, asked).items()}
 
 
@@ -59,7 +59,7 @@ def test_a_delay_of_the_host_is_found_in_wall_time_where_the_host_is_calm(family
     found = []
     for _ in range(60):
         asked = {"eager": drawn(rng, family, calm.process, 0.05, MOST_ROUNDS, calm.cycle)}
-        of = judging.quantity(asked, {"eager": "eager"}, is_gpu=False)
+        of = judging.build_quantity(asked, {"eager": "eager"}, is_gpu=False)
         found.append(judging.decide(of, asked)["eager"].verdict)
         gpu = words(rng, family, GPU_SD, 0.0, gpu=True, rounds=MOST_ROUNDS)
         assert answers.SLOWER not in gpu.values()
@@ -116,36 +116,38 @@ def test_gpu_work_alone_is_an_alarm_and_the_line_says_which_quantity() -> None:
     result = on_a_gpu(gpu=1.05, noise=NOISY)
     (rung,) = result.rungs
     assert rung.gpu and rung.gpu.verdict == answers.SLOWER and rung.verdict != answers.SLOWER
-    assert judging.status(result) == 1
-    assert report.conclusion(result) == "HEAD is slower or broken: baseline (GPU time)"
-    (row,) = [line for line in report.text(result).splitlines() if " GPU time " in line and "slower" in line]
+    assert judging.find_status(result) == 1
+    assert report.conclude(result) == "HEAD is slower or broken: baseline (GPU time)"
+    (row,) = [
+        line for line in report.render_text(result).splitlines() if " GPU time " in line and "slower" in line
+    ]
     assert row.split()[:4] == ["baseline", "GPU", "time", "799.8"]
-    assert report.markdown(result).count("🔴") == 1
+    assert report.render_markdown(result).count("🔴") == 1
 
 
 def test_a_delay_of_the_host_alone_is_an_alarm_of_wall_time() -> None:
     result = on_a_gpu(wall=1.05)
     (rung,) = result.rungs
     assert rung.verdict == answers.SLOWER and rung.gpu and rung.gpu.verdict == answers.LESS
-    assert report.conclusion(result) == "HEAD is slower or broken: baseline (wall time)"
+    assert report.conclude(result) == "HEAD is slower or broken: baseline (wall time)"
     both = on_a_gpu(wall=1.05, gpu=1.05)
-    assert report.conclusion(both).endswith("baseline (wall time and GPU time)")
-    assert report.conclusion(on_a_gpu()) == "nothing is slower" and judging.status(on_a_gpu()) == 0
+    assert report.conclude(both).endswith("baseline (wall time and GPU time)")
+    assert report.conclude(on_a_gpu()) == "nothing is slower" and judging.find_status(on_a_gpu()) == 0
 
 
 def test_without_gpu_times_the_wall_decides_and_the_reason_is_there() -> None:
     result = on_a_gpu(wall=1.05, void="the profiler saw no kernels")
     (rung,) = result.rungs
     assert rung.gpu and rung.gpu.verdict is None and rung.gpu.reason == "the profiler saw no kernels"
-    assert judging.status(result) == 1 and "the profiler saw no kernels" in report.text(result)
-    assert made_up().rungs[0].gpu is None and "GPU time" not in report.text(made_up())  # on a CPU
+    assert judging.find_status(result) == 1 and "the profiler saw no kernels" in report.render_text(result)
+    assert made_up().rungs[0].gpu is None and "GPU time" not in report.render_text(made_up())  # on a CPU
 
 
 def test_an_accepted_slowdown_of_gpu_time_is_silent() -> None:
     result = on_a_gpu(gpu=1.05)
     entry = known.Entry("b" * 40, "tiny/baseline", "wider tile", known.today())
-    assert judging.status(result) == 1 and judging.status(known.mark(result, [entry])) == 0
-    assert report.text(known.mark(result, [entry])).count("wider tile") == 1
+    assert judging.find_status(result) == 1 and judging.find_status(known.mark(result, [entry])) == 0
+    assert report.render_text(known.mark(result, [entry])).count("wider tile") == 1
 
 
 def profiled(**us: float) -> tuple[Plain, float]:
@@ -179,14 +181,14 @@ def test_a_difference_of_gpu_work_is_explained_by_category_and_kernel(tmp_path) 
             run.take(Visited(program, "ok", None, seen, {}, {}, [], profile), rounds)
     found = judging.load(tmp_path / "c.json")
     assert [bool(each.profile) for each in found.programs] == [True, True, False]  # BASE again needs none
-    said = report.text(found)
+    said = report.render_text(found)
     assert (
         "baseline: 40.00 ms more GPU work in the profiled cycles:"
         " fused: activation and bias +140.00 ms, reductions -100.00 ms" in said
     )
     assert "baseline: kernels that appeared: bias_act_kernel 140.00 ms" in said
     assert "baseline: kernels that went: reduce_kernel 100.00 ms" in said
-    assert report.explained(result) == [] and "later" not in said
+    assert report.explain_gpu_work(result) == [] and "later" not in said
 
 
 def test_rounds_are_added_until_gpu_time_is_sharp_whatever_the_host_does() -> None:
@@ -219,7 +221,7 @@ def test_passes_and_base_again_are_taken_together() -> None:
     assert rung.ratio == pytest.approx(1.0) and rung.verdict == answers.LESS
     times = {side: dict.fromkeys(range(3), 100.0) for side in SIDES}
     times["twin"] = dict.fromkeys(range(3), 102.0)
-    of = judging.quantity(
+    of = judging.build_quantity(
         {"a": judging.Times(times[BASE], times["twin"], times[HEAD])}, {"a": "eager"}, is_gpu=True
     )
-    assert judging.difference(of, "a").mean == pytest.approx(np.log(1.02) / 2)
+    assert judging.find_difference(of, "a").mean == pytest.approx(np.log(1.02) / 2)

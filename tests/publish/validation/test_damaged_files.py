@@ -108,7 +108,7 @@ def read_result(path: Path, out: Path) -> str | None:
     elif kind == "roofline":
         roofline_view.markdown(build(roofline.Result, data))
     elif kind == "compare":
-        comparison.markdown(judging.load(path))
+        comparison.render_markdown(judging.load(path))
     return None
 
 
@@ -151,7 +151,7 @@ def targets() -> dict[str, tuple[bytes, str, Read]]:
         (
             "regressions",
             yaml.safe_dump({"regressions": entries}).encode(),
-            lambda path: known.read(Path(path)),
+            lambda path: known.read_entries(Path(path)),
         ),
     ):
         found[name] = raw, "file.yaml", reading(load)
