@@ -38,6 +38,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "shares": lambda value: f"{100 * value[0]:.1f} to {100 * value[1]:.1f}%",
     "difference": texts.difference,
     "amount": texts.amount,
+    "decimal": "{:,.2f}".format,
     "count": lambda value: f"{value:,.0f}",
     "gib": lambda value: texts.amount(value / 2**30),
     "microseconds": texts.amount,
@@ -162,4 +163,4 @@ def _defuse(value: Any) -> Any:
 
 def render_html(table: Table) -> Markup:
     """Return the table as an HTML element that scrolls sideways on a narrow screen."""
-    return render_template("table.html", table=table)
+    return render_template("table.html", block=table, label="")
