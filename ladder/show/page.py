@@ -90,8 +90,8 @@ class Bars:
         for part in bar.parts:
             share = 100 * max(part.size, 0.0) / self.most
             room = (each for each in part.figures if share >= MARGIN + CHARACTER * len(each))
-            places = (f"{value:.3f}" for value in (at, share, at + share / 2))
-            yield Placed(part.tone, *places, next(room, ""))
+            left, width, middle = (f"{value:.3f}" for value in (at, share, at + share / 2))
+            yield Placed(part.tone, left, width, middle, next(room, ""))
             at += share
 
     def place_interval(self, bar: Bar) -> list[tuple[str, str, int, int]]:
