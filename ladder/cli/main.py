@@ -278,7 +278,7 @@ def report(
     if page is not None:
         if markdown or csv_path or charts or receipts or everything or as_json:
             raise UserError("--html makes a page of its own: leave out every other option")
-        report_page.write(page, paths, price)
+        report_page.write_page(page, paths, price)
         return
     if price is not None:
         raise UserError("--price is for --html")

@@ -32,7 +32,7 @@ price_option = click.option(
 )
 
 
-def write(page: str, paths: Sequence[Path], price: str | None) -> None:
+def write_page(page: str, paths: Sequence[Path], price: str | None) -> None:
     """Write the page of these files and print its path.
 
     A value of --html that does not end in .html is the first of the files, as in `--html RESULT.json`.
@@ -40,22 +40,22 @@ def write(page: str, paths: Sequence[Path], price: str | None) -> None:
     Raises:
         UserError: a file is no result, does not belong to the others, or the page cannot be written.
     """
-    from ladder.publish.report import found
-    from ladder.publish.report import page as pages
+    from ladder.publish.report import inputs as reports
+    from ladder.publish.report.page import write_report
     from ladder.report import recommend, tables
 
-    given = Path(page).expanduser()
-    into = given if given.suffix.lower() in SUFFIXES else None
-    if into is None and page != USUAL and given.suffix != ".json" and not given.exists():
+    named = Path(page).expanduser()
+    into = named if named.suffix.lower() in SUFFIXES else None
+    if into is None and page != USUAL and named.suffix != ".json" and not named.exists():
         raise UserError(
             f"--html {plain(page)}: the name of a page ends in .html, and no result has this name"
         )
-    files = [*paths] if into or page == USUAL else [given, *paths]
+    files = [*paths] if into or page == USUAL else [named, *paths]
     tables.refuse_outputs([into] if into else [], files)
-    made = found.find(files, RESULTS, None if price is None else recommend.price_of(price))
-    into = into or REPORTS / f"{found.stem(made.main)}.html"
-    pages.write(made, into)
-    click.echo(plain(made.whose))
-    for mark in made.shown.marks:
+    inputs = reports.find_inputs(files, RESULTS, None if price is None else recommend.price_of(price))
+    into = into or REPORTS / f"{reports.name_page(inputs.main)}.html"
+    write_report(inputs, into)
+    click.echo(plain(inputs.whose))
+    for mark in inputs.shown.marks:
         click.echo(mark)
     click.echo(f"page: {near(into)}")

@@ -22,6 +22,10 @@ def _format_text(value: Any) -> str:
     return texts.plain(value)
 
 
+def _format_span(value: Sequence[float]) -> str:
+    return f"{texts.ms(value[0])}-{texts.ms(value[1])}"
+
+
 def _format_interval(value: Sequence[float]) -> str:
     return texts.bounds((value[0], value[1]))
 
@@ -29,7 +33,10 @@ def _format_interval(value: Sequence[float]) -> str:
 FORMATS: dict[str, Callable[[Any], str]] = {
     "text": _format_text,
     "verdict": _format_text,
+    "markdown": str,
     "ms": texts.ms,
+    "ms_interval": _format_span,
+    "speedup": texts.factor,
     "factor": texts.fine_factor,
     "ratio": "{:.3f}".format,
     "interval": _format_interval,
@@ -38,13 +45,14 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "shares": lambda value: f"{100 * value[0]:.1f} to {100 * value[1]:.1f}%",
     "difference": texts.difference,
     "amount": texts.amount,
+    "decimal": "{:,.2f}".format,
     "count": lambda value: f"{value:,.0f}",
     "gib": lambda value: texts.amount(value / 2**30),
     "microseconds": texts.amount,
     "ms interval": lambda value: "-".join(map(texts.ms, value)),
     "error": "{:.2g}".format,
 }
-WORDS = ("text", "verdict")  # kinds of columns that are aligned to the left
+WORDS = ("text", "verdict", "markdown")  # kinds of columns that are aligned to the left
 
 
 @dataclass(frozen=True)
@@ -111,7 +119,7 @@ def format_value(kind: str, value: Any) -> str:
     """Return a value as every rendering but CSV shows it."""
     if value is None:
         return ""
-    return _format_text(value) if isinstance(value, str) else FORMATS[kind](value)
+    return FORMATS[kind if kind in WORDS or not isinstance(value, str) else "text"](value)
 
 
 def render_text(table: Table, width: int = PIPE_WIDTH) -> str:
@@ -131,10 +139,12 @@ def render_text(table: Table, width: int = PIPE_WIDTH) -> str:
 def render_markdown(table: Table) -> str:
     """Return the table as Markdown, its notes as a list."""
     words = [k for k, column in enumerate(table.columns) if column.is_words]
+    safe = [str if column.kind == "markdown" else texts.escaped for column in table.columns]
     cells = [[column.title for column in table.columns], *table.format_cells()]
+    cells = [[show(cell) for show, cell in zip(safe, row, strict=True)] for row in cells]
     notes = [f"- {texts.escaped(note)}" for note in table.notes]
     title = [f"**{texts.escaped(table.title)}**", ""] if table.title else []
-    return "\n".join([*title, *texts.piped(cells, words), *([""] if notes else []), *notes])
+    return "\n".join([*title, *texts.piped(cells, words, show=str), *([""] if notes else []), *notes])
 
 
 def render_csv(tables: Sequence[Table]) -> str:
@@ -162,4 +172,4 @@ def _defuse(value: Any) -> Any:
 
 def render_html(table: Table) -> Markup:
     """Return the table as an HTML element that scrolls sideways on a narrow screen."""
-    return render_template("table.html", table=table)
+    return render_template("table.html", block=table, label="")

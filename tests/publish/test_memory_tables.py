@@ -15,7 +15,7 @@ def test_a_table_of_memory_has_the_peaks_of_each_rung(tmp_path: Path) -> None:
         rung |= {"peak_reserved_bytes": (8 - place) << 30, "peak_allocated_bytes": (8 - place) << 29}
         rung["rounds"][0]["device_used_bytes"] = (9 - place) << 30
     stored, name = stored_runs(tmp_path, a=made), "nvidia-h200/article/article"
-    lines = ladders.memory(stored, name).splitlines()
+    lines = ladders.render_memory(stored, name).splitlines()
     assert lines[0].endswith("| reserved GiB | allocated GiB | device GiB |")
     assert lines[3].startswith("| channels\\_last | 158.0 | ") and lines[3].endswith("| 7.00 | 3.50 | 8.00 |")
 
@@ -38,7 +38,7 @@ def test_a_table_of_memory_has_the_largest_batch_of_rungs_whose_profile_searched
         data["observed"] |= {"largest batch": {"largest": more}} if more else {}
         data["cases"]["step"]["ladder"] = "full" if file == "e" else "article"
         results.write(tmp_path / f"results/profile/{file}.json", data)
-    lines = ladders.memory(stored, name).splitlines()
+    lines = ladders.render_memory(stored, name).splitlines()
     assert lines[0].endswith("| device GiB | largest batch | images/s there |")
     cells = [[each.strip() for each in line.split("|")][-3:-1] for line in lines[2:10]]
     assert cells == [["", ""], ["64", "512"], ["at least 64", ""], *[["", ""]] * 5]
@@ -46,7 +46,7 @@ def test_a_table_of_memory_has_the_largest_batch_of_rungs_whose_profile_searched
 
 def test_the_cards_that_a_workload_needs_follow_from_the_gpu_where_it_holds_most(tmp_path: Path) -> None:
     assert (
-        ladders.cards(Committed(tmp_path), "article")
+        ladders.render_cards(Committed(tmp_path), "article")
         == "*No complete run yet: `ladder run --ladder article`.*\n"
     )
     made, names = two_clocks.run(), ("a", "b")
@@ -56,12 +56,12 @@ def test_the_cards_that_a_workload_needs_follow_from_the_gpu_where_it_holds_most
         for place, rung in enumerate(runs[name]["rungs"]):
             held = {0: 15.0, 2: most}.get(place, 7.6)
             rung["rounds"][0]["device_used_bytes"] = int(held * 2**30)
-    (row,) = ladders.cards(stored_runs(tmp_path, **runs), "article").splitlines()[2:]
+    (row,) = ladders.render_cards(stored_runs(tmp_path, **runs), "article").splitlines()[2:]
     assert row == "| `article` | 15.0 | 17.6 | 24 GB | 7.60 | 10 GB |"
     large = two_clocks.run()
     large["rungs"][-1]["rounds"][0]["device_used_bytes"] = 90 << 30
     assert (
-        ladders.cards(stored_runs(tmp_path, a=large, b=large), "article")
+        ladders.render_cards(stored_runs(tmp_path, a=large, b=large), "article")
         .splitlines()[2]
         .endswith("| over 80 GB |")
     )

@@ -170,9 +170,9 @@ def test_the_row_of_full_is_of_the_run_that_has_the_top(tmp_path: Path) -> None:
     more = two_clocks.selected("baseline", "bf16", "fused_norm", "fused_act")
     more["started"] = "2026-11-23T10:15:00+00:00"
     stored = stored_runs(tmp_path, article=two_clocks.run(), more=more)
-    assert "of `full`" not in ladders.gpus(stored)
+    assert "of `full`" not in ladders.render_gpus(stored)
     stored = stored_runs(tmp_path, ends=ends)
-    (row,) = [line for line in ladders.gpus(stored).splitlines() if "of `full`" in line]
+    (row,) = [line for line in ladders.render_gpus(stored).splitlines() if "of `full`" in line]
     assert row.startswith(f"| all {two_clocks.RUNGS} rungs of `full` at once ([run of 3 rungs](")
     assert "| 40.00 | 39.90 |" in row and "| 4.00x |" in row
     assert "ladder/nvidia-h200/ends.json)" in row  # results/charts shows the run of more rungs
@@ -181,23 +181,23 @@ def test_the_row_of_full_is_of_the_run_that_has_the_top(tmp_path: Path) -> None:
 def test_a_gpu_with_a_run_of_full_alone_is_shown_by_the_article_s_rungs_of_it(tmp_path: Path) -> None:
     names = [rung["name"] for rung in two_clocks.run()["rungs"]]
     few = stored_runs(tmp_path / "few", ends=two_clocks.selected("baseline", "fused_act", two_clocks.TOP))
-    assert ladders.gpus(few) == ""
+    assert ladders.render_gpus(few) == ""
     stored = stored_runs(tmp_path, full=two_clocks.selected(*names, two_clocks.TOP))
-    shown = ladders.gpus(stored).splitlines()
+    shown = ladders.render_gpus(stored).splitlines()
     assert (
         sum(line.startswith("| ") for line in shown) == 1 + len(names) + 1 and "run of 9 rungs" in shown[-3]
     )
     older = two_clocks.run() | {"started": "2026-11-01T10:15:00+00:00"}
     for rung in older["rungs"]:
         rung |= dict.fromkeys(("gpu_ms", "gpu_gain", "gpu_verdict", "waiting_ms")) | {"step_ms": 199.0}
-    assert "| 199.0 |" not in ladders.gpus(stored_runs(tmp_path, older=older))
+    assert "| 199.0 |" not in ladders.render_gpus(stored_runs(tmp_path, older=older))
 
 
 def test_a_gpu_time_of_too_few_generations_is_no_number_of_a_document(tmp_path: Path) -> None:
     made = two_clocks.run()
     made["rungs"][-1] |= {"gpu_ms": 61.77, "gpu_interval_ms": None, "gpu_verdict": "too few generations"}
     stored = stored_runs(tmp_path, a=made)
-    for shown in (ladders.gpus(stored), ladders.rungs(stored, "nvidia-h200/article/article")):
+    for shown in (ladders.render_gpus(stored), ladders.render_rungs(stored, "nvidia-h200/article/article")):
         assert "| 68.20 | " in shown and "| too few generations | " in shown and "61.77" not in shown
 
 
@@ -206,7 +206,7 @@ def test_what_lazy_phases_add_is_told_as_of_one_generation(tmp_path: Path) -> No
     for rung in made["rungs"]:
         rung["rounds"][1]["lazy_ms"] = {"D_r1": 4.75, "G_pl": 4.14}
     stored = stored_runs(tmp_path, a=made)
-    shown = ladders.lazy(stored, "nvidia-h200", "full")
+    shown = ladders.render_lazy(stored, "nvidia-h200", "full")
     assert shown.splitlines()[2].endswith("| FP32 baseline | 4.75 | 4.14 |")
     assert shown.endswith("*of one generation of each run*\n")
     assert targets.lazy(stored)[1:] == (
@@ -230,7 +230,7 @@ def test_the_target_of_light_stands_beside_the_floor_of_the_rung_that_it_tells(t
 
 
 def test_a_run_of_all_rungs_is_called_by_its_ladder() -> None:
-    assert ladders._all_rungs(24, 24, "a.md") == "all 24 rungs of [`full`](@/results/a.md)"
+    assert ladders.name_all_rungs(24, 24, "a.md") == "all 24 rungs of [`full`](@/results/a.md)"
 
 
 def test_the_gains_of_two_gpus_stand_beside_each_other_and_a_third_makes_three_tables(tmp_path: Path) -> None:
@@ -240,11 +240,11 @@ def test_the_gains_of_two_gpus_stand_beside_each_other_and_a_third_makes_three_t
         runs[letter] = made | {
             "machine": made["machine"] | {"name": f"gpu-{letter}", "gpu": f"NVIDIA {letter}"}
         }
-    assert ladders.agreement(stored_runs(tmp_path / "one", a=runs["a"])) == ""
-    pair = ladders.agreement(stored_runs(tmp_path / "two", a=runs["a"], b=runs["b"])).splitlines()
+    assert ladders.render_agreement(stored_runs(tmp_path / "one", a=runs["a"])) == ""
+    pair = ladders.render_agreement(stored_runs(tmp_path / "two", a=runs["a"], b=runs["b"])).splitlines()
     assert pair[0] == "| rung | gain of GPU time, NVIDIA a | NVIDIA b | verdict | where it lies |"
     assert pair[-1].startswith("*all 7 gains agree within ") and "channels\\_last" in pair[2]
-    assert ladders.agreement(stored_runs(tmp_path / "three", **runs)).count("gain of GPU time") == 3
+    assert ladders.render_agreement(stored_runs(tmp_path / "three", **runs)).count("gain of GPU time") == 3
 
 
 def test_gains_of_two_gpus_are_compared_as_the_command_compares_their_files(tmp_path: Path) -> None:
@@ -261,12 +261,12 @@ def test_gains_of_two_gpus_are_compared_as_the_command_compares_their_files(tmp_
     stored = stored_runs(tmp_path, a=two_clocks.run(), b=made)
     first, second = (stored.ladder(f"ladder/nvidia-h200/{name}.json") for name in "ab")
     rows = across.compare(first, second, {})
-    shown = ladders.agreement(stored).splitlines()
+    shown = ladders.render_agreement(stored).splitlines()
     assert shown[1] == "|---|---:|---:|---|---|"  # words at the left, as everywhere
     assert [line.split(" | ")[3] for line in shown[2:9]] == [across.told(row.gpu) for row in rows]
     assert shown[-1].endswith(f" · {across.OTHER_CODE}*")
     made |= {"commit": two_clocks.run()["commit"]}
-    assert across.OTHER_CODE not in ladders.agreement(stored_runs(tmp_path, b=made))
+    assert across.OTHER_CODE not in ladders.render_agreement(stored_runs(tmp_path, b=made))
 
 
 def test_a_ladder_that_is_gone_is_headed_by_the_title_of_its_result(tmp_path: Path) -> None:
@@ -284,9 +284,9 @@ def test_the_ends_of_every_run_are_those_of_staircases_from_the_baseline_on(tmp_
         "2d": two_clocks.selected("bf16", two_clocks.TOP),
     }
     stored = stored_runs(tmp_path, **{f"article-full-{name}": made for name, made in runs.items()})
-    names = ladders.staircases(stored, "nvidia-h200", "article", "full")
+    names = ladders.list_staircases(stored, "nvidia-h200", "article", "full")
     assert names == [f"ladder/nvidia-h200/article-full-{name}.json" for name in ("2b", "2a")]
-    shown = ladders.hosts(stored, names)
+    shown = ladders.render_hosts(stored, names)
     assert (
         "2b.json" in shown
         and shown.splitlines()[-1].startswith("| [")

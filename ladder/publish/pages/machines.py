@@ -17,7 +17,11 @@ FOLDER, PREFIX = "docs", "results-"
 MADE = (
     "<!-- made by `make docs` from the committed results: edit ladder/publish/pages/machines.py instead -->\n"
 )
-TABLE_OF = {modes.CUMULATIVE: ladders.rungs, modes.LEAVE_ONE_OUT: ladders.gains, modes.SOLO: ladders.rungs}
+TABLE_OF = {
+    modes.CUMULATIVE: ladders.render_rungs,
+    modes.LEAVE_ONE_OUT: ladders.render_gains,
+    modes.SOLO: ladders.render_rungs,
+}
 FEW_RUNGS = 3  # a run of so few is told whole by the overview of its ladder
 Section = tuple[str, list[str]]  # a heading, and its paragraphs and tables
 
@@ -121,13 +125,13 @@ def _climbed(committed: Committed, machine: str) -> list[Section]:
 def _ladder(committed: Committed, machine: str, ladder: str) -> Section:
     """Return the runs of one ladder: an overview of the workloads, then each run that it does not tell whole."""
     runs = [key for key in committed.best if key[0] == machine and key[2] == ladder]
-    blocks, tops = [], ladders.climbed(committed, machine, ladder)
+    blocks, tops = [], ladders.list_climbed(committed, machine, ladder)
     if len(tops) > 1:
-        blocks.append(ladders.workloads(committed, machine, ladder))
+        blocks.append(ladders.render_workloads(committed, machine, ladder))
     if tops and ladder == FULL:
         blocks += [
             "What R1 and path length add to a step that has them:\n",
-            ladders.lazy(committed, machine, ladder),
+            ladders.render_lazy(committed, machine, ladder),
         ]
     for _, workload, _, mode in runs:
         key = (machine, workload, ladder, mode)
@@ -139,9 +143,12 @@ def _ladder(committed: Committed, machine: str, ladder: str) -> Section:
             blocks += [f"`{workload}`{words}:\n", TABLE_OF[mode](committed, "/".join(key))]
         else:
             blocks.append(f"{link_to(key, committed, result)}\n")
-        again = ladders.staircases(committed, machine, workload, ladder)
+        again = ladders.list_staircases(committed, machine, workload, ladder)
         if mode == modes.CUMULATIVE and len(again) > 1:
-            blocks += ["The lowest and the highest rung of every run:\n", ladders.hosts(committed, again)]
+            blocks += [
+                "The lowest and the highest rung of every run:\n",
+                ladders.render_hosts(committed, again),
+            ]
     stored = committed.best[runs[0]].ladder.title
     return f"{text(_title(ladder, stored))} (`{ladder}`)", blocks
 

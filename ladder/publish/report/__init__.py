@@ -1,5 +1,5 @@
 """The report of one machine and workload: one self-contained page that is made from result files.
 
-`found` chooses the files, each file of `sections` makes a section, `page` joins them. A new section is a new file of
-`sections`: nothing else needs an edit.
+`inputs` chooses the files. `sections` (of a ladder's run) and `studies` (of the other commands) have a function for
+each section of the page, and `page` lists them in their order. A new section is a new function in that list.
 """

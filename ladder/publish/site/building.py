@@ -19,8 +19,8 @@ from ladder.base.errors import UserError
 from ladder.base.text import ms
 from ladder.publish import gallery
 from ladder.publish.history import series as asvseries
-from ladder.publish.report import found as reportfound
-from ladder.publish.report import page as reportpage
+from ladder.publish.report.inputs import gather_inputs
+from ladder.publish.report.page import write_report
 from ladder.publish.site import collection, figures
 from ladder.publish.site.collection import Group, History, Raw
 from ladder.report import chart, gpus
@@ -73,8 +73,7 @@ def write_front(site: Path, ladder_results: Path, accepted: Path, revisions: Map
     reports = collection.name_reports(groups)
     for path, result in stored:
         if name := reports.get(path.relative_to(site).as_posix()):
-            around = reportfound.around((path, result), stored, ladder_results.parent)
-            reportpage.write(around, site / name)
+            write_report(gather_inputs((path, result), stored, ladder_results.parent), site / name)
     pairs = gallery.compared([result for _, result in stored])
     content = Content(
         groups,

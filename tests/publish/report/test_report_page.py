@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from ladder.cli import report_page
-from ladder.publish.report import found, page, section, sections
+from ladder.publish.report import inputs, page
+from ladder.publish.report.sections import TONES
 from ladder.report import panels
 from ladder.report.themes import DARK, LIGHT
 from ladder.results import loading
 from ladder.results.run import Result
+from ladder.show.page import list_colors
 from ladder.studies.roofline import distance
 from tests.support import two_clocks
 from tests.support.commands import refused, succeed
@@ -59,13 +61,13 @@ class Page(html.parser.HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def whole() -> found.Found:
-    return found.find([RUN], DATA)
+def whole() -> inputs.Inputs:
+    return inputs.find_inputs([RUN], DATA)
 
 
 @pytest.fixture(scope="module")
-def text(whole: found.Found) -> str:
-    return page.page(whole)
+def text(whole: inputs.Inputs) -> str:
+    return page.render_report(whole)
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +75,19 @@ def shown(text: str) -> Page:
     return Page(text)
 
 
-def made(result: Result, **more: Any) -> found.Found:
-    return found.Found((RUN, result), None, "measured by nobody", **more)
+def made(result: Result, **more: Any) -> inputs.Inputs:
+    return inputs.Inputs((RUN, result), None, "measured by nobody", **more)
 
 
-def part(of: found.Found, name: str) -> str:
+def part(of: inputs.Inputs, name: str) -> str:
     """Return the text of one section, "" where there is none."""
-    return next((Page(str(each.body)).text for each in page.sections(of) if each.id == name), "")
+    return Page(render_section(of, name)).text
+
+
+def render_section(of: inputs.Inputs, name: str) -> str:
+    """Return the HTML of one section, "" where there is none."""
+    opening = f'<section id="{name}" aria-labelledby="{name}-title">'
+    return page.render_report(of).partition(opening)[2].partition("</section>")[0]
 
 
 # --- its parts ------------------------------------------------------------------------------------------------------
@@ -93,7 +101,7 @@ def test_a_page_has_every_part_with_a_link_to_it(shown: Page, text: str) -> None
     assert "Not to be quoted" not in text.partition("<nav")[0]
 
 
-def test_each_part_says_what_its_files_say(whole: found.Found) -> None:
+def test_each_part_says_what_its_files_say(whole: inputs.Inputs) -> None:
     said = {name: part(whole, name) for name in PARTS}
     assert "1.13x faster (1.122-1.137x)" in said["staircase"] and "175.1 ms" in said["staircase"]
     assert (
@@ -112,7 +120,7 @@ def test_each_part_says_what_its_files_say(whole: found.Found) -> None:
     assert "580.159.04" in said["environment"] and "bc83a5c8a4" in said["environment"]
 
 
-def test_what_is_not_decided_says_so(whole: found.Found) -> None:
+def test_what_is_not_decided_says_so(whole: inputs.Inputs) -> None:
     said = part(whole, "staircase")
     assert "0.91x ambiguous, not decided (0.849-0.984x)" in said
     assert said.count("not decided") == 2 and "faster, not decided" not in said
@@ -134,7 +142,7 @@ def test_the_outcome_has_no_factor_that_contradicts_its_times() -> None:
     for total, interval, told in ((0.82, [0.78, 0.87], "0.82x"), (1.1, [0.31, 2.7], "not decided")):
         last = replace(result.rungs[-1], speedup_total=total, total_interval=interval)
         shown = made(replace(result, rungs=[*result.rungs[:-1], last]))
-        step, work, hours, images = page._outcome(shown.shown, 8)
+        step, work, hours, images = page.make_head(shown).tiles
         assert step == ("ms a step", "171 → 209", told) and work[2] == "1.52x"
     assert hours[1] == "181" and images[1:] == ("38.4", "46.8 at FP32 baseline")
 
@@ -146,11 +154,11 @@ def test_a_page_of_too_little_is_marked_as_not_to_be_quoted(which: str) -> None:
         result = replace(result, complete=False)
     else:
         result = replace(result, rungs=[replace(rung, rounds=rung.rounds[:2]) for rung in result.rungs])
-    head = page.page(made(result)).partition("<nav")[0]
+    head = page.render_report(made(result)).partition("<nav")[0]
     assert "Not to be quoted" in head and ("incomplete" in head or "fewer than 3 generations" in head)
 
 
-def test_the_joules_of_a_step_stand_beside_the_rung_with_that_very_recipe(whole: found.Found) -> None:
+def test_the_joules_of_a_step_stand_beside_the_rung_with_that_very_recipe(whole: inputs.Inputs) -> None:
     rows = {line.split()[0]: line for line in _rows(whole, "advice", "J/step")}
     assert rows["fused_norm"].endswith(" 80") and rows["bf16"].endswith("at most 134")
     assert "J/step" not in part(made(loading.load_run(RUN)), "advice"), (
@@ -158,7 +166,7 @@ def test_the_joules_of_a_step_stand_beside_the_rung_with_that_very_recipe(whole:
     )
 
 
-def test_nvidias_own_figures_stand_beside_the_rungs_at_their_resolution(whole: found.Found) -> None:
+def test_nvidias_own_figures_stand_beside_the_rungs_at_their_resolution(whole: inputs.Inputs) -> None:
     said = part(whole, "advice")
     assert "NVIDIA's own, A10012.5379.887.0" in said and "docs/configs.md" in said
     result = loading.load_run(RUN)
@@ -166,16 +174,16 @@ def test_nvidias_own_figures_stand_beside_the_rungs_at_their_resolution(whole: f
     assert "A100" not in part(other, "advice")
 
 
-def test_a_price_gives_the_money_of_a_training(whole: found.Found) -> None:
+def test_a_price_gives_the_money_of_a_training(whole: inputs.Inputs) -> None:
     rows = {line.split()[0]: line.split() for line in _rows(replace(whole, price=2.5), "advice", "money")}
     hours, money = (float(each.replace(",", "")) for each in rows["baseline"][-2:])
     assert money == pytest.approx(2.5 * hours, abs=0.2)
 
 
-def _rows(of: found.Found, name: str, heading: str) -> list[str]:
+def _rows(of: inputs.Inputs, name: str, heading: str) -> list[str]:
     """Return the rows of the last table of a section that has a heading, a line of text each."""
-    body = str(next(each for each in page.sections(of) if each.id == name).body)
-    table = [each for each in body.split("<table>") if f">{heading}</th>" in each][-1]
+    tables = render_section(of, name).split("<table>")
+    table = [each for each in tables if f">{heading}</th>" in each][-1]
     rows = re.findall(r"<tr>(.*?)</tr>", table.partition("</table>")[0])
     return [" ".join(re.sub(r"<[^>]*>", " ", row).split()) for row in rows]
 
@@ -183,14 +191,14 @@ def _rows(of: found.Found, name: str, heading: str) -> list[str]:
 def test_a_score_stands_beside_each_rung_where_times_are_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
     known = replace(distance.FROZEN[0], machine="nvidia-h100-80gb-hbm3")
     monkeypatch.setattr(distance, "FROZEN", (known,))
-    said = part(found.find([RUN], DATA), "light")
+    said = part(inputs.find_inputs([RUN], DATA), "light")
     step = next(rung.step_ms for rung in loading.load_run(RUN).rungs if rung.name == "bf16")
     assert f"{distance.score(step, known.base_ms, known.floor_ms):.3f}" in said
     assert "7.93 ms, frozen on 2026-11-24" in said and "Today's floor is 7.93 ms" in said
 
 
 def test_an_older_result_without_profiles_has_no_categories_and_no_explanations() -> None:
-    ids = [each.id for each in page.sections(made(typed(two_clocks.run())))]
+    ids = [each.id for each in page.list_sections(made(typed(two_clocks.run())))]
     assert ids == ["staircase", "advice", "verdicts", "memory", "proofs", "environment", "raw"]
 
 
@@ -247,7 +255,7 @@ def test_hostile_names_are_escaped_everywhere() -> None:
         environment={"A": EVIL},
         workload=result.workload | {"name": EVIL},
     )
-    evil = page.page(replace(made(result), whose=EVIL, staircase=(Path(f"x/{EVIL}.json"), result)))
+    evil = page.render_report(replace(made(result), whose=EVIL, staircase=(Path(f"x/{EVIL}.json"), result)))
     shown = Page(evil)
     assert "img" not in {tag for tag, _ in shown.tags} and evil.count("</script>") == 2
     assert shown.text.count("onerror=alert(1)") > 20 and json.loads(shown.data)
@@ -258,9 +266,9 @@ def test_hostile_names_are_escaped_everywhere() -> None:
 
 def test_named_files_stand_in_place_of_the_stored_ones(tmp_path: Path) -> None:
     shutil.copy(SUSTAINED, tmp_path / "mine.json")
-    names = [each.name for each in found.find([RUN, tmp_path / "mine.json"], DATA).files]
+    names = [each.name for each in inputs.find_inputs([RUN, tmp_path / "mine.json"], DATA).files]
     assert names == [f"{tmp_path.name}/mine.json", f"roofline/{ROOFLINE.name}"]
-    assert found.find([RUN], tmp_path).files == ()
+    assert inputs.find_inputs([RUN], tmp_path).files == ()
 
 
 def test_a_refused_file_beside_the_others_is_left_out(tmp_path: Path) -> None:
@@ -269,23 +277,7 @@ def test_a_refused_file_beside_the_others_is_left_out(tmp_path: Path) -> None:
     other = json.loads(SUSTAINED.read_text())
     other["machine"] |= {"name": "nvidia-a100", "gpu": "NVIDIA A100"}
     (tmp_path / "sustained" / "other.json").write_text(json.dumps(other))
-    assert found.find([RUN], tmp_path).files == ()
-
-
-def test_another_section_is_another_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: found.Found
-) -> None:
-    (tmp_path / "planted_map.py").write_text(
-        "from ladder.publish.report import html\n"
-        "from ladder.publish.report.section import Section\n"
-        "PLACE = 65\n"
-        "def section(found):\n"
-        "    return Section('map', 'A map', html.text(f'of {found.main.machine.name}'))\n"
-    )
-    monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path)])
-    ids = [each.id for each in page.sections(whole)]
-    assert ids[ids.index("map") - 1 : ids.index("map") + 2] == ["steps", "map", "memory"]
-    assert [module.PLACE for module in section.modules()] == sorted(each.PLACE for each in section.modules())
+    assert inputs.find_inputs([RUN], tmp_path).files == ()
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
@@ -340,7 +332,7 @@ def _light(color: str) -> float:
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 def test_figures_in_bars_and_every_text_have_a_contrast_of_four_and_a_half(theme: Any) -> None:
-    colors = page.colors(theme)
+    colors = list_colors(theme)
     pairs = [(colors["on"], colors[name]) for name in ("busy", *(f"k{number}" for number in range(12)))]
     pairs += [(colors["ink"], colors[name]) for name in ("idle", "soft", "gap", "ground")]
     pairs += [(colors[name], colors["ground"]) for name in ("muted", "good", "bad", "open", "link", "busy")]
@@ -355,7 +347,5 @@ def test_figures_in_bars_and_every_text_have_a_contrast_of_four_and_a_half(theme
 
 
 def test_no_two_categories_share_a_colour() -> None:
-    from ladder.publish.report.sections.categories import TONES
-
     for one, other in itertools.combinations([*TONES.items()], 2):
         assert one[1] != other[1] or {one[0], other[0]} == {"random numbers", "other"}

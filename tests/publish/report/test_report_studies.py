@@ -14,15 +14,22 @@ from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.records import plain
 from ladder.machine import environment
-from ladder.publish.report import found, page
-from ladder.publish.report.sections import ablation, maps, profiles, studies, upstream
+from ladder.publish.report import inputs, page, studies
 from ladder.results import loading, publishable
 from ladder.results.types import head
+from ladder.show.page import render_page
 from tests.publish.report.test_report_page import RUN, Page
 from tests.support import committed, made_up_ablation, made_up_profile, made_up_study
 from tests.support.typed import write_run
 
-MODULES = {"profiles": profiles, "ablation": ablation, "maps": maps, "upstream": upstream}
+SECTIONS = {
+    "profiles": studies.show_profiles,
+    "ablation": studies.show_ablations,
+    "maps": studies.show_maps,
+    "upstream": studies.show_upstream,
+    "studies": studies.show_mistakes,
+}
+FILES = ["profiles", "ablation", "maps", "upstream"]
 
 
 @pytest.fixture(scope="module")
@@ -53,34 +60,38 @@ def folder(machine: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path) -> found.Found:
-    return found.find([RUN], folder)
+def whole(folder: Path) -> inputs.Inputs:
+    return inputs.find_inputs([RUN], folder)
 
 
 @pytest.fixture(scope="module")
-def text(whole: found.Found) -> str:
-    return page.page(whole)
+def text(whole: inputs.Inputs) -> str:
+    return page.render_report(whole)
 
 
-def part(of: found.Found, name: str) -> str:
-    """The text of one section."""
-    section = MODULES[name].section(of)
+def render_section(of: inputs.Inputs, name: str) -> str:
+    """Return the HTML of one section."""
+    section = SECTIONS[name](of)
     assert section is not None
-    return Page(str(section.body)).text
+    return render_page(page.make_head(of), [section]).partition("</h2>")[2].partition("</section>")[0]
+
+
+def part(of: inputs.Inputs, name: str) -> str:
+    return Page(render_section(of, name)).text
 
 
 def test_each_study_has_its_place_on_the_page(text: str) -> None:
     ids = Page(text).ids("section")
-    assert [each for each in ids if each in MODULES] == list(MODULES)
+    assert [each for each in ids if each in FILES] == FILES
     assert ids.index("steps") < ids.index("profiles") and ids.index("maps") < ids.index("memory")
 
 
 def test_a_page_without_their_files_has_none_of_them(folder: Path) -> None:
-    alone = found.find([RUN], folder / "nothing")
-    assert [module.section(alone) for module in MODULES.values()] == [None] * len(MODULES)
+    alone = inputs.find_inputs([RUN], folder / "nothing")
+    assert not {*FILES} & {section.id for section in page.list_sections(alone)}
 
 
-def test_categories_stand_side_by_side_in_the_ladders_order_with_the_change(whole: found.Found) -> None:
+def test_categories_stand_side_by_side_in_the_ladders_order_with_the_change(whole: inputs.Inputs) -> None:
     said = part(whole, "profiles")
     assert "ms a stepbaselinebf16" in said
     assert "convolution50.0030.00 (-20.00)" in said and "fused: activation and bias0.002.00 (+2.00)" in said
@@ -89,7 +100,7 @@ def test_categories_stand_side_by_side_in_the_ladders_order_with_the_change(whol
     assert "By phase" in said and "G_main" in said and "other is 0.0 percent" in said
 
 
-def test_categories_of_older_profiles_add_up_to_gpu_time_with_what_ran_at_once(whole: found.Found) -> None:
+def test_categories_of_older_profiles_add_up_to_gpu_time_with_what_ran_at_once(whole: inputs.Inputs) -> None:
     """An older profile has all milliseconds of each category alone, 3.5 of them beside another kernel."""
     files = []
     for each in whole.files:
@@ -106,13 +117,13 @@ def test_categories_of_older_profiles_add_up_to_gpu_time_with_what_ran_at_once(w
     assert "overlap of kernels" not in part(whole, "profiles")
 
 
-def test_one_profile_has_no_change(folder: Path, whole: found.Found) -> None:
-    alone = found.find([RUN, folder / "profile" / "h100-article-bf16.json"], folder)
+def test_one_profile_has_no_change(folder: Path, whole: inputs.Inputs) -> None:
+    alone = inputs.find_inputs([RUN, folder / "profile" / "h100-article-bf16.json"], folder)
     said = part(alone, "profiles")
     assert "in brackets" not in said and "30.00 (" not in said and "in brackets" in part(whole, "profiles")
 
 
-def test_a_profile_of_a_cpu_has_no_gpu_time(whole: found.Found) -> None:
+def test_a_profile_of_a_cpu_has_no_gpu_time(whole: inputs.Inputs) -> None:
     files = []
     for each in whole.files:
         data = each.data
@@ -124,7 +135,7 @@ def test_a_profile_of_a_cpu_has_no_gpu_time(whole: found.Found) -> None:
     assert "all operators75.5040.50 (-35.00)" in said and "GPU time" not in said
 
 
-def test_an_ablation_has_shapley_values_and_pairs(whole: found.Found, text: str) -> None:
+def test_an_ablation_has_shapley_values_and_pairs(whole: inputs.Inputs, text: str) -> None:
     said = part(whole, "ablation")
     assert "act on each other most" in said and "all together" in said and "channels_last" in said
     assert "bf16" in said and "21 pairs" in said and "GPU time, ladder article" in said
@@ -134,7 +145,7 @@ def test_an_ablation_has_shapley_values_and_pairs(whole: found.Found, text: str)
     assert said.index("all 5,040 orders") < said.index("gains at the top")  # as the heading says
 
 
-def test_maps_have_heat_maps(whole: found.Found, text: str) -> None:
+def test_maps_have_heat_maps(whole: inputs.Inputs, text: str) -> None:
     said = part(whole, "maps")
     assert "ran out of memory" in said and "saves 2% of the step or more" in said
     assert "batch 64" in said
@@ -142,18 +153,17 @@ def test_maps_have_heat_maps(whole: found.Found, text: str) -> None:
     assert section.count("<picture>") == 1
 
 
-def test_nvidia_s_step_has_three_contenders_by_both_clocks_and_its_phases(whole: found.Found) -> None:
+def test_nvidia_s_step_has_three_contenders_by_both_clocks_and_its_phases(whole: inputs.Inputs) -> None:
     said = part(whole, "upstream")
     assert "NVIDIA's stylegan2" in said and "the same, patched" in said and "ours, " in said
     assert "by the wall clock, paired by generation" in said and "its GPU time is" in said
     assert "By phase" in said and "D_r1" in said and "its fast double backward off" in said
 
 
-def test_a_mark_of_a_file_stands_in_its_part(whole: found.Found) -> None:
+def test_a_mark_of_a_file_stands_in_its_part(whole: inputs.Inputs) -> None:
     marked = tuple(replace(each, marks=("one <b>idle</b> word",)) for each in whole.files)
-    for module in MODULES.values():
-        section = module.section(replace(whole, files=marked))
-        assert section is not None and "not to be quoted: one &lt;b&gt;idle" in section.body
+    for name in FILES:
+        assert "not to be quoted: one &lt;b&gt;idle" in render_section(replace(whole, files=marked), name)
 
 
 @pytest.mark.parametrize(
@@ -188,14 +198,12 @@ def test_mistakes_and_levers_of_the_machine_join_the_page_with_both_clocks(
     }
     for name, data in named.items():
         write_run(folder / f"{name}.json", data)
-    of = found.find([RUN], tmp_path)
+    of = inputs.find_inputs([RUN], tmp_path)
     assert [each[0].stem for each in of.studies] == [*named][:2] and len(of.raw) == 3
-    section = studies.section(of)
-    assert section is not None
-    said = Page(str(section.body)).text
+    said = part(of, "studies")
     assert "2.14x (slower)" in said and "times clean (GPU)" in said and "times unchanged (step)" in said
     assert "the GPU's work is 1.22x faster; the step shows less than" in said
-    assert "studies" not in [each.id for each in page.sections(replace(of, studies=()))]
+    assert "studies" not in [each.id for each in page.list_sections(replace(of, studies=()))]
 
 
 def test_a_named_study_is_of_the_machine_and_workload_of_the_page(
@@ -208,9 +216,9 @@ def test_a_named_study_is_of_the_machine_and_workload_of_the_page(
         mode = stored.stem.split("-")[1]
         times = made_up_study.MODELS if mode == "levers" else made_up_study.TIMES
         write_run(stored, of_study(machine, mode, times))
-    assert [each[0] for each in found.find([RUN, path], tmp_path).studies] == [path, levers]
+    assert [each[0] for each in inputs.find_inputs([RUN, path], tmp_path).studies] == [path, levers]
     with pytest.raises(UserError, match="a run of --mode mistakes; name a staircase"):
-        found.find([path], tmp_path)
+        inputs.find_inputs([path], tmp_path)
     write_run(path, made_up_study.study("mistakes", made_up_study.TIMES))
     with pytest.raises(UserError, match="of another machine or workload"):
-        found.find([RUN, path], tmp_path)
+        inputs.find_inputs([RUN, path], tmp_path)

@@ -1,0 +1,181 @@
+"""A page of sections: texts, tables, folds, bars and charts, rendered to one HTML file without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+from ladder.report.themes import DARK, LIGHT, Theme
+from ladder.show.table import Table
+from ladder.show.templates import read_script, render_template
+
+# Colours of the page beside those of the charts. Text on a colour keeps a contrast of 4.5:1, which a test counts.
+PALETTES = {
+    LIGHT: {
+        "good": "#1A6E34", "line": "#D5DAE0", "link": "#005A8C", "soft": "#F6F7F9", "warn": "#FFF3E6",
+        "open": "#8A4B00", "more": "#C9CDD2", "on": "#FFFFFF",
+        "k0": "#0072B2", "k1": "#5B4B9E", "k2": "#B34E00", "k3": "#1A6E34", "k4": "#A32020", "k5": "#7A5A00",
+        "k6": "#9B2F7A", "k7": "#00727A", "k8": "#6B3FA0", "k9": "#52606D", "k10": "#5E6400", "k11": "#6B6B6B",
+    },
+    DARK: {
+        "good": "#6CCB88", "line": "#343C45", "link": "#7CC5F0", "soft": "#1A2027", "warn": "#2E2417",
+        "open": "#F0B060", "more": "#4A5561", "on": "#12161B",
+        "k0": "#56B4E9", "k1": "#B0A3F0", "k2": "#F0A35E", "k3": "#6CCB88", "k4": "#FF8B80", "k5": "#E3C24A",
+        "k6": "#EE92CF", "k7": "#4FCFD6", "k8": "#CDA0F5", "k9": "#A9B8C6", "k10": "#C3CC5A", "k11": "#A8A8A8",
+    },
+}  # fmt: skip
+# A figure's room, in percent of the narrowest chart with figures: around it, and for each of its characters.
+MARGIN, CHARACTER = 1.5, 2.4
+LINE_Y, STOP = 24, 3  # pixels: the middle of an interval below a bar, and half the height of its ends
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a bar: its length in the unit of the chart, its colour's class, and figures to write into it.
+
+    The first figure that fits is written.
+    """
+
+    size: float
+    tone: str
+    figures: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A row of a chart: a bar of parts, or a reason why there is none."""
+
+    name: str
+    parts: Sequence[Part] = ()
+    figure: str = ""  # beside the bar
+    words: Sequence[tuple[str, str]] = ()  # (clock or subject, its answer)
+    interval: tuple[float, float] | None = None
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A part of a bar as it is drawn, in percent of the chart's width."""
+
+    tone: str
+    left: str
+    width: str
+    middle: str
+    figure: str
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A chart of bars, a row each. `most` is the length of the longest that fits; `legend` has (class, name).
+
+    Its pictures have no width of their own, so they fit a phone. All figures stand beside them as text.
+    """
+
+    kind: ClassVar[str] = "bars"
+    bars: Sequence[Bar]
+    most: float
+    label: str
+    legend: Sequence[tuple[str, str]] = ()
+    heading: str = ""
+
+    @property
+    def has_words(self) -> bool:
+        """Return whether any row has words beside its figure."""
+        return any(bar.words for bar in self.bars)
+
+    def place_parts(self, bar: Bar) -> Iterator[Placed]:
+        """Yield the parts of a bar, each beside the one before."""
+        at = 0.0
+        for part in bar.parts:
+            share = 100 * max(part.size, 0.0) / self.most
+            room = (each for each in part.figures if share >= MARGIN + CHARACTER * len(each))
+            left, width, middle = (f"{value:.3f}" for value in (at, share, at + share / 2))
+            yield Placed(part.tone, left, width, middle, next(room, ""))
+            at += share
+
+    def place_interval(self, bar: Bar) -> list[tuple[str, str, int, int]]:
+        """Return (x1, x2, y1, y2) of the lines of an interval. An end beyond the chart has no stop."""
+        if bar.interval is None:
+            return []
+        left, right = (100 * end / self.most for end in bar.interval)
+        lines = [(left, right, LINE_Y, LINE_Y)]
+        lines += [(x, x, LINE_Y - STOP, LINE_Y + STOP) for x in (left, right) if x <= 100]
+        return [(f"{min(a, 100):.3f}", f"{min(b, 100):.3f}", c, d) for a, b, c, d in lines]
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines of code as they are."""
+
+    kind: ClassVar[str] = "code"
+    text: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A wide picture as SVG in both themes. On a narrow screen it keeps legible letters and scrolls by itself."""
+
+    kind: ClassVar[str] = "chart"
+    alt: str
+    light: bytes
+    dark: bytes
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files inside the page, to be saved from it: (name, about) of each, and their data by name."""
+
+    kind: ClassVar[str] = "files"
+    rows: Sequence[tuple[str, str]]
+    data: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A part that a reader opens. Paper shows it open; without `on_paper` only if the reader opened it."""
+
+    kind: ClassVar[str] = "fold"
+    summary: str
+    blocks: Sequence[Block]
+    name: str = ""  # stands before the summary
+    is_muted: bool = False
+    is_open: bool = False
+    on_paper: bool = True
+
+
+# A text is a paragraph, several are a list; words between backticks are code.
+Block: TypeAlias = "str | Sequence[str] | Table | Bars | Code | Chart | Files | Fold"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of a page. `about` is a line under its title; `id` is its address on the page."""
+
+    id: str
+    title: str
+    about: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True)
+class Head:
+    """The outcome above the sections. Tiles are large figures: (what it is, figure, what stands beside it)."""
+
+    title: str
+    heading: str
+    facts: Sequence[str]
+    marks: Sequence[str]  # why not to quote the page
+    tiles: Sequence[tuple[str, str, str]]
+
+
+def list_colors(theme: Theme) -> dict[str, str]:
+    """Return the page's colours by the names in its style sheet."""
+    return {**vars(theme), **PALETTES[theme]}
+
+
+def render_page(head: Head, sections: Sequence[Section]) -> str:
+    """Return the whole page. The same content gives the same text."""
+    style = render_template("page.css", light=list_colors(LIGHT), dark=list_colors(DARK))
+    script = read_script("page.js")
+    return str(render_template("page.html", style=style, script=script, head=head, sections=sections))
