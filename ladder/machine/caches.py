@@ -29,12 +29,12 @@ MOST_BUILDS = 20  # states of the sources; each is built again in about a minute
 IN_USE_S = 24 * 3600.0  # a run that began with a build within this time may still read it
 
 
-def inside(folder: Path) -> dict[str, str]:
+def point_into(folder: Path) -> dict[str, str]:
     """Return variables that put every cache into `folder`. It is cold while empty, warm once a process has compiled."""
     return {variable: str(Path(folder) / name) for variable, name in VARIABLES.items()}
 
 
-def builds(code: Path, root: Path = BUILDS) -> dict[str, str]:
+def choose_build_folder(code: Path, root: Path = BUILDS) -> dict[str, str]:
     """Return the variable for the folder in which the C++ and CUDA extensions of the checkout `code` are built.
 
     Each state of the sources has its own folder: torch names it by the extension alone, so a commit would find
@@ -62,7 +62,7 @@ def _forget(wanted: Path) -> None:
 
 
 @contextlib.contextmanager
-def set_to(variables: Mapping[str, str]) -> Iterator[None]:
+def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
     """Set these environment variables, and make their folders, for processes started in the block."""
     before = {name: os.environ.get(name) for name in variables}
     for name, folder in variables.items():

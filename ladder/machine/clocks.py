@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder.base.errors import describe
-from ladder.machine.nvml import full_uuid, opened
+from ladder.machine.nvml import complete_uuid, open_nvml
 
 PART = 0.75  # of the highest SM clock: power and heat seldom force a clock below it
 _CLOCK_SM = 1
 
 
 @dataclass(frozen=True)
-class Locked:
+class ClockLock:
     """The SM clock that was locked in MHz, or one line why none was."""
 
     mhz: int | None
@@ -24,7 +24,7 @@ class Locked:
 
 
 @contextlib.contextmanager
-def locked(uuid: str | None, wanted: bool, nvml: Any = None) -> Iterator[Locked]:
+def lock_clock(uuid: str | None, wanted: bool, nvml: Any = None) -> Iterator[ClockLock]:
     """Lock the SM clock at three quarters of its highest value while entered, if that is wanted and permitted.
 
     The lock ends with the block, also after Ctrl-C. A lock that somebody set before ends with it, as NVML does not tell
@@ -35,15 +35,15 @@ def locked(uuid: str | None, wanted: bool, nvml: Any = None) -> Iterator[Locked]
         nvml: replaces pynvml in tests.
     """
     if not wanted:
-        yield Locked(None, "not asked for")
+        yield ClockLock(None, "not asked for")
         return
     if uuid is None:
-        yield Locked(None, "no GPU whose clock could be locked")
+        yield ClockLock(None, "no GPU whose clock could be locked")
         return
     try:
-        nvml = opened(nvml)
+        nvml = open_nvml(nvml)
     except Exception as error:
-        yield Locked(None, f"NVML is not available: {describe(error)}")
+        yield ClockLock(None, f"NVML is not available: {describe(error)}")
         return
     try:
         handle, state = _lock(nvml, uuid)
@@ -67,11 +67,11 @@ def _release(nvml: Any, handle: Any) -> None:
         )
 
 
-def _lock(nvml: Any, uuid: str) -> tuple[Any, Locked]:
+def _lock(nvml: Any, uuid: str) -> tuple[Any, ClockLock]:
     """Lock the clock. Return the handle to release it with, or None and the reason."""
     handle = None
     try:
-        found = nvml.nvmlDeviceGetHandleByUUID(full_uuid(uuid))
+        found = nvml.nvmlDeviceGetHandleByUUID(complete_uuid(uuid))
         mhz = round(PART * nvml.nvmlDeviceGetMaxClockInfo(found, _CLOCK_SM))
         handle = found  # from here on there may be a lock to release
         nvml.nvmlDeviceSetGpuLockedClocks(found, mhz, mhz)
@@ -80,5 +80,5 @@ def _lock(nvml: Any, uuid: str) -> tuple[Any, Locked]:
             _release(nvml, handle)
         raise
     except Exception as error:
-        return None, Locked(None, f"NVML does not permit it: {describe(error)}")
-    return handle, Locked(mhz, None)
+        return None, ClockLock(None, f"NVML does not permit it: {describe(error)}")
+    return handle, ClockLock(mhz, None)

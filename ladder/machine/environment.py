@@ -1,7 +1,8 @@
 """Environment variables that change what is measured: recorded in every result, and refused if they falsify it.
 
-The list is here alone. Every command that measures calls `refuse`, stores `recorded` under `KEY`, and prints `said`.
-Two results whose records differ were measured under other conditions: `differences` names each variable.
+The list is here alone. Every command that measures calls `refuse`, stores `read_variables` under `KEY`, and prints
+`describe_variables`.
+Two results whose records differ were measured under other conditions: `list_differences` names each variable.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ _LIBRARY = re.compile(r"lib[A-Za-z0-9_+.-]+\.so[0-9.]*")
 _PLAIN = re.compile(r"[A-Za-z0-9 ._:,=+()#'{}\[\]@-]{1,64}")
 
 
-def recorded(environ: Mapping[str, str] | None = None, without: Collection[str] = ()) -> dict[str, str]:
+def read_variables(environ: Mapping[str, str] | None = None, without: Collection[str] = ()) -> dict[str, str]:
     """Return every variable that changes what is measured, with a value that a result may hold: no path.
 
     `without`: variables that the harness sets itself, so the user's value is in force nowhere.
@@ -121,23 +122,23 @@ def refuse(device: str, environ: Mapping[str, str] | None = None) -> None:
         raise UserError(f"{said}, so the numbers would be wrong: unset {' '.join(bad)}")
 
 
-def said(recorded: Mapping[str, str] | None) -> list[str]:
+def describe_variables(recorded: Mapping[str, str] | None) -> list[str]:
     """Return a line for each variable that was set. Empty if there were none, or none are known."""
     known = _that_matter(recorded if isinstance(recorded, Mapping) else {})
     return [text.display(f"measured with {name}={value}") for name, value in sorted(known.items())]
 
 
-def tell(quiet: bool = False, without: Collection[str] = ()) -> None:
+def print_conditions(quiet: bool = False, without: Collection[str] = ()) -> None:
     """Name on stderr what is set here and changes what is measured, and why the result will belong to no commit."""
     if quiet:
         return
     problem = git.problem(ROOT)
-    lines = said(recorded(without=without)) + [f"without a commit: {problem}"] * bool(problem)
-    for line in lines:
+    lines = describe_variables(read_variables(without=without))
+    for line in [*lines, *([f"without a commit: {problem}"] if problem else [])]:
         click.echo(line, err=True)
 
 
-def differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def list_differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return (variable, value in the first, value in the other) of two results. Empty if one records no environment."""
     pair = [each.get(KEY) for each in (first, other)]
     if not all(isinstance(each, Mapping) for each in pair):

@@ -80,9 +80,9 @@ _NO_IMAGE = re.compile(r"no kernel image|not compatible with the current PyTorch
 _OLD_DRIVER = re.compile(r"too old|insufficient for CUDA|Error 35\b", re.I)
 
 
-def trace() -> str | None:
+def find_sign() -> str | None:
     """Return the sign of an NVIDIA GPU that neither NVML nor nvidia-smi lists; None without a sign."""
-    if said := refusal():
+    if said := find_refusal():
         return f"the driver says: {said}"
     if any(PROC.glob("*")):
         return "/proc/driver/nvidia knows it"
@@ -94,7 +94,7 @@ def trace() -> str | None:
     return None
 
 
-def refusal() -> str | None:
+def find_refusal() -> str | None:
     """Return the line with which NVML or nvidia-smi refuses to answer for a GPU; None if there is no GPU."""
     said = _nvml_refusal() or _smi_refusal()
     return None if said is None or _NO_GPU.search(said) else said
@@ -134,7 +134,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-def tells_of_a_gpu(error: str) -> bool:
+def is_about_gpu(error: str) -> bool:
     """Return whether torch's message is about a trouble with a GPU, not about its absence."""
     return any(cause.search(error) for cause, _ in CAUSES[:-1]) or bool(_NO_IMAGE.search(error))
 
@@ -147,13 +147,13 @@ class SeenGpu(TypedDict):
     driver_cuda: str | None  # the newest CUDA of this driver, as "13.0"
 
 
-def advice(found: Probe, gpus: list[SeenGpu], sign: str | None = None) -> str:
+def advise(found: Probe, gpus: list[SeenGpu], sign: str | None = None) -> str:
     """Return what to do when torch cannot use the GPU, in one sentence with the command that helps.
 
     Args:
         found: the answer of `ladder.machine.probe`: its error, torch's version, the GPU's capability if it was read.
         gpus: the GPUs that the driver lists.
-        sign: what `trace` said if it lists none.
+        sign: what `find_sign` said if it lists none.
     """
     said = _advice(found, gpus, sign)
     return said[:1].upper() + said[1:] if not said.startswith(VARIABLE) else said
@@ -163,7 +163,7 @@ def _advice(found: Probe, gpus: list[SeenGpu], sign: str | None) -> str:
     error = found["error"]
     if sign and _MISMATCH.search(sign):
         return f"{CAUSES[0][1]}; {CPU}"
-    if hidden := hiding(error, len(gpus)):
+    if hidden := explain_hiding(error, len(gpus)):
         return f"{hidden}, {CPU}"
     for cause, helps in CAUSES:
         if cause.search(error) or (sign and cause.search(sign)):
@@ -173,7 +173,7 @@ def _advice(found: Probe, gpus: list[SeenGpu], sign: str | None) -> str:
     return _install(found, gpus)
 
 
-def hiding(error: str, count: int) -> str | None:
+def explain_hiding(error: str, count: int) -> str | None:
     """Return one clause if CUDA_VISIBLE_DEVICES hides every GPU: its value, and what helps. Else None.
 
     CUDA takes the entries up to the first that names no GPU, so the first decides whether there is any.

@@ -56,7 +56,7 @@ class _Busy(Exception):
 
 def answer() -> Probe | Held:
     """Return the facts without a CUDA context on a GPU that a run measures on."""
-    driver, gpus = visible()
+    driver, gpus = list_visible()
     if not gpus:  # no lock is known
         return probe()
     try:
@@ -68,7 +68,7 @@ def answer() -> Probe | Held:
     except _Busy:
         if (kept := _kept(gpus[0], driver)) is not None:
             return {**kept, "uuids": gpus}
-        early = imported()
+        early = check_import()
         return early if early["error"] else {"held": gpus[0]}
 
 
@@ -76,7 +76,7 @@ def _refuse() -> NoReturn:
     raise _Busy
 
 
-def visible() -> tuple[int, list[str]]:
+def list_visible() -> tuple[int, list[str]]:
     """Return the driver's CUDA and the UUIDs of the GPUs that CUDA shows here, as torch orders and spells them.
 
     The driver's library creates no context for that. It is (0, []) where the driver does not tell.
@@ -149,7 +149,7 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
-def imported() -> Probe:
+def check_import() -> Probe:
     """Return torch's version and CUDA, or why it can use no GPU at all."""
     try:
         import torch
@@ -163,7 +163,7 @@ def imported() -> Probe:
 
 def probe() -> Probe:
     """Return the facts, as far as torch can tell them."""
-    found = imported()
+    found = check_import()
     if found["error"]:
         return found
     import torch
@@ -174,7 +174,7 @@ def probe() -> Probe:
         found["capability"] = [properties.major, properties.minor]
         torch.zeros(1, device="cuda").add_(1).item()
     except Exception as error:
-        return {**found, "error": shortened(error)}
+        return {**found, "error": shorten_error(error)}
     uuids = [_uuid(torch.cuda.get_device_properties(k)) for k in range(torch.cuda.device_count())]
     return {
         **found,
@@ -194,7 +194,7 @@ def _uuid(properties: Any) -> str:
     return str(getattr(properties, "uuid", ""))
 
 
-def shortened(error: Exception) -> str:
+def shorten_error(error: Exception) -> str:
     """Return an error in one line, without torch's words before those of CUDA."""
     return one_line(f"{type(error).__name__}: {_COUNTING.sub('', str(error))}")
 

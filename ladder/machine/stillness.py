@@ -11,7 +11,7 @@ LIMIT_S = 2.0
 _POLL_S = 0.02
 
 
-def wait(group: int, quiet_s: float = QUIET_S, limit_s: float = LIMIT_S) -> float | None:
+def wait_until_still(group: int, quiet_s: float = QUIET_S, limit_s: float = LIMIT_S) -> float | None:
     """Return the seconds until a process group's CPU time stood still for `quiet_s`; None if it never did.
 
     Without /proc the wait is over at once.

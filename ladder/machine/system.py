@@ -43,22 +43,22 @@ def choose_device(requested: str | None = None) -> str:
     if requested == "cpu":
         return "cpu"
     gpus = gpus_seen()
-    sign = None if gpus else gpu_causes.trace()
+    sign = None if gpus else gpu_causes.find_sign()
     if not gpus and sign is None and not _driver_library():
         if requested == "cuda":
-            hidden = gpu_causes.hiding("", 0)
+            hidden = gpu_causes.explain_hiding("", 0)
             more = f"; {hidden}" if hidden else ""
             raise UserError(f"no NVIDIA GPU was found on this machine; run with --device cpu{more}")
         return "cpu"
     found = probe()
     if found["error"] is None:
         return "cuda"
-    there = gpus or sign or gpu_causes.tells_of_a_gpu(found["error"])
+    there = gpus or sign or gpu_causes.is_about_gpu(found["error"])
     if not there and requested is None:
         return "cpu"
     name = gpus[0]["name"] if gpus else f"an NVIDIA GPU ({sign})" if sign else "a GPU driver"
     raise UserError(
-        f"{name} is here but torch cannot use it: {found['error']}. {gpu_causes.advice(found, gpus, sign)}"
+        f"{name} is here but torch cannot use it: {found['error']}. {gpu_causes.advise(found, gpus, sign)}"
     )
 
 
@@ -298,4 +298,4 @@ def _text(value: str | bytes) -> str:
 
 
 if __name__ == "__main__":  # `make ladder` asks: without a GPU the ladder is a quick one
-    print("" if gpus_seen() or gpu_causes.trace() else "--quick")
+    print("" if gpus_seen() or gpu_causes.find_sign() else "--quick")
