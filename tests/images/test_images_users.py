@@ -92,7 +92,7 @@ MEANT = {
 
 @pytest.mark.parametrize("name", sorted(MEANT))
 def test_every_mode_keeps_its_colours(name):
-    picture, small = userimages.square(modes()[name], 16)
+    picture, small = userimages.make_square(modes()[name], 16)
     assert not small and picture.mode == "RGB" and picture.size == (16, 16)
     assert np.abs(np.asarray(picture).astype(int) - MEANT[name]).max() <= 3
 
@@ -102,12 +102,12 @@ def test_exif_orientation_is_applied():
     pixels[:16] = 255  # white above
     exif = Image.Exif()
     exif[0x0112] = 3  # turned by 180 degrees
-    upright = np.asarray(userimages.square(encode(pixels, "JPEG", exif=exif), 16)[0]).astype(int)
+    upright = np.asarray(userimages.make_square(encode(pixels, "JPEG", exif=exif), 16)[0]).astype(int)
     assert upright[:6].mean() < 20 and upright[-6:].mean() > 235
 
 
 def test_damaged_metadata_does_not_lose_the_picture():
-    picture, _ = userimages.square(encode(plain(), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff"), 16)
+    picture, _ = userimages.make_square(encode(plain(), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff"), 16)
     assert picture.size == (16, 16)
 
 
