@@ -103,12 +103,9 @@ def make_profile(exponent: float, points: Sequence[float]) -> bytes:
     curve = b"curv\0\0\0\0" + struct.pack(">IHxx", 1, round(exponent * 256))
     name = b"desc\0\0\0\0" + struct.pack(">I", 4) + b"RGB\0" + bytes(78)
     tags = {
-        "desc": name + b"\0\0",
-        "wtpt": _xyz(D50),
-        "rXYZ": _xyz(red),
-        "gXYZ": _xyz(green),
+        "desc": name + b"\0\0", "wtpt": _xyz(D50), "rXYZ": _xyz(red), "gXYZ": _xyz(green),
         "bXYZ": _xyz(blue),
-    }
+    }  # fmt: skip
     tags |= {"rTRC": curve, "gTRC": curve, "bTRC": curve}
     at = 128 + 4 + 12 * len(tags)
     table, body = struct.pack(">I", len(tags)), b""

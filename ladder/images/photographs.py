@@ -17,13 +17,8 @@ from ladder.base.errors import UserError
 from ladder.images import colour
 
 PHOTOGRAPHS = (
-    "astronaut.png",
-    "chelsea.png",
-    "coffee.png",
-    "hubble_deep_field.jpg",
-    "retina.jpg",
-    "rocket.jpg",
-)
+    "astronaut.png", "chelsea.png", "coffee.png", "hubble_deep_field.jpg", "retina.jpg", "rocket.jpg",
+)  # fmt: skip
 CROPS = 2048
 SEED = 20191203  # any constant: the day StyleGAN2 appeared (arXiv:1912.04958)
 

@@ -139,17 +139,17 @@ def _find_in_folder(root: Path) -> Collection:
 
 def _walk(root: Path, skipped: list[str]) -> Iterator[str]:
     """Yield relative file names below ``root``. Links to folders are followed, each folder once."""
-    seen: set[str] = set()
+    visited: set[str] = set()
 
     def complain(error: OSError) -> None:
         skipped.append(f"{os.path.relpath(error.filename, root)}: {_reason(error)}")
 
     for folder, folders, files in os.walk(root, onerror=complain, followlinks=True):
         real = os.path.realpath(folder)
-        if real in seen:
+        if real in visited:
             folders.clear()
             continue
-        seen.add(real)
+        visited.add(real)
         folders[:] = sorted(name for name in folders if not _is_hidden(name))
         yield from (os.path.relpath(os.path.join(folder, name), root) for name in files)
 

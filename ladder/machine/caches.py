@@ -50,14 +50,16 @@ def choose_build_folder(code: Path, root: Path = BUILDS) -> dict[str, str]:
     return {"TORCH_EXTENSIONS_DIR": str(folder)}
 
 
-def _forget(wanted: Path) -> None:
+def _forget(current: Path) -> None:
     """Note that these builds are used; of the others keep the last used ones and those that may be in use."""
     with contextlib.suppress(OSError):
-        if wanted.is_dir():
-            os.utime(wanted)
-        used = sorted(((each.stat().st_mtime, each) for each in wanted.parent.glob("*-torch*")), reverse=True)
+        if current.is_dir():
+            os.utime(current)
+        used = sorted(
+            ((each.stat().st_mtime, each) for each in current.parent.glob("*-torch*")), reverse=True
+        )
         for last, each in used[MOST_BUILDS:]:
-            if each != wanted and time.time() - last > IN_USE_S:
+            if each != current and time.time() - last > IN_USE_S:
                 shutil.rmtree(each, ignore_errors=True)
 
 

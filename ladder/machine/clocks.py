@@ -24,8 +24,8 @@ class ClockLock:
 
 
 @contextlib.contextmanager
-def lock_clock(uuid: str | None, wanted: bool, nvml: Any = None) -> Iterator[ClockLock]:
-    """Lock the SM clock at three quarters of its highest value while entered, if that is wanted and permitted.
+def lock_clock(uuid: str | None, is_requested: bool, nvml: Any = None) -> Iterator[ClockLock]:
+    """Lock the SM clock at three quarters of its highest value while entered, if that is requested and permitted.
 
     The lock ends with the block, also after Ctrl-C. A lock that somebody set before ends with it, as NVML does not tell
     it.
@@ -34,7 +34,7 @@ def lock_clock(uuid: str | None, wanted: bool, nvml: Any = None) -> Iterator[Clo
         uuid: of the GPU; None on a CPU.
         nvml: replaces pynvml in tests.
     """
-    if not wanted:
+    if not is_requested:
         yield ClockLock(None, "not asked for")
         return
     if uuid is None:
@@ -71,10 +71,10 @@ def _lock(nvml: Any, uuid: str) -> tuple[Any, ClockLock]:
     """Lock the clock. Return the handle to release it with, or None and the reason."""
     handle = None
     try:
-        found = nvml.nvmlDeviceGetHandleByUUID(complete_uuid(uuid))
-        mhz = round(PART * nvml.nvmlDeviceGetMaxClockInfo(found, _CLOCK_SM))
-        handle = found  # from here on there may be a lock to release
-        nvml.nvmlDeviceSetGpuLockedClocks(found, mhz, mhz)
+        gpu = nvml.nvmlDeviceGetHandleByUUID(complete_uuid(uuid))
+        mhz = round(PART * nvml.nvmlDeviceGetMaxClockInfo(gpu, _CLOCK_SM))
+        handle = gpu  # from here on there may be a lock to release
+        nvml.nvmlDeviceSetGpuLockedClocks(gpu, mhz, mhz)
     except KeyboardInterrupt:
         if handle is not None:
             _release(nvml, handle)

@@ -83,17 +83,17 @@ def read_variables(environ: Mapping[str, str] | None = None, without: Collection
 
     `without`: variables that the harness sets itself, so the user's value is in force nowhere.
     """
-    found = os.environ if environ is None else environ
+    variables = os.environ if environ is None else environ
     names = [
         name
-        for name, value in sorted(found.items())
+        for name, value in sorted(variables.items())
         if value
         and name not in without
         and name.startswith(PREFIXES)
         and not _NO_MATTER.fullmatch(name)
         and _NAME.fullmatch(name)
     ]
-    return {name: _published(name, found[name]) for name in names[:MOST]}
+    return {name: _published(name, variables[name]) for name in names[:MOST]}
 
 
 def _that_matter(known: Mapping[str, str]) -> dict[str, str]:
@@ -114,12 +114,12 @@ def _published(name: str, value: str) -> str:
 
 def refuse(device: str, environ: Mapping[str, str] | None = None) -> None:
     """Raise `UserError`, one line, if a variable falsifies what is measured on this device ("cuda" or "cpu")."""
-    found = os.environ if environ is None else environ
-    asked = FALSIFIES | (ON_A_GPU if device == "cuda" else {})
-    bad = [name for name, (falsifies, _) in asked.items() if name in found and falsifies(found[name])]
+    variables = os.environ if environ is None else environ
+    rules = FALSIFIES | (ON_A_GPU if device == "cuda" else {})
+    bad = [name for name, (falsifies, _) in rules.items() if name in variables and falsifies(variables[name])]
     if bad:
-        said = "; ".join(f"{name} is set: {asked[name][1]}" for name in bad)
-        raise UserError(f"{said}, so the numbers would be wrong: unset {' '.join(bad)}")
+        causes = "; ".join(f"{name} is set: {rules[name][1]}" for name in bad)
+        raise UserError(f"{causes}, so the numbers would be wrong: unset {' '.join(bad)}")
 
 
 def describe_variables(recorded: Mapping[str, str] | None) -> list[str]:

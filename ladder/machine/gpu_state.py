@@ -188,18 +188,10 @@ def join_summaries(summaries: Sequence[Seen]) -> Seen:
 
 
 _JOINED: dict[str, Callable[[list[Any]], Any]] = {
-    "longest_gap_ms": max,
-    "sm_mhz": statistics.median,
-    "sm_mhz_min": min,
-    "memory_mhz": statistics.median,
-    "temperature_c": max,
-    "power_w": max,
-    "ecc_errors": sum,
-    "foreign_processes": max,
-    "display_processes": max,
-    "drift_bytes": max,
-    "quiet_percent": max,
-}
+    "longest_gap_ms": max, "sm_mhz": statistics.median, "sm_mhz_min": min, "memory_mhz": statistics.median,
+    "temperature_c": max, "power_w": max, "ecc_errors": sum, "foreign_processes": max,
+    "display_processes": max, "drift_bytes": max, "quiet_percent": max,
+}  # fmt: skip
 
 
 def is_power_capped(summary: Seen) -> bool:

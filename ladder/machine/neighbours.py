@@ -71,24 +71,24 @@ def average_rounds(rounds: Iterable[Mapping[str, Any]]) -> float | None:
 
 def list_marks(rounds: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return a line if others took too much of the CPU to publish these rounds, else an empty list."""
-    seen = average_rounds(rounds)
-    if seen is None or seen <= MOST:
+    share = average_rounds(rounds)
+    if share is None or share <= MOST:
         return []
-    return [f"noisy: not publishable: others took {100 * seen:.0f} percent of the CPU: run again when idle"]
+    return [f"noisy: not publishable: others took {100 * share:.0f} percent of the CPU: run again when idle"]
 
 
 def _all_ticks() -> tuple[int, int]:
     """Return (busy ticks, number of cores) of the cores that this process may use."""
     mine = os.sched_getaffinity(0)
-    found = {}
+    ticks = {}
     for line in (PROC / "stat").read_text().splitlines():
         name, *numbers = line.split()
         if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in mine:
             counted = list(map(int, numbers))[:_GUEST]
-            found[name] = sum(value for place, value in enumerate(counted) if place not in _IDLE)
-    if not found:
+            ticks[name] = sum(value for place, value in enumerate(counted) if place not in _IDLE)
+    if not ticks:
         raise ValueError("no core of ours is listed")
-    return sum(found.values()), len(found)
+    return sum(ticks.values()), len(ticks)
 
 
 def _quota() -> tuple[float, float] | None:
@@ -97,8 +97,8 @@ def _quota() -> tuple[float, float] | None:
         limit, period = (CGROUP / "cpu.max").read_text().split()
         if limit == "max" or int(limit) >= int(period) * len(os.sched_getaffinity(0)):
             return None
-        said = dict(line.split() for line in (CGROUP / "cpu.stat").read_text().splitlines())
-        return int(said["usage_usec"]) / 1e6, int(limit) / int(period)
+        counters = dict(line.split() for line in (CGROUP / "cpu.stat").read_text().splitlines())
+        return int(counters["usage_usec"]) / 1e6, int(limit) / int(period)
     except (OSError, ValueError, KeyError):
         return None
 

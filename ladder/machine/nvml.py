@@ -94,13 +94,13 @@ class Gpu:
 
     def counters(self) -> Counters:
         """Return the counters. Read before and after a visit, they also show what happened between two polls."""
-        seen = {
+        limits = {
             name: self._ask(
                 "nvmlDeviceGetViolationStatus", number, of=lambda status: int(status.violationTime)
             )
             for name, number in _POLICIES.items()
         }
-        known = {name: value for name, value in seen.items() if value is not None}
+        known = {name: value for name, value in limits.items() if value is not None}
         return Counters(known, self._ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE))
 
     def utilization(self) -> int | None:
@@ -143,7 +143,7 @@ class Gpu:
 
     def _processes(self, function: str) -> dict[int, int | None] | None:
         """Return {process number: bytes it holds on the GPU, or None if NVML hides them}."""
-        return self._ask(function, of=lambda found: {int(p.pid): p.usedGpuMemory for p in found})
+        return self._ask(function, of=lambda each: {int(p.pid): p.usedGpuMemory for p in each})
 
 
 def open_nvml(nvml: Any = None) -> Any:

@@ -17,20 +17,10 @@ from ladder.machine import probe, system
 
 GPU, OTHER = "5f1e0000-0000-0000-0000-00000000000a", "5f1e0000-0000-0000-0000-00000000000b"
 SAID: probe.Probe = {
-    "error": None,
-    "torch": "2.13.0",
-    "cuda": "13.0",
-    "capability": [9, 0],
-    "name": "NVIDIA H200",
-    "memory": 150_000_000_000,
-    "cudnn": 91900,
-    "bf16": True,
-    "uuid": GPU,
-    "uuids": [GPU],
-    "triton_error": None,
-    "nvcc_error": "no nvcc",
-    "nvjpeg_error": None,
-}
+    "error": None, "torch": "2.13.0", "cuda": "13.0", "capability": [9, 0], "name": "NVIDIA H200",
+    "memory": 150_000_000_000, "cudnn": 91900, "bf16": True, "uuid": GPU, "uuids": [GPU],
+    "triton_error": None, "nvcc_error": "no nvcc", "nvjpeg_error": None,
+}  # fmt: skip
 HOLDS = "from ladder.base.locks import device_lock\nwith device_lock('cuda {}'): print('held', flush=True); input()"
 
 
