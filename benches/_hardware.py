@@ -130,6 +130,6 @@ def note(result: Any, folder: str, choices: dict[str, list[str]] | None = None) 
             },
             benchmarks=measured,
             choices=choices,
-            variables=environment.recorded(),
+            variables=environment.read_variables(),
         ),
     )

@@ -134,7 +134,7 @@ def _one_by_one(due: list[Series], measure: Callable[[Series, Any], dict[str, An
 
     begin = time.monotonic()
     code, asv = code_under_test(), os.getppid()
-    with caches.set_to(caches.builds(code)), once.pool(due[0].device, code) as workers:
+    with caches.set_variables(caches.choose_build_folder(code)), once.pool(due[0].device, code) as workers:
         for place, one in enumerate(due):
             if place and time.monotonic() - begin > AHEAD_S:
                 return
@@ -185,7 +185,7 @@ def preparing(series: Series, cache: str, part: str) -> list[float]:
         from ladder.engine import once
         from ladder.machine import caches
 
-        with tempfile.TemporaryDirectory() as folder, caches.set_to(caches.inside(Path(folder))):
+        with tempfile.TemporaryDirectory() as folder, caches.set_variables(caches.point_into(Path(folder))):
             seen = [
                 once.prepare_once(series.workload, series.recipe, series.device, code=code_under_test())
                 for _ in range(1 + WARM)
@@ -309,7 +309,7 @@ def _record(measure: Measure, workload: dict[str, Any], recipe: dict[str, Any]) 
     from ladder.machine import caches
 
     try:
-        with caches.set_to(caches.builds(code_under_test())):
+        with caches.set_variables(caches.choose_build_folder(code_under_test())):
             result = measure()
     except errors.EnvironmentFailure as failure:
         raise SystemExit(f"{failure}: nothing is said of this series") from failure

@@ -149,7 +149,7 @@ def measure_job(
         def on_event(event: dict[str, Any]) -> None:
             if event["event"] == "start":  # no refusal can come after this event
                 first()
-                environment.tell(quiet, without=QUIET)
+                environment.print_conditions(quiet, without=QUIET)
                 if on_file is not None:
                     on_file(Path(event["path"]))
             written[:] = [Path(event["path"])] if "path" in event else written

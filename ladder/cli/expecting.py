@@ -40,7 +40,7 @@ def visit_seconds(folder: Path, workload: str) -> float | None:
         if count := _made(result):
             seconds = result.seconds / count
             rounds = (plain(each) for part in _parts(result) for each in part.rounds)
-            if not neighbours.marks(rounds):
+            if not neighbours.list_marks(rounds):
                 return seconds
             disturbed = disturbed or seconds
     return disturbed

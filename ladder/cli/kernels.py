@@ -101,7 +101,7 @@ def kernels(
         job = lay_out(asked)
         cases = text.counted(len(job.due), "case")
         First(f"kernels: {cases}, at most about {job.asked.minutes:g} min", as_json)()
-        environment.tell(as_json)
+        environment.print_conditions(as_json)
         with locks.device_lock(
             system.device_key(chosen)
         ):  # also while the files are written: the context stays

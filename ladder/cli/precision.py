@@ -157,7 +157,7 @@ def precision(
         if resume is not None:
             base = measure.continued(resume, base)
         first()
-        environment.tell(as_json)
+        environment.print_conditions(as_json)
         result = measure.run(plan, base, lambda line: click.echo(line, err=True), minutes, folder)
         paths = measure.write(result, folder)
     if as_json:

@@ -56,8 +56,7 @@ Examples:
     "--sample-every",
     type=options.IntRange(1),
     default=250,
-    show_default=True,
-    help="Steps between sample grids and between checkpoints.",
+    help="Steps between sample grids and between checkpoints. [default: 250]",
 )
 @click.option(
     "--log-every",

@@ -72,7 +72,7 @@ class Group:
 
     def build(self, workload: dict[str, Any], recipe: dict[str, Any], seed: int, **more: Any) -> list[Reply]:
         """Give every rank the same step to build. On a CPU the ranks share its cores."""
-        share = threads.share(self.ranks) if self.device == "cpu" else None
+        share = threads.share_threads(self.ranks) if self.device == "cpu" else None
         return self.call(
             "build", workload=workload, recipe=recipe, device=self.device, seed=seed, threads=share, **more
         )

@@ -16,7 +16,7 @@ from typing import Any
 
 from ladder.base.stopping import surely
 from ladder.engine.pool import Pool, WorkerFailure
-from ladder.machine.threads import share
+from ladder.machine.threads import share_threads
 
 MOST_ALIVE = 32  # processes of a generation, each with its data workers
 SHARE = 0.85  # of the GPU's memory for all processes of a generation
@@ -101,7 +101,7 @@ def inspect(run: Any, pool: Pool, names: Sequence[str], lanes: int) -> None:
     names = [name for name in names if run.is_due(name, None)]
     if not names:
         return
-    gate, held = Gate(), share(min(lanes, len(names)))
+    gate, held = Gate(), share_threads(min(lanes, len(names)))
     with run.device_lock():
         jobs = [functools.partial(_inspect_one, run, pool, name, gate, held) for name in names]
         each(jobs, lanes, pool.kill)

@@ -46,7 +46,7 @@ def in_fresh_process(worker: Worker, task: Task, visits: Visits, cycles: int) ->
     prepared = _prepare(worker, task)
     found: Plain = {}
     void: str | None = None
-    before = neighbours.sample()
+    before = neighbours.take_sample()
     with visits.watched({worker.pid}) as state:
         seen = worker.call("visit", cycles=cycles, settle_s=0, settle_cycles=0, main=False)
         if reason := void_memory(seen.get("alloc_retries")):
@@ -58,9 +58,9 @@ def in_fresh_process(worker: Worker, task: Task, visits: Visits, cycles: int) ->
                 seen["samples_s"],
                 is_captured(task.recipe),
             )
-    share = neighbours.share(before, neighbours.sample())
+    share = neighbours.derive_share(before, neighbours.take_sample())
     cycled = found.get("cycles") or []
-    if reason := gpu_state.void_reason(state):
+    if reason := gpu_state.find_void_reason(state):
         raise WorkerFailure("invalid", reason)
     used = prepared | seen
     return _look(
@@ -120,7 +120,7 @@ class Onlooker:
         if fresh and task.device == "cuda":
             worker.call("profile", part="load")  # before any capture, so that all graphs are profiled alike
         prepared, found, wall, cycled = _prepare(worker, task), {}, [], []
-        before = neighbours.sample()
+        before = neighbours.take_sample()
         with visits.watched({worker.pid}) as state:
             if task.device == "cuda":
                 found = worker.call("profile", part="kinds")
@@ -128,8 +128,8 @@ class Onlooker:
             else:
                 seen = worker.call("visit", cycles=PROFILED, settle_s=0, settle_cycles=0, main=False)
                 wall = [1000 * s for s in seen["samples_s"]]
-        share = neighbours.share(before, neighbours.sample())
-        if reason := gpu_state.void_reason(state) or found.get("gpu_void"):
+        share = neighbours.derive_share(before, neighbours.take_sample())
+        if reason := gpu_state.find_void_reason(state) or found.get("gpu_void"):
             raise WorkerFailure("invalid", reason)
         worker.call("release", leave=True)
         used = prepared.get("device_used_bytes")
@@ -167,7 +167,7 @@ def _look(
         device_gib=None if used is None else round(used / GIB, 4),
         others_cpu=share,
         tenancy=state.get("tenancy"),
-        company=gpu_state.company(state),
+        company=gpu_state.describe_company(state),
         gpu_void=void,
     )
 
@@ -176,5 +176,5 @@ def marks(looks: Iterable[Look]) -> list[str]:
     """Return why looks must not be published: others on the CPU or on the GPU."""
     known = [*looks]
     why = sorted({each.company for each in known if each.company})
-    said = neighbours.marks({neighbours.KEY: each.others_cpu} for each in known)
+    said = neighbours.list_marks({neighbours.KEY: each.others_cpu} for each in known)
     return said + [f"noisy: not publishable: {each}" for each in why]

@@ -108,7 +108,7 @@ def new_round(number: int, process: Process) -> Round:
     states = [visit["gpu"] for visit in process.visits if visit.get("gpu")]
     if states:
         made |= {
-            "gpu": gpu_state.joined(states),
+            "gpu": gpu_state.join_summaries(states),
             "canary_s": seen.get("canary_s"),
             "rejected": process.rejected,
         }

@@ -30,7 +30,7 @@ from ladder.engine.outcomes import Process, Program, Visited, new_round
 from ladder.engine.pool import TUNING, Pool, WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.machine import stillness, system
-from ladder.machine.threads import share
+from ladder.machine.threads import share_threads
 from ladder.results.file import Round
 from ladder.results.record import read_profile
 
@@ -187,7 +187,7 @@ class Interleaved:
                     alive.append(process)
                 continue
             del left[: len(lane)]
-            held, found = share(len(lane)), []
+            held, found = share_threads(len(lane)), []
 
             def prepare(each: Program, held: int | None = held, found: list[Process] = found) -> None:
                 if process := self._prepare(each, failed, held, len(lane)):  # noqa: B023
@@ -288,7 +288,7 @@ class Interleaved:
         process.visit_s += time.monotonic() - begin
         process.visits.append(seen)
         process.passes.append(turn)
-        process.still_s.append(stillness.wait(process.worker.pid))
+        process.still_s.append(stillness.wait_until_still(process.worker.pid))
 
     def _finish(self, process: Process) -> None:
         self.on_phase(process.program, "finish")

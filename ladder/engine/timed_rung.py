@@ -18,7 +18,7 @@ from ladder.engine.channel import Channel, Nobody
 from ladder.engine.gpu_time import PROFILED
 from ladder.engine.joining import Member
 from ladder.machine import gpu_state
-from ladder.machine.threads import Threads, spinning
+from ladder.machine.threads import Threads, read_spinning
 
 CONTRACT = 1
 # Preparation times that only the measured code can report.
@@ -91,7 +91,7 @@ class Rung(Member):
         return {
             "build_s": time.perf_counter() - begin,
             "recipe": self.step.recipe.to_dict() if hasattr(self.step.recipe, "to_dict") else recipe,
-            "settings": self.threads.released(self.step.settings) | spinning(),
+            "settings": self.threads.released(self.step.settings) | read_spinning(),
             "gpu_uuid": self.gpu_uuid(),
         }
 
@@ -172,7 +172,7 @@ class Rung(Member):
 
     def do_canary(self) -> dict[str, Any]:
         """Run the canary kernel once more."""
-        return {"canary_s": gpu_state.canary_seconds(sys.modules["torch"])}
+        return {"canary_s": gpu_state.time_canary(sys.modules["torch"])}
 
     def do_profile(self, part: str, cycles: int = PROFILED, rest_s: float = 0.0) -> dict[str, Any]:
         """Profile cycles after the last timed one: no cycle of this process is timed again.
@@ -236,7 +236,7 @@ class Rung(Member):
         Its memory does not count for the rung.
         """
         torch = sys.modules["torch"]
-        seconds = gpu_state.canary_seconds(torch)
+        seconds = gpu_state.time_canary(torch)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         self.peaks = {key: peaks[key] for key in ("peak_reserved_bytes", "peak_allocated_bytes")}

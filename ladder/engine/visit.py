@@ -33,7 +33,7 @@ class Visits:
 
     def check_gpu(self, seen: str | None) -> str | None:
         """Return one line if a worker, whose GPU is `seen`, runs on another GPU than the watched one."""
-        return gpu_state.wrong_gpu(self.uuid, seen)
+        return gpu_state.find_wrong_gpu(self.uuid, seen)
 
     def used_bytes(self) -> int | None:
         """Return the bytes of the GPU that are in use, None if unknown."""
@@ -58,16 +58,16 @@ class Visits:
         """
         while True:
             with self.watched(alive) as state:
-                before = neighbours.sample()
+                before = neighbours.take_sample()
                 seen = worker.call("cycle")
-                share = neighbours.share(before, neighbours.sample())
-            reason = gpu_state.void_reason(state, earlier)
+                share = neighbours.derive_share(before, neighbours.take_sample())
+            reason = gpu_state.find_void_reason(state, earlier)
             if reason is None:
                 return seen | {"gpu": state, neighbours.KEY: share}
             rejected.append(reason)
             if len(rejected) > gpu_state.MOST_RETRIES:
                 self.lost += len(rejected)
-                raise WorkerFailure("invalid", gpu_state.throttled(rejected))
+                raise WorkerFailure("invalid", gpu_state.describe_throttling(rejected))
 
     def finish(
         self, worker: Worker, program: Program, canaries: Sequence[float], rejected: list[str]
@@ -84,11 +84,11 @@ class Visits:
         seen = worker.call("finish", main=program.main, lazy=program.lazy)
         if reason := void_memory(seen.get("alloc_retries")):
             raise WorkerFailure("invalid", reason, seen)
-        while reason := gpu_state.void_reason({}, (), seen.get("canary_s"), canaries):
+        while reason := gpu_state.find_void_reason({}, (), seen.get("canary_s"), canaries):
             rejected.append(reason)
             if len(rejected) > gpu_state.MOST_RETRIES:
                 self.lost += len(rejected)
-                raise WorkerFailure("invalid", gpu_state.throttled(rejected))
+                raise WorkerFailure("invalid", gpu_state.describe_throttling(rejected))
             seen |= {"canary_s": worker.call("canary")["canary_s"]}
         return seen
 
@@ -105,7 +105,7 @@ class Visits:
         state.update(window.summary(self.quiet_percent))
         if hidden and state.get("foreign_processes") is not None:
             state["foreign_processes"] = max(0, state["foreign_processes"] - (len(alive) - 1))
-            state["tenancy"] = gpu_state.tenancy(state)
+            state["tenancy"] = gpu_state.judge_tenancy(state)
 
     def summary(self, rounds: Iterable[Round]) -> dict[str, Any] | None:
         """Return the state of the GPU over all rounds: whether it was alone, and how many visits were rejected."""
@@ -113,8 +113,10 @@ class Visits:
             return None
         rounds = list(rounds)
         rejected = self.lost + sum(len(each.rejected or []) for each in rounds)
-        whole = gpu_state.run_summary([write_whole(each.gpu) for each in rounds if each.gpu], rejected)
-        if others := gpu_state.company({"quiet_percent": self.quiet_percent}):  # seen after the last round
+        whole = gpu_state.summarize_run([write_whole(each.gpu) for each in rounds if each.gpu], rejected)
+        if others := gpu_state.describe_company(
+            {"quiet_percent": self.quiet_percent}
+        ):  # seen after the last round
             note = f"noisy: not publishable: {others}"
             whole |= {"tenancy": "shared", "notes": sorted({*whole["notes"], note})}
         return whole

@@ -16,7 +16,7 @@ from PIL import Image, ImageCms
 
 from ladder.images import damage
 
-DAMAGED = b""  # stands for a profile that Pillow found but could not assemble
+DAMAGED = b""  # stands for a profile that Pillow finds but could not assemble
 MODES = {
     "RGB ": "RGB",
     "GRAY": "L",
@@ -38,7 +38,7 @@ BRADFORD = np.array([[0.8951, 0.2664, -0.1614], [-0.7502, 1.7135, 0.0367], [0.03
 Fit = Callable[[Image.Image], Image.Image]
 
 
-def profile_of(image: Image.Image) -> bytes | None:
+def read_profile(image: Image.Image) -> bytes | None:
     """Return the ICC profile that describes a freshly opened picture.
 
     Returns:
@@ -49,18 +49,18 @@ def profile_of(image: Image.Image) -> bytes | None:
     if image.format == "PNG" and "srgb" not in image.info:
         return _from_chunks(image.info.get("gamma"), image.info.get("chromaticity"))
     if image.format in ("JPEG", "MPO") and _is_adobe_rgb(image):
-        return matrix_profile(*ADOBE_RGB)
+        return make_profile(*ADOBE_RGB)
     return None
 
 
-def to_srgb(
+def convert_to_srgb(
     image: Image.Image, profile: bytes | None, fit: Fit = lambda image: image
 ) -> tuple[Image.Image, bool]:
     """Convert any Pillow mode to RGB: 16-bit grey is scaled to 8 bits, transparency is laid over white.
 
     Args:
         image: the decoded picture.
-        profile: from ``profile_of``.
+        profile: from ``read_profile``.
         fit: crops and resizes. It is called before the conversion if that gives the same picture, for speed.
 
     Returns:
@@ -77,7 +77,7 @@ def to_srgb(
     return fit(_over_white(ImageCms.applyTransform(image.convert(mode), transform), image)), True
 
 
-def matrix_profile(exponent: float, points: Sequence[float]) -> bytes:
+def make_profile(exponent: float, points: Sequence[float]) -> bytes:
     """Return an ICC profile (version 2) of an RGB space.
 
     Args:
@@ -103,12 +103,9 @@ def matrix_profile(exponent: float, points: Sequence[float]) -> bytes:
     curve = b"curv\0\0\0\0" + struct.pack(">IHxx", 1, round(exponent * 256))
     name = b"desc\0\0\0\0" + struct.pack(">I", 4) + b"RGB\0" + bytes(78)
     tags = {
-        "desc": name + b"\0\0",
-        "wtpt": _xyz(D50),
-        "rXYZ": _xyz(red),
-        "gXYZ": _xyz(green),
+        "desc": name + b"\0\0", "wtpt": _xyz(D50), "rXYZ": _xyz(red), "gXYZ": _xyz(green),
         "bXYZ": _xyz(blue),
-    }
+    }  # fmt: skip
     tags |= {"rTRC": curve, "gTRC": curve, "bTRC": curve}
     at = 128 + 4 + 12 * len(tags)
     table, body = struct.pack(">I", len(tags)), b""
@@ -128,7 +125,7 @@ def _from_chunks(gamma: float | None, points: Sequence[float] | None) -> bytes |
     usual = gamma is None or abs(gamma * 2.2 - 1) < 0.05
     if usual and (points is None or np.abs(np.subtract(points, SRGB_POINTS)).max() < 0.01):
         return None
-    return matrix_profile(
+    return make_profile(
         2.2 if usual else 1 / gamma if gamma else 0, SRGB_POINTS if points is None else points
     )
 
@@ -150,12 +147,14 @@ def _transform(profile: bytes) -> tuple[str, ImageCms.ImageCmsTransform | None]:
     try:
         source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
         mode = MODES[source.profile.xcolor_space]
-        found = ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), mode, "RGB")
+        transform = ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), mode, "RGB")
         if mode not in ("RGB", "L"):
-            return mode, found
+            return mode, transform
         probe = _probe().convert(mode)
-        moved = np.asarray(ImageCms.applyTransform(probe, found), int) - np.asarray(probe.convert("RGB"), int)
-        return mode, found if np.abs(moved).max() > NEAR else None
+        moved = np.asarray(ImageCms.applyTransform(probe, transform), int) - np.asarray(
+            probe.convert("RGB"), int
+        )
+        return mode, transform if np.abs(moved).max() > NEAR else None
     except (ImageCms.PyCMSError, OSError, ValueError, KeyError):
         return "", None
 

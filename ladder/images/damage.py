@@ -26,7 +26,7 @@ UNCHECKED = "cut-off JPEG files are not recognized: simplejpeg is not installed 
 
 
 @functools.cache
-def decoder() -> ModuleType | None:
+def load_decoder() -> ModuleType | None:
     """Return simplejpeg, loaded at its first use. Without it (None) JPEGs are not checked."""
     try:
         import simplejpeg
@@ -35,18 +35,18 @@ def decoder() -> ModuleType | None:
     return simplejpeg
 
 
-def find(content: bytes) -> str | None:
-    """Return a few words on how the pixels of a file are damaged; None if no damage is found."""
+def find_damage(content: bytes) -> str | None:
+    """Return a few words on how the pixels of a file are damaged; None if there is none."""
     if content.startswith(b"\xff\xd8"):
         return _in_jpeg(content)
     return _in_png(content) if content.startswith(b"\x89PNG\r\n\x1a\n") else None
 
 
 def _in_jpeg(content: bytes) -> str | None:
-    if decoder() is None:
+    if load_decoder() is None:
         return None
     try:
-        decoder().decode_jpeg(
+        load_decoder().decode_jpeg(
             _without_metadata(content), "GRAY", fastdct=True, min_height=1, min_width=1, strict=True
         )
     except ValueError as error:
@@ -62,16 +62,16 @@ def _without_metadata(content: bytes) -> bytes:
 
     Only the first warning is reported, and theirs would come first.
     """
-    kept, at = [content[:2]], 2
+    parts, at = [content[:2]], 2
     while (
         at + 4 <= len(content) and content[at] == 0xFF and content[at + 1] != 0xDA
     ):  # up to the start of scan
         marker = content[at + 1]
         end = at + 1 if marker == 0xFF else at + 2 + int.from_bytes(content[at + 2 : at + 4], "big")
         if not (0xE0 <= marker <= 0xEF or marker == 0xFE):
-            kept.append(content[at:end])
+            parts.append(content[at:end])
         at = end
-    return b"".join([*kept, content[at:]])
+    return b"".join([*parts, content[at:]])
 
 
 def _in_png(content: bytes) -> str | None:

@@ -30,11 +30,11 @@ def prepare_images(
     folder = None if data is None else str(data)
     resolution, batch = int(workload["resolution"]), int(workload["batch"])
     with progress.bar("images", quiet, first) as on_progress:
-        found = images.prepare_images(folder, resolution, progress=on_progress, at_least=batch)
-    for note in found.notes:
+        prepared = images.prepare_images(folder, resolution, progress=on_progress, at_least=batch)
+    for note in prepared.notes:
         line = f"images: {texts.printable(note)}"
         if first is not None:
             first.note(line)
         elif not quiet:
             click.echo(line, err=True)
-    return found
+    return prepared

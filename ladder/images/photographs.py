@@ -17,13 +17,8 @@ from ladder.base.errors import UserError
 from ladder.images import colour
 
 PHOTOGRAPHS = (
-    "astronaut.png",
-    "chelsea.png",
-    "coffee.png",
-    "hubble_deep_field.jpg",
-    "retina.jpg",
-    "rocket.jpg",
-)
+    "astronaut.png", "chelsea.png", "coffee.png", "hubble_deep_field.jpg", "retina.jpg", "rocket.jpg",
+)  # fmt: skip
 CROPS = 2048
 SEED = 20191203  # any constant: the day StyleGAN2 appeared (arXiv:1912.04958)
 
@@ -38,7 +33,7 @@ class Crop:
     side: int
 
 
-def folder() -> Path:
+def find_folder() -> Path:
     """Return scikit-image's data folder without importing scikit-image. Raises UserError if it or a file is missing."""
     spec = importlib.util.find_spec("skimage")
     if spec is None or not spec.submodule_search_locations:
@@ -55,20 +50,20 @@ def folder() -> Path:
     return data
 
 
-def load() -> dict[str, Image.Image]:
+def load_photographs() -> dict[str, Image.Image]:
     """Return the photographs as sRGB images, by file name. Raises UserError if a file cannot be read."""
-    data = folder()
+    data = find_folder()
     photographs = {}
     for name in PHOTOGRAPHS:
         try:
             with Image.open(data / name) as image:
-                photographs[name], _ = colour.to_srgb(image, colour.profile_of(image))
+                photographs[name], _ = colour.convert_to_srgb(image, colour.read_profile(image))
         except OSError as error:
             raise UserError(f"scikit-image's {name} cannot be read: {error.strerror or error}") from error
     return photographs
 
 
-def plan(sizes: dict[str, tuple[int, int]], resolution: int, count: int = CROPS) -> list[Crop]:
+def plan_crops(sizes: dict[str, tuple[int, int]], resolution: int, count: int = CROPS) -> list[Crop]:
     """Return ``count`` random squares, as many from each photograph. They depend on the arguments alone.
 
     A crop is at least 35% of the photograph's shorter side, and at least ``resolution`` if the photograph has that
@@ -86,7 +81,7 @@ def plan(sizes: dict[str, tuple[int, int]], resolution: int, count: int = CROPS)
     return crops
 
 
-def cut(photograph: Image.Image, crop: Crop, resolution: int) -> Image.Image:
+def cut_crop(photograph: Image.Image, crop: Crop, resolution: int) -> Image.Image:
     """Return the crop, resized (Lanczos) to ``resolution``."""
     box = (crop.left, crop.top, crop.left + crop.side, crop.top + crop.side)
     return photograph.resize((resolution, resolution), Image.Resampling.LANCZOS, box=box, reducing_gap=3.0)

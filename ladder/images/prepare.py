@@ -79,11 +79,13 @@ def prepare_images(
 
 def _prepare_sample(resolution: int, cache: Path, progress: Progress | None) -> ImageSet:
     key = f"sample-{resolution}-v{VERSION}"
-    ready = imagestore.find(cache / key) or (imagestore.find(OURS / key) if cache == CACHE else None)
+    ready = imagestore.find_entry(cache / key) or (
+        imagestore.find_entry(OURS / key) if cache == CACHE else None
+    )
     if ready:
         return ready
-    pictures = photographs.load()
-    crops = photographs.plan({name: picture.size for name, picture in pictures.items()}, resolution)
+    pictures = photographs.load_photographs()
+    crops = photographs.plan_crops({name: picture.size for name, picture in pictures.items()}, resolution)
     upscaled = sum(crop.side < resolution for crop in crops)
     notes = [f"{len(crops)} random crops of {len(pictures)} photographs that come with scikit-image"]
     if upscaled:
@@ -94,7 +96,7 @@ def _prepare_sample(resolution: int, cache: Path, progress: Progress | None) -> 
     def fill(folder: Path) -> list[str]:
         def make(item: tuple[int, photographs.Crop]) -> None:
             index, crop = item
-            picture = photographs.cut(pictures[crop.photograph], crop, resolution)
+            picture = photographs.cut_crop(pictures[crop.photograph], crop, resolution)
             _save(picture, folder / f"{index:06d}.jpg")
 
         for done, _ in enumerate(_in_threads(make, enumerate(crops)), 1):
@@ -102,59 +104,63 @@ def _prepare_sample(resolution: int, cache: Path, progress: Progress | None) -> 
                 progress(done, len(crops))
         return notes
 
-    return imagestore.make(cache / key, SAMPLE, fill, replaces=f"sample-{resolution}-v*")
+    return imagestore.make_entry(cache / key, SAMPLE, fill, replaces=f"sample-{resolution}-v*")
 
 
 def _prepare_user(data: str, resolution: int, cache: Path, progress: Progress | None) -> ImageSet:
-    found = userimages.find(data)
+    collection = userimages.find_images(data)
     try:
-        if not found.candidates:
-            raise UserError(f"--data {data}: holds no JPEG or PNG image{_other_types(found.other_types)}")
+        if not collection.candidates:
+            raise UserError(
+                f"--data {data}: holds no JPEG or PNG image{_other_types(collection.other_types)}"
+            )
         source = hashlib.sha256(os.fsencode(os.path.realpath(Path(data).expanduser()))).hexdigest()[:12]
-        entry = cache / f"user-{source}-{resolution}-{_fingerprint(found)}-v{VERSION}"
-        return imagestore.find(entry) or imagestore.make(
+        entry = cache / f"user-{source}-{resolution}-{_fingerprint(collection)}-v{VERSION}"
+        return imagestore.find_entry(entry) or imagestore.make_entry(
             entry,
             USER,
-            lambda folder: _fill_user(data, found, folder, resolution, progress),
+            lambda folder: _fill_user(data, collection, folder, resolution, progress),
             replaces=f"user-{source}-{resolution}-*",
         )
     finally:
-        found.close()
+        collection.close()
 
 
 def _fill_user(
-    data: str, found: userimages.Collection, folder: Path, resolution: int, progress: Progress | None
+    data: str, collection: userimages.Collection, folder: Path, resolution: int, progress: Progress | None
 ) -> list[str]:
     """Convert every candidate and return the notes. Raises UserError if none could be used."""
 
     def make(item: tuple[int, userimages.Candidate]) -> tuple[str, set[str] | None]:
         index, candidate = item
         try:
-            picture, remarks = userimages.square(found.read(candidate), resolution)
+            picture, remarks = userimages.make_square(collection.read(candidate), resolution)
         except userimages.Unreadable as error:
             return f"{candidate.name}: {error}", None
         _save(picture, folder / f"{index:06d}.jpg")
         return candidate.name, remarks
 
-    skipped, used, counts = list(found.skipped), 0, Counter()
-    for done, (line, remarks) in enumerate(_in_threads(make, enumerate(found.candidates)), 1):
+    skipped, used, counts = list(collection.skipped), 0, Counter()
+    for done, (line, remarks) in enumerate(_in_threads(make, enumerate(collection.candidates)), 1):
         if remarks is None:
             skipped.append(line)
         else:
             used += 1
             counts.update(remarks)
         if progress:
-            progress(done, len(found.candidates))
+            progress(done, len(collection.candidates))
     if not used:
         raise UserError(
-            f"--data {data}: none of {len(found.candidates)} images can be read; the first: {skipped[0]}"
+            f"--data {data}: none of {len(collection.candidates)} images can be read; the first: {skipped[0]}"
         )
     notes = [f"skipped {line}" for line in skipped[:NAMED]]
     if len(skipped) > NAMED:
         notes.append(f"skipped {len(skipped) - NAMED} more unreadable files")
-    if found.other_types:
-        files = "1 file is" if len(found.other_types) == 1 else f"{len(found.other_types)} files are"
-        notes.append(f"{files} not JPEG or PNG{_other_types(found.other_types)}: ignored")
+    if collection.other_types:
+        files = (
+            "1 file is" if len(collection.other_types) == 1 else f"{len(collection.other_types)} files are"
+        )
+        notes.append(f"{files} not JPEG or PNG{_other_types(collection.other_types)}: ignored")
     if left_out := counts[userimages.PROFILE_LEFT_OUT]:
         notes.append(
             f"{left_out} of {used} images {'has' if left_out == 1 else 'have'} a colour profile that "
@@ -163,19 +169,21 @@ def _fill_user(
     if upscaled := counts[userimages.UPSCALED]:
         are = "is" if upscaled == 1 else "are"
         notes.append(f"{upscaled} of {used} images {are} smaller than {resolution}x{resolution}: upscaled")
-    if damage.decoder() is None and _has_jpegs(found):
+    if damage.load_decoder() is None and _has_jpegs(collection):
         notes.append(damage.UNCHECKED)
     return notes
 
 
-def _has_jpegs(found: userimages.Collection) -> bool:
-    return any(candidate.name.lower().endswith(JPEGS) for candidate in found.candidates)
+def _has_jpegs(collection: userimages.Collection) -> bool:
+    return any(candidate.name.lower().endswith(JPEGS) for candidate in collection.candidates)
 
 
-def _fingerprint(found: userimages.Collection) -> str:
+def _fingerprint(collection: userimages.Collection) -> str:
     """Return a digest that changes with any candidate's name, size or time, and with whether JPEGs are checked."""
-    lines = [f"{candidate.name} {candidate.stamp}" for candidate in found.candidates] + found.skipped
-    lines += [damage.UNCHECKED] * (damage.decoder() is None and _has_jpegs(found))
+    lines = [
+        f"{candidate.name} {candidate.stamp}" for candidate in collection.candidates
+    ] + collection.skipped
+    lines += [damage.UNCHECKED] * (damage.load_decoder() is None and _has_jpegs(collection))
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:20]
 
 

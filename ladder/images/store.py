@@ -44,19 +44,19 @@ class ImageSet:
     notes: list[str] = field(default_factory=list)
 
 
-def find(entry: Path) -> ImageSet | None:
+def find_entry(entry: Path) -> ImageSet | None:
     """Return the finished entry and hold it; None if there is none or some of its files are gone."""
     if not (entry / "manifest.json").exists():
         return None
     _hold(entry)
-    found = _read(entry)
-    if found is None or not _holds(entry):  # moved away, perhaps made again, while we waited for the lock
+    images = _read(entry)
+    if images is None or not _holds(entry):  # moved away, perhaps made again, while we waited for the lock
         _let_go(entry)
         return None
-    return found
+    return images
 
 
-def make(entry: Path, source: str, fill: Callable[[Path], list[str]], replaces: str) -> ImageSet:
+def make_entry(entry: Path, source: str, fill: Callable[[Path], list[str]], replaces: str) -> ImageSet:
     """Make an entry and hold it, then remove the entries that it replaces and those beyond the cache's limit.
 
     Args:
@@ -79,12 +79,12 @@ def make(entry: Path, source: str, fill: Callable[[Path], list[str]], replaces: 
         (working / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
         (working / LOCK).touch()
         working.chmod(0o755)  # mkdtemp's 0700 would shut out other users of a shared checkout
-        made = _put(working, entry)
+        images = _put(working, entry)
     finally:
         shutil.rmtree(working, ignore_errors=True)
     gone = _make_room(entry, replaces)
-    said = f"{gone} sets of images were removed from the cache: it is kept below {LIMIT_GB:g} GB"
-    return replace(made, notes=[*made.notes, said]) if gone else made
+    note = f"{gone} sets of images were removed from the cache: it is kept below {LIMIT_GB:g} GB"
+    return replace(images, notes=[*images.notes, note]) if gone else images
 
 
 def _read(entry: Path) -> ImageSet | None:
@@ -101,7 +101,7 @@ def _put(working: Path, entry: Path) -> ImageSet:
     try:
         _rename(working, entry)
     except OSError:  # there already: another process was faster, or the entry is damaged
-        ready = find(entry)
+        ready = find_entry(entry)
         if ready:
             return ready
         if not _remove(entry):

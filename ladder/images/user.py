@@ -31,7 +31,7 @@ NOT_THE_USERS = {
 LINKS = 8  # links in a zip that are followed one after another; more are a loop
 MAX_BYTES = 128 * 2**20  # of one file, unpacked
 MAX_PIXELS = 80_000_000  # of one image; 320 MB once decoded with alpha
-UPSCALED, PROFILE_LEFT_OUT = "upscaled", "profile left out"  # remarks of `square` on a picture
+UPSCALED, PROFILE_LEFT_OUT = "upscaled", "profile left out"  # remarks of `make_square` on a picture
 
 
 class Unreadable(Exception):
@@ -57,7 +57,7 @@ class Collection:
     other_types: list[str] = field(default_factory=list)
 
 
-def find(data: str) -> Collection:
+def find_images(data: str) -> Collection:
     """Return the images of a folder (recursively) or zip.
 
     Raises UserError if ``data`` is missing, neither, or damaged.
@@ -75,7 +75,7 @@ def find(data: str) -> Collection:
     raise UserError(f"--data {data}: is neither a folder nor a zip file of JPEG or PNG images")
 
 
-def square(content: bytes, resolution: int) -> tuple[Image.Image, set[str]]:
+def make_square(content: bytes, resolution: int) -> tuple[Image.Image, set[str]]:
     """Return a picture decoded, upright, centre-cropped and resized to [resolution, resolution] sRGB.
 
     Returns:
@@ -86,7 +86,7 @@ def square(content: bytes, resolution: int) -> tuple[Image.Image, set[str]]:
     """
     try:
         size, upright, profile = _decode(content, resolution)
-        picture, sound = colour.to_srgb(
+        picture, sound = colour.convert_to_srgb(
             upright,
             profile,
             lambda full: ImageOps.fit(full, (resolution, resolution), Image.Resampling.LANCZOS),
@@ -104,13 +104,13 @@ def _decode(content: bytes, resolution: int) -> tuple[tuple[int, int], Image.Ima
             size = width, height = image.size
             if width * height > MAX_PIXELS:
                 raise Unreadable(f"{width}x{height} is more than {MAX_PIXELS // 10**6} million pixels")
-            profile = colour.profile_of(image)
+            profile = colour.read_profile(image)
             image.draft(None, (2 * resolution, 2 * resolution))  # JPEG: decode at a half, quarter or eighth
             image.load()
             upright = _upright(image)
     except damage.RAISED_BY_PILLOW as error:
         raise Unreadable(_reason(error)) from error
-    if damaged := damage.find(content):
+    if damaged := damage.find_damage(content):
         raise Unreadable(damaged)
     return size, upright, profile
 
@@ -124,32 +124,32 @@ def _upright(image: Image.Image) -> Image.Image:
 
 def _find_in_folder(root: Path) -> Collection:
     os.listdir(root)  # os.walk is silent about a folder it may not read
-    found = Collection([], lambda candidate: _read_file(root / candidate.name), lambda: None)
-    for name in sorted(_walk(root, found.skipped)):
-        if _passed_over(name, found):
+    collection = Collection([], lambda candidate: _read_file(root / candidate.name), lambda: None)
+    for name in sorted(_walk(root, collection.skipped)):
+        if _is_left_out(name, collection):
             continue
         try:
             status = (root / name).stat()
         except OSError as error:
-            found.skipped.append(f"{name}: {_reason(error)}")
+            collection.skipped.append(f"{name}: {_reason(error)}")
             continue
-        found.candidates.append(Candidate(name, (status.st_size, status.st_mtime_ns)))
-    return found
+        collection.candidates.append(Candidate(name, (status.st_size, status.st_mtime_ns)))
+    return collection
 
 
 def _walk(root: Path, skipped: list[str]) -> Iterator[str]:
     """Yield relative file names below ``root``. Links to folders are followed, each folder once."""
-    seen: set[str] = set()
+    visited: set[str] = set()
 
     def complain(error: OSError) -> None:
         skipped.append(f"{os.path.relpath(error.filename, root)}: {_reason(error)}")
 
     for folder, folders, files in os.walk(root, onerror=complain, followlinks=True):
         real = os.path.realpath(folder)
-        if real in seen:
+        if real in visited:
             folders.clear()
             continue
-        seen.add(real)
+        visited.add(real)
         folders[:] = sorted(name for name in folders if not _is_hidden(name))
         yield from (os.path.relpath(os.path.join(folder, name), root) for name in files)
 
@@ -157,7 +157,7 @@ def _walk(root: Path, skipped: list[str]) -> Iterator[str]:
 def _find_in_zip(path: Path) -> Collection:
     archive = zipfile.ZipFile(path)
     members: dict[str, zipfile.ZipInfo] = {}
-    found = Collection(
+    collection = Collection(
         [], lambda candidate: _read_member(archive, _follow(archive, members, candidate.name)), archive.close
     )
     for info in archive.infolist():
@@ -166,15 +166,15 @@ def _find_in_zip(path: Path) -> Collection:
             # the last of two equal names, as unpacking would leave it
             members[str(PurePosixPath(name))] = info
     for name in sorted(members):
-        if _passed_over(name, found):
+        if _is_left_out(name, collection):
             continue
         try:
             info = _follow(archive, members, name)
         except Unreadable as error:
-            found.skipped.append(f"{name}: {error}")
+            collection.skipped.append(f"{name}: {error}")
             continue
-        found.candidates.append(Candidate(name, (info.file_size, info.CRC)))
-    return found
+        collection.candidates.append(Candidate(name, (info.file_size, info.CRC)))
+    return collection
 
 
 def _follow(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
@@ -190,13 +190,13 @@ def _follow(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], name:
     raise Unreadable(os.strerror(errno.ELOOP))
 
 
-def _passed_over(name: str, found: Collection) -> bool:
+def _is_left_out(name: str, collection: Collection) -> bool:
     """Return whether a file is left out for its name. Hidden files are not reported, other types are counted."""
     path = PurePosixPath(name.replace("\\", "/"))
     if any(map(_is_hidden, path.parts)):
         return True
     if path.suffix.lower() not in SUFFIXES:
-        found.other_types.append(name)
+        collection.other_types.append(name)
         return True
     return False
 

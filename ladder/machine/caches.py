@@ -29,12 +29,12 @@ MOST_BUILDS = 20  # states of the sources; each is built again in about a minute
 IN_USE_S = 24 * 3600.0  # a run that began with a build within this time may still read it
 
 
-def inside(folder: Path) -> dict[str, str]:
+def point_into(folder: Path) -> dict[str, str]:
     """Return variables that put every cache into `folder`. It is cold while empty, warm once a process has compiled."""
     return {variable: str(Path(folder) / name) for variable, name in VARIABLES.items()}
 
 
-def builds(code: Path, root: Path = BUILDS) -> dict[str, str]:
+def choose_build_folder(code: Path, root: Path = BUILDS) -> dict[str, str]:
     """Return the variable for the folder in which the C++ and CUDA extensions of the checkout `code` are built.
 
     Each state of the sources has its own folder: torch names it by the extension alone, so a commit would find
@@ -50,19 +50,21 @@ def builds(code: Path, root: Path = BUILDS) -> dict[str, str]:
     return {"TORCH_EXTENSIONS_DIR": str(folder)}
 
 
-def _forget(wanted: Path) -> None:
+def _forget(current: Path) -> None:
     """Note that these builds are used; of the others keep the last used ones and those that may be in use."""
     with contextlib.suppress(OSError):
-        if wanted.is_dir():
-            os.utime(wanted)
-        used = sorted(((each.stat().st_mtime, each) for each in wanted.parent.glob("*-torch*")), reverse=True)
+        if current.is_dir():
+            os.utime(current)
+        used = sorted(
+            ((each.stat().st_mtime, each) for each in current.parent.glob("*-torch*")), reverse=True
+        )
         for last, each in used[MOST_BUILDS:]:
-            if each != wanted and time.time() - last > IN_USE_S:
+            if each != current and time.time() - last > IN_USE_S:
                 shutil.rmtree(each, ignore_errors=True)
 
 
 @contextlib.contextmanager
-def set_to(variables: Mapping[str, str]) -> Iterator[None]:
+def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
     """Set these environment variables, and make their folders, for processes started in the block."""
     before = {name: os.environ.get(name) for name in variables}
     for name, folder in variables.items():

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ladder.base.errors import describe
-from ladder.machine.nvml import full_uuid, opened
+from ladder.machine.nvml import complete_uuid, open_nvml
 
 PART = 0.75  # of the highest SM clock: power and heat seldom force a clock below it
 _CLOCK_SM = 1
 
 
 @dataclass(frozen=True)
-class Locked:
+class ClockLock:
     """The SM clock that was locked in MHz, or one line why none was."""
 
     mhz: int | None
@@ -24,8 +24,8 @@ class Locked:
 
 
 @contextlib.contextmanager
-def locked(uuid: str | None, wanted: bool, nvml: Any = None) -> Iterator[Locked]:
-    """Lock the SM clock at three quarters of its highest value while entered, if that is wanted and permitted.
+def lock_clock(uuid: str | None, is_requested: bool, nvml: Any = None) -> Iterator[ClockLock]:
+    """Lock the SM clock at three quarters of its highest value while entered, if that is requested and permitted.
 
     The lock ends with the block, also after Ctrl-C. A lock that somebody set before ends with it, as NVML does not tell
     it.
@@ -34,16 +34,16 @@ def locked(uuid: str | None, wanted: bool, nvml: Any = None) -> Iterator[Locked]
         uuid: of the GPU; None on a CPU.
         nvml: replaces pynvml in tests.
     """
-    if not wanted:
-        yield Locked(None, "not asked for")
+    if not is_requested:
+        yield ClockLock(None, "not asked for")
         return
     if uuid is None:
-        yield Locked(None, "no GPU whose clock could be locked")
+        yield ClockLock(None, "no GPU whose clock could be locked")
         return
     try:
-        nvml = opened(nvml)
+        nvml = open_nvml(nvml)
     except Exception as error:
-        yield Locked(None, f"NVML is not available: {describe(error)}")
+        yield ClockLock(None, f"NVML is not available: {describe(error)}")
         return
     try:
         handle, state = _lock(nvml, uuid)
@@ -67,18 +67,18 @@ def _release(nvml: Any, handle: Any) -> None:
         )
 
 
-def _lock(nvml: Any, uuid: str) -> tuple[Any, Locked]:
+def _lock(nvml: Any, uuid: str) -> tuple[Any, ClockLock]:
     """Lock the clock. Return the handle to release it with, or None and the reason."""
     handle = None
     try:
-        found = nvml.nvmlDeviceGetHandleByUUID(full_uuid(uuid))
-        mhz = round(PART * nvml.nvmlDeviceGetMaxClockInfo(found, _CLOCK_SM))
-        handle = found  # from here on there may be a lock to release
-        nvml.nvmlDeviceSetGpuLockedClocks(found, mhz, mhz)
+        gpu = nvml.nvmlDeviceGetHandleByUUID(complete_uuid(uuid))
+        mhz = round(PART * nvml.nvmlDeviceGetMaxClockInfo(gpu, _CLOCK_SM))
+        handle = gpu  # from here on there may be a lock to release
+        nvml.nvmlDeviceSetGpuLockedClocks(gpu, mhz, mhz)
     except KeyboardInterrupt:
         if handle is not None:
             _release(nvml, handle)
         raise
     except Exception as error:
-        return None, Locked(None, f"NVML does not permit it: {describe(error)}")
-    return handle, Locked(mhz, None)
+        return None, ClockLock(None, f"NVML does not permit it: {describe(error)}")
+    return handle, ClockLock(mhz, None)

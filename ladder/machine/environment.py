@@ -1,7 +1,8 @@
 """Environment variables that change what is measured: recorded in every result, and refused if they falsify it.
 
-The list is here alone. Every command that measures calls `refuse`, stores `recorded` under `KEY`, and prints `said`.
-Two results whose records differ were measured under other conditions: `differences` names each variable.
+The list is here alone. Every command that measures calls `refuse`, stores `read_variables` under `KEY`, and prints
+`describe_variables`.
+Two results whose records differ were measured under other conditions: `list_differences` names each variable.
 """
 
 from __future__ import annotations
@@ -77,22 +78,22 @@ _LIBRARY = re.compile(r"lib[A-Za-z0-9_+.-]+\.so[0-9.]*")
 _PLAIN = re.compile(r"[A-Za-z0-9 ._:,=+()#'{}\[\]@-]{1,64}")
 
 
-def recorded(environ: Mapping[str, str] | None = None, without: Collection[str] = ()) -> dict[str, str]:
+def read_variables(environ: Mapping[str, str] | None = None, without: Collection[str] = ()) -> dict[str, str]:
     """Return every variable that changes what is measured, with a value that a result may hold: no path.
 
     `without`: variables that the harness sets itself, so the user's value is in force nowhere.
     """
-    found = os.environ if environ is None else environ
+    variables = os.environ if environ is None else environ
     names = [
         name
-        for name, value in sorted(found.items())
+        for name, value in sorted(variables.items())
         if value
         and name not in without
         and name.startswith(PREFIXES)
         and not _NO_MATTER.fullmatch(name)
         and _NAME.fullmatch(name)
     ]
-    return {name: _published(name, found[name]) for name in names[:MOST]}
+    return {name: _published(name, variables[name]) for name in names[:MOST]}
 
 
 def _that_matter(known: Mapping[str, str]) -> dict[str, str]:
@@ -113,31 +114,31 @@ def _published(name: str, value: str) -> str:
 
 def refuse(device: str, environ: Mapping[str, str] | None = None) -> None:
     """Raise `UserError`, one line, if a variable falsifies what is measured on this device ("cuda" or "cpu")."""
-    found = os.environ if environ is None else environ
-    asked = FALSIFIES | (ON_A_GPU if device == "cuda" else {})
-    bad = [name for name, (falsifies, _) in asked.items() if name in found and falsifies(found[name])]
+    variables = os.environ if environ is None else environ
+    rules = FALSIFIES | (ON_A_GPU if device == "cuda" else {})
+    bad = [name for name, (falsifies, _) in rules.items() if name in variables and falsifies(variables[name])]
     if bad:
-        said = "; ".join(f"{name} is set: {asked[name][1]}" for name in bad)
-        raise UserError(f"{said}, so the numbers would be wrong: unset {' '.join(bad)}")
+        causes = "; ".join(f"{name} is set: {rules[name][1]}" for name in bad)
+        raise UserError(f"{causes}, so the numbers would be wrong: unset {' '.join(bad)}")
 
 
-def said(recorded: Mapping[str, str] | None) -> list[str]:
+def describe_variables(recorded: Mapping[str, str] | None) -> list[str]:
     """Return a line for each variable that was set. Empty if there were none, or none are known."""
     known = _that_matter(recorded if isinstance(recorded, Mapping) else {})
     return [text.display(f"measured with {name}={value}") for name, value in sorted(known.items())]
 
 
-def tell(quiet: bool = False, without: Collection[str] = ()) -> None:
+def print_conditions(quiet: bool = False, without: Collection[str] = ()) -> None:
     """Name on stderr what is set here and changes what is measured, and why the result will belong to no commit."""
     if quiet:
         return
     problem = git.problem(ROOT)
-    lines = said(recorded(without=without)) + [f"without a commit: {problem}"] * bool(problem)
-    for line in lines:
+    lines = describe_variables(read_variables(without=without))
+    for line in [*lines, *([f"without a commit: {problem}"] if problem else [])]:
         click.echo(line, err=True)
 
 
-def differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def list_differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return (variable, value in the first, value in the other) of two results. Empty if one records no environment."""
     pair = [each.get(KEY) for each in (first, other)]
     if not all(isinstance(each, Mapping) for each in pair):

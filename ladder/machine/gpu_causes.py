@@ -1,6 +1,6 @@
 """Signs of an NVIDIA GPU that no library lists, and causes for which torch cannot use it, with what helps.
 
-Nothing here asks torch or CUDA: `ladder.machine.system` hands over what they said.
+Nothing here asks torch or CUDA: `ladder.machine.system` hands over their answers.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ _NO_IMAGE = re.compile(r"no kernel image|not compatible with the current PyTorch
 _OLD_DRIVER = re.compile(r"too old|insufficient for CUDA|Error 35\b", re.I)
 
 
-def trace() -> str | None:
+def find_sign() -> str | None:
     """Return the sign of an NVIDIA GPU that neither NVML nor nvidia-smi lists; None without a sign."""
-    if said := refusal():
-        return f"the driver says: {said}"
+    if message := find_refusal():
+        return f"the driver says: {message}"
     if any(PROC.glob("*")):
         return "/proc/driver/nvidia knows it"
     if any(DEVICES.glob("nvidia[0-9]*")):
@@ -94,10 +94,10 @@ def trace() -> str | None:
     return None
 
 
-def refusal() -> str | None:
+def find_refusal() -> str | None:
     """Return the line with which NVML or nvidia-smi refuses to answer for a GPU; None if there is no GPU."""
-    said = _nvml_refusal() or _smi_refusal()
-    return None if said is None or _NO_GPU.search(said) else said
+    message = _nvml_refusal() or _smi_refusal()
+    return None if message is None or _NO_GPU.search(message) else message
 
 
 def _nvml_refusal() -> str | None:
@@ -106,8 +106,8 @@ def _nvml_refusal() -> str | None:
 
         pynvml.nvmlInit()
     except Exception as error:
-        said = one_line(str(error))
-        return None if _NO_GPU.search(said) else said or None
+        message = one_line(str(error))
+        return None if _NO_GPU.search(message) else message or None
     try:
         pynvml.nvmlDeviceGetCount()
     except Exception as error:
@@ -122,9 +122,9 @@ def _smi_refusal() -> str | None:
         run = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
         return None
-    said = one_line(f"{run.stdout}\n{run.stderr}")
-    about = re.search(r"NVML|driver|GPU", said)  # else the program itself is broken
-    return said if run.returncode and about else None
+    message = one_line(f"{run.stdout}\n{run.stderr}")
+    about = re.search(r"NVML|driver|GPU", message)  # else the program itself is broken
+    return message if run.returncode and about else None
 
 
 def _read(path: Path) -> str:
@@ -134,7 +134,7 @@ def _read(path: Path) -> str:
         return ""
 
 
-def tells_of_a_gpu(error: str) -> bool:
+def is_about_gpu(error: str) -> bool:
     """Return whether torch's message is about a trouble with a GPU, not about its absence."""
     return any(cause.search(error) for cause, _ in CAUSES[:-1]) or bool(_NO_IMAGE.search(error))
 
@@ -147,33 +147,33 @@ class SeenGpu(TypedDict):
     driver_cuda: str | None  # the newest CUDA of this driver, as "13.0"
 
 
-def advice(found: Probe, gpus: list[SeenGpu], sign: str | None = None) -> str:
+def advise(answer: Probe, gpus: list[SeenGpu], sign: str | None = None) -> str:
     """Return what to do when torch cannot use the GPU, in one sentence with the command that helps.
 
     Args:
-        found: the answer of `ladder.machine.probe`: its error, torch's version, the GPU's capability if it was read.
+        answer: that of `ladder.machine.probe`: its error, torch's version, the GPU's capability if it was read.
         gpus: the GPUs that the driver lists.
-        sign: what `trace` said if it lists none.
+        sign: that of `find_sign` if it lists none.
     """
-    said = _advice(found, gpus, sign)
-    return said[:1].upper() + said[1:] if not said.startswith(VARIABLE) else said
+    message = _advice(answer, gpus, sign)
+    return message[:1].upper() + message[1:] if not message.startswith(VARIABLE) else message
 
 
-def _advice(found: Probe, gpus: list[SeenGpu], sign: str | None) -> str:
-    error = found["error"]
+def _advice(answer: Probe, gpus: list[SeenGpu], sign: str | None) -> str:
+    error = answer["error"]
     if sign and _MISMATCH.search(sign):
         return f"{CAUSES[0][1]}; {CPU}"
-    if hidden := hiding(error, len(gpus)):
+    if hidden := explain_hiding(error, len(gpus)):
         return f"{hidden}, {CPU}"
     for cause, helps in CAUSES:
         if cause.search(error) or (sign and cause.search(sign)):
             return f"{helps}; {CPU}"
-    if "+rocm" in (found.get("torch") or ""):
-        return f"this torch is for AMD's GPUs. {_install(found, gpus)}"
-    return _install(found, gpus)
+    if "+rocm" in (answer.get("torch") or ""):
+        return f"this torch is for AMD's GPUs. {_install(answer, gpus)}"
+    return _install(answer, gpus)
 
 
-def hiding(error: str, count: int) -> str | None:
+def explain_hiding(error: str, count: int) -> str | None:
     """Return one clause if CUDA_VISIBLE_DEVICES hides every GPU: its value, and what helps. Else None.
 
     CUDA takes the entries up to the first that names no GPU, so the first decides whether there is any.
@@ -204,27 +204,27 @@ def _is_nobodys(uuid: str) -> bool:
         import pynvml
 
         pynvml.nvmlInit()
-        found = []
+        uuids = []
         for index in range(pynvml.nvmlDeviceGetCount()):
             gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
-            found.append(pynvml.nvmlDeviceGetUUID(gpu))
+            uuids.append(pynvml.nvmlDeviceGetUUID(gpu))
             if pynvml.nvmlDeviceGetMigMode(gpu)[0]:
                 return False  # CUDA alone knows the parts
-        return not any(str(each).startswith(uuid) for each in found)
+        return not any(str(each).startswith(uuid) for each in uuids)
     except Exception:  # older GPUs and libraries lack some of it
         return False
 
 
-def _install(found: Probe, gpus: list[SeenGpu]) -> str:
+def _install(answer: Probe, gpus: list[SeenGpu]) -> str:
     """Return the command that installs a torch for this driver and this GPU."""
-    version = re.match(r"[\d.]+", found.get("torch") or "")
+    version = re.match(r"[\d.]+", answer.get("torch") or "")
     torch = f"torch=={version[0]}" if version else "torch"
     known = gpus[0]["driver_cuda"] if gpus else None
     supported = tuple(int(part) for part in known.split(".")) if known else None
-    old = tuple(found.get("capability") or (9, 0)) < (7, 5)  # CUDA 13 has dropped these GPUs
+    old = tuple(answer.get("capability") or (9, 0)) < (7, 5)  # CUDA 13 has dropped these GPUs
     index = "cu130" if not old and (supported is None or supported >= (13, 0)) else "cu126"
     command = f"pip install --force-reinstall {torch} --index-url https://download.pytorch.org/whl/{index}"
-    if _OLD_DRIVER.search(found["error"]) and supported is None:
+    if _OLD_DRIVER.search(answer["error"]) and supported is None:
         return f"Try: update the driver, which is older than this torch's CUDA; {CPU}"
     if supported and supported < (12, 6):
         command = f"update the driver (it knows CUDA {known}), then {command}"

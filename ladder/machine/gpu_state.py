@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
-from ladder.machine.nvml import Counters, Gpu, Reading, full_uuid
+from ladder.machine.nvml import Counters, Gpu, Reading, complete_uuid
 
 INTERVAL_S = 0.05
 MOST_RETRIES = 3
@@ -120,11 +120,11 @@ class Window:
     def summary(self, quiet_percent: int | None = None) -> Summary:
         """Return plain data for the result. `quiet_percent` is what `Watch.quiet` gave before the visit."""
         if self._gpu.unknown is not None or self._stuck:
-            return unknown(self._gpu.unknown or "NVML stopped answering")
+            return make_unknown(self._gpu.unknown or "NVML stopped answering")
         return summarize(list(self._readings), self._before, self._after, quiet_percent)
 
 
-def unknown(reason: str) -> Summary:
+def make_unknown(reason: str) -> Summary:
     """Return the summary of a visit whose readings are unknown."""
     return {"state": "unknown", "reason": reason, "tenancy": "unknown"}
 
@@ -139,7 +139,7 @@ def summarize(
 
     sm, reasons, beyond = values("sm_mhz"), values("reasons"), values("beyond_bytes")
     if not sm and not reasons:
-        return unknown("NVML tells neither clocks nor throttling")
+        return make_unknown("NVML tells neither clocks nor throttling")
     times = [reading.at_s for reading in readings]
     gaps = [late - early for early, late in itertools.pairwise(times)]
     grown = {
@@ -164,14 +164,16 @@ def summarize(
         "drift_bytes": max(beyond) - min(beyond) if beyond else None,
         "quiet_percent": quiet_percent,
     }
-    return {**summary, "tenancy": tenancy(summary)}
+    return {**summary, "tenancy": judge_tenancy(summary)}
 
 
-def joined(summaries: Sequence[Seen]) -> Seen:
+def join_summaries(summaries: Sequence[Seen]) -> Seen:
     """Return the summary of a process' visits together: the state is known only if all of them know it."""
     known = [each for each in summaries if each["state"] == "known"]
     if len(known) < len(summaries) or not known:
-        return next((each for each in summaries if each["state"] != "known"), unknown("no visit was watched"))
+        return next(
+            (each for each in summaries if each["state"] != "known"), make_unknown("no visit was watched")
+        )
     whole: dict[str, Any] = {"state": "known", "polls": sum(each["polls"] for each in known)}
     for name, of in _JOINED.items():
         values = [value for each in known if (value := each.get(name)) is not None]
@@ -182,31 +184,23 @@ def joined(summaries: Sequence[Seen]) -> Seen:
     whole["violation_ms"] = {
         name: sum(each.get(name, 0.0) for each in grown) for name in sorted(set().union(*grown))
     } or None
-    return whole | {"tenancy": tenancy(whole)}
+    return whole | {"tenancy": judge_tenancy(whole)}
 
 
 _JOINED: dict[str, Callable[[list[Any]], Any]] = {
-    "longest_gap_ms": max,
-    "sm_mhz": statistics.median,
-    "sm_mhz_min": min,
-    "memory_mhz": statistics.median,
-    "temperature_c": max,
-    "power_w": max,
-    "ecc_errors": sum,
-    "foreign_processes": max,
-    "display_processes": max,
-    "drift_bytes": max,
-    "quiet_percent": max,
-}
+    "longest_gap_ms": max, "sm_mhz": statistics.median, "sm_mhz_min": min, "memory_mhz": statistics.median,
+    "temperature_c": max, "power_w": max, "ecc_errors": sum, "foreign_processes": max,
+    "display_processes": max, "drift_bytes": max, "quiet_percent": max,
+}  # fmt: skip
 
 
-def power_capped(summary: Seen) -> bool:
+def is_power_capped(summary: Seen) -> bool:
     """Return whether the visit ran at the power limit. Hot rungs do, and their clock wanders there."""
     violation = (summary.get("violation_ms") or {}).get("power", 0)
     return "power_cap" in (summary.get("reasons") or ()) or violation > 0
 
 
-def void_reason(
+def find_void_reason(
     summary: Seen,
     earlier: Sequence[Seen] = (),
     canary_s: float | None = None,
@@ -225,8 +219,8 @@ def void_reason(
         return "thermal slowdown between two polls"
     if (summary.get("ecc_errors") or 0) > 0:
         return "uncorrected memory errors"
-    clocks = [each["sm_mhz"] for each in earlier if each.get("sm_mhz") and not power_capped(each)]
-    if summary.get("sm_mhz") and len(clocks) >= 2 and not power_capped(summary):
+    clocks = [each["sm_mhz"] for each in earlier if each.get("sm_mhz") and not is_power_capped(each)]
+    if summary.get("sm_mhz") and len(clocks) >= 2 and not is_power_capped(summary):
         usual = statistics.median(clocks)
         if abs(summary["sm_mhz"] - usual) > CLOCK_OFF * usual:
             return f"SM clock {summary['sm_mhz']:.0f} MHz, usually {usual:.0f}"
@@ -237,7 +231,7 @@ def void_reason(
     return None
 
 
-def company(summary: Seen) -> str | None:
+def describe_company(summary: Seen) -> str | None:
     """Return one line about who else used the GPU, or None if nobody is known. An idle display is ignored."""
     if foreign := summary.get("foreign_processes"):
         return f"{foreign} foreign compute process{'es' if foreign > 1 else ''}"
@@ -248,25 +242,25 @@ def company(summary: Seen) -> str | None:
     return None
 
 
-def tenancy(summary: Seen) -> str:
+def judge_tenancy(summary: Seen) -> str:
     """Return "alone" or "shared", or "unknown" if neither processes nor a quiet window could be seen."""
-    if company(summary):
+    if describe_company(summary):
         return "shared"
     seen = (summary.get("foreign_processes"), summary.get("quiet_percent"))
     return "unknown" if None in seen else "alone"
 
 
-def throttled(rejected: Sequence[str]) -> str:
+def describe_throttling(rejected: Sequence[str]) -> str:
     """Return the reason of a rung whose visits in one round were all void."""
     visits = f"{len(rejected)} visit{'s' * (len(rejected) != 1)}"
     return f"throttled: {visits} void, last: {rejected[-1]}"
 
 
-def run_summary(visits: Sequence[Seen], rejected: int) -> dict[str, Any]:
+def summarize_run(visits: Sequence[Seen], rejected: int) -> dict[str, Any]:
     """Return the summary of a whole run. Rejected visits are counted even if there are none; company makes it noisy."""
     seen = {each["tenancy"] for each in visits}
     whole = next((word for word in ("shared", "unknown") if word in seen), "alone" if seen else "unknown")
-    why = sorted({text for each in visits if (text := company(each))})
+    why = sorted({text for each in visits if (text := describe_company(each))})
     return {
         "state": "known" if visits and all(each["state"] == "known" for each in visits) else "unknown",
         "tenancy": whole,
@@ -275,14 +269,14 @@ def run_summary(visits: Sequence[Seen], rejected: int) -> dict[str, Any]:
     }
 
 
-def wrong_gpu(expected: str | None, seen: str | None) -> str | None:
+def find_wrong_gpu(expected: str | None, seen: str | None) -> str | None:
     """Return one line if a worker runs on another GPU than the locked and watched one, else None."""
-    if not expected or not seen or full_uuid(expected) == full_uuid(seen):
+    if not expected or not seen or complete_uuid(expected) == complete_uuid(seen):
         return None
     return "the worker runs on another GPU than the one that is watched: check CUDA_VISIBLE_DEVICES"
 
 
-def canary_seconds(torch: Any, groups: int = 8, passes: int = 8) -> float | None:
+def time_canary(torch: Any, groups: int = 8, passes: int = 8) -> float | None:
     """Return the seconds of one pass over 256 MiB in this process: the shortest of the groups' means.
 
     An untimed group comes first. The pass is bound by memory, so it does not depend on the power limit, but it does

@@ -33,7 +33,7 @@ class Sample:
     cores: float
 
 
-def sample(at: float | None = None, pid: int | None = None) -> Sample | None:
+def take_sample(at: float | None = None, pid: int | None = None) -> Sample | None:
     """Return the core seconds so far, `at` seconds of a clock; None if unknown (no /proc, say)."""
     at = time.perf_counter() if at is None else at
     try:
@@ -48,7 +48,7 @@ def sample(at: float | None = None, pid: int | None = None) -> Sample | None:
         return None
 
 
-def share(before: Sample | None, after: Sample | None) -> float | None:
+def derive_share(before: Sample | None, after: Sample | None) -> float | None:
     """Return the share of the cores, 0 to 1, that others took between two samples; None if unknown."""
     if before is None or after is None or before.cores != after.cores:
         return None
@@ -59,7 +59,7 @@ def share(before: Sample | None, after: Sample | None) -> float | None:
     return min(1.0, max(0.0, everything - max(0.0, own)) / room)
 
 
-def of_rounds(rounds: Iterable[Mapping[str, Any]]) -> float | None:
+def average_rounds(rounds: Iterable[Mapping[str, Any]]) -> float | None:
     """Return the share over all visits, each weighted by its duration; None if no visit knows it."""
     known = []
     for each in rounds:
@@ -69,26 +69,26 @@ def of_rounds(rounds: Iterable[Mapping[str, Any]]) -> float | None:
     return sum(value * seconds for value, seconds in known) / whole if known else None
 
 
-def marks(rounds: Iterable[Mapping[str, Any]]) -> list[str]:
+def list_marks(rounds: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return a line if others took too much of the CPU to publish these rounds, else an empty list."""
-    seen = of_rounds(rounds)
-    if seen is None or seen <= MOST:
+    share = average_rounds(rounds)
+    if share is None or share <= MOST:
         return []
-    return [f"noisy: not publishable: others took {100 * seen:.0f} percent of the CPU: run again when idle"]
+    return [f"noisy: not publishable: others took {100 * share:.0f} percent of the CPU: run again when idle"]
 
 
 def _all_ticks() -> tuple[int, int]:
     """Return (busy ticks, number of cores) of the cores that this process may use."""
     mine = os.sched_getaffinity(0)
-    found = {}
+    ticks = {}
     for line in (PROC / "stat").read_text().splitlines():
         name, *numbers = line.split()
         if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in mine:
             counted = list(map(int, numbers))[:_GUEST]
-            found[name] = sum(value for place, value in enumerate(counted) if place not in _IDLE)
-    if not found:
+            ticks[name] = sum(value for place, value in enumerate(counted) if place not in _IDLE)
+    if not ticks:
         raise ValueError("no core of ours is listed")
-    return sum(found.values()), len(found)
+    return sum(ticks.values()), len(ticks)
 
 
 def _quota() -> tuple[float, float] | None:
@@ -97,8 +97,8 @@ def _quota() -> tuple[float, float] | None:
         limit, period = (CGROUP / "cpu.max").read_text().split()
         if limit == "max" or int(limit) >= int(period) * len(os.sched_getaffinity(0)):
             return None
-        said = dict(line.split() for line in (CGROUP / "cpu.stat").read_text().splitlines())
-        return int(said["usage_usec"]) / 1e6, int(limit) / int(period)
+        counters = dict(line.split() for line in (CGROUP / "cpu.stat").read_text().splitlines())
+        return int(counters["usage_usec"]) / 1e6, int(limit) / int(period)
     except (OSError, ValueError, KeyError):
         return None
 

@@ -60,13 +60,13 @@ class Gpu:
             self.unknown = "torch does not tell which GPU it uses"
             return
         try:
-            nvml = opened(nvml)
+            nvml = open_nvml(nvml)
         except Exception as error:
             self.unknown = f"NVML is not available: {describe(error)}"
             return
         self._nvml = nvml
         try:
-            self._handle = nvml.nvmlDeviceGetHandleByUUID(full_uuid(uuid))
+            self._handle = nvml.nvmlDeviceGetHandleByUUID(complete_uuid(uuid))
         except Exception:
             self.unknown = "NVML does not know the GPU that torch uses"
 
@@ -75,7 +75,7 @@ class Gpu:
         before = self.used()
         processes = self._processes("nvmlDeviceGetComputeRunningProcesses")
         after = self.used()
-        foreign, ours = whose(processes, own)
+        foreign, ours = split_processes(processes, own)
         # Between two equal figures nothing was allocated, so our bytes and the total belong together.
         steady = before is not None and before == after and ours is not None
         display = self._processes("nvmlDeviceGetGraphicsRunningProcesses")
@@ -94,13 +94,13 @@ class Gpu:
 
     def counters(self) -> Counters:
         """Return the counters. Read before and after a visit, they also show what happened between two polls."""
-        seen = {
+        limits = {
             name: self._ask(
                 "nvmlDeviceGetViolationStatus", number, of=lambda status: int(status.violationTime)
             )
             for name, number in _POLICIES.items()
         }
-        known = {name: value for name, value in seen.items() if value is not None}
+        known = {name: value for name, value in limits.items() if value is not None}
         return Counters(known, self._ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE))
 
     def utilization(self) -> int | None:
@@ -143,10 +143,10 @@ class Gpu:
 
     def _processes(self, function: str) -> dict[int, int | None] | None:
         """Return {process number: bytes it holds on the GPU, or None if NVML hides them}."""
-        return self._ask(function, of=lambda found: {int(p.pid): p.usedGpuMemory for p in found})
+        return self._ask(function, of=lambda each: {int(p.pid): p.usedGpuMemory for p in each})
 
 
-def opened(nvml: Any = None) -> Any:
+def open_nvml(nvml: Any = None) -> Any:
     """Return pynvml, or what a test has in its place, initialized. Raises whatever it raises without a driver."""
     if nvml is None:
         import pynvml
@@ -156,12 +156,14 @@ def opened(nvml: Any = None) -> Any:
     return nvml
 
 
-def full_uuid(uuid: str) -> str:
+def complete_uuid(uuid: str) -> str:
     """Return the UUID with the prefix that NVML wants and torch leaves out."""
     return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
-def whose(processes: dict[int, int | None] | None, own: frozenset[int]) -> tuple[int | None, int | None]:
+def split_processes(
+    processes: dict[int, int | None] | None, own: frozenset[int]
+) -> tuple[int | None, int | None]:
     """Return (number of compute processes that are not ours, bytes held by ours); None for an unknown one.
 
     In a container NVML may count by the host's process numbers, none of which is ours. One of them is our worker all

@@ -2,7 +2,7 @@
 
 A process of its own, because the answers create a CUDA context, which the measuring process must not hold. A run that
 measures on that GPU would see it as company. So the GPU's lock is shared meanwhile, and while a run holds it the answer
-is what torch said before.
+is torch's earlier one.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypedDict, get_args, get_origin, get_type_hint
 from ladder.base.errors import describe, one_line
 from ladder.base.locks import device_lock
 
-_MOST = 2**16  # bytes of a kept answer
+_MOST = 2**16  # bytes of a stored answer
 _COUNTING = re.compile(r"Unexpected error from cudaGetDeviceCount\(\).*?(?=Error \d+)", re.DOTALL)
 
 
@@ -56,19 +56,19 @@ class _Busy(Exception):
 
 def answer() -> Probe | Held:
     """Return the facts without a CUDA context on a GPU that a run measures on."""
-    driver, gpus = visible()
+    driver, gpus = list_visible()
     if not gpus:  # no lock is known
         return probe()
     try:
         with device_lock(f"cuda {gpus[0]}", _refuse, shared=True):
-            found = probe()
-            if found["error"] is None and found["uuid"] == gpus[0]:
-                _keep(found, driver)
-            return found
+            facts = probe()
+            if facts["error"] is None and facts["uuid"] == gpus[0]:
+                _store(facts, driver)
+            return facts
     except _Busy:
-        if (kept := _kept(gpus[0], driver)) is not None:
-            return {**kept, "uuids": gpus}
-        early = imported()
+        if (stored := _read_stored(gpus[0], driver)) is not None:
+            return {**stored, "uuids": gpus}
+        early = check_import()
         return early if early["error"] else {"held": gpus[0]}
 
 
@@ -76,13 +76,13 @@ def _refuse() -> NoReturn:
     raise _Busy
 
 
-def visible() -> tuple[int, list[str]]:
+def list_visible() -> tuple[int, list[str]]:
     """Return the driver's CUDA and the UUIDs of the GPUs that CUDA shows here, as torch orders and spells them.
 
     The driver's library creates no context for that. It is (0, []) where the driver does not tell.
     """
     number, count, index, raw = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)()
-    found = []
+    uuids = []
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
         if (
@@ -94,10 +94,10 @@ def visible() -> tuple[int, list[str]]:
         for k in range(count.value):
             if cuda.cuDeviceGet(ctypes.byref(index), k) or cuda.cuDeviceGetUuid_v2(raw, index):
                 return 0, []
-            found.append(str(uuid.UUID(bytes=bytes(raw))))
+            uuids.append(str(uuid.UUID(bytes=bytes(raw))))
     except (OSError, AttributeError):  # no driver, or one before CUDA 11.4
         return 0, []
-    return number.value, found
+    return number.value, uuids
 
 
 def _path(gpu: str, driver: int) -> Path:
@@ -106,41 +106,41 @@ def _path(gpu: str, driver: int) -> Path:
     for package in ("torch", "triton", "torchvision"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions.append(importlib.metadata.version(package))
-    asked = json.dumps([gpu, driver, sys.prefix, versions])
-    name = hashlib.sha256(asked.encode()).hexdigest()[:16]
+    key = json.dumps([gpu, driver, sys.prefix, versions])
+    name = hashlib.sha256(key.encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"stylegan-ladder-{os.getuid()}-{name}.json"
 
 
-def _keep(found: Probe, driver: int) -> None:
-    """Keep an answer, if the temporary folder allows that."""
+def _store(facts: Probe, driver: int) -> None:
+    """Store an answer, if the temporary folder allows that."""
     with contextlib.suppress(OSError):
-        path = _path(found["uuid"], driver)
+        path = _path(facts["uuid"], driver)
         handle, part = tempfile.mkstemp(prefix=path.stem, dir=path.parent)
         try:
             with open(handle, "w") as file:
-                json.dump(found, file)
+                json.dump(facts, file)
             os.replace(part, path)
         except OSError:
             os.unlink(part)
 
 
-def _kept(gpu: str, driver: int) -> Probe | None:
-    """Return the answer that was kept, if the file is this user's own and whole. Others may write in that folder."""
+def _read_stored(gpu: str, driver: int) -> Probe | None:
+    """Return the stored answer, if the file is this user's own and whole. Others may write in that folder."""
     try:
         path = _path(gpu, driver)
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             about = os.fstat(file.fileno())
             if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid():
                 return None
-            found = json.loads(file.read(_MOST))
+            facts = json.loads(file.read(_MOST))
     except (OSError, ValueError, RecursionError):
         return None
     hints = get_type_hints(Probe)
-    whole = isinstance(found, dict) and found.keys() == hints.keys()
-    if not whole or not all(_fits(found[key], hint) for key, hint in hints.items()):
+    whole = isinstance(facts, dict) and facts.keys() == hints.keys()
+    if not whole or not all(_fits(facts[key], hint) for key, hint in hints.items()):
         return None
-    is_its = found["error"] is None and found["uuid"] == gpu and len(found["capability"]) == 2
-    return found if is_its else None
+    is_its = facts["error"] is None and facts["uuid"] == gpu and len(facts["capability"]) == 2
+    return facts if is_its else None
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -149,35 +149,35 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint)
 
 
-def imported() -> Probe:
+def check_import() -> Probe:
     """Return torch's version and CUDA, or why it can use no GPU at all."""
     try:
         import torch
     except Exception as error:
         return {"error": f"torch cannot be imported: {describe(error)}"}
-    found: Probe = {"error": None, "torch": torch.__version__, "cuda": torch.version.cuda}
+    facts: Probe = {"error": None, "torch": torch.__version__, "cuda": torch.version.cuda}
     if torch.version.cuda is None:
-        found["error"] = f"torch {torch.__version__} is built without CUDA"
-    return found
+        facts["error"] = f"torch {torch.__version__} is built without CUDA"
+    return facts
 
 
 def probe() -> Probe:
     """Return the facts, as far as torch can tell them."""
-    found = imported()
-    if found["error"]:
-        return found
+    facts = check_import()
+    if facts["error"]:
+        return facts
     import torch
 
     try:
         torch.cuda.init()
         properties = torch.cuda.get_device_properties(0)
-        found["capability"] = [properties.major, properties.minor]
+        facts["capability"] = [properties.major, properties.minor]
         torch.zeros(1, device="cuda").add_(1).item()
     except Exception as error:
-        return {**found, "error": shortened(error)}
+        return {**facts, "error": shorten_error(error)}
     uuids = [_uuid(torch.cuda.get_device_properties(k)) for k in range(torch.cuda.device_count())]
     return {
-        **found,
+        **facts,
         "name": properties.name,
         "memory": properties.total_memory,
         "cudnn": torch.backends.cudnn.version(),
@@ -194,7 +194,7 @@ def _uuid(properties: Any) -> str:
     return str(getattr(properties, "uuid", ""))
 
 
-def shortened(error: Exception) -> str:
+def shorten_error(error: Exception) -> str:
     """Return an error in one line, without torch's words before those of CUDA."""
     return one_line(f"{type(error).__name__}: {_COUNTING.sub('', str(error))}")
 
@@ -217,10 +217,10 @@ def _nvjpeg_error(torch: Any) -> str | None:
         file = io.BytesIO()
         Image.new("RGB", (16, 16), (200, 100, 50)).save(file, "JPEG")
         data = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
-        found = Decoder(torch.device("cuda"), 16)([(data, False, "a test image")])
+        image = Decoder(torch.device("cuda"), 16)([(data, False, "a test image")])
         return (
             None
-            if abs(float(found[0, 0].float().mean()) - 200) < 8
+            if abs(float(image[0, 0].float().mean()) - 200) < 8
             else "nvJPEG decoded a test image wrongly"
         )
     except Exception as error:

@@ -43,22 +43,22 @@ def choose_device(requested: str | None = None) -> str:
     if requested == "cpu":
         return "cpu"
     gpus = gpus_seen()
-    sign = None if gpus else gpu_causes.trace()
+    sign = None if gpus else gpu_causes.find_sign()
     if not gpus and sign is None and not _driver_library():
         if requested == "cuda":
-            hidden = gpu_causes.hiding("", 0)
+            hidden = gpu_causes.explain_hiding("", 0)
             more = f"; {hidden}" if hidden else ""
             raise UserError(f"no NVIDIA GPU was found on this machine; run with --device cpu{more}")
         return "cpu"
-    found = probe()
-    if found["error"] is None:
+    answer = probe()
+    if answer["error"] is None:
         return "cuda"
-    there = gpus or sign or gpu_causes.tells_of_a_gpu(found["error"])
+    there = gpus or sign or gpu_causes.is_about_gpu(answer["error"])
     if not there and requested is None:
         return "cpu"
     name = gpus[0]["name"] if gpus else f"an NVIDIA GPU ({sign})" if sign else "a GPU driver"
     raise UserError(
-        f"{name} is here but torch cannot use it: {found['error']}. {gpu_causes.advice(found, gpus, sign)}"
+        f"{name} is here but torch cannot use it: {answer['error']}. {gpu_causes.advise(answer, gpus, sign)}"
     )
 
 
@@ -66,33 +66,23 @@ def facts(device: str) -> dict[str, Any]:
     """Return the machine as stored with a result: display strings and numbers (GB = 2**30 bytes), or None."""
     cpu = cpu_name()
     known: dict[str, Any] = {
-        "name": slug(cpu),
-        "gpu": None,
-        "gpu_memory_gb": None,
-        "driver": None,
-        "cuda": None,
-        "cudnn": None,
-        "torch": bounds.installed("torch"),
-        "triton": bounds.installed("triton"),
-        "python": platform.python_version(),
-        "cpu": cpu,
-        "cores": usable_cores(),
-        "ram_gb": ram_gb(),
-        "os": f"{platform.system()} {platform.machine()}",
-        "device": device,
-    }
+        "name": slug(cpu), "gpu": None, "gpu_memory_gb": None, "driver": None, "cuda": None, "cudnn": None,
+        "torch": bounds.installed("torch"), "triton": bounds.installed("triton"),
+        "python": platform.python_version(), "cpu": cpu, "cores": usable_cores(), "ram_gb": ram_gb(),
+        "os": f"{platform.system()} {platform.machine()}", "device": device,
+    }  # fmt: skip
     if device == "cuda":
-        found, gpus = probe(), gpus_seen()
-        if found["error"]:
-            raise UserError(f"torch cannot use the GPU: {found['error']}")
+        answer, gpus = probe(), gpus_seen()
+        if answer["error"]:
+            raise UserError(f"torch cannot use the GPU: {answer['error']}")
         known |= {
-            "name": slug(found["name"]),
-            "gpu": found["name"],
-            "gpu_memory_gb": round(found["memory"] / 2**30, 1),
+            "name": slug(answer["name"]),
+            "gpu": answer["name"],
+            "gpu_memory_gb": round(answer["memory"] / 2**30, 1),
             "driver": gpus[0]["driver"] if gpus else None,
-            "cuda": found["cuda"],
-            "cudnn": dotted_cudnn(found["cudnn"]),
-            "torch": found["torch"],
+            "cuda": answer["cuda"],
+            "cudnn": dotted_cudnn(answer["cudnn"]),
+            "torch": answer["torch"],
         }
     return known
 
@@ -101,22 +91,22 @@ def capabilities(device: str) -> dict[str, str | None]:
     """Return {capability: None if this device has it, else one line why not}."""
     if device == "cpu":
         return {name: None if name == "bf16" else "needs a CUDA GPU" for name in CAPABILITIES}
-    found = probe()
-    major, minor = found.get("capability", (0, 0))
+    answer = probe()
+    major, minor = answer.get("capability", (0, 0))
     return {
-        "cuda": found["error"],
-        "triton": found["error"] or found["triton_error"],
+        "cuda": answer["error"],
+        "triton": answer["error"] or answer["triton_error"],
         "bf16": None
-        if found.get("bf16")
+        if answer.get("bf16")
         else f"needs BF16 arithmetic (compute capability 8.0), this GPU has {major}.{minor}",
-        "cuda_graphs": found["error"],
-        "nvcc": found["error"] or found.get("nvcc_error"),
-        "nvjpeg": found["error"] or found.get("nvjpeg_error"),
+        "cuda_graphs": answer["error"],
+        "nvcc": answer["error"] or answer.get("nvcc_error"),
+        "nvjpeg": answer["error"] or answer.get("nvjpeg_error"),
         "fp8": None
         if (major, minor) >= (8, 9)
         else f"needs FP8 arithmetic (compute capability 8.9), this GPU has {major}.{minor}",
-        "dependent_launch": found["error"]
-        or found["triton_error"]
+        "dependent_launch": answer["error"]
+        or answer["triton_error"]
         or (
             None
             if (major, minor) >= (9, 0)
@@ -163,11 +153,11 @@ def probe() -> Probe:
 
     It waits for a run that measures on that GPU, if torch was never asked before: torch's context would disturb it.
     """
-    found = _asked()
-    if (gpu := found.get("held")) is not None:
+    answer = _asked()
+    if (gpu := answer.get("held")) is not None:
         with device_lock(f"cuda {gpu}", shared=True):
-            found = _asked()
-    return cast(Probe, found)
+            answer = _asked()
+    return cast(Probe, answer)
 
 
 def _asked() -> Probe | Held:
@@ -195,8 +185,8 @@ def _asked() -> Probe | Held:
 @functools.cache
 def gpus_seen() -> list[SeenGpu]:
     """Return the NVIDIA GPUs that the driver knows, whatever torch says."""
-    seen = _nvml()
-    return _nvidia_smi() if seen is None else seen
+    gpus = _nvml()
+    return _nvidia_smi() if gpus is None else gpus
 
 
 def _nvml() -> list[SeenGpu] | None:
@@ -298,4 +288,4 @@ def _text(value: str | bytes) -> str:
 
 
 if __name__ == "__main__":  # `make ladder` asks: without a GPU the ladder is a quick one
-    print("" if gpus_seen() or gpu_causes.trace() else "--quick")
+    print("" if gpus_seen() or gpu_causes.find_sign() else "--quick")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def share(processes: int) -> int | None:
+def share_threads(processes: int) -> int | None:
     """Return the number of threads for each of several processes; None if one process has all cores."""
     from ladder.machine import system  # which a worker does without
 
@@ -24,7 +24,7 @@ def share(processes: int) -> int | None:
 QUIET = {"GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
 
 
-def spinning() -> dict[str, str | None]:
+def read_spinning() -> dict[str, str | None]:
     """Return how long idle threads of this process spin, for a rung's settings."""
     return {name.lower(): os.environ.get(name) for name in QUIET}
 

@@ -178,7 +178,7 @@ def view(result: Result) -> View:
             *(remarks.duration(result) if sources.in_generations(result) else ()),
             *_unproved(result, rows),
             *entries.exempt(result.rungs),
-            *map(plain, environment.said(result.environment or None)),
+            *map(plain, environment.describe_variables(result.environment or None)),
         ),
         reference=_reference(result.ladder),
         memory="peak RSS, GiB" if on_cpu else "reserved GiB",

@@ -36,7 +36,9 @@ def publishable(result: Result) -> list[str]:
         found.append(HOSTS)
     found += [note for note in (result.gpu.notes if result.gpu else []) if note.startswith(NOISY)]
     rounds = [visit for each in sources.records(result) for visit in each.rounds]
-    found += neighbours.marks({neighbours.KEY: each.others_cpu, "visit_s": each.visit_s} for each in rounds)
+    found += neighbours.list_marks(
+        {neighbours.KEY: each.others_cpu, "visit_s": each.visit_s} for each in rounds
+    )
     return found
 
 

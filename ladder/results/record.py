@@ -56,7 +56,7 @@ def new_run(job: Job) -> Run:
     data = None if job.workload.get("data") is None else job.source or "user-images"
     trained = {"name": job.name, **job.workload, "data": data}
     first = header("ladder", job.machine, trained, images=plan.images, code=plan.code)
-    first |= {"schema": SCHEMA, environment.KEY: environment.recorded(without=QUIET)}
+    first |= {"schema": SCHEMA, environment.KEY: environment.read_variables(without=QUIET)}
     del first["complete"]
     ladder = Ladder(plan.ladder.name, plan.ladder.title, [each.name for each in rungs], plan.ladder.digest)
     made = {"ladder": ladder, "protocol": plan_protocol(job), "rungs": rungs}
@@ -115,7 +115,7 @@ def header(
         **({"kind": kind} if kind else {}),
         "machine": facts,
         **({"workload": workload} if workload else {}),
-        environment.KEY: environment.recorded(),
+        environment.KEY: environment.read_variables(),
         **({identity.IMAGES: images} if images else {}),
         "commit": commit,
         "dirty": dirty,

@@ -417,7 +417,7 @@ def list_cautions(study: Study[P, C, O], file: StudyFile[P, C, O]) -> list[str]:
     return [
         *([store.SMOKE_NOTE] if file.machine.device == "cpu" else []),
         *study.list_cautions(file),
-        *environment.said(file.environment),
+        *environment.describe_variables(file.environment),
         *(["dirty work tree: not to be published"] if file.dirty else []),
         *(["interrupted"] if study.is_interrupted(file) else []),
     ]
@@ -608,7 +608,7 @@ def run_study(study: Study[P, C, O], job: Job) -> int:
         else:
             file = update_cases(study, job, continue_file(study, job, earlier))
         first()
-        environment.tell(job.quiet)
+        environment.print_conditions(job.quiet)
         file = observe_cases(study, job, file, paths)
         paths[:] = save_file(study, file, job.out, pages=True)
         study.finish(job, file)

@@ -204,7 +204,7 @@ ladder noise --lock-clocks                with a locked clock, where that is per
                     pass
             with (
                 stop_on_sigterm(),
-                clocks.locked(uuid, locks) as state,
+                clocks.lock_clock(uuid, locks) as state,
                 tempfile.TemporaryDirectory() as folder,
             ):
                 run = run_twice(job, key, Path(folder), on_event)
@@ -241,7 +241,7 @@ ladder noise --lock-clocks                with a locked clock, where that is per
 
     def list_cautions(self, file: File) -> list[str]:
         run = build_run(file)
-        lines = neighbours.marks(plain(each) for each in list_rounds(run))
+        lines = neighbours.list_marks(plain(each) for each in list_rounds(run))
         lines += [note for note in (run.gpu.notes if run.gpu else []) if note not in lines]
         unknown = derive_sights(run)[0].resolution is None
         return [*lines, *(["fewer than three generations: nothing is known yet"] if unknown else [])]
@@ -488,7 +488,7 @@ def list_limits(run: Result, wall: Sight, gpu: Sight | None) -> list[Limit]:
 
 
 def _limit_wall(run: Result, wall: Sight, gpu: Sight | None) -> Limit:
-    between, others = wall.between or 0.0, neighbours.of_rounds(plain(each) for each in list_rounds(run))
+    between, others = wall.between or 0.0, neighbours.average_rounds(plain(each) for each in list_rounds(run))
     line = f"step times of processes scatter by {_percent(between)}, cycles of a process by {_percent(wall.inside)}"
     if others is not None and others > neighbours.MOST:
         return _limit(WALL, NEIGHBOURS, f"{line}; others took {_percent(others)} of the CPU")

@@ -159,7 +159,7 @@ ladder sustain --seconds 600              ten minutes
         is_inspected = inspection.Cache(job.workload, job.machine).get(case.recipe) is not None
         with session.prepare_worker(case.recipe, job.options.seed) as worker:
             session.report(f"{key}: prepared")
-            begin, cycles, before = time.monotonic(), 1, neighbours.sample()
+            begin, cycles, before = time.monotonic(), 1, neighbours.take_sample()
             first_j = session.visits.energy_j()
             windows: list[Window] = []
             while (at := time.monotonic() - begin) < seconds or not windows:
@@ -170,7 +170,7 @@ ladder sustain --seconds 600              ten minutes
                 windows.append(make_window(at, reply["samples_s"], state, used_j, reply["lead_in_cycles"]))
                 cycles = min(MOST_CYCLES, max(1, round(WINDOW_S / (16 * windows[-1].step_ms / 1000))))
                 session.growing = Observed(windows=windows, inspected=is_inspected)
-            share = neighbours.share(before, neighbours.sample())
+            share = neighbours.derive_share(before, neighbours.take_sample())
             session.report(f"{key}: {ms(windows[0].step_ms)} ms at first, {ms(windows[-1].step_ms)} at last")
             return Observed(windows=windows, inspected=is_inspected, others_cpu=share)
 
@@ -199,7 +199,7 @@ ladder sustain --seconds 600              ten minutes
         ]
         shares = [{neighbours.KEY: each.others_cpu} for each in file.observed.values()]
         lines = [f"parity and receipts of {', '.join(unseen)} were not seen here"] if unseen else []
-        return [*lines, *neighbours.marks(shares)]
+        return [*lines, *neighbours.list_marks(shares)]
 
     def summarize(self, file: File) -> list[str]:
         work, machine = file.workload or {}, file.machine

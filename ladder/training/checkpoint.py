@@ -22,14 +22,9 @@ if TYPE_CHECKING:
 
 FORMAT = "stylegan-ladder checkpoint 1"
 _PARTS = {
-    "workload": dict,
-    "recipe": dict,
-    "device": str,
-    "seed": int,
-    "seconds": float,
-    "images": dict,
+    "workload": dict, "recipe": dict, "device": str, "seed": int, "seconds": float, "images": dict,
     "state": dict,
-}
+}  # fmt: skip
 
 Tensors = dict[str, Tensor]
 

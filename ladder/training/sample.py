@@ -50,7 +50,7 @@ def draw_images(path: Path, out: Path, seeds: list[int], *, truncation: float, d
     workload = source.workload
     G = Generator(workload, Recipe()).requires_grad_(False)
     G.load_state_dict(source.content["state"]["G_ema"])
-    kept = source.content.get("kept", {}).get("G_ema")
+    buffers = source.content.get("kept", {}).get("G_ema")
     columns, rows = grid.choose_layout(workload.resolution)
     columns = min(columns, len(seeds))
     shown: list[Tensor] = []
@@ -58,7 +58,7 @@ def draw_images(path: Path, out: Path, seeds: list[int], *, truncation: float, d
     try:
         out.mkdir(parents=True, exist_ok=True)
         for seed, image in zip(
-            seeds, _generate(G.to(device), workload, kept, seeds, truncation, device), strict=True
+            seeds, _generate(G.to(device), workload, buffers, seeds, truncation, device), strict=True
         ):
             written.append(out / f"seed{seed:04d}.png")
             grid.write_grid(image, 1, written[-1], enlarge=False)
@@ -74,13 +74,13 @@ def draw_images(path: Path, out: Path, seeds: list[int], *, truncation: float, d
 def _generate(
     G: Generator,
     workload: Workload,
-    kept: dict[str, Tensor] | None,
+    buffers: dict[str, Tensor] | None,
     seeds: list[int],
     truncation: float,
     device: str,
 ) -> Iterator[Tensor]:
     """Yield the image [1, 3, R, R] of each seed, float32 on the CPU."""
-    constant = None if kept is None else names.list_noise(kept, workload)
+    constant = None if buffers is None else names.list_noise(buffers, workload)
     for seed in seeds:
         z = torch.from_numpy(np.random.RandomState(seed).randn(1, workload.z_dim)).float().to(device)
         noise = constant or draw_noise(G, seed)

@@ -73,7 +73,7 @@ def test_builds_of_old_sources_go_but_not_the_last_ones(tmp_path, monkeypatch):
     code, root = tmp_path / "code", tmp_path / "extensions"
     (code / "kernels").mkdir(parents=True)
     (code / "kernels" / "a.cu").write_text("a")
-    wanted = Path(caches.builds(code, root)["TORCH_EXTENSIONS_DIR"])
+    wanted = Path(caches.choose_build_folder(code, root)["TORCH_EXTENSIONS_DIR"])
     day = 24 * 3600
     ages = (
         {wanted: 90 * day} | {root / f"{n}-torch2": n * day for n in (9, 8, 7, 6)} | {root / "mine": 99 * day}
@@ -81,13 +81,13 @@ def test_builds_of_old_sources_go_but_not_the_last_ones(tmp_path, monkeypatch):
     for folder, age in ages.items():
         folder.mkdir(parents=True)
         os.utime(folder, (time.time() - age,) * 2)
-    caches.builds(code, root)
+    caches.choose_build_folder(code, root)
     assert sorted(each.name for each in root.iterdir()) == sorted(
         [wanted.name, "6-torch2", "7-torch2", "mine"]
     )
     for folder in (root / "9-torch2", root / "8-torch2"):
         folder.mkdir()  # used just now: a run may read it
-    caches.builds(code, root)
+    caches.choose_build_folder(code, root)
     assert (root / "9-torch2").is_dir() and (root / "8-torch2").is_dir()
 
 

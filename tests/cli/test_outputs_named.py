@@ -90,9 +90,9 @@ def test_kernels_that_the_disk_stopped_leave_the_whole_file_alone(tmp_path, monk
 
 def test_a_run_that_belongs_to_no_commit_says_so(monkeypatch, capsys):
     monkeypatch.setattr(git, "problem", lambda root: "git was not found")
-    environment.tell()
+    environment.print_conditions()
     assert "without a commit: git was not found" in capsys.readouterr().err
-    environment.tell(quiet=True)
+    environment.print_conditions(quiet=True)
     assert capsys.readouterr().err == ""
 
 

@@ -49,16 +49,16 @@ def test_sample_set_needs_no_network_and_is_the_same_every_time(sample, cache, m
 
 @pytest.mark.parametrize("resolution", [32, 256, 512, 1024])
 def test_crops_lie_inside_and_only_small_photographs_are_upscaled(resolution):
-    sizes = {name: picture.size for name, picture in photographs.load().items()}
-    for crop in photographs.plan(sizes, resolution):
+    sizes = {name: picture.size for name, picture in photographs.load_photographs().items()}
+    for crop in photographs.plan_crops(sizes, resolution):
         width, height = sizes[crop.photograph]
         assert 0 <= crop.left <= width - crop.side and 0 <= crop.top <= height - crop.side
         assert crop.side >= resolution or min(width, height) < resolution
 
 
 def test_upscaling_is_said(cache, monkeypatch):
-    plan = photographs.plan
-    monkeypatch.setattr(photographs, "plan", lambda sizes, resolution: plan(sizes, resolution, 12))
+    plan = photographs.plan_crops
+    monkeypatch.setattr(photographs, "plan_crops", lambda sizes, resolution: plan(sizes, resolution, 12))
     found = prepare_images(None, 512, cache=cache)
     assert found.count == 12
     assert any("6 of them are upscaled to 512x512" in note for note in found.notes)
@@ -84,7 +84,7 @@ def test_images_are_made_once_and_again_when_the_source_changes(source, cache, m
     data = fill(source, {"a.png": encode(plain())})
     first = prepare_images(data, 16, cache=cache)
     with monkeypatch.context() as patch:
-        patch.setattr(userimages, "square", lambda *a: pytest.fail("decoded again"))
+        patch.setattr(userimages, "make_square", lambda *a: pytest.fail("decoded again"))
         assert prepare_images(data, 16, cache=cache) == first
     fill(source, {"a.png": encode(plain((0, 0, 255), size=(50, 50)))})
     second = prepare_images(data, 16, cache=cache)

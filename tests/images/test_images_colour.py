@@ -16,8 +16,8 @@ from tests.support.pictures import decoded, encode, fill, plain
 
 source, cache = pictures.source, pictures.cache
 
-P3 = colour.matrix_profile(2.2, (0.3127, 0.3290, 0.680, 0.320, 0.265, 0.690, 0.150, 0.060))
-LINEAR = colour.matrix_profile(1.0, colour.SRGB_POINTS)
+P3 = colour.make_profile(2.2, (0.3127, 0.3290, 0.680, 0.320, 0.265, 0.690, 0.150, 0.060))
+LINEAR = colour.make_profile(1.0, colour.SRGB_POINTS)
 SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 STORED = (200, 100, 50)
 
@@ -65,7 +65,7 @@ def meant(profile: bytes, stored=STORED) -> tuple[int, ...]:
 
 
 def middle(content: bytes, resolution=16) -> np.ndarray:
-    picture, remarks = userimages.square(content, resolution)
+    picture, remarks = userimages.make_square(content, resolution)
     assert picture.mode == "RGB" and picture.size == (resolution, resolution)
     assert userimages.PROFILE_LEFT_OUT not in remarks
     return np.asarray(picture)[resolution // 2, resolution // 2].astype(int)
@@ -131,7 +131,7 @@ def test_gamma_and_chromaticities_of_a_png_are_applied():
     assert close(middle(png(gamma=1.0)), meant(LINEAR))
     assert close(middle(png(gamma=1.0, points=colour.SRGB_POINTS)), meant(LINEAR))
     assert close(
-        middle(png(points=colour.ADOBE_RGB[1])), meant(colour.matrix_profile(2.2, colour.ADOBE_RGB[1]))
+        middle(png(points=colour.ADOBE_RGB[1])), meant(colour.make_profile(2.2, colour.ADOBE_RGB[1]))
     )
     assert close(middle(png(gamma=0.45455)), STORED) and close(
         middle(png(gamma=0.45455, points=colour.SRGB_POINTS)), STORED
@@ -150,7 +150,7 @@ def camera(mark: bytes) -> bytes:
 
 
 def test_a_camera_set_to_adobe_rgb_is_believed():
-    wanted = meant(colour.matrix_profile(*colour.ADOBE_RGB))
+    wanted = meant(colour.make_profile(*colour.ADOBE_RGB))
     assert close(middle(encode(plain(STORED), "JPEG", quality=98, exif=camera(b"R03"))), wanted)
     assert close(middle(encode(plain(STORED), "JPEG", quality=98, exif=camera(b"R98"))), STORED)
     both = encode(plain(STORED), "JPEG", quality=98, exif=camera(b"R03"), icc_profile=SRGB)
@@ -177,11 +177,11 @@ def test_a_broken_profile_is_counted_and_the_picture_used_as_it_is(source, cache
 
 
 def test_a_sample_photograph_in_adobe_rgb_is_converted():
-    data = photographs.folder()
+    data = photographs.find_folder()
     with Image.open(data / "rocket.jpg") as image:
         stored, profile = np.asarray(image).astype(int), image.info["icc_profile"]
         assert colour._transform(profile)[1] is not None
-    loaded = photographs.load()
+    loaded = photographs.load_photographs()
     assert np.abs(np.asarray(loaded["rocket.jpg"]) - stored).mean() > 2
     with Image.open(data / "chelsea.png") as image:
         assert (np.asarray(loaded["chelsea.png"]) == np.asarray(image)).all()

@@ -53,16 +53,16 @@ def harm(whole: bytes) -> dict[str, bytes]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_jpeg_that_lacks_something_is_refused(kind):
     whole = jpeg(kind)
-    userimages.square(whole, 32)
+    userimages.make_square(whole, 32)
     for how, content in harm(whole).items():
         with pytest.raises(userimages.Unreadable) as error:
-            userimages.square(content, 32)
+            userimages.make_square(content, 32)
         assert len(str(error.value)) < 100, how
     hidden = jpeg(kind, icc_profile=b"x" * 99).replace(
         b"LE\0\1\1", b"LE\0\1\2"
     )  # libjpeg warns of that first
     with pytest.raises(userimages.Unreadable):
-        userimages.square(harm(hidden)["cut, ended"], 32)
+        userimages.make_square(harm(hidden)["cut, ended"], 32)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,7 +84,7 @@ def test_a_sound_jpeg_that_looks_odd_is_used(kind):
     }
     for how, content in odd.items():
         try:
-            assert userimages.square(content, 32)[0].size == (32, 32)
+            assert userimages.make_square(content, 32)[0].size == (32, 32)
         except userimages.Unreadable as error:
             pytest.fail(f"{how}: {error}")
 
@@ -101,25 +101,25 @@ def test_without_simplejpeg_they_are_used_and_that_is_said(source, cache, monkey
     whole = jpeg("baseline")
     data = fill(source, {"cut.jpg": harm(whole)["cut, ended"], "whole.jpg": whole})
     with monkeypatch.context() as patch:
-        patch.setattr(damage, "decoder", lambda: None)
+        patch.setattr(damage, "load_decoder", lambda: None)
         found = prepare_images(data, 16, cache=cache)
         assert (found.count, found.notes) == (2, [damage.UNCHECKED])
     assert prepare_images(data, 16, cache=cache).count == 1  # installed since: looked at again
     only = fill(source / "png", {"a.png": encode(plain())})
-    monkeypatch.setattr(damage, "decoder", lambda: None)
+    monkeypatch.setattr(damage, "load_decoder", lambda: None)
     assert prepare_images(only, 16, cache=cache).notes == []
 
 
 def test_a_png_that_lacks_something_is_refused():
     whole = encode(NOISE)
-    userimages.square(whole, 32)
+    userimages.make_square(whole, 32)
     damaged = harm(whole)
     del damaged["piece lost"], damaged["nine tenths"]
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 4
     for how, content in (damaged | {"flipped bit": bytes(flipped)}).items():
         with pytest.raises(userimages.Unreadable):
-            userimages.square(content, 32)
+            userimages.make_square(content, 32)
             pytest.fail(how)
 
 
@@ -138,9 +138,9 @@ def test_a_png_whose_pixels_do_not_fit_their_checksum_is_refused():
         start = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head, head)
         return start + chunk(b"IDAT", bytes(packed), checked) + chunk(b"IEND", b"", b"")
 
-    userimages.square(file(bytes(packed)), 16)
+    userimages.make_square(file(bytes(packed)), 16)
     with pytest.raises(userimages.Unreadable, match="wrong checksum"):
-        userimages.square(file(b"other pixels"), 16)
+        userimages.make_square(file(b"other pixels"), 16)
 
 
 def test_a_fault_of_ours_is_not_called_an_unreadable_picture(source, cache, monkeypatch):
@@ -153,4 +153,4 @@ def test_a_fault_of_ours_is_not_called_an_unreadable_picture(source, cache, monk
     monkeypatch.undo()
     monkeypatch.setattr(Image.Image, "draft", fault)
     with pytest.raises(AttributeError, match="new_in_11"):
-        userimages.square(encode(plain()), 16)
+        userimages.make_square(encode(plain()), 16)

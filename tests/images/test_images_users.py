@@ -1,9 +1,12 @@
 """Image preparation: users' folders and zips, pictures of every mode, hostile files."""
 
 import os
+import stat
 import struct
 import threading
+import zipfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,7 @@ from PIL import Image
 
 from ladder.base.errors import UserError
 from ladder.images import user as userimages
-from ladder.images.prepare import prepare_images
+from ladder.images.prepare import ImageSet, prepare_images
 from tests.support import pictures
 from tests.support.pictures import decoded, encode, fill, make_zip, plain, refused
 
@@ -92,7 +95,7 @@ MEANT = {
 
 @pytest.mark.parametrize("name", sorted(MEANT))
 def test_every_mode_keeps_its_colours(name):
-    picture, small = userimages.square(modes()[name], 16)
+    picture, small = userimages.make_square(modes()[name], 16)
     assert not small and picture.mode == "RGB" and picture.size == (16, 16)
     assert np.abs(np.asarray(picture).astype(int) - MEANT[name]).max() <= 3
 
@@ -102,12 +105,12 @@ def test_exif_orientation_is_applied():
     pixels[:16] = 255  # white above
     exif = Image.Exif()
     exif[0x0112] = 3  # turned by 180 degrees
-    upright = np.asarray(userimages.square(encode(pixels, "JPEG", exif=exif), 16)[0]).astype(int)
+    upright = np.asarray(userimages.make_square(encode(pixels, "JPEG", exif=exif), 16)[0]).astype(int)
     assert upright[:6].mean() < 20 and upright[-6:].mean() > 235
 
 
 def test_damaged_metadata_does_not_lose_the_picture():
-    picture, _ = userimages.square(encode(plain(), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff"), 16)
+    picture, _ = userimages.make_square(encode(plain(), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff"), 16)
     assert picture.size == (16, 16)
 
 
@@ -219,3 +222,93 @@ def test_pipes_and_link_loops_do_not_hang(source, cache):
     assert found.count == 1
     reasons = ["skipped gone.png: No such file or directory", "skipped pipe.png: not a regular file"]
     assert sorted(found.notes) == reasons
+
+
+# The same tree of files as a folder and as a zip
+
+HIDDEN = (
+    *(".thumbnails/1.png", "a/.ipynb_checkpoints/1-checkpoint.png", ".git/x.png", "a/b/.@__thumb/1.png"),
+    *("@eaDir/1.png/SYNOPHOTO_THUMB_S.jpg", "a/@eaDir/1.png", "#recycle/1.png", "$RECYCLE.BIN/1.png"),
+    *("__MACOSX/a/._1.png", "__MACOSX/1.png", "._1.png", "a/._2.JPG", ".hidden.jpg", "a/@EADIR/x.png"),
+)
+OTHERS = ("Thumbs.db", "a/notes.txt", "README", "a/film.mp4", "a/.DS_Store", "photos.zip")
+BAD = ("empty.png", "a/empty.JPEG", "a/cut.jpg")
+GOOD = (
+    "1.png",
+    "a/2.JPG",
+    "a/b/c/3.JpEg",
+    "Z.PNG",
+    "a b (1).png",
+    "@friend/4.png",
+    "ünï.png",
+    "back\\slash.png",
+)
+
+
+def tree() -> dict[str, bytes]:
+    files = {name: encode(plain((20 * k, 90, 200))) for k, name in enumerate(GOOD)}
+    files |= {name: encode(plain((0, 255, 0))) for name in (*HIDDEN, "..dots/5.png")}
+    return files | dict.fromkeys(OTHERS, b"x") | dict.fromkeys(BAD, b"")
+
+
+def same(one: ImageSet, other: ImageSet) -> bool:
+    pixels = zip(decoded(one), decoded(other), strict=True)
+    return replace(one, path="") == replace(other, path="") and all((a == b).all() for a, b in pixels)
+
+
+def test_a_tree_gives_the_same_as_a_folder_and_as_a_zip(source, cache, tmp_path):
+    files = tree()
+    folder = prepare_images(fill(source, files), 16, cache=cache)
+    zipped = prepare_images(make_zip(tmp_path / "photos.zip", files), 16, cache=cache)
+    assert folder.count == len(GOOD)
+    assert not any((picture[8, 8] == (0, 255, 0)).all() for picture in decoded(folder))
+    assert f"{len(OTHERS) - 1} files are not JPEG or PNG" in "\n".join(folder.notes)
+    assert all(any(f"skipped {name}: " in note for note in folder.notes) for name in BAD)
+    assert not any(name in note for note in folder.notes for name in HIDDEN)
+    assert same(folder, zipped)
+
+
+def test_a_zip_of_windows_has_folders_too(cache, tmp_path):
+    picture = encode(plain())
+    data = tmp_path / "windows.zip"
+    with zipfile.ZipFile(data, "w") as archive:
+        for name in ("photos\\", "photos\\1.png", "photos\\.thumbnails\\1.png", "photos\\@eaDir\\1.png"):
+            archive.writestr(name, b"" if name.endswith("\\") else picture)
+    found = prepare_images(str(data), 16, cache=cache)
+    assert (found.count, found.notes) == (1, [])
+
+
+def test_of_members_that_unpack_to_one_file_the_last_counts(cache, tmp_path):
+    red, blue = encode(plain((255, 0, 0))), encode(plain((0, 0, 255)))
+    data = tmp_path / "twice.zip"
+    with zipfile.ZipFile(data, "w") as archive:
+        for name, content in (("a/1.png", red), ("./a/1.png", red), ("a//1.png", blue)):
+            archive.writestr(name, content)
+    (picture,) = decoded(prepare_images(str(data), 16, cache=cache))
+    assert picture[8, 8].argmax() == 2
+
+
+def test_links_in_a_zip_lead_to_its_pictures_and_nowhere_else(source, cache, tmp_path):
+    links = {
+        "again.png": "a/1.png", "a/up.png": "../a/1.png", "gone.png": "nowhere.png", "loop.png": "loop.png",
+    }  # fmt: skip
+    fill(source, {"a/1.png": encode(plain())})
+    data = tmp_path / "links.zip"
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.write(source / "a" / "1.png", "a/1.png")
+        for name, target in links.items():
+            (source / name).symlink_to(target)
+            info = zipfile.ZipInfo(name)
+            info.create_system, info.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+            archive.writestr(info, target)
+    folder, zipped = prepare_images(str(source), 16, cache=cache), prepare_images(str(data), 16, cache=cache)
+    assert folder.count == 3 and len(folder.notes) == 2
+    assert same(folder, zipped)
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(encode(plain()))
+    with zipfile.ZipFile(data, "a") as archive:
+        info = zipfile.ZipInfo("outside.png")
+        info.create_system, info.external_attr = 3, (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(info, str(secret))
+    found = prepare_images(str(data), 16, cache=cache)
+    assert found.count == 3 and "skipped outside.png: No such file or directory" in found.notes

@@ -124,7 +124,7 @@ def test_a_lock_on_an_entry_that_was_moved_away_is_none(source, cache, monkeypat
         flock(file, how)
 
     monkeypatch.setattr(imagestore.fcntl, "flock", too_late)
-    assert imagestore.find(entry) is None and imagestore.find(entry).count == 1
+    assert imagestore.find_entry(entry) is None and imagestore.find_entry(entry).count == 1
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(source, cache, monkeypatch):

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from ladder.base.errors import UserError
 from ladder.cli import main as cli
 from ladder.machine import environment
-from ladder.results import identity, judging, schema
+from ladder.results import judging, schema
 from ladder.results.combine import belonging, comparing, resuming
 from tests.support import made_up
 from tests.support.fake_runs import run, stored
@@ -76,9 +76,9 @@ CHANGING = {
 
 @pytest.mark.parametrize("name", CHANGING)
 def test_what_changes_a_number_is_recorded_as_it_is_and_said(name):
-    seen = environment.recorded({name: CHANGING[name], "HOME": "/home/someone", "PATH": "/usr/bin"})
+    seen = environment.read_variables({name: CHANGING[name], "HOME": "/home/someone", "PATH": "/usr/bin"})
     assert seen == {name: CHANGING[name]}
-    assert environment.said(seen) == [f"measured with {name}={CHANGING[name]}"]
+    assert environment.describe_variables(seen) == [f"measured with {name}={CHANGING[name]}"]
     assert schema.CONDITIONS[environment.KEY](seen) is None
 
 
@@ -88,7 +88,7 @@ def test_a_run_sets_the_spin_count_of_every_rung_and_stores_it(tmp_path, monkeyp
     result = run(tmp_path, {"a": {}, "b": {}})
     assert {rung["settings"]["gomp_spincount"] for rung in result["rungs"]} == {"0"}
     assert "GOMP_SPINCOUNT" not in result[environment.KEY] and stored(tmp_path) == result
-    assert environment.recorded()["GOMP_SPINCOUNT"] == "100000"  # of what runs in this process
+    assert environment.read_variables()["GOMP_SPINCOUNT"] == "100000"  # of what runs in this process
 
 
 @pytest.mark.parametrize(
@@ -101,13 +101,13 @@ def test_a_run_sets_the_spin_count_of_every_rung_and_stores_it(tmp_path, monkeyp
     ],
 )
 def test_a_path_is_never_in_a_result_but_another_path_is_another_environment(name, value):
-    seen, other = environment.recorded({name: value}), environment.recorded({name: value + "2"})
+    seen, other = environment.read_variables({name: value}), environment.read_variables({name: value + "2"})
     assert "someone" not in json.dumps(seen) and seen.keys() == {name} and seen != other
     assert schema.CONDITIONS[environment.KEY](seen) is None
 
 
 def test_a_preloaded_library_is_named_without_its_folder():
-    seen = environment.recorded({"LD_PRELOAD": "/usr/lib/libjemalloc.so.2:/opt/libtcmalloc.so"})
+    seen = environment.read_variables({"LD_PRELOAD": "/usr/lib/libjemalloc.so.2:/opt/libtcmalloc.so"})
     assert seen == {"LD_PRELOAD": "libjemalloc.so.2 libtcmalloc.so"}
 
 
@@ -117,12 +117,12 @@ def test_a_preloaded_library_is_named_without_its_folder():
      "CUDA_VERSION", "TORCH_HOME", "PYTORCH_BUILD_NUMBER", "TORCH_SYMM_MEM_DISABLE_MULTICAST"],
 )  # fmt: skip
 def test_which_gpu_and_where_files_lie_are_not_recorded(name):
-    assert environment.recorded({name: "GPU-12345678"}) == {}
+    assert environment.read_variables({name: "GPU-12345678"}) == {}
     older = {environment.KEY: {name: "GPU-12345678"}}  # as a version that took it down has stored it
     assert (
-        environment.said(older[environment.KEY])
+        environment.describe_variables(older[environment.KEY])
         == []
-        == environment.differences(older, {environment.KEY: {}})
+        == environment.list_differences(older, {environment.KEY: {}})
     )
 
 
@@ -163,12 +163,3 @@ def test_a_run_goes_on_in_its_own_environment_alone(tmp_path):
         resuming.refuse_other_environment(path, made(OMP_NUM_THREADS="1"), made())
     assert "\n" not in str(refusal.value)
     resuming.refuse_other_environment(path, made_up.gpu_run(), made(OMP_NUM_THREADS="1"))
-
-
-def test_a_result_with_its_conditions_is_valid():
-    images = {"count": 8, "digest": "0123456789abcdef"}
-    result = made(OMP_NUM_THREADS="1", LD_PRELOAD="libjemalloc.so.2") | {identity.IMAGES: images}
-    result["workload"]["data"] = "user-images"
-    assert schema.RESULT(result) is None
-    result[environment.KEY]["OMP_PLACES"] = "<script>"
-    assert schema.RESULT(result)[0] == ".environment.OMP_PLACES"

@@ -12,17 +12,9 @@ from ladder.base.errors import UserError
 from ladder.machine import system
 
 H200 = {
-    "error": None,
-    "torch": "2.13.0",
-    "cuda": "13.0",
-    "name": "NVIDIA H200",
-    "memory": 150_000_000_000,
-    "capability": [9, 0],
-    "cudnn": 91900,
-    "bf16": True,
-    "uuid": "GPU-5f1e",
-    "triton_error": None,
-}
+    "error": None, "torch": "2.13.0", "cuda": "13.0", "name": "NVIDIA H200", "memory": 150_000_000_000,
+    "capability": [9, 0], "cudnn": 91900, "bf16": True, "uuid": "GPU-5f1e", "triton_error": None,
+}  # fmt: skip
 
 
 @pytest.fixture

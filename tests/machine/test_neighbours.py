@@ -33,9 +33,9 @@ def machine(tmp_path, monkeypatch, busy: list[int], own: int, lines: str = "") -
 def taken(tmp_path, monkeypatch, busy, own) -> float | None:
     """The window is ten seconds."""
     machine(tmp_path, monkeypatch, [1000, 1000], 500)
-    before = neighbours.sample(0.0, PID)
+    before = neighbours.take_sample(0.0, PID)
     machine(tmp_path, monkeypatch, busy, own)
-    return neighbours.share(before, neighbours.sample(10.0, PID))
+    return neighbours.derive_share(before, neighbours.take_sample(10.0, PID))
 
 
 TICK = os.sysconf("SC_CLK_TCK")
@@ -50,18 +50,18 @@ def test_the_share_is_what_the_cores_did_without_our_own_tree(tmp_path, monkeypa
 
 def test_stolen_time_is_that_of_others_and_a_guests_is_not_counted_twice(tmp_path, monkeypatch):
     machine(tmp_path, monkeypatch, [0, 0], 0)
-    before = neighbours.sample(0.0, PID)
+    before = neighbours.take_sample(0.0, PID)
     (tmp_path / "stat").write_text(f"cpu0 0 0 0 900 50 0 0 {4 * TICK} 999 999\ncpu1 0 0 0 0 0 0 0 0 0 0\n")
-    assert neighbours.share(before, neighbours.sample(10.0, PID)) == pytest.approx(0.2)
+    assert neighbours.derive_share(before, neighbours.take_sample(10.0, PID)) == pytest.approx(0.2)
 
 
 def test_cores_that_we_may_not_use_do_not_count(tmp_path, monkeypatch):
     machine(tmp_path, monkeypatch, [0, 0], 0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1})
-    before = neighbours.sample(0.0, PID)
+    before = neighbours.take_sample(0.0, PID)
     (tmp_path / "stat").write_text(f"cpu0 {10 * TICK} 0 0 0 0 0 0 0\ncpu1 0 0 0 0 0 0 0 0\n")
     assert (
-        before.cores == 1 and neighbours.share(before, neighbours.sample(10.0, PID)) is None
+        before.cores == 1 and neighbours.derive_share(before, neighbours.take_sample(10.0, PID)) is None
     )  # it did nothing
 
 
@@ -70,16 +70,16 @@ def test_in_a_container_with_a_quota_what_shares_it_counts(tmp_path, monkeypatch
     monkeypatch.setattr(neighbours, "CGROUP", tmp_path)
     (tmp_path / "cpu.max").write_text("100000 100000\n")
     (tmp_path / "cpu.stat").write_text("usage_usec 0\nuser_usec 0\n")
-    before = neighbours.sample(0.0, PID)
+    before = neighbours.take_sample(0.0, PID)
     (tmp_path / "cpu.stat").write_text("usage_usec 4000000\nuser_usec 0\n")
-    after = neighbours.sample(10.0, PID)
-    assert (before.cores, neighbours.share(before, after)) == (1, pytest.approx(0.4))
+    after = neighbours.take_sample(10.0, PID)
+    assert (before.cores, neighbours.derive_share(before, after)) == (1, pytest.approx(0.4))
 
 
 def test_without_proc_it_is_unknown_and_no_mark(tmp_path, monkeypatch):
     monkeypatch.setattr(neighbours, "PROC", tmp_path / "none")
-    assert neighbours.sample(0.0) is None and neighbours.share(None, None) is None
-    assert neighbours.marks([{neighbours.KEY: None, "visit_s": 5.0}, {}]) == []
+    assert neighbours.take_sample(0.0) is None and neighbours.derive_share(None, None) is None
+    assert neighbours.list_marks([{neighbours.KEY: None, "visit_s": 5.0}, {}]) == []
 
 
 def test_a_proc_that_counts_nothing_is_unknown(tmp_path, monkeypatch):
@@ -88,10 +88,10 @@ def test_a_proc_that_counts_nothing_is_unknown(tmp_path, monkeypatch):
 
 def test_visits_count_for_as_long_as_they_took_and_a_busy_cpu_is_not_publishable():
     rounds = [{neighbours.KEY: 0.9, "visit_s": 1.0}, {neighbours.KEY: 0.1, "visit_s": 9.0}]
-    assert neighbours.of_rounds(rounds) == pytest.approx(0.18)
-    (line,) = neighbours.marks(rounds)
+    assert neighbours.average_rounds(rounds) == pytest.approx(0.18)
+    (line,) = neighbours.list_marks(rounds)
     assert "not publishable" in line and "18 percent" in line and "run again when idle" in line
-    assert neighbours.marks([{neighbours.KEY: 0.15, "visit_s": 1.0}]) == []
+    assert neighbours.list_marks([{neighbours.KEY: 0.15, "visit_s": 1.0}]) == []
     assert values.TEXT(line) is None
 
 

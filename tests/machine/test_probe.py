@@ -17,20 +17,10 @@ from ladder.machine import probe, system
 
 GPU, OTHER = "5f1e0000-0000-0000-0000-00000000000a", "5f1e0000-0000-0000-0000-00000000000b"
 SAID: probe.Probe = {
-    "error": None,
-    "torch": "2.13.0",
-    "cuda": "13.0",
-    "capability": [9, 0],
-    "name": "NVIDIA H200",
-    "memory": 150_000_000_000,
-    "cudnn": 91900,
-    "bf16": True,
-    "uuid": GPU,
-    "uuids": [GPU],
-    "triton_error": None,
-    "nvcc_error": "no nvcc",
-    "nvjpeg_error": None,
-}
+    "error": None, "torch": "2.13.0", "cuda": "13.0", "capability": [9, 0], "name": "NVIDIA H200",
+    "memory": 150_000_000_000, "cudnn": 91900, "bf16": True, "uuid": GPU, "uuids": [GPU],
+    "triton_error": None, "nvcc_error": "no nvcc", "nvjpeg_error": None,
+}  # fmt: skip
 HOLDS = "from ladder.base.locks import device_lock\nwith device_lock('cuda {}'): print('held', flush=True); input()"
 
 
@@ -67,8 +57,8 @@ def measuring() -> Iterator[Callable[[str], Callable[[], None]]]:
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The answers of torch that opened a context. The driver shows GPU alone."""
     seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(probe, "visible", lambda: (13000, [GPU]))
-    monkeypatch.setattr(probe, "imported", lambda: {"error": None})
+    monkeypatch.setattr(probe, "list_visible", lambda: (13000, [GPU]))
+    monkeypatch.setattr(probe, "check_import", lambda: {"error": None})
     monkeypatch.setattr(probe, "probe", lambda: seen.append(dict(SAID)) or seen[-1])
     return seen
 
@@ -82,13 +72,13 @@ def test_torch_is_not_asked_about_a_gpu_that_another_run_holds(measuring, asked,
     assert probe.answer() == SAID and len(asked) == 1
     end = measuring(GPU)
     assert probe.answer() == SAID and len(asked) == 1
-    monkeypatch.setattr(probe, "visible", lambda: (13000, [GPU, OTHER]))
+    monkeypatch.setattr(probe, "list_visible", lambda: (13000, [GPU, OTHER]))
     assert probe.answer() == {**SAID, "uuids": [GPU, OTHER]}, "it lists the GPUs of its own command"
-    monkeypatch.setattr(probe, "visible", lambda: (13000, [OTHER]))
+    monkeypatch.setattr(probe, "list_visible", lambda: (13000, [OTHER]))
     probe.answer()
     assert len(asked) == 2, "the run is on another GPU"
     end()
-    monkeypatch.setattr(probe, "visible", lambda: (13000, [GPU]))
+    monkeypatch.setattr(probe, "list_visible", lambda: (13000, [GPU]))
     probe.answer()
     assert len(asked) == 3, "what was kept counts during a run alone"
 
@@ -163,7 +153,7 @@ def test_an_answer_that_does_not_tell_of_this_gpu_is_not_kept(
         monkeypatch.setattr(probe, "probe", lambda said=said: said)
         assert probe.answer() == said and not list(tmp_path.glob("*.json"))
     measuring(GPU)
-    monkeypatch.setattr(probe, "imported", lambda: {"error": "torch 2.13.0 is built without CUDA"})
+    monkeypatch.setattr(probe, "check_import", lambda: {"error": "torch 2.13.0 is built without CUDA"})
     assert probe.answer() == {"error": "torch 2.13.0 is built without CUDA"}, "nobody waits for that"
 
 
@@ -205,14 +195,14 @@ class Driver:
 
 def test_the_driver_names_the_gpus_as_torch_does(monkeypatch) -> None:
     monkeypatch.setattr(probe.ctypes, "CDLL", lambda _: Driver())
-    assert probe.visible() == (13000, [GPU, OTHER])
+    assert probe.list_visible() == (13000, [GPU, OTHER])
     for name in ("cuInit", "cuDriverGetVersion", "cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetUuid_v2"):
         monkeypatch.setattr(probe.ctypes, "CDLL", lambda _, name=name: Driver(name))
-        assert probe.visible() == (0, [])
+        assert probe.list_visible() == (0, [])
 
 
 def test_where_the_driver_tells_nothing_torch_is_asked(measuring, asked, monkeypatch) -> None:
-    monkeypatch.setattr(probe, "visible", lambda: (0, []))
+    monkeypatch.setattr(probe, "list_visible", lambda: (0, []))
     measuring(GPU)
     assert probe.answer() == SAID and asked
 

@@ -40,25 +40,25 @@ SLEEPS = "import sys\nsys.stdin.read()\n"
 
 
 def test_a_process_that_sleeps_is_still(started: Started) -> None:
-    seconds = stillness.wait(started("print('on')\n" + SLEEPS), limit_s=30)
+    seconds = stillness.wait_until_still(started("print('on')\n" + SLEEPS), limit_s=30)
     assert seconds is not None
 
 
 def test_a_process_that_works_is_waited_for(started: Started) -> None:
     group = started("print('on')\n" + SPINS.format(seconds=1.0) + SLEEPS)
-    assert (stillness.wait(group, quiet_s=1.0, limit_s=60) or 0) > 0.2
+    assert (stillness.wait_until_still(group, quiet_s=1.0, limit_s=60) or 0) > 0.2
 
 
 def test_a_child_of_it_is_waited_for_too(started: Started) -> None:
     child = SPINS.format(seconds=1.0) + SLEEPS
     group = started(f"import subprocess, sys\np = subprocess.Popen([sys.executable, '-c', {child!r}])\n"
                     "print('on')\np.wait()\n")  # fmt: skip
-    assert (stillness.wait(group, quiet_s=1.0, limit_s=60) or 0) > 0.2
+    assert (stillness.wait_until_still(group, quiet_s=1.0, limit_s=60) or 0) > 0.2
 
 
 def test_a_wait_ends_at_its_limit(started: Started) -> None:
     group = started("print('on')\n" + SPINS.format(seconds=600))
-    assert stillness.wait(group, quiet_s=30, limit_s=0.5) is None
+    assert stillness.wait_until_still(group, quiet_s=30, limit_s=0.5) is None
 
 
 def test_a_name_with_brackets_and_spaces_hides_nothing(
@@ -77,13 +77,13 @@ def test_a_name_with_brackets_and_spaces_hides_nothing(
     (tmp_path / "7" / "stat").touch()
     monkeypatch.setattr(stillness, "PROC", tmp_path)
     monkeypatch.setattr(Path, "read_text", read)
-    assert stillness.wait(7, limit_s=0.2) is None and stillness.wait(8) == 0.0
+    assert stillness.wait_until_still(7, limit_s=0.2) is None and stillness.wait_until_still(8) == 0.0
 
 
 def test_without_proc_or_processes_there_is_nothing_to_wait_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stillness, "PROC", tmp_path / "nowhere")
-    assert stillness.wait(os.getpgrp()) == 0.0
+    assert stillness.wait_until_still(os.getpgrp()) == 0.0
     monkeypatch.setattr(stillness, "PROC", tmp_path)
-    assert stillness.wait(os.getpgrp()) == 0.0
+    assert stillness.wait_until_still(os.getpgrp()) == 0.0

@@ -36,7 +36,7 @@ fakes = commands.fakes
 def without_quiet() -> Iterator[None]:
     """Fake steps need no quiet between visits."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stillness, "wait", lambda group: 0.0)
+        patch.setattr(stillness, "wait_until_still", lambda group: 0.0)
         yield
 
 

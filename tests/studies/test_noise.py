@@ -230,12 +230,12 @@ def test_a_clock_is_locked_after_another_run_on_the_gpu_has_ended(
         yield
 
     @contextlib.contextmanager
-    def hold(*_: Any) -> Iterator[clocks.Locked]:
+    def hold(*_: Any) -> Iterator[clocks.ClockLock]:
         done.append("locked")
-        yield clocks.Locked(1485, None)
+        yield clocks.ClockLock(1485, None)
 
     monkeypatch.setattr(noise, "device_lock", wait)
-    monkeypatch.setattr(clocks, "locked", hold)
+    monkeypatch.setattr(clocks, "lock_clock", hold)
     monkeypatch.setattr(system, "device_key", lambda device: "the GPU")
     monkeypatch.setattr(noise, "run_twice", lambda *_: {})
     monkeypatch.setattr(noise, "read_run", lambda run, held: held)

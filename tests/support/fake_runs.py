@@ -64,7 +64,7 @@ def run(out: Path, rungs: dict[str, dict | None], **options: Any) -> dict[str, A
     ]
     options = {"rounds": 1, "cycles": 1, "quick": True} | options
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stillness, "wait", lambda group: 0.0)
+        patch.setattr(stillness, "wait_until_still", lambda group: 0.0)
         patch.setattr(
             loading, "find_problem", lambda run: None
         )  # a fake step may be too fast, its recipe odd

@@ -41,26 +41,11 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(alike)
 
 
-def test_what_the_command_says(source: Path, tmp_path: Path) -> None:
+def test_the_command_names_what_comes_next(source: Path, tmp_path: Path) -> None:
     seen = succeed("convert", source, tmp_path / "my out.pt")
-    assert seen.stderr.splitlines() == [
-        "note: dropped: augment_pipe, training_set_kwargs",
-        "note: batch 8, rates and R1 weight are this project's: the file does not say",
-        "note: optimizers start fresh: the file has no moments",
-    ]
-    first, last = seen.stdout.splitlines()
-    assert first.endswith("out.pt: a checkpoint, 16x16, channel_base 64, conv_clamp 0.8")
-    _, _, *line = shlex.split(last)  # for a shell, also with a space in a name
-    assert line == [
-        "ladder",
-        "train",
-        "--from",
-        str(tmp_path / "my out.pt"),
-        "--data",
-        "PATH",
-        "--out",
-        "DIR",
-    ]
+    assert all(line.startswith("note: ") for line in seen.stderr.splitlines())
+    _, _, *line = shlex.split(seen.stdout.splitlines()[-1])  # for a shell, also with a space in a name
+    assert line[:4] == ["ladder", "train", "--from", str(tmp_path / "my out.pt")]
 
 
 def test_the_workload_is_that_of_the_networks(converted: Path) -> None:

@@ -32,13 +32,9 @@ from tests.support.small import LITTLE
 
 WORKLOAD = LITTLE | {"batch": 8, "pl_interval": 2, "r1_interval": 4}
 FP64 = {"precision": "fp64"}
-GIVEN = {
-    "RANK": "3",
-    "WORLD_SIZE": "4",
-    "LOCAL_RANK": "1",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "29500",
-}  # what torchrun sets
+GIVEN = {  # what torchrun sets
+    "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
+}  # fmt: skip
 COUNT = 22  # images: an epoch of two batches, and six images left out
 
 
@@ -199,19 +195,8 @@ def test_a_rank_that_writes_nothing_tells_in_one_line_that_a_peer_is_gone(said, 
 def command(images: ImageSet, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     path = tmp_path_factory.mktemp("workload") / "little.yaml"
     path.write_text(yaml.safe_dump(WORKLOAD | {"data": images.path}))
-    return [
-        "-m",
-        "ladder",
-        "train",
-        "-w",
-        str(path),
-        "--device",
-        "cpu",
-        "--log-every",
-        "1",
-        "--sample-every",
-        "2",
-    ]
+    options = "--device cpu --log-every 1 --sample-every 2"
+    return ["-m", "ladder", "train", "-w", str(path), *options.split()]
 
 
 def torchrun(*arguments: str) -> subprocess.Popen[bytes]:
@@ -239,15 +224,8 @@ def test_two_nodes_of_one_host_train_together_and_another_number_resumes(command
                        "--resume", str(out / "checkpoint.pt"))  # fmt: skip
     assert resumed.wait(timeout=300) == 0 and state(out)["count"] == 6
     alone = [
-        sys.executable,
-        *command,
-        "--steps",
-        "8",
-        "--out",
-        str(out),
-        "--resume",
-        str(out / "checkpoint.pt"),
-    ]
+        sys.executable, *command, "--steps", "8", "--out", str(out), "--resume", str(out / "checkpoint.pt"),
+    ]  # fmt: skip
     assert subprocess.run(alone, cwd=ROOT, timeout=300, capture_output=True, check=False).returncode == 0
     assert state(out)["count"] == 8
 

@@ -130,7 +130,7 @@ def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[Judged, Pa
     device = system.choose_device(request.device)
     environment.refuse(device)
     files.refuse_unwritable(request.out)
-    lines = environment.said(environment.recorded())
+    lines = environment.describe_variables(environment.read_variables())
     name, workload = catalog.load_workload(request.workload or for_workload.DEFAULT_WORKLOAD[device])
     if workload["data"] is not None:
         raise UserError(f"--workload {name}: its images are yours; comparisons use the sample photographs")

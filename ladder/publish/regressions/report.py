@@ -142,7 +142,9 @@ def list_remarks(result: Judged) -> list[str]:
     elif result.harness.dirty:
         found.append(DIRTY)
     found += result.gpu.notes if result.gpu else []
-    found += neighbours.marks(write_record(each) for program in result.programs for each in program.rounds)
+    found += neighbours.list_marks(
+        write_record(each) for program in result.programs for each in program.rounds
+    )
     seen: list[tuple[JudgedRung, str, Answered | None]] = [
         each for rung in result.rungs for each in ((rung, WALL, rung), (rung, GPU, rung.gpu))
     ]

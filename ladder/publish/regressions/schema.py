@@ -219,7 +219,7 @@ def _find_contradiction(program: Program, least: tuple[float, float] | None) -> 
 def list_notes(result: Compared) -> list[str]:
     """Return what a reader must know of the commits and of the variables that were set."""
     same = "whatever differs is noise"
-    notes = environment.said(result.environment)
+    notes = environment.describe_variables(result.environment)
     if result.base.commit == result.head.commit:
         return [f"BASE and HEAD are one commit: {same}", *notes]
     if result.base.measured_code == result.head.measured_code:

@@ -1,7 +1,7 @@
 """The kinds of result that `ladder validate` knows beside a ladder's run.
 
 Each study states the permitted content of its file itself. The records below are those of the project's own checks:
-canary, faults and others. Unlisted keys are refused, so a new key must be added there.
+faults, asv's overhead and others. Unlisted keys are refused, so a new key must be added there.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def other_work(first: Header, other: Header) -> list[str]:
         found.append(f"workload.name: {pair[0]['name']} and {pair[1]['name']}")
     if images := identity.other_images(*heads):
         found.append(f"images: {' and '.join(images)}")
-    return found + [f"{name}: {was} and {now}" for name, was, now in environment.differences(*heads)]
+    return found + [f"{name}: {was} and {now}" for name, was, now in environment.list_differences(*heads)]
 
 
 def _differ(where: str, one: Plain, other: Plain, keys: Sequence[str]) -> list[str]:

@@ -82,7 +82,7 @@ def differences(before: Result, after: Result) -> list[str]:
     heads = head(before), head(after)
     if images := identity.other_images(*heads):
         found.append(f"images: {' and '.join(images)}")
-    found += [f"{name}: {was} and {now}" for name, was, now in environment.differences(*heads)]
+    found += [f"{name}: {was} and {now}" for name, was, now in environment.list_differences(*heads)]
     for key in _PROTOCOL:
         was, now = (getattr(each.protocol, key) for each in (before, after))
         if was != now:

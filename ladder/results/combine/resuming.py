@@ -105,7 +105,7 @@ def refuse_other_images(path: Path, before: dict[str, Any], fresh: dict[str, Any
 
 def refuse_other_environment(path: Path, before: dict[str, Any], fresh: dict[str, Any]) -> None:
     """`UserError`, one line, where a variable that changes what is measured was another, as far as the file says."""
-    if found := environment.differences(before, fresh):
+    if found := environment.list_differences(before, fresh):
         said = "; ".join(f"{name} was {was} and is {now} here" for name, was, now in found)
         raise UserError(f"{path}: --resume: {said}; set it as it was, or start a new run")
 

@@ -205,7 +205,7 @@ def _plan(asked: Asked, workloads: Iterable[str], lacking: dict[str, str]) -> Pl
     smoke = asked.device == "cpu"
     notes = ["quick: not to be quoted"] * asked.quick + [kerneltiming.SMOKE_NOTE] * smoke
     notes += [f"without CUDA C++: {reason}" for reason in sorted(set(lacking.values()))]
-    notes += environment.said(environment.recorded())
+    notes += environment.describe_variables(environment.read_variables())
     return Plan(
         quick=asked.quick,
         smoke=smoke,

@@ -223,8 +223,8 @@ def assembled(base: Result, found: Iterable[Row], complete: bool) -> Result:
     from ladder.results import store as results
 
     derived, rules = records.derive(found), base.protocol
-    said = neighbours.marks({neighbours.KEY: each.others_cpu} for row in derived for each in row.rounds)
-    said += environment.said(base.environment or None)
+    said = neighbours.list_marks({neighbours.KEY: each.others_cpu} for row in derived for each in row.rounds)
+    said += environment.describe_variables(base.environment or None)
     notes = results.cautions(base.machine.device, rules.rounds, base.dirty, complete, said)
     return replace(
         base,

@@ -171,9 +171,9 @@ class Run:
     def time(self, worker: Worker, row: Row, number: int) -> None:
         """Store the samples and the memory of a prepared row."""
         settle = SETTLE if self.plan.device == "cuda" else {"settle_s": 0, "settle_cycles": 0}
-        before = neighbours.sample()
+        before = neighbours.take_sample()
         seen = worker.call("visit", cycles=self.plan.cycles, main=False, **settle)
-        others = neighbours.share(before, neighbours.sample())
+        others = neighbours.derive_share(before, neighbours.take_sample())
         sizes = {
             "allocated_gib": seen.get("peak_allocated_bytes"),
             "reserved_gib": seen.get("peak_reserved_bytes"),

@@ -285,7 +285,9 @@ ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.js
             lines.append(f"{FEW_OF}{', '.join(few)}: not to be quoted")
         if unproved := sorted({point.way for point in points if point.gpus > 1 and point.runs} - proved):
             lines.append(f"parity and receipts of {', '.join(unproved)} were not seen here")
-        lines += neighbours.marks({neighbours.KEY: run.others_cpu} for point in points for run in point.runs)
+        lines += neighbours.list_marks(
+            {neighbours.KEY: run.others_cpu} for point in points for run in point.runs
+        )
         hosts = {(run.cpu, run.cores) for run in file.merged or []}
         return [*lines, *([publishable.HOSTS] if len(hosts) > 1 else [])]
 

@@ -227,7 +227,7 @@ class State:
             alive.group.call("prepare")
             alive.prepare_s = time.monotonic() - begin
             alive.group.call("begin")
-            alive.before = neighbours.sample()
+            alive.before = neighbours.take_sample()
             for _ in range(LEAD_IN):
                 alive.group.cycle()
         except WorkerFailure as failure:
@@ -280,7 +280,9 @@ class State:
                 seen = [watched.enter_context(watch.watched(pids)) for watch in watches]
                 seconds = each.group.cycle()
             earlier = [[visit[gpu] for visit in each.states] for gpu in range(len(seen))]
-            reasons = [gpu_state.void_reason(now, before) for now, before in zip(seen, earlier, strict=True)]
+            reasons = [
+                gpu_state.find_void_reason(now, before) for now, before in zip(seen, earlier, strict=True)
+            ]
             void = next((reason for reason in reasons if reason), None)
             if void is None:
                 each.samples_ms.append(1000 * seconds)
@@ -288,11 +290,11 @@ class State:
                 return
             each.rejected.append(void)
             if len(each.rejected) > gpu_state.MOST_RETRIES:
-                raise WorkerFailure("invalid", gpu_state.throttled(each.rejected))
+                raise WorkerFailure("invalid", gpu_state.describe_throttling(each.rejected))
 
     def _finish(self, each: _Alive) -> None:
         """Take a group's peaks after its last timed cycle."""
-        each.others = neighbours.share(each.before, neighbours.sample())
+        each.others = neighbours.derive_share(each.before, neighbours.take_sample())
         each.finished = each.group.call("finish", main=False, lazy=False)
         for reply in each.finished:
             if reason := void_memory(reply.get("alloc_retries")):

@@ -134,7 +134,7 @@ def _draw_panel(axes: Any, points: list[Point], ways: list[str], gpus: list[int]
 
 def _draw_header(figure: Any, file: File, found: Scaled) -> None:
     facts, work, rules = file.machine, file.workload or {}, found.protocol
-    under = environment.said(file.environment)
+    under = environment.describe_variables(file.environment)
     # The legend names ways with too few generations, and the last line the environment.
     left = [n for n in rules.notes if not n.startswith(FEW_OF) and n not in under]
     title = f"{facts.gpu or facts.cpu}: does it scale?" + (f" ({left[0]})" if left else "")

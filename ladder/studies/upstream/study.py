@@ -467,7 +467,7 @@ ladder upstream ../stylegan3 --json > upstream.json
 
         programs = [derive_program(file, side) for side in list_sides(file.options.patched)]
         lines = [store.few()] if min(len(each.rounds) for each in programs) < store.FEWEST_ROUNDS else []
-        lines += neighbours.marks(write_whole(round_) for each in programs for round_ in each.rounds)
+        lines += neighbours.list_marks(write_whole(round_) for each in programs for round_ in each.rounds)
         if not file.options.inspect:
             lines.append("neither parity nor receipts of ours were asked for: not to be quoted")
         return lines

@@ -75,9 +75,9 @@ def list_buffers(network: str, workload: Workload) -> Shapes:
     return shapes
 
 
-def list_noise(kept: dict[str, Tensor], workload: Workload) -> list[Tensor]:
+def list_noise(buffers: dict[str, Tensor], workload: Workload) -> list[Tensor]:
     """Return the constant noise of a generator's kept buffers, [1, 1, H, W] for each layer from 4x4 up."""
-    return [kept[name][None, None] for name in list_buffers("G", workload) if name.endswith(NOISE)]
+    return [buffers[name][None, None] for name in list_buffers("G", workload) if name.endswith(NOISE)]
 
 
 def make_buffers(network: str, workload: Workload) -> dict[str, Tensor]:

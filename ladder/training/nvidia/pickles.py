@@ -22,14 +22,7 @@ from torch import Tensor
 from ladder.base.errors import UserError
 from ladder.base.text import plain
 
-FORMATS = {
-    "f8": "d",
-    "f4": "f",
-    "f2": "e",
-    "i8": "q",
-    "i4": "i",
-    "b1": "?",
-}  # of numpy, as `struct` calls them
+FORMATS = {"f8": "d", "f4": "f", "f2": "e", "i8": "q", "i4": "i", "b1": "?"}  # of numpy: those of `struct`
 TENSORFLOW = "dnnlib.tflib"
 # Networks of StyleGAN3's configurations T and R hold arrays. Those of stylegan2 hold numbers alone.
 ARRAYS = (("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct"))

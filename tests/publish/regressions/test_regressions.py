@@ -261,7 +261,7 @@ def compared(
 @pytest.fixture(autouse=True)
 def without_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fake steps sleep: their visits need no quiet in between."""
-    monkeypatch.setattr(stillness, "wait", lambda group: 0.0)
+    monkeypatch.setattr(stillness, "wait_until_still", lambda group: 0.0)
 
 
 @pytest.fixture

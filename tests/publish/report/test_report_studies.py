@@ -172,7 +172,7 @@ def test_a_mark_of_a_file_stands_in_its_part(whole: inputs.Inputs) -> None:
         ("interrupted", "not to be quoted: interrupted"),
         ("quick: not to be quoted", "quick: not to be quoted"),
         ("noisy: not publishable: others took 20%", "noisy: not publishable: others took 20%"),
-        *[(line, line) for line in environment.said({"OMP_NUM_THREADS": "1"})],
+        *[(line, line) for line in environment.describe_variables({"OMP_NUM_THREADS": "1"})],
     ],
 )
 def test_a_mark_says_once_what_follows_and_a_variable_is_told_as_it_is(mark: str, line: str) -> None:

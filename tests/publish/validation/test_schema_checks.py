@@ -19,7 +19,7 @@ from tests.support.judging_files import judge
 from tests.support.typed import problem_of
 
 ROOT = Path(__file__).parents[3]
-NAMES = sorted(kinds.CHECKS)
+NAMES = sorted((*kinds.CHECKS, "canary"))
 
 
 @pytest.fixture(scope="module")

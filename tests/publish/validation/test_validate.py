@@ -70,7 +70,7 @@ def test_what_a_run_writes_is_accepted_with_its_faults_and_their_messages(tmp_pa
     readings += [test_gpustate.visit(FakeNvml(bits=0x4, compute={1: 1, 100: 2}, display={3: None}))]
     for visit, reading in zip(result["rungs"][1]["rounds"], readings, strict=True):
         visit |= {"gpu": reading, "canary_s": 1e-4, "rejected": ["SM clock 1500 MHz, usually 1980"]}
-    result["gpu"] = gpu_state.run_summary(readings, rejected=2)
+    result["gpu"] = gpu_state.summarize_run(readings, rejected=2)
     result["rungs"][-1]["reason"] = 'Triton Error [CUDA]: "x" is 5% <b>; ' + "long " * 40
     path = record.name_file(tmp_path, typed.run_of(result))
     write_run(path, result)

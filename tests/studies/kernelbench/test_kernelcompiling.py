@@ -62,7 +62,7 @@ def test_the_measuring_process_finds_in_the_cache_what_another_compiled(tmp_path
     monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")  # with vectors g++ takes ten seconds more
     monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")  # for one kernel they are no gain
     monkeypatch.setenv("TORCHINDUCTOR_DEBUG_COMPILE", "1")  # -O0: how fast the kernel is does not matter
-    with caches.set_to(caches.inside(tmp_path)):
+    with caches.set_variables(caches.point_into(tmp_path)):
         made = Compilers(1, "inductor", "cpu")
         try:
             assert made.compile(NAMES[1:]) == NAMES[1:]
