@@ -91,25 +91,25 @@ WRONG = {  # how it is injected: the fault, the recipe that plants it, the statu
     # The cycle that drains the loader replaces the clock.
     "a clock that stands still": (
         TIME,
-        {"fault": "clock", "ticks": ["0"], "capacity": 1},
+        {"fault": "clock", "ticks": "0", "capacity": 1},
         "invalid",
         "a step of 0.0 s",
     ),
     "a clock that runs backwards": (
         TIME,
-        {"fault": "clock", "ticks": ["16", "0"], "capacity": 1},
+        {"fault": "clock", "ticks": "16 0", "capacity": 1},
         "invalid",
         "a step of -1.0 s",
     ),
     "a clock that jumps to infinity": (
         TIME,
-        {"fault": "clock", "ticks": ["0", "inf"], "capacity": 1},
+        {"fault": "clock", "ticks": "0 inf", "capacity": 1},
         "invalid",
         "a step of inf s",
     ),
     "a clock that says NaN": (
         TIME,
-        {"fault": "clock", "ticks": ["nan"], "capacity": 1},
+        {"fault": "clock", "ticks": "nan", "capacity": 1},
         "invalid",
         "a step of nan s",
     ),

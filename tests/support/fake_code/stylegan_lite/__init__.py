@@ -56,7 +56,7 @@ class Step:
         if (
             fault == "clock" and time.perf_counter.__name__ == "perf_counter"
         ):  # the loader's drain replaces it
-            time.perf_counter = itertools.cycle(map(float, self.recipe["ticks"])).__next__
+            time.perf_counter = itertools.cycle(map(float, self.recipe["ticks"].split())).__next__
         if fault == "garbage":
             for number in range(3, 20):
                 with contextlib.suppress(OSError):
