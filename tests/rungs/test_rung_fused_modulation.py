@@ -55,7 +55,7 @@ def test_every_phase_computes_the_same(how):
 def test_gradients_in_bf16_are_near_those_in_fp32():
     """One sign that rounding turns decides the error of so small a network: sixteen had 0.1 to 10 times that without.
 
-    tests/kernels/test_kernels_second_results.py compares the errors of the ops.
+    tests/kernels/test_kernels_bias_act.py compares the errors of the ops.
     """
     for phase in ("G_main", "G_pl"):
 
