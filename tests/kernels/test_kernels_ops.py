@@ -269,14 +269,17 @@ class Recorder(torch.fx.Interpreter):
 
 def compile_recorded(function):
     """Return a function compiled as one graph, and where the calls of operators in both passes will be noted."""
-    from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 
     torch._dynamo.reset()
     calls = {}
 
     def lower(graph, _):
-        return make_boxed_func(Recorder(graph, calls).run)
+        def run(arguments):
+            return Recorder(graph, calls).run(*arguments)
+
+        run._boxed_call = True  # it takes a list
+        return run
 
     backend = aot_autograd(fw_compiler=lower, bw_compiler=lower)
     return torch.compile(function, backend=backend, fullgraph=True), calls
