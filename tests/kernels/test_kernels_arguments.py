@@ -6,6 +6,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import kernels
+from kernels.pointwise.logistic_loss import logistic_loss
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TAPS = (1.0, 3.0, 3.0, 1.0)
@@ -132,6 +133,135 @@ def test_a_refusal_says_what_would_be_right(op, given, said):
         with pytest.raises(ValueError) as refusal:
             function(**calls()[op] | given)
         assert str(refusal.value) == said
+
+
+NOTHING = {"noise": None, "strength": None, "scale": None}
+X, W = (2, 4, 6, 6), (6, 4, 3, 3)  # of convolutions
+MISFITS = [
+    ("bias_act", {"x": t(2, 3, 4)}, r"\[N, C\] or \[N, C, H, W\]"),
+    ("bias_act", {"bias": t(2)}, r"bias must be \[C\] = \[3\], got \(2,\)"),
+    ("bias_act", {"scale": t(3, 2)}, "scale must be"),
+    ("bias_act", {"strength": None}, "come together"),
+    ("bias_act", {"noise": t(2, 1, 8, 5)}, "noise must be"),
+    ("bias_act", {"act": "gelu"}, '"lrelu" or "linear"'),
+    ("bias_act_residual", {"residual": t(2, 3, 8, 5)}, r"x's shape \(2, 3, 8, 8\), got torch.float32 \(2, 3, 8, 5\)"),
+    ("bias_act_residual", {"residual": t(2, 3, 8, 8).int()}, r"\(float16, .*\), got torch.int32 \(2, 3, 8, 8\)"),
+    ("bias_act_skip", {"weight": t(3, 3, 3, 3)}, "^bias_act_skip: need x"),
+    ("bias_act_skip", {"low": t(2, 3, 4, 8)}, "^bias_act_skip: need x"),
+    ("bias_act_skip", {"weight": t(4, 3, 1, 1)}, "^bias_act_skip: x has 3 channels, weight makes 4"),
+    ("upfirdn2d", {"x": t(3, 8, 8)}, r"\[N, C, H, W\]"),
+    ("upfirdn2d", {"x": t(1, 1, 8, 8).int()}, "float tensor"),
+    ("upfirdn2d", {"taps": ()}, "1 to 8 numbers"),
+    ("upfirdn2d", {"taps": (1.0,) * 9}, "1 to 8 numbers"),
+    ("upfirdn2d", {"up": 3}, "up and down must be 1 or 2"),
+    ("upfirdn2d", {"down": 0}, "up and down must be 1 or 2"),
+    ("upfirdn2d", {"padding": (1, 2, 3)}, "1, 2 or 4 integers"),
+    ("upfirdn2d", {"x": t(1, 1, 2, 8), "padding": 0}, "4 taps do not fit into 2x8 pixels"),
+    ("upfirdn2d", {"taps": (1.0,), "padding": -4}, "do not fit"),
+    ("to_rgb", {"weight": t(3, 7)}, r"weight must be \[1 to 4, C\] = \[K, 3\]"),
+    ("to_rgb", {"weight": t(5, 3)}, "weight must be"),
+    ("to_rgb", {"weight": t(3, 3, 3, 3)}, "weight must be"),
+    ("to_rgb", {"weight": t(2, 5, 3)}, "weight must be"),
+    ("to_rgb", {"weight": t(1, 3, 3), "style": None}, r"or \[2, K, 3\] with a style in it"),
+    ("to_rgb", {"x": t(3, 8, 8)}, "x must be"),
+    ("to_rgb", {"style": t(1, 3)}, "style must be"),
+    ("to_rgb", {"bias": t(6)}, "bias must be"),
+    ("to_rgb", {"image": t(2, 3, 8, 2)}, "image must be"),
+    ("from_rgb", {"image": t(2, 6, 8, 8)}, "image must be"),
+    ("from_rgb", {"weight": t(4, 4)}, r"weight must be \[C, K\] = \[C, 3\]"),
+    ("from_rgb", {"bias": t(3)}, "bias must be"),
+    *(
+        (op, NOTHING | change if op == "filter_act" else change, words)
+        for op in ("filter_act", "act_filter")
+        for change, words in (
+            ({"padding": 4}, "padding must be 0 to 3 for 4 taps"),
+            ({"padding": (-1, 2, 2, 2)}, "padding must be 0 to 3"),
+            ({"slope": 0.0}, "slope must be in"),
+            ({"gain": -1.0}, "gain above 0"),
+            ({"taps": ()}, "1 to 8 numbers"),
+            ({"bias": t(2)}, r"bias must be \[3\]"),
+        )
+    ),
+    ("filter_act", {"scale": t(2, 2)}, r"scale must be \[2, 3\]"),
+    ("filter_act", {"strength": None}, "noise and strength come together"),
+    ("filter_act", {"noise": t(2, 1, 4, 4)}, "noise must be"),
+    ("filter_act_modulate", {"style": t(2, 2)}, r"style must be \[2, 3\]"),
+    ("filter_act_modulate", {"style": t(3)}, r"style must be \[2, 3\]"),
+    ("filter_act_modulate", {"style": t(2, 3, 1, 1)}, r"style must be \[2, 3\]"),
+    ("minibatch_std", {"x": t(4, 4)}, r"\[N, C, H, W\]"),
+    ("minibatch_std", {"x": t(2, 0, 4, 4)}, "of some size"),
+    ("minibatch_std", {"x": t(6, 1, 2, 2), "group": 4}, "6 samples are not 1 parts of whole groups of 4"),
+    ("minibatch_std", {"x": t(5, 1, 2, 2), "parts": 2}, "5 samples are not 2 parts"),
+    ("minibatch_std", {"multiple": 0}, "multiple must be an integer from 1 on, got 0"),
+    ("dense", {"x": t(5)}, r"need x \[N, I\]"),
+    ("dense", {"weight": t(4, 3)}, r"weights \[O, I\], got \(2, 5\) and \[\(4, 3\)\]"),
+    ("dense", {"bias": t(2)}, r"one bias \[O\] for each weight"),
+    ("dense", {"slope": 0.0}, "slope and gain must be positive"),
+    ("dense", {"gain": -1.0}, "slope and gain must be positive"),
+    ("dense_group", {"x": t(2, 5)}, r"need x \[N, S, I\]"),
+    ("dense_group", {"weights": [], "biases": [], "slots": []}, r"need x \[N, S, I\]"),
+    ("dense_group", {"weights": [t(4, 5)] * 2, "slots": [0, 0]}, "one bias"),
+    ("dense_group", {"slots": [3]}, "a slot below 3"),
+    ("dense_group", {"slots": [0, 0]}, "for each of 1 weights"),
+    *(
+        (op, change, words)
+        for op in ("spectral_norm", "power_iteration")
+        for change, words in (
+            ({"us": []}, r"need weights \[O, ...\]"),
+            ({"us": [t(3)], "vs": [t(4)]}, r"need weights \[O, ...\]"),
+            ({"weights": [], "us": [], "vs": []}, r"need weights \[O, ...\]"),
+            ({"weights": [t(0, 3)]}, "of some size"),
+            ({"weights": [t(4, 3), t(4, 3).double()], "us": [t(4)] * 2, "vs": [t(3)] * 2}, "of one float dtype"),
+        )
+    ),
+    *(("weight_energies", {"weights": w}, "need weights") for w in ([], [t(2, 3)], [t(2, 3, 3, 3), t(2, 3, 1, 1)])),
+    *(
+        ("demodulate_group", {"energies": energies, "styles": styles}, "need an energy")
+        for energies, styles in (
+            ([], []), ([t(2, 3)], []), ([t(2, 3)], [t(3, 4)]), ([t(2, 3)] * 2, [t(4, 3), t(2, 3)]),
+            ([t(2, 3, 3, 3)], [t(4, 3)]),
+        )
+    ),
+    ("conv2d", {"x": t(4, 6, 6), "weight": t(*W)}, r"^conv2d: .*\[4, 6, 6\]"),
+    ("conv2d", {"x": t(2, 5, 6, 6), "weight": t(*W)}, "^conv2d: .*channels do not fit for groups=1"),
+    ("conv2d", {"x": t(*X), "weight": t(*W), "groups": 2}, "^conv2d: .*groups=2"),
+    ("conv2d", {"x": t(2, 16, 6, 6), "weight": t(*W), "groups": 4}, "^conv2d: .*groups=4"),
+    ("conv2d", {"stride": 0}, "^conv2d: .*stride >= 1"),
+    ("conv2d", {"padding": -1}, "^conv2d: .*padding >= 0"),
+    ("conv2d", {"stride": (1, 1, 1)}, "^conv2d: .*a number or a pair"),
+    ("conv2d", {"x": t(2, 3, 2, 2), "padding": 0}, "^conv2d: .*nothing is left"),
+    ("conv_transpose2d", {"x": t(*X), "weight": t(*W)}, "^conv_transpose2d: .*channels do not fit"),
+    ("conv_transpose2d", {"output_padding": 2}, "^conv_transpose2d: .*smaller than the stride"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "change", "words"), MISFITS)
+def test_what_does_not_fit_is_refused_in_one_line(op, change, words):
+    for function in (getattr(kernels, op), getattr(kernels, f"{op}_reference")):
+        with pytest.raises(ValueError, match=words) as refusal:
+            function(**calls()[op] | change)
+        assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("x", "fakes", "words"),
+    [
+        (t(4), 0, r"\[N, 1\]"),
+        (t(0, 1), 0, r"\[N, 1\]"),
+        (t(4, 1).int(), 0, "float tensor"),
+        (t(4, 1), 5, "fakes must be 0 to 4"),
+    ],
+)
+def test_what_does_not_fit_the_logistic_loss_is_refused(x, fakes, words):
+    with pytest.raises(ValueError, match=words):
+        logistic_loss(x, fakes)
+
+
+def test_noise_that_learns_has_no_place_in_a_joined_filter():
+    """The reference has its gradient."""
+    for op in ("filter_act", "filter_act_modulate"):
+        with pytest.raises(ValueError, match="noise has no gradient here"):
+            getattr(kernels, op)(**calls()[op] | {"noise": t(2, 1, 7, 7).requires_grad_()})
 
 
 def test_numbers_may_be_numpys_and_a_bound_infinite():

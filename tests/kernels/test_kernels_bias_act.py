@@ -1,9 +1,11 @@
-"""bias_act where its pieces meet, in bfloat16 sums, and for inputs it must refuse or treat apart."""
+"""bias_act where its pieces meet, what its sums and its memory are, and its variant with a modulated result."""
 
 import pytest
 import torch
+from torch import Tensor
 
 import kernels
+from tests.support import interpreter
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -36,35 +38,6 @@ def test_the_bias_gradient_loses_no_mass_in_bfloat16(layout):
     assert grad.tolist() == [4087, 4087]
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-def test_features_without_pixels(scaled):
-    x = torch.randn(5, 7, dtype=torch.float64, device=DEVICE, requires_grad=True)
-    bias = torch.randn(7, dtype=torch.float64, device=DEVICE, requires_grad=True)
-    scale = torch.randn(5, 7, dtype=torch.float64, device=DEVICE, requires_grad=True) if scaled else None
-    wanted = [t for t in (x, bias, scale) if t is not None]
-    got, want = (f(x, bias, scale=scale, clamp=1.5) for f in (kernels.bias_act, kernels.bias_act_reference))
-    torch.testing.assert_close(got, want)
-    for a, b in zip(
-        torch.autograd.grad(got.sum(), wanted), torch.autograd.grad(want.sum(), wanted), strict=True
-    ):
-        torch.testing.assert_close(a, b)
-
-
-def test_noise_may_be_optimized_too():
-    """Projection of images optimizes the noise maps."""
-    x, noise = (
-        torch.randn(2, c, 3, 4, dtype=torch.float64, device=DEVICE, requires_grad=True) for c in (5, 1)
-    )
-    strength = torch.tensor(0.7, dtype=torch.float64, device=DEVICE, requires_grad=True)
-    scale = torch.randn(2, 5, dtype=torch.float64, device=DEVICE, requires_grad=True)
-
-    def function(x, noise, strength, scale):
-        return kernels.bias_act(x, noise=noise, strength=strength, scale=scale)
-
-    assert torch.autograd.gradcheck(function, (x, noise, strength, scale), fast_mode=True)
-    assert torch.autograd.gradgradcheck(function, (x, noise, strength, scale), fast_mode=True)
-
-
 def test_the_convolutions_output_is_not_kept_where_the_sign_of_y_will_do():
     saved = []
     x = torch.randn(2, 3, 4, 4, device=DEVICE, requires_grad=True)
@@ -74,18 +47,63 @@ def test_the_convolutions_output_is_not_kept_where_the_sign_of_y_will_do():
     assert x.data_ptr() not in saved
 
 
-@pytest.mark.parametrize(
-    ("shape", "options", "message"),
-    [
-        ((2, 3, 4), {}, r"\[N, C\] or \[N, C, H, W\]"),
-        ((2, 3), {"bias": torch.zeros(2)}, r"bias must be \[C\] = \[3\], got \(2,\)"),
-        ((2, 3), {"scale": torch.zeros(3, 2)}, r"scale must be"),
-        ((2, 3, 4, 4), {"noise": torch.zeros(2, 1, 4, 4)}, "come together"),
-        ((2, 3, 4, 4), {"noise": torch.zeros(2, 1, 4, 5), "strength": torch.zeros(())}, "noise must be"),
-        ((2, 3), {"act": "gelu"}, '"lrelu" or "linear"'),
-    ],
-)
-def test_inputs_that_do_not_fit_are_refused(shape, options, message):
-    for function in (kernels.bias_act, kernels.bias_act_reference):
-        with pytest.raises(ValueError, match=message):
-            function(torch.zeros(shape), **options)
+# bias_act_modulate
+
+
+def numbers(*shape: int, last: bool = False) -> Tensor:
+    x = torch.randn(shape, dtype=torch.float64, device=DEVICE)
+    return (x.contiguous(memory_format=torch.channels_last) if last else x).requires_grad_()
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_one_of_both_results_alone_has_its_own_gradient(used):
+    given = [numbers(2, 3, 4, 4, last=True), numbers(3), numbers(2, 3)]
+    (dx, dbias) = torch.autograd.grad(kernels.bias_act_modulate(*given)[used].square().sum(), given[:2])
+    y = kernels.bias_act_reference(*given[:2])
+    want = torch.autograd.grad((y, y * given[2][:, :, None, None])[used].square().sum(), given[:2])
+    torch.testing.assert_close((dx, dbias), want)
+
+
+def test_noise_has_a_gradient_where_it_is_asked_for():
+    x, bias, style, strength, noise = (numbers(*s) for s in ((2, 3, 4, 4), (3,), (2, 3), (), (2, 1, 4, 4)))
+
+    def gradients(op):
+        y, z = op(x, bias, style, noise=noise, strength=strength)
+        return torch.autograd.grad((y + z).square().sum(), (x, noise))
+
+    found, want = (gradients(op) for op in (kernels.bias_act_modulate, kernels.bias_act_modulate_reference))
+    torch.testing.assert_close(found, want)
+
+
+def test_in_bf16_nothing_is_further_from_fp32_than_with_two_ops(monkeypatch):
+    """In any direction: fewer maps are rounded on the way."""
+    torch.manual_seed(1)
+    interpreter.round_to_nearest(monkeypatch)
+    maps = [t.detach().bfloat16() for t in (numbers(2, 8, 12, 12, last=True) for _ in range(3))]
+    noise, rows = numbers(2, 1, 12, 12).detach(), [numbers(*size) for size in ((8,), (2, 8), (), (2, 8))]
+    ways = torch.randn(2, 8, 12, 12), torch.randn(2, 8), torch.randn(2, 8)
+
+    def two(x, bias, style, **how):
+        y = kernels.bias_act(x, bias, **how)
+        return y, kernels.modulate(y, style)
+
+    def derivatives(op, dtype):
+        x, *gs = (t.to(dtype, copy=True).requires_grad_() for t in maps)
+        bias, style, strength, scale = (t.detach().float().requires_grad_() for t in rows)
+        ys = op(x, bias, style, noise=noise.float(), strength=strength, scale=scale)
+        given = [x, style, scale]
+        first = torch.autograd.grad(ys, [*given, bias, strength], gs, retain_graph=True)
+        again = torch.autograd.grad(ys, given, gs, create_graph=True)
+        along = [way.to(DEVICE, t.dtype) for way, t in zip(ways, again, strict=True)]
+        return [*ys, *first, *torch.autograd.grad(again, [*given, *gs], along)]
+
+    exact = derivatives(two, torch.float32)
+    apart, joined = (
+        [
+            float(((a.float() - b).norm() / b.norm()).detach())
+            for a, b in zip(derivatives(op, torch.bfloat16), exact, strict=True)
+        ]
+        for op in (two, kernels.bias_act_modulate)
+    )
+    assert all(b <= 1.1 * a for a, b in zip(apart, joined, strict=True)), (apart, joined)
+    assert sum(joined) < sum(apart)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.autograd import gradcheck, gradgradcheck
+from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels
@@ -308,30 +309,6 @@ def test_needed_outside_of_a_backward_pass_is_what_autograd_said():
 # ---- refusals ----------------------------------------------------------------------------------------------------
 
 X, W = (2, 4, 6, 6), (6, 4, 3, 3)
-BAD = {
-    "dimensions": (("conv2d", (4, 6, 6), W, {}), "[4, 6, 6]"),
-    "channels": (("conv2d", (2, 5, 6, 6), W, {}), "channels do not fit for groups=1"),
-    "groups": (("conv2d", X, W, {"groups": 2}), "groups=2"),
-    "output channels": (("conv2d", (2, 16, 6, 6), W, {"groups": 4}), "groups=4"),
-    "stride": (("conv2d", X, W, {"stride": 0}), "stride >= 1"),
-    "padding": (("conv2d", X, W, {"padding": -1}), "padding >= 0"),
-    "triple": (("conv2d", X, W, {"stride": (1, 1, 1)}), "a number or a pair"),
-    "too small": (("conv2d", (2, 4, 2, 2), W, {}), "nothing is left"),
-    "transposed channels": (("conv_transpose2d", X, W, {}), "channels do not fit"),
-    "output padding": (
-        ("conv_transpose2d", X, (4, 6, 3, 3), {"output_padding": 1}),
-        "smaller than the stride",
-    ),
-}
-
-
-@pytest.mark.parametrize("case, said", BAD.values(), ids=BAD)
-def test_what_does_not_fit_is_refused_in_one_line(case, said):
-    op, x, weight, how = case
-    with pytest.raises(ValueError) as refusal:
-        OPS[op](torch.zeros(x), torch.zeros(weight), **how)
-    message = str(refusal.value)
-    assert said in message and message.startswith(f"{op}: ") and "\n" not in message
 
 
 def test_two_dtypes_are_refused_unless_autocast_makes_them_one():
@@ -340,6 +317,40 @@ def test_two_dtypes_are_refused_unless_autocast_makes_them_one():
         kernels.conv2d(x, weight)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert kernels.conv2d(x, weight).dtype is torch.bfloat16
+
+
+# ---- the operators of the double backward
+
+CONVOLUTIONS = [
+    ((6, 4, 3, 3), [[1, 1], [1, 1], [0, 0], False, 1]),
+    ((6, 2, 3, 3), [[2, 2], [1, 0], [0, 0], False, 2]),  # leaves a row of x over
+    ((4, 3, 3, 2), [[2, 1], [1, 0], [1, 0], True, 2]),
+]
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize(("shape", "geometry"), CONVOLUTIONS)
+def test_convolution_and_its_weight_gradient(layout, shape, geometry):
+    x, weight = (
+        torch.randn(s, device=DEVICE).contiguous(memory_format=layout).requires_grad_()
+        for s in ((2, 4, 3, 5), shape)
+    )
+    geometry = [*geometry, layout is torch.channels_last]
+    opcheck(torch.ops.kernels.convolution.default, (x, weight, *geometry))
+    y = torch.ops.kernels.convolution(x, weight, *geometry)
+    g = torch.ones_like(y).requires_grad_()
+    opcheck(torch.ops.kernels.correlation.default, (g, x, weight.detach(), *geometry))
+
+
+@pytest.mark.parametrize(("shape", "geometry"), CONVOLUTIONS)
+def test_convolution_is_differentiable_twice_as_an_operator(shape, geometry):
+    inputs = [
+        torch.randn(s, dtype=torch.float64, device=DEVICE, requires_grad=True) for s in ((2, 4, 4, 5), shape)
+    ]
+    function = lambda x, w: torch.ops.kernels.convolution(x, w, *geometry, False)  # noqa: E731
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
 
 
 # ---- on a GPU ----------------------------------------------------------------------------------------------------

@@ -107,7 +107,7 @@ def test_a_mean_far_from_zero_costs_no_digits(walked):
 @every_case
 def test_mixed_strided_and_expanded_inputs(case, walked):
     ops.test_mixed_dtypes(case)
-    ops.test_strided_inputs(case)
+    ops.test_strided_and_expanded_inputs(case)
     ops.test_autocast_gives_the_references_dtype(case)
 
 
@@ -125,11 +125,7 @@ def test_nan_and_inf_come_out_where_the_references_do(case, value, walked):
 
 @every_case
 def test_every_element_is_written(case, walked, monkeypatch):
-    new_empty, empty_like = torch.Tensor.new_empty, torch.empty_like
-    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: new_empty(*a, **k).fill_(float("nan")))
-    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty_like(*a, **k).fill_(float("nan")))
-    for t in ops.values_and_grads(ops.functions(case)[0], ops.make_inputs(case, (2, 3, 3, 7))):
-        assert t.isfinite().all()
+    ops.test_every_element_is_written_and_none_beside(case, "nchw", monkeypatch, None)
 
 
 def test_only_what_is_needed_is_computed(walked):
@@ -167,7 +163,7 @@ def test_when_it_is_the_way(shape, layout, dtype, tensors, count, marks, monkeyp
     """Marks where planes push each other out."""
     monkeypatch.setattr(planes, "processor", lambda device: (90, 132))
     monkeypatch.setattr(planes, "cache_bytes", lambda device: 60 << 20)
-    x = torch.empty(shape, dtype=dtype, device="meta").contiguous(memory_format=ops.FORMATS[layout])
+    x = torch.empty(shape, dtype=dtype, device="meta").contiguous(memory_format=ops.opcases.FORMATS[layout])
     how = planes.walk(x, tensors)
     assert (how.programs, how.hints) == (count, marks) if how else not count
 

@@ -1,11 +1,8 @@
 """minibatch_std against its plain-PyTorch reference and the model's own spelling, differentiated twice."""
 
-import sys
-
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import gradcheck, gradgradcheck
 
 import kernels
 from stylegan_lite import networks
@@ -62,25 +59,6 @@ def test_it_is_what_the_model_computes(layout):
     assert want.shape[1] == 8
 
 
-@pytest.mark.parametrize("layout", ["nchw", pytest.param("nhwc", marks=pytest.mark.exhaustive)])
-def test_gradients_of_gradients_are_those_of_the_function(layout):
-    x = image(4, 2, 2, 1, layout=layout)
-    assert gradcheck(lambda x: kernels.minibatch_std(x, 2, multiple=4), x)
-    assert gradgradcheck(lambda x: kernels.minibatch_std(x, 2, multiple=4), x, fast_mode=True)
-
-
-@every_format
-def test_maps_larger_than_a_tile(layout, monkeypatch):
-    monkeypatch.setattr(sys.modules["kernels.norm.minibatch_std"], "TILE", 8)
-    x = image(2, 5, 5, 3, layout=layout)
-    found = (
-        values_and_grads(lambda x, f=f: f(x, 2), x)
-        for f in (kernels.minibatch_std, kernels.minibatch_std_reference)
-    )
-    for got, want in zip(*found, strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_statistics_are_kept_in_full_precision(dtype):
     """Samples whose differences a half-precision mean would swallow, and whose dtype autocast leaves alone."""
@@ -95,32 +73,3 @@ def test_statistics_are_kept_in_full_precision(dtype):
     g = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
     (got,), (dx,) = torch.autograd.grad(y, x, g), torch.autograd.grad(want, exact, g.double())
     torch.testing.assert_close(got.double(), dx, rtol=2 * eps, atol=2 * eps)
-
-
-@pytest.mark.parametrize(
-    ("x", "how", "message"),
-    [
-        (torch.zeros(4, 4), {}, r"\[N, C, H, W\]"),
-        (torch.zeros(2, 0, 4, 4), {}, "of some size"),
-        (torch.zeros(6, 1, 2, 2), {}, "6 samples are not 1 parts of whole groups of 4"),
-        (torch.zeros(5, 1, 2, 2), {"parts": 2}, "5 samples are not 2 parts"),
-        (torch.zeros(4, 1, 2, 2), {"multiple": 0}, "multiple must be an integer from 1 on, got 0"),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_one_line(x, how, message):
-    for f in (kernels.minibatch_std, kernels.minibatch_std_reference):
-        with pytest.raises(ValueError, match=message) as refusal:
-            f(x, 4, **how)
-        assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.gpu
-@every_format
-def test_at_the_size_of_the_model(layout):
-    x = image(16, 512, 4, 4, layout=layout, dtype=torch.bfloat16)
-    found = (
-        values_and_grads(lambda x, f=f: f(x, 4, parts=2, multiple=8), x)
-        for f in (kernels.minibatch_std, kernels.minibatch_std_reference)
-    )
-    for got, want in zip(*found, strict=True):
-        assert float((got.float() - want.float()).norm() / want.float().norm()) < 0.02

@@ -202,21 +202,6 @@ def test_compiled_code_has_the_convolution_and_the_sum():
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("shapes", "said"),
-    [
-        (((2, 3, 4, 4), (2, 5, 4, 4), (3, 5, 3, 3)), "need x"),
-        (((2, 3, 4, 4), (2, 5, 2, 4), (3, 5, 1, 1)), "need x"),
-        (((2, 3, 4, 4), (2, 5, 4, 4), (4, 5, 1, 1)), "x has 3 channels, weight makes 4"),
-    ],
-    ids=str,
-)
-def test_what_does_not_fit_is_refused_in_one_line(shapes, said):
-    x, low, weight = map(torch.zeros, shapes)
-    with pytest.raises(ValueError, match=f"^bias_act_skip: {said}"):
-        kernels.bias_act_skip(x, None, low, weight)
-
-
 # ---- table -------------------------------------------------------------------------------------------------------
 
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 from torch.nn.utils import parametrizations
 
-import kernels
 from ladder.parity import reference, spread
 from ladder.plan import catalog, needs
 from stylegan_lite import ConfigError, Recipe, Workload, make_step, spectral
 from stylegan_lite.networks import Discriminator
+from tests.rungs.cases import SN
 from tests.support.rung_steps import (
     assert_engaged,
     assert_the_same,
@@ -21,7 +21,6 @@ from tests.support.rung_steps import (
 )
 from tests.support.small import LEAST, SMALL
 
-SN = {"spectral_norm": True}
 FUSED = {"spectral_norm": "triton"}
 # Without activations, filters and so on of ours: each is tested elsewhere, and interpreted slowly.
 LEAN = {"weights": "once", "fused_adam": True, "ema": "foreach", "conv": "double_backward"}
@@ -30,13 +29,6 @@ torch.set_num_threads(1)
 
 def least(recipe, **workload):
     return make_step(LEAST | SN | workload, recipe, device="cpu")
-
-
-@pytest.fixture
-def in_plain_pytorch(monkeypatch):
-    """The kernels' references in their place: the model's wiring at a CPU's speed."""
-    for name in ("spectral_norm", "power_iteration"):
-        monkeypatch.setattr(kernels, name, getattr(kernels, f"{name}_reference"))
 
 
 # ---- the workload's option
@@ -145,23 +137,6 @@ def test_every_phase_computes_the_same_with_the_kernels(recipe):
     torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        pytest.param({}, marks=pytest.mark.exhaustive),
-        pytest.param({"channels_last": True, "precision": "bf16"}, marks=pytest.mark.exhaustive),
-        pytest.param(
-            {"joint_batch": True, "channels_last": True} | LEAN | FUSED, marks=pytest.mark.exhaustive
-        ),
-        {"precision": "bf16", "channels_last": True, "instance_norm": "var_mean"} | FUSED,
-    ],
-    ids=["plain", "plain bf16", "fused fp32", "fused bf16"],
-)
-def test_all_phases_agree_with_the_reference(recipe, in_plain_pytorch, references):
-    found = checked(small(recipe, resolution=8, **SN), references)
-    assert found["verdict"] == "ok", found["problems"]
-
-
 def test_the_reference_in_pieces_is_the_reference_whole(tmp_path):
     """Gradients accumulate over pieces of a batch: u and v must move once for the batch, not once a piece."""
     workload = Workload.from_dict(SMALL | SN | {"batch": 8, "resolution": 8})
@@ -174,56 +149,12 @@ def test_the_reference_in_pieces_is_the_reference_whole(tmp_path):
         assert max(errors.values()) < 1e-4, max(errors, key=errors.get)
 
 
-@pytest.mark.parametrize(
-    ("bug", "what"),
-    [
-        ("the gradient of sigma is left out", "gradient"),
-        ("u and v stand still", "update"),
-    ],
-)
-def test_bugs_are_found_by_parity(bug, what, monkeypatch, in_plain_pytorch, references, planted_bug):
-    honest = kernels.spectral_norm_reference
-
-    def detached(weights, us, vs, *, gains, dtype):
-        values = honest([w.detach() for w in weights], us, vs, gains=gains, dtype=dtype)
-        return [w * (y / w).detach() for w, y in zip(weights, values, strict=True)]
-
-    if what == "gradient":
-        monkeypatch.setattr(kernels, "spectral_norm", detached)
-    else:
-        monkeypatch.setattr(kernels, "power_iteration", lambda weights, us, vs: None)
-    found = checked(small(FUSED, resolution=8, **SN), references)
-    assert found["verdict"] == "failed: parity" and what in found["reason"]
-    planted_bug(bug=f"spectral norm: {bug}", planted="the rung's kernels", problem=found["reason"])
-
-
 def test_it_shows_in_the_receipt():
     step = least(FUSED)
     seen = gathered(step)
     assert "spectral norm in plain PyTorch: none left" in receipt("fused_spectral", seen).lines
     assert "fused_spectral" in catalog.contained(FUSED)
     assert_engaged(seen, ["fused_spectral"])
-
-
-def test_fused_spectral_sabotaged(monkeypatch, refused):
-    def no_iteration_of_ours(self):
-        for layer in self.layers:
-            spectral.iterate(layer)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(spectral.SpectralWeights, "advance", no_iteration_of_ours)
-        what = "the power iteration is plain PyTorch's"
-        refused(
-            "fused_spectral", gathered(least(FUSED)), "spectral_columns_kernel launched 0x", sabotage=what
-        )
-    with monkeypatch.context() as patch:
-        patch.setattr(spectral.SpectralWeights, "make", lambda self, dtype: None)
-        what = "weights are normalized layer by layer"
-        refused("fused_spectral", gathered(least(FUSED)), "spectral_scale_kernel launched 0x", sabotage=what)
-    step = least(FUSED)
-    step.D.spectral_weights.groups[1] = []
-    what = "layers in full precision are left to plain PyTorch"
-    refused("fused_spectral", gathered(step), "spectral norm in plain PyTorch: Dense 8x", sabotage=what)
 
 
 def test_it_is_not_applicable_where_a_workload_has_none():

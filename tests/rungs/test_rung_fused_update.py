@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from ladder.parity import reference
-from ladder.plan import catalog
-from stylegan_lite import ConfigError, Recipe
-from tests.rungs.test_rung_lean_weights import BF16, TURNED, assert_same_training, seen_of, trained
-from tests.support.rung_steps import assert_engaged, checked, cold, receipt, small
+from tests.rungs.test_rung_lean_weights import BF16, TURNED, assert_same_training, trained
+from tests.support.rung_steps import cold, small
 from tests.support.small import LEAST
 
 BELOW = {"weights": "once", "fused_adam": True, "ema": "foreach"}
@@ -71,11 +69,6 @@ def test_a_replaced_state_is_the_one_that_is_updated():
     assert step.settings()["adam_fused"] is True
 
 
-def test_what_it_needs_is_said():
-    with pytest.raises(ConfigError, match="fused_update needs fused_adam: true and weights: once"):
-        Recipe.from_dict({"fused_update": True, "fused_adam": True})
-
-
 class Captured:
     """A capture on a CPU: what is launched is noted, with the table it will read, and runs at each replay."""
 
@@ -129,42 +122,4 @@ def test_each_capture_reads_its_own_gradients(monkeypatch):
         optimizer.zero_grad()
 
 
-@pytest.mark.parametrize(
-    "below", [pytest.param({}, marks=pytest.mark.exhaustive), BF16], ids=["fp32", "bf16"]
-)
-def test_it_agrees_with_the_reference(below, references):
-    found = checked(small(below | FUSED, resolution=8), references)
-    assert found["verdict"] == "ok", found["problems"]
-
-
 # the receipt
-
-
-def test_it_shows_its_receipt_and_so_do_the_rungs_below():
-    rungs = {*catalog.contained(BF16 | FUSED), "fused_update"} - {"baseline"}
-    assert_engaged(seen_of(BF16 | FUSED, **LEAST), rungs)
-    assert not receipt("fused_update", seen_of(BF16 | BELOW, **LEAST)).engaged
-
-
-def test_a_sabotaged_rung_is_not_engaged(refused):
-    def pytorchs(step):
-        step.opt_D.__class__ = torch.optim.Adam
-
-    def no_copies_written(step):
-        honest = step.opt_G.step
-        entries = step.copies[step.G].entries
-
-        def update(*args):
-            kept = [e.copy.detach().clone() for e in entries]
-            honest(*args)
-            with torch.no_grad():
-                for entry, old in zip(entries, kept, strict=True):
-                    entry.copy.copy_(old)
-
-        step.opt_G.step = update
-
-    for plant, said, what in (
-        (pytorchs, "launches in one run", "the discriminator's Adam is PyTorch's"),
-        (no_copies_written, "not what their weight has become", "the generator's copies are not written"),
-    ):
-        refused("fused_update", seen_of(BF16 | FUSED, plant, **LEAST), said, sabotage=what)

@@ -3,27 +3,13 @@
 import pytest
 import torch
 
-from ladder.plan import catalog
-from stylegan_lite import Recipe, Workload, losses
-from stylegan_lite import networks as networks_module
+from stylegan_lite import Recipe, Workload
 from stylegan_lite.networks import Discriminator, minibatch_std
 from stylegan_lite.ops import one_batch
-from tests.support.rung_steps import (
-    assert_engaged,
-    assert_the_same,
-    checked,
-    every_phase,
-    gathered,
-    receipt,
-    small,
-)
+from tests.rungs.cases import JOINT
+from tests.support.rung_steps import gathered, receipt, small
 from tests.support.small import SMALL
 
-JOINT = {"joint_batch": True}
-LAST = {"channels_last": True, "instance_norm": "var_mean"}
-BF16 = LAST | {"precision": "bf16"}
-FUSED = LAST | {"fused_norm": True, "conv": "double_backward"}
-TINY = {"resolution": 8, "channel_max": 8, "batch": 2}  # for kernels in Triton's interpreter
 torch.set_num_threads(1)
 
 
@@ -87,53 +73,6 @@ def test_images_are_laid_together_as_a_convolution_reads_them(precision):
     assert torch.equal(both, torch.cat([fake, real]).to(precision or torch.float32))
     assert both.is_contiguous(memory_format=torch.channels_last)
     assert one_batch(real.double(), fake.double()).is_contiguous()
-
-
-@pytest.mark.covering
-@pytest.mark.parametrize("norm", ["demod", "instance"])
-@pytest.mark.parametrize("recipe", [{}, LAST | {"conv": "double_backward"}, FUSED], ids=["", "nhwc", "fused"])
-def test_every_phase_computes_the_same_either_way(norm, recipe):
-    workload = {"norm": norm} | (TINY if recipe is FUSED else {})
-    found = []
-    for on in (False, True):
-        found.append(every_phase(small({"precision": "fp64", "joint_batch": on} | recipe, **workload)))
-    assert_the_same(found[1], found[0])
-
-
-@pytest.mark.covering
-@pytest.mark.parametrize("norm", ["demod", "instance"])
-@pytest.mark.parametrize("recipe", [JOINT, BF16 | JOINT], ids=["fp32", "bf16"])
-def test_all_phases_agree_with_the_reference(norm, recipe, references):
-    step = small(recipe, resolution=8, norm=norm)
-    found = checked(step, references)
-    assert found["verdict"] == "ok", found["problems"]
-
-
-def test_statistics_taken_over_both_batches_are_found_by_parity(monkeypatch, references, planted_bug):
-    honest = minibatch_std
-    monkeypatch.setattr(
-        networks_module, "minibatch_std", lambda x, group, parts=1, multiple=1: honest(x, group, 1, multiple)
-    )
-    found = checked(small(JOINT, resolution=8), references)
-    assert found["verdict"] == "failed: parity"
-    what = "joint batch: minibatch std over fakes and reals"
-    planted_bug(bug=what, planted="minibatch_std takes both batches for one", problem=found["reason"])
-
-
-@pytest.mark.parametrize("recipe", [JOINT, FUSED | BF16 | JOINT], ids=["plain", "fused"])
-def test_one_pass_shows_in_the_receipt_and_the_rungs_below_are_seen(recipe):
-    seen = seen_of(recipe, **TINY)
-    assert receipt("joint_batch", seen).lines[0] == "batches D is given: 2, 4, 2"
-    rungs = catalog.contained(recipe)
-    assert "joint_batch" in rungs
-    assert_engaged(seen, rungs)
-
-
-def test_joint_batch_sabotaged_by_two_passes(monkeypatch, refused):
-    honest = losses.d_main
-    monkeypatch.setattr(losses, "d_main", lambda *args, joint=False: honest(*args))
-    what = "D is given fakes and reals one after the other"
-    refused("joint_batch", seen_of(JOINT), "batches D is given: 4, 4, 4, 4", sabotage=what)
 
 
 def test_without_the_switch_the_receipt_says_so():

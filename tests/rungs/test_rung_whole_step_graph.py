@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from ladder.parity import check as parity
-from stylegan_lite import ConfigError, Recipe
 from stylegan_lite.step import PHASES, TrainingStep
 from tests.support.rung_steps import gathered, receipt, small
 
@@ -170,11 +169,6 @@ def test_a_whole_step_is_counted_as_it_is_timed():
     found = gathered(step)
     assert found["graphs"]["operators"] == 6 and found["graphs"]["operators_eager"] > 500
     assert found["graphs"]["together"] == found["graphs"]["captured"] == sorted(step.graphs)
-
-
-def test_a_whole_step_graph_needs_graphs():
-    with pytest.raises(ConfigError, match="whole_step_graph needs cuda_graphs"):
-        Recipe.from_dict({"whole_step_graph": True})
 
 
 @pytest.mark.gpu
