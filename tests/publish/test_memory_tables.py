@@ -52,7 +52,7 @@ def test_the_cards_that_a_workload_needs_follow_from_the_gpu_where_it_holds_most
     made, names = two_clocks.run(), ("a", "b")
     runs = {name: two_clocks.run() for name in names}
     for name, most in zip(names, (17.6, 15.2), strict=True):
-        runs[name]["machine"] = made["machine"] | {"name": f"gpu-{name}", "gpu": f"NVIDIA {name}"}
+        runs[name]["machine"] = made["machine"] | {"name": f"nvidia-{name}", "gpu": f"NVIDIA {name}"}
         for place, rung in enumerate(runs[name]["rungs"]):
             held = {0: 15.0, 2: most}.get(place, 7.6)
             rung["rounds"][0]["device_used_bytes"] = int(held * 2**30)

@@ -238,7 +238,7 @@ def test_the_gains_of_two_gpus_stand_beside_each_other_and_a_third_makes_three_t
     for letter in "abc":
         made = two_clocks.run()
         runs[letter] = made | {
-            "machine": made["machine"] | {"name": f"gpu-{letter}", "gpu": f"NVIDIA {letter}"}
+            "machine": made["machine"] | {"name": f"nvidia-{letter}", "gpu": f"NVIDIA {letter}"}
         }
     assert ladders.render_agreement(stored_runs(tmp_path / "one", a=runs["a"])) == ""
     pair = ladders.render_agreement(stored_runs(tmp_path / "two", a=runs["a"], b=runs["b"])).splitlines()
