@@ -12,8 +12,8 @@ from tests.support.two_clocks import stored_runs
 def test_a_table_of_memory_has_the_peaks_of_each_rung(tmp_path: Path) -> None:
     made = two_clocks.run()
     for place, rung in enumerate(made["rungs"]):
-        rung |= {"peak_reserved_bytes": (8 - place) << 30, "peak_allocated_bytes": (8 - place) << 29}
-        rung["rounds"][0]["device_used_bytes"] = (9 - place) << 30
+        peaks = {"peak_reserved_bytes": (8 - place) << 30, "peak_allocated_bytes": (8 - place) << 29}
+        rung["rounds"][0] |= peaks | {"device_used_bytes": (9 - place) << 30}
     stored, name = stored_runs(tmp_path, a=made), "nvidia-h200/article/article"
     lines = ladders.render_memory(stored, name).splitlines()
     assert lines[0].endswith("| reserved GiB | allocated GiB | device GiB |")
