@@ -12,8 +12,8 @@ from tests.support.two_clocks import stored_runs
 def test_a_table_of_memory_has_the_peaks_of_each_rung(tmp_path: Path) -> None:
     made = two_clocks.run()
     for place, rung in enumerate(made["rungs"]):
-        rung |= {"peak_reserved_bytes": (8 - place) << 30, "peak_allocated_bytes": (8 - place) << 29}
-        rung["rounds"][0]["device_used_bytes"] = (9 - place) << 30
+        peaks = {"peak_reserved_bytes": (8 - place) << 30, "peak_allocated_bytes": (8 - place) << 29}
+        rung["rounds"][0] |= peaks | {"device_used_bytes": (9 - place) << 30}
     stored, name = stored_runs(tmp_path, a=made), "nvidia-h200/article/article"
     lines = ladders.render_memory(stored, name).splitlines()
     assert lines[0].endswith("| reserved GiB | allocated GiB | device GiB |")
@@ -52,7 +52,7 @@ def test_the_cards_that_a_workload_needs_follow_from_the_gpu_where_it_holds_most
     made, names = two_clocks.run(), ("a", "b")
     runs = {name: two_clocks.run() for name in names}
     for name, most in zip(names, (17.6, 15.2), strict=True):
-        runs[name]["machine"] = made["machine"] | {"name": f"gpu-{name}", "gpu": f"NVIDIA {name}"}
+        runs[name]["machine"] = made["machine"] | {"name": f"nvidia-{name}", "gpu": f"NVIDIA {name}"}
         for place, rung in enumerate(runs[name]["rungs"]):
             held = {0: 15.0, 2: most}.get(place, 7.6)
             rung["rounds"][0]["device_used_bytes"] = int(held * 2**30)

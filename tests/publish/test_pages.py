@@ -83,7 +83,7 @@ def few_rounds(run: dict[str, Any]) -> dict[str, Any]:
     return run | {"rungs": [rung | {"rounds": rung["rounds"][:2]} for rung in run["rungs"]]}
 
 
-@pytest.mark.parametrize("spoil", [lambda run: run | {"complete": False}, few_rounds], ids=["stopped", "few"])
+@pytest.mark.parametrize("spoil", [two_clocks.interrupt, few_rounds], ids=["stopped", "few"])
 def test_no_document_quotes_a_stopped_run_or_one_of_few_rounds(checkout: Path, capsys, spoil: Any) -> None:
     """Its region is refused, and its machine has no page; a page that was there goes."""
     pages = checkout / "docs" / "results-nvidia-h200.md"
@@ -174,7 +174,7 @@ def test_the_row_of_full_is_of_the_run_that_has_the_top(tmp_path: Path) -> None:
     stored = stored_runs(tmp_path, ends=ends)
     (row,) = [line for line in ladders.render_gpus(stored).splitlines() if "of `full`" in line]
     assert row.startswith(f"| all {two_clocks.RUNGS} rungs of `full` at once ([run of 3 rungs](")
-    assert "| 40.00 | 39.90 |" in row and "| 4.00x |" in row
+    assert "| 61.30 | 61.20 |" in row and "| 2.61x |" in row
     assert "ladder/nvidia-h200/ends.json)" in row  # results/charts shows the run of more rungs
 
 
@@ -195,7 +195,8 @@ def test_a_gpu_with_a_run_of_full_alone_is_shown_by_the_article_s_rungs_of_it(tm
 
 def test_a_gpu_time_of_too_few_generations_is_no_number_of_a_document(tmp_path: Path) -> None:
     made = two_clocks.run()
-    made["rungs"][-1] |= {"gpu_ms": 61.77, "gpu_interval_ms": None, "gpu_verdict": "too few generations"}
+    for visit in made["rungs"][-1]["rounds"][1:]:
+        visit["profiled"] = None
     stored = stored_runs(tmp_path, a=made)
     for shown in (ladders.render_gpus(stored), ladders.render_rungs(stored, "nvidia-h200/article/article")):
         assert "| 68.20 | " in shown and "| too few generations | " in shown and "61.77" not in shown
@@ -238,7 +239,7 @@ def test_the_gains_of_two_gpus_stand_beside_each_other_and_a_third_makes_three_t
     for letter in "abc":
         made = two_clocks.run()
         runs[letter] = made | {
-            "machine": made["machine"] | {"name": f"gpu-{letter}", "gpu": f"NVIDIA {letter}"}
+            "machine": made["machine"] | {"name": f"nvidia-{letter}", "gpu": f"NVIDIA {letter}"}
         }
     assert ladders.render_agreement(stored_runs(tmp_path / "one", a=runs["a"])) == ""
     pair = ladders.render_agreement(stored_runs(tmp_path / "two", a=runs["a"], b=runs["b"])).splitlines()
@@ -297,7 +298,7 @@ def test_the_ends_of_every_run_are_those_of_staircases_from_the_baseline_on(tmp_
 
 def test_a_table_links_the_samples_where_the_charts_show_another_run(tmp_path: Path) -> None:
     ends = two_clocks.selected("baseline", two_clocks.TOP)
-    stopped = two_clocks.selected("baseline", "bf16", two_clocks.TOP) | {"complete": False}
+    stopped = two_clocks.interrupt(two_clocks.selected("baseline", "bf16", two_clocks.TOP))
     stopped["started"] = "2026-11-23T10:15:00+00:00"
     stored = stored_runs(tmp_path, ends=ends, stopped=stopped)
     (best,) = stored.best.values()
@@ -334,7 +335,7 @@ def test_links_of_stopped_runs_and_of_few_generations_are_seen(tmp_path: Path) -
     write_run(tmp_path / "results/upstream/a.json", {"complete": True, "protocol": {"rounds": 2}})
     write_run(tmp_path / "results/upstream/b.json", {"complete": True, "protocol": {"rounds": 3}})
     full = two_clocks.selected("baseline", two_clocks.TOP)
-    stored = stored_runs(tmp_path, whole=two_clocks.run(), stopped=full | {"complete": False})
+    stored = stored_runs(tmp_path, whole=two_clocks.run(), stopped=two_clocks.interrupt(full))
     names = ["upstream/a.md", "upstream/b.json", "charts/nvidia-h200-article-article.png",
              "charts/nvidia-h200-article-full-partial.md", "ladder/nvidia-h200/stopped.json",
              "ladder/nvidia-h200/whole.json", "charts/nvidia-h200-kernels.png"]  # fmt: skip

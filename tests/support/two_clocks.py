@@ -9,6 +9,7 @@ from typing import Any
 
 from ladder.plan import catalog, needs
 from ladder.publish.pages.committed import Committed
+from ladder.results import derive
 from tests.support import made_up
 from tests.support.typed import write_run
 
@@ -78,6 +79,11 @@ def selected(*names: str) -> dict[str, Any]:
         rungs.append(record | {"receipts": made_up.receipts(), "parity": made_up.parity()})
     ladder = {"name": "full", "title": "On from there", "rungs": list(names)}
     return made | {"rungs": rungs, "ladder": made["ladder"] | ladder, "baseline": names[0]}
+
+
+def interrupt(made: dict[str, Any]) -> dict[str, Any]:
+    """Return a run as if it had been stopped."""
+    return made | {"protocol": made["protocol"] | {"notes": [derive.INTERRUPTED]}}
 
 
 def noise(floor: float, generations: int) -> dict[str, Any]:
