@@ -19,6 +19,7 @@ from ladder.base.text import ms
 from ladder.core.job import Job
 from ladder.core.options import Seed, option
 from ladder.core.records import Ms, Record, Samples, between, read_record, size
+from ladder.results import ranking
 from ladder.results.file import Status
 from ladder.results.run import HostTime, Result
 from ladder.show.table import Column, Table
@@ -190,7 +191,9 @@ STUDY = Host()
 
 
 def attach_host(result: Result, folder: Path) -> Result:
-    """Return a run with the host time of its rungs: by the newest file in `folder` of its host and ladder."""
+    """Return a cumulative run with the host time of its rungs: by the newest file in `folder` of its host and ladder."""
+    if ranking.mode(result) != ranking.CUMULATIVE:
+        return result
     files = frame.find_files(STUDY, folder, result)
     rungs = next(
         (STUDY.derive(each).rungs for each in files[::-1] if each.options.ladder == result.ladder.name), []
