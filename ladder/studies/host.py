@@ -191,7 +191,7 @@ STUDY = Host()
 
 
 def attach_host(result: Result, folder: Path) -> Result:
-    """Return a cumulative run with the host time of its rungs: by the newest file in `folder` of its host and ladder."""
+    """Return a cumulative run with its rungs' host time, by the newest file in `folder` of its host and ladder."""
     if ranking.mode(result) != ranking.CUMULATIVE:
         return result
     files = frame.find_files(STUDY, folder, result)
