@@ -6,7 +6,6 @@
 import ast
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,6 @@ pytest.importorskip("triton")
 from kernels import choices
 from tests.support import compiling
 from tests.support.compiling import FULLY, SHARED_KIB
-from tests.support.fake_runs import alive, wait_for
 from tests.support.lanes import contracted_sums
 from tests.support.programs import end_with_parent
 
@@ -64,28 +62,6 @@ def in_others(cache: Path, *arguments: list[str]) -> list[dict]:
         assert other.returncode == 0, err[-3000:]
         found.append(json.loads(out))
     return found
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_process_that_compiles_ends_with_the_one_that_waits_for_it(number, tmp_path):
-    """Ctrl-C may reach pytest alone, and kernels would be compiled for two minutes more."""
-    slow = tmp_path / "slow.py"
-    slow.write_text(
-        "import os, time\nprint(os.getpid(), file=open('pid', 'w'), flush=True)\ntime.sleep(600)\n"
-    )
-    waits = (
-        "from pathlib import Path\nfrom tests.kernels import test_kernels_compile as tests\n"
-        f"tests.compiling.__file__ = {str(slow)!r}\ntests.in_others(Path('cache'), ['few'])"
-    )
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    waiting = subprocess.Popen(
-        [sys.executable, "-c", waits], cwd=tmp_path, env=env, stderr=subprocess.DEVNULL
-    )
-    pid = tmp_path / "pid"
-    wait_for(lambda: pid.exists() and pid.read_text())
-    waiting.send_signal(number)
-    waiting.wait()
-    wait_for(lambda: not alive(int(pid.read_text())))
 
 
 def assert_compiled(found: list[dict]) -> None:

@@ -125,45 +125,49 @@ def test_dense_copies_only_what_must_be_copied():
     assert tiles.dense(x[:, :, ::2]).is_contiguous()
 
 
-def in_fresh_process(code: str, **more: str) -> subprocess.CompletedProcess:
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    env |= {"CUDA_VISIBLE_DEVICES": ""} | more
-    return subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True)
+FORKS = """
+import os, sys, torch
+for code in sys.argv[1:]:
+    sys.stdout.flush()
+    if not (child := os.fork()):
+        exec(code)
+        sys.stdout.flush()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    print("--")
+"""
+NO_GPU = """
+import kernels
+print(kernels.available())
+try: kernels.modulate(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1))
+except RuntimeError as e: print(e)
+"""
+INTERPRETED = """
+os.environ["TRITON_INTERPRET"] = "1"
+import kernels
+x, taps = torch.randn(1, 2, 4, 4, requires_grad=True), (0.25, 0.5, 0.25)
+y = kernels.filter_act(kernels.modulate(x, torch.ones(1, 2)), taps, torch.zeros(2), padding=1)
+(g,) = torch.autograd.grad(y.sum(), x)
+print(torch.equal(y > 0, kernels.upfirdn2d_reference(x, taps, padding=1) > 0), bool(g.all()))
+"""
+NO_TRITON = """
+sys.modules["triton"] = None
+import kernels
+print(kernels.available())
+print(kernels.bias_act_reference(torch.tensor([[1.0, -1.0]]), gain=1.0).tolist())
+"""
 
 
-def test_without_a_gpu_it_says_so_and_points_to_the_reference():
-    done = in_fresh_process(
-        "import torch, kernels; print(kernels.available())\n"
-        "try: kernels.modulate(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1))\n"
-        "except RuntimeError as e: print(e)"
-    )
-    assert done.stdout.splitlines()[0] == "no CUDA GPU that PyTorch can use"
-    assert "modulate_reference" in done.stdout or "_reference" in done.stdout
-
-
-def test_tritons_interpreter_needs_nothing_that_only_tests_do():
+def test_a_process_without_a_gpu_or_triton_says_so_and_the_interpreter_needs_nothing_of_the_tests():
     """`TRITON_INTERPRET=1` is documented; Triton's own, which these tests make faster, wants its language in sight."""
-    done = in_fresh_process(
-        "import torch, kernels\n"
-        "x, taps = torch.randn(1, 2, 4, 4, requires_grad=True), (0.25, 0.5, 0.25)\n"
-        "y = kernels.filter_act(kernels.modulate(x, torch.ones(1, 2)), taps, torch.zeros(2), padding=1)\n"
-        "(g,) = torch.autograd.grad(y.sum(), x)\n"
-        "print(torch.equal(y > 0, kernels.upfirdn2d_reference(x, taps, padding=1) > 0), bool(g.all()))",
-        TRITON_INTERPRET="1",
-    )
-    assert done.stdout.split() == ["True", "True"], done.stderr[-2000:]
-
-
-def test_without_triton_the_references_still_work():
-    done = in_fresh_process(
-        "import sys; sys.modules['triton'] = None\n"
-        "import torch, kernels; print(kernels.available())\n"
-        "print(kernels.bias_act_reference(torch.tensor([[1.0, -1.0]]), gain=1.0).tolist())"
-    )
-    assert done.stdout.splitlines() == [
-        "Triton is not installed (pip install triton)",
-        "[[1.0, -0.20000000298023224]]",
-    ]
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-c", FORKS, NO_GPU, INTERPRETED, NO_TRITON]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    no_gpu, interpreted, no_triton, _ = done.stdout.split("--\n")
+    assert no_gpu.startswith("no CUDA GPU that PyTorch can use\n") and "_reference" in no_gpu
+    assert interpreted == "True True\n"
+    assert no_triton == "Triton is not installed (pip install triton)\n[[1.0, -0.20000000298023224]]\n"
 
 
 def test_a_tensor_of_another_device_than_the_current_one_is_refused(monkeypatch):
