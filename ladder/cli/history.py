@@ -85,8 +85,8 @@ def bench_compare(
     if markdown is not None:
         tables.refuse_outputs([markdown], [report_of] if report_of else [])
     if report_of is not None:
-        asked = ("rungs", "ladder_name", "workload", "rounds", "budget", "seed", "device", "out")
-        options.refuse_idle("has no effect: --report measures nothing", *asked)
+        idle = ("rungs", "ladder_name", "workload", "rounds", "budget", "seed", "device", "out")
+        options.refuse_idle("has no effect: --report measures nothing", *idle)
         result, path = comparing.reread(report_of, base, head), report_of
     else:
         request = comparing.Request(
@@ -197,8 +197,8 @@ def history(
     if issues is not None:
         files.write(issues, json.dumps(nightly.write_issues(steps), indent=1) + "\n")
     if as_json:
-        found = {"steps": [screening.write_step(step) for step in steps], "notes": lines}
-        click.echo(json.dumps(found, indent=1, allow_nan=False))
+        listed = {"steps": [screening.write_step(step) for step in steps], "notes": lines}
+        click.echo(json.dumps(listed, indent=1, allow_nan=False))
     else:
         click.echo(screening.render_text(steps, lines))
     sys.exit(any(step.status == screening.CONFIRMED for step in steps))

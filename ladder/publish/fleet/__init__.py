@@ -55,11 +55,11 @@ def script(fleet: Fleet, root: Path = ROOT) -> str:
     Raises:
         UserError: a workload is unknown, or two have the same name.
     """
-    names, given = [], []
+    names, workloads = [], []
     for workload in fleet.workloads:
         name, _ = catalog.load_workload(workload)
         names.append(slug(name))
-        given.append(
+        workloads.append(
             str(Path(workload).resolve()) if Path(workload).suffix in (".yaml", ".yml") else workload
         )
     if twice := next((name for name in names if names.count(name) > 1), None):
@@ -69,7 +69,7 @@ def script(fleet: Fleet, root: Path = ROOT) -> str:
         "fleet": [str(fleet.folder.resolve())],
         "python": [sys.executable],
         "names": names,
-        "workloads": given,
+        "workloads": workloads,
         "arguments": fleet.arguments,
         "wait_s": [str(WAIT_S)],
     }

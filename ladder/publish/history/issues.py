@@ -81,30 +81,30 @@ def write_issues(steps: Sequence[Step]) -> list[dict[str, str]]:
     """Return {"mark", "title", "body"}, escaped, for each commit or range with a confirmed regression."""
     key = lambda step: (step.bad, step.good)  # noqa: E731
     confirmed = sorted((step for step in steps if step.status == CONFIRMED), key=key)
-    made = []
+    issues = []
     for (bad, good), group in itertools.groupby(confirmed, key=key):
-        found = sorted(group, key=lambda step: -step.share)
-        names = ", ".join(dict.fromkeys(step.series.name for step in found))
-        mark = MARK.format(where=f"{good}..{bad}" if found[0].between else bad)
-        since = f"between {good[:10]} and {bad[:10]}" if found[0].between else f"since {bad[:10]}"
-        made.append({"mark": mark, "title": f"Slower {since}: {names}"[:200], "body": _body(mark, found)})
-    return made
+        steps = sorted(group, key=lambda step: -step.share)
+        names = ", ".join(dict.fromkeys(step.series.name for step in steps))
+        mark = MARK.format(where=f"{good}..{bad}" if steps[0].between else bad)
+        since = f"between {good[:10]} and {bad[:10]}" if steps[0].between else f"since {bad[:10]}"
+        issues.append({"mark": mark, "title": f"Slower {since}: {names}"[:200], "body": _body(mark, steps)})
+    return issues
 
 
-def _body(mark: str, found: Sequence[Step]) -> str:
-    good, bad, between = found[0].good, found[0].bad, found[0].between
-    said = f"Commit {bad} made these series slower; it and the one before it were measured side by side."
+def _body(mark: str, steps: Sequence[Step]) -> str:
+    good, bad, between = steps[0].good, steps[0].bad, steps[0].between
+    sentence = f"Commit {bad} made these series slower; it and the one before it were measured side by side."
     if between:
-        said = (
+        sentence = (
             f"These series became slower after commit {good}, by commit {bad} at the latest. The two were measured "
             f"side by side; the {between} commits between them were not, so which of them it was is not known."
         )
     table = [("series", "machine", "step in the history", "confirmed", "beside it")]
-    for step in found:
+    for step in steps:
         share = f"{100 * step.share:+.1f}%"
         table.append((step.series.name, step.where, share, step.why, "; ".join(step.remarks)))
-    lines = [mark, said, "", *text.piped(table, words=range(5), show=escape)]
-    commands = dict.fromkeys(filter(None, map(format_bisect, found))) if between else {}
+    lines = [mark, sentence, "", *text.piped(table, words=range(5), show=escape)]
+    commands = dict.fromkeys(filter(None, map(format_bisect, steps))) if between else {}
     if commands:
         lines += ["", "To bisect, on such a machine:", "", "```", *commands, "```"]
     accept = (

@@ -88,15 +88,15 @@ def choose(facts: Mapping[str, Any], folder: Path, name: str | None = None) -> R
 
 def _stored(folder: Path) -> dict[str, Record]:
     """Return the machine records in a folder of asv's results that can be used, by name: what is text in them."""
-    found = {}
+    records = {}
     for path in sorted(folder.glob("*/machine.json")):
         try:
             data = results.read(path)
         except UserError:
             continue
         if isinstance(data, dict) and data.get("machine") == path.parent.name:
-            found[path.parent.name] = {key: each for key, each in data.items() if isinstance(each, str)}
-    return found
+            records[path.parent.name] = {key: each for key, each in data.items() if isinstance(each, str)}
+    return records
 
 
 def _differences(record: Record, other: Record) -> list[str]:

@@ -77,7 +77,7 @@ class Step:
         return known[self.bad] / known[self.good] - 1 if {self.good, self.bad} <= known.keys() else None
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """Return `article/bf16 +2.0%`, and behind a wall time `(GPU time +0.1%)`."""
         gpu = "" if self.gpu_share is None else f" (GPU time {100 * self.gpu_share:+.1f}%)"
         return f"{self.series.name} {100 * self.share:+.1f}%{gpu}"
@@ -92,7 +92,7 @@ class Step:
         return f"in {self.good[:10]}..{self.bad[:10]}" if self.between else f"at {self.bad[:10]}"
 
 
-def screen_accepted(folder: Path, *asked: Any) -> tuple[list[Step], list[str]]:
+def screen_accepted(folder: Path, *arguments: Any) -> tuple[list[Step], list[str]]:
     """Screen the files that a site would be made from; return a line for each file left out, too.
 
     Args:
@@ -105,7 +105,7 @@ def screen_accepted(folder: Path, *asked: Any) -> tuple[list[Step], list[str]]:
         judged = asv_accepted.accepted(folder, Path(temporary) / "asv", root=None)
         if not judged:
             raise UserError(f"{folder}: no results of asv in it; `asv run` writes them to results/asv")
-        steps, lines = screen(Path(temporary) / "asv", *asked)
+        steps, lines = screen(Path(temporary) / "asv", *arguments)
     return steps, [f"{each.path}: {each.problem}" for each in judged if each.problem] + lines
 
 
@@ -152,24 +152,24 @@ def find_steps(one: Series, place: dict[str, int], threshold: float = THRESHOLD)
     if len(commits) < 2:
         return []
     values, weights = ([each[commit] for commit in commits] for each in (one.values, one.weights))
-    *_, found = detect_regressions(detect_steps(values, weights), threshold)
-    made = []
-    for before, after, was, now in found or []:
+    *_, regressions = detect_regressions(detect_steps(values, weights), threshold)
+    steps = []
+    for before, after, was, now in regressions or []:
         good, bad = commits[before], commits[after]
         between, rooted = place[bad] - place[good] - 1, place[good] == 0
-        made.append(Step(one, good, bad, now / was - 1, between, rooted))
-    return made
+        steps.append(Step(one, good, bad, now / was - 1, between, rooted))
+    return steps
 
 
 def _comparisons(folder: Path, lines: list[str]) -> list[Judged]:
     """Return every comparison in a folder, judged anew, the newest last."""
-    found = []
+    comparisons = []
     for path in sorted(folder.rglob("*.json")) if folder.is_dir() else []:
         try:
-            found.append(judging.load(path))
+            comparisons.append(judging.load(path))
         except UserError as error:
             lines.append(str(error))
-    return sorted(found, key=lambda each: each.started)
+    return sorted(comparisons, key=lambda each: each.started)
 
 
 def _settle(
@@ -192,12 +192,12 @@ def _settle(
         f"a {asvnotes.NAMES[name]} change: {changes[name]}" for name in asvnotes.EXCUSES if name in changes
     ]
     accepted = [e for e in entries if e.is_of(one.accepted_as, one.machine)]
-    seen = _verdict(step, comparisons)
+    verdict = _verdict(step, comparisons)
     in_range = known.list_in_force(accepted, step.good, step.bad, root)
-    if in_range and not (seen and seen[2] == BROKEN):  # what is broken cannot be accepted
+    if in_range and not (verdict and verdict[2] == BROKEN):  # what is broken cannot be accepted
         step.status, step.why = KNOWN, in_range[0].describe()
-    elif seen:
-        step.status, step.why, _ = seen
+    elif verdict:
+        step.status, step.why, _ = verdict
     elif levels := _both_levels(step, every):
         step.status, step.why = REFUTED, levels
     elif excuses:
@@ -312,37 +312,39 @@ def render_text(steps: Sequence[Step], lines: Sequence[str]) -> str:
 
     Steps that are the same on several machines are told once.
     """
-    said = [*map(texts.plain, lines)]
+    shown = [*map(texts.plain, lines)]
     groups: dict[tuple[str, ...], list[Step]] = {}
     for step in steps:
         groups.setdefault((step.status, step.good, step.bad, step.where), []).append(step)
-    told: dict[tuple[str, ...], list[str]] = {}  # machines by what is said of them
+    paragraphs: dict[tuple[str, ...], list[str]] = {}  # machines by what is shown of them
     for together in groups.values():
         first = together[0]
         head = f"{first.status} {first.at}", first.series.environment
-        told.setdefault((*head, *_paragraph(together)), []).append(first.series.machine)
-    for (head, environment, *within), machines in told.items():
-        said.append(texts.plain(f"{head} ({', '.join([*machines, environment])}):"))
-        said += [f"  {texts.plain(line)}" for line in within]
+        paragraphs.setdefault((*head, *_paragraph(together)), []).append(first.series.machine)
+    for (head, environment, *within), machines in paragraphs.items():
+        shown.append(texts.plain(f"{head} ({', '.join([*machines, environment])}):"))
+        shown += [f"  {texts.plain(line)}" for line in within]
     count = sum(step.status == CONFIRMED for step in steps)
-    return "\n".join([*said, f"{count} confirmed of {texts.counted(len(steps), 'step')}"])
+    return "\n".join([*shown, f"{count} confirmed of {texts.counted(len(steps), 'step')}"])
 
 
 def _paragraph(steps: list[Step]) -> list[str]:
     """Return lines on steps of one status between the same commits: each series, what to do, what else changed."""
-    first, said = steps[0], []
+    first, sentences = steps[0], []
     alike: dict[str, list[Step]] = {}  # steps of which one line says what to do
     for step in steps:
         alike.setdefault(step.to_compare[0] if step.to_compare else step.why, []).append(step)
     for rows in alike.values():
-        said += [step.said for step in rows]
-        said.append(_to_be_confirmed(rows) if rows[0].to_compare else rows[0].why)
-    said += list_remarks(steps)
+        sentences += [step.summary for step in rows]
+        sentences.append(_to_be_confirmed(rows) if rows[0].to_compare else rows[0].why)
+    sentences += list_remarks(steps)
     if first.between and first.status in (CONFIRMED, CANDIDATE, UNCLEAR):
         which = f" for {first.series.name}" if len(steps) > 1 else ""
-        said.append(f"{first.between} commits between the two were not measured; this bisects them{which}:")
-        said.append(format_bisect(first) or "asv find, by a regular expression of the series")
-    return said
+        sentences.append(
+            f"{first.between} commits between the two were not measured; this bisects them{which}:"
+        )
+        sentences.append(format_bisect(first) or "asv find, by a regular expression of the series")
+    return sentences
 
 
 def write_step(step: Step) -> dict[str, Any]:

@@ -49,14 +49,14 @@ class Series:
     values: dict[str, float] = field(default_factory=dict)
     weights: dict[str, float | None] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
-    seen: dict[str, list[float]] = field(default_factory=dict)  # of each host
+    by_host: dict[str, list[float]] = field(default_factory=dict)  # values of each host
     gpu: dict[str, float] = field(default_factory=dict)  # behind a wall time: GPU seconds of that process
     card: str = "none"  # the machine's GPU
 
     def add(self, commit: str, value: float, weight: float | None, path: Path) -> None:
         """Enter the value that a host has of a commit."""
-        self.seen.setdefault(commit, []).append(value)
-        self.values[commit] = float(statistics.median(self.seen[commit]))
+        self.by_host.setdefault(commit, []).append(value)
+        self.values[commit] = float(statistics.median(self.by_host[commit]))
         self.weights[commit], self.files[commit] = weight, path
 
     @property
@@ -138,10 +138,10 @@ class Step:
 
 def read(folder: Path) -> list[Series]:
     """Return every series of a folder of accepted results (`ladder.publish.validation.asv_accepted`)."""
-    found: dict[tuple[str, ...], Series] = {}
+    every: dict[tuple[str, ...], Series] = {}
     for path in _list_results(folder):
-        _add_file(path, found)
-    return list(found.values())
+        _add_file(path, every)
+    return list(every.values())
 
 
 def _list_results(accepted: Path) -> list[Path]:
@@ -149,7 +149,7 @@ def _list_results(accepted: Path) -> list[Path]:
     return [path for path in sorted(accepted.glob("*/*.json")) if asv_files.kind_of(path) == "results"]
 
 
-def _add_file(path: Path, found: dict[tuple[str, ...], Series]) -> None:
+def _add_file(path: Path, every: dict[tuple[str, ...], Series]) -> None:
     """Add the values of a file to the series."""
     from asv.results import Results
 
@@ -163,7 +163,7 @@ def _add_file(path: Path, found: dict[tuple[str, ...], Series]) -> None:
             where, libraries = _gpu_place(result.params, path, benchmark)
         key = (where, libraries, benchmark, str(result.benchmark_version.get(benchmark)), *params)
         torch = result.params.get("torch")
-        one = found.setdefault(key, Series(where, libraries, benchmark, params, torch, quoted))
+        one = every.setdefault(key, Series(where, libraries, benchmark, params, torch, quoted))
         one.add(result.commit_hash, value, weight, path)
         one.card = str(result.params.get("gpu") or "none")
         beside = benchmark.replace("samples_step_time", "samples_gpu_time"), quoted
@@ -173,25 +173,25 @@ def _add_file(path: Path, found: dict[tuple[str, ...], Series]) -> None:
 
 def is_gpu_time(benchmark: str) -> bool:
     """Return whether a benchmark is the GPU time of a step."""
-    found = STEP_TIME.fullmatch(benchmark)
-    return found is not None and found[1] == "gpu"
+    match = STEP_TIME.fullmatch(benchmark)
+    return match is not None and match[1] == "gpu"
 
 
 def _gpu_place(params: Mapping[str, str], path: Path, benchmark: str) -> tuple[str, str]:
     """Return the machine and the environment of a series of GPU time: the GPU, and its software."""
     facts = _gpu_facts(params, asvnotes.find_conditions(asvnotes.read_note(path), benchmark))
-    said = ", ".join(f"{name} {facts[name]}" for name in GPU_SOFTWARE if name in facts)
-    return facts["machine"], said or "unknown software"
+    software = ", ".join(f"{name} {facts[name]}" for name in GPU_SOFTWARE if name in facts)
+    return facts["machine"], software or "unknown software"
 
 
-def _gpu_facts(params: Mapping[str, str], seen: Mapping[asvnotes.Condition, str]) -> dict[str, str]:
+def _gpu_facts(params: Mapping[str, str], conditions: Mapping[asvnotes.Condition, str]) -> dict[str, str]:
     """Return the facts that GPU time depends on: the GPU, torch, CUDA, cuDNN and the driver's major version."""
     gpu = str(params.get("gpu") or "none")
-    made = {"machine": slug(gpu), "gpu": gpu}
-    made |= {name: str(params[name]) for name in ("torch", "cuda") if params.get(name)}
-    made |= {"cudnn": seen["cudnn"]} if "cudnn" in seen else {}
-    made |= {"driver": seen["driver"].partition(".")[0]} if "driver" in seen else {}
-    return {name: plain(value) for name, value in made.items()}
+    known = {"machine": slug(gpu), "gpu": gpu}
+    known |= {name: str(params[name]) for name in ("torch", "cuda") if params.get(name)}
+    known |= {"cudnn": conditions["cudnn"]} if "cudnn" in conditions else {}
+    known |= {"driver": conditions["driver"].partition(".")[0]} if "driver" in conditions else {}
+    return {name: plain(value) for name, value in known.items()}
 
 
 class _Value(NamedTuple):
@@ -208,10 +208,10 @@ def _values(result: Any, benchmark: str) -> Iterator[_Value]:
 
     params = result.get_result_params(benchmark) or []
     values, stats = (get(benchmark, params) for get in (result.get_result_value, result.get_result_stats))
-    for each, value, said in zip(itertools.product(*params), values, stats, strict=True):
+    for each, value, stat in zip(itertools.product(*params), values, stats, strict=True):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if is_number and math.isfinite(value) and value > 0:
-            yield _Value(tuple(map(str, each)), float(value), _stats.get_weight(said))
+            yield _Value(tuple(map(str, each)), float(value), _stats.get_weight(stat))
 
 
 def points(accepted: Path, benchmark: str = STEP) -> list[Point]:
@@ -222,7 +222,7 @@ def points(accepted: Path, benchmark: str = STEP) -> list[Point]:
     """
     from asv.results import Results
 
-    found, height = [], _heights()
+    every, height = [], _heights()
     for path in _list_results(accepted):
         result = Results.load(str(path))
         facts = {key: plain(value) for key, value in result.params.items() if isinstance(value, str)}
@@ -230,9 +230,9 @@ def points(accepted: Path, benchmark: str = STEP) -> list[Point]:
             continue
         if len(result.get_result_params(benchmark)) != 2:
             continue
-        seen = asvnotes.find_conditions(asvnotes.read_note(path), benchmark)
+        conditions = asvnotes.find_conditions(asvnotes.read_note(path), benchmark)
         if is_gpu_time(benchmark):
-            facts = _gpu_facts(facts, seen)
+            facts = _gpu_facts(facts, conditions)
         times: dict[str, dict[str, float]] = {}
         for (workload, rung), seconds, _ in _values(result, benchmark):
             times.setdefault(_text(workload), {})[_text(rung)] = 1000 * seconds
@@ -240,35 +240,35 @@ def points(accepted: Path, benchmark: str = STEP) -> list[Point]:
             known = tuple(sorted(facts.items()))
             place = path.relative_to(accepted).as_posix()
             head = (facts["machine"], known, result.commit_hash, result.date or 0)
-            found.append(Point(*head, workload, _by_height(ms.items(), height), place, seen))
-    return _joined(found, height) if is_gpu_time(benchmark) else found
+            every.append(Point(*head, workload, _by_height(ms.items(), height), place, conditions))
+    return _joined(every, height) if is_gpu_time(benchmark) else every
 
 
-def _joined(found: list[Point], height: Mapping[str, int]) -> list[Point]:
+def _joined(every: list[Point], height: Mapping[str, int]) -> list[Point]:
     """Return the points with those of several hosts made one: the median of each rung."""
     together: dict[tuple[Any, ...], list[Point]] = {}
-    for point in found:
+    for point in every:
         together.setdefault((point.facts, point.commit, point.workload), []).append(point)
-    made = []
+    medians_of_hosts = []
     for same in together.values():
         rungs = dict.fromkeys(rung for point in same for rung, _ in point.ms)
         ms = {rung: [dict(point.ms)[rung] for point in same if rung in dict(point.ms)] for rung in rungs}
         medians = tuple((rung, float(statistics.median(each))) for rung, each in ms.items())
-        made.append(replace(same[-1], ms=_by_height(medians, height)))
-    return made
+        medians_of_hosts.append(replace(same[-1], ms=_by_height(medians, height)))
+    return medians_of_hosts
 
 
 def _by_height(ms: Iterable[tuple[str, float]], height: Mapping[str, int]) -> tuple[tuple[str, float], ...]:
     return tuple(sorted(ms, key=lambda item: (height.get(item[0], -1), item[0])))
 
 
-def history(found: Iterable[Point], revisions: Mapping[str, int]) -> dict[tuple[str, str], list[Step]]:
+def history(every: Iterable[Point], revisions: Mapping[str, int]) -> dict[tuple[str, str], list[Step]]:
     """Return the highest rung of each commit on the branch, oldest first, by (machine, workload).
 
     A history with a picture goes before one of a single commit. The machines of a workload stand together.
     """
     steps: dict[tuple[str, str], list[tuple[int, Step]]] = {}
-    for point in found:
+    for point in every:
         if point.commit in revisions:
             rung, ms = point.ms[-1]
             step = Step(point.commit, rung, ms, point.software, conditions=point.conditions)
@@ -298,17 +298,17 @@ def _in_order(steps: list[tuple[int, Step]], height: Mapping[str, int]) -> list[
 
 
 def single_runs(
-    found: Iterable[Point], paired: set[tuple[str, str]], rungs: list[str]
+    every: Iterable[Point], paired: set[tuple[str, str]], rungs: list[str]
 ) -> list[tuple[Point, View]]:
     """Return machines that only asv measured, with a view of their rungs: no interval, no verdict, no round.
 
     Args:
-        found: what asv has.
+        every: what asv has.
         paired: (machine, workload) that the paired protocol has measured; they need no single run.
         rungs: names, from the lowest to the highest.
     """
     newest: dict[tuple[str, str], Point] = {}
-    for point in found:
+    for point in every:
         key = (point.machine, point.workload)
         if key not in paired and any(name in rungs for name, _ in point.ms):
             if key not in newest or (point.date, point.software) > (newest[key].date, newest[key].software):

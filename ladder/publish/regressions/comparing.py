@@ -33,7 +33,7 @@ from ladder.publish.regressions.judging import BASE, HEAD, LEAST_ROUNDS, MOST_RO
 from ladder.publish.regressions.schema import ENGINE, KIND, PARTS, Compared, Judged
 from ladder.results import code_digest, derive, record
 from ladder.results import store as results
-from ladder.results.file import KernelProfile, Machine, Round
+from ladder.results.file import KernelProfile, Machine, Round, RunGpu
 from ladder.stats import estimates
 from ladder.stats import rounds_budget as budget
 
@@ -354,7 +354,7 @@ class Comparison:
             self.result,
             seconds=round(time.monotonic() - self.begin, 1),
             programs=programs,
-            gpu=read_record(schema.RunGpu, texts.fit(gpu)) if gpu else None,
+            gpu=read_record(RunGpu, texts.fit(gpu)) if gpu else None,
         )
         results.write(self.path, write_record(self.result))
 

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -67,7 +67,7 @@ class Times:
         return {BASE: self.base, TWIN: self.twin, HEAD: self.head}[side]
 
 
-def build_quantity(asked: Mapping[str, Times], kinds: Mapping[str, str], *, is_gpu: bool) -> Quantity:
+def build_quantity(times_by_rung: Mapping[str, Times], kinds: Mapping[str, str], *, is_gpu: bool) -> Quantity:
     """Return wall or GPU time of a comparison.
 
     Args:
@@ -76,11 +76,11 @@ def build_quantity(asked: Mapping[str, Times], kinds: Mapping[str, str], *, is_g
     """
     logs = {
         _name(rung, side): {number: math.log(times.side(side)[number]) for number in times.rounds()}
-        for rung, times in asked.items()
+        for rung, times in times_by_rung.items()
         for side in SIDES
     }
-    sides = {_name(rung, side): kinds[rung] for rung in asked for side in SIDES}
-    twins = [(_name(rung, BASE), _name(rung, TWIN)) for rung in asked]
+    sides = {_name(rung, side): kinds[rung] for rung in times_by_rung for side in SIDES}
+    twins = [(_name(rung, BASE), _name(rung, TWIN)) for rung in times_by_rung]
     return answers.quantity(logs, sides, twins, is_gpu=is_gpu)
 
 
@@ -88,7 +88,7 @@ def _name(rung: str, side: str) -> str:
     return f"{rung} {side}"
 
 
-def _asked(of: Quantity, rungs: Iterable[str]) -> list[str]:
+def _list_complete(of: Quantity, rungs: Iterable[str]) -> list[str]:
     """Return the rungs that have a complete round."""
     return [rung for rung in rungs if _name(rung, HEAD) in of.kinds]
 
@@ -112,12 +112,12 @@ def find_difference(of: Quantity, rung: str) -> Difference | None:
 
 def decide(of: Quantity, rungs: Iterable[str]) -> dict[str, Answer]:
     """Return the answer of each rung with a complete round, with Holm's correction over all of them."""
-    asked = _asked(of, rungs)
-    floors, questions = of.floors(len(asked)), []
-    for rung in asked:
+    complete = _list_complete(of, rungs)
+    floors, questions = of.floors(len(complete)), []
+    for rung in complete:
         known = floors.get(of.kinds[_name(rung, HEAD)])
-        questions.append(answers.question(find_difference(of, rung), [known], len(asked), gpu=of.is_gpu))
-    return dict(zip(asked, answers.answer(questions), strict=True))
+        questions.append(answers.question(find_difference(of, rung), [known], len(complete), gpu=of.is_gpu))
+    return dict(zip(complete, answers.answer(questions), strict=True))
 
 
 def wants_rounds(result: Compared, alive: Iterable[str]) -> bool:
@@ -132,7 +132,7 @@ def wants_rounds(result: Compared, alive: Iterable[str]) -> bool:
         of = gpu if _name(rung, HEAD) in gpu.kinds else wall
         done = len(of.paired(_name(rung, BASE), _name(rung, HEAD)))
         fewest, most = min(fewest, done), max(most, done)
-        resolution = _resolution(of, rung, len(_asked(of, [each.name for each in result.rungs])))
+        resolution = _resolution(of, rung, len(_list_complete(of, [each.name for each in result.rungs])))
         wide |= resolution is None or resolution > ENOUGH
     if most >= MOST_ROUNDS or fewest == MOST_ROUNDS:
         return False
@@ -190,16 +190,18 @@ class _Decided:
     def enter(self, fresh: Of, rung: str) -> Of:
         """Return a record with what this quantity of a rung shows."""
         times, answer = self.times.get(rung, Times({}, {}, {})), self.answers.get(rung)
-        seen = replace(
+        answered = replace(
             fresh,
             base_ms=estimates.median([*times.base.values(), *times.twin.values()]),
             head_ms=estimates.median(list(times.head.values())),
             rounds=len(times.rounds()),
         )
         if answer is None or answer.effect is None or answer.interval is None:
-            return replace(seen, reason=f"{seen.rounds} of {LEAST_ROUNDS} generations: too few for a verdict")
+            return replace(
+                answered, reason=f"{answered.rounds} of {LEAST_ROUNDS} generations: too few for a verdict"
+            )
         return replace(
-            seen,
+            answered,
             verdict=answer.verdict,
             ratio=math.exp(answer.effect),
             interval=[math.exp(bound) for bound in answer.interval],
@@ -218,14 +220,13 @@ def _decided(result: Compared, *, is_gpu: bool) -> _Decided:
 
 def read_quantity(result: Compared, *, is_gpu: bool) -> Quantity:
     """Return the wall times or the GPU times of a comparison, as statistics take them."""
-    programs: list[Any] = result.programs
-    kinds = {each.rung: derive.kind(each, result.machine.device) for each in programs}
+    kinds = {each.rung: derive.kind(each, result.machine.device) for each in result.programs}
     return build_quantity(list_times(result, is_gpu=is_gpu), kinds, is_gpu=is_gpu)
 
 
 def list_times(result: Compared, *, is_gpu: bool) -> dict[str, Times]:
     """Return the wall times or the GPU times of each rung that has programs."""
-    programs: dict[str, Any] = {_name(each.rung, each.side): each for each in result.programs}
+    programs = {_name(each.rung, each.side): each for each in result.programs}
     values = derive.gpu_times(programs) if is_gpu else derive.walls(programs, result.machine.device)
     return {
         rung: Times(*(values.get(_name(rung, side), {}) for side in (BASE, TWIN, HEAD)))
@@ -235,8 +236,8 @@ def list_times(result: Compared, *, is_gpu: bool) -> dict[str, Times]:
 
 def _void(sides: Mapping[str, Program]) -> str:
     """Return why no round of a rung has a GPU time of all its sides."""
-    found = [each.gpu_void for program in sides.values() for each in program.rounds if each.gpu_void]
-    return str(found[0]) if found else "no generation has GPU times of BASE, BASE again and HEAD"
+    reasons = [each.gpu_void for program in sides.values() for each in program.rounds if each.gpu_void]
+    return str(reasons[0]) if reasons else "no generation has GPU times of BASE, BASE again and HEAD"
 
 
 def find_sides(result: Compared, rung: str) -> dict[str, Program]:
@@ -247,8 +248,8 @@ def _out(sides: Mapping[str, Program]) -> str | None:
     """Return why a rung has no verdict for a program that is out of the run, or None."""
     names = {BASE: "BASE", HEAD: "HEAD", TWIN: "BASE's second visit"}
     out = {side: each for side, each in sides.items() if each.status in (*OUT, "n/a")}
-    said = [f"{names[side]}: {each.status}: {each.reason}" for side, each in out.items() if each.reason]
-    return said[0] if said else None
+    reasons = [f"{names[side]}: {each.status}: {each.reason}" for side, each in out.items() if each.reason]
+    return reasons[0] if reasons else None
 
 
 def _is_broken(sides: Mapping[str, Program]) -> bool:
@@ -260,8 +261,8 @@ def _is_broken(sides: Mapping[str, Program]) -> bool:
 
 def list_slower(rung: JudgedRung) -> list[str]:
     """Return the quantities in which HEAD made a rung slower: wall time, GPU time."""
-    found = [WALL] if rung.verdict == answers.SLOWER else []
-    return found + ([GPU] if rung.gpu and rung.gpu.verdict == answers.SLOWER else [])
+    slower = [WALL] if rung.verdict == answers.SLOWER else []
+    return slower + ([GPU] if rung.gpu and rung.gpu.verdict == answers.SLOWER else [])
 
 
 def list_alarms(result: Judged) -> list[JudgedRung]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import html
 import re
-from typing import Any
 
 from ladder.base import text as texts
 from ladder.core.records import write_record
@@ -95,10 +94,10 @@ def describe_verdicts(rung: JudgedRung) -> str:
 
 def list_rows(rung: JudgedRung) -> list[tuple[str | None, list[str]]]:
     """Return the rung's rows of a table: a verdict and the cells, of wall time and, if known, of GPU time."""
-    found: list[tuple[str, Answered]] = [(WALL, rung), *([(GPU, rung.gpu)] if rung.gpu else [])]
+    by_clock: list[tuple[str, Answered]] = [(WALL, rung), *([(GPU, rung.gpu)] if rung.gpu else [])]
     slower = judging.list_slower(rung)
-    made = []
-    for of, answer in found:
+    rows = []
+    for of, answer in by_clock:
         accepted = f" ({rung.known})" if rung.known and of in slower else ""
         floor = "" if answer.floor is None else texts.difference(answer.floor)
         times = [texts.ms(answer.base_ms), texts.ms(answer.head_ms)]
@@ -109,8 +108,8 @@ def list_rows(rung: JudgedRung) -> list[tuple[str | None, list[str]]]:
             floor,
             str(answer.rounds),
         ]
-        made.append((answer.verdict, [rung.name, of, *times, *shown]))
-    return made
+        rows.append((answer.verdict, [rung.name, of, *times, *shown]))
+    return rows
 
 
 def conclude(result: Judged) -> str:
@@ -134,35 +133,35 @@ def conclude(result: Judged) -> str:
 
 def list_remarks(result: Judged) -> list[str]:
     """Return the lines that a reader must know beside the table."""
-    found = list(result.notes)
+    remarks = list(result.notes)
     if not result.complete:
-        found.append(PARTIAL)
+        remarks.append(PARTIAL)
     if result.harness.commit is None:
-        found.append(NO_COMMIT)
+        remarks.append(NO_COMMIT)
     elif result.harness.dirty:
-        found.append(DIRTY)
-    found += result.gpu.notes if result.gpu else []
-    found += neighbours.list_marks(
+        remarks.append(DIRTY)
+    remarks += result.gpu.notes if result.gpu else []
+    remarks += neighbours.list_marks(
         write_record(each) for program in result.programs for each in program.rounds
     )
-    seen: list[tuple[JudgedRung, str, Answered | None]] = [
+    quantities: list[tuple[JudgedRung, str, Answered | None]] = [
         each for rung in result.rungs for each in ((rung, WALL, rung), (rung, GPU, rung.gpu))
     ]
     sizes = [
         f"{rung.name} {texts.difference(answer.resolution)} of {of}"
-        for rung, of, answer in seen
+        for rung, of, answer in quantities
         if answer and answer.resolution is not None
     ]
     if sizes:
-        found.append(f"a slowdown would have been seen from about: {', '.join(sizes)}")
-    return [*found, *explain_gpu_work(result), *list_choices(result)]
+        remarks.append(f"a slowdown would have been seen from about: {', '.join(sizes)}")
+    return [*remarks, *explain_gpu_work(result), *list_choices(result)]
 
 
 def explain_gpu_work(result: Judged) -> list[str]:
     """Return what the difference of GPU work consists of, a line for each rung that has one, and new kernels."""
-    found = []
+    lines = []
     for rung in result.rungs:
-        sides: dict[str, Any] = judging.find_sides(result, rung.name)
+        sides = judging.find_sides(result, rung.name)
         pair = [parts.parts_of(sides[side]) for side in (BASE, HEAD) if side in sides]
         if not rung.gpu or rung.gpu.verdict not in (answers.FASTER, answers.SLOWER) or len(pair) < 2:
             continue
@@ -170,25 +169,25 @@ def explain_gpu_work(result: Judged) -> list[str]:
         if not (was and now):
             continue
         apart = now.gpu_ms - was.gpu_ms
-        said = f"{rung.name}: {abs(apart):.2f} ms {'less' if apart < 0 else 'more'} GPU work in the profiled cycles"
-        found.append(f"{said}: {parts.made_of(was, now)}")
-        found += [f"{rung.name}: {line}" for line in parts.came_and_went(was, now)]
-    return found
+        work = f"{rung.name}: {abs(apart):.2f} ms {'less' if apart < 0 else 'more'} GPU work in the profiled cycles"
+        lines.append(f"{work}: {parts.made_of(was, now)}")
+        lines += [f"{rung.name}: {line}" for line in parts.came_and_went(was, now)]
+    return lines
 
 
 def list_choices(result: Judged) -> list[str]:
     """Return how HEAD's tuning choices differ from BASE's, a line a rung: why a time may have moved."""
-    found = []
+    lines = []
     for rung in result.rungs:
         sides = judging.find_sides(result, rung.name)
         used = {side: sides[side].choices for side in (BASE, HEAD) if side in sides}
         if used.get(BASE) is None or used.get(HEAD) is None:
             continue
         before, after = (tiles.lines(write_record(used[side])) for side in (BASE, HEAD))
-        if told := tiles.changes(before, after):
-            more = f"; and {len(told) - 2} more" if len(told) > 2 else ""
-            found.append(f"{rung.name}: other tuning choices: {'; '.join(told[:2])}{more}")
-    return found
+        if changes := tiles.changes(before, after):
+            more = f"; and {len(changes) - 2} more" if len(changes) > 2 else ""
+            lines.append(f"{rung.name}: other tuning choices: {'; '.join(changes[:2])}{more}")
+    return lines
 
 
 def render_text(result: Judged) -> str:

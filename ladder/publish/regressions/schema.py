@@ -14,8 +14,8 @@ from ladder.base.rules import Rule
 from ladder.core import records as r
 from ladder.core.records import Record, between, read_record, size, write_record
 from ladder.machine import environment
-from ladder.results import identity, plausible, values
-from ladder.results.file import Images, KernelProfile, Machine, Round, Status, Tenancy, Variable
+from ladder.results import identity, plausible, run, values
+from ladder.results.file import Images, KernelProfile, Machine, Round, RunGpu, Status, Variable
 
 KIND = "compare"
 BASE, HEAD, TWIN = "base", "head", "twin"
@@ -52,22 +52,10 @@ class Protocol(Record, kw_only=True):
     seed: Annotated[int, between(0, 2**32)]
 
 
-class Choice(Record, kw_only=True):
-    """A row of the commit's own `kernels.choices.used`, or of an op's own table (`case` and `entry`)."""
+class Choice(run.Choice, kw_only=True):
+    """A row of the commit's own `kernels.choices.used`, or of an op's own table."""
 
-    op: r.Identifier
-    direction: r.Identifier | None = None
-    tile: r.Count | None = None
-    columns: r.Count | None = None
-    warps: r.Count | None = None
-    per_sm: r.Count | None = None
-    stages: r.Count | None = None
-    itemsize: r.Count | None = None
-    layout: Literal["nhwc", "nchw"] | None = None
-    architecture: r.Count | None = None
-    size: Literal["small", "medium", "large"] | None = None
-    case: r.Text | None = None
-    entry: r.Text | None = None
+    rungs: None = None  # type: ignore[assignment]  # of the program that has it
 
 
 class Program(Record, kw_only=True):
@@ -90,15 +78,6 @@ class Rung(Record):
     name: r.Name
     title: r.Text
     skipped: r.Text | None = None
-
-
-class RunGpu(Record):
-    """The state of the GPU over the whole run."""
-
-    state: Literal["known", "unknown"]
-    tenancy: Tenancy
-    rejected_visits: r.Count
-    notes: r.Notes
 
 
 class Compared(Record, kw_only=True):

@@ -47,11 +47,11 @@ def accepted(source: Path, into: Path, root: Path | None = ROOT) -> list[Judged]
     def also(file: Path, data: Any) -> str | None:
         return _elsewhere(file.relative_to(source))
 
-    found = list(validate.read_and_judge([source], source, also)) if any(source.iterdir()) else []
-    commits = {data["commit_hash"] for _, data, _ in found if _is(data, "commit_hash")}
+    every = list(validate.read_and_judge([source], source, also)) if any(source.iterdir()) else []
+    commits = {data["commit_hash"] for _, data, _ in every if _is(data, "commit_hash")}
     dates = validate.commit_dates(root, commits) if root else None
     rows, taken = {}, set()
-    for file, data, judged in sorted(found, key=lambda each: _order(each[0])):
+    for file, data, judged in sorted(every, key=lambda each: _order(each[0])):
         where = file.relative_to(source)
         problem = judged.problem or _misplaced(where, data, taken, dates)
         marks = list(judged.marks)
@@ -61,12 +61,12 @@ def accepted(source: Path, into: Path, root: Path | None = ROOT) -> list[Judged]
             if dates is not None and "commit_hash" in data and data["commit_hash"] not in dates:
                 marks.append(UNKNOWN_COMMIT)
         rows[file] = Judged(loading.show_path(where if where.parts else source), problem, tuple(marks))
-    for file, _, _ in found:
+    for file, _, _ in every:
         where = file.relative_to(source)
         if where in taken and where.name == "machine.json" and not any(_results_beside(where, taken)):
             shutil.rmtree(into / where.parent)
             rows[file] = Judged(rows[file].path, None, (NO_RESULTS,))
-    return [rows[file] for file, _, _ in found]
+    return [rows[file] for file, _, _ in every]
 
 
 def _is(data: Any, key: str) -> bool:

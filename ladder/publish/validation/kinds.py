@@ -236,11 +236,11 @@ def marks(data: Head) -> list[str]:
     kind = KINDS[kind_of(data)]
     if kind.cautions is not None:
         return kind.cautions(dict(data))
-    found = list(data["protocol"]["notes"]) if kind.notes else []
+    cautions = list(data["protocol"]["notes"]) if kind.notes else []
     if kind is ROOFLINE:
         if data["dirty"]:
-            found.append("dirty work tree: not to be published")
-        found += [
+            cautions.append("dirty work tree: not to be published")
+        cautions += [
             f"no floor: {name} took less" for name in in_step.below(build(Roofline, data).measured.groups)
         ]
-    return found
+    return cautions

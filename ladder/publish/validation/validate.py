@@ -72,10 +72,10 @@ def read_and_judge(
     Paths are shown as given, or relative to the folder `below`. Function ``also`` returns a further problem of a
     valid file, or None. A file with such a problem does not count as a copy of another.
     """
-    found: list[_Read] = []
+    files_read: list[_Read] = []
     read: set[str] = set()
     for path in paths:
-        count = len(found)
+        count = len(files_read)
         for file, problem in _files(Path(path)):
             where = os.path.abspath(file)
             if where in read:
@@ -83,17 +83,17 @@ def read_and_judge(
                 continue
             read.add(where)
             one = _Read(file, show_path(file.relative_to(below) if below else file), problem)
-            found.append(one)
+            files_read.append(one)
             if problem is None:
                 one.problem, one.data, one.mark = _judge(file, one.marks)
             if one.problem is None and (more := also(file, one.data)):
                 one.problem, one.data = more, None
-        if len(found) == count:
-            found.append(
+        if len(files_read) == count:
+            files_read.append(
                 _Read(Path(path), show_path(path), "no result in this folder: no name in it ends in .json")
             )
-    _refuse_copies(found)
-    for one in found:
+    _refuse_copies(files_read)
+    for one in files_read:
         yield one.file, one.data, Judged(one.name, one.problem, tuple(map(printable, one.marks)))
 
 
@@ -109,10 +109,10 @@ class _Read:
     marks: list[str] = field(default_factory=list)
 
 
-def _refuse_copies(found: list[_Read]) -> None:
+def _refuse_copies(files_read: list[_Read]) -> None:
     """Refuse all but one of the accepted files with the same measurement."""
     same: dict[str, list[_Read]] = {}
-    for one in found:
+    for one in files_read:
         if one.problem is None and one.mark is not None:
             same.setdefault(one.mark, []).append(one)
     for copies in same.values():
