@@ -43,7 +43,7 @@ from ladder.core.records import (
     write_whole,
 )
 from ladder.plan import content
-from ladder.results import check, identity, loading, store
+from ladder.results import check, identity, loading, store, values
 from ladder.results import record as records
 from ladder.results.combine import resuming
 from ladder.results.file import Header, Status
@@ -380,7 +380,11 @@ def find_header_problem(file: Header) -> str | None:
     hardware = file.machine.gpu if file.machine.device == "cuda" else file.machine.cpu
     if hardware is None or file.machine.name != text.slug(hardware):
         return f"machine.name: {file.machine.name!r} is not made from its hardware"
-    return None if file.workload is None else identity.misnamed(file.workload)
+    if file.workload is None:
+        return None
+    if problem := values.WORKLOAD(file.workload):
+        return f"workload{problem[0]}: {problem[1]}"
+    return identity.misnamed(file.workload)
 
 
 def find_files(study: Study[P, C, O], folder: Path, like: Header) -> list[StudyFile[P, C, O]]:
@@ -407,6 +411,9 @@ def find_problem(study: Study[P, C, O], file: StudyFile[P, C, O]) -> str | None:
         return problem
     if unknown := [key for key in file.observed if key not in file.cases]:
         return f"observed: {unknown[0]!r} is none of its cases"
+    for key, case in file.cases.items():
+        if problem := values.RECIPE(getattr(case, "recipe", None) or {}):
+            return f"cases.{text.printable(key)}.recipe{problem[0]}: {problem[1]}"
     return next(iter(study.list_problems(file)), None)
 
 

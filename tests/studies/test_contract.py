@@ -76,6 +76,8 @@ def forge(data: dict, what: str) -> None:
         data["started"] = "2099-01-01T00:00:00+00:00"
     elif what == "another machine's name":
         data["machine"]["name"] = "nvidia-b200"
+    elif what == "a field of no workload":
+        data["workload"]["html"] = "<script>"
     elif what == "an observation of no case":
         data["observed"]["forged"] = next(iter(data["observed"].values()))
 
@@ -85,7 +87,7 @@ def forge(data: dict, what: str) -> None:
     "what",
     [
         "an unknown key", "a stored conclusion", "another schema", "the future", "another machine's name",
-        "an observation of no case",
+        "a field of no workload", "an observation of no case",
     ],
 )  # fmt: skip
 def test_what_no_genuine_file_holds_is_refused(kind, what):
