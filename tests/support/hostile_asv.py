@@ -181,7 +181,7 @@ BESIDE_RESULTS: dict[str, tuple[str, Plant, str]] = {
     "a symbolic link to its own folder": ("machine.json", _loop, "a symbolic link"),
     "benchmarks.json in the machine's folder": ("machine.json", _beside("benchmarks.json", BENCHMARKS), "not where"),
     "benchmarks.json with HTML as a name": ("../benchmarks.json", raw('{"<b>": {}, "version": 2}'), "<b>"),
-    "a file of another kind": ("machine.json", _beside("more.json", '{"schema": 1}'), "the key 'machine' is missing"),
+    "a file of another kind": ("machine.json", _beside("more.json", '{"schema": 1}'), "schema 1 is not known"),
     "a file with escape sequences in its name": ("machine.json", _beside("a\x1b[2J\n.json", "{}"), "the file's name"),
     "results in a folder of the machine's": ("machine.json", _beside("more/machine.json", "{}"), "missing"),
 }  # fmt: skip

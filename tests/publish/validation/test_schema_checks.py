@@ -113,7 +113,7 @@ def test_a_kind_that_is_misspelt_is_named_with_the_nearest(tmp_path: Path) -> No
     assert says == "kind: 'canari' is none that this project writes; did you mean 'canary'?"
 
 
-@pytest.mark.parametrize("kind", ["canaries", ["kernels"], None, "kernels "])
+@pytest.mark.parametrize("kind", ["canaries", ["kernels"], "kernels "])
 def test_another_kind_is_named(tmp_path, kind):
     says = judge(tmp_path, {"schema": 1, "kind": kind})
     assert says.startswith("kind: ") and "is none that this project writes" in says
