@@ -16,14 +16,14 @@ from ladder.base import files, git, text
 from ladder.base.errors import UserError
 from ladder.core.job import Planned
 from ladder.plan import catalog, content, modes, needs
-from ladder.report import advising, chart, gpus, tables
-from ladder.report.themes import DARK, LIGHT, Theme
+from ladder.report import advising, chart, checks, gpus, tables
+from ladder.report.themes import DARK, LIGHT
 from ladder.results import loading, ranking, sources
 from ladder.results import store as results
 from ladder.results.combine import series
 from ladder.results.publishable import publishable
 from ladder.results.run import Ladder, Result, RungResult
-from ladder.results.types import Plain, build
+from ladder.results.types import build
 from ladder.studies.host import attach_host
 
 ARTICLE, FULL = "article", "full"  # workload and ladder of the article, and the ladder that goes on from it
@@ -40,27 +40,29 @@ def publish(root: Path) -> list[Path]:
         UserError: git does not know the checkout's files, a committed result is none or missing here, or a file cannot
             be written.
     """
-    drawn = drawings(functools.partial(tracked, root))
+    drawn = list_drawings(functools.partial(list_tracked, root))
     return [path for stem, write in drawn.items() for path in write(root / CHARTS / stem)]
 
 
-def drawings(files_of: Callable[[str], list[Path]]) -> dict[str, Write]:
+def list_drawings(files_of: Callable[[str], list[Path]]) -> dict[str, Write]:
     """Return what writes each picture of the gallery with its tables, by the name of the files without suffix.
 
     ``files_of`` returns the results below a folder such as `results/ladder`. Raises UserError.
     """
-    found = [loading.load_run(path) for path in files_of("results/ladder")]
+    runs = [loading.load_run(path) for path in files_of("results/ladder")]
     hosts = next((path.parent for path in files_of("results/host")), Path("results/host"))
-    runs = [attach_host(each, hosts) for each in chosen(found)]
-    drawn: dict[str, Write] = {stem(each): functools.partial(_write_run, each) for each in runs}
-    if pairs := compared(found):
+    best = [attach_host(run, hosts) for run in choose_best(runs)]
+    drawn: dict[str, Write] = {name_files(run): functools.partial(_write_run, run) for run in best}
+    if pairs := pair_gpus(runs):
         for suffix, theme in (("", LIGHT), ("-dark", DARK)):
-            drawn[f"gpus-{ARTICLE}{suffix}"] = functools.partial(_write_compared, pairs, theme)
+            draw = functools.partial(gpus.render, pairs, theme=theme)
+            drawn[f"gpus-{ARTICLE}{suffix}"] = functools.partial(files.draw, render=draw)
     for kind, render in _renderers().items():
         for path in files_of(f"results/{kind}"):
             data = results.read(path)
             if isinstance(data, dict) and data.get("kind") == kind:
-                drawn[f"{path.stem}-{kind}"] = functools.partial(_write_study, data, render)
+                draw = functools.partial(render, data)
+                drawn[f"{path.stem}-{kind}"] = functools.partial(files.draw, render=draw)
     return drawn
 
 
@@ -88,7 +90,7 @@ def remove_stale(root: Path, written: Iterable[Path]) -> tuple[list[Path], list[
     return removed, [path for path in old if path not in removed]
 
 
-def tracked(root: Path, folder: str) -> list[Path]:
+def list_tracked(root: Path, folder: str) -> list[Path]:
     """Return the JSON files that git tracks in a folder of the checkout.
 
     Raises:
@@ -105,16 +107,16 @@ def tracked(root: Path, folder: str) -> list[Path]:
     return [root / name for name in sorted(names)]
 
 
-def chosen(found: list[Result]) -> list[Result]:
+def choose_best(runs: list[Result]) -> list[Result]:
     """Return the best result of each machine, workload, ladder and mode, with the gains at the top where known.
 
     Among results of equal rank, one with gains at the top goes before a newer one without: its chart says more. The
-    article's ladder is shown by the runs of `with_article`.
+    article's ladder is shown by the runs of `prefer_article`.
     """
     best: dict[tuple[str, ...], tuple[Any, Result]] = {}
-    for result in with_article(sources.without_sources(found)):
-        key = (result.machine.name, result.workload["name"], ladder_of(result), ranking.mode(result))
-        shown = series.with_top(result, found)
+    for result in prefer_article(sources.without_sources(runs)):
+        key = (result.machine.name, result.workload["name"], find_ladder(result), ranking.mode(result))
+        shown = series.with_top(result, runs)
         *worth, started = ranking.rank(result)
         rank = (*worth, shown.at_top is not None, started)
         if key not in best or rank > best[key][0]:
@@ -122,7 +124,7 @@ def chosen(found: list[Result]) -> list[Result]:
     return [best[key][1] for key in sorted(best)]
 
 
-def compared(found: list[Result]) -> list[tuple[Result, Result | None]]:
+def pair_gpus(runs: list[Result]) -> list[tuple[Result, Result | None]]:
     """Return for each GPU its best staircase of the article, and its best run of the top of `full` or None.
 
     A run counts if it may be quoted, has three whole generations, and has GPU times. The article's has every rung; of
@@ -130,15 +132,15 @@ def compared(found: list[Result]) -> list[tuple[Result, Result | None]]:
     """
     proved = [
         each
-        for each in found
+        for each in runs
         if each.workload["name"] == ARTICLE and ranking.mode(each) == modes.CUMULATIVE and is_decided(each)
     ]
-    longer = [each for each in proved if ladder_of(each) == FULL]
-    shown = chosen([each for each in with_article(proved) if _whole(each)])
+    longer = [each for each in proved if find_ladder(each) == FULL]
+    shown = choose_best([each for each in prefer_article(proved) if _is_whole(each)])
     return [
-        (each, best_top(other for other in longer if other.machine.name == each.machine.name))
+        (each, find_top(other for other in longer if other.machine.name == each.machine.name))
         for each in shown
-        if ladder_of(each) == ARTICLE
+        if find_ladder(each) == ARTICLE
     ]
 
 
@@ -151,31 +153,31 @@ def is_decided(result: Result) -> bool:
     )
 
 
-def with_article(found: Iterable[Result]) -> list[Result]:
+def prefer_article(runs: Iterable[Result]) -> list[Result]:
     """Return runs, with those of the article's ladder that every chart, table and page shows.
 
     For each machine and workload its decided runs of the whole ladder replace the others. Without one, the article's
     rungs of its decided runs of `full` replace them. Without either its runs stay.
     """
-    runs = list(found)
+    runs = list(runs)
     own: dict[tuple[str, ...], list[Result]] = {}
     parts: dict[tuple[str, ...], list[Result]] = {}
-    for each in runs:
-        if (part := article_part(each)) and is_decided(part):
-            (own if part is each else parts).setdefault(_place(each), []).append(part)
+    for run in runs:
+        if (part := extract_article(run)) and is_decided(part):
+            (own if part is run else parts).setdefault(_identify(run), []).append(part)
     shown = parts | own
-    left = [each for each in runs if not (_is_article(each) and _place(each) in shown)]
-    return left + [each for several in shown.values() for each in several]
+    others = [run for run in runs if not (_is_article(run) and _identify(run) in shown)]
+    return others + [run for several in shown.values() for run in several]
 
 
-def article_part(result: Result) -> Result | None:
+def extract_article(result: Result) -> Result | None:
     """Return a run with the article's ladder whole, None if it has another mode or ladder, or lacks a rung.
 
     A run of `full` gives the article's rungs alone: it climbs them first, by the same recipes.
     """
-    if ladder_of(result) not in (ARTICLE, FULL) or ranking.mode(result) != modes.CUMULATIVE:
+    if find_ladder(result) not in (ARTICLE, FULL) or ranking.mode(result) != modes.CUMULATIVE:
         return None
-    ladder = _article()
+    ladder = _load_article()
     rungs = [rung for rung in result.rungs if rung.name in ladder.rungs]
     if [rung.name for rung in rungs] != ladder.rungs:
         return None
@@ -185,141 +187,130 @@ def article_part(result: Result) -> Result | None:
 
 
 @functools.cache
-def _article() -> Ladder:
+def _load_article() -> Ladder:
     """Return the article's ladder, as a run of it has it."""
-    found = catalog.load_ladder(ARTICLE)
-    names = [step.name for step in found.rungs]
-    return Ladder(name=found.name, title=found.title, rungs=names)
+    ladder = catalog.load_ladder(ARTICLE)
+    return Ladder(name=ladder.name, title=ladder.title, rungs=[step.name for step in ladder.rungs])
 
 
 def _is_article(result: Result) -> bool:
-    return ladder_of(result) == ARTICLE and ranking.mode(result) == modes.CUMULATIVE
+    return find_ladder(result) == ARTICLE and ranking.mode(result) == modes.CUMULATIVE
 
 
-def _place(result: Result) -> tuple[str, ...]:
+def _identify(result: Result) -> tuple[str, ...]:
     """Return the machine, and the workload by its name and its fields."""
     return result.machine.name, result.workload["name"], content.of_workload(result.workload)
 
 
-def best_top(found: Iterable[Result]) -> Result | None:
+def find_top(runs: Iterable[Result]) -> Result | None:
     """Return the run that says best how fast a ladder's top is, None if no run says it.
 
     The runs are staircases of one machine, workload and ladder. A run that may be quoted goes first, then a whole one,
     then the best rank.
     """
     return max(
-        filter(tells_top, sources.without_sources(found)),
-        key=lambda each: (not publishable(each), _whole(each), *ranking.rank(each)),
+        filter(has_top, sources.without_sources(runs)),
+        key=lambda each: (not publishable(each), _is_whole(each), *ranking.rank(each)),
         default=None,
     )
 
 
-def highest(found: Iterable[Result]) -> Result | None:
+def find_highest(runs: Iterable[Result]) -> Result | None:
     """Return the run that has the highest rung of today's ladder, of the runs of a machine without its top.
 
     A run that may be quoted goes first, then the higher rung, then the newer run. It must have the ladder's lowest
     rung, which its totals are over, and another one. Without such a run it is None.
     """
     return max(
-        (each for each in sources.without_sources(found) if len(_timed(each)) > 1 and _begins(each)),
-        key=lambda each: (not publishable(each), _height(each), each.started),
+        (
+            each
+            for each in sources.without_sources(runs)
+            if len(_list_timed(each)) > 1 and _starts_lowest(each)
+        ),
+        key=lambda each: (not publishable(each), _find_height(each), each.started),
         default=None,
     )
 
 
-def _timed(result: Result) -> list[str]:
+def _list_timed(result: Result) -> list[str]:
     return [rung.name for rung in result.rungs if rung.status == "ok"]
 
 
-def _begins(result: Result) -> bool:
+def _starts_lowest(result: Result) -> bool:
     """Return whether the lowest rung with a number is that of today's ladder; a user's own ladder begins anywhere."""
-    planned = _planned(result)
-    return not planned or _timed(result)[0] == planned[0].name
+    planned = _plan_ladder(result)
+    return not planned or _list_timed(result)[0] == planned[0].name
 
 
-def _height(result: Result) -> int:
+def _find_height(result: Result) -> int:
     """Return the place of a run's last rung in today's ladder, -1 if it has none."""
-    names, last = [rung.name for rung in _planned(result)], _timed(result)[-1]
+    names, last = [rung.name for rung in _plan_ladder(result)], _list_timed(result)[-1]
     return names.index(last) if last in names else -1
 
 
-def tells_top(result: Result) -> bool:
+def has_top(result: Result) -> bool:
     """Return whether the highest rung of a staircase with a number is the top of its ladder.
 
     In a whole run it is. A run of selected rungs must hold the first and the last rung of the ladder, both proved. The
     last one must have every change of today's ladder: an older recipe may lack a rung that was added since.
     """
-    if _whole(result):
+    if _is_whole(result):
         return True
-    planned, rungs = _planned(result), {rung.name: rung for rung in result.rungs}
+    planned, rungs = _plan_ladder(result), {rung.name: rung for rung in result.rungs}
     first, last = (rungs.get(planned[end].name) for end in (0, -1))
-    if first is None or last is None or not (_proved(first) and _proved(last)):
+    if first is None or last is None or not (_is_proved(first) and _is_proved(last)):
         return False
     return advising.contains(last.recipe or {}, planned[-1].recipe or {})
 
 
-def _proved(rung: RungResult) -> bool:
+def _is_proved(rung: RungResult) -> bool:
     """Return whether a rung has a number, receipts that show it on, and parity."""
-    engaged = [receipt.engaged for receipt in (rung.receipts or {}).values()]
-    return (
-        rung.status == "ok"
-        and bool(engaged)
-        and all(engaged)
-        and bool(rung.parity and rung.parity.verdict == "ok")
-    )
+    has_parity = rung.parity is not None and rung.parity.verdict == "ok"
+    return rung.status == "ok" and checks.receipts_word(rung) == checks.ENGAGED and has_parity
 
 
 def _write_run(result: Result, stem: Path) -> list[Path]:
     return write_tables(result, stem) + write_charts(result, stem)
 
 
-def _write_compared(pairs: list[tuple[Result, Result | None]], theme: Theme, stem: Path) -> list[Path]:
-    """Draw the picture that compares GPUs, on the ground of a theme."""
-    return files.draw(stem, functools.partial(gpus.render, pairs, theme=theme))
-
-
-def _write_study(data: Plain, render: Callable[[Any, str], bytes], stem: Path) -> list[Path]:
-    return files.draw(stem, functools.partial(render, data))
-
-
-def ladder_of(result: Result) -> str:
+def find_ladder(result: Result) -> str:
     """Return the ladder that a run belongs to: its own, or the one that a rung of it has moved to since."""
     name, rungs = result.ladder.name, {rung.name for rung in result.rungs} - {modes.ALL}
-    known = _ladders()
+    known = _list_rungs()
     holders = [each for each, steps in known.items() if rungs <= steps]
     return name if name not in known or name in holders or not holders else holders[0]
 
 
 @functools.cache
-def _ladders() -> dict[str, set[str]]:
+def _list_rungs() -> dict[str, set[str]]:
     """Return the rungs of each ladder of the project."""
     return {name: {step.name for step in catalog.load_ladder(name).rungs} for name in catalog.ladders()}
 
 
-def stem(result: Result) -> str:
+def name_files(result: Result) -> str:
     """Return the name of a result's files without suffix: `nvidia-h200-article-full-leave-one-out-partial`.
 
     A stopped run is `partial`. One that ended by itself without every rung of the ladder is of `some-rungs`.
     """
-    words = [result.machine.name, result.workload["name"], ladder_of(result)]
+    words = [result.machine.name, result.workload["name"], find_ladder(result)]
     words += [mode for mode in [ranking.mode(result)] if mode not in (modes.CUMULATIVE, words[-1])]
     words += ["quick"] * result.protocol.quick + ["limited"] * bool(result.protocol.gpu_memory_limit_gb)
-    words += ["partial"] if not result.complete else ["some-rungs"] * (not _whole(result))
+    words += ["partial"] if not result.complete else ["some-rungs"] * (not _is_whole(result))
     return "-".join(map(text.slug, words))
 
 
-def _whole(result: Result) -> bool:
+def _is_whole(result: Result) -> bool:
     """Return whether a run planned every rung that its ladder has today. A user's own ladder counts as whole."""
-    planned = _planned(result)
+    planned = _plan_ladder(result)
     return not planned or [rung.name for rung in result.rungs] == [rung.name for rung in planned]
 
 
-def _planned(result: Result) -> Sequence[Planned]:
+def _plan_ladder(result: Result) -> Sequence[Planned]:
     """Return the plan of the whole ladder of a run, in its mode, as of today; empty for a user's own ladder.
 
     A rung that the workload cannot have is no part of the recipes.
     """
-    name = ladder_of(result)
+    name = find_ladder(result)
     possible = {**needs.possible(dict.fromkeys(needs.OF_MACHINE), result.workload), needs.RANKS: None}
     return _plan(name, ranking.mode(result), tuple(possible.items())) if name in catalog.ladders() else ()
 

@@ -119,7 +119,7 @@ def test_a_limited_result_is_compared_merged_and_shown_with_no_other(tmp_path: P
     assert not comparing.differences(small, read(limited(seed=3)))
     assert series.key(usual) != series.key(small) and ranking.rank(usual) > ranking.rank(small)
     assert publishable.publishable(small) == [publishable.LIMITED] and not publishable.publishable(usual)
-    assert gallery.stem(small).endswith("-limited")
+    assert gallery.name_files(small).endswith("-limited")
     for name, made in (("a", made_up.judged_run(seed=1)), ("b", limited())):
         write_run(tmp_path / f"{name}.json", made)
     for options in ((), ("--anyway",)):

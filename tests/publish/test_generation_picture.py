@@ -23,22 +23,22 @@ def test_the_page_shows_it_on_light_and_on_dark_ground():
 
 
 def test_it_is_drawn_where_the_page_is_and_once(tmp_path):
-    assert generation.write(tmp_path) == []
+    assert generation.write_pictures(tmp_path) == []
     (tmp_path / "docs").mkdir()
     (tmp_path / generation.PAGE).write_text("# A\n")
-    assert [path.name for path in generation.write(tmp_path)] == [
+    assert [path.name for path in generation.write_pictures(tmp_path)] == [
         "generation-light.svg",
         "generation-dark.svg",
     ]
-    assert generation.write(tmp_path) == []
-    assert generation.render(LIGHT) != generation.render(DARK)
+    assert generation.write_pictures(tmp_path) == []
+    assert generation.render_picture(LIGHT) != generation.render_picture(DARK)
 
 
 def test_a_pass_visits_each_process_once_and_a_profile_follows_every_visit():
     everyone = sorted(range(len(generation.PROCESSES)))
     assert [sorted(order) for order in generation.PASSES] == [everyone, everyone]
     assert sorted(generation.PROFILED) == everyone
-    axes = generation.figure(LIGHT).axes[0]
+    axes = generation.draw_figure(LIGHT).axes[0]
     colours = {name: matplotlib.colors.to_rgba(getattr(LIGHT, name)) for name in ("busy", "article")}
     begins = {
         name: [bar.get_x() for bar in axes.patches if bar.get_facecolor() == colour]
@@ -52,7 +52,7 @@ def test_a_pass_visits_each_process_once_and_a_profile_follows_every_visit():
 
 def test_no_text_overlaps_another():
     with matplotlib.rc_context(drawing.STYLE):
-        figure = generation.figure(LIGHT)
+        figure = generation.draw_figure(LIGHT)
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
         boxes = [

@@ -29,16 +29,16 @@ def stored() -> Committed:
     return Committed(committed.folder("results").parent)
 
 
-@pytest.mark.parametrize("path", filling.documents(ROOT), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", filling.list_documents(ROOT), ids=lambda path: path.stem)
 def test_a_document_holds_what_the_committed_results_say(stored: Committed, path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert filling.filled(text, path.relative_to(ROOT), stored) == text, "run make docs"
+    assert filling.fill_text(text, path.relative_to(ROOT), stored) == text, "run make docs"
 
 
 def test_each_gpu_with_a_whole_run_has_its_page(stored: Committed) -> None:
-    wanted = machines.pages(stored)
+    wanted = machines.render_pages(stored)
     assert {name: (ROOT / name).read_text(encoding="utf-8") for name in wanted} == wanted, "run make docs"
-    assert machines.stale(ROOT, wanted) == []
+    assert machines.list_stale(ROOT, wanted) == []
 
 
 def git(folder: Path, *words: str) -> None:
@@ -158,7 +158,7 @@ def test_a_broken_committed_file_is_named(checkout: Path) -> None:
     (checkout / RESULT).write_text("{")
     git(checkout, "add", RESULT)
     with pytest.raises(UserError, match=r"a\.json"):
-        filling.fill(checkout)
+        filling.fill_documents(checkout)
 
 
 # ---- the top of a ladder ---------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_what_lazy_phases_add_is_told_as_of_one_generation(tmp_path: Path) -> No
     shown = ladders.render_lazy(stored, "nvidia-h200", "full")
     assert shown.splitlines()[2].endswith("| FP32 baseline | 4.75 | 4.14 |")
     assert shown.endswith("*of one generation of each run*\n")
-    assert targets.lazy(stored)[1:] == (
+    assert targets.judge_lazy(stored)[1:] == (
         "4.75 ms and 4.14 ms",
         "[file](@/results/ladder/nvidia-h200/a.json), generations: 3; R1 and path length from one of them",
     )
@@ -219,7 +219,7 @@ def test_what_lazy_phases_add_is_told_as_of_one_generation(tmp_path: Path) -> No
 def test_the_target_of_light_stands_beside_the_floor_of_the_rung_that_it_tells(tmp_path: Path) -> None:
     """The floor of an earlier rung is another: the page of the roofline would tell another factor."""
     stored = stored_runs(tmp_path, a=two_clocks.selected("baseline", two_clocks.TOP))
-    assert targets.light(stored)[1:] == (
+    assert targets.judge_light(stored)[1:] == (
         "no complete run",
         f"`ladder doctor --roofline --rung {two_clocks.TOP}`",
     )
@@ -227,7 +227,7 @@ def test_the_target_of_light_stands_beside_the_floor_of_the_rung_that_it_tells(t
         two_clocks.kept(
             tmp_path, f"roofline/nvidia-h200-article-full-{rung}.json", {"step": {"light_ms": floor}}
         )
-    assert targets.light(Committed(tmp_path))[1].endswith("and a floor of 7.50")
+    assert targets.judge_light(Committed(tmp_path))[1].endswith("and a floor of 7.50")
 
 
 def test_a_run_of_all_rungs_is_called_by_its_ladder() -> None:
@@ -274,7 +274,7 @@ def test_a_ladder_that_is_gone_is_headed_by_the_title_of_its_result(tmp_path: Pa
     made = two_clocks.run()
     made["ladder"] |= {"name": "gone", "title": "All of it, and one more"}
     stored = stored_runs(tmp_path, a=made)
-    assert "## All of it, and one more (`gone`)" in machines.page(stored, "nvidia-h200")
+    assert "## All of it, and one more (`gone`)" in machines.render_page(stored, "nvidia-h200")
 
 
 def test_the_ends_of_every_run_are_those_of_staircases_from_the_baseline_on(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_the_ends_of_every_run_are_those_of_staircases_from_the_baseline_on(tmp_
         and shown.splitlines()[-1].startswith("| [")
         and "2a.json" in shown.splitlines()[-1]
     )
-    assert "The lowest and the highest rung of every run" in machines.page(stored, "nvidia-h200")
+    assert "The lowest and the highest rung of every run" in machines.render_page(stored, "nvidia-h200")
 
 
 def test_a_table_links_the_samples_where_the_charts_show_another_run(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def unquotable(stored: Committed, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "path", [path for path in filling.documents(ROOT) if path.stem != "log"], ids=lambda path: path.stem
+    "path", [path for path in filling.list_documents(ROOT) if path.stem != "log"], ids=lambda path: path.stem
 )
 def test_no_document_but_the_log_links_a_stopped_run_or_one_of_few_generations(
     stored: Committed, path: Path
@@ -367,7 +367,7 @@ def test_the_readme_is_short() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [*filling.documents(ROOT), ROOT / "CONTRIBUTING.md"], ids=lambda path: path.stem
+    "path", [*filling.list_documents(ROOT), ROOT / "CONTRIBUTING.md"], ids=lambda path: path.stem
 )
 def test_documents_name_modules_and_headings_that_exist(path: Path) -> None:
     text = path.read_text(encoding="utf-8")

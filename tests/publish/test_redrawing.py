@@ -18,14 +18,14 @@ def test_a_page_and_a_picture_of_an_older_code_are_made_anew_and_no_file_is_adde
     page.write_text("# 1 generations\n")
     picture.write_bytes(b"an older drawing")
     git(tmp_path, "init", "-q")
-    assert redrawing.write(tmp_path) == [], "git does not have the result"
+    assert redrawing.redraw_pages(tmp_path) == [], "git does not have the result"
     commit_all(tmp_path, "a")
-    assert redrawing.write(tmp_path) == [page, picture]
+    assert redrawing.redraw_pages(tmp_path) == [page, picture]
     assert page.read_text().startswith("# Several GPUs: ") and picture.read_bytes().startswith(b"<?xml")
     assert not source.with_suffix(".png").exists()
-    assert redrawing.write(tmp_path) == []
+    assert redrawing.redraw_pages(tmp_path) == []
 
 
 def test_a_file_of_another_kind_has_no_page_here(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps({"kind": "canary"}))
-    assert not list(redrawing.drawn(tmp_path / "a.json"))
+    assert not list(redrawing.render_pages(tmp_path / "a.json"))

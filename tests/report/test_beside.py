@@ -140,8 +140,8 @@ def test_a_study_is_a_valid_result_and_its_files_are_drawn(made: dict[str, Any],
         assert f"### {result.ladder.title}".replace("_", "\\_") in tables.markdown(result)
         assert len(tables.csv_text([result]).splitlines()) == 1 + len(data["rungs"])
         assert chart.render(result, "svg").startswith(b"<?xml")
-        assert gallery.stem(result).startswith(f"nvidia-h200-article-{data['protocol']['mode']}")
-        assert gallery.stem(result).count(data["protocol"]["mode"]) == 1
+        assert gallery.name_files(result).startswith(f"nvidia-h200-article-{data['protocol']['mode']}")
+        assert gallery.name_files(result).count(data["protocol"]["mode"]) == 1
 
 
 @pytest.mark.parametrize(

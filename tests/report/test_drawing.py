@@ -174,4 +174,4 @@ def test_every_committed_chart_is_one_that_a_committed_result_stands_behind():
         return sorted(committed.folder(name).rglob("*.json"))
 
     found = {path.stem for path in committed.folder(gallery.CHARTS).iterdir()}
-    assert found == set(gallery.drawings(files_of)), "run make docs"
+    assert found == set(gallery.list_drawings(files_of)), "run make docs"

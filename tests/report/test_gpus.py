@@ -146,9 +146,9 @@ def test_the_same_results_give_the_same_bytes():
 def test_only_whole_quotable_generations_are_compared():
     good, top = typed(two_clocks.run()), typed(longer())
     other = typed(on("NVIDIA A100", two_clocks.run()))
-    assert gallery.compared([good, top, other]) == [(other, None), (good, top)]
-    assert gallery.compared([top]) == [(gallery.article_part(top), top)]  # the article's rungs are in it
-    assert [rung.name for rung in gallery.article_part(top).rungs] == [rung.name for rung in good.rungs]
+    assert gallery.pair_gpus([good, top, other]) == [(other, None), (good, top)]
+    assert gallery.pair_gpus([top]) == [(gallery.extract_article(top), top)]  # the article's rungs are in it
+    assert [rung.name for rung in gallery.extract_article(top).rungs] == [rung.name for rung in good.rungs]
     for change in (
         {"complete": False},
         {"dirty": True},
@@ -156,11 +156,11 @@ def test_only_whole_quotable_generations_are_compared():
         {"protocol": two_clocks.run()["protocol"] | {"quick": True}},
         {"workload": two_clocks.run()["workload"] | {"name": "article-b32"}},
     ):
-        assert gallery.compared([typed(two_clocks.run() | change)]) == [], change
-    assert gallery.compared([typed(two_clocks.run(2))]) == []
-    assert gallery.compared([typed(made_up.judged_run())]) == []  # rounds of visits, without GPU times
+        assert gallery.pair_gpus([typed(two_clocks.run() | change)]) == [], change
+    assert gallery.pair_gpus([typed(two_clocks.run(2))]) == []
+    assert gallery.pair_gpus([typed(made_up.judged_run())]) == []  # rounds of visits, without GPU times
     part = two_clocks.run()
-    assert gallery.compared([typed(part | {"rungs": part["rungs"][:4]})]) == []
+    assert gallery.pair_gpus([typed(part | {"rungs": part["rungs"][:4]})]) == []
 
 
 ENDS = ("baseline", "fused_act", two_clocks.TOP)
@@ -168,16 +168,16 @@ ENDS = ("baseline", "fused_act", two_clocks.TOP)
 
 def test_a_run_of_selected_rungs_with_both_ends_is_a_source_of_the_top():
     good, ends = typed(two_clocks.run()), typed(two_clocks.selected(*ENDS))
-    assert gallery.compared([good, ends]) == [(good, ends)]
+    assert gallery.pair_gpus([good, ends]) == [(good, ends)]
     said = [text for text, _ in drawn([(good, ends)])[1]]
     assert f"all {two_clocks.RUNGS} rungs of the" in said and "5.00 s/kimg, 34.7 h" in said
-    assert gallery.compared([ends]) == []  # and none of the article's staircase
+    assert gallery.pair_gpus([ends]) == []  # and none of the article's staircase
     whole = typed(longer() | {"started": "2026-01-01T00:00:00+00:00"})
-    assert gallery.compared([good, ends, whole]) == [(good, whole)]
+    assert gallery.pair_gpus([good, ends, whole]) == [(good, whole)]
     dirty = typed(longer() | {"dirty": True})
-    assert gallery.compared([good, ends, dirty]) == [(good, ends)]
+    assert gallery.pair_gpus([good, ends, dirty]) == [(good, ends)]
     more = typed(two_clocks.selected("baseline", "bf16", "fused_norm", "cuda_graphs", "fused_act"))
-    assert gallery.compared([good, ends, more]) == [(good, ends)]  # more rungs, and not the top
+    assert gallery.pair_gpus([good, ends, more]) == [(good, ends)]  # more rungs, and not the top
 
 
 def spoiled(rung: int = -1, **changes) -> Fields:
@@ -203,19 +203,19 @@ def spoiled(rung: int = -1, **changes) -> Fields:
 )
 def test_selected_rungs_that_do_not_prove_the_top_are_no_source_of_it(make):
     good = typed(two_clocks.run())
-    assert gallery.compared([good, typed(make())]) == [(good, None)]
+    assert gallery.pair_gpus([good, typed(make())]) == [(good, None)]
 
 
 def test_the_workers_of_a_host_are_no_other_recipe():
     made = two_clocks.selected(*ENDS)
     made["rungs"][-1]["recipe"] |= {"workers": 64}
-    assert gallery.tells_top(typed(made))
+    assert gallery.has_top(typed(made))
 
 
 def test_a_newer_run_that_may_not_be_quoted_does_not_hide_the_proved_one():
     newer = two_clocks.run() | {"dirty": True, "started": "2027-01-01T00:00:00+00:00"}
     good = typed(two_clocks.run())
-    assert gallery.compared([typed(newer), good]) == [(good, None)]
+    assert gallery.pair_gpus([typed(newer), good]) == [(good, None)]
 
 
 def test_the_gallery_draws_it_from_committed_results_on_both_grounds(tmp_path):
@@ -237,14 +237,14 @@ def test_one_run_shows_the_article_s_ladder_wherever_it_is_shown():
     for rung in older["rungs"]:
         rung |= dict.fromkeys(("gpu_ms", "gpu_gain", "gpu_verdict", "waiting_ms"))
     older, full, good = map(typed, (older, two_clocks.selected(*names, two_clocks.TOP), two_clocks.run()))
-    part = gallery.article_part(full)
+    part = gallery.extract_article(full)
     assert (part.ladder.name, part.ladder.rungs, part.part_of) == ("article", names, "full")
-    assert gallery.chosen([older, full]) == [part, full] == gallery.chosen([full])
-    assert gallery.chosen([older, full, good]) == [good, full]
-    assert [gallery.stem(each) for each in (part, full)] == [
+    assert gallery.choose_best([older, full]) == [part, full] == gallery.choose_best([full])
+    assert gallery.choose_best([older, full, good]) == [good, full]
+    assert [gallery.name_files(each) for each in (part, full)] == [
         "nvidia-h200-article-article", "nvidia-h200-article-full-some-rungs"
     ]  # fmt: skip
     ends = typed(two_clocks.selected("baseline", two_clocks.TOP))
-    assert gallery.chosen([older, ends]) == [older, ends]
+    assert gallery.choose_best([older, ends]) == [older, ends]
     smaller = typed(two_clocks.run() | {"workload": two_clocks.run()["workload"] | {"name": "tiny"}})
-    assert gallery.chosen([smaller, full]) == [part, full, smaller]
+    assert gallery.choose_best([smaller, full]) == [part, full, smaller]

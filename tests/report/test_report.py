@@ -218,7 +218,7 @@ def test_committed_tables_are_what_the_report_of_a_committed_result_says(monkeyp
                 seen.add(path)
                 result = report.collect([path])[0][0]
                 today = [report.markdown(result), report.csv_text([result])]
-                if part := gallery.article_part(loading.load_run(path)):
+                if part := gallery.extract_article(loading.load_run(path)):
                     today += [reporting.markdown(part), reporting.csv_text([part])]
                 tables = [table for table in tables if table.read_text(encoding="utf-8") not in today]
     assert not tables

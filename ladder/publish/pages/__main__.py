@@ -17,7 +17,11 @@ def main(arguments: list[str]) -> int:
     try:
         if arguments:
             raise UserError("this command takes no arguments: tables come from all committed results")
-        for path in [*filling.fill(ROOT), *generation.write(ROOT), *redrawing.write(ROOT)]:
+        for path in [
+            *filling.fill_documents(ROOT),
+            *generation.write_pictures(ROOT),
+            *redrawing.redraw_pages(ROOT),
+        ]:
             print(path.relative_to(ROOT))
     except UserError as error:
         print(f"docs: {error}", file=sys.stderr)

@@ -75,7 +75,7 @@ class Committed:
     @functools.cached_property
     def _drawn(self) -> set[tuple[str, str, str]]:
         """The results that `results/charts` shows. A stopped run may be among them."""
-        return set(map(_shown_as, gallery.chosen(list(self._all.values()))))
+        return set(map(_shown_as, gallery.choose_best(list(self._all.values()))))
 
     @functools.cached_property
     def machines(self) -> list[str]:
@@ -85,7 +85,7 @@ class Committed:
     @functools.cached_property
     def best(self) -> dict[Key, Result]:
         """Return the best result of each (machine, workload, ladder, mode), as in `results/charts`."""
-        return {self._key(each): each for each in gallery.chosen(list(self._ladders.values()))}
+        return {self._key(each): each for each in gallery.choose_best(list(self._ladders.values()))}
 
     def ladder(self, name: str) -> Result:
         """Return a result of `ladder run`: the file NAME.json, or the best of MACHINE/WORKLOAD/LADDER[/MODE].
@@ -107,8 +107,8 @@ class Committed:
     def top(self, machine: str, workload: str, ladder: str) -> Result | None:
         """Return the staircase whose highest rung is the top of a ladder, a whole one first; None if there is none."""
         wanted = (machine, workload, ladder, modes.CUMULATIVE)
-        runs = gallery.with_article(self._ladders.values())
-        return gallery.best_top(each for each in runs if self._key(each) == wanted)
+        runs = gallery.prefer_article(self._ladders.values())
+        return gallery.find_top(each for each in runs if self._key(each) == wanted)
 
     def path_of(self, result: Result) -> str:
         """Return the path of a result of `ladder run`."""
@@ -123,14 +123,14 @@ class Committed:
         key = _shown_as(result)
         if key not in self._charts:
             self._charts[key] = (
-                f"charts/{gallery.stem(result)}.md" if self.is_best(result) else self.path_of(result)
+                f"charts/{gallery.name_files(result)}.md" if self.is_best(result) else self.path_of(result)
             )
         return self._charts[key]
 
     @staticmethod
     def _key(result: Result) -> Key:
         """Return (machine, workload, ladder, mode)."""
-        names = result.machine.name, result.workload["name"], gallery.ladder_of(result)
+        names = result.machine.name, result.workload["name"], gallery.find_ladder(result)
         return (*names, ranking.mode(result))
 
 
@@ -140,7 +140,7 @@ def _identity(result: Result) -> tuple[str, str]:
 
 def _shown_as(result: Result) -> tuple[str, str, str]:
     """Return the identity of a result and its ladder: a run of `full` may also show the article's."""
-    return *_identity(result), gallery.ladder_of(result)
+    return *_identity(result), gallery.find_ladder(result)
 
 
 def is_whole(result: Result) -> bool:

@@ -30,27 +30,27 @@ REGION = re.compile(r"^(<!-- table: ([^>]*?) -->\n)(.*?)^(<!-- end -->)$", re.MU
 HERE = "(@/"  # a link's beginning, for the folder of the checkout
 
 
-def documents(root: Path) -> list[Path]:
+def list_documents(root: Path) -> list[Path]:
     """Return the documents that may hold regions. Pages that are generated whole hold none."""
     written = [path for path in sorted((root / "docs").glob("*.md")) if not machines.is_made(path)]
     return [root / "README.md", *written]
 
 
-def fill(root: Path) -> list[Path]:
+def fill_documents(root: Path) -> list[Path]:
     """Fill the documents of a checkout and return the changed ones. Raises UserError before a file is written."""
     changed = {}
     with checked_out(root) as committed:
-        for path in documents(root):
+        for path in list_documents(root):
             text = path.read_text(encoding="utf-8")
-            if (new := filled(text, path.relative_to(root), committed)) != text:
+            if (new := fill_text(text, path.relative_to(root), committed)) != text:
                 changed[path] = new
-        made = machines.pages(committed)
+        made = machines.render_pages(committed)
     for path, text in changed.items():
         files.write(path, text)
-    return [*changed, *machines.write(root, made)]
+    return [*changed, *machines.write_pages(root, made)]
 
 
-def filled(text: str, page: Path, committed: Committed) -> str:
+def fill_text(text: str, page: Path, committed: Committed) -> str:
     """Return a document with its regions filled; `page` is its path below the checkout.
 
     Raises:
@@ -59,7 +59,7 @@ def filled(text: str, page: Path, committed: Committed) -> str:
 
     def region(found: re.Match[str]) -> str:
         try:
-            body = table(found[2].split(), committed)
+            body = render_table(found[2].split(), committed)
         except UserError as error:
             raise UserError(f"{page}:{_line(text, found.start())}: {error}") from None
         up = "(" + "../" * (len(page.parts) - 1)
@@ -73,7 +73,7 @@ def filled(text: str, page: Path, committed: Committed) -> str:
     return REGION.sub(region, text)
 
 
-def table(words: list[str], committed: Committed) -> str:
+def render_table(words: list[str], committed: Committed) -> str:
     """Return the Markdown of one table: its name, then its arguments. Raises UserError."""
     name, *arguments = words or [""]
     if name not in TABLES:

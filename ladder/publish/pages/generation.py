@@ -20,23 +20,23 @@ STARTED, PREPARED, VISIT, GAP = 1.6, 0.9, 1.0, 0.8  # lengths in the picture
 WIDTH, HEIGHT = 10.0, 4.3  # inches
 
 
-def write(root: Path) -> list[Path]:
+def write_pictures(root: Path) -> list[Path]:
     """Draw the picture on light and on dark ground, where the checkout has its page. Return the changed files."""
     changed = []
     for name, theme in (("light", LIGHT), ("dark", DARK)) if (root / PAGE).is_file() else ():
-        path, made = root / FOLDER / f"generation-{name}.svg", render(theme)
-        if not path.is_file() or path.read_bytes() != made:
-            files.write(path, made)
+        path, picture = root / FOLDER / f"generation-{name}.svg", render_picture(theme)
+        if not path.is_file() or path.read_bytes() != picture:
+            files.write(path, picture)
             changed.append(path)
     return changed
 
 
-def render(theme: Theme) -> bytes:
+def render_picture(theme: Theme) -> bytes:
     """Return the picture as SVG."""
-    return drawing.save(lambda: figure(theme), "svg", theme)
+    return drawing.save(lambda: draw_figure(theme), "svg", theme)
 
 
-def figure(theme: Theme) -> Any:
+def draw_figure(theme: Theme) -> Any:
     """Draw a row for the server and for each process, with time from left to right."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch

@@ -63,18 +63,18 @@ STUDIES: tuple[tuple[str, str, str, Callable[[Committed, str], str]], ...] = (
 )
 
 
-def pages(committed: Committed) -> dict[str, str]:
+def render_pages(committed: Committed) -> dict[str, str]:
     """Return the text of each page by its path below the checkout."""
-    return {_path(machine): page(committed, machine) for machine in committed.machines}
+    return {_path(machine): render_page(committed, machine) for machine in committed.machines}
 
 
-def stale(root: Path, wanted: dict[str, str]) -> list[Path]:
+def list_stale(root: Path, wanted: dict[str, str]) -> list[Path]:
     """Return the generated pages of machines whose results have left the checkout."""
     found = sorted((root / FOLDER).glob(f"{PREFIX}*.md"))
     return [path for path in found if path.name not in {Path(name).name for name in wanted} and is_made(path)]
 
 
-def write(root: Path, wanted: dict[str, str]) -> list[Path]:
+def write_pages(root: Path, wanted: dict[str, str]) -> list[Path]:
     """Write the page of each machine, and remove those of machines without results. Return the changed files."""
     changed = []
     for name, words in wanted.items():
@@ -82,13 +82,13 @@ def write(root: Path, wanted: dict[str, str]) -> list[Path]:
         if not path.is_file() or path.read_text(encoding="utf-8") != words:
             files.write(path, words)
             changed.append(path)
-    for path in stale(root, wanted):
+    for path in list_stale(root, wanted):
         path.unlink()
         changed.append(path)
     return changed
 
 
-def page(committed: Committed, machine: str) -> str:
+def render_page(committed: Committed, machine: str) -> str:
     """Return the page of one machine."""
     sections = [*_climbed(committed, machine), *_studied(committed, machine)]
     body = "\n".join(f"## {heading}\n\n" + "\n".join(blocks) for heading, blocks in sections)
@@ -167,7 +167,7 @@ def _studied(committed: Committed, machine: str) -> list[Section]:
     ]
 
 
-def machines(committed: Committed) -> str:
+def render_machines(committed: Committed) -> str:
     """Return one row for each GPU with complete runs: its page, and what was run."""
     rows = []
     for machine in committed.machines:
@@ -189,4 +189,4 @@ def link_to(key: tuple[str, str, str, str], committed: Committed, result: Result
     )
 
 
-TABLES: dict[str, Callable[..., str]] = {"machines": machines}
+TABLES: dict[str, Callable[..., str]] = {"machines": render_machines}

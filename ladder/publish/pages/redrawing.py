@@ -29,7 +29,7 @@ STUDIES: dict[str, tuple[type[Any], Callable[[Any], str], Render | None]] = {
 }
 
 
-def write(root: Path) -> list[Path]:
+def redraw_pages(root: Path) -> list[Path]:
     """Write the pages and pictures that differ from this commit's, and return them. New files are not made.
 
     Raises:
@@ -37,15 +37,15 @@ def write(root: Path) -> list[Path]:
     """
     changed = []
     for kind in (*STUDIES, *(study.folder for study in frame.load_studies().values())):
-        for source in gallery.tracked(root, f"results/{kind}"):
-            for path, made in drawn(source):
-                if path.is_file() and path.read_bytes() != made:
-                    files.write(path, made)
+        for source in gallery.list_tracked(root, f"results/{kind}"):
+            for path, content in render_pages(source):
+                if path.is_file() and path.read_bytes() != content:
+                    files.write(path, content)
                     changed.append(path)
     return changed
 
 
-def drawn(source: Path) -> Iterator[tuple[Path, bytes]]:
+def render_pages(source: Path) -> Iterator[tuple[Path, bytes]]:
     """Yield the page and the pictures of a result with their paths; nothing for a file of another kind."""
     data = results.read(source)
     if isinstance(data, dict) and (raw := frame.load_studies().get(str(data.get("kind")))) is not None:

@@ -21,7 +21,7 @@ LIGHT = f"roofline/{MACHINE}-article-full-{{}}.json"  # the floor beside a rung
 Row = tuple[str, str, str]
 
 
-def targets(committed: Committed) -> str:
+def render_targets(committed: Committed) -> str:
     """Return every target: the figure of a whole run, or the command that would give it."""
     return table(["target", "seen", "where"], [row(committed) for row in ROWS], 3)
 
@@ -53,41 +53,41 @@ def _file(rung: RungResult, name: str, words: str = "file") -> str:
     return f"{link(words, name)}, generations: {len(derive.counted(rung))}"
 
 
-def step(committed: Committed) -> Row:
+def judge_step(committed: Committed) -> Row:
     target = "`article` (batch 8), top: at most 13 ms"
-    if not (found := _best(committed, "article")):
+    if not (best := _best(committed, "article")):
         return _absent(target, "ladder run --ladder full")
-    top = _top(found[0])
-    return target, _time(top), _file(top, found[1])
+    top = _top(best[0])
+    return target, _time(top), _file(top, best[1])
 
 
-def speedup(committed: Committed) -> Row:
+def judge_speedup(committed: Committed) -> Row:
     target = "top over baseline: at least 8 times, without R1 and path length 5 times"
-    if not (found := _best(committed, "article")):
+    if not (best := _best(committed, "article")):
         return _absent(target, "ladder run --ladder full")
-    top = _top(found[0])
-    return target, f"{_times(top)}, without {factor(top.main_speedup_total)}", _file(top, found[1])
+    top = _top(best[0])
+    return target, f"{_times(top)}, without {factor(top.main_speedup_total)}", _file(top, best[1])
 
 
-def batch_32(committed: Committed) -> Row:
+def judge_batch_32(committed: Committed) -> Row:
     target = "`article-b32`, top: at most 42 ms"
-    if not (found := _best(committed, "article-b32")):
+    if not (best := _best(committed, "article-b32")):
         return _absent(target, "ladder run --ladder full -w article-b32")
-    top = _top(found[0])
-    return target, f"{_time(top)}, {_times(top)} the baseline", _file(top, found[1])
+    top = _top(best[0])
+    return target, f"{_time(top)}, {_times(top)} the baseline", _file(top, best[1])
 
 
-def lazy(committed: Committed) -> Row:
+def judge_lazy(committed: Committed) -> Row:
     target = "batch 8: R1 at most 8 ms, path length at most 12 ms"
-    if not (found := _best(committed, "article")):
+    if not (best := _best(committed, "article")):
         return _absent(target, "ladder run --ladder full")
-    top = _top(found[0])
+    top = _top(best[0])
     costs = derive.lazy_costs(top)
     seen = [f"{ms(costs[phase][0])} ms" for phase in ("D_r1", "G_pl")]
-    return target, " and ".join(seen), f"{_file(top, found[1])}; R1 and path length from one of them"
+    return target, " and ".join(seen), f"{_file(top, best[1])}; R1 and path length from one of them"
 
 
-def upstream(committed: Committed) -> Row:
+def judge_upstream(committed: Committed) -> Row:
     target = "NVIDIA's stylegan3 repository, same widths, FP16: at least 10 times as fast at batch 8, 5 at batch 32"
     seen, where = [], []
     for name in committed.names(f"upstream/{MACHINE}-article*.json"):
@@ -105,7 +105,7 @@ def upstream(committed: Committed) -> Row:
     return target, "; ".join(seen), "; ".join([*where, note])
 
 
-def compiled(committed: Committed) -> Row:
+def judge_compiled(committed: Committed) -> Row:
     target = "BF16 and channels_last under `torch.compile(max-autotune)`: ours at least 1.25 times as fast"
     key = (MACHINE, "article", "compile_autotune", modes.CUMULATIVE)
     if not (result := committed.best.get(key)):
@@ -116,19 +116,19 @@ def compiled(committed: Committed) -> Row:
     return target, seen, f"{_file(top, committed.path_of(result))}; {other}"
 
 
-def light(committed: Committed) -> Row:
+def judge_light(committed: Committed) -> Row:
     target = "within 1.8 times the speed of light"
-    if not (found := _best(committed, "article")):
+    if not (best := _best(committed, "article")):
         return _absent(target, "ladder run --ladder full")
-    top = _top(found[0])
+    top = _top(best[0])
     if not (names := committed.names(LIGHT.format(top.name))):
         return _absent(target, f"ladder doctor --roofline --rung {top.name}")
     floor = committed.read(names[0])["step"]["light_ms"]
     seen = f"{top.step_ms / floor:.2f} times: {ms(top.step_ms)} ms and a floor of {ms(floor)}"
-    return target, seen, f"{_file(top, found[1], 'step')}; {link('floor', names[0].replace('.json', '.md'))}"
+    return target, seen, f"{_file(top, best[1], 'step')}; {link('floor', names[0].replace('.json', '.md'))}"
 
 
-def memory_bound(committed: Committed) -> Row:
+def judge_memory_bound(committed: Committed) -> Row:
     words = "`bias_act`, `modulate`, `upfirdn2d` at 128x128 and 256x256, batch 8 and 32"
     target = f"{words}: at least 85% of a copy of the same bytes"
     names = [name for each in ("", "-article") for name in committed.names(f"kernels/{MACHINE}{each}.json")]
@@ -145,7 +145,7 @@ def memory_bound(committed: Committed) -> Row:
     return target, seen, f"{page}; {below} of {len(others)} figures of the other ops are below"
 
 
-def overhead(committed: Committed) -> Row:
+def judge_overhead(committed: Committed) -> Row:
     name = "asv-overhead/amd-epyc"
     result = committed.read(f"{name}.json")
     where = f"{link('file', f'{name}.md')}, {result['machine']['cores']} CPU cores; not measured on the H200"
@@ -153,6 +153,7 @@ def overhead(committed: Committed) -> Row:
 
 
 ROWS: tuple[Callable[[Committed], Row], ...] = (
-    step, speedup, batch_32, lazy, upstream, compiled, light, memory_bound, overhead,
+    judge_step, judge_speedup, judge_batch_32, judge_lazy, judge_upstream, judge_compiled, judge_light,
+    judge_memory_bound, judge_overhead,
 )  # fmt: skip
-TABLES: dict[str, Callable[..., str]] = {"targets": targets}
+TABLES: dict[str, Callable[..., str]] = {"targets": render_targets}

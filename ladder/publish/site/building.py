@@ -74,7 +74,7 @@ def write_front(site: Path, ladder_results: Path, accepted: Path, revisions: Map
     for path, result in stored:
         if name := reports.get(path.relative_to(site).as_posix()):
             write_report(gather_inputs((path, result), stored, ladder_results.parent), site / name)
-    pairs = gallery.compared([result for _, result in stored])
+    pairs = gallery.pair_gpus([result for _, result in stored])
     content = Content(
         groups,
         collection.collect_histories(points, asvseries.points(accepted, asvseries.GPU_STEP), revisions),
@@ -89,7 +89,7 @@ def write_front(site: Path, ladder_results: Path, accepted: Path, revisions: Map
 
 
 def write_pictures(content: Content, pairs: list[tuple[Result, Result | None]], site: Path) -> None:
-    """Write the pictures of the front page in both themes. ``pairs``: what `gallery.compared` gives."""
+    """Write the pictures of the front page in both themes. ``pairs``: what `gallery.pair_gpus` gives."""
     pictures: dict[str, Callable[..., bytes]] = {}
     for group in content.groups:
         for panel in group.panels:

@@ -318,7 +318,7 @@ def name_reports(groups: Sequence[Group]) -> dict[str, str]:
 
 def collect_groups(stored: list[Stored], points: list[asvseries.Point], site: Path) -> list[Group]:
     """Return the ladders by workload, GPUs before CPUs. A machine measured only by asv joins as a single run."""
-    runs = gallery.with_article(sources.without_sources(result for _, result in stored))
+    runs = gallery.prefer_article(sources.without_sources(result for _, result in stored))
     by_ladder: dict[tuple[str, str], dict[str, list[Result]]] = {}
     labels = identity.labels(result.workload for result in runs)
     for result in runs:
@@ -367,9 +367,9 @@ def _panels(
     tops: list[Panel] = []
     highest: list[Panel] = []
     for _, runs in sorted(machines.items()):
-        best, top = max(runs, key=ranking.rank), gallery.best_top(runs)
+        best, top = max(runs, key=ranking.rank), gallery.find_top(runs)
         shown.append(show(best))
-        if (answer := top or gallery.highest(runs)) is not None:
+        if (answer := top or gallery.find_highest(runs)) is not None:
             (tops if top else highest).append(shown[-1] if answer is best else show(answer))
     return shown, tops, highest
 

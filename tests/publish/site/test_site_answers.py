@@ -220,7 +220,7 @@ def test_a_run_without_the_lowest_rung_has_no_total_for_a_card(tmp_path):
 def test_the_page_has_the_picture_of_gpus_where_one_was_measured_whole(tmp_path):
     def page(made):
         found = [(tmp_path / "a.json", typed(made))]
-        pairs = gallery.compared([result for _, result in found])
+        pairs = gallery.pair_gpus([result for _, result in found])
         return render_front(Content(collection.collect_groups(found, [], tmp_path), has_gpus=bool(pairs)))
 
     whole = page(two_clocks.run())
