@@ -5,7 +5,7 @@ import torch
 
 from stylegan_lite import ConfigError, make_step
 from stylegan_lite.step import CYCLE, PHASES
-from tests.support.small import SMALL
+from tests.support.small import LITTLE, SMALL
 
 NORMS = ["demod", "instance"]
 GRAPHS = {"cuda_graphs": True, "adam": "capturable", "set_to_none": True}
@@ -25,7 +25,7 @@ def small(recipe=None, device="cpu", **workload):
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_preparing_leaves_weights_optimizers_and_random_state_as_they_were(norm):
-    warm, cold = small(norm=norm), small(norm=norm)
+    warm, cold = (small(norm=norm, **LITTLE) for _ in range(2))
     before = snapshot(warm.G) | {"D." + k: v for k, v in snapshot(warm.D).items()}
     rng = torch.get_rng_state()
     warm.prepare()
@@ -102,14 +102,14 @@ def test_lazy_regularization_corrects_adam():
 
 @pytest.mark.parametrize("recipe", [{}, {"precision": "bf16", "channels_last": True}], ids=["fp32", "bf16"])
 def test_a_resumed_run_repeats_the_uninterrupted_one(recipe):
-    step = small(recipe)
+    step = small(recipe, **LITTLE)
     step.prepare()
     for _ in range(5):
         step.step()
     state = copy.deepcopy(step.state_dict())
     for _ in range(5):
         step.step()
-    other = make_step(SMALL, recipe, device="cpu", seed=99)
+    other = make_step(SMALL | LITTLE, recipe, device="cpu", seed=99)
     other.feed.sampler.seed = step.feed.sampler.seed
     other.load_state_dict(state)
     for _ in range(5):
