@@ -321,7 +321,7 @@ def test_compiled_it_is_one_graph_of_operators_that_say_what_they_are(case, layo
     for got, want in zip(*grads, strict=True):
         assert got.dtype == want.dtype
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-    assert calls or case.startswith("minibatch")
+    assert calls or case not in COMPILED  # the compiler writes its own kernels for the others
     for name, (target, args, kwargs) in calls.items():
         opcheck(target, detach(args, "grad" not in name), kwargs, test_utils=CHECKS)
         needs = args[-1] if isinstance(args[-1], list) and "grad" in name else []
