@@ -83,7 +83,7 @@ def _judged(first: RungResult, second: RungResult, *, gpu: bool) -> Seen | None:
     gain, verdict = (second.gpu_gain, second.gpu_verdict) if gpu else (second.gain, second.verdict)
     if not gain or not verdict or gain.against != first.name:
         return None
-    return Seen(verdict, gain.ratio, gain.below or None)
+    return Seen(verdict, gain.ratio, gain.below)
 
 
 # --- what is told ---------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from ladder.results.words import Seen, word
 GIB = 2**30
 ARTICLE = "one A100"
 WORKLOAD = "article"  # of which the article has numbers: a file of a user with this name and other fields gets another
+REPORTED_THEN = "judged when it was measured, with the statistics of that time"
 UNPROVED = "not yet proved: timed before its inspection ended"
 VERSUS = {
     modes.CUMULATIVE: "vs previous",
@@ -171,6 +172,7 @@ def view(result: Result) -> View:
         marks=tuple(map(plain, publishable(result))),
         remarks=(
             *remarks.part(result),
+            *([REPORTED_THEN] if result.reported_then else []),
             *_remarks(rows, base, article_base, mode),
             *(f"host time of {each.change}" for each in host.values() if each.change),
             *remarks.unmeasured(result, mode),

@@ -17,7 +17,7 @@ from ladder.base import files, text
 from ladder.base.errors import UserError
 from ladder.core.records import describe_value, read_record, write_whole
 from ladder.results import check, code_digest, identity, plausible, sources, store, values
-from ladder.results.file import SCHEMA
+from ladder.results.file import OUT, SCHEMA
 from ladder.results.run import Result, Run
 from ladder.results.types import head
 
@@ -167,6 +167,8 @@ def find_problem(run: Run) -> str | None:
         own = plausible.floor_of(rung, facts, run.workload, least)
         if rung.status == "ok" and (problem := plausible.too_fast(rung, own)):
             return f"rung {rung.name}: {problem}"
+    if all(not rung.rounds and (rung.status in OUT or rung.recipe is None) for rung in run.rungs):
+        return "complete, but nothing was measured"
     return None
 
 

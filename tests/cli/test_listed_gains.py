@@ -55,7 +55,7 @@ def test_a_newer_run_of_selected_rungs_does_not_pass_for_the_gain_of_a_rung(tmp_
     """It compares the top with a rung far below it, and the whole ladder has the answer."""
     monkeypatch.setattr(listing, "RESULTS", tmp_path)
     monkeypatch.setattr(ranking, "machines_here", lambda: ["nvidia-h200"])
-    ends = two_clocks.selected("baseline", "fused_act") | {"started": "2026-12-01T10:15:00+00:00"}
+    ends = two_clocks.selected("baseline", "fused_act") | {"started": "2026-11-22T10:15:00+00:00"}
     ends["rungs"][-1]["gpu_gain"] |= {"against": "baseline", "ratio": 1.72}
     ends["rungs"][-1]["gain"] |= {"against": "baseline", "ratio": 2.61}
     write_run(tmp_path / "nvidia-h200" / "ends.json", ends)

@@ -62,10 +62,10 @@ def first(*arguments: object) -> str:
 
 def test_the_newest_result_of_this_machine_that_may_be_quoted(stored: Path) -> None:
     put(stored, a_run())
-    quick = a_run(started="2026-12-01T00:00:00+00:00")
+    quick = a_run(started="2026-11-22T00:00:00+00:00")
     quick["protocol"]["quick"] = True
     put(stored, quick, "quick.json")
-    newer = a_run(started="2026-12-02T00:00:00+00:00")
+    newer = a_run(started="2026-11-23T00:00:00+00:00")
     put(stored, newer, "b.json", name="nvidia-x", gpu="NVIDIA X")
     said = succeed("recommend").stdout
     assert said.startswith("for this machine, NVIDIA H200, from its own results\n")
@@ -75,7 +75,7 @@ def test_the_newest_result_of_this_machine_that_may_be_quoted(stored: Path) -> N
 def test_the_same_gpu_in_another_host_then_any_gpu_is_named(
     stored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cpu = made_up.cpu_run() | {"started": "2026-12-24T00:00:00+00:00"}
+    cpu = made_up.cpu_run() | {"started": "2026-11-24T00:00:00+00:00"}
     put(stored, cpu)
     this_machine(monkeypatch, "nvidia-h100")
     said = "no result of this machine (nvidia-h100) yet: this is advice for "
@@ -96,7 +96,7 @@ def test_of_another_machine_the_longest_ladder_is_read_of_this_one_the_newest(
     stored: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(stored, a_run(), "long.json")
-    short = a_run(started="2026-12-02T00:00:00+00:00")
+    short = a_run(started="2026-11-23T00:00:00+00:00")
     short["rungs"] = short["rungs"][:3]
     put(stored, short, "short.json")
     assert "short.json" in succeed("recommend").stdout
@@ -111,7 +111,7 @@ def test_a_run_from_the_baseline_goes_before_a_newer_and_longer_one_of_the_last_
 ) -> None:
     put(stored, two_clocks.selected("baseline", "fused_act", two_clocks.TOP), "whole.json")
     study = two_clocks.selected("fused_act", "conv_double_backward", "fused_resample", "fused_adam")
-    put(stored, study | {"started": "2026-12-02T00:00:00+00:00"}, "study.json")
+    put(stored, study | {"started": "2026-11-23T00:00:00+00:00"}, "study.json")
     # any GPU, then the same GPU in another host, then this machine
     for name, cores in (("nvidia-h100", 16), ("nvidia-h200", 8), ("nvidia-h200", 16)):
         this_machine(monkeypatch, name, cores)
@@ -122,7 +122,7 @@ def test_a_workload_is_told_by_its_name_and_its_fields(stored: Path, tmp_path: P
     _, fields = catalog.load_workload("article")
     put(stored, a_run(workload={**fields, "name": "article", "data": None}))
     newer = a_run(
-        workload={"name": "mine", "resolution": 32, "batch": 4}, started="2026-12-01T00:00:00+00:00"
+        workload={"name": "mine", "resolution": 32, "batch": 4}, started="2026-11-22T00:00:00+00:00"
     )
     put(stored, newer, "mine.json")
     assert "\nmine: 32x32" in succeed("recommend").stdout

@@ -60,7 +60,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_only_the_regions_change_and_only_git_s_results_count(checkout: Path, capsys) -> None:
     page = checkout / "docs" / "a.md"
-    mine = made_up.judged_run(fused_act=9.9) | {"started": "2027-12-02T00:00:00+00:00"}
+    mine = made_up.judged_run(fused_act=9.9) | {"started": "2026-11-26T00:00:00+00:00"}
     write_run(checkout / "results/ladder/nvidia-h200/mine.json", mine)
     assert command.main([]) == 0 and capsys.readouterr().out.splitlines()[0] == "docs/a.md"
     text = page.read_text()

@@ -96,8 +96,8 @@ def git(folder, *command):
 def test_the_gallery_is_of_committed_results_alone_and_of_the_best(tmp_path, monkeypatch):
     folder = tmp_path / "results" / "ladder" / "nvidia-h200"
     whole = made_up.judged_run()
-    start = made_up.result([made_up.rung("fused_act", 11.6)], started="2026-12-01T00:00:00+00:00")
-    mine = made_up.judged_run(fused_act=9.9) | {"started": "2026-12-02T00:00:00+00:00"}
+    start = made_up.result([made_up.rung("fused_act", 11.6)], started="2026-11-22T00:00:00+00:00")
+    mine = made_up.judged_run(fused_act=9.9) | {"started": "2026-11-23T00:00:00+00:00"}
     for name, result in (("a", whole), ("b", start), ("c", mine)):
         write_run(folder / f"{name}.json", result)
     git(tmp_path, "init", "-q")
@@ -121,7 +121,9 @@ def test_a_chart_goes_with_the_last_result_that_stood_behind_it(tmp_path, monkey
     folder, charts = tmp_path / "results/ladder/nvidia-h200", tmp_path / "results/charts"
     monkeypatch.setattr(chart, "render", lambda result, kind: kind.encode())
     monkeypatch.setattr(cli, "ROOT", tmp_path)
-    write_run(folder / "a.json", two_clocks.selected("baseline", "bf16") | {"complete": False})
+    stopped = two_clocks.selected("baseline", "bf16")
+    stopped["protocol"]["rounds"] += 1
+    write_run(folder / "a.json", stopped)
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", "results")
     assert call("report", "--publish").exit_code == 0

@@ -213,7 +213,7 @@ def test_the_workers_of_a_host_are_no_other_recipe():
 
 
 def test_a_newer_run_that_may_not_be_quoted_does_not_hide_the_proved_one():
-    newer = two_clocks.run() | {"dirty": True, "started": "2027-01-01T00:00:00+00:00"}
+    newer = two_clocks.run() | {"dirty": True, "started": "2026-11-26T00:00:00+00:00"}
     good = typed(two_clocks.run())
     assert gallery.pair_gpus([typed(newer), good]) == [(good, None)]
 
@@ -233,7 +233,7 @@ def test_the_gallery_draws_it_from_committed_results_on_both_grounds(tmp_path):
 def test_one_run_shows_the_article_s_ladder_wherever_it_is_shown():
     """An older run without GPU times gives way to the rungs of a run of `full`; one as good does not."""
     names = [rung["name"] for rung in two_clocks.run()["rungs"]]
-    older = two_clocks.run() | {"started": "2027-01-01T00:00:00+00:00"}
+    older = two_clocks.run() | {"started": "2026-11-26T00:00:00+00:00"}
     for rung in older["rungs"]:
         rung |= dict.fromkeys(("gpu_ms", "gpu_gain", "gpu_verdict", "waiting_ms"))
     older, full, good = map(typed, (older, two_clocks.selected(*names, two_clocks.TOP), two_clocks.run()))

@@ -39,14 +39,15 @@ def few(result, rounds=1, **changes):
 
 def start_up():
     """What issued first: one rung, one round, complete, and newer than the staircase."""
-    made = few(made_up.judged_run(), started="2026-12-01T00:00:00+00:00")
+    made = few(made_up.judged_run(), started="2026-11-22T00:00:00+00:00")
     made["rungs"] = made["rungs"][-1:]
+    made["ladder"]["rungs"], made["twins"] = [made["rungs"][0]["name"]], made["twins"][-1:]
     return made
 
 
 def unfinished():
     """All rungs, complete false, newer; one round of each."""
-    return few(made_up.judged_run(), started="2026-12-02T00:00:00+00:00", complete=False)
+    return few(made_up.judged_run(), started="2026-11-23T00:00:00+00:00", complete=False)
 
 
 @pytest.mark.parametrize("newer", [start_up(), unfinished()], ids=["one rung", "one round"])
@@ -65,8 +66,8 @@ def test_a_staircase_is_shown_before_newer_runs_of_less(tmp_path, newer):
 
 def test_of_equal_ones_the_newest_is_shown_and_a_quick_one_last():
     old = made_up.judged_run()
-    new = copy.deepcopy(old) | {"started": "2026-12-01T00:00:00+00:00"}
-    quick = copy.deepcopy(new) | {"started": "2026-12-02T00:00:00+00:00"}
+    new = copy.deepcopy(old) | {"started": "2026-11-22T00:00:00+00:00"}
+    quick = copy.deepcopy(new) | {"started": "2026-11-23T00:00:00+00:00"}
     quick["protocol"]["quick"] = True
     assert sorted([new, quick, old], key=ranking.rank) == [quick, old, new]
     assert sorted([new, quick, old], key=ranking.standing) == [quick, old, new]
@@ -74,7 +75,7 @@ def test_of_equal_ones_the_newest_is_shown_and_a_quick_one_last():
 
 def test_advice_is_of_the_leave_one_out_run_with_the_most():
     whole = made_up.judged_run("leave-one-out", bf16=20.0)
-    less = few(whole, started="2026-12-01T00:00:00+00:00")
+    less = few(whole, started="2026-11-22T00:00:00+00:00")
     less["rungs"] = less["rungs"][:2]
     stairs = series.with_top(made_up.judged_run(), [less, whole])
     assert {row.name: row.advice for row in view(stairs).rows}["bf16"] == "SKIP"

@@ -57,7 +57,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.json"
     result = make([10.0, 11.0], [], [5.0, 5.0])
     write_run(path, result)
-    assert write_whole(loading.load_run(path)) == result | {"twins": []}
+    assert write_whole(loading.load_run(path)) == result | {"twins": [], "at_top": None}
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(

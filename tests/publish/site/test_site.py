@@ -229,7 +229,7 @@ def test_machines_of_one_workload_share_one_scale(tmp_path):
 def test_what_is_shown_of_a_machine_is_whole_before_it_is_new(tmp_path):
     """An interrupted run, though newer, does not hide a whole one; it is listed among the raw results."""
     whole = json.loads(published.ladder_result(tmp_path).read_text())
-    part = whole | {"complete": False, "started": "2027-01-01T00:00:00Z"}
+    part = whole | {"complete": False, "started": "2026-11-26T00:00:00Z"}
     part["rungs"] = [rung | {"rounds": []} for rung in whole["rungs"]]
     found = [(tmp_path / "a.json", whole), (tmp_path / "b.json", part)]
     (group,) = collection.collect_groups(typed(found), [], tmp_path)

@@ -60,14 +60,14 @@ def test_advice_is_of_the_same_software_code_and_workload():
         other(whole, "protocol", quick=True),
     ):
         assert "at_top" not in series.with_top(stairs, [wrong])
-    newer = other(whole, "machine", torch="2.14.0") | {"started": "2027-01-01T00:00:00+00:00"}
+    newer = other(whole, "machine", torch="2.14.0") | {"started": "2026-11-26T00:00:00+00:00"}
     assert "at_top" in series.with_top(stairs, [newer, whole])  # the newest that fits, not the newest
 
 
 def test_the_advice_of_an_older_commit_s_newest_run_is_found_behind_a_newer_commit(tmp_path):
     """A folder shows one leave-one-out run, the newest; the staircase may go with an older one."""
     stairs, fits = made_up.judged_run(), made_up.judged_run("leave-one-out")
-    newer = other(fits, commit="f" * 40, started="2027-01-01T00:00:00+00:00")
+    newer = other(fits, commit="f" * 40, started="2026-11-26T00:00:00+00:00")
     for index, each in enumerate((stairs, fits, newer)):
         write_run(tmp_path / f"{index}.json", each)
     found, _ = tables.collect([tmp_path])
