@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ladder.base import files
 from ladder.base.errors import UserError
-from ladder.publish.pages import attributed, explained, ladders, machines, studies, targets
+from ladder.publish.pages import explained, ladders, machines, studies, targets
 from ladder.publish.pages.committed import Committed, checked_out
 
 TABLES: dict[str, Callable[..., str]] = {
@@ -22,7 +22,6 @@ TABLES: dict[str, Callable[..., str]] = {
     **explained.TABLES,
     **machines.TABLES,
     **studies.TABLES,
-    **attributed.TABLES,
     **targets.TABLES,
 }
 OPENING = re.compile(r"^<!-- table: ([^>]*?) -->$", re.MULTILINE)

@@ -11,6 +11,7 @@ from ladder.core.records import read_record
 from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import absent, link, table, text, under
 from ladder.results.types import Plain
+from ladder.show.table import render_markdown
 from ladder.studies import frame, scale
 from ladder.studies.kernelbench import schema as kernelschema
 from ladder.studies.kernelbench.report import NO_AIM, lacking, reached
@@ -200,9 +201,33 @@ def _rungs_and_seconds(result: Plain) -> tuple[int, float]:
     return sum(isinstance(each, float) and each == each for each in values), math.fsum(seconds)
 
 
+def show_attribution(kind: str, shown: slice) -> Callable[[Committed], str]:
+    """Return the function that shows some tables of every complete file of a study, with their findings."""
+
+    def fill(committed: Committed) -> str:
+        study, parts = frame.load_studies()[kind], []
+        for name in committed.names(f"{study.folder}/*.json"):
+            file = frame.decode_file(study, committed.read(name))
+            machine, workload = file.machine, (file.workload or {})["name"]
+            about = f"**{text(machine.gpu or machine.cpu)}**, `{workload}`, ladder `{file.ladder}`"
+            tables = [render_markdown(table) for table in list(study.list_tables(file))[shown]]
+            source = under(
+                link("page", name.replace(".json", ".md")),
+                link("chart", name.replace(".json", ".png")),
+                link("samples", name),
+                *map(text, frame.list_cautions(study, file)),
+            )
+            parts.append("\n\n".join([about, *tables]) + f"\n{source}")
+        return "\n".join(parts) or absent(f"ladder {study.name}")
+
+    return fill
+
+
 TABLES: dict[str, Callable[..., str]] = {
     "upstream": study("upstream"), "patched": study("upstream", 1),
     "precision": precision, "scaled": scaled, "sustained": study("sustained"),
     "roofline": roofline, "kernels": kernels,
     "canary": canary, "asv": asv,
+    "ablated": show_attribution("ablation", slice(2)),  # without stored runs
+    "mapped": show_attribution("map", slice(-1)),  # without the times of cells
 }  # fmt: skip
