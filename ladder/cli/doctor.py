@@ -90,9 +90,15 @@ def doctor(
     if gpu is None and again is None:
         files.refuse_unwritable(*(ROOT / "results" / WRITES[name] for name, given in asked.items() if given))
     if roofline:
-        from ladder.studies.roofline import command as rooflines
+        from ladder.studies.roofline import study
 
-        rooflines.command(workload, rung, ladder_name, device, gpu, as_json, again)
+        options_ = study.Options(rung=rung, ladder=ladder_name or "full")
+        if again is not None:
+            study.count_again(again, as_json)
+        elif gpu is not None:
+            study.show_floor(options_, workload, gpu, as_json)
+        else:
+            sys.exit(study.measure_distance(options_, workload, device, as_json))
         return
     found = examining.examine(device, catalog.load_ladder(ladder_name or "article"))
     if as_json:

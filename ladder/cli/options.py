@@ -62,7 +62,7 @@ class Group(click.Group):
         super().add_command(cmd, name)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*self.commands, *STUDIES})
+        return sorted({*self.commands, *(name for name in STUDIES if " " not in name)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command. A study is imported when its command is called, or when all are listed."""

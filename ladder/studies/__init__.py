@@ -3,13 +3,15 @@
 A study may know the packages before it in tests/project/test_order.py, but not `ladder.cli`.
 """
 
-# The command of each study, and the module of this package that declares it. It is imported when it is needed.
+# The command of each study, and the module of this package that declares it. It is imported when it is needed. A
+# command of two words is an option of another one, which asks the study itself.
 STUDIES = {
     "ablate": "ablate",
     "host": "host",
     "map": "map",
     "noise": "noise",
     "profile": "profile.study",
+    "doctor --roofline": "roofline.study",
     "scale": "scale",
     "sustain": "sustain",
     "upstream": "upstream.study",

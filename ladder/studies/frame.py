@@ -444,13 +444,18 @@ def save_file(study: Study[P, C, O], file: StudyFile[P, C, O], folder: Path, pag
     stem = "-".join(map(text.slug, study.name_file(file)))
     partial = _find_place(study, folder / f"{stem}-partial.json", file)
     path = _find_place(study, folder / f"{stem}.json", file) if file.is_complete else partial
-    content = json.dumps(text.fit(write_record(file)), indent=1, allow_nan=False) + "\n"
-    files.write(path, content)
-    paths = [path, *(write_pages(study, file, path) if pages else [])]
+    paths = write_file(study, file, path, pages)
     if file.is_complete and partial.exists():
         for each in paths:
             each.with_name(each.name.replace(path.stem, partial.stem, 1)).unlink(missing_ok=True)
     return paths
+
+
+def write_file(study: Study[P, C, O], file: StudyFile[P, C, O], path: Path, pages: bool) -> list[Path]:
+    """Write the file to `path` and, with `pages`, what is derived from it beside it. Return all paths."""
+    content = json.dumps(text.fit(write_record(file)), indent=1, allow_nan=False) + "\n"
+    files.write(path, content)
+    return [path, *(write_pages(study, file, path) if pages else [])]
 
 
 def write_pages(study: Study[P, C, O], file: StudyFile[P, C, O], path: Path) -> list[Path]:

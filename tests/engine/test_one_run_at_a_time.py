@@ -18,9 +18,10 @@ from ladder.cli import main as cli
 from ladder.cli import merge as cli_merge
 from ladder.cli import training as cli_training
 from ladder.engine import parts
-from ladder.machine import system
+from ladder.machine import environment, system
 from ladder.studies.precision import measure as precision_measure
-from ladder.studies.roofline import command as roofline
+from ladder.studies.roofline import step as roofline_step
+from ladder.studies.roofline import study as roofline
 from ladder.training import canary, ranks, sample, train
 from tests.training.test_canary import go, images
 
@@ -129,10 +130,14 @@ def test_what_is_timed_without_a_command_holds_the_gpu(gpu, tmp_path, monkeypatc
         assert seen == ["alone"]
         monkeypatch.setattr(parts.Rung, "do_import", done)
     monkeypatch.setattr(system, "choose_device", lambda _: "cuda")
-    monkeypatch.setattr(roofline.environment, "refuse", done)
-    seen = gpu(roofline, "measure")
+    monkeypatch.setattr(environment, "refuse", done)
+    facts = system.facts("cpu")
+    monkeypatch.setattr(system, "facts", lambda device: facts)
+    monkeypatch.setattr(system, "capabilities", lambda device: {})
+    monkeypatch.setattr(roofline, "OUT", tmp_path)
+    seen = gpu(roofline_step, "observe_step")
     with pytest.raises(UserError, match="enough"):
-        roofline.command("tiny", None, None, None, None, False, None)
+        roofline.measure_distance(roofline.Options(rung="baseline"), "tiny", None, True)
     assert seen == ["alone"]
 
 

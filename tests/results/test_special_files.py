@@ -10,7 +10,7 @@ from ladder.base.errors import UserError
 from ladder.publish.history import machines, notes, screening
 from ladder.results import loading, ranking
 from ladder.studies import frame, noise
-from ladder.studies.roofline import rates
+from ladder.studies.roofline import study
 
 
 def reject(read):
@@ -26,7 +26,7 @@ READERS = {
     "history": ("m/r.json", lambda at, pipe: screening._comparisons(at, []) == []),
     "notes of asv": ("notes/r.json", lambda at, pipe: notes.read_note(at / "r.json") is None),
     "machines of asv": ("m/machine.json", lambda at, pipe: machines._stored(at) == {}),
-    "roofline": ("roofline/m-a.json", lambda at, pipe: rates.load("m", at / "roofline").known == {}),
+    "roofline": ("roofline/m-a.json", lambda at, pipe: study.load_rates("m", at / "roofline").known == {}),
     "recipe": ("r.yaml", lambda at, pipe: reject(lambda: yamlfile.read(pipe))),
     "a file by name": ("r.json", lambda at, pipe: reject(lambda: loading.load_run(pipe))),
 }

@@ -16,8 +16,6 @@ from ladder.results import store as results
 from ladder.studies import frame
 from ladder.studies.precision import record as precision
 from ladder.studies.precision import report as precisions
-from ladder.studies.roofline import schema as roofline
-from ladder.studies.roofline import view as roofs
 
 Render = Callable[[Any, str], bytes]
 
@@ -25,7 +23,6 @@ Render = Callable[[Any, str], bytes]
 # By the "kind" of a result: its type, its page, and its picture there. `results/charts` has the pictures of the others.
 STUDIES: dict[str, tuple[type[Any], Callable[[Any], str], Render | None]] = {
     "precision": (precision.Result, precisions.markdown, None),
-    "roofline": (roofline.Result, roofs.markdown, None),
 }
 
 

@@ -18,8 +18,7 @@ from ladder.studies.kernelbench.report import NO_AIM, lacking, reached
 from ladder.studies.kernelbench.schema import Row
 from ladder.studies.precision import report as precisions
 from ladder.studies.precision.record import Result as Precision
-from ladder.studies.roofline import view as roofs
-from ladder.studies.roofline.schema import Result as Roofline
+from ladder.studies.roofline import study as rooflines
 from ladder.studies.upstream.study import STUDY as UPSTREAM
 from ladder.training.canary_file import Canary
 
@@ -94,11 +93,14 @@ def roofline(committed: Committed, machine: str) -> str:
     head = ["workload and rung", "speed of light, ms", "traced step, ms", "times the speed of light", *groups]
     rows = []
     for name in committed.names(f"roofline/{machine}-*.json"):
-        result = build(Roofline, committed.read(name))
+        data = committed.read(name)
+        result = rooflines.STUDY.derive(frame.decode_file(rooflines.STUDY, data))
+        if result.measured is None:
+            continue
         step, light = result.measured.step_ms, result.step["light_ms"]
-        parts = roofs.parts(result.measured).values()
+        parts = rooflines.divide_step(result.measured).values()
         above = [ms(each.ms - each.floor_ms) for each in parts]
-        where = " ".join(filter(None, (result.workload["name"], result.rung)))
+        where = f"{data['workload']['name']} {result.rung}"
         rows.append(
             [
                 link(f"`{where}`", name.replace(".json", ".md")),

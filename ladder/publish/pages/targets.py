@@ -13,6 +13,7 @@ from ladder.results import derive
 from ladder.results.run import Result, RungResult
 from ladder.studies import frame
 from ladder.studies.kernelbench.schema import of_data as kernels_of
+from ladder.studies.roofline.study import STUDY
 from ladder.studies.upstream.study import STUDY as UPSTREAM
 
 MEMORY_BOUND = ("bias_act", "modulate", "upfirdn2d")
@@ -123,7 +124,7 @@ def judge_light(committed: Committed) -> Row:
     top = _top(best[0])
     if not (names := committed.names(LIGHT.format(top.name))):
         return _absent(target, f"ladder doctor --roofline --rung {top.name}")
-    floor = committed.read(names[0])["step"]["light_ms"]
+    floor = STUDY.derive(frame.decode_file(STUDY, committed.read(names[0]))).step["light_ms"]
     seen = f"{top.step_ms / floor:.2f} times: {ms(top.step_ms)} ms and a floor of {ms(floor)}"
     return target, seen, f"{_file(top, best[1], 'step')}; {link('floor', names[0].replace('.json', '.md'))}"
 

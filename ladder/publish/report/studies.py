@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from ladder.base.records import build
 from ladder.publish.report.inputs import File, Inputs, shorten_path
 from ladder.report import chart, tables
 from ladder.report.themes import DARK, LIGHT
@@ -25,9 +25,8 @@ from ladder.studies.ablate import report as ablations
 from ladder.studies.ablate.record import MOST_RUNGS, PARITY
 from ladder.studies.profile import study as profiles
 from ladder.studies.profile.record import Profile
-from ladder.studies.roofline import distance
-from ladder.studies.roofline import view as rooflines
-from ladder.studies.roofline.schema import Result as Roofline
+from ladder.studies.roofline import derive
+from ladder.studies.roofline import study as rooflines
 from ladder.studies.upstream import study as upstream
 from stylegan_lite.config import Recipe
 
@@ -272,19 +271,20 @@ def list_joules(inputs: Inputs) -> list[tuple[Plain, str]]:
 
 def show_light(inputs: Inputs) -> Section | None:
     """Return how far a step is from its floor; None where neither a frozen floor nor a roofline is known."""
-    files = [(file, build(Roofline, file.data)) for file in inputs.list_files("roofline")]
-    files.sort(key=lambda pair: pair[1].measured.step_ms)
-    frozen = distance.frozen(inputs.main.machine.name, inputs.main.workload)
+    study = rooflines.STUDY
+    files = [(file, frame.decode_file(study, file.data)) for file in inputs.list_files("roofline")]
+    files.sort(key=lambda pair: getattr(study.derive(pair[1]).measured, "step_ms", math.inf))
+    frozen = derive.find_frozen(inputs.main.machine.name, inputs.main.workload)
     if not files and frozen is None:
         return None
-    today = files[0][1].step["light_ms"] if files else None
+    today = study.derive(files[0][1]).step.get("light_ms") if files else None
     blocks: list[Block] = ["No score: no floor is frozen for this GPU and workload."]
     if frozen:
         blocks = _show_scores(inputs, frozen, today)
-    for number, (file, result) in enumerate(files):
-        tabulated = [make_table(rows) for rows in rooflines.tables(result)]
-        notes = [*file.list_remarks(), *rooflines.notes(result)]
-        blocks.append(Fold(rooflines.title(result), [*tabulated, notes], is_open=number == 0))
+    for number, (file, raw) in enumerate(files):
+        title, *sentences = study.summarize(raw)
+        notes = [*file.list_remarks(), *sentences]
+        blocks.append(Fold(title, [*study.list_tables(raw), notes], is_open=number == 0))
     return Section(
         "light",
         "Distance to the speed of light",
@@ -293,13 +293,13 @@ def show_light(inputs: Inputs) -> Section | None:
     )
 
 
-def _show_scores(inputs: Inputs, frozen: distance.Frozen, today: float | None) -> list[Block]:
+def _show_scores(inputs: Inputs, frozen: derive.Frozen, today: float | None) -> list[Block]:
     rows: list[list[Any]] = []
     bars = []
     for rung in inputs.main.rungs:
         if rung.status == "ok" and rung.step_ms:
             scores = [
-                distance.scored(rung.step_ms, frozen.base_ms, floor) for floor in (frozen.floor_ms, today)
+                derive.derive_score(rung.step_ms, frozen.base_ms, floor) for floor in (frozen.floor_ms, today)
             ]
             rows.append([rung.name, rung.step_ms, rung.step_ms / frozen.floor_ms, *scores])
             score = scores[0]

@@ -19,14 +19,10 @@ from ladder.results.check import Kind
 from ladder.results.code_digest import Head
 from ladder.results.file import Machine
 from ladder.results.store import KIND_KEYS
-from ladder.results.types import build
 from ladder.studies import frame
 from ladder.studies.kernelbench import tuning_schema
 from ladder.studies.kernelbench.schema import KIND as KERNELS
 from ladder.studies.precision.schema import KIND as PRECISION
-from ladder.studies.roofline import in_step
-from ladder.studies.roofline.schema import KIND as ROOFLINE
-from ladder.studies.roofline.schema import Result as Roofline
 from ladder.training import canary_file
 
 ShortLine = Annotated[str, matching(r"[ -~]{1,300}", "a line of at most 300 printable ASCII characters")]
@@ -212,7 +208,6 @@ CHECKS = {
 _ALL = (
     KERNELS,
     PRECISION,
-    ROOFLINE,
     *tuning_schema.KINDS,
     canary_file.KIND,
     *(_as_kind(name, record) for name, record in CHECKS.items()),
@@ -236,11 +231,4 @@ def marks(data: Head) -> list[str]:
     kind = KINDS[kind_of(data)]
     if kind.cautions is not None:
         return kind.cautions(dict(data))
-    cautions = list(data["protocol"]["notes"]) if kind.notes else []
-    if kind is ROOFLINE:
-        if data["dirty"]:
-            cautions.append("dirty work tree: not to be published")
-        cautions += [
-            f"no floor: {name} took less" for name in in_step.below(build(Roofline, data).measured.groups)
-        ]
-    return cautions
+    return list(data["protocol"]["notes"]) if kind.notes else []

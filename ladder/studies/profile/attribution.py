@@ -565,21 +565,21 @@ def _count_needed(fields: Fields, precision: str) -> dict[str, float]:
 
     Depthwise kernels of a cheaper model lie in `resampling`, beside its filters. Then convolutions have no number.
     """
-    from ladder.studies.roofline import command, floors, in_step
-    from stylegan_lite.config import Workload
+    from ladder.studies.roofline import derive, floors
+    from ladder.studies.roofline.record import CONVOLUTIONS
 
-    counted = floors.count(Workload.from_dict(fields), precision)
-    often = command.frequencies(fields)
+    works, often = floors.count_work(fields, precision, "nchw"), derive.list_frequencies(fields)
     purposes = ("optimizer", "moving average")
     updates = sum(
-        sum(counted[phase].bytes[each] for each in purposes) * times for phase, times in often.items()
+        sum(works[phase].bytes[each] for each in purposes) * times
+        for phase, times in often.items()  # type: ignore[index]
     )
     if fields.get("convolution", "full") != "full":
         return {categories.OPTIMIZER: updates}
-    pointwise = sum(flops for op, flops in command.weigh(counted, fields).items() if command.pointwise(op))
-    matmuls = sum(counted[phase].matmul_flops * times for phase, times in often.items())
+    pointwise = sum(flops for op, flops in derive.weigh_ops(works, fields).items() if op.is_pointwise)
+    matmuls = sum(works[phase].matmul_flops * times for phase, times in often.items())  # type: ignore[index]
     return {
-        categories.CONVOLUTION: command.amounts(counted, fields)[in_step.CONVOLUTIONS],
+        categories.CONVOLUTION: derive.sum_amounts(works, fields)[CONVOLUTIONS],
         categories.MATMUL: matmuls + pointwise,
         categories.OPTIMIZER: updates,
     }

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from ladder.base.errors import describe
 from ladder.studies.kernelbench.calls import WAYS, copies
-from ladder.studies.roofline.floors import KINDS, Op
-from ladder.studies.roofline.schema import Today
+from ladder.studies.roofline.record import KINDS, Op, Today
 
 WINDOW_S = 0.005
 WINDOWS = 3
@@ -31,6 +30,8 @@ MOST_SETS = 64  # sets of rotating inputs
 COPY_BYTES = 2**30
 MATMUL = 8192
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+FORWARD, INPUT, WEIGHT = KINDS
 
 Calls = list[Callable[[], Any]]
 Timer = Callable[[Calls], float]  # returns the best seconds of one call
@@ -128,9 +129,9 @@ def _inputs(op: Op, layout: str, device: str) -> list[tuple[Tensor, Tensor, Tens
 def _call(op: Op, image: Tensor, weight: Tensor, result: Tensor) -> Callable[[], Any]:
     stride, padding = [op.stride] * 2, [op.padding] * 2
     how = (stride, padding, [1, 1], False, [0, 0], 1)
-    if op.kind == KINDS[0]:
+    if op.kind == FORWARD:
         return lambda: torch.ops.aten.convolution(image, weight, None, *how)
-    mask = [op.kind == KINDS[1], op.kind == KINDS[2], False]
+    mask = [op.kind == INPUT, op.kind == WEIGHT, False]
     return lambda: torch.ops.aten.convolution_backward(result, image, weight, None, *how, mask)
 
 
@@ -197,14 +198,14 @@ def _elapsed(run: Callable[[], Any]) -> float:
     return start.elapsed_time(end) / 1000
 
 
-def medians(runs: Iterable[Callable[[], Any]], windows: int = 5, window_s: float = 0.02) -> list[float]:
+def time_runs(runs: Iterable[Callable[[], Any]], windows: int = 5, window_s: float = 0.02) -> list[float]:
     """Return the median seconds of each of ``runs`` on the GPU, over ``windows`` windows of at least ``window_s``."""
-    found = []
+    medians = []
     for run in runs:
         run()
         torch.cuda.synchronize()
         once = max(_elapsed(run), 1e-6)
         times = max(1, math.ceil(window_s / once))
         took = sorted(_elapsed(functools.partial(_repeat, run, times)) / times for _ in range(windows))
-        found.append(took[windows // 2])
-    return found
+        medians.append(took[windows // 2])
+    return medians

@@ -18,7 +18,6 @@ Only the recipe's precision matters. docs/profile.md explains the model.
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +33,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ladder.base.protocol import PHASES
+from ladder.core.records import Fields
+from ladder.studies.roofline.record import KINDS, NARROW, Op, Work
 from stylegan_lite import losses, resample
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.inputs import PhaseInputs
@@ -41,60 +42,13 @@ from stylegan_lite.networks import Discriminator, Generator
 from stylegan_lite.weights import HALVES
 
 aten = torch.ops.aten
-KINDS = ("forward", "input gradient", "weight gradient")
-NARROW = 4  # most channels at which a convolution can merge with the pass beside it: from and to RGB
+FORWARD, INPUT, WEIGHT = KINDS
 FULL = (
     4  # bytes of a weight, moment or average in every recipe; a gradient has the size that convolutions read
 )
 MOMENT = 2 * FULL  # read and written
 AVERAGE = 3 * FULL  # reads the weight and the average, writes the average
 DTYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64", torch.float16: "fp16"}
-
-Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Op:
-    """A convolution as cuDNN computes it. A transposed convolution is the input gradient of its mirror image.
-
-    ``image`` [N, I, H, W] is the side that ``weight`` [O, I, k, k] slides over.
-    """
-
-    kind: str
-    image: Shape
-    weight: Shape
-    stride: int
-    padding: int
-    dtype: str
-
-    @property
-    def result(self) -> Shape:
-        """Return the shape of the other side, [N, O, H', W']."""
-        n, _, h, w = self.image
-        o, _, k, l = self.weight
-        s, p = self.stride, self.padding
-        return n, o, (h + 2 * p - k) // s + 1, (w + 2 * p - l) // s + 1
-
-    @property
-    def flops(self) -> int:
-        return 2 * math.prod(self.result) * math.prod(self.weight[1:])
-
-    @property
-    def narrow(self) -> bool:
-        """Return whether the convolution can merge with the pass beside it: from or to RGB."""
-        return min(self.weight[:2]) <= NARROW
-
-    @property
-    def bytes(self) -> int:
-        """Return the bytes of the three tensors. A narrow convolution omits its wide side: another pass moves it."""
-        size = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}[self.dtype]
-        sides = math.prod(self.image), math.prod(self.result)
-        return size * (math.prod(self.weight) + (min(sides) if self.narrow else sum(sides)))
-
-    def key(self, layout: str) -> str:
-        """Return the name of its rate in result files. Equal texts mean equal measurements."""
-        shapes = f"{_times(self.image)} * {_times(self.weight)}"
-        return f"{self.kind}, {shapes}, stride {self.stride}, padding {self.padding}, {self.dtype} {layout}"
 
 
 @dataclass
@@ -121,6 +75,19 @@ def count(workload: Workload, precision: str = "fp32") -> dict[str, Floor]:
     with _fresh_filters(), FakeTensorMode(), OrdinaryConvolutions():
         G, D = Generator(workload, recipe), Discriminator(workload, recipe)
         return {phase: _phase(phase, workload, recipe, G, D) for phase in PHASES}
+
+
+def count_work(workload: Fields, precision: str, layout: str) -> dict[str, Work]:
+    """Return the floor of each phase as result files have it."""
+    return {
+        phase: Work(
+            {op.key(layout): times for op, times in floor.ops.items()},
+            floor.matmul_flops,
+            floor.matmul_bytes,
+            floor.bytes,
+        )
+        for phase, floor in count(Workload.from_dict(workload), precision).items()
+    }
 
 
 def _phase(phase: str, w: Workload, recipe: Recipe, G: Generator, D: Discriminator) -> Floor:
@@ -201,7 +168,7 @@ class Count(TorchDispatchMode):
 
     def _forward(self, args: tuple, out: Tensor) -> None:
         x, weight, transposed = args[0], args[1], args[6]
-        kind, image = (KINDS[1], out) if transposed else (KINDS[0], x)
+        kind, image = (INPUT, out) if transposed else (FORWARD, x)
         self._add(kind, image, weight, args[3], args[4])
         self._pass(weight, [x], [out])
 
@@ -209,10 +176,10 @@ class Count(TorchDispatchMode):
         g, x, weight, transposed, mask = args[0], args[1], args[2], args[7], args[10]
         image = g if transposed else x
         if mask[0]:
-            self._add(KINDS[0] if transposed else KINDS[1], image, weight, args[4], args[5])
+            self._add(FORWARD if transposed else INPUT, image, weight, args[4], args[5])
             self._pass(weight, [g], [out[0]])
         if mask[1]:
-            self._add(KINDS[2], image, weight, args[4], args[5])
+            self._add(WEIGHT, image, weight, args[4], args[5])
             self._pass(weight, [g, x], [])
 
     def _add(self, kind: str, image: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> None:
@@ -321,7 +288,3 @@ def _fresh_filters() -> Iterator[None]:
         yield
     finally:
         resample._fir.cache_clear()
-
-
-def _times(shape: Shape) -> str:
-    return "x".join(map(str, shape))

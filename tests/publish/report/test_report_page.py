@@ -22,7 +22,7 @@ from ladder.report.themes import DARK, LIGHT
 from ladder.results import loading, store
 from ladder.results.run import Result
 from ladder.show.page import list_colors
-from ladder.studies.roofline import distance
+from ladder.studies.roofline import derive
 from tests.support import two_clocks
 from tests.support.commands import refused, succeed
 from tests.support.typed import typed
@@ -190,12 +190,12 @@ def _rows(of: inputs.Inputs, name: str, heading: str) -> list[str]:
 
 
 def test_a_score_stands_beside_each_rung_where_times_are_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = replace(distance.FROZEN[0], machine="nvidia-h100-80gb-hbm3")
-    monkeypatch.setattr(distance, "FROZEN", (known,))
+    known = replace(derive.FROZEN[0], machine="nvidia-h100-80gb-hbm3")
+    monkeypatch.setattr(derive, "FROZEN", (known,))
     said = part(inputs.find_inputs([RUN], DATA), "light")
     step = next(rung.step_ms for rung in loading.load_run(RUN).rungs if rung.name == "bf16")
-    assert f"{distance.score(step, known.base_ms, known.floor_ms):.3f}" in said
-    assert "7.93 ms, frozen on 2026-11-24" in said and "Today's floor is 7.93 ms" in said
+    assert f"{derive.derive_score(step, known.base_ms, known.floor_ms):.3f}" in said
+    assert "7.93 ms, frozen on 2026-11-24" in said and "Today's floor is 8.22 ms" in said
 
 
 def test_an_older_result_without_profiles_has_no_categories_and_no_explanations() -> None:

@@ -1,4 +1,4 @@
-"""`ladder validate` of what is no ladder: kernels, rooflines and tunings are judged as strictly, others are named."""
+"""`ladder validate` of what is no ladder: kernels and tunings are judged as strictly, others are named."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,6 @@ import pytest
 
 from ladder.base.records import plain
 from ladder.publish.validation import validate
-from tests.studies.roofline.test_roofline import gpu, run, workload  # noqa: F401  (fixtures)
 from tests.support import committed, made_up_kernels
 from tests.support.judging_files import judge
 
@@ -23,12 +22,6 @@ def kernels():
         for d in case.directions
     ]
     return json.loads(json.dumps(plain(made_up_kernels.result(rows))))
-
-
-@pytest.fixture
-def roofline(gpu, workload, tmp_path):  # noqa: F811
-    assert run("--roofline", "--workload", workload, "--rung", "bf16").exit_code == 0
-    return json.loads((tmp_path / "roofline" / "nvidia-h200-small-full-bf16.json").read_text())
 
 
 def test_kernels_are_accepted_or_say_what_is_wrong(tmp_path, kernels):
@@ -52,13 +45,6 @@ def test_kernels_are_accepted_or_say_what_is_wrong(tmp_path, kernels):
 def test_commits_that_contradict_each_other_are_refused_in_a_result_of_a_study(tmp_path, kernels):
     twice = kernels | {"commits": [kernels["commit"]] * 2}
     assert judge(tmp_path, twice) == "commits: not several, the result's own among them"
-
-
-def test_a_roofline_is_accepted_or_says_what_is_wrong(tmp_path, roofline):
-    assert judge(tmp_path, roofline) is None
-    assert judge(tmp_path, roofline | {"host": "x"}) == "unknown key 'host'"
-    roofline["recorded"]["copy"] = -1.0
-    assert "recorded.copy: -1.0 is not from" in judge(tmp_path, roofline)
 
 
 def test_a_tuning_is_accepted_or_says_what_is_wrong(tmp_path):

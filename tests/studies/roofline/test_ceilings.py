@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from ladder.studies.roofline import ceilings
-from ladder.studies.roofline.floors import KINDS, Op
+from ladder.studies.roofline import ceilings, record
+from ladder.studies.roofline.record import Op
 
+KINDS = tuple(record.KINDS)
 SHAPE = ((2, 4, 9, 9), (6, 4, 3, 3), 2, 1, "fp32")
 OPS = {kind: Op(kind, *SHAPE) for kind in KINDS}
 WEIGHTS = {op: 10.0 - k for k, op in enumerate(OPS.values())}

@@ -1,29 +1,29 @@
 """`ladder doctor --roofline` with a made-up GPU: what is put together, shown, written, and refused."""
 
-import dataclasses
 import functools
 import json
+from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 import stylegan_lite
 from ladder.base import git
-from ladder.base.records import build
+from ladder.base.errors import UserError
 from ladder.cli import main as cli
 from ladder.machine import system
 from ladder.plan import needs as needss
-from ladder.publish.validation import validate
+from ladder.plan.catalog import load_workload
 from ladder.receipts import evidence, kernel_families
-from ladder.studies.roofline import ceilings, distance, floors, in_step, schema
-from ladder.studies.roofline import command as roofline
-from ladder.studies.roofline import view as roofline_view
+from ladder.studies import frame
+from ladder.studies.roofline import ceilings, derive, floors, record, step, study
 from ladder.studies.roofline.floors import PHASES
 from tests.support import committed, made_up
 from tests.support.small import SMALL
-from tests.support.typed import problem_of
 
 STORED = committed.listed("results/roofline/*.json")
+GOLDEN = Path(__file__).parents[1] / "goldens" / "roofline.json"
 TUNED = committed.file("results/kernels/nvidia-h200-tuning.json")
 GPU = dict(made_up.gpu_run()["machine"])
 SGEMM, FPROP = (
@@ -49,26 +49,25 @@ def gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(system, "device_key", lambda device: None)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # set for the tests of kernels
     monkeypatch.setattr(system, "capabilities", lambda device: dict.fromkeys(needss.NEEDS))
-    monkeypatch.setattr(roofline, "OUT", tmp_path / "roofline")
+    monkeypatch.setattr(study, "OUT", tmp_path / "roofline")
 
     def observe(fields, recipe):
         ms = made["step_us"] / 1000
-        return distance.Observed(
+        rows = kernel_families.shares(events(made["step_us"]), 16)
+        return record.Timed(
             phases_ms=dict.fromkeys(PHASES, ms / 2),
             step_ms=ms,
             wall_ms=ms,
             busy_ms=0.8 * ms,
-            families=[
-                build(in_step.Kernels, row) for row in kernel_families.shares(events(made["step_us"]), 16)
-            ],
+            families=[record.Kernels(**row) for row in rows],
             settings={},
         )
 
     def measure(ops, layout, tell):
         rates = RATES | {op.key(layout): made["rate"] for op in ops}
-        return schema.Today(rates=rates, skipped={}, seconds=1.0)
+        return record.Today(rates=rates, skipped={}, seconds=1.0)
 
-    monkeypatch.setattr(distance, "observe", observe)
+    monkeypatch.setattr(step, "observe_step", observe)
     monkeypatch.setattr(ceilings, "measure", measure)
     return made
 
@@ -92,32 +91,28 @@ def run(*args):
     return CliRunner().invoke(cli.main, ["doctor", *args])
 
 
-def test_it_shows_and_writes_ceilings_phases_and_families(gpu, workload, tmp_path):
-    done = run("--roofline", "--workload", workload, "--rung", "bf16")
+def measure(workload, folder, rung="bf16"):
+    """Measure with the made-up GPU; return the path of the file, and the file."""
+    done = run("--roofline", "--workload", workload, "--rung", rung)
     assert done.exit_code == 0, done.output
-    for said in ("Roofline of small", "BF16 channels_last", "G_main", "bias_act_kernel", "nothing runs"):
-        assert said in done.stdout
-    folder = tmp_path / "roofline"
-    found = json.loads((folder / "nvidia-h200-small-full-bf16.json").read_text())
-    page = (folder / "nvidia-h200-small-full-bf16.md").read_text()
+    path = folder / "roofline" / f"nvidia-h200-small-full-{rung}.json"
+    return path, frame.read_file(study.STUDY, path)
+
+
+def test_it_shows_and_writes_ceilings_phases_and_families(gpu, workload, tmp_path):
+    shown = json.loads(run("--roofline", "-w", workload, "--rung", "bf16", "--json").stdout)
+    assert shown["kind"] == "roofline" and shown["recorded"].keys() >= RATES.keys()
+    path, file = measure(workload, tmp_path)
+    page = path.with_suffix(".md").read_text()
     assert page.startswith("# Roofline of small") and "rung bf16 of ladder full" in page
-    assert "| D_r1 |" in page and "implicit_convolve_sgemm" in page
-    assert found["rung"] == "bf16" and found["recipe"]["precision"] == "bf16" and "commit" in found
-    assert found["machine"] == GPU and found["workload"]["data"] is None
-    assert found["recorded"].keys() >= RATES.keys()
-    assert (
-        json.loads(run("--roofline", "-w", workload, "--rung", "bf16", "--json").stdout)["kind"] == "roofline"
-    )
+    assert "| D\\_r1 |" in page and "implicit\\_convolve\\_sgemm" in page
+    assert file.cases["bf16"].recipe["precision"] == "bf16" and file.workload["data"] is None
 
 
 def test_phases_of_a_step_that_is_one_graph_are_those_of_a_second_step(gpu, workload, tmp_path):
-    assert run("--roofline", "--workload", workload, "--rung", "whole_step_graph").exit_code == 0
-    page = (tmp_path / "roofline" / "nvidia-h200-small-full-whole_step_graph.md").read_text()
-    (phase,) = [line for line in page.splitlines() if line.startswith("| D_r1 |")]
-    assert " 2.50 |" in phase and "Phases were timed in a second step" in page
-    assert run("--roofline", "--workload", workload, "--rung", "bf16").exit_code == 0
-    page = (tmp_path / "roofline" / "nvidia-h200-small-full-bf16.md").read_text()
-    assert "a second step" not in page
+    for rung in ("whole_step_graph", "bf16"):
+        _, file = measure(workload, tmp_path, rung)
+        assert ("a second step" in study.STUDY.summarize(file)[1]) == (rung == "whole_step_graph")
 
 
 class Step:
@@ -135,12 +130,12 @@ class Step:
 def test_each_phase_is_timed_whether_or_not_the_step_is_one_graph(monkeypatch, whole):
     log = []
     monkeypatch.setattr(stylegan_lite, "make_step", lambda fields, recipe, device: Step(recipe, log))
-    monkeypatch.setattr(distance, "trace_cycle", lambda step: distance.Traced(1.0, [step.name]))
+    monkeypatch.setattr(step, "trace_cycle", lambda it: (1.0, [record.Kernels(it.name, 1.0, 1.0, "k")]))
     monkeypatch.setattr(evidence, "synchronize", lambda step: None)
-    monkeypatch.setattr(ceilings, "medians", lambda runs, **how: [each() or 0.001 for each in runs])
-    seen = distance.observe(SMALL, {"whole_step_graph": whole})
+    monkeypatch.setattr(ceilings, "time_runs", lambda runs, **how: [each() or 0.001 for each in runs])
+    seen = step.observe_step(SMALL, {"whole_step_graph": whole})
     assert seen.phases_ms == dict.fromkeys(PHASES, 1.0)
-    assert seen.families == [log[0][0]] == ["whole" if whole else "apart"], (
+    assert [row.family for row in seen.families] == [log[0][0]] == ["whole" if whole else "apart"], (
         "the step asked for is the one measured"
     )
     alone = [(name, *args) for name, call, *args in log if call == "run_phase"]
@@ -153,15 +148,12 @@ def test_each_phase_is_timed_whether_or_not_the_step_is_one_graph(monkeypatch, w
 
 def test_a_bad_day_does_not_raise_the_floor_and_a_good_one_lowers_it(gpu, workload, tmp_path):
     def floor(rung="bf16"):
-        done = run("--roofline", "--workload", workload, "--rung", rung)
-        assert done.exit_code == 0, done.output
-        path = tmp_path / "roofline" / f"nvidia-h200-small-full-{rung}.json"
-        return json.loads(path.read_text())["step"]["light_ms"]
+        return study.STUDY.derive(measure(workload, tmp_path, rung)[1]).step["light_ms"]
 
     gpu["rate"] = 350e12
     first = floor()
     gpu["rate"] = 1e9
-    assert floor() == first, "rates of the file that was replaced are lost"
+    assert floor() == floor() == first, "rates of the file that was replaced are lost"
     floor("baseline")  # of other convolutions: FP32
     assert floor() == first
     gpu["rate"] = 600e12
@@ -169,70 +161,58 @@ def test_a_bad_day_does_not_raise_the_floor_and_a_good_one_lowers_it(gpu, worklo
 
 
 def test_the_groups_and_the_families_add_up_to_the_distance(gpu, workload, tmp_path):
-    assert run("--roofline", "--workload", workload, "--rung", "bf16").exit_code == 0
-    found = json.loads((tmp_path / "roofline" / "nvidia-h200-small-full-bf16.json").read_text())
-    measured, step = found["measured"], found["step"]
-    assert measured["distance_ms"] == pytest.approx(5.0 - step["light_ms"])
-    assert measured["groups"]["convolutions"]["ms"] == pytest.approx(3.0)
-    assert measured["groups"]["nothing runs"]["ms"] == pytest.approx(1.0)
-    assert sum(group["of_distance"] for group in measured["groups"].values()) == pytest.approx(1)
-    rows = {row["family"]: row for row in measured["families"]}
-    idle = measured["groups"]["nothing runs"]["of_distance"]
-    assert sum(row["of_distance"] for row in rows.values()) + idle == pytest.approx(1)
-    assert rows[kernel_families.SGEMM]["us"] == pytest.approx(1000)
-    assert rows[kernel_families.FORWARD]["of_step"] == pytest.approx(0.4)
+    result = study.STUDY.derive(measure(workload, tmp_path)[1])
+    measured, light_ms = result.measured, result.step["light_ms"]
+    assert measured.distance_ms == pytest.approx(5.0 - light_ms)
+    assert measured.groups["convolutions"].ms == pytest.approx(3.0)
+    assert measured.groups["nothing runs"].ms == pytest.approx(1.0)
+    assert sum(group.of_distance for group in measured.groups.values()) == pytest.approx(1)
+    assert sum(group.floor_ms for group in measured.groups.values()) == pytest.approx(light_ms)
+    rows = {row.family: row for row in measured.families}
+    idle = measured.groups["nothing runs"].of_distance
+    assert sum(row.of_distance for row in rows.values()) + idle == pytest.approx(1)
+    assert rows[kernel_families.SGEMM].us == pytest.approx(1000)
+    assert rows[kernel_families.FORWARD].of_step == pytest.approx(0.4)
 
 
 def test_what_ran_beside_another_kernel_is_taken_off_once(gpu, workload, tmp_path):
     """Two streams: kernels of 4 ms ran in 3 ms, so 1 ms of the groups is there twice."""
-    assert run("--roofline", "--workload", workload, "--rung", "bf16").exit_code == 0
-    path = tmp_path / "roofline" / "nvidia-h200-small-full-bf16.json"
-    found = build(schema.Result, json.loads(path.read_text()))
-    assert [row[0] for row in roofline_view.groups(found)][1:] == [*found.measured.groups]
-    both = dataclasses.replace(found.measured, step_ms=4.0, busy_ms=3.0, distance_ms=3.0)
-    (*_, twice) = roofline_view.groups(dataclasses.replace(found, measured=both))
-    assert twice[:2] == ["overlap of kernels", "-1.00"]
-    parts = roofline_view.parts(both).values()
-    assert sum(part.ms for part in parts) == pytest.approx(4.0)
-    assert twice[3] == f"{-1 / 3:.1%}"
+    measured = study.STUDY.derive(measure(workload, tmp_path)[1]).measured
+    assert list(study.divide_step(measured)) == list(measured.groups)
+    both = msgspec.structs.replace(measured, step_ms=4.0, busy_ms=3.0, distance_ms=3.0)
+    groups = study.divide_step(both)
+    assert groups["overlap of kernels"].ms == pytest.approx(-1.0)
+    assert groups["overlap of kernels"].of_distance == pytest.approx(-1 / 3)
+    assert sum(each.ms for each in groups.values()) == pytest.approx(4.0)
 
 
 def test_what_ran_faster_in_the_step_than_its_floor_lowers_the_floor(gpu, workload, tmp_path):
-    gpu["rate"] = 1.0  # what the ceilings say of the convolutions that no fact covers: far too slow
-    path = tmp_path / "roofline" / "nvidia-h200-small-full-bf16.json"
-    args = ("--roofline", "--workload", workload, "--rung", "bf16")
-    done = run(*args)
-    assert done.exit_code == 0, done.output
-    found = json.loads(path.read_text())
-    step, low = found["step"], found["in_step"]
-    groups = build(schema.Result, found).measured.groups
-    assert groups["convolutions"].ms == pytest.approx(3.0) and not in_step.below(groups)
-    assert low["forward"]["ms"] == pytest.approx(3.0) and low["forward"]["alone_ms"] > 3.0
-    assert low["convolutions"]["ms"] == pytest.approx(3.0), (
-        "three kinds that each take all the time that is unclear"
-    )
-    assert step["convolutions_ms"] - step["pointwise_ms"] == pytest.approx(3.0)
-    assert step["light_ms"] == pytest.approx(
-        sum(found["phases"][p]["light_ms"] * n for p, n in zip(PHASES, (1, 1, 1 / 4, 1 / 16), strict=True))
-    )
-    assert "In a traced step (today) forward took 3.00 ms" in done.stdout
+    gpu["rate"] = 1e3  # what the ceilings say of the convolutions that no fact covers: far too slow
+    path, file = measure(workload, tmp_path)
+    result = study.STUDY.derive(file)
+    floor, low, groups = result.step, result.in_step, result.measured.groups
+    assert groups["convolutions"].ms == pytest.approx(3.0) and not derive.list_below(groups)
+    assert low["forward"].ms == pytest.approx(3.0) and low["forward"].alone_ms > 3.0
+    assert low["convolutions"].ms == pytest.approx(3.0), "each kind takes all the time that is unclear"
+    assert floor["convolutions_ms"] - floor["pointwise_ms"] == pytest.approx(3.0)
+    intervals = zip(PHASES, (1, 1, 1 / 4, 1 / 16), strict=True)
+    assert floor["light_ms"] == pytest.approx(sum(result.phases[p]["light_ms"] * n for p, n in intervals))
+    assert "In a traced step (today) forward took 3.00 ms" in study.STUDY.summarize(file)[1]
     gpu["step_us"] = 10000  # a slower day, or rung: the rate stays
-    assert run(*args).exit_code == 0
-    again = json.loads(path.read_text())
-    assert again["step"]["light_ms"] == pytest.approx(step["light_ms"])
-    assert again["in_step"]["forward"]["source"] == path.name
-    assert problem_of(json.loads(path.read_text())) is None
+    again = study.STUDY.derive(measure(workload, tmp_path)[1])
+    assert again.step["light_ms"] == pytest.approx(floor["light_ms"])
+    assert again.in_step["forward"].source == path.name
 
 
 def test_no_rate_of_a_traced_step_is_above_that_of_matmuls():
     """Triton's templates convolve under names that are no convolution's: what is left would run at any rate."""
     rows = [
-        in_step.Kernels(family=name, us=us, kernels=1.0, heaviest=name)
+        record.Kernels(family=name, us=us, kernels=1.0, heaviest=name)
         for name, us in ((kernel_families.FORWARD, 1000.0), (kernel_families.INDUCTOR, 5000.0))
     ]
-    amounts = dict.fromkeys(in_step.PARTS, 1e12) | {"forward": 0.5e12}
-    seen = in_step.seen(amounts, rows, "bf16", "channels_last", 700e12)
-    assert {key.split(", ")[1]: rate for key, rate in seen.items()} == {
+    amounts = dict.fromkeys(record.PARTS, 1e12) | {"forward": 0.5e12}
+    rates = derive.derive_step_rates(amounts, rows, {"precision": "bf16"}, 700e12)
+    assert {key.split(", ")[1]: rate for key, rate in rates.items()} == {
         "forward": pytest.approx(500e12),
         "other kernels": pytest.approx(200e12),
     }
@@ -240,51 +220,35 @@ def test_no_rate_of_a_traced_step_is_above_that_of_matmuls():
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
 def test_nothing_on_record_took_less_than_its_floor(path):
-    found = build(schema.Result, json.loads(path.read_text()))
-    assert found.measured.groups and not in_step.below(found.measured.groups)
-    assert path.with_suffix(".md").read_text() == roofline_view.markdown(found)
+    file = frame.read_file(study.STUDY, path)
+    assert study.STUDY.derive(file).measured.groups and not study.STUDY.list_cautions(file)
 
 
-def test_a_group_below_its_floor_is_marked_and_said(gpu, workload, tmp_path):
-    assert run("--roofline", "--workload", workload, "--rung", "bf16").exit_code == 0
-    path = tmp_path / "roofline" / "nvidia-h200-small-full-bf16.json"
-    found = json.loads(path.read_text())
-    found["dirty"] = False
-    found["measured"]["groups"]["convolutions"]["floor_ms"] = 3.01
-    path.write_text(json.dumps(found))
-    (judged,) = validate.validate([path])
-    assert judged.problem is None and judged.marks == ("no floor: convolutions took less",)
-    assert "Below its floor, so this is none: convolutions." in roofline_view.text(
-        build(schema.Result, found)
-    )
+def test_a_group_below_its_floor_is_marked():
+    groups = {"convolutions": record.Group(3.0, 3.01, None), "other kernels": record.Group(2.0, 1.0, None)}
+    assert derive.list_below(groups) == ["convolutions"]
 
 
 def test_floors_of_an_earlier_result_are_computed_again(gpu, workload, tmp_path):
-    assert run("--roofline", "--workload", workload, "--rung", "bf16").exit_code == 0
-    path = tmp_path / "roofline" / "nvidia-h200-small-full-bf16.json"
-    old = tmp_path / "roofline" / "nvidia-h200-small.json"  # as such files were named
-    before = json.loads(path.read_text())
-    stale = before | {"step": {key: 2 * value for key, value in before["step"].items()}}
-    del stale["in_step"], stale["ladder"]
-    stale["recorded"] = {
-        key: rate for key, rate in before["recorded"].items() if not key.startswith("step of")
-    }
+    path, file = measure(workload, tmp_path)
+    light_ms = study.STUDY.derive(file).step["light_ms"]
+    old = path.with_name("nvidia-h200-small.json")  # as such files were named
+    stale = json.loads(path.read_text())
+    for work in stale["observed"]["bf16"]["work"].values():
+        work["bytes"]["optimizer"] *= 2
     path.unlink()
     old.write_text(json.dumps(stale))
+    assert study.STUDY.derive(frame.read_file(study.STUDY, old)).step["light_ms"] > light_ms
     done = run("--roofline", "--again", str(old))
     assert done.exit_code == 0, done.output
-    found = json.loads(old.read_text())
-    assert (
-        found.pop("floors_commit") == git.commit_of(roofline.ROOT)[0]
-        and found.pop("in_step") == before["in_step"]
-    )
-    assert {key: found[key] for key in stale} == {key: before[key] for key in stale}
+    again = frame.read_file(study.STUDY, old)
+    assert again.observed["bf16"].floors_commit == git.commit_of(study.ROOT)[0]
+    assert again.started == file.started and again.observed["bf16"].step == file.observed["bf16"].step
+    assert study.STUDY.derive(again).step["light_ms"] == pytest.approx(light_ms)
     assert "floors as commit" in old.with_suffix(".md").read_text()
     gpu["rate"] = 1e9
-    assert run("--roofline", "--workload", workload, "--rung", "bf16").exit_code == 0
-    assert json.loads(path.read_text())["step"]["light_ms"] == before["step"]["light_ms"], (
-        "old names are read"
-    )
+    _, file = measure(workload, tmp_path)
+    assert study.STUDY.derive(file).step["light_ms"] == pytest.approx(light_ms), "old names are read"
 
 
 def test_a_damaged_result_is_not_computed_again(tmp_path):
@@ -310,7 +274,7 @@ def test_a_step_is_its_phases_at_their_intervals(workload):
 
 
 def test_without_a_gpu_the_floor_is_told_from_recorded_rates(workload, monkeypatch, tmp_path):
-    monkeypatch.setattr(roofline, "OUT", tmp_path)
+    monkeypatch.setattr(study, "OUT", tmp_path)
     monkeypatch.setattr(system, "choose_device", lambda requested: pytest.fail("no device is needed"))
     done = run("--roofline", "--gpu", "nvidia-h200", "--workload", workload, "--rung", "cuda_graphs")
     assert done.exit_code == 0 and "Nothing was measured here" in done.stdout
@@ -330,7 +294,7 @@ def test_without_a_gpu_the_floor_is_told_from_recorded_rates(workload, monkeypat
         (["--gpu", "h200"], "for --roofline"),
         (["--again", "x.json"], "for --roofline"),
         (["--roofline", "--again", "x.json"], "x.json: cannot be read: No such file"),
-        (["--roofline", "--again", str(TUNED)], "not a result of the kind roofline"),
+        (["--roofline", "--again", str(TUNED)], "nvidia-h200-tuning.json: schema: 1 is none of 2"),
         (["--roofline", "--again", str(TUNED), "--rung", "bf16"], "--again takes all from its file"),
         (["--roofline", "--again", str(TUNED), "--ladder", "full"], "--again takes all from its file"),
     ],
@@ -354,15 +318,80 @@ def test_a_rung_that_cannot_run_here_is_refused(gpu, monkeypatch):
     assert done.exit_code == 2 and "bf16 cannot run here: needs BF16 arithmetic" in done.stderr
 
 
-def test_numbers_stand_on_the_right():
-    table = [["what", "ms"], ["a", "1.5"], ["bb", "10.5"]]
-    assert roofline_view._plain(table) == "what    ms\na      1.5\nbb    10.5"
-    assert roofline_view._piped(table).splitlines()[1] == "| --- | ---: |"
+def forge(data, what):
+    each = data["observed"]["bf16"]
+    if what == "a copy":
+        each["today"]["rates"]["copy"] = 1e15
+    elif what == "a matmul":
+        each["recorded"] = {"matmul bf16": {"value": 2e15, "source": "x.json"}}
+    elif what == "a convolution":
+        each["today"]["rates"][next(iter(each["work"]["G_main"]["convolutions"]))] = 1e16
+    elif what == "a step":
+        data["workload"] |= {"resolution": 256, "channel_base": 16384, "channel_max": 512}
+        each["step"]["step_ms"] = 0.1
+    elif what == "busy":
+        each["step"]["busy_ms"] = 100.0
+    elif what == "no copy":
+        del each["today"]["rates"]["copy"]
+    elif what == "no work":
+        each["work"]["D_r1"]["bytes"] = {}
+    elif what == "no result":
+        name = "forward, 8x8x1x1 * 8x8x3x3, stride 1, padding 0, bf16 channels_last"
+        each["work"]["D_r1"]["convolutions"] = {name: 1}
+    elif what == "no interval":
+        del data["workload"]["pl_interval"]
+    elif what == "no measurement":
+        del each["step"]
+
+
+@pytest.mark.parametrize(
+    ("what", "problem"),
+    [
+        ("a copy", "copy: 1e+15 a second is more than this GPU can do"),
+        ("a matmul", "matmul bf16: 2e+15 a second is more than"),
+        ("a convolution", "1e+16 a second is more than"),
+        ("a step", "faster than this GPU can compute"),
+        ("busy", "busy_ms: longer than all kernels"),
+        ("no copy", "no rate of 'copy' is recorded"),
+        ("no work", "work.D_r1: it moves nothing"),
+        ("no result", "has no result"),
+        ("no interval", "without the intervals"),
+        ("no measurement", "ok without a measurement"),
+    ],
+)
+def test_what_no_gpu_can_measure_is_refused(what, problem):
+    data = json.loads(GOLDEN.read_text())
+    data["machine"] |= {"name": "nvidia-h200-nvl", "gpu": "NVIDIA H200 NVL"}  # of which no fact is known
+    assert frame.decode_file(study.STUDY, data)
+    forge(data, what)
+    with pytest.raises(UserError) as refusal:
+        frame.decode_file(study.STUDY, data)
+    assert problem in str(refusal.value)
+
+
+def test_the_score_is_one_at_the_floor_and_a_half_at_the_base():
+    assert derive.derive_score(8.0, 24.0, 8.0) == 1.0 and derive.derive_score(24.0, 24.0, 8.0) == 0.5
+    assert derive.derive_score(12.0, 24.0, 8.0) == pytest.approx(1 / (1 + 4 / 16))
+    assert derive.derive_score(1e9, 24.0, 8.0) < 1e-6
+
+
+@pytest.mark.parametrize("times", [(7.9, 24.0, 8.0), (9.0, 8.0, 8.0), (9.0, 7.0, 8.0), (9.0, 24.0, None)])
+def test_a_step_below_the_floor_or_a_base_that_is_none_has_no_score(times):
+    assert derive.derive_score(*times) is None
+
+
+def test_the_h200_has_frozen_times_for_article_alone():
+    fields = load_workload("article")[1]
+    known = derive.find_frozen("nvidia-h200", fields)
+    assert known is not None and round(known.floor_ms, 2) == 7.93 and round(known.base_ms, 2) == 24.46
+    assert derive.find_frozen("nvidia-h200", fields | {"batch": 32}) is None
+    assert derive.find_frozen("nvidia-h100", fields) is None
 
 
 @pytest.mark.gpu
 def test_a_step_on_a_gpu_is_timed_and_traced():
-    name, recipe = roofline.plan("article", "cuda_graphs", dict.fromkeys(needss.NEEDS))
-    seen = distance.observe(SMALL, recipe)
-    assert name == "cuda_graphs" and seen.families and 0 < seen.busy_ms <= 1.1 * seen.step_ms
+    options = study.Options(rung="cuda_graphs", ladder="article")
+    (case,) = study.plan_rung(options, "small", SMALL, dict.fromkeys(needss.NEEDS)).values()
+    seen = step.observe_step(SMALL, case.recipe)
+    assert seen.families and 0 < seen.busy_ms <= 1.1 * seen.step_ms
     assert all(ms > 0 for ms in seen.phases_ms.values())
