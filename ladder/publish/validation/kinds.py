@@ -21,8 +21,7 @@ from ladder.results.file import Machine
 from ladder.results.store import KIND_KEYS
 from ladder.results.types import build
 from ladder.studies import frame
-from ladder.studies.kernelbench import tuning_schema
-from ladder.studies.kernelbench.schema import KIND as KERNELS
+from ladder.studies.kernelbench import tuning
 from ladder.studies.precision.schema import KIND as PRECISION
 from ladder.studies.roofline import in_step
 from ladder.studies.roofline.schema import KIND as ROOFLINE
@@ -210,10 +209,9 @@ CHECKS = {
     "compare": comparison.Compared,
 }  # fmt: skip
 _ALL = (
-    KERNELS,
     PRECISION,
     ROOFLINE,
-    *tuning_schema.KINDS,
+    *tuning.KINDS,
     canary_file.KIND,
     *(_as_kind(name, record) for name, record in CHECKS.items()),
     *map(frame.as_kind, frame.load_studies().values()),

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ladder.base.errors import describe
-from ladder.studies.kernelbench.calls import WAYS, copies
+from ladder.studies.kernelbench.bench import WAYS, copies
 from ladder.studies.roofline.floors import KINDS, Op
 from ladder.studies.roofline.schema import Today
 

@@ -189,7 +189,7 @@ def recorded(path: Path, gpu: str) -> dict[str, float]:
 
 def copied(path: Path, gpu: str) -> dict[str, float]:
     """Return the highest rate of a copy in a file of kernels.tuning, or {} for another GPU or another kind of file."""
-    from ladder.studies.kernelbench.tuning_schema import KINDS
+    from ladder.studies.kernelbench.tuning import KINDS
 
     result = _read(path)
     kind = result.get("kind") if isinstance(result, dict) else None
