@@ -17,7 +17,7 @@ import torch
 
 from benches.kernels import CASES, DIRECTIONS
 from ladder.base.errors import Missing
-from ladder.studies.kernelbench import calls as kernelcalls
+from ladder.studies.kernelbench import bench as kernelcalls
 from ladder.studies.kernelbench.cases import registry as kernelcases
 from ladder.studies.kernelbench.cases.registry import Case
 from ladder.studies.kernelbench.timing import COLD, SMOKE, Cpu, Cuda, Rules, Timer

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from ladder.base.events import CaseEvent, Event, OnEvent
+from ladder.base.events import Event, OnEvent
 from ladder.base.text import printable
 
 EVERY_S = 10.0  # seconds between lines, for work of hundreds of steps
@@ -95,20 +95,6 @@ def bar(title: str, quiet: bool, first: First | None = None) -> Iterator[Callabl
             drawn.update(done, total, say=True, now_and_then=True)
 
         yield on_progress
-
-
-@contextmanager
-def kernels_progress(quiet: bool, line: Callable[[Any], str]) -> Iterator[Callable[[CaseEvent], None]]:
-    """Yield the callback for ``kernelbench.run``. The bar names the case, and ``line`` words each measured row."""
-    with _Bar("kernels", "cases", quiet) as drawn:
-
-        def on_event(event: CaseEvent) -> None:
-            for row in event.rows:
-                drawn.line(line(row))
-            text = f"{event.case}  {event.doing}"
-            drawn.update(event.done, event.total, text, say=not event.rows, now_and_then=True)
-
-        yield on_event
 
 
 @contextmanager

@@ -26,7 +26,6 @@ from ladder.cli import doctor as cli_doctor
 from ladder.cli import explain as cli_explain
 from ladder.cli import export as cli_export
 from ladder.cli import history as cli_regressions
-from ladder.cli import kernels as cli_kernels
 from ladder.cli import listing, options, report_page
 from ladder.cli import merge as cli_merge
 from ladder.cli import precision as cli_precision
@@ -376,7 +375,7 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
 
 for command in (
     *(cli_doctor.doctor, cli_explain.explain, listing.list_, listing.show, cli_recommend.recommend),
-    *(cli_kernels.kernels, cli_precision.precision, cli_train.train),
+    *(cli_precision.precision, cli_train.train),
     *(cli_convert.convert, cli_sample.sample),
     *(cli_merge.merge, cli_submit.submit),
     *(cli_regressions.bench_compare, cli_regressions.history, cli_export.export),

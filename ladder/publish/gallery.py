@@ -334,12 +334,12 @@ def write_charts(result: Result, stem: Path) -> list[Path]:
 
 def _renderers() -> dict[str, Callable[[Any, str], bytes]]:
     """Return the charts of the other commands by the folder and "kind" of their results."""
-    from ladder.studies.kernelbench import chart as kernelchart
-    from ladder.studies.kernelbench import schema as kernelschema
+    from ladder.studies import frame
+    from ladder.studies.kernelbench.study import STUDY
     from ladder.studies.precision import chart as precisionchart
     from ladder.studies.precision.record import Result as Precision
 
     return {
-        "kernels": lambda data, kind: kernelchart.render(kernelschema.of_data(data), kind),
+        "kernels": lambda data, kind: STUDY.draw(frame.decode_file(STUDY, data), kind),
         "precision": lambda data, kind: precisionchart.render(build(Precision, data), kind),
     }

@@ -43,7 +43,7 @@ from ladder.core.records import (
     write_whole,
 )
 from ladder.plan import content
-from ladder.results import check, identity, loading, store, values
+from ladder.results import check, code_digest, identity, loading, store, values
 from ladder.results import record as records
 from ladder.results.combine import resuming
 from ladder.results.file import Header, Status
@@ -107,10 +107,12 @@ class StudyFile(Header, Generic[P, C, O], kw_only=True):
 
     `ladder` is the name of the ladder that the options point to. That of a user's file has a digest of its content.
     `merged` are the runs that the file was merged from.
+    `setup` is what a study found out about the device or the request before its first case.
     """
 
     ladder: Name | None = None
     merged: Annotated[list[Merged], size(100, 2)] | None = None
+    setup: Fields | None = None
     options: P
     cases: dict[Line, C]  # all that are to be observed, by key
     observed: dict[Line, O]
@@ -199,7 +201,10 @@ class Study(Generic[P, C, O]):
     default_workload: ClassVar[Mapping[str, str]] = {"cuda": "article", "cpu": "tiny"}
     case_seconds: ClassVar[Mapping[str, float]] = {}  # of a case of the default workload, by device
     gpu_minutes: ClassVar[float | None] = None  # the budget on a GPU where none is given
+    uses_workload: ClassVar[bool] = True
     uses_images: ClassVar[bool] = True
+    needs_gpu: ClassVar[str] = ""  # why the CPU must be asked for by name
+    save_every_s: ClassVar[float] = 0.0  # of a study whose cases are shorter than the writing of its file
     extendable: ClassVar[tuple[str, ...]] = ()  # options that may differ from those of a file that is resumed
     unstored: ClassVar[tuple[str, ...]] = ()  # options that name files of the user's
     answers: ClassVar[tuple[str, ...]] = (
@@ -207,7 +212,7 @@ class Study(Generic[P, C, O]):
         "oom",
     )  # statuses that are an answer; others end with status 1
     final: ClassVar[tuple[str, ...]] = ("ok", "oom")  # statuses that a resumed run does not try again
-    in_order: ClassVar[bool] = False  # a case needs those before it, so a failed one is not tried last
+    in_order: ClassVar[bool] = False  # the order of `list_cases` counts, so a failed case is not tried last
 
     def __init_subclass__(cls) -> None:
         """Take the three types from the base, `Study[Options, Case, Observed]`."""
@@ -409,6 +414,9 @@ def find_problem(study: Study[P, C, O], file: StudyFile[P, C, O]) -> str | None:
         return f"a result of the kind {file.kind}, not {study.kind}"
     if problem := find_header_problem(file):
         return problem
+    header = {name: write_whole(getattr(file, name)) for name in Header.__struct_fields__}
+    if problem := code_digest.contradiction(header):
+        return problem
     if unknown := [key for key in file.observed if key not in file.cases]:
         return f"observed: {unknown[0]!r} is none of its cases"
     for key, case in file.cases.items():
@@ -497,6 +505,8 @@ def continue_file(study: Study[P, C, O], job: Job, file: StudyFile[P, C, O]) -> 
         {name: write_whole(getattr(each, name)) for name in Header.__struct_fields__}
         for each in (file, fresh)
     ]
+    if not study.uses_workload:
+        heads = [{name: value for name, value in head.items() if name != "workload"} for head in heads]
     header = resuming.continued(job.resume, *heads)
     kept = study.pick_kept(file)
     failed = [key for key, each in file.observed.items() if key not in kept and not each.stopped]
@@ -567,7 +577,9 @@ def resolve_job(study: Study[Any, Any, Any], options: Any, request: Request, mac
     device = machine["device"]
     out = request.resume.parent if request.resume else request.out or ROOT / "results" / study.folder
     files.refuse_unwritable(out)
-    name, workload = catalog.load_workload(request.workload or study.default_workload[device])
+    name, workload = "", {}
+    if study.uses_workload:
+        name, workload = catalog.load_workload(request.workload or study.default_workload[device])
     if study.uses_images and request.data is not None:
         workload = workload | {"data": request.data}
     return Job(
@@ -590,7 +602,9 @@ def begin_file(study: Study[P, C, O], job: Job) -> StudyFile[P, C, O]:
     """Return the file of a measurement that begins now."""
     from ladder.plan import catalog
 
-    trained: Fields = {"name": job.name, **job.workload, "data": job.source if study.uses_images else None}
+    trained: Fields | None = None
+    if study.uses_workload:
+        trained = {"name": job.name, **job.workload, "data": job.source if study.uses_images else None}
     images = identity.of_images(str(job.workload["data"])) if study.uses_images else None
     header = records.header(study.kind, job.machine, trained, images=images)
     header = {key: value for key, value in header.items() if key != "complete"} | {"schema": 2}
@@ -639,7 +653,7 @@ def update_cases(study: Study[P, C, O], job: Job, file: StudyFile[P, C, O]) -> S
     known = {
         key: listed.get(key, case) for key, case in file.cases.items() if key in {**listed, **file.observed}
     }
-    cases = known | listed
+    cases = {**listed, **known} if study.in_order else known | listed
     return msgspec.structs.replace(file, cases=cases)
 
 
@@ -648,11 +662,15 @@ def observe_cases(
 ) -> StudyFile[P, C, O]:
     """Observe what the file lacks; save it after each case. An interrupt ends it with what there is."""
     begin, spent = time.monotonic(), file.seconds
+    saved = -math.inf
 
     def save(current: StudyFile[P, C, O]) -> StudyFile[P, C, O]:
+        nonlocal saved
         seconds = round(spent + time.monotonic() - begin, 1)
         current = update_cases(study, job, msgspec.structs.replace(current, seconds=seconds))
-        paths[:] = save_file(study, current, job.out, pages=False)
+        if time.monotonic() - saved >= study.save_every_s:
+            paths[:] = save_file(study, current, job.out, pages=False)
+            saved = time.monotonic()
         return current
 
     session = Session(job, file, save)
@@ -662,6 +680,9 @@ def observe_cases(
         if session.growing is not None:
             session.keep(session.key, msgspec.structs.replace(session.growing, stopped=True))
     except EnvironmentFailure as failure:
+        if study.save_every_s:
+            with contextlib.suppress(UserError, EnvironmentFailure):
+                paths[:] = save_file(study, session.file, job.out, pages=False)
         where = next((f"; go on with --resume {near(path)}" for path in paths[:1]), "")
         raise EnvironmentFailure(f"{failure}{where}") from failure
     finally:
@@ -688,8 +709,8 @@ def study_command(study: Study[Any, Any, Any]) -> click.Command:
         from ladder.machine import environment, system
 
         request = Request(
-            values["workload"], values["device"], values.get("data"), values["out"], values["resume"],
-            values["budget"], values["as_json"],
+            values.get("workload"), values["device"], values.get("data"), values["out"], values["resume"],
+            values.get("budget"), values["as_json"],
         )  # fmt: skip
         if request.resume is not None:
             file = read_file(study, request.resume)
@@ -698,6 +719,8 @@ def study_command(study: Study[Any, Any, Any]) -> click.Command:
             workload, device = request.workload or name, request.device or file.machine.device
             request = replace(request, workload=workload, device=device)
         device = system.choose_device(request.device)
+        if study.needs_gpu and device == "cpu" and request.device != "cpu":
+            raise UserError(f"{study.needs_gpu}, and there is none; --device cpu is a smoke test")
         environment.refuse(device)
         machine = system.facts(device)
         sys.exit(run_study(study, resolve_job(study, options, request, machine)))
@@ -705,9 +728,9 @@ def study_command(study: Study[Any, Any, Any]) -> click.Command:
     default = f"{study.default_workload['cuda']} on a GPU, {study.default_workload['cpu']} on the CPU"
     budget = "no limit" if study.gpu_minutes is None else f"{study.gpu_minutes:g}; CPU: no limit"
     extra = [
-        shared.workload_option(default),
+        *([shared.workload_option(default)] if study.uses_workload else []),
         *([shared.data_option] if study.uses_images else []),
-        shared.budget_option(budget),
+        *([] if "minutes" in study.types[0].__struct_fields__ else [shared.budget_option(budget)]),
         shared.device_option,
         shared.resume_option,
         shared.out_option(f"results/{study.folder}"),

@@ -10,13 +10,13 @@ import pytest
 from PIL import Image
 
 from ladder.base import text
-from ladder.cli import kernels as cli_kernels
 from ladder.engine import run as measure
 from ladder.images import prepare as images
 from ladder.machine import system
 from ladder.plan import catalog
 from ladder.publish.validation import validate
 from ladder.results import store as results
+from ladder.studies.kernelbench.study import KernelStudy
 from ladder.studies.precision import measure as precision_measure
 from ladder.training import train
 from tests.support import commands, made_up
@@ -112,7 +112,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_done(aske
         (images, "prepare_images"),
         (measure, "run_ladder"),
         (precision_measure, "run"),
-        (cli_kernels, "measure"),
+        (KernelStudy, "observe"),
     ):
         monkeypatch.setattr(module, name, begun)
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # as the command would, for longer

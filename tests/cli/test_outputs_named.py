@@ -14,7 +14,6 @@ from ladder.machine import environment
 from ladder.report import tables
 from ladder.results import store as results
 from ladder.results.combine import resuming
-from ladder.studies.kernelbench import measure as kernel_measure
 from tests.support.made_up import cpu_run
 from tests.support.typed import write_run
 
@@ -76,16 +75,6 @@ def test_an_unfinished_run_stays_beside_a_fresh_one(tmp_path):
     assert results.place(path, later) == tmp_path / "h-partial-20261102T000000Z.json"
     path.write_text(json.dumps(RUN | {"complete": True}))
     assert results.place(path, later) == path
-
-
-def test_kernels_that_the_disk_stopped_leave_the_whole_file_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(kernel_measure, "stem", lambda part: "h")
-    (tmp_path / "h.json").write_text("whole")
-    said = kernel_measure._keep(RUN | {"complete": False}, tmp_path)
-    assert "h-partial.json" in said and (tmp_path / "h-partial.json").is_file()
-    assert (tmp_path / "h.json").read_text() == "whole"
-    (tmp_path / "file").touch()
-    assert kernel_measure._keep(RUN, tmp_path / "file") == ""  # nothing is promised that is not there
 
 
 def test_a_run_that_belongs_to_no_commit_says_so(monkeypatch, capsys):

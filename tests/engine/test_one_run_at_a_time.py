@@ -13,12 +13,18 @@ from click.testing import CliRunner
 
 from ladder.base import locks, text
 from ladder.base.errors import UserError
-from ladder.cli import kernels as cli_kernels
 from ladder.cli import main as cli
 from ladder.cli import merge as cli_merge
 from ladder.cli import training as cli_training
 from ladder.engine import parts
+<<<<<<< HEAD
 from ladder.machine import environment, system
+=======
+from ladder.machine import system
+from ladder.studies import frame
+from ladder.studies.kernelbench.bench import Bench
+from ladder.studies.kernelbench.study import KernelStudy
+>>>>>>> h/upstream
 from ladder.studies.precision import measure as precision_measure
 from ladder.studies.roofline import step as roofline_step
 from ladder.studies.roofline import study as roofline
@@ -42,7 +48,7 @@ def measured(*_, **__):
 @pytest.mark.parametrize(
     ("arguments", "module", "name"),
     [
-        (["kernels", "--op", "bias_act"], cli_kernels, "measure"),
+        (["kernels", "--op", "bias_act"], KernelStudy, "observe"),
         (["precision"], precision_measure, "run"),
     ],
 )
@@ -96,8 +102,8 @@ def gpu(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "module", "name", "how"),
     [
-        ("kernels --op bias_act --device cpu", cli_kernels, "measure", "alone"),
-        ("kernels --op bias_act --device cpu", cli_kernels, "write", "alone"),
+        ("kernels --op bias_act --device cpu", Bench, "__init__", "alone"),
+        ("kernels --op bias_act --device cpu", frame, "render_page", "alone"),
         ("sample FILE --device cpu", sample, "draw_images", "shared"),
         ("train --workload tiny --steps 1 --device cpu", train, "train", "shared"),
     ],
@@ -105,8 +111,9 @@ def gpu(monkeypatch, tmp_path):
 def test_a_command_holds_the_gpu_that_it_uses(arguments, module, name, how, gpu, tmp_path, monkeypatch):
     seen, file = gpu(module, name), tmp_path / "file"
     file.touch()
-    if name == "write":  # the context of the measurement is still there
-        monkeypatch.setattr(cli_kernels, "measure", done)
+    monkeypatch.setattr("ladder.studies.kernelbench.compiling.compile_ours", lambda *_: None)
+    if name == "render_page":  # the context of the measurement is still there
+        monkeypatch.setattr(Bench, "case", lambda *_: iter([[]]))
     monkeypatch.setattr(cli_training, "prepare_images", lambda *_: None)
     words = [str(file) if word == "FILE" else word for word in arguments.split()]
     words += ["--out", str(tmp_path / "out")]

@@ -9,12 +9,13 @@ import torch
 import kernels
 from kernels import alternatives, choices
 from kernels.alternatives import Where
+from ladder.core.records import read_record
 from ladder.receipts import receipt as receipts
 from ladder.receipts.watch import Watch, layers_named
+from ladder.studies import frame
 from ladder.studies.kernelbench import bench as kernelbench
-from ladder.studies.kernelbench import report as kernelreport
-from ladder.studies.kernelbench.bench import Bench
-from ladder.studies.kernelbench.calls import call_of, flat
+from ladder.studies.kernelbench import study
+from ladder.studies.kernelbench.bench import Bench, call_of, flat
 from ladder.studies.kernelbench.cases import registry as kernelcases
 from ladder.studies.kernelbench.cases.registry import DIRECTIONS
 from ladder.studies.kernelbench.timing import SMOKE, Cpu, Timer
@@ -215,7 +216,7 @@ def test_the_result_and_the_table_name_what_is_taken_and_time_ours_all_the_same(
 
     def rows():
         *_, found = Bench(Cpu(), Timer(Cpu(), SMOKE)).case(case, 2, 2, lambda: 1.0)
-        return [row.record() for row in found]
+        return [read_record(study.Measured, study.describe_row(row)) for row in found]
 
     before = rows()
     assert {row.taken for row in before} == {None} and before[0].dispatch.op == "modulate"
@@ -224,11 +225,12 @@ def test_the_result_and_the_table_name_what_is_taken_and_time_ours_all_the_same(
     assert {row.taken for row in after} == {"plain"}
     assert [row.launches for row in after] == [row.launches for row in before] and after[0].launches
     assert not alternatives.taken
-    result = made_up_kernels.result(after)
-    assert all(row.verdict + "; plain PyTorch taken" in kernelreport.cells(row) for row in result.rows)
-    text = kernelreport.markdown(result)
+    text, untouched = (
+        frame.render_page(study.STUDY, made_up_kernels.file([(case, row) for row in each]))
+        for each in (after, before)
+    )
     assert text.count("plain PyTorch taken |") == len(after) and "callers of the op get it, not ours" in text
-    assert "plain PyTorch taken" not in kernelreport.markdown(made_up_kernels.result(before))
+    assert "plain PyTorch taken" not in untouched
 
 
 # ---- receipts ----------------------------------------------------------------------------------------------------
@@ -311,9 +313,9 @@ def test_what_is_dispatched_is_not_left_behind(planted):
 
 
 def test_rows_say_where_a_call_stands():
-    assert kernelbench.placed(None) == (None, None)
+    assert kernelbench.place_call(None) == (None, None)
     case = next(case for case in CASES if case.entry.function == "bias_act" and case.dtype == "bf16")
-    found, _ = kernelbench.placed(case.dispatch(case.tensors("cpu")))
-    assert found.op == "bias_act" and found.dtype == "bfloat16" and found.architecture == 0
+    found, _ = kernelbench.place_call(case.dispatch(case.tensors("cpu")))
+    assert (found["op"], found["dtype"], found["architecture"]) == ("bias_act", "bfloat16", 0)
     conv = small_cases(["conv2d"])[0]
     assert conv.dispatch(conv.tensors("cpu")) is None

@@ -3,11 +3,9 @@
 import json
 from pathlib import Path
 
-from ladder.base.text import NO_TIME
+from ladder.core.records import write_record
 from ladder.publish.pages import explained, studies
 from ladder.publish.pages.committed import Committed
-from ladder.results.types import plain
-from ladder.studies.kernelbench.bench import skipped
 from tests.support import committed, made_up_kernels, made_up_profile
 from tests.support.two_clocks import kept
 
@@ -17,8 +15,8 @@ MACHINE = json.loads(committed.file("results/precision/nvidia-h200.json").read_t
 def test_a_run_whose_time_was_used_up_says_how_many_cases_it_has(tmp_path: Path) -> None:
     cases = made_up_kernels.cases()
     rows = [made_up_kernels.row(case, way) for case in cases[1:] for way in case.directions]
-    rows += [row.record() for row in skipped(cases[0], NO_TIME)]
-    shown = studies.kernels(kept(tmp_path, "kernels/box.json", plain(made_up_kernels.result(rows))), "box")
+    data = write_record(made_up_kernels.file(rows, cases[:1]))
+    shown = studies.kernels(kept(tmp_path, "kernels/box.json", data), "box")
     assert f"*{len(cases) - 1} cases · 1 of {len(cases)} cases not measured" in shown
 
 

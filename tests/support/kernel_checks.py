@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ladder.studies.kernelbench import calls as kernelcalls
+from ladder.studies.kernelbench import bench as kernelcalls
 from ladder.studies.kernelbench.cases.registry import Case
 
 Tensors = Iterable[Tensor]

@@ -13,9 +13,8 @@ from ladder.publish.pages.markdown import absent, link, table, text, under
 from ladder.results.types import Plain
 from ladder.show.table import render_markdown
 from ladder.studies import frame, scale
-from ladder.studies.kernelbench import schema as kernelschema
-from ladder.studies.kernelbench.report import NO_AIM, lacking, reached
-from ladder.studies.kernelbench.schema import Row
+from ladder.studies.kernelbench.study import NO_AIM, Row, describe_lack, list_reached
+from ladder.studies.kernelbench.study import STUDY as KERNELS
 from ladder.studies.precision import report as precisions
 from ladder.studies.precision.record import Result as Precision
 from ladder.studies.roofline import study as rooflines
@@ -135,15 +134,15 @@ def kernels(committed: Committed, machine: str) -> str:
     if not found:
         return absent("ladder kernels")
     name = max(found, key=lambda each: _when(committed, each))
-    result = kernelschema.of_data(committed.read(name))
+    result = KERNELS.derive(frame.decode_file(KERNELS, committed.read(name)))
     head = ["op", "figures at 128x128 and 256x256", "share of a cold copy", "at least 85%", "comparisons, all sizes",
             "torch.compile faster", "by at most", "plain PyTorch faster", "by at most"]  # fmt: skip
     ops = {row.function for row in result.rows}
     groups = {op: [row for row in result.rows if row.function == op] for op in ops}
     rows = [[f"`{op}`", *_kernel_cells(group)] for op, group in sorted(groups.items())]
     rows.append(["all", *_kernel_cells(result.rows)])
-    cases = len({row.case for row in reached(result)})
-    about = f"{cases} cases", lacking(result), link("every shape", name.replace(".json", ".md"))
+    cases = len({row.case for row in list_reached(result)})
+    about = f"{cases} cases", describe_lack(result), link("every shape", name.replace(".json", ".md"))
     return table(head, rows) + under(*about)
 
 

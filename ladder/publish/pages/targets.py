@@ -12,8 +12,12 @@ from ladder.publish.pages.studies import ENOUGH, large, share
 from ladder.results import derive
 from ladder.results.run import Result, RungResult
 from ladder.studies import frame
+<<<<<<< HEAD
 from ladder.studies.kernelbench.schema import of_data as kernels_of
 from ladder.studies.roofline.study import STUDY
+=======
+from ladder.studies.kernelbench.study import STUDY as KERNELS
+>>>>>>> h/upstream
 from ladder.studies.upstream.study import STUDY as UPSTREAM
 
 MEMORY_BOUND = ("bias_act", "modulate", "upfirdn2d")
@@ -135,7 +139,7 @@ def judge_memory_bound(committed: Committed) -> Row:
     names = [name for each in ("", "-article") for name in committed.names(f"kernels/{MACHINE}{each}.json")]
     if not names:
         return _absent(target, "ladder kernels")
-    rows = large(kernels_of(committed.read(names[0])).rows)
+    rows = large(KERNELS.derive(frame.decode_file(KERNELS, committed.read(names[0]))).rows)
     ours = sorted(share(row) for row in rows if row.function in MEMORY_BOUND)
     others = [share(row) for row in rows if row.function not in MEMORY_BOUND]
     missed = [f"{100 * each:.1f}%" for each in ours if each < ENOUGH]

@@ -20,8 +20,7 @@ from ladder.results.code_digest import Head
 from ladder.results.file import Machine
 from ladder.results.store import KIND_KEYS
 from ladder.studies import frame
-from ladder.studies.kernelbench import tuning_schema
-from ladder.studies.kernelbench.schema import KIND as KERNELS
+from ladder.studies.kernelbench import tuning
 from ladder.studies.precision.schema import KIND as PRECISION
 from ladder.training import canary_file
 
@@ -206,9 +205,13 @@ CHECKS = {
     "compare": comparison.Compared,
 }  # fmt: skip
 _ALL = (
-    KERNELS,
     PRECISION,
+<<<<<<< HEAD
     *tuning_schema.KINDS,
+=======
+    ROOFLINE,
+    *tuning.KINDS,
+>>>>>>> h/upstream
     canary_file.KIND,
     *(_as_kind(name, record) for name, record in CHECKS.items()),
     *map(frame.as_kind, frame.load_studies().values()),

@@ -3,28 +3,23 @@
 A case is finished before the next begins. Every contender is made, warmed up, checked against plain PyTorch and timed
 in repeats; a wrong answer is not timed. Each repeat has new random inputs at new addresses, new graphs, and the
 contenders in random order, so that drift hits all of them. Ours runs twice in every repeat: the difference of these
-twins is noise. `ladder.studies.kernelbench.verdicts` judges the samples.
+twins is noise. `ladder.studies.kernelbench.study` judges the samples.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ladder.base.errors import describe, raise_if_environment
-from ladder.base.events import CaseEvent
-from ladder.base.records import ABSENT, Absent
-from ladder.base.text import NO_TIME
-from ladder.studies.kernelbench.calls import WAYS, call_of, compiling, copies, disagree, flat
+from ladder.base.errors import describe, one_line, raise_if_environment
 from ladder.studies.kernelbench.cases.registry import DIRECTIONS, Case
-from ladder.studies.kernelbench.launches import recorded_launches
-from ladder.studies.kernelbench.schema import Dispatch, Launch, Measured, Samples
 from ladder.studies.kernelbench.timing import COLD, EVENTS, GRAPH, HOT, Call, Cuda, Timer
 
 OURS, TWIN, PLAIN, COMPILE, COPY = "ours", "twin", "plain", "compile", "copy"
@@ -33,6 +28,12 @@ LEAST_REPEATS, MOST_REPEATS = 5, 9
 FEWEST_REPEATS = 3  # for a quick look, and for settings that are timed for comparison only
 HOT_REPEATS = 3  # the verdict does not use hot numbers
 OUT_OF_MEMORY = "out of memory"
+# Ways to copy the yardstick, in bytes: (page to which pieces are rounded up, largest piece).
+# In a graph on an H200 the driver copied some sizes at up to 4.2 TB/s. Others, even some of whole pages, reached
+# 2.7 TB/s or less.
+# kernels.tuning is not imported for them: `kernels` may be an old commit's.
+WAYS = tuple((page, largest) for page in (1 << 12, 1 << 16) for largest in (128 << 20, 384 << 20))
+TOLERANCE = 0.1  # relative L2 error over all results, from plain PyTorch in the same precision
 
 
 @dataclass
@@ -48,7 +49,7 @@ class Row:
     captured: dict[tuple[str, str], int] = field(default_factory=dict)
     way: tuple[int, int] | None = None  # the fastest way to copy the yardstick
     reasons: dict[str, str] = field(default_factory=dict)
-    launches: list[Launch] = field(default_factory=list)
+    launches: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     dispatch: tuple[str, Any] | None = None  # the op, and the call's key in `kernels.alternatives`
 
@@ -66,35 +67,12 @@ class Row:
             if name == OURS:
                 samples.pop(TWIN, None)
 
-    def record(self, sitting: int | Absent = ABSENT) -> Measured:
-        case = self.case
-        us = {
+    def samples_us(self) -> dict[str, dict[str, list[float]]]:
+        """Return the samples in microseconds, cold and hot."""
+        return {
             temperature: {name: [1e6 * s for s in values] for name, values in samples.items()}
             for temperature, samples in self.samples.items()
         }
-        dispatch, taken = placed(self.dispatch)
-        return Measured(
-            case=case.name,
-            op=case.op,
-            function=case.entry.function,
-            shape=list(case.shape),
-            batch=case.batch,
-            dtype=case.dtype,
-            layout=case.layout,
-            setting=case.setting,
-            workloads=list(case.workloads),
-            direction=self.direction,
-            bytes=self.bytes,
-            method=self.method,
-            captured={f"{temperature} {name}": n for (name, temperature), n in self.captured.items()},
-            notes=self.notes,
-            samples_us=Samples(cold=us[COLD], hot=us[HOT]),
-            reasons=self.reasons,
-            launches=self.launches,
-            dispatch=dispatch,
-            taken=taken,
-            sitting=sitting,
-        )
 
 
 class Bench:
@@ -145,7 +123,7 @@ class Bench:
             try:
                 made[name] = functions[name]()
             except Exception as error:
-                why = _reason(error)
+                why = describe_failure(error)
                 for row in rows:
                     row.drop(name, why)
                 continue
@@ -153,7 +131,7 @@ class Bench:
                 try:
                     self._check(row, name, made[name], expected)
                 except Exception as error:
-                    row.drop(name, _reason(error))
+                    row.drop(name, describe_failure(error))
         self.gpu.forget()
         return rows, made
 
@@ -197,7 +175,7 @@ class Bench:
             try:
                 values[name] = self._value(row, name, made, temperature)
             except Exception as error:
-                row.drop(OURS if name == TWIN else name, _reason(error))
+                row.drop(OURS if name == TWIN else name, describe_failure(error))
             self.gpu.forget()
         return values
 
@@ -261,7 +239,7 @@ def alone(
     return samples
 
 
-def placed(dispatch: tuple[str, Any] | None) -> tuple[Dispatch | None, str | None]:
+def place_call(dispatch: tuple[str, Any] | None) -> tuple[dict[str, Any] | None, str | None]:
     """Return a call's key in the table of alternatives, and the table's choice for it."""
     if dispatch is None:
         return None, None
@@ -269,10 +247,10 @@ def placed(dispatch: tuple[str, Any] | None) -> tuple[Dispatch | None, str | Non
 
     op, where = dispatch
     at = where._asdict() | {"dtype": str(where.dtype).removeprefix("torch.")}
-    return Dispatch(op=op, **at), PLAIN if alternatives.takes(op, where) else None
+    return {"op": op, **at}, PLAIN if alternatives.takes(op, where) else None
 
 
-def _reason(error: Exception) -> str:
+def describe_failure(error: Exception) -> str:
     """Return why a contender has no number. Raises `EnvironmentFailure` where the system fails them all."""
     raise_if_environment(error)
     if isinstance(error, torch.OutOfMemoryError):
@@ -300,44 +278,147 @@ class Allowance:
         return self.clock() >= self.end
 
 
-def run(
-    bench: Bench,
-    cases: Sequence[Case],
-    allowance: Allowance,
-    *,
-    quick: bool,
-    on_event: Callable[[CaseEvent], None],
-    ahead: Callable[[int], None] = lambda index: None,
-    sitting: int | Absent = ABSENT,
-) -> tuple[list[Measured], bool]:
-    """Return (rows, True unless interrupted). Cases without time left become rows with that reason.
+# --- the calls that are timed, the yardstick beside them, and the check of their results ------------------------------
 
-    `ahead` gets the index of each case before its measurement, to compile it.
+
+def call_of(case: Case, direction: str, function: Callable[..., Tensor], device: str) -> Call:
+    """Return the timed call, on its own inputs. Backward passes are `autograd.grad` alone, over a kept graph.
+
+    - forward: the call, with gradients on, so that it saves what its backward needs;
+    - backward: gradients of all inputs that have one;
+    - double backward: the second differentiation of R1 and path length. It differentiates the penalty's gradients by
+      all inputs and by the incoming gradient.
     """
-    rows: list[Measured] = []
-    most = FEWEST_REPEATS if quick else MOST_REPEATS
-    try:
-        for index, case in enumerate(cases):
-            least = FEWEST_REPEATS if quick or case.setting else LEAST_REPEATS
-            place = CaseEvent(case.name, index, len(cases))
-            found = skipped(case, NO_TIME)
-            if not allowance.over:
-                ahead(index)
-                try:
-                    for said in bench.case(case, least, most, allowance.share(len(cases) - index)):
-                        if isinstance(said, str):
-                            on_event(replace(place, doing=said))
-                        else:
-                            found = said
-                except Exception as error:  # the device is lost, so later cases fail too
-                    found = skipped(case, _reason(error))
-            made = [row.record(sitting) for row in found]
-            rows += made
-            on_event(replace(place, rows=made, done=index + 1))
-    except KeyboardInterrupt:
-        return rows, False
-    return rows, True
+    inputs = case.tensors(device)
+    if direction == "forward":
+        return lambda: function(**inputs)
+    wanted = [inputs[name] for name in case.differentiated]
+    found = function(**inputs)
+    ys = [found] if isinstance(found, Tensor) else list(found)
+    gs = [random_like(y).requires_grad_(direction == "double backward") for y in ys]
+    if direction == "backward":
+        return lambda: torch.autograd.grad(ys, wanted, gs, retain_graph=True)
+    through = [inputs[name] for name in case.entry.penalty]
+    first = torch.autograd.grad(ys, through, gs, create_graph=True)
+    along = [random_like(t) for t in first]
+    return lambda: torch.autograd.grad(first, [*wanted, *gs], along, retain_graph=True, allow_unused=True)
 
 
-def skipped(case: Case, reason: str) -> list[Row]:
-    return [Row(case, d, None, 0, reasons=dict.fromkeys(CONTENDERS, reason)) for d in case.directions]
+def random_like(t: Tensor) -> Tensor:
+    """Return normal numbers in t's dtype and memory format, the same at each index in any format."""
+    return torch.empty_like(t).copy_(torch.randn(t.shape, device=t.device))
+
+
+def copies(total: int, sets: int, device: str, way: tuple[int, int] = WAYS[0]) -> list[Call]:
+    """Return the yardstick: `copy_` of half as many bytes, so that reads and writes together are `total`, rounded up.
+
+    way: an entry of WAYS. The fastest depends on the size, and the fastest is the yardstick.
+    """
+    page, largest = way
+    count = max(1, -(-total // 2 // largest))
+    size = max(1, -(-total // 2 // count // page)) * page
+
+    def one() -> Call:
+        sources = torch.randint(-128, 128, (count, size), dtype=torch.int8, device=device)
+        pairs = [(source, torch.empty_like(source)) for source in sources.unbind()]
+        return lambda: [target.copy_(source) for source, target in pairs]
+
+    return [one() for _ in range(sets)]
+
+
+def disagree(results: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> None:
+    """Raise ValueError where a result is missing, or differs from plain PyTorch's by more than rounding explains.
+
+    A gradient that is zero may be missing.
+    """
+    square_error = square = 0.0
+    for index, (got, want) in enumerate(zip(results, expected, strict=True)):
+        if got is None and want is None:
+            continue
+        if got is None and bool(want.any()):
+            raise ValueError(f"result {index} is missing")
+        seen, wide = (None if each is None else each.float() for each in (got, want))
+        difference = wide if seen is None else seen if wide is None else seen - wide
+        square_error += float(difference.square().sum())
+        square += 0.0 if wide is None else float(wide.square().sum())
+    if not square_error <= TOLERANCE**2 * square:
+        raise ValueError(f"differs from plain PyTorch by {(square_error / max(square, 1e-30)) ** 0.5:.0%}")
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Set torch.compile up for a backward that is run repeatedly over the same graph."""
+    import torch._functorch.config as functorch
+
+    if not hasattr(functorch, "donated_buffer"):  # an older torch allows retain_graph anyway
+        yield
+        return
+    with functorch.patch(donated_buffer=False):
+        yield
+
+
+def flat(results: Any) -> list[Tensor | None]:
+    results = [results] if isinstance(results, Tensor) else results
+    return [t if t is None else t.detach() for t in results]
+
+
+# --- the Triton kernels that a call launches --------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def recorded_launches(launches: list[dict[str, Any]]) -> Iterator[None]:
+    """Append every distinct launch inside, also from autograd's threads.
+
+    A future version of Triton may rename its launcher. Then nothing is recorded, and calls are not disturbed.
+    """
+
+    def watching(run: Any) -> Any:
+        def watched(self: Any, *args: Any, grid: Any, **kwargs: Any) -> Any:
+            with contextlib.suppress(Exception):
+                seen = describe_launch(self, args, grid, kwargs)
+                if seen not in launches:
+                    launches.append(seen)
+            return run(self, *args, grid=grid, **kwargs)
+
+        return watched
+
+    with watched_launches(watching):
+        yield
+
+
+@contextlib.contextmanager
+def watched_launches(watching: Callable[[Any], Any]) -> Iterator[None]:
+    """Make Triton launch by ``watching(run)`` in place of its own ``run``."""
+    with contextlib.ExitStack() as stack:
+        for kind in _launchers():
+            original = kind.run
+            stack.callback(setattr, kind, "run", original)
+            kind.run = watching(original)
+        yield
+
+
+def _launchers() -> list[Any]:
+    kinds = []
+    with contextlib.suppress(ImportError, AttributeError):
+        from triton.runtime.jit import JITFunction
+
+        kinds.append(JITFunction)
+    with contextlib.suppress(ImportError, AttributeError):
+        from triton.runtime.interpreter import InterpretedFunction
+
+        kinds.append(InterpretedFunction)
+    return [kind for kind in kinds if "run" in vars(kind)]
+
+
+def describe_launch(
+    kernel: Any, args: tuple[Any, ...], grid: Any, kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return kernel, grid, and the whole numbers that Triton compiled in: tile sizes, steps, warps, stages."""
+    if callable(grid):
+        grid = grid({**dict(zip(kernel.arg_names, args, strict=False)), **kwargs})
+    chosen = {k: v for k, v in kwargs.items() if type(v) is int and k != "warmup"}
+    return {
+        "kernel": kernel.__name__,
+        "grid": [int(n) for n in grid],
+        "choices": one_line(" ".join(f"{key}={value}" for key, value in sorted(chosen.items()))),
+    }

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ladder.studies.kernelbench.calls import call_of, compiling
+from ladder.studies.kernelbench.bench import call_of, compiling
 from ladder.studies.kernelbench.cases.registry import Case, named
 
 AT_ONCE = 64  # cases in a batch; small, so that a run that ends early compiles little in vain

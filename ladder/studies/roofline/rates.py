@@ -123,7 +123,7 @@ def read_facts() -> dict[str, Any]:
 
 def read_copies(path: Path, gpu: str) -> dict[str, float]:
     """Return the highest rate of a copy in a file of kernels.tuning, or {} for another GPU or another kind of file."""
-    from ladder.studies.kernelbench.tuning_schema import KINDS
+    from ladder.studies.kernelbench.tuning import KINDS
 
     try:
         result = results.read(path)

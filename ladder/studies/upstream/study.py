@@ -43,17 +43,9 @@ from ladder.core.records import (
 )
 from ladder.results import derive as deriving
 from ladder.results import plausible, store
-from ladder.results.file import (
-    Inspection,
-    JudgedParity,
-    Parity,
-    Phase,
-    Receipts,
-    Round,
-    RunGpu,
-    Status,
-    judge_parity,
-)
+from ladder.results.derive import judge_parity
+from ladder.results.file import Phase, Round, Status
+from ladder.results.run import Inspection, JudgedParity, Parity, Receipts, RunGpu
 from ladder.results.store import FAILED_PARITY
 from ladder.show.table import Column, Table
 from ladder.stats import estimates
@@ -306,7 +298,7 @@ def find_refusal(file: File, side: str) -> tuple[Status, str | None] | None:
             return seen.status, seen.reason
         if key == ERRORS and (parity := derive_patched_parity(seen)).reason:
             return parity.verdict, parity.reason
-        if seen.parity and (judged := judge_parity(seen.parity)).reason:
+        if (judged := judge_parity(seen.parity)) and judged.reason:
             return judged.verdict, judged.reason
     return None
 
@@ -432,7 +424,7 @@ ladder upstream ../stylegan3 --json > upstream.json
                 notes=frame.list_cautions(self, file),
             ),
             programs=programs,
-            parity=judge_parity(proof.parity) if proof.parity else None,
+            parity=judge_parity(proof.parity),
             receipts=proof.receipts,
             inspection=proof.inspection,
             ratio=derive_ratio(times["upstream"], times["ours"]),
@@ -892,7 +884,7 @@ def time_generation(session: Session, sitting: Sitting, number: int) -> Observed
             session.report(f"{GENERATION}{number + 1}: {each.program.name} visited")
     rounds = [each for program in before.values() for each in program.rounds]
     rounds += [each.round for each in visits.values() if each.round]
-    gpu = sitting.rounds.visits.summary([{"rounds": [write_whole(each) for each in rounds]}])
+    gpu = sitting.rounds.visits.summary(rounds)
     observed = Observed(
         programs={side: visits[side] for side in sides if side in visits},
         gpu=None if gpu is None else read_record(RunGpu, gpu),
@@ -917,8 +909,7 @@ def make_visit(visited: Any, workload: Fields) -> Visit:
     if status != "ok" or visited.round is None:
         why = text.display(reason or "no reason was given")
         return Visit("failed" if status in ("ok", "n/a") else status, why)  # type: ignore[arg-type]
-    raw = {"status": "ok", "round": visited.round, "settings": visited.settings}
-    return read_record(Visit, text.fit(raw))
+    return Visit("ok", None, visited.round, text.fit(visited.settings))
 
 
 def count_weights(workload: Fields) -> dict[str, int]:

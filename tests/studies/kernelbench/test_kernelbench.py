@@ -1,9 +1,7 @@
 """The timing of `ladder kernels`, also of a contender that fails, is wrong or comes too late."""
 
 import dataclasses
-import json
 import math
-import signal
 import sys
 import time
 
@@ -12,13 +10,12 @@ import torch
 from click.testing import CliRunner
 
 import kernels
-from ladder.base import text as texts
 from ladder.cli import main as cli
+from ladder.studies import frame
 from ladder.studies.kernelbench import bench as kernelbench
-from ladder.studies.kernelbench import calls as kernelcalls
-from ladder.studies.kernelbench import measure as session
+from ladder.studies.kernelbench import study
 from ladder.studies.kernelbench import timing as kerneltiming
-from ladder.studies.kernelbench.bench import COMPILE, COPY, OURS, PLAIN, TWIN, Allowance, Bench, run
+from ladder.studies.kernelbench.bench import COMPILE, COPY, OURS, PLAIN, TWIN, Bench
 from ladder.studies.kernelbench.cases import registry as kernelcases
 from ladder.studies.kernelbench.cases.registry import Case, Op
 from ladder.studies.kernelbench.timing import COLD, EVENTS, GRAPH, HOT, SMOKE, Cpu, Timer
@@ -72,7 +69,7 @@ def test_an_entry_in_the_registry_is_all_that_an_op_needs(toy):
 
 
 def test_what_is_called_in_each_direction(toy):
-    forward, backward, double = (kernelcalls.call_of(toy, d, scaled, "cpu") for d in kernelcases.DIRECTIONS)
+    forward, backward, double = (kernelbench.call_of(toy, d, scaled, "cpu") for d in kernelcases.DIRECTIONS)
     assert forward().shape == (2, 3, 4, 4) and forward().requires_grad
     for _ in range(2):  # again and again over the same graph
         dx, dstyle = backward()
@@ -102,7 +99,7 @@ def test_what_is_wrong_is_not_timed(toy, bench, monkeypatch, wrong):
 
 def test_the_yardstick_is_the_fastest_way_to_copy_and_stays_the_row_s(toy, bench, monkeypatch):
     """The driver copies some sizes at two thirds of its rate: a slow yardstick would make every op look fast."""
-    ways, tried, sizes = kernelcalls.WAYS, [], {}
+    ways, tried, sizes = kernelbench.WAYS, [], {}
 
     def timed(self, row, name, calls, temperature):
         if name != COPY:
@@ -111,7 +108,7 @@ def test_the_yardstick_is_the_fastest_way_to_copy_and_stays_the_row_s(toy, bench
         tried.append(way)
         return 1e-4 * (1 + (ways.index(way) - 2) ** 2)
 
-    real = kernelcalls.copies
+    real = kernelbench.copies
     monkeypatch.setattr(kernelbench, "copies", lambda *a: sizes.setdefault(a[3], real(*a)))
     monkeypatch.setattr(Bench, "_timed", timed)
     row = kernelbench.Row(toy, "forward", 10**6, 10**6)
@@ -121,7 +118,7 @@ def test_the_yardstick_is_the_fastest_way_to_copy_and_stays_the_row_s(toy, bench
 
 def test_copies_move_as_many_bytes_as_asked_for_in_pieces():
     for page, largest in ((64, 1000), (4096, 1 << 20)):
-        (call,) = kernelcalls.copies(2 * 70_001, 1, "cpu", (page, largest))
+        (call,) = kernelbench.copies(2 * 70_001, 1, "cpu", (page, largest))
         pieces = [piece.numel() for piece in call()]
         assert all(n % page == 0 and n <= largest + page for n in pieces) and len(pieces) == -(
             -70_001 // largest
@@ -131,13 +128,13 @@ def test_copies_move_as_many_bytes_as_asked_for_in_pieces():
 
 def test_a_result_that_is_missing_is_wrong_unless_it_is_zero():
     one, zero = torch.ones(3), torch.zeros(3)
-    kernelcalls.disagree([one, None, one * 1.01], [one, zero, one])
+    kernelbench.disagree([one, None, one * 1.01], [one, zero, one])
     with pytest.raises(ValueError, match="missing"):
-        kernelcalls.disagree([one, None], [one, one])
+        kernelbench.disagree([one, None], [one, one])
     with pytest.raises(ValueError, match="differs"):
-        kernelcalls.disagree([one, one], [one, None])
+        kernelbench.disagree([one, one], [one, None])
     with pytest.raises(ValueError, match="differs"):
-        kernelcalls.disagree([one * float("nan")], [one])
+        kernelbench.disagree([one * float("nan")], [one])
 
 
 def test_a_contender_that_fails_has_a_reason_and_no_half_of_a_number(toy, bench, monkeypatch):
@@ -186,50 +183,54 @@ def test_one_method_for_all_contenders_of_a_row(toy, bench, monkeypatch, fastest
     assert len(rounds) > 1  # in random order
 
 
-def fake_clock(step):
-    now = [0.0]
+class Clock:
+    """A clock that a look at the time moves on."""
 
-    def clock():
-        now[0] += step
-        return now[0]
+    def __init__(self, step):
+        self.now, self.step = 0.0, step
 
-    return clock
+    def __call__(self):
+        self.now += self.step
+        return self.now
 
 
-def test_time_that_is_used_up_is_said_and_least_repeats_are_kept(toy, bench, monkeypatch):
+@pytest.mark.parametrize(
+    ("step", "times"), [(9.0, kernelbench.LEAST_REPEATS), (0.01, kernelbench.MOST_REPEATS)]
+)
+def test_a_case_repeats_for_its_share_of_the_time_and_never_less_than_it_must(
+    toy, bench, monkeypatch, step, times
+):
     monkeypatch.setattr(Bench, "_value", lambda *_: 1e-5)
-    cases = [Case(toy.op, toy.sizes, "bf16", "channels_last", (str(i),)) for i in range(3)]
-    events = []
-    rows, complete = run(bench, cases, Allowance(1, fake_clock(9.0)), quick=False, on_event=events.append)
-    assert complete and len(rows) == 9
-    first, last = rows[0], rows[-1]
-    assert len(first.samples_us.cold[OURS]) == kernelbench.LEAST_REPEATS
-    assert last.reasons[OURS] == texts.NO_TIME and not last.samples_us.cold
-    assert events[-1].done == events[-1].total == 3
-    rows, _ = run(bench, cases, Allowance(1, fake_clock(0.01)), quick=False, on_event=events.append)
-    assert {len(row.samples_us.cold[OURS]) for row in rows} == {kernelbench.MOST_REPEATS}
+    left_s = kernelbench.Allowance(1, Clock(step)).share(3)
+    how = kernelbench.LEAST_REPEATS, kernelbench.MOST_REPEATS, left_s
+    *_, rows = bench.case(toy, *how)
+    assert {len(row.samples[COLD][OURS]) for row in rows} == {times}
 
 
-def test_a_lost_device_or_ctrl_c_keeps_what_there_is(toy, bench, monkeypatch):
+@pytest.fixture
+def smoke(monkeypatch, tmp_path):
+    """The command on the CPU, with cases that take no time and nothing compiled ahead."""
     monkeypatch.setattr(Bench, "_value", lambda *_: 1e-5)
-    forgets = []
+    monkeypatch.setattr(Bench, "_check", lambda *_: None)
+    monkeypatch.setattr(Bench, "_compiled", lambda self, case: case.reference)
+    monkeypatch.setattr("ladder.studies.kernelbench.compiling.compile_ours", lambda *how: None)
+    return lambda *more: invoke("--device", "cpu", "--out", str(tmp_path), *more)
 
-    def forget(self):
-        forgets.append(1)
-        if len(forgets) == 2:
+
+def test_a_lost_device_is_a_reason_and_the_other_cases_are_measured(smoke, monkeypatch, tmp_path):
+    real = Bench.case
+
+    def case(self, case, *how):
+        if "noise" in case.name:
             raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+        yield from real(self, case, *how)
 
-    monkeypatch.setattr(Cpu, "forget", forget)
-    rows, complete = run(bench, [toy, toy], Allowance(5), quick=True, on_event=lambda _: None)
-    assert complete and "illegal memory access" in rows[0].reasons[OURS]
-    assert rows[3].samples_us.cold[OURS]
-
-    def interrupted(event):
-        if event.rows:
-            raise KeyboardInterrupt
-
-    rows, complete = run(bench, [toy, toy], Allowance(5), quick=True, on_event=interrupted)
-    assert not complete and len(rows) == 3
+    monkeypatch.setattr(Bench, "case", case)
+    said = smoke("--op", "bias_act")
+    assert said.exit_code == 1, said.output
+    (path,) = tmp_path.glob("*.json")
+    rows = study.STUDY.derive(frame.read_file(study.STUDY, path)).rows
+    assert {"illegal memory access" in row.reasons.get(OURS, "") for row in rows} == {True, False}
 
 
 def invoke(*args):
@@ -256,44 +257,23 @@ def test_a_workload_that_cannot_be_measured_is_one_line(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_time_limit_keeps_the_cases_that_were_finished(monkeypatch, tmp_path):
-    """`timeout` and batch systems send SIGTERM."""
-
-    def case(self, case, *how):
-        if case.name != first.name:
-            signal.raise_signal(signal.SIGTERM)
-        yield kernelbench.skipped(case, "a reason")
-
-    first = kernelcases.cases(session._workloads("cpu", (), ()), ops=["modulate", "bias_act"], quick=True)[0]
-    monkeypatch.setattr(Bench, "case", case)
-    monkeypatch.setattr("ladder.studies.kernelbench.compiling.compile_ours", lambda *how: None)
-    said = invoke("--device", "cpu", "--op", "modulate", "--op", "bias_act", "--out", str(tmp_path))
-    (path,) = tmp_path.glob("*-partial.json")
-    found = json.loads(path.read_text())
-    assert not found["complete"] and "interrupted" in found["protocol"]["notes"], said.output
-    assert {row.get("name") or row["case"] for row in found["rows"]} == {first.name}
-
-
 def test_the_command_writes_json_markdown_and_chart(tmp_path):
     """The real Triton kernel in the interpreter, with torch.compile's tracing: all but the times is as on a GPU."""
     pytest.importorskip("triton")
     if torch.cuda.is_available():
         pytest.skip("Triton's interpreter is off where there is a GPU")
-    from ladder.results import store as results
-
     said = invoke("--device", "cpu", "--op", "modulate", "--out", str(tmp_path))
     assert said.exit_code == 0, said.output
     assert "not to be quoted" in said.output and "modulate" in said.output
     (path,) = tmp_path.glob("*.json")
     assert path.stem.endswith("-modulate-smoke")
     assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".md", ".png", ".svg"}
-    found = results.parse(path.read_bytes())
-    assert found["kind"] == "kernels" and found["machine"]["device"] == "cpu" and "commit" in found
-    backward = found["rows"][1]
-    assert backward["direction"] == "backward" and backward["share"]["ours"]["median"] > 0
-    assert backward["launches"][0]["kernel"] == "modulate_grad_kernel"
-    assert "BLOCK_P=" in backward["launches"][0]["choices"] and len(backward["launches"][0]["grid"]) == 2
-    assert "double backward" in found["rows"][2]["reasons"]["compile"]
+    found = study.STUDY.derive(frame.read_file(study.STUDY, path))
+    backward = found.rows[1]
+    assert backward.direction == "backward" and backward.share["ours"].median > 0
+    assert backward.launches[0].kernel == "modulate_grad_kernel"
+    assert "BLOCK_P=" in backward.launches[0].choices and len(backward.launches[0].grid) == 2
+    assert "double backward" in found.rows[2].reasons["compile"]
 
 
 @pytest.mark.gpu

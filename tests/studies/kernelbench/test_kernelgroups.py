@@ -2,20 +2,22 @@
 
 import inspect
 import shutil
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 
 import kernels
 import kernels.cuda
 from ladder.base.errors import Missing
-from ladder.studies.kernelbench import measure as session
+from ladder.studies.kernelbench import study
 from ladder.studies.kernelbench.cases import registry as kernelcases
 from ladder.studies.kernelbench.cases.groups import GROUPS, LAYERS, PAIRS
 from ladder.studies.kernelbench.cases.registry import Case
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.networks import Discriminator, Generator
-from tests.support import cuda_on_cpu
+from tests.support import cuda_on_cpu, made_up_kernels
 from tests.support.kernel_checks import assert_agrees
 from tests.support.small import SMALL
 
@@ -156,24 +158,19 @@ def test_cuda_c_is_left_out_where_it_cannot_be_built(monkeypatch):
     """A row without a number would end `ladder kernels` with status 1, on every machine without a compiler."""
     from ladder.base.errors import UserError
     from ladder.machine import system
-    from ladder.studies.kernelbench import bench as kernelbench
 
-    asked = []
-    monkeypatch.setattr(
-        kernelbench, "run", lambda bench, cases, *_, **__: asked.extend(c.op for c in cases) or ([], True)
-    )
-    monkeypatch.setattr("ladder.studies.kernelbench.compiling.compile_ours", lambda *_: None)
-
-    def measure(*ops):
-        return session.measure(session.lay_out(session.Asked("cpu", ops, quick=True)), quiet=True)
+    def plan(*ops):
+        job = SimpleNamespace(device="cpu", options=study.Options(op=list(ops), quick=True))
+        return study.make_request(job)
 
     ops = ("cuda instance_norm_act", "scale_act", "instance_norm_act")
-    found = measure(*ops)
-    assert set(asked) == {"scale_act", "instance_norm_act"}
-    assert "without CUDA C++: needs a CUDA GPU" in found.protocol.notes
+    request = plan(*ops)
+    assert {case.op for case in request.cases} == {"scale_act", "instance_norm_act"}
+    assert request.lacking == ["needs a CUDA GPU"]
+    with_reason = msgspec.structs.replace(made_up_kernels.file([]), setup={"lacking": "needs a CUDA GPU"})
+    assert "without CUDA C++: needs a CUDA GPU" in study.STUDY.list_cautions(with_reason)
     with pytest.raises(UserError, match="these ops cannot run here: needs a CUDA GPU"):
-        measure(*ops[:1])
+        plan(*ops[:1])
     here = system.capabilities("cpu") | {"nvcc": None}
     monkeypatch.setattr(system, "capabilities", lambda device: here)
-    measure(*ops[:1])
-    assert "cuda instance_norm_act" in asked
+    assert {case.op for case in plan(*ops[:1]).cases} == {"cuda instance_norm_act"}

@@ -2,7 +2,6 @@
 
 import functools
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,12 +9,9 @@ import pytest
 from ladder.base.text import NO_TIME, less_than
 from ladder.publish.pages import studies
 from ladder.report import drawing, tables
-from ladder.results.types import plain
-from ladder.studies.kernelbench import chart as kernelchart
-from ladder.studies.kernelbench import report as kernelreport
-from ladder.studies.kernelbench import schema
-from ladder.studies.kernelbench import verdicts as kernelverdicts
-from ladder.studies.kernelbench.bench import skipped
+from ladder.studies import frame
+from ladder.studies.kernelbench import study
+from ladder.studies.kernelbench.study import STUDY
 from tests.support import made_up, made_up_kernels, typed
 
 CASE = made_up_kernels.cases(quick=True, ops=["modulate"])[0]
@@ -25,7 +21,7 @@ def judged(*factors, **more):
     """Verdict of one forward row whose contenders are behind the copy by these factors."""
     slower = dict(zip(("ours", "plain", "compile"), factors, strict=False))
     rows = [made_up_kernels.row(CASE, "forward", slower={k: v for k, v in slower.items() if v}, **more)]
-    return kernelverdicts.derive(rows)[0]
+    return made_up_kernels.result(rows).rows[0]
 
 
 @pytest.mark.parametrize(
@@ -59,24 +55,25 @@ def test_fewer_than_three_repeats_decide_nothing(repeats):
     assert row.against["plain"].times_faster == pytest.approx(3 / 1.1, rel=0.02)
 
 
-def test_less_than_is_shown_with_its_number_and_old_words_as_they_are():
+def test_less_than_is_shown_with_its_number():
     row = judged(1.1, 3.0, 1.1, noise=1e-4)
     below = row.against["compile"].below
     assert below == pytest.approx(max(abs(np.log(row.against["compile"].interval))))
     assert row.against["plain"].below is None
-    assert kernelreport.cells(row)[-1] == less_than(below) != "less than"
-    old = replace(row, verdict="no measurable gain", against={})
-    assert kernelreport.cells(old)[-1] == "no measurable gain"
-    result = replace(made_up_kernels.result([]), rows=[row, row, old])
-    assert "less than X%: 2; no measurable gain: 1" in kernelreport.markdown(result)
-    assert studies._kernel_cells(result.rows)[3] == "3"  # comparisons
-    assert schema.of_data(plain(result)) == result
+    assert study.describe_verdict(row) == less_than(below) != "less than"
+    timed = made_up_kernels.row(
+        CASE, "forward", slower={"ours": 1.1, "plain": 3.0, "compile": 1.1}, noise=1e-4
+    )
+    result = made_up_kernels.result([timed, timed])
+    assert "less than X%: 2" in study.list_remarks(result)
+    assert studies._kernel_cells(result.rows)[3] == "2"  # comparisons
 
 
 def test_noisy_twins_hide_what_they_differ_by():
-    row = made_up_kernels.row(CASE, "forward", noise=1e-4)
-    row.samples_us.cold["twin"] = [1.2 * t for t in row.samples_us.cold["ours"]]
-    (row,) = kernelverdicts.derive([row])
+    timed = made_up_kernels.row(CASE, "forward", noise=1e-4)
+    cold = timed[1].samples_us.cold
+    noisy = study.Samples(cold=cold | {"twin": [1.2 * t for t in cold["ours"]]})
+    (row,) = made_up_kernels.result([made_up_kernels.change(timed, samples_us=noisy)]).rows
     assert row.floor > 0.18
     assert row.against["compile"].verdict != "faster"
 
@@ -88,93 +85,73 @@ def test_the_share_is_the_copys_time_by_the_ops():
     low, high = row.share["ours"].interval
     assert low < row.share["ours"].median < high
     assert row.against["plain"].times_faster == pytest.approx(2.0, rel=1e-3)
-    double = made_up_kernels.row(CASE, "double backward")
-    (double,) = kernelverdicts.derive([double])
+    (double,) = made_up_kernels.result([made_up_kernels.row(CASE, "double backward")]).rows
     assert double.share == {} and double.verdict == "ours faster"
 
 
 @functools.cache  # the intervals of all rows take seconds
 def whole():
-    return made_up_kernels.result()
+    return made_up_kernels.file()
 
 
 @functools.cache
 def with_gaps():
-    rows = []
-    for index, case in enumerate(made_up_kernels.cases()):
-        for place, direction in enumerate(case.directions):
-            if index % 7 == 3:
-                rows.append(skipped(case, NO_TIME)[place].record())
-            else:
-                rows.append(
-                    made_up_kernels.row(case, direction, slower={"ours": 0.9 + index / 20, "plain": 4.0})
-                )
-    return made_up_kernels.result(rows)
+    cases = made_up_kernels.cases()
+    rows = [
+        made_up_kernels.row(case, direction, slower={"ours": 0.9 + index / 20, "plain": 4.0})
+        for index, case in enumerate(cases)
+        if index % 7 != 3
+        for direction in case.directions
+    ]
+    return made_up_kernels.file(rows, cases[3::7])
 
 
 @functools.cache
 def nothing():
-    return made_up_kernels.result(
-        [row.record() for case in made_up_kernels.cases() for row in skipped(case, NO_TIME)]
-    )
+    return made_up_kernels.file([], made_up_kernels.cases())
 
 
-RESULTS = [whole, with_gaps, nothing, lambda: made_up_kernels.result([])]
+RESULTS = [whole, with_gaps, nothing, lambda: made_up_kernels.file([])]
 
 
 @pytest.mark.parametrize("make", RESULTS)
-def test_terminal_and_markdown_show_every_row_that_there_was_time_for(make, capsys):
-    result = make()
-    reached = [row for row in result.rows if NO_TIME not in row.reasons.values()]
-    kernelreport.print_table(result)
-    printed, text = capsys.readouterr().out, kernelreport.markdown(result)
-    table = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| shape")]
+def test_terminal_and_markdown_show_every_row_that_there_was_time_for(make):
+    file = make()
+    reached = study.list_reached(STUDY.derive(file))
+    printed, page = frame.render_terminal(STUDY, file, 200), frame.render_page(STUDY, file)
+    table = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| op")]
     assert len(table) == len(reached)
-    assert {line.count(" | ") for line in table} <= {12}
     for row in reached:
         assert row.verdict in printed and "x".join(map(str, row.shape)) in printed
 
 
-def test_a_pipe_has_the_columns_that_fit_and_tells_of_the_others(capsys, monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    kernelreport.print_table(whole())
-    lines = capsys.readouterr().out.splitlines()
-    rows = [line for line in lines if " bf16 " in line or " fp32 " in line]
-    assert len(rows) > 10 and not any("…" in line for line in rows)
-    assert (
-        max(map(len, rows)) < 140 and "share of copy" not in lines[1]
-    )  # op, shape, setting and verdict stay
-    assert "columns left out for the width" in lines[-1]
-    monkeypatch.setenv("COLUMNS", "200")
-    kernelreport.print_table(whole())
-    said = capsys.readouterr().out
-    assert "left out" not in said and "hot: ours us" in said
-
-
 def test_what_is_missing_says_why_once():
-    said = "\n".join(kernelreport.remarks(with_gaps()))
+    said = "\n".join(study.list_remarks(STUDY.derive(with_gaps())))
     cases = made_up_kernels.cases()
     assert f"{len(cases[3::7])} of {len(cases)} cases not measured: {NO_TIME}" in said
     assert said.count(NO_TIME) == 1
     assert "least share from 128x128 on" in said and ", conv" not in said
-    assert "not measured" in kernelreport.event_line(nothing().rows[0]) or "n/a" in kernelreport.event_line(
-        nothing().rows[0]
-    )
 
 
 def test_reasons_and_notes_that_differ_in_their_size_alone_are_one_line_with_the_span():
     slow = ("0.3 s a call: not repeated", "1.8 s a call: not repeated", "out of memory")
     rows = []
     for case, why, mib in zip(made_up_kernels.cases(), slow, (78, 162, None), strict=False):
-        first, *others = (row.record() for row in skipped(case, why))
         notes = [f"not quite cold: only {mib} MiB between two uses of a buffer"] if mib else []
-        rows += [replace(first, notes=notes), *others]
-    said = kernelreport.remarks(made_up_kernels.result(rows))
+        for index, direction in enumerate(case.directions):
+            reasons = dict.fromkeys(study.CONTENDERS, why)
+            measured = study.Measured(direction=direction, reasons=reasons, notes=[] if index else notes)
+            rows.append((case, measured))
+    said = study.list_remarks(made_up_kernels.result(rows))
     assert [line.partition(": ")[2].partition(" (")[0] for line in said if "s a call" in line] == [
         "0.3 to 1.8 s a call: not repeated"
     ]
     assert "not quite cold: only 78 to 162 MiB between two uses of a buffer (2 rows)" in said
     assert any("out of memory" in line for line in said)
+
+
+def draw(file):
+    return study.draw_figure(file, STUDY.derive(file))
 
 
 @pytest.mark.parametrize("make", [pytest.param(RESULTS[0], marks=pytest.mark.exhaustive), *RESULTS[1:]])
@@ -185,7 +162,7 @@ def test_no_text_of_the_chart_overlaps_another_or_leaves_it(make):
 
     with matplotlib.rc_context(drawing.STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        figure = kernelchart.figure(make())
+        figure = draw(make())
         canvas = FigureCanvasAgg(figure)
         canvas.draw()
         found = [t for t in figure.findobj(Text) if t.get_text().strip() and t.get_visible()]
@@ -204,7 +181,7 @@ def test_each_case_has_a_line_of_the_chart_of_its_own():
     from matplotlib.text import Text
 
     made = [made_up_kernels.row(case, "forward") for case in made_up_kernels.cases(ops=["dense_group"])]
-    figure = kernelchart.figure(made_up_kernels.result(made))
+    figure = draw(made_up_kernels.file(made))
     told = {each.get_text() for each in figure.findobj(Text)}
     assert {f"32x4x512 O{width}" for width in (512, 256, 128, 64)} <= told
 
@@ -212,21 +189,16 @@ def test_each_case_has_a_line_of_the_chart_of_its_own():
 def test_the_same_result_gives_the_same_picture():
     def small(factor):
         slower = {"ours": factor, "plain": 4.0, "compile": 1.5}
-        return made_up_kernels.result([made_up_kernels.row(CASE, "forward", slower=slower)])
+        return made_up_kernels.file([made_up_kernels.row(CASE, "forward", slower=slower)])
 
     for kind, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
-        first = kernelchart.render(small(1.1), kind)
-        assert first.startswith(start) and kernelchart.render(small(1.1), kind) == first
-        assert first != kernelchart.render(small(1.2), kind)
+        first = STUDY.draw(small(1.1), kind)
+        assert first.startswith(start) and STUDY.draw(small(1.1), kind) == first
+        assert first != STUDY.draw(small(1.2), kind)
 
 
-@pytest.mark.parametrize("kind", ["run", "kernels"])
-def test_a_pipe_gets_no_colours_whatever_the_environment_says(kind, monkeypatch, capsys):
+def test_a_pipe_gets_no_colours_whatever_the_environment_says(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    made = {
-        "run": lambda: tables.print_table(typed.typed(made_up.gpu_run())),
-        "kernels": lambda: kernelreport.print_table(whole()),
-    }
-    made[kind]()
+    tables.print_table(typed.typed(made_up.gpu_run()))
     printed = capsys.readouterr().out
     assert printed.strip() and "\x1b" not in printed

@@ -2,19 +2,17 @@
 
 import json
 import signal
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from ladder.base.text import NO_TIME
 from ladder.cli import main as cli
-from ladder.machine import system
 from ladder.publish.validation import validate
-from ladder.results import code_digest
+from ladder.studies import frame
 from ladder.studies.kernelbench import bench as kernelbench
-from ladder.studies.kernelbench import measure as session
-from ladder.studies.kernelbench import report as kernelreport
-from ladder.studies.kernelbench import schema
+from ladder.studies.kernelbench import study
 from ladder.studies.kernelbench.bench import OUT_OF_MEMORY, Bench, Row
 from ladder.studies.kernelbench.cases import registry as kernelcases
 from ladder.studies.kernelbench.timing import COLD, HOT
@@ -50,14 +48,17 @@ def bench(monkeypatch):
 
     monkeypatch.setattr(Bench, "case", case)
     monkeypatch.setattr("ladder.studies.kernelbench.compiling.compile_ours", lambda *how: None)
-    monkeypatch.setattr(
-        "ladder.studies.kernelbench.chart.render", lambda result, kind: b""
-    )  # which takes a second
+    monkeypatch.setattr(study.KernelStudy, "draw", lambda *_: None)  # which takes a second
     return seen
 
 
 def planned(ops=OPS):
-    return [c.name for c in kernelcases.cases(session._workloads("cpu", (), ()), ops=ops, quick=True)]
+    job = SimpleNamespace(device="cpu", options=study.Options(op=list(ops)))
+    return [case.name for case in study.make_request(job).cases]
+
+
+def derive(path):
+    return study.STUDY.derive(frame.read_file(study.STUDY, path))
 
 
 def invoke(out, *args, ops=OPS):
@@ -83,40 +84,37 @@ def refused(out, *args, ops=()):
 
 def test_a_run_goes_on_from_where_it_ended(bench, tmp_path):
     path = interrupted(bench, tmp_path)
-    first = json.loads(path.read_text())
-    assert len(bench.asked) == 1 and [each["cases"] for each in first["sittings"]] == [1]
+    first = derive(path)
+    assert len(bench.asked) == 1 and [each.cases for each in first.sittings] == [1]
+    begun = json.loads(path.read_text())
+    for each in begun["observed"].values():
+        each["sitting"]["started"] = "2026-01-01T00:00:00+00:00"
+    path.write_text(json.dumps(begun))
     said = invoke(tmp_path, "--resume", str(path), "--minutes", "3", ops=())
     assert said.exit_code == 0, said.output
     assert sorted(bench.asked) == sorted(planned())  # each once
     (whole,) = tmp_path.glob("*.json")  # the unfinished files are gone, all four
     assert not [*tmp_path.glob("*partial*")] and validate.problem_of(whole) is None
-    found = json.loads(whole.read_text())
-    assert found["complete"] and "interrupted" not in found["protocol"]["notes"]
-    assert [each["cases"] for each in found["sittings"]] == [1, len(planned()) - 1]
-    assert found["sittings"][1]["minutes"] == found["protocol"]["minutes"] == 3
-    assert found["started"] == first["started"] and found["protocol"]["ops"] == list(OPS)
-    assert list(dict.fromkeys(row["case"] for row in found["rows"])) == planned()
-    for row in found["rows"]:
-        assert (
-            row["sitting"] == (0 if row["case"] == bench.asked[0] else 1) and row["verdict"] == "ours faster"
-        )
-    assert f"measured in 2 sittings, of 1, {len(planned()) - 1} cases" in "\n".join(
-        kernelreport.remarks(schema.load(whole))
-    )
+    found = derive(whole)
+    assert [each.cases for each in found.sittings] == [1, len(planned()) - 1]
+    assert found.sittings[1].minutes == found.protocol.minutes == 3
+    assert found.protocol.ops == list(OPS)
+    for row in found.rows:
+        assert row.sitting == (0 if row.case == bench.asked[0] else 1) and row.verdict == "ours faster"
+    said = "\n".join(study.list_remarks(found))
+    assert f"measured in 2 sittings, of 1, {len(planned()) - 1} cases" in said
 
 
 def test_of_cases_that_had_no_time_only_those_are_measured(bench, tmp_path, monkeypatch):
     monkeypatch.setattr(kernelbench.Allowance, "over", property(lambda self: len(bench.asked) == 2))
     said = invoke(tmp_path)
     (path,) = tmp_path.glob("*.json")
-    assert said.exit_code == 0 and f"cases had no time; measure them with --resume {path}" in said.output
+    assert said.exit_code == 0 and f"cases not measured: {NO_TIME}" in said.output
     monkeypatch.setattr(kernelbench.Allowance, "over", False)
     before = list(bench.asked)
     assert invoke(tmp_path, "--resume", str(path), ops=()).exit_code == 0
     assert len(before) == 2 and sorted(bench.asked) == sorted(planned())
-    found = json.loads(path.read_text())
-    assert not any(NO_TIME in row["reasons"].values() for row in found["rows"])
-    assert [each["cases"] for each in found["sittings"]] == [2, len(planned()) - 2]
+    assert not any(NO_TIME in row.reasons.values() for row in derive(path).rows)
 
 
 @pytest.mark.parametrize(("reason", "again"), [("RuntimeError: lost", True), (OUT_OF_MEMORY, False)])
@@ -128,64 +126,26 @@ def test_what_failed_is_tried_again_but_for_memory(bench, tmp_path, reason, agai
     assert (bench.asked.count(bench.asked[0]) == 2) == again
 
 
-def other(data, key, value):
-    head, _, rest = key.partition(".")
-    if rest:
-        return {**data, head: other(data[head], rest, value)}
-    return {**data, head: value}
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "words"),
-    [
-        ("machine.torch", "1.0.0", "torch was 1.0.0 and is "),
-        ("machine.driver", "1.2.3", "driver was 1.2.3 and is "),
-        (f"{code_digest.KEY}.kernels", "0" * code_digest.DIGITS, "other code is measured here: measured_code.kernels"),
-        (f"{code_digest.KEY}.engine", "0" * code_digest.DIGITS, "other code is measured here: measured_code.engine"),
-        ("kind", "roofline", "not a result of the kind kernels"),
-        ("protocol.workloads", ["article"], "another --workload"),
-        ("rows", [], "rows: "),
-    ],
-)  # fmt: skip
-def test_a_file_of_something_else_is_refused_in_one_line(bench, tmp_path, key, value, words):
+def test_a_case_of_other_shapes_and_another_kind_are_refused(bench, tmp_path):
     path = interrupted(bench, tmp_path)
-    path.write_text(json.dumps(other(json.loads(path.read_text()), key, value)))
-    assert words in refused(tmp_path, "--resume", str(path))
-    assert len(bench.asked) == 1
-
-
-def test_an_earlier_file_and_a_case_of_other_shapes_are_refused(bench, tmp_path):
-    path = interrupted(bench, tmp_path)
-    whole = json.loads(path.read_text())
-    for row in whole["rows"]:
-        row["case"] = row["case"].replace("8x8", "9x9")
-    path.write_text(json.dumps(whole))
-    assert (
-        "9x9" in (said := refused(tmp_path, "--resume", str(path))) and "would not be measured here" in said
-    )
+    whole = path.read_text()
+    path.write_text(whole.replace("8x8", "9x9"))
+    said = refused(tmp_path, "--resume", str(path))
+    assert "9x9" in said and "would not be measured here" in said
     tuned = committed.file("results/kernels/nvidia-h200-tuning.json")
-    assert "not a result of the kind kernels" in refused(tmp_path, "--resume", str(tuned))
-    del whole["sittings"]
-    path.write_text(json.dumps(whole))
-    assert "made by an earlier version" in refused(tmp_path, "--resume", str(path))
-
-
-def test_options_that_are_not_the_file_s_are_refused(bench, tmp_path):
-    path = interrupted(bench, tmp_path)
-    assert "another --op" in refused(tmp_path, "--resume", str(path), ops=("modulate",))
-    assert "another --seed" in refused(tmp_path, "--resume", str(path), "--seed", "1")
-    assert "another --quick" in refused(tmp_path, "--resume", str(path), "--quick")
-    assert invoke(tmp_path, "--resume", str(path), "--seed", "0").exit_code == 0
+    assert "schema: 1 is none of 2" in refused(tmp_path, "--resume", str(tuned))
+    path.write_text(whole)
+    assert "another op" in refused(tmp_path, "--resume", str(path), ops=("modulate",))
+    assert len(bench.asked) == 1
 
 
 def test_what_is_finished_is_on_disk_before_the_end(bench, tmp_path, monkeypatch):
     """A machine that is taken away sends no signal."""
-    monkeypatch.setattr(session, "SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr(study.KernelStudy, "save_every_s", 0.0)
     seen, real = [], Bench.case
 
     def case(self, case, *how):
-        seen.extend(len(json.loads(path.read_text())["rows"]) for path in tmp_path.glob("*-partial.json"))
-        assert all(validate.problem_of(path) is None for path in tmp_path.glob("*-partial.json"))
+        seen.extend(len(derive(path).rows) for path in tmp_path.glob("*-partial.json"))
         yield from real(self, case, *how)
 
     monkeypatch.setattr(Bench, "case", case)
@@ -197,9 +157,9 @@ def test_what_is_finished_is_on_disk_before_the_end(bench, tmp_path, monkeypatch
 def test_a_whole_file_is_gone_on_with_by_measuring_nothing(bench, tmp_path):
     invoke(tmp_path)
     (path,) = tmp_path.glob("*.json")
-    before = json.loads(path.read_text())["rows"]
+    before = json.loads(path.read_text())["observed"]
     assert invoke(tmp_path, "--resume", str(path), ops=()).exit_code == 0
-    assert json.loads(path.read_text())["rows"] == before and len(bench.asked) == len(planned())
+    assert json.loads(path.read_text())["observed"] == before and len(bench.asked) == len(planned())
 
 
 def test_memory_bound_ops_at_large_maps_come_first():
@@ -221,23 +181,11 @@ def test_memory_bound_ops_at_large_maps_come_first():
     assert "upfirdn2d down 32x64x256x256 bf16 channels_last" in first
 
 
-def test_the_command_measures_in_the_order_that_is_asked_for(bench, tmp_path, monkeypatch):
-    orders = []
-    real = kernelcases.in_order
+@pytest.mark.parametrize("first", ["largest", "memory-bound"])
+def test_the_command_measures_in_the_order_that_is_asked_for(first, bench, tmp_path, monkeypatch):
+    real, firsts = kernelcases.in_order, []
     monkeypatch.setattr(
-        kernelcases, "in_order", lambda cases, first: orders.append(first) or real(cases, first)[::-1]
+        kernelcases, "in_order", lambda cases, first: firsts.append(first) or real(cases, first)[::-1]
     )
-    invoke(tmp_path, "--first", "largest")
-    invoke(tmp_path)
-    assert orders == ["largest", "memory-bound"] and bench.asked[: len(planned())] == planned()[::-1]
-    (path,) = tmp_path.glob("*.json")
-    found = json.loads(path.read_text())
-    assert found["protocol"]["first"] == "memory-bound"
-    assert list(dict.fromkeys(row["case"] for row in found["rows"])) == planned()  # in the table as ever
-
-
-def test_machines_are_compared_as_a_ladder_compares_them():
-    from ladder.results.combine import resuming
-
-    assert {"name", "gpu", "torch", "triton", "cuda", "driver"} <= set(resuming.MACHINE)
-    assert set(resuming.MACHINE) <= system.facts("cpu").keys()
+    invoke(tmp_path, "--first", first)
+    assert set(firsts) == {first} and bench.asked == planned()

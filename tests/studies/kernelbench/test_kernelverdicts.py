@@ -1,12 +1,9 @@
 """The verdicts of `ladder kernels` by simulation: known gains are found, and equal contenders are not told apart."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from ladder.studies.kernelbench import verdicts
-from ladder.studies.kernelbench.schema import Row, Samples
+from ladder.studies.kernelbench.study import Row, Samples
 from tests.support import made_up_kernels
 from tests.support.simulation import FAMILIES
 
@@ -24,8 +21,10 @@ def simulated(rng: np.random.Generator, family: str, gain: float = 0.0) -> list[
         noise = np.array([FAMILIES[family](rng, REPEATS, SD) for _ in NAMES])
         logs = 3 + noise + rng.normal(0, DRIFT, REPEATS) + gain * np.array([[0.0], [0.0], [1.0], [1.0]])
         cold = dict(zip(NAMES, np.exp(logs).tolist(), strict=True))
-        rows.append(replace(made_up_kernels.row(CASE, "forward"), samples_us=Samples(cold=cold, hot={})))
-    return verdicts.derive(rows)
+        rows.append(
+            made_up_kernels.change(made_up_kernels.row(CASE, "forward"), samples_us=Samples(cold=cold))
+        )
+    return made_up_kernels.result(rows).rows
 
 
 @pytest.mark.parametrize("family", ["normal", "heavy tail", "bimodal"])
