@@ -17,14 +17,10 @@ from ladder.cli import main as cli
 from ladder.cli import merge as cli_merge
 from ladder.cli import training as cli_training
 from ladder.engine import parts
-<<<<<<< HEAD
 from ladder.machine import environment, system
-=======
-from ladder.machine import system
 from ladder.studies import frame
 from ladder.studies.kernelbench.bench import Bench
 from ladder.studies.kernelbench.study import KernelStudy
->>>>>>> h/upstream
 from ladder.studies.precision import measure as precision_measure
 from ladder.studies.roofline import step as roofline_step
 from ladder.studies.roofline import study as roofline

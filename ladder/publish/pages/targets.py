@@ -12,12 +12,8 @@ from ladder.publish.pages.studies import ENOUGH, large, share
 from ladder.results import derive
 from ladder.results.run import Result, RungResult
 from ladder.studies import frame
-<<<<<<< HEAD
-from ladder.studies.kernelbench.schema import of_data as kernels_of
-from ladder.studies.roofline.study import STUDY
-=======
 from ladder.studies.kernelbench.study import STUDY as KERNELS
->>>>>>> h/upstream
+from ladder.studies.roofline.study import STUDY
 from ladder.studies.upstream.study import STUDY as UPSTREAM
 
 MEMORY_BOUND = ("bias_act", "modulate", "upfirdn2d")

@@ -33,7 +33,8 @@ from ladder.publish.regressions.judging import BASE, HEAD, LEAST_ROUNDS, MOST_RO
 from ladder.publish.regressions.schema import ENGINE, KIND, PARTS, Compared, Judged
 from ladder.results import code_digest, derive, record
 from ladder.results import store as results
-from ladder.results.file import KernelProfile, Machine, Round, RunGpu
+from ladder.results.file import KernelProfile, Machine, Round
+from ladder.results.run import RunGpu
 from ladder.stats import estimates
 from ladder.stats import rounds_budget as budget
 

@@ -15,7 +15,8 @@ from ladder.core import records as r
 from ladder.core.records import Record, between, read_record, size, write_record
 from ladder.machine import environment
 from ladder.results import identity, plausible, run, values
-from ladder.results.file import Images, KernelProfile, Machine, Round, RunGpu, Status, Variable
+from ladder.results.file import Images, KernelProfile, Machine, Round, Status, Variable
+from ladder.results.run import RunGpu
 
 KIND = "compare"
 BASE, HEAD, TWIN = "base", "head", "twin"

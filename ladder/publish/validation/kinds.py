@@ -206,12 +206,7 @@ CHECKS = {
 }  # fmt: skip
 _ALL = (
     PRECISION,
-<<<<<<< HEAD
-    *tuning_schema.KINDS,
-=======
-    ROOFLINE,
     *tuning.KINDS,
->>>>>>> h/upstream
     canary_file.KIND,
     *(_as_kind(name, record) for name, record in CHECKS.items()),
     *map(frame.as_kind, frame.load_studies().values()),

@@ -19,14 +19,8 @@ import torch
 from torch import Tensor
 
 from ladder.base.errors import describe
-<<<<<<< HEAD
-from ladder.studies.kernelbench.calls import WAYS, copies
-from ladder.studies.roofline.record import KINDS, Op, Today
-=======
 from ladder.studies.kernelbench.bench import WAYS, copies
-from ladder.studies.roofline.floors import KINDS, Op
-from ladder.studies.roofline.schema import Today
->>>>>>> h/upstream
+from ladder.studies.roofline.record import KINDS, Op, Today
 
 WINDOW_S = 0.005
 WINDOWS = 3

@@ -26,16 +26,7 @@ from ladder.publish.regressions import report as comparison
 from ladder.publish.validation import asv_accepted, asv_files, kinds, validate
 from ladder.report import tables
 from ladder.results import loading
-<<<<<<< HEAD
 from ladder.studies import frame
-from ladder.studies.kernelbench import report as kernelreport
-from ladder.studies.kernelbench import schema as kernelschema
-=======
-from ladder.results.types import build
-from ladder.studies import frame
-from ladder.studies.roofline import schema as roofline
-from ladder.studies.roofline import view as roofline_view
->>>>>>> h/upstream
 from stylegan_lite.config import Recipe
 from tests.support import committed
 
@@ -108,17 +99,8 @@ def read_result(path: Path, out: Path) -> str | None:
     if kind is None:
         (out / "table.md").write_text(tables.markdown(loading.load_run(path)), encoding="utf-8")
         (out / "table.csv").write_text(tables.csv_text([loading.load_run(path)]), encoding="utf-8")
-<<<<<<< HEAD
-    elif kind == "kernels":
-        kernelreport.markdown(kernelschema.of_data(data))
     elif (study := frame.load_studies().get(kind)) is not None:
         frame.render_page(study, frame.decode_file(study, data))
-=======
-    elif (study := frame.load_studies().get(kind)) is not None:
-        frame.render_page(study, frame.decode_file(study, data))
-    elif kind == "roofline":
-        roofline_view.markdown(build(roofline.Result, data))
->>>>>>> h/upstream
     elif kind == "compare":
         comparison.render_markdown(judging.load(path))
     return None
@@ -267,15 +249,7 @@ def test_a_time_that_no_clock_shows_is_refused_with_its_place(time: float) -> No
 @pytest.mark.parametrize(
     ("kind", "change", "problem"),
     [
-<<<<<<< HEAD
-        ("kernels", lambda d: d["rows"][0]["us"].pop("hot"), "rows[0].us: the key 'hot' is missing"),
-=======
         ("kernels", lambda d: d["cases"].clear(), "is none of its cases"),
-        ("roofline", lambda d: d["step"].pop("peak_ms"), "step: the key 'peak_ms' is missing"),
-        ("roofline", lambda d: d["step"].update(light_ms=0), "step.light_ms: 0 is no floor"),
-        ("roofline", lambda d: d["recipe"].update(precision=16.0), "recipe.precision: 16.0 is not a name"),
-        ("roofline", lambda d: d["ceilings"].update(x=d["ceilings"]["copy"]), "ceilings: unknown key 'x'"),
->>>>>>> h/upstream
     ],
 )
 def test_what_was_found_in_other_kinds_is_refused_in_a_line(
