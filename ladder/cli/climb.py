@@ -18,7 +18,7 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.plain import Fields
 from ladder.base.starting import near
-from ladder.cli import expecting
+from ladder.cli import duration
 from ladder.core.job import Job, RunPlan
 from ladder.engine import run as measure
 from ladder.engine.pool import Pool
@@ -105,11 +105,12 @@ def resolve_job(request: Request, ladder: catalog.Ladder, quiet: bool) -> tuple[
         raise UserError(f"none of these rungs can run here: {planned[0].name}: {planned[0].skipped}")
     folder = request.resume.parent if request.resume else of_machine(request.out, device)
     files.refuse_unwritable(folder)
-    asked = request.quick, request.rounds, request.budget
     able = sum(rung.recipe is not None for rung in planned)
-    share = expecting.EAGER if mode == modes.MISTAKES else 1.0
-    line = expecting.first_line(folder, name, device, able, asked, request.resume, share)
-    first = progress.First(line, quiet)
+    share = duration.EAGER if mode == modes.MISTAKES else 1.0
+    planned_run = duration.PlannedRun(
+        folder, name, device, able, request.quick, request.rounds, request.budget, share
+    )
+    first = progress.First(duration.render_first_line(planned_run, request.resume), quiet)
     if warning := system.torch_warning():
         first.note(f"warning: {warning}")
     pictures = prepare_images(request.data or workload["data"], workload, quiet, first)

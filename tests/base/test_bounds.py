@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from ladder.base import bounds
 from ladder.base.errors import UserError
-from ladder.cli import examine as doctor
+from ladder.cli import doctor
 from ladder.cli import main as cli
 from ladder.images.prepare import prepare_images
 from tests.support import pictures
@@ -54,7 +54,7 @@ def test_pillow_that_is_too_old_is_refused_in_one_line_and_doctor_says_it(source
     with pytest.raises(UserError) as refusal:
         prepare_images(fill(source, {"a.png": encode(plain())}), 16, cache=cache)
     assert str(refusal.value) == line and not cache.exists()
-    (check,) = [each for each in doctor._packages() if "9.5.0" in each.detail]
+    (check,) = [each for each in doctor._check_packages() if "9.5.0" in each.detail]
     assert check.status == "warning" and check.remedy == f"pip install 'pillow>={least}'"
     assert CliRunner().invoke(cli.main, ["list"]).exit_code == 0
 

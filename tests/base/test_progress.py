@@ -12,7 +12,7 @@ import pytest
 
 from ladder.base import progress
 from ladder.base.paths import ROOT
-from ladder.cli import expecting
+from ladder.cli import duration
 from tests.support import made_up
 from tests.support.typed import typed
 
@@ -111,34 +111,36 @@ def test_a_first_line_is_said_once(capsys) -> None:
 
 
 def test_the_time_comes_from_this_machines_newest_result(tmp_path: Path) -> None:
-    assert expecting.visit_seconds(tmp_path, "tiny") is None
+    assert duration.read_visit_seconds(tmp_path, "tiny") is None
     result = made_up.cpu_run()
-    name, count = result["workload"]["name"], expecting._made(typed(result))
+    name, count = result["workload"]["name"], duration._count_visits(typed(result))
     old, new = result | {"seconds": 1.0 * count}, result | {"seconds": 6.0 * count}
     (tmp_path / f"{name}-article-20250101T000000Z.json").write_text(json.dumps(old))
     (tmp_path / f"{name}-article-20250201T000000Z.json").write_text(json.dumps(new))
     (tmp_path / f"{name}-article-20250301T000000Z.json").write_text("{}")  # no result
-    assert expecting.visit_seconds(tmp_path, name) == pytest.approx(6.0)
-    assert expecting.of_run(tmp_path, name, "cpu", 1, True, None, None) == pytest.approx(6 * (1 + 3 * 2) / 60)
+    assert duration.read_visit_seconds(tmp_path, name) == pytest.approx(6.0)
+    assert duration.estimate_minutes(duration.PlannedRun(tmp_path, name, "cpu", 1, True)) == pytest.approx(
+        6 * (1 + 3 * 2) / 60
+    )
 
 
 def test_a_disturbed_run_does_not_say_how_long_the_next_takes(tmp_path: Path) -> None:
     busy = made_up.cpu_run()
-    name, count = busy["workload"]["name"], expecting._made(typed(busy))
+    name, count = busy["workload"]["name"], duration._count_visits(typed(busy))
     busy["seconds"] = 300.0 * count
     for part in busy["rungs"]:
         for each in part["rounds"]:
             each["others_cpu"] = 0.7
     quiet = made_up.cpu_run() | {"seconds": 6.0 * count}
     (tmp_path / f"{name}-article-20250201T000000Z.json").write_text(json.dumps(busy))
-    assert expecting.visit_seconds(tmp_path, name) == pytest.approx(300.0)
+    assert duration.read_visit_seconds(tmp_path, name) == pytest.approx(300.0)
     (tmp_path / f"{name}-article-20250101T000000Z.json").write_text(json.dumps(quiet))
-    assert expecting.visit_seconds(tmp_path, name) == pytest.approx(6.0)
+    assert duration.read_visit_seconds(tmp_path, name) == pytest.approx(6.0)
 
 
 def test_a_budget_holds_between_three_rounds_and_twelve() -> None:
     def about(seconds: float, budget: float | None) -> float:
-        return expecting.minutes(4, seconds, rounds=None, budget_minutes=budget)
+        return duration.fit_minutes(duration.PlannedRun(Path(), "tiny", "cpu", 4, minutes=budget), seconds)
 
     assert about(10.0, None) == 10 and about(10.0, 5) == 5
     assert about(1.0, None) == pytest.approx((4 + 12 * 6) / 60)  # all rounds that are made take less
@@ -147,11 +149,12 @@ def test_a_budget_holds_between_three_rounds_and_twelve() -> None:
 
 def test_the_first_line_names_rungs_rounds_and_minutes(tmp_path: Path) -> None:
     def line(*protocol: object, rungs: int = 4, workload: str = "tiny") -> str:
-        return expecting.first_line(tmp_path, workload, "cpu", rungs, protocol)
+        return duration.render_first_line(duration.PlannedRun(tmp_path, workload, "cpu", rungs, *protocol))
 
     assert line(True, None, None) == "tiny on cpu: 4 rungs, 3 generations, about 5 minutes"
     assert line(False, 1, None, rungs=1) == "tiny on cpu: 1 rung, 1 generation, about 1 minute"
     assert line(False, None, None) == "tiny on cpu: 4 rungs, 3 to 12 generations, about 10 minutes"
     assert "the first visit will tell" in line(True, None, None, workload="large")
-    short = expecting.first_line(tmp_path, "tiny", "cpu", 4, (True, None, None), share=expecting.EAGER)
+    run = duration.PlannedRun(tmp_path, "tiny", "cpu", 4, True, share=duration.EAGER)
+    short = duration.render_first_line(run)
     assert short == "tiny on cpu: 4 rungs, 3 generations, about 2 minutes"

@@ -8,7 +8,7 @@ import pytest
 
 from ladder.base import bounds
 from ladder.base.errors import UserError
-from ladder.cli import examine as doctor
+from ladder.cli import doctor
 from ladder.machine import system
 from ladder.plan import catalog, needs
 from ladder.results.types import Machine, build
@@ -117,7 +117,7 @@ def test_a_containers_small_shared_memory_is_a_warning(gpu, monkeypatch):
 def test_it_ends_with_the_next_command_and_how_long_it_takes(device, command, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(doctor, "ROOT", tmp_path)
     facts = {**system.facts("cpu"), **GPU} if device == "cuda" else system.facts("cpu")
-    found = doctor._next(device, build(Machine, facts), 4, tmp_path)
+    found = doctor._choose_next(device, build(Machine, facts), 4)
     assert found.command == command and 2 <= found.minutes <= 10
     doctor.print_findings(replace(examine("cpu"), next=found))
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"next  `{command}`: about ")
@@ -137,7 +137,7 @@ def test_a_console_command_of_a_moved_checkout_is_named(monkeypatch, tmp_path):
     folder = tmp_path / ".venv" / "bin"
     folder.mkdir(parents=True)
     monkeypatch.setattr(doctor.starting, "VENV", tmp_path / ".venv")
-    assert doctor._command() == []  # none was installed
+    assert doctor._check_command() == []  # none was installed
     long = f"#!/bin/sh\n'''exec' {folder}/python3.11 \"$0\" \"$@\"\n"
     for text, moved in (
         (f"#!{folder}/python\n", False),
@@ -145,4 +145,4 @@ def test_a_console_command_of_a_moved_checkout_is_named(monkeypatch, tmp_path):
         (long, False),
     ):
         (folder / "ladder").write_text(text)
-        assert bool(doctor._command()) == moved, text
+        assert bool(doctor._check_command()) == moved, text

@@ -1,0 +1,120 @@
+"""The expected duration of a `ladder run`, from earlier results of this machine or else from typical values."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from ladder.base.errors import UserError
+from ladder.base.starting import near
+from ladder.base.text import counted
+from ladder.machine import neighbours
+from ladder.plan import modes
+from ladder.results import loading
+from ladder.results.run import Result, RungResult, Twin
+from ladder.results.types import plain
+from ladder.stats import rounds_budget
+
+USUAL = {"cpu": "tiny", "cuda": "article"}
+USUAL_S = {"cpu": 12.0, "cuda": 14.0}  # a visit on two cores, where BF16 may be emulated, and on an H100
+QUICK_ROUNDS = 3
+EAGER = 0.5  # of a usual visit's seconds, if nothing is captured and hardly anything profiled
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run about to begin: `folder` has this machine's results, and `rungs` can run here.
+
+    `rounds` and `minutes` are None if not given. A visit takes a `share` of what it takes in a run of a ladder.
+    """
+
+    folder: Path
+    workload: str
+    device: str
+    rungs: int
+    quick: bool = False
+    rounds: int | None = None
+    minutes: float | None = None
+    share: float = 1.0
+
+    @property
+    def exact_rounds(self) -> int | None:
+        """Number of generations, or None if the budget decides."""
+        return self.rounds or (QUICK_ROUNDS if self.quick else None)
+
+
+def read_visit_seconds(folder: Path, workload: str) -> float | None:
+    """Return the seconds of one visit in the newest result of a workload, or None if the folder has no such result.
+
+    A result that other programs disturbed counts only if there is no other.
+    """
+    disturbed = None
+    for path in sorted(folder.glob(f"{workload}-*-2*.json"), key=lambda path: path.stem[-16:], reverse=True):
+        try:
+            result = loading.load_run(path)
+        except UserError:
+            continue
+        if result.protocol.mode == modes.MISTAKES:  # whose visits are short
+            continue
+        if count := _count_visits(result):
+            seconds = result.seconds / count
+            rounds = (plain(each) for part in _parts(result) for each in part.rounds)
+            if not neighbours.list_marks(rounds):
+                return seconds
+            disturbed = disturbed or seconds
+    return disturbed
+
+
+def _parts(result: Result) -> list[RungResult | Twin]:
+    """Return the rungs of a result and their twins."""
+    return [*result.rungs, *(result.twins or ())]
+
+
+def _count_visits(result: Result) -> int:
+    """Return how many visits a result holds, inspections included."""
+    visits = sum(len(part.rounds) for part in _parts(result))
+    return visits + sum(bool(rung.inspection) for rung in result.rungs)
+
+
+def fit_minutes(run: PlannedRun, seconds: float) -> float:
+    """Return the minutes of a run whose visits take `seconds`. The lowest and the highest rung also have a twin."""
+
+    def minutes_of(rounds: int) -> float:
+        return seconds * (run.rungs + rounds * (run.rungs + min(run.rungs, 2))) / 60
+
+    if run.exact_rounds is not None:
+        return minutes_of(run.exact_rounds)
+    budget = run.minutes or rounds_budget.MINUTES
+    return min(max(budget, minutes_of(rounds_budget.LEAST_ROUNDS)), minutes_of(rounds_budget.MOST_ROUNDS))
+
+
+def estimate_minutes(run: PlannedRun) -> float | None:
+    """Return the minutes of a new run, or None if nothing is known about its workload."""
+    seconds = read_visit_seconds(run.folder, run.workload)
+    if seconds is None and USUAL[run.device] == run.workload:
+        seconds = USUAL_S[run.device]
+    if seconds is None:
+        return None if run.exact_rounds is not None else run.minutes or rounds_budget.MINUTES
+    return fit_minutes(run, run.share * seconds)
+
+
+def render_minutes(minutes: float | None) -> str:
+    """Return the duration as text, `about 3 minutes`, in whole minutes and at least one."""
+    if minutes is None:
+        return "for how long the first visit will tell"
+    return f"about {counted(max(1, math.ceil(minutes - 0.25)), 'minute')}"
+
+
+def render_first_line(run: PlannedRun, resumed: Path | None = None) -> str:
+    """Return the first line of `ladder run`: what it measures, and about how long it takes."""
+    what = f"{run.workload} on {run.device}: {counted(run.rungs, 'rung')}"
+    if resumed is not None:
+        return f"{what}, going on with {near(resumed)}"
+    number = run.exact_rounds
+    rounds = (
+        f"{rounds_budget.LEAST_ROUNDS} to {rounds_budget.MOST_ROUNDS} generations"
+        if number is None
+        else counted(number, "generation")
+    )
+    return f"{what}, {rounds}, {render_minutes(estimate_minutes(run))}"
