@@ -14,7 +14,7 @@ from ladder.receipts import receipt as receipts
 from ladder.receipts.watch import Watch, layers_named
 from ladder.studies import frame
 from ladder.studies.kernelbench import bench as kernelbench
-from ladder.studies.kernelbench import study
+from ladder.studies.kernelbench import record, study
 from ladder.studies.kernelbench.bench import Bench, call_of, flat
 from ladder.studies.kernelbench.cases import registry as kernelcases
 from ladder.studies.kernelbench.cases.registry import DIRECTIONS
@@ -216,7 +216,7 @@ def test_the_result_and_the_table_name_what_is_taken_and_time_ours_all_the_same(
 
     def rows():
         *_, found = Bench(Cpu(), Timer(Cpu(), SMOKE)).case(case, 2, 2, lambda: 1.0)
-        return [read_record(study.Measured, study.describe_row(row)) for row in found]
+        return [read_record(record.Measured, study.describe_row(row)) for row in found]
 
     before = rows()
     assert {row.taken for row in before} == {None} and before[0].dispatch.op == "modulate"

@@ -8,9 +8,10 @@ import msgspec
 from ladder.base.text import NO_TIME
 from ladder.core.records import read_record
 from ladder.plan import catalog
-from ladder.studies.kernelbench import study
+from ladder.studies.kernelbench import record, study
 from ladder.studies.kernelbench.cases import registry as kernelcases
-from ladder.studies.kernelbench.study import STUDY, Kernels, Measured, Observed, Samples
+from ladder.studies.kernelbench.record import Kernels, Measured, Observed, Samples
+from ladder.studies.kernelbench.study import STUDY
 from stylegan_lite.config import Workload
 from tests.support import made_up
 
@@ -47,11 +48,11 @@ def change(timed: Timed, **values) -> Timed:
 
 
 def cases(**more):
-    workloads = {n: Workload.from_dict(catalog.load_workload(n)[1]) for n in study.USUAL}
+    workloads = {n: Workload.from_dict(catalog.load_workload(n)[1]) for n in record.USUAL}
     return kernelcases.cases(workloads, **more)
 
 
-def file(rows=None, without_time=()) -> study.File:
+def file(rows=None, without_time=()) -> record.File:
     """Return a file of these directions; a direction that a case has already begins the case again."""
     if rows is None:
         rows = [row(case, d) for case in cases() for d in case.directions]
@@ -70,7 +71,7 @@ def file(rows=None, without_time=()) -> study.File:
         "schema": 2, "kind": "kernels", "machine": made_up.gpu_run()["machine"], "commit": "a" * 40, "dirty": False,
         "started": "2026-01-01T00:00:00+00:00", "seconds": 200.0, "options": {}, "cases": {}, "observed": {},
         "setup": {"l2_bytes": 50 * 2**20, "evict": 3, "graph_ms": 5.0, "compile": "torch.compile(inductor)",
-                  "workloads": ",".join(study.USUAL)},
+                  "workloads": ",".join(record.USUAL)},
     }  # fmt: skip
     return msgspec.structs.replace(read_record(STUDY.file_type(), empty), cases=planned, observed=seen)
 

@@ -13,7 +13,7 @@ from ladder.publish.pages.markdown import absent, link, table, text, under
 from ladder.results.types import Plain
 from ladder.show.table import render_markdown
 from ladder.studies import frame, scale
-from ladder.studies.kernelbench.study import NO_AIM, Row, describe_lack, list_reached
+from ladder.studies.kernelbench.record import NO_AIM, Row, describe_lack, list_reached
 from ladder.studies.kernelbench.study import STUDY as KERNELS
 from ladder.studies.precision import report as precisions
 from ladder.studies.precision.record import Result as Precision

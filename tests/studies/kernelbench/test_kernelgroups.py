@@ -11,7 +11,7 @@ import torch
 import kernels
 import kernels.cuda
 from ladder.base.errors import Missing
-from ladder.studies.kernelbench import study
+from ladder.studies.kernelbench import record, study
 from ladder.studies.kernelbench.cases import registry as kernelcases
 from ladder.studies.kernelbench.cases.groups import GROUPS, LAYERS, PAIRS
 from ladder.studies.kernelbench.cases.registry import Case
@@ -160,7 +160,7 @@ def test_cuda_c_is_left_out_where_it_cannot_be_built(monkeypatch):
     from ladder.machine import system
 
     def plan(*ops):
-        job = SimpleNamespace(device="cpu", options=study.Options(op=list(ops), quick=True))
+        job = SimpleNamespace(device="cpu", options=record.Options(op=list(ops), quick=True))
         return study.make_request(job)
 
     ops = ("cuda instance_norm_act", "scale_act", "instance_norm_act")

@@ -10,7 +10,7 @@ from ladder.base.text import NO_TIME, less_than
 from ladder.publish.pages import studies
 from ladder.report import drawing, tables
 from ladder.studies import frame
-from ladder.studies.kernelbench import study
+from ladder.studies.kernelbench import record, report
 from ladder.studies.kernelbench.study import STUDY
 from tests.support import made_up, made_up_kernels, typed
 
@@ -60,19 +60,19 @@ def test_less_than_is_shown_with_its_number():
     below = row.against["compile"].below
     assert below == pytest.approx(max(abs(np.log(row.against["compile"].interval))))
     assert row.against["plain"].below is None
-    assert study.describe_verdict(row) == less_than(below) != "less than"
+    assert report.describe_verdict(row) == less_than(below) != "less than"
     timed = made_up_kernels.row(
         CASE, "forward", slower={"ours": 1.1, "plain": 3.0, "compile": 1.1}, noise=1e-4
     )
     result = made_up_kernels.result([timed, timed])
-    assert "less than X%: 2" in study.list_remarks(result)
+    assert "less than X%: 2" in report.list_remarks(result)
     assert studies._kernel_cells(result.rows)[3] == "2"  # comparisons
 
 
 def test_noisy_twins_hide_what_they_differ_by():
     timed = made_up_kernels.row(CASE, "forward", noise=1e-4)
     cold = timed[1].samples_us.cold
-    noisy = study.Samples(cold=cold | {"twin": [1.2 * t for t in cold["ours"]]})
+    noisy = record.Samples(cold=cold | {"twin": [1.2 * t for t in cold["ours"]]})
     (row,) = made_up_kernels.result([made_up_kernels.change(timed, samples_us=noisy)]).rows
     assert row.floor > 0.18
     assert row.against["compile"].verdict != "faster"
@@ -117,7 +117,7 @@ RESULTS = [whole, with_gaps, nothing, lambda: made_up_kernels.file([])]
 @pytest.mark.parametrize("make", RESULTS)
 def test_terminal_and_markdown_show_every_row_that_there_was_time_for(make):
     file = make()
-    reached = study.list_reached(STUDY.derive(file))
+    reached = record.list_reached(STUDY.derive(file))
     printed, page = frame.render_terminal(STUDY, file, 200), frame.render_page(STUDY, file)
     table = [line for line in page.splitlines() if line.startswith("| ") and not line.startswith("| op")]
     assert len(table) == len(reached)
@@ -126,7 +126,7 @@ def test_terminal_and_markdown_show_every_row_that_there_was_time_for(make):
 
 
 def test_what_is_missing_says_why_once():
-    said = "\n".join(study.list_remarks(STUDY.derive(with_gaps())))
+    said = "\n".join(report.list_remarks(STUDY.derive(with_gaps())))
     cases = made_up_kernels.cases()
     assert f"{len(cases[3::7])} of {len(cases)} cases not measured: {NO_TIME}" in said
     assert said.count(NO_TIME) == 1
@@ -139,10 +139,10 @@ def test_reasons_and_notes_that_differ_in_their_size_alone_are_one_line_with_the
     for case, why, mib in zip(made_up_kernels.cases(), slow, (78, 162, None), strict=False):
         notes = [f"not quite cold: only {mib} MiB between two uses of a buffer"] if mib else []
         for index, direction in enumerate(case.directions):
-            reasons = dict.fromkeys(study.CONTENDERS, why)
-            measured = study.Measured(direction=direction, reasons=reasons, notes=[] if index else notes)
+            reasons = dict.fromkeys(record.CONTENDERS, why)
+            measured = record.Measured(direction=direction, reasons=reasons, notes=[] if index else notes)
             rows.append((case, measured))
-    said = study.list_remarks(made_up_kernels.result(rows))
+    said = report.list_remarks(made_up_kernels.result(rows))
     assert [line.partition(": ")[2].partition(" (")[0] for line in said if "s a call" in line] == [
         "0.3 to 1.8 s a call: not repeated"
     ]
@@ -151,7 +151,7 @@ def test_reasons_and_notes_that_differ_in_their_size_alone_are_one_line_with_the
 
 
 def draw(file):
-    return study.draw_figure(file, STUDY.derive(file))
+    return report.draw_figure(file, STUDY.derive(file))
 
 
 @pytest.mark.parametrize("make", [pytest.param(RESULTS[0], marks=pytest.mark.exhaustive), *RESULTS[1:]])

@@ -12,7 +12,7 @@ from ladder.cli import main as cli
 from ladder.publish.validation import validate
 from ladder.studies import frame
 from ladder.studies.kernelbench import bench as kernelbench
-from ladder.studies.kernelbench import study
+from ladder.studies.kernelbench import record, report, study
 from ladder.studies.kernelbench.bench import OUT_OF_MEMORY, Bench, Row
 from ladder.studies.kernelbench.cases import registry as kernelcases
 from ladder.studies.kernelbench.timing import COLD, HOT
@@ -53,7 +53,7 @@ def bench(monkeypatch):
 
 
 def planned(ops=OPS):
-    job = SimpleNamespace(device="cpu", options=study.Options(op=list(ops)))
+    job = SimpleNamespace(device="cpu", options=record.Options(op=list(ops)))
     return [case.name for case in study.make_request(job).cases]
 
 
@@ -101,7 +101,7 @@ def test_a_run_goes_on_from_where_it_ended(bench, tmp_path):
     assert found.protocol.ops == list(OPS)
     for row in found.rows:
         assert row.sitting == (0 if row.case == bench.asked[0] else 1) and row.verdict == "ours faster"
-    said = "\n".join(study.list_remarks(found))
+    said = "\n".join(report.list_remarks(found))
     assert f"measured in 2 sittings, of 1, {len(planned()) - 1} cases" in said
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ladder.studies.kernelbench.study import Row, Samples
+from ladder.studies.kernelbench.record import Row, Samples
 from tests.support import made_up_kernels
 from tests.support.simulation import FAMILIES
 

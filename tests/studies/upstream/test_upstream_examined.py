@@ -12,8 +12,9 @@ import torch
 
 from ladder.base.protocol import IN_ORDER
 from ladder.engine import inspection
-from ladder.studies.upstream import examined, study
-from ladder.studies.upstream.study import Case, Observed, PhaseErrors, derive_patched_parity, join_errors
+from ladder.studies.upstream import examined, record, study
+from ladder.studies.upstream.record import Case, Observed, PhaseErrors, derive_patched_parity
+from ladder.studies.upstream.study import join_errors
 
 
 def test_an_error_is_that_of_all_gradients_and_of_each_tensor() -> None:
@@ -35,7 +36,7 @@ def test_an_error_is_that_of_all_gradients_and_of_each_tensor() -> None:
     assert examined.error(small, np.array([1.0, 5.0]), [1, 1]) == (pytest.approx(5), 0)
 
 
-def judge(errors: PhaseErrors) -> study.PatchedParity:
+def judge(errors: PhaseErrors) -> record.PatchedParity:
     """Return the parity where every phase has these errors."""
     return derive_patched_parity(Observed(batch=8, errors=dict.fromkeys(IN_ORDER, errors)))
 

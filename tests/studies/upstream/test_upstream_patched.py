@@ -24,8 +24,9 @@ from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import text
 from ladder.publish.validation import validate
 from ladder.studies import frame
-from ladder.studies.upstream import examined, source, study
-from ladder.studies.upstream.study import PATCHED, STUDY, UPSTREAM
+from ladder.studies.upstream import examined, record, source, study
+from ladder.studies.upstream.record import PATCHED, UPSTREAM
+from ladder.studies.upstream.study import STUDY
 from tests.studies.upstream.test_upstream import WORKLOAD, file_of_least, kept, standing_in  # noqa: F401
 from tests.support import servers
 from tests.support.commands import refused
@@ -152,7 +153,7 @@ def only(folder: Path) -> dict:
     return json.loads(next((folder / "out").glob("*.json")).read_text())
 
 
-def derive(data: dict) -> study.Upstream:
+def derive(data: dict) -> record.Upstream:
     return STUDY.derive(frame.decode_file(STUDY, data))
 
 
@@ -203,7 +204,7 @@ def test_a_patched_clone_that_was_timed_has_no_number_without_parity(finished: P
         (lambda errors: errors.pop("G_pl"), "G_pl: not compared"),
     ):
         data = only(finished)
-        change(data["observed"][study.ERRORS]["errors"])
+        change(data["observed"][record.ERRORS]["errors"])
         program = derive(data).find_program(PATCHED)
         assert program.status == "failed: parity" and words in program.reason
 
@@ -218,7 +219,7 @@ def test_a_run_goes_on_without_comparing_again(finished: Path, clone: Path, tmp_
     assert run.exit_code == 0 and "gradients: " not in run.output, run.output
     (path,) = {*stopped.parent.glob("*.json")} - {stopped}
     result = json.loads(path.read_text())
-    assert result["observed"][study.ERRORS] == before["observed"][study.ERRORS]
+    assert result["observed"][record.ERRORS] == before["observed"][record.ERRORS]
     assert [len(each.rounds) for each in derive(result).programs] == [2, 2, 2]
     before["cases"]["generation 1"]["patch"] = "0" * 16
     stopped.write_text(json.dumps(before))
@@ -269,7 +270,7 @@ def test_other_gradients_are_seen_in_every_pass(
     right, wrong, words = OTHER[file]
     broken(monkeypatch, f"ops/{file}.py", right, wrong)
     with examine(clone, tmp_path, "cpu") as examiner:
-        parity = study.derive_patched_parity(examiner.compare_gradients())
+        parity = record.derive_patched_parity(examiner.compare_gradients())
     assert parity.verdict == "failed: parity" and words in (parity.reason or ""), parity
 
 
@@ -278,7 +279,7 @@ def examine(clone: Path, folder: Path, device: str) -> Iterator[study.Examiner]:
     """Yield what examines the clone and its patched copy."""
     study.add_package(folder)
     texts = drop_in.contents(_origin())
-    facts = study.Source(source.networks_of(clone), source.digest_of(clone))
+    facts = record.Source(source.networks_of(clone), source.digest_of(clone))
     copy = study.copy_patched(study.Clone(clone, facts, texts, ""), folder / "patched")
     job = SimpleNamespace(workload=WORKLOAD | {"data": None}, device=device)
     session: Any = SimpleNamespace(job=job, report=print)
@@ -322,7 +323,7 @@ def test_a_clone_with_the_drop_in_files_in_it_is_not_measured_as_nvidias(
 def test_the_copy_has_the_drop_in_files_and_else_the_clones(clone: Path, tmp_path: Path) -> None:
     texts = drop_in.contents(_origin())
     (clone / "training" / "data.zip").write_bytes(b"x")
-    facts = study.Source(source.networks_of(clone), source.digest_of(clone))
+    facts = record.Source(source.networks_of(clone), source.digest_of(clone))
     copy = study.copy_patched(study.Clone(clone, facts, texts, ""), tmp_path / "copy")
     for path in sorted(each.relative_to(clone) for each in clone.rglob("*") if each.is_file()):
         below = path.relative_to("torch_utils").as_posix() if path.parts[0] == "torch_utils" else ""
@@ -354,8 +355,8 @@ def test_gpu_times_reach_the_report(finished: Path, tmp_path: Path) -> None:
         cases[f"generation {number + 1}"] = cases["generation 1"]
     times = {phase: {"gpu_ms": [30.0, 10.0, 20.0], "kernels": 5.0} for phase in IN_ORDER}
     patched = times | {"D_r1": {"gpu_ms": [4.0], "kernels": 5.0}}
-    observed[study.PHASES] = {"phases": {UPSTREAM: times, PATCHED: patched}}
-    cases[study.PHASES] = cases["generation 1"]
+    observed[record.PHASES] = {"phases": {UPSTREAM: times, PATCHED: patched}}
+    cases[record.PHASES] = cases["generation 1"]
     file = frame.decode_file(STUDY, data)
     assert STUDY.derive(file).patched.gpu_ratio.median == pytest.approx(2)
     _, phases = STUDY.list_tables(file)
@@ -379,7 +380,7 @@ def test_gpu_times_reach_the_report(finished: Path, tmp_path: Path) -> None:
 def test_a_gpu_has_the_same_gradients_and_tells_the_time_of_each_phase(clone: Path, tmp_path: Path) -> None:
     """The patched stand-in runs the fused ops, forward and through both derivatives."""
     with examine(clone, tmp_path, "cuda") as examiner:
-        parity = study.derive_patched_parity(examiner.compare_gradients())
+        parity = record.derive_patched_parity(examiner.compare_gradients())
         times = examiner.time_phases()
     assert parity.verdict == "ok", parity
     for phases in times.values():
