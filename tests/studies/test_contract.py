@@ -77,7 +77,7 @@ def forge(data: dict, what: str) -> None:
     elif what == "another machine's name":
         data["machine"]["name"] = "nvidia-b200"
     elif what == "a field of no workload":
-        data["workload"]["html"] = "<script>"
+        data.setdefault("workload", {})["html"] = "<script>"
     elif what == "an observation of no case":
         data["observed"]["forged"] = next(iter(data["observed"].values()))
 
