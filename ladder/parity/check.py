@@ -8,7 +8,8 @@ show. Phases that are launched as one graph are run as one, in sequence (``ladde
 
 Gradients are read from copies, which the timed step does not make. So a step that passes stops keeping them, and its
 graphs are captured anew. Losses, updates, Adam's state and moving average are then compared once more (``as_timed``).
-That is the step that is traced afterwards, and timed in other processes.
+That is the step that is traced afterwards, and timed in other processes. Each timed step is compared after its times
+were taken, in its own process (``compare_timed_step``): the very graphs whose times count.
 
 The budget is how far plain PyTorch of the same precision strays from FP64 by itself. It is the largest error of
 several spellings and algorithms, times a factor (``ladder.parity.budget``). Some quantities have an error above a
@@ -26,19 +27,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+import torch
+
 from ladder.parity import adam_state, freshness, reference, whole_steps
-from ladder.parity.budget import FACTOR, LIMIT, RESOLVED, budgets, get_spread, precision_of
-from ladder.parity.spread import (
+from ladder.parity.budget import (
+    FACTOR,
+    LIMIT,
+    RESOLVED,
     Errors,
-    Tell,
+    budgets,
     compare,
     each_phase,
+    get_spread,
     inputs_are_ours,
     is_whole,
     load,
     measure,
+    precision_of,
     settle_scales,
 )
+from ladder.parity.reference import Tell
 from ladder.parity.whole_steps import Distances, Entry, Summary
 from stylegan_lite.config import Workload
 from stylegan_lite.step import TrainingStep
@@ -185,6 +193,37 @@ def within_budget(
         if not on_any_rank(step, found):
             break
     return [f"as it is timed: {problem}" for _, problem in found]
+
+
+class Comparison(TypedDict):
+    """One line each, or None: the worst finding, and why the step could not be compared."""
+
+    problem: str | None
+    left_out: str | None
+
+
+def compare_timed_step(step: TrainingStep, tell: Tell) -> Comparison:
+    """Compare a step that has just been timed, with its own graphs and buffers. It is of no use afterwards.
+
+    Gradients are not compared, as a timed step keeps no copies of them. Losses, updates, Adam's state and the moving
+    average are.
+
+    The timed buffers do not fit a reference that had to fall back to a smaller batch.
+    """
+    ref = reference.get(step.workload, step.device, None, tell)
+    if (fits := ref.workload.batch) != step.workload.batch:
+        why = f"its batch of {step.workload.batch} does not fit a reference of {fits}"
+        return {"problem": None, "left_out": why}
+    kinds = freshness.kinds(step.workload) if getattr(step, "together", []) else []
+    precision = precision_of(step.recipe)
+    spread = get_spread(ref, precision, step.device, tell, kinds)["errors"]
+    budget = budgets(spread, precision)
+    try:
+        problems = within_budget(step, ref.on(step.device), budget, spread, tell, kinds)
+    except torch.OutOfMemoryError:  # beside other processes: the reference stays on the CPU
+        torch.cuda.empty_cache()
+        problems = within_budget(step, ref, budget, spread, tell, kinds)
+    return {"problem": problems[0].removeprefix("as it is timed: ") if problems else None, "left_out": None}
 
 
 def _errors_as_timed(

@@ -17,8 +17,7 @@ import torch
 
 from ladder.base.files import one_at_a_time, replacing
 from ladder.parity import adam_state, reference
-from ladder.parity.exact import Draw, Exact
-from ladder.parity.reference import Outcome, Reference, Tell
+from ladder.parity.reference import Draw, Exact, Outcome, Reference, Tell
 from stylegan_lite.step import TrainingStep
 
 Kind = tuple[str, ...]
@@ -142,7 +141,7 @@ def wanted(ref: Reference, exact: dict[str, Outcome], name: str, seen: Outcome) 
 def passed_over(
     ref: Reference, exact: dict[str, Outcome], name: str, seen: dict[str, Outcome]
 ) -> tuple[Outcome, Outcome] | None:
-    """Return `moments.passed_over` of the network's phases up to this one, or None if its Adam was not measured."""
+    """Return `adam_state.passed_over` of the network's phases up to this one, or None if its Adam was not measured."""
     if adam_state.STEPS not in seen[name]:
         return None
     place = next(iter(seen[name]["gradient"].values())).device

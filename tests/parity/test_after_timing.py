@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ladder.parity import after_timing, reference
+from ladder.parity import check, reference
 from stylegan_lite import losses
 from stylegan_lite.step import TrainingStep
 from tests.support import fake_graphs
@@ -45,7 +45,7 @@ def timed(request: pytest.FixtureRequest, references: Path, monkeypatch: pytest.
 
 def test_the_true_step_has_no_finding(timed: Timed) -> None:
     told: list[str] = []
-    assert after_timing.compare(timed(), told.append) == {"problem": None, "left_out": None}
+    assert check.compare_timed_step(timed(), told.append) == {"problem": None, "left_out": None}
     assert told  # signs of life for the watchdog
 
 
@@ -65,7 +65,7 @@ def no_average(step: TrainingStep) -> None:
 def test_a_step_that_trains_otherwise_is_named(
     timed: Timed, plant: Callable[[TrainingStep], None], said: str
 ) -> None:
-    problem = after_timing.compare(timed(plant), print)["problem"]
+    problem = check.compare_timed_step(timed(plant), print)["problem"]
     assert problem is not None and re.search(said, problem) and "\n" not in problem
 
 
@@ -104,7 +104,7 @@ def of_another_recipe(step: TrainingStep) -> None:
 def test_graphs_that_hold_something_else_are_found(
     timed: Timed, plant: Callable[[TrainingStep], None], least: float
 ) -> None:
-    problem = after_timing.compare(timed(captured=plant), print)["problem"]
+    problem = check.compare_timed_step(timed(captured=plant), print)["problem"]
     assert problem is not None
     error = re.search(r"error ([0-9.e+-]+), budget", problem)
     assert error is not None and float(error[1]) > least, problem
@@ -119,7 +119,7 @@ def test_a_reference_of_a_smaller_batch_fits_no_timed_buffers(
     half = dataclasses.replace(step.workload, batch=step.workload.batch // 2)
     monkeypatch.setattr(reference, "get", lambda workload, *rest: real(half, *rest))
     no_update_of_the_generator(step)
-    assert after_timing.compare(step, print) == {
+    assert check.compare_timed_step(step, print) == {
         "problem": None,
         "left_out": f"its batch of {step.workload.batch} does not fit a reference of {half.batch}",
     }

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from ladder.base import text
-from ladder.parity import freshness, spread
+from ladder.parity import budget, freshness
 from stylegan_lite import imagecache
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.data import DataFeed, EpochSampler
@@ -180,7 +180,7 @@ def test_what_was_planted_in_a_step_is_still_there_afterwards() -> None:
         raise ZeroDivisionError
     assert freshness.schedule(step) == []
     assert step.replay is step.replay_together is step.feed.next is step.inputs["G_pl"].fill is planted
-    with spread.inputs_are_ours(step):
+    with budget.inputs_are_ours(step):
         assert step.inputs["G_pl"].fill is not planted
     assert step.inputs["G_pl"].fill is planted and "fill" not in vars(step.inputs["G_main"])
 

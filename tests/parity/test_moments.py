@@ -6,11 +6,11 @@ import json
 import pytest
 import torch
 
-from ladder.parity import adam_state, freshness, reference, spread
+from ladder.parity import adam_state, freshness, reference
 from ladder.parity import budget as budgets
 from ladder.parity import check as parity
 from ladder.parity import whole_steps as together
-from ladder.parity.exact import Exact, draw
+from ladder.parity.reference import Exact, draw
 from stylegan_lite.config import Workload
 from stylegan_lite.step import PHASES
 from tests.support.rung_steps import cold, small
@@ -172,7 +172,7 @@ def test_the_budget_of_moments_is_for_gradients_that_are_none_too(references):
             )
 
     before, idle, step._compute = {}, ("conv.bias", "hidden.bias", "logit.bias"), compute
-    (seen, *_), _ = spread.measure(step, ref, lambda text: None, [KIND])
+    (seen, *_), _ = budgets.measure(step, ref, lambda text: None, [KIND])
     budget = budgets.budgets(errors, "bf16")
     for name in (*idle, "*bias", "*all"):
         key = f"{together.label('D_main', KIND)}/exp_avg_sq/{name}"
@@ -186,8 +186,8 @@ def test_the_budget_of_single_phases_is_for_gradients_that_are_none_too(referenc
     """
     ref = reference.get(Workload.from_dict(SMALL | {"resolution": 8}), "cpu", references)
     zeros, none = (alone({"precision": "bf16", "set_to_none": none}) for none in (False, True))
-    (allowed, *_), _ = spread.measure(zeros, ref, lambda text: None, budget=True)
-    (seen, *_), _ = spread.measure(none, ref, lambda text: None)
+    (allowed, *_), _ = budgets.measure(zeros, ref, lambda text: None, budget=True)
+    (seen, *_), _ = budgets.measure(none, ref, lambda text: None)
     further = {key: (error, allowed[key]) for key, error in seen.items() if error > 1.01 * allowed[key]}
     assert not further, further
 
@@ -237,7 +237,6 @@ CHANGES = {
         budgets, "spellings", lambda *_: [{"precision": "fp32"}, {"precision": "fp32"}]
     ),
     "budget.py": lambda patch, path: changed(budgets, path, patch),
-    "spread.py": lambda patch, path: changed(spread, path, patch),
     "together.py": lambda patch, path: changed(together, path, patch),
     "moments.py": lambda patch, path: changed(adam_state, path, patch),
     "cuDNN": lambda patch, path: patch.setattr(torch.backends.cudnn, "version", lambda: 99999),
