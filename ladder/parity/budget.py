@@ -24,7 +24,7 @@ from ladder.base.files import one_at_a_time, replacing
 from ladder.base.plain import Fields
 from ladder.parity import adam_state, reference, whole_steps
 from ladder.parity.reference import Draw, Outcome, Reference, Tell
-from ladder.receipts.as_timed import replaced
+from ladder.receipts.evidence import replaced
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.step import PHASES, TrainingStep
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.base.protocol import IN_ORDER as PHASES
-from ladder.receipts.as_timed import replaced
+from ladder.receipts.evidence import replaced
 from stylegan_lite.config import Workload
 from stylegan_lite.data import EpochSampler, ImageFolder, RandomImages
 from stylegan_lite.gpudecode import JpegFiles

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ladder.receipts.seen import Crossing, Launches
+from ladder.receipts.records import Crossing, Launches
 
 WAIT = "griddepcontrol.wait"  # in the code of a kernel that is launched before the kernel in front has ended
 LAYOUTS = {(True, False): "nhwc", (False, True): "nchw", (True, True): "either", (False, False): "other"}
