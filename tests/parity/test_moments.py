@@ -259,6 +259,9 @@ def test_a_budget_is_made_anew_when_what_makes_it_changes(change, cache, tmp_pat
     if change == "spellings":
         assert len(again["spellings"]) == 2 < len(first["spellings"])
     assert budget() == again and len(made) == 1
+    other = budget(KINDS)
+    assert len(made) == 2 and other["made_of"]["kinds"] == [*map(list, KINDS)] and budget(KINDS) == other
+    assert len(made) == 2
 
 
 def test_whole_steps_are_made_anew_for_other_kinds_or_another_source(cache, tmp_path, monkeypatch):
@@ -275,32 +278,6 @@ def test_whole_steps_are_made_anew_for_other_kinds_or_another_source(cache, tmp_
     assert anew([*KINDS, KIND]) and not anew([*KINDS, KIND])
     changed(together, tmp_path, monkeypatch)
     assert anew([*KINDS, KIND]) and not anew([*KINDS, KIND])
-
-
-def test_whole_steps_are_moved_to_a_gpu_once_for_all_spellings(cache, monkeypatch):
-    ref, moved = reference.get(SMALLEST, "cpu", cache), []
-    monkeypatch.setattr(reference, "resident", lambda tree, device: moved.append(device) or tree)
-    found = [
-        together.exact(ref, kinds, lambda text: None, "cuda") for kinds in (KINDS, KINDS, [*KINDS, KIND])
-    ]
-    assert moved == ["cuda", "cuda"] and found[0] is found[1]
-    assert [len(each[0]) for each in found] == [
-        sum(map(len, kinds)) for kinds in (KINDS, KINDS, [*KINDS, KIND])
-    ]
-
-
-def test_a_budget_of_whole_steps_is_for_these_kinds(cache, monkeypatch):
-    ref, made = reference.get(SMALLEST, "cpu", cache), counted(monkeypatch)
-    monkeypatch.setattr(budgets, "spellings", lambda *_: [{"precision": "fp32"}, {"precision": "fp32"}])
-    for kinds, times in ((KINDS, 1), (KINDS, 1), ([*KINDS, KIND], 2), ([*KINDS, KIND], 2)):
-        found = budgets.get_spread(ref, "fp32", "cpu", lambda text: None, kinds)
-        assert len(made) == times and found["made_of"]["kinds"] == [*map(list, kinds)]
-
-
-def test_the_reference_is_another_one_with_another_cudnn(monkeypatch):
-    before = reference.key(SMALLEST)
-    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 99999)
-    assert reference.key(SMALLEST) != before
 
 
 def test_the_reference_takes_no_more_room_for_adam_s_state(cache):

@@ -84,6 +84,10 @@ def test_it_is_made_once_and_again_when_the_workload_or_the_source_changes(tmp_p
     changed = dataclasses.replace(SMALL, mapping_layers=1)
     assert reference.key(changed) != reference.key(SMALL)
     assert reference.key(dataclasses.replace(SMALL, data="elsewhere")) == reference.key(SMALL)
+    with monkeypatch.context() as patch:
+        before = reference.key(SMALL)
+        patch.setattr(torch.backends.cudnn, "version", lambda: 99999)
+        assert reference.key(SMALL) != before
     path = tmp_path / "changed.py"
     path.write_text("# changed")
     monkeypatch.setattr(reference, "__file__", str(path))

@@ -10,14 +10,11 @@ import torch
 from ladder.plan import catalog
 from ladder.receipts import evidence
 from stylegan_lite import make_step
+from tests.receipts.test_receipts import seen_of
 from tests.support.rung_steps import gathered, receipt
 from tests.support.small import LEAST
 
 torch.set_num_threads(1)
-
-
-def seen_of(recipe: dict, sabotage=None, **workload) -> dict:
-    return gathered(make_step(LEAST | workload, recipe, device="cpu"), sabotage)
 
 
 # set_to_none
