@@ -13,7 +13,6 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
@@ -53,76 +52,58 @@ def measure(
     are the largest of both ways in which Adam's moments may move: see ``adam_state.passed_over``.
     """
     settle_scales(step, ref, kinds)
-    if kinds:
-        return _measure_together(step, ref, tell, kinds, budget)
     runs: list[Errors] = []
-    first: dict[str, dict[str, Tensor]] = {}
+    first: dict[str, tuple[dict[str, Tensor], Outcome]] = {}  # gradients, and what is right
     distances: whole_steps.Distances = {}
     with inputs_are_ours(step):
         for number, inputs in enumerate(ref.draws()):
             load(step, inputs)  # all phases first: phases that share a buffer then see the wrong numbers
             errors: Errors = {}
-            for phase, seen, wanted in each_phase(step, ref, number, tell, f"replay {number + 1}"):
-                errors |= compare(phase, seen, wanted)
-                if budget:
-                    either = adam_state.passed_over(
-                        ref.state, phase[0], [seen["gradient"]], [wanted["gradient"]]
-                    )
-                    errors |= _larger(errors, compare(phase, *either))
+            for name, outcomes, exact in run_compared(step, ref, number, kinds, tell, f"replay {number + 1}"):
+                outcome = outcomes[name]
+                errors |= compare(name, outcome, whole_steps.add_adam(ref, exact, name, outcome))
+                if budget and adam_state.STEPS in outcome:
+                    place = next(iter(outcome["gradient"].values())).device
+                    both = (whole_steps.gradients(each, name, place) for each in (outcomes, exact))
+                    skipped = compare(name, *adam_state.passed_over(ref.state, name[0], *both))
+                    errors |= {key: max(error, errors[key]) for key, error in skipped.items()}
                 if number == 0:
-                    first[phase] = seen["gradient"]
+                    first[name] = outcome["gradient"], exact[name]
                 else:
-                    exact = [outcome[phase]["gradient"] for outcome in ref.outcomes[:2]]
-                    distances[phase] = {
-                        "rung": distance(first[phase], seen["gradient"]),
-                        "reference": distance(*exact),
+                    pair = (
+                        whole_steps.on({"gradient": each["gradient"]}, step.device)["gradient"]
+                        for each in (first[name][1], exact[name])
+                    )
+                    distances[name] = {
+                        "rung": distance(first[name][0], outcome["gradient"]),
+                        "reference": distance(*pair),
                     }
             runs.append(errors)
     return runs, distances
 
 
-def each_phase(
-    step: TrainingStep, ref: Reference, number: int, tell: Tell, what: str
-) -> Iterator[tuple[str, Outcome, Outcome]]:
-    """Run each phase from the shared state, on the loaded inputs of this replay.
+def run_compared(
+    step: TrainingStep,
+    ref: Reference,
+    number: int,
+    kinds: list[tuple[str, ...]] | None,
+    tell: Tell,
+    what: str,
+) -> Iterator[tuple[str, dict[str, Outcome], dict[str, Outcome]]]:
+    """Run each phase, or each kind of step, from the shared state on the loaded inputs of this replay.
 
-    Yields (phase, its outcome, the right outcome).
+    Yields (label, outcomes by label, right outcomes by label).
     """
+    if kinds:
+        exact = whole_steps.exact(ref, kinds, tell, step.device)[number]
+        outcomes = whole_steps.run_kinds(step, ref, kinds, step.run, tell, what)
+        yield from ((name, outcomes, exact) for name in outcomes)
+        return
     for phase in PHASES:
         reference.adopt(step, ref.state)
-        seen = reference.observe(step, phase, functools.partial(step.run_phase, phase))
-        yield phase, seen, adam_state.with_adam(ref, phase, ref.outcomes[number][phase], seen)
+        outcome = reference.observe(step, phase, functools.partial(step.run_phase, phase))
+        yield phase, {phase: outcome}, ref.outcomes[number]
         tell(f"{phase}, {what}")
-
-
-def _measure_together(
-    step: TrainingStep, ref: Reference, tell: Tell, kinds: list[tuple[str, ...]], budget: bool
-) -> tuple[list[Errors], whole_steps.Distances]:
-    exact = whole_steps.exact(ref, kinds, tell, step.device)
-    runs: list[Errors] = []
-    first: dict[str, dict[str, Tensor]] = {}
-    distances: whole_steps.Distances = {}
-    with inputs_are_ours(step):
-        for number, inputs in enumerate(ref.draws()):
-            load(step, inputs)
-            seen = whole_steps.run_kinds(step, ref, kinds, step.run, tell, f"replay {number + 1}")
-            errors: Errors = {}
-            for name, outcome in seen.items():
-                wanted = [whole_steps.on(each[name], step.device) for each in exact[: number + 1]]
-                errors |= compare(name, outcome, whole_steps.wanted(ref, exact[number], name, outcome))
-                if budget and (either := whole_steps.passed_over(ref, exact[number], name, seen)):
-                    errors |= _larger(errors, compare(name, *either))
-                if number:
-                    apart = distance(*(each["gradient"] for each in wanted[:2]))
-                    distances[name] = {"rung": distance(first[name], outcome["gradient"]), "reference": apart}
-                else:
-                    first[name] = outcome["gradient"]
-            runs.append(errors)
-    return runs, distances
-
-
-def _larger(errors: Errors, either: Errors) -> Errors:
-    return {key: max(error, errors[key]) for key, error in either.items()}
 
 
 def settle_scales(step: TrainingStep, ref: Reference, kinds: list[tuple[str, ...]] | None = None) -> None:
@@ -253,20 +234,21 @@ def spellings(workload: Workload, precision: str, device: str) -> list[Fields]:
     """Return plain-PyTorch ways to compute the same step in one precision: recipes, plus cuDNN's flags on a GPU."""
     grouped, var_mean = {"modconv": "grouped"}, {"instance_norm": "var_mean"}
     one, other = (grouped, {}) if workload.norm == "demod" else ({}, var_mean)
-    found: list[Fields] = [
+    recipes: list[Fields] = [
         {},
         {"resample": "folded", "channels_last": True, **other},
         {"resample": "channels_as_batch", **one},
         {"resample": "bilinear", "channels_last": True, **var_mean},
     ]
     if device == "cpu":
-        found += [{"resample": "depthwise", **other}]
+        recipes += [{"resample": "depthwise", **other}]
     else:  # cuDNN differentiates a depthwise convolution twice in seconds, longer than all others together
-        found += [{}, {"cudnn": "deterministic"}, {"cudnn": "benchmark"}]  # {} again: its own nondeterminism
+        # {} again shows its own nondeterminism.
+        recipes += [{}, {"cudnn": "deterministic"}, {"cudnn": "benchmark"}]
     base: Fields = {"precision": precision}
     if precision == "tf32":
         base = {"precision": "fp32", "fp32_precision": "tf32"}
-    return [base | recipe for recipe in found]
+    return [base | recipe for recipe in recipes]
 
 
 def precision_of(recipe: Recipe) -> str:
@@ -290,7 +272,7 @@ def get_spread(
 ) -> Spread:
     """Return the largest error of each tensor over all spellings and replays, kept beside the reference.
 
-    It is made anew if its way of making, or the kinds of steps, have changed.
+    They are measured again if the spellings, the sources or the kinds of steps have changed.
     """
     gpu = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     slug = "".join(c if c.isalnum() else "-" for c in f"{precision} {gpu}".lower())
@@ -299,29 +281,20 @@ def get_spread(
     made_of = {"by": sources, "spellings": spellings(ref.workload, precision, device)}
     made_of |= {"kinds": [*map(list, kinds or ())], "cudnn": torch.backends.cudnn.version()}
     with one_at_a_time(path):
-        made: Spread | None = _kept(path, made_of)
-        if made is None:
-            runs, left_out = run_spellings(ref, precision, device, tell, kinds)
-            made = {
-                "precision": precision,
-                "spellings": list(runs),
-                "left_out": left_out,
-                "made_of": made_of,
-                "errors": worst(runs),
-            }
-            _write(path, made)
-    return made
-
-
-def _kept(path: Path, made_of: Mapping[str, Any]) -> Any:
-    """Return the content of a file, or None if it is missing or made of something else."""
-    made = json.loads(path.read_text()) if path.exists() else None
-    return made if made and made.get("made_of") == made_of else None
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(content))
+        stored = json.loads(path.read_text()) if path.exists() else None
+        if stored and stored.get("made_of") == made_of:
+            return stored
+        runs, left_out = run_spellings(ref, precision, device, tell, kinds)
+        content: Spread = {
+            "precision": precision,
+            "spellings": list(runs),
+            "left_out": left_out,
+            "made_of": made_of,
+            "errors": worst(runs),
+        }
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(content))
+    return content
 
 
 def run_spellings(
@@ -355,10 +328,10 @@ def run_spellings(
 
 def worst(runs: dict[str, list[Errors]]) -> Errors:
     """Return the largest error of each quantity over all spellings and replays."""
-    found: Errors = {}
+    largest: Errors = {}
     for errors in itertools.chain.from_iterable(runs.values()):
-        found = {name: max(error, found.get(name, 0.0)) for name, error in errors.items()}
-    return found
+        largest = {name: max(error, largest.get(name, 0.0)) for name, error in errors.items()}
+    return largest
 
 
 def _errors_of(

@@ -37,13 +37,13 @@ from ladder.parity.budget import (
     Errors,
     budgets,
     compare,
-    each_phase,
     get_spread,
     inputs_are_ours,
     is_whole,
     load,
     measure,
     precision_of,
+    run_compared,
     settle_scales,
 )
 from ladder.parity.reference import Tell
@@ -120,7 +120,7 @@ def check(
     phases = summary(runs, budget, spread["errors"])
     if kinds:
         phases, distances = whole_steps.fold_summary(phases), whole_steps.fold_distances(distances)
-    found: Parity = {
+    parity: Parity = {
         "verdict": "failed: parity" if problems else "ok",
         "reason": problems[0] if problems else None,
         "problems": problems[:8],
@@ -141,13 +141,13 @@ def check(
         },
         "seconds": round(time.perf_counter() - begin, 2),
     }
-    return dict(found)
+    return dict(parity)
 
 
-def on_any_rank(step: TrainingStep, found: Sequence[object]) -> bool:
-    """Return whether any rank has found something. Ranks that went on alone would wait in an all-reduce for ever."""
+def on_any_rank(step: TrainingStep, problems: Sequence[object]) -> bool:
+    """Return whether any rank has a problem. Ranks that went on alone would wait in an all-reduce for ever."""
     ranks = getattr(step, "ranks", None)  # an older commit's step has none
-    return bool(found) if ranks is None else ranks.any(bool(found), step.device)
+    return bool(problems) if ranks is None else ranks.any(bool(problems), step.device)
 
 
 def _rebuilt(step: TrainingStep, workload: Workload, seed: int) -> TrainingStep:
@@ -186,13 +186,13 @@ def within_budget(
     """Compare all but gradients of a step that keeps no copies of them, with the graphs it has. Return the findings."""
     settle_scales(step, ref, kinds)
     runs: list[Errors] = []
-    found: list[tuple[float, str]] = []
+    problems: list[tuple[float, str]] = []
     for number in range(reference.REPLAYS):
         runs.append(_errors_as_timed(step, ref, number, kinds, tell))
-        found = judge(runs, {key: room for key, room in budget.items() if key in runs[0]}, spread)
-        if not on_any_rank(step, found):
+        problems = judge(runs, {key: room for key, room in budget.items() if key in runs[0]}, spread)
+        if not on_any_rank(step, problems):
             break
-    return [f"as it is timed: {problem}" for _, problem in found]
+    return [f"as it is timed: {problem}" for _, problem in problems]
 
 
 class Comparison(TypedDict):
@@ -232,17 +232,10 @@ def _errors_as_timed(
     errors: Errors = {}
     with inputs_are_ours(step):
         load(step, ref.draws()[number])
-        if kinds:
-            exact = whole_steps.exact(ref, kinds, tell, step.device)[number]
-            seen = whole_steps.run_kinds(step, ref, kinds, step.run, tell, "as it is timed")
-            compared = (
-                (name, each, whole_steps.wanted(ref, exact, name, each)) for name, each in seen.items()
-            )
-        else:
-            compared = each_phase(step, ref, number, tell, "as it is timed")
-        for name, outcome, wanted in compared:
-            kept = {what: named for what, named in wanted.items() if what != "gradient"}
-            errors |= compare(name, outcome, whole_steps.on(kept, step.device))
+        for name, outcomes, exact in run_compared(step, ref, number, kinds, tell, "as it is timed"):
+            right = whole_steps.add_adam(ref, exact, name, outcomes[name])
+            right = {quantity: named for quantity, named in right.items() if quantity != "gradient"}
+            errors |= compare(name, outcomes[name], whole_steps.on(right, step.device))
     return errors
 
 
@@ -256,7 +249,7 @@ def judge(runs: list[Errors], budget: Errors, spread: Errors) -> list[tuple[floa
     replay may be unlucky: an activation within rounding of zero takes the other slope of the leaky ReLU. In a small
     layer that is a thousand times the usual error. A wrong computation is wrong for all inputs.
     """
-    found: list[tuple[float, str, tuple[str, str]]] = []
+    problems: list[tuple[float, str, tuple[str, str]]] = []
     for key, room in budget.items():
         if spread[key] > RESOLVED:
             continue
@@ -268,11 +261,11 @@ def judge(runs: list[Errors], budget: Errors, spread: Errors) -> list[tuple[floa
             phase, quantity, what = key.split("/", 2)
             where = f"{phase} {quantity}" + ("" if what == quantity else f" of {_in_words(what)}")
             line = f"{where}: error {error:.2g}, budget {limit:.2g}"
-            found.append((error / max(limit, 1e-12), line, (phase, quantity)))
-    found.sort(reverse=True)
-    first = {kind: line for _, line, kind in reversed(found)}
-    found.sort(key=lambda each: (each[1] != first[each[2]], each[2][1] in adam_state.QUANTITIES))
-    return [(times, line) for times, line, _ in found]
+            problems.append((error / max(limit, 1e-12), line, (phase, quantity)))
+    problems.sort(reverse=True)
+    first = {kind: line for _, line, kind in reversed(problems)}
+    problems.sort(key=lambda each: (each[1] != first[each[2]], each[2][1] in adam_state.QUANTITIES))
+    return [(times, line) for times, line, _ in problems]
 
 
 def summary(runs: list[Errors], budget: Errors, spread: Errors) -> Summary:

@@ -224,8 +224,8 @@ def _differences(name: str, seen: list[str], expected: list[str]) -> list[str]:
     if seen == expected:
         return []
     at = next(k for k, (a, b) in enumerate(zip([*seen, ""], [*expected, ""], strict=False)) if a != b)
-    found, wanted = ([*calls, "nothing"][at] for calls in (seen, expected))
-    return [f"step {expected[: at + 1].count(NEXT)} of {name}: {found} where {wanted} is due"]
+    call, due = ([*calls, "nothing"][at] for calls in (seen, expected))
+    return [f"step {expected[: at + 1].count(NEXT)} of {name}: {call} where {due} is due"]
 
 
 def _left_out(step: TrainingStep) -> list[str]:

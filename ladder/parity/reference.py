@@ -268,24 +268,27 @@ def observe(step: TrainingStep, phase: str, run: Callable[[], None]) -> Outcome:
     """
     before, adam = clones(step), adam_state.clones(step)
     run()
-    found, adam = moved(step, before), adam_state.moved(step, adam)
-    seen = computed(step, phase) | {"update": found.pop(phase[0])} | adam.pop(phase[0])
+    moves, adam = moved(step, before), adam_state.moved(step, adam)
+    outcome = computed(step, phase) | {"update": moves.pop(phase[0])} | adam.pop(phase[0])
     if phase == "D_main":
-        seen["ema"] = found.pop("ema")
-    rest = [t.abs().max() for named in found.values() for t in named.values()]
+        outcome["ema"] = moves.pop("ema")
+    rest = [t.abs().max() for named in moves.values() for t in named.values()]
     rest += [
-        t.abs().max().to(rest[0]) for kept in adam.values() for named in kept.values() for t in named.values()
+        t.abs().max().to(rest[0])
+        for moments in adam.values()
+        for named in moments.values()
+        for t in named.values()
     ]
-    return seen | {"untouched": {"others": torch.stack(rest).max()}}
+    return outcome | {"untouched": {"others": torch.stack(rest).max()}}
 
 
 def watched(step: TrainingStep) -> dict[str, dict[str, Tensor]]:
     """Return everything that a phase may move: {"G" | "D" | "ema": {name: tensor}}."""
-    found = {"G": dict(step.G.named_parameters()), "D": dict(step.D.named_parameters())}
-    found["D"] |= dict(step.D.named_buffers())  # of spectral normalization; no other layer has any
-    found["ema"] = dict(step.G_ema.named_parameters()) | dict(step.G_ema.named_buffers())
-    found["G"] |= {"mapping.w_avg": step.G.mapping.w_avg, "pl_mean": step.pl_mean}
-    return found
+    tensors = {"G": dict(step.G.named_parameters()), "D": dict(step.D.named_parameters())}
+    tensors["D"] |= dict(step.D.named_buffers())  # of spectral normalization; no other layer has any
+    tensors["ema"] = dict(step.G_ema.named_parameters()) | dict(step.G_ema.named_buffers())
+    tensors["G"] |= {"mapping.w_avg": step.G.mapping.w_avg, "pl_mean": step.pl_mean}
+    return tensors
 
 
 def clones(step: TrainingStep) -> dict[str, dict[str, Tensor]]:
@@ -349,8 +352,8 @@ def shared_state(workload: Workload, device: str, chunk: int, tell: Tell) -> Sta
                 number = torch.randn(tensor.shape, generator=generator)
                 tensor.data.add_((scale * (number + 0.5 * number.sign())).to(tensor))
     state = baseline.step.state_dict()
-    kept = {name: state[name] for name in ("G", "D", "G_ema", "opt_G", "opt_D", "pl_mean")}
-    return _map(kept | {"betas": adam_state.betas(baseline.step)}, lambda t: t.detach().cpu().clone())
+    tensors = {name: state[name] for name in ("G", "D", "G_ema", "opt_G", "opt_D", "pl_mean")}
+    return _map(tensors | {"betas": adam_state.betas(baseline.step)}, lambda t: t.detach().cpu().clone())
 
 
 def compute(
@@ -383,10 +386,10 @@ def get(workload: Workload, device: str, cache: Path | None = None, tell: Tell |
             _write(folder, _make(workload, device, tell))
             _prune(folder)
     # Mapped, not read: a process touches only those of the 3 GB that it copies to the GPU, from the shared page cache.
-    made = torch.load(folder / "reference.pt", map_location="cpu", weights_only=True, mmap=True)
-    used = dataclasses.replace(workload, batch=made["batch"])
+    content = torch.load(folder / "reference.pt", map_location="cpu", weights_only=True, mmap=True)
+    used = dataclasses.replace(workload, batch=content["batch"])
     return Reference(
-        used, made["made_on"], made["chunk"], made["notes"], made["state"], made["outcomes"], folder
+        used, *(content[key] for key in ("made_on", "chunk", "notes", "state", "outcomes")), folder
     )
 
 
@@ -402,8 +405,8 @@ def key(workload: Workload) -> str:
     """
     model, own = Path(stylegan_lite.__file__).parent, Path(__file__)
     sources = [digest(model, below(model, (".py",))), digest(own.parent, [own])]
-    asked = [workload.to_dict() | {"data": None}, sources, torch.__version__, torch.backends.cudnn.version()]
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    parts = [workload.to_dict() | {"data": None}, sources, torch.__version__, torch.backends.cudnn.version()]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def attempts(workload: Workload, device: str) -> list[tuple[str, int, int]]:
