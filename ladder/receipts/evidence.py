@@ -61,8 +61,8 @@ def gather(step: Any, traced: Traced | None = None) -> Evidence:
     ``stylegan_lite.parallel`` describe the values.
     """
     traced = traced or trace(step)
-    found, taken = traced.trace, alternatives_taken()
-    captured, kept, energies = sorted(step.graphs), compute_copies(step), kept_energies(step)
+    figures, taken = traced.trace, alternatives_taken()
+    captured, copies, energies = sorted(step.graphs), compute_copies(step), kept_energies(step)
     try:
         watch, zeroed, kernels = watch_phases(step)
     except torch.OutOfMemoryError:  # eager activations beside the graphs' pools; the graphs have been seen
@@ -80,7 +80,7 @@ def gather(step: Any, traced: Traced | None = None) -> Evidence:
         "convolutions": {stage: dict(count) for stage, count in watch.convolutions.items()},
         "passes": {network: list(batches) for network, batches in watch.passes.items()},
         "stored": weight_layouts(step),
-        "copies": {**kept, "reworked": watch.reworked},
+        "copies": {**copies, "reworked": watch.reworked},
         "energies": energies,
         "relayouts": {"calls": round(watch.relayouts, 2), "mb": round(watch.relayout_bytes / 1e6, 3)},
         "plain": {op: {k: n for k, n in layers.items() if n} for op, layers in watch.plain.items()},
@@ -91,7 +91,7 @@ def gather(step: Any, traced: Traced | None = None) -> Evidence:
             **zeroed,
             "filled": watch.fills,
             "accumulated": watch.accumulated,
-            "zero_kernels": found.get("zero_kernels"),
+            "zero_kernels": figures.get("zero_kernels"),
             "tensors": sum(frequency(step, p) * parameters(step, p) for p in PHASES),
         },
         "adam": {**adam(step), "calls": dict(watch.optimizer)},
@@ -101,12 +101,12 @@ def gather(step: Any, traced: Traced | None = None) -> Evidence:
             "operators_eager": watch.calls,
             "together": ["+".join(kind) for kind in getattr(step, "together", [])],
             "phases_per_step": sum(frequency(step, phase) for phase in PHASES),
-            "launches": found.get("launches"),
-            "replays": found.get("replays"),
-            "kernels": found.get("kernels"),
-            "busy_ms": found.get("busy_ms"),
+            "launches": figures.get("launches"),
+            "replays": figures.get("replays"),
+            "kernels": figures.get("kernels"),
+            "busy_ms": figures.get("busy_ms"),
         },
-        "fills": fills(step, found),
+        "fills": fills(step, figures),
         "data": {
             **data(step, traced.crossings),
             "decoded": traced.tallied["decoded"],
@@ -115,16 +115,16 @@ def gather(step: Any, traced: Traced | None = None) -> Evidence:
             "fetched": traced.fetched,
             "waiting_ms": traced.waiting_ms,
             "operators": traced.copying,
-            "copy_ms": found.get("copy_ms"),
-            "overlap": found.get("overlap"),
+            "copy_ms": figures.get("copy_ms"),
+            "overlap": figures.get("overlap"),
         },
-        "compile": compiled_parts(step, found),
+        "compile": compiled_parts(step, figures),
         "parallel": {
             "phases": forked(step, "captured" if captured else "collected"),
-            "ms": found.get("parallel_ms"),
-            "busy_ms": found.get("busy_ms"),
+            "ms": figures.get("parallel_ms"),
+            "busy_ms": figures.get("busy_ms"),
         },
-        "reduced": reduced(step, found),
+        "reduced": reduced(step, figures),
         "scales": scales(step),
         "settings": {key: value for key, value in step.settings().items() if key in SETTINGS},
     }
@@ -215,21 +215,21 @@ def stored(step: Any) -> dict[str, dict[str, int]]:
     moments = [
         v for o in (step.opt_G, step.opt_D) for s in o.state.values() for k, v in s.items() if k != "step"
     ]
-    found = {
+    groups = {
         "weights": [*step.G.parameters(), *step.D.parameters()],
         "moments": moments,
         "moving average": [*step.G_ema.parameters()],
     }
-    return {name: _dtypes(tensors) for name, tensors in found.items()}
+    return {name: _dtypes(tensors) for name, tensors in groups.items()}
 
 
 def weight_layouts(step: Any) -> dict[str, int]:
     """Return the bytes of the stored convolution weights by memory format."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for parameter in [*step.G.parameters(), *step.D.parameters()]:
         if parameter.dim() == 4:
-            found[layout(parameter)] = found.get(layout(parameter), 0) + parameter.nbytes
-    return found
+            sizes[layout(parameter)] = sizes.get(layout(parameter), 0) + parameter.nbytes
+    return sizes
 
 
 def compute_copies(step: Any) -> Copies:
@@ -325,8 +325,10 @@ def adam(step: Any) -> Flags:
 
 def scales(step: Any) -> dict[str, dict[str, float]]:
     """Return FP16's loss scales, and updates made and skipped since preparing. Empty in other precisions."""
-    found = getattr(step, "scales", {})
-    return {n: {k: float(v) for k, v in s.state_dict().items() if k != "tracker"} for n, s in found.items()}
+    by_network = getattr(step, "scales", {})
+    return {
+        n: {k: float(v) for k, v in s.state_dict().items() if k != "tracker"} for n, s in by_network.items()
+    }
 
 
 def data(step: Any, crossings: list[Crossing]) -> Loader:
@@ -346,7 +348,7 @@ def data(step: Any, crossings: list[Crossing]) -> Loader:
 def trace(
     step: Any, ran: Callable[[], None] = lambda: None, align: Callable[[], None] = lambda: None
 ) -> Traced:
-    """See a prepared ``TrainingStep`` as it is timed. The GPU must do nothing else until `ran` is called.
+    """Trace a prepared ``TrainingStep`` as it is timed. The GPU must do nothing else until `ran` is called.
 
     `align` waits for other ranks. A profiler's start takes each of them another time, and the first to be ready would
     wait in an all-reduce, which counts as communication.
@@ -459,11 +461,11 @@ def operators(step: Any) -> int:
 
     kinds = getattr(step, "together", [])
     if kinds:
-        found = max(issued(functools.partial(step.run, kind)) for kind in kinds)
+        count = max(issued(functools.partial(step.run, kind)) for kind in kinds)
     else:
-        found = issued(each_phase)
+        count = issued(each_phase)
     synchronize(step)
-    return found
+    return count
 
 
 def synchronize(step: Any) -> None:

@@ -74,13 +74,10 @@ def reason(receipts: Mapping[str, Issued]) -> str | None:
 # Questions of the rungs to the evidence
 
 
-def share(amounts: Mapping[str, float], *wanted: str, of: Iterable[str] | None = None) -> float:
-    """Return the part of ``amounts`` that the ``wanted`` keys hold, among the keys ``of`` (default: all).
-
-    0 of nothing.
-    """
+def share(amounts: Mapping[str, float], *keys: str, of: Iterable[str] | None = None) -> float:
+    """Return the part of ``amounts`` that these keys hold, among the keys ``of`` (default: all); 0 of nothing."""
     total = sum(amounts.get(key, 0) for key in (amounts if of is None else of))
-    return sum(amounts.get(key, 0) for key in wanted) / total if total else 0.0
+    return sum(amounts.get(key, 0) for key in keys) / total if total else 0.0
 
 
 def total(stages: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
@@ -119,13 +116,13 @@ def taken(seen: Mapping[str, Any], *ops: str) -> str:
 
 def launched(seen: Mapping[str, Any], *names: str) -> list[tuple[bool, str]]:
     """Return a check for each of these kernels: it was launched, or the table of alternatives took plain PyTorch."""
-    found = []
+    checks = []
     for name in names:
         count = seen["kernels"].get(name, {}).get("calls", 0)
         begin = max((start for start in OPS_OF if name.startswith(start)), key=len, default="")
         instead = taken(seen, *OPS_OF.get(begin, ()))
-        found.append((count > 0 or bool(instead), f"{name} launched {count}x{instead}"))
-    return found
+        checks.append((count > 0 or bool(instead), f"{name} launched {count}x{instead}"))
+    return checks
 
 
 def gone(
@@ -161,21 +158,21 @@ def judge_compilation(seen: Mapping[str, Any], *modes: str) -> Receipt:
 
     Nothing may have been compiled after warm-up.
     """
-    found = seen["compile"]
-    if not found:
+    compiled = seen["compile"]
+    if not compiled:
         return judge((False, "nothing was given to torch.compile"))
-    if found["failed"]:
-        return judge((False, display(found["failed"])))
+    if compiled["failed"]:
+        return judge((False, display(compiled["failed"])))
     ran = list_compiled_phases(seen)
-    graphs = ", ".join(f"{phase} {count}" for phase, count in found["graphs"].items())
-    kernels = found["kernels"]
+    graphs = ", ".join(f"{phase} {count}" for phase, count in compiled["graphs"].items())
+    kernels = compiled["kernels"]
     return judge(
-        (found["mode"] in modes, f"torch.compile in mode {found['mode']}"),
+        (compiled["mode"] in modes, f"torch.compile in mode {compiled['mode']}"),
         (len(ran) == 2, f"phases that ran compiled: {', '.join(ran) or 'none'}"),
         (None, f"graphs compiled: {graphs or 'none'}"),
-        (found["breaks"] == 0, f"graph breaks: {found['breaks']}"),
-        *((None, display(f"first break: {reason}")) for reason in found["why_broken"]),
-        (found["late"] == 0, f"graphs compiled after warm-up: {found['late']}"),
+        (compiled["breaks"] == 0, f"graph breaks: {compiled['breaks']}"),
+        *((None, display(f"first break: {reason}")) for reason in compiled["why_broken"]),
+        (compiled["late"] == 0, f"graphs compiled after warm-up: {compiled['late']}"),
         (
             None if kernels is None else kernels > 0,
             "kernels by the compiler: " + ("not profiled" if kernels is None else f"{kernels:.0f} a step"),
