@@ -298,11 +298,7 @@ def get_spread(
 
 
 def run_spellings(
-    ref: Reference,
-    precision: str,
-    device: str,
-    tell: Tell,
-    kinds: list[tuple[str, ...]] | None = None,
+    ref: Reference, precision: str, device: str, tell: Tell, kinds: list[tuple[str, ...]] | None = None
 ) -> tuple[dict[str, list[Errors]], list[str]]:
     """Return (spelling -> errors of each replay, a line for each spelling that could not run).
 
@@ -335,11 +331,7 @@ def worst(runs: dict[str, list[Errors]]) -> Errors:
 
 
 def _errors_of(
-    ref: Reference,
-    recipe: Fields,
-    device: str,
-    tell: Tell,
-    kinds: list[tuple[str, ...]] | None = None,
+    ref: Reference, recipe: Fields, device: str, tell: Tell, kinds: list[tuple[str, ...]] | None = None
 ) -> list[Errors]:
     recipe = dict(recipe)
     cudnn = recipe.pop("cudnn", None)

@@ -130,9 +130,7 @@ def test_state_that_an_optimizer_loses_is_found(recipe, make, what, references, 
 @pytest.mark.covering
 @pytest.mark.parametrize("make", [alone, whole])
 @pytest.mark.parametrize(
-    "recipe",
-    [OURS, BF16, BF16 | {"set_to_none": True}, OURS | FUSED],
-    ids=["fp32", "bf16", "none", "fused"],
+    "recipe", [OURS, BF16, BF16 | {"set_to_none": True}, OURS | FUSED], ids=["fp32", "bf16", "none", "fused"]
 )
 def test_what_is_right_is_within_its_budget(recipe, make, references):
     found = parity.check(make(recipe), cache=references)
