@@ -176,14 +176,6 @@ def test_where_it_would_take_too_much_of_the_gpu_it_stays_on_the_cpu(tmp_path, m
     assert size > 1000 and found.on("cuda") is found
 
 
-@pytest.mark.gpu
-def test_on_a_gpu_only_step_counts_stay_behind(tmp_path):
-    found = reference.get(SMALL, "cuda", tmp_path).on("cuda")
-    assert {t.device.type for t in found.state["opt_G"][0].values() if t.ndim} == {"cuda"}
-    assert found.state["opt_G"][0]["step"].device.type == "cpu"
-    assert {t.device.type for t in found.outcomes[0]["D_r1"]["gradient"].values()} == {"cuda"}
-
-
 def test_all_that_is_computed_with_moves_to_the_gpu_and_step_counts_stay(monkeypatch):
     card = types.SimpleNamespace(total_memory=2**40)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
