@@ -7,9 +7,9 @@ relative L2 errors. An update is compared, not the weight: beside a weight of 1 
 show. Phases that are launched as one graph are run as one, in sequence (``ladder.parity.whole_steps``).
 
 Gradients are read from copies, which the timed step does not make. So a step that passes stops keeping them, and its
-graphs are captured anew. Losses, updates, Adam's state and moving average are then compared once more (``as_timed``).
-That is the step that is traced afterwards, and timed in other processes. Each timed step is compared after its times
-were taken, in its own process (``compare_timed_step``): the very graphs whose times count.
+graphs are captured anew. Losses, updates, Adam's state and moving average are then compared once more. That is the step
+that is traced afterwards, and timed in other processes. Each of those is compared after its times were taken
+(``compare_timed_step``): the very graphs whose times count.
 
 The budget is how far plain PyTorch of the same precision strays from FP64 by itself. It is the largest error of
 several spellings and algorithms, times a factor (``ladder.parity.budget``). Some quantities have an error above a
@@ -111,7 +111,9 @@ def check(
         outside = judge(runs, budget, spread["errors"])
         problems += same_replays(distances) + [problem for _, problem in outside]
         if not on_any_rank(compared, problems):
-            problems += as_timed(compared, here, budget, spread["errors"], tell, kinds)
+            tell("as it is timed")
+            compared.stop_keeping()  # which captures the graphs anew
+            problems += within_budget(compared, here, budget, spread["errors"], tell, kinds)
     finally:
         if other:
             compared.close()
@@ -157,24 +159,6 @@ def _rebuilt(step: TrainingStep, workload: Workload, seed: int) -> TrainingStep:
     return small
 
 
-def as_timed(
-    step: TrainingStep,
-    ref: reference.Reference,
-    budget: Errors,
-    spread: Errors,
-    tell: Tell,
-    kinds: list[tuple[str, ...]],
-) -> list[str]:
-    """Stop keeping gradients, which captures the graphs anew, and compare all but them. Return the findings.
-
-    One set of inputs is enough if nothing is outside the budget: the set that the buffers did not hold at the
-    capture.
-    """
-    tell("as it is timed")
-    step.stop_keeping()
-    return within_budget(step, ref, budget, spread, tell, kinds)
-
-
 def within_budget(
     step: TrainingStep,
     ref: reference.Reference,
@@ -183,7 +167,10 @@ def within_budget(
     tell: Tell,
     kinds: list[tuple[str, ...]],
 ) -> list[str]:
-    """Compare all but gradients of a step that keeps no copies of them, with the graphs it has. Return the findings."""
+    """Compare all but gradients of a step that keeps no copies of them, with the graphs it has. Return the problems.
+
+    One set of inputs is enough if nothing is outside the budget: the set that the buffers did not hold at the capture.
+    """
     settle_scales(step, ref, kinds)
     runs: list[Errors] = []
     problems: list[tuple[float, str]] = []

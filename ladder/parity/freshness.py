@@ -151,7 +151,10 @@ def schedule(step: TrainingStep) -> list[str]:
     for lazy in (True, False):
         name = "a cycle" if lazy else "a cycle without lazy phases"
         expected = [call for index in range(CYCLE_STEPS) for call in _calls(step, index, lazy)]
-        if problems := _differences(name, _recorded(step, lazy), expected):
+        calls: list[str] = []
+        with recording(step, calls):
+            step.cycle(lazy=lazy)
+        if problems := _differences(name, calls, expected):
             return problems
     return _left_out(step)
 
@@ -172,14 +175,6 @@ def _numbers(step: TrainingStep, phase: str) -> str:
     `draws_anew` finds shared buffers.
     """
     return f"numbers for {next(name for name in step.inputs if step.inputs[name] is step.inputs[phase])}"
-
-
-def _recorded(step: TrainingStep, lazy: bool) -> list[str]:
-    """Return a cycle's calls, in order."""
-    seen: list[str] = []
-    with recording(step, seen):
-        step.cycle(lazy=lazy)
-    return seen
 
 
 @contextlib.contextmanager

@@ -377,19 +377,22 @@ def compute(
 
 
 def get(workload: Workload, device: str, cache: Path | None = None, tell: Tell | None = None) -> Reference:
-    """Return the reference of a workload, made now or found in ``cache``."""
+    """Return the reference of a workload, computed now or read from ``cache``."""
     workload = dataclasses.replace(workload, data=None)
     folder = (cache or CACHE) / key(workload)
     tell = tell or (lambda text: None)
     with one_at_a_time(folder / "reference.pt"):
         if not (folder / "reference.pt").exists():
-            _write(folder, _make(workload, device, tell))
+            content = _make(workload, device, tell)
+            folder.mkdir(parents=True, exist_ok=True)
+            with replacing(folder / "reference.pt") as temporary:
+                torch.save(content, temporary)
             _prune(folder)
     # Mapped, not read: a process touches only those of the 3 GB that it copies to the GPU, from the shared page cache.
-    content = torch.load(folder / "reference.pt", map_location="cpu", weights_only=True, mmap=True)
-    used = dataclasses.replace(workload, batch=content["batch"])
+    stored = torch.load(folder / "reference.pt", map_location="cpu", weights_only=True, mmap=True)
+    used = dataclasses.replace(workload, batch=stored["batch"])
     return Reference(
-        used, *(content[key] for key in ("made_on", "chunk", "notes", "state", "outcomes")), folder
+        used, *(stored[key] for key in ("made_on", "chunk", "notes", "state", "outcomes")), folder
     )
 
 
@@ -465,12 +468,6 @@ def _make(workload: Workload, device: str, tell: Tell) -> Made:
         if where == "cuda":
             torch.cuda.empty_cache()
     raise AssertionError("unreachable: the last attempt raises")
-
-
-def _write(folder: Path, content: Made) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / "reference.pt") as temporary:
-        torch.save(content, temporary)
 
 
 def _prune(newest: Path) -> None:

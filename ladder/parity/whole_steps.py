@@ -56,10 +56,6 @@ def label(phase: str, kind: Kind) -> str:
     return f"{phase} in {'+'.join(kind)}"
 
 
-def phase_of(label: str) -> str:
-    return label.split(" ", 1)[0]
-
-
 def of_network(label: str) -> list[str]:
     """Return the labels of this phase's network in the same step, in order. A phase alone gets its own label."""
     phase, _, kind = label.partition(" in ")
@@ -156,7 +152,7 @@ def fold(table: dict[str, T], worse: Callable[[T, T], bool]) -> dict[str, T]:
     """Return one entry for each phase out of those of all kinds: the worst."""
     folded: dict[str, T] = {}
     for name, entry in table.items():
-        phase = phase_of(name)
+        phase = name.split(" ", 1)[0]
         if phase not in folded or worse(entry, folded[phase]):
             folded[phase] = entry
     return folded

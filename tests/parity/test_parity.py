@@ -269,11 +269,14 @@ BUGS = {  # the bug: what plants it, what finds it, and where it is planted
     "demodulation over the wrong axis": (
         wrong_axis, "gradient|loss|update", "kernels.demodulate of the fused BF16 step"),
     "a bias gradient loses mass in BF16": (
-        lost_mass, r"(gradient|update) of .*bias", "backward of kernels.bias_act, fused BF16 step of batch 8 at 16x16"),
+        lost_mass, r"(gradient|update) of .*bias",
+        "backward of kernels.bias_act, fused BF16 step of batch 8 at 16x16"),
     "stale inputs in a graph": (
-        planted_in(stale), "two replays", "the loss reads copies of the input buffers, as a stale graph would"),
+        planted_in(stale), "two replays",
+        "the loss reads copies of the input buffers, as a stale graph would"),
     "the same noise in every replay (buffers)": (
-        planted_in(stale_noise), "noise_strength", "the noise buffers of G_main are put back before its loss"),
+        planted_in(stale_noise), "noise_strength",
+        "the noise buffers of G_main are put back before its loss"),
     "the same noise in every replay (draws)": (
         planted_in(same_draws), "numbers of the one before", "the generator starts anew for every fill"),
     "R1 is skipped (its loss)": (
@@ -285,15 +288,18 @@ BUGS = {  # the bug: what plants it, what finds it, and where it is planted
     "path length is skipped (never run)": (
         planted_in(never_run("G_pl")), "G_pl 0 times, expected 4", "the cycle leaves out G_pl"),
     "a gradient is scaled by 10": (
-        planted_in(scaled_gradient), "gradient of blocks.1.conv0.weight: error 9", "a hook on one weight of the generator"),
+        planted_in(scaled_gradient), "gradient of blocks.1.conv0.weight: error 9",
+        "a hook on one weight of the generator"),
     "the moving average is not updated": (
         planted_in(no_ema), "D_main ema", "the step's update of the average does nothing"),
     "an optimizer step is skipped": (
         planted_in(no_optimizer_step), "D_(main|r1) update", "the discriminator's optimizer does nothing"),
     "phases share their latents": (
-        planted_in(shared_latents), "G_main and D_main: .* share", "D_main is given the input buffers of G_main"),
+        planted_in(shared_latents), "G_main and D_main: .* share",
+        "D_main is given the input buffers of G_main"),
     "gradients are not zeroed": (
-        planted_in(kept_gradients), "G_(main|pl) gradient", "zero_grad of the generator's optimizer does nothing"),
+        planted_in(kept_gradients), "G_(main|pl) gradient",
+        "zero_grad of the generator's optimizer does nothing"),
 }  # fmt: skip
 
 
