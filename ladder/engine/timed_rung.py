@@ -196,12 +196,14 @@ class Rung(Member):
 
     def do_prove(self) -> dict[str, Any]:
         """Compare the very step that was timed with the FP64 reference, on the reference's state and inputs."""
-        from ladder.parity import after_timing
+        from ladder.parity import check as parity
 
         self.profiled = True
         self.do_release()  # others beside it need room for a reference, too
         try:
-            return {**after_timing.compare(self.step, lambda text: self.channel.send({"progress": text}))}
+            return {
+                **parity.compare_timed_step(self.step, lambda text: self.channel.send({"progress": text}))
+            }
         finally:
             self.do_release()
 

@@ -16,7 +16,7 @@ commands send `{"progress": ...}` lines before it, which feed the watchdog.
 | finish | main: bool, lazy: bool | main_s, lazy_s, canary_s, and the memory |
 | canary | | canary_s |
 | profile | part: "load", "record" or "kinds", cycles | those of `profiling.digest` or `kinds.record` |
-| prove | | problem, left_out: one line or null, see `ladder.parity.after_timing` |
+| prove | | problem, left_out: one line or null, see `ladder.parity.check` |
 | release | leave: bool, the step, too | reserved_bytes that the allocator keeps, null on a CPU |
 | parity | | those of `ladder.parity.check.check`; needs "keep_gradients": true in "build" |
 | trace | | none; what "receipts" needs of a step that has the GPU for itself |

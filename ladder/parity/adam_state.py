@@ -71,11 +71,11 @@ def expected(state: State, net: str, gradients: list[Tensors], counted: Tensor) 
     names = list(gradients[0])
     there = [torch.stack([g[name].any() for name in names]).tolist() for g in gradients]
     needed = torch.tensor(there).sum(0).tolist()
-    found: Moments = {quantity: {} for quantity in judged(beta1)}
-    asked = counted.nan_to_num().tolist()
+    moves: Moments = {quantity: {} for quantity in judged(beta1)}
+    counts = counted.nan_to_num().tolist()
     steps = []
     for k, name in enumerate(names):
-        done = min(max(round(asked[k]), needed[k]), len(gradients))
+        done = min(max(round(counts[k]), needed[k]), len(gradients))
         idle = done - needed[k]  # updates with zeros
         first, second = (saved[k][moment].to(gradients[0][name].device).double() for moment in MOMENTS)
         m, v = first, second
@@ -86,11 +86,11 @@ def expected(state: State, net: str, gradients: list[Tensors], counted: Tensor) 
                 idle -= 1
             g = each[name].double()
             m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g.square()
-        moves = {"exp_avg": m - first, "exp_avg_sq": v - second}
-        for quantity, named in found.items():
-            named[name] = moves[quantity].float()
+        move = {"exp_avg": m - first, "exp_avg_sq": v - second}
+        for quantity, named in moves.items():
+            named[name] = move[quantity].float()
         steps.append(float(done))
-    return found | {STEPS: {STEPS: torch.tensor(steps)}}
+    return moves | {STEPS: {STEPS: torch.tensor(steps)}}
 
 
 def passed_over(state: State, net: str, seen: list[Tensors], exact: list[Tensors]) -> tuple[Moments, Moments]:
@@ -100,17 +100,12 @@ def passed_over(state: State, net: str, seen: list[Tensors], exact: list[Tensors
     of the biases' movement where most biases get zeros (path length). Beside it the other tensors' rounding is small;
     if Adam skips the parameter it is not. The same holds for moments left by an earlier phase of the same step.
     """
-    made = []
-    for gradients in (seen, exact):
-        never = torch.zeros(len(gradients[0]))
-        found = expected(state, net, gradients, never)
-        made.append({quantity: named for quantity, named in found.items() if quantity != STEPS})
-    return made[0], made[1]
-
-
-def with_adam(ref: Any, phase: str, exact: Moments, seen: Moments) -> Moments:
-    """Return a phase's outcome of the reference, with the expected move of Adam's state where that was measured."""
-    return exact | expected(ref.state, phase[0], [exact["gradient"]], seen[STEPS][STEPS])
+    never = torch.zeros(len(exact[0]))
+    ours, theirs = (
+        {what: named for what, named in expected(state, net, gradients, never).items() if what != STEPS}
+        for gradients in (seen, exact)
+    )
+    return ours, theirs
 
 
 def betas(step: Any) -> dict[str, tuple[float, float]]:
@@ -123,18 +118,18 @@ def _pairs(step: Any) -> dict[str, tuple[nn.Module, torch.optim.Adam]]:
 
 
 def _of(network: nn.Module, optimizer: torch.optim.Adam) -> Moments:
-    named, found = dict(network.named_parameters()), optimizer.state
+    named, state = dict(network.named_parameters()), optimizer.state
     beta1, _ = optimizer.param_groups[0]["betas"]
-    kept: Moments = {
-        moment: {name: _moment(found, p, moment) for name, p in named.items()} for moment in judged(beta1)
+    moments: Moments = {
+        moment: {name: _moment(state, p, moment) for name, p in named.items()} for moment in judged(beta1)
     }
-    counts = [torch.as_tensor(found[p]["step"] if found.get(p) else 0.0).float() for p in named.values()]
+    counts = [torch.as_tensor(state[p]["step"] if state.get(p) else 0.0).float() for p in named.values()]
     place = counts[0].device
-    return kept | {STEPS: {STEPS: torch.stack([count.detach().to(place) for count in counts])}}
+    return moments | {STEPS: {STEPS: torch.stack([count.detach().to(place) for count in counts])}}
 
 
-def _moment(found: dict[Tensor, dict[str, Tensor]], parameter: Tensor, moment: str) -> Tensor:
-    return found[parameter][moment].detach() if found.get(parameter) else torch.zeros_like(parameter).detach()
+def _moment(state: dict[Tensor, dict[str, Tensor]], parameter: Tensor, moment: str) -> Tensor:
+    return state[parameter][moment].detach() if state.get(parameter) else torch.zeros_like(parameter).detach()
 
 
 def _map(tree: Moments, change: Any) -> Moments:

@@ -1,51 +1,254 @@
-"""The budget of a precision: how far plain PyTorch strays from FP64 by itself, in several spellings of the step."""
+"""The errors of a step against the reference, and the budget for them.
+
+Errors are of each tensor, of each kind of tensor, and of all together. The budget of a precision is how far plain
+PyTorch strays from FP64 by itself, in several spellings of the step.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import json
+import math
 import statistics
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any, TypedDict
 
 import torch
+from torch import Tensor
 
 from ladder.base.errors import describe
 from ladder.base.files import one_at_a_time, replacing
 from ladder.base.plain import Fields
-from ladder.parity import adam_state, reference, spread, whole_steps
-from ladder.parity.reference import Reference
-from ladder.parity.spread import Errors, Tell, is_exact, kind_of, measure
+from ladder.parity import adam_state, reference, whole_steps
+from ladder.parity.reference import Draw, Outcome, Reference, Tell
+from ladder.receipts.evidence import replaced
 from stylegan_lite.config import Recipe, Workload
-from stylegan_lite.step import TrainingStep
+from stylegan_lite.step import PHASES, TrainingStep
 
 # How far a rung may stray, in units of the worst plain spelling of its precision. Judged by the others, no spelling
 # needed more than 2.16 (results/archive/parity).
 FACTOR = 2.5
 RESOLVED = 0.25  # relative error of plain PyTorch above which a quantity is not judged
 LIMIT = 0.5  # no budget is wider: a missing tensor has an error of 1
+SETTLING = 48  # rounds in which loss scales may halve; from 2^16 to nothing
+SMALLEST = 1e-6  # of a phase's whole gradient or update: smaller tensors count as zero
+Errors = dict[str, float]  # "phase/quantity/name" -> relative L2 error; names starting with * pool tensors
 FLOOR = {"fp32": 1e-6, "tf32": 2**-12, "bf16": 2**-9, "fp16": 2**-12}  # one rounding is never outside
+
+
+def measure(
+    step: TrainingStep,
+    ref: Reference,
+    tell: Tell,
+    kinds: list[tuple[str, ...]] | None = None,
+    budget: bool = False,
+) -> tuple[list[Errors], whole_steps.Distances]:
+    """Return errors of each replay, and distances of the replays' gradients: {phase: {"rung": d, "reference": d}}.
+
+    ``ref`` is best on the step's device (``Reference.on``): every phase of every step starts from its state. With
+    ``kinds`` whole steps are run instead of single phases, see ``ladder.parity.whole_steps``. For a ``budget`` errors
+    are the largest of both ways in which Adam's moments may move: see ``adam_state.passed_over``.
+    """
+    settle_scales(step, ref, kinds)
+    runs: list[Errors] = []
+    first: dict[str, tuple[dict[str, Tensor], Outcome]] = {}  # gradients, and what is right
+    distances: whole_steps.Distances = {}
+    with inputs_are_ours(step):
+        for number, inputs in enumerate(ref.draws()):
+            load(step, inputs)  # all phases first: phases that share a buffer then see the wrong numbers
+            errors: Errors = {}
+            for name, outcomes, exact in run_compared(step, ref, number, kinds, tell, f"replay {number + 1}"):
+                outcome = outcomes[name]
+                errors |= compare(name, outcome, whole_steps.add_adam(ref, exact, name, outcome))
+                if budget and adam_state.STEPS in outcome:
+                    place = next(iter(outcome["gradient"].values())).device
+                    both = (whole_steps.gradients(each, name, place) for each in (outcomes, exact))
+                    skipped = compare(name, *adam_state.passed_over(ref.state, name[0], *both))
+                    errors |= {key: max(error, errors[key]) for key, error in skipped.items()}
+                if number == 0:
+                    first[name] = outcome["gradient"], exact[name]
+                else:
+                    pair = (
+                        whole_steps.on({"gradient": each["gradient"]}, step.device)["gradient"]
+                        for each in (first[name][1], exact[name])
+                    )
+                    distances[name] = {
+                        "rung": distance(first[name][0], outcome["gradient"]),
+                        "reference": distance(*pair),
+                    }
+            runs.append(errors)
+    return runs, distances
+
+
+def run_compared(
+    step: TrainingStep,
+    ref: Reference,
+    number: int,
+    kinds: list[tuple[str, ...]] | None,
+    tell: Tell,
+    what: str,
+) -> Iterator[tuple[str, dict[str, Outcome], dict[str, Outcome]]]:
+    """Run each phase, or each kind of step, from the shared state on the loaded inputs of this replay.
+
+    Yields (label, outcomes by label, right outcomes by label).
+    """
+    if kinds:
+        exact = whole_steps.exact(ref, kinds, tell, step.device)[number]
+        outcomes = whole_steps.run_kinds(step, ref, kinds, step.run, tell, what)
+        yield from ((name, outcomes, exact) for name in outcomes)
+        return
+    for phase in PHASES:
+        reference.adopt(step, ref.state)
+        outcome = reference.observe(step, phase, functools.partial(step.run_phase, phase))
+        yield phase, {phase: outcome}, ref.outcomes[number]
+        tell(f"{phase}, {what}")
+
+
+def settle_scales(step: TrainingStep, ref: Reference, kinds: list[tuple[str, ...]] | None = None) -> None:
+    """Run everything that will be compared until FP16 skips no update, as training does in its first steps.
+
+    Only an update is compared. The tests of ``stylegan_lite.scaling`` cover a skipped one.
+    """
+    scales = list(getattr(step, "scales", {}).values())
+    with inputs_are_ours(step):
+        for _ in range(SETTLING if scales else 0):
+            before = [int(scale.skipped) for scale in scales]
+            for inputs in ref.draws():
+                load(step, inputs)
+                for phases in kinds or [(phase,) for phase in PHASES]:
+                    reference.adopt(step, ref.state)
+                    step.run(phases) if kinds else step.run_phase(*phases)
+            if before == [int(scale.skipped) for scale in scales]:
+                return
+
+
+@contextlib.contextmanager
+def inputs_are_ours(step: TrainingStep) -> Iterator[None]:
+    """Run phases as they are timed, except that nothing is drawn into their buffers."""
+    with contextlib.ExitStack() as stack:
+        for inputs in step.inputs.values():
+            stack.enter_context(replaced(inputs, "fill", lambda: None))
+        yield
+
+
+def load(step: TrainingStep, inputs: Draw) -> None:
+    """Copy given numbers into the step's static buffers, each into its view (layouts differ between recipes).
+
+    One of several ranks takes its samples of the total batch.
+    """
+    ranks = getattr(step, "ranks", None)
+    if ranks is not None and ranks.size > 1:
+        inputs = inputs.share(ranks.rank, ranks.size)
+    for phase, drawn in inputs.phases.items():
+        buffers = step.inputs[phase]
+        buffers.z.copy_(drawn.z)
+        buffers.uniform.copy_(drawn.uniform)
+        for buffer, noise in zip(buffers.noise, drawn.noise, strict=True):
+            buffer.copy_(noise)
+        if drawn.image_noise is not None:
+            buffers.image_noise.copy_(drawn.image_noise)
+    step.real.copy_(inputs.real)
+
+
+# Errors
+
+
+def compare(phase: str, seen: Outcome, exact: Outcome) -> Errors:
+    """Return the relative L2 error of each tensor, of each kind together (*weight, *bias, ...), and of all (*all)."""
+    errors: Errors = {}
+    for quantity, named in exact.items():
+        if quantity == "untouched":
+            moved = float(seen[quantity]["others"])
+            errors[f"{phase}/untouched/others"] = moved if moved < 1e9 else 1e9  # NaN too
+            continue
+        if quantity == adam_state.STEPS:
+            off = float((seen[quantity][quantity].cpu() - named[quantity].cpu()).abs().max())
+            errors[f"{phase}/{quantity}/{quantity}"] = off if off < 1e9 else 1e9
+            continue
+        sums = _squares(seen[quantity], named)
+        total = sum(size for _, size in sums.values())
+        pools: dict[str, list[float]] = {}
+        for name, (wrong, size) in sums.items():
+            errors[f"{phase}/{quantity}/{name}"] = _relative(wrong, size, total)
+            for pool in ("*all", f"*{kind_of(name)}") if len(sums) > 1 else ():
+                pools.setdefault(pool, [0.0, 0.0])
+                pools[pool][0] += wrong
+                pools[pool][1] += size
+        for pool, (wrong, size) in pools.items():
+            errors[f"{phase}/{quantity}/{pool}"] = _relative(wrong, size, total)
+    return errors
+
+
+def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """Return the relative L2 distance between two sets of tensors as wholes; 1e9 if it is not finite."""
+    pairs = _squares(a, b).values()
+    size = sum(size for _, size in pairs)
+    return _relative(sum(wrong for wrong, _ in pairs), size, size)
+
+
+def _squares(values: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, tuple[float, float]]:
+    """Return the sums of squares of (the difference, the exact value) for each name of ``exact``, in float64.
+
+    They stay on the device until all are there: waiting for each would stop the GPU some thousand times a step.
+    """
+    sums = []
+    place = next((x.device for x in [*values.values(), *exact.values()] if x.is_cuda), torch.device("cpu"))
+    for name, expected in exact.items():
+        value = values[name].to(place, non_blocking=True).double()
+        expected = expected.to(place, non_blocking=True).double()
+        sums.append(torch.stack([(value - expected).square().sum(), expected.square().sum()]))
+    return dict(zip(exact, map(tuple, torch.stack(sums).tolist()), strict=True))
+
+
+def _relative(wrong: float, size: float, total: float) -> float:
+    if wrong == 0:
+        return 0.0
+    if not math.isfinite(wrong + size):  # NaN or infinity; errors are stored as JSON
+        return 1e9
+    return min(math.sqrt(wrong / max(size, SMALLEST**2 * total, 1e-60)), 1e9)
+
+
+def kind_of(name: str) -> str:
+    return name.rsplit(".", 1)[-1]
+
+
+def is_whole(key: str) -> bool:
+    """Return whether a key is of a loss, of all tensors of a quantity, or compared exactly."""
+    return is_exact(key) or key.endswith(("/*all", "/loss/loss"))
+
+
+def is_exact(key: str) -> bool:
+    """Return whether a key is of tensors that must not move, or of Adam's step counts.
+
+    Their errors are numbers, not shares, and the budget is 0.
+    """
+    return key.endswith(("/untouched/others", f"/{adam_state.STEPS}/{adam_state.STEPS}"))
+
+
+# The budget
 
 
 def spellings(workload: Workload, precision: str, device: str) -> list[Fields]:
     """Return plain-PyTorch ways to compute the same step in one precision: recipes, plus cuDNN's flags on a GPU."""
     grouped, var_mean = {"modconv": "grouped"}, {"instance_norm": "var_mean"}
     one, other = (grouped, {}) if workload.norm == "demod" else ({}, var_mean)
-    found: list[Fields] = [
+    recipes: list[Fields] = [
         {},
         {"resample": "folded", "channels_last": True, **other},
         {"resample": "channels_as_batch", **one},
         {"resample": "bilinear", "channels_last": True, **var_mean},
     ]
     if device == "cpu":
-        found += [{"resample": "depthwise", **other}]
+        recipes += [{"resample": "depthwise", **other}]
     else:  # cuDNN differentiates a depthwise convolution twice in seconds, longer than all others together
-        found += [{}, {"cudnn": "deterministic"}, {"cudnn": "benchmark"}]  # {} again: its own nondeterminism
+        # {} again shows its own nondeterminism.
+        recipes += [{}, {"cudnn": "deterministic"}, {"cudnn": "benchmark"}]
     base: Fields = {"precision": precision}
     if precision == "tf32":
         base = {"precision": "fp32", "fp32_precision": "tf32"}
-    return [base | recipe for recipe in found]
+    return [base | recipe for recipe in recipes]
 
 
 def precision_of(recipe: Recipe) -> str:
@@ -69,46 +272,33 @@ def get_spread(
 ) -> Spread:
     """Return the largest error of each tensor over all spellings and replays, kept beside the reference.
 
-    It is made anew if its way of making, or the kinds of steps, have changed.
+    They are measured again if the spellings, the sources or the kinds of steps have changed.
     """
     gpu = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     slug = "".join(c if c.isalnum() else "-" for c in f"{precision} {gpu}".lower())
     path = ref.folder / f"spread-{slug}{'-together' if kinds else ''}.json"
-    sources = reference.made_by(__file__, spread.__file__, whole_steps.__file__, adam_state.__file__)
+    sources = reference.made_by(__file__, whole_steps.__file__, adam_state.__file__)
     made_of = {"by": sources, "spellings": spellings(ref.workload, precision, device)}
     made_of |= {"kinds": [*map(list, kinds or ())], "cudnn": torch.backends.cudnn.version()}
     with one_at_a_time(path):
-        made: Spread | None = _kept(path, made_of)
-        if made is None:
-            runs, left_out = run_spellings(ref, precision, device, tell, kinds)
-            made = {
-                "precision": precision,
-                "spellings": list(runs),
-                "left_out": left_out,
-                "made_of": made_of,
-                "errors": worst(runs),
-            }
-            _write(path, made)
-    return made
-
-
-def _kept(path: Path, made_of: Mapping[str, Any]) -> Any:
-    """Return the content of a file, or None if it is missing or made of something else."""
-    made = json.loads(path.read_text()) if path.exists() else None
-    return made if made and made.get("made_of") == made_of else None
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(content))
+        stored = json.loads(path.read_text()) if path.exists() else None
+        if stored and stored.get("made_of") == made_of:
+            return stored
+        runs, left_out = run_spellings(ref, precision, device, tell, kinds)
+        content: Spread = {
+            "precision": precision,
+            "spellings": list(runs),
+            "left_out": left_out,
+            "made_of": made_of,
+            "errors": worst(runs),
+        }
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(content))
+    return content
 
 
 def run_spellings(
-    ref: Reference,
-    precision: str,
-    device: str,
-    tell: Tell,
-    kinds: list[tuple[str, ...]] | None = None,
+    ref: Reference, precision: str, device: str, tell: Tell, kinds: list[tuple[str, ...]] | None = None
 ) -> tuple[dict[str, list[Errors]], list[str]]:
     """Return (spelling -> errors of each replay, a line for each spelling that could not run).
 
@@ -134,18 +324,14 @@ def run_spellings(
 
 def worst(runs: dict[str, list[Errors]]) -> Errors:
     """Return the largest error of each quantity over all spellings and replays."""
-    found: Errors = {}
+    largest: Errors = {}
     for errors in itertools.chain.from_iterable(runs.values()):
-        found = {name: max(error, found.get(name, 0.0)) for name, error in errors.items()}
-    return found
+        largest = {name: max(error, largest.get(name, 0.0)) for name, error in errors.items()}
+    return largest
 
 
 def _errors_of(
-    ref: Reference,
-    recipe: Fields,
-    device: str,
-    tell: Tell,
-    kinds: list[tuple[str, ...]] | None = None,
+    ref: Reference, recipe: Fields, device: str, tell: Tell, kinds: list[tuple[str, ...]] | None = None
 ) -> list[Errors]:
     recipe = dict(recipe)
     cudnn = recipe.pop("cudnn", None)

@@ -7,8 +7,9 @@ relative L2 errors. An update is compared, not the weight: beside a weight of 1 
 show. Phases that are launched as one graph are run as one, in sequence (``ladder.parity.whole_steps``).
 
 Gradients are read from copies, which the timed step does not make. So a step that passes stops keeping them, and its
-graphs are captured anew. Losses, updates, Adam's state and moving average are then compared once more (``as_timed``).
-That is the step that is traced afterwards, and timed in other processes.
+graphs are captured anew. Losses, updates, Adam's state and moving average are then compared once more. That is the step
+that is traced afterwards, and timed in other processes. Each of those is compared after its times were taken
+(``compare_timed_step``): the very graphs whose times count.
 
 The budget is how far plain PyTorch of the same precision strays from FP64 by itself. It is the largest error of
 several spellings and algorithms, times a factor (``ladder.parity.budget``). Some quantities have an error above a
@@ -26,19 +27,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
+import torch
+
 from ladder.parity import adam_state, freshness, reference, whole_steps
-from ladder.parity.budget import FACTOR, LIMIT, RESOLVED, budgets, get_spread, precision_of
-from ladder.parity.spread import (
+from ladder.parity.budget import (
+    FACTOR,
+    LIMIT,
+    RESOLVED,
     Errors,
-    Tell,
+    budgets,
     compare,
-    each_phase,
+    get_spread,
     inputs_are_ours,
     is_whole,
     load,
     measure,
+    precision_of,
+    run_compared,
     settle_scales,
 )
+from ladder.parity.reference import Tell
 from ladder.parity.whole_steps import Distances, Entry, Summary
 from stylegan_lite.config import Workload
 from stylegan_lite.step import TrainingStep
@@ -103,7 +111,9 @@ def check(
         outside = judge(runs, budget, spread["errors"])
         problems += same_replays(distances) + [problem for _, problem in outside]
         if not on_any_rank(compared, problems):
-            problems += as_timed(compared, here, budget, spread["errors"], tell, kinds)
+            tell("as it is timed")
+            compared.stop_keeping()  # which captures the graphs anew
+            problems += within_budget(compared, here, budget, spread["errors"], tell, kinds)
     finally:
         if other:
             compared.close()
@@ -112,7 +122,7 @@ def check(
     phases = summary(runs, budget, spread["errors"])
     if kinds:
         phases, distances = whole_steps.fold_summary(phases), whole_steps.fold_distances(distances)
-    found: Parity = {
+    parity: Parity = {
         "verdict": "failed: parity" if problems else "ok",
         "reason": problems[0] if problems else None,
         "problems": problems[:8],
@@ -133,13 +143,13 @@ def check(
         },
         "seconds": round(time.perf_counter() - begin, 2),
     }
-    return dict(found)
+    return dict(parity)
 
 
-def on_any_rank(step: TrainingStep, found: Sequence[object]) -> bool:
-    """Return whether any rank has found something. Ranks that went on alone would wait in an all-reduce for ever."""
+def on_any_rank(step: TrainingStep, problems: Sequence[object]) -> bool:
+    """Return whether any rank has a problem. Ranks that went on alone would wait in an all-reduce for ever."""
     ranks = getattr(step, "ranks", None)  # an older commit's step has none
-    return bool(found) if ranks is None else ranks.any(bool(found), step.device)
+    return bool(problems) if ranks is None else ranks.any(bool(problems), step.device)
 
 
 def _rebuilt(step: TrainingStep, workload: Workload, seed: int) -> TrainingStep:
@@ -147,24 +157,6 @@ def _rebuilt(step: TrainingStep, workload: Workload, seed: int) -> TrainingStep:
     small.keep_gradients = True
     small.prepare()
     return small
-
-
-def as_timed(
-    step: TrainingStep,
-    ref: reference.Reference,
-    budget: Errors,
-    spread: Errors,
-    tell: Tell,
-    kinds: list[tuple[str, ...]],
-) -> list[str]:
-    """Stop keeping gradients, which captures the graphs anew, and compare all but them. Return the findings.
-
-    One set of inputs is enough if nothing is outside the budget: the set that the buffers did not hold at the
-    capture.
-    """
-    tell("as it is timed")
-    step.stop_keeping()
-    return within_budget(step, ref, budget, spread, tell, kinds)
 
 
 def within_budget(
@@ -175,16 +167,50 @@ def within_budget(
     tell: Tell,
     kinds: list[tuple[str, ...]],
 ) -> list[str]:
-    """Compare all but gradients of a step that keeps no copies of them, with the graphs it has. Return the findings."""
+    """Compare all but gradients of a step that keeps no copies of them, with the graphs it has. Return the problems.
+
+    One set of inputs is enough if nothing is outside the budget: the set that the buffers did not hold at the capture.
+    """
     settle_scales(step, ref, kinds)
     runs: list[Errors] = []
-    found: list[tuple[float, str]] = []
+    problems: list[tuple[float, str]] = []
     for number in range(reference.REPLAYS):
         runs.append(_errors_as_timed(step, ref, number, kinds, tell))
-        found = judge(runs, {key: room for key, room in budget.items() if key in runs[0]}, spread)
-        if not on_any_rank(step, found):
+        problems = judge(runs, {key: room for key, room in budget.items() if key in runs[0]}, spread)
+        if not on_any_rank(step, problems):
             break
-    return [f"as it is timed: {problem}" for _, problem in found]
+    return [f"as it is timed: {problem}" for _, problem in problems]
+
+
+class Comparison(TypedDict):
+    """One line each, or None: the worst finding, and why the step could not be compared."""
+
+    problem: str | None
+    left_out: str | None
+
+
+def compare_timed_step(step: TrainingStep, tell: Tell) -> Comparison:
+    """Compare a step that has just been timed, with its own graphs and buffers. It is of no use afterwards.
+
+    Gradients are not compared, as a timed step keeps no copies of them. Losses, updates, Adam's state and the moving
+    average are.
+
+    The timed buffers do not fit a reference that had to fall back to a smaller batch.
+    """
+    ref = reference.get(step.workload, step.device, None, tell)
+    if (fits := ref.workload.batch) != step.workload.batch:
+        why = f"its batch of {step.workload.batch} does not fit a reference of {fits}"
+        return {"problem": None, "left_out": why}
+    kinds = freshness.kinds(step.workload) if getattr(step, "together", []) else []
+    precision = precision_of(step.recipe)
+    spread = get_spread(ref, precision, step.device, tell, kinds)["errors"]
+    budget = budgets(spread, precision)
+    try:
+        problems = within_budget(step, ref.on(step.device), budget, spread, tell, kinds)
+    except torch.OutOfMemoryError:  # beside other processes: the reference stays on the CPU
+        torch.cuda.empty_cache()
+        problems = within_budget(step, ref, budget, spread, tell, kinds)
+    return {"problem": problems[0].removeprefix("as it is timed: ") if problems else None, "left_out": None}
 
 
 def _errors_as_timed(
@@ -193,17 +219,10 @@ def _errors_as_timed(
     errors: Errors = {}
     with inputs_are_ours(step):
         load(step, ref.draws()[number])
-        if kinds:
-            exact = whole_steps.exact(ref, kinds, tell, step.device)[number]
-            seen = whole_steps.run_kinds(step, ref, kinds, step.run, tell, "as it is timed")
-            compared = (
-                (name, each, whole_steps.wanted(ref, exact, name, each)) for name, each in seen.items()
-            )
-        else:
-            compared = each_phase(step, ref, number, tell, "as it is timed")
-        for name, outcome, wanted in compared:
-            kept = {what: named for what, named in wanted.items() if what != "gradient"}
-            errors |= compare(name, outcome, whole_steps.on(kept, step.device))
+        for name, outcomes, exact in run_compared(step, ref, number, kinds, tell, "as it is timed"):
+            right = whole_steps.add_adam(ref, exact, name, outcomes[name])
+            right = {quantity: named for quantity, named in right.items() if quantity != "gradient"}
+            errors |= compare(name, outcomes[name], whole_steps.on(right, step.device))
     return errors
 
 
@@ -217,7 +236,7 @@ def judge(runs: list[Errors], budget: Errors, spread: Errors) -> list[tuple[floa
     replay may be unlucky: an activation within rounding of zero takes the other slope of the leaky ReLU. In a small
     layer that is a thousand times the usual error. A wrong computation is wrong for all inputs.
     """
-    found: list[tuple[float, str, tuple[str, str]]] = []
+    problems: list[tuple[float, str, tuple[str, str]]] = []
     for key, room in budget.items():
         if spread[key] > RESOLVED:
             continue
@@ -229,11 +248,11 @@ def judge(runs: list[Errors], budget: Errors, spread: Errors) -> list[tuple[floa
             phase, quantity, what = key.split("/", 2)
             where = f"{phase} {quantity}" + ("" if what == quantity else f" of {_in_words(what)}")
             line = f"{where}: error {error:.2g}, budget {limit:.2g}"
-            found.append((error / max(limit, 1e-12), line, (phase, quantity)))
-    found.sort(reverse=True)
-    first = {kind: line for _, line, kind in reversed(found)}
-    found.sort(key=lambda each: (each[1] != first[each[2]], each[2][1] in adam_state.QUANTITIES))
-    return [(times, line) for times, line, _ in found]
+            problems.append((error / max(limit, 1e-12), line, (phase, quantity)))
+    problems.sort(reverse=True)
+    first = {kind: line for _, line, kind in reversed(problems)}
+    problems.sort(key=lambda each: (each[1] != first[each[2]], each[2][1] in adam_state.QUANTITIES))
+    return [(times, line) for times, line, _ in problems]
 
 
 def summary(runs: list[Errors], budget: Errors, spread: Errors) -> Summary:

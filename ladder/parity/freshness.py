@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.base.protocol import IN_ORDER as PHASES
-from ladder.receipts.as_timed import replaced
+from ladder.receipts.evidence import replaced
 from stylegan_lite.config import Workload
 from stylegan_lite.data import EpochSampler, ImageFolder, RandomImages
 from stylegan_lite.gpudecode import JpegFiles
@@ -151,7 +151,10 @@ def schedule(step: TrainingStep) -> list[str]:
     for lazy in (True, False):
         name = "a cycle" if lazy else "a cycle without lazy phases"
         expected = [call for index in range(CYCLE_STEPS) for call in _calls(step, index, lazy)]
-        if problems := _differences(name, _recorded(step, lazy), expected):
+        calls: list[str] = []
+        with recording(step, calls):
+            step.cycle(lazy=lazy)
+        if problems := _differences(name, calls, expected):
             return problems
     return _left_out(step)
 
@@ -172,14 +175,6 @@ def _numbers(step: TrainingStep, phase: str) -> str:
     `draws_anew` finds shared buffers.
     """
     return f"numbers for {next(name for name in step.inputs if step.inputs[name] is step.inputs[phase])}"
-
-
-def _recorded(step: TrainingStep, lazy: bool) -> list[str]:
-    """Return a cycle's calls, in order."""
-    seen: list[str] = []
-    with recording(step, seen):
-        step.cycle(lazy=lazy)
-    return seen
 
 
 @contextlib.contextmanager
@@ -224,8 +219,8 @@ def _differences(name: str, seen: list[str], expected: list[str]) -> list[str]:
     if seen == expected:
         return []
     at = next(k for k, (a, b) in enumerate(zip([*seen, ""], [*expected, ""], strict=False)) if a != b)
-    found, wanted = ([*calls, "nothing"][at] for calls in (seen, expected))
-    return [f"step {expected[: at + 1].count(NEXT)} of {name}: {found} where {wanted} is due"]
+    call, due = ([*calls, "nothing"][at] for calls in (seen, expected))
+    return [f"step {expected[: at + 1].count(NEXT)} of {name}: {call} where {due} is due"]
 
 
 def _left_out(step: TrainingStep) -> list[str]:

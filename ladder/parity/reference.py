@@ -5,8 +5,10 @@ Noise strengths and biases are moved away from zero, where half of the gradient 
 is made in FP32, since the rungs hold FP32 weights. Then every phase runs once in FP64 for each of ``REPLAYS`` sets of
 inputs.
 
-FP64 gradients accumulate over whole minibatch-std groups, so that a large batch fits. If even one group does not fit,
-the batch becomes 4, then the CPU computes; the reason is kept. State and outcome are files of tensors under
+FP64 gradients accumulate over pieces of the batch, so that a large one fits. Pieces are whole minibatch-std groups:
+samples see each other only inside a group, so the pieces' gradients sum to those of the batch. (Two running means see
+the whole batch, and move once for it.) If even one group does not fit, the batch becomes 4, then the CPU computes, and
+a note says why. State and outcome are files of tensors under
 ``.cache/parity/``, keyed by workload and the source of the model, never under results.
 """
 
@@ -17,7 +19,7 @@ import functools
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
@@ -29,11 +31,10 @@ import stylegan_lite
 from ladder.base import files
 from ladder.base.errors import one_line
 from ladder.base.files import below, digest, one_at_a_time, replacing
-from ladder.parity import adam_state as moments
-from ladder.parity import exact
+from ladder.parity import adam_state
 from ladder.parity.adam_state import State
-from ladder.parity.exact import Draw, Exact, draw
-from stylegan_lite.config import Workload
+from stylegan_lite import losses
+from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.step import PHASES, TrainingStep
 
 CACHE = files.cache("parity")
@@ -45,7 +46,7 @@ NUDGE = 0.1  # added to noise strengths and biases, as they are applied
 SMALL_BATCH = 4
 MOST_WORK = 4e10  # of a batch, by `work`: a little more than article-b32 and stylegan2-512 have
 
-# Quantity ("loss", "gradient", "update", "ema", "untouched", and those of `moments`) -> name -> tensor.
+# Quantity ("loss", "gradient", "update", "ema", "untouched", and those of `adam_state`) -> name -> tensor.
 Outcome = dict[str, dict[str, Tensor]]
 Tell = Callable[[str], None]
 
@@ -59,6 +60,167 @@ class Made(TypedDict):
     notes: list[str]
     state: State
     outcomes: list[dict[str, Outcome]]
+
+
+@dataclass(frozen=True)
+class PhaseDraw:
+    """Random numbers of one phase, float32 on the CPU, in the shapes of :class:`stylegan_lite.inputs.PhaseInputs`.
+
+    The names are those of ``PhaseInputs``, so that a loss can read a part of the draw.
+    """
+
+    z: Tensor
+    noise: list[Tensor]
+    image_noise: Tensor | None
+    uniform: Tensor
+    layer_index: Tensor
+
+    @property
+    def batch(self) -> int:
+        return len(self.z) // 2
+
+    def part(self, samples: Tensor, device: str, dtype: torch.dtype) -> PhaseDraw:
+        """Return the numbers of these samples alone."""
+        here = {"device": device, "dtype": dtype}
+        image_noise = None if self.image_noise is None else self.image_noise[samples].to(**here)
+        return PhaseDraw(
+            self.z[torch.cat([samples, self.batch + samples])].to(**here),
+            [noise[samples].to(**here) for noise in self.noise],
+            image_noise,
+            self.uniform.to(**here),
+            self.layer_index.to(device),
+        )
+
+
+@dataclass(frozen=True)
+class Draw:
+    """All inputs of one step: latents, noise, cutoffs, path noise, and real images [N, 3, R, R]."""
+
+    phases: dict[str, PhaseDraw]
+    real: Tensor
+
+    def share(self, rank: int, ranks: int) -> Draw:
+        """Return the samples of one of several ranks."""
+        mine = {
+            phase: drawn.part(torch.arange(rank, drawn.batch, ranks), "cpu", torch.float32)
+            for phase, drawn in self.phases.items()
+        }
+        return Draw(mine, self.real[rank::ranks])
+
+
+def draw(workload: Workload, number: int) -> Draw:
+    """Return the ``number``-th set of inputs: a function of the workload's shapes and the number."""
+    generator = torch.Generator().manual_seed(7_919 * (number + 1))
+    r, layers = workload.resolution, [x for x in workload.resolutions for _ in range(1 if x == 4 else 2)]
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    phases = {}
+    for phase in ("G_main", "G_pl", "D_main"):
+        path = phase == "G_pl"
+        n = max(1, workload.batch // workload.pl_batch_shrink) if path else workload.batch
+        phases[phase] = PhaseDraw(
+            normal(2 * n, workload.z_dim),
+            [normal(n, 1, x, x) for x in layers],
+            normal(n, 3, r, r) if path else None,
+            torch.rand(2, generator=generator),
+            torch.arange(2 * len(workload.resolutions)),
+        )
+    coarse = torch.nn.functional.interpolate(normal(workload.batch, 3, 8, 8), size=(r, r), mode="bilinear")
+    real = (0.5 * coarse + 0.1 * normal(workload.batch, 3, r, r)).clamp(-1, 1)  # smooth, as photographs are
+    return Draw(phases, real)
+
+
+class Exact:
+    """The baseline's step in pieces of ``chunk`` samples whose gradients are summed: the same step in less memory."""
+
+    def __init__(self, workload: Workload, precision: str, device: str, chunk: int) -> None:
+        recipe = Recipe.from_dict({"precision": precision})
+        self.step = TrainingStep(
+            dataclasses.replace(workload, data=None), recipe, device=device, seed=workload.batch
+        )
+        self.chunk, self.device = chunk, device
+
+    def run(self, phase: str, inputs: Draw) -> None:
+        """Run one phase, with its optimizer step (and the moving average), as ``TrainingStep.run_phase`` does it."""
+        step = self.step
+        network, optimizer = (step.G, step.opt_G) if phase.startswith("G") else (step.D, step.opt_D)
+        step.G.requires_grad_(network is step.G)
+        step.D.requires_grad_(network is step.D)
+        for parameter in network.parameters():  # zeros, not None: the baseline's set_to_none=False
+            parameter.grad = torch.zeros_like(parameter)
+        total = torch.zeros_like(step.loss[phase])
+        for loss in self._losses(phase, inputs):
+            loss.backward()
+            total += loss.detach()
+        optimizer.step()
+        if network is step.D:
+            step.D.spectral_weights.advance()
+        step.gradients[phase] = {name: p.grad for name, p in network.named_parameters()}
+        step.loss[phase].copy_(total)
+        if phase == "D_main":
+            step._update_ema()
+
+    def _losses(self, phase: str, inputs: Draw) -> Iterator[Tensor]:
+        """Yield each piece's share of the phase's loss; they sum to the loss of the whole batch."""
+        step, w = self.step, self.step.workload
+        if phase == "G_pl":
+            yield from self._path_length(inputs.phases[phase])
+            return
+        w_avg = step.G.mapping.w_avg.clone()
+        for samples in chunks(w.batch, w.mbstd_group, self.chunk):
+            share = len(samples) / w.batch
+            real = inputs.real[samples].to(device=self.device, dtype=step.dtype)
+            if phase == "D_r1":
+                yield share * losses.d_r1(step.D, real, w.gamma, w.r1_interval, step.amp)
+                continue
+            part = inputs.phases[phase].part(samples, self.device, step.dtype)
+            if phase == "G_main":
+                yield share * losses.g_main(step.G, step.D, part, w.style_mixing, step.amp)
+            else:
+                yield share * losses.d_main(step.G, step.D, part, real, w.style_mixing, step.amp)
+        if phase == "G_main":  # each piece moved the average; only the whole batch counts, once
+            step.G.mapping.w_avg.copy_(w_avg)
+            with torch.no_grad():
+                z = inputs.phases[phase].z[: w.batch].to(device=self.device, dtype=step.dtype)
+                step.G.mapping.track(step.G.mapping(z))
+
+    def _path_length(self, inputs: PhaseDraw) -> Iterator[Tensor]:
+        """Yield each piece's penalty, in two passes.
+
+        The running mean moves by the whole batch's lengths before any piece's penalty is known.
+        """
+        step, w = self.step, self.step.workload
+        pieces = torch.arange(inputs.batch).split(self.chunk)
+        parts = [(len(p) / inputs.batch, inputs.part(p, self.device, step.dtype)) for p in pieces]
+
+        def penalty(part: PhaseDraw, mean: Tensor, decay: float) -> Tensor:
+            return losses.g_pl(
+                step.G, part, mean, decay, w.pl_weight, w.pl_interval, w.style_mixing, step.amp
+            )
+
+        if len(parts) == 1:
+            yield penalty(parts[0][1], step.pl_mean, w.pl_decay)
+            return
+        seen = torch.zeros_like(step.pl_mean)
+        for share, part in parts:
+            mean = torch.zeros_like(seen)
+            penalty(part, mean, 1.0)  # with decay 1, `mean` becomes this piece's mean length
+            seen += share * mean
+        step.pl_mean.lerp_(seen, w.pl_decay)
+        for share, part in parts:
+            yield share * penalty(part, step.pl_mean, 0.0)
+
+
+def chunks(batch: int, group: int, size: int) -> list[Tensor]:
+    """Return sample numbers in pieces of about ``size``: whole minibatch-std groups, in order.
+
+    Groups are strided (sample n is in group n mod (N / group)), and within a piece they must be strided again.
+    """
+    group = min(group, batch)
+    table = torch.arange(batch).view(group, batch // group)
+    return [columns.reshape(-1) for columns in table.split(max(1, size // group), dim=1)]
 
 
 @dataclass(frozen=True)
@@ -104,26 +266,29 @@ def observe(step: TrainingStep, phase: str, run: Callable[[], None]) -> Outcome:
     Adam's state moves in its own dtype. The entry ``untouched`` is how far anything moved that this phase must not
     move. That includes the other network's moments and step counts.
     """
-    before, adam = clones(step), moments.clones(step)
+    before, adam = clones(step), adam_state.clones(step)
     run()
-    found, adam = moved(step, before), moments.moved(step, adam)
-    seen = computed(step, phase) | {"update": found.pop(phase[0])} | adam.pop(phase[0])
+    moves, adam = moved(step, before), adam_state.moved(step, adam)
+    outcome = computed(step, phase) | {"update": moves.pop(phase[0])} | adam.pop(phase[0])
     if phase == "D_main":
-        seen["ema"] = found.pop("ema")
-    rest = [t.abs().max() for named in found.values() for t in named.values()]
+        outcome["ema"] = moves.pop("ema")
+    rest = [t.abs().max() for named in moves.values() for t in named.values()]
     rest += [
-        t.abs().max().to(rest[0]) for kept in adam.values() for named in kept.values() for t in named.values()
+        t.abs().max().to(rest[0])
+        for moments in adam.values()
+        for named in moments.values()
+        for t in named.values()
     ]
-    return seen | {"untouched": {"others": torch.stack(rest).max()}}
+    return outcome | {"untouched": {"others": torch.stack(rest).max()}}
 
 
 def watched(step: TrainingStep) -> dict[str, dict[str, Tensor]]:
     """Return everything that a phase may move: {"G" | "D" | "ema": {name: tensor}}."""
-    found = {"G": dict(step.G.named_parameters()), "D": dict(step.D.named_parameters())}
-    found["D"] |= dict(step.D.named_buffers())  # of spectral normalization; no other layer has any
-    found["ema"] = dict(step.G_ema.named_parameters()) | dict(step.G_ema.named_buffers())
-    found["G"] |= {"mapping.w_avg": step.G.mapping.w_avg, "pl_mean": step.pl_mean}
-    return found
+    tensors = {"G": dict(step.G.named_parameters()), "D": dict(step.D.named_parameters())}
+    tensors["D"] |= dict(step.D.named_buffers())  # of spectral normalization; no other layer has any
+    tensors["ema"] = dict(step.G_ema.named_parameters()) | dict(step.G_ema.named_buffers())
+    tensors["G"] |= {"mapping.w_avg": step.G.mapping.w_avg, "pl_mean": step.pl_mean}
+    return tensors
 
 
 def clones(step: TrainingStep) -> dict[str, dict[str, Tensor]]:
@@ -187,8 +352,8 @@ def shared_state(workload: Workload, device: str, chunk: int, tell: Tell) -> Sta
                 number = torch.randn(tensor.shape, generator=generator)
                 tensor.data.add_((scale * (number + 0.5 * number.sign())).to(tensor))
     state = baseline.step.state_dict()
-    kept = {name: state[name] for name in ("G", "D", "G_ema", "opt_G", "opt_D", "pl_mean")}
-    return _map(kept | {"betas": moments.betas(baseline.step)}, lambda t: t.detach().cpu().clone())
+    tensors = {name: state[name] for name in ("G", "D", "G_ema", "opt_G", "opt_D", "pl_mean")}
+    return _map(tensors | {"betas": adam_state.betas(baseline.step)}, lambda t: t.detach().cpu().clone())
 
 
 def compute(
@@ -212,19 +377,22 @@ def compute(
 
 
 def get(workload: Workload, device: str, cache: Path | None = None, tell: Tell | None = None) -> Reference:
-    """Return the reference of a workload, made now or found in ``cache``."""
+    """Return the reference of a workload, computed now or read from ``cache``."""
     workload = dataclasses.replace(workload, data=None)
     folder = (cache or CACHE) / key(workload)
     tell = tell or (lambda text: None)
     with one_at_a_time(folder / "reference.pt"):
         if not (folder / "reference.pt").exists():
-            _write(folder, _make(workload, device, tell))
+            content = _make(workload, device, tell)
+            folder.mkdir(parents=True, exist_ok=True)
+            with replacing(folder / "reference.pt") as temporary:
+                torch.save(content, temporary)
             _prune(folder)
     # Mapped, not read: a process touches only those of the 3 GB that it copies to the GPU, from the shared page cache.
-    made = torch.load(folder / "reference.pt", map_location="cpu", weights_only=True, mmap=True)
-    used = dataclasses.replace(workload, batch=made["batch"])
+    stored = torch.load(folder / "reference.pt", map_location="cpu", weights_only=True, mmap=True)
+    used = dataclasses.replace(workload, batch=stored["batch"])
     return Reference(
-        used, made["made_on"], made["chunk"], made["notes"], made["state"], made["outcomes"], folder
+        used, *(stored[key] for key in ("made_on", "chunk", "notes", "state", "outcomes")), folder
     )
 
 
@@ -238,10 +406,10 @@ def key(workload: Workload) -> str:
 
     Torch counts because its generator makes the inputs.
     """
-    model, own = Path(stylegan_lite.__file__).parent, (Path(__file__), Path(exact.__file__))
-    sources = [digest(model, below(model, (".py",))), *(digest(path.parent, [path]) for path in own)]
-    asked = [workload.to_dict() | {"data": None}, sources, torch.__version__, torch.backends.cudnn.version()]
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    model, own = Path(stylegan_lite.__file__).parent, Path(__file__)
+    sources = [digest(model, below(model, (".py",))), digest(own.parent, [own])]
+    parts = [workload.to_dict() | {"data": None}, sources, torch.__version__, torch.backends.cudnn.version()]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def attempts(workload: Workload, device: str) -> list[tuple[str, int, int]]:
@@ -302,12 +470,6 @@ def _make(workload: Workload, device: str, tell: Tell) -> Made:
     raise AssertionError("unreachable: the last attempt raises")
 
 
-def _write(folder: Path, content: Made) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / "reference.pt") as temporary:
-        torch.save(content, temporary)
-
-
 def _prune(newest: Path) -> None:
     """Keep the ``KEPT`` entries made last."""
     entries = sorted(newest.parent.iterdir(), key=_made, reverse=True)
@@ -351,10 +513,10 @@ def _bytes(tree: Any) -> int:
 def to_cpu(tree: Any) -> Any:
     """Return outcomes as they are kept: float32 (differences have been taken) on the CPU, without Adam's state.
 
-    The expected move of that state follows from the gradients (``moments.expected``).
+    The expected move of that state follows from the gradients (``adam_state.expected``).
     """
     if isinstance(tree, dict):
-        return {key: to_cpu(value) for key, value in tree.items() if key not in moments.QUANTITIES}
+        return {key: to_cpu(value) for key, value in tree.items() if key not in adam_state.QUANTITIES}
     return tree.float().cpu()
 
 

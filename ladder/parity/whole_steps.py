@@ -17,8 +17,7 @@ import torch
 
 from ladder.base.files import one_at_a_time, replacing
 from ladder.parity import adam_state, reference
-from ladder.parity.exact import Draw, Exact
-from ladder.parity.reference import Outcome, Reference, Tell
+from ladder.parity.reference import Draw, Exact, Outcome, Reference, Tell
 from stylegan_lite.step import TrainingStep
 
 Kind = tuple[str, ...]
@@ -55,10 +54,6 @@ Distances = dict[str, Distance]  # by phase
 def label(phase: str, kind: Kind) -> str:
     """Return the phase's name among errors, budgets and findings."""
     return f"{phase} in {'+'.join(kind)}"
-
-
-def phase_of(label: str) -> str:
-    return label.split(" ", 1)[0]
 
 
 def of_network(label: str) -> list[str]:
@@ -101,66 +96,48 @@ def exact(ref: Reference, kinds: list[Kind], tell: Tell, device: str = "cpu") ->
         return _exact(ref, kinds, tell)
     key = f"{device} {kinds}"
     if key not in ref.held:
-        made = dict(enumerate(_exact(ref, kinds, tell)))
-        ref.held[key] = list(reference.resident(made, device).values())
+        replays = dict(enumerate(_exact(ref, kinds, tell)))
+        ref.held[key] = list(reference.resident(replays, device).values())
     return ref.held[key]
 
 
 def _exact(ref: Reference, kinds: list[Kind], tell: Tell) -> list[dict[str, Outcome]]:
-    path = ref.folder / "together.pt"
-    with one_at_a_time(path):
-        return _found_or_made(path, ref, kinds, tell)
+    with one_at_a_time(path := ref.folder / "together.pt"):
+        return _read_or_compute(path, ref, kinds, tell)
 
 
-def _found_or_made(path: Path, ref: Reference, kinds: list[Kind], tell: Tell) -> list[dict[str, Outcome]]:
+def _read_or_compute(path: Path, ref: Reference, kinds: list[Kind], tell: Tell) -> list[dict[str, Outcome]]:
     made_of = {"kinds": [*map(list, kinds)], "by": reference.made_by(__file__)}
     if path.exists():
-        made = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        if made.get("made_of") == made_of:
-            return made["outcomes"]
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if content.get("made_of") == made_of:
+            return content["outcomes"]
     baseline = Exact(ref.workload, "fp64", ref.made_on, ref.chunk)
     outcomes = []
     for inputs in ref.draws():
-        found = run_kinds(baseline.step, ref, kinds, _sequence(baseline, inputs), tell, "FP64 reference")
-        outcomes.append(reference.to_cpu(found))
+
+        def run(kind: Kind, inputs: Draw = inputs) -> None:
+            for phase in kind:
+                baseline.run(phase, inputs)
+
+        outcomes.append(reference.to_cpu(run_kinds(baseline.step, ref, kinds, run, tell, "FP64 reference")))
     with replacing(path) as temporary:
         torch.save({"made_of": made_of, "outcomes": outcomes}, temporary)
     return outcomes
 
 
-def wanted(ref: Reference, exact: dict[str, Outcome], name: str, seen: Outcome) -> Outcome:
-    """Return the right outcome of a phase of a whole step.
-
-    It is ``exact``, by label, with Adam's state if that was measured.
-    """
-    if adam_state.STEPS not in seen:
+def add_adam(ref: Reference, exact: dict[str, Outcome], name: str, outcome: Outcome) -> Outcome:
+    """Return the right outcome of a label: ``exact``, with the expected move of Adam's state if that was measured."""
+    if adam_state.STEPS not in outcome:
         return exact[name]
-    place = next(iter(seen["gradient"].values())).device
-    return exact[name] | _adam(ref, exact, name, seen[adam_state.STEPS][adam_state.STEPS], place)
+    place = next(iter(outcome["gradient"].values())).device
+    counts = outcome[adam_state.STEPS][adam_state.STEPS]
+    return exact[name] | adam_state.expected(ref.state, name[0], gradients(exact, name, place), counts)
 
 
-def passed_over(
-    ref: Reference, exact: dict[str, Outcome], name: str, seen: dict[str, Outcome]
-) -> tuple[Outcome, Outcome] | None:
-    """Return `moments.passed_over` of the network's phases up to this one, or None if its Adam was not measured."""
-    if adam_state.STEPS not in seen[name]:
-        return None
-    place = next(iter(seen[name]["gradient"].values())).device
-    ours, theirs = (_gradients(outcomes, name, place) for outcomes in (seen, exact))
-    return adam_state.passed_over(ref.state, name[0], ours, theirs)
-
-
-def _adam(
-    ref: Reference, outcomes: dict[str, Outcome], name: str, counted: torch.Tensor, place: Any
-) -> Outcome:
-    """Return how far the gradients of a network's phases, up to the end of a whole step, move Adam's state."""
-    return adam_state.expected(ref.state, name[0], _gradients(outcomes, name, place), counted)
-
-
-def _gradients(outcomes: dict[str, Outcome], name: str, place: Any) -> list[dict[str, torch.Tensor]]:
-    """Return the gradients of a network's phases in this kind of step, in order."""
-    found = [outcomes[each]["gradient"] for each in of_network(name)]
-    return [on({"gradient": each}, place)["gradient"] for each in found]
+def gradients(outcomes: dict[str, Outcome], name: str, place: Any) -> list[dict[str, torch.Tensor]]:
+    """Return the gradients of a label's network, of its phases in this kind of step in order, on the device."""
+    return [on({"gradient": outcomes[each]["gradient"]}, place)["gradient"] for each in of_network(name)]
 
 
 def on(outcome: Outcome, device: str) -> Outcome:
@@ -171,19 +148,11 @@ def on(outcome: Outcome, device: str) -> Outcome:
     return {what: {name: t.to(device) for name, t in named.items()} for what, named in outcome.items()}
 
 
-def _sequence(baseline: Exact, inputs: Draw) -> Callable[[Kind], None]:
-    def run(kind: Kind) -> None:
-        for phase in kind:
-            baseline.run(phase, inputs)
-
-    return run
-
-
 def fold(table: dict[str, T], worse: Callable[[T, T], bool]) -> dict[str, T]:
     """Return one entry for each phase out of those of all kinds: the worst."""
     folded: dict[str, T] = {}
     for name, entry in table.items():
-        phase = phase_of(name)
+        phase = name.split(" ", 1)[0]
         if phase not in folded or worse(entry, folded[phase]):
             folded[phase] = entry
     return folded

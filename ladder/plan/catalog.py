@@ -24,7 +24,7 @@ from ladder.plan.content import of_workload
 from ladder.plan.needs import NEEDS, OF_WORKLOAD, of_change
 from ladder.plan.variants import Variant
 from ladder.receipts.receipt import Receipt
-from ladder.receipts.seen import Evidence
+from ladder.receipts.records import Evidence
 from stylegan_lite.config import ConfigError, Recipe, Workload, suggestion
 
 HERE = ROOT / "ladder"

@@ -73,5 +73,5 @@ def category(family: str) -> str:
     if ours is None:
         return OF_FAMILY.get(family, OTHER)
     name = family.removeprefix(ours)
-    own = next((found for beginning, found in OF_OURS if name.startswith(beginning)), None)
+    own = next((title for beginning, title in OF_OURS if name.startswith(beginning)), None)
     return own or FUSED + name.removesuffix("_kernel").replace("_", " ")

@@ -9,19 +9,49 @@ the launches of that very code.
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ladder.base.protocol import CYCLE_STEPS
 from ladder.base.protocol import IN_ORDER as PHASES
-from ladder.receipts import torch_compile
-from ladder.receipts.as_timed import Traced, replaced, synchronize, trace
-from ladder.receipts.seen import Copies, Crossing, Evidence, Fills, Flags, Launches, Loader, Reduced, Trace
+from ladder.base.text import display
+from ladder.receipts import traces
+from ladder.receipts.records import (
+    Compiled,
+    Copies,
+    Crossing,
+    Evidence,
+    Fills,
+    Flags,
+    Launches,
+    Loader,
+    Reduced,
+    Trace,
+)
 from ladder.receipts.watch import Watch, alternatives_taken, launches, layers_named, layout, name_of
 
 SETTINGS = ("conv_fp32_precision", "matmul_fp32_precision", "cudnn_benchmark", "cudnn_deterministic")
+ON_CPU = 4  # traced steps, instead of a cycle
+
+
+@dataclass(frozen=True)
+class Traced:
+    """Findings about a step as it is timed, from its batches to the profiler's figures of a cycle."""
+
+    crossings: list[Crossing]
+    copying: int  # operators of the step's request for a batch
+    replayed: int | None  # operators issued for one run of each phase; None without graphs
+    trace: Trace
+    waiting_ms: float
+    fetched: float
+    tallied: dict[str, int]  # images, by the way in which they were read
 
 
 def gather(step: Any, traced: Traced | None = None) -> Evidence:
@@ -31,8 +61,8 @@ def gather(step: Any, traced: Traced | None = None) -> Evidence:
     ``stylegan_lite.parallel`` describe the values.
     """
     traced = traced or trace(step)
-    found, taken = traced.trace, alternatives_taken()
-    captured, kept, energies = sorted(step.graphs), compute_copies(step), kept_energies(step)
+    figures, taken = traced.trace, alternatives_taken()
+    captured, copies, energies = sorted(step.graphs), compute_copies(step), kept_energies(step)
     try:
         watch, zeroed, kernels = watch_phases(step)
     except torch.OutOfMemoryError:  # eager activations beside the graphs' pools; the graphs have been seen
@@ -50,7 +80,7 @@ def gather(step: Any, traced: Traced | None = None) -> Evidence:
         "convolutions": {stage: dict(count) for stage, count in watch.convolutions.items()},
         "passes": {network: list(batches) for network, batches in watch.passes.items()},
         "stored": weight_layouts(step),
-        "copies": {**kept, "reworked": watch.reworked},
+        "copies": {**copies, "reworked": watch.reworked},
         "energies": energies,
         "relayouts": {"calls": round(watch.relayouts, 2), "mb": round(watch.relayout_bytes / 1e6, 3)},
         "plain": {op: {k: n for k, n in layers.items() if n} for op, layers in watch.plain.items()},
@@ -61,7 +91,7 @@ def gather(step: Any, traced: Traced | None = None) -> Evidence:
             **zeroed,
             "filled": watch.fills,
             "accumulated": watch.accumulated,
-            "zero_kernels": found.get("zero_kernels"),
+            "zero_kernels": figures.get("zero_kernels"),
             "tensors": sum(frequency(step, p) * parameters(step, p) for p in PHASES),
         },
         "adam": {**adam(step), "calls": dict(watch.optimizer)},
@@ -71,12 +101,12 @@ def gather(step: Any, traced: Traced | None = None) -> Evidence:
             "operators_eager": watch.calls,
             "together": ["+".join(kind) for kind in getattr(step, "together", [])],
             "phases_per_step": sum(frequency(step, phase) for phase in PHASES),
-            "launches": found.get("launches"),
-            "replays": found.get("replays"),
-            "kernels": found.get("kernels"),
-            "busy_ms": found.get("busy_ms"),
+            "launches": figures.get("launches"),
+            "replays": figures.get("replays"),
+            "kernels": figures.get("kernels"),
+            "busy_ms": figures.get("busy_ms"),
         },
-        "fills": fills(step, found),
+        "fills": fills(step, figures),
         "data": {
             **data(step, traced.crossings),
             "decoded": traced.tallied["decoded"],
@@ -85,16 +115,16 @@ def gather(step: Any, traced: Traced | None = None) -> Evidence:
             "fetched": traced.fetched,
             "waiting_ms": traced.waiting_ms,
             "operators": traced.copying,
-            "copy_ms": found.get("copy_ms"),
-            "overlap": found.get("overlap"),
+            "copy_ms": figures.get("copy_ms"),
+            "overlap": figures.get("overlap"),
         },
-        "compile": torch_compile.evidence(step, found),
+        "compile": compiled_parts(step, figures),
         "parallel": {
             "phases": forked(step, "captured" if captured else "collected"),
-            "ms": found.get("parallel_ms"),
-            "busy_ms": found.get("busy_ms"),
+            "ms": figures.get("parallel_ms"),
+            "busy_ms": figures.get("busy_ms"),
         },
-        "reduced": reduced(step, found),
+        "reduced": reduced(step, figures),
         "scales": scales(step),
         "settings": {key: value for key, value in step.settings().items() if key in SETTINGS},
     }
@@ -185,21 +215,21 @@ def stored(step: Any) -> dict[str, dict[str, int]]:
     moments = [
         v for o in (step.opt_G, step.opt_D) for s in o.state.values() for k, v in s.items() if k != "step"
     ]
-    found = {
+    groups = {
         "weights": [*step.G.parameters(), *step.D.parameters()],
         "moments": moments,
         "moving average": [*step.G_ema.parameters()],
     }
-    return {name: _dtypes(tensors) for name, tensors in found.items()}
+    return {name: _dtypes(tensors) for name, tensors in groups.items()}
 
 
 def weight_layouts(step: Any) -> dict[str, int]:
     """Return the bytes of the stored convolution weights by memory format."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for parameter in [*step.G.parameters(), *step.D.parameters()]:
         if parameter.dim() == 4:
-            found[layout(parameter)] = found.get(layout(parameter), 0) + parameter.nbytes
-    return found
+            sizes[layout(parameter)] = sizes.get(layout(parameter), 0) + parameter.nbytes
+    return sizes
 
 
 def compute_copies(step: Any) -> Copies:
@@ -225,6 +255,24 @@ def _differ(a: torch.Tensor, b: torch.Tensor, relative: float) -> bool:
 def _dtypes(tensors: list[torch.Tensor]) -> dict[str, int]:
     names = [name_of(x.dtype) for x in tensors if torch.is_tensor(x)]
     return {name: names.count(name) for name in sorted(set(names))}
+
+
+def compiled_parts(step: Any, trace: Trace) -> Compiled:
+    """Return facts on what a step compiled. Empty if its recipe does not compile, or its code cannot."""
+    compiled = getattr(step, "compiled", None)
+    if compiled is None:
+        return {}
+    return {
+        "mode": compiled.mode,
+        "failed": compiled.failed and display(compiled.failed),
+        "graphs": dict(compiled.graphs),
+        "late": sum(compiled.late.values()),
+        "runs": dict(compiled.runs),
+        "breaks": sum(compiled.breaks.values()),
+        "why_broken": [display(reason) for reason in list(compiled.breaks)[:1]],
+        "filters": compiled.filters,
+        "kernels": trace.get("inductor_kernels"),
+    }
 
 
 def forked(step: Any, what: str) -> dict[str, dict[str, int]]:
@@ -277,8 +325,10 @@ def adam(step: Any) -> Flags:
 
 def scales(step: Any) -> dict[str, dict[str, float]]:
     """Return FP16's loss scales, and updates made and skipped since preparing. Empty in other precisions."""
-    found = getattr(step, "scales", {})
-    return {n: {k: float(v) for k, v in s.state_dict().items() if k != "tracker"} for n, s in found.items()}
+    by_network = getattr(step, "scales", {})
+    return {
+        n: {k: float(v) for k, v in s.state_dict().items() if k != "tracker"} for n, s in by_network.items()
+    }
 
 
 def data(step: Any, crossings: list[Crossing]) -> Loader:
@@ -290,3 +340,147 @@ def data(step: Any, crossings: list[Crossing]) -> Loader:
         "crossings": crossings[:4],
         "persistent": bool(step.feed.loader.persistent_workers),
     }
+
+
+# The step as it is timed
+
+
+def trace(
+    step: Any, ran: Callable[[], None] = lambda: None, align: Callable[[], None] = lambda: None
+) -> Traced:
+    """Trace a prepared ``TrainingStep`` as it is timed. The GPU must do nothing else until `ran` is called.
+
+    `align` waits for other ranks. A profiler's start takes each of them another time, and the first to be ready would
+    wait in an all-reduce, which counts as communication.
+    """
+    crossings, copying = watch_data(step)
+    replayed = operators(step) if step.graphs else None
+    before = tally(step)  # after the batches that were fetched here: only a cycle's own count
+    with fetches_counted(step) as fetched:
+        seen, waiting = traced_cycle(step, ran, align)
+    tallied = {key: count - before[key] for key, count in tally(step).items()}
+    return Traced(crossings, copying, replayed, seen, round(waiting, 3), fetched["fetched"], tallied)
+
+
+def traced_cycle(
+    step: Any, ran: Callable[[], None] = lambda: None, align: Callable[[], None] = lambda: None
+) -> tuple[Trace, float]:
+    """Run a lead-in, then one cycle as it is timed. On a CPU, where no kernels are counted, it is a few steps.
+
+    Returns the profiler's figures (on CUDA), and the milliseconds a step spent waiting for data.
+    """
+    for _ in range(math.ceil(step.data_capacity)):  # batches that idle workers hold would hide the waiting
+        step.step()
+    synchronize(step)
+    waited: list[float] = []
+
+    def cycle() -> None:
+        align()
+        waited.append(fetching(step, step.cycle))
+
+    if step.device == "cuda":
+        seen = traces.traced(cycle, ran)
+        return seen, waited[0] / CYCLE_STEPS
+    waited = [fetching(step, step.step) for _ in range(ON_CPU)]
+    ran()
+    return {}, sum(waited) / ON_CPU
+
+
+def fetching(step: Any, run: Callable[[], None]) -> float:
+    """Run steps and return the milliseconds that the CPU spent getting their batches from the loader."""
+    spent, original = 0.0, step.feed._fetch
+
+    def fetch():
+        nonlocal spent
+        begin = time.perf_counter()
+        batch = original()
+        spent += time.perf_counter() - begin
+        return batch
+
+    with replaced(step.feed, "_fetch", fetch):
+        run()
+    return 1000 * spent
+
+
+@contextlib.contextmanager
+def fetches_counted(step: Any) -> Iterator[dict[str, float]]:
+    """Yield a dict that gets ``fetched``: batches requested from the loader a step, on average over the block."""
+    counted, calls, steps, fetch = {"fetched": 0.0}, 0, step.count, step.feed._fetch
+
+    def fetching() -> Any:
+        nonlocal calls
+        calls += 1
+        return fetch()
+
+    with replaced(step.feed, "_fetch", fetching):
+        yield counted
+    counted["fetched"] = round(calls / max(1, step.count - steps), 3)
+
+
+def tally(step: Any) -> dict[str, int]:
+    """Return how many images were decoded, and how many read from a memory map, so far.
+
+    Loader's workers are included.
+    """
+    counted = getattr(getattr(step.feed, "dataset", None), "tally", dict)()
+    counted["decoded_on_gpu"] = getattr(getattr(step.feed, "decode", None), "decoded", 0)
+    return {key: counted.get(key, 0) for key in ("decoded", "mapped", "decoded_on_gpu")}
+
+
+def watch_data(step: Any) -> tuple[list[Crossing], int]:
+    """Return the copies between devices that one batch of images causes, and the operators of the step's request.
+
+    The second batch is watched, as the first may have been fetched early.
+    """
+    watch, operators = Watch(), 0
+    for _ in range(2):
+        watch.crossings.clear()
+        before = watch.calls
+        with watch:
+            step.feed.next()
+            operators = watch.calls - before
+            getattr(step.feed, "prefetch", lambda: None)()
+    return watch.crossings, operators
+
+
+def operators(step: Any) -> int:
+    """Return the operators that the CPU issues for one run of each phase, as it is timed.
+
+    For whole steps: the worst kind.
+    """
+
+    def issued(run: Callable[[], None]) -> int:
+        watch = Watch()
+        with watch:
+            run()
+        return watch.calls
+
+    def each_phase() -> None:
+        for phase in PHASES:
+            step.run_phase(phase)
+
+    kinds = getattr(step, "together", [])
+    if kinds:
+        count = max(issued(functools.partial(step.run, kind)) for kind in kinds)
+    else:
+        count = issued(each_phase)
+    synchronize(step)
+    return count
+
+
+def synchronize(step: Any) -> None:
+    if step.device == "cuda":
+        torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace a method of one instance while the block runs."""
+    before = vars(thing).get(name)
+    setattr(thing, name, value)
+    try:
+        yield
+    finally:
+        delattr(thing, name)
+        if before is not None:
+            setattr(thing, name, before)

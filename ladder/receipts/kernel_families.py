@@ -94,7 +94,7 @@ def family(name: str) -> str:
         return OURS + name
     if (compiled := _FUNCTION.match(name)) and compiled[1] in own_cpp_kernels():
         return OURS_CPP + compiled[1]
-    return next((found for found, pattern in PATTERNS if pattern.search(name)), OTHER)
+    return next((family for family, pattern in PATTERNS if pattern.search(name)), OTHER)
 
 
 @functools.cache
@@ -134,11 +134,11 @@ def shares(events: Iterable[Event], steps: int) -> list[Share]:
         if on_device and not name.startswith(WAITING):
             took[family(name)][name].append(end - begin)
     rows: list[Share] = []
-    for found, kernels in took.items():
-        heaviest = max(kernels, key=lambda name: sum(kernels[name]))
+    for name, kernels in took.items():
+        heaviest = max(kernels, key=lambda each: sum(kernels[each]))
         rows.append(
             {
-                "family": found,
+                "family": name,
                 "us": sum(map(sum, kernels.values())) / 1000 / steps,
                 "kernels": sum(map(len, kernels.values())) / steps,
                 "heaviest": kernel_names.stored(heaviest),

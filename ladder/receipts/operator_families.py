@@ -41,4 +41,4 @@ PATTERNS = tuple(
 def family(name: str) -> str:
     """Return the family of an operator, by the name that PyTorch's profiler gives it."""
     bare = name.removeprefix("aten::").lstrip("_")
-    return next((found for found, pattern in PATTERNS if pattern.match(bare)), families.OTHER)
+    return next((family for family, pattern in PATTERNS if pattern.match(bare)), families.OTHER)

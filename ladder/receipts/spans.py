@@ -45,10 +45,10 @@ def _covered(first: int, last: int, taken: list[tuple[int, int]], ends: list[int
 
 def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return disjoint sorted intervals with the same union."""
-    made: list[tuple[int, int]] = []
+    joined: list[tuple[int, int]] = []
     for first, last in sorted(spans):
-        if made and first <= made[-1][1]:
-            made[-1] = made[-1][0], max(made[-1][1], last)
+        if joined and first <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], last)
         elif first < last:
-            made.append((first, last))
-    return made
+            joined.append((first, last))
+    return joined

@@ -13,7 +13,7 @@ import torch
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.receipts.communication import communication
 from ladder.receipts.kernel_families import WAITING, Event
-from ladder.receipts.seen import Trace
+from ladder.receipts.records import Trace
 from ladder.receipts.spans import union
 
 NOT_KERNELS = ("Memcpy", "Memset", *WAITING)

@@ -16,17 +16,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ladder.receipts.seen import Crossing, Launches
+from ladder.receipts.records import Crossing, Launches
 
 WAIT = "griddepcontrol.wait"  # in the code of a kernel that is launched before the kernel in front has ended
 LAYOUTS = {(True, False): "nhwc", (False, True): "nchw", (True, True): "either", (False, False): "other"}
-LOSSES = (
-    "softplus",
-    "pow",
-    "mean",
-    "sum",
-    "sqrt",
-)  # the operators of losses and penalties, outside any layer
+LOSSES = ("softplus", "pow", "mean", "sum", "sqrt")  # of losses and penalties, outside any layer
 STATISTICS = ("mean", "var", "var_mean", "linalg_vector_norm", "rsqrt")
 
 
@@ -95,17 +89,15 @@ class Watch(TorchDispatchMode):
         node = torch._C._current_autograd_node()
         if node is not None and torch.is_grad_enabled():
             self.building.add(torch._C._current_graph_task_id())
-        left = (
-            node is not None or not alternative()
-        )  # plain PyTorch by the table of alternatives was chosen, not overlooked
+        # Plain PyTorch by the table of alternatives was chosen, not overlooked.
+        left = node is not None or not is_alternative()
         if node is None and left and op in ("mul", "_to_copy", "clone") and isinstance(args[0], Tensor):
             self.reworked += args[0].data_ptr() in self.weights_at
         if op == "convolution":
             flops = 2 * (args[0] if args[6] else out).numel() * args[1][0].numel()
             self.convolution(node, flops, args[:1], args[1])
-            if (
-                node is None and left and args[1].shape[-1] == 4
-            ):  # of the model's filters only [1, 3, 3, 1] has 4 taps
+            # Of the model's filters only [1, 3, 3, 1] has 4 taps.
+            if node is None and left and args[1].shape[-1] == 4:
                 self.plain["resample"][self.layer()] += 1
         elif op == "convolution_backward":
             grad, x, weight, mask = args[0], args[1], args[2], args[10]
@@ -164,9 +156,7 @@ class Watch(TorchDispatchMode):
                     "to": out.device.type,
                     "bytes": source.nbytes,
                     "dtype": name_of(source.dtype),
-                    "pinned": source.device.type == "cpu"
-                    and torch.cuda.is_available()
-                    and source.is_pinned(),
+                    "pinned": source.is_cpu and torch.cuda.is_available() and source.is_pinned(),
                     "non_blocking": bool(kwargs.get("non_blocking", op == "copy_" and args[2:] == (True,))),
                     "side_stream": out.is_cuda and torch.cuda.current_stream() != torch.cuda.default_stream(),
                 }
@@ -226,7 +216,7 @@ def modulates(args: tuple) -> bool:
     return len(shapes[0]) == 4 and shapes[0][2:] == (1, 1) and shapes[0][:2] == shapes[1][:2] != shapes[0]
 
 
-def alternative() -> bool:
+def is_alternative() -> bool:
     """Return whether plain PyTorch runs in an op's place because the table of `kernels.alternatives` chose it."""
     module = sys.modules.get("kernels.alternatives")  # old commits lack this module
     return module is not None and module.inside()
@@ -285,26 +275,26 @@ def launches(package: str = "kernels") -> Iterator[dict[str, Launches]]:
 
         def run(*args, **kwargs):
             dtypes = sorted({name_of(x.dtype) for x in args if isinstance(x, Tensor)})
-            found = seen.setdefault(function.__name__, {"calls": 0, "dtypes": dtypes, "tensors": []})
-            found["calls"] += 1
+            entry = seen.setdefault(function.__name__, {"calls": 0, "dtypes": dtypes, "tensors": []})
+            entry["calls"] += 1
             if torch._C._current_autograd_node() is not None:
-                found["backward"] = found.get("backward", 0) + 1
+                entry["backward"] = entry.get("backward", 0) + 1
             names = {name for name, x in zip(self.arg_names, args, strict=False) if isinstance(x, Tensor)}
-            found["tensors"] = sorted(names.union(found["tensors"]))
+            entry["tensors"] = sorted(names.union(entry["tensors"]))
             compiled = launch(*args, **kwargs)
             if kwargs.get("launch_pdl") and WAIT in getattr(compiled, "asm", {}).get("ptx", ""):
-                found["dependent"] = found.get("dependent", 0) + 1
+                entry["dependent"] = entry.get("dependent", 0) + 1
             return compiled
 
         return run
 
     def counted_cpp(name, flags, device):
-        found = function(name, flags, device)
+        call = function(name, flags, device)
 
         def run(*args):
             for each in (name, f"{name} --use_fast_math")[: 1 + flags.fast_math]:
                 seen.setdefault(each, {"calls": 0, "dtypes": [], "tensors": [], "cpp": True})["calls"] += 1
-            return found(*args)
+            return call(*args)
 
         return run
 

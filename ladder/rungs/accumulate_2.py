@@ -13,8 +13,7 @@ When it does not. Small parts fill a GPU less, and each weight is read and its g
 pays a forward and a backward pass more. Weights, optimizer and the graphs' pools stay as large as they are.
 """
 
-from ladder.receipts import Receipt
-from ladder.receipts.micro_batches import in_parts
+from ladder.receipts import Receipt, judge_accumulation
 
 title = "two micro-batches"
 change = {"micro_batches": 2}
@@ -23,4 +22,4 @@ needs: tuple[str, ...] = ()
 
 def receipt(seen: dict) -> Receipt:
     """Check that D runs twice as often, each time on half of the samples."""
-    return in_parts(seen, 2)
+    return judge_accumulation(seen, 2)

@@ -8,8 +8,7 @@ When it does not. Each part pays its launches, its reads of all weights and its 
 be multiples of the groups of minibatch standard deviation: a batch of 32 is the least with groups of four.
 """
 
-from ladder.receipts import Receipt
-from ladder.receipts.micro_batches import in_parts
+from ladder.receipts import Receipt, judge_accumulation
 
 title = "eight micro-batches"
 change = {"micro_batches": 8}
@@ -19,4 +18,4 @@ rests_on = ("accumulate_2", "accumulate_4")  # it cuts the batch further
 
 def receipt(seen: dict) -> Receipt:
     """Check that D runs eight times as often, each time on a part of the samples."""
-    return in_parts(seen, 8)
+    return judge_accumulation(seen, 8)

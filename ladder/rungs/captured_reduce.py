@@ -11,8 +11,7 @@ When it does not. A step that the GPU bounds anyway gains nothing. NCCL's own ti
 replayed graph: a rank that is gone leaves the others waiting. The watchdog of the worker pool ends them.
 """
 
-from ladder.receipts import Receipt, judge
-from ladder.receipts.reducing import communication, reduced_everywhere
+from ladder.receipts import Receipt, check_communication, check_reduction, judge
 from ladder.rungs.cuda_graphs import kinds_captured
 
 title = "captured all-reduce"
@@ -25,11 +24,11 @@ def receipt(seen: dict) -> Receipt:
     """Check that every kind of step is a graph, that a step is one replay, and that its kernels hold NCCL's."""
     replays = seen["graphs"]["replays"]
     return judge(
-        *reduced_everywhere(seen),
+        *check_reduction(seen),
         kinds_captured(seen["graphs"]),
         (
             None if replays is None else abs(replays - 1) < 0.01,
             "graph replays a step: " + ("not profiled" if replays is None else f"{replays:.2f}"),
         ),
-        communication(seen),
+        check_communication(seen),
     )

@@ -21,7 +21,7 @@ holds the seconds to prepare. If anything changes that Dynamo guards on, it comp
 nothing changes, and the receipt counts it.
 """
 
-from ladder.receipts import Receipt, torch_compile
+from ladder.receipts import Receipt, judge_compilation
 
 title = "torch.compile"
 change = {"compile": "default"}
@@ -30,4 +30,4 @@ needs = ("cuda", "triton")
 
 def receipt(seen: dict) -> Receipt:
     """Check that each main phase ran as one compiled graph, with no graph break and nothing compiled after warm-up."""
-    return torch_compile.receipt(seen, "default")
+    return judge_compilation(seen, "default")

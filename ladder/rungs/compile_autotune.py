@@ -15,7 +15,7 @@ H200 the tuning brought less than 1% over the default mode (docs/log.md). The ch
 candidates are within noise of each other.
 """
 
-from ladder.receipts import Receipt, torch_compile
+from ladder.receipts import Receipt, judge_compilation
 
 title = "torch.compile, autotuned"
 change = {"compile": "autotune"}
@@ -24,4 +24,4 @@ needs = ("cuda", "triton")
 
 def receipt(seen: dict) -> Receipt:
     """Check the same as for compile, with this option."""
-    return torch_compile.receipt(seen, "autotune")
+    return judge_compilation(seen, "autotune")

@@ -14,7 +14,7 @@ run to run if two candidates are within noise of each other. It is an alternativ
 keep whichever measures better.
 """
 
-from ladder.receipts import Receipt, torch_compile
+from ladder.receipts import Receipt, judge_compilation
 
 title = "torch.compile, max-autotune"
 change = {"compile": "max-autotune"}
@@ -24,4 +24,4 @@ needs = ("cuda", "triton")
 def receipt(seen: dict) -> Receipt:
     """Check the same as for compile, in the recipe's mode: without graphs of its own inside ours."""
     mode = "max-autotune-no-cudagraphs" if seen["recipe"]["cuda_graphs"] else "max-autotune"
-    return torch_compile.receipt(seen, mode)
+    return judge_compilation(seen, mode)

@@ -12,7 +12,7 @@ is nothing left to gain, and a recipe with both is refused. It is an alternative
 run on a GPU yet.
 """
 
-from ladder.receipts import Receipt, torch_compile
+from ladder.receipts import Receipt, judge_compilation
 
 title = "torch.compile, reduce-overhead"
 change = {"compile": "reduce-overhead"}
@@ -21,4 +21,4 @@ needs = ("cuda", "triton", "cuda_graphs")
 
 def receipt(seen: dict) -> Receipt:
     """Check the same as for compile. The profiled launches beside it show the replays of its own graphs."""
-    return torch_compile.receipt(seen, "reduce-overhead")
+    return judge_compilation(seen, "reduce-overhead")

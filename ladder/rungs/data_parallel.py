@@ -11,8 +11,7 @@ launched from one process, which sets the pace for all GPUs. The first GPU also 
 the moving average. Graphs, compute copies and a joint batch cannot go with it, so it stands on `bf16`.
 """
 
-from ladder.receipts import Receipt, judge
-from ladder.receipts.reducing import communication
+from ladder.receipts import Receipt, check_communication, judge
 
 title = "nn.DataParallel"
 change = {"reduce": "data_parallel"}
@@ -22,4 +21,4 @@ needs = ("ranks", "cuda")
 def receipt(seen: dict) -> Receipt:
     """Check that the one process has several GPUs, and that data moves between them."""
     gpus = seen["reduced"]["gpus"]
-    return judge((gpus > 1, f"GPUs of the process: {gpus}"), communication(seen))
+    return judge((gpus > 1, f"GPUs of the process: {gpus}"), check_communication(seen))

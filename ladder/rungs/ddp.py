@@ -15,8 +15,7 @@ H200s a late CPU held up all the others, and scaling was 81% where `captured_red
 multiprocessors from the backward pass.
 """
 
-from ladder.receipts import Receipt, judge
-from ladder.receipts.reducing import communication, reduced_everywhere
+from ladder.receipts import Receipt, check_communication, check_reduction, judge
 
 title = "DistributedDataParallel"
 change = {"reduce": "ddp"}
@@ -27,4 +26,4 @@ BURSTS = 2  # a phase; a reduction after backward has one, and a mean before it 
 
 def receipt(seen: dict) -> Receipt:
     """Check that every phase reduces its gradients among several ranks, and begins to do so during backward."""
-    return judge(*reduced_everywhere(seen), communication(seen, BURSTS))
+    return judge(*check_reduction(seen), check_communication(seen, BURSTS))

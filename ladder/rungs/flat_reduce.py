@@ -15,8 +15,7 @@ gradients and rank, in every phase. A small batch a GPU has little work to pay f
 buffer read and write every gradient twice more.
 """
 
-from ladder.receipts import Receipt, judge
-from ladder.receipts.reducing import communication, reduced_everywhere
+from ladder.receipts import Receipt, check_communication, check_reduction, judge
 
 title = "flat all-reduce"
 change = {"reduce": "flat"}
@@ -25,4 +24,4 @@ needs = ("ranks",)
 
 def receipt(seen: dict) -> Receipt:
     """Check that every phase reduces its gradients among several ranks, and tell what of it is exposed."""
-    return judge(*reduced_everywhere(seen), communication(seen))
+    return judge(*check_reduction(seen), check_communication(seen))

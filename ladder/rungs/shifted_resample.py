@@ -14,7 +14,7 @@ When it does not. At low resolutions a convolution takes so little that the four
 compiler writes the half-filtered image to memory, it is two passes. Uncompiled it is never faster.
 """
 
-from ladder.receipts import Receipt, judge, torch_compile
+from ladder.receipts import Receipt, judge, list_compiled_phases
 
 title = "resampling by shifted slices"
 change = {"resample": "shifts"}
@@ -23,7 +23,7 @@ needs = ("cuda", "triton")
 
 def receipt(seen: dict) -> Receipt:
     """Check that both main phases are compiled, without a convolution with the taps of [1, 3, 3, 1]."""
-    found, ran = seen["compile"], torch_compile.phases(seen)
+    found, ran = seen["compile"], list_compiled_phases(seen)
     filters = found.get("filters", 0)
     return judge(
         (len(ran) == 2, f"phases that ran compiled: {', '.join(ran) or 'none'}"),

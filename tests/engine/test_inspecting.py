@@ -206,7 +206,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         ("ladder/engine/timed_rung.py", True),
         ("ladder/engine/inspection.py", True),
         ("ladder/parity/check.py", True),  # imported inside a function of the worker
-        ("ladder/parity/exact.py", True),
+        ("ladder/parity/reference.py", True),
         ("ladder/receipts/evidence.py", True),
         ("ladder/report/chart.py", False),
         ("ladder/report/tables.py", False),

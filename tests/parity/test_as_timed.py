@@ -2,15 +2,19 @@
 
 import copy
 import dataclasses
+import functools
 import gc
+import re
 
 import pytest
 import torch
 
-from ladder.engine.asides import replaced_timer, stood_still, weights_of
+from ladder.engine.asides import replaced_timer
 from ladder.engine.timed_rung import Invalid, Rung
 from ladder.parity import check as parity
+from ladder.parity import reference
 from ladder.receipts import evidence
+from stylegan_lite import losses
 from stylegan_lite.step import PHASES
 from tests.support import fake_graphs
 from tests.support.rung_steps import cold, gathered, receipt, small
@@ -90,6 +94,108 @@ def test_a_graph_that_holds_another_step_after_the_second_capture_is_found(refer
     assert found["reason"].startswith("as it is timed: ") and "G_pl" in found["reason"]
 
 
+# The comparison after timing
+
+
+def nothing(step):
+    """Plant no bug."""
+
+
+@pytest.fixture(params=HOW)
+def timed(request, references, monkeypatch):
+    """A function that makes a step, wrong as its arguments make it, and runs a cycle: no gradients are kept."""
+    monkeypatch.setattr(reference, "CACHE", references)
+
+    def make(plant=nothing, captured=nothing):
+        step = small(OURS, resolution=8)
+        step.recipe = dataclasses.replace(step.recipe, whole_step_graph=request.param == HOW[2])
+        plant(step)
+        step.prepare()
+        if request.param != HOW[0]:
+            fake_graphs.capture(step, monkeypatch)
+        captured(step)
+        step.cycle()
+        return step
+
+    return make
+
+
+def test_the_true_step_has_no_finding(timed):
+    messages: list[str] = []
+    assert parity.compare_timed_step(timed(), messages.append) == {"problem": None, "left_out": None}
+    assert messages  # signs of life for the watchdog
+
+
+def no_update_of_the_generator(step):
+    inner = step.opt_G.step
+    step.opt_G.step = lambda *how, **more: None if step.count else inner(*how, **more)
+
+
+def no_average(step):
+    step._update_ema = lambda: None
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize(
+    ("plant", "said"), [(no_update_of_the_generator, r"^G_\w+ .*update of "), (no_average, r" ema of ")]
+)
+def test_a_step_that_trains_otherwise_is_named(timed, plant, said):
+    problem = parity.compare_timed_step(timed(plant), print)["problem"]
+    assert problem is not None and re.search(said, problem) and "\n" not in problem
+
+
+def runs(step, instead):
+    """Let something run in place of what was captured, or of a phase of an eager step."""
+    for graph in step.graphs.values():
+        graph.replay = functools.partial(instead, graph.replay)
+    if not step.graphs:
+        inner = step._compute
+        step._compute = lambda phase: instead(lambda: inner(phase))
+
+
+def stale(step):
+    """Whatever was computed while the step was captured stays, and nothing new is."""
+    runs(step, lambda replay: None)
+
+
+def of_another_recipe(step):
+    """The step says that it computes in FP32, and what was captured is in BF16."""
+    own, other = step.amp, functools.partial(losses.autocast, step.device, "bf16")
+
+    def replay(inner):
+        step.amp = other
+        try:
+            inner()
+        finally:
+            step.amp = own
+
+    runs(step, replay)
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize(
+    ("plant", "least"), [(stale, 0.5), (of_another_recipe, 1e-4)], ids=["stale outputs", "another recipe"]
+)
+def test_graphs_that_hold_something_else_are_found(timed, plant, least: float):
+    problem = parity.compare_timed_step(timed(captured=plant), print)["problem"]
+    assert problem is not None
+    error = re.search(r"error ([0-9.e+-]+), budget", problem)
+    assert error is not None and float(error[1]) > least, problem
+
+
+def test_a_reference_of_a_smaller_batch_fits_no_timed_buffers(references, monkeypatch):
+    monkeypatch.setattr(reference, "CACHE", references)
+    step = small(OURS, resolution=8)
+    real = reference.get
+    half = dataclasses.replace(step.workload, batch=step.workload.batch // 2)
+    monkeypatch.setattr(reference, "get", lambda workload, *rest: real(half, *rest))
+    no_update_of_the_generator(step)
+    assert parity.compare_timed_step(step, print) == {
+        "problem": None,
+        "left_out": f"its batch of {step.workload.batch} does not fit a reference of {half.batch}",
+    }
+
+
 # Seen by the timed process itself
 
 
@@ -128,11 +234,6 @@ def test_a_synchronization_of_the_measured_code_voids_the_time(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     assert replaced_timer("cpu") is None
     assert replaced_timer("cuda").startswith("the measured code replaced torch.cuda.synchronize")
-
-
-def test_code_without_such_networks_is_not_asked():
-    found = weights_of(object())
-    assert found == {"G": [], "D": [], "G_ema": []} and stood_still(found, found) is None
 
 
 def fill(tensors, value=float("nan")):
@@ -253,16 +354,16 @@ def test_a_second_capture_takes_no_more_memory_and_computes_the_same(whole, more
     step.keep_gradients = True
     step.prepare()
     step.cycle()
-    state, losses, reserved = copy.deepcopy(step.state_dict()), [], []
+    state, figures, reserved = copy.deepcopy(step.state_dict()), [], []
     for _ in range(3):
         step.load_state_dict(state)
         step.cycle()
-        losses.append(step.losses())
+        figures.append(step.losses())
         gc.collect()
         torch.cuda.empty_cache()
         reserved.append(torch.cuda.memory_reserved())
         step.stop_keeping()
-    for again in losses[1:]:
-        assert again == pytest.approx(losses[0], rel=5e-2, abs=1e-3)
+    for again in figures[1:]:
+        assert again == pytest.approx(figures[0], rel=5e-2, abs=1e-3)
     assert max(reserved[1:]) <= 1.05 * reserved[0] and step.check_finite() is None
     step.close()

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from ladder.base import text
-from ladder.parity import freshness, spread
+from ladder.parity import budget, freshness
 from stylegan_lite import imagecache
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.data import DataFeed, EpochSampler
@@ -180,7 +180,7 @@ def test_what_was_planted_in_a_step_is_still_there_afterwards() -> None:
         raise ZeroDivisionError
     assert freshness.schedule(step) == []
     assert step.replay is step.replay_together is step.feed.next is step.inputs["G_pl"].fill is planted
-    with spread.inputs_are_ours(step):
+    with budget.inputs_are_ours(step):
         assert step.inputs["G_pl"].fill is not planted
     assert step.inputs["G_pl"].fill is planted and "fill" not in vars(step.inputs["G_main"])
 
@@ -299,29 +299,22 @@ def next_one_too_early(step):
     step.feed.prefetch = early
 
 
+IMAGE_FAULTS = [
+    *((loader, plant, False) for loader in ("cached, workers", "prefetch stream")
+      for plant in (each_twice, one_is_new, two_in_turn, to_the_left, a_step_too_dark, without_flips)),
+    ("prefetch stream", next_one_too_early, False),
+    ("decoded on the GPU", one_is_new, True),
+]  # fmt: skip
+
+
 @pytest.mark.covering
-@pytest.mark.parametrize("loader", ["cached, workers", "prefetch stream"])
-@pytest.mark.parametrize(
-    "plant", [each_twice, one_is_new, two_in_turn, to_the_left, a_step_too_dark, without_flips]
-)
-def test_other_images_are_found(plant, loader: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with feeding(LOADERS[loader], monkeypatch, None) as step:
+@pytest.mark.parametrize(("loader", "plant", "files"), IMAGE_FAULTS)
+def test_other_images_are_found(plant, loader, files, folder, monkeypatch) -> None:
+    with feeding(LOADERS[loader], monkeypatch, folder if files else None) as step:
         plant(step)
         (problem,) = freshness.images(step)
         assert re.fullmatch(r"image \d of batch [1-6] is not the one that was drawn: off by \S+", problem)
         assert text.TEXT.fullmatch(problem)
-
-
-def test_a_batch_that_comes_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    with feeding(LOADERS["prefetch stream"], monkeypatch, None) as step:
-        next_one_too_early(step)
-        assert "image 1 of batch 1" in freshness.images(step)[0]
-
-
-def test_another_image_is_found_where_decoders_differ(folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    with feeding(LOADERS["decoded on the GPU"], monkeypatch, folder) as step:
-        one_is_new(step)
-        assert "of batch 2 is not" in freshness.images(step)[0]
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ import json
 import pytest
 import torch
 
-from ladder.parity import adam_state, freshness, reference, spread
+from ladder.parity import adam_state, freshness, reference
 from ladder.parity import budget as budgets
 from ladder.parity import check as parity
 from ladder.parity import whole_steps as together
-from ladder.parity.exact import Exact, draw
+from ladder.parity.reference import Exact, draw
 from stylegan_lite.config import Workload
 from stylegan_lite.step import PHASES
 from tests.support.rung_steps import cold, small
@@ -130,9 +130,7 @@ def test_state_that_an_optimizer_loses_is_found(recipe, make, what, references, 
 @pytest.mark.covering
 @pytest.mark.parametrize("make", [alone, whole])
 @pytest.mark.parametrize(
-    "recipe",
-    [OURS, BF16, BF16 | {"set_to_none": True}, OURS | FUSED],
-    ids=["fp32", "bf16", "none", "fused"],
+    "recipe", [OURS, BF16, BF16 | {"set_to_none": True}, OURS | FUSED], ids=["fp32", "bf16", "none", "fused"]
 )
 def test_what_is_right_is_within_its_budget(recipe, make, references):
     found = parity.check(make(recipe), cache=references)
@@ -172,7 +170,7 @@ def test_the_budget_of_moments_is_for_gradients_that_are_none_too(references):
             )
 
     before, idle, step._compute = {}, ("conv.bias", "hidden.bias", "logit.bias"), compute
-    (seen, *_), _ = spread.measure(step, ref, lambda text: None, [KIND])
+    (seen, *_), _ = budgets.measure(step, ref, lambda text: None, [KIND])
     budget = budgets.budgets(errors, "bf16")
     for name in (*idle, "*bias", "*all"):
         key = f"{together.label('D_main', KIND)}/exp_avg_sq/{name}"
@@ -186,8 +184,8 @@ def test_the_budget_of_single_phases_is_for_gradients_that_are_none_too(referenc
     """
     ref = reference.get(Workload.from_dict(SMALL | {"resolution": 8}), "cpu", references)
     zeros, none = (alone({"precision": "bf16", "set_to_none": none}) for none in (False, True))
-    (allowed, *_), _ = spread.measure(zeros, ref, lambda text: None, budget=True)
-    (seen, *_), _ = spread.measure(none, ref, lambda text: None)
+    (allowed, *_), _ = budgets.measure(zeros, ref, lambda text: None, budget=True)
+    (seen, *_), _ = budgets.measure(none, ref, lambda text: None)
     further = {key: (error, allowed[key]) for key, error in seen.items() if error > 1.01 * allowed[key]}
     assert not further, further
 
@@ -237,7 +235,6 @@ CHANGES = {
         budgets, "spellings", lambda *_: [{"precision": "fp32"}, {"precision": "fp32"}]
     ),
     "budget.py": lambda patch, path: changed(budgets, path, patch),
-    "spread.py": lambda patch, path: changed(spread, path, patch),
     "together.py": lambda patch, path: changed(together, path, patch),
     "moments.py": lambda patch, path: changed(adam_state, path, patch),
     "cuDNN": lambda patch, path: patch.setattr(torch.backends.cudnn, "version", lambda: 99999),
@@ -260,6 +257,9 @@ def test_a_budget_is_made_anew_when_what_makes_it_changes(change, cache, tmp_pat
     if change == "spellings":
         assert len(again["spellings"]) == 2 < len(first["spellings"])
     assert budget() == again and len(made) == 1
+    other = budget(KINDS)
+    assert len(made) == 2 and other["made_of"]["kinds"] == [*map(list, KINDS)] and budget(KINDS) == other
+    assert len(made) == 2
 
 
 def test_whole_steps_are_made_anew_for_other_kinds_or_another_source(cache, tmp_path, monkeypatch):
@@ -276,32 +276,6 @@ def test_whole_steps_are_made_anew_for_other_kinds_or_another_source(cache, tmp_
     assert anew([*KINDS, KIND]) and not anew([*KINDS, KIND])
     changed(together, tmp_path, monkeypatch)
     assert anew([*KINDS, KIND]) and not anew([*KINDS, KIND])
-
-
-def test_whole_steps_are_moved_to_a_gpu_once_for_all_spellings(cache, monkeypatch):
-    ref, moved = reference.get(SMALLEST, "cpu", cache), []
-    monkeypatch.setattr(reference, "resident", lambda tree, device: moved.append(device) or tree)
-    found = [
-        together.exact(ref, kinds, lambda text: None, "cuda") for kinds in (KINDS, KINDS, [*KINDS, KIND])
-    ]
-    assert moved == ["cuda", "cuda"] and found[0] is found[1]
-    assert [len(each[0]) for each in found] == [
-        sum(map(len, kinds)) for kinds in (KINDS, KINDS, [*KINDS, KIND])
-    ]
-
-
-def test_a_budget_of_whole_steps_is_for_these_kinds(cache, monkeypatch):
-    ref, made = reference.get(SMALLEST, "cpu", cache), counted(monkeypatch)
-    monkeypatch.setattr(budgets, "spellings", lambda *_: [{"precision": "fp32"}, {"precision": "fp32"}])
-    for kinds, times in ((KINDS, 1), (KINDS, 1), ([*KINDS, KIND], 2), ([*KINDS, KIND], 2)):
-        found = budgets.get_spread(ref, "fp32", "cpu", lambda text: None, kinds)
-        assert len(made) == times and found["made_of"]["kinds"] == [*map(list, kinds)]
-
-
-def test_the_reference_is_another_one_with_another_cudnn(monkeypatch):
-    before = reference.key(SMALLEST)
-    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 99999)
-    assert reference.key(SMALLEST) != before
 
 
 def test_the_reference_takes_no_more_room_for_adam_s_state(cache):

@@ -17,9 +17,7 @@ from tests.support import small
 from tests.support.rung_steps import cold
 from tests.support.small import LEAST
 
-SMALL = small.SMALL | {
-    "resolution": 8
-}  # as in other tests of parity, so that all share references and budgets
+SMALL = small.SMALL | {"resolution": 8}  # as in other tests of parity: all share references and budgets
 LAST = {"channels_last": True, "instance_norm": "var_mean"}
 BF16 = LAST | {"precision": "bf16"}
 FUSED = {"fused_norm": True, "fused_act": True}
@@ -80,25 +78,19 @@ def test_rungs_that_need_no_gpu_agree_with_the_reference(norm, first, cache):
 
 
 @pytest.mark.parametrize(
-    ("norm", "below"),
+    ("norm", "recipe"),
     [
-        pytest.param("demod", {}, marks=pytest.mark.exhaustive),
-        pytest.param("demod", BF16, marks=pytest.mark.exhaustive),
-        ("instance", BF16),
+        pytest.param("demod", FUSED, marks=pytest.mark.exhaustive),
+        pytest.param("demod", BF16 | FUSED, marks=pytest.mark.exhaustive),
+        ("instance", BF16 | FUSED),
+        ("demod", LAST | {"resample": "triton"}),
     ],
-    ids=["fp32", "bf16", "bf16-instance"],
+    ids=["fp32", "bf16", "bf16-instance", "resample"],
 )
-def test_triton_rungs_agree_with_the_reference(norm, below, cache, rounding):
+def test_triton_rungs_agree_with_the_reference(norm, recipe, cache, rounding):
     if not kernels.common.tiles.INTERPRETED:
         pytest.skip("a GPU is there: test_every_rung_agrees_on_the_gpu")
-    found = parity.check(prepared(below | FUSED, **LEAST, norm=norm), cache=cache)
-    assert found["verdict"] == "ok", found["problems"]
-
-
-def test_fused_resampling_agrees_with_the_reference(cache):
-    if not kernels.common.tiles.INTERPRETED:
-        pytest.skip("a GPU is there: test_every_rung_agrees_on_the_gpu")
-    found = parity.check(prepared(LAST | {"resample": "triton"}, **LEAST), cache=cache)
+    found = parity.check(prepared(recipe, **LEAST, norm=norm), cache=cache)
     assert found["verdict"] == "ok", found["problems"]
 
 
@@ -272,82 +264,43 @@ def kept_gradients(step):
 
 BUGS = {  # the bug: what plants it, what finds it, and where it is planted
     "a kernel returns zeros": (
-        zeros,
-        "G_main (gradient|loss|update)|replays",
-        "kernels.modulate of the fused BF16 step",
-    ),
+        zeros, "G_main (gradient|loss|update)|replays", "kernels.modulate of the fused BF16 step"),
     "a gain is forgotten": (no_gain, "gradient|loss|update", "kernels.bias_act of the fused BF16 step"),
     "demodulation over the wrong axis": (
-        wrong_axis,
-        "gradient|loss|update",
-        "kernels.demodulate of the fused BF16 step",
-    ),
+        wrong_axis, "gradient|loss|update", "kernels.demodulate of the fused BF16 step"),
     "a bias gradient loses mass in BF16": (
-        lost_mass,
-        r"(gradient|update) of .*bias",
-        "backward of kernels.bias_act, fused BF16 step of batch 8 at 16x16",
-    ),
+        lost_mass, r"(gradient|update) of .*bias",
+        "backward of kernels.bias_act, fused BF16 step of batch 8 at 16x16"),
     "stale inputs in a graph": (
-        planted_in(stale),
-        "two replays",
-        "the loss reads copies of the input buffers, as a stale graph would",
-    ),
+        planted_in(stale), "two replays",
+        "the loss reads copies of the input buffers, as a stale graph would"),
     "the same noise in every replay (buffers)": (
-        planted_in(stale_noise),
-        "noise_strength",
-        "the noise buffers of G_main are put back before its loss",
-    ),
+        planted_in(stale_noise), "noise_strength",
+        "the noise buffers of G_main are put back before its loss"),
     "the same noise in every replay (draws)": (
-        planted_in(same_draws),
-        "numbers of the one before",
-        "the generator starts anew for every fill",
-    ),
+        planted_in(same_draws), "numbers of the one before", "the generator starts anew for every fill"),
     "R1 is skipped (its loss)": (
-        planted_in(without("D_r1")),
-        "D_r1 (loss|gradient|update)",
-        "the loss of D_r1 is zero",
-    ),
+        planted_in(without("D_r1")), "D_r1 (loss|gradient|update)", "the loss of D_r1 is zero"),
     "R1 is skipped (never run)": (
-        planted_in(never_run("D_r1")),
-        "D_r1 0 times, expected 1",
-        "the cycle leaves out D_r1",
-    ),
+        planted_in(never_run("D_r1")), "D_r1 0 times, expected 1", "the cycle leaves out D_r1"),
     "path length is skipped (its loss)": (
-        planted_in(without("G_pl")),
-        "G_pl (loss|gradient|update)",
-        "the loss of G_pl is zero",
-    ),
+        planted_in(without("G_pl")), "G_pl (loss|gradient|update)", "the loss of G_pl is zero"),
     "path length is skipped (never run)": (
-        planted_in(never_run("G_pl")),
-        "G_pl 0 times, expected 4",
-        "the cycle leaves out G_pl",
-    ),
+        planted_in(never_run("G_pl")), "G_pl 0 times, expected 4", "the cycle leaves out G_pl"),
     "a gradient is scaled by 10": (
-        planted_in(scaled_gradient),
-        "gradient of blocks.1.conv0.weight: error 9",
-        "a hook on one weight of the generator",
-    ),
+        planted_in(scaled_gradient), "gradient of blocks.1.conv0.weight: error 9",
+        "a hook on one weight of the generator"),
     "the moving average is not updated": (
-        planted_in(no_ema),
-        "D_main ema",
-        "the step's update of the average does nothing",
-    ),
+        planted_in(no_ema), "D_main ema", "the step's update of the average does nothing"),
     "an optimizer step is skipped": (
-        planted_in(no_optimizer_step),
-        "D_(main|r1) update",
-        "the discriminator's optimizer does nothing",
-    ),
+        planted_in(no_optimizer_step), "D_(main|r1) update", "the discriminator's optimizer does nothing"),
     "phases share their latents": (
-        planted_in(shared_latents),
-        "G_main and D_main: .* share",
-        "D_main is given the input buffers of G_main",
-    ),
+        planted_in(shared_latents), "G_main and D_main: .* share",
+        "D_main is given the input buffers of G_main"),
     "gradients are not zeroed": (
-        planted_in(kept_gradients),
-        "G_(main|pl) gradient",
-        "zero_grad of the generator's optimizer does nothing",
-    ),
-}
+        planted_in(kept_gradients), "G_(main|pl) gradient",
+        "zero_grad of the generator's optimizer does nothing"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("bug", BUGS)

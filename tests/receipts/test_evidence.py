@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from ladder.receipts import as_timed, evidence
+from ladder.receipts import evidence
 from stylegan_lite import make_step
 from tests.support.small import LEAST
 
@@ -77,7 +77,7 @@ def test_where_eager_activations_do_not_fit_beside_the_graphs_they_are_dropped(m
 def test_time_spent_waiting_for_data_is_the_loader_s(monkeypatch):
     step = ready({})
     fetch, now = step.feed._fetch, [0.0]
-    monkeypatch.setattr(as_timed.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(evidence.time, "perf_counter", lambda: now[0])
 
     def slow():
         now[0] += 0.080

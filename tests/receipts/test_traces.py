@@ -1,7 +1,10 @@
-"""Facts that are read off a profiled cycle."""
+"""Figures of a profiled cycle."""
+
+import random
 
 from ladder.receipts import traces
 from ladder.receipts.communication import communication
+from ladder.receipts.spans import once, union
 
 
 def test_a_profiled_cycle_is_read_for_launches_replays_fills_and_overlap():
@@ -47,8 +50,8 @@ def test_overlap_counts_a_moment_once():
 
 
 def test_kernels_on_parallel_streams_count_once() -> None:
-    assert traces.union([]) == 0
-    assert traces.union([(10, 20), (0, 5), (15, 30), (16, 18)]) == 25
+    assert union([]) == 0
+    assert union([(10, 20), (0, 5), (15, 30), (16, 18)]) == 25
 
 
 def test_communication_is_exposed_where_nothing_else_runs():
@@ -74,3 +77,18 @@ def test_buckets_between_kernels_are_bursts_and_what_follows_at_once_is_none():
     assert bursts("kkkkckkkkckkkkckkk") == 3  # beside backward
     assert bursts("kkkkkkkkkkkkkccckk") == 1  # after it
     assert bursts("kkkkkkkkkkkkkckckc") == 1  # a copy between two of them
+
+
+def test_spans_count_once_for_the_busiest_stream_and_there_for_the_first() -> None:
+    draw = random.Random(5)
+    spans = [
+        (draw.randrange(3), begin := draw.randrange(900), begin + draw.randrange(1, 80)) for _ in range(120)
+    ]
+    owners: dict[int, tuple[object, ...]] = {}
+    busy = [sum(last - first for stream, first, last in spans if stream == each) for each in range(3)]
+    for place, (stream, first, last) in enumerate(spans):
+        for at in range(first, last):
+            rank = (-busy[stream], stream, first, last, place)
+            owners[at] = min(owners.get(at, rank), rank)
+    counts = [sum(rank[-1] == place for rank in owners.values()) for place in range(len(spans))]
+    assert once(spans) == counts and sum(counts) == union([each[1:] for each in spans])

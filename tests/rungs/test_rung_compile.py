@@ -11,7 +11,7 @@ import torch
 
 from ladder.parity import check as parity
 from ladder.plan import catalog, needs
-from ladder.receipts import as_timed, evidence
+from ladder.receipts import evidence
 from ladder.results import record, schema
 from stylegan_lite import Recipe, compiled, make_step, resample
 from tests.support.rung_steps import receipt
@@ -51,7 +51,7 @@ def gathered(step, trace=None):
     step.keep_gradients = False
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            as_timed, "traced_cycle", lambda step, ran, align: (step.cycle(), (trace or {}, 0.5))[1]
+            evidence, "traced_cycle", lambda step, ran, align: (step.cycle(), (trace or {}, 0.5))[1]
         )
         return evidence.gather(step)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn.utils import parametrizations
 
-from ladder.parity import reference, spread
+from ladder.parity import budget, reference
 from ladder.plan import catalog, needs
 from stylegan_lite import ConfigError, Recipe, Workload, make_step, spectral
 from stylegan_lite.networks import Discriminator
@@ -145,7 +145,7 @@ def test_the_reference_in_pieces_is_the_reference_whole(tmp_path):
     name = "conv.u"
     for one, other in zip(whole, pieces, strict=True):
         assert name in one["D_main"]["update"] and one["D_main"]["update"][name].any()
-        errors = spread.compare("D_main", other["D_main"], one["D_main"])
+        errors = budget.compare("D_main", other["D_main"], one["D_main"])
         assert max(errors.values()) < 1e-4, max(errors, key=errors.get)
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from ladder.machine import system
 from ladder.plan import catalog
-from ladder.receipts import as_timed
+from ladder.receipts import evidence
 from stylegan_lite import ConfigError, Recipe, Workload
 from stylegan_lite.data import DataFeed
 from stylegan_lite.gpudecode import JpegFiles
@@ -60,7 +60,7 @@ def test_batches_are_those_that_the_cpu_decodes(torchvision, folder, workers, re
     mine, feed = batches(RECIPE | {"workers": workers}, folder)
     theirs, _ = batches({"uint8_input": True}, folder)
     assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
-    counted = as_timed.tally(types.SimpleNamespace(feed=feed))
+    counted = evidence.tally(types.SimpleNamespace(feed=feed))
     assert counted == {"decoded": 0, "mapped": 0, "decoded_on_gpu": 20}
     seen = {"data": counted | {"waiting_ms": 0.1, "fetched": 1.0}}
     assert receipt("gpu_decode", seen).engaged

@@ -9,7 +9,7 @@ import torch
 from kernels.linear.weight_gradients import WeightGradients
 from ladder.base import text
 from ladder.plan import catalog
-from ladder.receipts import as_timed, evidence
+from ladder.receipts import evidence
 from stylegan_lite import make_step
 from stylegan_lite.step import PHASES
 from stylegan_lite.update import FusedUpdate
@@ -154,7 +154,7 @@ def gathered(recipe, sabotage=None, ms=None):
         sabotage(step)
     with pytest.MonkeyPatch.context() as patch:
         trace = {} if ms is None else {"parallel_ms": ms, "busy_ms": 10.0}
-        patch.setattr(as_timed, "traced_cycle", lambda step, ran, align: (step.step(), (trace, 0.5))[1])
+        patch.setattr(evidence, "traced_cycle", lambda step, ran, align: (step.step(), (trace, 0.5))[1])
         return evidence.gather(step)
 
 

@@ -13,7 +13,7 @@ import torch
 from ladder.base import text
 from ladder.parity import check as parity
 from ladder.plan import catalog
-from ladder.receipts import as_timed, evidence
+from ladder.receipts import evidence
 from ladder.receipts.receipt import Receipt
 from stylegan_lite import make_step
 from stylegan_lite.step import PHASES, TrainingStep
@@ -131,7 +131,7 @@ def gathered(
         return {}, 0.5
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(as_timed, "traced_cycle", traced)
+        patch.setattr(evidence, "traced_cycle", traced)
         return evidence.gather(step)
 
 

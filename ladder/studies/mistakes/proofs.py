@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.receipts import Receipt, evidence, judge
-from ladder.receipts.as_timed import replaced, synchronize, watch_data
-from ladder.receipts.seen import Crossing
+from ladder.receipts.evidence import replaced, synchronize, watch_data
+from ladder.receipts.records import Crossing
 from ladder.receipts.watch import layout
 
 MAIN = ("G_main", "D_main")

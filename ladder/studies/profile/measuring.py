@@ -73,7 +73,7 @@ def profile_step(session: Session, case: Case) -> Step:
 
 def measure_step(session: Session, case: Case) -> Step:
     """Time a step, trace a cycle, write the trace that the user wants, and run each phase eagerly."""
-    from ladder.receipts import as_timed
+    from ladder.receipts import evidence
     from stylegan_lite import make_step
 
     job, recipe = session.job, case.recipe or {}
@@ -89,10 +89,10 @@ def measure_step(session: Session, case: Case) -> Step:
         step.cycle()  # fills what loaders hold
         walls = []
         for _ in range(CYCLES[device]):
-            as_timed.synchronize(step)
+            evidence.synchronize(step)
             begin = time.perf_counter()
             step.cycle()
-            as_timed.synchronize(step)
+            evidence.synchronize(step)
             walls.append(1000 * (time.perf_counter() - begin) / CYCLE_STEPS)
         peaks, pools = measure_peaks(device), measure_graph_pools(step)
         tell("tracing a cycle")

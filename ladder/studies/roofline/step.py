@@ -75,7 +75,7 @@ def time_step(step: Any, phases: Sequence[str]) -> tuple[dict[str, float], float
 
     The wall clock includes what the GPU does not see.
     """
-    from ladder.receipts import as_timed
+    from ladder.receipts import evidence
     from ladder.studies.roofline import ceilings
 
     phases_ms = time_phases(step, phases)
@@ -84,7 +84,7 @@ def time_step(step: Any, phases: Sequence[str]) -> tuple[dict[str, float], float
     def cycle() -> None:
         begin = time.perf_counter()
         step.cycle()
-        as_timed.synchronize(step)
+        evidence.synchronize(step)
         walls.append(time.perf_counter() - begin)
 
     (median,) = ceilings.time_runs([cycle], windows=CYCLES, window_s=0.0)
