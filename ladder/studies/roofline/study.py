@@ -333,8 +333,9 @@ def write_sentences(workload: Fields, result: Roofline) -> list[str]:
         lines.append("Nothing was measured here: floors from recorded rates.")
     else:
         lines.append(
-            f"A step takes {measured.step_ms:.2f} ms, {measured.times_light:.2f} times the floor"
-            f" ({result.step['light_ms']:.2f} ms); {measured.distance_ms:.2f} ms lie between."
+            f"A step of {result.rung} on {workload['name']} takes {measured.step_ms:.2f} ms,"
+            f" {measured.times_light:.2f} times the floor ({result.step['light_ms']:.2f} ms);"
+            f" {measured.distance_ms:.2f} ms lie between."
         )
         lines += _write_score(workload, result, measured.step_ms)
         lines += [
