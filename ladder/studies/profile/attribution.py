@@ -571,13 +571,12 @@ def _count_needed(fields: Fields, precision: str) -> dict[str, float]:
     works, often = floors.count_work(fields, precision, "nchw"), derive.list_frequencies(fields)
     purposes = ("optimizer", "moving average")
     updates = sum(
-        sum(works[phase].bytes[each] for each in purposes) * times
-        for phase, times in often.items()  # type: ignore[index]
+        sum(works[phase].bytes[each] for each in purposes) * times for phase, times in often.items()
     )
     if fields.get("convolution", "full") != "full":
         return {categories.OPTIMIZER: updates}
     pointwise = sum(flops for op, flops in derive.weigh_ops(works, fields).items() if op.is_pointwise)
-    matmuls = sum(works[phase].matmul_flops * times for phase, times in often.items())  # type: ignore[index]
+    matmuls = sum(works[phase].matmul_flops * times for phase, times in often.items())
     return {
         categories.CONVOLUTION: derive.sum_amounts(works, fields)[CONVOLUTIONS],
         categories.MATMUL: matmuls + pointwise,

@@ -54,7 +54,12 @@ def measure(
     begin = time.perf_counter()
     rates: dict[str, float] = {}
     skipped: dict[str, str] = {}
-    for name, job in itertools.chain(_plain(device), _convolutions(ops, layout, device)):
+    jobs: dict[str, Callable[[Timer], float]] = {"copy": functools.partial(copy_rate, device=device)}
+    for name in ("bf16", "tf32", "fp32"):
+        jobs[f"matmul {name}"] = functools.partial(matmul_rate, name, device=device)
+    for op in sorted(ops, key=lambda op: -ops[op]):
+        jobs[op.key(layout)] = functools.partial(convolution_rate, op, layout, device=device)
+    for name, job in jobs.items():
         if time.perf_counter() - begin > budget_s:
             skipped[name] = "no time left"
             continue
@@ -64,19 +69,6 @@ def measure(
         except (RuntimeError, NotImplementedError) as error:  # out of memory, or no algorithm for this shape
             skipped[name] = describe(error)
     return Today(rates=rates, skipped=skipped, seconds=round(time.perf_counter() - begin, 1))
-
-
-def _plain(device: str) -> Iterator[tuple[str, Callable[[Timer], float]]]:
-    yield "copy", lambda timer: copy_rate(timer, device)
-    for name in ("bf16", "tf32", "fp32"):
-        yield f"matmul {name}", functools.partial(matmul_rate, name, device=device)
-
-
-def _convolutions(
-    ops: dict[Op, float], layout: str, device: str
-) -> Iterator[tuple[str, Callable[[Timer], float]]]:
-    for op in sorted(ops, key=lambda op: -ops[op]):
-        yield op.key(layout), functools.partial(convolution_rate, op, layout, device=device)
 
 
 def copy_rate(timer: Timer, device: str = "cuda", size: int = COPY_BYTES) -> float:

@@ -77,7 +77,7 @@ def count(workload: Workload, precision: str = "fp32") -> dict[str, Floor]:
         return {phase: _phase(phase, workload, recipe, G, D) for phase in PHASES}
 
 
-def count_work(workload: Fields, precision: str, layout: str) -> dict[str, Work]:
+def count_work(workload: Fields, precision: str, layout: str) -> dict[Any, Work]:
     """Return the floor of each phase as result files have it."""
     return {
         phase: Work(

@@ -107,8 +107,8 @@ def parse_op(name: str) -> Op:
     match = re.fullmatch(CONVOLUTION, name)
     assert match is not None, name
     kind, image, weight, stride, padding, dtype, _ = match.groups()
-    shapes = [tuple(map(int, each.split("x"))) for each in (image, weight)]
-    return Op(kind, *shapes, int(stride), int(padding), dtype)
+    sides = tuple(map(int, image.split("x"))), tuple(map(int, weight.split("x")))
+    return Op(kind, sides[0], sides[1], int(stride), int(padding), dtype)
 
 
 class Options(frame.Options):
@@ -224,18 +224,13 @@ class Family(Kernels):
     of_distance: float | None = None
 
 
-class Measured(Record, kw_only=True):
+class Measured(Timed, kw_only=True):
     """The timed and traced step beside its floor."""
 
-    phases_ms: dict[str, float]
-    step_ms: float
-    wall_ms: float
-    busy_ms: float
     times_light: float
     distance_ms: float
-    families: list[Family]
+    families: list[Family]  # type: ignore[assignment]
     groups: dict[str, Group]
-    settings: Fields
 
 
 class Roofline(Record, kw_only=True):

@@ -1,7 +1,7 @@
 """`ladder doctor --roofline`: how far a step is from the speed of light of this GPU, and where the distance lies.
 
 The speed of light is a workload's convolution FLOPs and its necessary bytes (`floors`), both at the highest rates
-recorded for this GPU (`rates`). Beside it stand the timed phases and the kernel families of a traced cycle (`step`).
+recorded for this GPU (`derive`). Beside it stand the timed phases and the kernel families of a traced cycle (`step`).
 
 With `--gpu NAME` nothing is measured: the floor is computed from recorded rates, on any machine. The option `--again
 FILE` computes the floors of an earlier result anew. docs/profile.md explains what counts and what does not.
@@ -33,7 +33,7 @@ from ladder.show.table import Column, Table, render_text
 from ladder.studies import frame
 from ladder.studies.frame import RungCase, Session, Study
 from ladder.studies.roofline import derive
-from ladder.studies.roofline.rates import Rates, read_copies, read_facts
+from ladder.studies.roofline.derive import Rates, read_copies, read_facts
 from ladder.studies.roofline.record import (
     CONVOLUTIONS,
     COPY,
@@ -333,8 +333,9 @@ def write_sentences(workload: Fields, result: Roofline) -> list[str]:
         lines.append("Nothing was measured here: floors from recorded rates.")
     else:
         lines.append(
-            f"A step takes {measured.step_ms:.2f} ms, {measured.times_light:.2f} times the floor"
-            f" ({result.step['light_ms']:.2f} ms); {measured.distance_ms:.2f} ms lie between."
+            f"A step of {result.rung} on {workload['name']} takes {measured.step_ms:.2f} ms,"
+            f" {measured.times_light:.2f} times the floor ({result.step['light_ms']:.2f} ms);"
+            f" {measured.distance_ms:.2f} ms lie between."
         )
         lines += _write_score(workload, result, measured.step_ms)
         lines += [
@@ -401,14 +402,8 @@ def _list_ceilings(result: Roofline) -> Table:
             total = sum(row.flops for row in mine)
             heavy = [row for row in mine if row.flops >= 0.01 * total]
             known = sum(row.flops for row in mine if not row.source.startswith("not measured"))
-            ranges = (
-                _write_range(values)
-                for values in (
-                    [row.rate for row in heavy],
-                    [today[row.name] for row in heavy if row.name in today],
-                )
-            )
-            highest, now = ranges
+            highest = _write_range([row.rate for row in heavy])
+            now = _write_range([today[row.name] for row in heavy if row.name in today])
             share = f"{known / total:.0%} of the FLOPs measured"
             rows.append([f"convolution {kind}, TFLOP/s", highest, share, now])
     return Table(columns, rows)
@@ -420,7 +415,9 @@ def _write_range(values: list[float]) -> str | None:
 
 def _list_phases(result: Roofline) -> Table:
     measured = result.measured
-    times = {} if measured is None else {**measured.phases_ms, "step": measured.step_ms}
+    times: dict[str, float] = dict(measured.phases_ms) if measured else {}  # type: ignore[arg-type]
+    if measured:
+        times["step"] = measured.step_ms
     columns = [Column("phase"), Column("TFLOP", "amount", 3), Column("convolutions ms", "ms", 2)]
     columns += [Column("bytes ms", "ms", 2), Column("matmuls ms", "ms", 2), Column("light ms", "ms")]
     columns += [
@@ -442,11 +439,13 @@ def _list_phases(result: Roofline) -> Table:
 
 def _list_bytes(result: Roofline) -> Table:
     """Return the step's bytes by purpose."""
-    names = [key for key in result.step if key.endswith("_bytes")]
-    rows = [[name.removesuffix("_bytes").replace("_", " "), result.step[name] / 1e6] for name in names]
-    return Table(
-        [Column("bytes for"), Column("MB a step", "count")], [*rows, ["all", result.step["bytes"] / 1e6]]
-    )
+    rows = [
+        [name.removesuffix("_bytes").replace("_", " "), value / 1e6]
+        for name, value in result.step.items()
+        if name.endswith("_bytes")
+    ]
+    columns = [Column("bytes for"), Column("MB a step", "count")]
+    return Table(columns, [*rows, ["all", result.step["bytes"] / 1e6]])
 
 
 def divide_step(measured: Measured) -> dict[str, Group]:

@@ -7,7 +7,7 @@ import pytest
 
 from ladder.base import text
 from ladder.base.errors import UserError
-from ladder.studies.roofline import rates, study
+from ladder.studies.roofline import derive, study
 from ladder.studies.roofline.record import Op, Rate
 from tests.support import committed
 
@@ -39,7 +39,7 @@ def seconds(loaded, op=OP, layout="channels_last"):
 
 
 def test_the_committed_facts_can_be_read():
-    loaded = load(GPU, rates.FACTS.parent)
+    loaded = load(GPU, derive.FACTS.parent)
     assert loaded.known["copy"].value == 4.24e12 and loaded.known["matmul bf16"].value == 774e12
     assert loaded.known["matmul fp32"].source == "facts"
     assert {kind for group in loaded.ranges for kind in group.kinds} == {
@@ -123,7 +123,7 @@ def test_a_gpu_without_rates_is_refused_with_those_that_have_some(tmp_path):
     with pytest.raises(UserError, match="nvidia-h100, nvidia-h200"):
         study.choose_rates("A100", tmp_path)
     with pytest.raises(UserError, match="no rate of 'matmul bf16' is recorded for nvidia-l4"):
-        seconds(rates.Rates("nvidia-l4"))
+        seconds(derive.Rates("nvidia-l4"))
 
 
 def tuning(folder, rows, gpu="NVIDIA H200", **fields):
