@@ -79,9 +79,9 @@ def record(cls: type[T]) -> type[T]:
 def rule_of(cls: type) -> Rule:
     """Return the rule that the fields of a record make together."""
     if issubclass(cls, msgspec.Struct):
-        return functools.partial(locate_problem, cls)
+        return functools.partial(locate_problem, typing.cast(Any, cls))
     hints, needs, may = typing.get_type_hints(cls), {}, {}
-    for field in _stored(cls):
+    for field in _stored(cls):  # type: ignore[arg-type]
         rule = field.metadata["rule"]
         if type(None) in typing.get_args(hints[field.name]):
             rule = maybe(rule)

@@ -291,7 +291,7 @@ class _Run(RunState):
             if found and self.is_due(name, None):
                 self.change(name, **record.read_findings(found))
         memory = machine["gpu_memory_gb"] or math.inf
-        small = workload["batch"] * workload.get("resolution", 0) ** 2 <= SMALL_PIXELS
+        small = int(workload["batch"]) * int(workload.get("resolution", 0)) ** 2 <= SMALL_PIXELS
         lanes = max(
             1, int(min(LANES.get(self.job.device, 1), memory / (SMALL_GB if small else INSPECTOR_GB)))
         )

@@ -17,7 +17,7 @@ from ladder.engine.visit import Visits
 from ladder.machine import system
 from ladder.plan import modes
 from ladder.plan.variants import Variant
-from ladder.results import judging
+from ladder.results import judging, sources
 from ladder.results import store as results
 from ladder.results.file import OUT
 from ladder.results.run import FailedAt, Result, Run, Rung, RunGpu, Twin
@@ -37,7 +37,7 @@ class RunState:
         self.job, self.path, self.on_event = job, path, on_event
         self.plan: RunPlan = job.options
         self.first, self.protocol, self.choices = run, run.protocol, run.choices
-        self.parts: dict[str, Rung | Twin] = {each.name: each for each in (*run.rungs, *run.twins)}
+        self.parts: dict[str, Rung | Twin] = {each.name: each for each in sources.records(run)}
         self.twins = {twin.name: twin.of for twin in run.twins}
         planned = {each.name: each for each in self.plan.planned}
         of = {name: planned[self.twins.get(name, name)] for name in self.parts}
@@ -81,7 +81,7 @@ class RunState:
 
     def statuses(self) -> dict[str, str]:
         """Return the status of each rung and twin, derived ones included: what stands on a failed rung is skipped."""
-        derived = {each.name: each.status for each in (*self.result.rungs, *self.result.twins)}
+        derived = {each.name: each.status for each in sources.records(self.result)}
         return derived | {name: each.status for name, each in self.parts.items() if each.status in OUT}
 
     def workload_of(self, name: str) -> Fields:
@@ -151,7 +151,7 @@ class RunState:
         with self.lock:
             self.seconds = round(time.monotonic() - self.begin, 1)
             self.result = judging.derive_result(self.run)
-            for each in (*self.result.rungs, *self.result.twins):
+            for each in sources.records(self.result):
                 if each.status == "invalid" and self.parts[each.name].status == "ok":
                     self.change(each.name, status="invalid", reason=each.reason, failed_at=each.failed_at)
             results.write(self.path, write_record(self.run))

@@ -391,9 +391,8 @@ def get(workload: Workload, device: str, cache: Path | None = None, tell: Tell |
     # Mapped, not read: a process touches only those of the 3 GB that it copies to the GPU, from the shared page cache.
     stored = torch.load(folder / "reference.pt", map_location="cpu", weights_only=True, mmap=True)
     used = dataclasses.replace(workload, batch=stored["batch"])
-    return Reference(
-        used, *(stored[key] for key in ("made_on", "chunk", "notes", "state", "outcomes")), folder
-    )
+    held = (stored[key] for key in ("made_on", "chunk", "notes", "state", "outcomes"))
+    return Reference(used, *held, folder)  # type: ignore[call-arg]
 
 
 def made_by(*files: str) -> list[str]:

@@ -174,8 +174,9 @@ def find_problem(run: Run) -> str | None:
 
 def _find_wrong_fields(run: Run) -> str | None:
     """Return what is wrong with the fields of the workload, a recipe or settings, in one line, or None."""
-    rules = [("workload", values.WORKLOAD, run.workload)]
-    for part, records in (("rungs", run.rungs), ("twins", run.twins)):
+    rules: list[tuple[str, Any, Any]] = [("workload", values.WORKLOAD, run.workload)]
+    parts: tuple[tuple[str, Any], ...] = (("rungs", run.rungs), ("twins", run.twins))
+    for part, records in parts:
         for index, rung in enumerate(records):
             rules += [(f"{part}[{index}].recipe", values.RECIPE, rung.recipe or {})]
             rules += [(f"{part}[{index}].settings", values.SETTINGS, rung.settings or {})]

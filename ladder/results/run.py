@@ -6,7 +6,7 @@ verdict that `ladder.results.judging.derive_result` computes from it. No file ho
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
@@ -39,9 +39,12 @@ from ladder.plan.content import DIGITS
 from ladder.results.file import Header, KernelProfile, Phase, Round, Status, Tenancy
 
 Mode = Literal["cumulative", "solo", "leave-one-out", "mistakes", "levers", "recipe"]
-Kind = Literal[
-    "captured", "eager", "host", "gpu"
-]  # of a rung; until 25 November 2026 what bounds it: host or gpu
+if TYPE_CHECKING:  # keys of a dict, which mypy does not convert
+    Kind = str
+else:
+    Kind = Literal[
+        "captured", "eager", "host", "gpu"
+    ]  # of a rung; until 25 November 2026 what bounds it: host or gpu
 Verdict = Literal["faster", "slower", "less than", "ambiguous", "too few generations"]
 assert Verdict.__args__ == (FASTER, SLOWER, LESS_THAN, AMBIGUOUS, TOO_FEW)  # type: ignore[attr-defined]
 Pair = Annotated[list[Rate], size(2, 2)]

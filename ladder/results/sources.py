@@ -10,13 +10,13 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ladder.results.run import Merged, Result, RungResult, Twin
+from ladder.results.run import Merged, Result, Run, RungResult, Twin
 
 Visits = set[tuple[Any, ...]]
 UNITS = {True: "generation", False: "round"}  # by whether a run timed live processes
 
 
-def runs(result: Result) -> list[Merged]:
+def runs(result: Run) -> list[Merged]:
     """Return the runs whose rounds a result holds, in the order of their rounds.
 
     The rounds of a merged file follow one another; what was added to it later (`--resume`) belongs to the last run.
@@ -55,17 +55,17 @@ def gone_on_with(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str,
     return all_commits([before, now]) | {"dirty": dirty}
 
 
-def end(result: Result) -> int:
+def end(result: Run) -> int:
     """Return the number after that of the last round of any rung or twin."""
     return max((visit.round + 1 for each in records(result) for visit in each.rounds), default=0)
 
 
-def records(result: Result) -> list[RungResult | Twin]:
+def records(result: Run) -> list[Any]:
     """Return rungs and twins."""
     return [*result.rungs, *result.twins]
 
 
-def in_generations(result: Result) -> bool:
+def in_generations(result: Run) -> bool:
     """Return whether a run timed generations of live processes; older ones had rounds of visits."""
     return any(map(timed_alive, records(result)))
 

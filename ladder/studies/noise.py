@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from msgspec import Meta, structs
 
@@ -38,7 +38,7 @@ from ladder.core.records import (
     write_whole,
 )
 from ladder.machine import neighbours
-from ladder.results import derive, judging, loading, plausible, record
+from ladder.results import derive, judging, loading, plausible, record, sources
 from ladder.results.file import Header, KernelProfile, Round, Status
 from ladder.results.run import Choice, Ladder, Noise, Result, Run, Rung, RunGpu, Twin
 from ladder.show.table import Column, Table
@@ -348,7 +348,9 @@ def run_twice(job: Job, rung: str, folder: Path, on_event: Callable[[Any], None]
 def read_run(run: Run, clocks: Clocks) -> Observed:
     """Return what was observed in a run of one rung and its twin."""
     rung = run.rungs[0]
-    copies = [Copy(each.status, each.reason, each.settings, each.rounds) for each in (rung, *run.twins)]
+    copies = [
+        Copy(each.status, each.reason, each.settings, each.rounds) for each in [rung, *cast(Any, run.twins)]
+    ]
     return Observed(
         status=rung.status,
         reason=rung.reason,
@@ -406,7 +408,7 @@ def restore_run(file: File) -> Run:
 
 def list_rounds(run: Result) -> list[Any]:
     """Return all rounds of both copies."""
-    return [each for copy in (*run.rungs, *run.twins) for each in copy.rounds]
+    return [each for copy in sources.records(run) for each in copy.rounds]
 
 
 Cycles = list[dict[int, list[float]]]  # logarithms of the cycles of each copy, by generation
@@ -425,7 +427,7 @@ def derive_sights(run: Result) -> tuple[Sight, Sight | None]:
 
 
 def _list_cycles(run: Result, of: Callable[[Any], list[float]]) -> Cycles:
-    copies = (*run.rungs, *run.twins)
+    copies = sources.records(run)
     return [{each.round: [*map(math.log, of(each))] for each in derive.counted(copy)} for copy in copies]
 
 

@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
@@ -234,7 +234,7 @@ def run_parallel(
                         continue
                 busy[process.connection] = process, task
             for connection in wait([*busy]):
-                process, task = busy.pop(connection)
+                process, task = busy.pop(cast(Any, connection))
                 outcome = process.receive(task[-1])
                 if outcome.reason is None:
                     idle.append(process)

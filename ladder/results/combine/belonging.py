@@ -17,7 +17,7 @@ from ladder.results import code_digest, identity
 from ladder.results import store as results
 from ladder.results.derive import judge_parity
 from ladder.results.run import Run
-from ladder.results.types import Header, Plain, head
+from ladder.results.types import Plain, head
 
 _MACHINE = ("name", "gpu", "gpu_memory_gb", "device", *results.SOFTWARE, "driver", "python", "os")
 _HOST = ("cpu", "cores")  # what may differ if it is asked for, on a GPU
@@ -53,7 +53,7 @@ def refuse_others(
         raise UserError(f"{path} and {other_path} do not belong together: {'; '.join(found)}{hint}")
 
 
-def refuse_the_same(found: Sequence[tuple[Path, Header]], visits: Callable[[Any], set[Any]]) -> None:
+def refuse_the_same(found: Sequence[tuple[Path, Any]], visits: Callable[[Any], set[Any]]) -> None:
     """Raise `UserError`, one line, if two files hold a visit together."""
     seen: list[tuple[Path, set[Any]]] = []
     for path, result in found:
@@ -64,7 +64,7 @@ def refuse_the_same(found: Sequence[tuple[Path, Header]], visits: Callable[[Any]
         seen.append((path, own))
 
 
-def other_origin(first: Header, other: Header, anyway: bool = False) -> list[str]:
+def other_origin(first: Any, other: Any, anyway: bool = False) -> list[str]:
     """Return how machine, code and workload of the two differ, of whatever kind they are."""
     heads = head(first), head(other)
     keys = _MACHINE if anyway and first.machine.device == "cuda" else (*_MACHINE, *_HOST)
@@ -72,7 +72,7 @@ def other_origin(first: Header, other: Header, anyway: bool = False) -> list[str
     return found + code_digest.differences(*heads) + other_work(first, other)
 
 
-def other_work(first: Header, other: Header) -> list[str]:
+def other_work(first: Any, other: Any) -> list[str]:
     """Return how workload, images and environment of the two differ, as far as both say: each with both values."""
     pair, heads = (first.workload, other.workload), (head(first), head(other))
     works = [content.fields_of(each) | {"data": each.get("data")} for each in pair]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
 import msgspec
 
@@ -95,7 +96,7 @@ def list_points(
     """Return the points of all ways: weak ones with the workload's batch on each GPU, strong ones with `total`."""
     return [
         Case(
-            kind="point", way=way.name, scaling=scaling, gpus=n, batch=batch, recipe=way.on(n),
+            kind="point", way=way.name, scaling=cast(Any, scaling), gpus=n, batch=batch, recipe=way.on(n),
             problem=find_problem(way, workload | {"batch": batch}, n),
         )
         for way in ways

@@ -17,7 +17,7 @@ from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from msgspec.structs import replace
 
@@ -171,7 +171,7 @@ class State:
         reason = texts.display(failure.reason)
         self.tell(f"{key}: {failure.status}: {reason}")
         if not self.observed.get(key, Observed()).runs:
-            self.observed[key] = Observed(status=failure.status, reason=reason)
+            self.observed[key] = Observed(status=cast(Any, failure.status), reason=reason)
 
     def _measure(
         self, pool: Pool, shift: Sequence[str], generation: int, chance: random.Random, more: bool
