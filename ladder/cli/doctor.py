@@ -21,6 +21,7 @@ from ladder.base import bounds, starting
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.cli import duration, options
+from ladder.core.records import write_whole
 from ladder.machine import system
 from ladder.plan import catalog, needs
 from ladder.results.file import Machine
@@ -152,7 +153,7 @@ def doctor(
     options.refuse_idle("is for --roofline", "workload", "rung", "gpu", "again")
     findings = examine(device, catalog.load_ladder(ladder_name or "article"))
     if as_json:
-        click.echo(json.dumps(dataclasses.asdict(findings), indent=1))
+        click.echo(json.dumps(write_whole(dataclasses.asdict(findings)), indent=1))
     else:
         print_findings(findings)
     if findings.blocked:

@@ -365,9 +365,8 @@ def _by_clock(gain: Gain, verdict: str, over: str) -> str:
     said = words.word(words.Seen(verdict, gain.ratio, gain.below))
     inside = verdict in values.INSIDE
     if not over:
-        short = "no gain" if verdict == values.NO_GAIN else said
         open_ = verdict in (values.AMBIGUOUS, values.TOO_FEW)
-        return short if inside else texts.factor(gain.ratio) + "?" * open_
+        return said if inside else texts.factor(gain.ratio) + "?" * open_
     around = texts.bounds(texts.pair(gain.interval))
     more = "" if not verdict or inside else f", {verdict}"
     return f"{said if inside else texts.factor(gain.ratio)} {over}{f' ({around})' if around else ''}{more}"

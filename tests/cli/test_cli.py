@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -15,15 +16,20 @@ from ladder.images import prepare as images
 from ladder.machine import system
 from ladder.plan import catalog
 from ladder.publish.validation import validate
-from ladder.results import store as results
+from ladder.results import loading
 from ladder.studies.kernelbench.study import KernelStudy
 from ladder.studies.precision import measure as precision_measure
 from ladder.training import train
-from tests.support import commands, made_up
+from tests.support import commands, made_up, typed
 from tests.support.commands import FAKE, call, load_commands, refused, succeed  # noqa: F401
+from tests.support.typed import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
 fakes = commands.fakes
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    return typed.untyped(loading.load_run(path))
 
 
 def test_help_comes_with_examples_and_without_torch():
@@ -32,7 +38,7 @@ def test_help_comes_with_examples_and_without_torch():
     code = (
         "import sys; sys.argv = ['ladder', *sys.argv[1:]]\nfrom ladder.cli.main import main\n"
         "try: main(prog_name='ladder')\n"
-        "finally: print([m for m in ('torch', 'numpy', 'matplotlib') if m in sys.modules], file=sys.stderr)"
+        "finally: print([m for m in ('torch', 'matplotlib') if m in sys.modules], file=sys.stderr)"
     )
     for arguments in (["list"], ["show", "bf16"], ["run", "--help"]):
         run = subprocess.run(
@@ -150,7 +156,7 @@ def test_run_writes_result_table_and_chart_and_shows_what_is_n_a(tmp_path, fakes
         "after 1 generation:" in seen.stderr and "after 1 generation:" not in seen.stdout
     )  # a table that grows
     (file,) = tmp_path.glob("*/*.json")
-    result = results.read(file)
+    result = read_result(file)
     assert [rung["status"] for rung in result["rungs"]] == [
         "ok",
         "ok",
@@ -212,10 +218,10 @@ def test_a_failed_rung_is_status_1_and_the_others_are_kept(tmp_path, fakes):
 def test_ctrl_c_is_status_130_and_keeps_what_is_finished(tmp_path, fakes, monkeypatch):
     make = measure._Run.generation
 
-    def interrupted(self, number, code):
+    def interrupted(self, number):
         if number:
             raise KeyboardInterrupt
-        make(self, number, code)
+        make(self, number)
 
     monkeypatch.setattr(measure._Run, "generation", interrupted)
     arguments = ("run", "--workload", "tiny", "--rungs", "baseline", "--rounds", 3, "--cycles", 1, "--quick")
@@ -226,7 +232,7 @@ def test_ctrl_c_is_status_130_and_keeps_what_is_finished(tmp_path, fakes, monkey
 
 
 def test_report_reads_what_was_written_and_says_what_it_could_not(tmp_path):
-    results.write(tmp_path / "r" / "a.json", made_up.gpu_run())
+    write_run(tmp_path / "r" / "a.json", made_up.gpu_run())
     (tmp_path / "r" / "torn.json").write_text("{")
     outputs = [tmp_path / "t.md", tmp_path / "t.csv", tmp_path / "c.png", tmp_path / "c.svg"]
     flags = ("--markdown", "--csv", "--chart", "--chart")
@@ -238,8 +244,8 @@ def test_report_reads_what_was_written_and_says_what_it_could_not(tmp_path):
 
 
 def test_one_chart_of_two_results_is_refused(tmp_path):
-    results.write(tmp_path / "a.json", made_up.gpu_run())
-    results.write(tmp_path / "b.json", made_up.cpu_run())
+    write_run(tmp_path / "a.json", made_up.gpu_run())
+    write_run(tmp_path / "b.json", made_up.cpu_run())
     seen = call("report", tmp_path, "--chart", tmp_path / "c.png")
     assert seen.exit_code == 2 and "name one file" in seen.stderr and not (tmp_path / "c.png").exists()
 
@@ -332,7 +338,7 @@ def test_a_ladder_of_the_real_model_from_a_folder_of_pictures(tmp_path):
     )
     assert run.returncode == 0, run.stderr
     (path,) = (tmp_path / "out").glob("*/*.json")
-    result = results.read(path)
+    result = read_result(path)
     baseline, graphs = result["rungs"]
     assert baseline["status"] == "ok" and baseline["step_ms"] > 0 and baseline["images_per_s"] > 0
     assert graphs["status"] == "n/a" and "GPU" in graphs["reason"]
@@ -356,7 +362,7 @@ def test_leave_one_out_advises_and_joins_the_staircase(tmp_path, fakes, asked):
     seen = succeed("run", *asked, *common)
     assert "gain at top" in seen.stdout and "all rungs" not in seen.stderr
     (file,) = tmp_path.glob("*/*-leave-one-out-*.json")
-    result = results.read(file)
+    result = read_result(file)
     assert [rung["name"] for rung in result["rungs"]] == ["all", "channels_last", "bf16"]
     assert [twin["of"] for twin in result["twins"]] == ["all"]
     without = result["rungs"][2]
@@ -378,7 +384,7 @@ def test_a_run_is_resumed_from_its_file_alone(tmp_path, fakes):
     seen = succeed("run", "--resume", file, "--out", tmp_path)
     assert "quick: not to be quoted" in seen.stdout and list(tmp_path.glob("*/*.json")) == [file]
     assert {path.stem for path in file.parent.iterdir()} == {file.stem}  # charts follow their result
-    result = results.read(file)
+    result = read_result(file)
     assert [len(rung["rounds"]) for rung in result["rungs"]] == [2, 2] and result["protocol"]["seed"] == 3
     again = succeed(
         "run", "--resume", file, "--out", tmp_path

@@ -8,6 +8,7 @@ from ladder.cli import climb
 from ladder.cli.main import main
 from tests.cli.test_run_studies import request
 from tests.support import made_up
+from tests.support.made_up_study import TIMES, study
 from tests.support.typed import write_run
 
 WEAK = ("scale", "flat", "--out", "x", "--device", "cpu", "--gpus", "1", "--scaling", "weak")
@@ -69,9 +70,7 @@ def test_a_run_that_goes_on_refuses_what_its_file_decides(asked, words, tmp_path
 
 
 def test_a_study_goes_on_with_the_ladder_that_it_was_begun_with(tmp_path):
-    made = made_up.judged_run(seed=1)
-    made["protocol"]["mode"] = made["ladder"]["name"] = "mistakes"
-    write_run(tmp_path / "r.json", made)
+    write_run(tmp_path / "r.json", study("mistakes", TIMES))
     for ladder in ("article", None):
         goes_on = climb.continued(request(resume=tmp_path / "r.json", ladder=ladder, mode=None))
         assert goes_on.mode == "mistakes"

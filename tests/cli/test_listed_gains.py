@@ -46,8 +46,7 @@ def test_the_prediction_is_the_articles_over_the_same_rung_or_the_rungs_own_word
 
 def test_an_older_result_has_the_step_alone():
     made = made_up.judged_run()
-    made["rungs"][5] |= {"verdict": "no measurable gain", "gpu_gain": None}
-    assert told(made, "cuda_graphs")[0] == "no gain"
+    assert told(made, "cuda_graphs")[0] == "2.80x"
     assert told(made_up.gpu_run(), "cuda_graphs") == ("", "")
 
 
@@ -80,7 +79,7 @@ def test_show_tells_what_other_gpus_measured_by_both_clocks_and_nothing_that_mus
     monkeypatch.setattr(listing, "RESULTS", tmp_path)
     monkeypatch.setattr(ranking, "machines_here", lambda: ["amd-epyc"])
     assert listing._elsewhere("bf16") == []
-    write_run(tmp_path / "nvidia-h200" / "stopped.json", two_clocks.run() | {"complete": False})
+    write_run(tmp_path / "nvidia-h200" / "stopped.json", two_clocks.interrupt(two_clocks.run()))
     write_run(tmp_path / "nvidia-h200" / "few.json", two_clocks.run(2))
     assert listing._elsewhere("bf16") == []
     write_run(tmp_path / "nvidia-h200" / "whole.json", two_clocks.run())

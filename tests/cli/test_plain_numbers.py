@@ -8,7 +8,6 @@ from ladder.base.errors import UserError
 from ladder.cli import main as cli
 from ladder.cli import options
 from ladder.report import recommend
-from ladder.studies import scale
 from ladder.training import sample
 from tests.support.commands import load_commands
 
@@ -37,7 +36,7 @@ def test_odd_digits_are_told_before_the_range():
 
 
 LISTS = {
-    "--gpus": lambda said: scale.count_gpus(said, None),
+    "--gpus": lambda said: options.whole_numbers("--gpus", said, 64),
     "--batches": lambda said: options.whole_numbers("--batches", said, 65536),
     "--seeds": sample.parse_seeds,
     "--images": recommend.images_of,

@@ -98,6 +98,7 @@ def test_of_another_machine_the_longest_ladder_is_read_of_this_one_the_newest(
     put(stored, a_run(), "long.json")
     short = a_run(started="2026-11-23T00:00:00+00:00")
     short["rungs"] = short["rungs"][:3]
+    short["ladder"]["rungs"] = [rung["name"] for rung in short["rungs"]]
     put(stored, short, "short.json")
     assert "short.json" in succeed("recommend").stdout
     this_machine(monkeypatch, "nvidia-h200", cores=8)
@@ -122,7 +123,8 @@ def test_a_workload_is_told_by_its_name_and_its_fields(stored: Path, tmp_path: P
     _, fields = catalog.load_workload("article")
     put(stored, a_run(workload={**fields, "name": "article", "data": None}))
     newer = a_run(
-        workload={"name": "mine", "resolution": 32, "batch": 4}, started="2026-11-22T00:00:00+00:00"
+        workload={"name": "mine", "resolution": 32, "batch": 4, "data": None},
+        started="2026-11-22T00:00:00+00:00",
     )
     put(stored, newer, "mine.json")
     assert "\nmine: 32x32" in succeed("recommend").stdout
@@ -139,8 +141,11 @@ def test_the_leave_one_out_run_of_the_same_series_joins_and_goes_on_here_alone(
 ) -> None:
     put(stored, a_run())
     top = recipes.given(two_clocks.run(mode="leave-one-out"))
-    for rung in top["rungs"]:
-        rung |= {"verdict": "ambiguous", "gpu_verdict": "ambiguous"}
+    for rung in top["rungs"][1:]:
+        for number, each in enumerate(rung["rounds"]):
+            factor = 1 + 0.9 * number
+            each["samples_ms"] = [ms * factor for ms in each["samples_ms"]]
+            each["profiled"] = [cycle | {"gpu_ms": cycle["gpu_ms"] * factor} for cycle in each["profiled"]]
     put(stored, top, "top.json")
     said = succeed("recommend").stdout
     assert "leave-one-out: " in said and "leave-one-out: none" not in said

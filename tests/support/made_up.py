@@ -30,7 +30,7 @@ def rung(name: str, step_ms: float | None = None, host: float | None = None, **m
         **known,
         "status": "ok" if step_ms else "n/a",
         "reason": None if step_ms else "needs a CUDA GPU",
-        "recipe": {},
+        "recipe": {} if step_ms or more.get("status") else None,
         "step_ms": step_ms,
         "q25_ms": step_ms and step_ms * 0.995,
         "q75_ms": step_ms and step_ms * 1.006,
