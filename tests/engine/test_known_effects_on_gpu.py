@@ -80,7 +80,7 @@ def test_a_planted_slowdown_of_a_captured_step_is_found_with_its_sign(tmp_path: 
         for generation in range(3):
             for visit in rounds.round(generation, programs):
                 assert visit.round, visit.reason
-                logs[visit.program.name][generation] = math.log(estimates.median(visit.round["samples_ms"]))
+                logs[visit.program.name][generation] = math.log(estimates.median(visit.round.samples_ms))
     quantity = answers.quantity(logs, dict.fromkeys(logs, "captured"), [("a", "b")], is_gpu=False)
     slower, same = quantity.answers([("c", "slower"), ("a", "c")])
     assert slower.verdict == answers.SLOWER and same.verdict not in (answers.SLOWER, answers.FASTER)
