@@ -103,9 +103,11 @@ def draws_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TrainingStep, "run", run)
 
 
-def without_images(patch: pytest.MonkeyPatch) -> None:
+def without_images(patch: pytest.MonkeyPatch, late: bool = False) -> None:
     def step(self, index, lazy):
         self.run(self.phases(index, lazy))
+        if late:
+            self.feed.next()
         self.feed.prefetch()
         self.count += 1
 
@@ -113,13 +115,7 @@ def without_images(patch: pytest.MonkeyPatch) -> None:
 
 
 def images_late(patch: pytest.MonkeyPatch) -> None:
-    def step(self, index, lazy):
-        self.run(self.phases(index, lazy))
-        self.feed.next()
-        self.feed.prefetch()
-        self.count += 1
-
-    patch.setattr(TrainingStep, "_step", step)
+    without_images(patch, late=True)
 
 
 def phases_are(choose):
@@ -255,24 +251,23 @@ def each_twice(step):
     step.feed.dataset.__class__ = Twice
 
 
-def one_is_new(step):
-    seen, write = [], step.feed._write
+def stale(choose):
+    """Batches are made of those before: `choose` gets all so far."""
 
-    def stale(batch, to):
-        seen.append(batch.clone())
-        write(torch.cat([batch[:1], seen[0][1:]]), to)
+    def plant(step):
+        batches, write = [], step.feed._write
 
-    step.feed._write = stale
+        def stale_write(batch, to):
+            batches.append(batch.clone())
+            write(choose(batches), to)
+
+        step.feed._write = stale_write
+
+    return plant
 
 
-def two_in_turn(step):
-    seen, write = [], step.feed._write
-
-    def stale(batch, to):
-        seen.append(batch.clone())
-        write(seen[(len(seen) - 1) % 2], to)
-
-    step.feed._write = stale
+one_is_new = stale(lambda batches: torch.cat([batches[-1][:1], batches[0][1:]]))
+two_in_turn = stale(lambda batches: batches[(len(batches) - 1) % 2])
 
 
 def to_the_left(step):
