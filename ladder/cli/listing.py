@@ -22,7 +22,7 @@ from ladder.results.run import Gain, RungResult
 from stylegan_lite.config import suggestion
 
 RESULTS = ROOT / "results" / "ladder"
-CHANGES = 3  # categories that `ladder show` tells of a rung
+CHANGES = 3  # categories of GPU work that `ladder show` lists for a rung
 OPEN = (*values.INSIDE, values.AMBIGUOUS, values.TOO_FEW, None)  # verdicts without a difference to explain
 FIRST = ("article", "full")  # ladders listed first; the others follow by name
 
@@ -46,56 +46,58 @@ def list_(as_json: bool) -> None:
     )
     rungs = dict.fromkeys(step.name for name in ladders for step in catalog.load_ladder(name).rungs)
     rungs |= dict.fromkeys(name for name in catalog.rungs() if name not in rungs)
-    found = {
+    catalogue = {
         "rungs": {name: catalog.load_rung(name).summary for name in rungs},
         "ladders": {name: catalog.describe(catalog.LADDERS, name) for name in ladders},
         "workloads": {name: catalog.describe(catalog.WORKLOADS, name) for name in catalog.workloads()},
     }
     if as_json:
-        click.echo(json.dumps(found, indent=1))
+        click.echo(json.dumps(catalogue, indent=1))
         return
-    for line in _listed(found):
+    for line in _render_list(catalogue):
         click.echo(named(line))
 
 
-def _listed(found: dict[str, dict[str, str]]) -> list[str]:
+def _render_list(catalogue: dict[str, dict[str, str]]) -> list[str]:
     """Return the lines of `ladder list`: ladders with the rungs new in each, rungs of no ladder, and workloads."""
     here = [each for each in ranking.stored(RESULTS, ranking.machines_here()) if _is_staircase(each[1])]
-    lines, left = [], dict(found["rungs"])
-    for ladder, text in found["ladders"].items():
+    lines, left = [], dict(catalogue["rungs"])
+    for ladder, text in catalogue["ladders"].items():
         steps = [step.name for step in catalog.load_ladder(ladder).rungs]
         new = [name for name in steps if name in left]
-        lines += [f"{click.style(ladder, bold=True)}  ladder of {_so_many(len(steps), 'rung')}: {text}"]
-        rows = [_listed_rung(name, left.pop(name), _of_ladder(ladder, steps, name, here)) for name in new]
+        lines += [f"{click.style(ladder, bold=True)}  ladder of {texts.counted(len(steps), 'rung')}: {text}"]
+        rows = [
+            _make_rung_row(name, left.pop(name), _select_climbs(ladder, steps, name, here)) for name in new
+        ]
         if len(lines) == 1:
             rows.insert(0, ["rung", "needs", "gain here (?: ambiguous)" * bool(here), "what it does"])
-        lines += [f"  {line}" for line in _table(rows)]
+        lines += [f"  {line}" for line in _align(rows)]
         if len(new) < len(steps):
             lines.append(f"  ({len(steps) - len(new)} more are above; their order: `ladder show {ladder}`)")
     if left:
         lines.append(click.style("rungs of no ladder", bold=True))
-        lines += [f"  {line}" for line in _table([_listed_rung(*each, []) for each in left.items()])]
+        lines += [f"  {line}" for line in _align([_make_rung_row(*each, []) for each in left.items()])]
     lines.append(click.style("workloads", bold=True))
     return [
         *lines,
-        *(f"  {line}" for line in _table([list(each) for each in found["workloads"].items()])),
+        *(f"  {line}" for line in _align([list(each) for each in catalogue["workloads"].items()])),
     ]
 
 
-def _listed_rung(name: str, summary: str, known: list[ranking.Stored]) -> list[str]:
-    found = _newest(name, known)
-    gain = _gain(ranking.rung_of(found[1], name)) if found else ""
-    if found and gain and (other := _skipped_to(name, found[1])):
+def _make_rung_row(name: str, summary: str, known: list[ranking.Stored]) -> list[str]:
+    newest = _choose_newest(name, known)
+    gain = _render_gain(ranking.rung_of(newest[1], name)) if newest else ""
+    if newest and gain and (other := _find_skipped_base(name, newest[1])):
         gain += f" over {other}"
-    return [name, _needs(name), gain, summary]
+    return [name, _join_needs(name), gain, summary]
 
 
-def _newest(name: str, known: list[ranking.Stored]) -> ranking.Stored | None:
+def _choose_newest(name: str, known: list[ranking.Stored]) -> ranking.Stored | None:
     """Return the newest result, of those first that compare the rung with the one before it in the ladder."""
-    return ranking.newest([each for each in known if not _skipped_to(name, each[1])] or known)
+    return ranking.newest([each for each in known if not _find_skipped_base(name, each[1])] or known)
 
 
-def _skipped_to(name: str, result: ranking.Result) -> str:
+def _find_skipped_base(name: str, result: ranking.Result) -> str:
     """Return the rung that a result of selected rungs compares this one with, over others that it left out; else ""."""
     rung = ranking.rung_of(result, name)
     if not (rung and rung.gain) or result.ladder.name not in catalog.ladders():
@@ -107,7 +109,9 @@ def _skipped_to(name: str, result: ranking.Result) -> str:
     return texts.plain(against) if {*between} - {each.name for each in result.rungs} else ""
 
 
-def _of_ladder(ladder: str, steps: list[str], rung: str, here: list[ranking.Stored]) -> list[ranking.Stored]:
+def _select_climbs(
+    ladder: str, steps: list[str], rung: str, here: list[ranking.Stored]
+) -> list[ranking.Stored]:
     """Return the runs that climbed a ladder to a rung. A run of `full` climbs the article's ladder first."""
     below = steps[: steps.index(rung) + 1]
     return [
@@ -139,15 +143,15 @@ def show(name: str) -> None:
     a_file = Path(name).suffix in (".yaml", ".yml") or len(Path(name).parts) > 1
     shown = []
     if name in catalog.rungs():
-        shown.append(_rung(name))
+        shown.append(_render_rung(name))
     if name in catalog.ladders() or a_file:
-        shown.append(_ladder(name))
-    if name in (entries := _entries()):
+        shown.append(_render_ladder(name))
+    if name in (entries := _render_entries()):
         shown.append(entries[name])
     if name in STUDIES:
-        shown.append(_study(name))
+        shown.append(_render_study(name))
     if name in catalog.workloads():
-        shown.append(_workload(name))
+        shown.append(_render_workload(name))
     if not shown:
         if name in modes.MODES:
             raise UserError(f"{name} is a way to lay out a run: `ladder run --mode {name}`")
@@ -158,21 +162,20 @@ def show(name: str) -> None:
     click.echo(named("\n\n".join("\n".join(lines) for lines in shown)))
 
 
-def _rung(name: str) -> list[str]:
-    found = catalog.load_rung(name)
+def _render_rung(name: str) -> list[str]:
+    rung = catalog.load_rung(name)
     return [
-        click.style(found.title, bold=True),
-        f"\n{found.text}\n\nReceipt. {inspect.getdoc(found.receipt)}\n",
-        f"Recipe: {_change(name) or 'the defaults'}",
-        f"Needs:  {', '.join(map(_need, catalog.load_rung(name).needs)) or 'nothing beyond PyTorch'}",
-        *_own(name),
-        *_elsewhere(name),
+        click.style(rung.title, bold=True),
+        f"\n{rung.text}\n\nReceipt. {inspect.getdoc(rung.receipt)}\n",
+        f"Recipe: {_render_change(name) or 'the defaults'}",
+        f"Needs:  {', '.join(map(_describe_need, rung.needs)) or 'nothing beyond PyTorch'}",
+        *_render_own(name),
+        *_render_elsewhere(name),
     ]
 
 
-def _entries() -> dict[str, list[str]]:
-    """Return what `show` says of each mistake and each lever, by name."""
-    found = [(*entry, name) for name, (*_, entries) in STUDIES.items() for entry in entries]
+def _render_entries() -> dict[str, list[str]]:
+    """Return the lines on each mistake and each lever, by name."""
     return {
         name: [
             click.style(title, bold=True),
@@ -180,11 +183,12 @@ def _entries() -> dict[str, list[str]]:
             f"No rung, but one of the {study}. Measured by `ladder run --mode {study} --rungs {name}`.",
             "docs/attribute.md has what was measured.",
         ]
-        for name, title, why, study in found
+        for study, (*_, entries) in STUDIES.items()
+        for name, title, why in entries
     }
 
 
-def _study(name: str) -> list[str]:
+def _render_study(name: str) -> list[str]:
     """Return the lines on a study: each of its entries, and how it is measured."""
     title, first, entries = STUDIES[name]
     rows = [["entry", "what it is", "what it does"], *([*each] for each in entries)]
@@ -192,38 +196,42 @@ def _study(name: str) -> list[str]:
         click.style(f"{title}: {name}, {len(entries)} entries", bold=True),
         f"Measured by `ladder run --mode {name}`, beside `{first}`.",
         "",
-        *_table(rows),
+        *_align(rows),
         "",
         "docs/attribute.md has what was measured.",
     ]
 
 
-def _workload(name: str) -> list[str]:
+def _render_workload(name: str) -> list[str]:
     """Return the lines on a workload of ours: its fields."""
     fields = catalog.load_workload(name)[1]
     rows = [[key, json.dumps(value)] for key, value in fields.items()]
     head = click.style(f"{catalog.describe(catalog.WORKLOADS, name)}: workload {name}", bold=True)
-    return [head, "", *_table(rows)]
+    return [head, "", *_align(rows)]
 
 
-def _ladder(name: str) -> list[str]:
-    found = catalog.load_ladder(name)
+def _render_ladder(name: str) -> list[str]:
+    ladder = catalog.load_ladder(name)
     head = [
-        click.style(f"{found.title}: ladder {found.name}, {_so_many(len(found.rungs), 'rung')}", bold=True)
+        click.style(
+            f"{ladder.title}: ladder {ladder.name}, {texts.counted(len(ladder.rungs), 'rung')}", bold=True
+        )
     ]
-    rows = [["", "rung", "needs", f"ms, {found.reference}" if found.reference else "", "changes"]]
-    for number, step in enumerate(found.rungs, start=1):
+    rows = [["", "rung", "needs", f"ms, {ladder.reference}" if ladder.reference else "", "changes"]]
+    for number, step in enumerate(ladder.rungs, start=1):
         ms = "" if step.article_ms is None else f"{step.article_ms:g}"
-        rows.append([str(number), step.name, _needs(step.name), ms, _change(step.name) or "nothing"])
-    if found.rival:
-        top = catalog.load_ladder(found.rival).rungs[-1].name
-        rows.append(["", top, "", "", f"the top of {found.rival}, in the same generations"])
+        rows.append(
+            [str(number), step.name, _join_needs(step.name), ms, _render_change(step.name) or "nothing"]
+        )
+    if ladder.rival:
+        top = catalog.load_ladder(ladder.rival).rungs[-1].name
+        rows.append(["", top, "", "", f"the top of {ladder.rival}, in the same generations"])
     path = catalog.LADDERS / f"{name}.yaml" if name in catalog.ladders() else Path(name).expanduser()
     notes = remarks(path)
-    return [*head, "", *_table(rows), *([""] if notes else []), *notes]
+    return [*head, "", *_align(rows), *([""] if notes else []), *notes]
 
 
-def _own(name: str) -> list[str]:
+def _render_own(name: str) -> list[str]:
     """Return the lines on the newest quotable result of this machine with a number for the rung.
 
     They hold the prediction, time, gain, verdict, file and date, and the largest changes of categories. Returns an
@@ -234,28 +242,28 @@ def _own(name: str) -> list[str]:
         for each in ranking.stored(RESULTS, ranking.machines_here())
         if _is_staircase(each[1]) and ranking.rung_of(each[1], name)
     ]
-    if (found := _newest(name, here)) is None:
+    if (newest := _choose_newest(name, here)) is None:
         return []
-    path, result = found
+    path, result = newest
     rung = ranking.rung_of(result, name)
-    told = [f"{texts.ms(rung.step_ms)} ms/step"]
-    over = f"vs {_skipped_to(name, result) or 'previous'}"
-    told += [gain for gain in (_gain(rung, over), _at_top(name, result)) if gain]
+    facts = [f"{texts.ms(rung.step_ms)} ms/step"]
+    over = f"vs {_find_skipped_base(name, result) or 'previous'}"
+    facts += [gain for gain in (_render_gain(rung, over), _render_gain_at_top(name, result)) if gain]
     few = ranking.fewest_rounds(result)
     limited = result.protocol.gpu_memory_limit_gb
     if result.protocol.quick or limited or few < ranking.results.FEWEST_ROUNDS:
-        told.append("not to be quoted")
-    made = _so_many(few, sources.unit(result))
-    where = f"{texts.plain(result.workload['name'])}, {made}, {result.started[:10]}"
+        facts.append("not to be quoted")
+    rounds = texts.counted(few, sources.unit(result))
+    where = f"{texts.plain(result.workload['name'])}, {rounds}, {result.started[:10]}"
     return [
-        f"Predicted: {_predicted(name, result)}",
-        f"Here:   {'; '.join(told)}",
+        f"Predicted: {_render_prediction(name, result)}",
+        f"Here:   {'; '.join(facts)}",
         f"        ({where}: {os.path.relpath(path)})",
-        *_parts(name, here),
+        *_render_parts(name, here),
     ]
 
 
-def _predicted(name: str, result: ranking.Result) -> str:
+def _render_prediction(name: str, result: ranking.Result) -> str:
     """Return the article's gain over the rung that the result compares with; without one, the rung's expectation."""
     rung = ranking.rung_of(result, name)
     before = ranking.rung_of(result, rung.gain.against) if rung and rung.gain else None
@@ -266,32 +274,32 @@ def _predicted(name: str, result: ranking.Result) -> str:
     return f"{texts.factor(before.article_ms / rung.article_ms)} by the article ({times}, {pair})"
 
 
-def _elsewhere(name: str) -> list[str]:
-    """Return a table of what other GPUs said of the rung, by both clocks: in the ladder, and left out at the top.
+def _render_elsewhere(name: str) -> list[str]:
+    """Return a table of the rung's gains on other GPUs, by both clocks: in the ladder, and left out at the top.
 
     A row is the best result of its GPU that may be quoted. Returns an empty list if there is none.
     """
     others = sorted({path.name for path in RESULTS.glob("*") if path.is_dir()} - {*ranking.machines_here()})
     rows = []
     for machine in others:
-        found = [each for each in ranking.stored(RESULTS, [machine]) if _may_be_quoted(each[1], name)]
-        left_out = [each for each in found if ranking.mode(each[1]) == ranking.LEAVE_ONE_OUT]
-        climbed = _newest(name, [each for each in found if _is_staircase(each[1])])
+        quotable = [each for each in ranking.stored(RESULTS, [machine]) if _can_be_quoted(each[1], name)]
+        left_out = [each for each in quotable if ranking.mode(each[1]) == ranking.LEAVE_ONE_OUT]
+        climbed = _choose_newest(name, [each for each in quotable if _is_staircase(each[1])])
         highest = max(left_out, key=lambda each: ranking.rank(each[1]), default=None)
-        rows += [_measured(name, *each) for each in (climbed, highest) if each]
-    lines = _table([["gpu", "workload", "GPU's work", "step", "compared", "advice", "file"], *rows])
+        rows += [_make_elsewhere_row(name, *each) for each in (climbed, highest) if each]
+    lines = _align([["gpu", "workload", "GPU's work", "step", "compared", "advice", "file"], *rows])
     return ["", "Measured elsewhere", *(f"  {line}" for line in lines)] if rows else []
 
 
-def _may_be_quoted(result: ranking.Result, name: str) -> bool:
+def _can_be_quoted(result: ranking.Result, name: str) -> bool:
     """Return whether a publishable run compares the rung by both clocks."""
     rung = ranking.rung_of(result, name)
     return bool(rung and rung.gain and rung.gpu_gain) and not publishable(result)
 
 
-def _measured(name: str, path: Path, result: ranking.Result) -> list[str]:
+def _make_elsewhere_row(name: str, path: Path, result: ranking.Result) -> list[str]:
     rung = ranking.rung_of(result, name)
-    assert rung and rung.gain and rung.gpu_gain  # as `_may_be_quoted` has seen
+    assert rung and rung.gain and rung.gpu_gain  # as `_can_be_quoted` checks
     by_gpu, by_step = (
         words.answer(words.Seen(verdict or "", gain.ratio, gain.below))
         for gain, verdict in ((rung.gpu_gain, rung.gpu_verdict), (rung.gain, rung.verdict))
@@ -303,35 +311,35 @@ def _measured(name: str, path: Path, result: ranking.Result) -> list[str]:
     return [*map(texts.plain, (*where, by_gpu, by_step, over, advice)), os.path.relpath(path)]
 
 
-def _parts(name: str, here: list[ranking.Stored]) -> list[str]:
+def _render_parts(name: str, here: list[ranking.Stored]) -> list[str]:
     """Return the lines on the largest changes of GPU work that the rung made, from the best result with profiles.
 
     Returns an empty list if there is no such result, or if the change of GPU time is inside the noise.
     """
-    found = _newest(name, [each for each in here if all(_with_parts(each[1], name))])
-    if found is None:
+    newest = _choose_newest(name, [each for each in here if all(_read_parts(each[1], name))])
+    if newest is None:
         return []
-    path, result = found
-    rung, (before, after) = ranking.rung_of(result, name), _with_parts(result, name)
+    path, result = newest
+    rung, (before, after) = ranking.rung_of(result, name), _read_parts(result, name)
     if not (before and after and rung and rung.gpu_gain) or rung.gpu_verdict in OPEN:
         return []
     rows = [row for row in parts.changes(before, after) if row.ms][:CHANGES]
-    told = [f"{texts.plain(row.category)} {row.before.ms:.2f} -> {row.after.ms:.2f} ms" for row in rows]
+    changes = [f"{texts.plain(row.category)} {row.before.ms:.2f} -> {row.after.ms:.2f} ms" for row in rows]
     against = texts.plain(rung.gpu_gain.against)
     return [
-        f"Parts:  {'; '.join(told)}",
+        f"Parts:  {'; '.join(changes)}",
         f"        (GPU work of a step, {against} -> {name}: {os.path.relpath(path)})",
     ]
 
 
-def _with_parts(result: ranking.Result, name: str) -> tuple[parts.Parts | None, parts.Parts | None]:
+def _read_parts(result: ranking.Result, name: str) -> tuple[parts.Parts | None, parts.Parts | None]:
     """Return the parts of the rung that this rung was judged against, and those of the rung itself."""
     rung = ranking.rung_of(result, name)
     against = ranking.rung_of(result, rung.gpu_gain.against) if rung and rung.gpu_gain else None
     return parts.parts_of(against) if against else None, parts.parts_of(rung) if rung else None
 
 
-def _at_top(name: str, result: ranking.Result) -> str:
+def _render_gain_at_top(name: str, result: ranking.Result) -> str:
     """Return the gain at the top, from the newest leave-one-out result that matches, else an empty text.
 
     Machine, workload, ladder and commit must be the same.
@@ -344,52 +352,53 @@ def _at_top(name: str, result: ranking.Result) -> str:
         and each[1].ladder.name == result.ladder.name
         and ranking.rung_of(each[1], name)
     ]
-    found = ranking.newest(others)
-    return _gain(ranking.rung_of(found[1], name), "at the top") if found else ""
+    newest = ranking.newest(others)
+    return _render_gain(ranking.rung_of(newest[1], name), "at the top") if newest else ""
 
 
-def _gain(rung: RungResult | None, over: str = "") -> str:
+def _render_gain(rung: RungResult | None, over: str = "") -> str:
     """Return a gain as text: `1.18x vs previous (1.160-1.210x), faster`, or a short form without ``over``.
 
-    A gain inside the noise has no number. With GPU time both clocks are told: `GPU 1.13x, step less than 8.9%`.
+    A gain inside the noise has no number. With GPU time both clocks are shown: `GPU 1.13x, step less than 8.9%`.
     """
     if rung is None or not rung.gain:
         return ""
-    step = _by_clock(rung.gain, rung.verdict or "", over)
+    step = _render_clock(rung.gain, rung.verdict or "", over)
     if not rung.gpu_gain:
         return step
-    return f"GPU {_by_clock(rung.gpu_gain, rung.gpu_verdict or '', over)}{'; ' if over else ', '}step {step}"
+    return (
+        f"GPU {_render_clock(rung.gpu_gain, rung.gpu_verdict or '', over)}{'; ' if over else ', '}step {step}"
+    )
 
 
-def _by_clock(gain: Gain, verdict: str, over: str) -> str:
-    said = words.word(words.Seen(verdict, gain.ratio, gain.below))
-    inside = verdict in values.INSIDE
+def _render_clock(gain: Gain, verdict: str, over: str) -> str:
+    word = words.word(words.Seen(verdict, gain.ratio, gain.below))
+    inside, factor = verdict in values.INSIDE, texts.factor(gain.ratio)
     if not over:
-        open_ = verdict in (values.AMBIGUOUS, values.TOO_FEW)
-        return said if inside else texts.factor(gain.ratio) + "?" * open_
-    around = texts.bounds(texts.pair(gain.interval))
-    more = "" if not verdict or inside else f", {verdict}"
-    return f"{said if inside else texts.factor(gain.ratio)} {over}{f' ({around})' if around else ''}{more}"
+        return word if inside else f"{factor}?" if verdict in (values.AMBIGUOUS, values.TOO_FEW) else factor
+    interval = texts.bounds(texts.pair(gain.interval))
+    return (
+        (word if inside else factor)
+        + f" {over}"
+        + (f" ({interval})" if interval else "")
+        + ("" if not verdict or inside else f", {verdict}")
+    )
 
 
-def _need(need: str) -> str:
+def _describe_need(need: str) -> str:
     """Return a need, and the field of the workload that meets it."""
     return f"{need} (workload with {needs.FIELDS[need]})" if need in needs.FIELDS else need
 
 
-def _needs(name: str) -> str:
+def _join_needs(name: str) -> str:
     return ", ".join(catalog.load_rung(name).needs)
 
 
-def _change(name: str) -> str:
+def _render_change(name: str) -> str:
     return ", ".join(f"{key}: {json.dumps(value)}" for key, value in catalog.load_rung(name).change.items())
 
 
-def _so_many(number: int, of: str) -> str:
-    return f"{number} {of}{'' if number == 1 else 's'}"
-
-
-def _table(rows: list[list[str]]) -> list[str]:
+def _align(rows: list[list[str]]) -> list[str]:
     """Return rows as lines with aligned columns. A column that is empty in every row is left out."""
-    kept = [column for column in zip(*rows, strict=True) if any(column)]
-    return texts.aligned([*zip(*kept, strict=True)])
+    columns = [column for column in zip(*rows, strict=True) if any(column)]
+    return texts.aligned([*zip(*columns, strict=True)])

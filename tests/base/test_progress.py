@@ -1,6 +1,5 @@
 """What is seen while a command works: on a terminal, on a dumb one, in a log, and how long it may take."""
 
-import json
 import os
 import pty
 import re
@@ -14,7 +13,7 @@ from ladder.base import progress
 from ladder.base.paths import ROOT
 from ladder.cli import duration
 from tests.support import made_up
-from tests.support.typed import typed
+from tests.support.typed import typed, write_run
 
 EVENTS = """
 import sys
@@ -115,8 +114,8 @@ def test_the_time_comes_from_this_machines_newest_result(tmp_path: Path) -> None
     result = made_up.cpu_run()
     name, count = result["workload"]["name"], duration._count_visits(typed(result))
     old, new = result | {"seconds": 1.0 * count}, result | {"seconds": 6.0 * count}
-    (tmp_path / f"{name}-article-20250101T000000Z.json").write_text(json.dumps(old))
-    (tmp_path / f"{name}-article-20250201T000000Z.json").write_text(json.dumps(new))
+    write_run(tmp_path / f"{name}-article-20250101T000000Z.json", old)
+    write_run(tmp_path / f"{name}-article-20250201T000000Z.json", new)
     (tmp_path / f"{name}-article-20250301T000000Z.json").write_text("{}")  # no result
     assert duration.read_visit_seconds(tmp_path, name) == pytest.approx(6.0)
     assert duration.estimate_minutes(duration.PlannedRun(tmp_path, name, "cpu", 1, True)) == pytest.approx(
@@ -132,9 +131,9 @@ def test_a_disturbed_run_does_not_say_how_long_the_next_takes(tmp_path: Path) ->
         for each in part["rounds"]:
             each["others_cpu"] = 0.7
     quiet = made_up.cpu_run() | {"seconds": 6.0 * count}
-    (tmp_path / f"{name}-article-20250201T000000Z.json").write_text(json.dumps(busy))
+    write_run(tmp_path / f"{name}-article-20250201T000000Z.json", busy)
     assert duration.read_visit_seconds(tmp_path, name) == pytest.approx(300.0)
-    (tmp_path / f"{name}-article-20250101T000000Z.json").write_text(json.dumps(quiet))
+    write_run(tmp_path / f"{name}-article-20250101T000000Z.json", quiet)
     assert duration.read_visit_seconds(tmp_path, name) == pytest.approx(6.0)
 
 

@@ -14,7 +14,7 @@ from tests.support.typed import write_run
 
 def told(made, name):
     rung = next(rung for rung in typed.typed(made).rungs if rung.name == name)
-    return listing._gain(rung), listing._gain(rung, "vs previous")
+    return listing._render_gain(rung), listing._render_gain(rung, "vs previous")
 
 
 def test_both_clocks_are_told_where_both_are_known():
@@ -37,11 +37,12 @@ def test_a_wide_interval_has_its_ends() -> None:
 def test_the_prediction_is_the_articles_over_the_same_rung_or_the_rungs_own_words():
     made = typed.typed(two_clocks.run())
     assert (
-        listing._predicted("bf16", made) == "1.68x by the article (265 -> 158 ms/step, channels_last -> bf16)"
+        listing._render_prediction("bf16", made)
+        == "1.68x by the article (265 -> 158 ms/step, channels_last -> bf16)"
     )
     rung = catalog.load_rung("fused_rgb")
-    assert listing._predicted("fused_rgb", made) == f"no number in the article; {rung.summary}"
-    assert listing._predicted("baseline", made).startswith("no number in the article; ")
+    assert listing._render_prediction("fused_rgb", made) == f"no number in the article; {rung.summary}"
+    assert listing._render_prediction("baseline", made).startswith("no number in the article; ")
 
 
 def test_an_older_result_has_the_step_alone():
@@ -58,14 +59,18 @@ def test_a_newer_run_of_selected_rungs_does_not_pass_for_the_gain_of_a_rung(tmp_
     ends["rungs"][-1]["gpu_gain"] |= {"against": "baseline", "ratio": 1.72}
     ends["rungs"][-1]["gain"] |= {"against": "baseline", "ratio": 2.61}
     write_run(tmp_path / "nvidia-h200" / "ends.json", ends)
-    (here,) = [line for line in listing._own("fused_act") if line.startswith("Here:")]
+    (here,) = [line for line in listing._render_own("fused_act") if line.startswith("Here:")]
     assert "GPU 1.72x vs baseline (" in here and "step 2.61x vs baseline (" in here
-    (listed,) = [line for line in listing._listed(everything("fused_act")) if line.startswith("  fused_act")]
+    (listed,) = [
+        line for line in listing._render_list(everything("fused_act")) if line.startswith("  fused_act")
+    ]
     assert "GPU 1.72x, step 2.61x over baseline" in listed
     write_run(tmp_path / "nvidia-h200" / "whole.json", two_clocks.run())
-    (here,) = [line for line in listing._own("fused_act") if line.startswith("Here:")]
+    (here,) = [line for line in listing._render_own("fused_act") if line.startswith("Here:")]
     assert "GPU 1.11x vs previous (" in here and "step 1.12x vs previous (" in here
-    (listed,) = [line for line in listing._listed(everything("fused_act")) if line.startswith("  fused_act")]
+    (listed,) = [
+        line for line in listing._render_list(everything("fused_act")) if line.startswith("  fused_act")
+    ]
     assert "GPU 1.11x, step 1.12x" in listed and " over " not in listed
 
 
@@ -78,18 +83,18 @@ def test_show_tells_what_other_gpus_measured_by_both_clocks_and_nothing_that_mus
 ):
     monkeypatch.setattr(listing, "RESULTS", tmp_path)
     monkeypatch.setattr(ranking, "machines_here", lambda: ["amd-epyc"])
-    assert listing._elsewhere("bf16") == []
+    assert listing._render_elsewhere("bf16") == []
     write_run(tmp_path / "nvidia-h200" / "stopped.json", two_clocks.interrupt(two_clocks.run()))
     write_run(tmp_path / "nvidia-h200" / "few.json", two_clocks.run(2))
-    assert listing._elsewhere("bf16") == []
+    assert listing._render_elsewhere("bf16") == []
     write_run(tmp_path / "nvidia-h200" / "whole.json", two_clocks.run())
     write_run(tmp_path / "nvidia-h200" / "left-out.json", two_clocks.run(mode="leave-one-out"))
-    _, _, head, climbed, left_out = listing._elsewhere("bf16")
+    _, _, head, climbed, left_out = listing._render_elsewhere("bf16")
     assert head.split() == ["gpu", "workload", "GPU's", "work", "step", "compared", "advice", "file"]
     assert "1.26x faster" in climbed and "over channels_last" in climbed and "whole.json" in climbed
     assert "ADOPT" not in climbed and "ADOPT" in left_out and "left-out.json" in left_out
     monkeypatch.setattr(ranking, "machines_here", lambda: ["nvidia-h200"])
-    assert listing._elsewhere("bf16") == []  # `Here:` tells them
+    assert listing._render_elsewhere("bf16") == []  # `Here:` tells them
 
 
 @pytest.mark.parametrize(("study", "entry"), [("mistakes", "item_each_step"), ("levers", "half_width")])

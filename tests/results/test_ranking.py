@@ -161,7 +161,7 @@ def test_list_is_by_ladder_in_its_order_with_needs_and_gains(stored):
 
 def test_list_has_the_gain_of_the_newest_run_that_climbed_so_far_by_the_same_steps(stored, monkeypatch):
     """A run of `full` climbs the article's rungs first; one of other selected rungs compares with another rung."""
-    monkeypatch.setattr(listing, "_gain", lambda rung: f"{rung.step_ms:.0f}")
+    monkeypatch.setattr(listing, "_render_gain", lambda rung: f"{rung.step_ms:.0f}")
     newer = made_up.judged_run(fused_act=20.0) | {"started": "2026-11-25T00:00:00+00:00"}
     newer["ladder"]["name"] = "full"
     write_run(stored / "nvidia-h200" / "e.json", newer)
