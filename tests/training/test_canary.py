@@ -131,7 +131,9 @@ def hang_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stop", "jobs"), [(interrupt, 1), (interrupt, 2), (terminate, 1), (hang_up, 1)], ids=str
+    ("stop", "jobs"),
+    [(interrupt, 1), (interrupt, 2), (terminate, 1), (hang_up, 1)],
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_an_interrupt_keeps_what_is_finished(
     images: ImageSet, tmp_path: Path, imported_once: None, stop: Callable[[], None], jobs: int
