@@ -199,7 +199,7 @@ def test_two_merges_at_a_time_leave_the_first_s_file(tmp_path, monkeypatch):
 
     def merge(files, anyway):
         out.write_text("the other's")  # meanwhile
-        return {"a": 1}
+        return run_of(made_up.judged_run())
 
     monkeypatch.setattr(merging, "merge", merge)
     said = CliRunner().invoke(cli.main, ["merge", str(source), str(source), "--out", str(out)])
