@@ -25,6 +25,8 @@ from ladder.studies.precision import measure as precision_measure
 from ladder.studies.roofline import step as roofline_step
 from ladder.studies.roofline import study as roofline
 from ladder.training import canary, ranks, sample, train
+from tests.support import made_up
+from tests.support.typed import run_of
 from tests.training.test_canary import go, images
 
 __all__ = ["images"]  # a fixture
