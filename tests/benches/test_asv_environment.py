@@ -289,8 +289,11 @@ def _imports(todo: list[str]) -> set[str]:
                 continue
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+            elif isinstance(node, ast.ImportFrom):
+                parents = (name if path.is_dir() else name.rpartition(".")[0]).split(".")
+                above = parents[: len(parents) - node.level + 1] if node.level else []
+                module = ".".join([*above, *filter(None, [node.module])])
+                names = [module, *(f"{module}.{alias.name}" for alias in node.names)]
             todo += [n for n in names if n.split(".")[0] in ("benches", "ladder", "stylegan_lite", "kernels")]
             others |= {n.split(".")[0] for n in names} - set(sys.stdlib_module_names)
     return others - {"benches", "ladder", "stylegan_lite", "kernels"}

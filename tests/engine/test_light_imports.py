@@ -13,7 +13,7 @@ BENCHES = """
 import importlib, pkgutil, benches
 for each in pkgutil.walk_packages(benches.__path__, "benches."):
     importlib.import_module(each.name)
-import ladder.engine.once, ladder.engine.parts, ladder.publish.history.choices
+import ladder.engine.once, ladder.engine.parts
 """
 
 

@@ -25,6 +25,8 @@ from ladder.studies.precision import measure as precision_measure
 from ladder.studies.roofline import step as roofline_step
 from ladder.studies.roofline import study as roofline
 from ladder.training import canary, ranks, sample, train
+from tests.support import made_up
+from tests.support.typed import run_of
 from tests.training.test_canary import go, images
 
 __all__ = ["images"]  # a fixture
@@ -199,7 +201,7 @@ def test_two_merges_at_a_time_leave_the_first_s_file(tmp_path, monkeypatch):
 
     def merge(files, anyway):
         out.write_text("the other's")  # meanwhile
-        return {"a": 1}
+        return run_of(made_up.judged_run())
 
     monkeypatch.setattr(merging, "merge", merge)
     said = CliRunner().invoke(cli.main, ["merge", str(source), str(source), "--out", str(out)])

@@ -21,7 +21,8 @@ from ladder.base.errors import UserError
 from ladder.engine.pool import Worker
 from ladder.machine import stillness, system
 from ladder.report import tables
-from ladder.results import record
+from ladder.results import loading, record
+from ladder.results.loading import find_problem
 from tests.support import commands, fake_runs
 from tests.support.commands import call
 from tests.support.fake_runs import alive, be_impatient, by_name, run, stored, wait_for
@@ -203,7 +204,7 @@ def test_an_outlying_process_is_kept_and_shown(
     def call(worker: Any, do: str, **fields: Any) -> dict[str, Any]:
         if do == "build":
             worker.named = fields["recipe"]["name"]
-        if do == "cycle" and worker.named == "slow once":
+        if do == "cycle" and worker.named == "slow_once":
             timed.append(worker.pid)
             if len(timed) == 2:
                 stoppers.append(threading.Thread(target=stop, args=[worker.pid]))
@@ -211,10 +212,10 @@ def test_an_outlying_process_is_kept_and_shown(
         return real(worker, do, **fields)
 
     monkeypatch.setattr(Worker, "call", call)
-    rungs: dict[str, dict | None] = {"first": {}, "slow once": {"sleep": 0.3}}
+    rungs: dict[str, dict | None] = {"first": {}, "slow_once": {"sleep": 0.3}}
     assert run(tmp_path / "out", rungs, rounds=5)["complete"]
     stoppers[0].join()
-    rung = by_name(stored(tmp_path / "out"))["slow once"]
+    rung = by_name(stored(tmp_path / "out"))["slow_once"]
     slow = [sample for sample in rung["samples_ms"] if sample > 50]
     assert len(slow) == 1 and len(rung["samples_ms"]) == 5 and rung["status"] == "ok"
     assert rung["step_ms"] < 50 and rung["interval_ms"][1] > 2 * rung["step_ms"]  # it is not hidden
@@ -312,12 +313,18 @@ def test_sigterm_to_a_run_leaves_a_whole_and_marked_result(hanging: Any, outcome
     )
 
 
-def test_nothing_measured_is_a_failure(tmp_path: Path, fakes: dict[str, Any], outcome: Any) -> None:
+def test_nothing_measured_is_a_failure(
+    tmp_path: Path, fakes: dict[str, Any], outcome: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fakes["baseline"] = {"fault": "raise"}
     arguments = ("--workload", "tiny", "--rungs", "baseline", "--rounds", 1, "--cycles", 1, "--quick")
     failed = call("run", *arguments, "--out", tmp_path).exit_code
     assert failed == 1
-    assert call("validate", the_file(tmp_path)).exit_code == 1
+    monkeypatch.setattr(loading, "find_problem", find_problem)  # the fixture's has no objections
+    path = the_file(tmp_path)
+    path.write_text(path.read_text().replace('"fault": "raise"', ""))
+    judged = call("validate", path)
+    assert judged.exit_code == 1 and "complete, but nothing was measured" in judged.stdout
     refused = call("run", "--rungs", "cuda_graphs", "--out", tmp_path / "none").exit_code
     assert refused == 2 and not (tmp_path / "none").exists()
     nothing = {"fault": "nothing measured", "number": False}

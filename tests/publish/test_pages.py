@@ -175,7 +175,7 @@ def test_the_row_of_full_is_of_the_run_that_has_the_top(tmp_path: Path) -> None:
     stored = stored_runs(tmp_path, ends=ends)
     (row,) = [line for line in ladders.render_gpus(stored).splitlines() if "of `full`" in line]
     assert row.startswith(f"| all {two_clocks.RUNGS} rungs of `full` at once ([run of 3 rungs](")
-    assert "| 61.30 | 61.20 |" in row and "| 2.61x |" in row
+    assert "| 40.00 | 39.90 |" in row and "| 4.00x |" in row
     assert "ladder/nvidia-h200/ends.json)" in row  # results/charts shows the run of more rungs
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from benches import series
 from ladder.publish.history.series import STEP
-from tests.support import made_up
+from tests.support import made_up, typed
 from tests.support.repositories import commit_all, git
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,9 +119,7 @@ def ladder_result(
         data["rungs"] = [_scaled(rung, faster) for rung in data["rungs"]]
         data["twins"] = [_scaled(rung, faster) for rung in data["twins"]]
     place = folder / "results" / "ladder" / data["machine"]["name"]
-    place.mkdir(parents=True, exist_ok=True)
-    (place / name).write_text(json.dumps(data))
-    return place / name
+    return typed.write_run(place / name, data)
 
 
 def _scaled(value: Any, by: float, key: str = "") -> Any:

@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ladder.engine import lanes as sidebyside
 from ladder.engine import run as measure
@@ -156,7 +156,7 @@ class Run:
             reason=found.reason,
             share=None if share is None else round(share, 4),
             gradient_errors={phase: float(f"{error:.4g}") for phase, error in errors.items()},
-            budget=cast(Any, found.budget or {})["precision"],
+            budget=found.budget.precision if found.budget else "",
         )
         if found.verdict == "ok" or row.precision == "fp8":
             self.put(row, parity=parity)

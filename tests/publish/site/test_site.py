@@ -19,7 +19,7 @@ from ladder.results import loading
 from tests.publish.validation.test_asvfiles import HOSTILE, plant
 from tests.support import committed, made_up_asv, published
 from tests.support.hostile_asv import RESULT_FILES
-from tests.support.typed import typed
+from tests.support.typed import write_run
 
 ROOT = Path(__file__).resolve().parents[3]
 REPORT = "reports/nvidia-h200-article-article.html"
@@ -217,7 +217,7 @@ def test_machines_of_one_workload_share_one_scale(tmp_path):
     published.ladder_result(tmp_path)
     published.ladder_result(tmp_path, "NVIDIA A100", 0.6)
     stored, refused = collection.publish_results(tmp_path / "results" / "ladder", tmp_path / "site")
-    (group,) = collection.collect_groups(typed(stored), [], tmp_path / "site")
+    (group,) = collection.collect_groups(stored, [], tmp_path / "site")
     assert not refused and [panel.machine for panel in group.panels] == ["nvidia-a100", "nvidia-h200"]
     longest = [max(row.step_ms for row in panel.shown.rows) for panel in group.panels]
     bars = [figures.ladder_figure(panel.shown, group.most, LIGHT).axes[0].patches for panel in group.panels]
@@ -228,13 +228,15 @@ def test_machines_of_one_workload_share_one_scale(tmp_path):
 
 def test_what_is_shown_of_a_machine_is_whole_before_it_is_new(tmp_path):
     """An interrupted run, though newer, does not hide a whole one; it is listed among the raw results."""
-    whole = json.loads(published.ladder_result(tmp_path).read_text())
-    part = whole | {"complete": False, "started": "2026-11-26T00:00:00Z"}
-    part["rungs"] = [rung | {"rounds": []} for rung in whole["rungs"]]
-    found = [(tmp_path / "a.json", whole), (tmp_path / "b.json", part)]
-    (group,) = collection.collect_groups(typed(found), [], tmp_path)
+    path = published.ladder_result(tmp_path)
+    part = json.loads(path.read_text()) | {"started": "2026-11-26T00:00:00Z"}
+    part["rungs"][1:] = [rung | {"status": "n/a", "rounds": []} for rung in part["rungs"][1:]]
+    write_run(tmp_path / "b.json", part)
+    found = [(tmp_path / "a.json", loading.load_run(path))]
+    found += [(tmp_path / "b.json", loading.load_run(tmp_path / "b.json"))]
+    (group,) = collection.collect_groups(found, [], tmp_path)
     assert [panel.path for panel in group.panels] == ["a.json"]
-    assert [each.path for each in collection.list_raw(typed(found), tmp_path)] == ["b.json", "a.json"]
+    assert [each.path for each in collection.list_raw(found, tmp_path)] == ["b.json", "a.json"]
 
 
 # --- what is shown of asv's results ---------------------------------------------------------------------------------

@@ -83,10 +83,9 @@ def test_a_run_of_the_ends_of_full_says_the_article_s_top_and_the_top_that_its_w
 
 def test_a_card_has_the_notes_days_and_report_of_the_runs_whose_numbers_it_shows(tmp_path):
     """An older, longer run that was stopped is in the list of every rung, and says nothing on the card."""
-    longer = two_clocks.selected("baseline", "bf16", "fused_norm", "cuda_graphs") | {"complete": False}
+    longer = two_clocks.selected("baseline", "bf16", "fused_norm", "cuda_graphs")
     longer["started"] = "2026-11-01T10:15:00+00:00"
-    for rung in longer["rungs"]:
-        rung["step_ms"] += 9
+    longer = two_clocks.interrupt(longer)
     ends = two_clocks.selected("baseline", two_clocks.TOP) | {"started": "2026-11-20T10:15:00+00:00"}
     for name, made in (("a", longer), ("b", ends)):
         write_run(tmp_path / f"results/ladder/nvidia-h200/article-full-{name}.json", made)
