@@ -249,13 +249,14 @@ def report(
 ) -> None:
     """Show stored results as tables, charts or one HTML page.
 
-    A file gets a table, and a folder the best result of each workload. Without PATH, show the newest result of this
-    machine, or of another machine if this one has none. In a pipe or a file the table has the columns that fit
+    A file of any command gets a table, and a folder the best run of each workload. Without PATH, show the newest
+    result of this machine, or of another machine if this one has none. In a pipe or a file the table has the columns that fit
     120 characters, or as many as the variable COLUMNS says. The files of --markdown and --csv have all columns.
 
     Exit status: 0 if done. 1 if a file was refused. 2 if the request is impossible.
     """
     from ladder.report import tables as reporting
+    from ladder.studies import frame
     from ladder.studies.host import attach_host
 
     if publish:
@@ -284,6 +285,8 @@ def report(
     if everything and paths:
         raise UserError("--all is for results/ladder: leave out PATH")
     reporting.refuse_outputs([*filter(None, (markdown, csv_path)), *charts], paths)
+    if paths and not (charts or receipts) and frame.report_stored(paths, as_json, markdown, csv_path):
+        return
     if charts:
         from ladder.report import chart
 

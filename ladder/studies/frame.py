@@ -49,7 +49,7 @@ from ladder.results.combine import resuming
 from ladder.results.file import Header, Status
 from ladder.results.run import Merged
 from ladder.results.store import SERIES
-from ladder.show.table import PIPE_WIDTH, Table, render_markdown, render_text
+from ladder.show.table import PIPE_WIDTH, Table, render_csv, render_markdown, render_text
 from ladder.studies import STUDIES
 
 
@@ -561,6 +561,34 @@ def render_terminal(study: Study[P, C, O], file: StudyFile[P, C, O], width: int 
     """Return what the command prints at its end."""
     tables = [render_text(table, width) for table in study.list_tables(file)]
     return "\n\n".join([*study.summarize(file)[1:2], *tables, "\n".join(list_cautions(study, file))]).rstrip()
+
+
+def open_stored(path: Path) -> tuple[Study[Any, Any, Any], StudyFile[Any, Any, Any]] | None:
+    """Return the study and the file that a path holds; None if it is a folder, or of another kind."""
+    data = store.read(path) if path.is_file() else None
+    study = load_studies().get(str(data.get("kind"))) if isinstance(data, dict) else None
+    return None if study is None else (study, decode_file(study, data, str(path)))
+
+
+def report_stored(paths: Sequence[Path], as_json: bool, markdown: Path | None, csv: Path | None) -> bool:
+    """Print the stored results of studies, and write their tables; return False if a path is of another kind."""
+    opened = [open_stored(path) for path in paths]
+    stored = [each for each in opened if each is not None]
+    if len(stored) < len(opened) or not stored:
+        return False
+    if as_json:
+        derived = [write_derived(study, file) for study, file in stored]
+        click.echo(json.dumps(derived[0] if len(derived) == 1 else derived, indent=1, allow_nan=False))
+    else:
+        from ladder.report import output
+
+        for study, file in stored:
+            click.echo(render_terminal(study, file, output.console().width))
+    if markdown is not None:
+        files.write(markdown, "\n".join(render_page(study, file) for study, file in stored))
+    if csv is not None:
+        files.write(csv, render_csv([table for study, file in stored for table in study.list_tables(file)]))
+    return True
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

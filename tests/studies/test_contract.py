@@ -11,8 +11,10 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from ladder.base.errors import UserError
+from ladder.cli import main as cli
 from ladder.publish.validation import validate
 from ladder.show.table import render_csv, render_html, render_text
 from ladder.studies import frame
@@ -49,6 +51,15 @@ def test_what_follows_from_a_file_is_what_it_was(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_command_validate_accepts_it(kind):
     assert validate.problem_of(HERE / f"{kind}.json") is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_command_report_prints_what_follows_from_it(kind, tmp_path):
+    path, page = HERE / f"{kind}.json", tmp_path / "page.md"
+    result = CliRunner().invoke(cli.main, ["report", str(path), "--json", "--markdown", str(page)])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == json.loads((HERE / f"{kind}.derived.json").read_text())
+    assert page.read_text() == (HERE / f"{kind}.md").read_text()
 
 
 @pytest.mark.parametrize("kind", KINDS)
