@@ -251,7 +251,8 @@ def report(
 
     A file of any command gets a table, and a folder the best run of each workload. Without PATH, show the newest
     result of this machine, or of another machine if this one has none. In a pipe or a file the table has the columns
-    that fit 120 characters, or as many as the variable COLUMNS says. The files of --markdown and --csv have all columns.
+    that fit 120 characters, or as many as the variable COLUMNS says. The files of --markdown and --csv
+    have all columns.
 
     Exit status: 0 if done. 1 if a file was refused. 2 if the request is impossible.
     """
