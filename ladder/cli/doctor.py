@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from ladder.base import bounds, starting
+from ladder.base import bounds, files, starting
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.cli import duration, options
@@ -148,6 +148,7 @@ def doctor(
             options.refuse_idle("has no effect: --gpu measures nothing", "device")
             study.show_floor(options_, workload, gpu, as_json)
         else:
+            files.refuse_unwritable(ROOT / "results" / "roofline")
             sys.exit(study.measure_distance(options_, workload, device, as_json))
         return
     options.refuse_idle("is for --roofline", "workload", "rung", "gpu", "again")

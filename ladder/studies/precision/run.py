@@ -109,16 +109,16 @@ class Run:
             self.emit("inspect" if number is None else "visit")
             worker = self.workers.take()
             try:
-                self.get_ready(worker, self.rungs[name], keep_gradients=number is None)
+                self.get_ready(worker, name, keep_gradients=number is None)
                 if number is None:
-                    self.inspect(worker, self.rungs[name])
+                    self.inspect(worker, name)
                 else:
                     self.time(worker, self.rungs[name], number)
             except WorkerFailure as failure:
-                self.fail(self.rungs[name], number, failure)
+                self.fail(name, number, failure)
             finally:
                 worker.close()
-            self.visited(self.rungs[name], number)
+            self.visited(name, number)
         if self.over:
             raise self.over
 
@@ -142,12 +142,16 @@ class Run:
             with self.lock:
                 self.tell(f"{name}: {doing}")
 
-    def get_ready(self, worker: Worker, row: Row, keep_gradients: bool, threads: int | None = None) -> Plain:
+    def get_ready(
+        self, worker: Worker, name: str, threads: int | None = None, keep_gradients: bool = True
+    ) -> Plain:
+        row = self.rungs[name]
         more = {"keep_gradients": keep_gradients, "threads": threads}
         return Session(self.plan, row.recipe, worker, data=None).build(**{k: v for k, v in more.items() if v})
 
-    def inspect(self, worker: Worker, row: Row, _: Alone = contextlib.nullcontext) -> None:
+    def inspect(self, worker: Worker, name: str, _: Alone = contextlib.nullcontext) -> None:
         """Compare with FP64. A row that fails is not timed, except FP8: it is outside the budget by design."""
+        row = self.rungs[name]
         found = build(checked.Parity, plain(worker.call("parity")))
         share = checks.parity_share(found)
         errors = {phase: each["gradient"].error for phase, each in (found.phases or {}).items()}
@@ -185,10 +189,10 @@ class Run:
         made = Round(round=number, samples_ms=samples, beside=0, others_cpu=others, **gib)
         self.put(row, rounds=[*self.rungs[title(row)].rounds, made])
 
-    def fail(self, row: Row, number: int | None, failure: WorkerFailure) -> None:
-        self.put(row, status=failure.status, reason=failure.reason)
+    def fail(self, name: str, number: int | None, failure: WorkerFailure) -> None:
+        self.put(self.rungs[name], status=failure.status, reason=failure.reason)
 
-    def visited(self, row: Row, number: int | None) -> None:
+    def visited(self, name: str, number: int | None) -> None:
         """Save the finished rows. Beside others, the end of the minutes waits for rows that have begun."""
         with self.lock:
             try:

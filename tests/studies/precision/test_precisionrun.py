@@ -27,7 +27,7 @@ PARITY = {
     "problems": [],
     "reason": None,
     "phases": {"G_main": {"gradient": {"error": 0.01, "budget": 0.1, "nearest_error": 1, "nearest_budget": 2}}},
-    "budget": {"precision": "fp32"},
+    "budget": {"factor": 2.5, "precision": "fp32", "spellings": ["as it is"], "left_out": []},
 }  # fmt: skip
 MEMORY = {"device_used_bytes": 9 * GIB, "peak_reserved_bytes": 4 * GIB, "peak_allocated_bytes": 3 * GIB}
 
