@@ -14,6 +14,7 @@ from ladder.publish import gallery
 from ladder.report import tables as reporting
 from ladder.report import view as viewing
 from ladder.results import loading, publishable
+from ladder.studies.host import attach_host
 from tests.support import committed, made_up, typed
 from tests.support.typed import Reading, write_run
 
@@ -216,7 +217,7 @@ def test_committed_tables_are_what_the_report_of_a_committed_result_says(monkeyp
             ]
             if left and path not in seen:
                 seen.add(path)
-                result = report.collect([path])[0][0]
+                result = attach_host(report.collect([path])[0][0], committed.folder("results/host"))
                 today = [report.markdown(result), report.csv_text([result])]
                 if part := gallery.extract_article(loading.load_run(path)):
                     today += [reporting.markdown(part), reporting.csv_text([part])]
