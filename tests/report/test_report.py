@@ -217,8 +217,8 @@ def test_committed_tables_are_what_the_report_of_a_committed_result_says(monkeyp
             ]
             if left and path not in seen:
                 seen.add(path)
-                result = attach_host(report.collect([path])[0][0], committed.folder("results/host"))
-                today = [report.markdown(result), report.csv_text([result])]
+                result = attach_host(reporting.collect([path])[0][0], committed.folder("results/host"))
+                today = [reporting.markdown(result), reporting.csv_text([result])]
                 if part := gallery.extract_article(loading.load_run(path)):
                     today += [reporting.markdown(part), reporting.csv_text([part])]
                 tables = [table for table in tables if table.read_text(encoding="utf-8") not in today]
