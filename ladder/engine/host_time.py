@@ -1,7 +1,6 @@
 """Host time of a step: how long its calls take to return, and what the CPU does meanwhile.
 
-Every step begins on an idle GPU and is not synchronized until its calls have returned. A cycle under the profiler gives
-the parts; it is slower, so they are shares.
+Every step begins on an idle GPU and is not synchronized until its calls have returned. A profiled cycle gives the parts.
 """
 
 from __future__ import annotations
