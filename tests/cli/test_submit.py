@@ -310,10 +310,10 @@ def test_a_clone_is_measured_by_ladder_and_asv_in_one_call_and_the_next_has_noth
     clone: Path,
 ) -> None:
     """The model is a toy; `ladder run` does not inspect it, which would compare it with the real one."""
-    measure = clone / "ladder" / "engine" / "run.py"
-    text = measure.read_text()
-    assert text.count("code is None if inspect is None else inspect") == 1
-    measure.write_text(text.replace("code is None if inspect is None else inspect", "False"))
+    job = clone / "ladder" / "core" / "job.py"
+    text = job.read_text()
+    assert text.count("    inspect: bool = True") == 1
+    job.write_text(text.replace("    inspect: bool = True", "    inspect: bool = False"))
     commit_all(clone, "toy")
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(clone.parent), "HOME": str(clone.parent)}
     command = [sys.executable, "-m", "ladder", "submit"]
