@@ -1,6 +1,6 @@
 """Host time of a step: how long its calls take to return, and what the CPU does meanwhile.
 
-Every step begins on an idle GPU and is not synchronized until its calls have returned. A profiled cycle has the parts.
+Every step begins on an idle GPU and is not synchronized before its calls return. A profiled cycle splits that time.
 """
 
 from __future__ import annotations

@@ -207,10 +207,7 @@ class Study(Generic[P, C, O]):
     save_every_s: ClassVar[float] = 0.0  # of a study whose cases are shorter than the writing of its file
     extendable: ClassVar[tuple[str, ...]] = ()  # options that may differ from those of a file that is resumed
     unstored: ClassVar[tuple[str, ...]] = ()  # options that name files of the user's
-    answers: ClassVar[tuple[str, ...]] = (
-        "ok",
-        "oom",
-    )  # statuses that are an answer; others end with status 1
+    answers: ClassVar[tuple[str, ...]] = ("ok", "oom")  # any other status ends the command with status 1
     final: ClassVar[tuple[str, ...]] = ("ok", "oom")  # statuses that a resumed run does not try again
     in_order: ClassVar[bool] = False  # the order of `list_cases` counts, so a failed case is not tried last
 
