@@ -195,7 +195,7 @@ def test_ci_runs_what_a_developer_runs():
     commands = [
         line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")
     ]
-    assert commands[-1] == "exec make test-all"
+    assert commands[-1] == "exec make test"
     quick, every = _make("-n", "test"), _make("-n", "test-all")
     assert quick.rstrip().endswith('-m "not gpu and not exhaustive"')
     assert every == quick.replace(" and not exhaustive", "")  # in one run, which shares what tests share
