@@ -36,7 +36,7 @@ from benches._environment import WorkingTree
 from benches._hardware import file_record, load_machine, note, save_machine
 from benches._interpreter import stop
 from benches.series import DEFAULT
-from ladder.base import starting, stopping, streams
+from ladder.base import starting, stopping
 from ladder.base.errors import one_line
 from ladder.base.text import last_line
 from ladder.publish.history import notes as asvnotes
@@ -116,7 +116,6 @@ def _or_one_line(run: Callable[..., Any]) -> Callable[..., Any]:
                 stop(one_line(said[-1]))
             return None if isinstance(status, list) else status  # environments of `asv setup`
         except OSError as error:
-            streams.let_go(sys.stdout)
             if error.errno == errno.EPIPE:  # `| head`
                 raise SystemExit(1) from None
             where = starting.near(error.filename) if error.filename else "standard output"

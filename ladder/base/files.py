@@ -8,7 +8,6 @@ import functools
 import hashlib
 import io
 import os
-import re
 import stat
 import sys
 import tempfile
@@ -31,22 +30,10 @@ def cache(name: str) -> Path:
 
 @functools.cache
 def _own_cache() -> Path | None:
-    """Return a folder of the user, or a temporary one, for the caches of a read-only checkout.
-
-    Returns None if the checkout can be written, or if no folder can.
-    """
+    """Return a folder of the user for the caches of a read-only checkout, None if the checkout can be written."""
     if is_writable(ROOT / ".cache"):
         return None
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    if is_writable(home / "stylegan-ladder"):
-        return home / "stylegan-ladder"
-    try:
-        folder = Path(tempfile.gettempdir()) / f"stylegan-ladder-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        mine = folder.lstat().st_uid == os.getuid() and folder.is_dir() and not folder.is_symlink()
-        return folder if mine else None
-    except OSError:
-        return None
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stylegan-ladder"
 
 
 def is_writable(folder: Path) -> bool:
@@ -69,84 +56,38 @@ def cache_variables() -> dict[str, str]:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary file. When the block ends well, ``path`` holds what was written to it, whole or not at all.
 
-    A file is replaced by a rename and keeps its mode and owner. A symlink stays one, and the file that it names is
-    replaced. Another hard link keeps the old content. A pipe, a character device or an open descriptor (/dev/stdout)
-    gets the content written to it and is never replaced.
+    A file is replaced by a rename and keeps its mode. A symlink stays one, and the file that it names is replaced. A
+    pipe or a device, such as /dev/stdout, gets the content written to it.
 
     Raises:
-        OSError: a folder, a block device, a file without write permission, or a disk that is full.
+        OSError: a folder, a file without write permission, or a disk that is full.
     """
-    target = _behind(Path(path))
-    if _takes_bytes(target):
-        with tempfile.TemporaryDirectory() as folder:
-            temporary = Path(folder) / "content"
-            temporary.touch()
-            yield temporary
-            _hand_over(target, temporary.read_bytes())
+    path = Path(path)
+    if path.is_relative_to("/dev") or path.is_fifo():
+        sys.stdout.flush()
+        with tempfile.NamedTemporaryFile() as temporary:
+            yield Path(temporary.name)
+            content = Path(temporary.name).read_bytes()
+        # Our own descriptor continues where it stands, as `> file` expects.
+        handle = os.dup(1) if path == Path("/dev/stdout") else os.open(path, os.O_WRONLY | os.O_APPEND)
+        with open(handle, "wb") as stream:
+            stream.write(content)
         return
-    before = _replaceable(target)
-    temporary = target.with_name(f".{target.name[:40]}-{uuid.uuid4().hex}.tmp")
-    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))  # the umask counts
-    try:
-        yield temporary
-        with open(temporary, "rb") as stream:
-            os.fsync(stream.fileno())
-        if before is not None:
-            with suppress(OSError):  # only root may give a file away
-                os.chown(temporary, before.st_uid, before.st_gid)
-            temporary.chmod(stat.S_IMODE(before.st_mode))
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _behind(path: Path) -> Path:
-    """Return the file that ``path`` names behind its symlinks.
-
-    An open descriptor in /proc (/dev/stdout) is not followed.
-    """
-    for _ in range(40):
-        path = Path(os.path.realpath(path.parent), path.name)
-        if path.is_relative_to("/proc") or not path.is_symlink():
-            return path
-        path = path.parent / path.readlink()
-    raise OSError(errno.ELOOP, "its symlinks lead in a circle", str(path))
-
-
-def _takes_bytes(target: Path) -> bool:
-    """Return whether the target takes bytes as they come: a descriptor, a pipe or a device.
-
-    A rename would destroy it.
-    """
-    if target.is_relative_to("/proc"):
-        return True
-    return target.is_char_device() or target.is_fifo() or target.is_socket()
-
-
-def _replaceable(target: Path) -> os.stat_result | None:
-    """Return the status of the file that will be replaced, or None if there is none. Raises OSError if it must stay."""
-    try:
-        there = target.stat()
-    except FileNotFoundError:
-        return None
-    if not stat.S_ISREG(there.st_mode):
-        kind = "a folder" if stat.S_ISDIR(there.st_mode) else "a block device"
-        raise OSError(errno.EINVAL, f"it is {kind}, not a file", str(target))
-    if not there.st_mode & 0o222 or not os.access(target, os.W_OK):  # the first holds for root, too
+    target = path.resolve()
+    mode = target.stat().st_mode if target.exists() else None
+    if mode is not None and not mode & 0o222:
         raise PermissionError(errno.EACCES, "the file there is read-only", str(target))
-    return there
-
-
-def _hand_over(target: Path, content: bytes) -> None:
-    """Write to a pipe, a device or an open descriptor.
-
-    Our own descriptor goes on where it stands, as `> file` expects.
-    """
-    sys.stdout.flush()
-    own = re.fullmatch(rf"/proc/{os.getpid()}(/task/\d+)?/fd/(\d+)", str(target))
-    handle = os.dup(int(own[2])) if own else os.open(target, os.O_WRONLY | os.O_APPEND)
-    with open(handle, "wb") as stream:
-        stream.write(content)
+    temporary_path = target.with_name(f".{target.name[:40]}-{uuid.uuid4().hex}.tmp")
+    try:
+        temporary_path.touch(exist_ok=False)
+        yield temporary_path
+        with open(temporary_path, "rb") as stream:
+            os.fsync(stream.fileno())
+        if mode is not None:
+            temporary_path.chmod(stat.S_IMODE(mode))
+        os.replace(temporary_path, target)
+    finally:
+        temporary_path.unlink(missing_ok=True)
 
 
 def refuse_unwritable(*folders: Path) -> None:
@@ -256,10 +197,8 @@ def read(path: Path, most: int, *, links: bool = True) -> bytes:
     named = links and path.is_relative_to("/dev")
     if path.exists() and not (named or path.is_file()):
         raise ValueError("not a regular file")
-    flags = os.O_RDONLY | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW) | (0 if named else os.O_NONBLOCK)
+    flags = os.O_RDONLY | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW)
     with open(os.open(path, flags), "rb") as stream:
-        if not (named or stat.S_ISREG(os.fstat(stream.fileno()).st_mode)):  # it took the place of a file
-            raise ValueError("not a regular file")
         content = stream.read(most + 1)
     if len(content) > most:
         raise ValueError(f"more than {most} bytes")

@@ -40,18 +40,7 @@ def environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
     """
     given = os.environ if given is None else given
     kept = {key: value for key, value in given.items() if not key.startswith("GIT_") or key in KEPT}
-    for number, folder in enumerate(trusted := _trusted(given)):
-        kept |= {f"GIT_CONFIG_KEY_{number}": "safe.directory", f"GIT_CONFIG_VALUE_{number}": folder}
-    count = {"GIT_CONFIG_COUNT": str(len(trusted))} if trusted else {}
-    return kept | count | {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
-
-
-def _trusted(given: Mapping[str, str]) -> list[str]:
-    """Return the folders that the environment's own settings (GIT_CONFIG_COUNT) tell git to trust."""
-    count = given.get("GIT_CONFIG_COUNT", "")
-    numbers = range(int(count)) if re.fullmatch(r"\d{1,3}", count) else ()
-    pairs = [(given.get(f"GIT_CONFIG_KEY_{n}", ""), given.get(f"GIT_CONFIG_VALUE_{n}", "")) for n in numbers]
-    return [value for key, value in pairs if key.lower() == "safe.directory"]
+    return kept | {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
 
 
 def read(root: Path, *command: str, stdin: str = "") -> str:
@@ -132,29 +121,14 @@ def changes(root: Path, paths: Iterable[str]) -> list[str]:
     """Return the files below `paths` that differ from the commit, untracked files too. Raises `UserError`.
 
     Only the project's own .gitignore hides a file. Files that a user hides are imported all the same, so they count:
-    by core.excludesFile, .git/info/exclude, status.showUntrackedFiles or `git update-index --skip-worktree`.
+    by core.excludesFile, .git/info/exclude or status.showUntrackedFiles.
     """
     paths = tuple(paths)
     asked = ("--porcelain", "-z", "--no-renames", "--untracked-files=no", "--ignore-submodules=none")
     tracked = os.fsdecode(read_bytes(root, "status", *asked, "--", *paths)).split("\0")
     others = ("--others", "--exclude-per-directory=.gitignore", "-z")
     untracked = os.fsdecode(read_bytes(root, "ls-files", *others, "--", *paths)).split("\0")
-    hidden = _changed_unseen(root, paths)
-    return [*dict.fromkeys([*(entry[3:] for entry in tracked if entry), *hidden, *filter(None, untracked)])]
-
-
-def _changed_unseen(root: Path, paths: tuple[str, ...]) -> list[str]:
-    """Return the changed files among those that git was told not to look at; a missing one has changed."""
-    listed = os.fsdecode(read_bytes(root, "ls-files", "-v", "-z", "--full-name", "--", *paths)).split("\0")
-    names = [entry[2:] for entry in listed if entry and (entry[0] == "S" or entry[0].islower())]
-    there = [name for name in names if (root / name).is_file() and "\n" not in name]
-    if not names:
-        return []
-    said = read(root, "hash-object", "--stdin-paths", stdin="".join(f"{name}\n" for name in there))
-    now = dict(zip(there, said.split(), strict=True))
-    staged = os.fsdecode(read_bytes(root, "ls-files", "-s", "-z", "--", *names)).split("\0")
-    was = {entry.partition("\t")[2]: entry.split()[1] for entry in staged if entry}
-    return [name for name in names if now.get(name) != was.get(name)]
+    return [*dict.fromkeys([*(entry[3:] for entry in tracked if entry), *filter(None, untracked)])]
 
 
 def dates(root: Path, commits: Iterable[str]) -> dict[str, int]:

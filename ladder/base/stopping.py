@@ -6,18 +6,15 @@ was ignored when the program started (`nohup`: SIGHUP; a job in the background o
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import signal
 import stat
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 OTHERS = (signal.SIGTERM, signal.SIGHUP)  # beside Ctrl-C, which Python handles
-TWICE_S = 1.0
 Handler = Callable[[int, object], None]
 
 
@@ -92,25 +89,6 @@ def held_back() -> Iterator[None]:
     finally:
         for number in came:
             signal.raise_signal(number)
-
-
-def count_once() -> None:
-    """Let Ctrl-C twice within a second count once, from now on. The second would fall into the end of the work.
-
-    A later one counts again.
-    """
-    last = -TWICE_S
-
-    def pressed(number: int, frame: object) -> None:
-        nonlocal last
-        if (now := time.monotonic()) - last >= TWICE_S:
-            last = now
-            raise KeyboardInterrupt
-
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, pressed)
-        # Python's last moments would end by a signal.
-        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)
 
 
 def _leave_dead_terminal(number: int) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
-import sys
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from ladder.base import starting, streams
+from ladder.base import starting
 from ladder.base.errors import UserError, of_environment
 from ladder.base.text import printable
 from ladder.core.options import ANY as ANY
@@ -80,14 +79,6 @@ class Group(click.Group):
             length = formatter.width - max(map(len, every)) - 4
             with formatter.section(question):
                 formatter.write_dl([(name, command.get_short_help_str(length)) for name, command in rows])
-
-    def main(self, *args: Any, **kwargs: Any) -> Any:
-        with streams.minded():
-            try:
-                return super().main(*args, **kwargs)
-            except OSError as error:  # of `ladder --help` and `ladder --version`, which print before `invoke`
-                click.echo(f"ladder: {_of_system(error)}", err=True)
-                sys.exit(2)
 
     def invoke(self, ctx: click.Context) -> Any:
         from stylegan_lite.config import ConfigError

@@ -121,18 +121,6 @@ def test_no_variable_of_git_leads_to_another_repository(root, other, monkeypatch
     assert answers(root) == expected
 
 
-def test_settings_in_the_environment_redirect_nothing_but_say_whom_to_trust(root, other, monkeypatch):
-    pairs = {"core.worktree": str(other), "safe.directory": str(root), "status.showUntrackedFiles": "no"}
-    monkeypatch.setenv("GIT_CONFIG_COUNT", str(len(pairs)))
-    for number, (key, value) in enumerate(pairs.items()):
-        monkeypatch.setenv(f"GIT_CONFIG_KEY_{number}", key)
-        monkeypatch.setenv(f"GIT_CONFIG_VALUE_{number}", value)
-    monkeypatch.setattr(git, "KEPT", git.KEPT | {"GIT_TEST_ASSUME_DIFFERENT_OWNER"})
-    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
-    assert git.environment()["GIT_CONFIG_COUNT"] == "1"
-    assert len(git.commit(root)) == 40
-
-
 def test_no_setting_of_the_user_changes_an_answer(root, tmp_path, monkeypatch):
     """The commit is a signed one, as log.showSignature writes about each of those in the middle of the output."""
     names = {"tree": "HEAD^{tree}", "parent": "HEAD"}

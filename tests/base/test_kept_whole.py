@@ -10,29 +10,10 @@ from pathlib import Path
 import pytest
 
 from kernels.tuning import timing as tuning
-from ladder.base import git
 from ladder.machine import caches
 from ladder.publish.site import building
-from tests.support import repositories
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])
-@pytest.mark.parametrize("name", ["code.py", "b\u00e4d name.py"])
-def test_a_file_that_git_was_told_not_to_look_at_has_changed_all_the_same(tmp_path, flag, name):
-    folder = tmp_path / "ladder"
-    folder.mkdir()
-    repositories.git(tmp_path, "init", "-q")
-    for each in (name, "other.py"):
-        (folder / each).write_text("a\n")
-    repositories.commit_all(tmp_path, "first")
-    repositories.git(tmp_path, "update-index", flag, f"ladder/{name}", "ladder/other.py")
-    assert git.changes(tmp_path, ["ladder"]) == []
-    (folder / name).write_text("b\n")
-    assert git.changes(tmp_path, ["ladder"]) == [f"ladder/{name}"]
-    (folder / name).unlink()
-    assert git.changes(tmp_path, ["ladder"]) == [f"ladder/{name}"]
 
 
 @pytest.fixture
@@ -91,12 +72,6 @@ def test_builds_of_old_sources_go_but_not_the_last_ones(tmp_path, monkeypatch):
     assert (root / "9-torch2").is_dir() and (root / "8-torch2").is_dir()
 
 
-def test_python_without_docstrings_is_one_line():
-    command = [sys.executable, "-OO", "-m", "ladder", "list"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2 and "unset PYTHONOPTIMIZE" in done.stderr and done.stderr.count("\n") == 1
-
-
 def test_ctrl_c_while_the_new_site_takes_its_place_leaves_the_old_one(tmp_path, monkeypatch):
     site, replace = tmp_path / "html", building.os.replace
     site.mkdir()
@@ -149,35 +124,3 @@ def test_a_signal_while_asv_replaces_the_site_leaves_a_whole_one(tmp_path, numbe
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (status, "asv: interrupted\n")
     assert (site / "index.html").read_text() == kept and [*tmp_path.iterdir()] == [site]
-
-
-PRESSED = """
-import atexit, importlib, signal
-from ladder import __main__
-from ladder.base import stopping
-
-@atexit.register  # the first that is registered runs last
-def press_last():
-    stopping.time.monotonic = lambda: now + 2 * stopping.TWICE_S + 60
-    signal.raise_signal(signal.SIGINT)
-
-def command(**_):
-    for _ in range(2):
-        try:
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGINT)  # falls into what the first began
-            print("went on")
-        except KeyboardInterrupt:
-            signal.raise_signal(signal.SIGINT)
-            print("ended")
-        stopping.time.monotonic = lambda: now + stopping.TWICE_S + 60
-
-now = stopping.time.monotonic()
-importlib.import_module("ladder.cli.main").main = command
-__main__.main()
-"""
-
-
-def test_ctrl_c_twice_at_once_is_one_and_a_later_one_counts_again():
-    done = subprocess.run([sys.executable, "-c", PRESSED], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\nended\n", "")

@@ -155,14 +155,3 @@ def test_version_says_what_a_report_of_a_fault_needs() -> None:
     assert about.lines()[0] == f"ladder {starting.read_version()}" and re.match(
         r"\d+\.\d+", starting.read_version()
     )
-
-
-def test_a_command_of_another_checkout_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert starting.another_checkout() is None
-    (tmp_path / "ladder").mkdir()
-    (tmp_path / "ladder" / "__main__.py").write_text("")
-    (tmp_path / "stylegan_lite").mkdir()
-    assert "not of the checkout here" in starting.another_checkout()
-    monkeypatch.chdir(ROOT / "docs")
-    assert starting.another_checkout() is None

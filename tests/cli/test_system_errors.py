@@ -156,21 +156,6 @@ def test_caches_of_a_read_only_checkout_are_the_users(read_only, monkeypatch):
     assert files.cache_variables()["TORCH_EXTENSIONS_DIR"].startswith(str(read_only / "home"))
 
 
-def test_without_a_home_either_they_are_temporary_and_our_own(read_only, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(read_only / "checkout" / "home"))
-    monkeypatch.setattr(tempfile, "tempdir", str(read_only))
-    folder = files.cache("parity").parent
-    assert folder == read_only / f"stylegan-ladder-{os.getuid()}" and folder.stat().st_mode & 0o777 == 0o700
-
-
-def test_a_link_in_the_temporary_folder_is_not_followed(read_only, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(read_only / "checkout" / "home"))
-    monkeypatch.setattr(tempfile, "tempdir", str(read_only))
-    (read_only / "elsewhere").mkdir()
-    (read_only / f"stylegan-ladder-{os.getuid()}").symlink_to(read_only / "elsewhere")
-    assert files.cache("parity") == read_only / "checkout" / ".cache" / "parity"
-
-
 def test_a_checkout_that_can_be_written_keeps_its_caches(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "ROOT", tmp_path)
     files._own_cache.cache_clear()
