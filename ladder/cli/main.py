@@ -28,7 +28,6 @@ from ladder.cli import export as cli_export
 from ladder.cli import history as cli_regressions
 from ladder.cli import listing, options, report_page
 from ladder.cli import merge as cli_merge
-from ladder.cli import precision as cli_precision
 from ladder.cli import recommend as cli_recommend
 from ladder.cli import sample as cli_sample
 from ladder.cli import submit as cli_submit
@@ -379,8 +378,7 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
 
 for command in (
     *(cli_doctor.doctor, cli_explain.explain, listing.list_, listing.show, cli_recommend.recommend),
-    *(cli_precision.precision, cli_train.train),
-    *(cli_convert.convert, cli_sample.sample),
+    *(cli_train.train, cli_convert.convert, cli_sample.sample),
     *(cli_merge.merge, cli_submit.submit),
     *(cli_regressions.bench_compare, cli_regressions.history, cli_export.export),
 ):

@@ -201,6 +201,7 @@ class Study(Generic[P, C, O]):
     default_workload: ClassVar[Mapping[str, str]] = {"cuda": "article", "cpu": "tiny"}
     case_seconds: ClassVar[Mapping[str, float]] = {}  # of a case of the default workload, by device
     gpu_minutes: ClassVar[float | None] = None  # the budget on a GPU where none is given
+    budget_flag: ClassVar[str] = "--budget"
     uses_workload: ClassVar[bool] = True
     uses_images: ClassVar[bool] = True
     needs_gpu: ClassVar[str] = ""  # why the CPU must be asked for by name
@@ -755,7 +756,11 @@ def study_command(study: Study[Any, Any, Any]) -> click.Command:
     extra = [
         *([shared.workload_option(default)] if study.uses_workload else []),
         *([shared.data_option] if study.uses_images else []),
-        *([] if "minutes" in study.types[0].__struct_fields__ else [shared.budget_option(budget)]),
+        *(
+            []
+            if "minutes" in study.types[0].__struct_fields__
+            else [shared.budget_option(budget, study.budget_flag)]
+        ),
         shared.device_option,
         shared.resume_option,
         shared.out_option(f"results/{study.folder}"),

@@ -21,7 +21,6 @@ from ladder.results.file import Machine
 from ladder.results.store import KIND_KEYS
 from ladder.studies import frame
 from ladder.studies.kernelbench import tuning
-from ladder.studies.precision.schema import KIND as PRECISION
 from ladder.training import canary_file
 
 ShortLine = Annotated[str, matching(r"[ -~]{1,300}", "a line of at most 300 printable ASCII characters")]
@@ -205,7 +204,6 @@ CHECKS = {
     "compare": comparison.Compared,
 }  # fmt: skip
 _ALL = (
-    PRECISION,
     *tuning.KINDS,
     canary_file.KIND,
     *(_as_kind(name, record) for name, record in CHECKS.items()),
