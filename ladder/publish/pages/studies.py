@@ -78,7 +78,7 @@ def scaled(committed: Committed, machine: str) -> str:
     for name, result in read.items():
         if "merged" in result or (result["workload"]["name"], result["started"]) not in held:
             file = frame.decode_file(scale.STUDY, result)
-            shown = scale.report.make_table(file, scale.STUDY.derive(file), is_quoted=True)
+            shown = scale.make_table(file, is_quoted=True)
             titles = [column.title for column in shown.columns]
             rows += [[_linked(result, name), *map(text, cells)] for cells in shown.format_cells()]
     return table(["workload", *titles], rows, 3)
