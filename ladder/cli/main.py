@@ -255,6 +255,8 @@ def report(
 
     Exit status: 0 if done. 1 if a file was refused. 2 if the request is impossible.
     """
+    from ladder.publish.regressions import judging
+    from ladder.publish.regressions import report as comparisons
     from ladder.report import tables as reporting
     from ladder.studies import frame
     from ladder.studies.host import attach_host
@@ -285,6 +287,9 @@ def report(
     if everything and paths:
         raise UserError("--all is for results/ladder: leave out PATH")
     reporting.refuse_outputs([*filter(None, (markdown, csv_path)), *charts], paths)
+    if len(paths) == 1 and comparisons.is_comparison(paths[0]):
+        comparisons.show_result(judging.load(paths[0]), as_json, markdown, csv_path)
+        return
     if paths and not (charts or receipts) and frame.report_stored(paths, as_json, markdown, csv_path):
         return
     if charts:

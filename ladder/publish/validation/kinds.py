@@ -156,6 +156,8 @@ class Benchmarked(Record, kw_only=True):
 
 def _find_problem(record: Any) -> str | None:
     """Return what no genuine file of one of these kinds holds, in one line, or None."""
+    if isinstance(record, comparison.Compared):
+        return comparison.find_problem(record)
     machine = record.machine_info if isinstance(record, Benchmarked) else record.machine
     cpu = machine.cpu.brand_raw if isinstance(machine, _BenchmarkMachine) else machine.cpu
     hardware = [machine.gpu] if getattr(machine, "device", "cpu") == "cuda" else [cpu, machine.gpu]
@@ -166,8 +168,6 @@ def _find_problem(record: Any) -> str | None:
         machine.os,
     ):
         return "machine_info: node and machine are not its name and its system"
-    if isinstance(record, comparison.Compared):
-        return comparison.find_problem(record)
     return None
 
 
