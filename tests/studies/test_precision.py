@@ -128,7 +128,7 @@ def test_what_no_machine_measures_is_refused(key, change):
     data = json.loads(json.dumps(frame.write_record(read("precision")[1])))
     part = next(part for part in ("round", "history") if part in data["observed"][key])
     data["observed"][key][part] |= change
-    with pytest.raises(UserError, match="generation 1|loss scales"):
+    with pytest.raises(UserError, match=r"generation 1|loss scales"):
         frame.decode_file(STUDY, data)
 
 
