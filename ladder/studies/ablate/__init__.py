@@ -25,7 +25,7 @@ from ladder.base.paths import ROOT
 from ladder.core.job import Job
 from ladder.core.records import Fields
 from ladder.report import drawing
-from ladder.report.themes import LIGHT, Theme
+from ladder.report.themes import LIGHT
 from ladder.results.record import read_findings
 from ladder.show.table import Column, Table
 from ladder.stats.shapley import NOTHING, Subset
@@ -326,7 +326,7 @@ ladder ablate --resume results/ablation/MACHINE-article-article-partial.json
         )
 
     def draw(self, file: File, kind: str) -> bytes:
-        return draw_chart(self.derive(file), file, kind)
+        return drawing.save(lambda: _draw_figure(self.derive(file), file), kind)
 
 
 STUDY = Ablate()
@@ -398,12 +398,8 @@ def _factor(log: float | None) -> float | None:
     return None if log is None else math.exp(log)
 
 
-def _factors(*logs: float | None) -> list[float] | None:
-    return None if None in logs else [math.exp(cast(float, log)) for log in logs]
-
-
-def _interval(logs: Sequence[float] | None) -> list[float] | None:
-    return _factors(*logs) if logs else None
+def _factors(logs: Sequence[float | None] | None) -> list[float] | None:
+    return None if not logs or None in logs else [math.exp(cast(float, log)) for log in logs]
 
 
 def _show(log: float | None) -> str:
@@ -416,41 +412,33 @@ def describe_clock(ablation: Ablation) -> str:
 
 
 def make_table(ablation: Ablation) -> Table:
-    """Return the rungs in the order of the ladder, with what they gain; of a longer ladder what leaves with each."""
-    total, rows = ablation.total, []
-    if ablation.protocol.whole:
-        columns = [
-            Column("rung"), Column("on average", "factor"), Column("95% interval", "interval"),
-            Column("saves ms/step", "ms", 1), Column("in the ladder's order", "factor", 1),
-            Column("first", "factor", 3), Column("last", "factor", 3), Column("all orders", "interval", 2),
-        ]  # fmt: skip
-        for each in ablation.worth:
-            gains = _factor(each.staircase), _factor(each.alone), _factor(each.left_out)
-            span = _factors(each.least, each.most)
-            rows.append([each.rung, _factor(each.gain), _interval(each.interval), each.ms, *gains, span])
-    else:
-        columns = [
-            Column("rung"), Column("gain at top", "factor"), Column("95% interval", "interval"),
-            Column("leaves with it", priority=1),
-        ]  # fmt: skip
-        left = {row.out[0]: {*row.rungs, row.out[0]} for row in ablation.subsets if len(row.out) == 1}
-        rungs = ablation.protocol.rungs
-        for each in ablation.worth:
-            others = [name for name in rungs if name not in left.get(each.rung, rungs)]
-            interval = _interval(each.left_out_interval)
-            rows.append([each.rung, _factor(each.left_out), interval, ", ".join(others)])
+    """Return the rungs in the order of the ladder, with what they gain; of a longer ladder only at its top."""
+    rungs, whole, total = ablation.protocol.rungs, ablation.protocol.whole, ablation.total
+    columns = [
+        Column("rung"), Column("on average" if whole else "gain at top", "factor"), Column("95% interval", "interval"),
+        Column("saves ms/step", "ms", 1), Column("in the ladder's order", "factor", 1), Column("first", "factor", 3),
+        Column("last", "factor", 3), Column("all orders", "interval", 2), Column("leaves with it", priority=1),
+    ]  # fmt: skip
+    left = {row.out[0]: {*row.rungs, row.out[0]} for row in ablation.subsets if len(row.out) == 1}
+    rows: list[list[Any]] = []
+    for each in ablation.worth:
+        gain, interval = (each.gain, each.interval) if whole else (each.left_out, each.left_out_interval)
+        row = [each.rung, _factor(gain), _factors(interval), each.ms, _factor(each.staircase)]
+        row += [_factor(each.alone), _factor(each.left_out)] if whole else [None, None]
+        others = ", ".join(name for name in rungs if name not in left.get(each.rung, rungs))
+        rows.append([*row, _factors((each.least, each.most)), others])
     if total is not None:
-        row = ["all together", _factor(total.gain), _interval(total.interval), total.ms, *[None] * 4]
-        rows.append(row if ablation.protocol.whole else [*row[:3], ""])
-    return Table(columns, rows)
+        row = ["all together", _factor(total.gain), _factors(total.interval), total.ms if whole else None]
+        rows.append([*row, *[None] * 4, ""])
+    return Table(columns, rows).drop_empty()
 
 
-def make_pairs_table(ablation: Ablation, most: int = SHOWN) -> Table:
+def make_pairs_table(ablation: Ablation) -> Table:
     """Return the pairs that need or hinder each other most, with the factor and its interval."""
-    known = sorted((pair for pair in ablation.pairs if pair.gain is not None), key=_rank_pair)[:most]
+    known = sorted((pair for pair in ablation.pairs if pair.gain is not None), key=_rank_pair)[:SHOWN]
     return Table(
         [Column("pair"), Column("interaction", "factor"), Column("95% interval", "interval")],
-        [[f"{pair.first}, {pair.second}", _factor(pair.gain), _interval(pair.interval)] for pair in known],
+        [[f"{pair.first}, {pair.second}", _factor(pair.gain), _factors(pair.interval)] for pair in known],
     )
 
 
@@ -464,62 +452,56 @@ def make_beside_table(ablation: Ablation) -> Table:
         Column("rung"), Column("run"), Column("GPU", "factor"), Column("interval", "interval", 1),
         Column("step", "factor", 2), Column("interval", "interval", 3),
     ]  # fmt: skip
-    return Table(
-        columns,
+    rows = [
         [
-            [each.rung, f"{each.mode}, {each.started[:10]}", each.gpu, each.gpu_interval, each.wall, each.wall_interval]
-            for each in ablation.beside
-        ],
-    )  # fmt: skip
-
-
-def describe_order(ablation: Ablation) -> str:
-    """Return how much of the staircase is its order."""
-    total = ablation.total
-    if total is None:
-        return "The ladder's two ends were not both measured, so nothing is known of its order."
-    if not ablation.protocol.whole:
-        return f"The whole ladder gains {_show(total.gain)}. Gains at the top do not multiply to it."
-    if total.moved is None:
-        return "Some subsets have no time, so the share of the order is not known."
-    most = max(ablation.worth, key=lambda each: abs((each.staircase or 0.0) - (each.gain or 0.0)))
-    return (
-        f"{100 * total.moved:.0f}% of the staircase's {_show(total.gain)} in {describe_clock(ablation)} is its order:"
-        f" on average over all {total.orders:,} orders that share goes to other rungs. {most.rung} depends most on its"
-        f" place: {_show(most.staircase)} in the ladder's order, {_show(most.gain)} on average, {_show(most.least)} to"
-        f" {_show(most.most)} from its worst place to its best."
-    )
-
-
-def describe_pairs(ablation: Ablation) -> str:
-    """Return which two rungs act on each other most, as far as the noise lets see."""
-    known = [each for each in ablation.pairs if each.gain is not None]
-    sure = [each for each in known if is_beyond_noise(each, ablation)]
-    if not sure:
-        return f"None of {len(known)} pairs of rungs gains or loses together beyond the noise."
-    most = min(sure, key=_rank_pair)
-    return (
-        f"{most.first} and {most.second} act on each other most: together they gain {_show(most.gain)} the product of"
-        f" their gains without each other ({len(sure)} of {len(known)} pairs are beyond the noise)."
-    )
+            each.rung,
+            f"{each.mode}, {each.started[:10]}",
+            each.gpu,
+            each.gpu_interval,
+            each.wall,
+            each.wall_interval,
+        ]
+        for each in ablation.beside
+    ]
+    return Table(columns, rows)
 
 
 def list_findings(ablation: Ablation) -> list[str]:
-    """Return the findings, one sentence each."""
-    parity, noise = ablation.parity, ablation.noise
+    """Return the findings, one sentence each: how much is the order, which pairs act on each other, the noise."""
+    parity, noise, total = ablation.parity, ablation.noise, ablation.total
     skipped = [f"{name} is left out: {why}." for name, why in ablation.protocol.skipped.items()]
     if parity is not None and parity.verdict != "ok":
         return [f"Nothing was measured, because the whole ladder failed parity: {parity.reason}.", *skipped]
-    findings = [describe_order(ablation), describe_pairs(ablation)]
-    if noise is None:
-        findings.append("No intervals: fewer than three subsets were repeated in fresh processes.")
-    else:
+    findings = []
+    if total is None:
+        findings.append("The ladder's two ends were not both measured.")
+    elif not ablation.protocol.whole:
+        findings.append(
+            f"The whole ladder gains {_show(total.gain)}. Gains at the top do not multiply to it."
+        )
+    elif total.moved is not None:
+        most = max(ablation.worth, key=lambda each: abs((each.staircase or 0.0) - (each.gain or 0.0)))
+        findings.append(
+            f"{100 * total.moved:.0f}% of the staircase's {_show(total.gain)} in {describe_clock(ablation)} is its"
+            f" order: on average over all {total.orders:,} orders that share goes to other rungs. {most.rung} depends"
+            f" most on its place: {_show(most.staircase)} in the ladder's order, {_show(most.gain)} on average,"
+            f" {_show(most.least)} to {_show(most.most)} from its worst place to its best."
+        )
+    known = [each for each in ablation.pairs if each.gain is not None]
+    sure = sorted((each for each in known if is_beyond_noise(each, ablation)), key=_rank_pair)
+    findings += [
+        f"{pair.first} and {pair.second} act on each other most: together they gain {_show(pair.gain)} the product of"
+        " their gains without each other."
+        for pair in sure[:1]
+    ]
+    findings.append(f"{len(sure)} of {len(known)} pairs are beyond the noise.")
+    if noise is not None:
         findings.append(
             f"{noise.freedom + 1} subsets were measured again in fresh processes: one measurement has a standard"
             f" deviation of {100 * noise.sd:.2f}%, and fresh processes took {100 * noise.shift:+.2f}%."
         )
-    if failed := [row for row in ablation.subsets if row.status != "ok"]:
-        findings.append(f"{len(failed)} subsets have no time: {failed[0].status}: {failed[0].reason}.")
+    failed = [f"{row.status}: {row.reason}" for row in ablation.subsets if row.status != "ok"]
+    findings += [f"{len(failed)} subsets have no time: {reason}." for reason in failed[:1]]
     return [*findings, *skipped]
 
 
@@ -528,12 +510,7 @@ def list_findings(ablation: Ablation) -> list[str]:
 WIDE, ROW = 12.5, 0.42  # inches
 
 
-def draw_chart(ablation: Ablation, file: File, kind: str, theme: Theme = LIGHT) -> bytes:
-    """Return the chart as PNG or SVG bytes. The same result gives the same bytes."""
-    return drawing.save(lambda: _draw_figure(ablation, file, theme), kind, theme)
-
-
-def _draw_figure(ablation: Ablation, file: File, theme: Theme) -> Any:
+def _draw_figure(ablation: Ablation, file: File) -> Any:
     from matplotlib.figure import Figure
 
     from ladder.report.heatmap import heatmap
@@ -541,7 +518,7 @@ def _draw_figure(ablation: Ablation, file: File, theme: Theme) -> Any:
     rungs, rules = [each.rung for each in ablation.worth], ablation.protocol
     gains = {frozenset((pair.first, pair.second)): pair.gain for pair in ablation.pairs}
     names = [rung for rung in rungs if rules.whole or any(rung in pair for pair in gains)]
-    findings = [describe_order(ablation), describe_pairs(ablation)]
+    findings = list_findings(ablation)[:2]
     lines = [line for each in findings for line in drawing.wrapped(each, 9, WIDE - 0.5)]
     above = 0.95 + 0.19 * len(lines)
     high = above + 1.05 + ROW * max(len(rungs), 6)
@@ -550,7 +527,7 @@ def _draw_figure(ablation: Ablation, file: File, theme: Theme) -> Any:
         1, 2, left=0.135, right=0.98, top=1 - above / high, bottom=0.9 / high, wspace=0.42, width_ratios=(1.05, 1)
     )  # fmt: skip
     bars, axes = (figure.add_subplot(cell) for cell in grid)
-    _draw_bars(bars, ablation, theme)
+    _draw_bars(bars, ablation)
     place = axes.get_position()
     tall = min(place.height, 1.35 * ROW * max(len(names) - 1, 1) / high)
     axes.set_position((place.x0, place.y1 - tall, place.width, tall))
@@ -558,10 +535,10 @@ def _draw_figure(ablation: Ablation, file: File, theme: Theme) -> Any:
         [gains.get(frozenset((row, column))) if y >= x else None for x, column in enumerate(names[:-1])]
         for y, row in enumerate(names[1:])
     ]
-    heatmap(axes, names[1:], names[:-1], cells, theme, format_gain)
+    heatmap(axes, names[1:], names[:-1], cells, LIGHT, format_gain)
     title = f"gain {'on average over all orders' if rules.whole else 'at the top of the ladder'}"
     for each, words in ((bars, title), (axes, "two rungs together, beyond each without the other")):
-        each.set_title(words, loc="left", fontsize=10.5, fontweight="bold", color=theme.ink)
+        each.set_title(words, loc="left", fontsize=10.5, fontweight="bold", color=LIGHT.ink)
     notes = f" ({rules.notes[0]})" if rules.notes else ""
     drawing.draw_heading(
         figure,
@@ -569,7 +546,6 @@ def _draw_figure(ablation: Ablation, file: File, theme: Theme) -> Any:
         f"{frame.describe_workload(file)}; {describe_clock(ablation)}. Line in a bar: 95% interval. Diamond: in the"
         f" ladder's order. Line under it: worst to best order. PyTorch {file.machine.torch}.",
         lines,
-        theme,
     )
     return figure
 
@@ -582,32 +558,32 @@ def format_gain(log: float | None) -> str:
     return "0" if abs(change) < 0.05 else f"{change:+.1f}%"
 
 
-def _draw_bars(axes: Any, ablation: Ablation, theme: Theme) -> None:
+def _draw_bars(axes: Any, ablation: Ablation) -> None:
     whole = ablation.protocol.whole
     for place, each in enumerate(ablation.worth):
         value, interval = (each.gain, each.interval) if whole else (each.left_out, each.left_out_interval)
         if value is None:
-            axes.text(0, place, " no time", va="center", color=theme.muted, fontsize=8.5)
+            axes.text(0, place, " no time", va="center", color=LIGHT.muted, fontsize=8.5)
             continue
-        axes.barh(place, value, 0.56, color=theme.busy if value >= 0 else theme.article, zorder=2)
+        axes.barh(place, value, 0.56, color=LIGHT.busy if value >= 0 else LIGHT.article, zorder=2)
         span = [] if each.least is None or each.most is None else [each.least, each.most]
         stair = [] if each.staircase is None else [each.staircase]
-        axes.plot(span, [place + 0.37] * len(span), color=theme.muted, linewidth=1.4, zorder=3)
-        axes.plot(interval or [], [place] * len(interval or []), color=theme.ink, linewidth=1.2, zorder=4)
+        axes.plot(span, [place + 0.37] * len(span), color=LIGHT.muted, linewidth=1.4, zorder=3)
+        axes.plot(interval or [], [place] * len(interval or []), color=LIGHT.ink, linewidth=1.2, zorder=4)
         axes.plot(
-            stair, [place] * len(stair), marker="D", markersize=5, color=theme.ink, zorder=5,
-            markeredgecolor=theme.ground,
+            stair, [place] * len(stair), marker="D", markersize=5, color=LIGHT.ink, zorder=5,
+            markeredgecolor=LIGHT.ground,
         )  # fmt: skip
         end = max([value, 0.0, *span, *stair, *(interval or [])])
         axes.annotate(
             f"{math.exp(value):.3f}x", (end, place), xytext=(5, 0), textcoords="offset points", va="center",
-            fontsize=8.5, color=theme.ink,
+            fontsize=8.5, color=LIGHT.ink,
         )  # fmt: skip
     axes.set_yticks(range(len(ablation.worth)), [each.rung for each in ablation.worth])
     axes.set_ylim(len(ablation.worth) - 0.4, -0.6)
     low, high = axes.get_xlim()
     low, high = min(low, -0.004), high + 0.18 * (high - min(low, 0))
-    axes.axvline(0, color=theme.muted, linewidth=0.8, zorder=1)
+    axes.axvline(0, color=LIGHT.muted, linewidth=0.8, zorder=1)
     axes.set_xlim(low, high)
     axes.xaxis.set_major_formatter(lambda log, _: f"{math.exp(log):.2f}x")
-    drawing.clear_axes(axes, theme, "x")
+    drawing.clear_axes(axes, "x")
