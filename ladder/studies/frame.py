@@ -99,6 +99,10 @@ class Compared(Observation, kw_only=True):
         judged = judge_parity(self.parity)
         return judged.verdict if judged else self.reported_then
 
+    def describe_parity(self) -> str:
+        """Return the verdict of parity, and whether it is today's."""
+        return f"parity {self.verdict or self.status}{', as reported then' if self.reported_then else ''}"
+
 
 @dataclass(frozen=True)
 class Request:
@@ -169,12 +173,11 @@ class Session:
         return self._opened[1]
 
     @contextlib.contextmanager
-    def prepare_worker(self, recipe: Fields, seed: int) -> Iterator[Any]:
+    def prepare_worker(self, recipe: Fields, seed: int, **more: bool) -> Iterator[Any]:
         """Yield a worker that has built and prepared the step of a recipe; it ends with the block."""
-        worker = self.pool.take()
+        worker, job = self.pool.take(), self.job
         try:
-            job = self.job
-            worker.call("build", workload=job.workload, recipe=recipe, device=job.device, seed=seed)
+            worker.call("build", workload=job.workload, recipe=recipe, device=job.device, seed=seed, **more)
             worker.call("prepare")
             yield worker
         finally:
@@ -647,8 +650,8 @@ def resolve_job(study: Study[Any, Any, Any], options: Any, request: Request, mac
     name, workload = "", {}
     if study.uses_workload:
         name, workload = catalog.load_workload(request.workload or study.default_workload[device])
-    if study.uses_images and request.data is not None:
-        workload = workload | {"data": request.data}
+        images = request.data or workload["data"] if study.uses_images else None
+        workload = workload | {"data": images}
     return Job(
         device, name, workload, None, machine, options, out, request.resume,
         request.minutes or (study.gpu_minutes if device == "cuda" else None), request.quiet,
