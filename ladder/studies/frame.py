@@ -625,7 +625,7 @@ def report_stored(paths: Sequence[Path], as_json: bool, markdown: Path | None, c
         from ladder.report import output
 
         for study, file in stored:
-            click.echo(render_terminal(study, file, output.console().width))
+            click.echo(render_terminal(study, file, output.measure_width()))
     if markdown is not None:
         files.write(markdown, "\n".join(render_page(study, file) for study, file in stored))
     if csv is not None:
@@ -767,7 +767,7 @@ def show_result(study: Study[P, C, O], file: StudyFile[P, C, O], paths: list[Pat
     if as_json:
         click.echo(json.dumps(write_derived(study, file), indent=1, allow_nan=False))
     else:
-        width = output.console().width
+        width = output.measure_width()
         click.echo(render_terminal(study, file, width))
     output.say_files(paths, as_json, again=not (file.is_complete and study.has_answers(file)))
 
