@@ -2,20 +2,16 @@
 
 import copy
 import io
-import warnings
-from itertools import combinations
 
 import matplotlib
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.text import Text
 from PIL import Image
 
 from ladder.base.plain import Fields
 from ladder.publish import gallery
-from ladder.report import drawing, gpus
+from ladder.report import gpus
 from ladder.report.themes import DARK, LIGHT
-from tests.report.test_chart import full
+from tests.report.test_chart import check_layout, full, lay_out
 from tests.report.test_drawing import git
 from tests.support import made_up, two_clocks
 from tests.support.typed import typed, write_run
@@ -59,25 +55,14 @@ def three():
 
 def drawn(pairs, published=()):
     """Return (figure, its texts with their boxes in pixels)."""
-    with matplotlib.rc_context(drawing.STYLE), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # letters the font lacks
-        figure = gpus.figure(pairs, LIGHT, published)
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()
-        texts = [text for text in figure.findobj(Text) if text.get_text().strip() and text.get_visible()]
-        return figure, [(text.get_text(), text.get_window_extent(canvas.get_renderer())) for text in texts]
+    return lay_out(lambda: gpus.figure(pairs, LIGHT, published))
 
 
 @pytest.mark.parametrize("make", [one, two, three])
 def test_no_text_overlaps_another_or_leaves_the_picture(make):
     figure, texts = drawn(make(), PUBLISHED)
     assert figure.bbox.width * 160 / figure.dpi <= 1600
-    for text, box in texts:
-        assert box.x0 >= 0 and box.y0 >= 0, text
-        assert box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height, text
-    for (one_, a), (other, b) in combinations(texts, 2):
-        wide, high = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
-        assert wide <= 1 or high <= 3, f"{one_!r} overlaps {other!r}"
+    check_layout(figure, texts)
 
 
 def test_each_rung_has_a_bar_for_each_gpu_and_one_for_the_article():
@@ -104,13 +89,6 @@ def test_a_line_says_what_a_rung_gains_by_each_clock_and_the_totals():
         assert text in said, text
     assert any("A100 80GB" in text and "not a target" in text for text in said)
     assert any(text.startswith("vs previous: bold if") for text in said)  # totals are bold whatever they say
-
-
-def test_a_gpu_time_above_the_step_is_told_as_the_table_tells_it():
-    made = two_clocks.run()
-    made["rungs"][7] |= {"gpu_ms": 61.9, "waiting_ms": 0.0}
-    said = [text for text, _ in drawn([(typed(made), None)])[1]]
-    assert "61.9" in said and "may exceed the step's" in " ".join(said)
 
 
 def test_a_rung_without_a_number_has_its_reason_and_an_unknown_gpu_time_no_tone_of_work():
