@@ -125,8 +125,7 @@ def test_only_whole_quotable_generations_are_compared():
     good, top = typed(two_clocks.run()), typed(longer())
     other = typed(on("NVIDIA A100", two_clocks.run()))
     assert gallery.pair_gpus([good, top, other]) == [(other, None), (good, top)]
-    assert gallery.pair_gpus([top]) == [(gallery.extract_article(top), top)]  # the article's rungs are in it
-    assert [rung.name for rung in gallery.extract_article(top).rungs] == [rung.name for rung in good.rungs]
+    assert gallery.pair_gpus([top]) == []  # the article's ladder was not run
     for change in (
         {"complete": False},
         {"dirty": True},
@@ -208,21 +207,13 @@ def test_the_gallery_draws_it_from_committed_results_on_both_grounds(tmp_path):
     assert written == [f"gpus-article{end}" for end in (".png", ".svg", "-dark.png", "-dark.svg")]
 
 
-def test_one_run_shows_the_article_s_ladder_wherever_it_is_shown():
-    """An older run without GPU times gives way to the rungs of a run of `full`; one as good does not."""
-    names = [rung["name"] for rung in two_clocks.run()["rungs"]]
+def test_a_decided_run_is_shown_before_a_newer_one_that_is_not():
     older = two_clocks.run() | {"started": "2026-11-26T00:00:00+00:00"}
     for rung in older["rungs"]:
         rung |= dict.fromkeys(("gpu_ms", "gpu_gain", "gpu_verdict", "waiting_ms"))
-    older, full, good = map(typed, (older, two_clocks.selected(*names, two_clocks.TOP), two_clocks.run()))
-    part = gallery.extract_article(full)
-    assert (part.ladder.name, part.ladder.rungs, part.part_of) == ("article", names, "full")
-    assert gallery.choose_best([older, full]) == [part, full] == gallery.choose_best([full])
-    assert gallery.choose_best([older, full, good]) == [good, full]
-    assert [gallery.name_files(each) for each in (part, full)] == [
+    newer, good = typed(older), typed(two_clocks.run())
+    assert gallery.choose_best([newer, good]) == [good] and gallery.choose_best([newer]) == [newer]
+    ends = typed(two_clocks.selected("baseline", two_clocks.TOP))
+    assert [gallery.name_files(each) for each in (good, ends)] == [
         "nvidia-h200-article-article", "nvidia-h200-article-full-some-rungs"
     ]  # fmt: skip
-    ends = typed(two_clocks.selected("baseline", two_clocks.TOP))
-    assert gallery.choose_best([older, ends]) == [older, ends]
-    smaller = typed(two_clocks.run() | {"workload": two_clocks.run()["workload"] | {"name": "tiny"}})
-    assert gallery.choose_best([smaller, full]) == [part, full, smaller]

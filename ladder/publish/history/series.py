@@ -1,6 +1,6 @@
 """The reader of asv's result files: every benchmark as a series over commits, and the rungs of each commit.
 
-A figure here is the median of one process' samples. No verdict can rest on it: it is drawn, and called `single run`.
+A figure here is the median of one process' samples. No verdict can rest on it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from ladder.base.text import plain, slug
 from ladder.plan import catalog
 from ladder.publish.history import notes as asvnotes
 from ladder.publish.validation import asv_files
-from ladder.report.view import Row, View
 
 STEP = "rungs.Rung.samples_step_time"  # benches/rungs.py; parameters: workload, rung
 GPU_STEP = "rungs.Rung.samples_gpu_time"
@@ -297,25 +296,6 @@ def _in_order(steps: list[tuple[int, Step]], height: Mapping[str, int]) -> list[
     return ordered
 
 
-def single_runs(
-    every: Iterable[Point], paired: set[tuple[str, str]], rungs: list[str]
-) -> list[tuple[Point, View]]:
-    """Return machines that only asv measured, with a view of their rungs: no interval, no verdict, no round.
-
-    Args:
-        every: what asv has.
-        paired: (machine, workload) that the paired protocol has measured; they need no single run.
-        rungs: names, from the lowest to the highest.
-    """
-    newest: dict[tuple[str, str], Point] = {}
-    for point in every:
-        key = (point.machine, point.workload)
-        if key not in paired and any(name in rungs for name, _ in point.ms):
-            if key not in newest or (point.date, point.software) > (newest[key].date, newest[key].software):
-                newest[key] = point
-    return [(newest[key], _view(newest[key], rungs)) for key in sorted(newest)]
-
-
 def _text(value: str) -> str:
     """Return a parameter, which asv keeps as Python would print it."""
     try:
@@ -327,35 +307,3 @@ def _text(value: str) -> str:
 def _heights() -> dict[str, int]:
     """Return the place of each rung in the ladder `full`; a rung that has left it stands below."""
     return {step.name: place for place, step in enumerate(catalog.load_ladder("full").rungs)}
-
-
-def _view(point: Point, rungs: list[str]) -> View:
-    times = dict(point.ms)
-    measured = [name for name in rungs if name in times]
-    base, rows, before = times[measured[0]], [], None
-    for name in rungs:
-        ms = times.get(name)
-        rows.append(_row(name, ms, before and ms and before / ms, ms and base / ms))
-        before = ms or before
-    facts = dict(point.facts)
-    parts = [
-        point.name,
-        facts.get("gpu_memory", "").replace("none", ""),
-        f"PyTorch {facts['torch']}" if facts.get("torch") else "",
-        f"CUDA {facts['cuda']}" if facts.get("cuda") and facts.get("gpu", "none") != "none" else "",
-    ]
-    return View(
-        machine=plain(", ".join(part for part in parts if part)),
-        workload=point.workload,
-        protocol=f"one process a rung, by asv: no interval and no verdict; commit {point.commit[:10]}",
-        baseline=measured[0],
-        rows=tuple(rows),
-    )
-
-
-def _row(name: str, ms: float | None, previous: float | None, total: float | None) -> Row:
-    title = catalog.load_rung(name).title if name in catalog.rungs() else name
-    status, reason = ("ok", "") if ms else ("n/a", "not measured here")
-    return Row(
-        name=name, title=title, status=status, reason=reason, step_ms=ms, previous=previous, total=total
-    )
