@@ -132,7 +132,7 @@ def compared(toy: Toy, gpu: float) -> None:
         cycle = ProfiledCycle(ms, 60.0, 9.0, 1980)
         rounds = [replace(r, profiled=[cycle] * 2, gpu_void=None) for r in each.rounds]
         programs.append(replace(each, rounds=rounds))
-    machine = replace(result.machine, device="cuda", gpu="Some GPU")
+    machine = replace(result.machine, device="cuda", gpu="Some GPU", cpu="Some CPU")
     path.unlink()
     toy.write(replace(result, programs=programs, machine=machine))
 
@@ -164,12 +164,15 @@ def test_behind_a_step_of_wall_time_stands_what_its_gpu_time_did(toy: Toy) -> No
         data["results"][series.GPU_STEP] = [values, *data["results"][STEP][1:3], values, values]
         path.write_text(json.dumps(data))
     (step,) = (each for each in toy.screen()[0] if not each.series.is_gpu)
-    assert "  article/bf16 +2.0% (GPU time -0.5%)" in screening.render_text([step], []).splitlines()
+    assert (
+        f"  article/bf16 +2.0% (GPU time -0.5%) on {MACHINE}"
+        in screening.render_text([step], []).splitlines()
+    )
     assert screening.write_step(step)["gpu_share"] == pytest.approx(-0.005)
     late = toy.asv / MACHINE / f"{step.bad[:8]}-{ENVIRONMENT}.json"
     late.write_text(late.read_text().replace("samples_gpu", "gpu"))
     (step,) = (each for each in toy.screen()[0] if not each.series.is_gpu)
-    assert "  article/bf16 +2.0%" in screening.render_text([step], []).splitlines()
+    assert f"  article/bf16 +2.0% on {MACHINE}" in screening.render_text([step], []).splitlines()
 
 
 def test_new_software_begins_a_line_of_gpu_time_and_is_no_step(toy: Toy) -> None:
@@ -187,5 +190,5 @@ def test_a_step_of_wall_time_that_coincides_with_a_new_cudnn_is_marked(toy: Toy)
             toy.record(number, seconds, driver=driver if new else "580.65", cudnn=cudnn if new else "9.19.0")
         step = toy.only()
         assert step.status == status and "a cuDNN change: 9.19.0 -> 9.20.1" in step.why
-        assert "cuDNN 9.19.0 -> 9.20.1" in step.remarks
+        assert "cuDNN 9.19.0 -> 9.20.1" in screening.list_remarks([step])
     assert {CUDNN, DRIVER} <= {*screening.ORDER}
