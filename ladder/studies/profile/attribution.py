@@ -566,7 +566,7 @@ def _count_needed(fields: Fields, precision: str) -> dict[str, float]:
     Depthwise kernels of a cheaper model lie in `resampling`, beside its filters. Then convolutions have no number.
     """
     from ladder.studies.roofline import derive, floors
-    from ladder.studies.roofline.record import CONVOLUTIONS
+    from ladder.studies.roofline.derive import CONVOLUTIONS
 
     works, often = floors.count_work(fields, precision, "nchw"), derive.list_frequencies(fields)
     purposes = ("optimizer", "moving average")

@@ -190,8 +190,8 @@ def _rows(of: inputs.Inputs, name: str, heading: str) -> list[str]:
 
 
 def test_a_score_stands_beside_each_rung_where_times_are_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = replace(derive.FROZEN[0], machine="nvidia-h100-80gb-hbm3")
-    monkeypatch.setattr(derive, "FROZEN", (known,))
+    (((_, work), known),) = derive.FROZEN.items()
+    monkeypatch.setattr(derive, "FROZEN", {("nvidia-h100-80gb-hbm3", work): known})
     said = part(inputs.find_inputs([RUN], DATA), "light")
     step = next(rung.step_ms for rung in loading.load_run(RUN).rungs if rung.name == "bf16")
     assert f"{derive.derive_score(step, known.base_ms, known.floor_ms):.3f}" in said
