@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -27,8 +28,9 @@ Examples:
 @click.option("--base", metavar="COMMIT", help="The commit to compare with. [default: main]")
 @click.option("--head", metavar="COMMIT", help="The commit that may be slower. [default: HEAD]")
 @click.option(
-    "--rungs", metavar="A,B,...", help="Rungs to measure. [default: the lowest and the highest that run here]"
-)
+    "--rungs", metavar="A,B,...", callback=lambda context, option, value: options.names(value),
+    help="Rungs to measure. [default: the lowest and the highest that run here]",
+)  # fmt: skip
 @options.ladder_option("full", "The ladder of the rungs.")
 @options.workload_option("article on a GPU, tiny on the CPU")
 @options.rounds_option(3, "Exact number of generations. [default: 3 to 12, as the budget allows]")
@@ -48,21 +50,7 @@ Examples:
     "--markdown", metavar="FILE", type=options.FILE, help="Write the table to this file, for a pull request."
 )
 @options.json_option
-def bench_compare(
-    base: str | None,
-    head: str | None,
-    rungs: str | None,
-    ladder_name: str,
-    workload: str | None,
-    rounds: int | None,
-    budget: float | None,
-    seed: int,
-    device: str | None,
-    out: Path | None,
-    report_of: Path | None,
-    markdown: Path | None,
-    as_json: bool,
-) -> None:
+def bench_compare(report_of: Path | None, markdown: Path | None, as_json: bool, **values: Any) -> None:
     """Say whether commit HEAD is slower than BASE, timed in turn.
 
     A generation has two processes of BASE and one of HEAD for every rung, all alive together and visited in turn. The
@@ -73,38 +61,29 @@ def bench_compare(
     Exit status: 0 if HEAD is as fast, faster or undecided. 1 if HEAD is slower, or fails where BASE runs. 2 if the
     request is impossible or nothing was measured. 130 if interrupted.
     """
-    from ladder.core.records import write_whole
     from ladder.publish.regressions import comparing, judging, report
-    from ladder.report import output as ending
-    from ladder.report import tables
+    from ladder.report import output, tables
 
-    def tell(line: str) -> None:
-        click.echo(texts.printable(line), err=True)
-
-    names = options.names(rungs)
+    request = comparing.Request(**values)
     if markdown is not None:
         tables.refuse_outputs([markdown], [report_of] if report_of else [])
     if report_of is not None:
         idle = ("rungs", "ladder_name", "workload", "rounds", "budget", "seed", "device", "out")
         options.refuse_idle("has no effect: --report measures nothing", *idle)
-        result, path = comparing.reread(report_of, base, head), report_of
+        result = comparing.reread(report_of, request.base, request.head)
+        report.show_result(result, as_json, markdown)
     else:
-        request = comparing.Request(
-            base or "main", head or "HEAD", names, ladder_name, workload, rounds, budget, seed, device,
-            out or comparing.OUT,
-        )  # fmt: skip
-        result, path = comparing.measure(request, tell)
+        result, path = comparing.measure(request, print_line)
         files.write(path.with_suffix(".md"), report.render_markdown(result))
-    if markdown is not None:
-        files.write(markdown, report.render_markdown(result))
-    click.echo(
-        json.dumps(write_whole(result), indent=1, allow_nan=False) if as_json else report.render_text(result)
-    )
-    if report_of is None:
-        ending.say_where(path, as_json)
+        report.show_result(result, as_json, markdown)
+        output.say_where(path, as_json)
         if not result.complete:
             sys.exit(130)
     sys.exit(judging.find_status(result))
+
+
+def print_line(line: str) -> None:
+    click.echo(texts.printable(line), err=True)
 
 
 @click.command(
@@ -174,9 +153,6 @@ def history(
     from ladder.publish.regressions import checkouts, comparing, known
     from ladder.report import tables
 
-    def tell(line: str) -> None:
-        click.echo(texts.printable(line), err=True)
-
     if budget is not None and not confirm:
         raise UserError("--budget is for --confirm")
     if issues is not None:
@@ -191,7 +167,7 @@ def history(
         return screening.screen_accepted(*where, entries, branch, threshold / 100)
 
     steps, lines = look()
-    if confirm and nightly.confirm_steps(steps, confirm, where[1], budget, tell):
+    if confirm and nightly.confirm_steps(steps, confirm, where[1], budget, print_line):
         steps, lines = look()
     lines += known.list_idle(entries)
     if issues is not None:

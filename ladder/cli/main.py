@@ -28,7 +28,6 @@ from ladder.cli import export as cli_export
 from ladder.cli import history as cli_regressions
 from ladder.cli import listing, options, report_page
 from ladder.cli import merge as cli_merge
-from ladder.cli import precision as cli_precision
 from ladder.cli import recommend as cli_recommend
 from ladder.cli import sample as cli_sample
 from ladder.cli import submit as cli_submit
@@ -256,6 +255,8 @@ def report(
 
     Exit status: 0 if done. 1 if a file was refused. 2 if the request is impossible.
     """
+    from ladder.publish.regressions import judging
+    from ladder.publish.regressions import report as comparisons
     from ladder.report import tables as reporting
     from ladder.studies import frame
     from ladder.studies.host import attach_host
@@ -286,6 +287,9 @@ def report(
     if everything and paths:
         raise UserError("--all is for results/ladder: leave out PATH")
     reporting.refuse_outputs([*filter(None, (markdown, csv_path)), *charts], paths)
+    if len(paths) == 1 and comparisons.is_comparison(paths[0]):
+        comparisons.show_result(judging.load(paths[0]), as_json, markdown, csv_path)
+        return
     if paths and not (charts or receipts) and frame.report_stored(paths, as_json, markdown, csv_path):
         return
     if charts:
@@ -379,8 +383,7 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
 
 for command in (
     *(cli_doctor.doctor, cli_explain.explain, listing.list_, listing.show, cli_recommend.recommend),
-    *(cli_precision.precision, cli_train.train),
-    *(cli_convert.convert, cli_sample.sample),
+    *(cli_train.train, cli_convert.convert, cli_sample.sample),
     *(cli_merge.merge, cli_submit.submit),
     *(cli_regressions.bench_compare, cli_regressions.history, cli_export.export),
 ):

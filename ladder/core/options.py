@@ -134,10 +134,10 @@ def out_option(default: str) -> Any:
     )
 
 
-def budget_option(default: str) -> Any:
-    """Return `--budget` of a study."""
+def budget_option(default: str, flag: str = "--budget") -> Any:
+    """Return `--budget` of a study, under the name that it has there."""
     return click.option(
-        "--budget", metavar="MINUTES", type=FloatRange(0, min_open=True),
+        flag, "budget", metavar="MINUTES", type=FloatRange(0, min_open=True),
         help=f"Begin nothing new after this time; continue with --resume. [default: {default}]",
     )  # fmt: skip
 

@@ -19,11 +19,10 @@ from ladder.plan import catalog, content, modes, needs
 from ladder.report import advising, chart, checks, gpus, tables
 from ladder.report.themes import DARK, LIGHT
 from ladder.results import loading, ranking, sources
-from ladder.results import store as results
 from ladder.results.combine import series
 from ladder.results.publishable import publishable
 from ladder.results.run import Ladder, Result, RungResult
-from ladder.results.types import build
+from ladder.studies import frame
 from ladder.studies.host import attach_host
 
 ARTICLE, FULL = "article", "full"  # workload and ladder of the article, and the ladder that goes on from it
@@ -57,12 +56,11 @@ def list_drawings(files_of: Callable[[str], list[Path]]) -> dict[str, Write]:
         for suffix, theme in (("", LIGHT), ("-dark", DARK)):
             draw = functools.partial(gpus.render, pairs, theme=theme)
             drawn[f"gpus-{ARTICLE}{suffix}"] = functools.partial(files.draw, render=draw)
-    for kind, render in _renderers().items():
-        for path in files_of(f"results/{kind}"):
-            data = results.read(path)
-            if isinstance(data, dict) and data.get("kind") == kind:
-                draw = functools.partial(render, data)
-                drawn[f"{path.stem}-{kind}"] = functools.partial(files.draw, render=draw)
+    for path in files_of("results/kernels"):
+        if (opened := frame.open_stored(path)) is not None:
+            drawn[f"{path.stem}-kernels"] = functools.partial(
+                files.draw, render=functools.partial(opened[0].draw, opened[1])
+            )
     return drawn
 
 
@@ -330,16 +328,3 @@ def write_tables(result: Result, stem: Path) -> list[Path]:
 def write_charts(result: Result, stem: Path) -> list[Path]:
     """Draw a result of `ladder run` as ``stem`` with .png and .svg. Raises UserError."""
     return files.draw(stem, lambda kind: chart.render(result, kind))
-
-
-def _renderers() -> dict[str, Callable[[Any, str], bytes]]:
-    """Return the charts of the other commands by the folder and "kind" of their results."""
-    from ladder.studies import frame
-    from ladder.studies.kernelbench.study import STUDY
-    from ladder.studies.precision import chart as precisionchart
-    from ladder.studies.precision.record import Result as Precision
-
-    return {
-        "kernels": lambda data, kind: STUDY.draw(frame.decode_file(STUDY, data), kind),
-        "precision": lambda data, kind: precisionchart.render(build(Precision, data), kind),
-    }

@@ -8,13 +8,13 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 from ladder.base.errors import UserError
 from ladder.base.text import plain
-from ladder.report.themes import Theme
+from ladder.report.themes import LIGHT, Theme
 
 STYLE = {
     "font.family": "DejaVu Sans",  # ships with matplotlib: the same letters everywhere
@@ -128,3 +128,23 @@ def fitted(figure: Any, x: float, y: float, text: str, size: float, **more: Any)
         else:
             text = text[: int(len(text) * 0.95) - 1]
             made.set_text(f"{text}...")
+
+
+def draw_heading(
+    figure: Any, title: str, under: str, lines: Sequence[str] = (), theme: Theme = LIGHT
+) -> None:
+    """Write a title above a figure, lines of 9 points below the title, and a line at the figure's foot."""
+    high = figure.get_figheight()
+    fitted(figure, 0.02, 1 - 0.42 / high, title, 15, fontweight="bold", color=theme.ink)
+    for number, line in enumerate(lines):
+        figure.text(0.02, 1 - (0.74 + 0.19 * number) / high, line, fontsize=9, color=theme.ink)
+    fitted(figure, 0.02, 0.14 / high, under, 8, color=theme.muted)
+
+
+def clear_axes(axes: Any, theme: Theme = LIGHT, grid: str = "y") -> None:
+    """Leave a grid along one axis and its labels; no frame, no ticks."""
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.grid(axis=grid, color=theme.grid, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, labelcolor=theme.ink, labelsize=8.5)

@@ -173,7 +173,7 @@ def judge_parity(parity: Parity | None) -> JudgedParity | None:
     if parity is None:
         return None
     over = [
-        f"{phase} {quantity}: error {entry.error:.2g}, budget {entry.budget:.2g}"
+        f"{phase} {quantity}: error {entry.nearest_error:.2g}, budget {entry.nearest_budget:.2g}"
         for phase, quantities in (parity.phases or {}).items()
         for quantity, entry in quantities.items()
         if entry.nearest_error is not None and entry.nearest_budget is not None and entry.judged

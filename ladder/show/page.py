@@ -114,12 +114,12 @@ class Code:
 
 @dataclass(frozen=True)
 class Chart:
-    """A wide picture as SVG in both themes. On a narrow screen it keeps legible letters and scrolls by itself."""
+    """A wide picture as SVG, in both themes if it is drawn in both. On a narrow screen it scrolls by itself."""
 
     kind: ClassVar[str] = "chart"
     alt: str
     light: bytes
-    dark: bytes
+    dark: bytes | None = None
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,10 @@ def _format_interval(value: Sequence[float]) -> str:
     return texts.bounds((value[0], value[1]))
 
 
+def _format_change(value: float) -> str:
+    return f"{texts.rounded(100 * value, 2):+.2f}%"
+
+
 FORMATS: dict[str, Callable[[Any], str]] = {
     "text": _format_text,
     "verdict": _format_text,
@@ -44,6 +48,8 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "share": "{:.1%}".format,
     "shares": lambda value: f"{100 * value[0]:.1f} to {100 * value[1]:.1f}%",
     "difference": texts.difference,
+    "change": _format_change,
+    "changes": lambda value: " to ".join(map(_format_change, value)),
     "amount": texts.amount,
     "decimal": "{:,.2f}".format,
     "count": lambda value: f"{value:,.0f}",

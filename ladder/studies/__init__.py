@@ -11,6 +11,7 @@ STUDIES = {
     "kernels": "kernelbench.study",
     "map": "map",
     "noise": "noise",
+    "precision": "precision",
     "profile": "profile.study",
     "doctor --roofline": "roofline.study",
     "scale": "scale",

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 import click
 import msgspec
@@ -43,12 +43,13 @@ from ladder.core.records import (
     write_whole,
 )
 from ladder.plan import content
-from ladder.results import check, code_digest, identity, loading, store, values
+from ladder.results import check, code_digest, identity, loading, plausible, store, values
 from ladder.results import record as records
 from ladder.results.combine import resuming
+from ladder.results.derive import judge_parity
 from ladder.results.file import Header, Status
-from ladder.results.run import Merged
-from ladder.results.store import SERIES
+from ladder.results.run import Merged, Parity
+from ladder.results.store import FAILED_PARITY, SERIES
 from ladder.show.table import PIPE_WIDTH, Table, render_csv, render_markdown, render_text
 from ladder.studies import STUDIES
 
@@ -81,6 +82,22 @@ class Observation(Record, kw_only=True):
     status: Status = "ok"
     reason: Text | None = None
     stopped: bool | None = None
+
+
+class Compared(Observation, kw_only=True):
+    """An observation that was, or was not, compared with the FP64 reference: parity's errors and budgets.
+
+    `reported_then` is the verdict of a converted older file, which has no errors.
+    """
+
+    parity: Parity | None = None
+    reported_then: Literal["ok", "failed: parity"] | None = None
+
+    @property
+    def verdict(self) -> str | None:
+        """Return the verdict of parity: today's of stored errors, else that of the day."""
+        judged = judge_parity(self.parity)
+        return judged.verdict if judged else self.reported_then
 
 
 @dataclass(frozen=True)
@@ -201,6 +218,7 @@ class Study(Generic[P, C, O]):
     default_workload: ClassVar[Mapping[str, str]] = {"cuda": "article", "cpu": "tiny"}
     case_seconds: ClassVar[Mapping[str, float]] = {}  # of a case of the default workload, by device
     gpu_minutes: ClassVar[float | None] = None  # the budget on a GPU where none is given
+    budget_flag: ClassVar[str] = "--budget"
     uses_workload: ClassVar[bool] = True
     uses_images: ClassVar[bool] = True
     needs_gpu: ClassVar[str] = ""  # why the CPU must be asked for by name
@@ -353,6 +371,27 @@ def plan_rungs(job: Job, ladder: str, rungs: Sequence[str]) -> dict[str, Fields]
     return {name: recipes[name] for name in dict.fromkeys(rungs)} if rungs else recipes
 
 
+def describe_software(file: Header) -> str:
+    """Return the last sentence above a table: PyTorch's version and the commit."""
+    changed = " with changes" if file.dirty else ""
+    return f"PyTorch {file.machine.torch}, commit {(file.commit or 'unknown')[:12]}{changed}."
+
+
+def describe_workload(file: Header) -> str:
+    """Return name, resolution and batch of a file's workload."""
+    work = file.workload or {}
+    return f"{work['name']}: {work['resolution']}x{work['resolution']}, batch {work['batch']}"
+
+
+def find_floor_ms(file: Header, **fields: int) -> float:
+    """Return the ms below which no machine of a file computes a step of its workload with other `fields`; 0 if unknown.
+
+    Every study refuses a file with a shorter step.
+    """
+    least = plausible.floor_ms(write_whole(file.machine), (file.workload or {}) | fields)
+    return least[0] if least else 0.0
+
+
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -419,6 +458,9 @@ def find_problem(study: Study[P, C, O], file: StudyFile[P, C, O]) -> str | None:
     for key, case in file.cases.items():
         if problem := values.RECIPE(getattr(case, "recipe", None) or {}):
             return f"cases.{text.printable(key)}.recipe{problem[0]}: {problem[1]}"
+    for key, each in file.observed.items():
+        if isinstance(each, Compared) and each.status == "ok" and each.verdict == FAILED_PARITY:
+            return f"{key}: ok, and beyond the budgets of parity"
     return next(iter(study.list_problems(file)), None)
 
 
@@ -755,7 +797,11 @@ def study_command(study: Study[Any, Any, Any]) -> click.Command:
     extra = [
         *([shared.workload_option(default)] if study.uses_workload else []),
         *([shared.data_option] if study.uses_images else []),
-        *([] if "minutes" in study.types[0].__struct_fields__ else [shared.budget_option(budget)]),
+        *(
+            []
+            if "minutes" in study.types[0].__struct_fields__
+            else [shared.budget_option(budget, study.budget_flag)]
+        ),
         shared.device_option,
         shared.resume_option,
         shared.out_option(f"results/{study.folder}"),

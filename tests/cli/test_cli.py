@@ -18,7 +18,7 @@ from ladder.plan import catalog
 from ladder.publish.validation import validate
 from ladder.results import loading
 from ladder.studies.kernelbench.study import KernelStudy
-from ladder.studies.precision import measure as precision_measure
+from ladder.studies.precision import PrecisionStudy
 from ladder.training import train
 from tests.support import commands, made_up, typed
 from tests.support.commands import FAKE, call, load_commands, refused, succeed  # noqa: F401
@@ -117,7 +117,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_done(aske
     for module, name in (
         (images, "prepare_images"),
         (measure, "run_ladder"),
-        (precision_measure, "run"),
+        (PrecisionStudy, "observe"),
         (KernelStudy, "observe"),
     ):
         monkeypatch.setattr(module, name, begun)

@@ -12,7 +12,6 @@ from tests.support.made_up_study import TIMES, study
 from tests.support.typed import write_run
 
 WEAK = ("scale", "flat", "--out", "x", "--device", "cpu", "--gpus", "1", "--scaling", "weak")
-PRECISION = ("precision", "--device", "cpu", "--out", "x")
 CANARY = ("train", "--canary", "--out", "x")
 
 
@@ -25,11 +24,6 @@ CANARY = ("train", "--canary", "--out", "x")
         (("train", "--out", "x", "--seeds", "5"), "--seeds is for --canary"),
         (("bench-compare", "--report", "x.json", "--rounds", "5"), "--generations has no effect"),
         (("bench-compare", "--report", "x.json", "-w", "tiny"), "--workload has no effect"),
-        ((*PRECISION, "--only", "bf16", "--steps", "9"), "leaves FP16 out: leave out --steps, or add fp16"),
-        ((*PRECISION, "--on", "baseline", "--ladder", "full"), "--ladder is for --on top"),
-        ((*PRECISION, "--most", "64"), "--most is for the search of the largest batch"),
-        ((*PRECISION, "--batch-seconds", "0", "--batch-of", "top"), "--batch-of is for the search"),
-        ((*PRECISION, "--on", "top", "--batch-seconds", "9"), "--batch-seconds searches no row"),
         (("run", "--without", "bf16", "--mode", "solo"), "leave out --rungs, --mode and --recipe"),
         (("doctor", "--roofline", "--gpu", "h200", "--device", "cpu"), "--device has no effect"),
         (("report", "--publish", "--price", "2/h"), "leave out every other option"),
@@ -42,13 +36,6 @@ def test_an_option_without_effect_is_one_line(arguments, words, tmp_path, monkey
     said = CliRunner().invoke(main, [*arguments])
     assert said.exit_code == 2 and words in said.stderr and said.stderr.count("\n") == 1, said.output
     assert not any(tmp_path.iterdir())
-
-
-def test_no_steps_of_a_training_that_there_is_none_of_are_what_the_user_gets(tmp_path):
-    """`--steps 0` asks for no FP16 training, and without FP16 there is none."""
-    asked = (*PRECISION[:-1], str(tmp_path / "x"), "--only", "fp32", "--steps", "0", "--data", "none")
-    said = CliRunner().invoke(main, [*asked])
-    assert said.exit_code == 2 and "none" in said.stderr and "--steps" not in said.stderr, said.output
 
 
 @pytest.mark.parametrize(

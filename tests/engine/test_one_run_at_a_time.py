@@ -20,7 +20,7 @@ from ladder.machine import environment, system
 from ladder.studies import frame
 from ladder.studies.kernelbench.bench import Bench
 from ladder.studies.kernelbench.study import KernelStudy
-from ladder.studies.precision import measure as precision_measure
+from ladder.studies.precision import PrecisionStudy
 from ladder.studies.roofline import measure as roofline_measure
 from ladder.studies.roofline import study as roofline
 from ladder.training import canary, ranks, sample, train
@@ -46,7 +46,7 @@ def measured(*_, **__):
     ("arguments", "module", "name"),
     [
         (["kernels", "--op", "bias_act"], KernelStudy, "observe"),
-        (["precision"], precision_measure, "run"),
+        (["precision"], PrecisionStudy, "observe"),
     ],
 )
 def test_a_second_run_into_one_folder_is_refused(arguments, module, name, tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ ORDER = (
     "report",
     "show",
     "studies.frame",
+    "studies.batch_search",
     "studies.kernelbench",
     "studies.precision",
     "publish.export",

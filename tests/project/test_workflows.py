@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from ladder.publish.regressions import report
-from tests.publish.regressions.test_regressions import made_up, stored
+from tests.support.made_up_comparison import made_up, stored
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".github" / "workflows"

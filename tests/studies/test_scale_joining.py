@@ -17,8 +17,7 @@ from ladder.publish.pages.committed import Committed, shortfall
 from ladder.publish.validation import validate
 from ladder.results import publishable, store
 from ladder.studies import frame
-from ladder.studies.scale import STUDY, joining
-from ladder.studies.scale.report import TOO_FEW, describe_generations, make_table
+from ladder.studies.scale import STUDY, TOO_FEW, describe_generations, joining, make_table
 from tests.support import committed, made_up_scaled
 from tests.support.commands import call, refused
 
@@ -99,11 +98,10 @@ def test_a_way_of_too_few_generations_is_named_and_the_others_are_quoted(whole, 
     merged = join(a, b, c)
     assert not merged.is_complete
     assert frame.list_cautions(STUDY, merged) == ["fewer than 3 generations of ddp: not to be quoted"]
-    found = STUDY.derive(merged)
-    rows = {tuple(row[:3]): row for row in make_table(merged, found).rows}
+    rows = {tuple(row[:3]): row for row in make_table(merged).rows}
     assert rows["ddp", "weak", 4][7] == TOO_FEW and point(merged, "ddp", 4).low is None
     assert (
-        len(rows["top", "weak", 4][7]) == 2 and describe_generations(found) == "2 to 3 generations in 3 runs"
+        len(rows["top", "weak", 4][7]) == 2 and describe_generations(merged) == "2 to 3 generations in 3 runs"
     )
     (tmp_path / "results" / "scaled").mkdir(parents=True)
     sources = {f"nvidia-h200-a{k}": each for k, each in enumerate((a, b, part(whole, 4, 1.0, 3)))}
@@ -137,7 +135,7 @@ REFUSED = {
     "another workload": (set_in("workload", "name", "mine"), "workload.name: article-b32 and mine"),
     "other images": (set_in("workload", "data", None), "workload.data: sample-photographs and None"),
     "other visits": (set_in("options", "visits", 9), "visits: 2 and 9"),
-    "another recipe": (set_in("cases", "top, weak, 4", "recipe", {"ranks": 4}), "recipe of top on 4 GPUs: "),
+    "another recipe": (set_in("cases", "top, weak, 4", "recipe", {"ranks": 4}), "recipe of top, weak, 4: "),
     "failed": (
         lambda data: data["observed"]["proof of top on 2"].update(status="failed: parity", reason="G_main"),
         "top: failed: parity and timed",

@@ -14,7 +14,7 @@ from ladder.publish.history import screening as history
 from ladder.publish.regressions import known
 from ladder.publish.regressions.schema import Judged
 from ladder.report import tiles
-from tests.publish.regressions.test_regressions import made_up, stored
+from tests.support.made_up_comparison import made_up, stored
 from tests.support.repositories import git
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -97,7 +97,9 @@ class Toy:
                 result,
                 base=replace(result.base, commit=self.commits[good]),
                 head=replace(result.head, commit=self.commits[bad]),
-                machine=replace(result.machine, **{"name": MACHINE, "torch": "2.13.0+cpu"} | machine),
+                machine=replace(
+                    result.machine, **{"name": MACHINE, "cpu": "Some GPU", "torch": "2.13.0+cpu"} | machine
+                ),
                 workload=article | {"name": "article", "data": result.workload["data"]},
                 programs=[replace(each, rung="bf16") for each in result.programs],
                 rungs=[replace(each, name="bf16") for each in result.rungs],

@@ -8,12 +8,13 @@ from typing import Any
 from ladder.core.records import write_record
 from ladder.plan import needs
 from ladder.plan.catalog import load_workload
-from ladder.studies.scale import list_points, load_ways, name_case
+from ladder.studies.scale.record import list_points, name_case
 
 HEAD = {"schema": 2, "commit": "a" * 40, "dirty": False, "seconds": 200.0, "environment": {}}
 HEAD |= {"started": "2026-01-01T00:00:00+00:00"}
 REPEATS = (1.0, 1.002, 0.998)
 ALONE_MS, COMMUNICATION_MS = 50.0, 1.2
+PARITY = {"phases": {"G_main": {"loss": {"nearest_error": 0.01, "nearest_budget": 0.02, "judged": 1}}}}
 
 
 def of_scaled(
@@ -22,7 +23,7 @@ def of_scaled(
     """Return a file whose communication is that of a ring: 2 (n - 1) / n of the gradients cross each link."""
     workload = load_workload(name)[1]
     able = needs.possible(dict.fromkeys(needs.NEEDS), workload)
-    cases = list_points(load_ways(("top", "ddp"), able), workload, list(gpus), ("weak", "strong"), 32)
+    cases = list_points(("top", "ddp"), able, workload, list(gpus), ("weak", "strong"), 32)
     observed: dict[str, Any] = {}
     for case in cases:
         share = case.batch / case.gpus / workload["batch"]
@@ -31,10 +32,10 @@ def of_scaled(
         runs = [_run(k, ms * factor, exposed) for k, factor in enumerate(REPEATS)]
         observed[name_case(case)] = {"runs": runs}
     points = {name_case(case): write_record(case) for case in cases}
-    for way in ("top", "ddp"):
+    for way, proved in (("top", {"parity": PARITY}), ("ddp", {"reported_then": "ok"})):
         key, recipe = f"proof of {way} on 2", {"ranks": 2}
         points[key] = {"kind": "proof", "way": way, "gpus": 2, "batch": 8, "recipe": recipe}
-        observed[key] = {"reported_then": "ok", "lines": ["ranks: 2"]}
+        observed[key] = {**proved, "lines": ["ranks: 2"]}
     data = HEAD | {"kind": "scaled", "machine": machine, "measured_code": {"kernels": "0" * 16}}
     data |= {"workload": {"name": name, **workload, "data": "sample-photographs"}}
     options = {"ways": ["top", "ddp"], "gpus": ",".join(map(str, gpus)), "total": 32, "visits": 2}

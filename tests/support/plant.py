@@ -81,7 +81,8 @@ def judge_bug(copy: Path, bug: dict, number: int) -> tuple[str, str]:
     try:
         file.write_text(code.replace(bug["old"], bug["new"]), encoding="utf-8")
         os.utime(file, (at, at + 10 * number))  # Python knows bytecode by whole seconds of its source's time.
-        compile(file.read_text(encoding="utf-8"), file, "exec")
+        if file.suffix == ".py":
+            compile(file.read_text(encoding="utf-8"), file, "exec")
         status, output = run_tests(copy, "--cache-clear", *bug["tests"])
     except SyntaxError as error:
         return "broken", str(error)

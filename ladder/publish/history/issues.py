@@ -55,7 +55,9 @@ def confirm_steps(
         good, bad = group[0].good, group[0].bad
         workload, rungs = measured_together(group)
         tell(f"confirming {good[:10]}..{bad[:10]}: {workload}, {', '.join(rungs)}")
-        request = comparing.Request(good, bad, rungs, LADDER, workload, None, minutes, 0, device, out)
+        request = comparing.Request(
+            good, bad, rungs, LADDER, workload, budget=minutes, device=device, out=out
+        )
         try:
             comparing.measure(request, tell, root)
             measured += 1

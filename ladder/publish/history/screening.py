@@ -24,6 +24,7 @@ from ladder.publish.regressions import judging, known, report
 from ladder.publish.regressions.judging import BROKEN
 from ladder.publish.regressions.schema import Answered, Judged, JudgedRung
 from ladder.publish.validation import asv_accepted
+from ladder.show.table import format_value
 from ladder.stats import answers
 
 THRESHOLD = 0.01
@@ -290,11 +291,10 @@ def _verdict(step: Step, comparisons: list[Judged]) -> tuple[str, str, str] | No
             continue
         for row in (_answer(each, step) for each in result.rungs if each.name == step.series.rung[1]):
             if row and row.verdict:
-                between = _said(row) if row.interval else ""
                 status = _BY_VERDICT[row.verdict]
                 if row.verdict == answers.LESS and (row.below or 0.0) > math.log1p(step.share):
                     status = UNCLEAR  # a difference as large as the step is not excluded
-                return status, f"bench-compare: {report.describe_verdict(row)}{between}", row.verdict
+                return status, f"bench-compare: {_describe(row)}", row.verdict
     return None
 
 
@@ -303,8 +303,13 @@ def _answer(rung: JudgedRung, step: Step) -> Answered | None:
     return rung.gpu if step.series.is_gpu and rung.verdict != BROKEN else rung
 
 
-def _said(row: Answered) -> str:
-    return f", {report.format_change(row)} ({report.format_interval(row)}) in {texts.counted(row.rounds, 'generation')}"
+def _describe(row: Answered) -> str:
+    """Return the verdict of a comparison with the change, its interval and the number of generations."""
+    change, interval = report.derive_change(row)
+    if change is None:
+        return report.describe_verdict(row)
+    shown = f"{format_value('change', change)} ({format_value('changes', interval)})"
+    return f"{report.describe_verdict(row)}, {shown} in {texts.counted(row.rounds, 'generation')}"
 
 
 def render_text(steps: Sequence[Step], lines: Sequence[str]) -> str:

@@ -151,8 +151,8 @@ def is_whole(result: Result) -> bool:
 def shortfall(data: Plain) -> str | None:
     """Return why no document may quote a result of another command, or None."""
     if data.get("kind") == scale.STUDY.kind:  # points are judged one by one, whole ones of a stopped run too
-        found = scale.STUDY.derive(frame.decode_file(scale.STUDY, data))
-        enough = any(point.runs and not found.has_too_few(point) for point in found.points)
+        points = scale.STUDY.derive(frame.decode_file(scale.STUDY, data)).points
+        enough = any(point.runs and not scale.record.is_short(point, points) for point in points)
         return None if enough else f"has fewer than {results.FEWEST_ROUNDS} generations of each point"
     if data.get("kind") == CANARY.name:
         return None if read_record(Canary, data).is_complete else "was stopped"

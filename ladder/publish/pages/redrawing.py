@@ -5,25 +5,13 @@ A command writes them once, when it ends. Without this they would keep the words
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from ladder.base import files
-from ladder.base.records import build
 from ladder.publish import gallery
 from ladder.results import store as results
 from ladder.studies import frame
-from ladder.studies.precision import record as precision
-from ladder.studies.precision import report as precisions
-
-Render = Callable[[Any, str], bytes]
-
-
-# By the "kind" of a result: its type, its page, and its picture there. `results/charts` has the pictures of the others.
-STUDIES: dict[str, tuple[type[Any], Callable[[Any], str], Render | None]] = {
-    "precision": (precision.Result, precisions.markdown, None),
-}
 
 
 def redraw_pages(root: Path) -> list[Path]:
@@ -33,7 +21,7 @@ def redraw_pages(root: Path) -> list[Path]:
         UserError: git cannot name the results, or a result is missing or damaged.
     """
     changed = []
-    for kind in (*STUDIES, *(study.folder for study in frame.load_studies().values())):
+    for kind in (study.folder for study in frame.load_studies().values()):
         for source in gallery.list_tracked(root, f"results/{kind}"):
             for path, content in render_pages(source):
                 if path.is_file() and path.read_bytes() != content:
@@ -51,11 +39,3 @@ def render_pages(source: Path) -> Iterator[tuple[Path, bytes]]:
         for kind in ("png", "svg"):
             if (picture := raw.draw(file, kind)) is not None:
                 yield source.with_suffix(f".{kind}"), picture
-        return
-    if not isinstance(data, dict) or (study := STUDIES.get(str(data.get("kind")))) is None:
-        return
-    made, markdown, render = study
-    result = build(made, data)
-    yield source.with_suffix(".md"), markdown(result).encode()
-    for kind in ("png", "svg") if render else ():
-        yield source.with_suffix(f".{kind}"), render(result, kind)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from ladder.base.records import build
 from ladder.base.text import factor, ms
 from ladder.core.records import read_record
 from ladder.publish.pages.committed import Committed
@@ -15,8 +14,7 @@ from ladder.show.table import render_markdown
 from ladder.studies import frame, scale
 from ladder.studies.kernelbench.record import NO_AIM, Row, describe_lack, list_reached
 from ladder.studies.kernelbench.study import STUDY as KERNELS
-from ladder.studies.precision import report as precisions
-from ladder.studies.precision.record import Result as Precision
+from ladder.studies.precision import STUDY as PRECISION
 from ladder.studies.roofline import study as rooflines
 from ladder.studies.upstream.study import STUDY as UPSTREAM
 from ladder.training.canary_file import Canary
@@ -41,14 +39,15 @@ def _linked(result: Plain, name: str, suffix: str = ".md") -> str:
 def precision(committed: Committed, machine: str) -> str:
     """Return time, memory, parity and largest batch of each precision, and the ratios to FP32 and TF32."""
     name = f"precision/{machine}.json"
-    result = build(Precision, committed.read(name))
-    rows = [[text(cell) for cell in cells] for cells in precisions.cells(result)]
-    claims = [text(line) for line in precisions.claim_lines(result)]
+    file = frame.decode_file(PRECISION, committed.read(name))
+    (shown,) = PRECISION.list_tables(file)
+    rows = [[text(cell) for cell in cells] for cells in shown.format_cells()]
+    generations = PRECISION.derive(file).protocol.rounds
     return (
-        table(precisions.HEADINGS, rows, 2)
-        + under(f"generations: {result.protocol.rounds}", link("page", name.replace(".json", ".md")))
+        table([column.title for column in shown.columns], rows, 2)
+        + under(f"generations: {generations}", link("page", name.replace(".json", ".md")))
         + "\n"
-        + "".join(f"- {line}\n" for line in claims)
+        + "".join(f"- {text(line)}\n" for line in shown.notes)
     )
 
 
@@ -79,7 +78,7 @@ def scaled(committed: Committed, machine: str) -> str:
     for name, result in read.items():
         if "merged" in result or (result["workload"]["name"], result["started"]) not in held:
             file = frame.decode_file(scale.STUDY, result)
-            shown = scale.report.make_table(file, scale.STUDY.derive(file), is_quoted=True)
+            shown = scale.make_table(file, is_quoted=True)
             titles = [column.title for column in shown.columns]
             rows += [[_linked(result, name), *map(text, cells)] for cells in shown.format_cells()]
     return table(["workload", *titles], rows, 3)

@@ -30,34 +30,16 @@ def commit_of(name: str, option: str, root: Path = ROOT) -> str:
         raise UserError(f"{option} {one_line(name)}: git knows no such commit{older}") from None
 
 
-def is_ancestor(commit: str, of: str, root: Path = ROOT) -> bool:
-    """Return whether `of` contains `commit`; a commit that this clone lacks is contained in nothing."""
-    return git.succeeds(root, "merge-base", "--is-ancestor", commit, of)
-
-
 @contextlib.contextmanager
 def checked_out(commits: list[str], root: Path = ROOT) -> Iterator[list[Path]]:
     """Yield a folder for each commit, in order, and remove the folders at the end. Raises `UserError`."""
     with tempfile.TemporaryDirectory(prefix="ladder-compare-") as folder:
-        places = []
-        for number, commit in enumerate(commits):
-            place = Path(folder) / f"code-{number}"  # names of one length: the environment's size can matter
+        places = [Path(folder) / f"code-{number}" for number in range(len(commits))]
+        for commit, place in zip(commits, places, strict=True):
             place.mkdir()
-            _export(commit, place, root)
-            places.append(place)
+            packages = git.read(root, "ls-tree", "-d", "--name-only", commit, *PACKAGES).splitlines()
+            if packages:  # else the worker finds nothing to measure
+                archive = git.read_bytes(root, *git.LF, "archive", "--format=tar", commit, "--", *packages)
+                with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+                    tar.extractall(place, filter="data")
         yield places
-
-
-def _export(commit: str, into: Path, root: Path) -> None:
-    there = git.read(root, "ls-tree", "-d", "--name-only", commit, *PACKAGES).splitlines()
-    if not there:
-        return  # the worker says that there is nothing to measure
-    try:
-        archive = git.read_bytes(root, *git.LF, "archive", "--format=tar", commit, "--", *there)
-    except UserError as error:
-        raise UserError(f"commit {commit[:10]} cannot be checked out: {error}") from None
-    try:
-        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-            tar.extractall(into, filter="data")
-    except (tarfile.TarError, OSError) as error:
-        raise UserError(f"commit {commit[:10]} cannot be checked out: {one_line(str(error))}") from None

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ladder.base import git, text, yamlfile
 from ladder.base.paths import ROOT
 from ladder.core.records import Name, Record, Text, matching, read_record
-from ladder.publish.regressions import checkouts, judging
+from ladder.publish.regressions import judging
 from ladder.publish.regressions.schema import Judged, JudgedRung
 
 FILE = ROOT / "benches" / "known-regressions.yaml"
@@ -30,9 +30,6 @@ class Entry(Record):
     expires: datetime.date
     machine: Name | None = None
 
-    def is_expired(self, today: datetime.date) -> bool:
-        return self.expires < today
-
     def is_of(self, series: str, machine: str) -> bool:
         return self.machine in (None, machine) and fnmatch.fnmatchcase(series, self.series)
 
@@ -46,30 +43,6 @@ class File(Record):
     regressions: list[Entry]
 
 
-def list_in_force(entries: list[Entry], base: str, head: str, root: Path = ROOT) -> list[Entry]:
-    """Return the entries in force whose commit HEAD has and BASE has not."""
-    day = today()
-    return [
-        each
-        for each in entries
-        if not each.is_expired(day)
-        and checkouts.is_ancestor(each.commit, head, root)
-        and not checkouts.is_ancestor(each.commit, base, root)
-    ]
-
-
-def mark(result: Judged, entries: list[Entry]) -> Judged:
-    """Return a comparison whose accepted slowdowns are marked; `entries` are those `between`."""
-
-    def describe(rung: JudgedRung) -> str | None:
-        series = f"{result.workload['name']}/{rung.name}"
-        accepted = [each for each in entries if each.is_of(series, result.machine.name)]
-        slower = judging.list_slower(rung)  # what is broken is never accepted
-        return text.display(accepted[0].describe()) if accepted and slower else None
-
-    return replace(result, rungs=[replace(rung, known=describe(rung)) for rung in result.rungs])
-
-
 def today() -> datetime.date:
     return datetime.datetime.now(datetime.timezone.utc).date()
 
@@ -81,24 +54,34 @@ def read_entries(path: Path = FILE) -> list[Entry]:
     return read_record(File, yamlfile.read(path), yamlfile.shown(path)).regressions
 
 
-def list_expired(entries: list[Entry], day: datetime.date | None = None) -> list[str]:
-    """Return a line for each entry that silences nothing any more."""
-    day = day or today()
-    return [
-        f"{FILE.name}: {each.commit[:10]} {each.series}: expired on {each.expires}: fix it, or accept it anew"
-        for each in entries
-        if each.is_expired(day)
-    ]
+def list_in_force(entries: list[Entry], base: str, head: str, root: Path = ROOT) -> list[Entry]:
+    """Return the entries in force whose commit HEAD has and BASE has not."""
+
+    def has(commit: str, entry: Entry) -> bool:  # a commit that this clone lacks is contained in nothing
+        return git.succeeds(root, "merge-base", "--is-ancestor", entry.commit, commit)
+
+    return [each for each in entries if each.expires >= today() and has(head, each) and not has(base, each)]
+
+
+def mark(result: Judged, entries: list[Entry]) -> Judged:
+    """Return a comparison whose accepted slowdowns are marked; `entries` are those in force."""
+
+    def describe(rung: JudgedRung) -> str | None:
+        series = f"{result.workload['name']}/{rung.name}"
+        accepted = [each for each in entries if each.is_of(series, result.machine.name)]
+        slower = judging.list_slower(rung)  # what is broken is never accepted
+        return text.display(accepted[0].describe()) if accepted and slower else None
+
+    return replace(result, rungs=[replace(rung, known=describe(rung)) for rung in result.rungs])
 
 
 def list_idle(entries: list[Entry], root: Path = ROOT) -> list[str]:
-    """Return a line for each entry that silences nothing: it is expired, or the clone lacks its commit.
-
-    A shallow clone may lack any commit, so there nothing is said of those.
-    """
-    lacking = [
-        f"{FILE.name}: {each.commit[:10]} {each.series}: no such commit: it silences nothing"
-        for each in entries
-        if not git.succeeds(root, "cat-file", "-e", f"{each.commit}^{{commit}}")
-    ]
-    return list_expired(entries) + ([] if lacking and git.is_shallow(root) else lacking)
+    """Return a line for each entry that silences nothing: it is expired, or the clone, if whole, lacks its commit."""
+    lines, shallow = [], git.is_shallow(root)
+    for each in entries:
+        name = f"{FILE.name}: {each.commit[:10]} {each.series}"
+        if each.expires < today():
+            lines.append(f"{name}: expired on {each.expires}: fix it, or accept it anew")
+        elif not shallow and not git.succeeds(root, "cat-file", "-e", f"{each.commit}^{{commit}}"):
+            lines.append(f"{name}: no such commit: it silences nothing")
+    return lines

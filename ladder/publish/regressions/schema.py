@@ -1,28 +1,26 @@
 """The records of a comparison of two commits: what its file holds, and what is derived from it.
 
-A file holds observations alone. Verdicts, ratios and accepted slowdowns follow from the rounds
-(`ladder.publish.regressions.judging`).
+A file holds observations alone. Verdicts, ratios and accepted slowdowns follow from the rounds (`judging`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
+from ladder.base import text
 from ladder.base.errors import UserError
-from ladder.base.rules import Rule
 from ladder.core import records as r
 from ladder.core.records import Record, between, read_record, size, write_record
-from ladder.machine import environment
-from ladder.results import identity, plausible, run, values
-from ladder.results.file import Images, KernelProfile, Machine, Round, Status, Variable
+from ladder.results import loading, plausible, run, store, values
+from ladder.results.file import KernelProfile, Machine, Round, Status, Variable
 from ladder.results.run import RunGpu
+from ladder.studies import frame
 
 KIND = "compare"
 BASE, HEAD, TWIN = "base", "head", "twin"
 SIDES = (BASE, HEAD, TWIN)
-PARTS, ENGINE = ("kernels", "stylegan_lite"), ("rungs", "engine")  # of the measured code
-MOST_RUNGS, MOST_ROUNDS = 32, 100
+MOST_RUNGS, MOST_ROUNDS, MOST_BYTES = 32, 100, 2**21
 Digests = Annotated[dict[r.Identifier, r.CodeDigest], size(2, 2)]
 
 
@@ -89,7 +87,6 @@ class Compared(Record, kw_only=True):
     machine: Machine
     workload: r.Fields
     environment: Annotated[dict[Variable, r.Text], size(64)] | None = None
-    images: Images | None = None
     base: Commit
     head: Commit
     harness: Harness
@@ -100,9 +97,6 @@ class Compared(Record, kw_only=True):
     rungs: Annotated[list[Rung], size(MOST_RUNGS, 1)]
     programs: Annotated[list[Program], size(3 * MOST_RUNGS)]
     gpu: RunGpu | None = None
-
-
-# --- derived ----------------------------------------------------------------------------------------------------------
 
 
 class Answered(Record, kw_only=True):
@@ -131,7 +125,7 @@ class JudgedRung(Answered, kw_only=True):
     name: str
     title: str
     skipped: str | None = None
-    known: str | None = None  # in words: who accepted the slowdown, and until when
+    known: str | None = None  # who accepted the slowdown, and until when
     gpu: Answered | None = None
 
 
@@ -142,66 +136,45 @@ class Judged(Compared, kw_only=True):
     notes: list[str]
 
 
-# --- a file of a stranger ---------------------------------------------------------------------------------------------
-
-
-def read_compared(data: Any) -> Compared:
-    """Return the comparison of plain data. Raises UserError with the problem in one line."""
-    result = read_record(Compared, data)
+def read_compared(path: Path) -> Compared:
+    """Return the comparison in a file. Raises UserError with the problem in one line."""
+    name = text.display(Path(path).name)
+    try:
+        data = store.parse(loading.read_bytes(path, MOST_BYTES))
+    except OSError as error:
+        raise UserError(f"{name}: cannot be read: {loading.why(error)}") from None
+    except ValueError as error:
+        raise UserError(f"{name}: not a result file: {error}") from None
+    result: Compared = read_record(Compared, data, name)
     if problem := find_problem(result):
-        raise UserError(problem)
+        raise UserError(f"{name}: {problem}")
     return result
-
-
-def find_refused(checks: Iterable[tuple[str, Rule, Any]]) -> str | None:
-    """Return the first of these (place, rule, value) that its rule refuses, in one line, or None."""
-    for place, rule, value in checks:
-        if problem := rule(value):
-            return f"{place}{problem[0]}: {problem[1]}"
-    return None
 
 
 def find_problem(result: Compared) -> str | None:
     """Return what no genuine comparison holds, in one line, or None."""
-    checks: list[tuple[str, Rule, Any]] = [("workload", values.WORKLOAD, result.workload)]
-    for index, program in enumerate(result.programs):
-        checks += [(f"programs[{index}].recipe", values.RECIPE, program.recipe or {})]
-        checks += [(f"programs[{index}].settings", values.SETTINGS, program.settings or {})]
-    if problem := find_refused(checks) or identity.misnamed(result.workload):
+    if problem := frame.find_header_problem(result):  # type: ignore[arg-type]  # it has these fields, too
         return problem
     names = [rung.name for rung in result.rungs]
     if len(set(names)) < len(names):
         return "rungs: one is there twice"
-    expected = {(rung.name, side) for rung in result.rungs if not rung.skipped for side in SIDES}
-    sides = [(each.rung, each.side) for each in result.programs]
-    if len(sides) != len(expected) or set(sides) != expected:
+    expected = [(rung.name, side) for rung in result.rungs if not rung.skipped for side in SIDES]
+    if sorted((each.rung, each.side) for each in result.programs) != sorted(expected):
         return "programs: not BASE, HEAD and BASE again of each rung"
     least = plausible.floor_ms(write_record(result.machine), result.workload)
-    for each in result.programs:
-        if problem := _find_contradiction(each, least):
-            return f"{each.rung}, {each.side}: {problem}"
+    for index, program in enumerate(result.programs):
+        where = f"programs[{index}]"
+        for key, rule in (("recipe", values.RECIPE), ("settings", values.SETTINGS)):
+            if problem := rule(getattr(program, key) or {}):
+                return f"{where}.{key}{problem[0]}: {problem[1]}"
+        numbers = [each.round for each in program.rounds]
+        if len(set(numbers)) < len(numbers):
+            return f"{where}.rounds: a round is there twice"
+        if not all(each.samples_ms for each in program.rounds):
+            return f"{where}.rounds: a round without samples"
+        is_right = not program.reason if program.status == "ok" and numbers else bool(program.reason)
+        if not is_right and program.status != "n/a":
+            return f"{where}.status: {program.status} contradicts its rounds and its reason"
+        if too_fast := plausible.program_too_fast(write_record(program), least):
+            return f"{where}: {too_fast}"
     return None
-
-
-def _find_contradiction(program: Program, least: tuple[float, float] | None) -> str | None:
-    numbers = [each.round for each in program.rounds]
-    if len(set(numbers)) < len(numbers):
-        return "a round is there twice"
-    if any(not each.samples_ms for each in program.rounds):
-        return "a round without samples"
-    if program.status == "ok" and not numbers:
-        return "status ok without a round"
-    if (program.status == "ok") != (program.reason is None) and program.status != "n/a":
-        return "a status that its reason contradicts"
-    return plausible.program_too_fast(write_record(program), least)
-
-
-def list_notes(result: Compared) -> list[str]:
-    """Return what a reader must know of the commits and of the variables that were set."""
-    same = "whatever differs is noise"
-    notes = environment.describe_variables(result.environment)
-    if result.base.commit == result.head.commit:
-        return [f"BASE and HEAD are one commit: {same}", *notes]
-    if result.base.measured_code == result.head.measured_code:
-        return [f"kernels and stylegan_lite are the same in both commits: {same}", *notes]
-    return notes

@@ -3,46 +3,41 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ladder.base.errors import UserError
 from ladder.base.text import plain, slug
 from ladder.plan import content, modes
-from ladder.publish.validation import kinds
-from ladder.publish.validation.kinds import RUN
-from ladder.report.advising import LEFT_OUT, STAIRCASE, Sources
 from ladder.report.view import View, view
-from ladder.results import loading, publishable, ranking, store
+from ladder.results import loading, ranking
 from ladder.results.combine import nearest, series
+from ladder.results.file import Header
 from ladder.results.ranking import Stored
 from ladder.results.run import Result
-from ladder.results.types import Plain, head
+from ladder.studies import frame
+from ladder.studies.frame import Study, StudyFile
 
 LADDER = "ladder"  # the folder of runs below results/
-# The kinds of result that a section shows beside the ladder's. Each is the name of a folder below results/, too.
-KINDS = ("ablation", "map", "profile", "roofline", "sustained", "upstream")
+KINDS = {  # the studies that a report shows, with the titles of their sections
+    "profile": "What a step consists of",
+    "ablation": "What each rung is worth in any order",
+    "map": "Where two rungs matter",
+    "sustained": "Energy, and whether the speed lasts",
+    "roofline": "Distance to the speed of light",
+    "upstream": "NVIDIA's own step beside ours",
+}
 
 
 @dataclass(frozen=True)
 class File:
-    """A result of another kind than a run of a ladder. `marks` say why not to quote it."""
+    """A study's result beside the run."""
 
     path: Path
-    kind: str
-    data: Plain
-    marks: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """The file's name with that of its folder."""
-        return shorten_path(self.path)
-
-    def list_remarks(self) -> list[str]:
-        """Return why not to quote the file, then its name and its day if it has one."""
-        day = str(self.data.get("started", ""))[:10]
-        return [*map(publishable.told, self.marks), ", ".join(filter(None, (self.name, day)))]
+    study: Study[Any, Any, Any]
+    content: StudyFile[Any, Any, Any]
 
 
 @dataclass(frozen=True)
@@ -52,53 +47,26 @@ class Inputs:
     staircase: Stored | None
     left_out: Stored | None
     whose: str  # a line on the machine that measured
-    files: tuple[File, ...] = ()
+    files: tuple[File, ...] = ()  # of studies, the newest first
     price: float | None = None  # of an hour
-    studies: tuple[Stored, ...] = ()  # runs of mistakes and of levers, one of each mode
-
-    @property
-    def main_run(self) -> Stored:
-        """The staircase with its file, or the leave-one-out run where there is none."""
-        run = self.staircase or self.left_out
-        assert run is not None
-        return run
+    others: tuple[Stored, ...] = ()  # runs of mistakes and of levers, one of each mode
 
     @property
     def main(self) -> Result:
-        """The result that names machine, workload and ladder: the staircase, where there is one.
-
-        It has the gains at the top of the leave-one-out run.
-        """
-        result = self.main_run[1]
-        return series.with_top(result, [self.left_out[1]]) if self.staircase and self.left_out else result
+        """The staircase with the gains at the top of the leave-one-out run, or that run where there is no staircase."""
+        if self.staircase is None:
+            assert self.left_out is not None
+            return self.left_out[1]
+        return series.with_top(self.staircase[1], [self.left_out[1]] if self.left_out else [])
 
     @property
     def shown(self) -> View:
         """The view of the main result."""
         return view(self.main)
 
-    @property
-    def sources(self) -> Sources:
-        """The results that a recommendation comes from. A page names no file to go on with."""
-        stairs, left_out = self.staircase, self.left_out
-        return Sources(stairs[1] if stairs else None, left_out[1] if left_out else None, {})
-
-    @property
-    def names(self) -> dict[str, str]:
-        """The file of each of the two runs by its kind, as a recommendation names them."""
-        both = {STAIRCASE: self.staircase, LEFT_OUT: self.left_out}
-        return {kind: shorten_path(run[0]) for kind, run in both.items() if run}
-
     def list_files(self, kind: str) -> list[File]:
-        """Return the files of a kind that belong to this machine and workload, the newest first."""
-        return [file for file in self.files if file.kind == kind]
-
-    @property
-    def raw(self) -> dict[str, Plain]:
-        """The data of all files, by the name of each."""
-        runs = [run for run in (self.staircase, self.left_out, *self.studies) if run]
-        ladders = {shorten_path(path): store.read(path) for path, _ in runs}
-        return ladders | {file.name: file.data for file in self.files}
+        """Return the files of a kind, the newest first."""
+        return [file for file in self.files if file.study.kind == kind]
 
 
 def shorten_path(path: Path) -> str:
@@ -109,26 +77,17 @@ def shorten_path(path: Path) -> str:
 def name_page(result: Result) -> str:
     """Return the name of a result's page without its suffix."""
     mode = ranking.mode(result)
-    more = [] if mode == modes.CUMULATIVE else [mode]
-    names = [result.machine.name, result.workload["name"], result.ladder.name, *more]
-    return "-".join(map(slug, names))
+    names = [result.machine.name, result.workload["name"], result.ladder.name]
+    return "-".join(map(slug, [*names, *([] if mode == modes.CUMULATIVE else [mode])]))
 
 
-def gather_inputs(staircase: Stored, others: Sequence[Stored], results: Path) -> Inputs:
-    """Return what belongs to one run.
-
-    Args:
-        staircase: the run with its file.
-        others: runs among which the leave-one-out run and the studies are looked for.
-        results: the folder of results of other kinds.
-    """
+def gather_inputs(staircase: Stored, runs: Sequence[Stored], results: Path) -> Inputs:
+    """Return what belongs to a staircase among these runs, and among the studies below `results`."""
     main = staircase[1]
-    left_out = series.left_out_of(main, [result for _, result in others])
-    pair = next((run for run in others if run[1] is left_out), None) if left_out else None
+    left_out = series.left_out_of(main, [result for _, result in runs])
+    pair = next((run for run in runs if run[1] is left_out), None) if left_out else None
     whose = f"measured on {plain(main.machine.gpu or main.machine.cpu)}"
-    return Inputs(
-        staircase, pair, whose, _find_files(main, results, KINDS), None, _pick_studies(main, others)
-    )
+    return Inputs(staircase, pair, whose, _find_files(main, results, KINDS), None, _pick_others(main, runs))
 
 
 def find_inputs(paths: Sequence[Path], results: Path, price: float | None = None) -> Inputs:
@@ -139,119 +98,82 @@ def find_inputs(paths: Sequence[Path], results: Path, price: float | None = None
     Raises:
         UserError: a file is no result, is of another machine or workload, or there are two runs of one mode.
     """
-    runs, named = _read_files(paths)
-    if runs or named:
-        chosen = _choose_runs(runs, named)
-    else:
-        chosen = nearest.find(results / LADDER, None)
-    main = chosen.staircase or chosen.left_out
-    assert main is not None
-    studies = _pick_studies(main[1], [run for run in runs if ranking.mode(run[1]) in modes.STUDIES])
-    for path, data in [(file.path, file.data) for file in named] + [(run[0], head(run[1])) for run in runs]:
-        if not _is_of(data, main[1]):
-            of = plain(main[1].machine.gpu or main[1].machine.cpu)
-            raise UserError(f"{path}: of another machine or workload than {main[0]} ({of})")
-    beside = _find_files(
-        main[1], results, [kind for kind in KINDS if kind not in {each.kind for each in named}]
-    )
-    modes_named = {ranking.mode(run[1]) for run in studies}
-    stored = _pick_studies(main[1], _read_studies(main[1], results))
-    studies += tuple(run for run in stored if ranking.mode(run[1]) not in modes_named)
-    return Inputs(chosen.staircase, chosen.left_out, chosen.whose, (*named, *beside), price, studies)
-
-
-def _read_files(paths: Sequence[Path]) -> tuple[list[Stored], list[File]]:
-    """Return the runs and the other results that were named."""
-    runs: list[Stored] = []
-    named: list[File] = []
+    runs: dict[str, Stored] = {}
+    files: list[File] = []
     for path in paths:
-        if path.is_dir():
-            runs.append(_find_best(path))
+        if (opened := frame.open_stored(path)) is not None:
+            if opened[0].kind not in KINDS:
+                raise UserError(f"{path}: a report has no section for a result of {opened[0].kind}")
+            files.append(File(path, *opened))
             continue
-        data = store.read(path)
-        kind = kinds.kind_of(data) if isinstance(data, dict) else None
-        if kind in (None, RUN):
-            runs.append((path, loading.load_run(path)))
-        elif kind not in KINDS:
-            raise UserError(f"{path}: a result of {plain(kind)}, of which the report has no section")
+        if path.is_dir():
+            stairs = [run for run in _read_runs(path, "*.json") if ranking.mode(run[1]) == modes.CUMULATIVE]
+            if (run := ranking.newest(stairs)) is None:
+                raise UserError(f"{path}: no staircase here; `ladder run` makes one")
         else:
-            named.append(_read_file(path, kind))
-    return runs, named
-
-
-def _find_best(folder: Path) -> Stored:
-    folders = {path.parent for path in folder.rglob("*.json")}
-    every = [run for name in sorted(folders) for run in ranking.stored(name.parent, [name.name])]
-    best = ranking.newest(run for run in every if ranking.mode(run[1]) == ranking.CUMULATIVE)
-    if best is None:
-        raise UserError(f"{folder}: no staircase here; `ladder run` makes one")
-    return best
-
-
-def _choose_runs(runs: Sequence[Stored], named: Sequence[File]) -> nearest.Nearest:
-    """Return the one staircase and the one leave-one-out run among the named files."""
-    if not runs:
+            run = path, loading.load_run(path)
+        mode = ranking.mode(run[1])
+        if mode in runs:
+            raise UserError(f"a page is about one run of each mode: {runs[mode][0]} and {run[0]} are {mode}")
+        runs[mode] = run
+    if files and not runs:
         raise UserError(
-            f"{named[0].path}: name a result of `ladder run` beside it: the page is about a ladder"
+            f"{files[0].path}: name a result of `ladder run` beside it: the page is about a ladder"
         )
-    by_mode: dict[str, list[Stored]] = {}
-    for run in runs:
-        by_mode.setdefault(ranking.mode(run[1]), []).append(run)
-    for mode, several in by_mode.items():
-        if len(several) > 1:
-            files = ", ".join(str(path) for path, _ in several[:3])
+    if not runs:
+        chosen = nearest.find(results / LADDER, None)
+    else:
+        stairs, left_out = runs.get(modes.CUMULATIVE), runs.get(modes.LEAVE_ONE_OUT)
+        if stairs and left_out and series.key(stairs[1], modes.LEAVE_ONE_OUT) != series.key(left_out[1]):
             raise UserError(
-                f"a page is about one ladder, and {len(several)} runs of mode {mode} are named: {files}"
+                f"{left_out[0]}: of another machine, software, workload or ladder than {stairs[0]}"
             )
-    stairs, left_out = (
-        next(iter(by_mode.get(mode, [])), None) for mode in (modes.CUMULATIVE, modes.LEAVE_ONE_OUT)
-    )
-    if stairs and left_out and series.key(stairs[1], modes.LEAVE_ONE_OUT) != series.key(left_out[1]):
-        raise UserError(f"{left_out[0]}: of another machine, software, workload or ladder than {stairs[0]}")
-    chosen = nearest.of_file((stairs or left_out or runs[0])[0])
-    return nearest.Nearest(chosen.staircase, left_out or chosen.left_out, chosen.whose, chosen.here)
+        chosen = nearest.of_file((stairs or left_out or next(iter(runs.values())))[0])
+    staircase, left_out = chosen.staircase, runs.get(modes.LEAVE_ONE_OUT, chosen.left_out)
+    main = staircase or left_out
+    assert main is not None
+    headers: list[tuple[Path, Result | Header]] = [*runs.values()]
+    for path, header in [*headers, *((file.path, file.content) for file in files)]:
+        if not _is_of(header, main[1]):
+            raise UserError(f"{path}: of another machine or workload than {main[0]}")
+    missing = [kind for kind in KINDS if kind not in {file.study.kind for file in files}]
+    beside = _find_files(main[1], results, missing)
+    patterns = (f"*-{mode}-*.json" for mode in modes.STUDIES)
+    stored = _read_runs(results / LADDER / main[1].machine.name, *patterns)
+    others = _pick_others(main[1], stored) + _pick_others(main[1], runs.values())
+    latest = {ranking.mode(run[1]): run for run in others}  # a named one replaces a stored one
+    return Inputs(staircase, left_out, chosen.whose, (*files, *beside), price, tuple(latest.values()))
 
 
-def _find_files(main: Result, results: Path, wanted: Iterable[str]) -> tuple[File, ...]:
+def _find_files(main: Result, results: Path, kinds: Iterable[str]) -> tuple[File, ...]:
     """Return the files of these kinds below a folder that belong to a run. Refused files are left out."""
     files: list[File] = []
-    for kind in wanted:
-        for path in sorted((results / kind).rglob("*.json")):
+    for study in (frame.load_studies()[kind] for kind in kinds):
+        for path in sorted((results / study.folder).rglob("*.json")):
             with contextlib.suppress(UserError):
-                file = _read_file(path, kind)
-                if _is_of(file.data, main):
-                    files.append(file)
-    return tuple(sorted(files, key=lambda file: str(file.data.get("started") or ""), reverse=True))
+                file = frame.read_file(study, path)
+                if _is_of(file, main):
+                    files.append(File(path, study, file))
+    return tuple(sorted(files, key=lambda file: file.content.started, reverse=True))
 
 
-def _pick_studies(main: Result, runs: Iterable[Stored]) -> tuple[Stored, ...]:
-    """Return the run of highest standing of each study of the machine and workload of a run."""
-    own = [run for run in runs if _is_of(head(run[1]), main)]
-    best = (ranking.newest(run for run in own if ranking.mode(run[1]) == mode) for mode in modes.STUDIES)
-    return tuple(run for run in best if run is not None)
-
-
-def _read_studies(main: Result, results: Path) -> list[Stored]:
-    """Return the readable runs of studies on the machine of a run. Their files have the mode in their names."""
-    folder, runs = results / LADDER / main.machine.name, list[Stored]()
-    for path in sorted(path for mode in modes.STUDIES for path in folder.glob(f"*-{mode}-*.json")):
+def _read_runs(folder: Path, *patterns: str) -> list[Stored]:
+    """Return the readable runs whose files match in a folder and below it."""
+    runs: list[Stored] = []
+    for path in sorted(path for pattern in patterns for path in folder.rglob(pattern)):
         with contextlib.suppress(UserError):
             runs.append((path, loading.load_run(path)))
     return runs
 
 
-def _read_file(path: Path, kind: str) -> File:
-    """Return a file of a kind, checked as if a stranger had sent it. UserError."""
-    data = loading.load_kind(path, kinds.KINDS[kind])
-    return File(path, kind, data, tuple(map(plain, kinds.marks(data))))
+def _pick_others(main: Result, runs: Iterable[Stored]) -> tuple[Stored, ...]:
+    """Return the best run of mistakes and that of levers, of the machine and workload of a run."""
+    own = [run for run in runs if _is_of(run[1], main)]
+    best = (ranking.newest(run for run in own if ranking.mode(run[1]) == mode) for mode in modes.STUDIES)
+    return tuple(run for run in best if run is not None)
 
 
-def _is_of(data: Mapping[str, object], main: Result) -> bool:
+def _is_of(each: Result | Header, main: Result) -> bool:
     """Return whether a file is of the machine and the workload of a run."""
-    machine, workload = data.get("machine"), data.get("workload")
-    if not (isinstance(machine, Mapping) and isinstance(workload, Mapping)):
-        return False
-    own = head(main)["workload"]
-    return machine.get("name") == main.machine.name and content.of_workload(workload) == content.of_workload(
-        own
-    )
+    same = content.of_workload(each.workload or {}) == content.of_workload(main.workload)
+    return same and each.machine.name == main.machine.name

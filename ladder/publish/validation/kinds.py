@@ -21,7 +21,6 @@ from ladder.results.file import Machine
 from ladder.results.store import KIND_KEYS
 from ladder.studies import frame
 from ladder.studies.kernelbench import tuning
-from ladder.studies.precision.schema import KIND as PRECISION
 from ladder.training import canary_file
 
 ShortLine = Annotated[str, matching(r"[ -~]{1,300}", "a line of at most 300 printable ASCII characters")]
@@ -157,6 +156,8 @@ class Benchmarked(Record, kw_only=True):
 
 def _find_problem(record: Any) -> str | None:
     """Return what no genuine file of one of these kinds holds, in one line, or None."""
+    if isinstance(record, comparison.Compared):
+        return comparison.find_problem(record)
     machine = record.machine_info if isinstance(record, Benchmarked) else record.machine
     cpu = machine.cpu.brand_raw if isinstance(machine, _BenchmarkMachine) else machine.cpu
     hardware = [machine.gpu] if getattr(machine, "device", "cpu") == "cuda" else [cpu, machine.gpu]
@@ -167,8 +168,6 @@ def _find_problem(record: Any) -> str | None:
         machine.os,
     ):
         return "machine_info: node and machine are not its name and its system"
-    if isinstance(record, comparison.Compared):
-        return comparison.find_problem(record)
     return None
 
 
@@ -205,7 +204,6 @@ CHECKS = {
     "compare": comparison.Compared,
 }  # fmt: skip
 _ALL = (
-    PRECISION,
     *tuning.KINDS,
     canary_file.KIND,
     *(_as_kind(name, record) for name, record in CHECKS.items()),

@@ -26,8 +26,8 @@ from ladder.core.records import Fields
 from ladder.engine.pool import Pool, Worker, WorkerFailure
 from ladder.machine import system
 from ladder.results.file import Phase
+from ladder.studies import batch_search
 from ladder.studies.frame import Session
-from ladder.studies.precision import batch_search
 from ladder.studies.profile import attribution, tools, tracing
 from ladder.studies.profile.record import Case, MemorySizes, Moment, Observed, Search, Step, Try
 
@@ -211,9 +211,9 @@ def search_batch(session: Session, step: Step | None, recipe: Fields) -> Observe
         group = batch_search.group_of(job.workload, recipe)
         first = batch_search.first(batch, used, memory_gb and memory_gb * 2**30, most)
         search = batch_search.search(fits, first, group, LIMIT_S, most)
-        if search.batch is not None:
-            session.report(f"{job.options.rung}: images a second at a batch of {search.batch}")
-            try_batch(workers, job, recipe, search.batch, time_images)
+        if (largest := search.find_batch()) is not None:
+            session.report(f"{job.options.rung}: images a second at a batch of {largest}")
+            try_batch(workers, job, recipe, largest, time_images)
     tried = [Try(each.batch, each.reason) for each in search.tried]
     speed = round(speeds[0], 3) if speeds else None
     return Observed(largest=Search(tried, search.settled, speed))

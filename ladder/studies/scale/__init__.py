@@ -3,129 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
-from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.core.job import Job
 from ladder.core.options import whole_numbers
-from ladder.core.records import Fields, write_whole
-from ladder.results import plausible, publishable
+from ladder.report import drawing
+from ladder.report.themes import LIGHT
+from ladder.results import publishable
 from ladder.results import store as results
-from ladder.show.table import Table
+from ladder.show.table import Column, Table
 from ladder.studies import frame
 from ladder.studies.frame import Session, Study
-from ladder.studies.scale import report
-from ladder.studies.scale.record import (
-    FEW_OF,
-    STAYS,
-    STRONG,
-    TOP,
-    WAYS,
-    WEAK,
-    Case,
-    File,
-    Observed,
-    Options,
-    Protocol,
-    Scaled,
-    derive_points,
-    derive_proofs,
-    list_short,
-)
+from ladder.studies.scale import record
+from ladder.studies.scale.record import STRONG, WAYS, WEAK, Case, File, Observed, Options, Protocol, Scaled
 
 MOST = 64  # GPUs, or ranks on a CPU
-
-
-# --- the plan ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Way:
-    """One way. Its recipe has no number of ranks yet; alone it is the same recipe without a reduction."""
-
-    name: str
-    recipe: Fields | None  # absent if this machine cannot run it
-    skipped: str | None = None
-
-    def on(self, gpus: int) -> Fields:
-        """Return the recipe on so many GPUs."""
-        recipe = dict(self.recipe or {})
-        if gpus == 1:
-            recipe.pop("reduce", None)
-            return recipe
-        return recipe | {"ranks": gpus}
-
-
-def load_ways(names: Iterable[str], able: Mapping[str, str | None]) -> list[Way]:
-    """Return the ways of these names (all, if none is named) on a machine with these capabilities."""
-    from ladder.plan import catalog
-    from ladder.plan.needs import RANKS
-    from stylegan_lite.config import suggestion
-
-    ways = []
-    for name in dict.fromkeys([*names] or WAYS):
-        if name not in WAYS:
-            raise UserError(f"no way {name!r}{suggestion(name, WAYS)}")
-        ladder_name, rung, over = WAYS[name]
-        ladder = catalog.load_ladder(ladder_name)
-        climbed = {each.name: each for each in catalog.climb(ladder, {**able, RANKS: None})}
-        found = climbed[ladder.rungs[-1].name if rung == TOP else rung]
-        ways.append(Way(name, None if found.recipe is None else found.recipe | over, found.skipped))
-    return ways
-
-
-def count_gpus(option: str | None, there: int | None) -> list[int]:
-    """Return the numbers of GPUs to measure. `there` is how many the machine has, None for ranks on a CPU."""
-    numbers = whole_numbers("--gpus", option, MOST)
-    if numbers is None:
-        most = 2 if there is None else there
-        return sorted({*(2**k for k in range(10) if 2**k <= most), most})
-    numbers.sort()
-    if there is not None and numbers[-1] > there:
-        raise UserError(f"--gpus {numbers[-1]}: torch sees {there} here")
-    return numbers
-
-
-def list_points(
-    ways: Iterable[Way], workload: Fields, gpus: Iterable[int], scalings: Iterable[str], total: int
-) -> list[Case]:
-    """Return the points of all ways: weak ones with the workload's batch on each GPU, strong ones with `total`."""
-    return [
-        Case(
-            kind="point", way=way.name, scaling=cast(Any, scaling), gpus=n, batch=batch, recipe=way.on(n),
-            problem=find_problem(way, workload | {"batch": batch}, n),
-        )
-        for way in ways
-        for scaling in (WEAK, STRONG)
-        for n in (gpus if scaling in scalings else ())
-        for batch in [int(workload["batch"] or 1) * n if scaling == WEAK else total]
-    ]  # fmt: skip
-
-
-def find_problem(way: Way, workload: Fields, gpus: int) -> str | None:
-    """Return why a way cannot train the workload, whose batch is the total, on so many GPUs; or None."""
-    from stylegan_lite import shares
-    from stylegan_lite.config import Recipe, Workload
-
-    why = way.skipped
-    if way.recipe is not None:
-        recipe, asked = Recipe.from_dict(way.on(gpus)), Workload.from_dict(workload | {"data": None})
-        why = shares.problem_with(recipe, asked)
-    return None if why is None else texts.display(why)
-
-
-def name_case(case: Case) -> str:
-    """Return the key of a case."""
-    if case.kind == "proof":
-        return f"proof of {case.way} on {case.gpus}"
-    return f"{case.way}, {case.scaling}, {case.gpus}"
-
-
-# --- the study --------------------------------------------------------------------------------------------------------
+TOO_FEW = "too few generations"
+TITLES = {WEAK: "weak: a fixed batch on each GPU", STRONG: "strong: a fixed total batch"}
 
 
 class Scale(Study[Options, Case, Observed]):
@@ -163,15 +60,8 @@ ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.js
     extendable, answers = ("generations", "no_proof"), ("ok", "n/a")
 
     def list_cases(self, job: Job, file: File | None) -> dict[str, Case]:
-        from stylegan_lite.config import ConfigError
-
         points = [case for case in (file.cases if file else {}).values() if case.kind == "point"]
-        if unknown := [case.way for case in points if case.way not in WAYS]:
-            raise UserError(f"{job.resume}: --resume: no way {unknown[0]!r} is known here")
-        try:
-            points = points or self._plan_points(job)
-        except ConfigError as error:
-            raise UserError(f"--total: {error}") from None
+        points = points or plan_points(job)
         able = [case for case in points if case.problem is None]
         if not able:
             raise UserError(f"none of these ways runs here: {points[0].way}: {points[0].problem}")
@@ -181,25 +71,10 @@ ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.js
             int(job.workload.get(key) or least) for key, least in (("mbstd_group", 4), ("pl_batch_shrink", 2))
         )
         proofs = [
-            msgspec.structs.replace(case, kind="proof", scaling=None, batch=case.gpus * share)
+            replace(case, kind="proof", scaling=None, batch=case.gpus * share)
             for case in ({} if job.options.no_proof else most).values()
         ]
-        return {name_case(case): case for case in [*points, *proofs]}
-
-    def _plan_points(self, job: Job) -> list[Case]:
-        from ladder.machine import system
-        from ladder.plan import needs
-
-        options, workload = job.options, job.workload
-        gpus = count_gpus(options.gpus, len(system.gpu_uuids()) if job.device == "cuda" else None)
-        ways = load_ways(options.ways, needs.possible(system.capabilities(job.device), workload))
-        scalings = (WEAK, STRONG) if options.scaling == "both" else (options.scaling,)
-        if options.total is not None and STRONG not in scalings:
-            raise UserError(
-                "--total is for --scaling strong, and you gave weak: leave out --total, or take strong"
-            )
-        total = options.total or int(workload["batch"]) * gpus[-1]
-        return list_points(ways, workload, gpus, scalings, total)
+        return {record.name_case(case): case for case in [*points, *proofs]}
 
     def announce(self, job: Job, cases: Mapping[str, Case]) -> str:
         names = ", ".join(dict.fromkeys(case.way for case in cases.values()))
@@ -216,24 +91,27 @@ ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.js
 
         A run that was stopped may have kept one number of GPUs and not yet the others. A point that failed has none.
         """
-        generations: dict[tuple[str, str | None], set[int]] = {}
+        whole: dict[tuple[str, str | None], set[int]] = {}
         for key, case in file.cases.items():
             each = file.observed.get(key, Observed())
             if case.kind == "point" and case.problem is None and each.status == "ok":
                 numbers = {run.generation for run in each.runs}
-                generations[case.series] = generations.get(case.series, numbers) & numbers
+                whole[case.series] = whole.get(case.series, numbers) & numbers
         kept = {}
         for key, each in file.observed.items():
             case = file.cases[key]
-            runs = [run for run in each.runs if run.generation in generations[case.series]]
-            if runs or each.status in (*STAYS, "n/a") or (case.kind == "proof" and each.status == "ok"):
-                kept[key] = msgspec.structs.replace(each, runs=runs)
+            runs = [run for run in each.runs if run.generation in whole[case.series]]
+            if (
+                runs
+                or each.status in (*record.STAYS, "n/a")
+                or (case.kind == "proof" and each.status == "ok")
+            ):
+                kept[key] = replace(each, runs=runs)
         return kept
 
     def has_answers(self, file: File) -> bool:
-        return super().has_answers(file) and not any(
-            0 < len(each.runs) < file.options.generations for each in file.observed.values()
-        )
+        lengths = [len(each.runs) for each in file.observed.values()]
+        return super().has_answers(file) and not any(0 < n < file.options.generations for n in lengths)
 
     def derive(self, file: File) -> Scaled:
         return Scaled(
@@ -244,46 +122,43 @@ ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.js
                 backend="nccl" if file.machine.device == "cuda" else "gloo",
                 notes=frame.list_cautions(self, file),
             ),
-            proofs=derive_proofs(file),
-            points=derive_points(file),
+            proofs=record.derive_proofs(file),
+            points=record.derive_points(file),
             merged=file.merged,
         )
 
     def list_problems(self, file: File) -> Iterable[str]:
         points = {key: case for key, case in file.cases.items() if case.kind == "point"}
-        totals = {case.batch for case in points.values() if case.scaling == STRONG}
-        if len(totals) > 1:
-            yield f"strong scaling: total batches {' and '.join(map(str, sorted(totals)))}, expected one"
+        if len({case.batch for case in points.values() if case.scaling == STRONG}) > 1:
+            yield "strong scaling: more than one total batch"
         if len({(*case.series, case.gpus) for case in points.values()}) < len(points):
             yield "cases: a point is there twice"
-        workload = file.workload or {}
         for key, case in points.items():
-            weak = int(workload["batch"] or 1) * case.gpus
+            weak = int((file.workload or {})["batch"] or 1) * case.gpus
             if case.scaling == WEAK and case.batch != weak:
-                yield f"{key} GPUs: batch {case.batch}, expected {weak}, the workload's on each"
-            if (each := file.observed.get(key)) is None:
-                continue
+                yield f"{key}: batch {case.batch}, expected {weak}, the workload's on each GPU"
+            each = file.observed.get(key, Observed(status="n/a"))
             if (each.status == "ok") != bool(each.runs):
-                yield f"{key} GPUs: {each.status} {'with' if each.runs else 'without'} a run"
+                yield f"{key}: {each.status} {'with' if each.runs else 'without'} a run"
             if len({run.generation for run in each.runs}) < len(each.runs):
-                yield f"{key} GPUs: a generation is there twice"
-            share = workload | {"batch": max(1, case.batch // case.gpus)}
-            least = plausible.floor_ms(write_whole(file.machine), share)
-            if least and any(ms < least[0] for run in each.runs for ms in run.samples_ms):
-                yield f"{key} GPUs: faster than these GPUs can compute"
+                yield f"{key}: a generation is there twice"
+            least = frame.find_floor_ms(file, batch=max(1, case.batch // case.gpus))
+            if any(ms < least for run in each.runs for ms in run.samples_ms):
+                yield f"{key}: faster than these GPUs can compute"
 
     def is_interrupted(self, file: File) -> bool:
         """Ways that lack generations are named: other ways of a result that was stopped are whole."""
-        return not file.is_complete and not list_short(derive_points(file))
+        return not file.is_complete and not record.list_short(record.derive_points(file))
 
     def list_cautions(self, file: File) -> list[str]:
         from ladder.machine import neighbours
 
-        points = derive_points(file)
-        proved = {proof.way for proof in derive_proofs(file) if proof.status == "ok"}
+        points = record.derive_points(file)
+        proved = {proof.way for proof in record.derive_proofs(file) if proof.status == "ok"}
         lines = [] if any(point.runs for point in points) else [results.few()]
-        if few := list_short(points):
-            lines.append(f"{FEW_OF}{', '.join(few)}: not to be quoted")
+        if short := record.list_short(points):
+            few = f"fewer than {results.FEWEST_ROUNDS} generations of"
+            lines.append(f"{few} {', '.join(short)}: not to be quoted")
         if unproved := sorted({point.way for point in points if point.gpus > 1 and point.runs} - proved):
             lines.append(f"parity and receipts of {', '.join(unproved)} were not seen here")
         lines += neighbours.list_marks(
@@ -300,30 +175,160 @@ ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.js
         return [*super().name_file(file), *(ways if len(ways) < len(WAYS) else []), *scalings]
 
     def summarize(self, file: File) -> list[str]:
-        facts, work, found = file.machine, file.workload or {}, self.derive(file)
-        rules = found.protocol
-        is_alone = all(found.find_fewest(point).gpus == 1 for point in found.points if point.runs)
+        work, rules = file.workload or {}, self.derive(file).protocol
         return [
-            f"Several {report.name_ranks(file)}: {facts.gpu or facts.cpu}",
+            f"Several {name_ranks(file)}: {file.machine.gpu or file.machine.cpu}",
             f"Workload {work['name']}: {work['resolution']}x{work['resolution']}, R1 and path length included."
-            f" {report.describe_generations(found)}, of {rules.visits} visits each, over {rules.backend}."
-            f" PyTorch {facts.torch}, commit {(file.commit or 'unknown')[:12]}{' with changes' if file.dirty else ''}.",
+            f" {describe_generations(file)}, of {rules.visits} visits each, over {rules.backend}."
+            f" {frame.describe_software(file)}",
             "A sample is the slowest rank's 16-step cycle. Efficiency is images a second and GPU, relative to the same"
-            f" way on the fewest GPUs{', which has no reduction' if is_alone else ''}. Its generations are paired and"
-            " their median counts: under noise the medians beside it do not tell it. Communication is profiled. It is"
-            " the least of all ranks, and what is exposed the most of all: a rank that waits for another waits inside"
-            " NCCL's kernel.",
+            " way on the fewest GPUs: the median over generations, each paired. Communication is profiled: the least of"
+            " all ranks, and of what is exposed the most.",
         ]
 
     def list_tables(self, file: File) -> Iterable[Table]:
-        yield report.make_table(file, self.derive(file))
-        if derive_proofs(file):
-            yield report.make_proofs_table(file)
+        yield make_table(file)
+        rows = []
+        for key, case in file.cases.items():
+            if case.kind == "proof" and (each := file.observed.get(key)) is not None:
+                then = "" if each.parity else ", as reported then"
+                result = (
+                    f"parity {each.verdict}, engaged{then}"
+                    if each.status == "ok"
+                    else f"{each.status}: {each.reason}"
+                )
+                about = [f"{case.way} on {case.gpus} {name_ranks(file)}", case.batch, result]
+                rows += [[*about, line] for line in each.lines or [""]]
+        if rows:
+            titles = [
+                Column("proof"),
+                Column("batch", "count"),
+                Column("result"),
+                Column("receipt", priority=1),
+            ]
+            yield Table(titles, rows)
 
     def draw(self, file: File, kind: str) -> bytes:
-        from ladder.report import drawing
-
-        return drawing.save(lambda: report.draw_figure(file, self.derive(file)), kind)
+        return drawing.save(lambda: draw_figure(file, record.derive_points(file)), kind)
 
 
 STUDY = Scale()
+
+
+def plan_points(job: Job) -> list[Case]:
+    """Return the points of a request. Raises UserError."""
+    from ladder.machine import system
+    from ladder.plan import needs
+    from stylegan_lite.config import ConfigError
+
+    options, workload = job.options, job.workload
+    gpus = count_gpus(options.gpus, len(system.gpu_uuids()) if job.device == "cuda" else None)
+    able = needs.possible(system.capabilities(job.device), workload)
+    scalings = (WEAK, STRONG) if options.scaling == "both" else (options.scaling,)
+    if options.total is not None and STRONG not in scalings:
+        raise UserError("--total is for --scaling strong: leave it out with weak")
+    total = options.total or int(workload["batch"]) * gpus[-1]
+    try:
+        return record.list_points(options.ways, able, workload, gpus, scalings, total)
+    except ConfigError as error:
+        raise UserError(f"--total: {error}") from None
+
+
+def count_gpus(option: str | None, there: int | None) -> list[int]:
+    """Return the numbers of GPUs to measure. `there` is how many the machine has, None for ranks on a CPU."""
+    numbers = whole_numbers("--gpus", option, MOST)
+    if numbers is None:
+        most = 2 if there is None else there
+        return sorted({*(2**k for k in range(10) if 2**k <= most), most})
+    if there is not None and max(numbers) > there:
+        raise UserError(f"--gpus {max(numbers)}: torch sees {there} here")
+    return sorted(numbers)
+
+
+# --- the report -------------------------------------------------------------------------------------------------------
+
+
+def name_ranks(file: File) -> str:
+    """Return what a point has a number of: GPUs, or ranks that share a CPU."""
+    return "GPUs" if file.machine.gpu else "ranks"
+
+
+def describe_generations(file: File) -> str:
+    """Return how many generations the points have, in words."""
+    counts = sorted({len(each.runs) for each in file.observed.values() if each.runs}) or [0]
+    span = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
+    return f"{span} generations" + (f" in {len(file.merged)} runs" if file.merged else "")
+
+
+def make_table(file: File, is_quoted: bool = False) -> Table:
+    """Return a row for each point. `is_quoted`: without the numbers of a point that must not be quoted."""
+    columns = [
+        Column("way"), Column("scaling"), Column(name_ranks(file), "count"), Column("batch", "count", 3),
+        Column("ms/step", "ms"), Column("images/s", "amount", 2), Column("efficiency", "share"),
+        Column("95% interval", "shares", 1), Column("communication ms", "ratio", 5), Column("exposed ms", "ratio", 4),
+        Column("GiB reserved", "gib", 6),
+    ]  # fmt: skip
+    points, rows = record.derive_points(file), []
+    for point in points:
+        few = record.is_short(point, points)
+        row: list[Any] = [point.way, point.scaling, point.gpus, point.batch]
+        if point.step_ms is None or point.status != "ok":
+            row += [f"{point.status}: {point.reason}", *[None] * 6]
+        elif few and is_quoted:
+            row += [TOO_FEW, *[None] * 6]
+        else:
+            interval = None if point.low is None else (point.low, point.high)
+            row += [point.step_ms, point.images_per_s, record.find_efficiency(point, points)]
+            row += [TOO_FEW if few else interval, point.comm_ms, point.exposed_ms, point.peak_bytes]
+        rows.append(row)
+    return Table(columns, rows)
+
+
+def draw_figure(file: File, points: list[record.Point]) -> Any:
+    """Return the figure: efficiency over the number of GPUs, weak and strong scaling side by side."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.5, 5.2))
+    shown = [each for each in points if record.find_efficiency(each, points) is not None]
+    scalings = [each for each in (WEAK, STRONG) if any(point.scaling == each for point in shown)] or [WEAK]
+    grid = figure.add_gridspec(1, len(scalings), left=0.08, right=0.97, top=0.74, bottom=0.17, wspace=0.15)
+    ways = list(dict.fromkeys(point.way for point in shown))
+    gpus = sorted({point.gpus for point in shown})
+    colors = (LIGHT.busy, LIGHT.article, LIGHT.ink, LIGHT.muted)
+    for cell, scaling in zip(grid, scalings, strict=True):
+        axes = figure.add_subplot(cell)
+        axes.axhline(1.0, color=LIGHT.grid, linewidth=1.2)
+        top = 1.05
+        for number, way in enumerate(ways):
+            mine = [point for point in shown if (point.way, point.scaling) == (way, scaling)]
+            values = [point.efficiency or 0.0 for point in mine]
+            ends = [
+                (point.low or value, point.high or value) for point, value in zip(mine, values, strict=True)
+            ]
+            error = [[max(0.0, v - low) for v, (low, _) in zip(values, ends, strict=True)],
+                     [max(0.0, high - v) for v, (_, high) in zip(values, ends, strict=True)]]  # fmt: skip
+            few = any(record.is_short(point, points) for point in mine)  # hollow: not to be quoted
+            axes.errorbar(
+                [gpus.index(point.gpus) for point in mine], values, yerr=error, marker="o", markersize=4, capsize=3,
+                label=f"{way} ({TOO_FEW})" if few else way, color=colors[number % 4],
+                markerfacecolor="white" if few else None, linestyle=("-", "--")[number // 4 % 2],
+            )  # fmt: skip
+            top = max([top, *(high for _, high in ends)])
+        if not ways:
+            axes.text(
+                0.5, 0.5, "no way was measured on two numbers of GPUs", transform=axes.transAxes, ha="center"
+            )
+        axes.set_xticks(range(len(gpus)), [str(n) for n in gpus])
+        axes.set_ylim(0, top * 1.02)
+        axes.set_xlabel(name_ranks(file), color=LIGHT.muted)
+        axes.set_title(TITLES[scaling], loc="left", fontsize=9.5, color=LIGHT.ink)
+        drawing.clear_axes(axes)
+    figure.axes[0].set_ylabel("efficiency", color=LIGHT.muted)
+    handles = figure.axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="upper left", bbox_to_anchor=(0.012, 0.915), ncols=3, frameon=False)
+    caution = next((f" ({line})" for line in frame.list_cautions(STUDY, file)), "")
+    title = f"{file.machine.gpu or file.machine.cpu}: does it scale?{caution}"
+    work = file.workload or {}
+    under = f"{work['name']}: {work['resolution']}x{work['resolution']}, {describe_generations(file)}"
+    drawing.draw_heading(figure, title, f"{under}, PyTorch {file.machine.torch}. Higher is better.")
+    return figure

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Literal, cast
 
 from msgspec import Meta
+from msgspec.structs import replace
 
+from ladder.base import text
+from ladder.base.errors import UserError
 from ladder.base.plain import Fields as Recipe
 from ladder.core.options import Seed, option
 from ladder.core.records import (
@@ -24,7 +28,7 @@ from ladder.core.records import (
     Text,
     between,
     size,
-)
+)  # fmt: skip
 from ladder.results import store as results
 from ladder.results.file import Status
 from ladder.results.run import Merged
@@ -33,10 +37,8 @@ from ladder.studies import frame
 from ladder.studies.frame import StudyFile
 
 WEAK, STRONG = "weak", "strong"
-NOT_MEASURED = "not measured"  # the reason of a point that can be, and has no runs yet
 FEWEST = results.FEWEST_ROUNDS  # generations of a point that is quoted
 STAYS = ("oom", "invalid", "failed: parity", "not engaged")  # a second try would end the same way
-FEW_OF = f"fewer than {FEWEST} generations of "  # the beginning of a note that names ways
 EAGER: Recipe = {"cuda_graphs": False, "whole_step_graph": False}
 TOP = "the top"  # the highest rung of a ladder
 
@@ -49,8 +51,6 @@ WAYS: dict[str, tuple[str, str, Recipe]] = {
     "flat-top": ("distributed", TOP, EAGER),
     "top": ("distributed", TOP, {}),
 }
-
-Gpus = Annotated[int, between(1, 4096)]
 
 
 class Options(frame.Options):
@@ -85,7 +85,7 @@ class Case(frame.Case, kw_only=True):
     kind: Literal["point", "proof"]
     way: Name
     scaling: Literal["weak", "strong"] | None = None
-    gpus: Gpus
+    gpus: Annotated[int, between(1, 4096)]
     batch: Annotated[int, between(1, 2**20)]
     recipe: Fields
     problem: Text | None = None
@@ -125,15 +125,67 @@ class Run(Record, kw_only=True):
     others_cpu: Share | None = None
 
 
-class Observed(frame.Observation, kw_only=True):
-    """The process groups of a point; or of a proof the parity that was reported then, and its receipt's lines."""
+class Observed(frame.Compared, kw_only=True):
+    """The process groups of a point; or of a proof the parity of the rank that is furthest off, and receipts' lines."""
 
     runs: Annotated[list[Run], size(1000)] = []
-    reported_then: Text | None = None
     lines: Notes = []
 
 
 File = StudyFile[Options, Case, Observed]
+
+
+# --- the points of a request ------------------------------------------------------------------------------------------
+
+
+def list_points(
+    names: Iterable[str],
+    able: Mapping[str, str | None],
+    workload: Fields,
+    gpus: Iterable[int],
+    scalings: Iterable[str],
+    total: int,
+) -> list[Case]:
+    """Return the points of these ways (all, if none is named) on a machine with these capabilities.
+
+    Weak ones have the workload's batch on each GPU, strong ones `total`. Alone a way has no reduction.
+    """
+    from ladder.plan import catalog
+    from ladder.plan.needs import RANKS
+    from stylegan_lite import shares
+    from stylegan_lite.config import Recipe, Workload, suggestion
+
+    points = []
+    for name in dict.fromkeys([*names] or WAYS):
+        if name not in WAYS:
+            raise UserError(f"no way {name!r}{suggestion(name, WAYS)}")
+        ladder_name, rung, over = WAYS[name]
+        ladder = catalog.load_ladder(ladder_name)
+        planned = {each.name: each for each in catalog.climb(ladder, {**able, RANKS: None})}
+        way = planned[ladder.rungs[-1].name if rung == TOP else rung]
+        for scaling, n in itertools.product([s for s in (WEAK, STRONG) if s in scalings], gpus):
+            batch = int(workload["batch"] or 1) * n if scaling == WEAK else total
+            recipe: Fields = {} if way.recipe is None else way.recipe | over | {"ranks": n}
+            if n == 1:
+                recipe = {key: value for key, value in recipe.items() if key not in ("ranks", "reduce")}
+            problem = way.skipped
+            if way.recipe is not None:
+                shared = Workload.from_dict(workload | {"batch": batch, "data": None})
+                problem = shares.problem_with(Recipe.from_dict(recipe), shared)
+            points.append(
+                Case(
+                    kind="point", way=name, scaling=cast(Any, scaling), gpus=n, batch=batch, recipe=recipe,
+                    problem=problem and text.display(problem),
+                )
+            )  # fmt: skip
+    return points
+
+
+def name_case(case: Case) -> str:
+    """Return the key of a case."""
+    if case.kind == "proof":
+        return f"proof of {case.way} on {case.gpus}"
+    return f"{case.way}, {case.scaling}, {case.gpus}"
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -203,78 +255,37 @@ class Scaled(Record, kw_only=True):
     points: list[Point]
     merged: list[Merged] | None
 
-    def find_fewest(self, point: Point) -> Point:
-        """Return the point of the same way and scaling on the fewest GPUs that has runs."""
-        return find_fewest(point, self.points)
-
-    def has_too_few(self, point: Point) -> bool:
-        """Return whether a point was measured in too few generations to be quoted."""
-        return has_too_few(point, self.points)
-
-    def find_efficiency(self, point: Point) -> float | None:
-        """Return a point's efficiency, None for several GPUs relative to themselves: that is no scaling."""
-        return None if point.gpus == self.find_fewest(point).gpus > 1 else point.efficiency
-
-
-def find_fewest(point: Point, points: Iterable[Point]) -> Point:
-    """Return the point of the same way and scaling on the fewest GPUs that has runs."""
-    return min(
-        (p for p in points if p.series == point.series and p.runs), key=lambda p: p.gpus, default=point
-    )
-
-
-def count_paired(point: Point, points: Iterable[Point]) -> int:
-    """Return in how many generations a point stands beside that on the fewest GPUs."""
-    return len(point.medians.keys() & find_fewest(point, points).medians.keys())
-
-
-def has_too_few(point: Point, points: Iterable[Point]) -> bool:
-    """Return whether a point was measured in too few generations to be quoted."""
-    return bool(point.runs) and count_paired(point, points) < FEWEST
-
-
-def list_short(points: Sequence[Point]) -> list[str]:
-    """Return the names of the ways with too few generations, with their GPUs if other points have enough."""
-    found, scalings = [], {point.scaling for point in points if point.runs}
-    for way, scaling in dict.fromkeys(point.series for point in points):
-        mine = [p for p in points if p.series == (way, scaling) and p.runs]
-        few = [str(point.gpus) for point in mine if has_too_few(point, points)]
-        name = way if len(scalings) == 1 else f"{scaling} {way}"
-        if few:
-            found.append(name if len(few) == len(mine) else f"{name} on {' and '.join(few)}")
-    return found
-
 
 def derive_points(file: File) -> list[Point]:
     """Return all points, those of a way and scaling together, with their figures."""
-    bare = []
+    points = []
     for key, case in file.cases.items():
         if case.kind == "point":
-            otherwise = Observed(status="n/a", reason=case.problem or NOT_MEASURED)
+            otherwise = Observed(status="n/a", reason=case.problem or "not measured")
             each = file.observed.get(key, otherwise)
-            bare.append(
+            points.append(
                 Point(
                     way=case.way, scaling=case.scaling or WEAK, gpus=case.gpus, batch=case.batch,
                     recipe=case.recipe, status=each.status, reason=each.reason, runs=each.runs,
                 )
             )  # fmt: skip
-    order = list(dict.fromkeys(point.series for point in bare))
-    bare.sort(key=lambda point: (order.index(point.series), point.gpus))
-    return [_derive_figures(point, find_fewest(point, bare)) for point in bare]
+    order = list(dict.fromkeys(point.series for point in points))
+    points.sort(key=lambda point: (order.index(point.series), point.gpus))
+    return [_derive_figures(point, find_fewest(point, points)) if point.runs else point for point in points]
 
 
 def _derive_figures(point: Point, fewest: Point) -> Point:
-    from msgspec.structs import replace
-
-    own, theirs = point.medians, fewest.medians
-    if not own:
-        return point
+    own = point.medians
     step_ms = statistics.median(own.values())
     # Images a second and GPU, relative to the fewest GPUs: one formula for weak and strong scaling.
     unit = (point.batch / point.gpus) / (fewest.batch / fewest.gpus)
-    ratios = [unit * ratio for ratio in estimates.paired_ratios(theirs, own)]
+    ratios = [unit * ratio for ratio in estimates.paired_ratios(fewest.medians, own)]
     is_alone = point.gpus == fewest.gpus or len(ratios) < FEWEST
     low, high = (None if is_alone else estimates.log_interval(ratios)) or (None, None)
+    medians = {}
+    for name in ("comm_ms", "exposed_ms", "peak_reserved_bytes"):
+        known = [float(value) for run in point.runs if (value := getattr(run, name)) is not None]
+        medians[name] = statistics.median(known) if known else None
     return replace(
         point,
         step_ms=step_ms,
@@ -282,15 +293,40 @@ def _derive_figures(point: Point, fewest: Point) -> Point:
         efficiency=statistics.median(ratios) if ratios else None,
         low=low,
         high=high,
-        comm_ms=_median(run.comm_ms for run in point.runs),
-        exposed_ms=_median(run.exposed_ms for run in point.runs),
-        peak_bytes=_median(run.peak_reserved_bytes for run in point.runs),
+        comm_ms=medians["comm_ms"],
+        exposed_ms=medians["exposed_ms"],
+        peak_bytes=medians["peak_reserved_bytes"],
     )
 
 
-def _median(values: Iterable[float | None]) -> float | None:
-    known = [float(value) for value in values if value is not None]
-    return statistics.median(known) if known else None
+def find_fewest(point: Point, points: Iterable[Point]) -> Point:
+    """Return the point of the same way and scaling on the fewest GPUs that has runs."""
+    same = [each for each in points if each.series == point.series and each.runs]
+    return min(same, key=lambda each: each.gpus, default=point)
+
+
+def find_efficiency(point: Point, points: Iterable[Point]) -> float | None:
+    """Return a point's efficiency, None for several GPUs relative to themselves: that is no scaling."""
+    return None if point.gpus == find_fewest(point, points).gpus > 1 else point.efficiency
+
+
+def is_short(point: Point, points: Iterable[Point]) -> bool:
+    """Return whether too few generations hold both a point and that on the fewest GPUs, so that it is not quoted."""
+    paired = point.medians.keys() & find_fewest(point, points).medians.keys()
+    return bool(point.runs) and len(paired) < FEWEST
+
+
+def list_short(points: Sequence[Point]) -> list[str]:
+    """Return the names of the ways with too few generations, with their GPUs if other points have enough."""
+    measured = [point for point in points if point.runs]
+    short = [point for point in measured if is_short(point, points)]
+    names = []
+    for way, scaling in dict.fromkeys(point.series for point in short):
+        name = way if len({point.scaling for point in measured}) == 1 else f"{scaling} {way}"
+        few = [str(point.gpus) for point in short if point.series == (way, scaling)]
+        is_whole = len(few) == sum(point.series == (way, scaling) for point in measured)
+        names.append(name if is_whole else f"{name} on {' and '.join(few)}")
+    return names
 
 
 def derive_proofs(file: File) -> list[Proof]:
@@ -298,7 +334,7 @@ def derive_proofs(file: File) -> list[Proof]:
     return [
         Proof(
             way=case.way, gpus=case.gpus, batch=case.batch, status=each.status, reason=each.reason,
-            parity=each.reported_then, lines=each.lines,
+            parity=each.verdict, lines=each.lines,
         )
         for key, case in file.cases.items()
         if case.kind == "proof" and (each := file.observed.get(key)) is not None

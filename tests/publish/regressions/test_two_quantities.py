@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from ladder.core.records import read_record, write_record
+from ladder.core.records import write_record
 from ladder.engine import profiling
 from ladder.engine.outcomes import Visited
 from ladder.publish.regressions import comparing, judging, known, report
-from ladder.publish.regressions.judging import BASE, HEAD, MOST_ROUNDS, SIDES
-from ladder.publish.regressions.schema import Compared, Judged
-from ladder.results.file import ProfiledCycle
+from ladder.publish.regressions.judging import BASE, HEAD, MOST_ROUNDS, SIDES, TWIN
 from ladder.results.types import Plain
 from ladder.stats import answers
-from tests.publish.regressions.test_regressions import FAKE, made_up, rejudge, stored
+from tests.support.made_up_comparison import made_up, on_a_gpu, rejudge
 from tests.support.simulation import CYCLES, FAMILIES, KINDS
 
 GPU_SD = {"captured": 0.0003, "eager": 0.002}  # of GPU time between processes
@@ -29,7 +27,8 @@ def drawn(
     logs = FAMILIES[family](rng, rounds * 3, sd).reshape(rounds, 3)
     logs += np.median(rng.normal(0, cycle, (rounds, 3, CYCLES)), axis=-1)
     base, twin, head = 100 * np.exp(rng.permuted(logs, axis=1)).T
-    return judging.Times(*(dict(enumerate(side)) for side in (base, twin, head * (1 + slowdown))))
+    by_side = {BASE: base, TWIN: twin, HEAD: head * (1 + slowdown)}
+    return {side: dict(enumerate(values)) for side, values in by_side.items()}
 
 
 def words(
@@ -91,27 +90,6 @@ def test_identical_programs_are_not_called_different(family: str, rounds: int) -
 # --- results --------------------------------------------------------------------------------------------------------
 
 
-def on_a_gpu(
-    wall: float = 1.0, gpu: float = 1.0, noise: float = 0.0002, rounds: int = 3, void: str = ""
-) -> Judged:
-    """A comparison on a GPU: HEAD takes `wall` times as long, and its GPU works `gpu` times as long."""
-    rng, result = np.random.default_rng(4), made_up(wall, rounds=rounds, noise=noise)
-
-    def cycles(side: str) -> list[ProfiledCycle]:
-        ms = 800 * (gpu if side == HEAD else 1.0) * float(np.exp(rng.normal(0, 0.0005)))
-        return [ProfiledCycle(ms, 1100.0, 9.0, 1980)] * 2
-
-    programs = [
-        replace(
-            each,
-            rounds=[replace(r, profiled=cycles(each.side), gpu_void=void or None) for r in each.rounds],
-        )
-        for each in result.programs
-    ]
-    machine = replace(result.machine, device="cuda", gpu="NVIDIA Some GPU")
-    return rejudge(result, machine=machine, programs=programs)
-
-
 def test_gpu_work_alone_is_an_alarm_and_the_line_says_which_quantity() -> None:
     result = on_a_gpu(gpu=1.05, noise=NOISY)
     (rung,) = result.rungs
@@ -119,7 +97,9 @@ def test_gpu_work_alone_is_an_alarm_and_the_line_says_which_quantity() -> None:
     assert judging.find_status(result) == 1
     assert report.conclude(result) == "HEAD is slower or broken: baseline (GPU time)"
     (row,) = [
-        line for line in report.render_text(result).splitlines() if " GPU time " in line and "slower" in line
+        line
+        for line in report.render_terminal(result).splitlines()
+        if " GPU time " in line and "slower" in line
     ]
     assert row.split()[:4] == ["baseline", "GPU", "time", "799.8"]
     assert report.render_markdown(result).count("🔴") == 1
@@ -139,15 +119,17 @@ def test_without_gpu_times_the_wall_decides_and_the_reason_is_there() -> None:
     result = on_a_gpu(wall=1.05, void="the profiler saw no kernels")
     (rung,) = result.rungs
     assert rung.gpu and rung.gpu.verdict is None and rung.gpu.reason == "the profiler saw no kernels"
-    assert judging.find_status(result) == 1 and "the profiler saw no kernels" in report.render_text(result)
-    assert made_up().rungs[0].gpu is None and "GPU time" not in report.render_text(made_up())  # on a CPU
+    assert judging.find_status(result) == 1 and "the profiler saw no kernels" in report.render_terminal(
+        result
+    )
+    assert made_up().rungs[0].gpu is None and "GPU time" not in report.render_terminal(made_up())  # on a CPU
 
 
 def test_an_accepted_slowdown_of_gpu_time_is_silent() -> None:
     result = on_a_gpu(gpu=1.05)
     entry = known.Entry("b" * 40, "tiny/baseline", "wider tile", known.today())
     assert judging.find_status(result) == 1 and judging.find_status(known.mark(result, [entry])) == 0
-    assert report.render_text(known.mark(result, [entry])).count("wider tile") == 1
+    assert report.render_terminal(known.mark(result, [entry])).count("wider tile") == 1
 
 
 def profiled(**us: float) -> tuple[Plain, float]:
@@ -159,36 +141,31 @@ def profiled(**us: float) -> tuple[Plain, float]:
     return profiling.composition(events), sum(us.values()) / 1000
 
 
-def test_a_difference_of_gpu_work_is_explained_by_category_and_kernel(tmp_path) -> None:
-    """Each commit ran from its own checkout; the profile of its first process stays in the file."""
-    result = on_a_gpu(gpu=1.05)
-    made = {
+def test_a_difference_of_gpu_work_is_explained_by_category_and_kernel() -> None:
+    """The profile of a program's first process stays in the file."""
+    result, programs = on_a_gpu(gpu=1.05), []
+    kernels = {
         BASE: profiled(nvjet_gemm=700_000, reduce_kernel=100_000),
         HEAD: profiled(nvjet_gemm=700_000, bias_act_kernel=140_000),
     }
-    rounds = SimpleNamespace(visits=SimpleNamespace(summary=lambda _: None))
-    side = comparing.Side("a" * 40, "main", FAKE)
-    rung = comparing.Rung("baseline", "Baseline", {}, {})
-    plan = comparing.Plan(result.machine, result.workload, [rung], side, side, comparing.Options())
-    run = comparing.Comparison(plan, read_record(Compared, stored(result)), tmp_path / "c.json")
-    run.measured = {key: replace(each, rounds=[]) for key, each in run.measured.items()}
     for each in result.programs:
-        profile, ms = made[HEAD if each.side == HEAD else BASE]
-        for number, seen in enumerate(map(write_record, each.rounds)):
-            seen["profiled"] = [cycle | {"gpu_ms": ms} for cycle in seen["profiled"]]
+        profile, ms = kernels[HEAD if each.side == HEAD else BASE]
+        filled = replace(each, rounds=[])
+        for number, one in enumerate(map(write_record, each.rounds)):
+            one["profiled"] = [cycle | {"gpu_ms": ms} for cycle in one["profiled"]]
             profile = profile if number == 0 else profiled(later=9.0)[0]
-            (program,) = [one for one in run.programs if one.side == each.side]
-            run.take(Visited(program, "ok", None, seen, {}, {}, [], profile), rounds)
-    found = judging.load(tmp_path / "c.json")
-    assert [bool(each.profile) for each in found.programs] == [True, True, False]  # BASE again needs none
-    said = report.render_text(found)
+            visited = Visited(SimpleNamespace(), "ok", None, one, {}, {}, [], profile)
+            filled = comparing.enter_visit(filled, visited)
+        programs.append(filled)
+    result = rejudge(result, programs=programs)
+    assert [bool(each.profile) for each in result.programs] == [True, True, False]  # BASE again needs none
+    text = report.render_terminal(result)
     assert (
-        "baseline: 40.00 ms more GPU work in the profiled cycles:"
-        " fused: activation and bias +140.00 ms, reductions -100.00 ms" in said
+        "baseline: +40.00 ms GPU work in the profiled cycles:"
+        " fused: activation and bias +140.00 ms, reductions -100.00 ms" in text
     )
-    assert "baseline: kernels that appeared: bias_act_kernel 140.00 ms" in said
-    assert "baseline: kernels that went: reduce_kernel 100.00 ms" in said
-    assert report.explain_gpu_work(result) == [] and "later" not in said
+    assert "baseline: kernels that appeared: bias_act_kernel 140.00 ms" in text
+    assert "baseline: kernels that went: reduce_kernel 100.00 ms" in text and "later" not in text
 
 
 def test_rounds_are_added_until_gpu_time_is_sharp_whatever_the_host_does() -> None:
@@ -205,7 +182,7 @@ def test_rounds_are_added_until_gpu_time_is_sharp_whatever_the_host_does() -> No
 def test_passes_and_base_again_are_taken_together() -> None:
     """A slow pass that HEAD missed does not make HEAD faster; the two processes of BASE count alike."""
     result = made_up(rounds=3, noise=0.0)
-    slow = {BASE: [0, 1, 2], "twin": [0, 1, 2], HEAD: [0, 2]}
+    slow = {BASE: [0, 1, 2], TWIN: [0, 1, 2], HEAD: [0, 2]}
     samples = {0: 1000.0, 1: 1500.0, 2: 1000.0}
     programs = [
         replace(
@@ -220,8 +197,6 @@ def test_passes_and_base_again_are_taken_together() -> None:
     (rung,) = rejudge(result, programs=programs).rungs
     assert rung.ratio == pytest.approx(1.0) and rung.verdict == answers.LESS
     times = {side: dict.fromkeys(range(3), 100.0) for side in SIDES}
-    times["twin"] = dict.fromkeys(range(3), 102.0)
-    of = judging.build_quantity(
-        {"a": judging.Times(times[BASE], times["twin"], times[HEAD])}, {"a": "eager"}, is_gpu=True
-    )
+    times[TWIN] = dict.fromkeys(range(3), 102.0)
+    of = judging.build_quantity({"a": times}, {"a": "eager"}, is_gpu=True)
     assert judging.find_difference(of, "a").mean == pytest.approx(np.log(1.02) / 2)

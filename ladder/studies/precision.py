@@ -1,0 +1,658 @@
+"""`ladder precision`: time, memory, parity and largest batch in FP32, TF32, BF16, FP16 and FP8.
+
+A row is a precision on a base: the baseline, or the top of a ladder with a graph for each phase, so that parity sees
+each phase. Parity comes first, then generations that visit all rows in random order, FP16's loss scales, and the
+largest batches. Every part is a case of the file, measured alone in a fresh process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ladder.base import text as texts
+from ladder.base.errors import UserError
+from ladder.core import options as shared
+from ladder.core.job import Job
+from ladder.core.options import Seed, option
+from ladder.core.records import (
+    Amount,
+    Count,
+    Fields,
+    Line,
+    Ms,
+    Record,
+    Share,
+    Text,
+    between,
+    size,
+    write_whole,
+)
+from ladder.results import plausible, store
+from ladder.results.file import Phase, Status
+from ladder.results.run import JudgedParity
+from ladder.show.table import Column, Table
+from ladder.stats import estimates
+from ladder.studies import batch_search, frame
+from ladder.studies.frame import Session, Study, StudyFile
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
+Base = Literal["baseline", "top"]
+Bases = Literal["baseline", "top", "both"]
+Gib = Annotated[float, between(0, 1e6)] | None
+NAMES = {"fp32": "FP32", "tf32": "TF32", "bf16": "BF16", "fp16": "FP16", "fp8": "FP8 dense, BF16"}
+FLOATS: dict[str, Fields] = {
+    "fp32": {"precision": "fp32", "fp32_precision": "ieee"},
+    "tf32": {"precision": "fp32", "fp32_precision": "tf32"},
+    "bf16": {"precision": "bf16"},
+    "fp16": {"precision": "fp16"},
+    "fp8": {"precision": "bf16", "dense": "fp8"},
+}
+CLAIMS = {  # the article's figures for FP16 and BF16 against FP32
+    "throughput": ("twice the throughput", 2.0),
+    "memory": ("memory halved", 0.5),
+    "batch": ("batch doubled", 2.0),
+}
+MEMORY = {
+    "baseline": "allocated_gib",
+    "top": "device_gib",
+}  # PyTorch's allocator does not see pools of graphs
+DEFAULTS = {  # of options that the user left out
+    "cuda": {"generations": 3, "cycles": 2, "batch_seconds": 75.0, "steps": 4000},
+    "cpu": {"generations": 1, "cycles": 1, "batch_seconds": 0.0, "steps": 32},
+}
+CPU_INTERVAL = 8  # updates after which a loss scale grows in a smoke test
+SETTLE = {"settle_s": 2.5, "settle_cycles": 16}  # the most that a row runs before its first timed cycle
+
+
+GENERATIONS = option("Fresh processes of each row. [default: 3; CPU: 1]", flags=["--generations", "--rounds"])
+CYCLES = option("Timed cycles of each process. [default: 2; CPU: 1]")
+BATCH_SECONDS = option("Seconds of each search for the largest batch; 0: none. [default: 75; CPU: 0]")
+STEPS = option("Steps of the FP16 training that records loss scales; 0: none. [default: 4000; CPU: 32]")
+
+
+class Options(frame.Options):
+    """The options of `ladder precision`."""
+
+    only: (
+        Annotated[
+            str, option("Precisions, of fp32, tf32, bf16, fp16 and fp8. [default: all]", metavar="A,B,...")
+        ]
+        | None
+    ) = None
+    on: Annotated[Bases, option("Measure the baseline in each precision, or the top of the ladder.")] = "both"
+    ladder: Annotated[str, option("The ladder whose top is measured.", metavar="NAME|FILE")] = "full"
+    generations: Annotated[int, Meta(ge=1, le=100), GENERATIONS] | None = None
+    cycles: Annotated[int, Meta(ge=1, le=1000), CYCLES] | None = None
+    parity: Annotated[bool, option("Compare each row with FP64 before it is timed.")] = True
+    batch_seconds: Annotated[float, Meta(ge=0), BATCH_SECONDS] | None = None
+    batch_of: Annotated[Bases, option("Rows whose largest batch is searched.")] = "baseline"
+    most: Annotated[int, Meta(ge=1, le=2**15), option("Largest batch that is tried.")] = 4096
+    steps: Annotated[int, Meta(ge=0), STEPS] | None = None
+    seed: Annotated[Seed, option("Seed for weights, latents, and the order of images and rows.")] = 0
+
+    def choose(self, name: str, device: str) -> Any:
+        """Return an option, or its default on this device."""
+        value = getattr(self, name)
+        return DEFAULTS[device][name] if value is None else value
+
+
+class Case(frame.RungCase, kw_only=True):
+    """A part of a row. `round` counts the generations from 0; `reason` is why the row cannot run."""
+
+    precision: Precision
+    on: Base
+    part: Literal["parity", "generation", "loss scales", "largest batch"] = "parity"
+    round: Count = 0
+    reason: Line | None = None
+
+    @property
+    def title(self) -> str:
+        """Return the name of the row."""
+        return f"{NAMES[self.precision]} on the {self.on}"
+
+    @property
+    def key(self) -> str:
+        """Return the name of the part."""
+        return f"{self.title}: {self.part}{f' {self.round + 1}' if self.part == 'generation' else ''}"
+
+
+class Sizes(Record, kw_only=True):
+    """The most memory that was in use; `device_gib` by all processes on the GPU."""
+
+    allocated_gib: Gib = None
+    reserved_gib: Gib = None
+    device_gib: Gib = None
+    rss_gib: Gib = None
+
+
+class Round(Sizes, kw_only=True):
+    """A visit of a row. Times are in ms a step."""
+
+    round: Count
+    samples_ms: Annotated[list[Ms], size(1000, 1)]
+    others_cpu: Share | None = None
+
+
+class Parity(Record, kw_only=True):
+    """Parity with FP64, with the part of its budget that was used, and the precision that the budget is of."""
+
+    verdict: Literal["ok", "failed: parity"]
+    reason: Text | None = None
+    share: Amount | None = None
+    gradient_errors: dict[Phase, Amount]
+    budget: Text
+
+
+class History(Record):
+    """FP16's loss scales over a training. A change has its step, the scales of G and D, and their skipped updates."""
+
+    steps: Count
+    initial: Amount
+    interval: Count
+    images: bool
+    changes: Annotated[list[Annotated[list[Amount], size(5, 5)]], size(4000, 1)]
+    updates: dict[str, Count]
+    skipped: dict[str, Count]
+
+
+class Observed(frame.Observation, kw_only=True):
+    """What one part showed."""
+
+    parity: Parity | None = None
+    round: Round | None = None
+    history: History | None = None
+    largest: batch_search.Search | None = None
+
+
+class Largest(batch_search.Search):
+    """The largest batch that fitted; more may fit where the search is not settled."""
+
+    batch: int | None
+
+
+class Row(Sizes, kw_only=True):
+    """What is derived of a precision on a base. Times in ms a step; sizes are the most of its rounds."""
+
+    precision: Precision
+    on: Base
+    status: Status
+    reason: str | None
+    recipe: Fields
+    rounds: list[Round]
+    parity: Parity | None
+    largest: Largest | None
+    step_ms: float | None
+    interval_ms: tuple[float, float] | None
+
+    @property
+    def medians(self) -> dict[int, float]:
+        """Return each round's median in ms a step."""
+        return {each.round: statistics.median(each.samples_ms) for each in self.rounds}
+
+
+class Claim(Record):
+    """The article's figure beside ours, for a precision against another on the same base."""
+
+    claim: str
+    article: float
+    precision: Precision
+    against: Precision
+    on: Base
+    ours: float | None
+    interval: tuple[float, float] | None
+
+
+class Protocol(Record):
+    """How the rows were measured, and why the figures must not be quoted."""
+
+    rounds: int
+    cycles: int
+    seed: int
+    ladder: str
+    parity: bool
+    batch_seconds: float
+    steps: int
+    notes: list[str]
+
+
+class Precisions(Record):
+    """What `ladder report --json` prints beside the header."""
+
+    protocol: Protocol
+    rows: list[Row]
+    history: History | None
+    claims: list[Claim]
+
+
+File = StudyFile[Options, Case, Observed]
+
+
+class PrecisionStudy(Study[Options, Case, Observed]):
+    """Rows of precisions, a part at a time."""
+
+    name, kind, folder = "precision", "precision", "precision"
+    help = """Compare FP32, TF32, BF16 and FP16: time, memory and parity.
+
+    The largest batch that fits is searched as well. FP16 trains with one loss scale for G and one for D, whose history
+    is recorded and drawn. FP8 is tried in the fully connected layers. Each of the article's claims (twice the
+    throughput, half the memory, twice the batch) gets a line.
+
+    Exit status: 0 if every row that can run here has a number. 1 if one has none. 2 if the request is impossible. 130
+    if it was interrupted or the time was over.
+    """
+    examples = """
+ladder precision                            everything, of the article's workload
+ladder precision --only fp32,fp16 --on baseline
+ladder precision --no-parity --batch-seconds 0 --steps 0      the times alone
+ladder precision --minutes 9                a part, then the rest of it:
+ladder precision --resume results/precision/MACHINE-partial.json
+ladder precision -w article-b32 --json > precision.json
+"""
+    budget_flag = "--minutes"
+    answers, final = ("ok", "n/a"), ("ok", "n/a", "failed: parity")
+    extendable = ("only", "on", "generations", "parity", "batch_seconds", "batch_of", "most", "steps")
+
+    def list_cases(self, job: Job, file: File | None) -> dict[str, Case]:
+        options, observed = job.options, file.observed if file else {}
+        choose = functools.partial(options.choose, device=job.device)
+        rows = plan_rows(job)
+        failed = {file.cases[key].title for key, each in observed.items() if each.status not in self.answers}
+        able = {row.title: row for row in rows if not row.reason and row.title not in failed}
+        cases = [row for row in rows if row.reason or options.parity]
+        rng = random.Random(options.seed)
+        for number in range(choose("generations")):
+            for row in rng.sample(rows, len(rows)):
+                if row.title in able:
+                    cases.append(msgspec.structs.replace(row, part="generation", round=number))
+        if scaled := [row for row in able.values() if row.precision == "fp16" and choose("steps")]:
+            cases.append(msgspec.structs.replace(scaled[-1], part="loss scales"))
+        for row in able.values() if choose("batch_seconds") else ():
+            if row.on in list_bases(options.batch_of) and row.precision != "fp8":
+                cases.append(msgspec.structs.replace(row, part="largest batch"))
+        return {each.key: each for each in cases}
+
+    def observe(self, session: Session, key: str, case: Case) -> Observed:
+        if case.reason:
+            return Observed(status="n/a", reason=texts.display(case.reason))
+        if case.part == "parity":
+            return check_parity(session, case)
+        if case.part == "generation":
+            return time_row(session, case)
+        return (follow_scales if case.part == "loss scales" else find_largest_batch)(session, case)
+
+    def describe(self, observation: Observed) -> str:
+        if observation.round:
+            return f"{texts.ms(statistics.median(observation.round.samples_ms))} ms"
+        return format_parity(observation.parity) or "done"
+
+    def derive(self, file: File) -> Precisions:
+        rows, options = derive_rows(file), file.options
+        choose = functools.partial(options.choose, device=file.machine.device)
+        protocol = Protocol(
+            choose("generations"), choose("cycles"), options.seed, file.ladder or options.ladder, options.parity,
+            choose("batch_seconds"), choose("steps"), frame.list_cautions(self, file),
+        )  # fmt: skip
+        history = next((each.history for each in file.observed.values() if each.history), None)
+        return Precisions(protocol, rows, history, list(derive_claims(rows)))
+
+    def list_problems(self, file: File) -> Iterable[str]:
+        least = plausible.floor_ms(write_whole(file.machine), file.workload or {})
+        for key, each in file.observed.items():
+            parts = (each.parity, each.round, each.history, each.largest)
+            if each.status == "ok" and sum(part is not None for part in parts) != 1:
+                yield f"{key}: ok without what its part shows"
+            if least and each.round and min(each.round.samples_ms) < least[0]:
+                yield f"{key}: faster than this machine can compute"
+
+    def list_cautions(self, file: File) -> list[str]:
+        from ladder.machine import neighbours
+
+        rounds = [each.round for each in file.observed.values() if each.round]
+        few = file.options.choose("generations", file.machine.device) < store.FEWEST_ROUNDS
+        marks = neighbours.list_marks({neighbours.KEY: each.others_cpu} for each in rounds)
+        return [*([store.few()] if few else []), *marks]
+
+    def name_file(self, file: File) -> list[str]:
+        work = str((file.workload or {})["name"])
+        smoke = ["smoke"] if file.machine.device == "cpu" else []
+        return [file.machine.name, *([] if work == "article" else [work]), *smoke]
+
+    def summarize(self, file: File) -> list[str]:
+        facts, work, rules = file.machine, file.workload or {}, self.derive(file).protocol
+        return [
+            f"Precisions on {facts.gpu or facts.cpu}",
+            f"Workload {work['name']}, batch {work['batch']}; {texts.counted(rules.rounds, 'generation')} of"
+            f" {texts.counted(rules.cycles, 'cycle')}, each in fresh processes. PyTorch {facts.torch}, commit"
+            f" {(file.commit or 'unknown')[:12]}{' with changes' if file.dirty else ''}.",
+            f"baseline: nothing changed but the precision. top: the ladder {rules.ladder} with its precision exchanged,"
+            " phases in graphs of their own. FP32 is IEEE in every matmul and convolution; PyTorch's default, TF32 in"
+            " convolutions alone, lies between FP32 and TF32.",
+        ]
+
+    def list_tables(self, file: File) -> Iterable[Table]:
+        found = self.derive(file)
+        columns = [
+            Column("precision"), Column("on"), Column("ms/step", "ms"), Column("95% interval", "ms_interval", 1),
+            Column("allocated GiB", "decimal", 2), Column("device GiB", "decimal", 2), Column("parity", "text", 1),
+            Column("largest batch", "text", 1),
+        ]  # fmt: skip
+        rows = [
+            [
+                NAMES[row.precision], row.on, row.step_ms or row.status, row.interval_ms, row.allocated_gib,
+                row.device_gib, format_parity(row.parity), format_batch(row.largest),
+            ]
+            for row in found.rows
+        ]  # fmt: skip
+        yield Table(columns, rows, notes=list(list_notes(found)))
+
+    def draw(self, file: File, kind: str) -> bytes:
+        from ladder.report import drawing
+
+        return drawing.save(lambda: _draw_figure(file, self.derive(file)), kind)
+
+
+STUDY = PrecisionStudy()
+
+
+# --- what is measured -------------------------------------------------------------------------------------------------
+
+
+def list_bases(bases: str) -> tuple[str, ...]:
+    """Return the bases that an option names."""
+    return ("baseline", "top") if bases == "both" else (bases,)
+
+
+def plan_rows(job: Job) -> list[Case]:
+    """Return each precision on each base, with its recipe or the reason why it cannot run.
+
+    Raises:
+        UserError: an unknown precision or ladder.
+    """
+    from ladder.machine import system
+    from ladder.plan import catalog, needs
+    from stylegan_lite.config import ConfigError, Recipe, suggestion
+
+    options: Options = job.options
+    precisions = list(NAMES) if options.only is None else shared.names(options.only) or [options.only]
+    if unknown := [name for name in precisions if name not in NAMES]:
+        raise UserError(f"no precision {unknown[0]!r}{suggestion(unknown[0], NAMES)}")
+    able = needs.possible(system.capabilities(job.device), job.workload)
+    climbed = catalog.climb(catalog.load_ladder(options.ladder), able)
+    top = next((rung.recipe for rung in reversed(climbed) if rung.recipe is not None), {})
+    rows = []
+    for on in list_bases(options.on):
+        for name in dict.fromkeys(precisions):
+            recipe = (top | {"whole_step_graph": False} if on == "top" else {}) | FLOATS[name]
+            reason = able["bf16"] if name in ("bf16", "fp8") else None
+            if job.device == "cpu":
+                recipe.pop("fp32_precision", None)
+                reason = "TF32 is a mode of NVIDIA's Tensor Cores" if name == "tf32" else reason
+            try:
+                Recipe.from_dict(recipe).refuse_on(job.device)
+            except ConfigError as error:
+                reason = reason or str(error)
+            rows.append(Case(recipe=recipe, precision=name, on=on, reason=reason))  # type: ignore[arg-type]
+    return rows
+
+
+@contextlib.contextmanager
+def prepare_row(session: Session, case: Case, workload: Fields | None = None, **build: Any) -> Iterator[Any]:
+    """Yield a fresh worker with a row's prepared step, on random images unless `workload` names others."""
+    job, worker = session.job, session.pool.take()
+    try:
+        fields, seed = job.workload | {"data": None} | (workload or {}), job.options.seed
+        worker.call("build", workload=fields, recipe=case.recipe, device=job.device, seed=seed, **build)
+        worker.call("prepare")
+        yield worker
+    finally:
+        worker.close()
+
+
+def check_parity(session: Session, case: Case) -> Observed:
+    """Compare with FP64. A row that fails is not timed, except FP8: it is outside the budget by design."""
+    from ladder.engine.pool import plain
+    from ladder.report import checks
+
+    with prepare_row(session, case, keep_gradients=True) as worker:
+        found = msgspec.convert(texts.fit(plain(worker.call("parity"))), JudgedParity)
+    share, phases = checks.parity_share(found), found.phases or {}
+    parity = Parity(
+        verdict=found.verdict,
+        reason=found.reason,
+        share=None if share is None else round(share, 4),
+        gradient_errors={phase: float(f"{each['gradient'].error:.4g}") for phase, each in phases.items()},
+        budget=found.budget.precision if found.budget else "unknown",
+    )
+    status = "ok" if case.precision == "fp8" else found.verdict
+    return Observed(status=status, reason=None if status == "ok" else found.reason, parity=parity)
+
+
+def time_row(session: Session, case: Case) -> Observed:
+    """Return the samples and the memory of a fresh process."""
+    from ladder.machine import neighbours
+
+    settle = SETTLE if session.job.device == "cuda" else {"settle_s": 0, "settle_cycles": 0}
+    cycles = session.job.options.choose("cycles", session.job.device)
+    with prepare_row(session, case) as worker:
+        before = neighbours.take_sample()
+        reply = worker.call("visit", cycles=cycles, main=False, **settle)
+        others = neighbours.derive_share(before, neighbours.take_sample())
+    sizes = {
+        "allocated_gib": reply.get("peak_allocated_bytes"),
+        "reserved_gib": reply.get("peak_reserved_bytes"),
+        "device_gib": reply.get("device_used_bytes"),
+        "rss_gib": reply.get("peak_rss_bytes"),
+    }
+    gib = {key: None if value is None else round(value / 2**30, 4) for key, value in sizes.items()}
+    samples = [round(1000 * seconds, 5) for seconds in reply["samples_s"]]
+    return Observed(round=Round(round=case.round, samples_ms=samples, others_cpu=others, **gib))
+
+
+def follow_scales(session: Session, case: Case) -> Observed:
+    """Return both loss scales over a training from the start."""
+    from ladder.engine.pool import plain
+    from stylegan_lite.config import Recipe
+
+    job, data = session.job, session.job.workload["data"]
+    faster = {"loss_scale_interval": CPU_INTERVAL} if job.device == "cpu" else {}
+    case = msgspec.structs.replace(case, recipe=case.recipe | faster)
+    with prepare_row(session, case, {"data": data}) as worker:
+        reply = plain(worker.call("scales", steps=job.options.choose("steps", job.device)))
+    interval = Recipe.from_dict(case.recipe).loss_scale_interval
+    return Observed(history=History(interval=interval, images=data is not None, **reply))
+
+
+def find_largest_batch(session: Session, case: Case) -> Observed:
+    """Return the largest batch, in whole minibatch-std groups, that a fresh process can prepare."""
+    from ladder.engine.pool import WorkerFailure
+
+    job, options = session.job, session.job.options
+
+    def fits(batch: int) -> str | None:
+        session.report(f"{case.title}: does a batch of {batch} fit?")
+        try:
+            with prepare_row(session, case, {"batch": batch}):
+                return None
+        except WorkerFailure as failure:
+            return texts.display(failure.reason)
+
+    row = next(
+        row for row in derive_rows(session.file) if (row.precision, row.on) == (case.precision, case.on)
+    )
+    used, room = max(row.reserved_gib or 0, row.device_gib or 0), job.machine.get("gpu_memory_gb")
+    start = batch_search.first(int(job.workload["batch"]), used, room, options.most)  # type: ignore[arg-type]
+    group = batch_search.group_of(job.workload, case.recipe)
+    limit_s = options.choose("batch_seconds", job.device)
+    return Observed(largest=batch_search.search(fits, start, group, limit_s, options.most))
+
+
+# --- what follows from it ---------------------------------------------------------------------------------------------
+
+
+def derive_rows(file: File) -> list[Row]:
+    """Return the rows in the order of the bases and of `NAMES`, with the figures that follow from their rounds."""
+    parts: dict[tuple[Any, Any], list[tuple[Case, Observed]]] = {}
+    for key, case in file.cases.items():
+        part = (case, file.observed.get(key, Observed(status="n/a")))
+        parts.setdefault((case.on, case.precision), []).append(part)
+    rows = []
+    for on, precision in sorted(parts, key=lambda each: (each[0], [*NAMES].index(each[1]))):
+        own = parts[on, precision]
+        timed = [each for case, each in own if case.part in ("parity", "generation")]
+        failed = next((each for each in timed if each.reason), None)
+        rounds = sorted((each.round for _, each in own if each.round), key=lambda each: each.round)
+        most = {
+            key: max((value for each in rounds if (value := getattr(each, key)) is not None), default=None)
+            for key in Sizes.__struct_fields__
+        }
+        search = next((each.largest for _, each in own if each.largest), None)
+        times = [statistics.median(each.samples_ms) for each in rounds]
+        rows.append(
+            Row(
+                precision=precision, on=on, status=failed.status if failed else "ok" if rounds else "n/a",
+                reason=failed and failed.reason, recipe=own[0][0].recipe, rounds=rounds,
+                parity=next((each.parity for _, each in own if each.parity), None),
+                largest=search and Largest(search.settled, search.tried, search.find_batch()),
+                step_ms=estimates.median(times), interval_ms=estimates.log_interval(times), **most,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def derive_claims(rows: Iterable[Row]) -> Iterator[Claim]:
+    """Yield BF16 and FP16 against FP32 and TF32 on the same base, by each figure of the article."""
+    by_name = {(row.on, row.precision): row for row in rows}
+    for (on, precision), row in by_name.items():
+        others = [by_name.get((on, name)) for name in ("fp32", "tf32") if precision in ("bf16", "fp16")]  # type: ignore[call-overload]
+        for other in filter(None, others):
+            ratios = estimates.paired_ratios(other.medians, row.medians)
+            batches = [
+                each.largest.batch if each.largest and each.largest.settled else None for each in (row, other)
+            ]
+            ours = {
+                "throughput": estimates.speedup(other.medians, row.medians),
+                "memory": _divide(getattr(row, MEMORY[on]), getattr(other, MEMORY[on])),
+                "batch": _divide(*batches),
+            }
+            for claim, value in ours.items():
+                interval = estimates.log_interval(ratios) if claim == "throughput" else None
+                yield Claim(claim, CLAIMS[claim][1], precision, other.precision, on, value, interval)
+
+
+def _divide(a: float | None, b: float | None) -> float | None:
+    return a / b if a and b else None
+
+
+def list_notes(found: Precisions) -> Iterator[str]:
+    """Yield a line for each of the article's claims, for each row without a number or parity, and for the scales."""
+    for name, (words, article) in CLAIMS.items():
+        ours = [
+            f"{NAMES[each.precision]} for {NAMES[each.against]} on the {each.on} {each.ours:.2f}x"
+            + ("" if not each.interval else " ({:.2f}-{:.2f})".format(*each.interval))
+            for each in found.claims
+            if each.claim == name and each.ours is not None
+        ]
+        yield f"{words} (article: {article:g}x): {'; '.join(ours) or 'not measured here'}"
+    for row in found.rows:
+        title = f"{NAMES[row.precision]} on the {row.on}"
+        if row.reason:
+            yield f"{title}: {row.status}: {row.reason}"
+        elif row.parity and row.parity.reason:
+            yield f"{title}: parity: {row.parity.reason}"
+    if history := found.history:
+        ends = [
+            f"{name}: {history.skipped[name]} of {history.updates[name]} updates skipped, scale {scale:g} at the end"
+            for name, scale in zip(("G", "D"), history.changes[-1][1:3], strict=True)
+        ]
+        where = f"{texts.counted(history.steps, 'step')} on {'images' if history.images else 'noise'}"
+        yield f"FP16's loss scales over {where} from {history.initial:g}: {'; '.join(ends)}"
+
+
+def format_parity(parity: Parity | None) -> str:
+    """Return the verdict, with the share of the budget that was used."""
+    if parity is None:
+        return ""
+    return parity.verdict if parity.share is None else f"{parity.verdict}, {parity.share:.2f} of budget"
+
+
+def format_batch(largest: Largest | None) -> str:
+    """Return the largest batch, with "or more" where the search was cut short."""
+    if largest is None or largest.batch is None:
+        return "none" if largest else ""
+    return str(largest.batch) if largest.settled else f"{largest.batch} or more"
+
+
+def _draw_figure(file: File, derived: Precisions) -> Any:
+    """Draw time, memory and largest batch of each row as bars, and FP16's loss scales below."""
+    from matplotlib.figure import Figure
+
+    from ladder.report.drawing import fitted
+    from ladder.report.panels import ARTICLE, BUSY, GRID, IDLE, INK, MUTED
+
+    figure, rules = Figure(figsize=(12.5, 7.2)), derived.protocol
+    grid = figure.add_gridspec(2, 3, left=0.06, right=0.98, top=0.82, bottom=0.12, hspace=0.42, wspace=0.2)
+    lower = figure.add_subplot(grid[1, :])
+    panels: dict[str, Callable[[Row], Any]] = {
+        "ms a step": lambda row: row.step_ms,
+        "GiB, at most": lambda row: row.device_gib or row.rss_gib,
+        "largest batch": lambda row: row.largest and row.largest.batch,
+    }
+    shown = list(dict.fromkeys(row.precision for row in derived.rows))
+    for column, (title, value_of) in enumerate(panels.items()):
+        axes = figure.add_subplot(grid[0, column])
+        axes.set_title(title, loc="left", fontweight="bold")
+        for side, (on, color) in enumerate({"baseline": IDLE, "top": BUSY}.items()):
+            rows = [row for row in derived.rows if row.on == on]
+            values = [value_of(row) or 0 for row in rows]
+            places = [shown.index(row.precision) + 0.4 * side for row in rows]
+            bars = axes.bar(places, values, 0.38, color=color, label=on if column == 0 else None)
+            axes.bar_label(
+                bars, [f"{value:.3g}" if value else "-" for value in values], padding=2, fontsize=8
+            )
+            for place, row in zip(places, rows, strict=True):
+                if column == 0 and row.interval_ms:
+                    axes.plot([place, place], row.interval_ms, color=INK)
+        axes.set_xticks(
+            [k + 0.2 for k in range(len(shown))], [NAMES[name].replace(", ", "\n") for name in shown]
+        )
+    lower.set_title("FP16: loss scales while training", loc="left", fontweight="bold")
+    if history := derived.history:
+        steps = [change[0] for change in history.changes] + [history.steps + 1]
+        for place, (name, color) in enumerate({"G": BUSY, "D": ARTICLE}.items(), start=1):
+            scales = [change[place] for change in history.changes]
+            label = f"{name}: {history.skipped[name]} of {history.updates[name]} updates skipped"
+            lower.step(steps, [*scales, scales[-1]], where="post", color=color, label=label)
+        lower.set_yscale("log", base=2)
+        lower.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
+        lower.set_xlabel("step", color=MUTED)
+        lower.legend(frameon=False)
+    else:
+        lower.text(0.5, 0.5, "not followed", transform=lower.transAxes, ha="center", color=MUTED)
+    for axes in figure.axes:
+        axes.spines[:].set_visible(False)
+        axes.grid(axis="y", color=GRID)
+        axes.set_axisbelow(True)
+    facts, work = file.machine, file.workload or {}
+    note = f" ({rules.notes[0]})" if rules.notes else ""
+    headline = f"{facts.gpu or facts.cpu}: FP32, TF32, BF16 and FP16, {work['name']}{note}"
+    fitted(figure, 0.02, 0.955, headline, 15, fontweight="bold")
+    figure.legend(
+        *figure.axes[1].get_legend_handles_labels(),
+        loc="upper left",
+        bbox_to_anchor=(0.012, 0.945),
+        ncols=2,
+        frameon=False,
+    )
+    line = (
+        f"batch {work['batch']}, {texts.counted(rules.rounds, 'generation')}; PyTorch {facts.torch}. Lower is"
+    )
+    fitted(figure, 0.02, 0.02, f"{line} better in time and memory. Error bars: 95% interval.", 8, color=MUTED)
+    return figure
