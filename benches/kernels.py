@@ -5,7 +5,7 @@ hundreds of combinations costs a process of several seconds. The command `ladder
 ours and the alternatives in turn, and alone gives verdicts.
 
 asv stores results by position, so these lists may only grow at their end. A name states op, shape, precision and
-memory format. A fingerprint freezes the op's arguments. If `ladder.studies.kernelbench.cases.registry` changes the
+memory format. A fingerprint freezes the op's arguments. If `ladder.studies.kernelbench.cases` changes the
 meaning of an entry, the entry needs a new name there and here.
 """
 
@@ -330,15 +330,15 @@ def _measured(name: str, direction: str, temperature: str, contender: str = "our
     try:
         from ladder.machine import system
         from ladder.studies.kernelbench import bench as kernelbench
-        from ladder.studies.kernelbench.cases import registry as kernelcases
+        from ladder.studies.kernelbench import cases as kernelcases
     except ModuleNotFoundError as error:
         if error.name != "kernels":
             raise
         raise SkipNotImplemented("this commit has no package kernels") from None
     from ladder.base.locks import device_lock
 
-    case = kernelcases.named(name)
-    if kernelcases.fingerprint(case.op) != FINGERPRINTS[case.op]:
+    case = kernelcases.parse_case(name)
+    if kernelcases.hash_entry(case.op) != FINGERPRINTS[case.op]:
         raise SkipNotImplemented(f"{case.op} means something else now: it needs a new name")
     try:
         with device_lock(system.device_key("cuda")):

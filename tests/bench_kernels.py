@@ -18,8 +18,8 @@ import torch
 from benches.kernels import CASES, DIRECTIONS
 from ladder.base.errors import Missing
 from ladder.studies.kernelbench import bench as kernelcalls
-from ladder.studies.kernelbench.cases import registry as kernelcases
-from ladder.studies.kernelbench.cases.registry import Case
+from ladder.studies.kernelbench import cases as kernelcases
+from ladder.studies.kernelbench.cases import Case
 from ladder.studies.kernelbench.timing import COLD, SMOKE, Cpu, Cuda, Rules, Timer
 
 ROUNDS = 20
@@ -58,7 +58,7 @@ def pairs() -> list[tuple[str, str]]:
     """
     found, seen = [], set()
     for name in CASES:
-        case = kernelcases.named(name)
+        case = kernelcases.parse_case(name)
         if GPU or (case.op not in seen and not case.entry.needs):
             found += [(name, d) for d in DIRECTIONS if d in case.directions]
         seen.add(case.op)
@@ -73,7 +73,7 @@ def device(request: pytest.FixtureRequest) -> Any:
         from ladder.studies.kernelbench.compiling import compile_ours
 
         asked = [item.callspec.params["name"] for item in request.session.items if hasattr(item, "callspec")]
-        compile_ours([kernelcases.named(name) for name in dict.fromkeys(asked)], found)
+        compile_ours([kernelcases.parse_case(name) for name in dict.fromkeys(asked)], found)
     with found.running():
         yield found
 
@@ -82,7 +82,7 @@ def device(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.benchmark(timer=CLOCK, warmup=False)
 @pytest.mark.parametrize(("name", "direction"), pairs(), ids=lambda text: text.replace(" ", "-"))
 def test_op(name: str, direction: str, device: Any, benchmark: Any) -> None:
-    case = kernelcases.named(name)
+    case = kernelcases.parse_case(name)
     case = case if GPU else tiny(case)
     try:
         replay, calls = prepared(case, direction, device)

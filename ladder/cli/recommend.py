@@ -68,7 +68,7 @@ def recommend(
     none, it is of another machine with the same GPU, then with any GPU. The first line names the machine.
     """
     from ladder.plan import catalog
-    from ladder.report import advising, recommend_text, tables
+    from ladder.report import advising, tables
     from ladder.report import recommend as recommending
     from ladder.results.combine import nearest
 
@@ -94,16 +94,14 @@ def recommend(
     made = recommending.recommend(sources, number, hourly)
     if recipe is not None:
         if made.recipe is None:
-            raise UserError(
-                "--recipe: this version cannot run these rungs together; measure anew with `ladder run`"
-            )
-        files.write(recipe, recommend_text.recipe_yaml(made, chosen.whose))
+            raise UserError(f"--recipe: {recommending.NO_RECIPE}")
+        files.write(recipe, recommending.recipe_yaml(made, chosen.whose))
     if markdown is not None:
-        files.write(markdown, recommend_text.markdown(made, chosen.whose))
+        files.write(markdown, recommending.render_advice(made, chosen.whose))
     if as_json:
-        click.echo(json.dumps(recommend_text.data_of(made, chosen.whose, named), indent=1, allow_nan=False))
+        click.echo(json.dumps(recommending.write_data(made, chosen.whose, named), indent=1, allow_nan=False))
     else:
         other_code = str(starting.near(chosen.other_code)) if chosen.other_code else None
-        click.echo(starting.named(recommend_text.of_terminal(made, chosen.whose, named, other_code)))
+        click.echo(starting.named(recommending.render_terminal(made, chosen.whose, named, other_code)))
     for written in filter(None, (recipe, markdown)):
         click.echo(starting.near(written), err=as_json)

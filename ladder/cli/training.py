@@ -246,7 +246,7 @@ def run_canary(request: Request) -> int:
     if quiet:
         click.echo(json.dumps(canary_file.write_derived(file), indent=1, allow_nan=False))
     else:
-        click.echo(canary_file.render_terminal(file, output.console().width))
+        click.echo(canary_file.render_terminal(file, output.measure_width()))
     output.say_where(paths[-1], quiet)
     if not file.is_complete:
         return 130

@@ -133,7 +133,7 @@ def _footer(shown: View) -> list[str]:
         arrows = " An arrow: it goes on, to what the table says." if panels.is_cut(shown) else ""
         lines.append(f"Under a bar: 95% interval over {shown.unit}s.{arrows}")
     lines += [f"{panels.ABOVE}."] * panels.is_above(shown.rows)
-    lines += [f"{line[0].upper()}{line[1:]}." for line in (shown.gpu_noise, shown.noise) if line]
+    lines += [f"{line[0].upper()}{line[1:]}." for line in shown.noise]
     if any(row.article_ms for row in shown.rows):
         lines.append(f"Article: {shown.reference}; another machine, not a target.")
     told = ("speedups refer", "part of ")

@@ -130,21 +130,19 @@ def fitted(figure: Any, x: float, y: float, text: str, size: float, **more: Any)
             made.set_text(f"{text}...")
 
 
-def draw_heading(
-    figure: Any, title: str, under: str, lines: Sequence[str] = (), theme: Theme = LIGHT
-) -> None:
+def draw_heading(figure: Any, title: str, under: str, lines: Sequence[str] = ()) -> None:
     """Write a title above a figure, lines of 9 points below the title, and a line at the figure's foot."""
     high = figure.get_figheight()
-    fitted(figure, 0.02, 1 - 0.42 / high, title, 15, fontweight="bold", color=theme.ink)
+    fitted(figure, 0.02, 1 - 0.42 / high, title, 15, fontweight="bold", color=LIGHT.ink)
     for number, line in enumerate(lines):
-        figure.text(0.02, 1 - (0.74 + 0.19 * number) / high, line, fontsize=9, color=theme.ink)
-    fitted(figure, 0.02, 0.14 / high, under, 8, color=theme.muted)
+        figure.text(0.02, 1 - (0.74 + 0.19 * number) / high, line, fontsize=9, color=LIGHT.ink)
+    fitted(figure, 0.02, 0.14 / high, under, 8, color=LIGHT.muted)
 
 
-def clear_axes(axes: Any, theme: Theme = LIGHT, grid: str = "y") -> None:
+def clear_axes(axes: Any, grid: str = "y") -> None:
     """Leave a grid along one axis and its labels; no frame, no ticks."""
     for side in axes.spines.values():
         side.set_visible(False)
-    axes.grid(axis=grid, color=theme.grid, linewidth=0.8)
+    axes.grid(axis=grid, color=LIGHT.grid, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.tick_params(length=0, labelcolor=theme.ink, labelsize=8.5)
+    axes.tick_params(length=0, labelcolor=LIGHT.ink, labelsize=8.5)

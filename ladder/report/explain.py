@@ -10,7 +10,7 @@ from typing import Any
 
 from ladder.base.text import aligned, escaped, piped, plain
 from ladder.plan import modes
-from ladder.report import sentences
+from ladder.report import view
 from ladder.results import derive, judging, parts
 from ladder.results.combine import comparing
 from ladder.results.parts import OVERLAP, Parts, Work
@@ -104,8 +104,8 @@ def sentence(found: Explained) -> str:
 def notes(found: Explained) -> list[str]:
     """Return the lines under the table: both clocks, memory, kernels, and the cycle that the parts belong to."""
     first, second = found.before.rung, found.after.rung
-    waits = (second.host_bound or 0) >= sentences.WAITS
-    clocks = sentences.sentence(found.gpu, found.step, waits)
+    waits = (second.host_bound or 0) >= view.WAITS
+    clocks = view.describe_gain(found.gpu, found.step, waits)
     lines = [f"{found.names[1]}: {clocks}"] * bool(clocks)
     held = [
         f"{name} {_gib(was)} -> {_gib(now)} GiB" for name, was, now in _memory(first, second) if was and now

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ladder.base.text import amount, between, bounds, factor
+from ladder.base.text import amount, bounds, factor
 from ladder.plan import modes
-from ladder.report import beside, errorbars
+from ladder.report import errorbars
 from ladder.report.drawing import measured, wrapped
 from ladder.report.themes import LIGHT, Theme
-from ladder.report.view import Row, View, shown_top
+from ladder.report.view import Row, View, shown_top, turn_row
 from ladder.results.values import FASTER, SLOWER
 from ladder.results.words import Seen, answer
 
@@ -251,9 +251,8 @@ def _advice(advice: str, theme: Theme) -> list[Line]:
 
 def _gains(shown: View, theme: Theme) -> list[Column]:
     """Return the columns of what each rung gains: by GPU time and by the step's time, a line each."""
-    around = bounds if shown.generations or shown.has_gpu_time else between
     clocks, words, intervals = [], [], []
-    for row in (beside.told(row, shown) for row in shown.rows):
+    for row in (turn_row(row, shown) for row in shown.rows):
         found = [("step", row.seen, row.gain)]
         if shown.has_gpu_time:
             gpu = row.gpu
@@ -263,7 +262,7 @@ def _gains(shown: View, theme: Theme) -> list[Column]:
             [Line(clock if text else "", theme.muted) for (clock, *_), text in zip(found, said, strict=True)]
         )
         words.append([_answer(text, seen, theme) for (_, seen, _), text in zip(found, said, strict=True)])
-        intervals.append([Line(around(gain).rstrip("x"), theme.muted, 8) for *_, gain in found])
+        intervals.append([Line(bounds(gain).rstrip("x"), theme.muted, 8) for *_, gain in found])
     made = [Column(shown.versus, words, gap=0.08), Column("interval", intervals, "right", gap=0.1)]
     return [Column("", clocks), *made] if shown.has_gpu_time else made
 

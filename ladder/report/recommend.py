@@ -1,30 +1,39 @@
-"""The recommendation of a result: advice on each rung, the recipe that follows, and its time in units of practice.
+"""The recommendation of a result: the recipe that follows from the advice on each rung, and the hours that it saves.
 
-Everything is computed from result files. `docs/recommend.md` states the rules. Pure functions.
+From runs to a table: `recommend` computes everything from result files, as `docs/recommend.md` states it;
+`tabulate_rungs` and `tabulate_units` show it. The code of each rung in plain PyTorch comes from docs/adopt.md.
 """
 
 from __future__ import annotations
 
+import functools
+import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from ladder.base import text
 from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
 from ladder.base.plain import Fields
-from ladder.base.text import plain
-from ladder.plan import modes
+from ladder.plan import catalog, modes
 from ladder.report import advising
-from ladder.report.advising import SKIP, STAIRCASE, UNDECIDED, Advised, Sources
-from ladder.report.view import view
+from ladder.report.advising import LEFT_OUT, SKIP, STAIRCASE, UNDECIDED, Advised, Sources
+from ladder.report.view import contains, join_lines, list_ladder, view
+from ladder.results import publishable, ranking
 from ladder.results.run import Result, RungResult
+from ladder.results.types import Plain
+from ladder.results.words import answer
+from ladder.show.table import Column, Table, render_markdown, render_text
 from stylegan_lite.config import ConfigError, Recipe
 
 IMAGES = 25_000_000  # of a whole training of StyleGAN2 (Karras et al. 2020, arXiv:1912.04958)
-_THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
-_COUNT = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kmg]?)", re.IGNORECASE)
-_PRICE = re.compile(r"([0-9]+(?:\.[0-9]+)?)(?:/h)?", re.IGNORECASE)
+THOUSANDS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
+SAVES = "saves: by the clock that decided; savings of single rungs do not add up to the whole"
+NO_RECIPE = "this version cannot run these rungs together; measure anew with `ladder run`"
 
 
 @dataclass(frozen=True)
@@ -38,7 +47,7 @@ class Units:
     money: float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recommendation:
     """The recommendation for one machine and workload."""
 
@@ -48,8 +57,8 @@ class Recommendation:
     batch: int
     images: int
     price: float | None  # an hour
-    rungs: tuple[Advised, ...]
-    kept: tuple[str, ...]  # the rungs of the recipe, in order
+    rungs: Sequence[Advised]
+    kept: Sequence[str]  # the rungs of the recipe, in order
     recipe: Fields | None  # all fields; missing where this version cannot make it
     baseline_name: str | None
     baseline: Units | None
@@ -57,8 +66,8 @@ class Recommendation:
     is_timed: bool  # whether that entry ran this very recipe
     recommended: Units
     prepare_s: float | None  # more seconds of preparing than the baseline's
-    marks: tuple[str, ...]  # why not to quote it
-    remarks: tuple[str, ...]
+    marks: Sequence[str]  # why not to quote it
+    remarks: Sequence[str]
 
     @property
     def saved_ms(self) -> float | None:
@@ -68,28 +77,38 @@ class Recommendation:
     @property
     def pays_back(self) -> int | None:
         """Steps after which the recipe's preparing is paid back."""
-        return advising.steps_to_pay_back(self.prepare_s, self.saved_ms)
+        return advising.count_steps(self.prepare_s, self.saved_ms)
 
     def hours(self, saved_ms: float | None) -> float | None:
         """Return the hours of the whole training that so many milliseconds a step are."""
         return None if saved_ms is None else saved_ms / self.batch * self.images / 3.6e6
 
 
-def images_of(text: str) -> int:
+def images_of(given: str) -> int:
     """Return a number of images given as `25M`, `200k` or `1000000`. Raises UserError."""
-    found = _COUNT.fullmatch(text.strip())
-    number = float(found[1]) * _THOUSANDS[found[2].lower()] if found else 0.0
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kmg]?)", given.strip().lower())
+    number = float(match[1]) * THOUSANDS[match[2]] if match else 0.0
     if not 1 <= number <= 1e15:
-        raise UserError(f"--images {plain(text)!r}: give a number of images, such as 25M, 200k or 1000000")
+        raise UserError(
+            f"--images {text.plain(given)!r}: give a number of images, such as 25M, 200k or 1000000"
+        )
     return round(number)
 
 
-def price_of(text: str) -> float:
+def price_of(given: str) -> float:
     """Return the price of an hour given as `2.5/h` or `2.5`. Raises UserError."""
-    found = _PRICE.fullmatch(text.strip())
-    if not found or not 0 < float(found[1]) <= 1e9:
-        raise UserError(f"--price {plain(text)!r}: give the price of an hour, such as 2.5/h")
-    return float(found[1])
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(?:/h)?", given.strip().lower())
+    if not match or not 0 < float(match[1]) <= 1e9:
+        raise UserError(f"--price {text.plain(given)!r}: give the price of an hour, such as 2.5/h")
+    return float(match[1])
+
+
+def count(number: int) -> str:
+    """Return a number of images as it is given: 25M, 200k."""
+    for size, letter in ((10**6, "M"), (10**3, "k")):
+        if number >= size and math.isclose(number / size, round(number / size, 2)):
+            return f"{number / size:g}{letter}"
+    return f"{number:,}"
 
 
 def units(ms: float, batch: int, images: int, price: float | None) -> Units:
@@ -104,15 +123,28 @@ def recommend(sources: Sources, images: int = IMAGES, price: float | None = None
     Raises:
         UserError: no rung has a number.
     """
-    result, rungs = sources.main, advising.advise(sources)
+    result, rungs, stairs = sources.main, advising.advise(sources), sources.staircase
     shown, batch = view(result), int(result.workload["batch"])
-    top = _top(sources)
-    kept, recipe, remarks = _recipe(sources, top, rungs)
-    timed, source = _timed(sources, recipe) or (top, result)
-    base = _baseline(sources)
-    longer = advising.more_preparing(source, timed.name, base.name) if base else None
-    without = f"{modes.ALL} without " if source is sources.left_out and timed.name != modes.ALL else ""
-    assert timed.step_ms is not None
+    timed = [rung for rung in _list_timed(result) if stairs or rung.name == modes.ALL]
+    if not timed:
+        raise UserError("no rung of the result has a number: nothing can be recommended")
+    kept, recipe, remarks = _choose_recipe(sources, timed[-1], rungs)
+    # The entry that ran this very recipe, the staircase's first; else the highest rung that passed.
+    runs = [(rung, run) for run in (stairs, sources.left_out) if run for rung in _list_timed(run)]
+    same = [
+        each for each in runs if each[0].recipe is not None and _is_same(_complete(each[0].recipe), recipe)
+    ]
+    best, source = same[0] if same else (timed[-1], result)
+    base = next((rung for rung in stairs.rungs if rung.name == stairs.baseline), None) if stairs else None
+    without = f"{modes.ALL} without " if source is sources.left_out and best.name != modes.ALL else ""
+    unsure = [each.name for each in rungs if each.advice == UNDECIDED and each.clock]
+    if unsure:
+        remarks.append(f"undecided, and in the recipe as they were timed: {', '.join(unsure)}")
+    rival = advising.find_rival(stairs) if stairs else None
+    for row in view(stairs).rows if stairs else ():
+        if row.name == rival and row.sentence:
+            remarks.append(f"{row.title} against this ladder's top: {row.sentence}")
+    marks = [mark for run in (stairs, sources.left_out) if run for mark in view(run).marks]
     return Recommendation(
         sources=sources,
         machine=shown.machine,
@@ -120,112 +152,75 @@ def recommend(sources: Sources, images: int = IMAGES, price: float | None = None
         batch=batch,
         images=images,
         price=price,
-        rungs=tuple(rungs),
-        kept=tuple(kept),
+        rungs=rungs,
+        kept=kept,
         recipe=recipe,
         baseline_name=base.name if base else None,
         baseline=units(base.step_ms, batch, images, price) if base and base.step_ms else None,
-        timed_as=without + timed.name,
-        is_timed=recipe is not None and _timed(sources, recipe) is not None,
-        recommended=units(timed.step_ms, batch, images, price),
-        prepare_s=longer,
-        marks=_marks(sources),
-        remarks=(*remarks, *_open(rungs), *_rival(sources)),
+        timed_as=without + best.name,
+        is_timed=bool(same),
+        recommended=units(best.step_ms or 0.0, batch, images, price),
+        prepare_s=advising.derive_preparing(source, best.name, base.name) if base else None,
+        marks=list(dict.fromkeys(marks)),
+        remarks=remarks,
     )
 
 
-def _marks(sources: Sources) -> tuple[str, ...]:
-    found = [mark for each in (sources.staircase, sources.left_out) if each for mark in view(each).marks]
-    return tuple(dict.fromkeys(found))
+def _list_timed(result: Result) -> list[RungResult]:
+    rival = advising.find_rival(result)
+    return [rung for rung in result.rungs if rung.status == "ok" and rung.step_ms and rung.name != rival]
 
 
-def _open(rungs: list[Advised]) -> list[str]:
-    """Return a line on the rungs that are in the recipe although nothing is decided about them."""
-    names = [each.name for each in rungs if each.advice == UNDECIDED and each.clock]
-    return [f"undecided, and in the recipe as they were timed: {', '.join(names)}"] if names else []
-
-
-def _rival(sources: Sources) -> list[str]:
-    """Return a line on the top of another ladder that the staircase timed beside it."""
-    if sources.staircase is None or (name := advising.rival(sources.staircase)) is None:
-        return []
-    row = next((each for each in view(sources.staircase).rows if each.name == name), None)
-    return [f"{row.title} against this ladder's top: {row.sentence}"] if row and row.sentence else []
-
-
-def _baseline(sources: Sources) -> RungResult | None:
-    result = sources.staircase
-    return next((rung for rung in result.rungs if rung.name == result.baseline), None) if result else None
-
-
-def _timed_rungs(result: Result) -> list[RungResult]:
-    other = advising.rival(result)
-    return [rung for rung in result.rungs if rung.status == "ok" and rung.step_ms and rung.name != other]
-
-
-def _top(sources: Sources) -> RungResult:
-    """Return the highest rung that passed; of a leave-one-out run the whole ladder."""
-    found = _timed_rungs(sources.main)
-    if sources.staircase is None:
-        found = [rung for rung in found if rung.name == modes.ALL]
-    if not found:
-        raise UserError("no rung of the result has a number: nothing can be recommended")
-    return found[-1]
-
-
-def _whole(recipe: Mapping[str, Any]) -> Fields:
+def _complete(recipe: Mapping[str, Any]) -> Fields:
     """Return a recipe with every field; a file may hold the changed ones alone."""
     return Recipe().to_dict() | dict(recipe)
 
 
-def _same(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
+def _is_same(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> bool:
     """Return whether two recipes with every field are equal on equal hosts."""
-    if one is None or other is None:
-        return False
-    return one.keys() == other.keys() and advising.contains(one, other)
+    return one is not None and other is not None and one.keys() == other.keys() and contains(one, other)
 
 
-def _timed(sources: Sources, recipe: Fields | None) -> tuple[RungResult, Result] | None:
-    """Return the entry that ran this very recipe, and its result; the staircase's first. Returns None if none did."""
-    for result in filter(None, (sources.staircase, sources.left_out)):
-        for rung in _timed_rungs(result):
-            if rung.recipe is not None and _same(_whole(rung.recipe), recipe):
-                return rung, result
-    return None
-
-
-def _recipe(
-    sources: Sources, top: RungResult, rungs: list[Advised]
+def _choose_recipe(
+    sources: Sources, top: RungResult, rungs: Sequence[Advised]
 ) -> tuple[list[str], Fields | None, list[str]]:
     """Return the rungs of the recommended recipe, its fields, and what a reader must know of it.
 
     It is the recipe of the highest rung that passed, without the rungs that are SKIP. On the staircase a rung stays
-    if another one needs it. A leave-one-out run left these out together, so they go together.
+    if another one needs it. A leave-one-out run left these out together, so they go together. The recipe is made of
+    the changes that the rungs of the whole ladder have today, as far as the top contains them or the run timed them.
     """
-    held = _whole(top.recipe or {})
-    changes = advising.changes_in(sources.main, held)
+    result, top_recipe = sources.main, _complete(top.recipe or {})
+    timed = {rung.name for rung in result.rungs if rung.status == "ok"}
+    known = {each: catalog.load_rung(each).change for each in list_ladder(result) if each in catalog.rungs()}
+    changes = {
+        each: change for each, change in known.items() if each in timed or contains(top_recipe, change)
+    }
     skips = {each.name: each for each in rungs if each.advice == SKIP}
-    said = []
-    if not _same(laid := _laid(changes), held):
-        said.append("the rungs have changed since this run: the recipe is made of today's")
+    remarks = []
+    if not _is_same(recipe := _join_changes(changes), top_recipe):
+        remarks.append("the rungs have changed since this run: the recipe is made of today's")
     for name, advised in skips.items():
         if name not in changes:  # It went with a rung that it rests on.
             continue
-        rest = changes
-        for each in (name, *advised.between):
-            rest = modes.without(each, rest)
+        rest = functools.reduce(
+            lambda left, each: modes.without(each, left), (name, *advised.between), changes
+        )
         lost = [each for each in changes if each not in rest and each not in (*skips, *advised.between)]
+        shorter = _join_changes(rest)
         if lost and advised.source == STAIRCASE:
-            said.append(f"{name} stays in the recipe although it is SKIP: needed by {', '.join(lost)}")
-        elif (shorter := _laid(rest)) is None or shorter == laid:
-            said.append(f"{name} stays in the recipe although it is SKIP: the other rungs contain its change")
+            remarks.append(f"{name} stays in the recipe although it is SKIP: needed by {', '.join(lost)}")
+        elif shorter is None or shorter == recipe:
+            remarks.append(
+                f"{name} stays in the recipe although it is SKIP: the other rungs contain its change"
+            )
         else:
-            said += [f"{', '.join(lost)}: left out with {name}, as it was measured"] if lost else []
-            changes, laid = rest, shorter
-    return list(changes), laid, said
+            remarks += [f"{', '.join(lost)}: left out with {name}, as it was measured"] if lost else []
+            changes, recipe = rest, shorter
+    return list(changes), recipe, remarks
 
 
-def _laid(changes: Mapping[str, Fields]) -> Fields | None:
+def _join_changes(changes: Mapping[str, Fields]) -> Fields | None:
     """Return all fields of the recipe of some rungs, None if this version refuses it."""
     fields: Fields = {}
     for change in changes.values():
@@ -236,9 +231,202 @@ def _laid(changes: Mapping[str, Fields]) -> Fields | None:
         return None
 
 
-def count(number: int) -> str:
-    """Return a number of images as it is given: 25M, 200k."""
-    for size, letter in ((10**6, "M"), (10**3, "k")):
-        if number >= size and math.isclose(number / size, round(number / size, 2)):
-            return f"{number / size:g}{letter}"
-    return f"{number:,}"
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def tabulate_rungs(advice: Recommendation) -> Table:
+    """Return the advice on each rung, with money where a price is known."""
+    columns = [
+        Column("rung"), Column("advice"), Column("by", "text", 4), Column("gain", "amount", 1),
+        Column("interval", "interval", 5), Column("saves ms/step", "saving", 2), Column("hours", "hours"),
+        Column("prepares, s", "seconds", 7), Column("pays back after", "amount", 6), Column("money", "decimal", 3),
+    ]  # fmt: skip
+    rows = []
+    for each in advice.rungs:
+        by = f"{each.clock}, left out" if each.source == LEFT_OUT else each.clock
+        hours = advice.hours(each.saved_ms)
+        money = None if hours is None or advice.price is None else hours * advice.price
+        figures = (
+            each.interval,
+            each.saved_ms,
+            hours,
+            each.prepare_s,
+            _describe_steps(each.pays_back),
+            money,
+        )
+        rows.append([each.name, each.advice, by, answer(each.seen), *figures])
+    return Table(columns, rows).drop_empty()
+
+
+def tabulate_units(advice: Recommendation) -> Table:
+    """Return the times in units of practice: the baseline, the recipe, and what it saves."""
+    columns = [
+        Column(""), Column("ms/step", "ms"), Column("s/kimg", "decimal"), Column("images/s", "amount", 1),
+        Column(f"hours for {count(advice.images)} images", "hours"), Column("money", "decimal"),
+    ]  # fmt: skip
+    base, best = advice.baseline, advice.recommended
+    name = "recommended" if advice.is_timed else f"{advice.timed_as}, timed"
+    rows: list[list[Any]] = [[name, *vars(best).values()]]
+    if base:
+        saved = base.ms - best.ms, base.s_per_kimg - best.s_per_kimg, None, base.hours - best.hours
+        money = None if base.money is None or best.money is None else base.money - best.money
+        rows = [[advice.baseline_name, *vars(base).values()], *rows, ["saved", *saved, money]]
+    return Table(columns, rows).drop_empty()
+
+
+def _describe_steps(number: int | None) -> str:
+    return "" if number is None else f"{number:,} steps" if number else "at once"
+
+
+def list_reasons(rungs: Sequence[Advised]) -> list[str]:
+    """Return the advice on each rung, why, and the command that would decide; rungs with equal words share a line."""
+    return join_lines(
+        (each.name, f"{each.advice}: {each.reason}" + (f"; decide: `{each.decide}`" if each.decide else ""))
+        for each in rungs
+    )
+
+
+def list_notes(advice: Recommendation) -> list[str]:
+    """Return the lines under the figures."""
+    lines = list(advice.remarks)
+    if advice.recipe is None:
+        lines.append(f"no recipe: {NO_RECIPE}")
+    elif not advice.is_timed:
+        lines.append(f"this very recipe was not timed: the figures are those of {advice.timed_as}")
+    if advice.pays_back and advice.prepare_s:
+        lines.append(
+            f"the recipe: {advice.prepare_s:.1f} s more preparing than {advice.baseline_name}, paid back after"
+            f" {_describe_steps(advice.pays_back)}"
+        )
+    if adopted := find_anchors(advice.kept):
+        lines.append(f"in a loop of your own: {PAGE} has {', '.join(adopted)}")
+    return [*lines, SAVES]
+
+
+def render_terminal(
+    advice: Recommendation, whose: str, files: Mapping[str, str], other_code: str | None = None
+) -> str:
+    """Return the recommendation for a terminal. Its first line names the machine whose result it is.
+
+    Args:
+        files: by kind the name of each result that the advice comes from.
+        other_code: a leave-one-out run of other code, which advises by itself alone.
+    """
+    lines = [whose, advice.workload]
+    for kind, result in ((STAIRCASE, advice.sources.staircase), (LEFT_OUT, advice.sources.left_out)):
+        if result:
+            days = f"generations: {ranking.fewest_rounds(result)}, {result.started[:10]}"
+            lines.append(f"{kind}: {files.get(kind, 'stored')} ({days})")
+        else:
+            lines.append(f"{kind}: none{f' of this code; of other code: {other_code}' if other_code else ''}")
+    lines += [*advice.marks, "", render_text(tabulate_rungs(advice)), "", *list_reasons(advice.rungs)]
+    lines += [
+        "",
+        render_text(tabulate_units(advice)),
+        "",
+        f"recipe: {', '.join(advice.kept)}",
+        *list_notes(advice),
+    ]
+    return "\n".join(
+        "".join(each if each.isprintable() or each == "\n" else " " for each in line) for line in lines
+    )
+
+
+def render_advice(advice: Recommendation, whose: str) -> str:
+    """Return the recommendation as a section of Markdown, with the code of its rungs in plain PyTorch."""
+    lines = [f"### What to switch on: {text.escaped(advice.machine)}", ""]
+    lines += [text.escaped(f"{whose}; {advice.workload}"), ""]
+    lines += [f"**{text.escaped(mark)}**\n" for mark in advice.marks]
+    lines += [render_markdown(tabulate_rungs(advice)), "", render_markdown(tabulate_units(advice)), ""]
+    notes = [*list_reasons(advice.rungs), f"recipe: {', '.join(advice.kept)}", *list_notes(advice)]
+    lines += [f"- {text.escaped(line)}" for line in notes]
+    return "\n".join([*lines, *list_code(advice.kept)]) + "\n"
+
+
+def write_data(advice: Recommendation, whose: str, files: Mapping[str, str]) -> Plain:
+    """Return the recommendation as plain data for JSON. Times in ms a step, intervals of factors."""
+    rungs = [
+        {
+            "rung": each.name, "title": each.title, "advice": each.advice, "source": each.source or None,
+            "clock": each.clock or None, "verdict": each.seen.verdict or None, "gain": each.seen.ratio,
+            "interval": each.interval and list(each.interval), "reason": each.reason, "decide": each.decide,
+            "saved_ms": each.saved_ms, "saved_hours": advice.hours(each.saved_ms), "prepare_s": each.prepare_s,
+            "pays_back_steps": each.pays_back, "in_recipe": each.name in advice.kept,
+        }
+        for each in advice.rungs
+    ]  # fmt: skip
+    return {
+        "from": whose, "files": files, "machine": advice.machine, "workload": advice.workload, "batch": advice.batch,
+        "images": advice.images, "price_per_hour": advice.price, "not_publishable": list(advice.marks),
+        "rungs": rungs,
+        "baseline": advice.baseline and {"rung": advice.baseline_name, **asdict(advice.baseline)},
+        "recommended": {
+            "timed_as": advice.timed_as, "is_timed": advice.is_timed, **asdict(advice.recommended),
+            "prepare_s": advice.prepare_s, "pays_back_steps": advice.pays_back,
+        },
+        "recipe": advice.recipe, "recipe_rungs": list(advice.kept),
+        "adopt": find_anchors(advice.kept), "remarks": list(advice.remarks),
+    }  # fmt: skip
+
+
+def recipe_yaml(advice: Recommendation, whose: str) -> str:
+    """Return the recommended recipe as YAML with its changed fields, as `ladder train --recipe FILE` reads it."""
+    assert advice.recipe is not None
+    usual = asdict(Recipe())  # with the fields that plain data leave out at their defaults
+    about = [f"The recipe that `ladder recommend` gives: {whose}", advice.workload]
+    about += textwrap.wrap(f"rungs: {', '.join(advice.kept)}", 110)
+    about += map(publishable.told, advice.marks)
+    about += [] if advice.is_timed else [f"not timed itself; the figures are those of {advice.timed_as}"]
+    changed = [f"{key}: {json.dumps(value)}" for key, value in advice.recipe.items() if value != usual[key]]
+    return "\n".join([*(f"# {text.plain(line)}" for line in about), *(changed or ["{}"])]) + "\n"
+
+
+# --- the rungs in plain PyTorch ---------------------------------------------------------------------------------------
+
+PAGE = "docs/adopt.md"
+
+
+@dataclass(frozen=True)
+class AdoptSection:
+    """A section of docs/adopt.md: its title, the rungs that it has in backticks, its anchor, its blocks of code."""
+
+    title: str
+    rungs: tuple[str, ...]
+    anchor: str
+    blocks: tuple[str, ...]
+
+
+@functools.cache
+def read_sections(page: str = "") -> list[AdoptSection]:
+    """Return the sections with headings of the third level of a page's text, in order; of this checkout's page."""
+    page = page or (ROOT / PAGE).read_text(encoding="utf-8")
+    sections = []
+    for part in re.split(r"^(?=##)", page, flags=re.MULTILINE):
+        if match := re.match(r"### (.*)\n", part):
+            anchor = re.sub(r"[^\w\- ]", "", match[1].lower()).replace(" ", "-")
+            blocks = tuple(re.findall(r"^```py\n(.+?)^```", part, re.MULTILINE | re.DOTALL))
+            sections.append(AdoptSection(match[1], tuple(re.findall(r"`(\w+)`", match[1])), anchor, blocks))
+    return sections
+
+
+def find_anchors(rungs: Sequence[str]) -> dict[str, str]:
+    """Return the page and anchor of each of these rungs that has a plain form."""
+    known = {name: each.anchor for each in read_sections() for name in each.rungs}
+    return {name: f"{PAGE}#{known[name]}" for name in rungs if name in known}
+
+
+def list_code(rungs: Sequence[str]) -> list[str]:
+    """Return the lines of the code that these rungs are in plain PyTorch, in the page's order.
+
+    A section of no rung is among them if their code uses a name that it defines.
+    """
+    kept = [each for each in read_sections() if {*each.rungs} & {*rungs}]
+    used = set(re.findall(r"\w+", "\n".join(block for each in kept for block in each.blocks)))
+    lines: list[str] = []
+    for each in read_sections():
+        defined = re.findall(r"^(?:def )?(\w+)(?: =|\()", "\n".join(each.blocks), re.MULTILINE)
+        if each.blocks and (each in kept or (not each.rungs and used & {*defined})):
+            named = ", ".join(f"`{name}`" for name in each.rungs if name in rungs)
+            lines += ["", f"In a loop of your own, {named or each.title} ({PAGE}#{each.anchor}):"]
+            lines += [line for block in each.blocks for line in ("", "```python", block.rstrip("\n"), "```")]
+    return lines

@@ -1,30 +1,39 @@
-"""The view of a result: what table, Markdown, CSV and chart have in common.
+"""The view of a run: what its table, Markdown, CSV, chart and page have in common.
 
-A result may come from a stranger, so its text is reduced to one printable line.
+`view` makes it of a result: a `Row` for each rung, and the words around them. A result may come from a stranger, so its
+text is reduced to one printable line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
-from ladder.base.text import factor, plain
+from ladder.base import text
+from ladder.base.text import at_commits, difference, factor, plain
 from ladder.machine import environment
-from ladder.plan import catalog, modes
-from ladder.report import checks, entries, noise, remarks
-from ladder.report.sentences import WAITS, at_the_top, sentence
-from ladder.results import sources
+from ladder.plan import catalog, levers, mistakes, modes
+from ladder.report import checks
+from ladder.results import derive, sources, values
+from ladder.results.file import Machine
 from ladder.results.publishable import publishable
 from ladder.results.ranking import top_gains
-from ladder.results.run import Ladder, Result, RungResult, TopGain
-from ladder.results.values import INSIDE
-from ladder.results.words import Seen, word
+from ladder.results.run import Result, RungResult, TopGain
+from ladder.results.types import Plain, head
+from ladder.results.values import FASTER, INSIDE, LESS_THAN, SLOWER
+from ladder.results.words import Seen, answer, word
 
+Interval = tuple[float, float]
 GIB = 2**30
 ARTICLE = "one A100"
 WORKLOAD = "article"  # of which the article has numbers: a file of a user with this name and other fields gets another
 REPORTED_THEN = "judged when it was measured, with the statistics of that time"
-UNPROVED = "not yet proved: timed before its inspection ended"
+UNPROVED = "not yet proved"  # timed before its inspection ended
+WAITS = 0.04  # a step whose GPU waits for this share of it has its pace from the CPU
+LAZY = {"G_pl": "path length", "D_r1": "R1"}
+WORKERS = "workers"  # a field of the recipe that a rung sets by the cores of the host
 VERSUS = {
     modes.CUMULATIVE: "vs previous",
     modes.SOLO: "alone",
@@ -33,105 +42,104 @@ VERSUS = {
     modes.LEVERS: "times unchanged",
     modes.RECIPE: "vs baseline",
 }
+# Why a mistake costs what it costs, and what a lever changes.
+REASONS = {each.name: each.why for each in mistakes.MISTAKES} | {name: why for name, _, why in levers.LEVERS}
 
 
-@dataclass(frozen=True)
-class GpuTime:
-    """The GPU's work in a step of a rung, with an answer of its own. Times in ms a step."""
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """What a rung gains by one clock: the step, or the GPU's work in it. A factor above 1 is a gain."""
 
-    ms: float
-    interval: tuple[float, float] | None  # 95 %, over generations
-    waiting_ms: float | None  # wall time in which the GPU has no work
-    previous: float | None
-    gain: tuple[float, float] | None
-    verdict: str
-    below: float | None  # log ratio, X of "less than X%"
-    total: float | None
-    floor: float | None  # a share
-    top_gain: float | None
-    top_interval: tuple[float, float] | None
-    host_ms: float | None = None  # what the CPU needs to issue a step, by `ladder host`
+    interval: Interval | None = None  # 95%, of the milliseconds
+    previous: float | None = None  # against the last rung with a number, or what the mode compares it with
+    gain: Interval | None = None  # of `previous`, by which the verdict was made
+    verdict: str = ""
+    below: float | None = None  # log ratio, X of "less than X%"
+    floor: float | None = None  # noise of the rung's kind, a log ratio
+    total: float | None = None  # against the baseline
+    top_gain: float | None = None  # at the top: the whole ladder without it / with it
+    top_interval: Interval | None = None
     times: bool = False  # `previous` and `gain` are in times of the first entry's time
 
     @property
     def seen(self) -> Seen:
-        """The answer of the run on the GPU's work."""
+        """The answer of the run on this clock."""
         return Seen(self.verdict, self.previous, self.below, self.times)
 
 
-@dataclass(frozen=True)
-class Row:
+C = TypeVar("C", bound=Clock)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuTime(Clock):
+    """The GPU's work in a step. Times in ms."""
+
+    ms: float
+    waiting_ms: float | None = None  # wall time in which the GPU has no work
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row(Clock):
     """One rung as it is shown. Times in ms a step, memory in GiB, shares 0..1; None where there is no number."""
 
     name: str
     title: str
     status: str
-    reason: str
-    step_ms: float | None
-    interval: tuple[float, float] | None  # 95 %, over rounds
-    previous: float | None  # speedup against the last rung with a number, or what the mode compares it with
-    gain: tuple[float, float] | None  # interval of `previous`, by which the verdict was made
-    verdict: str  # "" where none was made
-    top_gain: float | None  # at the top: the whole ladder without it / with it
-    top_interval: tuple[float, float] | None
-    advice: str  # ADOPT, SKIP, NO DIFFERENCE, ambiguous; "" where it was not left out
-    total: float | None  # against the baseline
-    total_interval: tuple[float, float] | None  # 95 %, over rounds
-    floor: float | None  # noise of the rung's kind, a share
-    receipts: str  # "ok", "not engaged"; "" where there are none
-    parity: str  # "0.41 of budget", "failed"; "" where it was not checked
-    parity_share: float | None
-    rejected: int | None  # visits that were void and repeated
-    main_ms: float | None  # without the lazy regularization phases
-    main_total: float | None
-    host_bound: float | None
-    images_per_s: float | None
-    memory: float | None  # most that the allocator reserved; on a CPU resident
-    allocated: float | None  # most that was allocated of it
-    device: float | None  # in use on the whole GPU after timing
-    article_ms: float | None  # of the article's own workload alone
-    article_total: float | None  # the article's speedup against the same rung as `total`
-    notes: tuple[str, ...]
-    below: float | None = None  # log ratio, X of "less than X%"
+    reason: str = ""
+    step_ms: float | None = None
     gpu: GpuTime | None = None
+    total_interval: Interval | None = None
+    advice: str = ""  # ADOPT, SKIP, NO DIFFERENCE, ambiguous; "" where it was not left out
     sentence: str = ""  # what the rung does to the GPU's work and to the step
-    cost: entries.Cost = entries.NOTHING
+    receipts: str = ""  # "ok", "not engaged", UNPROVED; "" where there are none
+    parity: str = ""  # "0.41 of budget", "failed"; "" where it was not checked
+    parity_share: float | None = None
+    rejected: int | None = None  # visits that were void and repeated
+    main_ms: float | None = None  # without the lazy regularization phases
+    main_total: float | None = None
+    host_bound: float | None = None
     host_ms: float | None = None  # what the CPU needs to issue a step, by `ladder host`
-    times: bool = False  # `previous` and `gain` are in times of the first entry's time
+    images_per_s: float | None = None
+    memory: float | None = None  # most that the allocator reserved; on a CPU resident
+    allocated: float | None = None  # most that was allocated of it
+    device: float | None = None  # in use on the whole GPU after timing
+    article_ms: float | None = None  # of the article's own workload alone
+    article_total: float | None = None  # the article's speedup against the same rung as `total`
+    flops: float | None = None  # of a step; this and what follows for entries of a study
+    parameters: int | None = None
+    updates: int = 1  # of D in a step, each on a batch of images
+    notes: tuple[str, ...] = ()
 
     @property
-    def seen(self) -> Seen:
-        """The answer of the run on the step."""
-        return Seen(self.verdict, self.previous, self.below, self.times)
+    def waits(self) -> bool:
+        """Whether the GPU waits for a share of the step that counts."""
+        if self.gpu and self.gpu.waiting_ms is not None and self.step_ms:
+            return self.gpu.waiting_ms / self.step_ms >= WAITS
+        return (self.host_bound or 0.0) >= WAITS
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class View:
     """A result as it is shown: rows, and the words around them."""
 
     machine: str
     workload: str
     protocol: str
-    marks: tuple[str, ...]  # why not to quote it, if so
-    remarks: tuple[str, ...]  # what a reader must know: baseline, reasons, notes
-    reference: str
-    memory: str  # what the memory column means
-    title: str
-    quick: bool
-    mode: str
-    versus: str  # heading of `previous`
-    visits: int
-    rejected: int | None  # visits of the whole run, None where nobody watched
-    noise: str  # noise floors and resolution, in a line
-    baseline: str | None
     rows: tuple[Row, ...]
-    generations: bool = False  # of live processes; older runs had rounds of visits
-    gpu_noise: str = ""  # noise floors and resolution of GPU time, in a line
+    title: str = ""
+    mode: str = modes.CUMULATIVE
+    marks: tuple[str, ...] = ()  # why not to quote it, if so
+    remarks: tuple[str, ...] = ()  # what a reader must know: baseline, reasons, notes
+    noise: tuple[str, ...] = ()  # floors and resolutions, a line for each clock
+    reference: str = ""  # whose the article's figures are
+    memory: str = ""  # what the memory column means
+    baseline: str | None = None
+    unit: str = "generation"  # what the numbers are medians of
 
     @property
-    def unit(self) -> str:
-        """The word for what the numbers are medians of."""
-        return sources.UNITS[self.generations]
+    def versus(self) -> str:
+        """The heading of `previous`."""
+        return VERSUS[self.mode]
 
     @property
     def has_gpu_time(self) -> bool:
@@ -145,166 +153,162 @@ class View:
 
     @property
     def sentences(self) -> list[str]:
-        """The sentences on the rungs, a line each; rungs with equal sentences share a line."""
-        if not (self.has_gpu_time or self.is_study):
-            return []
-        return _joined((row.name, row.sentence) for row in self.rows if row.sentence)
+        """The sentences on the rungs whose clocks differ in their answers, and on all entries of a study."""
+        rows = [row for row in self.rows if self.is_study or (row.gpu and row.gpu.verdict != row.verdict)]
+        return join_lines((row.name, row.sentence) for row in rows if row.sentence)
 
 
 def view(result: Result) -> View:
     """Return everything that table and chart show of one result."""
-    on_cpu = result.machine.device == "cpu"
-    base = result.baseline
-    article = _articles(result)
-    article_base = article.get(base or "")
-    mode = result.protocol.mode
+    mode, ladder = result.protocol.mode, result.ladder
+    has_article = result.workload["name"] == WORKLOAD
+    article = {rung.name: rung.article_ms for rung in result.rungs if rung.article_ms and has_article}
+    article_base = article.get(result.baseline or "")
     top = (top_gains(result) if mode == modes.LEAVE_ONE_OUT else result.at_top) or {}
-    rows = tuple(
-        _row(rung, article.get(rung.name), article_base, on_cpu, top.get(rung.name), mode)
-        for rung in result.rungs
-    )
     host = result.host or {}
-    rows = tuple(replace(row, host_ms=host[row.name].ms) if row.name in host else row for row in rows)
+    rows = []
+    for rung in result.rungs:
+        row = _make_row(rung, top.get(rung.name), mode, result.machine.device == "cpu")
+        if ms := article.get(rung.name):
+            row = replace(row, article_ms=ms, article_total=article_base / ms if article_base else None)
+        rows.append(replace(row, host_ms=host[rung.name].ms) if rung.name in host else row)
+    known = catalog.load_ladder(ladder.name).reference if ladder.name in catalog.ladders() else None
+    limit = result.protocol.gpu_memory_limit_gb
     return View(
-        machine=remarks.machine(result.machine),
-        workload=remarks.workload(result.workload),
-        protocol=remarks.protocol(result),
-        marks=tuple(map(plain, publishable(result))),
-        remarks=(
-            *remarks.part(result),
-            *([REPORTED_THEN] if result.reported_then else []),
-            *_remarks(rows, base, article_base, mode),
-            *(f"host time of {each.change}" for each in host.values() if each.change),
-            *remarks.unmeasured(result, mode),
-            *remarks.lazy(result.rungs),
-            *(remarks.duration(result) if sources.in_generations(result) else ()),
-            *_unproved(result, rows),
-            *entries.exempt(result.rungs),
-            *map(plain, environment.describe_variables(result.environment or None)),
-        ),
-        reference=_reference(result.ladder),
-        memory="peak RSS, GiB" if on_cpu else "reserved GiB",
-        title=_title(result),
-        quick=result.protocol.quick,
+        machine=_describe_machine(result.machine),
+        workload=_describe_workload(result.workload),
+        protocol=_describe_protocol(result),
+        rows=tuple(rows),
+        title=plain(f"{ladder.title}{f' in {limit:g} GiB of GPU memory' if limit else ''}"),
         mode=mode,
-        versus=VERSUS[mode],
-        visits=sum(len(each.rounds) for each in sources.records(result)),
-        rejected=result.gpu.rejected_visits if result.gpu else None,
-        noise=noise.of_step(result),
-        baseline=base,
-        rows=rows,
-        generations=sources.in_generations(result),
-        gpu_noise=noise.of_gpu_time(result),
+        marks=tuple(map(plain, publishable(result))),
+        remarks=tuple(_list_remarks(result, rows)),
+        noise=tuple(_describe_noise(result)),
+        reference=plain(known or ARTICLE),
+        memory="peak RSS, GiB" if result.machine.device == "cpu" else "reserved GiB",
+        baseline=result.baseline,
+        unit=sources.unit(result),
     )
 
 
-def _articles(result: Result) -> dict[str, float]:
-    """Return the article's milliseconds by rung. It has none of another workload than its own."""
-    if result.workload["name"] != WORKLOAD:
-        return {}
-    return {rung.name: rung.article_ms for rung in result.rungs if rung.article_ms}
-
-
-def _row(
-    rung: RungResult,
-    article_ms: float | None,
-    article_base: float | None,
-    on_cpu: bool,
-    top: TopGain | None,
-    mode: str,
-) -> Row:
-    ok, gain = rung.status == "ok", rung.gain or None
-    peak = rung.peak_reserved_bytes or (_most(rung, "peak_rss_bytes") if on_cpu else None)
-    allocated, device = rung.peak_allocated_bytes, _most(rung, "device_used_bytes")
+def _make_row(rung: RungResult, top: TopGain | None, mode: str, on_cpu: bool) -> Row:
+    ok, gain, gpu = rung.status == "ok", rung.gain, None
     # A leave-one-out run does not measure the base, so `total` would only be the gain's inverse. A study has no total.
     whole = mode != modes.LEAVE_ONE_OUT and mode not in modes.STUDIES
-    rejected = [each.rejected for each in rung.rounds if each.rejected is not None]
-    previous = gain.ratio if gain else rung.speedup_previous if mode == modes.CUMULATIVE else None
-    below = gain.below if gain else None
-    gpu = _gpu_time(rung, top, mode) if ok else None
-    wall = Seen(rung.verdict or "", previous, below)
-    if mode in modes.STUDIES:
-        said = entries.sentence(mode, rung.name, gpu.seen if gpu else Seen(), wall, _waits(rung))
-    else:
-        # without a rung, the GPU may wait for longer than with it
-        said = sentence(gpu.seen if gpu else Seen(), wall, _waits(rung) and whole)
-        said = said if whole else at_the_top(said, rung.title)
-    return Row(
+    if ok and rung.gpu_ms:
+        sure = rung.gpu_gain
+        alone = rung.gpu_speedup_previous if mode == modes.CUMULATIVE else None
+        gpu = GpuTime(
+            ms=rung.gpu_ms,
+            waiting_ms=rung.waiting_ms,
+            interval=_pair(rung.gpu_interval_ms),
+            previous=sure.ratio if sure else alone,
+            gain=_pair(sure.interval) if sure else None,
+            verdict=rung.gpu_verdict or "",
+            below=sure.below if sure else None,
+            floor=sure.floor if sure and rung.gpu_verdict else None,
+            total=rung.gpu_speedup_total if mode != modes.LEAVE_ONE_OUT else None,
+            top_gain=top.gpu_gain if top else None,
+            top_interval=_pair(top.gpu_interval) if top else None,
+        )
+    rejected = [visit for each in rung.rounds for visit in each.rejected or ()]
+    peak = rung.peak_reserved_bytes or (_find_most(rung, "peak_rss_bytes") if on_cpu else None)
+    device, seen = _find_most(rung, "device_used_bytes"), rung.inspection
+    row = Row(
         name=plain(rung.name),
         title=plain(rung.title),
         status=rung.status,
         reason=plain(rung.reason or ""),
         step_ms=rung.step_ms if ok else None,
+        gpu=gpu,
         interval=_pair(rung.interval_ms) if ok else None,
-        previous=previous,
+        previous=gain.ratio if gain else rung.speedup_previous if mode == modes.CUMULATIVE else None,
         gain=_pair(gain.interval) if gain else None,
         verdict=rung.verdict or "",
+        below=gain.below if gain else None,
+        floor=gain.floor if gain and rung.verdict else None,
+        total=rung.speedup_total if whole else None,
+        total_interval=_pair(rung.total_interval) if whole else None,
         top_gain=top.gain if top else None,
         top_interval=_pair(top.interval) if top else None,
         advice=top.advice if top else "",
-        total=rung.speedup_total if whole else None,
-        total_interval=_pair(rung.total_interval) if whole else None,
-        floor=gain.floor if gain and rung.verdict else None,
-        receipts="not yet proved" if is_unproved(rung) else checks.receipts_word(rung),
+        receipts=UNPROVED if _is_unproved(rung) else checks.receipts_word(rung),
         parity=checks.parity_word(rung),
-        parity_share=checks.parity_share(rung.parity or None),
-        rejected=sum(map(len, rejected)) if rejected else None,
+        parity_share=checks.parity_share(rung.parity),
+        rejected=len(rejected) if any(each.rejected is not None for each in rung.rounds) else None,
         main_ms=rung.main_ms,
         main_total=rung.main_speedup_total if whole else None,
         host_bound=rung.host_bound,
         images_per_s=rung.images_per_s,
         memory=peak and peak / GIB,
-        allocated=allocated and allocated / GIB,
+        allocated=rung.peak_allocated_bytes and rung.peak_allocated_bytes / GIB,
         device=device and device / GIB,
-        article_ms=article_ms,
-        article_total=article_base / article_ms if article_base and article_ms else None,
+        flops=seen.flops if seen else None,
+        parameters=seen.parameters if seen else None,
+        updates=rung.updates,
         notes=tuple(map(plain, rung.notes)),
-        below=below,
-        gpu=gpu,
-        sentence=said,
-        cost=entries.cost(rung),
     )
+    return replace(row, sentence=_describe_row(row, mode))
 
 
-def _gpu_time(rung: RungResult, top: TopGain | None, mode: str) -> GpuTime | None:
-    if not rung.gpu_ms:
-        return None
-    gain = rung.gpu_gain or None
-    alone = rung.gpu_speedup_previous if mode == modes.CUMULATIVE else None
-    return GpuTime(
-        ms=rung.gpu_ms,
-        interval=_pair(rung.gpu_interval_ms),
-        waiting_ms=rung.waiting_ms,
-        previous=gain.ratio if gain else alone,
-        gain=_pair(gain.interval) if gain else None,
-        verdict=rung.gpu_verdict or "",
-        below=gain.below if gain else None,
-        total=rung.gpu_speedup_total if mode != modes.LEAVE_ONE_OUT else None,
-        floor=gain.floor if gain and rung.gpu_verdict else None,
-        top_gain=top.gpu_gain if top else None,
-        top_interval=_pair(top.gpu_interval) if top else None,
-    )
+def _describe_row(row: Row, mode: str) -> str:
+    """Return what a rung does by both clocks, as the mode compares it; "" without an answer."""
+    is_study = mode in modes.STUDIES
+    row = _turn(row) if is_study else row
+    gpu = (_turn(row.gpu) if is_study else row.gpu).seen if row.gpu else Seen()
+    # without a rung, the GPU may wait for longer than with it
+    sentence = describe_gain(gpu, row.seen, row.waits and mode != modes.LEAVE_ONE_OUT)
+    if (
+        sentence and mode == modes.LEAVE_ONE_OUT
+    ):  # the title names all that was left out, and the gain is theirs
+        return f"against the ladder {row.title}, {sentence}"
+    return f"{sentence}: {REASONS[row.name]}" if sentence and is_study and row.name in REASONS else sentence
 
 
-def _waits(rung: RungResult) -> bool:
-    """Return whether the GPU waits for a share of the step that counts."""
-    if rung.step_ms and (waiting := rung.waiting_ms) is not None:
-        return waiting / rung.step_ms >= WAITS
-    return (rung.host_bound or 0.0) >= WAITS
+def _pair(interval: list[float] | None) -> Interval | None:
+    return (interval[0], interval[1]) if interval else None
 
 
-def is_unproved(rung: RungResult) -> bool:
-    """Return whether a rung was timed before its inspection ended, so that no receipt says that it was on."""
+def _find_most(rung: RungResult, key: str) -> float | None:
+    return max((value for each in rung.rounds if (value := getattr(each, key))), default=None)
+
+
+def _is_unproved(rung: RungResult) -> bool:
     live = any(each.passes is not None for each in rung.rounds)
     return rung.status == "ok" and live and rung.inspection is None and not rung.receipts
 
 
-def _pair(interval: list[float] | None) -> tuple[float, float] | None:
-    return (interval[0], interval[1]) if interval else None
+def describe_gain(gpu: Seen, step: Seen, waits: bool) -> str:
+    """Return what a rung does to the GPU's work and to the step, and why the two differ; "" without an answer.
+
+    Args:
+        gpu, step: the answers on either clock.
+        waits: whether the GPU waits for a share of the step that counts (`WAITS`).
+    """
+    clocks = (("the GPU's work", gpu), ("the step", step))
+    known = [_describe_answer(name, seen) for name, seen in clocks if seen.verdict]
+    if step.verdict in (FASTER, SLOWER) and gpu.verdict in (FASTER, SLOWER, LESS_THAN) and step.ratio:
+        if gpu.verdict != step.verdict and abs(math.log(step.ratio)) > (gpu.below or 0.0):
+            return (
+                f"{'; '.join(known)}, because the GPU waits {'less' if step.verdict == FASTER else 'longer'}"
+            )
+    return "; ".join(known) + (", the CPU sets the pace" if waits and known else "")
 
 
-def _most(rung: RungResult, key: str) -> float | None:
-    return max((value for each in rung.rounds if (value := getattr(each, key))), default=None)
+def _describe_answer(name: str, seen: Seen) -> str:
+    if seen.verdict in (FASTER, SLOWER):
+        return f"{name} is {answer(seen)}"
+    return f"{name} changes by {word(seen)}" if seen.verdict == LESS_THAN else f"{name}: {seen.verdict}"
+
+
+def turn_row(row: Row, shown: View) -> Row:
+    """Return a row of a study in times of the first entry's time, where above 1 takes longer; others as they are."""
+    return replace(_turn(row), gpu=row.gpu and _turn(row.gpu)) if shown.is_study else row
+
+
+def _turn(clock: C) -> C:
+    gain = (1 / clock.gain[1], 1 / clock.gain[0]) if clock.gain else None
+    return replace(clock, previous=clock.previous and 1 / clock.previous, gain=gain, times=True)
 
 
 def shown_gain(row: Row) -> str:
@@ -322,45 +326,144 @@ def shown_top(row: Row) -> str:
     return "" if row.advice == modes.NO_DIFFERENCE else factor(row.top_gain)
 
 
-def _reference(ladder: Ladder) -> str:
-    """Return whose `article_ms` the ladder quotes."""
-    known = catalog.load_ladder(ladder.name).reference if ladder.name in catalog.ladders() else None
-    return plain(known) if known else ARTICLE
+def join_lines(lines: Iterable[tuple[str, str]]) -> list[str]:
+    """Return lines of names and what holds for them; names of which the same holds share a line."""
+    names: dict[str, list[str]] = {}
+    for name, line in lines:
+        names.setdefault(line, []).append(name)
+    return [f"{', '.join(each)}: {line}" for line, each in names.items()]
 
 
-def _title(result: Result) -> str:
-    """Return the ladder's title, with the memory of the card that was simulated, if one was."""
-    limit = result.protocol.gpu_memory_limit_gb
-    return plain(f"{result.ladder.title}{f' in {limit:g} GiB of GPU memory' if limit else ''}")
+# --- the words around the table ---------------------------------------------------------------------------------------
 
 
-def _remarks(rows: tuple[Row, ...], base: str | None, article_base: float | None, mode: str) -> list[str]:
-    found = []
+def _describe_machine(machine: Machine) -> str:
+    memory = f"{machine.gpu_memory_gb:.0f} GiB" if machine.gpu_memory_gb else ""
+    parts = [machine.gpu, memory] if machine.gpu else [machine.cpu, f"{machine.cores} cores"]
+    versions = (("PyTorch", machine.torch), ("CUDA", machine.cuda))
+    parts += [f"{name} {version}" for name, version in versions if version]
+    return plain(", ".join(filter(None, parts)))
+
+
+def _describe_workload(workload: Plain) -> str:
+    resolution, norm = workload.get("resolution"), workload.get("norm")
+    norm = f"{norm}, spectral norm" if workload.get("spectral_norm") else norm
+    return plain(f"{workload['name']}: {resolution}x{resolution}, batch {workload.get('batch')}, {norm}")
+
+
+def _describe_protocol(result: Result) -> str:
+    counted = [derive.counted(rung) for rung in result.rungs if rung.status == "ok"]
+    cycles = [len(each.samples_ms) for rounds in counted for each in rounds]
+    if not sources.in_generations(result):
+        cycles = [result.protocol.cycles]
+    rounds = _describe_range(map(len, counted)) or f"{result.protocol.rounds} planned, none with a number"
+    parts = [
+        f"{sources.unit(result)}s: {rounds}{f' of {len(result.merged)} runs' if result.merged else ''}",
+        f"timed cycles of 16 steps: {_describe_range(cycles) or result.protocol.cycles}",
+        "lazy regularization included",
+        at_commits(sources.commits(head(result)), result.dirty),
+        result.started[:10],
+    ]
+    return plain(", ".join(filter(None, parts)))
+
+
+def _describe_range(numbers: Iterable[int]) -> str:
+    """Return "3", or "2 to 3"; "" without a number."""
+    ordered = sorted({each for each in numbers if each})
+    return " to ".join(map(str, ordered[:1] + ordered[1:][-1:]))
+
+
+def _describe_noise(result: Result) -> list[str]:
+    """Return the noise floors and smallest detectable differences of either clock, or why there are no verdicts."""
+    lines = []
+    for name, noise in (("GPU time", result.gpu_noise), ("step time", result.noise)):
+        floors = [
+            f"{difference(each.floor)} for {kind} rungs"
+            + (f", smallest detectable difference {difference(each.resolution)}" if each.resolution else "")
+            for kind, each in (noise or {}).items()
+        ]
+        lines += [f"{name}: noise floor {'; '.join(floors)}"] if floors else []
+    if not result.noise and sum(rung.status == "ok" for rung in result.rungs) > 1:
+        lost = [
+            f"the twin of {twin.of} has no number ({twin.reason or twin.status})"
+            for twin in result.twins
+            if twin.status in values.OUT
+        ]
+        lines.append(f"no verdicts: {plain('; '.join(lost) or 'too few generations of twins')}")
+    return lines
+
+
+def _list_remarks(result: Result, rows: list[Row]) -> list[str]:
+    """Return what a reader must know of a result, a line each."""
+    base, mode, lines = result.baseline, result.protocol.mode, []
+    if result.part_of:
+        lines.append(f"these are rungs of a run of {plain(result.part_of)}")
+    if result.reported_then:
+        lines.append(REPORTED_THEN)
     if base is None:
-        found.append("no rung has a number")
+        lines.append("no rung has a number")
     elif base != "baseline" and mode not in (modes.LEAVE_ONE_OUT, *modes.STUDIES):
-        there = any(row.name == "baseline" for row in rows)
-        why_not = "the baseline has no number here" if there else "the baseline was not measured"
-        found.append(f"speedups refer to {plain(base)}: {why_not}")
-        if article_base is None and any(row.article_ms for row in rows):
-            found.append(f"the article has no number for {plain(base)}, so none of its speedups are shown")
-    why: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        if row.status != "ok":
-            why.setdefault((row.status, row.reason), []).append(row.name)
-    for (status, reason), names in why.items():
-        found.append(f"{', '.join(names)}: {status}{': ' + reason if reason else ''}")
-    return found + _joined((row.name, note) for row in rows for note in row.notes)
+        lines.append(f"speedups refer to {plain(base)}: the baseline has no number here")
+    ends = [(row.name, f"{row.status}{': ' + row.reason if row.reason else ''}") for row in rows]
+    lines += join_lines(end for end, row in zip(ends, rows, strict=True) if row.status != "ok")
+    lines += join_lines((row.name, note) for row in rows for note in row.notes)
+    lines += [f"host time of {each.change}" for each in (result.host or {}).values() if each.change]
+    if mode == modes.CUMULATIVE:
+        untimed = list_untimed(result)
+        lines += [
+            f"part of {plain(name)} and not measured here: {', '.join(untimed[name])}" for name in untimed
+        ]
+    costs = {rung.name: cost for rung in result.rungs if (cost := derive.lazy_costs(rung))}
+    for name in dict.fromkeys([*list(costs)[:1], *list(costs)[-1:]]):
+        added = [
+            f"{LAZY.get(phase, phase)} adds {text.ms(ms)} ms"
+            + (f" ({text.ms(interval[0])} to {text.ms(interval[1])})" if interval else "")
+            for phase, (ms, interval) in sorted(costs[name].items())
+            if ms > 0 and not (interval and interval[0] <= 0)  # else it is within the noise
+        ]
+        lines += [f"{plain(name)}: {', '.join(added)} to a step that has it"] if added else []
+    if sources.in_generations(result) and result.seconds:
+        lines.append(f"the run took {result.seconds / 60:.1f} minutes")
+    unproved = [(row.name, f"{UNPROVED}: timed before its inspection ended") for row in rows]
+    lines += join_lines(line for line, row in zip(unproved, rows, strict=True) if row.receipts == UNPROVED)
+    lines += join_lines(
+        (plain(rung.name), f"exempt from parity: {plain(rung.variant.exempt)}")
+        for rung in result.rungs
+        if rung.variant and rung.variant.exempt and rung.status == "ok"
+    )
+    return [*lines, *map(plain, environment.describe_variables(result.environment or None))]
 
 
-def _joined(said: Iterable[tuple[str, str]]) -> list[str]:
-    """Return lines of names and what is said of them; names of which the same is said share a line."""
-    found: dict[str, list[str]] = {}
-    for name, text in said:
-        found.setdefault(text, []).append(name)
-    return [f"{', '.join(names)}: {text}" for text, names in found.items()]
+# --- the rungs that a recipe contains ---------------------------------------------------------------------------------
 
 
-def _unproved(result: Result, rows: tuple[Row, ...]) -> list[str]:
-    names = [row.name for rung, row in zip(result.rungs, rows, strict=True) if is_unproved(rung)]
-    return _joined((name, UNPROVED) for name in names)
+def contains(recipe: Mapping[str, Any], change: Mapping[str, Any]) -> bool:
+    """Return whether a recipe contains a change. The number of data workers follows the host, and does not count."""
+    return all(recipe.get(key) == value for key, value in change.items() if key != WORKERS)
+
+
+def list_ladder(result: Result) -> list[str]:
+    """Return the rungs of the whole ladder of a run. One of ours may hold the rungs of a ladder that is gone."""
+    name, names = result.ladder.name, result.ladder.rungs
+    ours = [name] if name in catalog.ladders() else catalog.ladders()
+    orders = ([step.name for step in catalog.load_ladder(each).rungs] for each in ours)
+    return next((each for each in orders if {*names} <= {*each} or len(ours) == 1), names)
+
+
+def list_untimed(result: Result) -> dict[str, list[str]]:
+    """Return by timed rung what it contains beside the rung before it, although the run did not time that."""
+    changes = {
+        each: catalog.load_rung(each).change for each in list_ladder(result) if each in catalog.rungs()
+    }
+    entries, below, untimed = {rung.name for rung in result.rungs}, set[str](), dict[str, list[str]]()
+    for rung in result.rungs:
+        if rung.status == "ok" and rung.recipe:
+            inside = [
+                name
+                for name, change in changes.items()
+                if name not in entries and change.keys() - {WORKERS} and contains(rung.recipe, change)
+            ]
+            if more := [name for name in inside if name not in below]:
+                untimed[rung.name] = more
+            below = {*inside}
+    return untimed

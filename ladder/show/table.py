@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,9 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "microseconds": texts.amount,
     "ms interval": lambda value: "-".join(map(texts.ms, value)),
     "error": "{:.2g}".format,
+    "saving": lambda value: f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}",
+    "hours": lambda value: f"{value:,.1f}" if abs(value) >= 10 else f"{value:,.2f}",
+    "seconds": lambda value: f"{texts.rounded(value, 1):+.1f}",
 }
 WORDS = ("text", "verdict", "markdown")  # kinds of columns that are aligned to the left
 
@@ -65,12 +68,23 @@ WORDS = ("text", "verdict", "markdown")  # kinds of columns that are aligned to 
 class Column:
     """A column: its heading, the kind of its values, and when it leaves.
 
-    Columns with the highest priority leave first where there is little room; priority 0 never leaves.
+    Columns with the highest priority leave first where there is little room; priority 0 never leaves. A terminal shows
+    a heading in as many lines as it has.
     """
 
     title: str
     kind: str = "text"
     priority: int = 0
+
+    @property
+    def lines(self) -> list[str]:
+        """Return the lines of the heading."""
+        return self.title.split("\n")
+
+    @property
+    def heading(self) -> str:
+        """Return the heading in one line."""
+        return " ".join(self.lines)
 
     @property
     def is_words(self) -> bool:
@@ -104,10 +118,14 @@ class Table:
         ] or [0]
         return self._pick(kept)
 
+    def drop_columns(self, headings: Collection[str]) -> Table:
+        """Return the table without the columns of these headings."""
+        return self._pick([k for k, column in enumerate(self.columns) if column.heading not in headings])
+
     def fit_width(self, width: int) -> Table:
         """Return the table with the columns that fit, those of the lowest priority first."""
-        cells = [[column.title for column in self.columns], *self.format_cells()]
-        room = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        cells = zip(*self.format_cells(), strict=True) if self.rows else [()] * len(self.columns)
+        room = [max(map(len, [*each.lines, *cell])) for each, cell in zip(self.columns, cells, strict=True)]
         kept = list(range(len(self.columns)))
         while sum(room[k] + GAP for k in kept) - GAP > width:
             leaving = max(kept, key=lambda k: (self.columns[k].priority, k))
@@ -131,7 +149,9 @@ def format_value(kind: str, value: Any) -> str:
 def render_text(table: Table, width: int = PIPE_WIDTH) -> str:
     """Return the table as lines of at most `width` columns; a cell that is still too wide is cut, never wrapped."""
     shown = table.fit_width(width)
-    cells = [[column.title for column in shown.columns], *shown.format_cells()]
+    deep = max(len(column.lines) for column in shown.columns)
+    heads = [[""] * (deep - len(column.lines)) + column.lines for column in shown.columns]
+    cells = [*map(list, zip(*heads, strict=True)), *shown.format_cells()]
     words = [k for k, column in enumerate(shown.columns) if column.is_words]
     lines = [
         line if len(line) <= width else f"{line[: width - 3]}..." for line in texts.aligned(cells, words)
@@ -146,7 +166,7 @@ def render_markdown(table: Table) -> str:
     """Return the table as Markdown, its notes as a list."""
     words = [k for k, column in enumerate(table.columns) if column.is_words]
     safe = [str if column.kind == "markdown" else texts.escaped for column in table.columns]
-    cells = [[column.title for column in table.columns], *table.format_cells()]
+    cells = [[column.heading for column in table.columns], *table.format_cells()]
     cells = [[show(cell) for show, cell in zip(safe, row, strict=True)] for row in cells]
     notes = [f"- {texts.escaped(note)}" for note in table.notes]
     title = [f"**{texts.escaped(table.title)}**", ""] if table.title else []
@@ -163,7 +183,7 @@ def render_csv(tables: Sequence[Table]) -> str:
     for table in tables:
         if len(tables) > 1:
             writer.writerow([table.title])
-        writer.writerow([column.title for column in table.columns])
+        writer.writerow([column.heading for column in table.columns])
         writer.writerows([[_defuse(value) for value in row] for row in table.rows])
     return out.getvalue()
 

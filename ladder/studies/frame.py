@@ -99,6 +99,10 @@ class Compared(Observation, kw_only=True):
         judged = judge_parity(self.parity)
         return judged.verdict if judged else self.reported_then
 
+    def describe_parity(self) -> str:
+        """Return the verdict of parity, and whether it is today's."""
+        return f"parity {self.verdict or self.status}{', as reported then' if self.reported_then else ''}"
+
 
 @dataclass(frozen=True)
 class Request:
@@ -169,12 +173,11 @@ class Session:
         return self._opened[1]
 
     @contextlib.contextmanager
-    def prepare_worker(self, recipe: Fields, seed: int) -> Iterator[Any]:
+    def prepare_worker(self, recipe: Fields, seed: int, **more: bool) -> Iterator[Any]:
         """Yield a worker that has built and prepared the step of a recipe; it ends with the block."""
-        worker = self.pool.take()
+        worker, job = self.pool.take(), self.job
         try:
-            job = self.job
-            worker.call("build", workload=job.workload, recipe=recipe, device=job.device, seed=seed)
+            worker.call("build", workload=job.workload, recipe=recipe, device=job.device, seed=seed, **more)
             worker.call("prepare")
             yield worker
         finally:
@@ -622,7 +625,7 @@ def report_stored(paths: Sequence[Path], as_json: bool, markdown: Path | None, c
         from ladder.report import output
 
         for study, file in stored:
-            click.echo(render_terminal(study, file, output.console().width))
+            click.echo(render_terminal(study, file, output.measure_width()))
     if markdown is not None:
         files.write(markdown, "\n".join(render_page(study, file) for study, file in stored))
     if csv is not None:
@@ -647,8 +650,8 @@ def resolve_job(study: Study[Any, Any, Any], options: Any, request: Request, mac
     name, workload = "", {}
     if study.uses_workload:
         name, workload = catalog.load_workload(request.workload or study.default_workload[device])
-    if study.uses_images and request.data is not None:
-        workload = workload | {"data": request.data}
+        images = request.data or workload["data"] if study.uses_images else None
+        workload = workload | {"data": images}
     return Job(
         device, name, workload, None, machine, options, out, request.resume,
         request.minutes or (study.gpu_minutes if device == "cuda" else None), request.quiet,
@@ -764,7 +767,7 @@ def show_result(study: Study[P, C, O], file: StudyFile[P, C, O], paths: list[Pat
     if as_json:
         click.echo(json.dumps(write_derived(study, file), indent=1, allow_nan=False))
     else:
-        width = output.console().width
+        width = output.measure_width()
         click.echo(render_terminal(study, file, width))
     output.say_files(paths, as_json, again=not (file.is_complete and study.has_answers(file)))
 

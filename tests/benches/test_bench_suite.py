@@ -10,8 +10,7 @@ from pathlib import Path
 import kernels
 import kernels.cuda
 from benches.kernels import CASES, DIRECTIONS
-from ladder.studies.kernelbench.cases import groups as kernelgroups
-from ladder.studies.kernelbench.cases import registry as kernelcases
+from ladder.studies.kernelbench import cases as kernelcases
 from tests import bench_kernels
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,13 +18,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_with_a_gpu_it_runs_every_case_of_asv_in_every_direction(monkeypatch):
     monkeypatch.setattr(bench_kernels, "GPU", True)
-    wanted = {(name, d) for name in CASES for d in DIRECTIONS if d in kernelcases.named(name).directions}
+    wanted = {(name, d) for name in CASES for d in DIRECTIONS if d in kernelcases.parse_case(name).directions}
     assert set(bench_kernels.pairs()) == wanted and len(bench_kernels.pairs()) == len(wanted)
 
 
 def test_without_one_every_op_but_cuda_c_runs_once_in_every_direction(monkeypatch):
     monkeypatch.setattr(bench_kernels, "GPU", False)
-    found = {(kernelcases.named(name).op, direction) for name, direction in bench_kernels.pairs()}
+    found = {(kernelcases.parse_case(name).op, direction) for name, direction in bench_kernels.pairs()}
     here = {op for op, entry in kernelcases.OPS.items() if not entry.needs}
     assert {op for op, _ in found} == here and len(found) == len(bench_kernels.pairs())
 
@@ -33,11 +32,11 @@ def test_without_one_every_op_but_cuda_c_runs_once_in_every_direction(monkeypatc
 def test_every_public_op_is_timed_or_says_why_not():
     """Every op that `kernels` and `kernels.cuda` export: a new one needs an entry here, and one in benches/."""
     public = set(kernels.__all__) | {f"cuda.{name}" for name in kernels.cuda.__all__}
-    public = {name for name in public if not name.endswith("_reference")} - kernelgroups.NO_OPS
-    timed = {kernelcases.named(name).entry.function for name in CASES}
-    assert timed | set(kernelgroups.NOT_TIMED) == public and not timed & set(kernelgroups.NOT_TIMED)
-    assert {kernelcases.named(name).op for name in CASES} == set(kernelcases.OPS)
-    assert all(kernelgroups.NOT_TIMED.values())
+    public = {name for name in public if not name.endswith("_reference")} - kernelcases.NO_OPS
+    timed = {kernelcases.parse_case(name).entry.function for name in CASES}
+    assert timed | set(kernelcases.NOT_TIMED) == public and not timed & set(kernelcases.NOT_TIMED)
+    assert {kernelcases.parse_case(name).op for name in CASES} == set(kernelcases.OPS)
+    assert all(kernelcases.NOT_TIMED.values())
 
 
 def test_a_round_of_many_calls_counts_as_one_of_them(monkeypatch):
@@ -72,6 +71,8 @@ def test_its_file_is_a_smoke_test_s_and_names_no_host(tmp_path):
     found = json.loads(out.read_text())
     assert len(found["benchmarks"]) == 6 and "not to be quoted" in found["note"]
     for each in found["benchmarks"]:
-        assert each["stats"]["median"] > 0 and kernelcases.named(each["extra_info"]["ran"]).dtype == "fp32"
+        assert (
+            each["stats"]["median"] > 0 and kernelcases.parse_case(each["extra_info"]["ran"]).dtype == "fp32"
+        )
     assert platform.node() not in json.dumps([found["machine_info"], found["commit_info"]])
     assert str(ROOT) not in out.read_text()

@@ -15,7 +15,7 @@ from benches import _measure, _plugin
 from benches import kernels as bench
 from ladder.machine import system
 from ladder.studies.kernelbench import bench as kernelbench
-from ladder.studies.kernelbench.cases import registry as kernelcases
+from ladder.studies.kernelbench import cases as kernelcases
 from tests.support import made_up_kernels
 
 FIRST = "bias_act noise scale 8x64x256x256 bf16 channels_last"
@@ -35,14 +35,14 @@ def test_every_case_of_the_ladders_top_has_its_benchmark():
 
 @pytest.mark.parametrize("name", bench.CASES)
 def test_a_name_gives_the_case_it_came_from(name):
-    case = kernelcases.named(name)
+    case = kernelcases.parse_case(name)
     assert case.name == name
-    assert kernelcases.fingerprint(case.op) == bench.FINGERPRINTS[case.op], "a new meaning needs a new name"
+    assert kernelcases.hash_entry(case.op) == bench.FINGERPRINTS[case.op], "a new meaning needs a new name"
 
 
 def test_every_case_is_found_by_its_name():
     for case in made_up_kernels.cases():
-        found = kernelcases.named(case.name)
+        found = kernelcases.parse_case(case.name)
         assert (found.op, found.sizes, found.dtype, found.layout) == (
             case.op,
             case.sizes,
@@ -63,7 +63,7 @@ def test_what_a_machine_or_a_commit_cannot_do_is_not_applicable(here, monkeypatc
     kernel = bench.Kernel()
     kernel.setup(FIRST, "forward")
     monkeypatch.setattr(kernelbench, "alone", lambda case, *_: case.fused())
-    monkeypatch.setattr(kernelcases, "_package", lambda name: getattr(types, name))
+    monkeypatch.setattr(kernelcases, "load_function", lambda name: getattr(types, name))
     with pytest.raises(SkipNotImplemented, match="no such op"):
         kernel.samples_cold(FIRST, "forward")
     monkeypatch.setitem(bench.FINGERPRINTS, "bias_act noise scale", "other")

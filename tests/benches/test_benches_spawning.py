@@ -19,7 +19,7 @@ from benches.workloads import Workload
 from ladder.machine import system
 from ladder.publish.history import notes as asvnotes
 from ladder.report import tiles
-from ladder.studies.kernelbench.cases import registry as kernelcases
+from ladder.studies.kernelbench import cases as kernelcases
 
 NAME = "rungs.Rung.samples_step_time"
 ROW = {"op": "act", "direction": "forward", "tile": 64, "columns": 8, "warps": 4, "per_sm": 0, "stages": 1}
@@ -241,9 +241,9 @@ def test_what_ops_lack_and_need_is_known_without_torch(monkeypatch):
     for name in kernels.CASES:
         asked.clear()
         kernels.Kernel().setup(name, "forward")
-        assert asked == [("cuda", "triton", *kernelcases.named(name).entry.needs)]
+        assert asked == [("cuda", "triton", *kernelcases.parse_case(name).entry.needs)]
         for direction in kernels.DIRECTIONS:
-            if direction in kernelcases.named(name).directions:
+            if direction in kernelcases.parse_case(name).directions:
                 kernels.Kernel().setup(name, direction)
             else:
                 with pytest.raises(NotImplementedError, match=f"has no {direction}"):

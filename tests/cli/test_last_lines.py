@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import click
-import pytest
 from click.testing import CliRunner
 
 from ladder.report import output as ending
@@ -51,25 +50,3 @@ def test_what_was_asked_for_is_asked_again(tmp_path: Path) -> None:
     assert line == (
         "go on:  ladder measure --resume 'out/my result.json' ../clone --workload mine.yaml --op a --op b --no-inspect"
     )
-
-
-@pytest.mark.parametrize(
-    ("complete", "statuses", "status", "resumes"),
-    [
-        (True, ["ok"], 0, False),
-        (True, ["ok", "failed"], 1, True),
-        (False, ["ok"], 130, True),
-    ],
-)
-def test_a_command_with_parts_ends_with_its_status(
-    complete, statuses, status, resumes, tmp_path: Path
-) -> None:
-    @click.command("measure")
-    @click.option("--resume")
-    def measure(resume: str | None) -> None:
-        parts = [{"status": each} for each in statuses]
-        ending.end({"complete": complete}, "a table", [Path("r.json")], False, parts, resumes=True)
-
-    said = CliRunner().invoke(measure, [])
-    assert said.exit_code == status and ("go on:" in said.stdout) == resumes
-    assert "result: r.json" in said.stdout.splitlines()[-1 - resumes]

@@ -131,7 +131,7 @@ def test_the_title_says_so_wherever_the_table_is_shown() -> None:
     small = read(limited())
     assert "in 24 GiB of GPU memory on NVIDIA H200" in tables.markdown(small).splitlines()[0]
     assert publishable.LIMITED in tables.markdown(small)
-    assert advising._run(small, "").endswith("ladder run -w article --gpu-memory 24")
+    assert advising._write_command(small).endswith("ladder run -w article --gpu-memory 24")
 
 
 def test_its_file_is_a_valid_one_and_an_absurd_memory_is_not(tmp_path: Path) -> None:

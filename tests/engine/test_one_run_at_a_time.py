@@ -110,7 +110,7 @@ def test_a_command_holds_the_gpu_that_it_uses(arguments, module, name, how, gpu,
     file.touch()
     monkeypatch.setattr("ladder.studies.kernelbench.compiling.compile_ours", lambda *_: None)
     if name == "render_page":  # the context of the measurement is still there
-        monkeypatch.setattr(Bench, "case", lambda *_: iter([[]]))
+        monkeypatch.setattr(Bench, "measure_case", lambda *_: [])
     monkeypatch.setattr(cli_training, "prepare_images", lambda *_: None)
     words = [str(file) if word == "FILE" else word for word in arguments.split()]
     words += ["--out", str(tmp_path / "out")]

@@ -16,7 +16,7 @@ import torch
 
 import kernels
 from ladder.plan import catalog
-from ladder.report import adopting
+from ladder.report import recommend
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "adopt.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```py\n(.+?)```", PAGE, re.DOTALL)
@@ -211,9 +211,9 @@ def test_what_the_page_says_of_fused_ops_alone_is_so() -> None:
 
 
 def test_every_section_has_code_and_the_articles_rungs_are_named() -> None:
-    named = [name for each in adopting.sections() for name in each.rungs]
+    named = [name for each in recommend.read_sections() for name in each.rungs]
     assert len(named) == len(set(named)) and set(named) <= set(catalog.rungs())
-    assert all(each.blocks for each in adopting.sections())
+    assert all(each.blocks for each in recommend.read_sections())
     rungs = {rung.name for rung in catalog.load_ladder("article").rungs} - {"baseline"}
     assert rungs <= set(named)
 

@@ -14,10 +14,10 @@ from ladder.receipts import receipt as receipts
 from ladder.receipts.watch import Watch, layers_named
 from ladder.studies import frame
 from ladder.studies.kernelbench import bench as kernelbench
+from ladder.studies.kernelbench import cases as kernelcases
 from ladder.studies.kernelbench import record, study
 from ladder.studies.kernelbench.bench import Bench, call_of, flat
-from ladder.studies.kernelbench.cases import registry as kernelcases
-from ladder.studies.kernelbench.cases.registry import DIRECTIONS
+from ladder.studies.kernelbench.cases import DIRECTIONS
 from ladder.studies.kernelbench.timing import SMOKE, Cpu, Timer
 from stylegan_lite import make_step
 from stylegan_lite.config import Workload
@@ -35,7 +35,7 @@ def small_cases(ops):
     made = {"resolution": 8, "channel_base": 32, "batch": 2}
     workloads = {norm: Workload.from_dict(made | {"norm": norm}) for norm in ("demod", "instance")}
     found = {}
-    for case in kernelcases.cases(workloads, ops=ops, smallest=4):
+    for case in kernelcases.list_cases(workloads, ops=ops, smallest=4):
         found.setdefault((case.entry.function, case.dtype), case)
     return list(found.values())
 
@@ -61,7 +61,7 @@ def planted_case(planted, case):
 
 def public(case):
     """The op as its callers have it, dispatcher and all."""
-    return kernelcases._called(kernelcases._package(case.entry.function), case.entry)
+    return case.adapt(kernelcases.load_function(case.entry.function))
 
 
 def results(case, function):
@@ -211,12 +211,13 @@ def test_the_committed_table_can_be_looked_up():
 
 @fused
 def test_the_result_and_the_table_name_what_is_taken_and_time_ours_all_the_same(planted, monkeypatch):
-    monkeypatch.setattr(Bench, "_compiled", lambda self, case: case.reference)
+    without_compile = lambda self, name, case: case.fused() if name == "ours" else case.plain()  # noqa: E731
+    monkeypatch.setattr(Bench, "make_contender", without_compile)
     case = next(case for case in CASES if case.op == "modulate" and case.dtype == "bf16")
 
     def rows():
-        *_, found = Bench(Cpu(), Timer(Cpu(), SMOKE)).case(case, 2, 2, lambda: 1.0)
-        return [read_record(record.Measured, study.describe_row(row)) for row in found]
+        found = Bench(Cpu(), Timer(Cpu(), SMOKE)).measure_case(case, 2, 2, lambda: 1.0)
+        return [read_record(record.Measured, row.describe()) for row in found]
 
     before = rows()
     assert {row.taken for row in before} == {None} and before[0].dispatch.op == "modulate"
@@ -313,9 +314,10 @@ def test_what_is_dispatched_is_not_left_behind(planted):
 
 
 def test_rows_say_where_a_call_stands():
-    assert kernelbench.place_call(None) == (None, None)
     case = next(case for case in CASES if case.entry.function == "bias_act" and case.dtype == "bf16")
-    found, _ = kernelbench.place_call(case.dispatch(case.tensors("cpu")))
-    assert (found["op"], found["dtype"], found["architecture"]) == ("bias_act", "bfloat16", 0)
+    row = kernelbench.Row(case, "forward", 1, 1, dispatch=case.dispatch(case.tensors("cpu")))
+    key = row.describe()["dispatch"]
+    assert (key["op"], key["dtype"], key["architecture"]) == ("bias_act", "bfloat16", 0)
     conv = small_cases(["conv2d"])[0]
     assert conv.dispatch(conv.tensors("cpu")) is None
+    assert "dispatch" not in kernelbench.Row(conv, "forward", 1, 1).describe()

@@ -11,7 +11,7 @@ from kernels.common import tiles
 from kernels.common.tiles import tl
 from ladder.machine import system
 from ladder.receipts.watch import launches
-from ladder.studies.kernelbench.cases import registry as kernelcases
+from ladder.studies.kernelbench import cases as kernelcases
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -1,26 +1,35 @@
-"""Advice on each rung, and its time in units of practice, from results that no machine measured."""
+"""Advice on each rung, the recipe that follows, and its time in units of practice, from made-up results."""
 
 from __future__ import annotations
 
+import ast
+import builtins
+import dataclasses
 import itertools
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ladder.base.errors import UserError
-from ladder.report import advising, recommend_text
+from ladder.plan import catalog, needs
+from ladder.report import advising
 from ladder.report import recommend as recommending
 from ladder.report.advising import Advised, Sources
+from ladder.report.recommend import Recommendation, recommend
 from ladder.results.words import Seen
+from stylegan_lite.config import Recipe
 from tests.report import test_explain
 from tests.support import made_up, recipes, two_clocks
 from tests.support.typed import typed
 
 Plain = dict[str, Any]
+ARTICLE = [step.name for step in catalog.load_ladder("article").rungs]
 WORDS = ("faster", "slower", "less than", "ambiguous", "too few generations", "no measurable gain")
 
 
-def staircase(made: Plain, **resumes: str) -> Sources:
+def stairs_of(made: Plain, **resumes: str) -> Sources:
     return Sources(typed(recipes.given(made)), None, resumes)
 
 
@@ -37,8 +46,11 @@ def changed(name: str, **fields: Any) -> Plain:
     return made
 
 
+# --- advice -----------------------------------------------------------------------------------------------------------
+
+
 def test_a_gain_of_gpu_work_counts_where_a_later_rung_removes_the_waiting() -> None:
-    found = advice(staircase(two_clocks.run()))
+    found = advice(stairs_of(two_clocks.run()))
     assert {name: each.advice for name, each in found.items()} == {
         "channels_last": "ADOPT", "bf16": "ADOPT", "fused_norm": "ADOPT", "set_to_none": "NO DIFFERENCE",
         "cuda_graphs": "ADOPT", "data_loading": "ADOPT", "fused_act": "ADOPT",
@@ -53,8 +65,7 @@ def test_a_gain_of_gpu_work_counts_where_a_later_rung_removes_the_waiting() -> N
 
 def test_the_reason_says_what_the_difference_of_gpu_work_is_made_of() -> None:
     planted = {"set_to_none": test_explain.BEFORE, "data_loading": test_explain.BEFORE}
-    made = test_explain.run(**planted, fused_act=test_explain.AFTER)
-    found = advice(staircase(made))
+    found = advice(stairs_of(test_explain.run(**planted, fused_act=test_explain.AFTER)))
     words = "; GPU work: elementwise -9.08 ms, fused: activation and bias +2.20 ms, the rest -0.13 ms"
     assert found["fused_act"].reason.endswith(words)
     others = [found[name].reason for name in ("bf16", "cuda_graphs", "set_to_none", "data_loading")]
@@ -67,26 +78,21 @@ def test_the_reason_says_what_the_difference_of_gpu_work_is_made_of() -> None:
             each["profiled"] = [{**cycle, "gpu_ms": gpu_ms} for cycle in each["profiled"]]
     row = left_out["rungs"][-1]
     row["gpu_verdict"] = "faster"
-    found = advice(Sources(None, typed(recipes.given(left_out)), {}))
-    assert found[row["name"]].reason.endswith(words)
+    assert advice(Sources(None, typed(recipes.given(left_out)), {}))[row["name"]].reason.endswith(words)
 
 
 def test_eager_work_that_nobody_captures_later_is_judged_by_the_step() -> None:
     made = two_clocks.run()
     made["rungs"] = made["rungs"][:5]
-    found = advice(staircase(made))
+    found = advice(stairs_of(made))
     assert {each.advice for each in found.values()} == {"undecided"}  # the step leaves 9% open
     assert found["bf16"].clock == "step" and "removes" not in found["bf16"].reason
 
 
-def test_graphs_that_cost_time_remove_nothing() -> None:
-    found = advice(staircase(changed("cuda_graphs", verdict="slower", gain={"ratio": 0.8})))
+def test_graphs_that_cost_time_and_a_top_that_still_waits_remove_nothing() -> None:
+    found = advice(stairs_of(changed("cuda_graphs", verdict="slower", gain={"ratio": 0.8})))
     assert found["cuda_graphs"].advice == "SKIP" and found["channels_last"].advice == "undecided"
-
-
-def test_a_captured_top_that_still_waits_removes_nothing() -> None:
-    found = advice(staircase(changed("fused_act", waiting_ms=6.0)))
-    assert found["channels_last"].advice == "undecided"
+    assert advice(stairs_of(changed("fused_act", waiting_ms=6.0)))["channels_last"].advice == "undecided"
 
 
 @pytest.mark.parametrize(
@@ -100,26 +106,26 @@ def test_a_run_that_leaves_a_gain_open_does_not_say_that_there_is_no_difference(
     made["rungs"] = made["rungs"][:2]
     made["rungs"][1]["gain"] |= {"below": below}
     made["rungs"][1]["verdict"] = "less than"
-    found = advice(staircase(made))["channels_last"]
+    found = advice(stairs_of(made))["channels_last"]
     assert found.advice == expected and (found.decide is None) == (expected == "NO DIFFERENCE")
 
 
-@pytest.mark.parametrize("gpu, wall", [*itertools.product((*WORDS, ""), repeat=2)])
+@pytest.mark.parametrize("gpu, step", [*itertools.product((*WORDS, ""), repeat=2)])
 @pytest.mark.parametrize("waits, removed", [*itertools.product((True, False), repeat=2)])
 def test_advice_never_contradicts_what_stays_of_the_step(
-    gpu: str, wall: str, waits: bool, removed: bool
+    gpu: str, step: str, waits: bool, removed: bool
 ) -> None:
-    found = advising.of_staircase(gpu, wall, waits, removed)
+    found = advising.choose_advice(Seen(gpu), Seen(step), waits, removed)
     assert found in ("ADOPT", "SKIP", "NO DIFFERENCE", "undecided", "")
     if found == "ADOPT":
-        assert "faster" in (gpu, wall) and (removed or wall != "slower") and (not removed or gpu != "slower")
+        assert "faster" in (gpu, step) and (removed or step != "slower") and (not removed or gpu != "slower")
     if found == "SKIP":
-        assert "slower" in (gpu, wall) and wall != "faster" and not (removed and gpu == "faster")
+        assert "slower" in (gpu, step) and step != "faster" and not (removed and gpu == "faster")
     if found == "NO DIFFERENCE":
-        assert not {"faster", "slower"} & {wall, *([gpu] if removed or not waits else [])}
+        assert not {"faster", "slower"} & {step, *([gpu] if removed or not waits else [])}
     if waits and not removed:
-        assert found == advising.of_staircase("", wall, True, False)
-    assert found or not wall
+        assert found == advising.choose_advice(Seen(), Seen(step), True, False)
+    assert found or not step
 
 
 @pytest.mark.parametrize("status", ["failed: parity", "not engaged", "failed", "oom", "invalid"])
@@ -130,44 +136,62 @@ def test_a_rung_that_failed_is_broken_and_those_on_top_of_it_are_open(status: st
     for index in range(3, 8):
         name = made["rungs"][index]["name"]
         made["rungs"][index] = made_up.rung(name, status="skipped", reason="depends on bf16")
-    sources = staircase(made)
+    sources = stairs_of(made)
     found = advice(sources)
     assert (found["bf16"].advice, found["bf16"].reason) == ("BROKEN", f"{status}: {reason}")
     assert found["bf16"].decide is None and found["bf16"].interval is None
     last = found["fused_act"]
     assert (last.advice, last.reason) == ("undecided", "depends on bf16")
     assert last.decide == "ladder run -w article --mode solo"
-    assert recommending.recommend(sources).kept == ("baseline", "channels_last")
+    assert recommend(sources).kept == ["baseline", "channels_last"]
 
 
 def test_a_rung_that_this_machine_cannot_have_is_neither_broken_nor_open() -> None:
-    found = advice(staircase(made_up.cpu_run()))["cuda_graphs"]
+    sources = stairs_of(made_up.cpu_run())
+    found = advice(sources)["cuda_graphs"]
     assert (found.advice, found.reason, found.decide) == ("n/a", "needs a CUDA GPU", None)
+    line = "fused_norm, cuda_graphs, data_loading, fused_act: n/a: needs a CUDA GPU"
+    assert line in recommending.list_reasons(recommend(sources).rungs)
 
 
 def test_an_open_rung_names_the_command_that_decides() -> None:
     made = changed("fused_act", verdict="ambiguous", gpu_verdict="ambiguous")
-    found = advice(staircase(made, staircase="R.json"))["fused_act"]
+    found = advice(stairs_of(made, staircase="R.json"))["fused_act"]
     assert (found.advice, found.decide) == ("undecided", "ladder run -w article --mode leave-one-out")
     few = two_clocks.run(2)
-    assert advice(staircase(few))["bf16"].decide == "ladder run -w article"
+    assert advice(stairs_of(few))["bf16"].decide == "ladder run -w article"
     few["protocol"]["budget_s"] = 600.0
-    resumed = advice(staircase(few, staircase="R.json"))["bf16"]
+    resumed = advice(stairs_of(few, staircase="R.json"))["bf16"]
     assert (resumed.advice, resumed.decide) == ("undecided", "ladder run --resume R.json --budget 20")
     few["protocol"] |= {"rounds": 2, "fixed": True}  # such a run refuses a budget
-    assert (
-        advice(staircase(few, staircase="R.json"))["bf16"].decide
-        == "ladder run --resume R.json --generations 4"
-    )
+    resumed = advice(stairs_of(few, staircase="R.json"))["bf16"]
+    assert resumed.decide == "ladder run --resume R.json --generations 4"
     few["protocol"]["quick"] = True
-    assert advice(staircase(few, staircase="R.json"))["bf16"].decide == "ladder run -w article"
+    assert advice(stairs_of(few, staircase="R.json"))["bf16"].decide == "ladder run -w article"
+    unproved = advice(stairs_of(changed("fused_act", inspection=None), staircase="R.json"))["fused_act"]
+    assert unproved.advice == "undecided" and "before its inspection ended" in unproved.reason
+    assert unproved.decide == "ladder run --resume R.json --budget 20"
 
 
-def test_a_rung_without_proof_is_not_adopted() -> None:
-    made = changed("fused_act", inspection=None)
-    found = advice(staircase(made, staircase="R.json"))["fused_act"]
-    assert found.advice == "undecided" and "before its inspection ended" in found.reason
-    assert found.decide == "ladder run --resume R.json --budget 20"
+@pytest.mark.parametrize("gib, is_less", [(4.0, True), (7.9, False)])
+def test_a_rung_that_costs_time_says_which_memory_it_saves(gib: float, is_less: bool) -> None:
+    """A user whose memory is short would take a bare SKIP for an answer."""
+    made = changed("fused_act", verdict="slower", gain={"ratio": 0.9})
+    left_out = two_clocks.run(mode="leave-one-out")
+    left_out["rungs"][1] |= {"verdict": "slower", "gpu_verdict": "slower"}
+    pairs = zip([*made["rungs"][-2:], *left_out["rungs"][1::-1]], (8.0, gib, 8.0, gib), strict=True)
+    for rung, peak in pairs:
+        rung["peak_reserved_bytes"] = int(peak * 2**30)
+    for sources, name in (
+        (stairs_of(made), "fused_act"),
+        (Sources(None, typed(recipes.given(left_out)), {}), left_out["rungs"][1]["name"]),
+    ):
+        found = advice(sources)[name]
+        assert found.advice == "SKIP"
+        assert found.reason.endswith("; it takes less memory, 4.00 GiB instead of 8.00") == is_less
+
+
+# --- units of practice ------------------------------------------------------------------------------------------------
 
 
 def test_units_by_hand() -> None:
@@ -179,27 +203,29 @@ def test_units_by_hand() -> None:
 
 
 def test_a_rung_s_saving_and_its_break_even_by_hand() -> None:
-    made = changed("fused_act", gain={"ratio": 1.25}, step_ms=50.0, prepare_s=12.0)
-    sources = staircase(made)
+    sources = stairs_of(changed("fused_act", gain={"ratio": 1.25}, step_ms=50.0, prepare_s=12.0))
     found = advice(sources)["fused_act"]
     assert found.clock == "step" and found.saved_ms == 12.5
     assert found.prepare_s == 3.0 and found.pays_back == 240
-    whole = recommending.recommend(sources, 3_600_000, 2.0)
+    whole = recommend(sources, 3_600_000, 2.0)
     assert whole.hours(found.saved_ms) == pytest.approx(1.5625)  # 450,000 steps of 8 images, 12.5 ms each
-    row = dict(zip(recommend_text.head(whole), recommend_text.rows(whole)[-1], strict=True))
+    table = recommending.tabulate_rungs(whole)
+    row = dict(zip([column.title for column in table.columns], table.format_cells()[-1], strict=True))
     assert (row["saves ms/step"], row["hours"], row["money"]) == ("12.5", "1.56", "3.12")
     assert (row["prepares, s"], row["pays back after"]) == ("+3.0", "240 steps")
     assert whole.baseline and whole.baseline.ms == 160.0 and whole.recommended.ms == 50.0
     assert whole.saved_ms == 110.0 and whole.pays_back == 28  # 3 s over 110 ms
-    last = recommend_text.figures(whole)[-1]
+    last = recommending.tabulate_units(whole).format_cells()[-1]
     assert last == ["saved", "110.0", "13.75", "", "13.8", "27.50"]
 
 
 def test_a_rung_that_costs_or_is_open_pays_nothing_back() -> None:
-    found = advice(staircase(changed("fused_act", verdict="slower", gain={"ratio": 0.8}, step_ms=50.0)))
+    found = advice(stairs_of(changed("fused_act", verdict="slower", gain={"ratio": 0.8}, step_ms=50.0)))
     assert found["fused_act"].saved_ms == pytest.approx(-10.0) and found["fused_act"].pays_back is None
     assert found["set_to_none"].saved_ms is None and found["set_to_none"].pays_back is None
-    assert advising.steps_to_pay_back(-1.0, 5.0) == 0
+    assert advising.count_steps(-1.0, 5.0) == 0
+    none = Advised(name="a", title="A", advice="ADOPT", reason="")
+    assert none.saved_ms is None and none.pays_back is None
 
 
 @pytest.mark.parametrize(
@@ -222,61 +248,287 @@ def test_a_price() -> None:
             recommending.price_of(given)
 
 
-def test_a_terminal_has_the_reasons_that_the_table_does_not_tell_then_what_the_work_is_made_of() -> None:
-    planted = {"data_loading": test_explain.BEFORE, "fused_act": test_explain.AFTER}
-    made = recommending.recommend(staircase(test_explain.run(**planted)))
-    said = recommend_text.of_terminal(made, "here", {}).splitlines()
-    assert not any(line.startswith("fused_act: ADOPT") for line in said)  # step and work gain alike
-    assert any(line.startswith("bf16: ADOPT: the GPU's work is 1.26x faster; ") for line in said)
-    parts = "  elementwise -9.08 ms, fused: activation and bias +2.20 ms, the rest -0.13 ms"
-    assert [line for line in said if line.endswith(parts)] == [f"fused_act{parts}"]
-    assert any(line.startswith("fused_act: ADOPT: the GPU's") for line in recommend_text.reasons(made))
-
-
-def test_a_gain_of_the_step_that_the_work_does_not_explain_keeps_its_reason() -> None:
-    planted = {"data_loading": test_explain.BEFORE, "fused_act": test_explain.AFTER}
-    run = test_explain.run(**planted)
-    next(rung for rung in run["rungs"] if rung["name"] == "fused_act")["gain"] |= {"ratio": 1.5}
-    said = recommend_text.of_terminal(recommending.recommend(staircase(run)), "here", {})
-    assert (
-        "fused_act: ADOPT: " in said and "the step is 1.50x faster, because the GPU also waits less" in said
-    )
-
-
-@pytest.mark.parametrize("gib, told", [(4.0, True), (7.9, False)])
-def test_a_rung_that_costs_time_says_which_memory_it_saves(gib: float, told: bool) -> None:
-    """A user whose memory is short would take a bare SKIP for an answer."""
-    made = changed("fused_act", verdict="slower", gain={"ratio": 0.9})
-    for rung, peak in zip(made["rungs"][-2:], (8.0, gib), strict=True):
-        rung["peak_reserved_bytes"] = int(peak * 2**30)
-    found = advice(staircase(made))["fused_act"]
-    assert found.advice == "SKIP"
-    assert ("it takes less memory" in found.reason) == told
-    assert found.reason.endswith("; it takes less memory, 4.00 GiB instead of 8.00") == told
-    left_out = two_clocks.run(mode="leave-one-out")
-    for rung, peak in zip(left_out["rungs"], (gib, 8.0), strict=False):
-        rung["peak_reserved_bytes"] = int(peak * 2**30)
-    left_out["rungs"][1] |= {"verdict": "slower", "gpu_verdict": "slower"}
-    found = advice(Sources(None, typed(recipes.given(left_out)), {}))[left_out["rungs"][1]["name"]]
-    assert found.advice == "SKIP"
-    assert found.reason.endswith("; it takes less memory, 4.00 GiB instead of 8.00") == told
-
-
-def test_equal_reasons_share_a_line() -> None:
-    made = recommending.recommend(staircase(made_up.cpu_run()))
-    assert (
-        "fused_norm, cuda_graphs, data_loading, fused_act: n/a: needs a CUDA GPU"
-        in recommend_text.reasons(made)
-    )
-
-
 def test_a_result_without_a_number_recommends_nothing() -> None:
     made = two_clocks.run()
     made["rungs"] = [made_up.rung(rung["name"]) for rung in made["rungs"]]
     with pytest.raises(UserError, match="no rung of the result has a number"):
-        recommending.recommend(staircase(made))
+        recommend(stairs_of(made))
 
 
-def test_a_figure_without_a_verdict_saves_nothing() -> None:
-    none = Advised("a", "A", "ADOPT", "", "", Seen(), None, "", None, None, None)
-    assert none.saved_ms is None and none.pays_back is None
+# --- the recipe -------------------------------------------------------------------------------------------------------
+
+
+def judged(made: Plain, **verdicts: str) -> Plain:
+    """Return the run with other verdicts on the step, and none on the GPU's work."""
+    for rung in made["rungs"]:
+        if word := verdicts.get(rung["name"]):
+            gain = {
+                "against": "x",
+                "ratio": 0.9 if word == "slower" else 1.1,
+                "interval": [0.8, 1.2],
+                "rounds": 3,
+            }
+            rung |= {"verdict": word, "gpu_verdict": None, "gpu_gain": None, "gain": gain}
+    return made
+
+
+def staircase(**verdicts: str) -> Plain:
+    return recipes.given(judged(two_clocks.run(), **verdicts))
+
+
+def left_out(**times: float) -> Plain:
+    return recipes.given(made_up.judged_run("leave-one-out", **times))
+
+
+def full(names: list[str], ladder: str = "full", **verdicts: str) -> Plain:
+    """Return some rungs of a ladder, `full` or another, each with the recipe that it has there."""
+    made = made_up.result([made_up.rung(name, 50.0 - 2 * k, 0.01) for k, name in enumerate(names)])
+    made["ladder"]["name"] = ladder
+    for rung in made["rungs"]:
+        rung["kind"] = "captured"
+    return recipes.given(judged(made, **verdicts))
+
+
+def of(stairs: Plain | None, top: Plain | None = None) -> Recommendation:
+    return recommend(Sources(*(typed(each) if each else None for each in (stairs, top)), {}))
+
+
+def held(found: Recommendation, tmp_path: Path) -> list[str]:
+    """Return the rungs of the article in the recipe, read back from the file that `ladder train` takes."""
+    (tmp_path / "r.yaml").write_text(recommending.recipe_yaml(found, "for a test"))
+    fields = catalog.load_recipe(str(tmp_path / "r.yaml"), [])
+    assert fields == found.recipe
+    inside = catalog.contained(fields)
+    return [name for name in ARTICLE if name in inside]
+
+
+def test_all_rungs_that_are_adopted_are_in_the_recipe(tmp_path: Path) -> None:
+    found = of(staircase())
+    assert held(found, tmp_path) == list(found.kept) == ARTICLE
+    assert found.is_timed and found.timed_as == "fused_act" and found.remarks == []
+
+
+@pytest.mark.parametrize("ladder", catalog.ladders())
+def test_the_top_of_each_ladder_is_a_file_that_loads(tmp_path: Path, ladder: str) -> None:
+    climbed = catalog.climb(catalog.load_ladder(ladder), dict.fromkeys(needs.NEEDS))
+    top = Recipe.from_dict(climbed[-1].recipe or {}).to_dict()
+    file = tmp_path / "r.yaml"
+    advised = dataclasses.replace(of(staircase()), recipe=top)
+    file.write_text(recommending.recipe_yaml(advised, "for a test"))
+    assert catalog.load_recipe(str(file), []) == top
+
+
+def test_a_recipe_without_a_changed_field_is_a_file_that_loads(tmp_path: Path) -> None:
+    unchanged = dataclasses.replace(of(staircase()), recipe=recipes.of([]), kept=("baseline",))
+    assert held(unchanged, tmp_path) == ["baseline"]
+
+
+def test_a_rung_that_costs_time_is_left_out(tmp_path: Path) -> None:
+    found = of(staircase(fused_norm="slower", channels_last="slower"))
+    assert {each.name for each in found.rungs if each.advice == "SKIP"} == {"fused_norm", "channels_last"}
+    assert held(found, tmp_path) == [each for each in ARTICLE if each not in ("fused_norm", "channels_last")]
+    assert not found.is_timed and found.timed_as == "fused_act"
+    assert any("this very recipe was not timed" in line for line in recommending.list_notes(found))
+    assert recommending.tabulate_units(found).rows[1][0] == "fused_act, timed"
+
+
+def test_a_top_that_costs_time_leaves_the_timed_rung_below_it(tmp_path: Path) -> None:
+    found = of(staircase(fused_act="slower"))
+    assert held(found, tmp_path) == ARTICLE[:-1] and found.is_timed
+    assert found.timed_as == "data_loading" and found.recommended.ms == 68.4
+
+
+def test_an_open_rung_stays_and_is_named(tmp_path: Path) -> None:
+    found = of(staircase(fused_act="ambiguous"))
+    assert held(found, tmp_path) == ARTICLE
+    assert "undecided, and in the recipe as they were timed: fused_act" in found.remarks
+
+
+def test_a_rung_that_another_one_needs_stays() -> None:
+    names = [
+        "data_loading", "fused_act", "conv_double_backward", "fused_resample", "fused_adam", "joint_batch",
+        "fused_dense", "fused_rgb", "lean_weights", "fused_update", "grouped_demod", "fused_residual",
+    ]  # fmt: skip
+    found = of(full(names, **dict.fromkeys(names[2:], "faster") | {"fused_act": "slower"}))
+    assert "fused_act" in found.kept and found.is_timed
+    (line,) = found.remarks
+    assert line.startswith("fused_act stays in the recipe although it is SKIP: needed by")
+    assert "fused_residual" in line
+
+
+def test_a_rung_whose_change_another_one_contains_stays() -> None:
+    made = full(["baseline"])
+    made["rungs"] += [made_up.rung(name, 40.0) for name in ("fused_adam", "fp16")]
+    made["ladder"] |= {"name": "mine", "rungs": [rung["name"] for rung in made["rungs"]]}
+    found = of(recipes.given(judged(made, fused_adam="slower", fp16="faster")))
+    assert found.kept == ["baseline", "fused_adam", "fp16"] and found.is_timed
+    assert "the other rungs contain its change" in found.remarks[0]
+
+
+def test_a_rung_that_went_with_the_one_it_rests_on_does_not_stay() -> None:
+    names = ["fused_modulation", "accumulate_2", "accumulate_4"]
+    found = of(full(names, "accumulation", **dict.fromkeys(names[1:], "slower")))
+    assert found.kept[-1] == "fused_modulation" and found.is_timed and not found.remarks
+
+
+def test_of_a_ladder_that_is_gone_one_of_ours_has_the_rungs_below() -> None:
+    made = full(["fused_modulation", "graph_fills"], graph_fills="faster")
+    made["ladder"] |= {"name": "gone", "rungs": ["fused_modulation", "graph_fills"]}
+    found = of(made)
+    assert list(found.kept) == [step.name for step in catalog.load_ladder("full").rungs]
+    assert found.is_timed and not found.remarks and found.recipe is not None
+
+
+def test_a_gain_over_rungs_that_were_not_timed_names_them_and_they_go_together() -> None:
+    found = of(full(["data_loading", "fused_adam"], fused_adam="slower"))
+    (only,) = found.rungs
+    assert list(only.between) == ["fused_act", "conv_double_backward", "fused_resample"]
+    assert "together with fused_act, conv_double_backward, fused_resample, which" in only.reason
+    assert found.kept[-1] == "data_loading" and found.is_timed and found.timed_as == "data_loading"
+
+
+def test_a_leave_one_out_run_decides_and_the_staircase_has_the_units() -> None:
+    found = of(staircase(), left_out(bf16=24.0))
+    each = {each.name: each for each in found.rungs}["bf16"]
+    assert each.advice == "SKIP" and each.source == "leave-one-out"
+    assert each.saved_ms is not None and -1.5 < each.saved_ms < -1.1
+    assert each.title == "BF16 mixed precision"
+    assert {each.source for each in found.rungs} == {"leave-one-out"}
+    assert "bf16" not in found.kept and found.is_timed and found.timed_as == "all without bf16"
+    assert found.baseline and found.baseline.ms == 160.0
+
+
+def test_a_reason_names_what_was_left_out_with_a_rung() -> None:
+    """The gain is that of all of them."""
+    top = left_out()
+    title = "without CUDA graphs and 3 that need it"
+    next(rung for rung in top["rungs"] if rung["name"] == "bf16")["title"] = title
+    reasons = {each.name: each.reason for each in of(staircase(), top).rungs}
+    assert reasons["bf16"].startswith(f"against the ladder {title}, the ")
+
+
+def test_a_broken_rung_stays_broken_whatever_another_run_says() -> None:
+    stairs = staircase()
+    stairs["rungs"][-1] |= made_up.rung("fused_act", status="failed: parity", reason="D_r1: error 1")
+    found = of(stairs, left_out())
+    assert found.rungs[-1].advice == "BROKEN" and list(found.kept) == ARTICLE[:-1]
+
+
+def test_a_leave_one_out_run_alone_has_no_baseline(tmp_path: Path) -> None:
+    found = of(None, left_out(bf16=24.0))
+    assert found.baseline is None and found.saved_ms is None and found.pays_back is None
+    assert held(found, tmp_path) == [name for name in ARTICLE if name != "bf16"]
+    made = left_out()
+    made["rungs"][3] |= made_up.rung("fused_norm", status="oom", reason="CUDA out of memory")
+    rung = next(each for each in of(None, made).rungs if each.name == "fused_norm")
+    assert rung.advice == "undecided" and rung.reason == "the ladder without it: oom: CUDA out of memory"
+    assert rung.decide == "ladder run -w article"
+
+
+def test_what_leaves_with_a_rung_of_a_leave_one_out_run_is_named() -> None:
+    names = ["baseline", "fused_act", "conv_double_backward", "fused_resample", "fused_residual"]
+    made = full(names, **dict.fromkeys(names[1:], "faster"))
+    top = full(names[:2], fused_act="slower")
+    top["protocol"]["mode"] = "leave-one-out"
+    top["rungs"][0]["name"] = "all"
+    found = of(made, recipes.given(top))
+    assert "fused_act" not in found.kept and "fused_residual" not in found.kept
+    assert any(line.endswith("left out with fused_act, as it was measured") for line in found.remarks)
+
+
+def test_other_workers_are_the_same_recipe_and_other_fields_are_not(tmp_path: Path) -> None:
+    stairs = staircase()
+    for rung in stairs["rungs"][6:]:
+        rung["recipe"]["workers"] = 77
+    assert of(stairs).is_timed and of(stairs).remarks == []
+    for rung in stairs["rungs"][6:]:
+        rung["recipe"]["uint8_input"] = False
+    found = of(stairs)
+    assert held(found, tmp_path) == ARTICLE and not found.is_timed
+    assert found.remarks == ["the rungs have changed since this run: the recipe is made of today's"]
+
+
+def test_the_top_of_another_ladder_is_no_rung() -> None:
+    stairs = staircase()
+    stairs["ladder"] |= {"name": "compile"}
+    own = [step.name for step in catalog.load_ladder("compile").rungs]
+    rival = catalog.order(catalog.load_ladder("compile"))[-1]
+    stairs["rungs"] = [made_up.rung(name, 50.0) for name in [*own, rival]]
+    judged(stairs, **{rival: "faster"})
+    found = of(stairs)
+    assert rival not in [each.name for each in found.rungs] and rival not in found.kept
+    assert any("against this ladder's top" in line and "1.10x faster" in line for line in found.remarks)
+
+
+# --- the rungs in plain PyTorch ---------------------------------------------------------------------------------------
+
+PAGE = """# Page
+### `bf16`
+Words.
+
+```py
+precise()
+```
+### Of no rung
+```py
+no()
+```
+### `fused_act`, `fused_norm`
+```py
+one()
+```
+```sh
+shell
+```
+```py
+two()
+```
+## The next part
+```py
+elsewhere()
+```
+"""
+
+
+def test_sections_have_their_rungs_anchor_and_blocks() -> None:
+    one, plain, two = recommending.read_sections(PAGE)
+    assert (one.rungs, one.anchor, one.blocks) == (("bf16",), "bf16", ("precise()\n",))
+    assert (two.rungs, two.anchor) == (("fused_act", "fused_norm"), "fused_act-fused_norm")
+    assert (plain.title, plain.rungs, plain.anchor) == ("Of no rung", (), "of-no-rung")
+    assert two.blocks == ("one()\n", "two()\n")
+
+
+def test_a_recommendation_names_the_page_and_its_markdown_has_the_code_of_its_rungs_alone() -> None:
+    found = of(staircase())
+    adopted = recommending.find_anchors(found.kept)
+    assert adopted["bf16"] == "docs/adopt.md#bf16" and not recommending.list_code(["baseline"])
+    shown = recommending.render_terminal(found, "for this machine", {})
+    assert f"in a loop of your own: docs/adopt.md has {', '.join(adopted)}" in shown and "```" not in shown
+    assert "```python\ndef precise():" in recommending.render_advice(found, "for this machine")
+    assert recommending.write_data(found, "for this machine", {})["adopt"] == adopted
+    text = "\n".join(recommending.list_code(["cuda_graphs", "bf16"]))
+    assert text.index("`bf16` (docs/adopt.md#bf16)") < text.index("`cuda_graphs` (docs/adopt.md#cuda_graphs)")
+    assert "def precise():" in text and "def captured(" in text and "channels_last" not in text
+
+
+def test_the_code_of_graphs_comes_with_what_it_calls() -> None:
+    """All rungs of the page but `compile`: pasted after the loop that the page begins with, each name is known."""
+    named = [name for each in recommending.read_sections() for name in each.rungs if name != "compile"]
+    text = "\n".join(recommending.list_code(named))
+    order = [
+        "Frozen networks (docs/adopt.md#frozen-networks)",
+        "def g_phase():",
+        "def captured(",
+        "def whole():",
+    ]
+    assert [text.index(each) for each in order] == sorted(text.index(each) for each in order)
+    code = ast.parse("\n".join(re.findall(r"```python\n(.+?)```", text, re.DOTALL)))
+    names = {each for each in ast.walk(code) if isinstance(each, ast.Name)}
+    given = {each.id for each in names if isinstance(each.ctx, ast.Store)} | {*vars(builtins)}
+    for each in ast.walk(code):
+        if isinstance(each, ast.FunctionDef):
+            given |= {each.name, *(argument.arg for argument in each.args.args)}
+        elif isinstance(each, ast.Import):
+            given |= {alias.name for alias in each.names}
+    loop = {"torch", "copy", "nn", "softplus", "device", "batch", "z_dim", "size", "G", "D", "G_ema"}
+    assert {each.id for each in names} - given <= loop

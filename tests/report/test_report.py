@@ -1,28 +1,36 @@
-"""Table, Markdown and CSV: what a reader must find, and what a stranger's text must not do."""
+"""Table, Markdown and CSV of a run: what a reader must find, and what a stranger's text must not do."""
 
 import csv
 import functools
 import io
+import itertools
 import json
 
 import pytest
 
 from ladder.base import files
 from ladder.base.errors import UserError
-from ladder.plan import catalog, needs
+from ladder.plan import catalog, modes, needs
 from ladder.publish import gallery
+from ladder.report import checks as checking
 from ladder.report import tables as reporting
 from ladder.report import view as viewing
-from ladder.results import loading, publishable
+from ladder.results import loading, publishable, ranking
+from ladder.results.values import AMBIGUOUS, FASTER, LESS_THAN, NO_GAIN, SLOWER, TOO_FEW
+from ladder.results.words import Seen, whole, word
+from ladder.show.table import render_text
 from ladder.studies.host import attach_host
-from tests.support import committed, made_up, typed
+from tests.cli.test_cli import call
+from tests.support import committed, made_up, two_clocks, typed
 from tests.support.typed import Reading, write_run
 
 publishable = Reading(publishable)
 report = Reading(reporting)
+checks = Reading(checking)
 view = Reading(viewing).view
 
 HOSTILE = "=HYPERLINK(1)|<script>x</script> \x1b[31m`a`\n![i](http://e.x) \u202e"
+NO_GPU = dict.fromkeys(("gpu_ms", "gpu_gain", "gpu_verdict", "waiting_ms"))
 
 
 def rows_of(result):
@@ -34,59 +42,83 @@ def read_csv(*many):
 
 
 @pytest.fixture
+def printed(capsys, monkeypatch):
+    """The lines that `ladder report` prints in some width."""
+
+    def of(made, width=120):
+        monkeypatch.setenv("COLUMNS", str(width))
+        report.print_table(made)
+        return capsys.readouterr().out.splitlines()
+
+    return of
+
+
+@pytest.fixture
 def folder(tmp_path):
-    for index, (made, started) in enumerate(
-        [
-            (made_up.gpu_run(), "2026-11-20T09:00:00+00:00"),
-            (made_up.gpu_run(), "2026-11-21T09:00:00+00:00"),
-            (made_up.cpu_run(), "2026-11-19T09:00:00+00:00"),
-        ]
-    ):
-        write_run(tmp_path / "results" / f"{index}.json", {**made, "started": started})
+    runs = (
+        (made_up.gpu_run(), "2026-11-20"),
+        (made_up.gpu_run(), "2026-11-21"),
+        (made_up.cpu_run(), "2026-11-19"),
+    )
+    for index, (made, day) in enumerate(runs):
+        write_run(tmp_path / "results" / f"{index}.json", {**made, "started": f"{day}T09:00:00+00:00"})
     return tmp_path / "results"
 
 
-def test_the_table_shows_our_numbers_beside_the_article_s(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "400")
-    report.print_table(made_up.gpu_run())
-    lines = capsys.readouterr().out.splitlines()
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_shows_our_numbers_beside_the_article_s(printed):
+    lines = printed(made_up.gpu_run(), 400)
     line = next(line for line in lines if line.startswith("cuda_graphs"))
     for cell in ("31.20", "30.73-31.70", "2.80x", "3.09x", "1%", "256", "14.2", "119", "2.62x"):
         assert cell in line
-    assert not any("\x1b" in line for line in lines)  # piped: no colours
+    assert not any("\x1b" in line for line in lines)
 
 
-def test_what_lazy_phases_add_is_told_of_the_first_and_the_last_rung(capsys):
-    rungs = [
-        made_up.rung(name, ms) for name, ms in (("baseline", 300.0), ("bf16", 200.0), ("cuda_graphs", 100.0))
-    ]
-    for number, each in enumerate(rungs):
-        each["rounds"] = [
-            {
-                "round": r,
-                "samples_ms": [1.0],
-                "settled": True,
-                "event_ms": None,
-                "lazy_ms": {"G_pl": number + r / 10},
-            }
-            for r in range(3)
-        ]
-    report.print_table(made_up.result(rungs))
-    seen = capsys.readouterr().out
-    assert "baseline: what path length adds is within the noise" in seen
-    assert "cuda_graphs: path length adds 2.10 ms" in seen and "bf16: path" not in seen
+def test_both_clocks_are_in_the_table(printed):
+    lines = printed(two_clocks.run())
+    row = next(line for line in lines if line.startswith("channels_last "))
+    for cell in (
+        "158.0",
+        "93.00",
+        "65.00",
+        "1.13x faster",
+        "1.122-1.136",
+        "less than 8.9%",
+        "0.942-1.088",
+        "1.01x",
+    ):
+        assert cell in row
+    assert any(line.endswith("columns left out for the width") for line in lines)
+    assert "95% interval" in " ".join(printed(two_clocks.run(), 400))
 
 
-def test_what_has_no_number_is_visible_with_its_reason(capsys):
-    report.print_table(made_up.faulty_run())
-    table = capsys.readouterr().out
+@pytest.mark.parametrize("make", [made_up.judged_run, two_clocks.run, made_up.checked_run])
+@pytest.mark.parametrize("width", [60, 80, 110])
+def test_a_narrow_table_has_fewer_columns_and_never_loses_the_total(make, width):
+    table = reporting.tabulate(viewing.view(typed.typed(make())))
+    lines = render_text(table, width).splitlines()[: -len(table.notes)]
+    assert max(map(len, lines)) <= width and not any(line.endswith("...") for line in lines)
+    headings = [column.heading for column in table.fit_width(width).columns]
+    assert {"rung", "ms/step", "total"} <= {*headings}
+    assert {"verdict", "vs previous (step)"} & {*headings}
+    wide = [column.heading for column in table.fit_width(400).columns]
+    assert len(headings) < len(wide) == len(table.columns)
+
+
+def test_what_has_no_number_is_visible_with_its_reason(printed):
     page = report.markdown(made_up.faulty_run())
-    for text in (table, page.replace("\\", "")):
-        assert "quick: not to be quoted" in text
-        assert "incomplete" in text
-        assert "speedups refer to channels_last" in text
-        assert "baseline: oom: CUDA out of memory" in text
-        assert "fused_norm: failed: round 2: RuntimeError" in text
+    for text in ("\n".join(printed(made_up.faulty_run())), page.replace("\\", "")):
+        for line in (
+            "quick: not to be quoted",
+            "incomplete",
+            "speedups refer to channels_last",
+            "baseline: oom: CUDA out of memory",
+            "fused_norm: failed: round 2: RuntimeError",
+        ):
+            assert line in text
+    assert view(made_up.gpu_run()).marks == ()
 
 
 def test_the_article_s_speedups_refer_to_the_same_rung_as_ours():
@@ -94,17 +126,271 @@ def test_the_article_s_speedups_refer_to_the_same_rung_as_ours():
     assert rows_of(made_up.faulty_run())["bf16"].article_total == pytest.approx(265 / 158)
 
 
-def test_a_whole_run_has_no_marks():
-    assert view(made_up.gpu_run()).marks == ()
-
-
-def test_numbers_that_are_none_are_shown_as_missing(capsys):
+def test_numbers_that_are_none_are_missing_and_0_is_a_number(printed):
     made = made_up.gpu_run()
     made["rungs"][2] |= dict.fromkeys(("host_bound", "article_ms", "interval_ms", "peak_reserved_bytes"))
+    made["rungs"][5]["host_bound"] = 0.0
     row = rows_of(made)["bf16"]
     assert (row.host_bound, row.article_ms, row.interval, row.memory) == (None, None, None, None)
-    report.print_table(made)
-    assert "None" not in capsys.readouterr().out
+    text = "\n".join(printed(made, 400))
+    assert "None" not in text and " 0% " in next(
+        li for li in text.splitlines() if li.startswith("cuda_graphs")
+    )
+
+
+def test_a_difference_inside_the_noise_reads_less_than_whatever_its_sign(printed):
+    for ms in (31.19, 31.21):
+        made = made_up.judged_run(data_loading=ms)
+        row = rows_of(made)["data_loading"]
+        assert row.verdict == "less than" and row.previous == pytest.approx(31.2 / ms, abs=0.001)
+        line = next(line for line in printed(made) if line.startswith("data_loading"))
+        assert "less than" in line and "1.00x" not in line  # the interval says how much it could be
+    assert rows_of(made_up.judged_run(data_loading=29.0))["data_loading"].verdict == "faster"
+    assert rows_of(made_up.judged_run(data_loading=33.0))["data_loading"].verdict == "slower"
+
+
+def test_the_floors_of_both_clocks_have_a_line_each(printed):
+    gpu, step = [line for line in printed(two_clocks.run()) if "noise floor" in line]
+    assert gpu.startswith("GPU time: ") and "0.3% for captured rungs" in gpu and "0.4% for eager rungs" in gpu
+    assert step.startswith("step time: ") and "smallest detectable difference" in step
+
+
+def test_why_there_are_no_verdicts_is_what_became_of_the_twins(printed):
+    made = made_up.judged_run()
+    lowest, highest = made["twins"]
+    reason = "round 3: the worker ended with signal 9"
+    lowest.update(status="failed", reason=reason, rounds=lowest["rounds"][:2])
+    for each in [highest, *made["rungs"]]:
+        each["rounds"] = each["rounds"][:2]
+    text = "\n".join(printed(typed.fill(made)))
+    assert (
+        f"no verdicts: the twin of baseline has no number ({reason})" in text
+        and "too few generations" in text
+    )
+
+
+def test_rungs_that_were_not_measured_and_are_in_the_step_are_named():
+    """In a run with `--rungs` the next rung shown is no single change: a reader of its speedup must know."""
+    able = dict.fromkeys(needs.NEEDS)
+    recipes = {rung.name: rung.recipe for rung in catalog.climb(catalog.load_ladder("article"), able)}
+    names = ("baseline", "bf16", "fused_norm", "fused_act")
+    made = made_up.result([made_up.rung(name, 90.0) for name in names])
+    for rung in made["rungs"]:
+        rung["recipe"] = recipes[rung["name"]]
+    assert [remark for remark in view(made).remarks if remark.startswith("part of ")] == [
+        "part of bf16 and not measured here: channels_last",
+        "part of fused_act and not measured here: set_to_none, cuda_graphs, data_loading",
+    ]
+    made["protocol"]["mode"] = "solo"
+    assert not any(remark.startswith("part of ") for remark in view(made).remarks)
+
+
+def test_the_rounds_that_are_named_are_those_that_there_are():
+    """A run that was stopped has fewer than it planned; what does not count is not counted."""
+    made = made_up.judged_run()
+    assert view(made).protocol.startswith("rounds: 5, timed cycles of 16 steps: 2, ")
+    for rung in made["rungs"]:
+        rung["rounds"] = rung["rounds"][:3]
+    made["rungs"][1]["rounds"][0]["alloc_retries"] = 1
+    assert view(made).protocol.startswith("rounds: 2 to 3, ")
+    made["rungs"][1].update(status="failed")
+    one = {"started": made["started"], "rounds": 3, "cpu": "a CPU", "cores": 16}
+    made["merged"] = [one, one]
+    assert view(made).protocol.startswith("rounds: 3 of 2 runs, ")
+    for rung in made["rungs"]:
+        rung.update(status="failed")
+    assert view(made).protocol.startswith("rounds: 5 planned, none with a number")
+
+
+def test_what_lazy_phases_add_is_told_of_the_first_and_the_last_rung(printed):
+    times = (("baseline", 300.0), ("bf16", 200.0), ("cuda_graphs", 100.0))
+    rungs = [made_up.rung(name, ms) for name, ms in times]
+    for number, each in enumerate(rungs):
+        a_round = {"samples_ms": [1.0], "settled": True, "event_ms": None}
+        each["rounds"] = [a_round | {"round": r, "lazy_ms": {"G_pl": number + r / 10}} for r in range(3)]
+    text = "\n".join(printed(made_up.result(rungs)))
+    assert (
+        "cuda_graphs: path length adds 2.10 ms" in text
+        and "baseline: path" not in text
+        and "bf16: path" not in text
+    )
+
+
+@pytest.mark.parametrize("generations", [1, 2])
+def test_before_the_third_generation_there_is_no_verdict_and_no_interval(generations):
+    shown = view(two_clocks.run(generations))
+    assert shown.protocol.startswith(f"generations: {generations}, ")
+    assert {(row.verdict, row.gpu.verdict) for row in shown.rows[1:]} == {("too few generations",) * 2}
+    assert not any(row.gain or row.gpu.gain for row in shown.rows)
+
+
+def test_a_rung_that_was_timed_before_its_inspection_ended_is_marked(printed):
+    made = two_clocks.run()
+    assert "not yet proved" not in "\n".join(printed(made))
+    made["rungs"][7]["inspection"] = None
+    assert "fused_act: not yet proved: timed before its inspection ended" in printed(made)
+    assert view(made).rows[7].receipts == "not yet proved"
+    made["rungs"][7]["receipts"] = {"fused_act": {"engaged": True, "lines": []}}
+    assert view(made).rows[7].receipts == "ok"
+
+
+def test_the_advice_comes_from_leaving_the_rung_out_at_the_top(tmp_path, printed):
+    staircase = made_up.judged_run()
+    times = {"bf16": 20.0, "fused_norm": 25.3, "cuda_graphs": 85.0}
+    left_out = made_up.judged_run("leave-one-out", **times)
+    write_run(tmp_path / "a.json", staircase)
+    write_run(tmp_path / "b.json", left_out)
+    old = {**left_out, "started": "2020-01-01T00:00:00+00:00", "rungs": left_out["rungs"][:1]}
+    old["ladder"] = {**left_out["ladder"], "rungs": ["all"]}
+    write_run(tmp_path / "c.json", old)
+    results, refused = report.collect([tmp_path])
+    assert len(results) == 2 and not refused
+    joined = next(r for r in results if r["protocol"]["mode"] == "cumulative")
+    for rows in (rows_of(joined), rows_of(left_out)):
+        assert rows["bf16"].advice == "SKIP" and rows["fused_norm"].advice == "NO DIFFERENCE"
+        assert rows["cuda_graphs"].advice == "ADOPT" and rows["cuda_graphs"].top_gain > 3
+    assert rows_of(joined)["bf16"].verdict == "slower" and rows_of(staircase)["bf16"].advice == ""
+    assert "NO DIFFERENCE" in "\n".join(printed(joined))
+    assert {row["advice"] for row in read_csv(joined)} >= {"ADOPT", "SKIP", "NO DIFFERENCE"}
+
+
+def test_leaving_out_shows_both_gains_and_one_advice(printed):
+    made = typed.fill(two_clocks.run(mode="leave-one-out"))
+    gains = Reading(ranking).top_gains(made)
+    assert gains["channels_last"]["advice"] == "ADOPT"
+    assert gains["channels_last"]["gpu_gain"] == pytest.approx(68.2 / 61.2)
+    row = next(line for line in printed(made) if line.startswith("channels_last "))
+    assert "1.11x faster" in row and "1.12x faster" in row and "ADOPT" in row
+
+
+def test_the_advice_counts_a_sure_step_first_then_gpu_time():
+    assert modes.advice("slower", "faster") == "ADOPT"  # graphs cost GPU time and halve the step
+    assert modes.advice("faster", "slower") == "SKIP"
+    assert modes.advice("faster", "ambiguous") == "ADOPT"
+    assert modes.advice("slower", "less than") == "SKIP"
+    assert modes.advice("less than", "less than") == "NO DIFFERENCE"
+    assert modes.advice("less than", "ambiguous") == "ambiguous"
+    assert modes.advice("", "faster") == "ADOPT" and modes.advice("", "") == ""
+
+
+# --- the sentence on a rung -------------------------------------------------------------------------------------------
+
+ANSWERS = {
+    "faster": Seen(FASTER, 1.3), "slower": Seen(SLOWER, 0.9), "less": Seen(LESS_THAN, 1.001, 0.004),
+    "open": Seen(AMBIGUOUS, 1.1, 0.3), "few": Seen(TOO_FEW, 1.2), "none": Seen(),
+}  # fmt: skip
+WHY = {
+    **dict.fromkeys([("slower", "faster"), ("less", "faster")], "because the GPU waits less"),
+    **dict.fromkeys([("faster", "slower"), ("less", "slower")], "because the GPU waits longer"),
+}
+
+
+@pytest.mark.parametrize(("gpu", "step"), [*itertools.product(ANSWERS, repeat=2)])
+def test_a_sentence_has_both_answers_and_blames_the_cpu_only_where_the_gpu_waits(gpu, step):
+    calm, waiting = (viewing.describe_gain(ANSWERS[gpu], ANSWERS[step], waits) for waits in (False, True))
+    assert ("the GPU's work" in calm, "the step" in calm) == (gpu != "none", step != "none")
+    why = WHY.get((gpu, step))
+    assert calm.partition(", ")[2] == (why or "")
+    assert waiting.partition(", ")[2] == (why or ("the CPU sets the pace" if calm else ""))
+
+
+def test_a_step_that_changes_by_less_than_the_gpu_s_work_might_has_no_explanation():
+    gpu = Seen(LESS_THAN, 1.004, 0.012)
+    assert "because" not in viewing.describe_gain(gpu, Seen(FASTER, 1.01), waits=False)
+    assert "because" in viewing.describe_gain(gpu, Seen(FASTER, 1.02), waits=False)
+
+
+def test_the_word_of_a_table_has_its_number():
+    assert word(Seen(LESS_THAN, 1.0, 0.00123)) == "less than 0.13%"  # rounded up: it is a bound
+    assert word(Seen(LESS_THAN, 1.0, 0.69)) == "less than 100%"
+    assert [word(Seen(each)) for each in (FASTER, AMBIGUOUS, NO_GAIN, "")] == [FASTER, AMBIGUOUS, NO_GAIN, ""]
+
+
+@pytest.mark.parametrize(
+    "before, after, total, interval, expected",
+    [
+        (148.2, 115.4, 0.92, (0.31, 2.7), "not decided"),  # medians and pairs of a noisy host point apart
+        (148.2, 115.4, 1.3, (0.9, 1.9), "not decided"),
+        (148.2, 115.4, 0.92, (0.86, 0.98), "not decided"),
+        (148.2, 115.4, 0.92, None, "not decided"),
+        (148.2, 115.4, 1.28, (1.2, 1.37), "1.28x"),
+        (115.4, 148.2, 0.78, (0.7, 0.9), "0.78x"),
+        (148.2, 115.4, None, None, ""),
+        (None, 115.4, 1.28, None, ""),
+    ],
+)
+def test_a_factor_stands_beside_two_times_only_if_it_is_decided_and_they_agree(
+    before, after, total, interval, expected
+):
+    assert whole(before, after, total, interval) == expected
+
+
+# --- Markdown and CSV -------------------------------------------------------------------------------------------------
+
+
+def test_markdown_leaves_a_strangers_text_as_text():
+    made = made_up.gpu_run()
+    made["rungs"][0]["title"] = made["machine"]["gpu"] = made["ladder"]["title"] = HOSTILE
+    page = report.markdown(made)
+    assert "<script" not in page and "\x1b" not in page and "\u202e" not in page
+    assert "http:" not in page and "![" not in page
+    table = [line for line in page.splitlines() if line.startswith("|")]
+    assert len(table) == 2 + len(made["rungs"])
+    assert (
+        len({line.replace("\\|", "").count("|") for line in table}) == 1
+    )  # no cell breaks out of its column
+
+
+def test_csv_gives_numbers_in_full_and_text_that_is_no_formula():
+    made = made_up.gpu_run()
+    made["rungs"][0]["title"] = HOSTILE
+    made["rungs"][1]["title"] = ' leading, "quoted" -2+3'
+    first, second = read_csv(made)[:2]
+    assert first["title"].startswith("'=HYPERLINK") and "\n" not in first["title"]
+    assert second["title"] == "leading, 'quoted' -2+3"
+    assert float(second["step_ms"]) == made["rungs"][1]["step_ms"]
+    assert second["article_ms"] == "265.0" and second["quick"] == "false"
+    assert read_csv(made_up.faulty_run())[0]["step_ms"] == ""
+    rows = read_csv(made_up.gpu_run(), made_up.cpu_run())
+    assert len(rows) == 16 and {row["workload"] for row in rows} == {"article", "tiny"}
+
+
+def test_csv_has_both_clocks():
+    made = two_clocks.run()
+    row = read_csv(made)[1]
+    assert float(row["gpu_ms"]) == 93.0 and float(row["waiting_ms"]) == 65.0
+    assert float(row["gpu_speedup_previous"]) == pytest.approx(105 / 93)
+    assert row["gpu_verdict"] == "faster" and row["verdict"] == "less than" and row["gpu_less_than"] == ""
+    assert float(row["less_than"]) == pytest.approx(made["rungs"][1]["gain"]["below"])
+    assert float(row["gpu_noise_floor"]) == two_clocks.FLOORS["eager"][0]
+    for rung in made["rungs"]:
+        rung |= NO_GPU
+    assert not any(row["gpu_ms"] for row in read_csv(made))
+
+
+def test_committed_tables_are_what_the_report_of_a_committed_result_says(monkeypatch):
+    """Else `ladder report RESULT --markdown ... --csv ... --chart ...` writes them again."""
+    cached = functools.cache(loading.load_run)  # each report looks at its neighbours
+    monkeypatch.setattr(loading, "load_run", cached)
+    tables = [path for path in committed.folder("results/charts").iterdir() if path.suffix in (".md", ".csv")]
+    stored = sorted(committed.folder("results/ladder").glob("*/*.json"), key=lambda path: path.name)
+    seen = set()
+    for named in (True, False):  # most are of the newest result with their name
+        for path in reversed(stored):
+            begins = f"{path.parent.name}-{path.stem.rpartition('-')[0]}"
+            names = {begins, begins.replace("-full", "-article")}
+            left = [each for each in tables if not named or {each.stem, each.stem.rpartition("-")[0]} & names]
+            if left and path not in seen:
+                seen.add(path)
+                result = attach_host(reporting.collect([path])[0][0], committed.folder("results/host"))
+                today = [reporting.markdown(result), reporting.csv_text([result])]
+                if part := gallery.extract_article(loading.load_run(path)):
+                    today += [reporting.markdown(part), reporting.csv_text([part])]
+                tables = [table for table in tables if table.read_text(encoding="utf-8") not in today]
+    assert not tables
+
+
+# --- which results, and why not to publish them -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -125,72 +411,32 @@ def test_a_value_that_is_none_is_refused_before_it_is_shown(key, junk, tmp_path)
     assert str(refusal.value).isprintable() and str(refusal.value).isascii()
 
 
-def test_a_fully_busy_gpu_is_0_percent_host_bound_and_not_unknown():
-    made = made_up.gpu_run()
-    made["rungs"][5]["host_bound"] = 0.0
-    assert rows_of(made)["cuda_graphs"].host_bound == 0.0
-
-
-def test_markdown_leaves_a_strangers_text_as_text():
-    made = made_up.gpu_run()
-    made["rungs"][0]["title"] = made["machine"]["gpu"] = made["ladder"]["title"] = HOSTILE
-    page = report.markdown(made)
-    assert "<script" not in page and "\x1b" not in page and "\u202e" not in page
-    assert "http:" not in page and "![" not in page
-    table = [line for line in page.splitlines() if line.startswith("|")]
-    assert len(table) == 2 + len(made["rungs"])
-    cells = {line.replace("\\|", "").count("|") for line in table}
-    assert len(cells) == 1  # no cell breaks out of its column
-
-
-def test_csv_gives_numbers_in_full_and_text_that_is_no_formula():
-    made = made_up.gpu_run()
-    made["rungs"][0]["title"] = HOSTILE
-    made["rungs"][1]["title"] = ' leading, "quoted" -2+3'
-    first, second = read_csv(made)[:2]
-    assert first["title"].startswith("'=HYPERLINK") and "\n" not in first["title"]
-    assert second["title"] == "leading, 'quoted' -2+3"
-    assert float(second["step_ms"]) == made["rungs"][1]["step_ms"]
-    assert second["article_ms"] == "265.0" and second["quick"] == "false"
-    assert read_csv(made_up.faulty_run())[0]["step_ms"] == ""
-
-
-def test_csv_of_several_results_tells_them_apart():
-    rows = read_csv(made_up.gpu_run(), made_up.cpu_run())
-    assert len(rows) == 16 and {row["workload"] for row in rows} == {"article", "tiny"}
-
-
-def test_a_folder_gives_the_newest_of_each_and_names_what_is_no_result(folder):
+def test_a_folder_gives_the_newest_of_each_and_names_what_is_no_result(folder, tmp_path):
     (folder / "torn.json").write_text('{"schema": 1, "mach')
-    found, refused = report.collect([folder])
-    assert sorted((r["workload"]["name"], r["started"][:10]) for r in found) == [
+    results, refused = report.collect([folder])
+    assert sorted((r["workload"]["name"], r["started"][:10]) for r in results) == [
         ("article", "2026-11-21"),
         ("tiny", "2026-11-19"),
     ]
     assert len(refused) == 1 and "torn.json" in refused[0]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no results here"):
+        report.collect([tmp_path / "empty"])
 
 
-def test_what_other_commands_wrote_into_a_folder_is_no_fault_of_it(folder, tmp_path):
+def test_what_other_commands_wrote_into_a_folder_is_no_fault_of_it(folder):
     (folder / "map").mkdir()
     (folder / "map" / "gpu.json").write_text(json.dumps({"schema": 1, "what": "map"}))
     asv = folder / "asv"
     (asv / "machine").mkdir(parents=True)
     (asv / "benchmarks.json").write_text("{}")
     (asv / "machine" / "0a1b.json").write_text('{"results": NaN}')
-    found, refused = report.collect([folder])
-    assert len(found) == 2 and refused == []
+    results, refused = report.collect([folder])
+    assert len(results) == 2 and refused == []
     with pytest.raises(UserError, match="of the kind 'map', no run of rungs"):
         report.collect([folder / "map"])
     with pytest.raises(UserError, match="a file of asv: `ladder history` tells"):
         report.collect([asv])
-
-
-def test_nothing_to_report_is_said_in_one_line(tmp_path):
-    with pytest.raises(UserError, match="no results here"):
-        report.collect([tmp_path])
-    (tmp_path / "x.json").write_text(json.dumps({"schema": 99}))
-    with pytest.raises(UserError, match=r"x\.json"):
-        report.collect([tmp_path / "x.json"])
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
@@ -200,144 +446,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
     assert (tmp_path / "file").read_text() == "old"
 
 
-def test_committed_tables_are_what_the_report_of_a_committed_result_says(monkeypatch):
-    """Else `ladder report RESULT --markdown ... --csv ... --chart ...` writes them again."""
-    monkeypatch.setattr(
-        loading, "load_run", functools.cache(loading.load_run)
-    )  # each report looks at its neighbours
-    tables = [path for path in committed.folder("results/charts").iterdir() if path.suffix in (".md", ".csv")]
-    stored = sorted(committed.folder("results/ladder").glob("*/*.json"), key=lambda path: path.name)
-    seen = set()
-    for named in (True, False):  # most are of the newest result with their name
-        for path in reversed(stored):
-            begins = f"{path.parent.name}-{path.stem.rpartition('-')[0]}"
-            names = (begins, begins.replace("-full", "-article"))
-            left = [
-                each for each in tables if not named or {each.stem, each.stem.rpartition("-")[0]} & {*names}
-            ]
-            if left and path not in seen:
-                seen.add(path)
-                result = attach_host(reporting.collect([path])[0][0], committed.folder("results/host"))
-                today = [reporting.markdown(result), reporting.csv_text([result])]
-                if part := gallery.extract_article(loading.load_run(path)):
-                    today += [reporting.markdown(part), reporting.csv_text([part])]
-                tables = [table for table in tables if table.read_text(encoding="utf-8") not in today]
-    assert not tables
-
-
-def test_a_difference_inside_the_noise_reads_less_than_whatever_its_sign(capsys):
-    for ms in (31.19, 31.21):
-        made = made_up.judged_run(data_loading=ms)
-        row = rows_of(made)["data_loading"]
-        assert row.verdict == "less than" and row.previous == pytest.approx(31.2 / ms, abs=0.001)
-        report.print_table(made)
-        line = next(li for li in capsys.readouterr().out.splitlines() if li.startswith("data_loading"))
-        assert "less than" in line and "1.00x" not in line  # the interval says how much it could be
-    assert rows_of(made_up.judged_run(data_loading=29.0))["data_loading"].verdict == "faster"
-    assert rows_of(made_up.judged_run(data_loading=33.0))["data_loading"].verdict == "slower"
-
-
-def test_the_noise_floor_and_what_can_be_seen_are_said(capsys):
-    report.print_table(made_up.judged_run())
-    said = capsys.readouterr().out
-    assert (
-        "noise floor" in said
-        and "eager rungs, smallest detectable difference" in said
-        and "captured rungs" in said
-    )
-    report.print_table(made_up.gpu_run())  # made before there were twins
-    said = capsys.readouterr().out
-    assert "noise floor" not in said and "no verdicts: no twin was measured" in said
-
-
-def test_why_there_are_no_verdicts_is_what_became_of_the_twins(capsys):
-    made = made_up.judged_run()
-    lowest, highest = made["twins"]
-    reason = "round 3: the worker ended with signal 9"
-    lowest.update(status="failed", reason=reason, rounds=lowest["rounds"][:2])
-    for each in [highest, *made["rungs"]]:
-        each["rounds"] = each["rounds"][:2]
-    typed.fill(made)
-    report.print_table(made)
-    said = capsys.readouterr().out
-    assert f"the twin of baseline is out (failed: {reason})" in said
-    assert "too few generations" in said and "no twin was measured" not in said
-
-
-def test_rungs_that_were_not_measured_and_are_in_the_step_are_named():
-    """In a run with `--rungs` the next rung shown is no single change: a reader of its speedup must be told."""
-    able = dict.fromkeys(needs.NEEDS)
-    recipes = {rung.name: rung.recipe for rung in catalog.climb(catalog.load_ladder("article"), able)}
-    made = made_up.result(
-        [made_up.rung(name, 90.0) for name in ("baseline", "bf16", "fused_norm", "fused_act")]
-    )
-    for rung in made["rungs"]:
-        rung["recipe"] = recipes[rung["name"]]
-    found = [remark for remark in view(made).remarks if remark.startswith("part of ")]
-    assert found == [
-        "part of bf16 and not measured here: channels_last",
-        "part of fused_act and not measured here: set_to_none, cuda_graphs, data_loading",
-    ]
-    assert "part of fused\\_act and not measured here: " in report.markdown(made)
-    made["rungs"][1]["recipe"] = None
-    assert not any("part of bf16" in remark for remark in view(made).remarks)
-    made["protocol"]["mode"] = "solo"
-    assert not any(remark.startswith("part of ") for remark in view(made).remarks)
-
-
-def test_the_rounds_that_are_named_are_those_that_there_are():
-    """A run that was stopped has fewer than it planned; what does not count is not counted."""
-    made = made_up.judged_run()
-    assert view(made).protocol.startswith("median of 5 rounds of 2 timed cycles")
-    for rung in made["rungs"]:
-        rung["rounds"] = rung["rounds"][:3]
-    made["rungs"][1]["rounds"][0]["alloc_retries"] = 1
-    assert view(made).protocol.startswith("median of 2 to 3 rounds of 2 timed cycles")
-    made["rungs"][1].update(status="failed")
-    one = {"started": made["started"], "rounds": 3, "cpu": "a CPU", "cores": 16}
-    made["merged"] = [one, one]
-    assert view(made).protocol.startswith("median of 3 rounds (of 2 runs) of")
-    for rung in made["rungs"]:
-        rung.update(status="failed")
-    assert view(made).protocol.startswith("5 rounds (of 2 runs) planned")
-
-
-def test_the_advice_comes_from_leaving_the_rung_out_at_the_top(tmp_path, capsys):
-    staircase = made_up.judged_run()
-    times = {"bf16": 20.0, "fused_norm": 25.3, "cuda_graphs": 85.0}
-    whole = made_up.judged_run("leave-one-out", **times)
-    write_run(tmp_path / "a.json", staircase)
-    write_run(tmp_path / "b.json", whole)
-    old = {**whole, "started": "2020-01-01T00:00:00+00:00", "rungs": whole["rungs"][:1]}
-    old["ladder"] = {**whole["ladder"], "rungs": ["all"]}
-    write_run(tmp_path / "c.json", old)
-    found, refused = report.collect([tmp_path])
-    assert len(found) == 2 and not refused
-    joined = next(r for r in found if r["protocol"]["mode"] == "cumulative")
-    for rows in (rows_of(joined), rows_of(whole)):
-        assert rows["bf16"].advice == "SKIP" and rows["fused_norm"].advice == "NO DIFFERENCE"
-        assert rows["cuda_graphs"].advice == "ADOPT" and rows["cuda_graphs"].top_gain > 3
-    assert rows_of(joined)["bf16"].verdict == "slower" and rows_of(staircase)["bf16"].advice == ""
-    report.print_table(joined)
-    assert "NO DIFFERENCE" in capsys.readouterr().out
-    assert {row["advice"] for row in read_csv(joined)} >= {"ADOPT", "SKIP", "NO DIFFERENCE"}
-
-
-def test_a_narrow_terminal_keeps_the_verdict():
-    shown = view(made_up.judged_run())
-    columns = report.columns_of(shown)
-    for width in (240, 120, 90):
-        kept = [heading for heading, _ in report._fitting(columns, shown, width)]
-        assert {"ms/step", "vs previous", "verdict", "total"} <= set(kept)
-    assert (
-        len(report._fitting(columns, shown, 90)) < len(columns) == len(report._fitting(columns, shown, 240))
-    )
-
-
-# Why not to publish
-
-
-def test_what_is_not_publishable_says_why_wherever_it_is_shown(capsys):
+def test_what_is_not_publishable_says_why_wherever_it_is_shown(printed):
     made = made_up.judged_run()
     assert publishable.publishable(made) == []
     noisy = ["noisy: not publishable: 1 foreign compute process"]
@@ -346,20 +455,75 @@ def test_what_is_not_publishable_says_why_wherever_it_is_shown(capsys):
     made["protocol"]["quick"] = True
     why = publishable.publishable(made)
     assert [line.split(":")[0] for line in why] == ["quick", "incomplete", "dirty", "noisy"]
-    report.print_table(made)
-    table, page = capsys.readouterr().out, report.markdown(made)
+    table, page = "\n".join(printed(made)), report.markdown(made)
     for line in why:
         assert line in table and line in page and line in read_csv(made)[0]["not_publishable"]
+    of_no_commit = {**made_up.judged_run(), "commit": None, "dirty": None}
+    assert [line.split(":")[0] for line in publishable.publishable(of_no_commit)] == ["no commit"]
 
 
-def test_a_result_of_no_commit_is_not_publishable():
-    made = {**made_up.judged_run(), "commit": None, "dirty": None}
-    assert [line.split(":")[0] for line in publishable.publishable(made)] == ["no commit"]
+# --- receipts, parity and memory --------------------------------------------------------------------------------------
 
 
-def test_the_gain_over_all_rungs_has_its_interval():
-    row = rows_of(made_up.judged_run())["fused_act"]
-    assert row.total_interval[0] < row.total < row.total_interval[1]
-    assert read_csv(made_up.judged_run())[-1]["speedup_total_low"]
-    whole = rows_of(made_up.judged_run("leave-one-out"))["fused_norm"]
-    assert whole.total is None  # nothing there is measured against a baseline
+def test_the_table_says_whether_each_rung_was_on_and_computed_the_same(printed):
+    made = made_up.checked_run()
+    rungs = {rung["name"]: rung for rung in made["rungs"]}
+    rungs["bf16"].update(receipts=made_up.receipts("not engaged: FLOPs in BF16 0 percent", engaged=False))
+    rungs["bf16"].update(status="not engaged", reason="bf16: FLOPs in BF16 0 percent")
+    failed = made_up.parity(3.2, "failed: parity")
+    rungs["fused_norm"].update(parity=failed, status="failed: parity", reason="G_main")
+    del rungs["set_to_none"]["receipts"], rungs["set_to_none"]["parity"]
+    rows = rows_of(made)
+    assert (rows["baseline"].receipts, rows["baseline"].parity) == ("ok", "0.41 of budget")
+    assert (rows["bf16"].receipts, rows["fused_norm"].parity) == ("not engaged", "failed")
+    assert (rows["set_to_none"].receipts, rows["set_to_none"].parity) == ("", "")
+    lines = printed(made)
+    assert "bf16: not engaged: bf16: FLOPs in BF16 0 percent" in lines
+    assert "fused_norm: failed: parity: G_main" in lines
+    by_name = {row["rung"]: row for row in read_csv(made)}
+    assert by_name["baseline"]["parity_of_budget"].startswith("0.4")
+    assert by_name["bf16"]["rejected_visits"] == "1"
+
+
+def test_what_cannot_be_judged_is_no_error_of_the_rung():
+    rung = made_up.rung("bf16", 1.0, parity=made_up.parity(0.2))  # a loss at 900 times its budget, unresolved
+    assert rows_of(made_up.result([rung]))["bf16"].parity_share == pytest.approx(0.2)
+    assert ["not judged" in row for row in checks.tabulate_parity(rung).rows] == [False, False, True]
+
+
+def test_every_receipt_and_parity_error_is_printed_and_in_the_markdown(tmp_path):
+    made = made_up.checked_run()
+    lines = ("islands in FP32 6 of 6", "not engaged: FLOPs 3 percent")
+    made["rungs"][2]["receipts"] = made_up.receipts(*lines, engaged=False)
+    write_run(tmp_path / "a.json", made)
+    shown = call("report", tmp_path / "a.json", "--receipts").stdout
+    for text in (shown, report.markdown(made).replace("\\", "")):
+        for words in (
+            "bf16: not engaged: islands in FP32 6 of 6",
+            "not engaged: FLOPs 3 percent",
+            "G.blocks.3.conv1.weight",
+            "0.41",
+            "reference: FP64 on cuda, batch 8",
+            "modulate backward: tile 2048, columns 512, warps 4, per_sm 10, stages 1; in fused_norm",
+            "(size large, itemsize 2, layout nhwc, architecture 90): tile 4096",
+        ):
+            assert words in text
+    assert "islands" not in call("report", tmp_path / "a.json").stdout
+    write_run(tmp_path / "b.json", made_up.judged_run())
+    assert "no receipts and no parity check" in call("report", tmp_path / "b.json", "--receipts").stdout
+
+
+def test_three_figures_of_memory(printed):
+    made = made_up.checked_run()
+    made["rungs"][5]["rounds"][2]["device_used_bytes"] = 40 * 2**30
+    made["rungs"][5]["peak_allocated_bytes"] = 7 * 2**30
+    row = rows_of(made)["cuda_graphs"]
+    assert (row.allocated, row.memory, row.device) == (
+        pytest.approx(7),
+        pytest.approx(14.2),
+        pytest.approx(40),
+    )
+    (line,) = [each for each in read_csv(made) if each["rung"] == "cuda_graphs"]
+    assert line["device_gib"] == "40.0" and line["allocated_gib"] == "7.0"
+    text = "\n".join(printed(made, 400))
+    assert all(words in text for words in ("allocated GiB", "reserved GiB", "device GiB"))

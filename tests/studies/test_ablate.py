@@ -19,9 +19,8 @@ from ladder.engine.looks import Look
 from ladder.engine.pool import WorkerFailure
 from ladder.machine import system
 from ladder.plan import catalog, needs
-from ladder.report.themes import DARK, LIGHT
 from ladder.studies import ablate, frame
-from ladder.studies.ablate import LARGEST, PARITY, STUDY, Options, make_plan, pick_again, report
+from ladder.studies.ablate import LARGEST, PARITY, STUDY, Options, list_subsets, load_changes, pick_again
 from ladder.studies.ablate.record import is_beyond_noise
 from tests.support import committed, servers
 from tests.support import made_up_ablation as made_up
@@ -56,21 +55,22 @@ def job_of(ladder):
     return Job("cuda", name, workload, None, MACHINE, Options(ladder=str(ladder)), None)
 
 
-def plan_of(ladder):
-    return make_plan(job_of(ladder))
-
-
 # --- the plan ---------------------------------------------------------------------------------------------------------
 
 
+def subsets_of(ladder, savings=None):
+    job = job_of(ladder)
+    return list_subsets(job, load_changes(job), savings)
+
+
 def test_every_subset_of_the_article_s_rungs_is_planned_once_its_ends_first(on_a_gpu):
-    plan = plan_of("article")
-    subsets = [*plan.list_subsets()]
-    everything = frozenset(plan.changes)
-    assert list(plan.changes) == ARTICLE and len(subsets) == 128 and subsets[:2] == [everything, frozenset()]
+    changes, subsets = load_changes(job_of("article")), [*subsets_of("article")]
+    everything = frozenset(ARTICLE)
+    assert list(changes.changes) == ARTICLE and len({*subsets}) == 128
+    assert subsets[:2] == [everything, frozenset()]
     climbed = catalog.climb(catalog.load_ladder("article"), system.capabilities("cuda"))
-    assert plan.lay(everything) == climbed[-1].recipe  # the key under which a run's inspection is kept
-    assert plan.make_recipe(frozenset({"cuda_graphs"}))["adam"] == "capturable"
+    assert changes.lay(everything) == climbed[-1].recipe  # the key under which a run's inspection is kept
+    assert changes.make_recipe({"cuda_graphs"})["adam"] == "capturable"
     again = pick_again(subsets, 0)
     assert len({*again}) == 13 and again == pick_again(subsets[::-1], 0)
 
@@ -80,27 +80,23 @@ def test_impossible_subsets_and_rungs_without_what_they_rest_on_are_left_out(on_
     rungs = ["baseline", "fused_act", "fused_resample", "fused_filter", "cuda_graphs"]
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump({"rungs": rungs}))
-    subsets = [*plan_of(path).list_subsets()]
+    subsets = subsets_of(path)
     assert len(subsets) == 10
     assert all({"fused_act", "fused_resample"} <= each for each in subsets if "fused_filter" in each)
     rungs = ["baseline", "conv_double_backward", "lean_weights", "cuda_graphs", "parallel_streams"]
     path.write_text(yaml.safe_dump({"rungs": rungs}))
-    subsets = [*plan_of(path).list_subsets()]
-    assert [each for each in subsets if "parallel_streams" in each] == [frozenset(rungs[1:])]
+    assert [each for each in subsets_of(path) if "parallel_streams" in each] == [frozenset(rungs[1:])]
 
 
 def test_a_longer_ladder_is_measured_without_each_rung_and_without_pairs_of_the_five_largest(on_a_gpu):
-    plan = plan_of("full")
-    singles = plan.list_subsets()
-    assert sorted(out for out in singles.values() if out) == sorted((name,) for name in plan.changes)
+    singles, names = subsets_of("full"), [*load_changes(job_of("full")).changes]
+    assert sorted(out for out in singles.values() if out) == sorted((name,) for name in names)
     without_act = next(each for each, out in singles.items() if out == ("fused_act",))
     assert "fused_filter" not in without_act and "fused_norm" in without_act
-    savings = {name: float(k) for k, name in enumerate(plan.changes)}
-    both = plan.list_subsets(savings)
+    both = subsets_of("full", {name: float(k) for k, name in enumerate(names)})
     pairs = [out for out in both.values() if len(out) == 2]
-    largest = list(plan.changes)[: -LARGEST - 1 : -1]
     assert [*both][: len(singles)] == [*singles] and len(pairs) == 10
-    assert {name for out in pairs for name in out} == {*largest}
+    assert {name for out in pairs for name in out} == {*names[-LARGEST:]}
 
 
 def test_the_cases_of_a_longer_ladder_follow_from_what_was_seen(on_a_gpu):
@@ -109,19 +105,15 @@ def test_the_cases_of_a_longer_ladder_follow_from_what_was_seen(on_a_gpu):
     file = msgspec.structs.replace(read(made_up.of_longer(MACHINE)), cases={}, observed={})
     while len(file.cases) < len(cases := STUDY.list_cases(job, file)):
         observed = {
-            key: ablate.Observed(look=read_look(100.0 - len(case.rungs))) for key, case in cases.items()
+            key: ablate.Observed(look=read_record(Look, look(100.0 - len(case.rungs))))
+            for key, case in cases.items()
         }
-        observed[PARITY] = ablate.Observed(reported_then="ok", earlier=True)
-        file = msgspec.structs.replace(file, cases=cases, observed=observed)
+        file = msgspec.structs.replace(file, cases=cases, observed=observed | {PARITY: ablate.Observed()})
         kinds = [(case.kind, len(case.out)) for case in cases.values()]
         counts.append((kinds.count(("once", 2)), sum(kind == "again" for kind, _ in kinds)))
     assert counts == [(0, 0), (10, 0), (10, 4)] and file.is_complete
-    failed = {PARITY: ablate.Observed(status="failed: parity", reported_then="failed: parity")}
+    failed = {PARITY: ablate.Observed(status="failed: parity")}
     assert list(STUDY.list_cases(job, msgspec.structs.replace(file, observed=failed))) == [PARITY]
-
-
-def read_look(ms):
-    return read_record(Look, look(ms))
 
 
 # --- the figures ------------------------------------------------------------------------------------------------------
@@ -164,8 +156,7 @@ def test_the_share_of_the_order_is_none_without_interactions(whole):
     assert whole.total.moved == pytest.approx(sum(apart) / size, abs=1e-6)
     alone = derive(of_ablation(MACHINE, ARTICLE[:3], lambda subset: planted(subset, together={})))
     assert alone.total.moved == pytest.approx(0, abs=1e-6)
-    assert report.describe_order(alone).startswith("0% of the staircase's 1.51x in GPU time is its order")
-    assert report.describe_pairs(alone) == "No pair of rungs gains or loses together beyond the noise."
+    assert not any(is_beyond_noise(pair, alone) for pair in alone.pairs)
 
 
 def test_the_error_comes_from_fresh_processes_and_a_common_shift_is_no_error(whole):
@@ -200,17 +191,8 @@ def test_a_longer_ladder_has_gains_at_its_top_and_pairs_there():
     assert found.worth[-2].left_out == pytest.approx(0.05, abs=1e-6)
     (pair,) = found.pairs
     assert [pair.first, pair.second] == ARTICLE[:2] and pair.gain == pytest.approx(0.08, abs=1e-6)
-    product = math.exp(sum(made_up.LONGER.values()) + 0.05 + 2 * (0.08 - 0.02))
-    assert f"multiply to {product:.2f}x, the whole ladder's gain is 1.94x" in report.describe_order(found)
-    table = report.make_table(found)
-    assert [row[-1] for row in table.rows] == [""] * 7 + ["", "fused_adam", ""]
-    assert "on top of all others" in STUDY.summarize(file)[0] and STUDY.draw(file, "png")[:4] == b"\x89PNG"
-
-
-def test_the_chart_has_both_themes():
-    file = read(of_ablation(MACHINE, ARTICLE[:3]))
-    found = STUDY.derive(file)
-    assert report.draw_chart(found, file, "svg", LIGHT) != report.draw_chart(found, file, "svg", DARK)
+    assert [row[-1] for row in ablate.make_table(found).rows] == [""] * 7 + ["", "fused_adam", ""]
+    assert STUDY.draw(file, "png")[:4] == b"\x89PNG"
 
 
 @pytest.mark.parametrize(
@@ -235,6 +217,8 @@ def test_what_no_genuine_file_holds_is_refused(change, words):
 
 # --- the command ------------------------------------------------------------------------------------------------------
 
+PROBLEM = "D_main loss: error 0.5, budget 0.01"
+INSPECTED = {"verdict": "ok", "reason": None, "problems": []}
 LADDER = {"rungs": ["baseline", "channels_last", "set_to_none"]}
 
 
@@ -242,7 +226,7 @@ LADDER = {"rungs": ["baseline", "channels_last", "set_to_none"]}
 def least(tmp_path, monkeypatch):
     """Return the options of a run on the smallest workload and a ladder of two changes, which was inspected before."""
     monkeypatch.setattr(looks, "PROFILED", 1)
-    monkeypatch.setattr(inspection.Cache, "get", lambda self, recipe: {})
+    monkeypatch.setattr(inspection.Cache, "get", lambda self, recipe: {"parity": INSPECTED})
     (tmp_path / "least.yaml").write_text(yaml.safe_dump(LEAST))
     (tmp_path / "two.yaml").write_text(yaml.safe_dump(LADDER))
     files = ["-w", str(tmp_path / "least.yaml"), "--ladder", str(tmp_path / "two.yaml")]
@@ -280,7 +264,7 @@ def test_a_ladder_is_taken_apart_on_a_cpu(least, tmp_path, kept_servers):
     result = call("ablate", *least)
     assert result.exit_code == 0, result.output
     observed = observed_in(tmp_path / "out")
-    assert len(observed) == 1 + 4 + 3 and observed[PARITY]["reported_then"] == "ok"
+    assert len(observed) == 1 + 4 + 3 and observed[PARITY]["earlier"]
     assert all(len(each["look"]["wall_ms"]) == 1 for key, each in observed.items() if key != PARITY)
     assert "8 of 8, about 0 min left" in result.stderr
     assert "in wall time on a CPU is its order" in result.stdout and "not to be quoted" in result.stdout
@@ -303,7 +287,7 @@ def test_a_subset_that_fails_has_a_reason_and_is_tried_again(least, fake, tmp_pa
     monkeypatch.setattr(looks.Onlooker, "look", broken)
     result = call("ablate", *least)
     assert result.exit_code == 1 and "failed: cycle: no kernel image (here)" in result.stderr
-    assert "ladder's two ends were not both measured" in result.stdout
+    assert "two ends were not both measured" in result.stdout
     monkeypatch.setattr(looks.Onlooker, "look", real)
     (path,) = (tmp_path / "out").glob("*.json")
     assert call("ablate", *least, "--resume", str(path)).exit_code == 0
@@ -325,18 +309,18 @@ def test_a_ladder_that_fails_parity_is_not_measured(least, fake, tmp_path, monke
 
     def answer(do, **fields):
         calls.append(do)
-        return {"verdict": "failed: parity", "reason": "D_main loss: error 0.5, budget 0.01"}
+        return {"verdict": "failed: parity", "reason": PROBLEM, "problems": [PROBLEM]}
 
     fake[0].call = answer
     result = call("ablate", *least)
     assert result.exit_code == 1 and len(fake) == 1 and calls == ["build", "prepare", "parity"]
     assert "failed parity: D_main loss: error 0.5" in result.stdout
-    assert [*observed_in(tmp_path / "out")] == [PARITY]
+    assert observed_in(tmp_path / "out")[PARITY]["parity"] == {"problems": [PROBLEM]}
 
 
 def test_stored_runs_of_the_machine_stand_beside(on_a_gpu, monkeypatch):
     monkeypatch.setattr(ablate, "RUNS", committed.file("results/ladder"))
-    beside = ablate.read_beside(job_of("article"), plan_of("article"))
+    beside = ablate.read_beside(job_of("article"), load_changes(job_of("article")))
     assert "leave-one-out" in {each.mode for each in beside}
     graphs = next(each for each in beside if each.rung == "cuda_graphs")
     assert graphs.wall and graphs.wall > 1  # how much more is the host's
@@ -351,7 +335,7 @@ def test_too_few_rungs_are_one_line(least, tmp_path):
 @pytest.mark.gpu
 def test_a_ladder_is_taken_apart_on_a_gpu(tmp_path, monkeypatch):
     """Captured and eager subsets of a small ladder, in one process and in fresh ones."""
-    monkeypatch.setattr(inspection.Cache, "get", lambda self, recipe: {})
+    monkeypatch.setattr(inspection.Cache, "get", lambda self, recipe: {"parity": INSPECTED})
     ladder = {"rungs": ["baseline", "set_to_none", "cuda_graphs", "data_loading"]}
     for name, content in {"least": LEAST, "three": ladder}.items():
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(content))

@@ -55,7 +55,7 @@ def of_rows(
     """Return the data of a file with these subsets: rungs, those to be left out, ms once, ms again if it was."""
     name, fields = load_workload("article")
     cases: dict[str, Any] = {PARITY: {"kind": "parity", "rungs": rungs}}
-    observed: dict[str, Any] = {PARITY: {"reported_then": "ok", "earlier": True}}
+    observed: dict[str, Any] = {PARITY: {"parity": {"problems": []}, "earlier": True}}
     for subset, out, once, again in rows:
         kept = [rung for rung in rungs if rung in subset]
         key = name_subset(Case(kind="once", rungs=kept, out=out), rungs)

@@ -8,8 +8,8 @@ import msgspec
 from ladder.base.text import NO_TIME
 from ladder.core.records import read_record
 from ladder.plan import catalog
+from ladder.studies.kernelbench import cases as kernelcases
 from ladder.studies.kernelbench import record, study
-from ladder.studies.kernelbench.cases import registry as kernelcases
 from ladder.studies.kernelbench.record import Kernels, Measured, Observed, Samples
 from ladder.studies.kernelbench.study import STUDY
 from stylegan_lite.config import Workload
@@ -48,8 +48,8 @@ def change(timed: Timed, **values) -> Timed:
 
 
 def cases(**more):
-    workloads = {n: Workload.from_dict(catalog.load_workload(n)[1]) for n in record.USUAL}
-    return kernelcases.cases(workloads, **more)
+    workloads = {n: Workload.from_dict(catalog.load_workload(n)[1]) for n in study.USUAL}
+    return kernelcases.list_cases(workloads, **more)
 
 
 def file(rows=None, without_time=()) -> record.File:
@@ -61,17 +61,17 @@ def file(rows=None, without_time=()) -> record.File:
         key, number = case.name, 2
         while any(each.direction == measured.direction for each in observed.get(key, ())):
             key, number = f"{case.name} {number}", number + 1
-        planned[key] = study.make_case(case)
+        planned[key] = study.describe_case(case)
         observed.setdefault(key, []).append(measured)
     seen = {key: Observed(rows=each) for key, each in observed.items()}
     for case in without_time:
-        planned[case.name] = study.make_case(case)
+        planned[case.name] = study.describe_case(case)
         seen[case.name] = Observed(status="skipped", reason=NO_TIME)
     empty = {
         "schema": 2, "kind": "kernels", "machine": made_up.gpu_run()["machine"], "commit": "a" * 40, "dirty": False,
         "started": "2026-01-01T00:00:00+00:00", "seconds": 200.0, "options": {}, "cases": {}, "observed": {},
         "setup": {"l2_bytes": 50 * 2**20, "evict": 3, "graph_ms": 5.0, "compile": "torch.compile(inductor)",
-                  "workloads": ",".join(record.USUAL)},
+                  "workloads": ",".join(study.USUAL)},
     }  # fmt: skip
     return msgspec.structs.replace(read_record(STUDY.file_type(), empty), cases=planned, observed=seen)
 

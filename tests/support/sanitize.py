@@ -18,7 +18,7 @@ from typing import Any
 
 from ladder.base.paths import ROOT
 from ladder.machine import system
-from ladder.studies.kernelbench.cases.small_calls import NAMES, calls, differentiate_twice
+from tests.support.small_calls import NAMES, calls, differentiate_twice
 
 TOOLS = ("memcheck", "racecheck")
 SHAPES = ((2, 5, 3, 7), (2, 64, 16, 16), (2, 32, 40, 40))  # some divide tiles, some do not

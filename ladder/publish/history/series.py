@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ladder.base.text import plain, slug
-from ladder.plan import catalog, modes
+from ladder.plan import catalog
 from ladder.publish.history import notes as asvnotes
 from ladder.publish.validation import asv_files
 from ladder.report.view import Row, View
@@ -348,17 +348,6 @@ def _view(point: Point, rungs: list[str]) -> View:
         machine=plain(", ".join(part for part in parts if part)),
         workload=point.workload,
         protocol=f"one process a rung, by asv: no interval and no verdict; commit {point.commit[:10]}",
-        marks=(),
-        remarks=(),
-        reference="",
-        memory="",
-        title="",
-        quick=False,
-        mode=modes.CUMULATIVE,
-        versus="vs previous",
-        visits=len(measured),
-        rejected=None,
-        noise="",
         baseline=measured[0],
         rows=tuple(rows),
     )
@@ -367,7 +356,6 @@ def _view(point: Point, rungs: list[str]) -> View:
 def _row(name: str, ms: float | None, previous: float | None, total: float | None) -> Row:
     title = catalog.load_rung(name).title if name in catalog.rungs() else name
     status, reason = ("ok", "") if ms else ("n/a", "not measured here")
-    nothing = dict.fromkeys(Row.__dataclass_fields__)
-    texts = {"verdict": "", "advice": "", "receipts": "", "parity": "", "notes": ()}
-    known = {"name": name, "title": title, "status": status, "reason": reason, "step_ms": ms}
-    return Row(**{**nothing, **texts, **known, "previous": previous, "total": total})
+    return Row(
+        name=name, title=title, status=status, reason=reason, step_ms=ms, previous=previous, total=total
+    )

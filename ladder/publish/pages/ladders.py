@@ -13,9 +13,9 @@ from ladder.publish.pages import studies
 from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import absent, link, text, under
 from ladder.report import gpus as picture
-from ladder.report import recommend_text, tables
+from ladder.report import tables
 from ladder.report.advising import ADOPT, Sources
-from ladder.report.recommend import recommend
+from ladder.report.recommend import list_reasons, recommend, tabulate_rungs, tabulate_units
 from ladder.report.view import Row, View, shown_gain, shown_verdict, view
 from ladder.results import derive, sources
 from ladder.results.combine import gains as across
@@ -246,9 +246,8 @@ def render_beside(committed: Committed, name: str) -> str:
     """
     result = committed.ladder(name)
     shown = view(result)
-    columns = [(title, cell) for title, cell in tables.columns_of(shown) if title not in NOT_BESIDE]
-    fields = [(Column("entry"), RUNG[1]), *((Column(title, "amount"), cell) for title, cell in columns)]
-    return render_rows(fields, shown.rows) + _cite(committed, result, shown)
+    table = replace(tables.tabulate(shown, titles=True).drop_columns(NOT_BESIDE), notes=())
+    return f"{render_markdown(table)}\n{_cite(committed, result, shown)}"
 
 
 def render_advice(committed: Committed, name: str) -> str:
@@ -257,9 +256,10 @@ def render_advice(committed: Committed, name: str) -> str:
     left_out = series.left_out_of(result, [*committed.best.values()])
     is_alone = result.protocol.mode == LEAVE_ONE_OUT
     advice = recommend(Sources(None, result, {}) if is_alone else Sources(result, left_out, {}))
-    others = replace(advice, rungs=tuple(each for each in advice.rungs if each.advice != ADOPT))
-    reasons = "".join(f"- {text(line)}\n" for line in recommend_text.reasons(others))
-    return f"{recommend_text.tables(advice)}\n\n{reasons}{_cite(committed, result, view(result))}"
+    reasons = list_reasons([each for each in advice.rungs if each.advice != ADOPT])
+    both = "\n\n".join(map(render_markdown, (tabulate_rungs(advice), tabulate_units(advice))))
+    lines = "".join(f"- {text(line)}\n" for line in reasons)
+    return f"{both}\n\n{lines}{_cite(committed, result, view(result))}"
 
 
 # --- one row for each workload ----------------------------------------------------------------------------------------

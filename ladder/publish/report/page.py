@@ -13,11 +13,11 @@ from pathlib import Path
 
 from ladder.base import files, records
 from ladder.base.errors import UserError
-from ladder.base.text import amount, between, bounds, factor, ms
+from ladder.base.text import amount, bounds, factor, ms
 from ladder.plan import modes
 from ladder.publish.report.inputs import KINDS, Inputs, shorten_path
 from ladder.receipts import categories
-from ladder.report import chart, checks, explain, panels, recommend, recommend_text, tables
+from ladder.report import chart, checks, explain, panels, recommend, tables
 from ladder.report.advising import LEFT_OUT, STAIRCASE, Sources
 from ladder.report.explain import Side
 from ladder.report.recommend import Recommendation
@@ -148,11 +148,10 @@ def _draw_step(row: Row, shown: View, number: int) -> Bar:
 def _list_gains(row: Row, shown: View, number: int) -> list[tuple[str, str]]:
     """Return what the rung gains by each clock, the advice, and its total; of the first rung the advice alone."""
     gains: list[tuple[str, str]] = []
-    around = bounds if shown.generations else between
     clocks = [*([("GPU", row.gpu.seen, row.gpu.gain)] if row.gpu else []), ("step", row.seen, row.gain)]
     for clock, seen, interval in clocks if number else []:
         is_open = not seen.verdict or seen.verdict in (AMBIGUOUS, TOO_FEW)
-        words = [answer(seen) or "no verdict", f", {UNDECIDED}" if is_open else "", f" ({around(interval)})"]
+        words = [answer(seen) or "no verdict", f", {UNDECIDED}" if is_open else "", f" ({bounds(interval)})"]
         gains.append((clock, "".join(words).removesuffix(" ()")))
     if row.advice:
         gains.append(("advice", row.advice))
@@ -176,14 +175,14 @@ def show_advice(inputs: Inputs) -> Section | None:
         return None
     blocks: list[Block] = [
         f"Recipe: {', '.join(advice.kept)}",
-        make_table(recommend_text.figures(advice), "The recommended recipe in units of practice"),
-        make_table([recommend_text.head(advice), *recommend_text.rows(advice)], "Advice on each rung"),
-        recommend_text.below(advice),
-        Fold("Why, rung by rung", [recommend_text.reasons(advice)]),
+        replace(recommend.tabulate_units(advice), title="The recommended recipe in units of practice"),
+        replace(recommend.tabulate_rungs(advice), title="Advice on each rung"),
+        recommend.list_notes(advice),
+        Fold("Why, rung by rung", [recommend.list_reasons(advice.rungs)]),
         Fold("Every rung in units of practice", [_tabulate_units(inputs.main, advice)]),
     ]
     if advice.recipe is not None:
-        code = Code(recommend_text.recipe_yaml(advice, inputs.whose))
+        code = Code(recommend.recipe_yaml(advice, inputs.whose))
         blocks.append(Fold("The recipe as YAML, for `ladder train --recipe`", [code]))
     names = ", ".join(f"{kind} {shorten_path(run[0])}" for kind, run in runs.items() if run)
     return Section("advice", "What to switch on", f"As `ladder recommend` says it, from {names}.", blocks)
@@ -208,11 +207,9 @@ def show_verdicts(inputs: Inputs) -> Section:
 
 def _show_run(shown: View) -> list[Block]:
     """Return the table of `ladder report`, and the lines below it that stand nowhere else."""
-    columns = [("rung", lambda row: row.title), *tables.columns_of(shown)]
-    rows = [[cell(row) for _, cell in columns] for row in shown.rows]
-    elsewhere = (*shown.sentences, *shown.marks)
-    below = [line for line in tables.lines_below(shown) if line not in elsewhere]
-    return [make_table([[heading for heading, _ in columns], *rows]), below]
+    table = tables.tabulate(shown, titles=True)
+    below = [line for line in table.notes if line not in (*shown.sentences, *shown.marks)]
+    return [replace(table, notes=()), below]
 
 
 def show_mistakes(inputs: Inputs) -> Section | None:
@@ -373,9 +370,9 @@ def show_proofs(inputs: Inputs) -> Section:
     """Return the receipts of each rung, which show that it was on, and its parity with the reference."""
     folds = []
     for rung in inputs.main.rungs:
-        receipts, cells = checks.receipt_lines(rung), checks.parity_cells(rung)
-        if receipts or cells:
-            errors = [make_table([checks.PARITY_HEADINGS, *cells])] if cells else []
+        receipts, parity = checks.receipt_lines(rung), checks.tabulate_parity(rung)
+        if receipts or parity.rows:
+            errors = [parity] if parity.rows else []
             folds.append(Fold(rung.name, [receipts, checks.parity_lines(rung), *errors], on_paper=False))
     if tiles := checks.choice_lines(inputs.main):
         folds.append(Fold("Tiles that the kernels ran with", [tiles], on_paper=False))

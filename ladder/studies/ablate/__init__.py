@@ -11,24 +11,25 @@ after a failure, and after `ladder.engine.looks.MOST` subsets.
 from __future__ import annotations
 
 import contextlib
-import functools
+import dataclasses
 import itertools
+import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.core.job import Job
-from ladder.core.records import Fields, write_whole
-from ladder.results import plausible
-from ladder.results.store import FAILED_PARITY
-from ladder.show.table import Table
+from ladder.core.records import Fields
+from ladder.report import drawing
+from ladder.report.themes import LIGHT
+from ladder.results.record import read_findings
+from ladder.show.table import Column, Table
 from ladder.stats.shapley import NOTHING, Subset
 from ladder.studies import frame
-from ladder.studies.ablate import report
 from ladder.studies.ablate.record import (
     AGAIN,
     GPU,
@@ -43,9 +44,10 @@ from ladder.studies.ablate.record import (
     File,
     Observed,
     Options,
+    Pair,
     Proof,
     Protocol,
-    list_rows,
+    is_beyond_noise,
     time_ms,
 )
 from ladder.studies.frame import Session, Study
@@ -56,18 +58,16 @@ if TYPE_CHECKING:
 RUNS = ROOT / "results" / "ladder"
 LARGEST = 5  # rungs of a longer ladder that are left out in pairs
 TENTH, LEAST_AGAIN = 10, 3  # of the subsets, and how many at least, are measured again in fresh processes
+SHOWN = 5  # pairs in the table
 
-
-# --- the plan ---------------------------------------------------------------------------------------------------------
+# --- the subsets ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The rungs that change something and run here, in the order of the ladder, with their changes."""
+class Changes:
+    """The rungs of a ladder that change something and run here, in its order."""
 
-    workload: Fields
-    device: str
-    seed: int
+    ladder: str
     base: Fields  # the change of the lowest rung, which is in every subset
     changes: dict[str, Fields]
     skipped: dict[str, str]  # rungs that cannot run here, and why
@@ -85,81 +85,75 @@ class Plan:
 
         return Recipe.from_dict(self.lay(subset), where="it").to_dict()
 
-    def is_allowed(self, subset: Subset) -> bool:
-        """Return whether the recipe of a subset is possible, and has all that each rung in it rests on."""
-        from ladder.plan import catalog
-        from stylegan_lite.config import ConfigError, Recipe, Workload
-
-        for name in subset:
-            needed = catalog.load_rung(name).rests_on
-            if any(each in self.changes and each not in subset for each in needed):
-                return False
-        try:
-            recipe = Recipe.from_dict(self.make_recipe(subset))
-            recipe.refuse_on(self.device)
-            recipe.refuse_for(Workload.from_dict(self.workload))
-        except ConfigError:
-            return False
-        return True
-
-    def list_subsets(self, savings: Mapping[str, float] | None = None) -> dict[Subset, tuple[str, ...]]:
-        """Return the subsets to measure, each with the rungs that were to be left out of a longer ladder.
-
-        The ends come first, then the others by chance, so that drift is noise.
-
-        Args:
-            savings: what each rung of a longer ladder saves when it alone is left out; None while that is unknown.
-        """
-        found: dict[Subset, tuple[str, ...]] = {frozenset(self.changes): (), NOTHING: ()}
-        if len(self.changes) > MOST_RUNGS:
-            return found | {
-                subset: out for subset, out in self._leave_out(savings).items() if subset not in found
-            }
-        inner = [
-            frozenset(names)
-            for number in range(1, len(self.changes))
-            for names in itertools.combinations(self.changes, number)
-        ]
-        rest = [subset for subset in inner if self.is_allowed(subset)]
-        random.Random(self.seed).shuffle(rest)
-        return found | dict.fromkeys(rest, ())
-
-    def _leave_out(self, savings: Mapping[str, float] | None) -> dict[Subset, tuple[str, ...]]:
-        """Return the subsets of a longer ladder without one rung each, then without two.
-
-        A rung whose change the others contain is not there, because nothing changes without it.
-        """
+    def leave_out(self, out: Iterable[str]) -> Subset:
+        """Return all rungs but some, and but those that extend these or rest on them."""
         from ladder.plan import modes
 
-        names: list[tuple[str, ...]] = [(name,) for name in self.changes]
-        random.Random(self.seed).shuffle(names)
-        largest = sorted(savings or {}, key=lambda name: -(savings or {})[name])[:LARGEST]
-        names += itertools.combinations(largest, 2)
-        whole, found = self.make_recipe(self.changes), {}
-        for out in names:
-            left = self.changes
-            for name in out:  # with those that extend or rest on it
-                left = modes.without(name, left) if name in left else left
-            if self.make_recipe(left) != whole:
-                found.setdefault(frozenset(left), out)
-        return found
+        left = self.changes
+        for name in out:
+            left = modes.without(name, left) if name in left else left
+        return frozenset(left)
 
 
-def make_plan(job: Job) -> Plan:
-    """Return the plan for a job's ladder. Raises UserError if fewer than two of its rungs can run here."""
+def load_changes(job: Job) -> Changes:
+    """Return the rungs of a job's ladder. Raises UserError if fewer than two of them can run here."""
     from ladder.machine import system
     from ladder.plan import catalog, needs
 
     ladder = catalog.load_ladder(job.options.ladder)
     able = needs.possible(system.capabilities(job.device), job.workload)
-    climbed = catalog.climb(replace(ladder, rival=None), able)
-    base, *rest = [rung for rung in climbed if rung.recipe is not None]
-    changes = {rung.name: catalog.load_rung(rung.name).change for rung in rest}
-    if len(changes) < 2:
-        raise UserError(f"ladder {ladder.name}: fewer than two of its rungs run here: nothing to take apart")
+    climbed = catalog.climb(dataclasses.replace(ladder, rival=None), able)
+    base, *rest = [catalog.load_rung(rung.name) for rung in climbed if rung.recipe is not None]
+    if len(rest) < 2:
+        raise UserError(f"ladder {ladder.name}: fewer than two of its rungs run here")
     skipped = {rung.name: texts.display(rung.skipped) for rung in climbed if rung.skipped is not None}
-    first = catalog.load_rung(base.name).change
-    return Plan(job.workload | {"data": None}, job.device, job.options.seed, first, changes, skipped)
+    return Changes(ladder.name, base.change, {rung.name: rung.change for rung in rest}, skipped)
+
+
+def list_subsets(
+    job: Job, rungs: Changes, savings: Mapping[str, float] | None = None
+) -> dict[Subset, tuple[str, ...]]:
+    """Return the subsets to measure, each with the rungs that were to be left out of a longer ladder.
+
+    The ends come first, then the others by chance, so that drift is noise.
+
+    Args:
+        savings: what each rung of a longer ladder saves when it alone is left out; None while that is unknown.
+    """
+    names = [*rungs.changes]
+    subsets: dict[Subset, tuple[str, ...]] = {frozenset(names): (), NOTHING: ()}
+    if len(names) <= MOST_RUNGS:
+        inner = [each for n in range(1, len(names)) for each in itertools.combinations(names, n)]
+        allowed = [frozenset(each) for each in inner if is_allowed(job, rungs, frozenset(each))]
+        random.Random(job.options.seed).shuffle(allowed)
+        return subsets | dict.fromkeys(allowed, ())
+    outs: list[tuple[str, ...]] = [(name,) for name in names]
+    random.Random(job.options.seed).shuffle(outs)
+    largest = sorted(savings or {}, key=lambda name: -(savings or {})[name])[:LARGEST]
+    whole = rungs.make_recipe(names)
+    for out in [*outs, *itertools.combinations(largest, 2)]:
+        left = rungs.leave_out(out)
+        if rungs.make_recipe(left) != whole:  # else the other rungs contain its change
+            subsets.setdefault(left, out)
+    return subsets
+
+
+def is_allowed(job: Job, rungs: Changes, subset: Subset) -> bool:
+    """Return whether the recipe of a subset is possible, and has all that each rung in it rests on."""
+    from ladder.plan import catalog
+    from stylegan_lite.config import ConfigError, Recipe, Workload
+
+    for name in subset:
+        needed = catalog.load_rung(name).rests_on
+        if any(each in rungs.changes and each not in subset for each in needed):
+            return False
+    try:
+        recipe = Recipe.from_dict(rungs.make_recipe(subset))
+        recipe.refuse_on(job.device)
+        recipe.refuse_for(Workload.from_dict(job.workload))
+    except ConfigError:
+        return False
+    return True
 
 
 def pick_again(measured: Iterable[Subset], seed: int) -> list[Subset]:
@@ -213,10 +207,10 @@ ladder ablate --resume results/ablation/MACHINE-article-article-partial.json
             return {PARITY: cases[PARITY]}
 
         def add(savings: Mapping[str, float] | None) -> None:
-            plan = make_plan(job)
-            rungs = list(plan.changes)
+            changes = load_changes(job)
+            rungs = list(changes.changes)
             cases[PARITY] = Case(kind="parity", rungs=rungs)
-            for subset, out in plan.list_subsets(savings).items():
+            for subset, out in list_subsets(job, changes, savings).items():
                 case = Case(kind="once", rungs=[name for name in rungs if name in subset], out=list(out))
                 cases[name_subset(case, rungs)] = case
 
@@ -238,15 +232,16 @@ ladder ablate --resume results/ablation/MACHINE-article-article-partial.json
     def observe(self, session: Session, key: str, case: Case) -> Observed:
         from ladder.engine.looks import Onlooker, Task
 
-        plan = session.share(_open_plan)
+        job = session.job
+        changes = load_changes(job)
         if case.kind == "parity":
-            return _prove(session, plan)
-        task = Task(plan.workload, plan.make_recipe(case.rungs), plan.device, plan.seed)
+            return _prove(session, changes)
+        task = Task(job.workload, changes.make_recipe(case.rungs), job.device, job.options.seed)
         onlooker = session.share(_open_onlooker)
         if case.kind == "once":
-            looked = [each for name, each in session.file.observed.items() if name != PARITY]
-            if len(looked) == 2 and not any(each.look for each in looked):
-                reason = looked[0].reason  # no gain would follow from the other subsets
+            earlier = [each for name, each in session.file.observed.items() if name != PARITY]
+            if len(earlier) == 2 and not any(each.look for each in earlier):
+                reason = earlier[0].reason  # no gain would follow from the other subsets
                 raise UserError(f"neither the whole ladder nor its base has a time: {reason}")
             return Observed(look=onlooker.look(task, session.visits))
         onlooker.close()  # its memory, too
@@ -258,59 +253,51 @@ ladder ablate --resume results/ablation/MACHINE-article-article-partial.json
         return "" if look is None else f"{texts.ms(time_ms(look, GPU if look.gpu_ms else WALL))} ms"
 
     def derive(self, file: File) -> Ablation:
-        figures, parity = Figures(file), file.observed.get(PARITY)
+        figures, parity = Figures(file), file.observed.get(PARITY, Observed())
         worth = [figures.derive_worth(rung) for rung in figures.rungs]
-        proof = None
-        if parity is not None and parity.reported_then is not None:
-            proof = Proof(verdict=parity.reported_then, reason=parity.reason, earlier=parity.earlier)
+        verdict = parity.verdict if parity.status == "ok" else parity.status
         return Ablation(
             protocol=Protocol(
                 ladder=file.ladder or file.options.ladder,
                 rungs=figures.rungs,
-                skipped=parity.skipped if parity else {},
+                skipped=parity.skipped,
                 whole=figures.is_whole,
                 clock=figures.clock,
                 seed=file.options.seed,
                 notes=frame.list_cautions(self, file),
             ),
-            parity=proof,
+            parity=Proof(verdict=verdict, reason=parity.reason, earlier=parity.earlier) if verdict else None,
             subsets=figures.rows,
             total=figures.derive_total(worth),
             worth=worth,
             pairs=figures.derive_pairs(),
             noise=figures.noise,
-            beside=parity.beside if parity else [],
+            beside=parity.beside,
         )
 
     def list_problems(self, file: File) -> Iterable[str]:
         if PARITY not in file.cases:
             yield f"cases: {PARITY!r} is missing"
             return
-        rungs, rows, clock = file.cases[PARITY].rungs, list_rows(file), Figures(file).clock
-        sets = [frozenset(row.rungs) for row in rows]
-        if (
-            len({*sets}) < len(sets)
-            or any(not each <= {*rungs} for each in sets)
-            or len({*rungs}) < len(rungs)
-        ):
+        figures, least = Figures(file), frame.find_floor_ms(file)
+        sets = [frozenset(row.rungs) for row in figures.rows]
+        if len({*sets}) < len(sets) or not frozenset().union(*sets) <= {*figures.rungs}:
             yield "cases: a subset is there twice, or has rungs that the ladder lacks"
-        least = plausible.floor_ms(write_whole(file.machine), file.workload or {})
         for key, each in file.observed.items():
             times = (each.look.gpu_ms or each.look.wall_ms or []) if each.look else []
-            if least and any(ms < least[0] for ms in times):
+            if any(ms < least for ms in times):
                 yield f"{key}: faster than this machine can compute"
-            if each.look and time_ms(each.look, clock) is None:
-                yield f"{key}: no {clock} time"
+            if each.look and time_ms(each.look, figures.clock) is None:
+                yield f"{key}: no {figures.clock} time"
             if key != PARITY and (each.status == "ok") != (each.look is not None):
                 yield f"{key}: a time, but not the status ok, or the other way round"
 
     def list_cautions(self, file: File) -> list[str]:
         from ladder.engine import looks
 
-        rows = [row for row in list_rows(file) if row.status == "ok"]
-        both = [(row.once.kernels, row.again.kernels) for row in rows if row.once and row.again]
         lines = looks.marks(each.look for each in file.observed.values() if each.look)
-        if others := sum(once != again for once, again in both):
+        both = Figures(file).both
+        if others := sum(once.kernels != again.kernels for once, again in both):
             lines.append(
                 f"{others} of {len(both)} subsets launched other numbers of kernels in a fresh process"
             )
@@ -322,60 +309,49 @@ ladder ablate --resume results/ablation/MACHINE-article-article-partial.json
         return [*super().name_file(file), file.ladder or file.options.ladder]
 
     def summarize(self, file: File) -> list[str]:
-        facts, work, ablation = file.machine, file.workload or {}, self.derive(file)
+        ablation = self.derive(file)
         return [
-            f"What each rung is worth {report.describe_place(ablation)}: {facts.gpu or facts.cpu}",
-            f"Workload {work['name']}: {work['resolution']}x{work['resolution']}, batch {work['batch']}, random"
-            f" images; ladder {ablation.protocol.ladder}, {len(ablation.subsets)} subsets of {len(ablation.worth)}"
-            f" rungs, {report.describe_clock(ablation)} of two cycles each in one process. PyTorch {facts.torch},"
-            f" commit {(file.commit or 'unknown')[:12]}{' with changes' if file.dirty else ''}.",
+            f"What each rung is worth {ablation.place}: {file.machine.gpu or file.machine.cpu}",
+            f"Workload {frame.describe_workload(file)}, random images; ladder {ablation.protocol.ladder},"
+            f" {len(ablation.subsets)} subsets of {len(ablation.worth)} rungs, {describe_clock(ablation)} of two cycles"
+            f" each in one process; {file.observed.get(PARITY, Observed()).describe_parity()}."
+            f" {frame.describe_software(file)}",
         ]
 
     def list_tables(self, file: File) -> Iterable[Table]:
         ablation = self.derive(file)
-        yield replace(report.make_table(ablation), notes=report.list_findings(ablation))
-        for more in (report.make_pairs_table(ablation), report.make_beside_table(ablation)):
-            if more.rows:
-                yield more
+        yield dataclasses.replace(make_table(ablation), notes=list_findings(ablation))
+        yield from (
+            table for table in (make_pairs_table(ablation), make_beside_table(ablation)) if table.rows
+        )
 
     def draw(self, file: File, kind: str) -> bytes:
-        return report.draw_chart(self.derive(file), file, kind)
+        return drawing.save(lambda: _draw_figure(self.derive(file), file), kind)
 
 
 STUDY = Ablate()
 
 
-def _prove(session: Session, plan: Plan) -> Observed:
+def _prove(session: Session, changes: Changes) -> Observed:
     """Compare the whole ladder with the FP64 reference, unless an inspection of the same code has done so."""
     from ladder.engine import inspection
-    from ladder.engine.pool import WorkerFailure
+    from ladder.engine.pool import plain
 
-    job = session.job
-    observe = functools.partial(Observed, skipped=plan.skipped, beside=read_beside(job, plan))
-    for images in (True, False):  # of `ladder run`, and none
-        known = inspection.Cache(job.workload | {"data": images or None}, job.machine)
-        if known.get(plan.lay(plan.changes)) is not None:
-            return observe(reported_then="ok", earlier=True)
+    job, beside, whole = session.job, read_beside(session.job, changes), [*changes.changes]
+    for images in (True, None):  # of `ladder run`, and none
+        known = inspection.Cache(job.workload | {"data": images}, job.machine).get(changes.lay(whole))
+        if known is not None:
+            parity = read_findings({"parity": known["parity"]})["parity"]
+            return Observed(parity=parity, earlier=True, skipped=changes.skipped, beside=beside)
     session.report(PARITY)
-    worker = session.pool.take()
-    try:
-        worker.call(
-            "build", workload=plan.workload, recipe=plan.make_recipe(plan.changes), device=plan.device,
-            seed=plan.seed, keep_gradients=True,
-        )  # fmt: skip
-        worker.call("prepare")
-        seen = worker.call("parity")
-        verdict, reason = seen["verdict"], seen["reason"]
-    except WorkerFailure as failure:
-        verdict, reason = cast(Any, FAILED_PARITY), failure.reason
-    finally:
-        worker.close()
-    reason = None if reason is None else texts.display(reason)
-    return observe(status=verdict, reported_then=verdict, reason=reason, earlier=False)
-
-
-def _open_plan(session: Session) -> contextlib.nullcontext[Plan]:
-    return contextlib.nullcontext(make_plan(session.job))
+    recipe, seed = changes.make_recipe(whole), job.options.seed
+    with session.prepare_worker(recipe, seed, keep_gradients=True) as worker:
+        reply = plain(worker.call("parity"))
+    reason = None if reply["reason"] is None else texts.display(reply["reason"])
+    parity = read_findings({"parity": reply})["parity"]
+    return Observed(
+        status=reply["verdict"], reason=reason, parity=parity, earlier=False, skipped=changes.skipped, beside=beside
+    )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -389,31 +365,225 @@ def _open_onlooker(session: Session) -> Iterator[Onlooker]:
         yield onlooker
 
 
-def read_beside(job: Job, plan: Plan) -> list[Beside]:
+def read_beside(job: Job, changes: Changes) -> list[Beside]:
     """Return what the best stored solo and leave-one-out runs of this machine say of the rungs."""
-    from ladder.plan import catalog, content, modes
+    from ladder.plan import content, modes
     from ladder.results import ranking
     from ladder.results.combine import series
 
-    ladder, workload = catalog.load_ladder(job.options.ladder).name, content.of_workload(job.workload)
-    found = []
+    workload, beside = content.of_workload(job.workload), []
     stored = series.readable(RUNS / texts.slug(str(job.machine["name"])))
+    same = [
+        run for run in stored if (run.ladder.name, content.of_workload(run.workload)) == (changes.ladder, workload)
+    ]  # fmt: skip
     for mode in (modes.SOLO, modes.LEAVE_ONE_OUT):
-        same = [
-            each
-            for each in stored
-            if (ranking.mode(each), each.ladder.name) == (mode, ladder)
-            and content.of_workload(each.workload) == workload
-        ]
-        best = max(same, key=ranking.rank, default=None)
+        best = max((run for run in same if ranking.mode(run) == mode), key=ranking.rank, default=None)
         for rung in best.rungs if best else ():
-            if best and rung.name in plan.changes and (rung.gain or rung.gpu_gain):
-                gain, gpu = rung.gain or None, rung.gpu_gain or None
-                found.append(
+            gain, gpu = rung.gain, rung.gpu_gain
+            if best and rung.name in changes.changes and (gain or gpu):
+                beside.append(
                     Beside(
                         mode=cast(Any, mode), started=best.started, rung=rung.name,
                         wall=gain.ratio if gain else None, wall_interval=gain.interval if gain else None,
                         gpu=gpu.ratio if gpu else None, gpu_interval=gpu.interval if gpu else None,
                     )
                 )  # fmt: skip
-    return found
+    return beside
+
+
+# --- the report: a logarithm is shown as a factor ---------------------------------------------------------------------
+
+
+def _factor(log: float | None) -> float | None:
+    return None if log is None else math.exp(log)
+
+
+def _factors(logs: Sequence[float | None] | None) -> list[float] | None:
+    return None if not logs or None in logs else [math.exp(cast(float, log)) for log in logs]
+
+
+def _show(log: float | None) -> str:
+    return texts.fine_factor(_factor(log))
+
+
+def describe_clock(ablation: Ablation) -> str:
+    """Return the name of the clock."""
+    return "GPU time" if ablation.protocol.clock == GPU else "wall time on a CPU"
+
+
+def make_table(ablation: Ablation) -> Table:
+    """Return the rungs in the order of the ladder, with what they gain; of a longer ladder only at its top."""
+    rungs, whole, total = ablation.protocol.rungs, ablation.protocol.whole, ablation.total
+    columns = [
+        Column("rung"), Column("on average" if whole else "gain at top", "factor"), Column("95% interval", "interval"),
+        Column("saves ms/step", "ms", 1), Column("in the ladder's order", "factor", 1), Column("first", "factor", 3),
+        Column("last", "factor", 3), Column("all orders", "interval", 2), Column("leaves with it", priority=1),
+    ]  # fmt: skip
+    left = {row.out[0]: {*row.rungs, row.out[0]} for row in ablation.subsets if len(row.out) == 1}
+    rows: list[list[Any]] = []
+    for each in ablation.worth:
+        gain, interval = (each.gain, each.interval) if whole else (each.left_out, each.left_out_interval)
+        row = [each.rung, _factor(gain), _factors(interval), each.ms, _factor(each.staircase)]
+        row += [_factor(each.alone), _factor(each.left_out)] if whole else [None, None]
+        others = ", ".join(name for name in rungs if name not in left.get(each.rung, rungs))
+        rows.append([*row, _factors((each.least, each.most)), others])
+    if total is not None:
+        row = ["all together", _factor(total.gain), _factors(total.interval), total.ms if whole else None]
+        rows.append([*row, *[None] * 4, ""])
+    return Table(columns, rows).drop_empty()
+
+
+def make_pairs_table(ablation: Ablation) -> Table:
+    """Return the pairs that need or hinder each other most, with the factor and its interval."""
+    known = sorted((pair for pair in ablation.pairs if pair.gain is not None), key=_rank_pair)[:SHOWN]
+    return Table(
+        [Column("pair"), Column("interaction", "factor"), Column("95% interval", "interval")],
+        [[f"{pair.first}, {pair.second}", _factor(pair.gain), _factors(pair.interval)] for pair in known],
+    )
+
+
+def _rank_pair(pair: Pair) -> float:
+    return -abs(pair.gain or 0.0)
+
+
+def make_beside_table(ablation: Ablation) -> Table:
+    """Return what stored solo and leave-one-out runs say of the rungs, with their days: newer runs may say more."""
+    columns = [
+        Column("rung"), Column("run"), Column("GPU", "factor"), Column("interval", "interval", 1),
+        Column("step", "factor", 2), Column("interval", "interval", 3),
+    ]  # fmt: skip
+    rows = [
+        [
+            each.rung,
+            f"{each.mode}, {each.started[:10]}",
+            each.gpu,
+            each.gpu_interval,
+            each.wall,
+            each.wall_interval,
+        ]
+        for each in ablation.beside
+    ]
+    return Table(columns, rows)
+
+
+def list_findings(ablation: Ablation) -> list[str]:
+    """Return the findings, one sentence each: how much is the order, which pairs act on each other, the noise."""
+    parity, noise, total = ablation.parity, ablation.noise, ablation.total
+    skipped = [f"{name} is left out: {why}." for name, why in ablation.protocol.skipped.items()]
+    if parity is not None and parity.verdict != "ok":
+        return [f"Nothing was measured, because the whole ladder failed parity: {parity.reason}.", *skipped]
+    findings = []
+    if total is None:
+        findings.append("The ladder's two ends were not both measured.")
+    elif not ablation.protocol.whole:
+        findings.append(
+            f"The whole ladder gains {_show(total.gain)}. Gains at the top do not multiply to it."
+        )
+    elif total.moved is not None:
+        most = max(ablation.worth, key=lambda each: abs((each.staircase or 0.0) - (each.gain or 0.0)))
+        findings.append(
+            f"{100 * total.moved:.0f}% of the staircase's {_show(total.gain)} in {describe_clock(ablation)} is its"
+            f" order: on average over all {total.orders:,} orders that share goes to other rungs. {most.rung} depends"
+            f" most on its place: {_show(most.staircase)} in the ladder's order, {_show(most.gain)} on average,"
+            f" {_show(most.least)} to {_show(most.most)} from its worst place to its best."
+        )
+    known = [each for each in ablation.pairs if each.gain is not None]
+    sure = sorted((each for each in known if is_beyond_noise(each, ablation)), key=_rank_pair)
+    findings += [
+        f"{pair.first} and {pair.second} act on each other most: together they gain {_show(pair.gain)} the product of"
+        " their gains without each other."
+        for pair in sure[:1]
+    ]
+    findings.append(f"{len(sure)} of {len(known)} pairs are beyond the noise.")
+    if noise is not None:
+        findings.append(
+            f"{noise.freedom + 1} subsets were measured again in fresh processes: one measurement has a standard"
+            f" deviation of {100 * noise.sd:.2f}%, and fresh processes took {100 * noise.shift:+.2f}%."
+        )
+    failed = [f"{row.status}: {row.reason}" for row in ablation.subsets if row.status != "ok"]
+    findings += [f"{len(failed)} subsets have no time: {reason}." for reason in failed[:1]]
+    return [*findings, *skipped]
+
+
+# --- the chart: bars of the rungs, and a heat map of pairs if any was measured ----------------------------------------
+
+WIDE, ROW = 12.5, 0.42  # inches
+
+
+def _draw_figure(ablation: Ablation, file: File) -> Any:
+    from matplotlib.figure import Figure
+
+    from ladder.report.heatmap import heatmap
+
+    rungs, rules = [each.rung for each in ablation.worth], ablation.protocol
+    gains = {frozenset((pair.first, pair.second)): pair.gain for pair in ablation.pairs}
+    names = [rung for rung in rungs if rules.whole or any(rung in pair for pair in gains)]
+    findings = list_findings(ablation)[:2]
+    lines = [line for each in findings for line in drawing.wrapped(each, 9, WIDE - 0.5)]
+    above = 0.95 + 0.19 * len(lines)
+    high = above + 1.05 + ROW * max(len(rungs), 6)
+    figure = Figure(figsize=(WIDE, high))
+    grid = figure.add_gridspec(
+        1, 2, left=0.135, right=0.98, top=1 - above / high, bottom=0.9 / high, wspace=0.42, width_ratios=(1.05, 1)
+    )  # fmt: skip
+    bars, axes = (figure.add_subplot(cell) for cell in grid)
+    _draw_bars(bars, ablation)
+    place = axes.get_position()
+    tall = min(place.height, 1.35 * ROW * max(len(names) - 1, 1) / high)
+    axes.set_position((place.x0, place.y1 - tall, place.width, tall))
+    cells = [
+        [gains.get(frozenset((row, column))) if y >= x else None for x, column in enumerate(names[:-1])]
+        for y, row in enumerate(names[1:])
+    ]
+    heatmap(axes, names[1:], names[:-1], cells, LIGHT, format_gain)
+    title = f"gain {'on average over all orders' if rules.whole else 'at the top of the ladder'}"
+    for each, words in ((bars, title), (axes, "two rungs together, beyond each without the other")):
+        each.set_title(words, loc="left", fontsize=10.5, fontweight="bold", color=LIGHT.ink)
+    notes = f" ({rules.notes[0]})" if rules.notes else ""
+    drawing.draw_heading(
+        figure,
+        f"{file.machine.gpu or file.machine.cpu}: what each rung is worth {ablation.place}{notes}",
+        f"{frame.describe_workload(file)}; {describe_clock(ablation)}. Line in a bar: 95% interval. Diamond: in the"
+        f" ladder's order. Line under it: worst to best order. PyTorch {file.machine.torch}.",
+        lines,
+    )
+    return figure
+
+
+def format_gain(log: float | None) -> str:
+    """Return a gain as percent: +2.0% is a factor of 1.02."""
+    if log is None:
+        return ""
+    change = 100 * math.expm1(log)
+    return "0" if abs(change) < 0.05 else f"{change:+.1f}%"
+
+
+def _draw_bars(axes: Any, ablation: Ablation) -> None:
+    whole = ablation.protocol.whole
+    for place, each in enumerate(ablation.worth):
+        value, interval = (each.gain, each.interval) if whole else (each.left_out, each.left_out_interval)
+        if value is None:
+            axes.text(0, place, " no time", va="center", color=LIGHT.muted, fontsize=8.5)
+            continue
+        axes.barh(place, value, 0.56, color=LIGHT.busy if value >= 0 else LIGHT.article, zorder=2)
+        span = [] if each.least is None or each.most is None else [each.least, each.most]
+        stair = [] if each.staircase is None else [each.staircase]
+        axes.plot(span, [place + 0.37] * len(span), color=LIGHT.muted, linewidth=1.4, zorder=3)
+        axes.plot(interval or [], [place] * len(interval or []), color=LIGHT.ink, linewidth=1.2, zorder=4)
+        axes.plot(
+            stair, [place] * len(stair), marker="D", markersize=5, color=LIGHT.ink, zorder=5,
+            markeredgecolor=LIGHT.ground,
+        )  # fmt: skip
+        end = max([value, 0.0, *span, *stair, *(interval or [])])
+        axes.annotate(
+            f"{math.exp(value):.3f}x", (end, place), xytext=(5, 0), textcoords="offset points", va="center",
+            fontsize=8.5, color=LIGHT.ink,
+        )  # fmt: skip
+    axes.set_yticks(range(len(ablation.worth)), [each.rung for each in ablation.worth])
+    axes.set_ylim(len(ablation.worth) - 0.4, -0.6)
+    low, high = axes.get_xlim()
+    low, high = min(low, -0.004), high + 0.18 * (high - min(low, 0))
+    axes.axvline(0, color=LIGHT.muted, linewidth=0.8, zorder=1)
+    axes.set_xlim(low, high)
+    axes.xaxis.set_major_formatter(lambda log, _: f"{math.exp(log):.2f}x")
+    drawing.clear_axes(axes, "x")

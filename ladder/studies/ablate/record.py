@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from ladder.core.options import Seed, option
 from ladder.core.records import Factor, Name, Record, Started, Text, size
@@ -56,15 +56,14 @@ class Beside(Record, kw_only=True):
     gpu_interval: Bounds | None = None
 
 
-class Observed(frame.Observation, kw_only=True):
+class Observed(frame.Compared, kw_only=True):
     """A look at a subset. The first case has the parity, and what else was found at the beginning.
 
-    `reported_then` is the verdict of that day: its errors are not stored. `earlier`: an inspection of `ladder run` of
-    the same code had come to it. `skipped` are rungs that cannot run here, and why; `beside` is from stored runs.
+    `earlier`: parity is that of an inspection of `ladder run` with the same code. `skipped` are rungs that cannot run
+    here, and why; `beside` is from stored runs.
     """
 
     look: Look | None = None
-    reported_then: Literal["ok", "failed: parity"] | None = None
     earlier: bool | None = None
     skipped: Annotated[dict[Name, Text], size(100)] = {}
     beside: Annotated[list[Beside], size(200)] = []
@@ -73,7 +72,7 @@ class Observed(frame.Observation, kw_only=True):
 File = StudyFile[Options, Case, Observed]
 
 
-# --- what follows from the observations -------------------------------------------------------------------------------
+# --- what follows from the observations: `ladder report --json` prints it ---------------------------------------------
 
 
 class Row(Record, kw_only=True):
@@ -137,7 +136,7 @@ class Whole(Record, kw_only=True):
 
 
 class Proof(Record, kw_only=True):
-    """The parity of the whole ladder, as it was reported before anything was measured."""
+    """The parity of the whole ladder."""
 
     verdict: str
     reason: str | None
@@ -157,7 +156,7 @@ class Protocol(Record, kw_only=True):
 
 
 class Ablation(Record, kw_only=True):
-    """What `ladder report --json` prints beside the header."""
+    """All that is derived of a file."""
 
     protocol: Protocol
     parity: Proof | None
@@ -168,6 +167,11 @@ class Ablation(Record, kw_only=True):
     noise: Noise | None
     beside: list[Beside]
 
+    @property
+    def place(self) -> str:
+        """Return for which place in the ladder the figures hold."""
+        return "in any order" if self.protocol.whole else "on top of all others"
+
 
 def time_ms(look: Look, clock: str) -> float | None:
     """Return the milliseconds a step of a look by a clock: the mean of its cycles."""
@@ -175,65 +179,57 @@ def time_ms(look: Look, clock: str) -> float | None:
     return statistics.fmean(cycles) if cycles else None
 
 
-def list_rows(file: File) -> list[Row]:
-    """Return the subsets that were observed, in the order in which they were planned."""
-    rows = []
-    for key, case in file.cases.items():
-        if case.kind == "once" and (once := file.observed.get(key)) is not None:
-            again = file.observed.get(key + AGAIN)
-            rows.append(
-                Row(
-                    rungs=case.rungs, out=case.out, status=once.status, reason=once.reason, once=once.look,
-                    again=again.look if again else None,
-                )
-            )  # fmt: skip
-    return rows
-
-
-def derive_noise(rows: Sequence[Row], clock: str) -> Noise | None:
-    """Return the error of one measurement, None from fewer than three subsets that were repeated.
-
-    The difference of two measurements of a subset holds the errors of both. So half of its variance is at least the
-    variance of one in the one process. Its mean is the difference of the processes, which cancels in every gain.
-    """
-    both = [(time_ms(row.once, clock), time_ms(row.again, clock)) for row in rows if row.once and row.again]
-    apart = [math.log(again / once) for once, again in both if once and again]
-    if len(apart) < LEAST_PAIRS:
-        return None
-    return Noise(
-        sd=statistics.stdev(apart) / math.sqrt(2), freedom=len(apart) - 1, shift=statistics.fmean(apart)
-    )
-
-
 class Figures:
     """The figures of the subsets that a file has."""
 
     def __init__(self, file: File) -> None:
-        self.rows, self.rungs = list_rows(file), file.cases[PARITY].rungs
+        self.rungs = file.cases[PARITY].rungs
         self.clock = GPU if file.machine.device == "cuda" else WALL
         self.is_whole = len(self.rungs) <= MOST_RUNGS
-        self.times = {
-            frozenset(row.rungs): ms
-            for row in self.rows
-            if row.status == "ok" and row.once and (ms := time_ms(row.once, self.clock))
-        }
-        self.noise = derive_noise([row for row in self.rows if row.status == "ok"], self.clock)
-        self.outs = {tuple(row.out): frozenset(row.rungs) for row in self.rows if row.out}
+        self.rows = []
+        for key, case in file.cases.items():
+            if case.kind == "once" and (once := file.observed.get(key)) is not None:
+                again = file.observed.get(key + AGAIN)
+                self.rows.append(
+                    Row(
+                        rungs=case.rungs, out=case.out, status=once.status, reason=once.reason, once=once.look,
+                        again=again.look if again else None,
+                    )
+                )  # fmt: skip
+        known = [row for row in self.rows if row.status == "ok" and row.once]
+        times = {frozenset(row.rungs): time_ms(cast(Look, row.once), self.clock) for row in known}
+        self.times: dict[Subset, float] = {subset: ms for subset, ms in times.items() if ms}
         self.logs = {subset: math.log(ms) for subset, ms in self.times.items()}
+        self.outs = {tuple(row.out): frozenset(row.rungs) for row in self.rows if row.out}
+        self.both = [(row.once, row.again) for row in known if row.once and row.again]
+        self.noise = self._derive_noise()
         self.means = shapley.values(self.rungs, self.logs) if self.is_whole else {}
 
-    def derive_interval(self, weights: Weights | None) -> list[float] | None:
-        """Return the 95% interval of a sum of logarithms."""
-        if weights is None or self.noise is None:
+    def _derive_noise(self) -> Noise | None:
+        """Return the error of one measurement, None from fewer than three subsets that were repeated.
+
+        The difference of two measurements of a subset holds the errors of both. So half of its variance is at least
+        the variance of one in the one process. Its mean is the difference of the processes, which cancels in every
+        gain.
+        """
+        times = [(time_ms(once, self.clock), time_ms(again, self.clock)) for once, again in self.both]
+        apart = [math.log(again / once) for once, again in times if once and again]
+        if len(apart) < LEAST_PAIRS:
             return None
-        centre = shapley.applied(weights, self.logs)
+        return Noise(
+            sd=statistics.stdev(apart) / math.sqrt(2), freedom=len(apart) - 1, shift=statistics.fmean(apart)
+        )
+
+    def derive_gain(self, weights: Weights | None) -> tuple[float | None, list[float] | None]:
+        """Return a sum of logarithms and its 95% interval; None without weights, or without a known error."""
+        if weights is None:
+            return None, None
+        gain = shapley.applied(weights, self.logs)
+        if self.noise is None:
+            return gain, None
         half = estimates.t_quantile(0.5 + estimates.CONFIDENCE / 2, self.noise.freedom)
         half *= shapley.error(weights, self.noise.sd)
-        return [centre - half, centre + half]
-
-    def derive_gain(self, weights: Weights | None) -> float | None:
-        """Return a sum of logarithms, None without weights."""
-        return None if weights is None else shapley.applied(weights, self.logs)
+        return gain, [gain - half, gain + half]
 
     def weigh_saving(self, before: Subset | None, after: Subset) -> Weights | None:
         """Return the weights of a saving, None where one of the two has no time."""
@@ -247,39 +243,38 @@ class Figures:
         steps = shapley.steps(self.rungs, self.logs, rung) if mean else []
         gains = [shapley.applied(each, self.logs) for each in steps]
         before, after = frozenset(self.rungs[:place]), frozenset(self.rungs[: place + 1])
+        gain, interval = self.derive_gain(mean)
         last = self.weigh_saving(whole - {rung} if self.is_whole else self.outs.get((rung,)), whole)
+        left_out, left_out_interval = self.derive_gain(last)
         return Worth(
             rung=rung,
-            gain=self.derive_gain(mean),
-            interval=self.derive_interval(mean),
+            gain=gain,
+            interval=interval,
             ms=None if mean is None else shapley.applied(mean, self.times),
             least=min(gains, default=None),
             most=max(gains, default=None),
-            staircase=self.derive_gain(self.weigh_saving(before, after)) if self.is_whole else None,
-            alone=self.derive_gain(self.weigh_saving(NOTHING, frozenset({rung}))),
-            left_out=self.derive_gain(last),
-            left_out_interval=self.derive_interval(last),
+            staircase=self.derive_gain(self.weigh_saving(before, after))[0] if self.is_whole else None,
+            alone=self.derive_gain(self.weigh_saving(NOTHING, frozenset({rung})))[0],
+            left_out=left_out,
+            left_out_interval=left_out_interval,
         )
 
     def derive_pairs(self) -> list[Pair]:
         """Return every pair of rungs that was measured in all four ways; of a longer ladder those at its top."""
         pairs = []
         for first, second in shapley.pairs(self.rungs):
-            weights = self._weigh_pair(first, second)
-            if weights or self.is_whole:
-                gain, interval = self.derive_gain(weights), self.derive_interval(weights)
-                pairs.append(Pair(first=first, second=second, gain=gain, interval=interval))
+            if self.is_whole:
+                weights = shapley.pair(self.rungs, self.logs, first, second)
+            else:
+                both = self.outs.get((first, second)) or self.outs.get((second, first))
+                corners = [both, self.outs.get((first,)), self.outs.get((second,)), frozenset(self.rungs)]
+                known = [each for each in corners if each is not None and each in self.times]
+                if len({*known}) < 4:
+                    continue
+                weights = dict(zip(known, (-1.0, 1.0, 1.0, -1.0), strict=True))
+            gain, interval = self.derive_gain(weights)
+            pairs.append(Pair(first=first, second=second, gain=gain, interval=interval))
         return pairs
-
-    def _weigh_pair(self, first: str, second: str) -> Weights | None:
-        if self.is_whole:
-            return shapley.pair(self.rungs, self.logs, first, second)
-        both = self.outs.get((first, second)) or self.outs.get((second, first))
-        corners = (both, self.outs.get((first,)), self.outs.get((second,)), frozenset(self.rungs))
-        known = [each for each in corners if each is not None and each in self.times]
-        if len({*known}) < len(corners):
-            return None
-        return dict(zip(known, (-1.0, 1.0, 1.0, -1.0), strict=True))
 
     def derive_total(self, worth: Sequence[Worth]) -> Whole | None:
         """Return the whole ladder against its base, None unless both have a time."""
@@ -292,7 +287,7 @@ class Figures:
         whole = math.fsum(abs(stair) + abs(mean) for stair, mean in sure)
         return Whole(
             gain=shapley.applied(weights, self.logs),
-            interval=self.derive_interval(weights),
+            interval=self.derive_gain(weights)[1],
             ms=shapley.applied(weights, self.times),
             orders=shapley.count(self.rungs, self.logs) if self.is_whole else None,
             moved=apart / whole if whole and len(sure) == len(worth) else None,

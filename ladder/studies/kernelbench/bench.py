@@ -3,7 +3,7 @@
 A case is finished before the next begins. Every contender is made, warmed up, checked against plain PyTorch and timed
 in repeats; a wrong answer is not timed. Each repeat has new random inputs at new addresses, new graphs, and the
 contenders in random order, so that drift hits all of them. Ours runs twice in every repeat: the difference of these
-twins is noise. `ladder.studies.kernelbench.study` judges the samples.
+twins is noise. `ladder.studies.kernelbench.record` judges the samples.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ladder.base.errors import describe, one_line, raise_if_environment
-from ladder.studies.kernelbench.cases.registry import DIRECTIONS, Case
+from ladder.studies.kernelbench.cases import DIRECTIONS, Case
 from ladder.studies.kernelbench.timing import COLD, EVENTS, GRAPH, HOT, Call, Cuda, Timer
 
 OURS, TWIN, PLAIN, COMPILE, COPY = "ours", "twin", "plain", "compile", "copy"
@@ -31,14 +31,13 @@ OUT_OF_MEMORY = "out of memory"
 # Ways to copy the yardstick, in bytes: (page to which pieces are rounded up, largest piece).
 # In a graph on an H200 the driver copied some sizes at up to 4.2 TB/s. Others, even some of whole pages, reached
 # 2.7 TB/s or less.
-# kernels.tuning is not imported for them: `kernels` may be an old commit's.
 WAYS = tuple((page, largest) for page in (1 << 12, 1 << 16) for largest in (128 << 20, 384 << 20))
 TOLERANCE = 0.1  # relative L2 error over all results, from plain PyTorch in the same precision
 
 
 @dataclass
 class Row:
-    """One case in one direction during its measurement. Samples are seconds, one value a repeat."""
+    """One case in one direction during its measurement. Samples are microseconds, one value a repeat."""
 
     case: Case
     direction: str
@@ -46,14 +45,14 @@ class Row:
     moved: int  # sets the number of buffers; a double backward uses the backward's
     method: str | None = None
     samples: dict[str, dict[str, list[float]]] = field(default_factory=lambda: {COLD: {}, HOT: {}})
-    captured: dict[tuple[str, str], int] = field(default_factory=dict)
+    captured: dict[str, int] = field(default_factory=dict)  # calls in the graph of "cold ours"
     way: tuple[int, int] | None = None  # the fastest way to copy the yardstick
     reasons: dict[str, str] = field(default_factory=dict)
     launches: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     dispatch: tuple[str, Any] | None = None  # the op, and the call's key in `kernels.alternatives`
 
-    def contenders(self, temperature: str) -> list[str]:
+    def list_contenders(self, temperature: str) -> list[str]:
         names = [name for name in CONTENDERS if name not in self.reasons]
         if temperature == COLD:
             names += [TWIN] * (OURS in names) + [COPY] * (self.bytes is not None)
@@ -61,18 +60,23 @@ class Row:
 
     def drop(self, name: str, reason: str) -> None:
         """Drop a contender: keep the reason, and no partial samples."""
+        name = OURS if name == TWIN else name
         self.reasons[name] = reason
         for samples in self.samples.values():
-            samples.pop(name, None)
-            if name == OURS:
-                samples.pop(TWIN, None)
+            for each in (name, TWIN) if name == OURS else (name,):
+                samples.pop(each, None)
 
-    def samples_us(self) -> dict[str, dict[str, list[float]]]:
-        """Return the samples in microseconds, cold and hot."""
-        return {
-            temperature: {name: [1e6 * s for s in values] for name, values in samples.items()}
-            for temperature, samples in self.samples.items()
-        }
+    def describe(self) -> dict[str, Any]:
+        """Return what a file has of the direction, as plain data."""
+        names = ("direction", "bytes", "method", "captured", "notes", "reasons", "launches")
+        stored = {name: getattr(self, name) for name in names} | {"samples_us": self.samples}
+        if self.dispatch is None:
+            return stored
+        from kernels import alternatives
+
+        op, key = self.dispatch
+        described = {"op": op, **key._asdict(), "dtype": str(key.dtype).removeprefix("torch.")}
+        return stored | {"dispatch": described, "taken": PLAIN if alternatives.takes(op, key) else None}
 
 
 class Bench:
@@ -82,8 +86,8 @@ class Bench:
         self.gpu, self.timer, self.seed, self.backend = gpu, timer, seed, backend
         self.random = random.Random(seed)
 
-    def case(self, case: Case, least: int, most: int, left_s: Callable[[], float]) -> Iterator[Any]:
-        """Yield a word on the current work several times, then the list of rows.
+    def measure_case(self, case: Case, least: int, most: int, left_s: Callable[[], float]) -> list[Row]:
+        """Return a row for each direction.
 
         Repeats go on beyond `least` while `left_s()`, this case's share of the time, is not negative.
         """
@@ -91,51 +95,47 @@ class Bench:
             raise RuntimeError(reason)
         with compiling(), self.gpu.running():
             torch.compiler.reset()  # else the ninth shape of a function would silently run uncompiled
-            functions = {OURS: case.fused, PLAIN: case.plain, COMPILE: self._compiled(case)}
-            yield "prepare"
-            rows, made = self._prepare(case, functions)
+            rows, functions = self._prepare(case)
             for repeat in range(most):
                 if repeat >= least and left_s() < 0:
                     break
-                yield f"repeat {repeat + 1}"
                 for row in rows:
-                    self._repeat(row, made, repeat)
-        yield rows
+                    self._repeat(row, functions, repeat)
+        return rows
 
-    def _compiled(self, case: Case) -> Callable[[], Callable[..., Tensor]]:
-        def make() -> Callable[..., Tensor]:
+    def make_contender(self, name: str, case: Case) -> Callable[..., Any]:
+        """Return a contender as a function of named tensors."""
+        if name == COMPILE:
             return torch.compile(case.reference(), backend=self.backend, dynamic=False, fullgraph=True)
+        return case.fused() if name == OURS else case.plain()
 
-        return make
-
-    def _prepare(self, case: Case, functions: dict[str, Callable]) -> tuple[list[Row], dict[str, Callable]]:
+    def _prepare(self, case: Case) -> tuple[list[Row], dict[str, Callable[..., Any]]]:
         """Return the rows and the available contenders. Each contender has run twice in every supported direction."""
         inputs = case.tensors(self.gpu.name)
         moved = {d: case.bytes(inputs, d) for d in case.directions}
-        rows = [Row(case, d, moved[d], moved[d] or moved["backward"]) for d in case.directions]
+        rows = [Row(case, d, moved[d], moved[d] or moved["backward"] or 0) for d in case.directions]
         dispatch = case.dispatch(inputs)
         for row in rows:
             row.dispatch = dispatch
             row.notes += filter(None, [self.timer.lukewarm(row.moved)])
-        made: dict[str, Callable] = {}
+        functions: dict[str, Callable[..., Any]] = {}
         expected: dict[str, list[Tensor | None]] = {}
         for name in (PLAIN, OURS, COMPILE):  # plain first: the others are compared with it
             try:
-                made[name] = functions[name]()
+                functions[name] = self.make_contender(name, case)
             except Exception as error:
-                why = describe_failure(error)
                 for row in rows:
-                    row.drop(name, why)
+                    row.drop(name, describe_failure(error))
                 continue
             for row in rows:
                 try:
-                    self._check(row, name, made[name], expected)
+                    self._check(row, name, functions[name], expected)
                 except Exception as error:
                     row.drop(name, describe_failure(error))
         self.gpu.forget()
-        return rows, made
+        return rows, functions
 
-    def _check(self, row: Row, name: str, function: Callable, expected: dict[str, list]) -> None:
+    def _check(self, row: Row, name: str, function: Callable[..., Any], expected: dict[str, Any]) -> None:
         torch.manual_seed(self.seed)
         (call,) = self._calls(row, function, 1)
         call()
@@ -149,53 +149,59 @@ class Bench:
         if name == PLAIN:
             expected[row.direction] = results
         elif row.direction in expected:
-            disagree(results, expected[row.direction])
+            compare_results(results, expected[row.direction])
 
-    def _repeat(self, row: Row, made: dict[str, Callable], repeat: int) -> None:
+    def _repeat(self, row: Row, functions: dict[str, Callable[..., Any]], repeat: int) -> None:
         """Add one value for every contender, in random order. The first repeat chooses the method for all of them."""
         for temperature in (COLD, HOT) if repeat < HOT_REPEATS else (COLD,):
-            values = self._values(row, made, temperature)
+            values = self._values(row, functions, temperature)
             if row.method is None and values:
-                fastest = min(values.values())
-                row.method = EVENTS if fastest >= self.timer.rules.long_s else GRAPH
+                row.method = EVENTS if min(values.values()) >= self.timer.rules.long_s else GRAPH
                 if row.method == EVENTS:
                     row.way = None
-                    values = self._values(row, made, temperature)
+                    values = self._values(row, functions, temperature)
             for name, seconds in values.items():
-                if name not in row.reasons and not (name == TWIN and OURS in row.reasons):
-                    row.samples[temperature].setdefault(name, []).append(seconds)
+                if (OURS if name == TWIN else name) not in row.reasons:
+                    row.samples[temperature].setdefault(name, []).append(1e6 * seconds)
 
-    def _values(self, row: Row, made: dict[str, Callable], temperature: str) -> dict[str, float]:
-        values, order = {}, row.contenders(temperature)
+    def _values(
+        self, row: Row, functions: dict[str, Callable[..., Any]], temperature: str
+    ) -> dict[str, float]:
+        values, order = {}, row.list_contenders(temperature)
         self.random.shuffle(order)
         torch.manual_seed(self.random.randrange(2**31))
         for name in order:
-            if name in row.reasons or (name == TWIN and OURS in row.reasons):
+            if (OURS if name == TWIN else name) in row.reasons:
                 continue
             try:
-                values[name] = self._value(row, name, made, temperature)
+                values[name] = self.time_contender(row, name, functions, temperature)
             except Exception as error:
-                row.drop(OURS if name == TWIN else name, describe_failure(error))
+                row.drop(name, describe_failure(error))
             self.gpu.forget()
         return values
 
-    def _value(self, row: Row, name: str, made: dict[str, Callable], temperature: str) -> float:
+    def time_contender(
+        self, row: Row, name: str, functions: dict[str, Callable[..., Any]], temperature: str
+    ) -> float:
+        """Return the seconds of one call."""
         sets = self.timer.sets(row.moved, temperature)
         if name == COPY:
             return self._copied(row, sets, temperature)
-        calls = self._calls(row, made[OURS if name == TWIN else name], sets)
+        calls = self._calls(row, functions[OURS if name == TWIN else name], sets)
         return self._timed(row, name, calls, temperature)
 
     def _copied(self, row: Row, sets: int, temperature: str) -> float:
         """Return the yardstick's seconds. The row's first call finds the fastest way to copy at this size."""
-        found = {}
+        seconds = {}
         for way in [row.way] if row.way else WAYS:
             if row.way is None:
-                row.captured.pop((COPY, temperature), None)  # each way begins with the same number of calls
+                row.captured.pop(
+                    f"{temperature} {COPY}", None
+                )  # each way begins with the same number of calls
             calls = copies(row.bytes or 0, sets, self.gpu.name, way)
-            found[way] = self._timed(row, COPY, calls, temperature)
-        row.way = min(found, key=found.__getitem__)
-        return found[row.way]
+            seconds[way] = self._timed(row, COPY, calls, temperature)
+        row.way = min(seconds, key=seconds.__getitem__)
+        return seconds[row.way]
 
     def _timed(self, row: Row, name: str, calls: list[Call], temperature: str) -> float:
         for call in {calls[0], calls[-1]}:
@@ -203,11 +209,11 @@ class Bench:
         self.gpu.synchronize()
         if row.method == EVENTS:
             return self.timer.events(calls, temperature)
-        start = row.captured.get((name, temperature), 8)
-        seconds, row.captured[name, temperature] = self.timer.graph(calls, start)
+        key = f"{temperature} {name}"
+        seconds, row.captured[key] = self.timer.graph(calls, row.captured.get(key, 8))
         return seconds
 
-    def _calls(self, row: Row, function: Callable, sets: int) -> list[Call]:
+    def _calls(self, row: Row, function: Callable[..., Any], sets: int) -> list[Call]:
         return [call_of(row.case, row.direction, function, self.gpu.name) for _ in range(sets)]
 
 
@@ -224,12 +230,11 @@ def alone(
     with compiling(), gpu.running():
         torch.compiler.reset()
         moved = case.bytes(case.tensors(gpu.name), "backward" if direction == DIRECTIONS[2] else direction)
-        row = Row(case, direction, None, moved or 1)
-        bench = Bench(gpu, timer)
-        function = {OURS: case.fused, PLAIN: case.plain, COMPILE: bench._compiled(case)}[name]()
+        row, bench = Row(case, direction, None, moved or 1), Bench(gpu, timer)
+        functions = {name: bench.make_contender(name, case)}
         while len(samples) < repeats:
             torch.manual_seed(len(samples))
-            seconds = bench._value(row, name, {name: function}, temperature)
+            seconds = bench.time_contender(row, name, functions, temperature)
             gpu.forget()
             if row.method is None:
                 row.method = EVENTS if seconds >= timer.rules.long_s else GRAPH
@@ -239,23 +244,10 @@ def alone(
     return samples
 
 
-def place_call(dispatch: tuple[str, Any] | None) -> tuple[dict[str, Any] | None, str | None]:
-    """Return a call's key in the table of alternatives, and the table's choice for it."""
-    if dispatch is None:
-        return None, None
-    from kernels import alternatives
-
-    op, where = dispatch
-    at = where._asdict() | {"dtype": str(where.dtype).removeprefix("torch.")}
-    return {"op": op, **at}, PLAIN if alternatives.takes(op, where) else None
-
-
 def describe_failure(error: Exception) -> str:
     """Return why a contender has no number. Raises `EnvironmentFailure` where the system fails them all."""
     raise_if_environment(error)
-    if isinstance(error, torch.OutOfMemoryError):
-        return OUT_OF_MEMORY
-    return describe(error)
+    return OUT_OF_MEMORY if isinstance(error, torch.OutOfMemoryError) else describe(error)
 
 
 @dataclass
@@ -281,7 +273,7 @@ class Allowance:
 # --- the calls that are timed, the yardstick beside them, and the check of their results ------------------------------
 
 
-def call_of(case: Case, direction: str, function: Callable[..., Tensor], device: str) -> Call:
+def call_of(case: Case, direction: str, function: Callable[..., Any], device: str) -> Call:
     """Return the timed call, on its own inputs. Backward passes are `autograd.grad` alone, over a kept graph.
 
     - forward: the call, with gradients on, so that it saves what its backward needs;
@@ -292,16 +284,16 @@ def call_of(case: Case, direction: str, function: Callable[..., Tensor], device:
     inputs = case.tensors(device)
     if direction == "forward":
         return lambda: function(**inputs)
-    wanted = [inputs[name] for name in case.differentiated]
-    found = function(**inputs)
-    ys = [found] if isinstance(found, Tensor) else list(found)
+    by = [inputs[name] for name in case.differentiated]
+    results = function(**inputs)
+    ys = [results] if isinstance(results, Tensor) else list(results)
     gs = [random_like(y).requires_grad_(direction == "double backward") for y in ys]
     if direction == "backward":
-        return lambda: torch.autograd.grad(ys, wanted, gs, retain_graph=True)
+        return lambda: torch.autograd.grad(ys, by, gs, retain_graph=True)
     through = [inputs[name] for name in case.entry.penalty]
     first = torch.autograd.grad(ys, through, gs, create_graph=True)
     along = [random_like(t) for t in first]
-    return lambda: torch.autograd.grad(first, [*wanted, *gs], along, retain_graph=True, allow_unused=True)
+    return lambda: torch.autograd.grad(first, [*by, *gs], along, retain_graph=True, allow_unused=True)
 
 
 def random_like(t: Tensor) -> Tensor:
@@ -318,15 +310,15 @@ def copies(total: int, sets: int, device: str, way: tuple[int, int] = WAYS[0]) -
     count = max(1, -(-total // 2 // largest))
     size = max(1, -(-total // 2 // count // page)) * page
 
-    def one() -> Call:
+    def make_call() -> Call:
         sources = torch.randint(-128, 128, (count, size), dtype=torch.int8, device=device)
         pairs = [(source, torch.empty_like(source)) for source in sources.unbind()]
         return lambda: [target.copy_(source) for source, target in pairs]
 
-    return [one() for _ in range(sets)]
+    return [make_call() for _ in range(sets)]
 
 
-def disagree(results: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> None:
+def compare_results(results: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> None:
     """Raise ValueError where a result is missing, or differs from plain PyTorch's by more than rounding explains.
 
     A gradient that is zero may be missing.
@@ -335,26 +327,23 @@ def disagree(results: Sequence[Tensor | None], expected: Sequence[Tensor | None]
     for index, (got, want) in enumerate(zip(results, expected, strict=True)):
         if got is None and want is None:
             continue
-        if got is None and bool(want.any()):
+        if got is None and want is not None and bool(want.any()):
             raise ValueError(f"result {index} is missing")
-        seen, wide = (None if each is None else each.float() for each in (got, want))
-        difference = wide if seen is None else seen if wide is None else seen - wide
-        square_error += float(difference.square().sum())
-        square += 0.0 if wide is None else float(wide.square().sum())
+        other = torch.zeros_like(got if want is None else want)  # type: ignore[arg-type]
+        ours, theirs = ((other if each is None else each).float() for each in (got, want))
+        square_error += float((ours - theirs).square().sum())
+        square += float(theirs.square().sum())
     if not square_error <= TOLERANCE**2 * square:
         raise ValueError(f"differs from plain PyTorch by {(square_error / max(square, 1e-30)) ** 0.5:.0%}")
 
 
-@contextlib.contextmanager
-def compiling() -> Iterator[None]:
+def compiling() -> contextlib.AbstractContextManager[Any]:
     """Set torch.compile up for a backward that is run repeatedly over the same graph."""
     import torch._functorch.config as functorch
 
     if not hasattr(functorch, "donated_buffer"):  # an older torch allows retain_graph anyway
-        yield
-        return
-    with functorch.patch(donated_buffer=False):
-        yield
+        return contextlib.nullcontext()
+    return functorch.patch(donated_buffer=False)  # type: ignore[no-any-return]
 
 
 def flat(results: Any) -> list[Tensor | None]:
@@ -362,63 +351,36 @@ def flat(results: Any) -> list[Tensor | None]:
     return [t if t is None else t.detach() for t in results]
 
 
-# --- the Triton kernels that a call launches --------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def recorded_launches(launches: list[dict[str, Any]]) -> Iterator[None]:
-    """Append every distinct launch inside, also from autograd's threads.
-
-    A future version of Triton may rename its launcher. Then nothing is recorded, and calls are not disturbed.
-    """
-
-    def watching(run: Any) -> Any:
-        def watched(self: Any, *args: Any, grid: Any, **kwargs: Any) -> Any:
-            with contextlib.suppress(Exception):
-                seen = describe_launch(self, args, grid, kwargs)
-                if seen not in launches:
-                    launches.append(seen)
-            return run(self, *args, grid=grid, **kwargs)
-
-        return watched
-
-    with watched_launches(watching):
-        yield
-
-
-@contextlib.contextmanager
-def watched_launches(watching: Callable[[Any], Any]) -> Iterator[None]:
-    """Make Triton launch by ``watching(run)`` in place of its own ``run``."""
-    with contextlib.ExitStack() as stack:
-        for kind in _launchers():
-            original = kind.run
-            stack.callback(setattr, kind, "run", original)
-            kind.run = watching(original)
-        yield
-
-
-def _launchers() -> list[Any]:
-    kinds = []
-    with contextlib.suppress(ImportError, AttributeError):
+    """Append every distinct launch of a Triton kernel inside, also from autograd's threads."""
+    kinds: list[Any] = []
+    with contextlib.suppress(ImportError):  # a fused op without Triton launches nothing
+        from triton.runtime.interpreter import InterpretedFunction
         from triton.runtime.jit import JITFunction
 
-        kinds.append(JITFunction)
-    with contextlib.suppress(ImportError, AttributeError):
-        from triton.runtime.interpreter import InterpretedFunction
+        kinds = [JITFunction, InterpretedFunction]
 
-        kinds.append(InterpretedFunction)
-    return [kind for kind in kinds if "run" in vars(kind)]
+    def watch(run: Any) -> Any:
+        def run_watched(self: Any, *args: Any, grid: Any, **kwargs: Any) -> Any:
+            launch = describe_launch(self, args, grid, kwargs)
+            if launch not in launches:
+                launches.append(launch)
+            return run(self, *args, grid=grid, **kwargs)
+
+        return run_watched
+
+    with contextlib.ExitStack() as stack:
+        for kind in kinds:
+            stack.callback(setattr, kind, "run", kind.run)
+            kind.run = watch(kind.run)
+        yield
 
 
-def describe_launch(
-    kernel: Any, args: tuple[Any, ...], grid: Any, kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
+def describe_launch(kernel: Any, args: Sequence[Any], grid: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return kernel, grid, and the whole numbers that Triton compiled in: tile sizes, steps, warps, stages."""
     if callable(grid):
         grid = grid({**dict(zip(kernel.arg_names, args, strict=False)), **kwargs})
     chosen = {k: v for k, v in kwargs.items() if type(v) is int and k != "warmup"}
-    return {
-        "kernel": kernel.__name__,
-        "grid": [int(n) for n in grid],
-        "choices": one_line(" ".join(f"{key}={value}" for key, value in sorted(chosen.items()))),
-    }
+    choices = one_line(" ".join(f"{key}={value}" for key, value in sorted(chosen.items())))
+    return {"kernel": kernel.__name__, "grid": [int(n) for n in grid], "choices": choices}

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ladder.studies.kernelbench.bench import call_of, compiling
-from ladder.studies.kernelbench.cases.registry import Case, named
+from ladder.studies.kernelbench.cases import Case, parse_case
 
 AT_ONCE = 64  # cases in a batch; small, so that a run that ends early compiles little in vain
 MOST_PROCESSES = 16  # each imports torch and holds a GPU context of half a gigabyte
@@ -26,6 +26,35 @@ WORKER = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
     " from ladder.studies.kernelbench.compiling import serve; serve(*sys.argv[2:])"
 )
+
+
+class Ahead:
+    """A compiler of a run's cases, batch by batch, each before its first case is measured.
+
+    `report` gets the number of cases before each batch. The processes that call torch.compile wait between batches.
+    """
+
+    def __init__(self, cases: Sequence[Case], gpu: Any, backend: str, report: Callable[[int], Any]) -> None:
+        self.cases, self.gpu, self.backend, self.report = cases, gpu, backend, report
+        self.running: list[subprocess.Popen] | None = None
+
+    def __call__(self, index: int) -> None:
+        """Compile the batch that begins at case `index`, if one does."""
+        if index % AT_ONCE:
+            return
+        batch = self.cases[index : index + AT_ONCE]
+        self.report(len(batch))
+        if self.running is None:
+            self.running = start_processes(count_processes(self.gpu), self.backend, self.gpu.name)
+        with contextlib.suppress(Exception):  # a failure comes again when its case is measured
+            compile_ours(batch, self.gpu)  # meanwhile the processes import torch
+        compile_by(self.running, [case.name for case in batch])
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def __exit__(self, *how: Any) -> None:
+        end_processes(self.running or [])
 
 
 def compile_ours(cases: Sequence[Case], gpu: Any) -> Any:
@@ -47,91 +76,94 @@ def compile_ours(cases: Sequence[Case], gpu: Any) -> Any:
         return compile_ahead(call_each)
 
 
-class Compilers:
-    """Processes that call torch.compile on cases to fill its cache on disk. They wait between two batches.
+def count_processes(gpu: Any) -> int:
+    """Return how many processes compile side by side, 0 on a CPU: there a smoke test compiles nothing."""
+    from ladder.machine import system
 
-    Cases that they cannot compile, for want of memory say, are left to the measuring process.
+    if gpu.name != "cuda":
+        return 0
+    return min(MOST_PROCESSES, system.usable_cores(), gpu.memory // GPU_BYTES_EACH)
+
+
+def start_processes(count: int, backend: str, device: str) -> list[subprocess.Popen]:
+    """Start processes that `serve`. If this process is killed, their input ends, and they end too."""
+    if count:
+        from kernels.precompile import keep_cache
+
+        keep_cache()  # the processes share this process's cache
+    # One thread each: by default Inductor starts a thread for every core in each process.
+    env = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    command = [sys.executable, "-c", WORKER, json.dumps(sys.path), backend, device]
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.DEVNULL,
+    }
+    # In a session of their own, as Ctrl-C is for the measuring process, which ends these.
+    return [subprocess.Popen(command, env=env, start_new_session=True, **pipes) for _ in range(count)]
+
+
+def compile_by(running: Sequence[subprocess.Popen], names: Sequence[str]) -> list[str]:
+    """Compile cases by name, each on the next free process. Return the names that succeeded.
+
+    Others, those that want more memory for example, are left to the measuring process.
     """
+    waiting, lock, done = iter(names), threading.Lock(), []
 
-    def __init__(self, processes: int, backend: str, device: str) -> None:
-        self.threads = ThreadPoolExecutor(max(1, processes))
-        self.lock = threading.Lock()
-        self.running: list[subprocess.Popen] = []
-        if processes:
-            from kernels.precompile import keep_cache
+    def take() -> Iterator[str]:
+        while True:
+            with lock:
+                name = next(waiting, None)
+            if name is None:
+                return
+            yield name
 
-            keep_cache()  # the processes share this process's cache
-        # One thread each: by default Inductor starts a thread for every core in each process.
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        with contextlib.suppress(OSError):  # without room for a process there are fewer, or none
-            for _ in range(processes):
-                command = [sys.executable, "-c", WORKER, json.dumps(sys.path), backend, device]
-                process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    env=environment,
-                    start_new_session=True,  # Ctrl-C reaches only the measuring process, which ends these
-                )
-                self.running.append(process)
+    def feed(process: subprocess.Popen) -> None:
+        with contextlib.suppress(OSError, ValueError):  # this process has died; the others go on
+            for name in take():
+                process.stdin.write(f"{name}\n".encode())
+                process.stdin.flush()
+                if not (answer := process.stdout.readline()):
+                    return
+                if answer.strip() == b"ok":
+                    done.append(name)
 
-    def compile(self, names: Sequence[str]) -> list[str]:
-        """Compile cases by name, each on the next free process. Return the names that succeeded."""
-        waiting, done = iter(names), []
-
-        def feed(process: subprocess.Popen) -> None:
-            with contextlib.suppress(OSError, ValueError):  # this process has died; the others go on
-                while name := self._next(waiting):
-                    process.stdin.write(f"{name}\n".encode())
-                    process.stdin.flush()
-                    if not (answer := process.stdout.readline()):
-                        return
-                    if answer.strip() == b"ok":
-                        done.append(name)
-
-        watch = threading.Timer(STUCK_S, self._kill)
-        watch.start()
-        try:
-            list(self.threads.map(feed, self.running))
-        finally:
-            watch.cancel()
-        return done
-
-    def _next(self, names: Iterator[str]) -> str | None:
-        with self.lock:
-            return next(names, None)
-
-    def _kill(self) -> None:
-        for process in self.running:
+    def kill() -> None:
+        for process in running:
             process.kill()
 
-    def close(self) -> None:
-        """End the processes. If this process is killed, their input ends, and they end too."""
-        self._kill()
-        self.threads.shutdown()
-        for process in self.running:
-            with contextlib.suppress(OSError, ValueError):
-                process.stdin.close()
-            process.stdout.close()
-            process.wait()
+    watch = threading.Timer(STUCK_S, kill)
+    watch.start()
+    try:
+        with ThreadPoolExecutor(max(1, len(running))) as threads:
+            list(threads.map(feed, running))
+    finally:
+        watch.cancel()
+    return done
+
+
+def end_processes(running: Sequence[subprocess.Popen]) -> None:
+    for process in running:
+        process.kill()
+    for process in running:
+        with contextlib.suppress(BrokenPipeError), process:  # closes its pipes and waits
+            pass
 
 
 def serve(backend: str, device: str) -> None:
-    """Read names of cases, and answer each with a line after compiling it: one process of `Compilers`."""
+    """Read names of cases, and answer each with a line after compiling it."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # keeps other output out of the answers
     for line in sys.stdin:
         try:
-            compile_theirs(named(line.strip()), backend, device)
+            compile_theirs(parse_case(line.strip()), backend, device)
+            print("ok", file=answers)
         except Exception:  # it comes again, and is then a row's reason
             print("failed", file=answers)
-        else:
-            print("ok", file=answers)
 
 
 def compile_theirs(case: Case, backend: str, device: str) -> None:
-    """Compile a case as `kernelbench` does for its contender `compile`, once in each supported direction."""
+    """Compile a case as `Bench` does for its contender `compile`, once in each supported direction."""
     import torch
     from torch._inductor import config
 
@@ -144,42 +176,3 @@ def compile_theirs(case: Case, backend: str, device: str) -> None:
                 call_of(case, direction, function, device)()
     if device == "cuda":
         torch.cuda.empty_cache()
-
-
-class Ahead:
-    """A compiler of a run's cases, batch by batch, each before its first case is measured."""
-
-    def __init__(
-        self, cases: Sequence[Case], gpu: Any, backend: str, tell: Callable[[int, int], None]
-    ) -> None:
-        """Store the arguments. `tell` gets the first index and the number of cases before each batch."""
-        self.cases, self.gpu, self.backend, self.tell = cases, gpu, backend, tell
-        self.compilers: Compilers | None = None
-
-    def __call__(self, index: int) -> None:
-        """Compile the batch that begins at case `index`, if one does."""
-        if index % AT_ONCE:
-            return
-        batch = self.cases[index : index + AT_ONCE]
-        self.tell(index, len(batch))
-        if self.compilers is None:
-            self.compilers = Compilers(processes(self.gpu), self.backend, self.gpu.name)
-        with contextlib.suppress(Exception):  # a failure comes again when its case is measured
-            compile_ours(batch, self.gpu)  # meanwhile the processes import torch
-        self.compilers.compile([case.name for case in batch])
-
-    def __enter__(self) -> Ahead:
-        return self
-
-    def __exit__(self, *how: Any) -> None:
-        if self.compilers:
-            self.compilers.close()
-
-
-def processes(gpu: Any) -> int:
-    """Return how many processes compile side by side, 0 on a CPU: there a smoke test compiles nothing."""
-    if gpu.name != "cuda":
-        return 0
-    from ladder.machine import system
-
-    return min(MOST_PROCESSES, system.usable_cores(), gpu.memory // GPU_BYTES_EACH)

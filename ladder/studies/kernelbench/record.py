@@ -8,8 +8,7 @@ covers repeats alone. Holm's correction is over all comparisons of a run. Verdic
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -17,24 +16,9 @@ import numpy as np
 from msgspec import Meta
 
 from ladder.base.text import NO_TIME
+from ladder.core import records as r
 from ladder.core.options import Seed, option
-from ladder.core.records import (
-    Amount,
-    Bytes,
-    Count,
-    Identifier,
-    Line,
-    LogRatio,
-    Microseconds,
-    Name,
-    Notes,
-    Record,
-    Seconds,
-    Started,
-    Text,
-    matching,
-    size,
-)
+from ladder.core.records import Record, size
 from ladder.stats import answers, estimates
 from ladder.stats.answers import Answer, Quantity
 from ladder.studies import frame
@@ -44,11 +28,6 @@ OURS, TWIN, COPY = "ours", "twin", "copy"
 ALTERNATIVES = ("plain", "compile")
 CONTENDERS = {"ours": "ours", "plain": "plain PyTorch", "compile": "torch.compile"}
 ONLY_OURS, NOT_MEASURED = "nothing to compare with", "not measured"
-USUAL = ("article", "article-b32", "adain-256")  # workloads
-SMOKE = {"resolution": 8, "channel_base": 32, "batch": 2}
-SIZE = re.compile(r"(|not quite cold: only )([0-9.]+(?:e[+-]?[0-9]+)?)( s a call: .*| MiB between .*)")
-TAKEN = "plain PyTorch taken"
-LARGE = 128  # pixels a side; in maps of this size and above, a low share of a copy means waste
 # Functions whose share of a copy is no aim: arithmetic counts in the first four, and the others are there to compare.
 NO_AIM = (
     "conv2d", "conv_transpose2d", "cuda.divergent", "cuda.predicated",
@@ -63,58 +42,44 @@ Interval = Annotated[list[float], size(2, 2)]
 # --- what a file holds ------------------------------------------------------------------------------------------------
 
 
+Ops = Annotated[list[str], size(64), option("Only this op; may be repeated. [default: all]", metavar="OP")]
+WORKLOADS = "Use the shapes of this workload; may be repeated. [default: article, article-b32, adain-256]"
+Workloads = Annotated[list[str], option(WORKLOADS, flags=["-w"], metavar="NAME|FILE")]
+QUICK = "Fewer shapes and repeats. The result is marked as not to be quoted."
+MINUTES = (
+    "Approximate duration. Repeats are fitted to it; if it is short, the least important shapes are left out."
+)
+FIRST = """Cases to measure first: bias_act, modulate and upfirdn2d at 128x128 and 256x256, batch 8 and 32; or the cases
+with the most work."""
+
+
 class Options(frame.Options):
     """The options of `ladder kernels`. `minutes` are of the last sitting."""
 
-    op: Annotated[
-        list[str], size(64), option("Only this op; may be repeated. [default: all]", metavar="OP")
-    ] = []
-    workload: (
-        Annotated[
-            list[str],
-            option(
-                "Use the shapes of this workload; may be repeated. [default: article, article-b32, adain-256]",
-                flags=["-w"],
-                metavar="NAME|FILE",
-            ),
-        ]
-        | None
-    ) = None
-    quick: Annotated[bool, option("Fewer shapes and repeats. The result is marked as not to be quoted.")] = (
-        False
-    )
-    minutes: Annotated[
-        float,
-        Meta(gt=0, le=1e6),
-        option(
-            "Approximate duration. Repeats are fitted to it; if it is short, the least important shapes are left out."
-        ),
-    ] = 4.0
-    first: Annotated[
-        Literal["memory-bound", "largest"],
-        option(
-            "Cases to measure first: bias_act, modulate and upfirdn2d at 128x128 and 256x256, batch 8 and 32; or the"
-            " cases with the most work."
-        ),
-    ] = "memory-bound"
+    op: Ops = []
+    workload: Workloads | None = None
+    quick: Annotated[bool, option(QUICK)] = False
+    minutes: Annotated[float, Meta(gt=0, le=1e6), option(MINUTES)] = 4.0
+    first: Annotated[Literal["memory-bound", "largest"], option(" ".join(FIRST.split()))] = "memory-bound"
     seed: Annotated[Seed, option("Seed for the inputs.")] = 0
 
 
 class Case(frame.Case):
     """An op at one size in one setting, and the workloads that call it so. Setting 0 is the ladder's top."""
 
-    op: Text
-    function: Identifier
-    shape: Annotated[list[Count], size(8, 1)]
-    batch: Count
+    op: r.Text
+    function: r.Identifier
+    shape: Annotated[list[r.Count], size(8, 1)]
+    batch: r.Count
     dtype: Literal["bf16", "fp32"]
     layout: Literal["channels_last", "NCHW"]
-    setting: Count
-    workloads: Annotated[list[Name], size(32)]
+    setting: r.Count
+    workloads: Annotated[list[r.Name], size(32)]
     directions: Annotated[list[Direction], size(3, 1)]
 
 
-ByContender = Annotated[dict[Contender, Annotated[list[Microseconds], size(1000)]], size(8)]
+ByContender = Annotated[dict[Contender, Annotated[list[r.Microseconds], size(1000)]], size(8)]
+Captured = Annotated[dict[Annotated[str, r.matching(r"(cold|hot) [a-z]+", "a contender")], r.Count], size(16)]
 
 
 class Samples(Record):
@@ -127,17 +92,17 @@ class Samples(Record):
 class Launch(Record):
     """A Triton kernel that a call launches, with the numbers that were compiled in."""
 
-    kernel: Identifier
-    grid: Annotated[list[Count], size(3)]
-    choices: Line | None = None
+    kernel: r.Identifier
+    grid: Annotated[list[r.Count], size(3)]
+    choices: r.Line | None = None
 
 
 class Dispatch(Record):
     """A call's key in `kernels.alternatives`. An empty variant is written as "-"."""
 
-    op: Identifier
-    variant: Annotated[str, matching(r"-|[a-z0-9 ]{0,60}", "words that distinguish a call")]
-    architecture: Count
+    op: r.Identifier
+    variant: Annotated[str, r.matching(r"-|[a-z0-9 ]{0,60}", "words that distinguish a call")]
+    architecture: r.Count
     dtype: Literal["bfloat16", "float16", "float32", "float64"]
     layout: Literal["nhwc", "nchw", "rows", "other"]
     size: Annotated[int, Meta(ge=0, le=64)]
@@ -147,14 +112,12 @@ class Measured(Record, kw_only=True):
     """One direction of a case. `reasons` are why a contender has no number."""
 
     direction: Direction
-    bytes: Bytes | None = None
+    bytes: r.Bytes | None = None
     method: Literal["graph", "events"] | None = None
-    captured: Annotated[
-        dict[Annotated[str, matching(r"(cold|hot) [a-z]+", "a contender")], Count], size(16)
-    ] = {}
-    notes: Notes = []
+    captured: Captured = {}
+    notes: r.Notes = []
     samples_us: Samples = msgspec.field(default_factory=Samples)
-    reasons: Annotated[dict[Contender, Text], size(8)] = {}
+    reasons: Annotated[dict[Contender, r.Text], size(8)] = {}
     launches: Annotated[list[Launch], size(200)] = []
     dispatch: Dispatch | None = None
     taken: Literal["plain"] | None = None
@@ -163,9 +126,9 @@ class Measured(Record, kw_only=True):
 class Sitting(Record):
     """The sitting that a case was measured in: when it began, its limit, and how long it had lasted then."""
 
-    started: Started
-    minutes: Amount
-    seconds: Seconds
+    started: r.Started
+    minutes: r.Amount
+    seconds: r.Seconds
 
 
 class Observed(frame.Observation, kw_only=True):
@@ -205,7 +168,7 @@ class Against(Record):
     times_faster: float
     interval: Interval | None
     confidence: float | None
-    below: LogRatio | None
+    below: r.LogRatio | None
 
 
 class Row(Measured, kw_only=True):
@@ -262,21 +225,14 @@ class Kernels(Record):
     rows: list[Row]
 
 
-def list_measured(file: File) -> Iterator[tuple[str, Observed, Measured]]:
-    """Yield each direction of the cases that were observed; that of a case without a number says why."""
-    for key, case in file.cases.items():
-        if (seen := file.observed.get(key)) is None:
-            continue
-        if seen.rows:
-            yield from ((key, seen, row) for row in seen.rows)
-            continue
-        reasons: Any = dict.fromkeys(CONTENDERS, seen.reason or NOT_MEASURED)
-        yield from ((key, seen, Measured(direction=each, reasons=reasons)) for each in case.directions)
-
-
 def derive_rows(file: File) -> list[Row]:
-    """Return the rows with every number that follows from their samples."""
-    measured = list(list_measured(file))
+    """Return a row for each direction of the cases that were observed; one without a number says why."""
+    measured: list[tuple[str, Observed, Measured]] = []
+    for key in [key for key in file.cases if key in file.observed]:
+        observed = file.observed[key]
+        reasons: Any = dict.fromkeys(CONTENDERS, observed.reason or NOT_MEASURED)
+        missing = [Measured(direction=each, reasons=reasons) for each in file.cases[key].directions]
+        measured += [(key, observed, row) for row in observed.rows or missing]
     quantities = [make_quantity(row.samples_us.cold) for _, _, row in measured]
     pairs = [[(name, OURS) for name in ALTERNATIVES if of.paired(name, OURS)] for of in quantities]
     count = sum(map(len, pairs))
@@ -284,43 +240,42 @@ def derive_rows(file: File) -> list[Row]:
     answered = iter(answers.answer([question for each in questions for question in each]))
     began = [each.started for each in list_sittings(file)]
     rows = []
-    for (key, seen, row), of, asked in zip(measured, quantities, pairs, strict=True):
-        case, cold, hot = file.cases[key], row.samples_us.cold, row.samples_us.hot
-        against = {name: _derive_against(of, name, next(answered)) for name, _ in asked}
-        noise = of.floors(count).get(_KIND)
-        names = [name for name in (OURS, *ALTERNATIVES) if name in cold and COPY in cold]
-        us = Times(summarize_all(cold), summarize_all(hot))
-        own = {name: getattr(row, name) for name in Measured.__struct_fields__}
-        of_case = {name: getattr(case, name) for name in Case.__struct_fields__ if name != "directions"}
+    for (key, observed, row), of, of_row in zip(measured, quantities, pairs, strict=True):
+        case, cold = file.cases[key], row.samples_us.cold
+        against = {name: derive_against(of, name, next(answered)) for name, _ in of_row}
+        noise = of.floors(count).get(KIND)
+        names: Any = [name for name in (OURS, *ALTERNATIVES) if name in cold and COPY in cold]
+        us = Times(summarize_all(cold), summarize_all(row.samples_us.hot))
+        stored = {name: getattr(row, name) for name in Measured.__struct_fields__}
+        stored |= {name: getattr(case, name) for name in Case.__struct_fields__ if name != "directions"}
+        share = {name: summarize(divide_times(cold["copy"], cold[name])) for name in names}
         rows.append(
             Row(
-                **own, **of_case, case=key, us=us, against=against, verdict=judge_row(us.cold, against),
-                share={name: summarize(divide_times(cold["copy"], cold[name])) for name in names},  # type: ignore[index]
+                **stored, case=key, us=us, against=against, verdict=judge_row(us.cold, against), share=share,
                 floor=noise.floor if noise else None,
-                sitting=began.index(seen.sitting.started) if seen.sitting else 0,
+                sitting=began.index(observed.sitting.started) if observed.sitting else 0,
             )
         )  # fmt: skip
     return rows
 
 
-_KIND = "contender"  # all contenders of a row are of one kind
+KIND = "contender"  # all contenders of a row are of one kind
 
 
 def make_quantity(cold: Mapping[Any, Sequence[float]]) -> Quantity:
     """Return the times of a row by contender and repeat. The copy is no contender."""
-    known = {name: cold[name] for name in (OURS, TWIN, *ALTERNATIVES) if name in cold}
-    logs = {name: dict(enumerate(map(math.log, values))) for name, values in known.items()}
-    return answers.quantity(logs, dict.fromkeys(logs, _KIND), [(OURS, TWIN)], is_gpu=True)
+    logs = {
+        name: dict(enumerate(map(math.log, cold[name])))
+        for name in (OURS, TWIN, *ALTERNATIVES)
+        if name in cold
+    }
+    return answers.quantity(logs, dict.fromkeys(logs, KIND), [(OURS, TWIN)], is_gpu=True)
 
 
-def _derive_against(of: Quantity, name: str, answer: Answer) -> Against:
-    return Against(
-        verdict=answer.verdict,
-        times_faster=float(np.exp(np.mean(list(of.paired(name, OURS).values())))),
-        interval=answer.interval and [float(np.exp(bound)) for bound in answer.interval],
-        confidence=answer.confidence,
-        below=answer.below,
-    )
+def derive_against(of: Quantity, name: str, answer: Answer) -> Against:
+    factor = float(np.exp(np.mean(list(of.paired(name, OURS).values()))))
+    interval = answer.interval and [float(np.exp(bound)) for bound in answer.interval]
+    return Against(answer.verdict, factor, interval, answer.confidence, answer.below)
 
 
 def judge_row(us: Mapping[str, Summary], against: Mapping[str, Against]) -> str:
@@ -361,13 +316,13 @@ def divide_times(reference: Sequence[float], other: Sequence[float]) -> list[flo
 
 def list_sittings(file: File) -> list[Sat]:
     """Return the sittings in order, each with the cases that it measured."""
-    made: dict[str, Sat] = {}
-    for seen in file.observed.values():
-        if (now := seen.sitting) is not None:
-            before = made.get(now.started, Sat(now.started, 0.0, now.minutes, 0))
-            cases = before.cases + (seen.status != "skipped")
-            made[now.started] = Sat(now.started, max(before.seconds, now.seconds), now.minutes, cases)
-    return [made[started] for started in sorted(made)]
+    sittings: dict[str, Sat] = {}
+    for observed in file.observed.values():
+        if (now := observed.sitting) is not None:
+            before = sittings.get(now.started, Sat(now.started, 0.0, now.minutes, 0))
+            cases = before.cases + (observed.status != "skipped")
+            sittings[now.started] = Sat(now.started, max(before.seconds, now.seconds), now.minutes, cases)
+    return [sittings[started] for started in sorted(sittings)]
 
 
 def list_reached(kernels: Kernels) -> list[Row]:
@@ -377,6 +332,6 @@ def list_reached(kernels: Kernels) -> list[Row]:
 
 def describe_lack(kernels: Kernels) -> str:
     """Return how many cases an unfinished run never reached, as text; empty for a finished run."""
-    missing = {row.case for row in kernels.rows} - {row.case for row in list_reached(kernels)}
-    cases = len({row.case for row in kernels.rows})
-    return f"{len(missing)} of {cases} cases not measured: {NO_TIME}" if missing else ""
+    cases = {row.case for row in kernels.rows}
+    missing = cases - {row.case for row in list_reached(kernels)}
+    return f"{len(missing)} of {len(cases)} cases not measured: {NO_TIME}" if missing else ""

@@ -2,7 +2,6 @@
 
 Calls of 100 us or more have their own pairs of events. Shorter calls would drown in the events' resolution and in the
 gaps between launches. So n of them are captured into a CUDA graph, and three replays in a row last at least 5 ms.
-Capturing three times as many for a single replay would take three times as long.
 
 Cold: nothing that a call reads is left in the L2 cache. A graph's calls rotate over enough sets of buffers to touch
 three times the L2 before a set comes back. Results are kept just as long. Otherwise the allocator would hand out the
@@ -23,7 +22,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 Call = Callable[[], Any]
 COLD, HOT = "cold", "hot"
@@ -46,31 +45,14 @@ class Rules:
     most_backlog: int = 256  # flushes queued before a call; each takes about 40 us on an H200
 
 
-class Event(Protocol):
-    def record(self) -> None: ...
-    def query(self) -> bool: ...
-    def elapsed_time(self, end: Any) -> float: ...
-
-
-class Gpu(Protocol):
-    """The device as the timer needs it. `Cuda` is the real device; tests have a device with known times."""
-
-    l2_bytes: int
-
-    def event(self) -> Event: ...
-    def flush(self) -> None: ...
-    def capture(self, body: Call) -> Any: ...
-    def synchronize(self) -> None: ...
-
-
 class HostBound(RuntimeError):
     """The error that the GPU waited for the CPU in spite of queued work, so no GPU time exists."""
 
 
 class Timer:
-    """A timer of one call, by either method, in seconds."""
+    """A timer of one call, by either method, in seconds. The device is `Cuda`, or has its methods."""
 
-    def __init__(self, gpu: Gpu, rules: Rules | None = None) -> None:
+    def __init__(self, gpu: Any, rules: Rules | None = None) -> None:
         self.gpu, self.rules = gpu, rules or Rules()
 
     def sets(self, moved: int, temperature: str) -> int:
@@ -93,14 +75,15 @@ class Timer:
         A single call beyond `long_s` ends the growing: events will time it.
         """
         rules = self.rules
-        n = _whole_rounds(min(n, rules.most_calls), len(calls))
+        rounds = math.ceil(min(n, rules.most_calls) / len(calls))
         while True:
+            n = max(1, rounds) * len(calls)  # every set of buffers equally often
             seconds = self._replayed(calls, n)
             lasting = seconds * n * rules.replays
             if lasting >= rules.graph_s or seconds >= rules.long_s or n >= rules.most_calls:
                 return seconds, n
             more = max(n + 1, math.ceil(1.2 * rules.graph_s / rules.replays / seconds))
-            n = _whole_rounds(min(more, rules.most_calls), len(calls))
+            rounds = math.ceil(min(more, rules.most_calls) / len(calls))
 
     def _replayed(self, calls: Sequence[Call], n: int) -> float:
         kept: dict[int, Any] = {}  # results live until their set is used again
@@ -151,10 +134,6 @@ class Timer:
         return _positive(start.elapsed_time(end) / 1e3), in_time
 
 
-def _whole_rounds(n: int, sets: int) -> int:
-    return max(1, math.ceil(n / sets)) * sets
-
-
 def _positive(seconds: float) -> float:
     if not (seconds > 0 and math.isfinite(seconds)):
         raise RuntimeError(f"an impossible time: {seconds} s")
@@ -188,7 +167,7 @@ class Cuda:
             yield
         self.torch.cuda.synchronize()
 
-    def event(self) -> Event:
+    def event(self) -> Any:
         return self.torch.cuda.Event(enable_timing=True)
 
     def flush(self) -> None:
@@ -239,17 +218,21 @@ class Cuda:
 
 
 class _Stamp:
+    """An event of a CPU, which queues nothing."""
+
     def record(self) -> None:
         self.at = time.perf_counter()
 
     def query(self) -> bool:
-        return False  # a CPU queues nothing
+        return False
 
     def elapsed_time(self, end: _Stamp) -> float:
         return max(1e-6, 1e3 * (end.at - self.at))
 
 
-class _Again:
+class _Repeatable:
+    """A graph of a CPU: the calls themselves."""
+
     def __init__(self, body: Call) -> None:
         self.replay = body
         body()
@@ -260,23 +243,13 @@ class Cpu:
 
     name = "cpu"
     l2_bytes = 1024
-
     running = staticmethod(contextlib.nullcontext)
     event = _Stamp
-    capture = _Again
-
-    def flush(self) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-    def forget(self) -> None:
-        pass
+    capture = _Repeatable
+    flush = synchronize = forget = staticmethod(lambda: None)
 
 
 SMOKE = Rules(graph_s=1e-6, long_s=math.inf, calls=2, too_slow_s=math.inf, most_sets=2, most_calls=2)
-SMOKE_NOTE = "CPU smoke test: Triton's interpreter, not to be quoted"
 
 
 def timer_on(device: str) -> Timer:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from ladder.core.records import Amount, Bytes, Count, Identifier, Line, Record, Text, locate_problem, size
 from ladder.results.check import Kind
 
-R = TypeVar("R")
-Layout = Literal["channels_last", "NCHW", "nchw", "nhwc"]
-Shape = Annotated[list[Count], size(8, 1)]
+Numbers = Annotated[dict[Identifier, Amount | bool | None], size(16)]
 
 
 class Run(Record, kw_only=True):
     """A shape that a candidate was timed at: its time, and the times of copies of the same bytes."""
 
-    shape: Shape
+    shape: Annotated[list[Count], size(8, 1)]
     error: Line | None = None
     share: Amount | None = None
     bytes: Bytes | None = None
@@ -24,111 +22,41 @@ class Run(Record, kw_only=True):
     driver_copy_microseconds: Amount | None = None
 
 
-Runs = Annotated[list[Run], size(32)]
+class Candidate(Record, kw_only=True):
+    """A row of a table: what it is for, what it says (`choice` or `config`; None: two launches), and its times."""
 
-
-class Key(Record):
-    """What a row of `kernels.choices` is for."""
-
-    op: Identifier
-    direction: Identifier
-    itemsize: Count
-    layout: Layout
-    architecture: Count
-    size: Literal["small", "medium", "large"]
-
-
-class Tile(Record):
-    """What a row of `kernels.choices` says."""
-
-    tile: Count
-    columns: Count
-    warps: Count
-    per_sm: Count
-    stages: Count
-
-
-class Tuned(Record):
-    """A tile of an op."""
-
-    key: Key
-    choice: Tile
     current: bool
-    all_shapes: bool
-    share: Amount
-    runs: Runs
+    runs: Annotated[list[Run], size(32)]
+    key: Annotated[dict[Identifier, Count | Identifier], size(16)] = {}
+    choice: Annotated[dict[Identifier, Count], size(16)] = {}
+    config: Numbers | None = None
+    all_shapes: bool | None = None
+    nhwc: bool | None = None
+    noise: bool | None = None
+    kernel: Line | None = None
+    direction: Literal["forward", "backward"] | None = None
+    dtype: Literal["bfloat16", "float32"] | None = None
+    share: Amount | None = None
+    cache_share: Amount | None = None
+    candidates: Count | None = None
+    most: Amount | None = None
 
 
-class Filtered(Record):
-    """A configuration of a filter's kernel."""
-
-    kernel: Line
-    nhwc: bool
-    config: Annotated[dict[Identifier, Amount | None], size(16)]
-    current: bool
-    runs: Runs
-
-
-class Walk(Record):
-    """How a kernel walks over planes."""
-
-    per_sm: Amount
-    hints: bool
-    back: bool
-    block: Count
-    warps: Count
-    stages: Count
-    again: Count
-
-
-class Planes(Record):
-    """A configuration of the norm over planes; None: two launches."""
-
-    direction: Literal["forward", "backward"]
-    dtype: Literal["bfloat16", "float32"]
-    noise: bool
-    cache_share: Amount
-    config: Walk | None
-    current: bool
-    candidates: Count
-    runs: Runs
-
-
-class Block(Record):
-    """A block of a split sum."""
-
-    rows: Count
-    columns: Count
-    warps: Count
-
-
-class Summed(Record):
-    """A configuration of a split sum, up to a number of elements."""
-
-    most: Amount | None
-    config: Block
-    current: bool
-    runs: Runs
-
-
-class Tuning(Record, Generic[R], kw_only=True):
+class Tuning(Record, kw_only=True):
     """A file: all candidates of one table."""
 
     schema: Literal[1]
     kind: Line
     gpu: Text
     torch: Text
-    timed: Annotated[list[R], size(10_000, 1)]
+    timed: Annotated[list[Candidate], size(10_000, 1)]
     notes: Annotated[list[Line], size(16)] = []
 
 
-def _as_kind(name: str, row: Any) -> Kind:
-    return Kind(name, lambda data: locate_problem(Tuning[row], data), hardware=False)
+def locate_fault(data: Any) -> tuple[str, str] | None:
+    """Return where a file is wrong, and how, or None."""
+    return locate_problem(Tuning, data)
 
 
-KINDS = (
-    _as_kind("filter tuning", Filtered),
-    _as_kind("planes tuning", Planes),
-    _as_kind("sums tuning", Summed),
-    _as_kind("tuning", Tuned),
-)
+NAMES = ("filter tuning", "planes tuning", "sums tuning", "tuning")
+KINDS = tuple(Kind(name, locate_fault, hardware=False) for name in NAMES)

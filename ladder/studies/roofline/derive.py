@@ -354,16 +354,15 @@ class Rates:
 
 
 def read_copies(path: Path, gpu: str) -> dict[str, float]:
-    """Return the highest rate of a copy in a file of kernel tuning, or {} for another GPU or another kind of file."""
-    from ladder.studies.kernelbench.tuning import KINDS
+    """Return the highest rate of a copy in a file of kernels.tuning, or {} for another GPU or another kind of file."""
+    from ladder.studies.kernelbench.tuning import NAMES, locate_fault
 
     try:
         result = store.read(path)
     except UserError:
         return {}
-    kind = result.get("kind") if isinstance(result, dict) else None
-    rule = next((each.rule for each in KINDS if each.name == kind), None)
-    if rule is None or rule(result) or slug(result["gpu"]) != gpu:
+    is_tuning = isinstance(result, dict) and result.get("kind") in NAMES and locate_fault(result) is None
+    if not is_tuning or slug(result["gpu"]) != gpu:
         return {}
     rates = [
         run["bytes"] / run[key] * 1e6

@@ -191,12 +191,8 @@ ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.js
         rows = []
         for key, case in file.cases.items():
             if case.kind == "proof" and (each := file.observed.get(key)) is not None:
-                then = "" if each.parity else ", as reported then"
-                result = (
-                    f"parity {each.verdict}, engaged{then}"
-                    if each.status == "ok"
-                    else f"{each.status}: {each.reason}"
-                )
+                is_ok = each.status == "ok"
+                result = f"{each.describe_parity()}; engaged" if is_ok else f"{each.status}: {each.reason}"
                 about = [f"{case.way} on {case.gpus} {name_ranks(file)}", case.batch, result]
                 rows += [[*about, line] for line in each.lines or [""]]
         if rows:

@@ -1,9 +1,14 @@
-"""The timing of `ladder kernels`, also of a contender that fails, is wrong or comes too late."""
+"""The timing of `ladder kernels`, also of a contender that fails, is wrong or comes too late; compiling ahead."""
 
 import dataclasses
+import json
 import math
+import os
+import shutil
+import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,14 +16,18 @@ from click.testing import CliRunner
 
 import kernels
 from ladder.cli import main as cli
+from ladder.machine import caches, system
 from ladder.studies import frame
 from ladder.studies.kernelbench import bench as kernelbench
+from ladder.studies.kernelbench import cases as kernelcases
+from ladder.studies.kernelbench import compiling as kernelcompiling
 from ladder.studies.kernelbench import study
 from ladder.studies.kernelbench import timing as kerneltiming
 from ladder.studies.kernelbench.bench import COMPILE, COPY, OURS, PLAIN, TWIN, Bench
-from ladder.studies.kernelbench.cases import registry as kernelcases
-from ladder.studies.kernelbench.cases.registry import Case, Op
-from ladder.studies.kernelbench.timing import COLD, EVENTS, GRAPH, HOT, SMOKE, Cpu, Timer
+from ladder.studies.kernelbench.cases import Case, Op
+from ladder.studies.kernelbench.compiling import AT_ONCE, Ahead
+from ladder.studies.kernelbench.timing import COLD, EVENTS, GRAPH, HOT, SMOKE, Cpu, Cuda, Timer
+from stylegan_lite.config import Workload
 
 
 def scaled(x, style):
@@ -40,20 +49,26 @@ def toy(monkeypatch):
     return Case("toy", (("N", 2), ("C", 3), ("H", 4), ("W", 4)), "bf16", "channels_last", ("here",))
 
 
+def leave_compile_out(monkeypatch):
+    """It costs seconds."""
+    real = Bench.make_contender
+    monkeypatch.setattr(
+        Bench, "make_contender", lambda self, name, case: real(self, PLAIN if name == COMPILE else name, case)
+    )
+
+
 @pytest.fixture
 def bench(monkeypatch):
-    """On the CPU; torch.compile is left out where a test is not about it: it costs seconds."""
-    monkeypatch.setattr(Bench, "_compiled", lambda self, case: case.reference)
+    leave_compile_out(monkeypatch)
     return Bench(Cpu(), Timer(Cpu(), SMOKE))
 
 
-def measured(bench, case, repeats=2):
-    (rows,) = [said for said in bench.case(case, repeats, repeats, lambda: 1.0) if not isinstance(said, str)]
-    return {row.direction: row for row in rows}
+def measure(bench, case, repeats=2):
+    return {row.direction: row for row in bench.measure_case(case, repeats, repeats, lambda: 1.0)}
 
 
 def test_an_entry_in_the_registry_is_all_that_an_op_needs(toy):
-    rows = measured(Bench(Cpu(), Timer(Cpu(), SMOKE), backend="aot_eager"), toy, 4)
+    rows = measure(Bench(Cpu(), Timer(Cpu(), SMOKE), backend="aot_eager"), toy, 4)
     assert list(rows) == ["forward", "backward", "double backward"]
     for direction, row in rows.items():
         contenders = {OURS, TWIN, PLAIN, COMPILE, COPY}
@@ -64,7 +79,7 @@ def test_an_entry_in_the_registry_is_all_that_an_op_needs(toy):
         assert {name: len(v) for name, v in row.samples[HOT].items()} == dict.fromkeys(
             contenders - {TWIN, COPY}, kernelbench.HOT_REPEATS
         )
-        assert row.method == GRAPH and all(s > 0 for v in row.samples[COLD].values() for s in v)
+        assert row.method == GRAPH and all(us > 0 for v in row.samples[COLD].values() for us in v)
     assert rows["backward"].bytes == 3 * 2 * 3 * 16 * 2
 
 
@@ -90,51 +105,46 @@ def test_what_is_wrong_is_not_timed(toy, bench, monkeypatch, wrong):
             return g * 1.3
 
     monkeypatch.setattr(kernels, "toy", lambda x, style: Off.apply(scaled(x, style)))
-    rows = measured(bench, toy)
+    rows = measure(bench, toy)
     assert "differs from plain PyTorch" in rows[wrong].reasons[OURS]
     assert set(rows[wrong].samples[COLD]) == {PLAIN, COMPILE, COPY}
-    if wrong == "backward":
-        assert OURS in rows["forward"].samples[COLD]
+    assert wrong == "forward" or OURS in rows["forward"].samples[COLD]
 
 
 def test_the_yardstick_is_the_fastest_way_to_copy_and_stays_the_row_s(toy, bench, monkeypatch):
     """The driver copies some sizes at two thirds of its rate: a slow yardstick would make every op look fast."""
-    ways, tried, sizes = kernelbench.WAYS, [], {}
+    ways, tried, sizes, real = kernelbench.WAYS, [], {}, kernelbench.copies
 
     def timed(self, row, name, calls, temperature):
-        if name != COPY:
-            return 1e-3
         (way,) = [way for way in ways if sizes.get(way) is calls]
         tried.append(way)
         return 1e-4 * (1 + (ways.index(way) - 2) ** 2)
 
-    real = kernelbench.copies
     monkeypatch.setattr(kernelbench, "copies", lambda *a: sizes.setdefault(a[3], real(*a)))
     monkeypatch.setattr(Bench, "_timed", timed)
     row = kernelbench.Row(toy, "forward", 10**6, 10**6)
-    assert bench._copied(row, 1, COLD) == bench._copied(row, 1, COLD) == 1e-4
+    assert {bench.time_contender(row, COPY, {}, COLD) for _ in range(2)} == {1e-4}
     assert tried == [*ways, ways[2]]
 
 
-def test_copies_move_as_many_bytes_as_asked_for_in_pieces():
-    for page, largest in ((64, 1000), (4096, 1 << 20)):
-        (call,) = kernelbench.copies(2 * 70_001, 1, "cpu", (page, largest))
-        pieces = [piece.numel() for piece in call()]
-        assert all(n % page == 0 and n <= largest + page for n in pieces) and len(pieces) == -(
-            -70_001 // largest
-        )
-        assert 0 <= sum(pieces) - 70_001 < page * len(pieces)
+@pytest.mark.parametrize(("page", "largest"), [(64, 1000), (4096, 1 << 20)])
+def test_copies_move_as_many_bytes_as_asked_for_in_pieces(page, largest):
+    (call,) = kernelbench.copies(2 * 70_001, 1, "cpu", (page, largest))
+    pieces = [piece.numel() for piece in call()]
+    assert all(n % page == 0 and n <= largest + page for n in pieces)
+    assert len(pieces) == -(-70_001 // largest) and 0 <= sum(pieces) - 70_001 < page * len(pieces)
 
 
 def test_a_result_that_is_missing_is_wrong_unless_it_is_zero():
     one, zero = torch.ones(3), torch.zeros(3)
-    kernelbench.disagree([one, None, one * 1.01], [one, zero, one])
-    with pytest.raises(ValueError, match="missing"):
-        kernelbench.disagree([one, None], [one, one])
-    with pytest.raises(ValueError, match="differs"):
-        kernelbench.disagree([one, one], [one, None])
-    with pytest.raises(ValueError, match="differs"):
-        kernelbench.disagree([one * float("nan")], [one])
+    kernelbench.compare_results([one, None, one * 1.01], [one, zero, one])
+    for results, expected, why in (
+        ([one, None], [one, one], "missing"),
+        ([one, one], [one, None], "differs"),
+        ([one * float("nan")], [one], "differs"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            kernelbench.compare_results(results, expected)
 
 
 def test_a_contender_that_fails_has_a_reason_and_no_half_of_a_number(toy, bench, monkeypatch):
@@ -147,113 +157,101 @@ def test_a_contender_that_fails_has_a_reason_and_no_half_of_a_number(toy, bench,
         return scaled(x, style)
 
     monkeypatch.setattr(kernels, "toy", fails_later)
-    rows = measured(bench, toy)
+    rows = measure(bench, toy)
     assert rows["forward"].reasons == {OURS: "out of memory"}
     for samples in rows["forward"].samples.values():
         assert not {OURS, TWIN} & set(samples) and len(samples[PLAIN]) == 2
-    monkeypatch.setattr(kernels, "toy", None)
     monkeypatch.delattr(kernels, "toy")
-    rows = measured(bench, toy)
+    rows = measure(bench, toy)
     assert "AttributeError" in rows["forward"].reasons[OURS] and rows["backward"].samples[COLD][PLAIN]
 
 
 @pytest.mark.parametrize(("fastest", "method"), [(99e-6, GRAPH), (101e-6, EVENTS)])
-def test_one_method_for_all_contenders_of_a_row(toy, bench, monkeypatch, fastest, method):
+def test_one_method_for_all_contenders_of_a_row_in_random_order(toy, bench, monkeypatch, fastest, method):
     """The quickest decides: an event pair is too coarse for it, and two methods could not be compared."""
     bench.timer.rules = kerneltiming.Rules()
     times = {OURS: fastest, TWIN: fastest, PLAIN: 5e-3, COMPILE: 200e-6, COPY: 150e-6}
-    seen = []
+    order = []
 
-    def value(self, row, name, made, temperature):
-        seen.append((row.direction, row.method, name, temperature))
+    def time_contender(self, row, name, functions, temperature):
+        if (row.direction, row.method, temperature) == ("forward", method, COLD):
+            order.append(name)
         return times[name]
 
-    monkeypatch.setattr(Bench, "_value", value)
-    rows = measured(bench, toy, 6)
+    monkeypatch.setattr(Bench, "time_contender", time_contender)
+    rows = measure(bench, toy, 6)
     assert {row.method for row in rows.values()} == {method}
     assert (
         len(rows["forward"].samples[COLD][COPY]) == 6
-    )  # what was found before the method was known is not kept
-    orders = {}
-    for _, _, name, temperature in seen:
-        if temperature == COLD:
-            orders.setdefault(name, 0)
-    cold = [name for direction, m, name, t in seen if direction == "forward" and t == COLD and m == method]
-    rounds = {tuple(cold[i : i + 5]) for i in range(0, len(cold) - 4, 5)}
-    assert len(rounds) > 1  # in random order
-
-
-class Clock:
-    """A clock that a look at the time moves on."""
-
-    def __init__(self, step):
-        self.now, self.step = 0.0, step
-
-    def __call__(self):
-        self.now += self.step
-        return self.now
+    )  # times from before the method was known are not kept
+    assert len({tuple(order[i : i + 5]) for i in range(0, len(order) - 4, 5)}) > 1
 
 
 @pytest.mark.parametrize(
     ("step", "times"), [(9.0, kernelbench.LEAST_REPEATS), (0.01, kernelbench.MOST_REPEATS)]
 )
-def test_a_case_repeats_for_its_share_of_the_time_and_never_less_than_it_must(
-    toy, bench, monkeypatch, step, times
-):
-    monkeypatch.setattr(Bench, "_value", lambda *_: 1e-5)
-    left_s = kernelbench.Allowance(1, Clock(step)).share(3)
-    how = kernelbench.LEAST_REPEATS, kernelbench.MOST_REPEATS, left_s
-    *_, rows = bench.case(toy, *how)
+def test_a_case_repeats_for_its_share_of_the_time(toy, bench, monkeypatch, step, times):
+    now = [0.0]
+
+    def clock():
+        now[0] += step
+        return now[0]
+
+    monkeypatch.setattr(Bench, "time_contender", lambda *_: 1e-5)
+    left_s = kernelbench.Allowance(1, clock).share(3)
+    rows = bench.measure_case(toy, kernelbench.LEAST_REPEATS, kernelbench.MOST_REPEATS, left_s)
     assert {len(row.samples[COLD][OURS]) for row in rows} == {times}
 
 
-@pytest.fixture
-def smoke(monkeypatch, tmp_path):
-    """The command on the CPU, with cases that take no time and nothing compiled ahead."""
-    monkeypatch.setattr(Bench, "_value", lambda *_: 1e-5)
-    monkeypatch.setattr(Bench, "_check", lambda *_: None)
-    monkeypatch.setattr(Bench, "_compiled", lambda self, case: case.reference)
-    monkeypatch.setattr("ladder.studies.kernelbench.compiling.compile_ours", lambda *how: None)
-    return lambda *more: invoke("--device", "cpu", "--out", str(tmp_path), *more)
+def test_an_alternative_of_a_second_a_call_is_named_and_not_repeated(toy, bench, monkeypatch):
+    bench.timer.rules = dataclasses.replace(SMOKE, too_slow_s=0.4)
+    real = Case.plain
+    monkeypatch.setattr(Case, "plain", lambda case: lambda **t: (time.sleep(0.45), real(case)(**t))[-1])
+    row = measure(bench, toy, 3)["forward"]
+    assert row.reasons[PLAIN].endswith("s a call: not repeated")
+    assert PLAIN not in row.samples[COLD] and row.samples[COLD][OURS]
 
 
-def test_a_lost_device_is_a_reason_and_the_other_cases_are_measured(smoke, monkeypatch, tmp_path):
-    real = Bench.case
-
-    def case(self, case, *how):
-        if "noise" in case.name:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
-        yield from real(self, case, *how)
-
-    monkeypatch.setattr(Bench, "case", case)
-    said = smoke("--op", "bias_act")
-    assert said.exit_code == 1, said.output
-    (path,) = tmp_path.glob("*.json")
-    rows = study.STUDY.derive(frame.read_file(study.STUDY, path)).rows
-    assert {"illegal memory access" in row.reasons.get(OURS, "") for row in rows} == {True, False}
+# --- the command ------------------------------------------------------------------------------------------------------
 
 
 def invoke(*args):
     return CliRunner().invoke(cli.main, ["kernels", *args])
 
 
-def test_without_a_gpu_it_says_so_and_ends_with_status_2(monkeypatch):
-    from ladder.machine import system
+def test_a_lost_device_is_a_reason_and_the_other_cases_are_measured(monkeypatch, tmp_path):
+    leave_compile_out(monkeypatch)
+    monkeypatch.setattr(Bench, "time_contender", lambda *_: 1e-5)
+    monkeypatch.setattr(Bench, "_check", lambda *_: None)
+    monkeypatch.setattr(kernelcompiling, "compile_ours", lambda *how: None)
+    real = Bench.measure_case
 
-    monkeypatch.setattr(system, "choose_device", lambda requested=None: "cpu")
-    said = invoke()
-    assert said.exit_code == 2 and said.output.count("\n") == 1 and "CUDA GPU" in said.output
-    said = invoke("--device", "cpu", "--op", "nonsense")
-    assert (
-        said.exit_code == 2 and "no op is called 'nonsense'" in said.output and said.output.count("\n") == 1
-    )
+    def measure_case(self, case, *how):
+        if "noise" in case.name:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+        return real(self, case, *how)
+
+    monkeypatch.setattr(Bench, "measure_case", measure_case)
+    ended = invoke("--device", "cpu", "--out", str(tmp_path), "--op", "bias_act")
+    assert ended.exit_code == 1, ended.output
+    (path,) = tmp_path.glob("*.json")
+    rows = study.STUDY.derive(frame.read_file(study.STUDY, path)).rows
+    assert {"illegal memory access" in row.reasons.get(OURS, "") for row in rows} == {True, False}
 
 
-def test_a_workload_that_cannot_be_measured_is_one_line(tmp_path):
-    """Also on the CPU, whose shapes are its own: no file is named after a workload that was not measured."""
-    for name, words in (("nosuch", "nosuch"), ("article", "leave out --workload")):
-        said = invoke("--device", "cpu", "--workload", name, "--out", str(tmp_path))
-        assert said.exit_code == 2 and said.output.count("\n") == 1 and words in said.output
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ((), "CUDA GPU"),
+        (("--device", "cpu", "--op", "nonsense"), "no op is called 'nonsense'"),
+        (("--device", "cpu", "--workload", "nosuch"), "nosuch"),
+        (("--device", "cpu", "--workload", "article"), "leave out --workload"),
+    ],
+)
+def test_an_impossible_request_is_one_line_and_leaves_no_file(args, words, monkeypatch, tmp_path):
+    monkeypatch.setattr(system, "choose_device", lambda requested=None: requested or "cpu")
+    ended = invoke(*args, "--out", str(tmp_path))
+    assert ended.exit_code == 2 and ended.output.count("\n") == 1 and words in ended.output
     assert not [*tmp_path.iterdir()]
 
 
@@ -262,18 +260,17 @@ def test_the_command_writes_json_markdown_and_chart(tmp_path):
     pytest.importorskip("triton")
     if torch.cuda.is_available():
         pytest.skip("Triton's interpreter is off where there is a GPU")
-    said = invoke("--device", "cpu", "--op", "modulate", "--out", str(tmp_path))
-    assert said.exit_code == 0, said.output
-    assert "not to be quoted" in said.output and "modulate" in said.output
+    ended = invoke("--device", "cpu", "--op", "modulate", "--out", str(tmp_path))
+    assert ended.exit_code == 0, ended.output
+    assert "not to be quoted" in ended.output and "modulate" in ended.output
     (path,) = tmp_path.glob("*.json")
     assert path.stem.endswith("-modulate-smoke")
     assert {p.suffix for p in tmp_path.iterdir()} == {".json", ".md", ".png", ".svg"}
-    found = study.STUDY.derive(frame.read_file(study.STUDY, path))
-    backward = found.rows[1]
+    _, backward, double, *_ = study.STUDY.derive(frame.read_file(study.STUDY, path)).rows
     assert backward.direction == "backward" and backward.share["ours"].median > 0
-    assert backward.launches[0].kernel == "modulate_grad_kernel"
-    assert "BLOCK_P=" in backward.launches[0].choices and len(backward.launches[0].grid) == 2
-    assert "double backward" in found.rows[2].reasons["compile"]
+    (launch, *_) = backward.launches
+    assert launch.kernel == "modulate_grad_kernel" and "BLOCK_P=" in launch.choices and len(launch.grid) == 2
+    assert "double backward" in double.reasons["compile"]
 
 
 @pytest.mark.gpu
@@ -281,16 +278,12 @@ def test_the_command_writes_json_markdown_and_chart(tmp_path):
 @pytest.mark.parametrize("op", kernelcases.OPS)
 def test_every_op_is_captured_and_timed_on_a_gpu(op, rules):
     """Graphs of forward, backward and double backward of all contenders, and the same by events."""
-    from ladder.studies.kernelbench.timing import Cuda
-    from stylegan_lite.config import Workload
-
     norm = "instance" if op == "instance_norm_act" else "demod"
     workload = Workload.from_dict({"resolution": 32, "channel_base": 1024, "batch": 4, "norm": norm})
-    case = kernelcases.cases({"small": workload}, ops=[op], quick=True)[0]
+    case = kernelcases.list_cases({"small": workload}, ops=[op], quick=True)[0]
     gpu = Cuda()
     rules = kerneltiming.Rules(**rules, too_slow_s=math.inf)  # other tests may keep the GPU busy
-    rows = measured(Bench(gpu, Timer(gpu, rules)), case)
-    for direction, row in rows.items():
+    for direction, row in measure(Bench(gpu, Timer(gpu, rules)), case).items():
         assert row.method == (EVENTS if rules.long_s == 0 else GRAPH)
         assert not {OURS, PLAIN} & set(row.reasons), row.reasons
         assert row.launches or case.entry.function == "conv2d"  # which is cuDNN's
@@ -299,16 +292,88 @@ def test_every_op_is_captured_and_timed_on_a_gpu(op, rules):
             assert row.samples[COLD][COPY]
 
 
-def test_an_alternative_of_a_second_a_call_is_named_and_not_repeated(toy, monkeypatch):
-    slow = dataclasses.replace(SMOKE, too_slow_s=0.4)
-    monkeypatch.setattr(Bench, "_compiled", lambda self, case: case.reference)
-    real = type(toy).plain
+# --- compiling ahead --------------------------------------------------------------------------------------------------
 
-    def plain(case):
-        function = real(case)
-        return lambda *a, **k: (time.sleep(0.45), function(*a, **k))[-1]
+NAMES = ["bias_act 2x8x16x16 fp32 NCHW", "modulate 2x8x16x16 bf16 channels_last"]
 
-    monkeypatch.setattr(type(toy), "plain", plain)
-    rows = measured(Bench(Cpu(), Timer(Cpu(), slow)), toy, 3)
-    assert rows["forward"].reasons[PLAIN].endswith("s a call: not repeated")
-    assert PLAIN not in rows["forward"].samples[COLD] and rows["forward"].samples[COLD][OURS]
+
+@pytest.fixture
+def running():
+    processes = kernelcompiling.start_processes(2, "aot_eager", "cpu")
+    yield processes
+    kernelcompiling.end_processes(processes)
+    assert all(process.poll() is not None for process in processes)
+
+
+def test_each_case_is_compiled_once_and_what_fails_or_dies_stays_behind(running):
+    bad = "bias_act 2x8x16x16 fp8 NCHW"
+    assert sorted(kernelcompiling.compile_by(running, [*NAMES, bad])) == sorted(NAMES)
+    assert kernelcompiling.compile_by(running, NAMES[:1]) == NAMES[:1]  # they are still there
+    running[0].kill()
+    running[0].wait()
+    left = kernelcompiling.compile_by(running, NAMES)
+    assert left and left[-1] == NAMES[-1]
+    running[1].kill()
+    running[1].wait()
+    assert kernelcompiling.compile_by(running, NAMES) == []
+
+
+def test_one_that_hangs_is_ended(running, monkeypatch):
+    monkeypatch.setattr(kernelcompiling, "STUCK_S", 0.1)  # importing torch takes longer
+    assert kernelcompiling.compile_by(running, NAMES) == []
+
+
+MEASURES = """
+import json, sys
+from torch._dynamo.utils import counters
+from ladder.studies.kernelbench import compiling
+from ladder.studies.kernelbench.cases import parse_case
+compiling.compile_theirs(parse_case(sys.argv[1]), "inductor", "cpu")
+print(json.dumps(counters["inductor"]))
+"""
+
+
+@pytest.mark.exhaustive  # g++ takes some seconds for each kernel
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="Inductor compiles C++ on a CPU")
+def test_the_measuring_process_finds_in_the_cache_what_another_compiled(tmp_path, monkeypatch):
+    """By the counters of torch itself."""
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")  # with vectors g++ takes ten seconds more
+    monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")  # for one kernel they are no gain
+    monkeypatch.setenv("TORCHINDUCTOR_DEBUG_COMPILE", "1")  # -O0: how fast the kernel is does not matter
+    with caches.set_variables(caches.point_into(tmp_path)):
+        processes = kernelcompiling.start_processes(1, "inductor", "cpu")
+        try:
+            assert kernelcompiling.compile_by(processes, NAMES[1:]) == NAMES[1:]
+        finally:
+            kernelcompiling.end_processes(processes)
+        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-c", MEASURES, NAMES[1]]
+        ended = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    counts = json.loads(ended.stdout.splitlines()[-1])
+    assert counts["fxgraph_cache_hit"] == 2 and "fxgraph_cache_miss" not in counts
+
+
+def test_cases_are_compiled_batch_by_batch_before_the_first_of_them(monkeypatch):
+    done = []
+
+    def fails(cases, gpu):
+        done.append(("ours", len(cases)))
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(kernelcompiling, "compile_ours", fails)
+    monkeypatch.setattr(kernelcompiling, "compile_by", lambda running, names: done.append(names))
+    cases = [SimpleNamespace(name=str(n)) for n in range(AT_ONCE + 3)]
+    with Ahead(cases, SimpleNamespace(name="cpu"), "inductor", done.append) as ahead:
+        assert not done
+        for index in range(len(cases)):
+            ahead(index)
+    names = [case.name for case in cases]
+    assert done == [AT_ONCE, ("ours", AT_ONCE), names[:AT_ONCE], 3, ("ours", 3), names[AT_ONCE:]]
+
+
+def test_there_are_as_many_processes_as_fit(monkeypatch):
+    monkeypatch.setattr(system, "usable_cores", lambda: 12)
+    for memory, count in ((140 * 2**30, 12), (24 * 2**30, 3)):
+        assert kernelcompiling.count_processes(SimpleNamespace(name="cuda", memory=memory)) == count
+    assert kernelcompiling.count_processes(SimpleNamespace(name="cpu")) == 0

@@ -213,4 +213,4 @@ def test_after_a_capture_that_was_given_up_nothing_is_timed_in_this_process():
     with pytest.raises(ValueError, match="planted"):
         gpu.capture(body)
     with pytest.raises(RuntimeError, match="an earlier capture was given up: CUDA error: operation failed"):
-        next(Bench(gpu, None).case(None, 1, 1, lambda: 0))
+        Bench(gpu, None).measure_case(None, 1, 1, lambda: 0)

@@ -3,9 +3,8 @@
 import pytest
 
 from ladder.base.paths import ROOT
-from ladder.studies.kernelbench.cases import small_calls
-from ladder.studies.kernelbench.cases.small_calls import NAMES
-from tests.support import programs, sanitize
+from tests.support import programs, sanitize, small_calls
+from tests.support.small_calls import NAMES
 
 
 def test_where_it_cannot_run_it_says_so_in_one_line(tmp_path):

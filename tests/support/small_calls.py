@@ -10,13 +10,7 @@ import functools
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
-from ladder.studies.kernelbench.cases.registry import OPS, Case
-
-
-def word(name: str) -> str:
-    """Return the name of an op of the table as one word."""
-    return name.replace(" ", "_")
-
+from ladder.studies.kernelbench.cases import OPS, Case
 
 CUDA = ("cuda_norm", "cuda_pairs")  # need a build of CUDA C++
 CONVOLUTIONS = ("conv2d", "conv_transpose2d")  # PyTorch's launches, none of ours
@@ -25,10 +19,10 @@ TABLE = [name for name, op in OPS.items() if not op.needs and op.function not in
 WALKED = ("bias_act noise scale", "modulate", "instance_norm_act")
 PIXELS = 1024  # of a map large enough for a walk
 NAMES = (
-    *(word(name) for name in TABLE),
+    *(name.replace(" ", "_") for name in TABLE),
     *("demodulate_styles", "instance_norm_planes", "dense_split", "adam", "styled_group", "logistic_loss"),
     "fill_words",
-    *(f"walk_{word(name)}" for name in WALKED),
+    *(f"walk_{name.replace(' ', '_')}" for name in WALKED),
     *CUDA,
 )  # names of all calls, known without a GPU, so that no call is left out unseen
 
@@ -68,7 +62,7 @@ def calls(x) -> Iterator[Call]:
     if x.shape[2] * x.shape[3] >= PIXELS:
         with walking():
             for name in WALKED:
-                yield of_table(name, x)._replace(name=f"walk_{word(name)}")
+                yield of_table(name, x)._replace(name=f"walk_{name.replace(' ', '_')}")
 
 
 def _in_16_bits(x):
@@ -105,7 +99,7 @@ def of_table(name: str, x, *, function: Callable[..., Any] | None = None, data: 
         found = run(**dict(zip(given, inputs, strict=True)), **fixed)
         return found if isinstance(found, torch.Tensor) else torch.cat([t.flatten() for t in found])
 
-    return Call(word(name), call, tuple(given.values()))
+    return Call(name.replace(" ", "_"), call, tuple(given.values()))
 
 
 def styled_group(weight, style):
