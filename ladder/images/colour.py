@@ -9,13 +9,17 @@ from __future__ import annotations
 import functools
 import io
 import struct
+import zlib
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from PIL import Image, ImageCms
 
-from ladder.images import damage
-
+# Exceptions of Pillow on damaged files. An AttributeError, say, is our fault or the environment's.
+RAISED_BY_PILLOW = (
+    *(OSError, SyntaxError, ValueError, IndexError, KeyError, TypeError, EOFError, OverflowError),
+    *(struct.error, zlib.error, Image.DecompressionBombError),
+)
 DAMAGED = b""  # stands for a profile that Pillow finds but could not assemble
 MODES = {
     "RGB ": "RGB",
@@ -134,7 +138,7 @@ def _is_adobe_rgb(image: Image.Image) -> bool:
     """Return whether EXIF has DCF's mark of Adobe RGB. Damaged EXIF is no reason to lose the picture."""
     try:
         return "exif" in image.info and str(image.getexif().get_ifd(0xA005).get(1)).startswith("R03")
-    except damage.RAISED_BY_PILLOW:
+    except RAISED_BY_PILLOW:
         return False
 
 

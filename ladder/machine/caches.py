@@ -46,35 +46,28 @@ def choose_build_folder(code: Path, root: Path = BUILDS) -> dict[str, str]:
     digest = files.digest(Path(code), sources)[:16]
     about = f"torch{importlib.metadata.version('torch')}-py{platform.python_version()}"
     folder = Path(root) / f"{digest}-{about}"
-    _forget(folder)
-    return {"TORCH_EXTENSIONS_DIR": str(folder)}
-
-
-def _forget(current: Path) -> None:
-    """Note that these builds are used; of the others keep the last used ones and those that may be in use."""
-    with contextlib.suppress(OSError):
-        if current.is_dir():
-            os.utime(current)
-        used = sorted(
-            ((each.stat().st_mtime, each) for each in current.parent.glob("*-torch*")), reverse=True
+    with contextlib.suppress(OSError):  # of the others keep the last used ones and those that may be in use
+        if folder.is_dir():
+            os.utime(folder)
+        builds = sorted(
+            ((each.stat().st_mtime, each) for each in folder.parent.glob("*-torch*")), reverse=True
         )
-        for last, each in used[MOST_BUILDS:]:
-            if each != current and time.time() - last > IN_USE_S:
+        for last, each in builds[MOST_BUILDS:]:
+            if each != folder and time.time() - last > IN_USE_S:
                 shutil.rmtree(each, ignore_errors=True)
+    return {"TORCH_EXTENSIONS_DIR": str(folder)}
 
 
 @contextlib.contextmanager
 def set_variables(variables: Mapping[str, str]) -> Iterator[None]:
     """Set these environment variables, and make their folders, for processes started in the block."""
-    before = {name: os.environ.get(name) for name in variables}
+    before = dict(os.environ)
     for name, folder in variables.items():
         Path(folder).mkdir(parents=True, exist_ok=True)
         os.environ[name] = folder
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in variables:
+            os.environ.pop(name, None)
+            os.environ.update({name: before[name]} if name in before else {})

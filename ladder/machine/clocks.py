@@ -34,25 +34,27 @@ def lock_clock(uuid: str | None, is_requested: bool, nvml: Any = None) -> Iterat
         uuid: of the GPU; None on a CPU.
         nvml: replaces pynvml in tests.
     """
-    if not is_requested:
-        yield ClockLock(None, "not asked for")
-        return
-    if uuid is None:
-        yield ClockLock(None, "no GPU whose clock could be locked")
+    if not is_requested or uuid is None:
+        yield ClockLock(None, "no GPU whose clock could be locked" if is_requested else "not asked for")
         return
     try:
         nvml = open_nvml(nvml)
     except Exception as error:
         yield ClockLock(None, f"NVML is not available: {describe(error)}")
         return
+    gpu, state = None, None
     try:
-        handle, state = _lock(nvml, uuid)
         try:
-            yield state
-        finally:
-            if handle is not None:
-                _release(nvml, handle)
+            gpu = nvml.nvmlDeviceGetHandleByUUID(complete_uuid(uuid))
+            mhz = round(PART * nvml.nvmlDeviceGetMaxClockInfo(gpu, _CLOCK_SM))
+            nvml.nvmlDeviceSetGpuLockedClocks(gpu, mhz, mhz)
+            state = ClockLock(mhz, None)
+        except Exception as error:
+            gpu, state = None, ClockLock(None, f"NVML does not permit it: {describe(error)}")
+        yield state
     finally:
+        if gpu is not None:  # also after Ctrl-C while it was being locked
+            _release(nvml, gpu)
         with contextlib.suppress(Exception):  # what was measured is not lost for that
             nvml.nvmlShutdown()
 
@@ -65,20 +67,3 @@ def _release(nvml: Any, handle: Any) -> None:
         print(
             f"ladder: the SM clock is still locked: {describe(error)}; try `nvidia-smi -rgc`", file=sys.stderr
         )
-
-
-def _lock(nvml: Any, uuid: str) -> tuple[Any, ClockLock]:
-    """Lock the clock. Return the handle to release it with, or None and the reason."""
-    handle = None
-    try:
-        gpu = nvml.nvmlDeviceGetHandleByUUID(complete_uuid(uuid))
-        mhz = round(PART * nvml.nvmlDeviceGetMaxClockInfo(gpu, _CLOCK_SM))
-        handle = gpu  # from here on there may be a lock to release
-        nvml.nvmlDeviceSetGpuLockedClocks(gpu, mhz, mhz)
-    except KeyboardInterrupt:
-        if handle is not None:
-            _release(nvml, handle)
-        raise
-    except Exception as error:
-        return None, ClockLock(None, f"NVML does not permit it: {describe(error)}")
-    return handle, ClockLock(mhz, None)

@@ -26,36 +26,35 @@ _OFF = ("", "0", "false", "no", "off")
 _UNSET = "not set"
 
 
-def _on(value: str) -> bool:
+def _is_on(value: str) -> bool:
     return value.strip().lower() not in _OFF
 
 
-def _given(value: str) -> bool:
+def _is_given(value: str) -> bool:
     return value != ""
-
-
-def _there(value: str) -> bool:
-    return True  # PyTorch asks whether the variable exists, not what it holds
 
 
 # name -> (whether this value falsifies, why)
 FALSIFIES: dict[str, tuple[Callable[[str], bool], str]] = {
-    "CUDA_LAUNCH_BLOCKING": (_on, "every launch waits for its kernel"),
-    "NVIDIA_TF32_OVERRIDE": (_given, "it overrules which rungs use TF32"),
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": (_on, "it overrules which rungs use TF32"),
-    "PYTORCH_NO_CUDA_MEMORY_CACHING": (_there, "every allocation goes to the driver"),
-    "TORCHDYNAMO_DISABLE": (_on, "what should be compiled is not"),
-    "TORCH_COMPILE_DISABLE": (_on, "what should be compiled is not"),
-    "TRITON_KERNEL_OVERRIDE": (_on, "Triton runs other kernels than those of this project"),
-    "CUDA_INJECTION64_PATH": (_given, "a profiler or checker is attached to every kernel"),
-    "CUDA_ENABLE_COREDUMP_ON_EXCEPTION": (_on, "the driver traps every kernel"),
-    "NSYS_PROFILING_SESSION_ID": (_given, "a profiler is attached"),
-    "PYTHONPROFILEIMPORTTIME": (_given, "Python reports every import"),
-    "PYTHONTRACEMALLOC": (_on, "Python traces every allocation"),
-    "COVERAGE_PROCESS_START": (_given, "Python traces every line"),
+    "CUDA_LAUNCH_BLOCKING": (_is_on, "every launch waits for its kernel"),
+    "NVIDIA_TF32_OVERRIDE": (_is_given, "it overrules which rungs use TF32"),
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": (_is_on, "it overrules which rungs use TF32"),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": (
+        lambda value: True,
+        "every allocation goes to the driver",
+    ),  # whatever it holds
+    "TORCHDYNAMO_DISABLE": (_is_on, "what should be compiled is not"),
+    "TORCH_COMPILE_DISABLE": (_is_on, "what should be compiled is not"),
+    "TRITON_KERNEL_OVERRIDE": (_is_on, "Triton runs other kernels than those of this project"),
+    "CUDA_INJECTION64_PATH": (_is_given, "a profiler or checker is attached to every kernel"),
+    "CUDA_ENABLE_COREDUMP_ON_EXCEPTION": (_is_on, "the driver traps every kernel"),
+    "NSYS_PROFILING_SESSION_ID": (_is_given, "a profiler is attached"),
+    "PYTHONPROFILEIMPORTTIME": (_is_given, "Python reports every import"),
+    "PYTHONTRACEMALLOC": (_is_on, "Python traces every allocation"),
+    "COVERAGE_PROCESS_START": (_is_given, "Python traces every line"),
 }
 # Only on a GPU: on a CPU, Triton kernels run in the interpreter alone.
-ON_A_GPU = {"TRITON_INTERPRET": (_on, "Triton kernels run in Python, on the CPU")}
+ON_A_GPU = {"TRITON_INTERPRET": (_is_on, "Triton kernels run in Python, on the CPU")}
 
 PREFIXES = (
     *("CUDA_", "CUDNN_", "CUBLAS_", "CUBLASLT_", "NVIDIA_TF32_", "NVTE_", "NCCL_LAUNCH_"),
@@ -87,27 +86,20 @@ def read_variables(environ: Mapping[str, str] | None = None, without: Collection
     names = [
         name
         for name, value in sorted(variables.items())
-        if value
-        and name not in without
-        and name.startswith(PREFIXES)
-        and not _NO_MATTER.fullmatch(name)
-        and _NAME.fullmatch(name)
+        if value and name not in without and name.startswith(PREFIXES) and _NAME.fullmatch(name)
+        if not _NO_MATTER.fullmatch(name)
     ]
-    return {name: _published(name, variables[name]) for name in names[:MOST]}
+    return {name: _hide_paths(name, variables[name]) for name in names[:MOST]}
 
 
-def _that_matter(known: Mapping[str, str]) -> dict[str, str]:
-    """Return what is recorded without variables that older versions took down, too."""
-    return {name: value for name, value in known.items() if not _NO_MATTER.fullmatch(str(name))}
-
-
-def _published(name: str, value: str) -> str:
+def _hide_paths(name: str, value: str) -> str:
     """Return the value as it may be shown: a library's name for its path, a digest for text that is not plain."""
-    if name == "LD_PRELOAD":
-        shown = [PurePath(each).name for each in re.split(r"[ :]+", value) if each]
-        if shown and all(map(_LIBRARY.fullmatch, shown)):
-            return text.display(" ".join(shown))
-    elif _PLAIN.fullmatch(value):
+    libraries = (
+        [PurePath(each).name for each in re.split(r"[ :]+", value) if each] if name == "LD_PRELOAD" else []
+    )
+    if libraries and all(map(_LIBRARY.fullmatch, libraries)):
+        return text.display(" ".join(libraries))
+    if not libraries and _PLAIN.fullmatch(value):
         return text.display(value)
     return f"not shown, #{hashlib.sha256(value.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 
@@ -124,25 +116,32 @@ def refuse(device: str, environ: Mapping[str, str] | None = None) -> None:
 
 def describe_variables(recorded: Mapping[str, str] | None) -> list[str]:
     """Return a line for each variable that was set. Empty if there were none, or none are known."""
-    known = _that_matter(recorded if isinstance(recorded, Mapping) else {})
-    return [text.display(f"measured with {name}={value}") for name, value in sorted(known.items())]
+    return [
+        text.display(f"measured with {name}={value}")
+        for name, value in sorted(_filter(recorded or {}).items())
+    ]
+
+
+def _filter(recorded: Mapping[str, str]) -> dict[str, str]:
+    """Return what is recorded without variables that older versions took down, too."""
+    return {name: value for name, value in recorded.items() if not _NO_MATTER.fullmatch(str(name))}
 
 
 def print_conditions(quiet: bool = False, without: Collection[str] = ()) -> None:
     """Name on stderr what is set here and changes what is measured, and why the result will belong to no commit."""
     if quiet:
         return
-    problem = git.problem(ROOT)
     lines = describe_variables(read_variables(without=without))
-    for line in [*lines, *([f"without a commit: {problem}"] if problem else [])]:
+    if problem := git.problem(ROOT):
+        lines.append(f"without a commit: {problem}")
+    for line in lines:
         click.echo(line, err=True)
 
 
 def list_differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return (variable, value in the first, value in the other) of two results. Empty if one records no environment."""
-    pair = [each.get(KEY) for each in (first, other)]
-    if not all(isinstance(each, Mapping) for each in pair):
+    if first.get(KEY) is None or other.get(KEY) is None:
         return []
-    one, two = map(_that_matter, pair)
+    one, two = _filter(first[KEY]), _filter(other[KEY])
     rows = [(name, str(one.get(name, _UNSET)), str(two.get(name, _UNSET))) for name in sorted({*one, *two})]
     return [row for row in rows if row[1] != row[2]]

@@ -140,13 +140,9 @@ def summarize(
     sm, reasons, beyond = values("sm_mhz"), values("reasons"), values("beyond_bytes")
     if not sm and not reasons:
         return make_unknown("NVML tells neither clocks nor throttling")
-    times = [reading.at_s for reading in readings]
-    gaps = [late - early for early, late in itertools.pairwise(times)]
-    grown = {
-        name: (after.violation_ns[name] - begin) / 1e6
-        for name, begin in before.violation_ns.items()
-        if name in after.violation_ns
-    }
+    gaps = [late.at_s - early.at_s for early, late in itertools.pairwise(readings)]
+    limited = before.violation_ns.keys() & after.violation_ns.keys()
+    grown = {name: (after.violation_ns[name] - before.violation_ns[name]) / 1e6 for name in sorted(limited)}
     summary: Summary = {
         "state": "known",
         "polls": len(readings),
@@ -171,9 +167,8 @@ def join_summaries(summaries: Sequence[Seen]) -> Seen:
     """Return the summary of a process' visits together: the state is known only if all of them know it."""
     known = [each for each in summaries if each["state"] == "known"]
     if len(known) < len(summaries) or not known:
-        return next(
-            (each for each in summaries if each["state"] != "known"), make_unknown("no visit was watched")
-        )
+        unknown = [each for each in summaries if each["state"] != "known"]
+        return unknown[0] if unknown else make_unknown("no visit was watched")
     whole: dict[str, Any] = {"state": "known", "polls": sum(each["polls"] for each in known)}
     for name, of in _JOINED.items():
         values = [value for each in known if (value := each.get(name)) is not None]

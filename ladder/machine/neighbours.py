@@ -61,10 +61,11 @@ def derive_share(before: Sample | None, after: Sample | None) -> float | None:
 
 def average_rounds(rounds: Iterable[Mapping[str, Any]]) -> float | None:
     """Return the share over all visits, each weighted by its duration; None if no visit knows it."""
-    known = []
-    for each in rounds:
-        if (value := number(each.get(KEY), zero=True)) is not None:
-            known.append((value, number(each.get("visit_s"), zero=True) or 1e-9))
+    known = [
+        (value, number(each.get("visit_s"), zero=True) or 1e-9)
+        for each in rounds
+        if (value := number(each.get(KEY), zero=True)) is not None
+    ]
     whole = sum(seconds for _, seconds in known)
     return sum(value * seconds for value, seconds in known) / whole if known else None
 
@@ -105,24 +106,21 @@ def _quota() -> tuple[float, float] | None:
 
 def _own_ticks(root: int) -> int:
     """Return the ticks of a process and all below it, including children that ended and were waited for."""
-    parents, ticks = {}, {}
-    for folder in PROC.iterdir():
-        if not folder.name.isdigit():
-            continue
+    ticks: dict[int, int] = {}
+    children: dict[int, list[int]] = {}
+    for path in PROC.glob("[0-9]*/stat"):
         try:
-            fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            fields = path.read_text(errors="replace").rpartition(")")[2].split()
         except OSError:
             continue  # it has just ended
-        pid = int(folder.name)
-        parents[pid], ticks[pid] = int(fields[1]), sum(map(int, fields[11:15]))
+        pid = int(path.parent.name)
+        children.setdefault(int(fields[1]), []).append(pid)
+        ticks[pid] = sum(map(int, fields[11:15]))
     if root not in ticks:
         raise ValueError("this process is not listed")
     whole, waiting = 0, [root]
-    below: dict[int, list[int]] = {}
-    for pid, parent in parents.items():
-        below.setdefault(parent, []).append(pid)
     while waiting:
         pid = waiting.pop()
         whole += ticks[pid]
-        waiting += below.get(pid, [])
+        waiting += children.get(pid, [])
     return whole

@@ -4,6 +4,7 @@ NVML does not create a CUDA context and asks nothing of the timed process. A rea
 consumer card, container) is None, and the others stand. The GPU is named by its UUID, which is never stored.
 """
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -73,20 +74,22 @@ class Gpu:
     def read(self, own: frozenset[int]) -> Reading:
         """Return one poll. `own` are our processes that may hold a context."""
         before = self.used()
-        processes = self._processes("nvmlDeviceGetComputeRunningProcesses")
+        processes = self._list_processes("nvmlDeviceGetComputeRunningProcesses")
         after = self.used()
         foreign, ours = split_processes(processes, own)
         # Between two equal figures nothing was allocated, so our bytes and the total belong together.
         steady = before is not None and before == after and ours is not None
-        display = self._processes("nvmlDeviceGetGraphicsRunningProcesses")
-        power = self._ask("nvmlDeviceGetPowerUsage")
+        display = self._list_processes("nvmlDeviceGetGraphicsRunningProcesses")
+        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
+        if bits is None:  # the function's name before driver 535
+            bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         return Reading(
             at_s=time.monotonic(),
             sm_mhz=self._ask("nvmlDeviceGetClockInfo", _CLOCK_SM),
             memory_mhz=self._ask("nvmlDeviceGetClockInfo", _CLOCK_MEMORY),
             temperature_c=self._ask("nvmlDeviceGetTemperature", _TEMPERATURE),
-            power_w=None if power is None else power / 1000,
-            reasons=self._reasons(),
+            power_w=self._ask("nvmlDeviceGetPowerUsage", of=lambda milliwatts: milliwatts / 1000),
+            reasons=None if bits is None else frozenset(name for bit, name in REASONS.items() if bits & bit),
             foreign=foreign,
             display=None if display is None else len(display),
             beyond_bytes=max(0, before - ours) if steady else None,
@@ -94,13 +97,11 @@ class Gpu:
 
     def counters(self) -> Counters:
         """Return the counters. Read before and after a visit, they also show what happened between two polls."""
-        limits = {
-            name: self._ask(
-                "nvmlDeviceGetViolationStatus", number, of=lambda status: int(status.violationTime)
-            )
-            for name, number in _POLICIES.items()
-        }
-        known = {name: value for name, value in limits.items() if value is not None}
+        known = {}
+        for name, number in _POLICIES.items():
+            status = self._ask("nvmlDeviceGetViolationStatus", number)
+            if status is not None:
+                known[name] = int(status.violationTime)
         return Counters(known, self._ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE))
 
     def utilization(self) -> int | None:
@@ -114,10 +115,8 @@ class Gpu:
     def close(self) -> None:
         """Release NVML. A second call does nothing."""
         if self._nvml is not None:
-            try:
+            with contextlib.suppress(Exception):  # it is not needed any more: an error changes nothing
                 self._nvml.nvmlShutdown()
-            except Exception:  # it is not needed any more: an error changes nothing
-                pass
         self._nvml = self._handle = None
         self.unknown = self.unknown or "closed"
 
@@ -135,13 +134,7 @@ class Gpu:
         """Return the bytes of the GPU's memory in use, by all processes."""
         return self._ask("nvmlDeviceGetMemoryInfo", of=lambda memory: int(memory.used))
 
-    def _reasons(self) -> frozenset[str] | None:
-        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
-        if bits is None:  # the function's name before driver 535
-            bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
-        return None if bits is None else frozenset(name for bit, name in REASONS.items() if bits & bit)
-
-    def _processes(self, function: str) -> dict[int, int | None] | None:
+    def _list_processes(self, function: str) -> dict[int, int | None] | None:
         """Return {process number: bytes it holds on the GPU, or None if NVML hides them}."""
         return self._ask(function, of=lambda each: {int(p.pid): p.usedGpuMemory for p in each})
 

@@ -16,6 +16,7 @@ import stat
 import sys
 import tempfile
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypedDict, get_args, get_origin, get_type_hints
 
@@ -85,11 +86,8 @@ def list_visible() -> tuple[int, list[str]]:
     uuids = []
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
-        if (
-            cuda.cuInit(0)
-            or cuda.cuDriverGetVersion(ctypes.byref(number))
-            or cuda.cuDeviceGetCount(ctypes.byref(count))
-        ):
+        failed = cuda.cuInit(0) or cuda.cuDriverGetVersion(ctypes.byref(number))
+        if failed or cuda.cuDeviceGetCount(ctypes.byref(count)):
             return 0, []
         for k in range(count.value):
             if cuda.cuDeviceGet(ctypes.byref(index), k) or cuda.cuDeviceGetUuid_v2(raw, index):
@@ -136,17 +134,15 @@ def _read_stored(gpu: str, driver: int) -> Probe | None:
     except (OSError, ValueError, RecursionError):
         return None
     hints = get_type_hints(Probe)
-    whole = isinstance(facts, dict) and facts.keys() == hints.keys()
-    if not whole or not all(_fits(facts[key], hint) for key, hint in hints.items()):
+    if not isinstance(facts, dict) or facts.keys() != hints.keys():
         return None
-    is_its = facts["error"] is None and facts["uuid"] == gpu and len(facts["capability"]) == 2
-    return facts if is_its else None
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    if get_origin(hint) is list:
-        return isinstance(value, list) and all(isinstance(each, get_args(hint)) for each in value)
-    return isinstance(value, hint)
+    values = [(facts[key], hint) for key, hint in hints.items() if get_origin(hint) is not list]
+    lists = [(facts[key], hint) for key, hint in hints.items() if get_origin(hint) is list]
+    for value, hint in lists:
+        values += [(each, get_args(hint)) for each in (value if isinstance(value, list) else [None])]
+    sound = all(isinstance(value, hint) for value, hint in values)
+    is_its = sound and facts["error"] is None and facts["uuid"] == gpu and len(facts["capability"]) == 2
+    return facts if is_its else None  # type: ignore[return-value]
 
 
 def check_import() -> Probe:
@@ -170,28 +166,24 @@ def probe() -> Probe:
 
     try:
         torch.cuda.init()
-        properties = torch.cuda.get_device_properties(0)
-        facts["capability"] = [properties.major, properties.minor]
+        gpus = [torch.cuda.get_device_properties(k) for k in range(torch.cuda.device_count())]
+        facts["capability"] = [gpus[0].major, gpus[0].minor]
         torch.zeros(1, device="cuda").add_(1).item()
     except Exception as error:
         return {**facts, "error": shorten_error(error)}
-    uuids = [_uuid(torch.cuda.get_device_properties(k)) for k in range(torch.cuda.device_count())]
+    uuids = [str(getattr(gpu, "uuid", "")) for gpu in gpus]
     return {
         **facts,
-        "name": properties.name,
-        "memory": properties.total_memory,
+        "name": gpus[0].name,
+        "memory": gpus[0].total_memory,
         "cudnn": torch.backends.cudnn.version(),
         "bf16": torch.cuda.is_bf16_supported(including_emulation=False),
         "uuid": uuids[0],
         "uuids": uuids,
-        "triton_error": _triton_error(torch),
-        "nvcc_error": _nvcc_error(),
-        "nvjpeg_error": _nvjpeg_error(torch),
+        "triton_error": _find_error(_try_triton, torch),
+        "nvcc_error": _find_error(_try_nvcc, torch),
+        "nvjpeg_error": _find_error(_try_nvjpeg, torch),
     }
-
-
-def _uuid(properties: Any) -> str:
-    return str(getattr(properties, "uuid", ""))
 
 
 def shorten_error(error: Exception) -> str:
@@ -199,59 +191,48 @@ def shorten_error(error: Exception) -> str:
     return one_line(f"{type(error).__name__}: {_COUNTING.sub('', str(error))}")
 
 
-def _nvjpeg_error(torch: Any) -> str | None:
-    """Return why JPEG files cannot be decoded on the GPU, or None. The proof is to decode one."""
+def _find_error(attempt: Callable[[Any], str | None], torch: Any) -> str | None:
+    """Return why something cannot be done here, or None."""
+    try:
+        return attempt(torch)
+    except Exception as error:
+        return describe(error)
+
+
+def _try_nvjpeg(torch: Any) -> str | None:
+    """Decode a JPEG file on the GPU."""
     try:
         import torchvision  # noqa: F401
     except ImportError:
         return "needs torchvision: pip install torchvision (from the index that torch came from)"
-    except Exception as error:  # built for another torch
-        return f"torchvision cannot be imported: {describe(error)}"
-    try:
-        import io
+    import io
 
-        from PIL import Image
+    from PIL import Image
 
-        from stylegan_lite.gpudecode import Decoder
+    from stylegan_lite.gpudecode import Decoder
 
-        file = io.BytesIO()
-        Image.new("RGB", (16, 16), (200, 100, 50)).save(file, "JPEG")
-        data = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
-        image = Decoder(torch.device("cuda"), 16)([(data, False, "a test image")])
-        return (
-            None
-            if abs(float(image[0, 0].float().mean()) - 200) < 8
-            else "nvJPEG decoded a test image wrongly"
-        )
-    except Exception as error:
-        return f"torchvision decodes no JPEG on this GPU: {describe(error)}"
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16), (200, 100, 50)).save(file, "JPEG")
+    data = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+    image = Decoder(torch.device("cuda"), 16)([(data, False, "a test image")])
+    red = float(image[0, 0].float().mean())
+    return None if abs(red - 200) < 8 else "nvJPEG decoded a test image wrongly"
 
 
-def _triton_error(torch: Any) -> str | None:
-    """Return why Triton kernels cannot run here, or None.
+def _try_triton(torch: Any) -> str | None:
+    """Compile and run a kernel, which needs a C compiler and a recent GPU."""
+    from ladder.machine import probe_kernel
 
-    The proof is to compile one, with a C compiler and a recent GPU.
-    """
-    try:
-        import triton  # noqa: F401
-
-        from ladder.machine import probe_kernel
-
-        x = torch.zeros(8, device="cuda")
-        probe_kernel.add_one[(1,)](x, n=8)
-        return None if float(x.sum()) == 8 else "a Triton test kernel gave a wrong result"
-    except Exception as error:
-        return describe(error)
+    x = torch.zeros(8, device="cuda")
+    probe_kernel.add_one[(1,)](x, n=8)
+    return None if float(x.sum()) == 8 else "a Triton test kernel gave a wrong result"
 
 
-def _nvcc_error() -> str | None:
-    """Return why CUDA C++ cannot be built here, or None. No build is tried, as it takes a while."""
-    try:
-        from kernels import cuda
+def _try_nvcc(torch: Any) -> str | None:
+    """See whether CUDA C++ can be built. No build is tried, as it takes a while."""
+    from kernels import cuda
 
-        return cuda.available()
-    except Exception as error:
-        return describe(error)
+    return cuda.available()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -16,12 +17,12 @@ def wait_until_still(group: int, quiet_s: float = QUIET_S, limit_s: float = LIMI
 
     Without /proc the wait is over at once.
     """
-    members = _members(group)
     begin = changed = time.monotonic()
-    before = _ticks(members)
-    while members and before is not None:
+    members = [path for path, fields in _read_all(list(PROC.glob("[0-9]*/stat"))) if int(fields[2]) == group]
+    before = [fields[11:13] for _, fields in _read_all(members)]  # ticks of user and system time
+    while before:
         time.sleep(_POLL_S)
-        now, ticks = time.monotonic(), _ticks(members)
+        now, ticks = time.monotonic(), [fields[11:13] for _, fields in _read_all(members)]
         if ticks != before:
             before, changed = ticks, now
         if now - changed >= quiet_s:
@@ -31,33 +32,10 @@ def wait_until_still(group: int, quiet_s: float = QUIET_S, limit_s: float = LIMI
     return 0.0
 
 
-def _members(group: int) -> list[Path]:
-    """Return the stat files of a process group's processes."""
-    paths = []
-    try:
-        for path in PROC.glob("[0-9]*/stat"):
-            try:
-                if int(_fields(path)[2]) == group:
-                    paths.append(path)
-            except (OSError, ValueError, IndexError):
-                continue  # it has just ended
-    except OSError:
-        return []
-    return paths
-
-
-def _ticks(members: list[Path]) -> int | None:
-    """Return the CPU time of these processes in the clock's ticks, None if none of them runs any more."""
-    ticks = []
-    for path in members:
-        try:
-            fields = _fields(path)
-            ticks.append(int(fields[11]) + int(fields[12]))
-        except (OSError, ValueError, IndexError):
-            continue
-    return sum(ticks) if ticks else None
-
-
-def _fields(path: Path) -> list[str]:
-    """Return the fields after the command, which may hold spaces and brackets."""
-    return path.read_text(errors="replace").rpartition(")")[2].split()
+def _read_all(paths: list[Path]) -> list[tuple[Path, list[str]]]:
+    """Return the fields after the command, which may hold spaces and brackets, of each process that still runs."""
+    rows = []
+    for path in paths:
+        with suppress(OSError):
+            rows.append((path, path.read_text(errors="replace").rpartition(")")[2].split()))
+    return rows

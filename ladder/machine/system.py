@@ -1,7 +1,5 @@
 """This machine and its abilities.
 
-All knowledge of NVIDIA (NVML, nvidia-smi, driver) is here or in `ladder.machine.nvml`.
-
 Nothing here creates a CUDA context in the calling process: torch is asked once, in a short process of its own. Host
 and user names, serial numbers, UUIDs and paths never enter `facts`.
 """
@@ -29,6 +27,7 @@ from ladder.base.paths import ROOT
 from ladder.base.text import last_line, slug
 from ladder.machine import gpu_causes
 from ladder.machine.gpu_causes import SeenGpu
+from ladder.machine.nvml import open_nvml
 from ladder.machine.probe import Held, Probe
 
 OLDEST_TORCH = (2, 11)
@@ -71,20 +70,20 @@ def facts(device: str) -> dict[str, Any]:
         "python": platform.python_version(), "cpu": cpu, "cores": usable_cores(), "ram_gb": ram_gb(),
         "os": f"{platform.system()} {platform.machine()}", "device": device,
     }  # fmt: skip
-    if device == "cuda":
-        answer, gpus = probe(), gpus_seen()
-        if answer["error"]:
-            raise UserError(f"torch cannot use the GPU: {answer['error']}")
-        known |= {
-            "name": slug(answer["name"]),
-            "gpu": answer["name"],
-            "gpu_memory_gb": round(answer["memory"] / 2**30, 1),
-            "driver": gpus[0]["driver"] if gpus else None,
-            "cuda": answer["cuda"],
-            "cudnn": dotted_cudnn(answer["cudnn"]),
-            "torch": answer["torch"],
-        }
-    return known
+    if device == "cpu":
+        return known
+    answer, gpus = probe(), gpus_seen()
+    if answer["error"]:
+        raise UserError(f"torch cannot use the GPU: {answer['error']}")
+    return known | {
+        "name": slug(answer["name"]),
+        "gpu": answer["name"],
+        "gpu_memory_gb": round(answer["memory"] / 2**30, 1),
+        "driver": gpus[0]["driver"] if gpus else None,
+        "cuda": answer["cuda"],
+        "cudnn": dotted_cudnn(answer["cudnn"]),
+        "torch": answer["torch"],
+    }
 
 
 def capabilities(device: str) -> dict[str, str | None]:
@@ -92,33 +91,31 @@ def capabilities(device: str) -> dict[str, str | None]:
     if device == "cpu":
         return {name: None if name == "bf16" else "needs a CUDA GPU" for name in CAPABILITIES}
     answer = probe()
-    major, minor = answer.get("capability", (0, 0))
+    error, triton = answer["error"], answer["error"] or answer["triton_error"]
+    capability = tuple(answer.get("capability", (0, 0)))
+    major, minor = capability
+
+    def needs(what: str, least: str) -> str:
+        return f"needs {what} (compute capability {least}), this GPU has {major}.{minor}"
+
     return {
-        "cuda": answer["error"],
-        "triton": answer["error"] or answer["triton_error"],
-        "bf16": None
-        if answer.get("bf16")
-        else f"needs BF16 arithmetic (compute capability 8.0), this GPU has {major}.{minor}",
-        "cuda_graphs": answer["error"],
-        "nvcc": answer["error"] or answer.get("nvcc_error"),
-        "nvjpeg": answer["error"] or answer.get("nvjpeg_error"),
-        "fp8": None
-        if (major, minor) >= (8, 9)
-        else f"needs FP8 arithmetic (compute capability 8.9), this GPU has {major}.{minor}",
-        "dependent_launch": answer["error"]
-        or answer["triton_error"]
-        or (
-            None
-            if (major, minor) >= (9, 0)
-            else f"needs programmatic dependent launch (compute capability 9.0), this GPU has {major}.{minor}"
-        ),
+        "cuda": error,
+        "triton": triton,
+        "bf16": None if answer.get("bf16") else needs("BF16 arithmetic", "8.0"),
+        "cuda_graphs": error,
+        "nvcc": error or answer.get("nvcc_error"),
+        "nvjpeg": error or answer.get("nvjpeg_error"),
+        "fp8": None if capability >= (8, 9) else needs("FP8 arithmetic", "8.9"),
+        "dependent_launch": triton
+        or (None if capability >= (9, 0) else needs("programmatic dependent launch", "9.0")),
     }
 
 
 def torch_warning() -> str | None:
     """Return one line if the installed torch is older than this project supports, else None."""
     torch = bounds.installed("torch")
-    if torch is None or (_version(torch) or OLDEST_TORCH) >= OLDEST_TORCH:
+    match = re.match(r"(\d+)\.(\d+)", torch or "")
+    if match is None or (int(match[1]), int(match[2])) >= OLDEST_TORCH:
         return None
     return f"torch {torch} is older than 2.11, which this project is made for: some rungs may fail"
 
@@ -153,26 +150,21 @@ def probe() -> Probe:
 
     It waits for a run that measures on that GPU, if torch was never asked before: torch's context would disturb it.
     """
-    answer = _asked()
+    answer = _ask_torch()
     if (gpu := answer.get("held")) is not None:
         with device_lock(f"cuda {gpu}", shared=True):
-            answer = _asked()
+            answer = _ask_torch()
     return cast(Probe, answer)
 
 
-def _asked() -> Probe | Held:
+def _ask_torch() -> Probe | Held:
     slow = threading.Timer(SLOW_S, lambda: print("asking torch what the GPU can do", file=sys.stderr))
     slow.daemon = True
     slow.start()
+    command = [sys.executable, "-m", "ladder.machine.probe"]
+    how: dict[str, Any] = {"cwd": ROOT, "capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
     try:
-        run = subprocess.run(
-            [sys.executable, "-m", "ladder.machine.probe"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            stdin=subprocess.DEVNULL,
-        )
+        run = subprocess.run(command, timeout=300, **how)
         return json.loads(run.stdout.strip().splitlines()[-1])
     except subprocess.TimeoutExpired:
         return {"error": "torch did not answer within 300 s"}
@@ -184,44 +176,21 @@ def _asked() -> Probe | Held:
 
 @functools.cache
 def gpus_seen() -> list[SeenGpu]:
-    """Return the NVIDIA GPUs that the driver knows, whatever torch says."""
-    gpus = _nvml()
-    return _nvidia_smi() if gpus is None else gpus
-
-
-def _nvml() -> list[SeenGpu] | None:
-    """Return the GPUs by NVML; None if it is absent or refused."""
+    """Return the NVIDIA GPUs that NVML knows, whatever torch says."""
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:
-        return None
-    try:
-        number = pynvml.nvmlSystemGetCudaDriverVersion()
-        driver = _text(pynvml.nvmlSystemGetDriverVersion())
+        nvml = open_nvml()
+        number, driver = nvml.nvmlSystemGetCudaDriverVersion(), _text(nvml.nvmlSystemGetDriverVersion())
         cuda = f"{number // 1000}.{number % 1000 // 10}"
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        names = [_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
-        return [{"name": name, "driver": driver, "driver_cuda": cuda} for name in names]
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        names = [_text(nvml.nvmlDeviceGetName(handle)) for handle in handles]
+        nvml.nvmlShutdown()
     except Exception:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _nvidia_smi() -> list[SeenGpu]:
-    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    except (OSError, subprocess.SubprocessError):
         return []
-    rows = [line.rsplit(",", 1) for line in run.stdout.splitlines() if "," in line]
-    return [{"name": name.strip(), "driver": driver.strip(), "driver_cuda": None} for name, driver in rows]
+    return [{"name": name, "driver": driver, "driver_cuda": cuda} for name in names]
 
 
 def _driver_library() -> bool:
-    """Return whether the CUDA driver is there although neither NVML nor nvidia-smi is."""
+    """Return whether the CUDA driver is there although NVML is not."""
     try:
         ctypes.CDLL("libcuda.so.1")
         return True
@@ -231,17 +200,10 @@ def _driver_library() -> bool:
 
 def cpu_name() -> str:
     """Return the processor's marketing name, else its architecture."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip().lower() in ("model name", "cpu model", "hardware") and value.strip():
-                return " ".join(value.split())
-    except OSError:
-        pass
-    if sys.platform == "darwin":
-        run = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True)
-        if run.stdout.strip():
-            return run.stdout.strip()
+    for line in (_read("/proc/cpuinfo") or "").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip().lower() in ("model name", "cpu model", "hardware") and value.strip():
+            return " ".join(value.split())
     return platform.machine() or "cpu"
 
 
@@ -265,14 +227,9 @@ def ram_gb() -> float:
 
 def _read(path: str) -> str | None:
     try:
-        return Path(path).read_text()
+        return Path(path).read_text(errors="replace")
     except OSError:
         return None
-
-
-def _version(text: str | None) -> tuple[int, int] | None:
-    match = re.match(r"(\d+)\.(\d+)", text or "")
-    return (int(match[1]), int(match[2])) if match else None
 
 
 def dotted_cudnn(number: int | None) -> str | None:

@@ -32,8 +32,7 @@ def read_spinning() -> dict[str, str | None]:
 class Threads:
     """The CPU threads of this process. A process without torch has none to hold."""
 
-    def __init__(self) -> None:
-        self._own: int | None = None  # PyTorch's own number, while fewer are used
+    _own: int | None = None  # PyTorch's own number, while fewer are used
 
     def hold(self, number: int | None) -> None:
         """Use at most this number of threads (None: no change) until `release`."""

@@ -21,7 +21,7 @@ from ladder.studies import frame
 from ladder.studies.kernelbench.bench import Bench
 from ladder.studies.kernelbench.study import KernelStudy
 from ladder.studies.precision import PrecisionStudy
-from ladder.studies.roofline import step as roofline_step
+from ladder.studies.roofline import measure as roofline_measure
 from ladder.studies.roofline import study as roofline
 from ladder.training import canary, ranks, sample, train
 from tests.support import made_up
@@ -139,7 +139,7 @@ def test_what_is_timed_without_a_command_holds_the_gpu(gpu, tmp_path, monkeypatc
     monkeypatch.setattr(system, "facts", lambda device: facts)
     monkeypatch.setattr(system, "capabilities", lambda device: {})
     monkeypatch.setattr(roofline, "OUT", tmp_path)
-    seen = gpu(roofline_step, "observe_step")
+    seen = gpu(roofline_measure, "observe_step")
     with pytest.raises(UserError, match="enough"):
         roofline.measure_distance(roofline.Options(rung="baseline"), "tiny", None, True)
     assert seen == ["alone"]

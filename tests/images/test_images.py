@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from ladder.base.errors import UserError
-from ladder.images import photographs
 from ladder.images import prepare as images
 from ladder.images import user as userimages
 from ladder.images.prepare import prepare_images
@@ -49,16 +48,16 @@ def test_sample_set_needs_no_network_and_is_the_same_every_time(sample, cache, m
 
 @pytest.mark.parametrize("resolution", [32, 256, 512, 1024])
 def test_crops_lie_inside_and_only_small_photographs_are_upscaled(resolution):
-    sizes = {name: picture.size for name, picture in photographs.load_photographs().items()}
-    for crop in photographs.plan_crops(sizes, resolution):
+    sizes = {name: picture.size for name, picture in images.load_photographs().items()}
+    for crop in images.plan_crops(sizes, resolution):
         width, height = sizes[crop.photograph]
         assert 0 <= crop.left <= width - crop.side and 0 <= crop.top <= height - crop.side
         assert crop.side >= resolution or min(width, height) < resolution
 
 
 def test_upscaling_is_said(cache, monkeypatch):
-    plan = photographs.plan_crops
-    monkeypatch.setattr(photographs, "plan_crops", lambda sizes, resolution: plan(sizes, resolution, 12))
+    plan = images.plan_crops
+    monkeypatch.setattr(images, "plan_crops", lambda sizes, resolution: plan(sizes, resolution, 12))
     found = prepare_images(None, 512, cache=cache)
     assert found.count == 12
     assert any("6 of them are upscaled to 512x512" in note for note in found.notes)
@@ -67,13 +66,13 @@ def test_upscaling_is_said(cache, monkeypatch):
 def test_every_photograph_is_documented_with_its_licence():
     page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("|")]
-    for name in photographs.PHOTOGRAPHS:
+    for name in images.PHOTOGRAPHS:
         assert any(name in row and ("CC0" in row or "public domain" in row) for row in rows)
 
 
 def test_missing_photographs_are_named(monkeypatch, cache):
-    monkeypatch.setattr(photographs, "PHOTOGRAPHS", ("astronaut.png", "nowhere.png"))
-    with pytest.raises(UserError, match=r"without the sample photographs nowhere\.png: reinstall"):
+    monkeypatch.setattr(images, "PHOTOGRAPHS", ("astronaut.png", "nowhere.png"))
+    with pytest.raises(UserError, match=r"nowhere\.png cannot be read: .*: reinstall"):
         prepare_images(None, 32, cache=cache)
 
 

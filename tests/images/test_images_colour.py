@@ -1,14 +1,17 @@
 """Colours mean what they meant in the file: profiles, PNG's gamma and chromaticities, cameras set to Adobe RGB."""
 
+import importlib.util
 import io
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageCms
 from PIL.PngImagePlugin import PngInfo
 
-from ladder.images import colour, photographs
+from ladder.images import colour
+from ladder.images import prepare as images
 from ladder.images import user as userimages
 from ladder.images.prepare import prepare_images
 from tests.support import pictures
@@ -172,16 +175,16 @@ BROKEN = {
 def test_a_broken_profile_is_counted_and_the_picture_used_as_it_is(source, cache):
     good = {"g.png": encode(plain(STORED)), "h.png": encode(plain(STORED), icc_profile=SRGB)}
     found = prepare_images(fill(source, BROKEN | good), 16, cache=cache)
-    assert found.notes == ["6 of 8 images have a colour profile that cannot be applied: used without it"]
+    assert found.notes == ["a colour profile cannot be applied, used without it: 6 of 8 images"]
     assert all(close(picture[8, 8], STORED, 8) for picture in decoded(found))
 
 
 def test_a_sample_photograph_in_adobe_rgb_is_converted():
-    data = photographs.find_folder()
+    data = Path(importlib.util.find_spec("skimage").submodule_search_locations[0]) / "data"
     with Image.open(data / "rocket.jpg") as image:
         stored, profile = np.asarray(image).astype(int), image.info["icc_profile"]
         assert colour._transform(profile)[1] is not None
-    loaded = photographs.load_photographs()
+    loaded = images.load_photographs()
     assert np.abs(np.asarray(loaded["rocket.jpg"]) - stored).mean() > 2
     with Image.open(data / "chelsea.png") as image:
         assert (np.asarray(loaded["chelsea.png"]) == np.asarray(image)).all()

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ladder.images import damage
 from ladder.images import user as userimages
 from ladder.images.prepare import prepare_images
 from tests.support import pictures
@@ -101,12 +100,12 @@ def test_without_simplejpeg_they_are_used_and_that_is_said(source, cache, monkey
     whole = jpeg("baseline")
     data = fill(source, {"cut.jpg": harm(whole)["cut, ended"], "whole.jpg": whole})
     with monkeypatch.context() as patch:
-        patch.setattr(damage, "load_decoder", lambda: None)
+        patch.setattr(userimages, "load_decoder", lambda: None)
         found = prepare_images(data, 16, cache=cache)
-        assert (found.count, found.notes) == (2, [damage.UNCHECKED])
+        assert (found.count, found.notes) == (2, [userimages.UNCHECKED])
     assert prepare_images(data, 16, cache=cache).count == 1  # installed since: looked at again
     only = fill(source / "png", {"a.png": encode(plain())})
-    monkeypatch.setattr(damage, "load_decoder", lambda: None)
+    monkeypatch.setattr(userimages, "load_decoder", lambda: None)
     assert prepare_images(only, 16, cache=cache).notes == []
 
 

@@ -133,13 +133,13 @@ def test_unreadable_files_are_named_and_skipped(source, cache):
     notes = "\n".join(found.notes)
     for name in ("b_cut.jpg", "c_text.png", "d_empty.png", "e_really_gif.png"):
         assert f"skipped {name}: " in notes
-    assert "hidden" not in notes and "1 file is not JPEG or PNG (found .txt): ignored" in notes
+    assert "hidden" not in notes and "ignored, not JPEG or PNG: 1 file (found .txt)" in notes
     assert str(source) not in notes
 
 
 def test_small_images_are_upscaled_and_said(source, cache):
     found = prepare_images(fill(source, {"s.png": encode(plain(size=(8, 9)))}), 16, cache=cache)
-    assert found.notes == ["1 of 1 images is smaller than 16x16: upscaled"]
+    assert found.notes == ["smaller than 16x16, upscaled: 1 of 1 images"]
 
 
 def test_what_cannot_be_used_is_refused(source, cache, tmp_path):
@@ -262,7 +262,7 @@ def test_a_tree_gives_the_same_as_a_folder_and_as_a_zip(source, cache, tmp_path)
     zipped = prepare_images(make_zip(tmp_path / "photos.zip", files), 16, cache=cache)
     assert folder.count == len(GOOD)
     assert not any((picture[8, 8] == (0, 255, 0)).all() for picture in decoded(folder))
-    assert f"{len(OTHERS) - 1} files are not JPEG or PNG" in "\n".join(folder.notes)
+    assert f"not JPEG or PNG: {len(OTHERS) - 1} files" in "\n".join(folder.notes)
     assert all(any(f"skipped {name}: " in note for note in folder.notes) for name in BAD)
     assert not any(name in note for note in folder.notes for name in HIDDEN)
     assert same(folder, zipped)

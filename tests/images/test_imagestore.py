@@ -12,7 +12,6 @@ import pytest
 
 from ladder.base.errors import UserError
 from ladder.images import prepare as images
-from ladder.images import store as imagestore
 from ladder.images.prepare import prepare_images
 from tests.support import pictures
 from tests.support.pictures import encode, fill, plain
@@ -48,8 +47,8 @@ def let_go():
 
 
 def end_of_process() -> None:
-    for entry in list(imagestore._held):
-        imagestore._let_go(entry)
+    for entry in list(images._locks):
+        images.release_entry(entry)
 
 
 def entries(cache: Path) -> list[str]:
@@ -85,14 +84,14 @@ def test_what_was_used_longest_ago_makes_room_and_that_is_said(tmp_path, cache, 
         made[name] = fill(tmp_path / name, {"x.png": encode(plain(size=(64, 64)))})
         entry = Path(prepare_images(made[name], 16, cache=cache).path).parent
         end_of_process()
-        os.utime(entry / imagestore.LOCK, (k, k))
-    size = imagestore._size(entry)
+        os.utime(entry / images.LOCK, (k, k))
+    size = images.measure_entry(entry)[0]
     prepare_images(made["a"], 16, cache=cache)  # used again: b and c are older now
     end_of_process()
-    monkeypatch.setattr(imagestore, "LIMIT_GB", 3.5 * size / 1e9)
+    monkeypatch.setattr(images, "LIMIT_GB", 3.5 * size / 1e9)
     found = prepare_images(fill(tmp_path / "e", {"x.png": encode(plain())}), 16, cache=cache)
     assert found.notes == [
-        f"2 sets of images were removed from the cache: it is kept below {imagestore.LIMIT_GB:g} GB"
+        f"2 sets of images were removed from the cache: it is kept below {images.LIMIT_GB:g} GB"
     ]
     left = [
         prepare_images(made[name], 16, cache=cache, progress=lambda *_: pytest.fail("made again"))
@@ -102,7 +101,7 @@ def test_what_was_used_longest_ago_makes_room_and_that_is_said(tmp_path, cache, 
 
 
 def test_the_bound_spares_what_is_made_and_what_is_read(source, cache, tmp_path, monkeypatch):
-    monkeypatch.setattr(imagestore, "LIMIT_GB", 0.0)
+    monkeypatch.setattr(images, "LIMIT_GB", 0.0)
     read = fill(tmp_path / "read", {"a.png": encode(plain())})
     with read_elsewhere(read, cache) as folder:
         found = prepare_images(fill(source, {"a.png": encode(plain())}), 16, cache=cache)
@@ -114,7 +113,7 @@ def test_a_lock_on_an_entry_that_was_moved_away_is_none(source, cache, monkeypat
     data = fill(source, {"a.png": encode(plain())})
     entry = Path(prepare_images(data, 16, cache=cache).path).parent
     end_of_process()
-    flock = imagestore.fcntl.flock
+    flock = images.fcntl.flock
 
     def too_late(file, how):
         monkeypatch.undo()
@@ -123,8 +122,8 @@ def test_a_lock_on_an_entry_that_was_moved_away_is_none(source, cache, monkeypat
         (cache / "copy").rename(entry)
         flock(file, how)
 
-    monkeypatch.setattr(imagestore.fcntl, "flock", too_late)
-    assert imagestore.find_entry(entry) is None and imagestore.find_entry(entry).count == 1
+    monkeypatch.setattr(images.fcntl, "flock", too_late)
+    assert images.find_entry(entry) is None and images.find_entry(entry).count == 1
 
 
 def test_a_full_disk_is_one_line_and_leaves_nothing(source, cache, monkeypatch):
@@ -156,4 +155,4 @@ def test_a_cache_that_may_only_be_read_serves_what_it_has(source, cache, monkeyp
     monkeypatch.setattr("builtins.open", read_only)
     monkeypatch.setattr(os, "utime", lambda *a, **k: (_ for _ in ()).throw(OSError(errno.EROFS, "Read-only")))
     assert prepare_images(data, 16, cache=cache) == found
-    assert list(imagestore._held) == [Path(found.path).parent]  # against those who may remove it
+    assert list(images._locks) == [Path(found.path).parent]  # against those who may remove it

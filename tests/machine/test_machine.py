@@ -100,22 +100,12 @@ def refuse() -> None:
     raise RuntimeError("refused")
 
 
-def test_gpus_are_asked_of_nvml_then_of_nvidia_smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gpus_are_asked_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_nvml(monkeypatch, lambda: None)
-    assert [gpu["name"] for gpu in system.gpus_seen.__wrapped__()] == ["GPU 0", "GPU 1"]
-    assert system.gpus_seen.__wrapped__()[0] | {"name": ""} == {
-        "name": "",
-        "driver": "580.65.06",
-        "driver_cuda": "13.0",
-    }
+    first = {"name": "GPU 0", "driver": "580.65.06", "driver_cuda": "13.0"}
+    assert system.gpus_seen.__wrapped__() == [first, first | {"name": "GPU 1"}]
     fake_nvml(monkeypatch, refuse)
-    monkeypatch.setenv("PATH", str(tmp_path))
     assert system.gpus_seen.__wrapped__() == []
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho 'NVIDIA H200, 580.65.06'\n")
-    smi.chmod(0o755)
-    (gpu,) = system.gpus_seen.__wrapped__()
-    assert (gpu["name"], gpu["driver"]) == ("NVIDIA H200", "580.65.06")
 
 
 def test_an_old_torch_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

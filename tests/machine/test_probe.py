@@ -214,13 +214,13 @@ def test_without_a_kept_answer_a_command_waits_for_the_run(measuring, monkeypatc
     fake.write_text(f"#!/bin/sh\n[ -e '{tmp_path}/over' ] && echo '{second}' || echo '{first}'\n")
     fake.chmod(0o755)
     monkeypatch.setattr(system.sys, "executable", str(fake))
-    told = locks._say_waiting
+    told = locks._report_waiting
 
     def over() -> None:
         told()
         (tmp_path / "over").touch()
         end()
 
-    monkeypatch.setattr(locks, "_say_waiting", over)
+    monkeypatch.setattr(locks, "_report_waiting", over)
     assert system.probe.__wrapped__() == SAID
     assert capsys.readouterr().err == "waits for another run on this GPU\n"

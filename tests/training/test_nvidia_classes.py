@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ladder.studies.upstream import source
-from ladder.studies.upstream.examined import _Wide
+from ladder.studies.upstream.examined import Wide
 from ladder.training import checkpoint
 from ladder.training.nvidia import names
 from stylegan_lite import Recipe, Workload
@@ -64,7 +64,7 @@ def test_converted_networks_compute_what_nvidias_do(tmp_path: Path, monkeypatch:
         z, image = torch.randn(4, 6), torch.randn(8, 3, 16, 16)
         for dtype, bound in BOUNDS.items():
             if dtype is torch.float64:  # NVIDIA's code names float32
-                monkeypatch.setattr(clone.networks, "torch", _Wide(torch))
+                monkeypatch.setattr(clone.networks, "torch", Wide())
             G, D = Generator(workload, Recipe()).to(dtype), Discriminator(workload, Recipe()).to(dtype)
             G.load_state_dict(content["state"]["G_ema"])
             D.load_state_dict(content["state"]["D"])

@@ -60,7 +60,7 @@ from ladder.studies.profile.record import (
 )  # fmt: skip
 from ladder.studies.profile.tracing import Label, Ran, Segment, Traced
 from ladder.studies.roofline import derive, floors
-from ladder.studies.roofline.record import CONVOLUTIONS
+from ladder.studies.roofline.derive import CONVOLUTIONS
 from stylegan_lite import make_step
 
 CYCLES = {"cuda": 3, "cpu": 1}  # timed cycles; the median counts

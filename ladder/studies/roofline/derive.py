@@ -1,103 +1,292 @@
-"""What follows from rates and counted work: the floor of a step, and where its distance to the measured step lies.
+"""The records of `ladder doctor --roofline`, the floor that follows from them, and where the distance to it lies.
 
-A ceiling is measured alone, on inputs that come from memory, in a loop that heats the GPU. In a step the same kernel
-may find its inputs in the L2 cache and higher clocks. So each part of a step also has a rate from the trace: the work
-in its floor over the time in which it ran. If it is above the ceilings' rate, that part of the floor takes the traced
-time. So a floor is never above the measurement.
+The highest of all rates on record counts: results of the same GPU (`results/roofline/`), copies of kernel tuning
+(`results/kernels/*-tuning.json`), today's measurement, and the traced step. A ceiling is measured alone and hot; in a
+step the same kernel may find its inputs in the L2 cache and higher clocks, so a part of a step that beats its ceilings
+has the traced time as its floor. Floors only come down: a throttled card never makes a step look closer to the limit.
 
-The highest of four sources counts: earlier facts (`ceilings.yaml`), earlier results of the same GPU
-(`results/roofline/`), copies from its kernels' tuning (`results/kernels/*-tuning.json`), and today's measurement. So
-the floor can only come down: a bad day or a throttled card never make a step look closer to the limit than it is.
-docs/profile.md explains what counts and what does not.
+Rates are in FLOP/s, or bytes/s for copies. Times are in ms of a step unless a field says otherwise.
 """
 
 from __future__ import annotations
 
-import functools
+import math
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
-from ladder.base import yamlfile
 from ladder.base.errors import UserError
 from ladder.base.text import slug
-from ladder.core.records import Fields
+from ladder.core import records
+from ladder.core.options import option
+from ladder.core.records import Fields, Record, between, matching, size
 from ladder.plan import content
 from ladder.receipts import kernel_families
-from ladder.results import store as results
-from ladder.studies.roofline.record import (
-    CEILING,
-    CEILINGS,
-    CONVOLUTIONS,
-    COPY,
-    IDLE,
-    KINDS,
-    OTHERS,
-    PARTS,
-    Convolution,
-    Family,
-    File,
-    Group,
-    Kernels,
-    Lowered,
-    Measured,
-    Observed,
-    Op,
-    Rate,
-    Roofline,
-    Timed,
-    Work,
-    parse_op,
-)
+from ladder.results import store
+from ladder.results.file import Phase
+from ladder.studies import frame
+from ladder.studies.frame import RungCase, StudyFile
 
-FACTS = Path(__file__).resolve().parent / "ceilings.yaml"
+KINDS = {
+    "forward": kernel_families.FORWARD,
+    "input gradient": kernel_families.DGRAD,
+    "weight gradient": kernel_families.WGRAD,
+}
 UNCLEAR = (
     kernel_families.UNTOLD,
     kernel_families.SGEMM,
 )  # of unknown kind: their time is charged to each kind
-POINTWISE = {f"1x1 {kind}": kind for kind in KINDS}
+CONVOLUTIONS, OTHERS, IDLE = "convolutions", "other kernels", "nothing runs"
+PARTS = (*KINDS, CONVOLUTIONS, OTHERS)  # of a step, which a trace can tell apart
+COPY = "copy"
+CEILINGS = (COPY, "matmul bf16", "matmul tf32", "matmul fp32")
+CEILING = {"bf16": "matmul bf16", "fp16": "matmul bf16", "fp32": "matmul tf32"}  # cuDNN may use TF32 for FP32
+NARROW = 4  # most channels at which a convolution can merge with the pass beside it: from and to RGB
+SIZES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 
-Amounts = dict[str, float]  # by part: FLOPs a step, or bytes for other kernels
+_SHAPE = r"[1-9]\d{0,5}x[1-9]\d{0,5}x[1-9]\d{0,5}x[1-9]\d{0,5}"
+CONVOLUTION = (
+    rf"({'|'.join(KINDS)}), ({_SHAPE}) \* ({_SHAPE}), stride ([1-9]), padding (\d\d?), (bf16|fp16|fp32|fp64)"
+    r" (channels_last|nchw)"
+)
+ConvolutionName = Annotated[str, matching(CONVOLUTION, "a convolution")]
+RateName = Annotated[str, matching(r"[A-Za-z0-9 ,.*_x-]{1,120}", "the name of a rate")]
+Speed = Annotated[float, between(1e3, 1e18)]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Op:
+    """A convolution as cuDNN computes it. A transposed convolution is the input gradient of its mirror image.
+
+    ``image`` [N, I, H, W] is the side that ``weight`` [O, I, k, k] slides over.
+    """
+
+    kind: str
+    image: Shape
+    weight: Shape
+    stride: int
+    padding: int
+    dtype: str
+
+    @property
+    def result(self) -> Shape:
+        """Return the shape of the other side, [N, O, H', W']."""
+        (n, _, h, w), (o, _, k, l), margin = self.image, self.weight, 2 * self.padding
+        return n, o, (h + margin - k) // self.stride + 1, (w + margin - l) // self.stride + 1
+
+    @property
+    def flops(self) -> int:
+        return 2 * math.prod(self.result) * math.prod(self.weight[1:])
+
+    @property
+    def is_narrow(self) -> bool:
+        return min(self.weight[:2]) <= NARROW
+
+    @property
+    def is_pointwise(self) -> bool:
+        return self.weight[-1] == 1
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes of the three tensors. A narrow convolution omits its wide side: another pass moves it."""
+        sides = math.prod(self.image), math.prod(self.result)
+        return SIZES[self.dtype] * (math.prod(self.weight) + (min(sides) if self.is_narrow else sum(sides)))
+
+    def key(self, layout: str) -> str:
+        """Return the name of its rate in result files. Equal texts mean equal measurements."""
+        shapes = " * ".join("x".join(map(str, shape)) for shape in (self.image, self.weight))
+        return f"{self.kind}, {shapes}, stride {self.stride}, padding {self.padding}, {self.dtype} {layout}"
+
+
+def parse_op(name: str) -> Op:
+    """Return the convolution of a name, as `Op.key` writes it."""
+    match = re.fullmatch(CONVOLUTION, name)
+    assert match is not None, name
+    kind, image, weight, stride, padding, dtype, _ = match.groups()
+    shapes = [tuple(map(int, shape.split("x"))) for shape in (image, weight)]
+    return Op(kind, shapes[0], shapes[1], int(stride), int(padding), dtype)
+
+
+# --- what a file stores -----------------------------------------------------------------------------------------------
+
+
+class Options(frame.Options):
+    """The options of `ladder doctor --roofline`."""
+
+    rung: Annotated[records.Name | None, option("This rung, with all below it.")] = None
+    ladder: Annotated[str, option("The ladder of the rung.", metavar="NAME|FILE")] = "full"
+
+
+class Work(Record):
+    """The necessary work of one run of a phase (`floors`): the number of each convolution, and bytes by purpose."""
+
+    convolutions: Annotated[dict[ConvolutionName, records.Count], size(10_000)]
+    matmul_flops: records.Amount
+    matmul_bytes: records.Bytes
+    bytes: Annotated[dict[records.Line, records.Bytes], size(32)]
+
+
+class Rate(Record):
+    """A rate, and who recorded it."""
+
+    value: Speed
+    source: records.Line
+
+
+class Today(Record):
+    """The rates of a measurement by name, and the reasons for those that it lacks."""
+
+    rates: Annotated[dict[RateName, Speed], size(10_000)]
+    skipped: Annotated[dict[RateName, records.Line], size(10_000)]
+    seconds: records.Seconds
+
+
+class Kernels(Record):
+    """A family of kernels of a traced step: microseconds and kernels a step, and its heaviest kernel."""
+
+    family: records.Line
+    us: records.Amount
+    kernels: records.Amount
+    heaviest: records.Line
+
+
+class Timed(Record, kw_only=True):
+    """A timed and traced step: medians of each phase alone, of a step between events, and by the wall clock.
+
+    A whole-step graph has phases of a second step; one old file has none. In `busy_ms` of a traced step any kernel ran.
+    """
+
+    phases_ms: Annotated[dict[Phase, records.Ms], size(4)]
+    step_ms: records.Ms
+    wall_ms: records.Ms
+    busy_ms: records.Ms
+    families: Annotated[list[Kernels], size(1000, 1)]
+    settings: Fields
+
+
+class Observed(frame.Observation, kw_only=True):
+    """The step of a rung, the rates of the day, and the higher ones on record. `floors_commit`: of `--again`."""
+
+    work: Annotated[dict[Phase, Work], size(4, 4)] | None = None
+    step: Timed | None = None
+    today: Today | None = None
+    recorded: Annotated[dict[RateName, Rate], size(10_000)] = {}
+    floors_commit: records.Commit | None = None
+
+
+File = StudyFile[Options, RungCase, Observed]
 Works = Mapping[Any, Work]  # by phase
 
 
-# --- the score: two frozen times, so that scores of different days compare --------------------------------------------
+# --- what is derived --------------------------------------------------------------------------------------------------
+
+
+class Convolution(Record):
+    """A shape of the workload: its FLOPs a step, and the rate of its floor."""
+
+    name: str
+    flops: float
+    rate: float
+    source: str
+
+    @property
+    def is_measured(self) -> bool:
+        return not self.source.startswith("not measured")
+
+
+class Lowered(Record):
+    """A part of the floor that a traced step has lowered, with its time by the ceilings alone."""
+
+    alone_ms: float
+    ms: float
+    source: str
+
+
+class Group(Record):
+    """A part of a step: its time, its floor, and its part of the distance between both."""
+
+    ms: float
+    floor_ms: float
+    of_distance: float | None
+
+
+class Family(Kernels):
+    """A family of kernels, with its parts of the step and of the distance."""
+
+    group: str = ""
+    of_step: float = 0.0
+    of_distance: float | None = None
+
+
+class Measured(Timed, kw_only=True):
+    """The timed and traced step beside its floor."""
+
+    times_light: float
+    distance_ms: float
+    families: list[Family]  # type: ignore[assignment]
+    groups: dict[str, Group]
+
+
+class Roofline(Record, kw_only=True):
+    """What `ladder report --json` prints beside the header; without a measured step the floor alone.
+
+    A phase, and the amortized `step`, have FLOPs, bytes and ms by name; `light_ms` is the floor. `recorded` are rates
+    for later floors.
+    """
+
+    ladder: str | None
+    rung: str
+    recipe: Fields
+    layout: str
+    gpu: str
+    ceilings: dict[str, Rate] = {}
+    phases: dict[str, dict[str, float]] = {}
+    step: dict[str, float] = {}
+    in_step: dict[str, Lowered] = {}
+    convolutions: list[Convolution] = []
+    measured: Measured | None = None
+    today: Today | None = None
+    recorded: dict[str, float] | None = None
+    floors_commit: str | None = None
+
+
+# --- facts ------------------------------------------------------------------------------------------------------------
+
+# FLOP/s that a BF16 channels_last convolution of 3x3 kernels reaches from a batch of 8 and 64 channels up, by machine.
+LEAST = {"nvidia-h200": {"forward": 340e12, "input gradient": 290e12, "weight gradient": 290e12}}
 
 
 @dataclass(frozen=True)
 class Frozen:
-    """The two times that a score stands on, in ms a step."""
+    """The two times that a score stands on, in ms a step, and their files below results/."""
 
-    machine: str
-    work: str  # digest of the workload's fields
     since: str
     floor_ms: float
-    floor_of: str  # the file below results/, as the next one
+    floor_of: str
     base_ms: float
     base_of: str
 
 
-# The base is plain PyTorch under torch.compile with autotuning: the strongest step without kernels of ours.
-FROZEN = (
-    Frozen(
-        machine="nvidia-h200",
-        work="f5e814",  # article
+# By machine and digest of the workload's fields. Frozen, so that scores of different days compare.
+FROZEN = {
+    ("nvidia-h200", "f5e814"): Frozen(  # article
         since="2026-11-24",
         floor_ms=7.930263751668179,
         floor_of="roofline/nvidia-h200-article-full-fused_modulation.json",
-        base_ms=24.459283937495968,
+        base_ms=24.459283937495968,  # the strongest step without kernels of ours
         base_of="ladder/nvidia-h200/article-compile_autotune-20261122T231746Z.json, shifted_resample",
-    ),
-)
+    )
+}
 
 
 def find_frozen(machine: str, workload: Fields) -> Frozen | None:
     """Return the frozen times of a machine and workload, None where there are none."""
-    work = content.of_workload(workload)
-    return next((each for each in FROZEN if (each.machine, each.work) == (machine, work)), None)
+    return FROZEN.get((machine, content.of_workload(workload)))
 
 
 def derive_score(step_ms: float, base_ms: float, floor_ms: float | None) -> float | None:
@@ -113,35 +302,12 @@ def derive_score(step_ms: float, base_ms: float, floor_ms: float | None) -> floa
 # --- rates ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Range:
-    """Facts of kinds of convolutions: FLOP/s between ``low`` and ``high``, depending on the shape.
-
-    ``low`` holds for this kernel from this batch and these channels up.
-    """
-
-    kinds: list[str]
-    dtype: str
-    layout: str
-    kernel: int
-    batch: int
-    channels: int
-    low: float
-    high: float
-
-    def is_for(self, op: Op) -> bool:
-        """Return whether the facts were measured on shapes like this shape."""
-        batch, channels = op.image[0], min(op.weight[:2])
-        return op.weight[-1] == self.kernel and batch >= self.batch and channels >= self.channels
-
-
-@dataclass
 class Rates:
-    """The rates of one GPU. ``known``: by name, see `Op.key`; ``ranges`` of kinds of convolutions."""
+    """The rates of one GPU by name: a copy, matmuls, convolutions (`Op.key`) and parts of traced steps."""
 
-    gpu: str
-    known: dict[str, Rate] = field(default_factory=dict)
-    ranges: list[Range] = field(default_factory=list)
+    def __init__(self, gpu: str) -> None:
+        self.gpu = gpu
+        self.known: dict[str, Rate] = {}
 
     def add(self, rates: Mapping[str, float], source: str) -> None:
         """Join rates from ``source``. Only a higher rate replaces a stored rate."""
@@ -152,63 +318,39 @@ class Rates:
             if key not in self.known or rate.value > self.known[key].value:
                 self.known[key] = rate
 
-    def add_facts(self) -> None:
-        """Join the committed facts of this GPU, if there are any."""
-        if facts := read_facts().get(self.gpu):
-            self.add({key: float(value) for key, value in facts["rates"].items()}, "facts")
-            self.ranges = [
-                Range(**each | {key: float(each[key]) for key in ("low", "high")})
-                for each in facts["convolutions"]
-            ]
-
-    def copy_seconds(self, amount: float) -> float:
-        return amount / self._need(COPY).value
-
-    def ceiling(self, dtype: str) -> Rate:
-        """Return the matmul rate, which no convolution of this dtype exceeds."""
-        return self._need(CEILING.get(dtype, dtype))
-
-    def convolution(self, op: Op, layout: str) -> tuple[float, str]:
-        """Return (seconds, source) of one convolution at its best.
-
-        A measured shape has its own rate, never below the low end of the facts that cover it. Another shape gets the
-        highest rate of its kind, and takes at least as long as copying its tensors. A convolution from or to RGB
-        takes the time of copying its narrow side, however slow cuDNN was.
-        """
-        if op.is_narrow:
-            return self.copy_seconds(op.bytes), f"bytes; {self._need(COPY).source}"
-        facts = next(
-            (
-                each
-                for each in self.ranges
-                if op.kind in each.kinds and (each.dtype, each.layout) == (op.dtype, layout)
-            ),
-            None,
-        )
-        if measured := self.known.get(op.key(layout)):
-            low = facts.low if facts and facts.is_for(op) else 0.0
-            best = measured if measured.value >= low else Rate(low, "facts, low end")
-            return op.flops / best.value, best.source
-        beginning, end = f"{op.kind}, ", f", {op.dtype} {layout}"
-        alike = [rate for key, rate in self.known.items() if key.startswith(beginning) and key.endswith(end)]
-        if facts:
-            alike.append(Rate(facts.high, "facts, high end"))
-        best = max(alike or [self.ceiling(op.dtype)], key=lambda rate: rate.value)
-        seconds = max(op.flops / best.value, self.copy_seconds(op.bytes))
-        return seconds, f"not measured; {best.source}"
-
-    def _need(self, key: str) -> Rate:
+    def get_rate(self, key: str) -> Rate:
         if key not in self.known:
             raise UserError(
                 f"no rate of {key!r} is recorded for {self.gpu}: run `ladder doctor --roofline` there"
             )
         return self.known[key]
 
+    def get_ceiling(self, dtype: str) -> Rate:
+        """Return the matmul rate, which no convolution of this dtype exceeds."""
+        return self.get_rate(CEILING.get(dtype, dtype))
 
-@functools.cache
-def read_facts() -> dict[str, Any]:
-    """Return the committed facts by name of the GPU. YAML reads 774e12 as text."""
-    return yamlfile.read(FACTS)
+    def copy_seconds(self, amount: float) -> float:
+        return amount / self.get_rate(COPY).value
+
+    def time_convolution(self, op: Op, layout: str) -> tuple[float, str]:
+        """Return (seconds, source) of one convolution at its best.
+
+        A measured shape has its own rate, never below `LEAST`. Another shape gets the highest rate of its kind, and
+        takes at least as long as copying its tensors. A convolution from or to RGB takes the time of copying its
+        narrow side, however slow cuDNN was.
+        """
+        if op.is_narrow:
+            return self.copy_seconds(op.bytes), f"bytes; {self.get_rate(COPY).source}"
+        if best := self.known.get(op.key(layout)):
+            is_large = op.weight[-1] == 3 and op.image[0] >= 8 and min(op.weight[:2]) >= 64
+            if is_large and (op.dtype, layout) == ("bf16", "channels_last"):
+                least = LEAST.get(self.gpu, {}).get(op.kind, 0.0)
+                best = best if best.value >= least else Rate(least, "facts, low end")
+            return op.flops / best.value, best.source
+        beginning, end = f"{op.kind}, ", f", {op.dtype} {layout}"
+        alike = [rate for key, rate in self.known.items() if key.startswith(beginning) and key.endswith(end)]
+        best = max(alike or [self.get_ceiling(op.dtype)], key=lambda rate: rate.value)
+        return max(op.flops / best.value, self.copy_seconds(op.bytes)), f"not measured; {best.source}"
 
 
 def read_copies(path: Path, gpu: str) -> dict[str, float]:
@@ -216,31 +358,33 @@ def read_copies(path: Path, gpu: str) -> dict[str, float]:
     from ladder.studies.kernelbench.tuning import NAMES, locate_fault
 
     try:
-        result = results.read(path)
+        result = store.read(path)
     except UserError:
         return {}
     is_tuning = isinstance(result, dict) and result.get("kind") in NAMES and locate_fault(result) is None
     if not is_tuning or slug(result["gpu"]) != gpu:
         return {}
-    times = [
-        (run["bytes"], run[key])
+    rates = [
+        run["bytes"] / run[key] * 1e6
         for row in result["timed"]
         for run in row["runs"]
         for key in ("copy_microseconds", "driver_copy_microseconds")
         if run.get("bytes") and run.get(key)
     ]
-    return {COPY: max(moved / us * 1e6 for moved, us in times)} if times else {}
+    return {COPY: max(rates)} if rates else {}
 
 
 # --- work -------------------------------------------------------------------------------------------------------------
 
 
+def layout_of(recipe: Fields) -> str:
+    return "channels_last" if recipe.get("channels_last") else "nchw"
+
+
 def list_frequencies(workload: Fields) -> dict[str, float]:
     """Return how often each phase runs in a step."""
-    often = {"G_main": 1.0, "D_main": 1.0}
-    for phase, name in (("G_pl", "pl_interval"), ("D_r1", "r1_interval")):
-        often[phase] = 1 / float(workload[name])  # type: ignore[arg-type]
-    return often
+    pl, r1 = (1 / float(workload[name]) for name in ("pl_interval", "r1_interval"))  # type: ignore[arg-type]
+    return {"G_main": 1.0, "D_main": 1.0, "G_pl": pl, "D_r1": r1}
 
 
 def weigh_ops(works: Works, workload: Fields) -> dict[Op, float]:
@@ -253,10 +397,10 @@ def weigh_ops(works: Works, workload: Fields) -> dict[Op, float]:
     return weights
 
 
-def sum_amounts(works: Works, workload: Fields) -> Amounts:
-    """Return a step's work by the parts that a trace can tell apart (`PARTS`), in FLOPs.
+def sum_amounts(works: Works, workload: Fields) -> dict[str, float]:
+    """Return a step's work by the parts that a trace can tell apart (`PARTS`): FLOPs, and bytes of other kernels.
 
-    Other kernels count in bytes. 1x1 convolutions are among them: cuDNN's kernels for them are named as matmuls.
+    1x1 convolutions are among the others: cuDNN's kernels for them are named as matmuls.
     """
     amounts = dict.fromkeys(PARTS, 0.0)
     for op, flops in weigh_ops(works, workload).items():
@@ -281,126 +425,26 @@ def sum_parts(rows: Iterable[Kernels]) -> dict[str, float]:
     """Return each part's ms in a traced step, from its families of kernels. A kind's time is an upper limit."""
     took = dict.fromkeys(PARTS, 0.0)
     for row in rows:
-        ms, name = row.us / 1000, row.family
-        took[CONVOLUTIONS if kernel_families.is_convolution(name) else OTHERS] += ms
+        took[CONVOLUTIONS if kernel_families.is_convolution(row.family) else OTHERS] += row.us / 1000
         for kind, own in KINDS.items():
-            took[kind] += ms if name == own or name in UNCLEAR else 0.0
+            took[kind] += row.us / 1000 if row.family in (own, *UNCLEAR) else 0.0
     return took
 
 
 def derive_step_rates(
-    amounts: Amounts, rows: Iterable[Kernels], recipe: Fields, matmul: float
+    amounts: Mapping[str, float], rows: Iterable[Kernels], recipe: Fields, matmul: float
 ) -> dict[str, float]:
     """Return the rates of a traced step by `name_rate`.
 
     A convolution's rate above the matmul rate is left out: some of its kernels then had names of other kernels.
     """
     took = sum_parts(rows)
-    rates = {}
-    for part, amount in amounts.items():
-        if amount and took[part]:
-            rate = 1000 * amount / took[part]
-            if part == OTHERS or rate <= matmul:
-                rates[name_rate(part, amount, recipe)] = rate
-    return rates
-
-
-def lower_parts(
-    alone_ms: dict[str, float], amounts: Amounts, recipe: Fields, known: Mapping[str, Rate]
-) -> tuple[dict[str, float], dict[str, Lowered]]:
-    """Return by which factors each kind and the other kernels beat ``alone_ms``, and the reasons for factors below 1.
-
-    ``alone_ms`` is the floor of a step by the ceilings. ``known`` are rates, each with its source.
-    """
-    factors: dict[str, float] = dict.fromkeys((*KINDS, OTHERS), 1.0)
-    reasons: dict[str, Lowered] = {}
-    for part in PARTS:
-        rate = known.get(name_rate(part, amounts[part], recipe))
-        mine = KINDS if part == CONVOLUTIONS else (part,)
-        before = sum(alone_ms[each] * factors[each] for each in mine)
-        after = 1000 * amounts[part] / rate.value if rate else before
-        if rate and after < before:
-            for each in mine:
-                factors[each] *= after / before
-            reasons[part] = Lowered(before, after, rate.source)
-    return factors, reasons
-
-
-# --- the floor --------------------------------------------------------------------------------------------------------
-
-
-def layout_of(recipe: Fields) -> str:
-    return "channels_last" if recipe.get("channels_last") else "nchw"
-
-
-def derive_floor(base: Roofline, works: Works, workload: Fields, rates: Rates) -> Roofline:
-    """Return the record with the floor of each phase and of the amortized step, and every rate that it uses.
-
-    Raises:
-        UserError: a rate that is needed is not on record.
-    """
-    layout, precision, often = base.layout, str(base.recipe["precision"]), list_frequencies(workload)
-    times = {phase: _time_phase(works[phase], layout, rates) for phase in often}
-    alone = {part: sum(times[phase][part] * n for phase, n in often.items()) for part in times["G_main"]}
-    alone[OTHERS] = sum(alone[part] for part in ("bytes", "matmul", *POINTWISE))
-    amounts = sum_amounts(works, workload)
-    factors, reasons = lower_parts(alone, amounts, base.recipe, rates.known)
-    ceiling = rates.ceiling(precision).value
-    phases = {phase: _derive_phase(works[phase], times[phase], factors, ceiling) for phase in often}
-    convolutions = []
-    for op, flops in sorted(weigh_ops(works, workload).items(), key=lambda item: -item[1]):
-        seconds, source = rates.convolution(op, layout)
-        convolutions.append(Convolution(op.key(layout), flops, op.flops / seconds, source))
-    return msgspec.structs.replace(
-        base,
-        ceilings={key: rates.known[key] for key in CEILINGS if key in rates.known},
-        phases=phases,
-        step={
-            key: sum(phases[phase].get(key, 0.0) * n for phase, n in often.items())
-            for key in phases["G_main"]
-        },
-        in_step=reasons,
-        convolutions=convolutions,
-    )
-
-
-def _time_phase(work: Work, layout: str, rates: Rates) -> dict[str, float]:
-    """Return milliseconds of a phase at the ceilings: each kind of convolution, 1x1 convolutions, bytes and matmuls."""
-    times = dict.fromkeys((*KINDS, *POINTWISE), 0.0)
-    for name, n in work.convolutions.items():
-        op = parse_op(name)
-        times[f"1x1 {op.kind}" if op.is_pointwise else op.kind] += 1000 * n * rates.convolution(op, layout)[0]
-    computed = work.matmul_flops / rates.ceiling("fp32").value
-    return times | {
-        "bytes": 1000 * rates.copy_seconds(sum(work.bytes.values())),
-        "matmul": 1000 * max(computed, rates.copy_seconds(work.matmul_bytes)),
-    }
-
-
-def _derive_phase(
-    work: Work, times: dict[str, float], factors: dict[str, float], ceiling: float
-) -> dict[str, float]:
-    """Return FLOPs, bytes and milliseconds of a phase. ``peak_ms`` has convolutions at the matmul rate."""
-    others = factors[OTHERS]
-    flops = sum(parse_op(name).flops * n for name, n in work.convolutions.items())
-    pointwise_ms = {kind: times[name] * others for name, kind in POINTWISE.items()}
-    kinds = {kind: times[kind] * factors[kind] + pointwise_ms[kind] for kind in KINDS}
-    copied, multiplied, convolved = times["bytes"] * others, times["matmul"] * others, sum(kinds.values())
+    rates = {part: 1000 * amount / took[part] for part, amount in amounts.items() if amount and took[part]}
     return {
-        "flops": flops,
-        **{f"{kind.replace(' ', '_')}_ms": value for kind, value in kinds.items()},
-        "convolutions_ms": convolved,
-        "pointwise_ms": sum(pointwise_ms.values()),
-        **{f"{what.replace(' ', '_')}_bytes": value for what, value in work.bytes.items()},
-        "bytes": sum(work.bytes.values()),
-        "bytes_ms": copied,
-        "matmul_ms": multiplied,
-        "light_ms": convolved + copied + multiplied,
-        "peak_ms": 1000 * flops / ceiling + copied + multiplied,
+        name_rate(part, amounts[part], recipe): rate
+        for part, rate in rates.items()
+        if part == OTHERS or rate <= matmul
     }
-
-
-# --- the distance -----------------------------------------------------------------------------------------------------
 
 
 def split_distance(timed: Timed, step: dict[str, float]) -> Measured:
@@ -412,44 +456,108 @@ def split_distance(timed: Timed, step: dict[str, float]) -> Measured:
     """
     gap = timed.step_ms - step["light_ms"]
     took = sum_parts(timed.families)
-    convolved, others = took[CONVOLUTIONS], took[OTHERS]
     groups = {
-        CONVOLUTIONS: (convolved, step["convolutions_ms"] - step["pointwise_ms"]),
-        OTHERS: (others, step["bytes_ms"] + step["matmul_ms"] + step["pointwise_ms"]),
+        CONVOLUTIONS: (took[CONVOLUTIONS], step["convolutions_ms"] - step["pointwise_ms"]),
+        OTHERS: (took[OTHERS], step["bytes_ms"] + step["matmul_ms"] + step["pointwise_ms"]),
         IDLE: (max(0.0, timed.step_ms - timed.busy_ms), 0.0),
     }
-    rows = []
+    families = []
     for row in timed.families:
         group = CONVOLUTIONS if kernel_families.is_convolution(row.family) else OTHERS
         ms, floor = groups[group]
         beyond = row.us / 1000 * (1 - floor / ms) if ms else 0.0
         share, of_distance = row.us / 1000 / timed.step_ms, beyond / gap if gap else None
-        rows.append(Family(row.family, row.us, row.kernels, row.heaviest, group, share, of_distance))
-    shares = {
-        name: Group(ms, floor, (ms - floor) / gap if gap else None) for name, (ms, floor) in groups.items()
+        families.append(
+            Family(**msgspec.structs.asdict(row), group=group, of_step=share, of_distance=of_distance)
+        )
+    return Measured(
+        **msgspec.structs.asdict(timed) | {"families": families},
+        times_light=timed.step_ms / step["light_ms"],
+        distance_ms=gap,
+        groups={
+            name: Group(ms, low, (ms - low) / gap if gap else None) for name, (ms, low) in groups.items()
+        },
+    )
+
+
+# --- the floor --------------------------------------------------------------------------------------------------------
+
+
+def derive_floor(base: Roofline, works: Works, workload: Fields, rates: Rates) -> Roofline:
+    """Return the record with the floor of each phase and of the amortized step, and every rate that it uses.
+
+    Raises:
+        UserError: a rate that is needed is not on record.
+    """
+    often = list_frequencies(workload)
+    times = {phase: _time_phase(works[phase], base.layout, rates) for phase in often}
+    alone = {part: sum(times[phase][part] * n for phase, n in often.items()) for part in times["G_main"]}
+    factors = dict.fromkeys(alone, 1.0)  # of the times at the ceilings
+    amounts, lowered = sum_amounts(works, workload), {}
+    for part in PARTS:
+        own = (
+            [part] if part in KINDS else [each for each in alone if (each in KINDS) == (part == CONVOLUTIONS)]
+        )
+        if rate := rates.known.get(name_rate(part, amounts[part], base.recipe)):
+            before, after = (
+                sum(alone[each] * factors[each] for each in own),
+                1000 * amounts[part] / rate.value,
+            )
+            if after < before:
+                factors |= {each: factors[each] * after / before for each in own}
+                lowered[part] = Lowered(before, after, rate.source)
+    peak = rates.get_ceiling(str(base.recipe["precision"])).value
+    phases = {phase: _derive_phase(works[phase], times[phase], factors, peak) for phase in often}
+    convolutions = []
+    for op, flops in sorted(weigh_ops(works, workload).items(), key=lambda item: -item[1]):
+        seconds, source = rates.time_convolution(op, base.layout)
+        convolutions.append(Convolution(op.key(base.layout), flops, op.flops / seconds, source))
+    return msgspec.structs.replace(
+        base,
+        ceilings={key: rates.known[key] for key in CEILINGS if key in rates.known},
+        phases=phases,
+        step={
+            key: sum(phases[each].get(key, 0.0) * n for each, n in often.items()) for key in phases["G_main"]
+        },
+        in_step=lowered,
+        convolutions=convolutions,
+    )
+
+
+def _time_phase(work: Work, layout: str, rates: Rates) -> dict[str, float]:
+    """Return ms of a phase at the ceilings: each kind of convolution, 1x1 convolutions, bytes and matmuls."""
+    times = dict.fromkeys((*KINDS, *(f"1x1 {kind}" for kind in KINDS)), 0.0)
+    for name, n in work.convolutions.items():
+        op = parse_op(name)
+        seconds, _ = rates.time_convolution(op, layout)
+        times[f"1x1 {op.kind}" if op.is_pointwise else op.kind] += 1000 * n * seconds
+    times["bytes"] = 1000 * rates.copy_seconds(sum(work.bytes.values()))
+    computed = work.matmul_flops / rates.get_ceiling("fp32").value
+    return times | {"matmul": 1000 * max(computed, rates.copy_seconds(work.matmul_bytes))}
+
+
+def _derive_phase(
+    work: Work, times: dict[str, float], factors: dict[str, float], peak: float
+) -> dict[str, float]:
+    """Return FLOPs, bytes and ms of a phase. ``peak_ms`` has convolutions at the matmul rate."""
+    ms = {part: time * factors[part] for part, time in times.items()}
+    flops = sum(parse_op(name).flops * n for name, n in work.convolutions.items())
+    kinds = {kind: ms[kind] + ms[f"1x1 {kind}"] for kind in KINDS}
+    return {
+        "flops": flops,
+        **{f"{kind.replace(' ', '_')}_ms": value for kind, value in kinds.items()},
+        "convolutions_ms": sum(kinds.values()),
+        "pointwise_ms": sum(ms[f"1x1 {kind}"] for kind in KINDS),
+        **{f"{what.replace(' ', '_')}_bytes": value for what, value in work.bytes.items()},
+        "bytes": sum(work.bytes.values()),
+        "bytes_ms": ms["bytes"],
+        "matmul_ms": ms["matmul"],
+        "light_ms": sum(ms.values()),
+        "peak_ms": 1000 * flops / peak + ms["bytes"] + ms["matmul"],
     }
-    stored = msgspec.structs.asdict(timed) | {"families": rows}
-    return Measured(**stored, times_light=timed.step_ms / step["light_ms"], distance_ms=gap, groups=shares)
-
-
-def list_below(groups: Mapping[str, Group]) -> list[str]:
-    """Return the groups that took less than their floor, which `lower_parts` should prevent."""
-    return [name for name, group in groups.items() if group.ms < group.floor_ms * (1 - 1e-9)]
 
 
 # --- a file -----------------------------------------------------------------------------------------------------------
-
-
-def describe_rung(file: File) -> Roofline:
-    """Return the record of a file without a floor."""
-    rung, case = next(iter(file.cases.items()))
-    return Roofline(
-        ladder=file.ladder,
-        rung=rung,
-        recipe=case.recipe,
-        layout=layout_of(case.recipe),
-        gpu=file.machine.name,
-    )
 
 
 def derive_roofline(file: File) -> Roofline:
@@ -458,42 +566,31 @@ def derive_roofline(file: File) -> Roofline:
     Raises:
         UserError: a rate that is needed is not in the file.
     """
-    base = describe_rung(file)
-    each = file.observed.get(base.rung, Observed())
+    ((rung, case),) = file.cases.items()
+    layout, gpu = layout_of(case.recipe), file.machine.name
+    base = Roofline(ladder=file.ladder, rung=rung, recipe=case.recipe, layout=layout, gpu=gpu)
+    each = file.observed.get(rung, Observed())
     if each.work is None or each.step is None or each.today is None or file.workload is None:
         return base
-    rates = Rates(base.gpu)
+    rates = Rates(gpu)
     rates.add(each.today.rates, "today")  # first, so that they keep this source
     rates.join(each.recorded)
-    rates.add_facts()
-    traced = derive_step_rates(
-        sum_amounts(each.work, file.workload),
-        each.step.families,
-        base.recipe,
-        rates.ceiling(str(base.recipe["precision"])).value,
-    )
+    peak = rates.get_ceiling(str(case.recipe["precision"])).value
+    traced = derive_step_rates(sum_amounts(each.work, file.workload), each.step.families, case.recipe, peak)
     rates.add(traced, "today")
-    result = derive_floor(base, each.work, file.workload, rates)
+    floor = derive_floor(base, each.work, file.workload, rates)
+    own = f"{'-'.join(map(slug, list_names(file)))}.json"  # later floors know what the file replaced
+    kept = {key: rate.value for key, rate in each.recorded.items() if rate.source == own}
+    recorded = each.today.rates | traced
     return msgspec.structs.replace(
-        result,
-        measured=split_distance(each.step, result.step),
+        floor,
+        measured=split_distance(each.step, floor.step),
         today=each.today,
-        recorded=join_recorded(file, each, traced),
+        recorded={key: max(recorded.get(key, 0), kept.get(key, 0)) for key in sorted({*recorded, *kept})},
         floors_commit=each.floors_commit,
     )
 
 
-def join_recorded(file: File, each: Observed, traced: dict[str, float]) -> dict[str, float]:
-    """Return the rates that a file has for later floors: its own, and those of the file that it replaced."""
-    assert each.today is not None
-    own = f"{'-'.join(map(slug, list_names(file)))}.json"
-    replaced = {key: rate.value for key, rate in each.recorded.items() if rate.source == own}
-    sources = (each.today.rates, traced, replaced)
-    keys = sorted(set().union(*sources))
-    return {key: max(source[key] for source in sources if key in source) for key in keys}
-
-
 def list_names(file: File) -> list[str]:
     """Return the words of a file's name: machine, workload, ladder and rung."""
-    name = str((file.workload or {}).get("name"))
-    return [file.machine.name, name, file.ladder or "", *file.cases]
+    return [file.machine.name, str((file.workload or {}).get("name")), file.ladder or "", *file.cases]

@@ -2,17 +2,11 @@
 
 The real networks and losses run, forward, backward and double backward, on fake tensors: shapes and dtypes without
 memory or arithmetic. So any workload is counted in seconds on any machine. A dispatch mode sees each operator below
-autograd and autocast. PyTorch's FlopCounterMode sees the same and agrees (there is a test), but keeps totals only. Here
-each convolution must keep its shape, since each shape has a rate of its own.
+autograd and autocast, as PyTorch's FlopCounterMode does, but keeps the shapes: each has a rate of its own.
 
-The floor belongs to the workload, not to a recipe's spelling, so the spelling with the fewest FLOPs is counted:
-
-- dense modulated convolutions;
-- resampling by its own filter (memory-bound: bytes, no FLOPs);
-- fakes and reals through D in one batch;
-- a double backward of ordinary convolutions.
-
-Only the recipe's precision matters. docs/profile.md explains the model.
+The floor belongs to the workload, not to a recipe's spelling, so the spelling with the fewest FLOPs is counted: dense
+modulated convolutions, resampling by its own filter (memory-bound: bytes, no FLOPs), fakes and reals through D in one
+batch, a double backward of ordinary convolutions. Only the recipe's precision matters. docs/profile.md has the model.
 """
 
 from __future__ import annotations
@@ -21,7 +15,6 @@ import functools
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,7 +27,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ladder.base.protocol import PHASES
 from ladder.core.records import Fields
-from ladder.studies.roofline.record import KINDS, NARROW, Op, Work
+from ladder.studies.roofline.derive import KINDS, NARROW, Op, Work
 from stylegan_lite import losses, resample
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.inputs import PhaseInputs
@@ -51,32 +44,6 @@ AVERAGE = 3 * FULL  # reads the weight and the average, writes the average
 DTYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64", torch.float16: "fp16"}
 
 
-@dataclass
-class Floor:
-    """The floor of one run of one phase.
-
-    ``ops`` counts its convolutions. Matmuls have FLOPs and bytes; ``bytes`` has the other bytes by purpose.
-    """
-
-    ops: Counter[Op] = field(default_factory=Counter)
-    matmul_flops: int = 0
-    matmul_bytes: int = 0
-    bytes: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def flops(self) -> int:
-        """Return the FLOPs of the convolutions."""
-        return sum(op.flops * times for op, times in self.ops.items())
-
-
-def count(workload: Workload, precision: str = "fp32") -> dict[str, Floor]:
-    """Return the floor of each phase of ``workload`` under a recipe of this precision."""
-    recipe = Recipe.from_dict({"precision": precision, "modconv": "dense", "resample": "depthwise"})
-    with _fresh_filters(), FakeTensorMode(), OrdinaryConvolutions():
-        G, D = Generator(workload, recipe), Discriminator(workload, recipe)
-        return {phase: _phase(phase, workload, recipe, G, D) for phase in PHASES}
-
-
 def count_work(workload: Fields, precision: str, layout: str) -> dict[Any, Work]:
     """Return the floor of each phase as result files have it."""
     return {
@@ -90,7 +57,15 @@ def count_work(workload: Fields, precision: str, layout: str) -> dict[Any, Work]
     }
 
 
-def _phase(phase: str, w: Workload, recipe: Recipe, G: Generator, D: Discriminator) -> Floor:
+def count(workload: Workload, precision: str = "fp32") -> dict[str, Count]:
+    """Return the floor of each phase of ``workload`` under a recipe of this precision."""
+    recipe = Recipe.from_dict({"precision": precision, "modconv": "dense", "resample": "depthwise"})
+    with _fresh_filters(), FakeTensorMode(), OrdinaryConvolutions():
+        G, D = Generator(workload, recipe), Discriminator(workload, recipe)
+        return {phase: _count_phase(phase, workload, recipe, G, D) for phase in PHASES}
+
+
+def _count_phase(phase: str, w: Workload, recipe: Recipe, G: Generator, D: Discriminator) -> Count:
     own = G if phase.startswith("G") else D
     G.requires_grad_(own is G)
     D.requires_grad_(own is D)
@@ -100,7 +75,7 @@ def _phase(phase: str, w: Workload, recipe: Recipe, G: Generator, D: Discriminat
     inputs = PhaseInputs(w, batch, shapes, G.num_ws, image_noise=phase == "G_pl", **place)
     real = torch.empty(w.batch, 3, w.resolution, w.resolution, **place)
     amp = functools.partial(losses.autocast, "cpu", recipe.precision)
-    with Count() as seen:
+    with Count() as floor:
         if phase == "G_main":
             loss = losses.g_main(G, D, inputs, w.style_mixing, amp)
         elif phase == "D_main":
@@ -112,16 +87,16 @@ def _phase(phase: str, w: Workload, recipe: Recipe, G: Generator, D: Discriminat
             loss = losses.g_pl(G, inputs, *pl, w.style_mixing, amp)
         loss.backward()
     drawn = 0 if phase == "D_r1" else 2 * inputs.normal.nbytes  # written when drawn, read once
-    taken = {"D_main": 2, "D_r1": 1}.get(
+    read = {"D_main": 2, "D_r1": 1}.get(
         phase, 0
     ) * real.nbytes  # D_main also writes the batch when it arrives
-    floor, half = seen.floor, recipe.precision in HALVES
+    half = recipe.precision in HALVES
     floor.bytes = {
-        "images": seen.image_bytes(),
+        "images": floor.image_bytes(),
         "optimizer": adam(_weights(own), w.beta1, half),
         "BF16 weights": 2 * _weights(own)[4] if half else 0,  # convolutions read a BF16 copy
         "moving average": sum(_weights(G).values()) * AVERAGE if phase == "D_main" else 0,
-        "inputs": drawn + taken,
+        "inputs": drawn + read,
     }
     return floor
 
@@ -138,61 +113,60 @@ def adam(weights: Counter[int], beta1: float, half: bool) -> int:
 
 def _weights(network: torch.nn.Module) -> Counter[int]:
     """Return the number of weights by the dimensions of their tensor. Four dimensions are convolutions."""
-    found: Counter[int] = Counter()
+    sizes: Counter[int] = Counter()
     for parameter in network.parameters():
-        found[parameter.dim()] += parameter.numel()
-    return found
+        sizes[parameter.dim()] += parameter.numel()
+    return sizes
 
 
 class Count(TorchDispatchMode):
-    """A dispatch mode that records dense convolutions, matmuls, and the images between convolutions."""
+    """A dispatch mode that counts the floor of a phase.
+
+    ``ops`` are its dense convolutions. Matmuls have FLOPs and bytes; ``bytes`` has the other bytes by purpose.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.floor = Floor()
+        self.ops: Counter[Op] = Counter()
+        self.matmul_flops = self.matmul_bytes = 0
+        self.bytes: dict[str, int] = {}
         self._images: dict[
             int, tuple[set[str], Tensor]
         ] = {}  # keeps images alive, so no address is used twice
+
+    @property
+    def flops(self) -> int:
+        """Return the FLOPs of the convolutions."""
+        return sum(op.flops * times for op, times in self.ops.items())
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         op = func.overloadpacket
         if op is aten.convolution and args[8] == 1:
-            self._forward(args, out)
+            x, weight, transposed = args[0], args[1], args[6]
+            kind, image = (INPUT, out) if transposed else (FORWARD, x)
+            self._add(kind, image, weight, args[3:5], [x], [out])
         elif op is aten.convolution_backward and args[9] == 1:
-            self._backward(args, out)
+            g, x, weight, transposed, mask = args[0], args[1], args[2], args[7], args[10]
+            image = g if transposed else x
+            if mask[0]:
+                self._add(FORWARD if transposed else INPUT, image, weight, args[4:6], [g], [out[0]])
+            if mask[1]:
+                self._add(WEIGHT, image, weight, args[4:6], [g, x], [])
         elif op in (aten.mm, aten.addmm, aten.bmm, aten.baddbmm):
-            self.floor.matmul_flops += flop_registry[op](*args, **(kwargs or {}), out_val=out)
-            self.floor.matmul_bytes += sum(x.nbytes for x in (*args, out) if isinstance(x, Tensor))
+            self.matmul_flops += flop_registry[op](*args, **(kwargs or {}), out_val=out)
+            self.matmul_bytes += sum(x.nbytes for x in (*args, out) if isinstance(x, Tensor))
         return out
 
-    def _forward(self, args: tuple, out: Tensor) -> None:
-        x, weight, transposed = args[0], args[1], args[6]
-        kind, image = (INPUT, out) if transposed else (FORWARD, x)
-        self._add(kind, image, weight, args[3], args[4])
-        self._pass(weight, [x], [out])
-
-    def _backward(self, args: tuple, out: tuple) -> None:
-        g, x, weight, transposed, mask = args[0], args[1], args[2], args[7], args[10]
-        image = g if transposed else x
-        if mask[0]:
-            self._add(FORWARD if transposed else INPUT, image, weight, args[4], args[5])
-            self._pass(weight, [g], [out[0]])
-        if mask[1]:
-            self._add(WEIGHT, image, weight, args[4], args[5])
-            self._pass(weight, [g, x], [])
-
-    def _add(self, kind: str, image: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> None:
-        dtype = DTYPES[weight.dtype]
-        self.floor.ops[Op(kind, tuple(image.shape), tuple(weight.shape), stride[0], padding[0], dtype)] += 1
-
-    def _pass(self, weight: Tensor, taken: list[Tensor], given: list[Tensor]) -> None:
-        if min(weight.shape[:2]) <= NARROW:
-            return
-        for role, images in (("taken", taken), ("given", given)):
-            for x in images:
-                roles, _ = self._images.setdefault(x.untyped_storage()._cdata, (set(), x))
-                roles.add(role)
+    def _add(self, kind: str, image: Tensor, weight: Tensor, how: Any, inputs: Any, outputs: Any) -> None:
+        """Count a convolution of (stride, padding) ``how``, and the images that it reads and writes."""
+        (stride, *_), (padding, *_) = how
+        self.ops[
+            Op(kind, tuple(image.shape), tuple(weight.shape), stride, padding, DTYPES[weight.dtype])
+        ] += 1
+        if min(weight.shape[:2]) > NARROW:
+            for role, x in (*(("input", x) for x in inputs), *(("output", x) for x in outputs)):
+                self._images.setdefault(x.untyped_storage()._cdata, (set(), x))[0].add(role)
 
     def image_bytes(self) -> int:
         """Return the bytes that other passes move between convolutions: results read once, inputs written once.
@@ -249,8 +223,8 @@ class _Forward(torch.autograd.Function):
         dx = _InputGradient.apply(g, weight, x.detach(), ctx.how) if ctx.needs_input_grad[0] else None
         # A backward pass that builds a graph is a penalty's. It differentiates by images or styles, never by weights;
         # a Python function is not told which.
-        wanted = ctx.needs_input_grad[1] and not torch.is_grad_enabled()
-        dw = _WeightGradient.apply(g, x, weight.detach(), ctx.how) if wanted else None
+        by_weight = ctx.needs_input_grad[1] and not torch.is_grad_enabled()
+        dw = _WeightGradient.apply(g, x, weight.detach(), ctx.how) if by_weight else None
         return dx, dw, None
 
 

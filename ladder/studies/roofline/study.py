@@ -1,17 +1,14 @@
 """`ladder doctor --roofline`: how far a step is from the speed of light of this GPU, and where the distance lies.
 
 The speed of light is a workload's convolution FLOPs and its necessary bytes (`floors`), both at the highest rates
-recorded for this GPU (`derive`). Beside it stand the timed phases and the kernel families of a traced cycle (`step`).
-
-With `--gpu NAME` nothing is measured: the floor is computed from recorded rates, on any machine. The option `--again
-FILE` computes the floors of an earlier result anew. docs/profile.md explains what counts and what does not.
+recorded for this GPU (`derive`). Beside it stand the timed phases and the kernel families of a traced cycle
+(`measure`). docs/profile.md explains what counts and what does not.
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,33 +30,19 @@ from ladder.show.table import Column, Table, render_text
 from ladder.studies import frame
 from ladder.studies.frame import RungCase, Session, Study
 from ladder.studies.roofline import derive
-from ladder.studies.roofline.derive import Rates, read_copies, read_facts
-from ladder.studies.roofline.record import (
-    CONVOLUTIONS,
-    COPY,
-    KINDS,
-    OTHERS,
-    File,
-    Group,
-    Measured,
-    Observed,
-    Options,
-    Roofline,
-    Today,
-    parse_op,
-)
+from ladder.studies.roofline.derive import File, Measured, Observed, Options, Rates, Roofline
 
 OUT = ROOT / "results" / "roofline"
 MOST_FAMILIES = 24
-UNSEEN_MS = 0.005  # shown as 0.00
-MOST_COPIED = 2e13  # bytes/s: more than twice what the fastest memory of a GPU reads and writes
-ROUNDED = 1.001  # a sum of parts may be larger than its whole by so much
 TITLES = {
-    COPY: "copy, TB/s",
+    derive.COPY: "copy, TB/s",
     "matmul bf16": "matmul BF16, TFLOP/s",
     "matmul tf32": "matmul TF32, TFLOP/s",
     "matmul fp32": "matmul FP32, TFLOP/s",
 }
+UNSEEN_MS = 0.005  # shown as 0.00
+MOST_COPIED = 2e13  # bytes/s: more than twice what the fastest memory of a GPU reads and writes
+ROUNDED = 1.001  # a sum of parts may be larger than its whole by so much
 
 
 class RooflineStudy(Study[Options, RungCase, Observed]):
@@ -82,27 +65,28 @@ class RooflineStudy(Study[Options, RungCase, Observed]):
 
     def observe(self, session: Session, key: str, case: RungCase) -> Observed:
         """Time the step, trace it, then measure the ceilings: their cuDNN algorithms stay out of the step."""
-        from ladder.studies.roofline import ceilings, floors, step
+        from ladder.studies.roofline import floors, measure
 
         job, layout = session.job, derive.layout_of(case.recipe)
         work = floors.count_work(job.workload, str(case.recipe["precision"]), layout)
-        timed = step.observe_step(job.workload, case.recipe)
-        today = ceilings.measure(derive.weigh_ops(work, job.workload), layout, tell=_show_progress)
+        timed = measure.observe_step(job.workload, case.recipe)
+        today = measure.measure_rates(derive.weigh_ops(work, job.workload), layout)
         rates = load_rates(job.machine["name"], job.out)
-        return Observed(work=work, step=timed, today=today, recorded=_keep_higher(rates, today))
+        return Observed(work=work, step=timed, today=today, recorded=_pick_higher(rates, today))
 
     def derive(self, file: File) -> Roofline:
         return derive.derive_roofline(file)
 
     def list_problems(self, file: File) -> Iterable[str]:
-        work = file.workload or {}
-        if len(file.cases) > 1:
-            yield "cases: more than one rung"
+        work, machine = file.workload or {}, write_whole(file.machine)
+        if len(file.cases) != 1:
+            yield "cases: not one rung"
         if not all(isinstance(n := work.get(key), int) and n > 0 for key in ("pl_interval", "r1_interval")):
             yield "workload: without the intervals of its lazy phases"
         if not all(isinstance(case.recipe.get("precision"), str) for case in file.cases.values()):
             yield "cases: a recipe without a precision"
-        least = plausible.floor_ms(write_whole(file.machine), work)
+        least = plausible.floor_ms(machine, work)
+        peak = plausible.peak(machine) * 1e12 * plausible.BOOST
         for key, each in file.observed.items():
             if each.work is None or each.step is None or each.today is None:
                 if each.status == "ok":
@@ -115,9 +99,16 @@ class RooflineStudy(Study[Options, RungCase, Observed]):
             for phase, amounts in each.work.items():
                 if not sum(amounts.bytes.values()):
                     yield f"work.{phase}: it moves nothing"
-                if bad := [name for name in amounts.convolutions if min(parse_op(name).result) < 1]:
-                    yield f"work.{phase}: {bad[0]} has no result"
-            yield from _list_impossible_rates(file, each)
+                for name in amounts.convolutions:
+                    if min(derive.parse_op(name).result) < 1:
+                        yield f"work.{phase}: {name} has no result"
+            stored = [(name, rate.value) for name, rate in each.recorded.items()]
+            for name, value in [*each.today.rates.items(), *stored]:
+                most = peak * (1 if name.startswith("matmul") else plausible.WINOGRAD)
+                if name.startswith("step of"):
+                    continue  # caches are no memory
+                if value > (MOST_COPIED if name == derive.COPY else most):
+                    yield f"{name}: {value:.3g} a second is more than this GPU can do"
             try:
                 self.derive(file)
             except UserError as error:
@@ -125,18 +116,13 @@ class RooflineStudy(Study[Options, RungCase, Observed]):
 
     def list_cautions(self, file: File) -> list[str]:
         measured = self.derive(file).measured
-        return [
-            f"no floor: {name} took less" for name in derive.list_below(measured.groups if measured else {})
-        ]
+        groups = measured.groups if measured else {}
+        below = [name for name, group in groups.items() if group.ms < group.floor_ms * (1 - 1e-9)]
+        return [f"no floor: {name} took less" for name in below]
 
     def summarize(self, file: File) -> list[str]:
-        result = self.derive(file)
-        title = write_title(file.workload or {}, result)
-        sentences = write_sentences(file.workload or {}, result)
-        if result.floors_commit is not None:
-            before, after = ((each or "unknown")[:10] for each in (file.commit, result.floors_commit))
-            sentences.append(f"Measured at commit {before}; floors as commit {after} computes them.")
-        return [title, f"{title}.", *sentences] if result.measured is None else [title, " ".join(sentences)]
+        result, workload = self.derive(file), file.workload or {}
+        return [write_title(workload, result), " ".join(write_sentences(workload, result))]
 
     def list_tables(self, file: File) -> Iterable[Table]:
         return list_tables(self.derive(file))
@@ -146,20 +132,6 @@ class RooflineStudy(Study[Options, RungCase, Observed]):
 
 
 STUDY = RooflineStudy()
-
-
-def _list_impossible_rates(file: File, each: Observed) -> Iterator[str]:
-    peak = plausible.peak(write_whole(file.machine)) * 1e12 * plausible.BOOST
-    stored = {key: rate.value for key, rate in each.recorded.items()}
-    for name, value in [*(each.today.rates if each.today else {}).items(), *stored.items()]:
-        if name == COPY:
-            most = MOST_COPIED
-        elif name.startswith("step of"):  # caches are no memory
-            continue
-        else:
-            most = peak * (1 if name.startswith("matmul") else plausible.WINOGRAD)
-        if value > most:
-            yield f"{name}: {value:.3g} a second is more than this GPU can do"
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -195,8 +167,7 @@ def show_floor(options: Options, workload: str | None, gpu: str, as_json: bool) 
 
     name, fields = catalog.load_workload(workload or "article")
     rates = choose_rates(gpu, OUT)  # first: counting the work takes seconds
-    cases = plan_rung(options, name, fields, dict.fromkeys(needs.NEEDS))
-    ((rung, case),) = cases.items()
+    ((rung, case),) = plan_rung(options, name, fields, dict.fromkeys(needs.NEEDS)).items()
     layout, ladder = derive.layout_of(case.recipe), catalog.load_ladder(options.ladder).name
     base = Roofline(ladder=ladder, rung=rung, recipe=case.recipe, layout=layout, gpu=rates.gpu)
     work = floors.count_work(fields, str(case.recipe["precision"]), layout)
@@ -205,8 +176,8 @@ def show_floor(options: Options, workload: str | None, gpu: str, as_json: bool) 
         header = records.header("roofline", None, named) | {"complete": True}
         click.echo(json.dumps(header | write_whole(result), indent=1, allow_nan=False))
     else:
-        parts = [write_title(named, result), *map(render_text, list_tables(result))]
-        click.echo("\n\n".join([*parts, *write_sentences(named, result)]))
+        tables = map(render_text, list_tables(result))
+        click.echo("\n\n".join([write_title(named, result), *tables, *write_sentences(named, result)]))
 
 
 def count_again(path: Path, as_json: bool) -> None:
@@ -224,17 +195,17 @@ def count_again(path: Path, as_json: bool) -> None:
     except UserError as error:
         raise UserError(f"--again: {error}") from None
     before = STUDY.derive(file)
-    each = file.observed.get(before.rung)
-    if each is None or each.today is None or before.recorded is None or file.workload is None:
+    if before.today is None or before.recorded is None or file.workload is None:
         raise UserError(f"--again: {path}: nothing was measured")
     fields = {key: value for key, value in file.workload.items() if key != "name"}
+    each = file.observed[before.rung]
     rates = load_rates(before.gpu, OUT)
     rates.join(each.recorded)
     rates.add(before.recorded, path.name)
     each = msgspec.structs.replace(
         each,
         work=floors.count_work(fields, str(before.recipe["precision"]), before.layout),
-        recorded=_keep_higher(rates, each.today),
+        recorded=_pick_higher(rates, before.today),
         floors_commit=git.commit_of(ROOT)[0],
     )
     file = msgspec.structs.replace(file, observed={before.rung: each})
@@ -262,37 +233,34 @@ def plan_rung(
     return {possible[-1].name: RungCase(Recipe.from_dict(possible[-1].recipe or {}).to_dict())}
 
 
-def _show_progress(line: str) -> None:
-    if sys.stderr.isatty():
-        click.echo(f"\r\x1b[K{line[:100]}", nl=False, err=True)
-
-
 # --- rates on record --------------------------------------------------------------------------------------------------
 
 
 def load_rates(gpu: str, folder: Path) -> Rates:
-    """Return the rates of a GPU in a folder's results and in the tunings beside it, without the committed facts."""
+    """Return the rates of a GPU in a folder's results and in the tunings beside it."""
     rates = Rates(gpu)
     for path, file in _read_files(folder, f"{gpu}-*.json"):
         if file.machine.name == gpu:
             rates.add(STUDY.derive(file).recorded or {}, path.name)
     for path in sorted((folder.parent / "kernels").glob("*-tuning.json")):
-        rates.add(read_copies(path, gpu), path.name)
+        rates.add(derive.read_copies(path, gpu), path.name)
     return rates
 
 
-def _read_files(folder: Path, pattern: str) -> Iterator[tuple[Path, File]]:
-    """Yield the readable rooflines of a folder."""
+def _read_files(folder: Path, pattern: str) -> list[tuple[Path, File]]:
+    """Return the readable rooflines of a folder."""
+    files = []
     for path in sorted(folder.glob(pattern)):
         try:
-            yield path, frame.read_file(STUDY, path)
+            files.append((path, frame.read_file(STUDY, path)))
         except UserError:
             continue
+    return files
 
 
 def list_gpus(folder: Path) -> list[str]:
     """Return the GPUs whose floor can be computed from recorded rates."""
-    return sorted({*read_facts(), *(file.machine.name for _, file in _read_files(folder, "*.json"))})
+    return sorted({file.machine.name for _, file in _read_files(folder, "*.json")})
 
 
 def choose_rates(gpu: str, folder: Path) -> Rates:
@@ -300,13 +268,11 @@ def choose_rates(gpu: str, folder: Path) -> Rates:
     names = list_gpus(folder)
     for name in (slug(gpu), f"nvidia-{slug(gpu)}"):
         if name in names:
-            rates = load_rates(name, folder)
-            rates.add_facts()
-            return rates
-    raise UserError(f"--gpu: no rates are recorded of {gpu!r}; there are: {', '.join(names) or 'none'}")
+            return load_rates(name, folder)
+    raise UserError(f"--gpu: no rates are recorded of {gpu!r}; there are: {', '.join(names)}")
 
 
-def _keep_higher(rates: Rates, today: Today) -> dict[str, Any]:
+def _pick_higher(rates: Rates, today: derive.Today) -> dict[str, Any]:
     """Return the rates on record above those of the day."""
     return {key: rate for key, rate in rates.known.items() if rate.value > today.rates.get(key, 0.0)}
 
@@ -315,147 +281,121 @@ def _keep_higher(rates: Rates, today: Today) -> dict[str, Any]:
 
 
 def write_title(workload: Fields, result: Roofline) -> str:
-    of_ladder = f" of ladder {result.ladder}" if result.ladder else ""
     size = f"{workload.get('resolution')}x{workload.get('resolution')}, batch {workload.get('batch')}"
+    rung = f"{result.rung} of ladder {result.ladder}" if result.ladder else result.rung
     precision = str(result.recipe["precision"]).upper()
     return (
-        f"Roofline of {workload['name']} ({size}), rung {result.rung}{of_ladder}, {precision} {result.layout}, on"
-        f" {result.gpu}"
+        f"Roofline of {workload['name']} ({size}), rung {rung}, {precision} {result.layout}, on {result.gpu}"
     )
 
 
 def write_sentences(workload: Fields, result: Roofline) -> list[str]:
     """Return what a reader needs beside the tables."""
     lines = []
-    total = sum(row.flops for row in result.convolutions)
-    unknown = sum(row.flops for row in result.convolutions if row.source.startswith("not measured"))
+    light_ms = result.step.get("light_ms")
     if (measured := result.measured) is None:
-        lines.append("Nothing was measured here: floors from recorded rates.")
+        lines.append("Nothing was measured: floors from recorded rates.")
     else:
         lines.append(
             f"A step of {result.rung} on {workload['name']} takes {measured.step_ms:.2f} ms,"
-            f" {measured.times_light:.2f} times the floor ({result.step['light_ms']:.2f} ms);"
+            f" {measured.times_light:.2f} times the floor ({light_ms:.2f} ms);"
             f" {measured.distance_ms:.2f} ms lie between."
         )
-        lines += _write_score(workload, result, measured.step_ms)
-        lines += [
-            f"In a traced step ({low.source}) {part} took {low.ms:.2f} ms where the ceilings alone ask for"
-            f" {low.alone_ms:.2f}: that is their floor."
-            for part, low in result.in_step.items()
-        ]
-        if measured.phases_ms and result.recipe.get("whole_step_graph") is True:
-            lines.append("Phases were timed in a second step, in which each is a graph of its own.")
+        if known := derive.find_frozen(result.gpu, workload):
+            floors = known.floor_ms, light_ms
+            scores = [derive.derive_score(measured.step_ms, known.base_ms, floor) for floor in floors]
+            frozen, today = ("none" if score is None else f"{score:.3f}" for score in scores)
+            lines.append(
+                f"Speed-of-light score: {frozen} by the floor of {known.floor_ms:.2f} ms frozen on {known.since} and a"
+                f" base of {known.base_ms:.2f} ms; {today} by today's floor."
+            )
         if result.today and (skipped := result.today.skipped):
             lines.append(f"Not measured today: {len(skipped)} shapes ({next(iter(skipped.values()))}).")
-    if unknown:
+        if result.floors_commit:
+            lines.append(f"Floors as commit {result.floors_commit[:10]} computes them.")
+    total = sum(row.flops for row in result.convolutions)
+    if unknown := sum(row.flops for row in result.convolutions if not row.is_measured):
         lines.append(
-            f"{unknown / total:.0%} of the convolutions' FLOPs are of shapes that nobody has measured: they take the"
+            f"{unknown / total:.0%} of the convolutions' FLOPs are of shapes without a measurement: they take the"
             " highest rate of their kind, so the floor can be too low, not too high."
         )
     return lines
-
-
-def _write_score(workload: Fields, result: Roofline, step_ms: float) -> list[str]:
-    """Return the sentence on the speed-of-light score; none for a machine and workload without frozen times."""
-    if (known := derive.find_frozen(result.gpu, workload)) is None:
-        return []
-    light_ms = result.step["light_ms"]
-    fixed, today = (derive.derive_score(step_ms, known.base_ms, ms) for ms in (known.floor_ms, light_ms))
-    score = "none, the step is below the floor" if fixed is None else f"{fixed:.3f}"
-    return [
-        f"Speed-of-light score: {score} (1 at the floor, 0.5 at the base), by the floor of {known.floor_ms:.2f} ms"
-        f" frozen on {known.since} and a base of {known.base_ms:.2f} ms;"
-        f" {'none' if today is None else f'{today:.3f}'} by today's floor of {light_ms:.2f} ms."
-    ]
 
 
 def list_tables(result: Roofline) -> list[Table]:
     """Return ceilings, phases and bytes, and with a measured step its groups and its heaviest families of kernels."""
     if not result.phases:
         return []
-    tables = [_list_ceilings(result), _list_phases(result), _list_bytes(result)]
-    if (measured := result.measured) is None:
+    measured, distance = result.measured, Column("of the distance", "share")
+    took: dict[str, float] = {}
+    if measured:
+        took = {**measured.phases_ms, "step": measured.step_ms}  # type: ignore[dict-item]
+    keys = {
+        "convolutions": "convolutions_ms",
+        "bytes": "bytes_ms",
+        "matmuls": "matmul_ms",
+        "light": "light_ms",
+    }
+    phases = [Column("phase"), Column("TFLOP", "amount", 3)]
+    phases += [Column(f"{key} ms", "ms", 0 if key == "light" else 2) for key in keys]
+    phases += [Column("at matmul rate ms", "ms", 3), Column("measured ms", "ms"), Column("x light", "factor")]
+    rows: list[list[Any]] = []
+    for name, each in {**result.phases, "step": result.step}.items():
+        ms = took.get(name)
+        limits = [each[key] for key in (*keys.values(), "peak_ms")]
+        rows.append([name, each["flops"] / 1e12, *limits, ms, ms and ms / each["light_ms"]])
+    tables = [_list_ceilings(result), Table(phases, rows).drop_empty()]
+    rows = [
+        [name.removesuffix("_bytes").replace("_", " ") if "_" in name else "all", value / 1e6]
+        for name, value in result.step.items()
+        if name.endswith("bytes")
+    ]
+    tables.append(Table([Column("bytes for"), Column("MB a step", "count")], rows))
+    if measured is None:
         return tables
-    of_distance = Column("of the distance", "share")
-    columns = [Column("a step's time"), Column("ms", "ms"), Column("floor ms", "ms"), of_distance]
+    columns = [Column("a step's time"), Column("ms", "ms"), Column("floor ms", "ms"), distance]
     rows = [[name, each.ms, each.floor_ms, each.of_distance] for name, each in divide_step(measured).items()]
-    kernels = [Column("kernels"), Column("us a step", "count"), Column("kernels a step", "count", 1)]
-    kernels += [Column("of the step", "share"), of_distance, Column("heaviest", priority=2)]
-    heaviest = [
+    tables.append(Table(columns, rows))
+    columns = [Column("kernels"), Column("us a step", "count"), Column("kernels a step", "count", 1)]
+    columns += [Column("of the step", "share"), distance, Column("heaviest", priority=2)]
+    rows = [
         [row.family, row.us, row.kernels, row.of_step, row.of_distance, row.heaviest]
         for row in measured.families[:MOST_FAMILIES]
     ]
-    return [*tables, Table(columns, rows), Table(kernels, heaviest)]
+    return [*tables, Table(columns, rows)]
 
 
 def _list_ceilings(result: Roofline) -> Table:
     """Return the highest rates and today's. Convolutions show their unweighted range over shapes."""
     today = result.today.rates if result.today else {}
+    tera = {key: value / 1e12 for key, value in today.items()}
     columns = [Column("ceiling"), Column("highest", "amount"), Column("recorded by", priority=2)]
-    columns.append(Column("today", "amount", 1))
-    rows: list[list[Any]] = [
-        [TITLES[key], rate.value / 1e12, rate.source, today[key] / 1e12 if key in today else None]
-        for key, rate in result.ceilings.items()
-    ]
-    for kind in KINDS:
-        if mine := [row for row in result.convolutions if row.name.startswith(f"{kind}, ")]:
-            total = sum(row.flops for row in mine)
-            heavy = [row for row in mine if row.flops >= 0.01 * total]
-            known = sum(row.flops for row in mine if not row.source.startswith("not measured"))
-            highest = _write_range([row.rate for row in heavy])
-            now = _write_range([today[row.name] for row in heavy if row.name in today])
-            share = f"{known / total:.0%} of the FLOPs measured"
-            rows.append([f"convolution {kind}, TFLOP/s", highest, share, now])
-    return Table(columns, rows)
-
-
-def _write_range(values: list[float]) -> str | None:
-    return f"{min(values) / 1e12:.0f} to {max(values) / 1e12:.0f}" if values else None
-
-
-def _list_phases(result: Roofline) -> Table:
-    measured = result.measured
-    times: dict[str, float] = dict(measured.phases_ms) if measured else {}  # type: ignore[arg-type]
-    if measured:
-        times["step"] = measured.step_ms
-    columns = [Column("phase"), Column("TFLOP", "amount", 3), Column("convolutions ms", "ms", 2)]
-    columns += [Column("bytes ms", "ms", 2), Column("matmuls ms", "ms", 2), Column("light ms", "ms")]
-    columns += [
-        Column("at matmul rate ms", "ms", 3),
-        Column("measured ms", "ms"),
-        Column("x light", "factor"),
-    ]
-    keys = ("convolutions_ms", "bytes_ms", "matmul_ms", "light_ms", "peak_ms")
     rows = [
-        [
-            name, each["flops"] / 1e12, *(each[key] for key in keys), times.get(name),
-            times[name] / each["light_ms"] if name in times and each["light_ms"] else None,
-        ]
-        for name, each in {**result.phases, "step": result.step}.items()
-    ]  # fmt: skip
-    table = Table(columns, rows)
-    return table if measured else table.drop_empty()
-
-
-def _list_bytes(result: Roofline) -> Table:
-    """Return the step's bytes by purpose."""
-    rows = [
-        [name.removesuffix("_bytes").replace("_", " "), value / 1e6]
-        for name, value in result.step.items()
-        if name.endswith("_bytes")
+        [TITLES[key], rate.value / 1e12, rate.source, tera.get(key)] for key, rate in result.ceilings.items()
     ]
-    columns = [Column("bytes for"), Column("MB a step", "count")]
-    return Table(columns, [*rows, ["all", result.step["bytes"] / 1e6]])
+    for kind in derive.KINDS:
+        own = [row for row in result.convolutions if row.name.startswith(f"{kind}, ")]
+        total = sum(row.flops for row in own)
+        heavy = [row for row in own if row.flops >= 0.01 * total]
+        if heavy:
+            share = sum(row.flops for row in own if row.is_measured) / total
+            highest = [row.rate / 1e12 for row in heavy]
+            now = [tera[row.name] for row in heavy if row.name in tera]
+            spans = [f"{min(rates):.0f} to {max(rates):.0f}" if rates else None for rates in (highest, now)]
+            rows.append(
+                [f"convolution {kind}, TFLOP/s", spans[0], f"{share:.0%} of the FLOPs measured", spans[1]]
+            )
+    return Table([*columns, Column("today", "amount", 1)], rows)
 
 
-def divide_step(measured: Measured) -> dict[str, Group]:
+def divide_step(measured: Measured) -> dict[str, derive.Group]:
     """Return the groups, and below zero what ran at the same time as another kernel: each instant counts once.
 
     A group holds all milliseconds of its kernels. On parallel streams they are more than the step has.
     """
     groups = dict(measured.groups)
-    twice = sum(groups[name].ms for name in (CONVOLUTIONS, OTHERS)) - measured.busy_ms
+    twice = sum(groups[name].ms for name in (derive.CONVOLUTIONS, derive.OTHERS)) - measured.busy_ms
     if twice > UNSEEN_MS:
         gap = measured.distance_ms
-        groups[OVERLAP] = Group(-twice, 0.0, -twice / gap if gap else None)
+        groups[OVERLAP] = derive.Group(-twice, 0.0, -twice / gap if gap else None)
     return groups

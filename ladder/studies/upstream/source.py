@@ -45,14 +45,10 @@ def networks_of(folder: Path) -> str:
     """Return the name of the module with StyleGAN2's networks. Raises UserError for another repository."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder: `git clone {URL}`, then give its folder")
-    for name in NETWORKS:
-        if (folder / "training" / f"{name}.py").is_file():
-            break
-    else:
-        raise UserError(f"{folder}: no training/{NETWORKS[0]}.py: give the folder of a clone of {URL}")
-    for path in NEEDED:
+    name = next((each for each in NETWORKS if (folder / f"training/{each}.py").is_file()), NETWORKS[0])
+    for path in (f"training/{name}.py", *NEEDED):
         if not (folder / path).is_file():
-            raise UserError(f"{folder}: no {path}: give the folder of a whole clone of {URL}")
+            raise UserError(f"{folder}: no {path}: give the folder of a clone of {URL}")
     return name
 
 
@@ -82,22 +78,12 @@ def load(folder: Path) -> Modules:
     _stand_in("requests")  # only for downloads, and nothing is downloaded here
     _stand_in("pkg_resources", parse_version=Version)  # newer setuptools lack it; compares torch versions
     _stand_in("distutils.util", strtobool=lambda text: text.lower() in ("y", "yes", "t", "true", "on", "1"))
-    with _without_bytecode():
-        names = {op: importlib.import_module(f"torch_utils.ops.{op}") for op in (*_OPS, "conv2d_gradfix")}
-        return Modules(
-            importlib.import_module(f"training.{networks_of(folder)}"),
-            importlib.import_module("training.loss"),
-            importlib.import_module("training.dataset"),
-            names,
-        )
-
-
-@contextlib.contextmanager
-def _without_bytecode() -> Iterator[None]:
-    """Import without writing `__pycache__`: a clone stays as it was."""
-    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # a clone stays as it was
     try:
-        yield
+        ops = {op: importlib.import_module(f"torch_utils.ops.{op}") for op in (*_OPS, "conv2d_gradfix")}
+        names = (networks_of(folder), "loss", "dataset")
+        networks, loss, dataset = (importlib.import_module(f"training.{name}") for name in names)
+        return Modules(networks, loss, dataset, ops)
     finally:
         sys.dont_write_bytecode = before
 
@@ -107,17 +93,14 @@ def build_ops(modules: Modules) -> None:
 
     Raises RuntimeError where an op falls back to its slow reference.
     """
-    with (
-        _importable_extensions(),
-        warnings.catch_warnings(record=True) as said,
-        ThreadPoolExecutor(len(_OPS)) as threads,
-    ):
+    with _importable_extensions(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        built = [*threads.map(lambda name: modules.ops[name]._init(), _OPS)]
+        with ThreadPoolExecutor(len(_OPS)) as threads:
+            built = [*threads.map(lambda name: modules.ops[name]._init(), _OPS)]
     for name, there in zip(_OPS, built, strict=True):
         if not there:
-            why = str(said[-1].message).strip().splitlines() if said else []
-            raise RuntimeError(f"NVIDIA's {name} did not build: {why[-1] if why else 'no reason was given'}")
+            why = str(caught[-1].message).strip() if caught else "no reason was given"
+            raise RuntimeError(f"NVIDIA's {name} did not build: {why.splitlines()[-1]}")
 
 
 @contextlib.contextmanager
@@ -131,7 +114,7 @@ def _importable_extensions() -> Iterator[None]:
 
     load = cpp_extension.load
 
-    def entered(name: str, *arguments: Any, **options: Any) -> Any:
+    def load_entered(name: str, *arguments: Any, **options: Any) -> Any:
         folder = Path(options.get("build_directory") or cpp_extension._get_build_directory(name, False))
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / "building", "w") as file:  # the system drops this lock when its process ends
@@ -139,7 +122,7 @@ def _importable_extensions() -> Iterator[None]:
             (folder / "lock").unlink(missing_ok=True)
             return sys.modules.setdefault(name, load(name, *arguments, **options))
 
-    cpp_extension.load = entered
+    cpp_extension.load = load_entered
     try:
         yield
     finally:
@@ -157,7 +140,7 @@ def switch_gradfix(modules: Modules, device: str) -> bool:
     without = gradfix.no_weight_gradients
     if not inspect.signature(
         without
-    ).parameters:  # the version of stylegan2-ada-pytorch; stylegan3's losses cannot call it
+    ).parameters:  # stylegan2-ada-pytorch's, which stylegan3's losses cannot call
         gradfix.no_weight_gradients = lambda disable=True: without() if disable else contextlib.nullcontext()
     gradfix.enabled = True
     with warnings.catch_warnings(), contextlib.suppress(TypeError):
@@ -173,16 +156,14 @@ def parameters(function: Any) -> dict[str, inspect.Parameter]:
     """
     if not inspect.isclass(function):
         return dict(inspect.signature(function).parameters)
-    ways = [vars(each)["__init__"] for each in inspect.getmro(function) if "__init__" in vars(each)]
-    return {
-        name: each for way in reversed(ways[:-1]) for name, each in inspect.signature(way).parameters.items()
-    }
+    ways = [vars(each)["__init__"] for each in inspect.getmro(function)[:-1] if "__init__" in vars(each)]
+    return {name: each for way in reversed(ways) for name, each in inspect.signature(way).parameters.items()}
 
 
-def accepted(function: Any, **wanted: Any) -> dict[str, Any]:
+def accepted(function: Any, **arguments: Any) -> dict[str, Any]:
     """Return the arguments that this version of the repository accepts."""
     known = parameters(function)
-    return {key: value for key, value in wanted.items() if key in known}
+    return {key: value for key, value in arguments.items() if key in known}
 
 
 def takes_one(function: Any, name: str) -> bool:

@@ -1,11 +1,8 @@
 """A training step of NVIDIA's implementation, as `ladder.engine.worker` expects it.
 
 Networks, losses, CUDA ops and the dataset are the clone's, at the settings of its `--cfg=stylegan2 --aug=noaug`:
-
-- FP16 in the four highest resolutions, with activations clamped to 256;
-- cuDNN autotuning, and ordinary instead of grouped convolutions while training;
-- Adam with the learning rates of lazy regularization;
-- three loader workers.
+FP16 in the four highest resolutions, with activations clamped to 256, cuDNN autotuning, ordinary instead of grouped
+convolutions while training, Adam with the learning rates of lazy regularization, and three loader workers.
 
 The code between them is one iteration of NVIDIA's training loop, written anew, because that loop never returns. It
 draws images and latents for all phases. Each phase computes its loss, one flat tensor of gradients without NaN, and
@@ -20,13 +17,15 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.protocol import CYCLE_STEPS, IN_ORDER
 from ladder.studies.upstream import source
 
 if TYPE_CHECKING:
-    from ladder.results.types import Plain
+    from ladder.core.records import Fields
 
 CONTRACT = 1
 PACKAGE = """from ladder.studies.upstream.step import CONTRACT as CONTRACT
@@ -40,16 +39,11 @@ WORKERS, PREFETCH = 3, 2
 SAME = {"norm": "demod", "spectral_norm": False}  # fixed in NVIDIA's networks
 
 
-def refuse(workload: Plain) -> None:
+def refuse(workload: Fields) -> None:
     """Raise UserError for a workload that NVIDIA's networks do not support."""
     for key, value in SAME.items():
         if workload.get(key, value) != value:
             raise UserError(f"workload: {key}: NVIDIA's networks have {value!r} alone, not {workload[key]!r}")
-
-
-def make_step(workload: Plain, recipe: Plain, *, device: str, seed: int = 0) -> UpstreamStep:
-    """Build NVIDIA's step. `recipe` names the folder of the clone."""
-    return UpstreamStep(workload, Path(recipe["folder"]), device, seed)
 
 
 def _dataworkers() -> Any:
@@ -72,9 +66,7 @@ class UpstreamStep:
     # A share of a cycle's kernels: style mixing begins at a random layer, and with none left it copies nothing.
     LAUNCHES_VARY = 0.001
 
-    def __init__(self, workload: Plain, folder: Path, device: str, seed: int) -> None:
-        import torch
-
+    def __init__(self, workload: Fields, folder: Path, device: str, seed: int) -> None:
         self.recipe = {"folder": str(folder), "cudnn_benchmark": True}
         self.workload, self.device = workload, device
         if device != "cuda":  # stylegan3 ignores FP16 on a CPU, stylegan2-ada-pytorch would compute in it
@@ -111,11 +103,11 @@ class UpstreamStep:
         both = {"c_dim": 0, "img_resolution": ours["resolution"], "img_channels": 3}
         mapping = {"num_layers": ours["mapping_layers"], "w_avg_beta": ours["w_avg_beta"]}
         latent = {"z_dim": ours["z_dim"], "w_dim": ours["w_dim"]}
-        made_of = size | source.accepted(networks.SynthesisBlock, fused_modconv_default="inference_only")
+        options = size | source.accepted(networks.SynthesisBlock, fused_modconv_default="inference_only")
         if source.takes_one(networks.Generator, "synthesis_kwargs"):  # the version of stylegan2-ada-pytorch
-            made_of = {"synthesis_kwargs": made_of}
+            options = {"synthesis_kwargs": options}
         return (
-            networks.Generator(**latent, **both, **made_of, mapping_kwargs=mapping),
+            networks.Generator(**latent, **both, **options, mapping_kwargs=mapping),
             networks.Discriminator(**both, **size, epilogue_kwargs={"mbstd_group_size": ours["mbstd_group"]}),
         )
 
@@ -125,8 +117,6 @@ class UpstreamStep:
         return 0.0002 * self.workload["resolution"] ** 2 / self.workload["batch"] if gamma is None else gamma
 
     def _updates_of(self, name: str, module: Any, interval: str) -> list[tuple[str, Any, Any, int]]:
-        import torch
-
         every = self.workload[interval]
         share = every / (every + 1)  # lazy regularization scales learning rate and betas
         betas = [self.workload[key] ** share for key in ("beta1", "beta2")]
@@ -135,8 +125,6 @@ class UpstreamStep:
 
     def _images(self, seed: int) -> Any:
         """Yield batches of uint8 images without end. Without data it repeats one random batch."""
-        import torch
-
         shape = (self.workload["batch"], 3, *2 * (self.workload["resolution"],))
         if not self.workload["data"]:
             images = torch.randint(256, shape, dtype=torch.uint8)
@@ -178,7 +166,7 @@ class UpstreamStep:
     def step(self, lazy: bool = True) -> None:
         """Run one iteration. Phases that are not due are left out, and lazy phases too where `lazy` is false."""
         batch = self.workload["batch"]
-        images, latents = self.drawn()
+        images, latents = self.draw()
         for update, z in zip(self.updates, latents.split(batch), strict=True):
             _, module, adam, interval = update
             if self.number % interval or (interval > 1 and not lazy):
@@ -188,10 +176,8 @@ class UpstreamStep:
         self._average()
         self.number, self.seen = self.number + 1, self.seen + batch
 
-    def drawn(self) -> tuple[Any, Any]:
+    def draw(self) -> tuple[Any, Any]:
         """Return the images of an iteration, from -1 to 1, and the latents of all phases."""
-        import torch
-
         images, _ = next(self.images)
         images = images.to(self.device).to(torch.float32) / 127.5 - 1
         count = len(self.updates) * self.workload["batch"]
@@ -199,8 +185,6 @@ class UpstreamStep:
 
     def accumulate(self, update: tuple[str, Any, Any, int], images: Any, z: Any) -> None:
         """Compute the gradients of one phase."""
-        import torch
-
         name, module, adam, interval = update
         labels = torch.zeros([len(z), 0], device=self.device)
         adam.zero_grad(set_to_none=True)
@@ -212,19 +196,15 @@ class UpstreamStep:
 
     @staticmethod
     def _update(module: Any, adam: Any) -> None:
-        import torch
-
-        found = [each for each in module.parameters() if each.grad is not None]
-        if found:
-            flat = torch.cat([each.grad.flatten() for each in found])
+        weights = [each for each in module.parameters() if each.grad is not None]
+        if weights:
+            flat = torch.cat([each.grad.flatten() for each in weights])
             torch.nan_to_num(flat, nan=0, posinf=1e5, neginf=-1e5, out=flat)
-            for each, grad in zip(found, flat.split([each.numel() for each in found]), strict=True):
+            for each, grad in zip(weights, flat.split([each.numel() for each in weights]), strict=True):
                 each.grad = grad.reshape(each.shape)
         adam.step()
 
     def _average(self) -> None:
-        import torch
-
         images = min(self.workload["ema_images"], self.seen * 0.05)
         beta = 0.5 ** (self.workload["batch"] / max(images, 1e-8))
         with torch.no_grad():
@@ -232,11 +212,6 @@ class UpstreamStep:
                 mean.copy_(now.lerp(mean, beta))
             for mean, now in zip(self.G_ema.buffers(), self.G.buffers(), strict=True):
                 mean.copy_(now)
-
-    def parameters(self) -> dict[str, int]:
-        return {
-            name: sum(p.numel() for p in net.parameters()) for name, net in (("G", self.G), ("D", self.D))
-        }
 
     def check_finite(self) -> str | None:
         """Return one line if a weight is not finite, else None."""
@@ -254,7 +229,9 @@ class UpstreamStep:
             "fp16_resolutions": self.fp16_resolutions,
             "cudnn_benchmark": True,
             "loader_workers": WORKERS if self.workload["data"] else 0,
-        } | {f"parameters_{name}": count for name, count in self.parameters().items()}
+            "parameters_G": sum(each.numel() for each in self.G.parameters()),
+            "parameters_D": sum(each.numel() for each in self.D.parameters()),
+        }
 
     def close(self) -> None:
         self.images = None

@@ -181,8 +181,8 @@ def test_a_price_gives_the_money_of_a_training(whole: inputs.Inputs) -> None:
 
 
 def test_a_score_stands_beside_each_rung_where_times_are_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = replace(derive.FROZEN[0], machine="nvidia-h100-80gb-hbm3")
-    monkeypatch.setattr(derive, "FROZEN", (known,))
+    (((_, work), known),) = derive.FROZEN.items()
+    monkeypatch.setattr(derive, "FROZEN", {("nvidia-h100-80gb-hbm3", work): known})
     result = loading.load_run(RUN)
     shown = part(render(made(result)), "roofline")
     for rung in result.rungs:

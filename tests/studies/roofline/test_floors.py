@@ -51,15 +51,15 @@ def test_flops_are_those_of_pytorchs_counter():
         y = F.conv2d(x, weights[0], padding=1, stride=2)
         y = F.conv_transpose2d(y, weights[1], stride=2)
         (y.flatten(1) @ torch.ones(y[0].numel(), 3, dtype=y.dtype)).square().sum().backward()
-    assert ours.floor.flops + ours.floor.matmul_flops == theirs.get_total_flops()
-    assert ours.floor.matmul_flops > 0 and {op.kind for op in ours.floor.ops} == set(floors.KINDS)
+    assert ours.flops + ours.matmul_flops == theirs.get_total_flops()
+    assert ours.matmul_flops > 0 and {op.kind for op in ours.ops} == set(floors.KINDS)
 
 
 def test_a_transposed_convolution_is_the_input_gradient_of_its_mirror_image():
     x, weights, _ = tensors()
     with OrdinaryConvolutions(), Count() as seen:
         F.conv_transpose2d(x.repeat(1, 2, 1, 1)[:, :7], weights[1], stride=2)
-    (op,) = seen.floor.ops
+    (op,) = seen.ops
     assert op == Op("input gradient", (2, 6, 13, 13), (7, 6, 3, 3), 2, 0, "fp64")
     assert op.result == (2, 7, 6, 6) and op.flops == 2 * (2 * 6 * 6) * 7 * 6 * 9
 
@@ -80,7 +80,7 @@ def test_images_between_convolutions_are_read_once_and_written_once():
 def test_a_convolution_from_or_to_rgb_can_be_part_of_the_pass_beside_it():
     with OrdinaryConvolutions(), Count() as seen:
         F.conv2d(torch.randn(2, 3, 4, 4), torch.randn(8, 3, 1, 1))
-    assert seen.image_bytes() == 0 and seen.floor.flops > 0
+    assert seen.image_bytes() == 0 and seen.flops > 0
 
 
 def test_a_penalty_costs_every_layer_two_of_each_kind(counted):

@@ -8,16 +8,17 @@ import pytest
 from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.studies.roofline import derive, study
-from ladder.studies.roofline.record import Op, Rate
+from ladder.studies.roofline.derive import Op, Rate
 from tests.support import committed
 
 OP = Op("forward", (8, 64, 256, 256), (64, 64, 3, 3), 1, 1, "bf16")
 KEY = OP.key("channels_last")
 GPU = "nvidia-h200"
 GOLDEN = Path(__file__).parents[1] / "goldens" / "roofline.json"
+CEILINGS = {"copy": 4e12, "matmul bf16": 774e12, "matmul tf32": 395e12, "matmul fp32": 50e12}
 
 
-def result(folder, name, recorded, gpu="NVIDIA H200", kind="roofline"):
+def write_result(folder, name, recorded, gpu="NVIDIA H200", kind="roofline"):
     """Write the golden file with other rates of its day."""
     folder.mkdir(exist_ok=True)
     data = json.loads(GOLDEN.read_text())
@@ -27,133 +28,109 @@ def result(folder, name, recorded, gpu="NVIDIA H200", kind="roofline"):
     (folder / name).write_text(json.dumps(data))
 
 
-def load(gpu, folder):
-    """Return all rates of a GPU, the committed facts among them."""
-    loaded = study.load_rates(gpu, folder)
-    loaded.add_facts()
-    return loaded
+def seconds(rates, op=OP, layout="channels_last"):
+    """Return the seconds of a convolution at the ceilings and these rates."""
+    known = derive.Rates(GPU)
+    known.add(CEILINGS, "facts")
+    known.add(rates, "today")
+    return known.time_convolution(op, layout)[0]
 
 
-def seconds(loaded, op=OP, layout="channels_last"):
-    return loaded.convolution(op, layout)[0]
-
-
-def test_the_committed_facts_can_be_read():
-    loaded = load(GPU, derive.FACTS.parent)
-    assert loaded.known["copy"].value == 4.24e12 and loaded.known["matmul bf16"].value == 774e12
-    assert loaded.known["matmul fp32"].source == "facts"
-    assert {kind for group in loaded.ranges for kind in group.kinds} == {
-        "forward",
-        "input gradient",
-        "weight gradient",
-    }
-
-
-def test_the_highest_of_facts_earlier_results_and_today_counts(tmp_path):
-    result(tmp_path, f"{GPU}-article.json", {"copy": 4.5e12, KEY: 500e12})
-    result(tmp_path, f"{GPU}-large.json", {"copy": 4.1e12, KEY: 600e12})
-    loaded = load(GPU, tmp_path)
-    assert loaded.known["copy"] == Rate(4.5e12, f"{GPU}-article.json")
-    assert seconds(loaded) == pytest.approx(OP.flops / 600e12)
-    loaded.add({KEY: 550e12, "copy": 4.6e12}, "today")
-    assert seconds(loaded) == pytest.approx(OP.flops / 600e12), "a bad day must not raise the floor"
-    assert loaded.known["copy"].source == "today"
+def test_the_highest_of_earlier_results_and_today_counts(tmp_path):
+    write_result(tmp_path, f"{GPU}-article.json", {"copy": 4.5e12, KEY: 500e12})
+    write_result(tmp_path, f"{GPU}-large.json", {"copy": 4.1e12, KEY: 600e12})
+    rates = study.load_rates(GPU, tmp_path)
+    assert rates.known["copy"] == Rate(4.5e12, f"{GPU}-article.json")
+    rates.add({KEY: 550e12, "copy": 4.6e12}, "today")
+    assert rates.known[KEY].value == 600e12, "a bad day must not raise the floor"
+    assert rates.known["copy"].source == "today"
 
 
 def test_another_gpus_rates_and_other_files_do_not_count(tmp_path):
-    result(tmp_path, f"{GPU}-x.json", {"copy": 9e12}, gpu="NVIDIA H200 NVL")
-    result(tmp_path, f"{GPU}-y.json", {"copy": 9e12}, kind="profile")
+    write_result(tmp_path, f"{GPU}-x.json", {"copy": 9e12}, gpu="NVIDIA H200 NVL")
+    write_result(tmp_path, f"{GPU}-y.json", {"copy": 9e12}, kind="profile")
     (tmp_path / f"{GPU}-z.json").write_text("{")
-    assert load(GPU, tmp_path).known["copy"].value == 4.24e12
+    assert not study.load_rates(GPU, tmp_path).known
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, True, "9e12", [9e12], None])
 def test_what_cannot_be_a_rate_does_not_count(tmp_path, value):
-    result(tmp_path, f"{GPU}-x.json", {"copy": value})
-    assert load(GPU, tmp_path).known["copy"] == Rate(4.24e12, "facts")
+    write_result(tmp_path, f"{GPU}-x.json", {"copy": value})
+    assert not study.load_rates(GPU, tmp_path).known
 
 
-def test_a_measured_shape_has_its_own_rate_but_never_less_than_its_class(tmp_path):
-    loaded = load(GPU, tmp_path)
-    loaded.add({KEY: 400e12}, "today")
-    assert loaded.convolution(OP, "channels_last") == (pytest.approx(OP.flops / 400e12), "today")
-    loaded = load(GPU, tmp_path)
-    loaded.add({KEY: 100e12}, "today")
-    assert seconds(loaded) == pytest.approx(OP.flops / 340e12)
-    narrow = Op("forward", (8, 32, 512, 512), (32, 32, 3, 3), 1, 1, "bf16")
-    loaded.add({narrow.key("channels_last"): 100e12}, "today")
-    assert seconds(loaded, narrow) == pytest.approx(narrow.flops / 100e12), "no facts of 32 channels"
+LARGE = Op("forward", (8, 128, 128, 128), (128, 128, 3, 3), 1, 1, "bf16")
+NARROW = Op("forward", (8, 32, 512, 512), (32, 32, 3, 3), 1, 1, "bf16")
+THIN = Op("forward", (8, 64, 256, 256), (8, 64, 1, 1), 1, 0, "bf16")
+RGB = Op("forward", (8, 64, 256, 256), (3, 64, 1, 1), 1, 0, "bf16")
+FP32 = Op("forward", (8, 512, 64, 64), (512, 512, 3, 3), 1, 1, "fp32")
+THIN_BYTES = 2 * (8 * 64 * 256**2 + 8 * 64 + 8 * 8 * 256**2)
 
 
-def test_an_unmeasured_shape_gets_the_highest_rate_of_its_kind(tmp_path):
-    other = Op("forward", (8, 128, 128, 128), (128, 128, 3, 3), 1, 1, "bf16")
-    loaded = load(GPU, tmp_path)
-    assert seconds(loaded) == pytest.approx(OP.flops / 540e12)
-    loaded.add({other.key("channels_last"): 650e12}, "today")
-    assert seconds(loaded) == pytest.approx(OP.flops / 650e12)
-    loaded.add({other.key("nchw"): 900e12}, "today")
-    assert seconds(loaded) == pytest.approx(OP.flops / 650e12), "another layout is another kind"
-
-
-def test_an_unmeasured_convolution_takes_at_least_as_long_as_copying_its_tensors(tmp_path):
-    thin = Op("forward", (8, 64, 256, 256), (8, 64, 1, 1), 1, 0, "bf16")
-    moved = 2 * (8 * 64 * 256**2 + 8 * 64 + 8 * 8 * 256**2)
-    assert seconds(load(GPU, tmp_path), thin) == pytest.approx(moved / 4.24e12)
-
-
-def test_a_convolution_to_rgb_takes_what_rgb_takes_however_slow_it_was_measured(tmp_path):
-    rgb = Op("forward", (8, 64, 256, 256), (3, 64, 1, 1), 1, 0, "bf16")
-    loaded = load(GPU, tmp_path)
-    loaded.add({rgb.key("channels_last"): 2.6e12}, "today")
-    assert seconds(loaded, rgb) == pytest.approx(2 * (3 * 64 + 8 * 3 * 256**2) / 4.24e12)
-
-
-def test_where_no_class_is_known_the_matmul_rate_is_the_ceiling(tmp_path):
-    fp32 = Op("forward", (8, 512, 64, 64), (512, 512, 3, 3), 1, 1, "fp32")
-    assert seconds(load(GPU, tmp_path), fp32) == pytest.approx(fp32.flops / 395e12)
+@pytest.mark.parametrize(
+    ("op", "rates", "expected"),
+    [
+        (OP, {KEY: 400e12}, OP.flops / 400e12),
+        (OP, {KEY: 100e12}, OP.flops / 340e12),  # the least that this kind is known to reach
+        (
+            NARROW,
+            {NARROW.key("channels_last"): 100e12},
+            NARROW.flops / 100e12,
+        ),  # nothing is known of 32 channels
+        (
+            OP,
+            {LARGE.key("channels_last"): 650e12},
+            OP.flops / 650e12,
+        ),  # not measured: the highest of its kind
+        (OP, {LARGE.key("channels_last"): 650e12, LARGE.key("nchw"): 700e12}, OP.flops / 650e12),
+        (THIN, {}, THIN_BYTES / 4e12),  # not measured: at least a copy of its tensors
+        (RGB, {RGB.key("channels_last"): 2.6e12}, 2 * (3 * 64 + 8 * 3 * 256**2) / 4e12),  # however slow
+        (FP32, {}, FP32.flops / 395e12),  # no class known: the matmul rate
+    ],
+)
+def test_the_best_time_of_a_convolution(op, rates, expected):
+    assert seconds(rates, op) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", ["nvidia-h200", "NVIDIA H200", "h200"])
 def test_a_gpu_may_be_named_as_people_do(name, tmp_path):
+    write_result(tmp_path, f"{GPU}-x.json", {})
     assert study.choose_rates(name, tmp_path).gpu == GPU
 
 
 def test_a_gpu_without_rates_is_refused_with_those_that_have_some(tmp_path):
-    result(tmp_path, "nvidia-h100-article.json", {}, gpu="NVIDIA H100")
-    with pytest.raises(UserError, match="nvidia-h100, nvidia-h200"):
+    write_result(tmp_path, "nvidia-h100-article.json", {}, gpu="NVIDIA H100")
+    with pytest.raises(UserError, match="nvidia-h100"):
         study.choose_rates("A100", tmp_path)
     with pytest.raises(UserError, match="no rate of 'matmul bf16' is recorded for nvidia-l4"):
-        seconds(derive.Rates("nvidia-l4"))
+        derive.Rates("nvidia-l4").time_convolution(OP, "nchw")
 
 
-def tuning(folder, rows, gpu="NVIDIA H200", **fields):
-    """A file of kernels.tuning beside a folder of rooflines; returns that folder."""
-    key = {"op": "x", "direction": "forward", "itemsize": 2, "layout": "nhwc", "architecture": 90}
-    choice = dict.fromkeys(("tile", "columns", "warps", "per_sm", "stages"), 1)
-    row = {
-        "key": key | {"size": "large"},
-        "choice": choice,
-        "current": True,
-        "all_shapes": True,
-        "share": 0.9,
+def tune(folder, rows, gpu="NVIDIA H200", **fields):
+    """Write a file of kernels.tuning beside a folder of rooflines; return its rate of a copy."""
+    key = {
+        "op": "x",
+        "direction": "forward",
+        "itemsize": 2,
+        "layout": "nhwc",
+        "architecture": 90,
+        "size": "large",
     }
+    choice = dict.fromkeys(("tile", "columns", "warps", "per_sm", "stages"), 1)
+    row = {"key": key, "choice": choice, "current": True, "all_shapes": True, "share": 0.9}
     row["runs"] = [{"shape": [8]} | each for each in rows]
     content = {"schema": 1, "kind": "tuning", "gpu": gpu, "torch": "2.11", "timed": [row]} | fields
     (folder / "kernels").mkdir(exist_ok=True)
     (folder / "kernels" / "x-tuning.json").write_text(json.dumps(content))
-    return folder / "roofline"
+    return study.load_rates(GPU, folder / "roofline").known.get("copy")
 
 
 def test_copies_that_kernels_were_tuned_against_are_on_record(tmp_path):
-    slow, fast = (
-        {"bytes": 10**9, "copy_microseconds": 300.0},
-        {"bytes": 9 * 10**8, "copy_microseconds": 200.0},
-    )
-    found = load(GPU, tuning(tmp_path, [slow, fast, {"error": "out of memory"}])).known["copy"]
-    assert found == Rate(pytest.approx(4.5e12), "x-tuning.json")
-    driver = {"bytes": 10**9, "copy_microseconds": 300.0, "driver_copy_microseconds": 200.0}
-    assert load(GPU, tuning(tmp_path, [driver])).known["copy"].value == pytest.approx(5e12)
-    assert load(GPU, tuning(tmp_path, [slow])).known["copy"] == Rate(4.24e12, "facts")
+    slow = {"bytes": 10**9, "copy_microseconds": 300.0}
+    fast = {"bytes": 9 * 10**8, "copy_microseconds": 200.0}
+    rows = [slow, fast, {"error": "out of memory"}]
+    assert tune(tmp_path, rows) == Rate(pytest.approx(4.5e12), "x-tuning.json")
+    assert tune(tmp_path, [slow | {"driver_copy_microseconds": 200.0}]).value == pytest.approx(5e12)
 
 
 @pytest.mark.parametrize(
@@ -161,16 +138,15 @@ def test_copies_that_kernels_were_tuned_against_are_on_record(tmp_path):
     [{"gpu": "NVIDIA L4"}, {"gpu": 7}, {"kind": ["tuning"]}, {"kind": "a tuning"}, {"timed": 3}, {"more": 1}],
 )
 def test_a_tuning_of_another_gpu_or_damaged_does_not_count(tmp_path, damage):
-    folder = tuning(tmp_path, [{"bytes": 10**9, "copy_microseconds": 1.0}], **damage)
-    assert load(GPU, folder).known["copy"] == Rate(4.24e12, "facts")
+    assert tune(tmp_path, [{"bytes": 10**9, "copy_microseconds": 1.0}], **damage) is None
 
 
 @pytest.mark.parametrize("us", [0, -1.0, "1", True, None, float("nan"), float("inf")])
 def test_what_cannot_be_a_time_of_a_copy_does_not_count(tmp_path, us):
-    folder = tuning(tmp_path, [{"bytes": 10**9, "copy_microseconds": us}])
-    assert load(GPU, folder).known["copy"].value == 4.24e12
+    assert tune(tmp_path, [{"bytes": 10**9, "copy_microseconds": us}]) is None
 
 
-def test_the_committed_tunings_hold_a_faster_copy_than_the_facts():
-    copy = load(GPU, committed.file("results/roofline")).known["copy"]
-    assert copy.value > 4.24e12 and copy.source.endswith("-tuning.json")
+def test_the_committed_results_hold_the_rates_of_the_h200():
+    known = study.load_rates(GPU, committed.file("results/roofline")).known
+    assert known["copy"].value > 4.24e12 and known["copy"].source.endswith("-tuning.json")
+    assert all(known[name].value > rate for name, rate in CEILINGS.items())

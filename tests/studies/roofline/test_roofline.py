@@ -17,7 +17,7 @@ from ladder.plan import needs as needss
 from ladder.plan.catalog import load_workload
 from ladder.receipts import evidence, kernel_families
 from ladder.studies import frame
-from ladder.studies.roofline import ceilings, derive, floors, record, step, study
+from ladder.studies.roofline import derive, floors, measure, study
 from ladder.studies.roofline.floors import PHASES
 from tests.support import committed, made_up
 from tests.support.small import SMALL
@@ -54,21 +54,21 @@ def gpu(monkeypatch, tmp_path):
     def observe(fields, recipe):
         ms = made["step_us"] / 1000
         rows = kernel_families.shares(events(made["step_us"]), 16)
-        return record.Timed(
+        return derive.Timed(
             phases_ms=dict.fromkeys(PHASES, ms / 2),
             step_ms=ms,
             wall_ms=ms,
             busy_ms=0.8 * ms,
-            families=[record.Kernels(**row) for row in rows],
+            families=[derive.Kernels(**row) for row in rows],
             settings={},
         )
 
-    def measure(ops, layout, tell):
+    def measure_rates(ops, layout):
         rates = RATES | {op.key(layout): made["rate"] for op in ops}
-        return record.Today(rates=rates, skipped={}, seconds=1.0)
+        return derive.Today(rates=rates, skipped={}, seconds=1.0)
 
-    monkeypatch.setattr(step, "observe_step", observe)
-    monkeypatch.setattr(ceilings, "measure", measure)
+    monkeypatch.setattr(measure, "observe_step", observe)
+    monkeypatch.setattr(measure, "measure_rates", measure_rates)
     return made
 
 
@@ -91,7 +91,7 @@ def run(*args):
     return CliRunner().invoke(cli.main, ["doctor", *args])
 
 
-def measure(workload, folder, rung="bf16"):
+def run_measurement(workload, folder, rung="bf16"):
     """Measure with the made-up GPU; return the path of the file, and the file."""
     done = run("--roofline", "--workload", workload, "--rung", rung)
     assert done.exit_code == 0, done.output
@@ -102,17 +102,11 @@ def measure(workload, folder, rung="bf16"):
 def test_it_shows_and_writes_ceilings_phases_and_families(gpu, workload, tmp_path):
     shown = json.loads(run("--roofline", "-w", workload, "--rung", "bf16", "--json").stdout)
     assert shown["kind"] == "roofline" and shown["recorded"].keys() >= RATES.keys()
-    path, file = measure(workload, tmp_path)
+    path, file = run_measurement(workload, tmp_path)
     page = path.with_suffix(".md").read_text()
     assert page.startswith("# Roofline of small") and "rung bf16 of ladder full" in page
     assert "| D\\_r1 |" in page and "implicit\\_convolve\\_sgemm" in page
     assert file.cases["bf16"].recipe["precision"] == "bf16" and file.workload["data"] is None
-
-
-def test_phases_of_a_step_that_is_one_graph_are_those_of_a_second_step(gpu, workload, tmp_path):
-    for rung in ("whole_step_graph", "bf16"):
-        _, file = measure(workload, tmp_path, rung)
-        assert ("a second step" in study.STUDY.summarize(file)[1]) == (rung == "whole_step_graph")
 
 
 class Step:
@@ -130,10 +124,10 @@ class Step:
 def test_each_phase_is_timed_whether_or_not_the_step_is_one_graph(monkeypatch, whole):
     log = []
     monkeypatch.setattr(stylegan_lite, "make_step", lambda fields, recipe, device: Step(recipe, log))
-    monkeypatch.setattr(step, "trace_cycle", lambda it: (1.0, [record.Kernels(it.name, 1.0, 1.0, "k")]))
+    monkeypatch.setattr(measure, "trace_cycle", lambda it: (1.0, [derive.Kernels(it.name, 1.0, 1.0, "k")]))
     monkeypatch.setattr(evidence, "synchronize", lambda step: None)
-    monkeypatch.setattr(ceilings, "time_runs", lambda runs, **how: [each() or 0.001 for each in runs])
-    seen = step.observe_step(SMALL, {"whole_step_graph": whole})
+    monkeypatch.setattr(measure, "time_runs", lambda runs, **how: [each() or 0.001 for each in runs])
+    seen = measure.observe_step(SMALL, {"whole_step_graph": whole})
     assert seen.phases_ms == dict.fromkeys(PHASES, 1.0)
     assert [row.family for row in seen.families] == [log[0][0]] == ["whole" if whole else "apart"], (
         "the step asked for is the one measured"
@@ -148,7 +142,7 @@ def test_each_phase_is_timed_whether_or_not_the_step_is_one_graph(monkeypatch, w
 
 def test_a_bad_day_does_not_raise_the_floor_and_a_good_one_lowers_it(gpu, workload, tmp_path):
     def floor(rung="bf16"):
-        return study.STUDY.derive(measure(workload, tmp_path, rung)[1]).step["light_ms"]
+        return study.STUDY.derive(run_measurement(workload, tmp_path, rung)[1]).step["light_ms"]
 
     gpu["rate"] = 350e12
     first = floor()
@@ -161,7 +155,7 @@ def test_a_bad_day_does_not_raise_the_floor_and_a_good_one_lowers_it(gpu, worklo
 
 
 def test_the_groups_and_the_families_add_up_to_the_distance(gpu, workload, tmp_path):
-    result = study.STUDY.derive(measure(workload, tmp_path)[1])
+    result = study.STUDY.derive(run_measurement(workload, tmp_path)[1])
     measured, light_ms = result.measured, result.step["light_ms"]
     assert measured.distance_ms == pytest.approx(5.0 - light_ms)
     assert measured.groups["convolutions"].ms == pytest.approx(3.0)
@@ -177,7 +171,7 @@ def test_the_groups_and_the_families_add_up_to_the_distance(gpu, workload, tmp_p
 
 def test_what_ran_beside_another_kernel_is_taken_off_once(gpu, workload, tmp_path):
     """Two streams: kernels of 4 ms ran in 3 ms, so 1 ms of the groups is there twice."""
-    measured = study.STUDY.derive(measure(workload, tmp_path)[1]).measured
+    measured = study.STUDY.derive(run_measurement(workload, tmp_path)[1]).measured
     assert list(study.divide_step(measured)) == list(measured.groups)
     both = msgspec.structs.replace(measured, step_ms=4.0, busy_ms=3.0, distance_ms=3.0)
     groups = study.divide_step(both)
@@ -188,18 +182,17 @@ def test_what_ran_beside_another_kernel_is_taken_off_once(gpu, workload, tmp_pat
 
 def test_what_ran_faster_in_the_step_than_its_floor_lowers_the_floor(gpu, workload, tmp_path):
     gpu["rate"] = 1e3  # what the ceilings say of the convolutions that no fact covers: far too slow
-    path, file = measure(workload, tmp_path)
+    path, file = run_measurement(workload, tmp_path)
     result = study.STUDY.derive(file)
     floor, low, groups = result.step, result.in_step, result.measured.groups
-    assert groups["convolutions"].ms == pytest.approx(3.0) and not derive.list_below(groups)
+    assert groups["convolutions"].ms == pytest.approx(3.0) and not study.STUDY.list_cautions(file)
     assert low["forward"].ms == pytest.approx(3.0) and low["forward"].alone_ms > 3.0
     assert low["convolutions"].ms == pytest.approx(3.0), "each kind takes all the time that is unclear"
     assert floor["convolutions_ms"] - floor["pointwise_ms"] == pytest.approx(3.0)
     intervals = zip(PHASES, (1, 1, 1 / 4, 1 / 16), strict=True)
     assert floor["light_ms"] == pytest.approx(sum(result.phases[p]["light_ms"] * n for p, n in intervals))
-    assert "In a traced step (today) forward took 3.00 ms" in study.STUDY.summarize(file)[1]
     gpu["step_us"] = 10000  # a slower day, or rung: the rate stays
-    again = study.STUDY.derive(measure(workload, tmp_path)[1])
+    again = study.STUDY.derive(run_measurement(workload, tmp_path)[1])
     assert again.step["light_ms"] == pytest.approx(floor["light_ms"])
     assert again.in_step["forward"].source == path.name
 
@@ -207,10 +200,10 @@ def test_what_ran_faster_in_the_step_than_its_floor_lowers_the_floor(gpu, worklo
 def test_no_rate_of_a_traced_step_is_above_that_of_matmuls():
     """Triton's templates convolve under names that are no convolution's: what is left would run at any rate."""
     rows = [
-        record.Kernels(family=name, us=us, kernels=1.0, heaviest=name)
+        derive.Kernels(family=name, us=us, kernels=1.0, heaviest=name)
         for name, us in ((kernel_families.FORWARD, 1000.0), (kernel_families.INDUCTOR, 5000.0))
     ]
-    amounts = dict.fromkeys(record.PARTS, 1e12) | {"forward": 0.5e12}
+    amounts = dict.fromkeys(derive.PARTS, 1e12) | {"forward": 0.5e12}
     rates = derive.derive_step_rates(amounts, rows, {"precision": "bf16"}, 700e12)
     assert {key.split(", ")[1]: rate for key, rate in rates.items()} == {
         "forward": pytest.approx(500e12),
@@ -224,13 +217,8 @@ def test_nothing_on_record_took_less_than_its_floor(path):
     assert study.STUDY.derive(file).measured.groups and not study.STUDY.list_cautions(file)
 
 
-def test_a_group_below_its_floor_is_marked():
-    groups = {"convolutions": record.Group(3.0, 3.01, None), "other kernels": record.Group(2.0, 1.0, None)}
-    assert derive.list_below(groups) == ["convolutions"]
-
-
 def test_floors_of_an_earlier_result_are_computed_again(gpu, workload, tmp_path):
-    path, file = measure(workload, tmp_path)
+    path, file = run_measurement(workload, tmp_path)
     light_ms = study.STUDY.derive(file).step["light_ms"]
     old = path.with_name("nvidia-h200-small.json")  # as such files were named
     stale = json.loads(path.read_text())
@@ -245,18 +233,10 @@ def test_floors_of_an_earlier_result_are_computed_again(gpu, workload, tmp_path)
     assert again.observed["bf16"].floors_commit == git.commit_of(study.ROOT)[0]
     assert again.started == file.started and again.observed["bf16"].step == file.observed["bf16"].step
     assert study.STUDY.derive(again).step["light_ms"] == pytest.approx(light_ms)
-    assert "floors as commit" in old.with_suffix(".md").read_text()
+    assert "Floors as commit" in old.with_suffix(".md").read_text()
     gpu["rate"] = 1e9
-    _, file = measure(workload, tmp_path)
+    _, file = run_measurement(workload, tmp_path)
     assert study.STUDY.derive(file).step["light_ms"] == pytest.approx(light_ms), "old names are read"
-
-
-def test_a_damaged_result_is_not_computed_again(tmp_path):
-    for text in ("{", '{"schema": 1, "kind": "roofline"}', "[]"):
-        path = tmp_path / "nvidia-h200-x.json"
-        path.write_text(text)
-        done = run("--roofline", "--again", str(path))
-        assert done.exit_code == 2 and len(done.stderr.splitlines()) == 1 and path.read_text() == text
 
 
 def test_a_step_is_its_phases_at_their_intervals(workload):
@@ -273,12 +253,10 @@ def test_a_step_is_its_phases_at_their_intervals(workload):
     assert sum(row["flops"] for row in found["convolutions"]) == pytest.approx(step["flops"])
 
 
-def test_without_a_gpu_the_floor_is_told_from_recorded_rates(workload, monkeypatch, tmp_path):
-    monkeypatch.setattr(study, "OUT", tmp_path)
+def test_without_a_gpu_the_floor_follows_from_recorded_rates(workload, monkeypatch):
     monkeypatch.setattr(system, "choose_device", lambda requested: pytest.fail("no device is needed"))
     done = run("--roofline", "--gpu", "nvidia-h200", "--workload", workload, "--rung", "cuda_graphs")
-    assert done.exit_code == 0 and "Nothing was measured here" in done.stdout
-    assert "rung cuda_graphs" in done.stdout and not list(tmp_path.iterdir())
+    assert done.exit_code == 0 and "Nothing was measured" in done.stdout and "rung cuda_graphs" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -294,6 +272,7 @@ def test_without_a_gpu_the_floor_is_told_from_recorded_rates(workload, monkeypat
         (["--gpu", "h200"], "for --roofline"),
         (["--again", "x.json"], "for --roofline"),
         (["--roofline", "--again", "x.json"], "x.json: cannot be read: No such file"),
+        (["--roofline", "--again", __file__], "not a result file"),
         (["--roofline", "--again", str(TUNED)], "nvidia-h200-tuning.json: schema: 1 is none of 2"),
         (["--roofline", "--again", str(TUNED), "--rung", "bf16"], "--again takes all from its file"),
         (["--roofline", "--again", str(TUNED), "--ladder", "full"], "--again takes all from its file"),
@@ -318,52 +297,47 @@ def test_a_rung_that_cannot_run_here_is_refused(gpu, monkeypatch):
     assert done.exit_code == 2 and "bf16 cannot run here: needs BF16 arithmetic" in done.stderr
 
 
-def forge(data, what):
-    each = data["observed"]["bf16"]
-    if what == "a copy":
-        each["today"]["rates"]["copy"] = 1e15
-    elif what == "a matmul":
-        each["recorded"] = {"matmul bf16": {"value": 2e15, "source": "x.json"}}
-    elif what == "a convolution":
-        each["today"]["rates"][next(iter(each["work"]["G_main"]["convolutions"]))] = 1e16
-    elif what == "a step":
-        data["workload"] |= {"resolution": 256, "channel_base": 16384, "channel_max": 512}
-        each["step"]["step_ms"] = 0.1
-    elif what == "busy":
-        each["step"]["busy_ms"] = 100.0
-    elif what == "no copy":
-        del each["today"]["rates"]["copy"]
-    elif what == "no work":
-        each["work"]["D_r1"]["bytes"] = {}
-    elif what == "no result":
-        name = "forward, 8x8x1x1 * 8x8x3x3, stride 1, padding 0, bf16 channels_last"
-        each["work"]["D_r1"]["convolutions"] = {name: 1}
-    elif what == "no interval":
-        del data["workload"]["pl_interval"]
-    elif what == "no measurement":
-        del each["step"]
+def set_value(data, path, value):
+    """Put a value at a path of keys; None removes what is there."""
+    *path, last = path.split("/")
+    for key in path:
+        data = data[key]
+    data[last] = value
+    if value is None:
+        del data[last]
+
+
+FORWARD = "forward, 8x8x1x1 * 8x8x3x3, stride 1, padding {}, bf16 channels_last"
+EACH = "observed/bf16/"
+WIDE = json.loads(GOLDEN.read_text())["workload"]
+WIDE |= {"resolution": 256, "channel_base": 16384, "channel_max": 512, "batch": 1024}
 
 
 @pytest.mark.parametrize(
-    ("what", "problem"),
+    ("path", "value", "problem"),
     [
-        ("a copy", "copy: 1e+15 a second is more than this GPU can do"),
-        ("a matmul", "matmul bf16: 2e+15 a second is more than"),
-        ("a convolution", "1e+16 a second is more than"),
-        ("a step", "faster than this GPU can compute"),
-        ("busy", "busy_ms: longer than all kernels"),
-        ("no copy", "no rate of 'copy' is recorded"),
-        ("no work", "work.D_r1: it moves nothing"),
-        ("no result", "has no result"),
-        ("no interval", "without the intervals"),
-        ("no measurement", "ok without a measurement"),
+        (EACH + "today/rates/copy", 1e15, "copy: 1e+15 a second is more than this GPU can do"),
+        (
+            EACH + "recorded/matmul bf16",
+            {"value": 2e15, "source": "x.json"},
+            "matmul bf16: 2e+15 a second is more",
+        ),
+        (EACH + "today/rates/" + FORWARD.format(1), 1e16, "1e+16 a second is more than"),
+        ("workload", WIDE, "faster than this GPU can compute"),
+        (EACH + "step/busy_ms", 100.0, "busy_ms: longer than all kernels"),
+        (EACH + "today/rates/copy", None, "no rate of 'copy' is recorded"),
+        (EACH + "work/D_r1/bytes", {}, "work.D_r1: it moves nothing"),
+        (EACH + "work/D_r1/convolutions", {FORWARD.format(0): 1}, "has no result"),
+        ("workload/pl_interval", None, "without the intervals"),
+        (EACH + "step", None, "ok without a measurement"),
     ],
 )
-def test_what_no_gpu_can_measure_is_refused(what, problem):
+def test_what_no_gpu_can_measure_is_refused(path, value, problem):
     data = json.loads(GOLDEN.read_text())
-    data["machine"] |= {"name": "nvidia-h200-nvl", "gpu": "NVIDIA H200 NVL"}  # of which no fact is known
+    data["machine"] |= {"name": "nvidia-h200-nvl", "gpu": "NVIDIA H200 NVL"}
+    data["observed"]["bf16"].setdefault("recorded", {})
     assert frame.decode_file(study.STUDY, data)
-    forge(data, what)
+    set_value(data, path, value)
     with pytest.raises(UserError) as refusal:
         frame.decode_file(study.STUDY, data)
     assert problem in str(refusal.value)
@@ -392,6 +366,6 @@ def test_the_h200_has_frozen_times_for_article_alone():
 def test_a_step_on_a_gpu_is_timed_and_traced():
     options = study.Options(rung="cuda_graphs", ladder="article")
     (case,) = study.plan_rung(options, "small", SMALL, dict.fromkeys(needss.NEEDS)).values()
-    seen = step.observe_step(SMALL, case.recipe)
+    seen = measure.observe_step(SMALL, case.recipe)
     assert seen.families and 0 < seen.busy_ms <= 1.1 * seen.step_ms
     assert all(ms > 0 for ms in seen.phases_ms.values())

@@ -3,9 +3,7 @@
 import contextlib
 import importlib
 import json
-import multiprocessing
 import sys
-import tempfile
 import textwrap
 import threading
 import types
@@ -14,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from PIL import Image
 
 from ladder.base.errors import UserError
 from ladder.cli import main as cli
@@ -22,7 +19,7 @@ from ladder.engine import inspection
 from ladder.engine.rounds import Interleaved
 from ladder.publish.validation import validate
 from ladder.studies import frame
-from ladder.studies.upstream import source, step
+from ladder.studies.upstream import examined, source, step
 from ladder.studies.upstream.study import STUDY, count_weights
 from stylegan_lite.config import Workload
 from tests.support import servers
@@ -152,7 +149,9 @@ def finished(tmp_path_factory, kept_servers):
 
 
 def test_a_step_is_an_iteration_of_its_training_loop(clone):
-    made = step.make_step(WORKLOAD | {"data": None, "r1_gamma": None}, {"folder": str(clone)}, device="cpu")
+    made = examined.make_step(
+        WORKLOAD | {"data": None, "r1_gamma": None}, {"folder": str(clone)}, device="cpu"
+    )
     made.prepare()
     assert [name for name, *_ in made.loss.seen] == ["Gmain", "Greg", "Dmain", "Dreg"]
     del made.loss.seen[:]
@@ -177,23 +176,8 @@ def test_a_step_is_an_iteration_of_its_training_loop(clone):
     assert made.check_finite() == "D.weight is not finite"
 
 
-def test_its_data_workers_need_no_short_temporary_folder(clone, tmp_path, monkeypatch):
-    for name in ("a", "b", "c", "d"):
-        Image.new("RGB", (WORKLOAD["resolution"],) * 2).save(tmp_path / f"{name}.jpg")
-    long = tmp_path / ("x" * 100)
-    long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
-    monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", None)
-    made = step.make_step(WORKLOAD | {"data": str(tmp_path)}, {"folder": str(clone)}, device="cpu")
-    try:
-        assert len(next(made.images)[0]) == WORKLOAD["batch"]
-    finally:
-        made.images._shutdown_workers()
-    assert not list(long.iterdir())
-
-
 def test_its_configuration_is_that_of_its_command_line(clone):
-    made = step.make_step(WORKLOAD | {"data": None}, {"folder": str(clone)}, device="cpu")
+    made = examined.make_step(WORKLOAD | {"data": None}, {"folder": str(clone)}, device="cpu")
     assert (step.UpstreamStep.fp16_resolutions, made.G.more["num_fp16_res"]) == (4, 0)  # on a GPU, on a CPU
     assert made.G.more["conv_clamp"] == 256 and made.loss.pl
     assert made.G.more["fused_modconv_default"] == "inference_only"
@@ -253,23 +237,18 @@ def test_both_are_timed_in_turn_and_the_file_is_accepted(finished):
     assert min(ratios) <= result.ratio.median <= max(ratios)
     assert str(finished.parent.parent) not in finished.read_text()
     page = finished.with_suffix(".md").read_text()
-    assert "times as fast" in page and "neither parity nor receipts" in page
+    assert "neither parity nor receipts" in page
 
 
 def test_a_run_goes_on_where_it_was_stopped(finished, clone, workload, tmp_path):
     """Both steps of a pair come from one sitting: half a generation is made again, a whole one is kept as it is."""
-
-    def ask(*more):
-        asked = ["upstream", str(clone), "--device", "cpu", *map(str, more)]
-        return CliRunner().invoke(cli.main, asked)
-
     stopped, begun = tmp_path / "stopped.json", json.loads(finished.read_text())
     del begun["observed"]["generation 2"]["programs"]["ours"]
     begun["observed"]["generation 2"] |= {"status": "failed", "reason": "ours: killed"}
     begun |= {"commit": "a" * 40, "dirty": False}
     stopped.write_text(json.dumps(begun))
 
-    run = ask("-w", workload, "--resume", stopped, "--rounds", 3)
+    run = ask(clone, workload, tmp_path, "--resume", stopped, "--rounds", 3)
     assert run.exit_code == 0, run.output
     (path,) = set(tmp_path.glob("*.json")) - {stopped}
     result = derive(path)
@@ -284,8 +263,13 @@ def test_a_run_goes_on_where_it_was_stopped(finished, clone, workload, tmp_path)
 
     begun["cases"]["generation 1"]["source"]["digest"] = "0" * 16
     stopped.write_text(json.dumps(begun))
-    run = ask("-w", workload, "--resume", stopped)
+    run = ask(clone, workload, tmp_path, "--resume", stopped)
     assert run.exit_code == 2 and "the clone's sources differ" in run.output.splitlines()[-1], run.output
+
+
+def ask(clone, workload, out, *more):
+    asked = ["upstream", clone, "-w", workload, "--device", "cpu", "--out", out, *more]
+    return CliRunner().invoke(cli.main, [*map(str, asked)])
 
 
 def only(folder):
@@ -299,8 +283,7 @@ def test_what_ours_cannot_show_is_not_timed(clone, workload, tmp_path, monkeypat
 
     monkeypatch.setattr(inspection, "inspect", refuse)
     out = tmp_path / "out"
-    asked = ["upstream", str(clone), "-w", str(workload), "--device", "cpu", "--out", str(out)]
-    run = CliRunner().invoke(cli.main, asked)
+    run = ask(clone, workload, out)
     assert run.exit_code == 1 and "failed: parity: G_main: error 1" in run.output
     result = only(out)
     assert result.ratio is None and [len(each.rounds) for each in result.programs] == [1, 0]
@@ -312,15 +295,14 @@ def test_what_was_seen_of_ours_is_not_asked_again_of_the_same_code(clone, worklo
     asked, found = [], {"inspection": {"error": None}, "parity": None, "receipts": {}}
     monkeypatch.setattr(inspection, "inspect", lambda *_: asked.append("inspected") or found)
     monkeypatch.setattr(Interleaved, "round", lambda *_: (each for each in ()))
-    arguments = ["upstream", str(clone), "-w", str(workload), "--device", "cpu", "--out"]
     for each in ("1", "2"):
-        CliRunner().invoke(cli.main, [*arguments, str(tmp_path / each)])
+        ask(clone, workload, tmp_path / each)
     assert asked == ["inspected"]
     for each in ("1", "2"):
         result = only(tmp_path / each)
         assert result.inspection is not None and result.receipts == {}
     monkeypatch.setattr(inspection, "source_digest", lambda: "another commit")
-    CliRunner().invoke(cli.main, [*arguments, str(tmp_path / "3")])
+    ask(clone, workload, tmp_path / "3")
     assert asked == ["inspected"] * 2
 
 
@@ -328,36 +310,10 @@ def test_networks_of_another_size_are_no_comparison(clone, workload, tmp_path):
     path = clone / "training/networks_stylegan2.py"
     path.write_text(path.read_text().replace("torch.ones(", "torch.ones(1 + "))
     out = tmp_path / "out"
-    asked = [
-        "upstream",
-        str(clone),
-        "-w",
-        str(workload),
-        "--device",
-        "cpu",
-        "--out",
-        str(out),
-        "--no-inspect",
-        "--rounds",
-        "1",
-    ]
-    run = CliRunner().invoke(cli.main, asked)
+    run = ask(clone, workload, out, "--no-inspect", "--rounds", "1")
     assert run.exit_code == 1 and "failed: weights: " in run.output and ", where ours has " in run.output
     result = only(out)
     assert result.ratio is None and [each.status for each in result.programs] == ["failed", "ok"]
-
-
-def test_bad_input_is_one_line(clone, workload, tmp_path):
-    def refused(*arguments):
-        run = CliRunner().invoke(cli.main, ["upstream", *map(str, arguments), "--out", str(tmp_path / "out")])
-        assert run.exit_code == 2 and run.output.count("\n") == 1, run.output
-        return run.output
-
-    assert "no training/networks_stylegan2.py: give the folder of a clone of https://" in refused(tmp_path)
-    assert "workload: norm: NVIDIA's networks have 'demod' alone" in refused(clone, "-w", "adain-256")
-    (clone / "training/loss.py").unlink()
-    assert "no training/loss.py" in refused(clone)
-    assert not (tmp_path / "out").exists()
 
 
 def test_ours_have_as_many_weights_as_nvidias():

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from ladder.cli import main as cli
 from ladder.machine import system
-from ladder.studies.upstream import source, step
+from ladder.studies.upstream import examined, source, step
 from tests.studies.upstream.test_upstream import FILES, WORKLOAD, clone, kept, workload  # noqa: F401  (fixtures)
 
 GRADFIX = """
@@ -85,7 +85,7 @@ def real(clone, monkeypatch):  # noqa: F811
 
 
 def made(folder: Path) -> step.UpstreamStep:
-    return step.make_step(WORKLOAD | {"data": None}, {"folder": str(folder)}, device="cpu")
+    return examined.make_step(WORKLOAD | {"data": None}, {"folder": str(folder)}, device="cpu")
 
 
 def test_stylegan3_runs_and_its_convolutions_are_ordinary_ones_while_training(real):
@@ -113,15 +113,6 @@ def test_stylegan2_ada_pytorch_runs_with_its_own_layout(real):
     assert found.loss.seen == [(name, True) for name in ("Gmain", "Greg", "Dmain", "Dreg")]
 
 
-def test_an_environment_that_has_the_modules_keeps_its_own(real, monkeypatch):
-    """A stand-in is for what is missing alone."""
-    own = type(sys)("pkg_resources")
-    own.parse_version = lambda text: (9,)
-    monkeypatch.setitem(sys.modules, "pkg_resources", own)
-    source.load(real)
-    assert sys.modules["pkg_resources"] is own
-
-
 def test_what_is_no_clone_is_said_in_one_line(tmp_path, clone, monkeypatch):  # noqa: F811
     def refused(folder, *more):
         asked = ["upstream", str(folder), "--device", "cpu", "--out", str(tmp_path / "out"), *more]
@@ -132,10 +123,11 @@ def test_what_is_no_clone_is_said_in_one_line(tmp_path, clone, monkeypatch):  # 
     assert "nothing: no such folder: `git clone https://" in refused(tmp_path / "nothing")
     assert "no training/networks_stylegan2.py: give the folder of a clone" in refused(tmp_path)
     assert "no training/networks_stylegan2.py" in refused(clone / "training")
+    assert "workload: norm: NVIDIA's networks have 'demod' alone" in refused(clone, "-w", "adain-256")
     for path in source.NEEDED:
         text = (clone / path).read_text()
         (clone / path).unlink()
-        assert f"no {path}: give the folder of a whole clone" in refused(clone)
+        assert f"no {path}: give the folder of a clone" in refused(clone)
         (clone / path).write_text(text)
     assert set(source.NEEDED) <= set(FILES)
 

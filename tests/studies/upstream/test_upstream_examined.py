@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from ladder.base.protocol import IN_ORDER
-from ladder.engine import inspection
-from ladder.studies.upstream import examined, record, study
-from ladder.studies.upstream.record import Case, Observed, PhaseErrors, derive_patched_parity
+from ladder.studies.upstream import examined, record
+from ladder.studies.upstream.record import Observed, PhaseErrors, derive_patched_parity
 from ladder.studies.upstream.study import join_errors
 
 
 def test_an_error_is_that_of_all_gradients_and_of_each_tensor() -> None:
     exact, got = np.array([3.0, 4.0, 0.1, 0.0, 0.0]), np.array([3.0, 4.0, 0.2, 0.0, 0.0], dtype=np.float32)
-    whole, tensors = examined.error(exact, got, [2, 1, 2])
+    whole, tensors = examined.derive_error(exact, got, [2, 1, 2])
     assert whole == pytest.approx(0.1 / math.sqrt(25.01), rel=1e-6)
     assert tensors == pytest.approx(math.sqrt((0 + 1) / 2), rel=1e-6)  # the last has no gradient at all
-    assert examined.error(exact, np.full(5, np.nan), [5]) == (examined.MOST, 1.0)
-    assert examined.error(np.zeros(2), np.zeros(2), [2]) == (0, 0)
+    assert examined.derive_error(exact, np.full(5, np.nan), [5]) == (examined.MOST, 1.0)
+    assert examined.derive_error(np.zeros(2), np.zeros(2), [2]) == (0, 0)
     found = join_errors([[3.0, 0.3], [4.0, 0.2], [5.0, 0.9]], [[1.0, 0.1]] * 3)
     assert (found.unpatched, found.unpatched_tensors, found.patched, found.patched_tensors) == (
         4,
@@ -33,7 +30,7 @@ def test_an_error_is_that_of_all_gradients_and_of_each_tensor() -> None:
     )
     assert (found.least, found.least_tensors) == (1 / 5, 0.1 / 0.9)
     small = np.array([1.0, 1e-9], dtype=np.float64)  # rounding of a gradient that is zero
-    assert examined.error(small, np.array([1.0, 5.0]), [1, 1]) == (pytest.approx(5), 0)
+    assert examined.derive_error(small, np.array([1.0, 5.0]), [1, 1]) == (pytest.approx(5), 0)
 
 
 def judge(errors: PhaseErrors) -> record.PatchedParity:
@@ -91,7 +88,7 @@ def test_draws_depend_on_neither_precision_nor_device() -> None:
         finally:
             torch.set_default_dtype(torch.float32)
         assert all(each.dtype is dtype for each in made)
-        found[dtype] = [draws.digest, *(each.float() for each in made)]
+        found[dtype] = [draws.shapes.hexdigest(), *(each.float() for each in made)]
     first, second = found.values()
     assert first[0] == second[0] and torch.randn is own
     assert all(torch.equal(a, b) for a, b in zip(first[1:], second[1:], strict=True))
@@ -108,20 +105,6 @@ def test_profiled_runs_become_gpu_times_by_phase() -> None:
         [kernel("Memcpy HtoD", 300, 400), kernel("a", 500, 700)],
         [kernel("a", 1000, 1300)],
     ]
-    found = examined.tabulated(["D_r1", "G_pl", "D_r1"], runs)
+    found = examined.tabulate_times(["D_r1", "G_pl", "D_r1"], runs)
     assert found["D_r1"] == {"gpu_ms": [pytest.approx(0.2), pytest.approx(0.3)], "kernels": 1.5}
     assert found["G_pl"] == {"gpu_ms": [pytest.approx(0.3)], "kernels": 1}
-
-
-@pytest.mark.parametrize(
-    ("told", "kept"), [(7, {"error": None, "peak_reserved_bytes": 7}), (None, {"error": None})]
-)
-def test_an_inspection_keeps_the_memory_that_a_run_asks_its_findings_for(
-    told: int | None, kept: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = SimpleNamespace(call=lambda do, **_: {"peak_reserved_bytes": told}, close=lambda: None)
-    monkeypatch.setattr(inspection, "inspect", lambda *how: {"inspection": {"error": None}})
-    job = SimpleNamespace(workload={}, device="cpu", options=SimpleNamespace(seed=0))
-    session: Any = SimpleNamespace(job=job, report=print)
-    workers: Any = SimpleNamespace(take=lambda: worker)
-    assert study.inspect_ours(session, workers, Case(rung="top", recipe={}))["inspection"] == kept

@@ -1,8 +1,8 @@
-"""Measured ceilings: how fast this GPU copies, multiplies matrices and runs a workload's own convolutions.
+"""What `ladder doctor --roofline` measures: the rates of this GPU, and a prepared step.
 
-CUDA events time windows of at least 5 ms of replays of a captured graph, so launches cost nothing even for kernels of
-microseconds. Inputs rotate through more than the L2 cache. They are random, because a GPU draws less power on zeros and
-clocks higher. The best window counts, because it is a ceiling.
+For a rate, CUDA events time windows of at least 5 ms of replays of a captured graph, so launches cost nothing even for
+kernels of microseconds. Inputs rotate through more than the L2 cache. They are random, because a GPU draws less power
+on zeros and clocks higher. The best window counts, because it is a ceiling.
 """
 
 from __future__ import annotations
@@ -11,16 +11,21 @@ import contextlib
 import functools
 import itertools
 import math
+import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+import stylegan_lite
 from ladder.base.errors import describe
+from ladder.base.protocol import CYCLE_STEPS, PHASES
+from ladder.core.records import Fields
+from ladder.receipts import evidence, kernel_families, traces
 from ladder.studies.kernelbench.bench import WAYS, copies
-from ladder.studies.roofline.record import KINDS, Op, Today
+from ladder.studies.roofline.derive import KINDS, Kernels, Op, Timed, Today
 
 WINDOW_S = 0.005
 WINDOWS = 3
@@ -29,22 +34,21 @@ MOST_CALLS = 1024  # in one graph
 MOST_SETS = 64  # sets of rotating inputs
 COPY_BYTES = 2**30
 MATMUL = 8192
+CYCLES = 5  # timed cycles of a step; the median counts
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-
 FORWARD, INPUT, WEIGHT = KINDS
 
 Calls = list[Callable[[], Any]]
 Timer = Callable[[Calls], float]  # returns the best seconds of one call
 
 
-def measure(
+def measure_rates(
     ops: dict[Op, float],
     layout: str,
     *,
     device: str = "cuda",
     timer: Timer | None = None,
     budget_s: float = BUDGET_S,
-    tell: Callable[[str], None] = lambda text: None,
 ) -> Today:
     """Return today's rates in bytes/s or FLOP/s, and the reasons for those that it lacks.
 
@@ -64,7 +68,6 @@ def measure(
             skipped[name] = "no time left"
             continue
         try:
-            tell(name)
             rates[name] = job(timer)
         except (RuntimeError, NotImplementedError) as error:  # out of memory, or no algorithm for this shape
             skipped[name] = describe(error)
@@ -98,12 +101,12 @@ def matmul_rate(name: str, timer: Timer, device: str = "cuda", size: int = MATMU
 
 def convolution_rate(op: Op, layout: str, timer: Timer, device: str = "cuda") -> float:
     """Return FLOP/s of a convolution with cuDNN's fastest algorithm, in PyTorch's default FP32 precision."""
-    calls = [_call(op, *tensors) for tensors in _inputs(op, layout, device)]
+    calls = [_make_call(op, *tensors) for tensors in _make_inputs(op, layout, device)]
     with _set(torch.backends.cudnn, "benchmark", True):
         return op.flops / timer(calls)
 
 
-def _inputs(op: Op, layout: str, device: str) -> list[tuple[Tensor, Tensor, Tensor]]:
+def _make_inputs(op: Op, layout: str, device: str) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Return sets of (image, weight, result side), together larger than two L2 caches."""
     cache = 2**16
     if device == "cuda":
@@ -118,9 +121,8 @@ def _inputs(op: Op, layout: str, device: str) -> list[tuple[Tensor, Tensor, Tens
     return [(random(op.image), random(op.weight), random(op.result)) for _ in range(sets)]
 
 
-def _call(op: Op, image: Tensor, weight: Tensor, result: Tensor) -> Callable[[], Any]:
-    stride, padding = [op.stride] * 2, [op.padding] * 2
-    how = (stride, padding, [1, 1], False, [0, 0], 1)
+def _make_call(op: Op, image: Tensor, weight: Tensor, result: Tensor) -> Callable[[], Any]:
+    how = ([op.stride] * 2, [op.padding] * 2, [1, 1], False, [0, 0], 1)
     if op.kind == FORWARD:
         return lambda: torch.ops.aten.convolution(image, weight, None, *how)
     mask = [op.kind == INPUT, op.kind == WEIGHT, False]
@@ -138,10 +140,7 @@ def _set(where: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def graph_seconds(calls: Calls) -> float:
-    """Return the seconds of one call on the GPU, in the best of ``WINDOWS`` windows.
-
-    Each window replays the graph for at least ``WINDOW_S``.
-    """
+    """Return the seconds of one call on the GPU, in the best of ``WINDOWS`` windows of at least ``WINDOW_S``."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -163,16 +162,14 @@ def graph_seconds(calls: Calls) -> float:
 def best_window(replay: Callable[[], Any], elapsed: Callable[[Callable[[], Any]], float]) -> float:
     """Return the seconds of one replay. Windows grow until they are long enough."""
     replay()
-    times, best = 1, math.inf
-    windows: list[float] = []
+    times, windows = 1, []
     while len(windows) < WINDOWS:
         took = elapsed(functools.partial(_repeat, replay, times))
         if took < WINDOW_S:  # also lets the clocks rise
             times = max(times + 1, math.ceil(1.1 * times * WINDOW_S / max(took, 1e-6)))
             continue
-        windows.append(took)
-        best = min(best, took / times)
-    return best
+        windows.append(took / times)
+    return min(windows)
 
 
 def _repeat(call: Callable[[], Any], times: int) -> None:
@@ -201,3 +198,73 @@ def time_runs(runs: Iterable[Callable[[], Any]], windows: int = 5, window_s: flo
         took = sorted(_elapsed(functools.partial(_repeat, run, times)) / times for _ in range(windows))
         medians.append(took[windows // 2])
     return medians
+
+
+# --- the step ---------------------------------------------------------------------------------------------------------
+
+
+def observe_step(workload: Fields, recipe: Fields) -> Timed:
+    """Return phases and step of a prepared step on the GPU, and the families of kernels of a traced cycle.
+
+    In a whole-step graph no phase has a time: alone it would run outside the graph, launch by launch. So phases are
+    timed in a second step, which has a graph for each phase.
+    """
+    with _prepare(workload, recipe) as step:
+        together = bool(step.together)
+        phases_ms = {} if together else time_phases(step, PHASES)
+        step_ms, wall_ms = time_step(step)
+        busy_ms, families = trace_cycle(step)
+        settings = step.settings()
+    del step  # frees its weights and optimizers before the second step exists
+    if together:
+        torch.cuda.empty_cache()
+        with _prepare(workload, recipe | {"whole_step_graph": False}) as step:
+            phases_ms = time_phases(step, PHASES)
+    return Timed(
+        phases_ms=phases_ms,  # type: ignore[arg-type]
+        step_ms=step_ms,
+        wall_ms=wall_ms,
+        busy_ms=busy_ms,
+        families=families,
+        settings=settings,
+    )
+
+
+@contextlib.contextmanager
+def _prepare(workload: Fields, recipe: Fields) -> Iterator[Any]:
+    """Yield a step that has run a cycle, and give its memory back."""
+    step = stylegan_lite.make_step(workload | {"data": None}, recipe, device="cuda")
+    try:
+        step.prepare()
+        step.cycle()
+        yield step
+    finally:
+        step.close()
+        torch.cuda.empty_cache()
+
+
+def time_phases(step: Any, phases: Sequence[str]) -> dict[str, float]:
+    """Return the median of each phase alone, in ms."""
+    took = time_runs([functools.partial(step.run_phase, phase) for phase in phases])
+    return {name: 1000 * seconds for name, seconds in zip(phases, took, strict=True)}
+
+
+def time_step(step: Any) -> tuple[float, float]:
+    """Return the median ms of a step by events, and by the wall clock, which includes what the GPU does not see."""
+    walls: list[float] = []
+
+    def cycle() -> None:
+        begin = time.perf_counter()
+        step.cycle()
+        evidence.synchronize(step)
+        walls.append(time.perf_counter() - begin)
+
+    (median,) = time_runs([cycle], windows=CYCLES, window_s=0.0)
+    return 1000 * median / CYCLE_STEPS, 1000 * statistics.median(walls[-CYCLES:]) / CYCLE_STEPS
+
+
+def trace_cycle(step: Any) -> tuple[float, list[Kernels]]:
+    """Return the ms in which any kernel ran and the families of kernels, for one step of a profiled cycle."""
+    events = traces.recorded(step.cycle)
+    rows = kernel_families.shares(events, CYCLE_STEPS)
+    return traces.busy_ms(events), [Kernels(**row) for row in rows]

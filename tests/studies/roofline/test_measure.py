@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from ladder.studies.roofline import ceilings, record
-from ladder.studies.roofline.record import Op
+from ladder.studies.roofline import derive, measure
+from ladder.studies.roofline.derive import Op
 
-KINDS = tuple(record.KINDS)
+KINDS = tuple(derive.KINDS)
 SHAPE = ((2, 4, 9, 9), (6, 4, 3, 3), 2, 1, "fp32")
 OPS = {kind: Op(kind, *SHAPE) for kind in KINDS}
 WEIGHTS = {op: 10.0 - k for k, op in enumerate(OPS.values())}
@@ -24,7 +24,7 @@ def test_each_kind_computes_its_own_tensor(kind, layout):
         outputs.extend(call() for call in calls)
         return 0.5
 
-    assert ceilings.convolution_rate(op, layout, timer, "cpu") == op.flops / 0.5
+    assert measure.convolution_rate(op, layout, timer, "cpu") == op.flops / 0.5
     found = outputs[0] if kind == KINDS[0] else next(x for x in outputs[0] if x is not None)
     assert found.shape == {KINDS[0]: op.result, KINDS[1]: op.image, KINDS[2]: op.weight}[kind]
     if kind != KINDS[0]:
@@ -32,7 +32,7 @@ def test_each_kind_computes_its_own_tensor(kind, layout):
 
 
 def test_inputs_rotate_and_are_random():
-    sets = ceilings._inputs(OPS[KINDS[0]], "channels_last", "cpu")
+    sets = measure._make_inputs(OPS[KINDS[0]], "channels_last", "cpu")
     assert len(sets) >= 2 and not torch.equal(sets[0][0], sets[1][0])
     assert all(x.std() > 0.5 for tensors in sets for x in tensors)
     assert all(x.is_contiguous(memory_format=torch.channels_last) for tensors in sets for x in tensors)
@@ -47,7 +47,7 @@ def test_cudnn_may_choose_while_a_convolution_is_timed_and_not_after():
         return 1.0
 
     before = torch.backends.cudnn.benchmark
-    ceilings.convolution_rate(OPS[KINDS[0]], "nchw", timer, "cpu")
+    measure.convolution_rate(OPS[KINDS[0]], "nchw", timer, "cpu")
     assert seen == [True] and torch.backends.cudnn.benchmark is before is False
 
 
@@ -59,7 +59,7 @@ def test_matmuls_run_in_the_precision_that_they_are_named_for():
         return 1.0
 
     before = torch.backends.cuda.matmul.fp32_precision
-    found = [ceilings.matmul_rate(name, timer, "cpu") for name in ("bf16", "tf32", "fp32")]
+    found = [measure.matmul_rate(name, timer, "cpu") for name in ("bf16", "tf32", "fp32")]
     assert [dtype for dtype, _ in seen] == [torch.bfloat16, torch.float32, torch.float32]
     assert [precision for _, precision in seen][1:] == ["tf32", "ieee"]
     assert torch.backends.cuda.matmul.fp32_precision == before and found == [2 * 16**3] * 3
@@ -72,12 +72,12 @@ def test_a_copy_counts_bytes_read_and_written():
         copied.append(sum(target.nbytes for call in calls for target in call()))
         return 0.25
 
-    assert ceilings.copy_rate(timer, "cpu") == 2 * max(copied) / 0.25 and min(copied) >= 2**16
+    assert measure.copy_rate(timer, "cpu") == 2 * max(copied) / 0.25 and min(copied) >= 2**16
 
 
 def test_the_fastest_way_to_copy_is_the_ceiling(monkeypatch):
     """Whole, a copy may be slow: on an H200 the driver copied a GiB at 2.7 TB/s, its thirds at 4.2."""
-    monkeypatch.setattr(ceilings, "WAYS", ((1 << 12, 1 << 14), (1 << 12, 1 << 15)))
+    monkeypatch.setattr(measure, "WAYS", ((1 << 12, 1 << 14), (1 << 12, 1 << 15)))
     seconds = {4: 0.5, 2: 0.25, 1: 1.0}  # by how many pieces
     pieces = []
 
@@ -85,7 +85,7 @@ def test_the_fastest_way_to_copy_is_the_ceiling(monkeypatch):
         pieces.append(len(calls[0]()))
         return seconds[pieces[-1]]
 
-    assert ceilings.copy_rate(timer, "cpu") == 2 * 2**16 / 0.25 and pieces == [4, 2, 1]
+    assert measure.copy_rate(timer, "cpu") == 2 * 2**16 / 0.25 and pieces == [4, 2, 1]
 
 
 def test_everything_is_measured_and_a_failure_costs_one_rate():
@@ -94,7 +94,7 @@ def test_everything_is_measured_and_a_failure_costs_one_rate():
             raise RuntimeError("GET was unable to find an engine to execute this computation")
         return 1.0
 
-    found = ceilings.measure(WEIGHTS, "nchw", device="cpu", timer=timer)
+    found = measure.measure_rates(WEIGHTS, "nchw", device="cpu", timer=timer)
     assert set(found.rates) == {"copy", "matmul bf16", "matmul tf32", "matmul fp32"}
     assert set(found.skipped) == {op.key("nchw") for op in WEIGHTS}
     assert "unable to find an engine" in found.skipped[OPS[KINDS[0]].key("nchw")]
@@ -102,8 +102,8 @@ def test_everything_is_measured_and_a_failure_costs_one_rate():
 
 def test_when_time_is_up_the_lightest_are_left_out(monkeypatch):
     clock = iter(range(1000))
-    monkeypatch.setattr(ceilings.time, "perf_counter", lambda: next(clock))
-    found = ceilings.measure(WEIGHTS, "nchw", device="cpu", timer=lambda calls: 1.0, budget_s=5.5)
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: next(clock))
+    found = measure.measure_rates(WEIGHTS, "nchw", device="cpu", timer=lambda calls: 1.0, budget_s=5.5)
     assert OPS[KINDS[0]].key("nchw") in found.rates and len(found.rates) == 5
     assert found.skipped == {OPS[kind].key("nchw"): "no time left" for kind in KINDS[1:]}
 
@@ -123,15 +123,15 @@ def test_the_best_of_windows_that_are_long_enough_counts():
         replays[0] += 1
 
     windows = []
-    best = ceilings.best_window(replay, elapsed)
-    long = [w for w in windows if w >= ceilings.WINDOW_S]
-    assert len(long) == ceilings.WINDOWS and windows[0] < ceilings.WINDOW_S
+    best = measure.best_window(replay, elapsed)
+    long = [w for w in windows if w >= measure.WINDOW_S]
+    assert len(long) == measure.WINDOWS and windows[0] < measure.WINDOW_S
     assert math.isclose(best, 20e-6)
 
 
 @pytest.mark.gpu
 def test_ceilings_of_a_gpu_are_plausible():
     op = Op(KINDS[0], (8, 64, 64, 64), (64, 64, 3, 3), 1, 1, "bf16")
-    found = ceilings.measure({op: 1.0}, "channels_last")
+    found = measure.measure_rates({op: 1.0}, "channels_last")
     assert not found.skipped and all(rate > 1e9 for rate in found.rates.values())
     assert found.rates["matmul bf16"] > found.rates["matmul fp32"]
