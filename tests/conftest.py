@@ -225,8 +225,8 @@ def hostile_file(request: pytest.FixtureRequest) -> Callable[..., None]:
 @pytest.fixture
 def refused(sabotaged_rung: Callable[..., None], outcome: Callable[..., None]) -> Callable[..., None]:
     """refused(rung, evidence, words of the reason, sabotage=what was done, planted="step" or "evidence")."""
+    from ladder import receipts
     from ladder.plan import catalog
-    from ladder.receipts import receipt as receipts
 
     def check(rung: str, seen: dict, *words: str, sabotage: str, planted: str = "step") -> None:
         found = catalog.load_rung(rung).receipt(seen)

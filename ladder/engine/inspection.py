@@ -1,7 +1,7 @@
 """The inspection of a rung before it is timed: it must be on, and compute what the baseline computes.
 
 An inspector process builds and prepares the rung as a timed one does, and compares it with the FP64 reference
-(`ladder.parity.check`). Then it reads the rung's receipts (`ladder.receipts.receipt`) from a traced cycle, which also
+(`ladder.parity.check`). Then it reads the rung's receipts (`ladder.receipts`) from a traced cycle, which also
 shows how long the GPU is busy. It ends before the timing: timed processes never load a profiler. A rung that fails
 either check has no number.
 
@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ladder import receipts
 from ladder.base import files
 from ladder.base.files import COMPILED, below, digest, replacing
 from ladder.base.paths import ROOT
 from ladder.engine.pool import Worker, WorkerFailure, plain
 from ladder.plan.variants import Variant
-from ladder.receipts import receipt as receipts
 from ladder.results import closure
 from ladder.results.store import FAILED_PARITY, NOT_ENGAGED
 

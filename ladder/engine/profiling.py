@@ -17,7 +17,7 @@ from typing import Any
 
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.engine.gpu_time import PROFILED
-from ladder.receipts import communication, kernel_families, kernel_names, spans, traces
+from ladder.receipts import kernel_families, kernel_names, traces
 
 HEAVIEST = 40  # kernels that are kept by name
 APART_S = 0.005  # between profiled cycles, whose kernels are told apart by the clock
@@ -115,7 +115,7 @@ def between_gpus(recorded: Recorded) -> dict[str, Any]:
     """Return the communication of a step in the first recorded cycle, or None without kernels."""
     first = next(iter(recorded.cycles()), [])
     ran = [event for event in first if event[1] and not event[0].startswith(kernel_families.WAITING)]
-    return {"communication": dict(communication.communication(ran, CYCLE_STEPS)) if ran else None}
+    return {"communication": dict(traces.communication(ran, CYCLE_STEPS)) if ran else None}
 
 
 def differing(kernels: list[float], varies: float = 0.0) -> str | None:
@@ -131,7 +131,7 @@ def composition(events: list[kernel_families.Event]) -> dict[str, list[dict[str,
     ran = [event for event in events if event[1] and not event[0].startswith(kernel_families.WAITING)]
     own: dict[str, int] = defaultdict(int)
     took: dict[str, list[float]] = defaultdict(list)
-    for (name, _, _, begin, end), alone in zip(ran, spans.once([each[2:] for each in ran]), strict=True):
+    for (name, _, _, begin, end), alone in zip(ran, traces.once([each[2:] for each in ran]), strict=True):
         own[kernel_families.family(name)] += alone
         took[text(kernel_names.stored(name))].append((end - begin) / 1e6 / CYCLE_STEPS)
     families = [

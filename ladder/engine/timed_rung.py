@@ -332,8 +332,8 @@ class Rung(Member):
 
     def do_receipts(self, rungs: list[str] | None = None) -> dict[str, Any]:
         """Return the evidence of the traced step, and what each rung reads in it. `rungs` None: all in the recipe."""
+        from ladder import receipts
         from ladder.receipts import evidence
-        from ladder.receipts import receipt as receipts
 
         if self.traced is None:
             self.do_trace()

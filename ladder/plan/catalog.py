@@ -23,7 +23,7 @@ from ladder.plan import content as contents
 from ladder.plan.content import of_workload
 from ladder.plan.needs import NEEDS, OF_WORKLOAD, of_change
 from ladder.plan.variants import Variant
-from ladder.receipts.receipt import Receipt
+from ladder.receipts import Receipt
 from ladder.receipts.records import Evidence
 from stylegan_lite.config import ConfigError, Recipe, Workload, suggestion
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TypedDict
 
 from ladder.base.plain import Fields
-from ladder.receipts.receipt import Issued
+from ladder.receipts import Issued
 
 
 class Examination(TypedDict):

@@ -10,19 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
 from ladder.base import files, git, text
 from ladder.base.errors import UserError
 from ladder.core.job import Planned
-from ladder.plan import catalog, content, modes, needs
+from ladder.plan import catalog, modes, needs
 from ladder.report import advising, chart, checks, gpus, tables
 from ladder.report.themes import DARK, LIGHT
 from ladder.results import loading, ranking, sources
 from ladder.results.combine import series
 from ladder.results.publishable import publishable
-from ladder.results.run import Ladder, Result, RungResult
-from ladder.studies import frame
+from ladder.results.run import Result, RungResult
 from ladder.studies.host import attach_host
 
 ARTICLE, FULL = "article", "full"  # workload and ladder of the article, and the ladder that goes on from it
@@ -32,8 +29,6 @@ Write = Callable[[Path], list[Path]]  # takes a name without suffix, and returns
 
 def publish(root: Path) -> list[Path]:
     """Write the gallery of a checkout and return its files.
-
-    For each machine, workload, ladder and mode the best committed result is drawn, and each result of other commands.
 
     Raises:
         UserError: git does not know the checkout's files, a committed result is none or missing here, or a file cannot
@@ -46,7 +41,8 @@ def publish(root: Path) -> list[Path]:
 def list_drawings(files_of: Callable[[str], list[Path]]) -> dict[str, Write]:
     """Return what writes each picture of the gallery with its tables, by the name of the files without suffix.
 
-    ``files_of`` returns the results below a folder such as `results/ladder`. Raises UserError.
+    For each machine, workload, ladder and mode the best committed run is drawn. ``files_of`` returns the results below
+    a folder such as `results/ladder`. Raises UserError.
     """
     runs = [loading.load_run(path) for path in files_of("results/ladder")]
     hosts = next((path.parent for path in files_of("results/host")), Path("results/host"))
@@ -56,11 +52,6 @@ def list_drawings(files_of: Callable[[str], list[Path]]) -> dict[str, Write]:
         for suffix, theme in (("", LIGHT), ("-dark", DARK)):
             draw = functools.partial(gpus.render, pairs, theme=theme)
             drawn[f"gpus-{ARTICLE}{suffix}"] = functools.partial(files.draw, render=draw)
-    for path in files_of("results/kernels"):
-        if (opened := frame.open_stored(path)) is not None:
-            drawn[f"{path.stem}-kernels"] = functools.partial(
-                files.draw, render=functools.partial(opened[0].draw, opened[1])
-            )
     return drawn
 
 
@@ -77,7 +68,7 @@ def remove_stale(root: Path, written: Iterable[Path]) -> tuple[list[Path], list[
     old = [
         path
         for path in sorted((root / CHARTS).glob("*"))
-        if path.is_file() and path.suffix in SUFFIXES and path.name not in kept
+        if path.suffix in SUFFIXES and path.name not in kept
     ]
     removed = [path for path in old if f"{CHARTS}/{path.name}" in known]
     for path in removed:
@@ -94,228 +85,18 @@ def list_tracked(root: Path, folder: str) -> list[Path]:
     Raises:
         UserError: git cannot say, or such a file is missing here, so its charts would go.
     """
-    names = [
-        name for name in git.read(root, "ls-files", "-z", "--", folder).split("\0") if name.endswith(".json")
-    ]
-    if lost := next((name for name in sorted(names) if not (root / name).is_file()), None):
+    names = sorted(git.read(root, "ls-files", "-z", "--", folder).split("\0"))
+    paths = [root / name for name in names if name.endswith(".json")]
+    if lost := next((path.relative_to(root) for path in paths if not path.is_file()), None):
         raise UserError(
             f"{lost} is in git and not here: `git restore {lost}` brings it back, `git rm {lost}` takes its charts"
             " away; a sparse checkout needs `git sparse-checkout disable`"
         )
-    return [root / name for name in sorted(names)]
-
-
-def choose_best(runs: list[Result]) -> list[Result]:
-    """Return the best result of each machine, workload, ladder and mode, with the gains at the top where known.
-
-    Among results of equal rank, one with gains at the top goes before a newer one without: its chart says more. The
-    article's ladder is shown by the runs of `prefer_article`.
-    """
-    best: dict[tuple[str, ...], tuple[Any, Result]] = {}
-    for result in prefer_article(sources.without_sources(runs)):
-        key = (result.machine.name, result.workload["name"], find_ladder(result), ranking.mode(result))
-        shown = series.with_top(result, runs)
-        *worth, started = ranking.rank(result)
-        rank = (*worth, shown.at_top is not None, started)
-        if key not in best or rank > best[key][0]:
-            best[key] = rank, shown
-    return [best[key][1] for key in sorted(best)]
-
-
-def pair_gpus(runs: list[Result]) -> list[tuple[Result, Result | None]]:
-    """Return for each GPU its best staircase of the article, and its best run of the top of `full` or None.
-
-    A run counts if it may be quoted, has three whole generations, and has GPU times. The article's has every rung; of
-    `full` the top alone is shown, so a run of selected rungs will do.
-    """
-    proved = [
-        each
-        for each in runs
-        if each.workload["name"] == ARTICLE and ranking.mode(each) == modes.CUMULATIVE and is_decided(each)
-    ]
-    longer = [each for each in proved if find_ladder(each) == FULL]
-    shown = choose_best([each for each in prefer_article(proved) if _is_whole(each)])
-    return [
-        (each, find_top(other for other in longer if other.machine.name == each.machine.name))
-        for each in shown
-        if find_ladder(each) == ARTICLE
-    ]
-
-
-def is_decided(result: Result) -> bool:
-    """Return whether a run may be quoted and has whole generations with GPU times."""
-    return (
-        sources.in_generations(result)
-        and not publishable(result)
-        and any(rung.gpu_ms for rung in result.rungs)
-    )
-
-
-def prefer_article(runs: Iterable[Result]) -> list[Result]:
-    """Return runs, with those of the article's ladder that every chart, table and page shows.
-
-    For each machine and workload its decided runs of the whole ladder replace the others. Without one, the article's
-    rungs of its decided runs of `full` replace them. Without either its runs stay.
-    """
-    runs = list(runs)
-    own: dict[tuple[str, ...], list[Result]] = {}
-    parts: dict[tuple[str, ...], list[Result]] = {}
-    for run in runs:
-        if (part := extract_article(run)) and is_decided(part):
-            (own if part is run else parts).setdefault(_identify(run), []).append(part)
-    shown = parts | own
-    others = [run for run in runs if not (_is_article(run) and _identify(run) in shown)]
-    return others + [run for several in shown.values() for run in several]
-
-
-def extract_article(result: Result) -> Result | None:
-    """Return a run with the article's ladder whole, None if it has another mode or ladder, or lacks a rung.
-
-    A run of `full` gives the article's rungs alone: it climbs them first, by the same recipes.
-    """
-    if find_ladder(result) not in (ARTICLE, FULL) or ranking.mode(result) != modes.CUMULATIVE:
-        return None
-    ladder = _load_article()
-    rungs = [rung for rung in result.rungs if rung.name in ladder.rungs]
-    if [rung.name for rung in rungs] != ladder.rungs:
-        return None
-    if _is_article(result):
-        return result
-    return replace(result, ladder=ladder, rungs=rungs, part_of=result.ladder.name, at_top=None)
-
-
-@functools.cache
-def _load_article() -> Ladder:
-    """Return the article's ladder, as a run of it has it."""
-    ladder = catalog.load_ladder(ARTICLE)
-    return Ladder(name=ladder.name, title=ladder.title, rungs=[step.name for step in ladder.rungs])
-
-
-def _is_article(result: Result) -> bool:
-    return find_ladder(result) == ARTICLE and ranking.mode(result) == modes.CUMULATIVE
-
-
-def _identify(result: Result) -> tuple[str, ...]:
-    """Return the machine, and the workload by its name and its fields."""
-    return result.machine.name, result.workload["name"], content.of_workload(result.workload)
-
-
-def find_top(runs: Iterable[Result]) -> Result | None:
-    """Return the run that says best how fast a ladder's top is, None if no run says it.
-
-    The runs are staircases of one machine, workload and ladder. A run that may be quoted goes first, then a whole one,
-    then the best rank.
-    """
-    return max(
-        filter(has_top, sources.without_sources(runs)),
-        key=lambda each: (not publishable(each), _is_whole(each), *ranking.rank(each)),
-        default=None,
-    )
-
-
-def find_highest(runs: Iterable[Result]) -> Result | None:
-    """Return the run that has the highest rung of today's ladder, of the runs of a machine without its top.
-
-    A run that may be quoted goes first, then the higher rung, then the newer run. It must have the ladder's lowest
-    rung, which its totals are over, and another one. Without such a run it is None.
-    """
-    return max(
-        (
-            each
-            for each in sources.without_sources(runs)
-            if len(_list_timed(each)) > 1 and _starts_lowest(each)
-        ),
-        key=lambda each: (not publishable(each), _find_height(each), each.started),
-        default=None,
-    )
-
-
-def _list_timed(result: Result) -> list[str]:
-    return [rung.name for rung in result.rungs if rung.status == "ok"]
-
-
-def _starts_lowest(result: Result) -> bool:
-    """Return whether the lowest rung with a number is that of today's ladder; a user's own ladder begins anywhere."""
-    planned = _plan_ladder(result)
-    return not planned or _list_timed(result)[0] == planned[0].name
-
-
-def _find_height(result: Result) -> int:
-    """Return the place of a run's last rung in today's ladder, -1 if it has none."""
-    names, last = [rung.name for rung in _plan_ladder(result)], _list_timed(result)[-1]
-    return names.index(last) if last in names else -1
-
-
-def has_top(result: Result) -> bool:
-    """Return whether the highest rung of a staircase with a number is the top of its ladder.
-
-    In a whole run it is. A run of selected rungs must hold the first and the last rung of the ladder, both proved. The
-    last one must have every change of today's ladder: an older recipe may lack a rung that was added since.
-    """
-    if _is_whole(result):
-        return True
-    planned, rungs = _plan_ladder(result), {rung.name: rung for rung in result.rungs}
-    first, last = (rungs.get(planned[end].name) for end in (0, -1))
-    if first is None or last is None or not (_is_proved(first) and _is_proved(last)):
-        return False
-    return advising.contains(last.recipe or {}, planned[-1].recipe or {})
-
-
-def _is_proved(rung: RungResult) -> bool:
-    """Return whether a rung has a number, receipts that show it on, and parity."""
-    has_parity = rung.parity is not None and rung.parity.verdict == "ok"
-    return rung.status == "ok" and checks.receipts_word(rung) == checks.ENGAGED and has_parity
+    return paths
 
 
 def _write_run(result: Result, stem: Path) -> list[Path]:
     return write_tables(result, stem) + write_charts(result, stem)
-
-
-def find_ladder(result: Result) -> str:
-    """Return the ladder that a run belongs to: its own, or the one that a rung of it has moved to since."""
-    name, rungs = result.ladder.name, {rung.name for rung in result.rungs} - {modes.ALL}
-    known = _list_rungs()
-    holders = [each for each, steps in known.items() if rungs <= steps]
-    return name if name not in known or name in holders or not holders else holders[0]
-
-
-@functools.cache
-def _list_rungs() -> dict[str, set[str]]:
-    """Return the rungs of each ladder of the project."""
-    return {name: {step.name for step in catalog.load_ladder(name).rungs} for name in catalog.ladders()}
-
-
-def name_files(result: Result) -> str:
-    """Return the name of a result's files without suffix: `nvidia-h200-article-full-leave-one-out-partial`.
-
-    A stopped run is `partial`. One that ended by itself without every rung of the ladder is of `some-rungs`.
-    """
-    words = [result.machine.name, result.workload["name"], find_ladder(result)]
-    words += [mode for mode in [ranking.mode(result)] if mode not in (modes.CUMULATIVE, words[-1])]
-    words += ["quick"] * result.protocol.quick + ["limited"] * bool(result.protocol.gpu_memory_limit_gb)
-    words += ["partial"] if not result.complete else ["some-rungs"] * (not _is_whole(result))
-    return "-".join(map(text.slug, words))
-
-
-def _is_whole(result: Result) -> bool:
-    """Return whether a run planned every rung that its ladder has today. A user's own ladder counts as whole."""
-    planned = _plan_ladder(result)
-    return not planned or [rung.name for rung in result.rungs] == [rung.name for rung in planned]
-
-
-def _plan_ladder(result: Result) -> Sequence[Planned]:
-    """Return the plan of the whole ladder of a run, in its mode, as of today; empty for a user's own ladder.
-
-    A rung that the workload cannot have is no part of the recipes.
-    """
-    name = find_ladder(result)
-    possible = {**needs.possible(dict.fromkeys(needs.OF_MACHINE), result.workload), needs.RANKS: None}
-    return _plan(name, ranking.mode(result), tuple(possible.items())) if name in catalog.ladders() else ()
-
-
-@functools.cache
-def _plan(ladder: str, mode: str, possible: tuple[tuple[str, str | None], ...]) -> tuple[Planned, ...]:
-    return tuple(modes.plan(mode, catalog.load_ladder(ladder), dict(possible)))
 
 
 def write_tables(result: Result, stem: Path) -> list[Path]:
@@ -328,3 +109,111 @@ def write_tables(result: Result, stem: Path) -> list[Path]:
 def write_charts(result: Result, stem: Path) -> list[Path]:
     """Draw a result of `ladder run` as ``stem`` with .png and .svg. Raises UserError."""
     return files.draw(stem, lambda kind: chart.render(result, kind))
+
+
+def name_files(result: Result) -> str:
+    """Return the name of a result's files without suffix: `nvidia-h200-article-full-leave-one-out-partial`.
+
+    A stopped run is `partial`. One that ended by itself without every rung of the ladder is of `some-rungs`.
+    """
+    words = [result.machine.name, result.workload["name"], result.ladder.name]
+    words += [mode for mode in [ranking.mode(result)] if mode not in (modes.CUMULATIVE, words[-1])]
+    words += ["quick"] * result.protocol.quick + ["limited"] * bool(result.protocol.gpu_memory_limit_gb)
+    words += ["partial"] if not result.complete else ["some-rungs"] * (not is_whole(result))
+    return "-".join(map(text.slug, words))
+
+
+# --- which run is shown -----------------------------------------------------------------------------------------------
+
+
+def choose_best(runs: Iterable[Result]) -> list[Result]:
+    """Return the best result of each machine, workload, ladder and mode, with the gains at the top where known.
+
+    A decided run goes first. Among equal ones, one with gains at the top goes before a newer one without: its chart
+    says more.
+    """
+    runs = list(runs)
+    best: dict[tuple[str, ...], tuple[Any, Result]] = {}
+    for result in sources.without_sources(runs):
+        key = (result.machine.name, result.workload["name"], result.ladder.name, ranking.mode(result))
+        shown = series.with_top(result, runs)
+        *worth, started = ranking.rank(result)
+        rank = (is_decided(result) and is_whole(result), *worth, shown.at_top is not None, started)
+        if key not in best or rank > best[key][0]:
+            best[key] = rank, shown
+    return [best[key][1] for key in sorted(best)]
+
+
+def pair_gpus(runs: Iterable[Result]) -> list[tuple[Result, Result | None]]:
+    """Return for each GPU its best whole staircase of the article, and its best run of the top of `full` or None.
+
+    Only decided runs count. Of `full` the top alone is shown, so a run of selected rungs will do.
+    """
+    decided = [run for run in runs if run.workload["name"] == ARTICLE and is_decided(run)]
+    stairs = [run for run in decided if ranking.mode(run) == modes.CUMULATIVE]
+    full = [run for run in stairs if run.ladder.name == FULL]
+    return [
+        (run, find_top(other for other in full if other.machine.name == run.machine.name))
+        for run in choose_best(run for run in stairs if run.ladder.name == ARTICLE and is_whole(run))
+    ]
+
+
+def is_decided(result: Result) -> bool:
+    """Return whether a run may be quoted and has whole generations with GPU times."""
+    has_gpu_time = any(rung.gpu_ms for rung in result.rungs)
+    return sources.in_generations(result) and has_gpu_time and not publishable(result)
+
+
+def find_top(runs: Iterable[Result]) -> Result | None:
+    """Return the run that says best how fast a ladder's top is, None if no run says it.
+
+    The runs are staircases of one machine, workload and ladder. A run that may be quoted goes first, then a whole one,
+    then the best rank.
+    """
+    return max(
+        filter(has_top, sources.without_sources(runs)),
+        key=lambda each: (not publishable(each), is_whole(each), *ranking.rank(each)),
+        default=None,
+    )
+
+
+def has_top(result: Result) -> bool:
+    """Return whether the highest rung of a staircase with a number is the top of its ladder.
+
+    In a whole run it is. A run of selected rungs must hold the first and the last rung of the ladder, both proved. The
+    last one must have every change of today's ladder: an older recipe may lack a rung that was added since.
+    """
+    if is_whole(result):
+        return True
+    planned, rungs = _plan_ladder(result), {rung.name: rung for rung in result.rungs}
+    first, last = (rungs.get(planned[end].name) for end in (0, -1))
+    if first is None or last is None or not (_is_proved(first) and _is_proved(last)):
+        return False
+    return advising.contains(last.recipe or {}, planned[-1].recipe or {})
+
+
+def _is_proved(rung: RungResult) -> bool:
+    """Return whether a rung has a number, receipts that show it on, and parity."""
+    has_parity = rung.parity is not None and rung.parity.verdict == "ok"
+    return rung.status == "ok" and checks.receipts_word(rung) == "ok" and has_parity
+
+
+def is_whole(result: Result) -> bool:
+    """Return whether a run planned every rung that its ladder has today. A user's own ladder counts as whole."""
+    planned = _plan_ladder(result)
+    return not planned or [rung.name for rung in result.rungs] == [rung.name for rung in planned]
+
+
+def _plan_ladder(result: Result) -> Sequence[Planned]:
+    """Return the plan of the whole ladder of a run, in its mode, as of today; empty for a user's own ladder.
+
+    A rung that the workload cannot have is no part of the recipes.
+    """
+    name = result.ladder.name
+    possible = {**needs.possible(dict.fromkeys(needs.OF_MACHINE), result.workload), needs.RANKS: None}
+    return _plan(name, ranking.mode(result), tuple(possible.items())) if name in catalog.ladders() else ()
+
+
+@functools.cache
+def _plan(ladder: str, mode: str, possible: tuple[tuple[str, str | None], ...]) -> tuple[Planned, ...]:
+    return tuple(modes.plan(mode, catalog.load_ladder(ladder), dict(possible)))

@@ -18,11 +18,8 @@ from ladder.receipts import kernel_names
 
 KERNELS = ROOT / "kernels"
 
-FORWARD, DGRAD, WGRAD = (
-    "convolution, forward",
-    "convolution, input gradient",
-    "convolution, weight gradient",
-)
+FORWARD, DGRAD = "convolution, forward", "convolution, input gradient"
+WGRAD = "convolution, weight gradient"
 UNTOLD = "convolution, name does not tell"
 SGEMM = "convolution, implicit_convolve_sgemm"  # cuDNN's last resort: double backward
 DEPTHWISE = "convolution, depthwise or grouped"
@@ -30,9 +27,7 @@ MATMUL, NORM, RANDOM = "matmul", "normalization", "random numbers"
 OPTIMIZER = "optimizer and foreach"
 REDUCTION, COPY, ELEMENTWISE = "reduction", "copy, cast, layout", "elementwise"
 TRANSFER, INDUCTOR, OTHER = "memcpy and memset", "compiled by Inductor", "other"
-BOOKKEEPING = (
-    "views, allocation, autograd"  # of a CPU's operators alone (`ladder.receipts.operator_families`)
-)
+BOOKKEEPING = "views, allocation, autograd"  # of a CPU's operators alone: a GPU does not wait for it
 COMMUNICATION = "communication"
 OURS = "Triton: "  # followed by the name of our kernel
 OURS_CPP = "CUDA C++: "  # likewise
@@ -47,10 +42,8 @@ PATTERNS = tuple(
         (INDUCTOR, r"^triton_"),  # ours have no such name
         (SGEMM, r"(implicit|explicit|precomputed)_convolve_sgemm"),
         (DEPTHWISE, r"grouped_direct|_c1_k1_|depthwise|upfirdn2d_kernel_(small|large)"),
-        (
-            COPY,
-            r"(folded)?n(chw|hwc)(to|2)(folded)?n(chw|hwc)|nhwcAddPadding|tensorTransform|convertTensor|transpose_r",
-        ),
+        (COPY, r"(folded)?n(chw|hwc)(to|2)(folded)?n(chw|hwc)|nhwcAddPadding|tensorTransform|convertTensor"),
+        (COPY, r"transpose_r"),
         (WGRAD, r"wgrad|backward_?filter"),
         (DGRAD, r"dgrad|backward_?data"),
         (FORWARD, r"fprop|winograd\w*fwd|conv2d_\w*kernel|scudnn_winograd"),
@@ -60,30 +53,35 @@ PATTERNS = tuple(
         (OPTIMIZER, r"multi_tensor_apply|FusedAdam|fused_adam"),
         (MATMUL, r"nvjet|gemm|gemv|cublas|splitK|cutlass|\bdot_kernel"),
         (COPY, r"copy_kernel|copy_device_to_device|CatArrayBatchedCopy|CatArray"),
-        (
-            REDUCTION,
-            r"reduce_\d*_?kernel|reduce_kernel|softmax|cub::Device\w*(Reduce|Scan)|scan_(inner|outer)most",
-        ),
-        (
-            ELEMENTWISE,
-            r"elementwise_kernel|upsample|constant_pad|Functor|index|gather|scatter|fill|bias_act_kernel",
-        ),
+        (REDUCTION, r"reduce_\d*_?kernel|reduce_kernel|softmax|cub::Device\w*(Reduce|Scan)"),
+        (REDUCTION, r"scan_(inner|outer)most"),
+        (ELEMENTWISE, r"elementwise_kernel|upsample|constant_pad|Functor|index|gather|scatter|fill|bias_act_kernel"),
     )
-)
-CONVOLUTIONS = (
-    FORWARD,
-    DGRAD,
-    WGRAD,
-    UNTOLD,
-    SGEMM,
-)  # depthwise ones resample: memory-bound, no FLOPs in a floor
-
-_FUNCTION = re.compile(
-    r"(?:void )?(\w+)\b"
-)  # of a demangled name: what stands before templates and arguments
-
+)  # fmt: skip
+# Operators of PyTorch on a CPU, which runs no kernels. Names are without "aten::" and a leading underscore.
+OPERATORS = tuple(
+    (family, re.compile(pattern))
+    for family, pattern in (
+        (UNTOLD, r"(mkldnn_)?conv(olution|[123]d|_transpose|_depthwise)|convolution|slow_conv|thnn_conv"),
+        (MATMUL, r"(add|b|badd|sm)?mm\b|addmv|mv\b|matmul|linear|dot\b|mkldnn_linear"),
+        (NORM, r"(native_|cudnn_)?(batch|layer|group|instance)_norm"),
+        (OPTIMIZER, r"foreach_|fused_adam|Optimizer\.|_?fused_"),
+        (RANDOM, r"normal_|uniform_|rand(n|int|perm)?\b|random_|bernoulli"),
+        (BOOKKEEPING, r"(new_)?empty|as_strided|view|reshape|expand|permute|transpose|t\b"),
+        (BOOKKEEPING, r"un(bind|squeeze|fold)|select|slice|narrow|detach|resize|squeeze|split|chunk"),
+        (BOOKKEEPING, r"alias|set_|result_type|item|local_scalar|is_|lift|autograd::|.*Backward\d*$"),
+        (BOOKKEEPING, r"record_function|[pP]rofiler"),
+        (REDUCTION, r"(nan)?sum|mean|var|std|a?max\b|a?min\b|norm|linalg_.*norm|all\b|any\b|prod|softmax"),
+        (COPY, r"copy|to\b|to_copy|contiguous|clone|cat\b|stack|repeat|constant_pad|pad\b|flatten|roll|flip"),
+        (ELEMENTWISE, r"(r?sub|add|mul|div|pow|r?sqrt|square|neg|exp|log|abs|sign|where|lerp|clamp|erf)"),
+        (ELEMENTWISE, r"(leaky_relu|relu|softplus|sigmoid|tanh|silu|gelu|threshold|reciprocal|round|floor)"),
+        (ELEMENTWISE, r"(zero|one|fill|full|arange|(eq|ne|lt|le|gt|ge)\b|maximum|minimum|bitwise|logical)"),
+        (ELEMENTWISE, r"(masked|index|gather|scatter|upsample|isfinite|isnan|addcmul|addcdiv|remainder)"),
+    )
+)  # fmt: skip
+CONVOLUTIONS = (FORWARD, DGRAD, WGRAD, UNTOLD, SGEMM)  # depthwise ones resample: no FLOPs in a floor
+FUNCTION = re.compile(r"(?:void )?(\w+)\b")  # of a demangled name: what stands before templates and arguments
 WAITING = ("Stream Wait", "Stream Sync", "Event Sync", "Context Sync")
-
 Event = tuple[str, bool, int, int, int]  # as `ladder.receipts.traces.events` gives them
 
 
@@ -92,9 +90,16 @@ def family(name: str) -> str:
     """Return the family of one kernel, or of a copy as the profiler names it ("Memcpy HtoD (Pinned -> Device)")."""
     if name in own_kernels():
         return OURS + name
-    if (compiled := _FUNCTION.match(name)) and compiled[1] in own_cpp_kernels():
+    if (compiled := FUNCTION.match(name)) and compiled[1] in own_cpp_kernels():
         return OURS_CPP + compiled[1]
     return next((family for family, pattern in PATTERNS if pattern.search(name)), OTHER)
+
+
+@functools.lru_cache(maxsize=4096)
+def find_operator_family(name: str) -> str:
+    """Return the family of an operator of a CPU, by the name that PyTorch's profiler gives it."""
+    bare = name.removeprefix("aten::").lstrip("_")
+    return next((family for family, pattern in OPERATORS if pattern.match(bare)), OTHER)
 
 
 @functools.cache

@@ -20,17 +20,12 @@ class Crossing(TypedDict):
     side_stream: bool
 
 
-class Counted(TypedDict):
-    """The launches of one kernel."""
+class Launches(TypedDict, total=False):
+    """The launches of one kernel. The last three keys are those of few kernels."""
 
     calls: int
     dtypes: list[str]  # of the first launch's tensors
     tensors: list[str]  # arguments that were tensors in any launch
-
-
-class Launches(Counted, total=False):
-    """The launches of one kernel, with the keys that few kernels have."""
-
     dependent: int  # launches before the kernel in front has ended, of code that waits for it
     backward: int  # launches while a gradient is computed: of a forward kernel, to run it again
     cpp: bool  # CUDA C++, whose exported function is counted and nothing more
@@ -49,36 +44,26 @@ class Trace(TypedDict, total=False):
     graph_memsets: float  # memsets that no call of the CPU asked for: nodes of replayed graphs
     copy_ms: float  # host to device
     overlap: float | None  # the part of copy_ms in which kernels of other streams ran; None without copies
-    comm_ms: float  # these three: see `ladder.receipts.communication.Communication`
+    comm_ms: float  # these three: see `ladder.receipts.traces.communication`
     exposed_ms: float
     comm_bursts: float
 
 
 class Copies(TypedDict):
-    """Compute copies of convolution weights."""
+    """Compute copies of convolution weights, and how often a weight is still worked on in a forward pass."""
 
     kept: dict[str, int]  # by dtype
     stale: int  # copies that differ from their weight
-
-
-class Reworked(Copies):
-    """Compute copies, and how often a weight is still worked on in a forward pass."""
-
     reworked: int
 
 
-class Flags(TypedDict):
-    """Adam's flags, and the devices of its step counts."""
+class Adam(TypedDict):
+    """Adam's flags, the devices of its step counts, and its calls. A capture needs the counts on the GPU."""
 
     capturable: bool
     foreach: bool | None
     fused: bool | None
     steps_on: list[str]
-
-
-class Adam(Flags):
-    """Adam as it runs."""
-
     calls: dict[str, int]
 
 
@@ -105,17 +90,12 @@ class Fills(TypedDict):
     memsets: float | None  # that ran in graphs, of a step
 
 
-class Loader(TypedDict):
-    """How one batch comes: workers alive, and its copies to the device."""
+class Data(TypedDict):
+    """How batches come: workers alive, the copies of one batch to the device, and how long the step waits."""
 
     workers: int
     crossings: list[Crossing]
     persistent: bool
-
-
-class Data(Loader):
-    """How batches come, and how long the step waits for them."""
-
     decoded: int
     mapped: int
     decoded_on_gpu: int
@@ -171,7 +151,7 @@ class Evidence(TypedDict):
     convolutions: Counts
     passes: dict[str, list[int]]
     stored: dict[str, int]
-    copies: Reworked
+    copies: Copies
     energies: dict[str, int]
     relayouts: dict[str, float]
     plain: Counts

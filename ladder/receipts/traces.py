@@ -5,18 +5,22 @@ Only inspectors and tools load the profiler; a process that times never does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import bisect
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ladder.base.protocol import CYCLE_STEPS
-from ladder.receipts.communication import communication
 from ladder.receipts.kernel_families import WAITING, Event
 from ladder.receipts.records import Trace
-from ladder.receipts.spans import union
 
 NOT_KERNELS = ("Memcpy", "Memset", *WAITING)
+BETWEEN = 3  # other kernels that begin in between make another burst
+COMMUNICATION = re.compile(r"nccl|Memcpy PtoP", re.IGNORECASE)
 
 
 def traced(cycle: Callable[[], None], ran: Callable[[], None] = lambda: None) -> Trace:
@@ -88,7 +92,7 @@ def digest(found: list[Event]) -> Trace:
     memsets -= sum(name.startswith("cudaMemset") for name in calls)  # launched one by one
     copies = [e for e in found if e[1] and e[0].startswith("Memcpy HtoD")]
     took = sum(end - begin for *_, begin, end in copies)
-    beside = sum(covered(copy, [e for e in ran if e[2] != copy[2]]) for copy in copies)
+    beside = sum(covered(copy[3:], _joined([e[3:] for e in ran if e[2] != copy[2]])) for copy in copies)
     launched = sum(
         "LaunchKernel" in n or "GraphLaunch" in n or n.startswith(("cudaMemcpy", "cudaMemset")) for n in calls
     )
@@ -112,12 +116,68 @@ def busy_ms(found: list[Event]) -> float:
     return union([e[3:] for e in found if e[1] and not e[0].startswith(WAITING)]) / 1e6 / CYCLE_STEPS
 
 
-def covered(span: Event, others: list[Event]) -> int:
-    """Return the nanoseconds of ``span`` in which any of ``others`` ran."""
-    begin, end = span[3:]
-    total, at = 0, begin
-    for *_, first, last in sorted(others, key=lambda e: e[3]):
-        first, last = max(first, at), min(last, end)
-        if last > first:
-            total, at = total + last - first, last
+def communication(ran: Iterable[Event], steps: int) -> Trace:
+    """Return the communication of one step, from the kernels and copies of `steps` steps of one GPU.
+
+    `comm_ms`: the union of NCCL's kernels and of copies between GPUs. A kernel that waits for a slower rank counts.
+    `exposed_ms`: the part of it in which nothing else ran on this GPU. `comm_bursts`: how often it begins after others.
+    """
+    ours: list[tuple[int, int]] = []
+    others: list[tuple[int, int]] = []
+    bursts, since = 0, BETWEEN
+    for name, _, _, begin, end in sorted(ran, key=lambda event: event[3]):
+        if COMMUNICATION.search(name):
+            bursts, since = bursts + (since >= BETWEEN), 0
+            ours.append((begin, end))
+        else:
+            since += 1
+            others.append((begin, end))
+    exposed = union([*ours, *others]) - union(others)
+    unit = 1e6 * steps
+    return {"comm_ms": union(ours) / unit, "exposed_ms": exposed / unit, "comm_bursts": bursts / steps}
+
+
+def union(spans: list[tuple[int, int]]) -> int:
+    """Return the length of the union of intervals. Kernels on parallel streams count once."""
+    return int(sum(last - first for first, last in _joined(spans)))
+
+
+def once(spans: Sequence[tuple[int, int, int]]) -> list[int]:
+    """Return the nanoseconds of each span (stream, begin, end) that count for it, so that they sum to the union.
+
+    An instant of several streams belongs to the busiest one. On one stream it belongs to what began first.
+    """
+    streams: dict[int, list[int]] = defaultdict(list)
+    for place, (stream, _, _) in enumerate(spans):
+        streams[stream].append(place)
+    busy = {stream: sum(spans[at][2] - spans[at][1] for at in places) for stream, places in streams.items()}
+    own, taken = [0] * len(spans), list[tuple[int, int]]()
+    for stream in sorted(streams, key=lambda each: (-busy[each], each)):
+        end = -math.inf
+        for place in sorted(streams[stream], key=lambda at: spans[at][1:]):
+            first, last = max(spans[place][1], end), spans[place][2]
+            if first < last:
+                own[place] = int(last - first) - covered((int(first), last), taken)
+            end = max(end, last)
+        taken = _joined([*taken, *(spans[at][1:] for at in streams[stream])])
+    return own
+
+
+def covered(span: tuple[int, int], taken: Sequence[tuple[int, int]]) -> int:
+    """Return the nanoseconds of a span that disjoint sorted intervals cover."""
+    total, place = 0, bisect.bisect_right(taken, span[0], key=lambda each: each[1])
+    while place < len(taken) and taken[place][0] < span[1]:
+        total += min(span[1], taken[place][1]) - max(span[0], taken[place][0])
+        place += 1
     return total
+
+
+def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return disjoint sorted intervals with the same union."""
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(spans):
+        if joined and first <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], last)
+        elif first < last:
+            joined.append((first, last))
+    return joined

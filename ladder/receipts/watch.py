@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -252,64 +252,78 @@ def layers_named(watch: Watch, *networks: torch.nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def launches(package: str = "kernels") -> Iterator[dict[str, Launches]]:
-    """Count launches of kernels defined in ``package``, by kernel.
+def intercept_launches(
+    package: str, note: Callable[[Any, Sequence[Any], Mapping[str, Any], Any], None]
+) -> Iterator[None]:
+    """Call `note(kernel, arguments, options, compiled)` behind each launch of a Triton kernel defined in `package`.
 
-    They are counted at the one place that all launches pass, compiled or interpreted. So an entry point that fell
-    back to plain PyTorch does not count.
+    All launches pass this one place, compiled or interpreted. So an entry point that fell back to plain PyTorch does
+    not count.
     """
-    seen: dict[str, Launches] = {}
     try:
         from triton.runtime.jit import KernelInterface
     except ImportError:  # no Triton, so no kernels of ours
-        yield seen
+        yield
         return
     original = KernelInterface.__getitem__
-    cpp = _cuda_calls() if package == "kernels" else None
 
-    def counted(self, grid):
-        function = getattr(self, "fn", None)
+    def get_launch(self: Any, grid: Any) -> Any:
         launch = original(self, grid)
-        if not str(getattr(function, "__module__", "")).startswith(package + "."):
+        if not str(getattr(getattr(self, "fn", None), "__module__", "")).startswith(package + "."):
             return launch
 
-        def run(*args, **kwargs):
-            dtypes = sorted({name_of(x.dtype) for x in args if isinstance(x, Tensor)})
-            entry = seen.setdefault(function.__name__, {"calls": 0, "dtypes": dtypes, "tensors": []})
-            entry["calls"] += 1
-            if torch._C._current_autograd_node() is not None:
-                entry["backward"] = entry.get("backward", 0) + 1
-            names = {name for name, x in zip(self.arg_names, args, strict=False) if isinstance(x, Tensor)}
-            entry["tensors"] = sorted(names.union(entry["tensors"]))
-            compiled = launch(*args, **kwargs)
-            if kwargs.get("launch_pdl") and WAIT in getattr(compiled, "asm", {}).get("ptx", ""):
-                entry["dependent"] = entry.get("dependent", 0) + 1
+        def run(*arguments: Any, **options: Any) -> Any:
+            compiled = launch(*arguments, **options)
+            note(self, arguments, options, compiled)
             return compiled
 
         return run
 
-    def counted_cpp(name, flags, device):
+    KernelInterface.__getitem__ = get_launch
+    try:
+        yield
+    finally:
+        KernelInterface.__getitem__ = original
+
+
+@contextlib.contextmanager
+def launches(package: str = "kernels") -> Iterator[dict[str, Launches]]:
+    """Count launches of kernels defined in `package`, by kernel; with "kernels" those of its CUDA C++, too."""
+    seen: dict[str, Launches] = {}
+    cpp = _import_cuda_calls() if package == "kernels" else None
+    function: Any = getattr(cpp, "function", None)
+
+    def note(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any], compiled: Any) -> None:
+        tensors = [x for x in arguments if isinstance(x, Tensor)]
+        dtypes = sorted({name_of(x.dtype) for x in tensors})
+        entry = seen.setdefault(kernel.fn.__name__, {"calls": 0, "dtypes": dtypes, "tensors": []})
+        entry["calls"] += 1
+        if torch._C._current_autograd_node() is not None:
+            entry["backward"] = entry.get("backward", 0) + 1
+        names = {name for name, x in zip(kernel.arg_names, arguments, strict=False) if isinstance(x, Tensor)}
+        entry["tensors"] = sorted(names.union(entry["tensors"]))
+        if options.get("launch_pdl") and WAIT in getattr(compiled, "asm", {}).get("ptx", ""):
+            entry["dependent"] = entry.get("dependent", 0) + 1
+
+    def count_cpp(name: Any, flags: Any, device: Any) -> Any:
         call = function(name, flags, device)
 
-        def run(*args):
+        def run(*arguments: Any) -> Any:
             for each in (name, f"{name} --use_fast_math")[: 1 + flags.fast_math]:
                 seen.setdefault(each, {"calls": 0, "dtypes": [], "tensors": [], "cpp": True})["calls"] += 1
-            return call(*args)
+            return call(*arguments)
 
         return run
 
-    KernelInterface.__getitem__ = counted
-    if cpp:
-        function, cpp.function = cpp.function, counted_cpp
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(intercept_launches(package, note))
+        if cpp is not None:
+            stack.callback(setattr, cpp, "function", function)
+            cpp.function = count_cpp
         yield seen
-    finally:
-        KernelInterface.__getitem__ = original
-        if cpp:
-            cpp.function = function
 
 
-def _cuda_calls() -> Any:
+def _import_cuda_calls() -> Any:
     """Return the module that calls CUDA C++, or None for the code of old commits."""
     try:
         from kernels.cuda import calls

@@ -1,6 +1,6 @@
 """Receipts and parity of a rung as they are shown: a word for the table, and every line of them.
 
-`ladder.receipts.receipt` and `ladder.parity.check` made them, in a process that ended before timing.
+`ladder.receipts` and `ladder.parity.check` made them, in a process that ended before timing.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ DPI, WIDEST = 160, 1600  # pixels of an inch, and of the widest picture: wider o
 
 
 def save(make: Callable[[], Any], kind: str, theme: Theme | None = None) -> bytes:
-    """The figure that ``make`` draws, in the style of every chart, as PNG or SVG bytes.
+    """Return the figure that `make` draws, in the style of every chart, as PNG or SVG bytes.
 
     The same figure gives the same bytes, whatever the user's settings of matplotlib. Without a theme text is black,
     where it has no colour of its own, on white.
@@ -37,12 +37,11 @@ def save(make: Callable[[], Any], kind: str, theme: Theme | None = None) -> byte
         UserError: whatever keeps it from being drawn; one line.
     """
     colours = {"text.color": theme.ink, "axes.facecolor": theme.ground} if theme else {}
-    ground = theme.ground if theme else "white"
     out = io.BytesIO()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # letters that the font does not have are drawn as boxes
-            matplotlib = _matplotlib()
+            matplotlib = _import_matplotlib()
             from matplotlib.backends.backend_agg import FigureCanvasAgg
 
             with matplotlib.rc_context():
@@ -50,15 +49,19 @@ def save(make: Callable[[], Any], kind: str, theme: Theme | None = None) -> byte
                 matplotlib.rcParams.update(STYLE | colours)
                 figure = make()
                 FigureCanvasAgg(figure)
-                metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-                dpi = min(DPI, WIDEST / figure.get_figwidth())
-                figure.savefig(out, format=kind, dpi=dpi, metadata=metadata, facecolor=ground)
+                figure.savefig(
+                    out,
+                    format=kind,
+                    dpi=min(DPI, WIDEST / figure.get_figwidth()),
+                    metadata={"Date": None, "Creator": None} if kind == "svg" else {"Software": None},
+                    facecolor=theme.ground if theme else "white",
+                )
     except Exception as error:  # whatever it is, the numbers are there without the picture
         raise UserError(f"a chart cannot be drawn: {type(error).__name__}: {plain(error)}") from error
     return out.getvalue()
 
 
-def _matplotlib() -> ModuleType:
+def _import_matplotlib() -> ModuleType:
     """Import matplotlib without the user's settings: MPLBACKEND (a notebook sets it), matplotlibrc, log messages."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of folders and fonts on stderr
     if "matplotlib" not in sys.modules:
@@ -92,42 +95,33 @@ def measured(text: str, size: float, bold: bool = False) -> float:
 
 
 def wrapped(text: str, size: float, width: float, most: int = 2) -> list[str]:
-    """Return the text in lines of at most ``width`` inches; "..." stands for the rest where ``most`` lines are full."""
-    lines, words = [""], text.split()
-    while words:
-        word = words.pop(0)
-        longer = f"{lines[-1]} {word}".strip()
-        if measured(longer, size) <= width:
-            lines[-1] = longer
-        elif lines[-1]:
-            words.insert(0, word)
-            lines.append("")
-        else:  # a word that is longer than a line
-            fits = next(n for n in range(len(word) - 1, 0, -1) if n == 1 or measured(word[:n], size) <= width)
-            lines[-1] = word[:fits]
-            words.insert(0, word[fits:])
-        if len(lines) > most:
-            kept = f"{lines[-2]} {word}"
-            while measured(f"{kept}...", size) > width:
-                kept = kept[:-1]
-            return [*lines[: most - 1], f"{kept.rstrip(' ,;:-')}..."]
-    return [line for line in lines if line]
+    """Return the text in lines of at most `width` inches; "..." stands for the rest where `most` lines are full."""
+    lines: list[str] = []
+    for word in text.split():
+        if lines and (len(lines) > most or measured(f"{lines[-1]} {word}", size) <= width):
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    lines[most - 1 :] = [" ".join(lines[most - 1 :])] if lines[most - 1 :] else []
+    return [_cut(line, size, width) for line in lines]
+
+
+def _cut(text: str, size: float, width: float, bold: bool = False) -> str:
+    """Return a text that fits the width, "..." for what does not."""
+    if measured(text, size, bold) <= width:
+        return text
+    text = text[: int(len(text) * width / measured(text, size, bold)) + 4]
+    while text and measured(f"{text}...", size, bold) > width:
+        text = text[:-1]
+    return f"{text.rstrip(' ,;:-')}..."
 
 
 def fitted(figure: Any, x: float, y: float, text: str, size: float, **more: Any) -> None:
-    """Text that is made smaller until it fits the figure's width; at 8 points it is cut."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    made = figure.text(x, y, text, fontsize=size, **more)
-    room = figure.bbox.width * (1 - 2 * x)
-    while made.get_window_extent(renderer).width > room:
-        if size > 8:
-            size -= 0.5
-            made.set_fontsize(size)
-        else:
-            text = text[: int(len(text) * 0.95) - 1]
-            made.set_text(f"{text}...")
+    """Write text that is made smaller until it fits the figure's width; at 8 points it is cut."""
+    room, bold = figure.get_figwidth() * (1 - 2 * x), more.get("fontweight") == "bold"
+    while size > 8 and measured(text, size, bold) > room:
+        size -= 0.5
+    figure.text(x, y, _cut(text, size, room, bold), fontsize=size, **more)
 
 
 def draw_heading(figure: Any, title: str, under: str, lines: Sequence[str] = ()) -> None:

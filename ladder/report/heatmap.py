@@ -29,6 +29,7 @@ def heatmap(
         most: a value that the colours must reach, so that several maps share them.
     """
     from matplotlib.colors import LinearSegmentedColormap, TwoSlopeNorm
+    from matplotlib.patches import Rectangle
 
     most = max([most, LEAST, *(abs(value) for row in values for value in row if value is not None)])
     colours = LinearSegmentedColormap.from_list("gains", [theme.article, theme.gap, theme.busy])
@@ -38,8 +39,11 @@ def heatmap(
             colour = None if value is None else colours(norm(value))
             text = word(value) if value is not None else (instead[y][x] if instead else "")
             if colour is not None or text:
-                axes.add_patch(_square(x, y, colour or theme.ground, theme))
-            ink = theme.muted if colour is None else readable(colour)
+                ground = colour or theme.ground
+                axes.add_patch(
+                    Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=ground, edgecolor=theme.ground, linewidth=2)
+                )
+            ink = theme.muted if colour is None else pick_ink(colour)
             axes.text(x, y, text, ha="center", va="center", fontsize=8, color=ink)
     axes.set_xlim(-0.5, len(columns) - 0.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -53,27 +57,7 @@ def heatmap(
     axes.tick_params(length=0, labelcolor=theme.ink, labelsize=8.5)
 
 
-def _square(x: int, y: int, colour: Any, theme: Theme) -> Any:
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=colour, edgecolor=theme.ground, linewidth=2)
-
-
-def readable(colour: Sequence[float]) -> str:
+def pick_ink(colour: Sequence[float]) -> str:
     """Return black or white, whichever stands out more from a colour: by 4.5 to 1 at least (WCAG's contrast)."""
-    return max(("#000000", "#FFFFFF"), key=lambda each: contrast(colour, _channels(each)))
-
-
-def contrast(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return WCAG's contrast of two colours of channels from 0 to 1."""
-    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
-
-
-def _channels(colour: str) -> list[float]:
-    return [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
-
-
-def _luminance(colour: Sequence[float]) -> float:
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in colour[:3]]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return "#000000" if 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.179 else "#FFFFFF"

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ladder.base.text import amount, bounds, factor
+from ladder.base.text import amount as short_ms  # milliseconds; the interval is in the table
+from ladder.base.text import bounds, factor
 from ladder.plan import modes
-from ladder.report import errorbars
 from ladder.report.drawing import measured, wrapped
 from ladder.report.themes import LIGHT, Theme
-from ladder.report.view import Row, View, shown_top, turn_row
+from ladder.report.view import Interval, Row, View, shown_top, turn_row
 from ladder.results.values import FASTER, SLOWER
 from ladder.results.words import Seen, answer
 
-BUSY, IDLE, ARTICLE, BAD = LIGHT.busy, LIGHT.idle, LIGHT.article, LIGHT.bad
+BUSY, IDLE, ARTICLE = LIGHT.busy, LIGHT.idle, LIGHT.article
 INK, MUTED, GRID, GAP = LIGHT.ink, LIGHT.muted, LIGHT.grid, LIGHT.gap
 NAMED = {
     modes.CUMULATIVE: "each rung with those before it",
@@ -25,14 +25,18 @@ NAMED = {
     modes.LEVERS: "models beside the unchanged one",
     modes.RECIPE: "a recipe beside the baseline",
 }
+ABOVE = "GPU time is of other, profiled cycles, and may exceed the step's"
 QUIET = ("n/a", "skipped")  # a rung without a number for a reason that is nobody's fault
 PART, NAME = 8.0, 9.5  # points of the figures in a bar, and of a rung's name
 LINE = 0.155  # inches from a line of a cell to the next
+# How far an error bar may reach beyond the longest bar, in parts of that bar: one process that was held up widens an
+# interval by ten times, and drawn whole it would press all bars flat. An arrow says where it goes on.
+BEYOND = 0.6
 
 
 @dataclass(frozen=True)
 class Strip:
-    """The place of the rows' bars on a sheet, in inches. ``most``: milliseconds of the longest bar that fits."""
+    """The place of the rows' bars on a sheet, in inches. `most`: milliseconds of the longest bar that fits."""
 
     left: float
     width: float
@@ -46,12 +50,12 @@ class Strip:
 
     @property
     def scale(self) -> float:
-        """Return the length of a millisecond."""
+        """The length of a millisecond."""
         return self.width / self.most
 
     @property
     def bar(self) -> float:
-        """Return the thickness of a bar."""
+        """The thickness of a bar."""
         return 0.58 * self.tall
 
 
@@ -77,72 +81,26 @@ class Column:
 
     @property
     def width(self) -> float:
-        """Return the width of the widest line in inches, the heading's included; 0 where every cell is empty."""
-        lines = [line for cell in self.cells for line in cell if line.text]
-        heading = [measured(self.heading, 8.5)] if lines else [0.0]
-        return max([*heading, *(measured(line.text, line.size, line.bold) for line in lines)])
+        """The width of the widest line in inches, the heading's included; 0 where every cell is empty."""
+        widths = [
+            measured(each.text, each.size, each.bold) for cell in self.cells for each in cell if each.text
+        ]
+        return max([*widths, *(measured(line, 8.5) for line in self.heading.split("\n"))]) if widths else 0.0
+
+
+# --- bars -------------------------------------------------------------------------------------------------------------
+
+
+def bars_limit(shown: View) -> float:
+    """Return the milliseconds at which error bars end."""
+    return (1 + BEYOND) * max([row.step_ms for row in shown.rows if row.step_ms], default=0.0)
 
 
 def most_ms(shown: View) -> float:
     """Return the milliseconds of the longest bar, or of the longest error bar as drawn."""
-    drawn = bars_window(shown)
-    ends = [errorbars.within(row.interval, drawn)[1] for row in shown.rows if row.step_ms and row.interval]
-    return max([row.step_ms for row in shown.rows if row.step_ms] + ends, default=1.0)
-
-
-def bars_window(shown: View) -> tuple[float, float]:
-    """Return the part of the scale that is drawn, in milliseconds."""
-    return errorbars.window([row.step_ms for row in shown.rows if row.step_ms])
-
-
-def is_cut(shown: View) -> bool:
-    """Return whether an error bar goes beyond the picture."""
-    return any(errorbars.is_cut(row.interval, bars_window(shown)) for row in shown.rows if row.step_ms)
-
-
-def draw_bars(axes: Any, shown: View, strip: Strip, theme: Theme = LIGHT, size: float = 10) -> None:
-    """Draw the bar of each rung with its figures and its interval. ``size``: points of the figure beside it."""
-    drawn = bars_window(shown)
-    for index, row in enumerate(shown.rows):
-        if row.step_ms is None:
-            continue
-        y = strip.middle(index) - 0.04
-        busy, known = busy_ms(row), row.gpu is not None or not shown.has_gpu_time
-        draw_bar(axes, strip, y, (busy, row.step_ms), theme.busy if known else theme.muted, theme.idle)
-        if row.gpu:
-            draw_parts(axes, strip, y, row.gpu.ms, row.step_ms, theme)
-        if row.interval:
-            below = y + strip.bar / 2 + 0.045
-            errorbars.draw(axes, below, row.interval, drawn, strip.left, strip.scale, theme.ink)
-        end = strip.left + strip.scale * row.step_ms + 0.06
-        axes.text(end, y, short_ms(row.step_ms), va="center", fontsize=size, fontweight="bold", zorder=4)
-
-
-def draw_bar(axes: Any, strip: Strip, y: float, ends: tuple[float, float], busy: str, idle: str) -> None:
-    """Draw a bar in two tones: up to the first end the GPU works, then it waits. The ends are milliseconds."""
-    first, last = (strip.scale * end for end in ends)
-    axes.barh(y, first, strip.bar, left=strip.left, color=busy, zorder=2, linewidth=0)
-    if last > first:
-        axes.barh(y, last - first, strip.bar, left=strip.left + first, color=idle, zorder=2, linewidth=0)
-
-
-def draw_parts(
-    axes: Any, strip: Strip, y: float, gpu: float, step: float, theme: Theme, waits: str = "waits "
-) -> None:
-    """Write into a bar, where there is room, how many milliseconds the GPU works and how many it waits.
-
-    The bar ends with the step. GPU time is of other cycles and may be longer; its figure is that of the tables.
-    """
-    busy = min(gpu, step)
-    parts = (
-        (0.0, busy, (short_ms(gpu),), theme.ground),
-        (busy, step, (f"{waits}{short_ms(step - busy)}", short_ms(step - busy)), theme.ink),
-    )
-    for begin, end, texts, color in parts:
-        room = strip.scale * (end - begin) - 0.08
-        if text := next((text for text in texts if measured(text, PART) <= room), ""):
-            middle = strip.left + strip.scale * (begin + end) / 2
-            axes.text(middle, y, text, ha="center", va="center", fontsize=PART, color=color, zorder=4)
+    timed = [row for row in shown.rows if row.step_ms]
+    ends = [min(row.interval[1], bars_limit(shown)) for row in timed if row.interval]
+    return max([*(row.step_ms or 0.0 for row in timed), *ends], default=1.0)
 
 
 def busy_ms(row: Row) -> float:
@@ -153,12 +111,92 @@ def busy_ms(row: Row) -> float:
     return step_ms if row.host_bound is None else step_ms * (1 - row.host_bound)
 
 
-ABOVE = "GPU time is of other, profiled cycles, and may exceed the step's"
-
-
 def is_above(rows: Iterable[Row]) -> bool:
     """Return whether the GPU time of a row, as a chart tells it, exceeds the step's."""
     return any(row.gpu and row.step_ms and short_ms(row.gpu.ms) != short_ms(busy_ms(row)) for row in rows)
+
+
+def draw_bars(axes: Any, shown: View, strip: Strip, theme: Theme = LIGHT) -> None:
+    """Draw the bar of each rung with its figures and its interval."""
+    for index, row in enumerate(shown.rows):
+        if row.step_ms is None:
+            continue
+        y = strip.middle(index) - 0.04
+        draw_step(axes, strip, y, row, theme, is_known=row.gpu is not None or not shown.has_gpu_time)
+        if row.interval:
+            below = y + strip.bar / 2 + 0.045
+            draw_interval(axes, strip, below, row.interval, bars_limit(shown), theme.ink)
+
+
+def draw_step(
+    axes: Any, strip: Strip, y: float, row: Row, theme: Theme, is_known: bool, size: float = 10
+) -> None:
+    """Draw a bar in two tones: the GPU works, then it waits. Figures stand in it where they fit, the step behind it.
+
+    The bar ends with the step. GPU time is of other cycles and may be longer; its figure is that of the tables.
+    """
+    busy, step = busy_ms(row), row.step_ms or 0.0
+    waits = short_ms(step - busy)
+    parts = [
+        (
+            0.0,
+            busy,
+            theme.busy if is_known else theme.muted,
+            theme.ground,
+            [short_ms(row.gpu.ms)] if row.gpu else [],
+        ),
+        (busy, step, theme.idle, theme.ink, [f"waits {waits}", waits] if row.gpu else []),
+    ]
+    for begin, end, tone, color, texts in parts:
+        if end > begin:
+            left, wide = strip.left + strip.scale * begin, strip.scale * (end - begin)
+            axes.barh(y, wide, strip.bar, left=left, color=tone, zorder=2, linewidth=0)
+            text = next((each for each in texts if measured(each, PART) <= wide - 0.08), "")
+            axes.text(
+                left + wide / 2, y, text, ha="center", va="center", fontsize=PART, color=color, zorder=4
+            )
+    end = strip.left + strip.scale * step + 0.06
+    axes.text(end, y, short_ms(step), va="center", fontsize=size, fontweight="bold", zorder=4)
+
+
+def draw_interval(axes: Any, strip: Strip, y: float, interval: Interval, limit: float, color: str) -> None:
+    """Draw an error bar as a line with two ends; an arrow stands in place of an end beyond the limit."""
+    drawn = [min(end, limit) for end in interval]
+    places = [strip.left + strip.scale * end for end in drawn]
+    axes.plot(places, [y, y], color=color, linewidth=1.1, solid_capstyle="butt", zorder=5)
+    for end, shown, place in zip(interval, drawn, places, strict=True):
+        marker = "|" if end == shown else ">"
+        axes.plot([place], [y], marker=marker, markersize=4.5, color=color, zorder=6)
+
+
+def draw_legend(axes: Any, x: float, y: float, tones: Sequence[tuple[str, str, bool]]) -> None:
+    """Name the tones of the bars in a line, each (colour, words, whether it is an outline alone)."""
+    for color, words, outline in tones:
+        inside = "none" if outline else color
+        axes.barh(y - 0.045, 0.24, 0.13, left=x, color=inside, edgecolor=color, linewidth=outline)
+        axes.text(x + 0.32, y, words, fontsize=9)
+        x += 0.32 + measured(words, 9) + 0.3
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def draw_lines(axes: Any, x: float, y: float, lines: Sequence[Line], ha: str = "left") -> None:
+    """Write the lines of a cell around the middle of its row."""
+    for number, line in enumerate(lines):
+        at = y + LINE * (number - (len(lines) - 1) / 2)
+        axes.text(
+            x, at, line.text, ha=ha, va="center_baseline", color=line.color, fontsize=line.size,
+            fontweight="bold" if line.bold else "normal",
+        )  # fmt: skip
+
+
+def draw_names(axes: Any, shown: View, strip: Strip, left: float, theme: Theme) -> None:
+    """Write the title of each rung, in at most two lines, from `left` to the bars."""
+    for index, row in enumerate(shown.rows):
+        lines = wrapped(row.title, NAME, strip.left - left - 0.12)
+        color = theme.ink if row.step_ms else theme.muted
+        draw_lines(axes, left, strip.middle(index), [Line(text, color, NAME) for text in lines])
 
 
 def draw_gaps(
@@ -169,146 +207,69 @@ def draw_gaps(
     for index, row in enumerate(shown.rows):
         if row.step_ms is not None:
             continue
-        full = [
-            x
-            for x, column in zip(begins, columns, strict=True)
-            if any(line.text for line in column.cells[index])
-        ]
+        pairs = zip(begins, columns, strict=True)
+        full = [x for x, column in pairs if any(line.text for line in column.cells[index])]
         width, y = min([x - 0.1 for x in full], default=right) - strip.left, strip.middle(index)
         axes.barh(y, width, strip.tall - 0.1, left=strip.left, color=theme.gap, linewidth=0, zorder=1)
-        color = theme.muted if row.status in QUIET else theme.bad
-        status = wrapped(row.status, 9, width - 0.2, 1)[0]
-        axes.text(
-            strip.left + 0.1, y, status, va="center_baseline", color=color, fontsize=9, fontweight="bold"
-        )
-        begin = 0.22 + measured(status, 9, bold=True)
+        status = Line(row.status, theme.muted if row.status in QUIET else theme.bad, 9, True)
+        draw_lines(axes, strip.left + 0.1, y, [status])
+        begin = 0.22 + measured(row.status, 9, bold=True)
         reason = wrapped(row.reason, 8.5, width - begin - 0.1) if width - begin > 0.5 else []
         draw_lines(axes, strip.left + begin, y, [Line(text, theme.ink) for text in reason])
 
 
-def names_width(shown: View, widths: Sequence[float]) -> float:
-    """Return the first of the widths in inches in which no title is cut, or the last."""
-    for width in widths:
-        if not any(line.endswith("...") for row in shown.rows for line in _name(row, width)):
-            return width
-    return widths[-1]
-
-
-def _name(row: Row, width: float) -> list[str]:
-    return wrapped(row.title, NAME, width - 0.12)
-
-
-def draw_names(axes: Any, shown: View, strip: Strip, left: float, theme: Theme) -> None:
-    """Write the title of each rung, in at most two lines, from ``left`` to the bars."""
-    for index, row in enumerate(shown.rows):
-        color = theme.ink if row.step_ms else theme.muted
-        lines = [Line(text, color, NAME) for text in _name(row, strip.left - left)]
-        draw_lines(axes, left, strip.middle(index), lines)
-
-
-def draw_lines(axes: Any, x: float, y: float, lines: Sequence[Line], ha: str = "left") -> None:
-    """Write the lines of a cell around the middle of its row."""
-    for number, line in enumerate(lines):
-        at, weight = y + LINE * (number - (len(lines) - 1) / 2), "bold" if line.bold else "normal"
-        axes.text(
-            x,
-            at,
-            line.text,
-            ha=ha,
-            va="center_baseline",
-            color=line.color,
-            fontsize=line.size,
-            fontweight=weight,
-        )
-
-
 def columns_of(shown: View, theme: Theme = LIGHT) -> list[Column]:
     """Return the columns to the right of the bars that have something in them, from left to right."""
-    rows, whole = shown.rows, shown.mode == modes.CUMULATIVE
-    leave_out = shown.mode == modes.LEAVE_ONE_OUT  # there the rows themselves are about the top
-    top = [
-        _lines(theme.ink, "" if leave_out else shown_top(row)) + _advice(row.advice, theme) for row in rows
-    ]
-    total = [_lines(theme.busy, factor(row.total) if whole else "", 10.5, True) for row in rows]
-    article = [_lines(theme.article, factor(row.article_total) if whole else "", 9.5) for row in rows]
-    made = [
-        *_gains(shown, theme),
-        Column("advice" if leave_out else "gain at top", top),
-        Column("total", total, "right", color=theme.busy),
+    whole, leave_out = shown.mode == modes.CUMULATIVE, shown.mode == modes.LEAVE_ONE_OUT
+    clocks, gains, intervals = [], [], []
+    for row in (turn_row(row, shown) for row in shown.rows):
+        pairs = [("step", row.seen, row.gain)]
+        if shown.has_gpu_time:
+            pairs.insert(0, ("GPU", row.gpu.seen if row.gpu else Seen(), row.gpu.gain if row.gpu else None))
+        words = [_show_answer(seen, theme) for _, seen, _ in pairs]
+        of_clock = zip(pairs, words, strict=True)
+        clocks.append([Line(clock if word.text else "", theme.muted) for (clock, *_), word in of_clock])
+        gains.append(words)
+        intervals.append([Line(bounds(gain).rstrip("x"), theme.muted, 8) for *_, gain in pairs])
+    tops = []  # in a leave-one-out run the rows themselves are about the top
+    for row in shown.rows:
+        is_sure = row.advice in ("ADOPT", "SKIP")
+        color = theme.bad if row.advice == "SKIP" else theme.ink if is_sure else theme.muted
+        lines = [Line("" if leave_out else shown_top(row), theme.ink), Line(row.advice, color, 8, is_sure)]
+        tops.append([line for line in lines if line.text])
+    totals = [[Line(factor(row.total) if whole else "", theme.busy, 10.5, True)] for row in shown.rows]
+    article = [[Line(factor(row.article_total) if whole else "", theme.article, 9.5)] for row in shown.rows]
+    columns = [
+        *([Column("", clocks)] if shown.has_gpu_time else []),
+        Column(shown.versus, gains, gap=0.08),
+        Column("interval", intervals, "right", gap=0.1),
+        Column("advice" if leave_out else "gain at top", tops),
+        Column("total", totals, "right", color=theme.busy),
         Column("article", article, "right", color=theme.article),
     ]
-    return [column for column in made if column.width]
+    return [column for column in columns if column.width]
 
 
-def _lines(color: str, text: str, size: float = 8.5, bold: bool = False) -> list[Line]:
-    return [Line(text, color, size, bold)] if text else []
-
-
-def _advice(advice: str, theme: Theme) -> list[Line]:
-    color = {"ADOPT": theme.ink, "SKIP": theme.bad}.get(advice, theme.muted)
-    return _lines(color, advice, 8, advice in ("ADOPT", "SKIP"))
-
-
-def _gains(shown: View, theme: Theme) -> list[Column]:
-    """Return the columns of what each rung gains: by GPU time and by the step's time, a line each."""
-    clocks, words, intervals = [], [], []
-    for row in (turn_row(row, shown) for row in shown.rows):
-        found = [("step", row.seen, row.gain)]
-        if shown.has_gpu_time:
-            gpu = row.gpu
-            found.insert(0, ("GPU", gpu.seen if gpu else Seen(), gpu.gain if gpu else None))
-        said = [answer(seen) for _, seen, _ in found]
-        clocks.append(
-            [Line(clock if text else "", theme.muted) for (clock, *_), text in zip(found, said, strict=True)]
-        )
-        words.append([_answer(text, seen, theme) for (_, seen, _), text in zip(found, said, strict=True)])
-        intervals.append([Line(bounds(gain).rstrip("x"), theme.muted, 8) for *_, gain in found])
-    made = [Column(shown.versus, words, gap=0.08), Column("interval", intervals, "right", gap=0.1)]
-    return [Column("", clocks), *made] if shown.has_gpu_time else made
-
-
-def _answer(text: str, seen: Seen, theme: Theme) -> Line:
-    color = {FASTER: theme.ink, SLOWER: theme.bad}.get(
-        seen.verdict, theme.ink if not seen.verdict else theme.muted
-    )
-    return Line(text, color, bold=seen.verdict in (FASTER, SLOWER))
+def _show_answer(seen: Seen, theme: Theme) -> Line:
+    color = {FASTER: theme.ink, SLOWER: theme.bad, "": theme.ink}.get(seen.verdict, theme.muted)
+    return Line(answer(seen), color, bold=seen.verdict in (FASTER, SLOWER))
 
 
 def edges(columns: Sequence[Column], right: float) -> list[float]:
-    """Return the left edge of each column in inches, where the last one ends at ``right``."""
-    found = []
+    """Return the left edge of each column in inches, where the last one ends at `right`."""
+    lefts: list[float] = []
     for column in reversed(columns):
-        right -= column.width
-        found.insert(0, right)
-        right -= column.gap
-    return found
+        lefts.insert(0, right - column.width)
+        right = lefts[0] - column.gap
+    return lefts
 
 
-def draw_columns(axes: Any, columns: Sequence[Column], strip: Strip, right: float, theme: Theme) -> None:
-    """Draw columns with their headings, the last of them up to ``right``."""
+def draw_columns(
+    axes: Any, columns: Sequence[Column], ys: Sequence[float], top: float, right: float, theme: Theme
+) -> None:
+    """Draw columns, the last of them up to `right`: headings above `top`, and the cells of the rows at `ys`."""
     for left, column in zip(edges(columns, right), columns, strict=True):
-        x = left + (column.width if column.ha == "right" else 0)
-        axes.text(
-            x, strip.top - 0.1, column.heading, ha=column.ha, color=column.color or theme.muted, fontsize=8.5
-        )
-        for index, cell in enumerate(column.cells):
-            draw_lines(axes, x, strip.middle(index), cell, column.ha)
-
-
-def draw_legend(axes: Any, x: float, y: float, tones: Sequence[tuple[str, str, bool]]) -> None:
-    """Name the tones of the bars in a line, each (colour, words, whether it is an outline alone)."""
-    for color, words, outline in tones:
-        axes.barh(
-            y - 0.045,
-            0.24,
-            0.13,
-            left=x,
-            color="none" if outline else color,
-            edgecolor=color,
-            linewidth=outline,
-        )
-        axes.text(x + 0.32, y, words, fontsize=9)
-        x += 0.32 + measured(words, 9) + 0.3
-
-
-short_ms = amount  # milliseconds; the interval is in the table
+        x, color = left + (column.width if column.ha == "right" else 0), column.color or theme.muted
+        axes.text(x, top - 0.1, column.heading, ha=column.ha, va="baseline", color=color, fontsize=8.5)
+        for y, cell in zip(ys, column.cells, strict=True):
+            draw_lines(axes, x, y, cell, column.ha)

@@ -1,7 +1,7 @@
 """The colours of every chart, for light and for dark ground.
 
 Blue and orange are Okabe and Ito's colour-blind safe ones, lightened for the dark. Text keeps a contrast of 4.5:1 with
-its ground (WCAG AA), a bar or a line 3:1. `tests/publish/site/test_site.py` counts.
+its ground (WCAG AA), a bar or a line 3:1. `tests/publish/report/test_report_page.py` counts.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class Parity(Record, kw_only=True):
 
 
 class Receipt(Record):
-    """Whether one rung of a recipe was engaged, and what showed it (`ladder.receipts.receipt`)."""
+    """Whether one rung of a recipe was engaged, and what showed it (`ladder.receipts`)."""
 
     engaged: bool
     lines: Notes

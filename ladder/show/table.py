@@ -57,11 +57,12 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "microseconds": texts.amount,
     "ms interval": lambda value: "-".join(map(texts.ms, value)),
     "error": "{:.2g}".format,
+    "link": lambda value: value[0],  # (text, address), a link in HTML
     "saving": lambda value: f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}",
     "hours": lambda value: f"{value:,.1f}" if abs(value) >= 10 else f"{value:,.2f}",
     "seconds": lambda value: f"{texts.rounded(value, 1):+.1f}",
 }
-WORDS = ("text", "verdict", "markdown")  # kinds of columns that are aligned to the left
+WORDS = ("text", "verdict", "markdown", "link")  # kinds of columns that are aligned to the left
 
 
 @dataclass(frozen=True)

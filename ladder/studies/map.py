@@ -19,12 +19,13 @@ from ladder.base.errors import UserError
 from ladder.base.text import fine_factor
 from ladder.core.job import Job
 from ladder.core.options import Seed, option, whole_numbers
-from ladder.core.records import Fields, Name, Record, between, size, write_whole
-from ladder.report.themes import LIGHT, Theme
-from ladder.results import plausible
+from ladder.core.records import Fields, Name, Record, between, size
+from ladder.report import drawing
+from ladder.report.themes import LIGHT
 from ladder.results.file import Look, Status
 from ladder.show.table import Column, Table
 from ladder.studies import frame
+from ladder.studies.ablate import load_changes
 from ladder.studies.frame import Session, Study, StudyFile
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ ARTICLE_TO = 32  # the article's policy: CUDA graphs and NCHW up to here, channe
 GPU, WALL = "gpu", "wall"
 CLOCKS = {WALL: "step", GPU: "GPU time"}
 COUNTS = 1.02  # a factor from which on a rung matters: less is within the noise of one process
-EVERY_BATCH = "at every batch"
 Out = tuple[str, ...]  # the rungs that a recipe leaves out
+Cell = tuple[int, int]  # resolution and batch
 
 
 class Options(frame.Options):
@@ -119,46 +120,39 @@ class Map(Record, kw_only=True):
     rows: list[Row]
     gains: list[Gain]
 
-    def list_clocks(self) -> list[str]:
-        """Return the clocks of which there are times, wall time first."""
-        return [clock for clock in (WALL, GPU) if any(time_ms(row, clock) for row in self.rows)] or [WALL]
 
-    def find_row(self, resolution: int, batch: int, out: Out) -> Row | None:
-        """Return the row of a recipe in a cell."""
-        place = (resolution, batch, [*out])
-        return next((row for row in self.rows if (row.resolution, row.batch, row.out) == place), None)
+class Cells:
+    """What was observed, by resolution, batch and recipe."""
 
-    def find_ms(self, resolution: int, batch: int, out: Out) -> float | None:
-        """Return the milliseconds a step of a recipe in a cell by the wall clock."""
-        return time_ms(self.find_row(resolution, batch, out), WALL)
+    def __init__(self, file: File) -> None:
+        cases = file.cases.items()
+        self.pair: list[str] = next(case.out for _, case in cases if len(case.out) == 2)
+        self.cells = list(dict.fromkeys((case.resolution, case.batch) for _, case in cases))
+        self.sizes, self.batches = (sorted({cell[k] for cell in self.cells}) for k in (0, 1))
+        self.observed = {
+            (case.resolution, case.batch, tuple(case.out)): file.observed[key]
+            for key, case in cases
+            if key in file.observed
+        }
+        looks = [each.look for each in self.observed.values() if each.look]
+        self.clocks = [WALL, GPU] if any(look.gpu_ms for look in looks) else [WALL]
 
-    def find_gain(self, rung: str, clock: str, resolution: int, batch: int) -> float | None:
-        """Return what a rung gains in a cell, as a factor."""
-        place = (resolution, batch, rung)
-        gain = next(each for each in self.gains if (each.resolution, each.batch, each.rung) == place)
-        return gain.wall if clock == WALL else gain.gpu
+    def find_ms(self, cell: Cell, out: Out, clock: str = WALL) -> float | None:
+        """Return the milliseconds a step of a recipe: the median of its cycles by a clock."""
+        look = self.observed.get((*cell, out), Observed()).look
+        cycles = look and (look.gpu_ms if clock == GPU else look.wall_ms)
+        return statistics.median(cycles) if cycles else None
 
-    def explain_gap(self, rung: str, clock: str, resolution: int, batch: int) -> str:
-        """Return why a cell has no gain: "oom", another status, "void", or nothing if it was not measured."""
-        rows = [row for out in ((), (rung,)) if (row := self.find_row(resolution, batch, out))]
-        if broken := [row.status for row in rows if row.status != "ok"]:
-            return broken[0]
-        return "void" if clock == GPU and any(row.look and row.look.gpu_void for row in rows) else ""
+    def find_gain(self, cell: Cell, rung: str, clock: str = WALL) -> float | None:
+        """Return what a rung gains in a cell at the top of the ladder, as a factor."""
+        top, without = self.find_ms(cell, (), clock), self.find_ms(cell, (rung,), clock)
+        return without / top if top and without else None
 
-    @property
-    def axes(self) -> tuple[list[int], list[int]]:
-        """Return the resolutions and the batches, from small to large."""
-        return sorted({cell[0] for cell in self.protocol.cells}), sorted(
-            {cell[1] for cell in self.protocol.cells}
-        )
-
-
-def time_ms(row: Row | None, clock: str) -> float | None:
-    """Return the milliseconds a step of a row: the median of its cycles by a clock."""
-    if row is None or row.look is None:
-        return None
-    cycles = row.look.gpu_ms if clock == GPU else row.look.wall_ms
-    return statistics.median(cycles) if cycles else None
+    def explain_gap(self, cell: Cell, rung: str, clock: str) -> str | None:
+        """Return why a cell has no gain: "oom", another status, "void", or None if it was not measured."""
+        both = [self.observed[place] for out in ((), (rung,)) if (place := (*cell, out)) in self.observed]
+        void = clock == GPU and any(each.look and each.look.gpu_void for each in both)
+        return next((each.status for each in both if each.status != "ok"), "void" if void else None)
 
 
 def title_recipe(out: Sequence[str]) -> str:
@@ -206,7 +200,7 @@ ladder map --resume results/map/MACHINE-article-article-partial.json
         for resolution in sorted(sizes):
             for batch in sorted(batches):
                 cell = f"{resolution}x{resolution}, batch {batch}"
-                fields = job.workload | {"resolution": resolution, "batch": batch, "data": None}
+                fields = job.workload | {"resolution": resolution, "batch": batch}
                 try:
                     Workload.from_dict(fields, where=cell)
                 except ConfigError as error:
@@ -223,8 +217,8 @@ ladder map --resume results/map/MACHINE-article-article-partial.json
 
         job = session.job
         session.share(_settle)
-        workload = job.workload | {"resolution": case.resolution, "batch": case.batch, "data": None}
-        task = Task(workload, session.share(_open_recipes)[tuple(case.out)], job.device, job.options.seed)
+        workload = job.workload | {"resolution": case.resolution, "batch": case.batch}
+        task = Task(workload, make_recipes(job)[tuple(case.out)], job.device, job.options.seed)
         look = _look(session, task)
         if look.gpu_void:
             with contextlib.suppress(WorkerFailure):
@@ -236,40 +230,30 @@ ladder map --resume results/map/MACHINE-article-article-partial.json
         return f"{texts.ms(statistics.median(cycles))} ms" if cycles else ""
 
     def derive(self, file: File) -> Map:
-        rows = {}
-        for key, case in file.cases.items():
-            if (each := file.observed.get(key)) is not None:
-                rows[case.resolution, case.batch, tuple(case.out)] = Row(
-                    resolution=case.resolution, batch=case.batch, out=case.out, status=each.status,
-                    reason=each.reason, look=each.look,
-                )  # fmt: skip
-        pair = next(case.out for case in file.cases.values() if len(case.out) == 2)
-        cells = list(dict.fromkeys((case.resolution, case.batch) for case in file.cases.values()))
-
-        def gain(cell: tuple[int, int], rung: str, clock: str) -> float | None:
-            """Return what a rung gains at the top of the ladder."""
-            top, without = (time_ms(rows.get((*cell, out)), clock) for out in ((), (rung,)))
-            return without / top if top and without else None
-
-        return Map(
-            protocol=Protocol(
-                ladder=file.ladder or file.options.ladder,
-                rungs=pair,
-                cells=[[*cell] for cell in cells],
-                cycles=CYCLES,
-                seed=file.options.seed,
-                notes=frame.list_cautions(self, file),
-            ),
-            rows=list(rows.values()),
-            gains=[
-                Gain(
-                    resolution=cell[0], batch=cell[1], rung=rung, wall=gain(cell, rung, WALL),
-                    gpu=gain(cell, rung, GPU),
-                )
-                for cell in cells
-                for rung in pair
-            ],
-        )  # fmt: skip
+        cells = Cells(file)
+        rows = [
+            Row(
+                resolution=size_, batch=batch, out=[*out], status=each.status, reason=each.reason, look=each.look
+            )
+            for (size_, batch, out), each in cells.observed.items()
+        ]  # fmt: skip
+        gains = [
+            Gain(
+                resolution=cell[0], batch=cell[1], rung=rung, wall=cells.find_gain(cell, rung, WALL),
+                gpu=cells.find_gain(cell, rung, GPU),
+            )
+            for cell in cells.cells
+            for rung in cells.pair
+        ]  # fmt: skip
+        protocol = Protocol(
+            ladder=file.ladder or file.options.ladder,
+            rungs=cells.pair,
+            cells=[[*cell] for cell in cells.cells],
+            cycles=CYCLES,
+            seed=file.options.seed,
+            notes=frame.list_cautions(self, file),
+        )
+        return Map(protocol=protocol, rows=rows, gains=gains)
 
     def list_problems(self, file: File) -> Iterable[str]:
         places = {(case.resolution, case.batch, *case.out) for case in file.cases.values()}
@@ -281,10 +265,9 @@ ladder map --resume results/map/MACHINE-article-article-partial.json
             case, look = file.cases[key], each.look
             if (each.status == "ok") != (look is not None and look.wall_ms is not None):
                 yield f"{key}: a time, but not the status ok, or the other way round"
-            workload = (file.workload or {}) | {"resolution": case.resolution, "batch": case.batch}
-            least = plausible.floor_ms(write_whole(file.machine), workload)
+            least = frame.find_floor_ms(file, resolution=case.resolution, batch=case.batch)
             times = [*(look.wall_ms or ()), *(look.gpu_ms or ())] if look else []
-            if least and any(ms < least[0] for ms in times):
+            if any(ms < least for ms in times):
                 yield f"{key}: faster than this machine can compute"
 
     def list_cautions(self, file: File) -> list[str]:
@@ -293,29 +276,36 @@ ladder map --resume results/map/MACHINE-article-article-partial.json
         return looks.marks(each.look for each in file.observed.values() if each.look)
 
     def name_file(self, file: File) -> list[str]:
-        pair = self.derive(file).protocol.rungs
-        rungs = pair if tuple(pair) != PAIR else []
-        return [*super().name_file(file), file.ladder or file.options.ladder, *rungs]
+        pair = Cells(file).pair
+        ladder = file.ladder or file.options.ladder
+        return [*super().name_file(file), ladder, *(pair if tuple(pair) != PAIR else [])]
 
     def summarize(self, file: File) -> list[str]:
         then = ", then two of GPU time" if file.machine.gpu else ""
-        facts, work, rules = file.machine, file.workload or {}, self.derive(file).protocol
         return [
-            f"Where {' and '.join(rules.rungs)} matter: {facts.gpu or facts.cpu}",
-            f"Workload {work['name']} at other batches and resolutions, random images; ladder {rules.ladder}, every row"
-            f" in a fresh process: {texts.counted(rules.cycles, 'cycle')} by the wall clock{then}."
-            f" PyTorch {facts.torch}, commit {(file.commit or 'unknown')[:12]}{' with changes' if file.dirty else ''}.",
+            f"Where {' and '.join(Cells(file).pair)} matter: {file.machine.gpu or file.machine.cpu}",
+            f"Workload {(file.workload or {})['name']} at other batches and resolutions, random images; ladder"
+            f" {file.ladder or file.options.ladder}, every row in a fresh process: {CYCLES} cycles by the wall clock"
+            f"{then}. {frame.describe_software(file)}",
         ]
 
     def list_tables(self, file: File) -> Iterable[Table]:
-        found = self.derive(file)
-        first, *others = [
-            make_table(found, rung, clock) for clock in found.list_clocks() for rung in found.protocol.rungs
-        ]
-        return [replace(first, notes=list_findings(found)), *others, make_cell_table(found)]
+        cells = Cells(file)
+        tables = [make_table(cells, rung, clock) for clock in cells.clocks for rung in cells.pair]
+        yield replace(tables[0], notes=list_findings(cells))
+        yield from tables[1:]
+        columns = [Column(title_recipe(out), "ms", place) for place, out in enumerate(list_outs(cells.pair))]
+        rows: list[list[Any]] = []
+        for cell in cells.cells:
+            row: list[Any] = [f"{cell[0]}x{cell[0]}, batch {cell[1]}"]
+            for out in list_outs(cells.pair):
+                each = cells.observed.get((*cell, out))
+                row.append(cells.find_ms(cell, out) or (each and each.status))
+            rows.append(row)
+        yield Table([Column("ms/step"), *columns], rows)
 
     def draw(self, file: File, kind: str) -> bytes:
-        return draw_chart(self.derive(file), file, kind)
+        return drawing.save(lambda: _draw_figure(file), kind)
 
 
 STUDY = MapStudy()
@@ -327,56 +317,25 @@ def make_recipes(job: Job) -> dict[Out, Fields]:
     Raises:
         UserError: a rung is not there or cannot run here, or the two always leave together.
     """
-    from ladder.machine import system
-    from ladder.plan import catalog, modes, needs
-    from stylegan_lite.config import Recipe
-
-    ladder = catalog.load_ladder(job.options.ladder)
-    able = needs.possible(system.capabilities(job.device), job.workload)
-    climbed = catalog.climb(replace(ladder, rival=None), able)
-    base, *rest = [rung for rung in climbed if rung.recipe is not None]
-    changes = {rung.name: catalog.load_rung(rung.name).change for rung in rest}
-    skipped = {rung.name: rung.skipped for rung in climbed if rung.skipped is not None}
-    pair = choose_pair(job.options.rung, list(changes), skipped, ladder.name)
-    recipes: dict[Out, Fields] = {}
-    for out in list_outs(pair):
-        left = changes
-        for name in out:  # with those that extend or rest on it
-            left = modes.without(name, left) if name in left else left
-        laid = dict(catalog.load_rung(base.name).change)
-        for change in left.values():
-            laid |= change
-        recipes[out] = Recipe.from_dict(laid, where="it").to_dict()
-    if len({str(recipe) for recipe in recipes.values()}) < len(recipes):
-        raise UserError(
-            f"--rung: {' and '.join(pair)} are not apart in ladder {ladder.name}: take another pair"
-        )
-    return recipes
-
-
-def choose_pair(
-    asked: Sequence[str], names: Sequence[str], skipped: dict[str, str], ladder: str
-) -> tuple[str, str]:
-    """Return the two rungs: those of the user, else the article's policy's, else the first two that run here."""
     from stylegan_lite.config import suggestion
 
-    if not asked:
-        usual = PAIR if {*PAIR} <= {*names} else names[:2]
-        if len(usual) < 2:
-            raise UserError(f"ladder {ladder}: fewer than two of its rungs run here")
-        return usual[0], usual[1]
-    if len({*asked}) != 2:
+    rungs, pair = load_changes(job), job.options.rung
+    names = list(rungs.changes)
+    if not pair:
+        pair = PAIR if {*PAIR} <= {*names} else names[:2]
+    if len({*pair}) != 2:
         raise UserError("--rung: name two rungs, --rung A --rung B; the map shows where each matters")
-    for name in asked:
-        if name in skipped:
-            raise UserError(f"--rung: {name} cannot run here: {skipped[name]}")
+    for name in pair:
+        if name in rungs.skipped:
+            raise UserError(f"--rung: {name} cannot run here: {rungs.skipped[name]}")
         if name not in names:
-            raise UserError(f"--rung: ladder {ladder} has no change {name!r}{suggestion(name, names)}")
-    return asked[0], asked[1]
-
-
-def _open_recipes(session: Session) -> contextlib.nullcontext[dict[Out, Fields]]:
-    return contextlib.nullcontext(make_recipes(session.job))
+            raise UserError(f"--rung: ladder {rungs.ladder} has no change {name!r}{suggestion(name, names)}")
+    recipes = {out: rungs.make_recipe(rungs.leave_out(out)) for out in list_outs(pair)}
+    if len({str(recipe) for recipe in recipes.values()}) < len(recipes):
+        raise UserError(
+            f"--rung: {' and '.join(pair)} are not apart in ladder {rungs.ladder}: take another pair"
+        )
+    return recipes
 
 
 @contextlib.contextmanager
@@ -390,177 +349,116 @@ def _settle(session: Session) -> Iterator[None]:
 def _look(session: Session, task: Task) -> Look:
     from ladder.engine import looks
 
-    worker = session.pool.take()
-    try:
+    with contextlib.closing(session.pool.take()) as worker:
         return looks.in_fresh_process(worker, task, session.visits, CYCLES)
-    finally:
-        worker.close()
 
 
 # --- the report -------------------------------------------------------------------------------------------------------
 
 
-def make_table(found: Map, rung: str, clock: str) -> Table:
+def make_table(cells: Cells, rung: str, clock: str) -> Table:
     """Return a heat map: what a rung gains by a clock, resolutions by batches."""
-    sizes, batches = found.axes
-    columns = [Column(f"batch {batch}", "factor", place) for place, batch in enumerate(batches)]
+    columns = [Column(f"batch {batch}", "factor", place) for place, batch in enumerate(cells.batches)]
     rows = []
-    for resolution in sizes:
-        places = [(rung, clock, resolution, batch) for batch in batches]
-        gains = [found.find_gain(*each) or found.explain_gap(*each) or None for each in places]
-        rows.append([f"{resolution}x{resolution}", *gains])
+    for size_ in cells.sizes:
+        places = [(size_, batch) for batch in cells.batches]
+        gains = [
+            cells.find_gain(each, rung, clock) or cells.explain_gap(each, rung, clock) for each in places
+        ]
+        rows.append([f"{size_}x{size_}", *gains])
     return Table([Column(f"{rung}, {CLOCKS[clock]}"), *columns], rows)
 
 
-def make_cell_table(found: Map) -> Table:
-    """Return the times of every cell by recipe: ms a step by the wall clock."""
-    outs, rows = list_outs(found.protocol.rungs), []
-    for resolution, batch in found.protocol.cells:
-        cells = [found.find_row(resolution, batch, out) for out in outs]
-        times = [time_ms(row, WALL) or (row.status if row else None) for row in cells]
-        rows.append([f"{resolution}x{resolution}, batch {batch}", *times])
-    columns = [Column(title_recipe(out), "ms", place) for place, out in enumerate(outs)]
-    return Table([Column("ms/step"), *columns], rows)
+def describe_rung(cells: Cells, rung: str) -> str:
+    """Return the batches at which a rung matters, by resolution."""
+    places = []
+    for size_ in cells.sizes:
+        gains = {batch: cells.find_gain((size_, batch), rung) for batch in cells.batches}
+        good = [str(batch) for batch, gain in gains.items() if gain and gain >= COUNTS]
+        batches = (
+            "every batch" if len(good) == len(gains) else f"batch {', '.join(good)}" if good else "no batch"
+        )
+        places.append(f"{batches} at {size_}x{size_}")
+    return f"{rung} saves {100 * (COUNTS - 1):.0f}% of the step or more: {'; '.join(places)}."
 
 
-def describe_rung(found: Map, rung: str) -> str:
-    """Return the batches at which a rung matters, by resolution, as a sentence."""
-    places: dict[str, list[str]] = {}
-    sizes, batches = found.axes
-    for resolution in sizes:
-        gains = [(batch, found.find_gain(rung, WALL, resolution, batch)) for batch in batches]
-        known = [(batch, gain) for batch, gain in gains if gain is not None]
-        if known:
-            some = (
-                f" ({len(known)} of {len(batches)} batches have a time)" if len(known) < len(batches) else ""
-            )
-            places.setdefault(_describe_batches(known), []).append(f"{resolution}x{resolution}{some}")
-    if not places:
-        return f"{rung}: no cell has a time with it and one without it."
-    where = [f"{batches_} at {' and '.join(at)}" for batches_, at in places.items()]
-    if places == {EVERY_BATCH: [f"{resolution}x{resolution}" for resolution in sizes]}:
-        cells = len(found.protocol.cells)
-        where = [f"in all {cells} cells" if cells > 1 else "in the one cell"]
-    return f"{rung} saves {100 * (COUNTS - 1):.0f}% of the step or more {', '.join(where)}."
-
-
-def _describe_batches(known: Sequence[tuple[int, float]]) -> str:
-    """Return at which batches a factor counts, in the shortest words."""
-    batches = [batch for batch, _ in known]
-    good = [batch for batch, value in known if value >= COUNTS]
-    if not good:
-        return "at no batch"
-    if good == batches:
-        return EVERY_BATCH
-    if good == batches[: len(good)]:
-        return f"up to batch {good[-1]}"
-    if good == batches[-len(good) :]:
-        return f"from batch {good[0]}"
-    return f"at batch {', '.join(map(str, good))}"
-
-
-def describe_policy(found: Map) -> str:
+def describe_policy(cells: Cells) -> str:
     """Return how the article's policy fares against the fastest recipe of each cell."""
-    pair = found.protocol.rungs
-    if tuple(pair) != PAIR:
-        return "The article's policy is about CUDA graphs and channels_last, so this pair does not test it."
     lost, whole = {}, []
-    for resolution, batch in found.protocol.cells:
-        times = {out: found.find_ms(resolution, batch, out) for out in list_outs(pair)}
+    for cell in cells.cells:
+        times = {out: cells.find_ms(cell, out) for out in list_outs(PAIR)}
         best = min((ms for ms in times.values() if ms), default=None)
-        ruled, top = times[(pair[1],) if resolution <= ARTICLE_TO else (pair[0],)], times[()]
+        ruled, top = times[(PAIR[1],) if cell[0] <= ARTICLE_TO else (PAIR[0],)], times[()]
         if best and ruled and top:
-            lost[resolution, batch] = ruled / best
+            lost[cell] = ruled / best
             whole.append(top / best)
     if not lost:
         return "The article's policy is not tested: no cell has a time under it."
     good = sum(value <= COUNTS for value in lost.values())
-    worst = max(lost, key=lambda each: lost[each])
+    size_, batch = worst = max(lost, key=lambda each: lost[each])
     return (
         f"The article's policy (graphs and NCHW up to {ARTICLE_TO}x{ARTICLE_TO}, channels_last and no graphs above) is"
         f" within {100 * (COUNTS - 1):.0f}% of the fastest recipe in {good} of {len(lost)} cells; it takes"
         f" {fine_factor(statistics.geometric_mean(lost.values()))} the time of the fastest on average and"
-        f" {lost[worst]:.2f}x at {worst[0]}x{worst[0]}, batch {worst[1]}, where the whole ladder everywhere takes"
+        f" {lost[worst]:.2f}x at {size_}x{size_}, batch {batch}. The whole ladder everywhere takes"
         f" {fine_factor(statistics.geometric_mean(whole))} on average."
     )
 
 
-def list_findings(found: Map) -> list[str]:
+def list_findings(cells: Cells) -> list[str]:
     """Return the findings, one sentence each."""
-    findings = [describe_rung(found, rung) for rung in found.protocol.rungs] + [describe_policy(found)]
-    rows = found.rows
-    if lacking := [row for row in rows if row.status == "oom"]:
+    findings = [describe_rung(cells, rung) for rung in cells.pair]
+    findings += [describe_policy(cells)] if tuple(cells.pair) == PAIR else []
+    rows = list(cells.observed.values())
+    if lacking := [each for each in rows if each.status == "oom"]:
         findings.append(f"{len(lacking)} of {len(rows)} rows ran out of memory.")
-    if void := [row for row in rows if row.look and row.look.gpu_void]:
-        first = void[0]
-        where = f"{first.resolution}x{first.resolution}, batch {first.batch}, {title_recipe(first.out)}"
-        reason = first.look.gpu_void if first.look else ""
-        findings.append(f"GPU time is void in {len(void)} of {len(rows)} rows, first at {where}: {reason}.")
+    if void := [each.look.gpu_void for each in rows if each.look and each.look.gpu_void]:
+        findings.append(f"GPU time is void in {len(void)} of {len(rows)} rows: {void[0]}.")
     return findings
 
-
-# --- the chart: a heat map for each of the two rungs by each clock ----------------------------------------------------
 
 WIDE = 12.5  # inches
 
 
-def draw_chart(found: Map, file: File, kind: str, theme: Theme = LIGHT) -> bytes:
-    """Return the chart as PNG or SVG bytes. The same result gives the same bytes."""
-    from ladder.report import drawing
-
-    return drawing.save(lambda: _draw_figure(found, file, theme), kind, theme)
-
-
-def _draw_figure(found: Map, file: File, theme: Theme) -> Any:
-    """Draw the heat maps. The colours of a rung mean the same by both clocks."""
+def _draw_figure(file: File) -> Any:
+    """Draw a heat map for each of the two rungs by each clock. The colours of a rung mean the same by both clocks."""
     from matplotlib.figure import Figure
 
-    from ladder.report.drawing import wrapped
     from ladder.report.heatmap import heatmap
 
-    clocks, (sizes, batches) = found.list_clocks(), found.axes
-    lines = [line for each in list_findings(found) for line in wrapped(each, 9, WIDE - 0.5, 3)]
-    top, row = 0.95 + 0.19 * len(lines), 1.15 + 0.48 * len(sizes)
-    high = top + row * len(clocks) + 0.45
+    cells = Cells(file)
+    lines = [line for each in list_findings(cells) for line in drawing.wrapped(each, 9, WIDE - 0.5, 3)]
+    top, row = 0.95 + 0.19 * len(lines), 1.15 + 0.48 * len(cells.sizes)
+    high = top + row * len(cells.clocks) + 0.45
     figure = Figure(figsize=(WIDE, high))
     grid = figure.add_gridspec(
-        len(clocks), 2, left=0.075, right=0.985, top=1 - (top + 0.35) / high, bottom=0.85 / high, wspace=0.16,
+        len(cells.clocks), 2, left=0.075, right=0.985, top=1 - (top + 0.35) / high, bottom=0.85 / high, wspace=0.16,
         hspace=0.5,
     )  # fmt: skip
-    for x, rung in enumerate(found.protocol.rungs):
-        known = [value for each in found.gains if each.rung == rung for value in (each.wall, each.gpu)]
-        most = max((abs(math.log(value)) for value in known if value), default=0.0)
-        for y, clock in enumerate(clocks):
+    for x, rung in enumerate(cells.pair):
+        gains = {
+            (cell, clock): math.log(gain)
+            for cell in cells.cells
+            for clock in cells.clocks
+            if (gain := cells.find_gain(cell, rung, clock))
+        }
+        most = max((abs(log) for log in gains.values()), default=0.0)
+        for y, clock in enumerate(cells.clocks):
             axes = figure.add_subplot(grid[y, x])
             heading = f"{rung}: gain in {'the step' if clock == WALL else 'GPU time'}"
-            axes.set_title(heading, loc="left", fontsize=10.5, fontweight="bold", color=theme.ink)
-            places = [[(rung, clock, size_, batch) for batch in batches] for size_ in sizes[::-1]]
-            values = [[_log(found.find_gain(*each)) for each in line] for line in places]
-            instead = [[found.explain_gap(*each) for each in line] for line in places]
-            names = [f"{size_}x{size_}" for size_ in sizes[::-1]]
-            heatmap(axes, names, [str(batch) for batch in batches], values, theme, _format_log, instead, most)
-            axes.set_xlabel("batch", color=theme.muted, fontsize=8.5)
-    _draw_header(figure, found, file, lines, theme)
+            axes.set_title(heading, loc="left", fontsize=10.5, fontweight="bold", color=LIGHT.ink)
+            places = [[(size_, batch) for batch in cells.batches] for size_ in cells.sizes[::-1]]
+            values = [[gains.get((cell, clock)) for cell in line] for line in places]
+            instead = [[cells.explain_gap(cell, rung, clock) or "" for cell in line] for line in places]
+            names = [f"{size_}x{size_}" for size_ in cells.sizes[::-1]]
+            heatmap(axes, names, [str(n) for n in cells.batches], values, LIGHT, _format_log, instead, most)
+            axes.set_xlabel("batch", color=LIGHT.muted, fontsize=8.5)
+    caution = next((f" ({line})" for line in frame.list_cautions(STUDY, file)), "")
+    title = f"{file.machine.gpu or file.machine.cpu}: where two rungs matter{caution}"
+    about = f"{(file.workload or {})['name']} at other sizes; a fresh process for every recipe in every cell."
+    drawing.draw_heading(figure, title, f"{about} PyTorch {file.machine.torch}.", lines)
     return figure
-
-
-def _log(value: float | None) -> float | None:
-    return None if value is None else math.log(value)
 
 
 def _format_log(log: float | None) -> str:
     return "" if log is None else f"{math.exp(log):.2f}x"
-
-
-def _draw_header(figure: Any, found: Map, file: File, lines: Sequence[str], theme: Theme) -> None:
-    from ladder.report.drawing import fitted
-
-    facts, rules, high = file.machine, found.protocol, figure.get_figheight()
-    notes = f" ({rules.notes[0]})" if rules.notes else ""
-    title = f"{facts.gpu or facts.cpu}: where two rungs matter{notes}"
-    fitted(figure, 0.02, 1 - 0.42 / high, title, 15, fontweight="bold", color=theme.ink)
-    for number, line in enumerate(lines):
-        figure.text(0.02, 1 - (0.74 + 0.19 * number) / high, line, fontsize=9, color=theme.ink)
-    how = f"{(file.workload or {})['name']} at other sizes, ladder {rules.ladder}; a fresh process for every recipe"
-    under = f"{how} in every cell, {texts.counted(rules.cycles, 'cycle')}. PyTorch {facts.torch}."
-    fitted(figure, 0.02, 0.14 / high, under, 8, color=theme.muted)

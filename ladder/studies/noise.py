@@ -7,6 +7,7 @@ nothing, so their difference is noise. What limits each clock follows from what 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import statistics
@@ -14,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from msgspec import Meta, structs
 
@@ -35,10 +36,9 @@ from ladder.core.records import (
     Seconds,
     Text,
     size,
-    write_whole,
 )
 from ladder.machine import neighbours
-from ladder.results import derive, judging, loading, plausible, record, sources
+from ladder.results import derive, judging, loading, record, sources
 from ladder.results.file import Header, KernelProfile, Round, Status
 from ladder.results.run import Choice, Ladder, Noise, Result, Run, Rung, RunGpu, Twin
 from ladder.show.table import Column, Table
@@ -195,23 +195,21 @@ ladder noise --lock-clocks                with a locked clock, where that is per
         from ladder.base.stopping import stop_on_sigterm
         from ladder.machine import clocks, system
 
-        job = session.job
-        locks = job.options.lock_clocks
+        job, is_locked = session.job, session.job.options.lock_clocks
         uuid = system.probe().get("uuid") if job.device == "cuda" else None
-        with ladder_progress(f"{key} twice on {job.device}", job.quiet) as on_event:
-            if locks:  # another run that measures now keeps its clock
+        with contextlib.ExitStack() as stack:
+            on_event = stack.enter_context(ladder_progress(f"{key} twice on {job.device}", job.quiet))
+            if is_locked:  # another run that measures now keeps its clock
                 with device_lock(system.device_key(job.device), lambda: on_event({"event": "waiting"})):
                     pass
-            with (
-                stop_on_sigterm(),
-                clocks.lock_clock(uuid, locks) as state,
-                tempfile.TemporaryDirectory() as folder,
-            ):
-                run = run_twice(job, key, Path(folder), on_event)
-        return read_run(run, Clocks(locks, state.mhz, state.reason and texts.display(state.reason)))
+            stack.enter_context(stop_on_sigterm())
+            lock = stack.enter_context(clocks.lock_clock(uuid, is_locked))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            run = run_twice(job, key, folder, on_event)
+        return read_run(run, Clocks(is_locked, lock.mhz, lock.reason and texts.display(lock.reason)))
 
     def derive(self, file: File) -> Derived:
-        run, (key, each) = build_run(file), _observed(file)
+        run, (key, each) = judging.derive_result(restore_run(file)), _observed(file)
         wall, gpu = derive_sights(run)
         return Derived(
             rung=key,
@@ -229,58 +227,52 @@ ladder noise --lock-clocks                with a locked clock, where that is per
             yield "cases: not one rung alone"
         elif each is not None:
             rounds = [one for copy in (each.rung, each.twin) if copy for one in copy.rounds]
-            least = plausible.floor_ms(write_whole(file.machine), file.workload or {})
-            if least and any(ms < least[0] for one in rounds for ms in one.samples_ms):
+            least = frame.find_floor_ms(file)
+            if any(ms < least for one in rounds for ms in one.samples_ms):
                 yield f"{key}: faster than this GPU can compute"
             for one in rounds:
-                lists = (one.passes, one.event_ms)
-                if not one.samples_ms or any(len(one.samples_ms) != len(each) for each in lists if each):
+                if any(len(one.samples_ms) != len(other) for other in (one.passes, one.event_ms) if other):
                     yield f"{key}: passes or events are not those of its samples"
             if problem := loading.find_problem(restore_run(file)):
                 yield f"{key}: {problem}"
 
     def list_cautions(self, file: File) -> list[str]:
-        run = build_run(file)
+        run = judging.derive_result(restore_run(file))
         lines = neighbours.list_marks(plain(each) for each in list_rounds(run))
         lines += [note for note in (run.gpu.notes if run.gpu else []) if note not in lines]
         unknown = derive_sights(run)[0].resolution is None
         return [*lines, *(["fewer than three generations: nothing is known yet"] if unknown else [])]
 
     def summarize(self, file: File) -> list[str]:
-        machine, work, derived = file.machine, file.workload or {}, self.derive(file)
-        known = [
-            f"{difference(sight.resolution)} in {name}"
-            for name, sight in (("the step's time", derived.wall), ("GPU time", derived.gpu_time))
-            if sight is not None and sight.resolution is not None
-        ]
+        derived, clocks = self.derive(file), (("the step's time", "wall"), ("GPU time", "gpu_time"))
+        sights = [(name, sight) for name, field in clocks if (sight := getattr(derived, field))]
+        known = [f"{difference(each.resolution)} in {name}" for name, each in sights if each.resolution]
         failed = next((each["reason"] for each in derived.run["rungs"] if each["reason"]), None)
-        unknown = f"nothing is known yet: {failed or 'fewer than three generations'}"
-        answer = f"a change is seen here from {' and from '.join(known)}" if known else unknown
+        answer = f"nothing is known yet: {failed or 'fewer than three generations'}"
+        if known:
+            answer = f"a change is seen here from {' and from '.join(known)}"
         return [
-            f"The noise of {machine.gpu or machine.cpu}",
+            f"The noise of {file.machine.gpu or file.machine.cpu}",
             f"{derived.rung}: {answer}",
-            f"Workload {work.get('name')}, two copies of one rung in each generation, PyTorch {machine.torch}, commit"
-            f" {(file.commit or 'unknown')[:12]}{' with changes' if file.dirty else ''}.",
+            f"Workload {(file.workload or {}).get('name')}, two copies of one rung in each generation,"
+            f" {frame.describe_software(file)}",
         ]
 
     def list_tables(self, file: File) -> Iterable[Table]:
-        derived = self.derive(file)
-        names = {WALL: "step time", GPU: "GPU time"}
+        derived, names = self.derive(file), {WALL: "step time", GPU: "GPU time"}
         notes = [f"{names[each.clock]}, limited by {each.sentence}" for each in derived.limits]
-        if derived.clocks is not None and derived.clocks.locked_mhz is not None:
-            notes.append(f"the SM clock was locked at {derived.clocks.locked_mhz:.0f} MHz meanwhile")
-        elif derived.clocks is not None and derived.clocks.asked:
-            notes.append(f"the clock was not locked: {derived.clocks.reason}")
+        if derived.clocks is not None and derived.clocks.asked:
+            mhz, why = derived.clocks.locked_mhz, derived.clocks.reason
+            notes.append(
+                f"the SM clock was locked at {mhz:.0f} MHz" if mhz else f"the clock was not locked: {why}"
+            )
         columns = [
             Column("clock"), Column("a change is seen from", "difference"), Column("noise floor", "difference", 1),
             Column("processes scatter", "percent", 2), Column("cycles scatter", "percent", 3),
             Column("generations", "count", 4),
         ]  # fmt: skip
-        rows = [
-            [name, sight.resolution, sight.floor, sight.between, sight.inside, sight.generations]
-            for name, sight in zip(names.values(), (derived.wall, derived.gpu_time), strict=True)
-            if sight is not None
-        ]
+        sights = zip(names.values(), (derived.wall, derived.gpu_time), strict=True)
+        rows = [[name, *structs.astuple(sight)] for name, sight in sights if sight is not None]
         yield Table(columns, rows, notes=notes)
 
     def name_file(self, file: File) -> list[str]:
@@ -348,9 +340,7 @@ def run_twice(job: Job, rung: str, folder: Path, on_event: Callable[[Any], None]
 def read_run(run: Run, clocks: Clocks) -> Observed:
     """Return what was observed in a run of one rung and its twin."""
     rung = run.rungs[0]
-    copies = [
-        Copy(each.status, each.reason, each.settings, each.rounds) for each in [rung, *cast(Any, run.twins)]
-    ]
+    copies = [Copy(each.status, each.reason, each.settings, each.rounds) for each in (rung, *run.twins)]  # type: ignore[attr-defined]
     return Observed(
         status=rung.status,
         reason=rung.reason,
@@ -367,37 +357,24 @@ def read_run(run: Run, clocks: Clocks) -> Observed:
     )
 
 
-def build_run(file: File) -> Result:
-    """Return the run of both copies, judged as a run of `ladder run` is."""
-    return judging.derive_result(restore_run(file))
-
-
 def restore_run(file: File) -> Run:
     """Return the run of both copies before anything is derived."""
     key, each = _observed(file)
     case = file.cases[key]
-    header = {name: getattr(file, name) for name in Header.__struct_fields__}
+    header = {name: getattr(file, name) for name in Header.__struct_fields__} | {"kind": "ladder"}
+    ladder = Ladder(case.ladder, case.ladder_title, [key])
     plan = record.plan_rounds(FIRST, CYCLES, file.options.seed)
     rung = Rung(name=key, title=case.title, recipe=case.recipe, article_ms=case.article_ms)
-    run = Run(
-        **header | {"kind": "ladder"},
-        ladder=Ladder(case.ladder, case.ladder_title, [key]),
-        protocol=plan,
-        rungs=[rung],
-    )
+    run = Run(**header, ladder=ladder, protocol=plan, rungs=[rung])
     if each is None:
         return run
-    twin = (
-        Twin(name=key + judging.TWIN, of=key, recipe=case.recipe, **structs.asdict(each.twin))
-        if each.twin
-        else None
-    )
+    twin = Twin(name=key + judging.TWIN, of=key, recipe=case.recipe)
     return structs.replace(
         run,
         seconds=each.seconds,
         protocol=structs.replace(plan, rounds=each.planned, cycles=each.cycles),
         rungs=[structs.replace(rung, profile=each.profile, **structs.asdict(each.rung))],
-        twins=[twin] if twin else [],
+        twins=[structs.replace(twin, **structs.asdict(each.twin))] if each.twin else [],
         gpu=each.gpu,
         choices=each.choices,
     )
@@ -442,11 +419,10 @@ def _derive_sight(noise: Mapping[str, Noise], values: derive.Values, cycles: Cyc
     if floor is not None and resolution is not None and bound is not None:
         resolution = max(resolution, max(answers.LEAST_DIFFERENCE, bound) + bound)
         floor = max(floor, bound)
-    pairs = list(values.values())
     apart: list[float] = []
-    if len(pairs) == 2:
-        common = pairs[0].keys() & pairs[1].keys()
-        apart = [math.log(pairs[0][each] / pairs[1][each]) for each in sorted(common)]
+    if len(values) == 2:
+        one, other = values.values()
+        apart = [math.log(one[each] / other[each]) for each in sorted(one.keys() & other.keys())]
     inside = [statistics.variance(each) for copy in cycles for each in copy.values() if len(each) > 1]
     return Sight(
         resolution=resolution,
@@ -485,45 +461,38 @@ def _round(value: float) -> float:
 
 def list_limits(run: Result, wall: Sight, gpu: Sight | None) -> list[Limit]:
     """Return what limits each clock that has a scatter."""
-    limits = [] if wall.between is None else [_limit_wall(run, wall, gpu)]
-    return limits if gpu is None or gpu.between is None else [*limits, _limit_gpu(run, gpu)]
-
-
-def _limit_wall(run: Result, wall: Sight, gpu: Sight | None) -> Limit:
-    between, others = wall.between or 0.0, neighbours.average_rounds(plain(each) for each in list_rounds(run))
-    line = f"step times of processes scatter by {_percent(between)}, cycles of a process by {_percent(wall.inside)}"
+    limits = []
+    if gpu is not None and gpu.between is not None:
+        by, facts = _limit_gpu(run)
+        facts = f"{by}: GPU time of processes scatters by {percent(gpu.between)}; {facts}"
+        limits.append(Limit(GPU, by, facts))
+    if wall.between is None:
+        return limits
+    by, line = HOST, f"step times of processes scatter by {percent(wall.between)}"
+    line += "" if wall.inside is None else f", cycles of a process by {percent(wall.inside)}"
+    others = neighbours.average_rounds(plain(each) for each in list_rounds(run))
+    waits = next((each.host_bound for each in run.rungs if each.host_bound is not None), None)
+    scatter = gpu.between if gpu is not None and gpu.between is not None else math.inf
     if others is not None and others > neighbours.MOST:
-        return _limit(WALL, NEIGHBOURS, f"{line}; others took {_percent(others)} of the CPU")
-    if gpu is None or gpu.between is None:
-        host = "; on a CPU the host does all the work" if run.machine.device == "cpu" else ""
-        return _limit(WALL, HOST, line + host)
-    line += f"; GPU time scatters by {_percent(gpu.between)}"
-    if between > TWICE * gpu.between:
-        waits = next((each.host_bound for each in run.rungs if each.host_bound is not None), None)
-        waiting = "" if waits is None else f"; the GPU waits in {_percent(waits)} of the step"
-        return _limit(WALL, HOST, line + waiting)
-    return _limit(WALL, _limit_gpu(run, gpu).by, f"{line}: the GPU's own scatter is most of it")
+        by, line = NEIGHBOURS, f"{line}; others took {percent(others)} of the CPU"
+    elif limits:
+        line += f"; GPU time scatters by {percent(scatter)}"
+        if wall.between <= TWICE * scatter:
+            by, line = limits[0].by, f"{line}: the GPU's own scatter is most of it"
+        elif waits is not None:
+            line += f"; the GPU waits in {percent(waits)} of the step"
+    return [Limit(WALL, by, f"{by}: {line}"), *limits]
 
 
-def _limit_gpu(run: Result, gpu: Sight) -> Limit:
-    line = f"GPU time of processes scatters by {_percent(gpu.between)}"
+def _limit_gpu(run: Result) -> tuple[str, str]:
+    """Return what limits GPU time, and the numbers that say so."""
     known = [each.gpu for each in list_rounds(run) if each.gpu and each.gpu.state == "known"]
     if shared := [each for each in known if each.tenancy == "shared"]:
-        return _limit(
-            GPU, NEIGHBOURS, f"{line}; the GPU was shared in {len(shared)} of {len(known)} processes"
-        )
+        return NEIGHBOURS, f"the GPU was shared in {len(shared)} of {len(known)} processes"
     clocks = [each.sm_mhz for each in known if each.sm_mhz]
     if not clocks:
-        return _limit(GPU, NOTHING, f"{line}; NVML tells no clock here")
+        return NOTHING, "NVML tells no clock here"
     low, high = min(clocks), max(clocks)
     why = sorted({reason for each in known for reason in each.reasons or () if reason != "idle"})
     clock = f"the SM clock was {low:.0f} to {high:.0f} MHz" + (f" ({', '.join(why)})" if why else "")
-    return _limit(GPU, CLOCKS if high / low - 1 >= UNSTEADY else NOTHING, f"{line}; {clock}")
-
-
-def _limit(clock: str, by: str, line: str) -> Limit:
-    return Limit(clock=clock, by=by, sentence=f"{by}: {line}")
-
-
-def _percent(value: float | None) -> str:
-    return "an unknown share" if value is None else percent(value)
+    return CLOCKS if high / low - 1 >= UNSTEADY else NOTHING, clock

@@ -10,7 +10,6 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from msgspec import Meta
@@ -30,9 +29,9 @@ from ladder.core.records import (
     Share,
     Text,
     size,
-    write_whole,
 )
-from ladder.results import plausible
+from ladder.report import drawing
+from ladder.report.themes import LIGHT
 from ladder.results.file import Status
 from ladder.show.table import Column, Table
 from ladder.studies import frame
@@ -41,7 +40,6 @@ from ladder.studies.frame import RungCase, Session, Study, StudyFile
 WINDOW_S = 2.0  # length of a row, about that of a visit of `ladder run` at the top
 MOST_CYCLES = 1000  # in a row
 LEAST_S = 10.0  # of the rows whose energy counts: NVML's counter is coarse over less
-COUNTER, POWER = "NVML's energy counter", "the highest power of each row, integrated: at most"
 
 
 class Options(frame.Options):
@@ -57,7 +55,7 @@ class Window(Record):
     """A row of cycles: seconds since the first row began, the median step in ms, and NVML's readings.
 
     `energy_j` are joules by NVML's counter from the first row's begin to this row's. `steps` are those of the row,
-    the ones before its timed cycles included. Older files lack both.
+    the ones before its timed cycles included.
     """
 
     at_s: Seconds
@@ -107,15 +105,6 @@ class Sustained(Record):
 
     protocol: Protocol
     rungs: list[Rung]
-
-
-@dataclass(frozen=True)
-class Energy:
-    """The energy of a sustained step in joules, what it was read from, and the seconds that it was taken over."""
-
-    step_j: float
-    source: str
-    seconds: float
 
 
 File = StudyFile[Options, RungCase, Observed]
@@ -184,51 +173,39 @@ ladder sustain --seconds 600              ten minutes
         return Sustained(protocol=protocol, rungs=[_derive_rung(file, name) for name in file.cases])
 
     def list_problems(self, file: File) -> Iterable[str]:
-        least = plausible.floor_ms(write_whole(file.machine), file.workload or {})
+        least = frame.find_floor_ms(file)
         for name, each in file.observed.items():
             if each.status == "ok" and not each.windows:
                 yield f"{name}: ok without a row"
-            if least and any(row.step_ms < least[0] for row in each.windows):
+            if any(row.step_ms < least for row in each.windows):
                 yield f"{name}: faster than this GPU can compute"
 
     def list_cautions(self, file: File) -> list[str]:
         from ladder.machine import neighbours
 
-        unseen = [
-            name for name in file.cases if not (name in file.observed and file.observed[name].inspected)
-        ]
+        unseen = [name for name in file.cases if not file.observed.get(name, Observed()).inspected]
         shares = [{neighbours.KEY: each.others_cpu} for each in file.observed.values()]
         lines = [f"parity and receipts of {', '.join(unseen)} were not seen here"] if unseen else []
         return [*lines, *neighbours.list_marks(shares)]
 
     def summarize(self, file: File) -> list[str]:
-        work, machine = file.workload or {}, file.machine
         return [
-            f"How fast a rung still is after a while: {machine.gpu or machine.cpu}",
-            f"Workload {work['name']}: {work['resolution']}x{work['resolution']}, batch {work['batch']}, R1 and path"
-            f" length included. One process of each rung for {file.options.seconds:g} seconds, in rows of"
-            f" {WINDOW_S:g} s; sustained is the median of the later half. PyTorch {machine.torch}, commit"
-            f" {(file.commit or 'unknown')[:12]}{' with changes' if file.dirty else ''}.",
+            f"How fast a rung still is after a while: {file.machine.gpu or file.machine.cpu}",
+            f"Workload {frame.describe_workload(file)}, R1 and path length included. One process of each rung for"
+            f" {file.options.seconds:g} seconds, in rows of {WINDOW_S:g} s; sustained is the median of the later half."
+            f" {frame.describe_software(file)}",
         ]
 
     def list_tables(self, file: File) -> Iterable[Table]:
         columns = [
-            Column("rung"),
-            Column("ms/step at first", "ms"),
-            Column("sustained", "ms"),
-            Column("factor", "ratio"),
-            Column("MHz at first", "count", priority=2),
-            Column("MHz sustained", "count", priority=2),
-            Column("W at most", "count", priority=3),
-            Column("power limit", priority=4),
-            Column("J/step", priority=1),
-        ]
-        yield Table(columns, [_row_of(rung) for rung in self.derive(file).rungs])
+            Column("rung"), Column("ms/step at first", "ms"), Column("sustained", "ms"), Column("factor", "ratio"),
+            Column("MHz at first", "count", 2), Column("MHz sustained", "count", 2), Column("W at most", "count", 3),
+            Column("power limit", priority=4), Column("J/step", priority=1),
+        ]  # fmt: skip
+        yield Table(columns, [_make_row(rung) for rung in self.derive(file).rungs])
 
     def draw(self, file: File, kind: str) -> bytes:
-        from ladder.report import drawing
-
-        return drawing.save(lambda: _draw_figure(file, self.derive(file)), kind)
+        return drawing.save(lambda: _draw_figure(file, self.derive(file).rungs), kind)
 
 
 STUDY = Sustain()
@@ -280,48 +257,37 @@ def pick_later(rows: Sequence[Window]) -> list[Window]:
     return [row for row in rows if row.at_s >= rows[-1].at_s / 2]
 
 
-def derive_energy(rung: Rung) -> Energy | None:
-    """Return the energy of a step over the later half of the rows, or over the last ten seconds if that is more.
+def derive_energy(rows: Sequence[Window]) -> tuple[float, bool] | None:
+    """Return the joules of a step over the later half of the rows, or over the last ten seconds if that is more.
 
-    All joules of that time are divided by all steps in it: the pauses between rows, a few percent, are charged to the
-    steps. In older files, which lack the number of steps, the mean power multiplies the median step. It is some
-    percent too low, because the GPU draws less in a pause. Without the counter, power is integrated over the rows.
-    Returns None if the rows last less than ten seconds or know neither.
+    All joules of NVML's counter are divided by all steps of that time: the pauses between rows, a few percent, are
+    charged to the steps. Without the counter, the highest power of each row is integrated: then the second value is
+    True, and the energy is at most that. Returns None if the rows last less than ten seconds or know neither.
     """
-    rows = [row for row in rung.windows if row.at_s <= rung.windows[-1].at_s - LEAST_S]
-    if rung.status != "ok" or not rows:
+    early = [row.at_s for row in rows if row.at_s <= rows[-1].at_s - LEAST_S]
+    if not early:
         return None
-    begin = min(rows[-1].at_s, pick_later(rung.windows)[0].at_s)
-    rows = [row for row in rung.windows if row.at_s >= begin]
-    seconds, step_s = rows[-1].at_s - begin, statistics.median(row.step_ms for row in rows) / 1000
-    first, last = rows[0].energy_j, rows[-1].energy_j
-    if first is not None and last is not None and last > first:
-        steps = [row.steps for row in rows[:-1]]
-        if all(steps):
-            return Energy((last - first) / sum(each or 0 for each in steps), COUNTER, seconds)
-        return Energy((last - first) / seconds * step_s, COUNTER, seconds)
+    begin = min(early[-1], pick_later(rows)[0].at_s)
+    rows = [row for row in rows if row.at_s >= begin]
+    first, last, steps = rows[0].energy_j, rows[-1].energy_j, [row.steps or 0 for row in rows[:-1]]
+    if first is not None and last is not None and last > first and all(steps):
+        return (last - first) / sum(steps), False
     joules = 0.0
     for one, other in itertools.pairwise(rows):
         if one.power_w is None or other.power_w is None:
             return None
         joules += (one.power_w + other.power_w) / 2 * (other.at_s - one.at_s)
-    return Energy(joules / seconds * step_s, POWER, seconds)
+    step_s = statistics.median(row.step_ms for row in rows) / 1000
+    return joules / (rows[-1].at_s - begin) * step_s, True
 
 
-def format_energy(energy: Energy | None) -> str:
-    """Return joules a step, with "at most" where power was integrated."""
-    if energy is None:
-        return ""
-    return f"{'at most ' if energy.source == POWER else ''}{energy.step_j:.3g}"
-
-
-def _row_of(rung: Rung) -> list[Any]:
+def _make_row(rung: Rung) -> list[Any]:
     rows = rung.windows
     if rung.status != "ok" or not rows:
         return [rung.name, f"{rung.status}: {rung.reason}", *[None] * 7]
     clocks = [row.sm_mhz for row in pick_later(rows) if row.sm_mhz]
-    watts = [row.power_w for row in rows if row.power_w]
     capped = sum("power_cap" in (row.reasons or ()) for row in rows)
+    joules, is_bound = derive_energy(rows) or (None, False)
     return [
         rung.name,
         rung.first_ms,
@@ -329,75 +295,42 @@ def _row_of(rung: Rung) -> list[Any]:
         rung.factor,
         rows[0].sm_mhz or None,
         statistics.median(clocks) if clocks else None,
-        max(watts) if watts else None,
+        max((row.power_w for row in rows if row.power_w), default=None),
         f"in {capped} of {len(rows)}" if clocks else None,
-        format_energy(derive_energy(rung)),
+        joules and f"{'at most ' * is_bound}{joules:.3g}",
     ]
 
 
 # --- the chart: step time over a process's seconds, relative to the first, with the clock below -----------------------
 
 
-def _draw_figure(file: File, derived: Sustained) -> Any:
+def _draw_figure(file: File, rungs: list[Rung]) -> Any:
     from matplotlib.figure import Figure
-
-    from ladder.report.panels import ARTICLE, BUSY, GRID, INK, MUTED
 
     figure = Figure(figsize=(9.5, 6.0))
     grid = figure.add_gridspec(
         2, 1, left=0.09, right=0.97, top=0.8, bottom=0.13, hspace=0.25, height_ratios=(2, 1)
     )
     upper, lower = (figure.add_subplot(cell) for cell in grid)
-    colors, styles = (BUSY, ARTICLE, INK, MUTED), ("-", "--", ":", "-.")
-    shown = [rung for rung in derived.rungs if rung.windows]
-    for number, rung in enumerate(shown):
-        look = {
-            "color": colors[number % 4],
-            "linestyle": styles[number // 4 % 4],
-            "marker": "o",
-            "markersize": 3,
-        }
-        label = f"{rung.name}: {ms(rung.first_ms)} to {ms(rung.sustained_ms)} ms"
-        upper.plot(*_line_of(rung.windows, "step_ms", rung.first_ms or 1.0), label=label, **look)
-        lower.plot(*_line_of(rung.windows, "sm_mhz"), **look)
+    colors, styles = (LIGHT.busy, LIGHT.article, LIGHT.ink, LIGHT.muted), ("-", "--", ":", "-.")
+    for number, rung in enumerate(rung for rung in rungs if rung.windows):
+        color, style = colors[number % 4], styles[number // 4 % 4]
+        for axes, key, unit in ((upper, "step_ms", rung.first_ms or 1.0), (lower, "sm_mhz", 1.0)):
+            known = [
+                (row.at_s, value / unit) for row in rung.windows if (value := getattr(row, key)) is not None
+            ]
+            axes.plot(*zip(*known, strict=True), color=color, linestyle=style, marker="o", markersize=3)
+        upper.lines[-1].set_label(f"{rung.name}: {ms(rung.first_ms)} to {ms(rung.sustained_ms)} ms")
     for axes, label in ((upper, "step time, first = 1"), (lower, "MHz")):
-        axes.set_ylabel(label, color=MUTED)
-        for side in axes.spines.values():
-            side.set_visible(False)
-        axes.grid(axis="y", color=GRID, linewidth=0.8)
-        axes.tick_params(length=0, labelcolor=INK, labelsize=8.5)
+        axes.set_ylabel(label, color=LIGHT.muted)
+        drawing.clear_axes(axes)
     low, high = upper.get_ylim()
     upper.set_ylim(min(low, 0.98), max(high, 1.02))
     upper.tick_params(labelbottom=False)
-    lower.set_xlabel("seconds", color=MUTED)
-    if not any(row.sm_mhz for rung in shown for row in rung.windows):
-        lower.text(0.5, 0.5, "no clock is known", transform=lower.transAxes, ha="center", color=MUTED)
-        lower.set_yticks([])
-    if shown:
-        figure.legend(loc="upper left", bbox_to_anchor=(0.012, 0.915), ncols=2, frameon=False)
-    _draw_header(figure, file, derived)
+    lower.set_xlabel("seconds", color=LIGHT.muted)
+    figure.legend(loc="upper left", bbox_to_anchor=(0.012, 0.915), ncols=2, frameon=False)
+    caution = next((f" ({line})" for line in frame.list_cautions(STUDY, file)), "")
+    under = f"{frame.describe_workload(file)}; one process of each rung, PyTorch {file.machine.torch}."
+    title = f"{file.machine.gpu or file.machine.cpu}: does the speed last?{caution}"
+    drawing.draw_heading(figure, title, f"{under} Lower is better above.")
     return figure
-
-
-def _line_of(rows: list[Window], key: str, unit: float = 1.0) -> tuple[list[float], list[float]]:
-    pairs = [(row.at_s, getattr(row, key)) for row in rows if getattr(row, key) is not None]
-    return [at for at, _ in pairs], [value / unit for _, value in pairs]
-
-
-def _draw_header(figure: Any, file: File, derived: Sustained) -> None:
-    from ladder.report.drawing import fitted
-    from ladder.report.panels import MUTED
-
-    machine, work, notes = file.machine, file.workload or {}, derived.protocol.notes
-    caution = f" ({notes[0]})" if notes else ""
-    fitted(
-        figure,
-        0.02,
-        0.945,
-        f"{machine.gpu or machine.cpu}: does the speed last?{caution}",
-        15,
-        fontweight="bold",
-    )
-    size_ = f"{work['name']}: {work['resolution']}x{work['resolution']}, batch {work['batch']}"
-    line = f"{size_}; one process of each rung, PyTorch {machine.torch}. Lower is better above."
-    fitted(figure, 0.02, 0.02, line, 8, color=MUTED)

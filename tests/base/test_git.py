@@ -14,7 +14,6 @@ from ladder.cli import submission
 from ladder.machine import system
 from ladder.publish.history import screening as history
 from ladder.publish.regressions import checkouts
-from ladder.publish.validation import validate
 from tests.support import repositories
 from tests.support.repositories import commit_all
 
@@ -87,7 +86,7 @@ def answers(root: Path) -> tuple:
         commit,
         git.commit_of(root),
         git.changes(root, ["ladder", "kernels"]),
-        validate.commit_dates(root, {commit, "0" * 40}),
+        git.dates(root, {commit, "0" * 40}),
         checkouts.commit_of("HEAD~1", "BASE", root),
         git.is_shallow(root),
     )
@@ -131,7 +130,7 @@ def test_no_setting_of_the_user_changes_an_answer(root, tmp_path, monkeypatch):
     (root / "kernels" / "größe.py").touch()  # it would be imported, whatever the user's .gitignore hides
     expected = answers(root)
     assert expected[1] == (signed, True) and expected[2] == ["kernels/größe.py"]
-    assert expected[3] == {signed: 1_700_000_000_000}
+    assert expected[3] == {signed: 1_700_000_000}
     (tmp_path / "ignored").write_text("*.py\n")
     (tmp_path / "keygen").write_text(KEYGEN)
     (tmp_path / "keygen").chmod(0o755)

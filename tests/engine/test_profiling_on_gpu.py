@@ -11,7 +11,7 @@ from ladder.base.protocol import CYCLE_STEPS
 from ladder.engine import profiling
 from ladder.engine.timed_rung import Rung
 from ladder.receipts import kernel_families
-from ladder.receipts.spans import union
+from ladder.receipts.traces import union
 from tests.support.spinning import allowed_us
 
 KEPT = 8  # cycles

@@ -9,8 +9,8 @@ import torch
 import kernels
 from kernels import alternatives, choices
 from kernels.alternatives import Where
+from ladder import receipts
 from ladder.core.records import read_record
-from ladder.receipts import receipt as receipts
 from ladder.receipts.watch import Watch, layers_named
 from ladder.studies import frame
 from ladder.studies.kernelbench import bench as kernelbench

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from ladder.receipts import kernel_names
-from ladder.studies.profile import study
 
 NOCAST = "at::native::gpu_kernel_impl_nocast"
 BITS = "at::native::binary_internal"
@@ -98,10 +97,9 @@ def test_a_function_is_named_without_namespaces_also_without_a_name() -> None:
     assert kernel_names.function("void at::native::<unnamed>::fill<float>(int)") == "fill"
 
 
-def test_long_names_keep_their_end_and_two_of_a_table_never_look_alike() -> None:
+def test_long_names_keep_their_end() -> None:
     first, second = (kernel_names.label(f"{'long_' * 20}{end}") for end in ("forward", "backward"))
     assert first != second and max(len(first), len(second)) <= kernel_names.LONGEST
-    assert study.number_names(["a", "b", "a", "a"]) == ["a", "b", "a (2)", "a (3)"]
 
 
 def test_a_result_stores_names_whole_and_those_of_copies_without_their_memory() -> None:

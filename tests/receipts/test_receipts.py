@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import kernels
+from ladder import receipts
 from ladder.base import text
 from ladder.engine.timed_rung import Rung
 from ladder.plan import catalog
-from ladder.receipts import receipt as receipts
 from stylegan_lite import layers, losses, make_step, networks, ops
 from tests.support.rung_steps import gathered, receipt
 from tests.support.small import LEAST

@@ -3,8 +3,7 @@
 import random
 
 from ladder.receipts import traces
-from ladder.receipts.communication import communication
-from ladder.receipts.spans import once, union
+from ladder.receipts.traces import communication, once, union
 
 
 def test_a_profiled_cycle_is_read_for_launches_replays_fills_and_overlap():
@@ -39,14 +38,14 @@ def test_a_memset_that_no_call_asked_for_is_of_a_graph():
 
 
 def test_overlap_counts_a_moment_once():
-    span = ("copy", True, 20, 100, 200)
-    others = [
+    gpu = [("Memcpy HtoD (Pinned -> Device)", True, 20, 100, 200)]
+    gpu += [
         ("a", True, 7, 0, 120),
         ("b", True, 7, 110, 150),
         ("c", True, 8, 140, 145),
         ("d", True, 7, 190, 400),
     ]
-    assert traces.covered(span, others) == 60
+    assert traces.digest(gpu)["overlap"] == 0.6
 
 
 def test_kernels_on_parallel_streams_count_once() -> None:

@@ -9,7 +9,7 @@ import pytest
 from ladder.base.errors import UserError
 from ladder.plan import mistakes
 from ladder.publish import gallery
-from ladder.publish.pages import ladders
+from ladder.publish.pages import tables as documents
 from ladder.publish.pages.committed import Committed
 from ladder.report import chart, tables
 from ladder.report.view import Row, View, describe_gain, view
@@ -147,5 +147,5 @@ def test_no_staircase_is_made_of_a_study(mode: str, tmp_path: Path, monkeypatch:
 def test_a_document_s_table_has_every_entry(made: dict[str, Any], tmp_path: Path) -> None:
     made["workload"] |= {"channel_base": 16384}
     write_run(tmp_path / "results/ladder/nvidia-h200/article-mistakes-20261121T101500Z.json", made)
-    text = ladders.render_beside(Committed(tmp_path), "nvidia-h200/article/mistakes/mistakes")
+    text = documents.render_run(Committed(tmp_path), "nvidia-h200/article/mistakes/mistakes")
     assert "| entry | ms/step |" in text and "| times clean (GPU) |" in text and "| 1.20x (slower) |" in text

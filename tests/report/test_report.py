@@ -11,7 +11,6 @@ import pytest
 from ladder.base import files
 from ladder.base.errors import UserError
 from ladder.plan import catalog, modes, needs
-from ladder.publish import gallery
 from ladder.report import checks as checking
 from ladder.report import tables as reporting
 from ladder.report import view as viewing
@@ -384,8 +383,6 @@ def test_committed_tables_are_what_the_report_of_a_committed_result_says(monkeyp
                 seen.add(path)
                 result = attach_host(reporting.collect([path])[0][0], committed.folder("results/host"))
                 today = [reporting.markdown(result), reporting.csv_text([result])]
-                if part := gallery.extract_article(loading.load_run(path)):
-                    today += [reporting.markdown(part), reporting.csv_text([part])]
                 tables = [table for table in tables if table.read_text(encoding="utf-8") not in today]
     assert not tables
 

@@ -8,7 +8,7 @@ import pytest
 from ladder.base import starting
 from ladder.cli import listing
 from ladder.cli import main as cli
-from ladder.publish.site import collection
+from ladder.publish.site import front
 from ladder.report import chart, tables
 from ladder.report import view as viewing
 from ladder.results import publishable, ranking
@@ -20,7 +20,7 @@ from tests.support.typed import Reading, write_run
 chart = Reading(chart)
 comparing = Reading(comparing)
 publishable = Reading(publishable)
-collection = Reading(collection)
+front = Reading(front)
 ranking = Reading(ranking)
 series = Reading(series)
 tables = Reading(tables)
@@ -59,8 +59,8 @@ def test_a_staircase_is_shown_before_newer_runs_of_less(tmp_path, newer):
         found.append((tmp_path / f"{name}.json", result))
     (shown,), _ = tables.collect([tmp_path])
     assert shown["started"] == stairs["started"]
-    (group,) = collection.collect_groups(found, [], tmp_path)
-    assert len(group.panels[0].shown.rows) == 8 and group.panels[0].path == "a.json"
+    (entry,) = front.choose_entries(found, tmp_path)
+    assert len(entry.rows) == 8 and entry.path == "a.json"
     assert ranking.newest(found)[1] == stairs
 
 
@@ -94,8 +94,6 @@ def test_too_few_rounds_are_said_wherever_a_result_is_shown(tmp_path, capsys):
     write_run(tmp_path / "whole.json", made_up.judged_run(seed=1))
     comparing.show(tmp_path / "whole.json", tmp_path / "few.json", False, False)
     assert f"warning: after: {MARK}" in capsys.readouterr().out
-    (raw, *_) = collection.list_raw([(tmp_path / "few.json", made)], tmp_path)
-    assert MARK in raw.marks
 
 
 def test_rounds_without_memory_do_not_count():

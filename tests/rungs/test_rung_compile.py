@@ -50,9 +50,7 @@ def prepared(recipe, **workload):
 def gathered(step, trace=None):
     step.keep_gradients = False
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            evidence, "traced_cycle", lambda step, ran, align: (step.cycle(), (trace or {}, 0.5))[1]
-        )
+        patch.setattr(evidence, "trace_steps", lambda step, ran, align: (step.cycle(), (trace or {}, 16))[1])
         return evidence.gather(step)
 
 

@@ -154,7 +154,7 @@ def gathered(recipe, sabotage=None, ms=None):
         sabotage(step)
     with pytest.MonkeyPatch.context() as patch:
         trace = {} if ms is None else {"parallel_ms": ms, "busy_ms": 10.0}
-        patch.setattr(evidence, "traced_cycle", lambda step, ran, align: (step.step(), (trace, 0.5))[1])
+        patch.setattr(evidence, "trace_steps", lambda step, ran, align: (step.step(), (trace, 16))[1])
         return evidence.gather(step)
 
 

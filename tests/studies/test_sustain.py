@@ -18,7 +18,7 @@ from ladder.engine import sitting
 from ladder.engine.pool import Pool
 from ladder.machine.nvml import Gpu
 from ladder.studies import frame, sustain
-from ladder.studies.sustain import STUDY, derive_energy, format_energy, make_window
+from ladder.studies.sustain import STUDY, derive_energy, make_window
 from tests.studies.test_contract import HERE, read
 from tests.support.commands import FAKE
 from tests.support.fake_nvml import UUID, FakeNvml
@@ -57,34 +57,21 @@ def test_the_first_row_stands_against_the_later_half():
 
 def test_the_counter_gives_the_joules_of_a_step():
     """All joules over all steps: a pause's low power is no power of a step."""
-    found = derive_energy(rung(40.0, watts=700.0, joules_a_second=500.0))
-    assert found.step_j == pytest.approx(1000.0 / 96)
-    assert found.source == sustain.COUNTER and found.seconds == 20.0 and format_energy(found) == "10.4"
-
-
-def test_a_file_without_numbers_of_steps_has_the_mean_power():
-    followed = rung(40.0, watts=700.0, joules_a_second=500.0)
-    older = [msgspec.structs.replace(row, steps=None) for row in followed.windows]
-    found = derive_energy(msgspec.structs.replace(followed, windows=older))
-    assert found.step_j == pytest.approx(500.0 * 0.020) and found.source == sustain.COUNTER
+    rows = rung(40.0, watts=700.0, joules_a_second=500.0).windows
+    assert derive_energy(rows) == (pytest.approx(1000.0 / 96), False)
 
 
 def test_without_the_counter_power_is_integrated_and_an_upper_bound():
-    found = derive_energy(rung(40.0, watts=700.0))
-    assert found.step_j == pytest.approx(14.0) and format_energy(found) == "at most 14"
-    rising = rung(20.0, watts=0.0)
-    rows = [msgspec.structs.replace(row, power_w=10.0 * row.at_s) for row in rising.windows]
-    found = derive_energy(msgspec.structs.replace(rising, windows=rows))
-    assert found.step_j == pytest.approx(150.0 * 0.020), "mean power from 10 s to 20 s"
+    assert derive_energy(rung(40.0, watts=700.0).windows) == (pytest.approx(14.0), True)
+    rows = [msgspec.structs.replace(row, power_w=10.0 * row.at_s) for row in rung(20.0, watts=0.0).windows]
+    assert derive_energy(rows)[0] == pytest.approx(150.0 * 0.020), "mean power from 10 s to 20 s"
 
 
 def test_less_than_ten_seconds_or_unknown_power_is_no_energy():
-    assert derive_energy(rung(8.0, watts=700.0, joules_a_second=500.0)) is None
-    assert derive_energy(rung(40.0)) is None and format_energy(None) == ""
-    assert derive_energy(rung(12.0, watts=700.0)).seconds >= sustain.LEAST_S, (
-        "half of it would be six seconds"
-    )
-    assert derive_energy(msgspec.structs.replace(rung(40.0, watts=700.0), status="failed")) is None
+    assert derive_energy(rung(8.0, watts=700.0, joules_a_second=500.0).windows) is None
+    assert derive_energy(rung(40.0).windows) is None
+    rows = [msgspec.structs.replace(row, power_w=100.0 * row.at_s) for row in rung(12.0, watts=0.0).windows]
+    assert derive_energy(rows)[0] == pytest.approx(700.0 * 0.020), "of the last ten seconds, not of six"
 
 
 def test_nvml_counts_joules_and_an_older_gpu_does_not():

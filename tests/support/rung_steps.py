@@ -13,8 +13,7 @@ import torch
 from ladder.base import text
 from ladder.parity import check as parity
 from ladder.plan import catalog
-from ladder.receipts import evidence
-from ladder.receipts.receipt import Receipt
+from ladder.receipts import Receipt, evidence
 from stylegan_lite import make_step
 from stylegan_lite.step import PHASES, TrainingStep
 from tests.support.small import SMALL
@@ -125,13 +124,13 @@ def gathered(
     if sabotage:
         sabotage(step)
 
-    def traced(step: TrainingStep, *_: Any) -> tuple[dict, float]:
+    def traced(step: TrainingStep, *_: Any) -> tuple[dict, int]:
         for _ in range(steps):
             step.step()
-        return {}, 0.5
+        return {}, 16
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evidence, "traced_cycle", traced)
+        patch.setattr(evidence, "trace_steps", traced)
         return evidence.gather(step)
 
 

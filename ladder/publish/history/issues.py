@@ -9,17 +9,25 @@ import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.machine import system
 from ladder.plan import catalog
-from ladder.publish.history.screening import CONFIRMED, Step, format_bisect, measured_together
+from ladder.publish.history.screening import (
+    CONFIRMED,
+    Step,
+    format_bisect,
+    group_candidates,
+    list_remarks,
+    list_rungs,
+)
 from ladder.publish.regressions import comparing
-from ladder.publish.regressions.report import escape
+from ladder.publish.regressions.report import break_mentions
+from ladder.show.table import Column, Table, render_markdown
 
 MARK = "<!-- ladder regression {where} -->"  # one issue for each: whoever opens them looks for it first
 LADDER = "full"
+COLUMNS = [Column(title) for title in ("series", "machine", "step in the history", "confirmed", "beside it")]
 Tell = Callable[[str], None]
 
 
@@ -28,88 +36,88 @@ def confirm_steps(
 ) -> int:
     """Measure the commits of up to `most` groups of this machine's candidates. Return the number of groups measured.
 
-    Candidates between the same two commits, of one workload, are measured together. A group that cannot be measured is
-    told, and the others go on. It has a rung that left the ladder or changed its recipe, or `comparing` refuses it.
+    Candidates between the same two commits, of one workload, are measured together. A group whose rung left the ladder
+    or changed its recipe is not measured, and one that `comparing` refuses does not stop the others.
     """
     device = system.choose_device()
     facts = system.facts(device)
     torch = str(facts["torch"]).partition("+")[0]
-    mine = [
-        step
-        for step in steps
-        if step.to_compare and step.series.machine == facts["name"] and step.series.torch in (None, "", torch)
-    ]
+    own = facts["name"], (None, "", torch)
+    mine = group_candidates([s for s in steps if s.series.machine == own[0] and s.series.torch in own[1]])
     if not mine:
         tell(f"nothing to confirm: no candidate's step was timed by {facts['name']} with torch {torch}")
-    todays = _todays()
-    for name in dict.fromkeys(step.series.name for step in mine if step.series.rung[1] not in todays):
-        tell(f"{name}: not what {LADDER} has under that name today, so no comparison can confirm it")
-    mine = [step for step in mine if step.series.rung[1] in todays]
-    key = lambda step: (step.good, step.bad, step.series.rung[0])  # noqa: E731
-    groups = [list(group) for _, group in itertools.groupby(sorted(mine, key=key), key)]
-    groups.sort(key=lambda group: -max(step.share for step in group))
+    recipes = _list_recipes()
     measured = 0
-    for group in groups:
+    for group in mine:
         if measured == most:
             break
-        good, bad = group[0].good, group[0].bad
-        workload, rungs = measured_together(group)
+        known = [step for step in group if step.series.rung[1] in recipes]
+        for name in dict.fromkeys(step.series.name for step in group if step not in known):
+            tell(f"{name}: not what {LADDER} has under that name today, so no comparison can confirm it")
+        if not known:
+            continue
+        good, bad, workload, rungs = group[0].good, group[0].bad, group[0].series.params[0], list_rungs(known)
         tell(f"confirming {good[:10]}..{bad[:10]}: {workload}, {', '.join(rungs)}")
-        request = comparing.Request(
-            good, bad, rungs, LADDER, workload, budget=minutes, device=device, out=out
-        )
         try:
-            comparing.measure(request, tell, root)
+            comparing.measure(
+                comparing.Request(good, bad, rungs, LADDER, workload, budget=minutes, device=device, out=out),
+                tell,
+                root,
+            )
             measured += 1
         except UserError as error:
             tell(f"not measured: {error}")
     return measured
 
 
-def _todays() -> set[str]:
+def _list_recipes() -> set[str]:
     """Return the rungs whose series are of the ladder's recipes of today.
 
     A rung whose recipe changed goes on as `NAME-2` in asv's list (benches/series.py); NAME is the earlier recipe.
     """
-    try:
-        listed = (ROOT / "results" / "asv" / "benchmarks.json").read_text(encoding="utf-8")
-    except OSError:
-        listed = ""
+    listed = (ROOT / "results" / "asv" / "benchmarks.json").read_text(encoding="utf-8")
     names = (step.name for step in catalog.load_ladder(LADDER).rungs)
     return {name for name in names if f"\"'{name}-2'\"" not in listed}
 
 
 def write_issues(steps: Sequence[Step]) -> list[dict[str, str]]:
     """Return {"mark", "title", "body"}, escaped, for each commit or range with a confirmed regression."""
-    key = lambda step: (step.bad, step.good)  # noqa: E731
-    confirmed = sorted((step for step in steps if step.status == CONFIRMED), key=key)
+
+    def find_range(step: Step) -> tuple[str, str]:
+        return step.bad, step.good
+
     issues = []
-    for (bad, good), group in itertools.groupby(confirmed, key=key):
-        steps = sorted(group, key=lambda step: -step.share)
-        names = ", ".join(dict.fromkeys(step.series.name for step in steps))
-        mark = MARK.format(where=f"{good}..{bad}" if steps[0].between else bad)
-        since = f"between {good[:10]} and {bad[:10]}" if steps[0].between else f"since {bad[:10]}"
-        issues.append({"mark": mark, "title": f"Slower {since}: {names}"[:200], "body": _body(mark, steps)})
-    return issues
-
-
-def _body(mark: str, steps: Sequence[Step]) -> str:
-    good, bad, between = steps[0].good, steps[0].bad, steps[0].between
-    sentence = f"Commit {bad} made these series slower; it and the one before it were measured side by side."
-    if between:
+    confirmed = sorted((step for step in steps if step.status == CONFIRMED), key=find_range)
+    for (bad, good), group in itertools.groupby(confirmed, key=find_range):
+        rows = sorted(group, key=lambda step: -step.share)
+        names = ", ".join(dict.fromkeys(step.series.name for step in rows))
+        between = rows[0].between
+        mark = MARK.format(where=f"{good}..{bad}" if between else bad)
+        since = f"between {good[:10]} and {bad[:10]}" if between else f"since {bad[:10]}"
         sentence = (
-            f"These series became slower after commit {good}, by commit {bad} at the latest. The two were measured "
-            f"side by side; the {between} commits between them were not, so which of them it was is not known."
+            f"Commit {bad} made these series slower; it and the one before it were measured side by side."
         )
-    table = [("series", "machine", "step in the history", "confirmed", "beside it")]
-    for step in steps:
-        share = f"{100 * step.share:+.1f}%"
-        table.append((step.series.name, step.where, share, step.why, "; ".join(step.remarks)))
-    lines = [mark, sentence, "", *text.piped(table, words=range(5), show=escape)]
-    commands = dict.fromkeys(filter(None, map(format_bisect, steps))) if between else {}
-    if commands:
-        lines += ["", "To bisect, on such a machine:", "", "```", *commands, "```"]
-    accept = (
-        "To accept it, add an entry to `benches/known-regressions.yaml` (commit, series, reason, expires)."
-    )
-    return "\n".join([*lines, "", accept]) + "\n"
+        if between:
+            sentence = (
+                f"These series became slower after commit {good}, by commit {bad} at the latest. The two were measured"
+                f" side by side; the {between} commits between them were not, so which of them it was is not known."
+            )
+        cells = [
+            [
+                one.series.name,
+                one.series.machine,
+                f"{100 * one.share:+.1f}%",
+                one.why,
+                "; ".join(list_remarks([one])),
+            ]
+            for one in rows
+        ]
+        lines = [mark, sentence, "", break_mentions(render_markdown(Table(COLUMNS, cells))), ""]
+        if between and (commands := dict.fromkeys(filter(None, map(format_bisect, rows)))):
+            lines += ["To bisect, on such a machine:", "", "```", *commands, "```", ""]
+        lines += [
+            "To accept it, add an entry to `benches/known-regressions.yaml` (commit, series, reason, expires)."
+        ]
+        title = f"Slower {since}: {names}"[:200]
+        issues.append({"mark": mark, "title": title, "body": "\n".join(lines) + "\n"})
+    return issues

@@ -16,7 +16,7 @@ from typing import Any
 
 from ladder.base import text as texts
 from ladder.base.errors import UserError
-from ladder.results import store as results
+from ladder.results import store
 
 DRIFT = 0.04  # of memory: what a kernel or driver keeps for itself changes with its version
 Record = dict[str, str]
@@ -46,10 +46,9 @@ def identify(facts: Mapping[str, Any], folder: Path) -> Record:
     A machine is known if hardware and memory agree, the latter within a few percent: it keeps that record to the
     letter. Another machine with the same GPU gets six digits behind the name, made from its hardware.
     """
-    record = describe(facts)
-    stored = _stored(folder)
+    record, stored = describe(facts), _read_records(folder)
     for other in sorted(stored.values(), key=lambda other: other["machine"] != record["machine"]):
-        if not _differences(record, other):
+        if not describe_differences(record, other):
             return {key: other[key] for key in record}
     if record["machine"] in stored:
         identity = json.dumps({**record, "machine": ""}, sort_keys=True)
@@ -58,24 +57,26 @@ def identify(facts: Mapping[str, Any], folder: Path) -> Record:
 
 
 def choose(facts: Mapping[str, Any], folder: Path, name: str | None = None) -> Record:
-    """Return the record to measure under; `name` is what `--machine` says, if it does.
+    """Return the record to measure under; `name` is the value of `--machine`, if there is one.
 
     Raises:
         UserError: one line with the name that is right. The folder of that name is another machine's, or the name
             is not made from this machine's hardware.
     """
-    own, stored, hardware = identify(facts, folder), _stored(folder), facts["name"]
-    place = f"{folder.parent.name}/{folder.name}"
-    right = f"this machine is {own['machine']}: leave out --machine"
-    if own["machine"] not in (hardware, *stored):  # somebody else's has the plain name
+    own, stored, hardware = identify(facts, folder), _read_records(folder), facts["name"]
+    place, right = (
+        f"{folder.parent.name}/{folder.name}",
+        f"this machine is {own['machine']}: leave out --machine",
+    )
+    if own["machine"] not in (hardware, *stored):  # somebody else's has the name without digits
         right = f"name this machine with --machine {own['machine']}"
         if name is None:
-            differences = _said(own, stored[hardware])
+            differences = describe_differences(own, stored[hardware])
             raise UserError(f"{place}/{hardware} is another machine ({differences}): {right}")
     if name in (None, own["machine"]):
         return own
     if name in stored:
-        if differences := _said(own, stored[name]):
+        if differences := describe_differences(own, stored[name]):
             raise UserError(f"--machine {name}: {place}/{name} is another machine ({differences}): {right}")
         return {key: stored[name][key] for key in own}
     if not re.fullmatch(rf"{re.escape(hardware)}(-[0-9a-f]{{6}})?", name):
@@ -86,12 +87,12 @@ def choose(facts: Mapping[str, Any], folder: Path, name: str | None = None) -> R
     return own | {"machine": name}
 
 
-def _stored(folder: Path) -> dict[str, Record]:
+def _read_records(folder: Path) -> dict[str, Record]:
     """Return the machine records in a folder of asv's results that can be used, by name: what is text in them."""
     records = {}
     for path in sorted(folder.glob("*/machine.json")):
         try:
-            data = results.read(path)
+            data = store.read(path)
         except UserError:
             continue
         if isinstance(data, dict) and data.get("machine") == path.parent.name:
@@ -99,23 +100,14 @@ def _stored(folder: Path) -> dict[str, Record]:
     return records
 
 
-def _differences(record: Record, other: Record) -> list[str]:
-    """Return the keys, but for the name, in which another record is not of the same machine."""
-    return [key for key, value in record.items() if key != "machine" and not _agree(value, other.get(key))]
-
-
-def _agree(value: str, other: str | None) -> bool:
-    if other is None:
-        return False
-    a, b = (re.fullmatch(r"(\d{1,9}) GB", text) for text in (value, other))
-    if a and b:
-        return abs(int(a[1]) - int(b[1])) <= max(1, DRIFT * int(a[1]))
-    return value == other
-
-
-def _said(record: Record, other: Record) -> str:
-    """Return in which facts another record differs: "num_cpu 16, here 2"; empty if it does not."""
-    return ", ".join(
-        f"{key} {texts.plain(other.get(key))[:60]}, here {record[key]}"
-        for key in _differences(record, other)[:3]
-    )
+def describe_differences(record: Record, other: Record) -> str:
+    """Return in which facts another record differs, "num_cpu 16, here 2"; empty if it is of the same machine."""
+    differences = []
+    for key, value in record.items():
+        here, there = (re.fullmatch(r"(\d{1,9}) GB", each) for each in (value, other.get(key, "")))
+        same = value == other.get(key)
+        if here and there:
+            same = abs(int(here[1]) - int(there[1])) <= max(1, DRIFT * int(here[1]))
+        if key != "machine" and not same:
+            differences.append(f"{key} {texts.plain(other.get(key))[:60]}, here {value}")
+    return ", ".join(differences[:3])

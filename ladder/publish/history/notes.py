@@ -2,8 +2,8 @@
 
 Every key of asv's machine record is part of a series' identity. A version of the driver or of cuDNN there would begin a
 new series at each upgrade. Each result file has a note instead,
-`results/asv/<machine>/notes/<commit>-<environment>.json`. asv never reads the note and no page needs it. It says what
-else changed where the times of two commits differ.
+`results/asv/<machine>/notes/<commit>-<environment>.json`. asv never reads the note. It says what else changed where
+the times of two commits differ.
 
 A note is plain data, because asv's process may lack msgspec; `asv_files.Note` declares what a stranger's may hold. The
 readers below are for notes of one's own, or accepted ones.
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ladder.base import files, text
-from ladder.results import store as results
+from ladder.results import store
 
 FOLDER = "notes"
 MOST_BYTES = 2**20
@@ -68,7 +68,7 @@ def add_note(result: Path, note: Note) -> Path:
     path = find_path(result)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        old = results.parse(files.read(path, MOST_BYTES))
+        old = store.parse(files.read(path, MOST_BYTES))
         if all(old[key] == note[key] for key in ("commit", "environment")):  # eight digits may be another's
             both = {key: {**old.get(key, {}), **note.get(key, {})} for key in ("benchmarks", "choices")}
             note = {**old, **note, **{key: value for key, value in both.items() if key in old or key in note}}
@@ -81,10 +81,10 @@ def add_note(result: Path, note: Note) -> Path:
 def read_note(result: Path) -> Note | None:
     """Return the note of an asv result file; None where there is none."""
     path = find_path(result)
-    return results.parse(path.read_bytes()) if path.is_file() else None
+    return store.parse(path.read_bytes()) if path.is_file() else None
 
 
-# --- what a step between two commits coincides with ---------------------------------------------------------------
+# --- what a step between two commits coincides with -------------------------------------------------------------------
 
 
 def find_conditions(note: Note | None, benchmark: str | None = None) -> dict[Condition, str]:
@@ -96,25 +96,18 @@ def find_conditions(note: Note | None, benchmark: str | None = None) -> dict[Con
 
 
 def find_changes(before: Mapping[Condition, str], after: Mapping[Condition, str]) -> dict[Condition, str]:
-    """Return the conditions that changed: {"driver": "580.65.06 -> 590.10"}.
-
-    A condition that one side lacks is no change: an old result has no note, and some machines have no GPU.
-    """
+    """Return the conditions that changed: {"driver": "580.65.06 -> 590.10"}. One that a side lacks is no change."""
     both = [key for key in NAMES if key in before and key in after]
     return {key: f"{before[key]} -> {after[key]}" for key in both if before[key] != after[key]}
 
 
 def list_excuses(before: Mapping[Condition, str], after: Mapping[Condition, str]) -> tuple[str, ...]:
-    """Return the changes that excuse a step, in words: "driver 580.65.06 -> 590.10".
-
-    The driver compiles and schedules the work of the GPU, and cuDNN computes much of it. A kernel release excuses
-    nothing.
-    """
+    """Return the changes that excuse a step: "driver 580.65.06 -> 590.10". A kernel release excuses nothing."""
     changes = find_changes(before, after)
     return tuple(f"{NAMES[key]} {changes[key]}" for key in EXCUSES if key in changes)
 
 
-# --- tuning choices: a line for each row of `kernels.choices` that decided in the timed process, by series ---------
+# --- tuning choices: a line for each row of `kernels.choices` that decided in the timed process, by series ------------
 
 
 def name_series(benchmark: str, params: Iterable[str]) -> str:
@@ -122,7 +115,7 @@ def name_series(benchmark: str, params: Iterable[str]) -> str:
 
     Args:
         benchmark: asv's name, "rungs.Rung.samples_step_time".
-        params: its parameter values, plain or in quotes as asv writes them.
+        params: its parameter values, with or without the quotes that asv writes.
     """
     return f"{benchmark.rpartition('.')[0]}({', '.join(str(each).strip(chr(39)) for each in params)})"
 
@@ -132,7 +125,7 @@ def leave_choices(folder: Path, series: str, rows: Iterable[Mapping[str, Any]]) 
     from ladder.report import tiles
 
     lines = [text.display(line) for line in tiles.lines(rows)]
-    results.write(Path(folder) / f"choices-{uuid.uuid4().hex}.json", {"series": series, "lines": lines})
+    store.write(Path(folder) / f"choices-{uuid.uuid4().hex}.json", {"series": series, "lines": lines})
 
 
 def collect_choices(folder: Path) -> dict[str, list[str]]:

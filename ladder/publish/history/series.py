@@ -1,6 +1,6 @@
 """The reader of asv's result files: every benchmark as a series over commits, and the rungs of each commit.
 
-A figure here is the median of one process' samples. No verdict can rest on it: it is drawn, and called `single run`.
+A figure here is the median of one process' samples. No verdict can rest on it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from ladder.base.text import plain, slug
 from ladder.plan import catalog
 from ladder.publish.history import notes as asvnotes
 from ladder.publish.validation import asv_files
-from ladder.report.view import Row, View
 
 STEP = "rungs.Rung.samples_step_time"  # benches/rungs.py; parameters: workload, rung
 GPU_STEP = "rungs.Rung.samples_gpu_time"
@@ -53,12 +52,6 @@ class Series:
     gpu: dict[str, float] = field(default_factory=dict)  # behind a wall time: GPU seconds of that process
     card: str = "none"  # the machine's GPU
 
-    def add(self, commit: str, value: float, weight: float | None, path: Path) -> None:
-        """Enter the value that a host has of a commit."""
-        self.by_host.setdefault(commit, []).append(value)
-        self.values[commit] = float(statistics.median(self.by_host[commit]))
-        self.weights[commit], self.files[commit] = weight, path
-
     @property
     def is_gpu(self) -> bool:
         """Return whether it is the GPU time of a rung."""
@@ -84,15 +77,13 @@ class Series:
     @property
     def rung(self) -> tuple[str, str] | None:
         """Return (workload, rung) of a step's wall or GPU time, which two commits can be compared by; else None."""
-        return (
-            (self.params[0], self.params[1])
-            if STEP_TIME.fullmatch(self.benchmark) and len(self.params) == 2
-            else None
-        )
+        if not STEP_TIME.fullmatch(self.benchmark) or len(self.params) != 2:
+            return None
+        return self.params[0], self.params[1]
 
     @property
     def pattern(self) -> str | None:
-        """Return the regular expression that selects this series alone for asv; None if its name is not plain."""
+        """Return the regular expression that selects this series alone for asv; None if its name has other signs."""
         full = f"{self.benchmark}({', '.join(self.quoted)})" if self.quoted else self.benchmark
         return re.sub(r"([().])", r"\\\1", full) if _TYPED.fullmatch(full) else None
 
@@ -136,64 +127,6 @@ class Step:
     marks: tuple[str, ...] = ()  # "cuDNN 9.19.0 -> 9.20.1", since the step before with the same software
 
 
-def read(folder: Path) -> list[Series]:
-    """Return every series of a folder of accepted results (`ladder.publish.validation.asv_accepted`)."""
-    every: dict[tuple[str, ...], Series] = {}
-    for path in _list_results(folder):
-        _add_file(path, every)
-    return list(every.values())
-
-
-def _list_results(accepted: Path) -> list[Path]:
-    """Return asv's result files. asv's own way looks into our notes, and complains of them."""
-    return [path for path in sorted(accepted.glob("*/*.json")) if asv_files.kind_of(path) == "results"]
-
-
-def _add_file(path: Path, every: dict[tuple[str, ...], Series]) -> None:
-    """Add the values of a file to the series."""
-    from asv.results import Results
-
-    result, machine = Results.load(str(path)), path.parent.name
-    taken = [(name, each) for name in result.get_all_result_keys() for each in _values(result, name)]
-    gpu = {(name, quoted): value for name, (quoted, value, _) in taken if is_gpu_time(name)}
-    for benchmark, (quoted, value, weight) in taken:
-        params = tuple(map(_text, quoted))
-        where, libraries = machine, result.env_name
-        if is_gpu_time(benchmark):
-            where, libraries = _gpu_place(result.params, path, benchmark)
-        key = (where, libraries, benchmark, str(result.benchmark_version.get(benchmark)), *params)
-        torch = result.params.get("torch")
-        one = every.setdefault(key, Series(where, libraries, benchmark, params, torch, quoted))
-        one.add(result.commit_hash, value, weight, path)
-        one.card = str(result.params.get("gpu") or "none")
-        beside = benchmark.replace("samples_step_time", "samples_gpu_time"), quoted
-        if not one.is_gpu and beside in gpu:
-            one.gpu[result.commit_hash] = gpu[beside]
-
-
-def is_gpu_time(benchmark: str) -> bool:
-    """Return whether a benchmark is the GPU time of a step."""
-    match = STEP_TIME.fullmatch(benchmark)
-    return match is not None and match[1] == "gpu"
-
-
-def _gpu_place(params: Mapping[str, str], path: Path, benchmark: str) -> tuple[str, str]:
-    """Return the machine and the environment of a series of GPU time: the GPU, and its software."""
-    facts = _gpu_facts(params, asvnotes.find_conditions(asvnotes.read_note(path), benchmark))
-    software = ", ".join(f"{name} {facts[name]}" for name in GPU_SOFTWARE if name in facts)
-    return facts["machine"], software or "unknown software"
-
-
-def _gpu_facts(params: Mapping[str, str], conditions: Mapping[asvnotes.Condition, str]) -> dict[str, str]:
-    """Return the facts that GPU time depends on: the GPU, torch, CUDA, cuDNN and the driver's major version."""
-    gpu = str(params.get("gpu") or "none")
-    known = {"machine": slug(gpu), "gpu": gpu}
-    known |= {name: str(params[name]) for name in ("torch", "cuda") if params.get(name)}
-    known |= {"cudnn": conditions["cudnn"]} if "cudnn" in conditions else {}
-    known |= {"driver": conditions["driver"].partition(".")[0]} if "driver" in conditions else {}
-    return {name: plain(value) for name, value in known.items()}
-
-
 class _Value(NamedTuple):
     """A number that asv has of a benchmark."""
 
@@ -202,7 +135,16 @@ class _Value(NamedTuple):
     weight: float | None
 
 
-def _values(result: Any, benchmark: str) -> Iterator[_Value]:
+def _load_results(accepted: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield asv's result files, opened. asv's own way looks into our notes, and complains of them."""
+    from asv.results import Results
+
+    for path in sorted(accepted.glob("*/*.json")):
+        if asv_files.kind_of(path) == "results":
+            yield path, Results.load(str(path))
+
+
+def _list_values(result: Any, benchmark: str) -> Iterator[_Value]:
     """Yield each combination of parameters for which a result of asv has a positive number."""
     from asv import _stats
 
@@ -214,109 +156,114 @@ def _values(result: Any, benchmark: str) -> Iterator[_Value]:
             yield _Value(tuple(map(str, each)), float(value), _stats.get_weight(stat))
 
 
+def read(folder: Path) -> list[Series]:
+    """Return every series of a folder of accepted results (`ladder.publish.validation.asv_accepted`)."""
+    every: dict[tuple[str, ...], Series] = {}
+    for path, result in _load_results(folder):
+        commit, facts, note = result.commit_hash, result.params, asvnotes.read_note(path)
+        taken = [(name, each) for name in result.get_all_result_keys() for each in _list_values(result, name)]
+        gpu = {(name, quoted): value for name, (quoted, value, _) in taken if is_gpu_time(name)}
+        for benchmark, (quoted, value, weight) in taken:
+            params = tuple(map(_unquote, quoted))
+            where, libraries = path.parent.name, result.env_name
+            if is_gpu_time(benchmark):
+                known = _find_gpu_facts(facts, asvnotes.find_conditions(note, benchmark))
+                software = [f"{name} {known[name]}" for name in GPU_SOFTWARE if name in known]
+                where, libraries = known["machine"], ", ".join(software) or "unknown software"
+            key = (where, libraries, benchmark, str(result.benchmark_version.get(benchmark)), *params)
+            one = every.setdefault(
+                key, Series(where, libraries, benchmark, params, facts.get("torch"), quoted)
+            )
+            one.by_host.setdefault(commit, []).append(value)
+            one.values[commit] = float(statistics.median(one.by_host[commit]))
+            one.weights[commit], one.files[commit] = weight, path
+            one.card = str(facts.get("gpu") or "none")
+            beside = benchmark.replace("samples_step_time", "samples_gpu_time"), quoted
+            if not one.is_gpu and beside in gpu:
+                one.gpu[commit] = gpu[beside]
+    return list(every.values())
+
+
+def is_gpu_time(benchmark: str) -> bool:
+    """Return whether a benchmark is the GPU time of a step."""
+    match = STEP_TIME.fullmatch(benchmark)
+    return match is not None and match[1] == "gpu"
+
+
+def _find_gpu_facts(
+    params: Mapping[str, str], conditions: Mapping[asvnotes.Condition, str]
+) -> dict[str, str]:
+    """Return the facts that GPU time depends on: the GPU, torch, CUDA, cuDNN and the driver's major version."""
+    gpu = str(params.get("gpu") or "none")
+    known = {"machine": slug(gpu), "gpu": gpu}
+    known |= {name: str(params[name]) for name in ("torch", "cuda") if params.get(name)}
+    known |= {"cudnn": conditions["cudnn"]} if "cudnn" in conditions else {}
+    known |= {"driver": conditions["driver"].partition(".")[0]} if "driver" in conditions else {}
+    return {name: plain(value) for name, value in known.items()}
+
+
 def points(accepted: Path, benchmark: str = STEP) -> list[Point]:
     """Return every time of a rung in a folder of accepted results (`ladder.publish.validation.asv_accepted`).
 
     Args:
         benchmark: STEP for wall time, by machine. GPU_STEP for GPU time: hosts with one GPU and one software are one.
     """
-    from asv.results import Results
-
-    every, height = [], _heights()
-    for path in _list_results(accepted):
-        result = Results.load(str(path))
+    together: dict[tuple[Any, ...], list[tuple[Point, dict[str, float]]]] = {}
+    for path, result in _load_results(accepted):
         facts = {key: plain(value) for key, value in result.params.items() if isinstance(value, str)}
         if benchmark not in result.get_all_result_keys() or _UNCOMMITTED in facts or not facts.get("machine"):
             continue
-        if len(result.get_result_params(benchmark)) != 2:
-            continue
         conditions = asvnotes.find_conditions(asvnotes.read_note(path), benchmark)
         if is_gpu_time(benchmark):
-            facts = _gpu_facts(facts, conditions)
+            facts = _find_gpu_facts(facts, conditions)
         times: dict[str, dict[str, float]] = {}
-        for (workload, rung), seconds, _ in _values(result, benchmark):
-            times.setdefault(_text(workload), {})[_text(rung)] = 1000 * seconds
+        for quoted, seconds, _ in _list_values(result, benchmark):
+            if len(quoted) == 2:
+                workload, rung = map(_unquote, quoted)
+                times.setdefault(workload, {})[rung] = 1000 * seconds
+        known, place = tuple(sorted(facts.items())), path.relative_to(accepted).as_posix()
         for workload, ms in times.items():
-            known = tuple(sorted(facts.items()))
-            place = path.relative_to(accepted).as_posix()
-            head = (facts["machine"], known, result.commit_hash, result.date or 0)
-            every.append(Point(*head, workload, _by_height(ms.items(), height), place, conditions))
-    return _joined(every, height) if is_gpu_time(benchmark) else every
-
-
-def _joined(every: list[Point], height: Mapping[str, int]) -> list[Point]:
-    """Return the points with those of several hosts made one: the median of each rung."""
-    together: dict[tuple[Any, ...], list[Point]] = {}
-    for point in every:
-        together.setdefault((point.facts, point.commit, point.workload), []).append(point)
-    medians_of_hosts = []
+            head = facts["machine"], known, result.commit_hash, result.date or 0, workload
+            key = (known, result.commit_hash, workload) if is_gpu_time(benchmark) else (place, workload)
+            together.setdefault(key, []).append((Point(*head, (), place, conditions), ms))
+    height = _heights()
+    every = []
     for same in together.values():
-        rungs = dict.fromkeys(rung for point in same for rung, _ in point.ms)
-        ms = {rung: [dict(point.ms)[rung] for point in same if rung in dict(point.ms)] for rung in rungs}
-        medians = tuple((rung, float(statistics.median(each))) for rung, each in ms.items())
-        medians_of_hosts.append(replace(same[-1], ms=_by_height(medians, height)))
-    return medians_of_hosts
-
-
-def _by_height(ms: Iterable[tuple[str, float]], height: Mapping[str, int]) -> tuple[tuple[str, float], ...]:
-    return tuple(sorted(ms, key=lambda item: (height.get(item[0], -1), item[0])))
+        rungs = dict.fromkeys(rung for _, ms in same for rung in ms)
+        medians = {rung: float(statistics.median(ms[rung] for _, ms in same if rung in ms)) for rung in rungs}
+        ordered = sorted(medians.items(), key=lambda item: (height.get(item[0], -1), item[0]))
+        every.append(replace(same[-1][0], ms=tuple(ordered)))
+    return every
 
 
 def history(every: Iterable[Point], revisions: Mapping[str, int]) -> dict[tuple[str, str], list[Step]]:
     """Return the highest rung of each commit on the branch, oldest first, by (machine, workload).
 
-    A history with a picture goes before one of a single commit. The machines of a workload stand together.
+    A history with a picture goes before one of a single commit. The machines of a workload stand together. Steps that
+    were measured in part, by the order of the ladder as it is now, are marked, and those with another driver or cuDNN.
     """
-    steps: dict[tuple[str, str], list[tuple[int, Step]]] = {}
+    by_line: dict[tuple[str, str], list[Point]] = {}
     for point in every:
         if point.commit in revisions:
-            rung, ms = point.ms[-1]
-            step = Step(point.commit, rung, ms, point.software, conditions=point.conditions)
-            steps.setdefault((point.machine, point.workload), []).append((revisions[point.commit], step))
+            by_line.setdefault((point.machine, point.workload), []).append(point)
     height = _heights()
-    return {
-        key: _in_order(steps[key], height)
-        for key in sorted(steps, key=lambda key: (len(steps[key]) == 1, key[::-1]))
-    }
+    histories = {}
+    for key in sorted(by_line, key=lambda key: (len(by_line[key]) == 1, key[::-1])):
+        reached: dict[tuple[str, ...], int] = {}
+        before: dict[tuple[str, ...], Mapping[asvnotes.Condition, str]] = {}
+        histories[key] = []
+        for point in sorted(by_line[key], key=lambda each: (revisions[each.commit], each.software)):
+            (rung, ms), software = point.ms[-1], point.software
+            at, most = height.get(rung, -1), reached.get(software, -1)
+            reached[software] = max(at, most)
+            marks = asvnotes.list_excuses(before.get(software, {}), point.conditions)
+            before[software] = {**before.get(software, {}), **point.conditions}
+            step = Step(point.commit, rung, ms, software, at >= most, point.conditions, marks)
+            histories[key].append(step)
+    return histories
 
 
-def _in_order(steps: list[tuple[int, Step]], height: Mapping[str, int]) -> list[Step]:
-    """Sort steps, oldest first. Mark those measured in part, by the order of the ladder as it is now.
-
-    A step with another driver or cuDNN than the one before is marked, too.
-    """
-    reached: dict[tuple[str, ...], int] = {}
-    before: dict[tuple[str, ...], Mapping[asvnotes.Condition, str]] = {}
-    ordered = []
-    for _, step in sorted(steps, key=lambda each: (each[0], each[1].software)):
-        at, most = height.get(step.rung, -1), reached.get(step.software, -1)
-        reached[step.software] = max(at, most)
-        marks = asvnotes.list_excuses(before.get(step.software, {}), step.conditions)
-        before[step.software] = {**before.get(step.software, {}), **step.conditions}
-        ordered.append(replace(step, whole=at >= most, marks=marks))
-    return ordered
-
-
-def single_runs(
-    every: Iterable[Point], paired: set[tuple[str, str]], rungs: list[str]
-) -> list[tuple[Point, View]]:
-    """Return machines that only asv measured, with a view of their rungs: no interval, no verdict, no round.
-
-    Args:
-        every: what asv has.
-        paired: (machine, workload) that the paired protocol has measured; they need no single run.
-        rungs: names, from the lowest to the highest.
-    """
-    newest: dict[tuple[str, str], Point] = {}
-    for point in every:
-        key = (point.machine, point.workload)
-        if key not in paired and any(name in rungs for name, _ in point.ms):
-            if key not in newest or (point.date, point.software) > (newest[key].date, newest[key].software):
-                newest[key] = point
-    return [(newest[key], _view(newest[key], rungs)) for key in sorted(newest)]
-
-
-def _text(value: str) -> str:
+def _unquote(value: str) -> str:
     """Return a parameter, which asv keeps as Python would print it."""
     try:
         return plain(ast.literal_eval(value))
@@ -327,35 +274,3 @@ def _text(value: str) -> str:
 def _heights() -> dict[str, int]:
     """Return the place of each rung in the ladder `full`; a rung that has left it stands below."""
     return {step.name: place for place, step in enumerate(catalog.load_ladder("full").rungs)}
-
-
-def _view(point: Point, rungs: list[str]) -> View:
-    times = dict(point.ms)
-    measured = [name for name in rungs if name in times]
-    base, rows, before = times[measured[0]], [], None
-    for name in rungs:
-        ms = times.get(name)
-        rows.append(_row(name, ms, before and ms and before / ms, ms and base / ms))
-        before = ms or before
-    facts = dict(point.facts)
-    parts = [
-        point.name,
-        facts.get("gpu_memory", "").replace("none", ""),
-        f"PyTorch {facts['torch']}" if facts.get("torch") else "",
-        f"CUDA {facts['cuda']}" if facts.get("cuda") and facts.get("gpu", "none") != "none" else "",
-    ]
-    return View(
-        machine=plain(", ".join(part for part in parts if part)),
-        workload=point.workload,
-        protocol=f"one process a rung, by asv: no interval and no verdict; commit {point.commit[:10]}",
-        baseline=measured[0],
-        rows=tuple(rows),
-    )
-
-
-def _row(name: str, ms: float | None, previous: float | None, total: float | None) -> Row:
-    title = catalog.load_rung(name).title if name in catalog.rungs() else name
-    status, reason = ("ok", "") if ms else ("n/a", "not measured here")
-    return Row(
-        name=name, title=title, status=status, reason=reason, step_ms=ms, previous=previous, total=total
-    )

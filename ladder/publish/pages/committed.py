@@ -6,11 +6,11 @@ A document quotes no stopped run, and none of fewer than three generations: here
 from __future__ import annotations
 
 import functools
-import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ladder.base import git
 from ladder.base.errors import UserError
@@ -22,10 +22,11 @@ from ladder.results import store as results
 from ladder.results.run import Result
 from ladder.results.types import Plain
 from ladder.studies import frame, scale
+from ladder.studies.frame import StudyFile
 from ladder.training.canary_file import KIND as CANARY
 from ladder.training.canary_file import Canary
 
-Key = tuple[str, str, str, str]
+Key = tuple[str, str, str, str]  # machine, workload, ladder, mode
 
 
 class Committed:
@@ -33,7 +34,6 @@ class Committed:
 
     def __init__(self, root: Path) -> None:
         self.root = root / "results"
-        self._charts: dict[tuple[str, str, str], str] = {}
 
     def read(self, name: str) -> Plain:
         """Return the data of one result file.
@@ -43,138 +43,103 @@ class Committed:
         """
         if not (path := self.root / name).is_file():
             raise UserError(f"results/{name} is not among the committed results")
-        if reason := shortfall(data := results.read(path)):
+        if reason := find_shortfall(data := results.read(path)):
             raise UserError(f"results/{name} {reason}: no document may quote it")
         return data
 
-    def read_asv(self, name: str) -> Plain:
-        """Return a result file of asv's, which marks a missing number with NaN."""
-        return json.loads((self.root / name).read_text(encoding="utf-8"))
-
-    def names(self, pattern: str) -> list[str]:
+    def list_names(self, pattern: str) -> list[str]:
         """Return the paths of the files that match and that may be quoted, sorted."""
-        names = self._names(pattern)
-        if pattern.startswith("ladder/"):
-            return [name for name in names if name in self._ladders]
-        return [name for name in names if pattern.startswith("asv/") or not shortfall(self._data(name))]
+        paths = [path for path in sorted(self.root.glob(pattern)) if not find_shortfall(results.read(path))]
+        return [path.relative_to(self.root).as_posix() for path in paths]
 
-    def _names(self, pattern: str) -> list[str]:
-        return sorted(path.relative_to(self.root).as_posix() for path in self.root.glob(pattern))
-
-    def _data(self, name: str) -> Plain:
-        return results.read(self.root / name) if name.endswith(".json") else {}
+    def list_files(self, kind: str, pattern: str = "*") -> list[tuple[str, StudyFile[Any, Any, Any]]]:
+        """Return the files of a study that may be quoted, with their paths; the pattern is of names without suffix."""
+        study = frame.load_studies()[kind]
+        files = [(name, self.read(name)) for name in self.list_names(f"{study.folder}/{pattern}.json")]
+        return [(name, frame.decode_file(study, data)) for name, data in files if data.get("kind") == kind]
 
     @functools.cached_property
-    def _all(self) -> dict[str, Result]:
-        return {name: loading.load_run(self.root / name) for name in self._names("ladder/*/*.json")}
+    def _runs(self) -> list[tuple[str, Result]]:
+        paths = sorted(self.root.glob("ladder/*/*.json"))
+        return [(path.relative_to(self.root).as_posix(), loading.load_run(path)) for path in paths]
 
     @functools.cached_property
-    def _ladders(self) -> dict[str, Result]:
-        return {name: result for name, result in self._all.items() if is_whole(result)}
+    def _whole(self) -> dict[str, Result]:
+        """The runs that ended by themselves and have three generations of each rung, by path."""
+        return {
+            name: run
+            for name, run in self._runs
+            if run.complete and ranking.fewest_rounds(run) >= results.FEWEST_ROUNDS
+        }
 
     @functools.cached_property
-    def _drawn(self) -> set[tuple[str, str, str]]:
-        """The results that `results/charts` shows. A stopped run may be among them."""
-        return set(map(_shown_as, gallery.choose_best(list(self._all.values()))))
-
-    @functools.cached_property
-    def machines(self) -> list[str]:
-        """Return the machines with a GPU that climbed a ladder, sorted."""
-        return sorted({each.machine.name for each in self._ladders.values() if each.machine.gpu})
+    def _drawn(self) -> set[tuple[str, str]]:
+        """The runs that `results/charts` shows. A stopped one may be among them."""
+        return set(map(_identify, gallery.choose_best(run for _, run in self._runs)))
 
     @functools.cached_property
     def best(self) -> dict[Key, Result]:
-        """Return the best result of each (machine, workload, ladder, mode), as in `results/charts`."""
-        return {self._key(each): each for each in gallery.choose_best(list(self._ladders.values()))}
+        """Return the best result of each (machine, workload, ladder, mode)."""
+        best = gallery.choose_best(self._whole.values())
+        return {(*map(str, _name(run)), ranking.mode(run)): run for run in best}  # type: ignore[misc]
 
-    def ladder(self, name: str) -> Result:
-        """Return a result of `ladder run`: the file NAME.json, or the best of MACHINE/WORKLOAD/LADDER[/MODE].
+    @property
+    def machines(self) -> list[str]:
+        """Return the machines with a GPU that climbed a ladder, sorted."""
+        return sorted({run.machine.name for run in self.best.values() if run.machine.gpu})
 
-        Raises:
-            UserError: no committed result has that name.
-        """
-        if name.endswith(".json"):
-            if name not in self._ladders:
-                raise UserError(f"results/{name} is not among the committed results that may be quoted")
-            return self._ladders[name]
-        key = tuple([*name.split("/"), "cumulative"][:4])
+    def find_ladder(self, name: str) -> Result:
+        """Return the best run of MACHINE/WORKLOAD/LADDER[/MODE]. Raises UserError."""
+        key = tuple([*name.split("/"), modes.CUMULATIVE][:4])
         if key not in self.best:
-            raise UserError(
-                f"no committed result of {name} that may be quoted (MACHINE/WORKLOAD/LADDER[/MODE])"
-            )
+            raise UserError(f"no committed result of {name} may be quoted (MACHINE/WORKLOAD/LADDER[/MODE])")
         return self.best[key]  # type: ignore[index]
 
-    def top(self, machine: str, workload: str, ladder: str) -> Result | None:
+    def find_top(self, machine: str, workload: str, ladder: str) -> Result | None:
         """Return the staircase whose highest rung is the top of a ladder, a whole one first; None if there is none."""
-        wanted = (machine, workload, ladder, modes.CUMULATIVE)
-        runs = gallery.prefer_article(self._ladders.values())
-        return gallery.find_top(each for each in runs if self._key(each) == wanted)
+        stairs = (run for run in self._whole.values() if ranking.mode(run) == modes.CUMULATIVE)
+        return gallery.find_top(run for run in stairs if _name(run) == (machine, workload, ladder))
 
-    def path_of(self, result: Result) -> str:
+    def find_path(self, result: Result) -> str:
         """Return the path of a result of `ladder run`."""
-        return next(name for name, each in self._ladders.items() if _identity(each) == _identity(result))
+        return next(name for name, run in self._whole.items() if _identify(run) == _identify(result))
 
-    def is_best(self, result: Result) -> bool:
-        """Return whether `results/charts` shows this result."""
-        return _shown_as(result) in self._drawn
-
-    def chart(self, result: Result) -> str:
+    def find_chart(self, result: Result) -> str:
         """Return the path of a result's table in `results/charts`, or of its samples if another run is shown there."""
-        key = _shown_as(result)
-        if key not in self._charts:
-            self._charts[key] = (
-                f"charts/{gallery.name_files(result)}.md" if self.is_best(result) else self.path_of(result)
-            )
-        return self._charts[key]
-
-    @staticmethod
-    def _key(result: Result) -> Key:
-        """Return (machine, workload, ladder, mode)."""
-        names = result.machine.name, result.workload["name"], gallery.find_ladder(result)
-        return (*names, ranking.mode(result))
+        is_drawn = _identify(result) in self._drawn
+        return f"charts/{gallery.name_files(result)}.md" if is_drawn else self.find_path(result)
 
 
-def _identity(result: Result) -> tuple[str, str]:
+def _name(result: Result) -> tuple[str, str, str]:
+    return result.machine.name, result.workload["name"], result.ladder.name
+
+
+def _identify(result: Result) -> tuple[str, str]:
     return result.machine.name, result.started
 
 
-def _shown_as(result: Result) -> tuple[str, str, str]:
-    """Return the identity of a result and its ladder: a run of `full` may also show the article's."""
-    return *_identity(result), gallery.find_ladder(result)
-
-
-def is_whole(result: Result) -> bool:
-    """Return whether a run of `ladder run` ended by itself and has three generations of each rung."""
-    return result.complete and ranking.fewest_rounds(result) >= results.FEWEST_ROUNDS
-
-
-def shortfall(data: Plain) -> str | None:
-    """Return why no document may quote a result of another command, or None."""
-    if data.get("kind") == scale.STUDY.kind:  # points are judged one by one, whole ones of a stopped run too
-        points = scale.STUDY.derive(frame.decode_file(scale.STUDY, data)).points
-        enough = any(point.runs and not scale.record.is_short(point, points) for point in points)
-        return None if enough else f"has fewer than {results.FEWEST_ROUNDS} generations of each point"
-    if data.get("kind") == CANARY.name:
-        return None if read_record(Canary, data).is_complete else "was stopped"
+def find_shortfall(data: Plain) -> str | None:
+    """Return why no document may quote a result of another command than `ladder run`, or None."""
     few = f"has fewer than {results.FEWEST_ROUNDS} generations"
     study = frame.load_studies().get(str(data.get("kind")))
     if study is not None and "observed" in data:  # an archived file has none
         file = frame.decode_file(study, data)
-        if not file.is_complete:
-            return "was stopped"
-        return few if results.few() in study.list_cautions(file) else None
-    if data.get("complete") is False:
-        return "was stopped"
-    parts = [*data.get("programs", ()), *data.get("questions", ())]
-    seen = [part["rounds"] for part in (*parts, data.get("protocol") or {}) if "rounds" in part]
-    counts = [len(each) if isinstance(each, list) else each for each in seen]
-    if counts and min(counts) < results.FEWEST_ROUNDS:
-        return few
-    return None
+        is_complete, is_enough = file.is_complete, results.few() not in study.list_cautions(file)
+        if study is scale.STUDY:  # points are judged one by one, whole ones of a stopped run too
+            points = study.derive(file).points
+            is_complete = is_enough = any(
+                each.runs and not scale.record.is_short(each, points) for each in points
+            )
+    elif data.get("kind") == CANARY.name:
+        is_complete, is_enough = read_record(Canary, data).is_complete, True
+    else:
+        is_complete = data.get("complete") is not False
+        is_enough = (data.get("protocol") or {}).get("rounds", results.FEWEST_ROUNDS) >= results.FEWEST_ROUNDS
+    return "was stopped" if not is_complete else None if is_enough else few
 
 
 @contextmanager
-def checked_out(root: Path) -> Iterator[Committed]:
+def check_out(root: Path) -> Iterator[Committed]:
     """Yield the results that git has staged, whatever the checkout holds. Raises UserError where git cannot say."""
     names = git.read(root, "ls-files", "-z", "--", "results")
     with tempfile.TemporaryDirectory(prefix="ladder-committed-") as folder:

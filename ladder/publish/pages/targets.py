@@ -1,160 +1,159 @@
-"""The targets of the project, and what result files hold of each."""
+"""The targets of the project, and what result files hold of each: a function each, in `TARGETS`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ladder.base.text import factor, ms
 from ladder.plan import modes
+from ladder.publish.gallery import ARTICLE, FULL
 from ladder.publish.pages.committed import Committed
-from ladder.publish.pages.markdown import link, span, table
-from ladder.publish.pages.studies import ENOUGH, large, share
 from ladder.results import derive
-from ladder.results.run import Result, RungResult
-from ladder.studies import frame
+from ladder.results.run import RungResult
+from ladder.studies.kernelbench.record import NO_AIM
+from ladder.studies.kernelbench.record import Row as Kernel
 from ladder.studies.kernelbench.study import STUDY as KERNELS
-from ladder.studies.roofline.study import STUDY
+from ladder.studies.roofline.study import STUDY as ROOFLINE
 from ladder.studies.upstream.study import STUDY as UPSTREAM
 
+MACHINE = "nvidia-h200"  # the targets are about one H200
 MEMORY_BOUND = ("bias_act", "modulate", "upfirdn2d")
-MACHINE = "nvidia-h200"  # the aims are about one H200
-LIGHT = f"roofline/{MACHINE}-article-full-{{}}.json"  # the floor beside a rung
-Row = tuple[str, str, str]
+LARGE = (128, 129, 256, 257)  # pixels a side; one more behind a transposed convolution
+ENOUGH = 0.85  # of a cold copy
+ABSENT = "no complete run"
+Row = tuple[str, str, str]  # the target, what was measured, and where
 
 
-def render_targets(committed: Committed) -> str:
-    """Return every target: the figure of a whole run, or the command that would give it."""
-    return table(["target", "seen", "where"], [row(committed) for row in ROWS], 3)
+def find_share(row: Kernel) -> float:
+    """Return the time of a cold copy of the same bytes, divided by ours."""
+    return row.share["ours"].median
 
 
-def _absent(target: str, command: str) -> Row:
-    return target, "no complete run", f"`{command}`"
+def list_large(rows: Sequence[Kernel]) -> list[Kernel]:
+    """Return the memory-bound ones of the rows of `ladder kernels` with large maps."""
+    bound = [row for row in rows if "ours" in row.share and row.function not in NO_AIM]
+    return [row for row in bound if len(row.shape) == 4 and row.shape[2] in LARGE]
 
 
-def _best(committed: Committed, workload: str) -> tuple[Result, str] | None:
-    """Return the best staircase of a workload on this machine that has the top of `full`, with its path."""
-    result = committed.top(MACHINE, workload, "full")
-    return None if result is None else (result, committed.path_of(result))
+def _find_top(committed: Committed, workload: str) -> tuple[RungResult, str] | None:
+    """Return the top of `full` of a workload on this machine, and a link to its file with its generations."""
+    result = committed.find_top(MACHINE, workload, FULL)
+    return None if result is None else _pick_last(result.rungs, committed.find_path(result))
 
 
-def _top(result: Result) -> RungResult:
-    """Return the highest rung with a number."""
-    return next(rung for rung in reversed(result.rungs) if rung.status == "ok")
+def _pick_last(rungs: Sequence[RungResult], path: str) -> tuple[RungResult, str]:
+    top = next(rung for rung in reversed(rungs) if rung.status == "ok")
+    return top, f"[file](@/results/{path}), generations: {len(derive.counted(top))}"
+
+
+def _judge_top(
+    target: str, workload: str, describe: Callable[[RungResult], str]
+) -> Callable[[Committed], Row]:
+    """Return the function of a target that the top of `full` meets or misses by itself."""
+
+    def judge(committed: Committed) -> Row:
+        if top := _find_top(committed, workload):
+            return target, describe(top[0]), top[1]
+        return target, ABSENT, f"`ladder run --ladder {FULL} -w {workload}`"
+
+    return judge
 
 
 def _time(rung: RungResult) -> str:
-    return f"{ms(rung.step_ms)} ms ({span(rung.interval_ms)})"
+    low, high = rung.interval_ms or (None, None)
+    return f"{ms(rung.step_ms)} ms ({ms(low)}-{ms(high)})"
 
 
 def _times(rung: RungResult) -> str:
-    return f"{factor(rung.speedup_total)} ({span(rung.total_interval, '.3g')})"
+    low, high = rung.total_interval or (0, 0)
+    return f"{factor(rung.speedup_total)} ({low:.3g}-{high:.3g})"
 
 
-def _file(rung: RungResult, name: str, words: str = "file") -> str:
-    return f"{link(words, name)}, generations: {len(derive.counted(rung))}"
-
-
-def judge_step(committed: Committed) -> Row:
-    target = "`article` (batch 8), top: at most 13 ms"
-    if not (best := _best(committed, "article")):
-        return _absent(target, "ladder run --ladder full")
-    top = _top(best[0])
-    return target, _time(top), _file(top, best[1])
-
-
-def judge_speedup(committed: Committed) -> Row:
-    target = "top over baseline: at least 8 times, without R1 and path length 5 times"
-    if not (best := _best(committed, "article")):
-        return _absent(target, "ladder run --ladder full")
-    top = _top(best[0])
-    return target, f"{_times(top)}, without {factor(top.main_speedup_total)}", _file(top, best[1])
-
-
-def judge_batch_32(committed: Committed) -> Row:
-    target = "`article-b32`, top: at most 42 ms"
-    if not (best := _best(committed, "article-b32")):
-        return _absent(target, "ladder run --ladder full -w article-b32")
-    top = _top(best[0])
-    return target, f"{_time(top)}, {_times(top)} the baseline", _file(top, best[1])
-
-
-def judge_lazy(committed: Committed) -> Row:
-    target = "batch 8: R1 at most 8 ms, path length at most 12 ms"
-    if not (best := _best(committed, "article")):
-        return _absent(target, "ladder run --ladder full")
-    top = _top(best[0])
-    costs = derive.lazy_costs(top)
-    seen = [f"{ms(costs[phase][0])} ms" for phase in ("D_r1", "G_pl")]
-    return target, " and ".join(seen), f"{_file(top, best[1])}; R1 and path length from one of them"
+def _describe_lazy(rung: RungResult) -> str:
+    costs = derive.lazy_costs(rung)
+    return " and ".join(f"{ms(costs[phase][0])} ms" for phase in ("D_r1", "G_pl"))
 
 
 def judge_upstream(committed: Committed) -> Row:
     target = "NVIDIA's stylegan3 repository, same widths, FP16: at least 10 times as fast at batch 8, 5 at batch 32"
     seen, where = [], []
-    for name in committed.names(f"upstream/{MACHINE}-article*.json"):
-        file = frame.decode_file(UPSTREAM, committed.read(name))
+    for name, file in committed.list_files("upstream", f"{MACHINE}-article*"):
         result, batch, both = UPSTREAM.derive(file), (file.workload or {})["batch"], []
         for ratio, clock in ((result.ratio, "by the wall clock"), (result.derive_gpu_ratio(), "in GPU time")):
             if ratio:
-                both.append(f"{factor(ratio.median)} ({span(ratio.interval, '.2f')}) {clock}")
+                low, high = ratio.interval or (0, 0)
+                both.append(f"{factor(ratio.median)} ({low:.2f}-{high:.2f}) {clock}")
         seen.append(f"{' and '.join(both)} at batch {batch}")
         rounds = min(len(program.rounds) for program in result.programs)
-        where.append(f"{link(f'batch {batch}', name.replace('.json', '.md'))}, generations: {rounds}")
-    if not seen:
-        return _absent(target, "ladder upstream CLONE")
-    note = "[what is compared](@/docs/upstream.md); a slow host slows NVIDIA's step alone"
-    return target, "; ".join(seen), "; ".join([*where, note])
+        where.append(f"[batch {batch}](@/results/{name.replace('.json', '.md')}), generations: {rounds}")
+    where.append("[what is compared](@/docs/upstream.md); a slow host slows NVIDIA's step alone")
+    return (
+        (target, "; ".join(seen), "; ".join(where)) if seen else (target, ABSENT, "`ladder upstream CLONE`")
+    )
 
 
 def judge_compiled(committed: Committed) -> Row:
     target = "BF16 and channels_last under `torch.compile(max-autotune)`: ours at least 1.25 times as fast"
-    key = (MACHINE, "article", "compile_autotune", modes.CUMULATIVE)
-    if not (result := committed.best.get(key)):
-        return _absent(target, "ladder run --ladder compile_autotune")
-    plain, top = result.rungs
-    seen = f"{_times(top)}: {ms(plain.step_ms)} and {ms(top.step_ms)} ms"
-    other = "of `compile_autotune`: no coordinate descent, no Triton templates for matmuls"
-    return target, seen, f"{_file(top, committed.path_of(result))}; {other}"
+    result = committed.best.get((MACHINE, ARTICLE, "compile_autotune", modes.CUMULATIVE))
+    if result is None:
+        return target, ABSENT, "`ladder run --ladder compile_autotune`"
+    top, where = _pick_last(result.rungs, committed.find_path(result))
+    seen = f"{_times(top)}: {ms(result.rungs[0].step_ms)} and {ms(top.step_ms)} ms"
+    return target, seen, f"{where}; without coordinate descent and Triton templates for matmuls"
 
 
 def judge_light(committed: Committed) -> Row:
     target = "within 1.8 times the speed of light"
-    if not (best := _best(committed, "article")):
-        return _absent(target, "ladder run --ladder full")
-    top = _top(best[0])
-    if not (names := committed.names(LIGHT.format(top.name))):
-        return _absent(target, f"ladder doctor --roofline --rung {top.name}")
-    floor = STUDY.derive(frame.decode_file(STUDY, committed.read(names[0]))).step["light_ms"]
-    seen = f"{top.step_ms / floor:.2f} times: {ms(top.step_ms)} ms and a floor of {ms(floor)}"
-    return target, seen, f"{_file(top, best[1], 'step')}; {link('floor', names[0].replace('.json', '.md'))}"
+    if (best := _find_top(committed, ARTICLE)) is None:
+        return target, ABSENT, f"`ladder run --ladder {FULL}`"
+    top, where = best
+    for name, file in committed.list_files("roofline", f"{MACHINE}-article-full-{top.name}"):
+        floor = ROOFLINE.derive(file).step["light_ms"]
+        seen = f"{(top.step_ms or 0.0) / floor:.2f} times: {ms(top.step_ms)} ms and a floor of {ms(floor)}"
+        return target, seen, f"{where}; [floor](@/results/{name.replace('.json', '.md')})"
+    return target, ABSENT, f"`ladder doctor --roofline --rung {top.name}`"
 
 
 def judge_memory_bound(committed: Committed) -> Row:
-    words = "`bias_act`, `modulate`, `upfirdn2d` at 128x128 and 256x256, batch 8 and 32"
-    target = f"{words}: at least 85% of a copy of the same bytes"
-    names = [name for each in ("", "-article") for name in committed.names(f"kernels/{MACHINE}{each}.json")]
-    if not names:
-        return _absent(target, "ladder kernels")
-    rows = large(KERNELS.derive(frame.decode_file(KERNELS, committed.read(names[0]))).rows)
-    ours = sorted(share(row) for row in rows if row.function in MEMORY_BOUND)
-    others = [share(row) for row in rows if row.function not in MEMORY_BOUND]
-    missed = [f"{100 * each:.1f}%" for each in ours if each < ENOUGH]
-    seen = f"{len(ours) - len(missed)} of {len(ours)}" + f", the others {' and '.join(missed)}" * bool(missed)
-    seen += ", at batch 8 alone" * names[0].endswith("-article.json")
-    below = sum(each < ENOUGH for each in others)
-    page = link("table", names[0].replace(".json", ".md"))
-    return target, seen, f"{page}; {below} of {len(others)} figures of the other ops are below"
+    target = (
+        "`bias_act`, `modulate`, `upfirdn2d` at 128x128 and 256x256: at least 85% of a copy of the same bytes"
+    )
+    for name, file in committed.list_files("kernels", f"{MACHINE}*"):
+        rows = list_large(KERNELS.derive(file).rows)
+        ours = sorted(find_share(row) for row in rows if row.function in MEMORY_BOUND)
+        others = [find_share(row) for row in rows if row.function not in MEMORY_BOUND]
+        missed = [f"{100 * share:.1f}%" for share in ours if share < ENOUGH]
+        seen = f"{len(ours) - len(missed)} of {len(ours)}; below: {', '.join(missed) or 'none'}"
+        below = (
+            f"{sum(share < ENOUGH for share in others)} of {len(others)} figures of the other ops are below"
+        )
+        return target, seen, f"[table](@/results/{name.replace('.json', '.md')}); {below}"
+    return target, ABSENT, "`ladder kernels`"
 
 
 def judge_overhead(committed: Committed) -> Row:
     name = "asv-overhead/amd-epyc"
-    result = committed.read(f"{name}.json")
-    where = f"{link('file', f'{name}.md')}, {result['machine']['cores']} CPU cores; not measured on the H200"
-    return "`asv`: at most 3 s for each commit besides measuring", f"{result['overhead_s']:.2f} s", where
+    data = committed.read(f"{name}.json")
+    where = f"[file](@/results/{name}.md), {data['machine']['cores']} CPU cores; not measured on the H200"
+    return "`asv`: at most 3 s for each commit besides measuring", f"{data['overhead_s']:.2f} s", where
 
 
-ROWS: tuple[Callable[[Committed], Row], ...] = (
-    judge_step, judge_speedup, judge_batch_32, judge_lazy, judge_upstream, judge_compiled, judge_light,
-    judge_memory_bound, judge_overhead,
-)  # fmt: skip
-TABLES: dict[str, Callable[..., str]] = {"targets": render_targets}
+TARGETS: tuple[Callable[[Committed], Row], ...] = (
+    _judge_top("`article` (batch 8), top: at most 13 ms", ARTICLE, _time),
+    _judge_top(
+        "top over baseline: at least 8 times, without R1 and path length 5 times",
+        ARTICLE,
+        lambda top: f"{_times(top)}, without {factor(top.main_speedup_total)}",
+    ),
+    _judge_top(
+        "`article-b32`, top: at most 42 ms",
+        "article-b32",
+        lambda top: f"{_time(top)}, {_times(top)} the baseline",
+    ),
+    _judge_top("batch 8: R1 at most 8 ms, path length at most 12 ms", ARTICLE, _describe_lazy),
+    judge_upstream,
+    judge_compiled,
+    judge_light,
+    judge_memory_bound,
+    judge_overhead,
+)

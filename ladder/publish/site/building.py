@@ -2,60 +2,30 @@
 
 from __future__ import annotations
 
-import base64
-import functools
-import hashlib
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import quote
 
-from ladder.base import stopping
+from ladder.base import stopping, text
 from ladder.base.errors import UserError
-from ladder.base.text import ms
-from ladder.publish import gallery
-from ladder.publish.history import series as asvseries
+from ladder.publish.history import series
 from ladder.publish.report.inputs import gather_inputs
 from ladder.publish.report.page import write_report
-from ladder.publish.site import collection, figures
-from ladder.publish.site.collection import Group, History, Raw
-from ladder.report import chart, gpus
-from ladder.report.panels import short_ms
-from ladder.report.themes import DARK, LIGHT, Theme
-from ladder.results.run import Result
+from ladder.publish.site import front
+from ladder.publish.validation import validate
+from ladder.results import loading
+from ladder.results.ranking import Stored
 
-ASV, CHARTS = "asv", "charts"  # folders of the site: asv's pages, and pictures
-TEMPLATES = Path(__file__).resolve().parent / "templates"
-# Marks of our site, and of one that asv made without this publisher.
-_MARKS = (f"{ASV}/info.json", "info.json")
-# The page's own colours: green for `faster`, and the lines between rows. All others are the charts' colours.
-_COLORS = {
-    LIGHT: {"good": "#1A6E34", "line": "#D5DAE0", "mark": LIGHT.article, "link": "#005A8C"},
-    DARK: {"good": "#6CCB88", "line": "#343C45", "mark": DARK.article, "link": "#7CC5F0"},
-}
-
-
-@dataclass(frozen=True)
-class Content:
-    """The content of the front page.
-
-    ``reports``: the page of each full report, by the path of its run. ``has_gpus``: whether a picture compares GPUs.
-    """
-
-    groups: Sequence[Group] = ()
-    histories: Sequence[History] = ()
-    raw: Sequence[Raw] = ()
-    asv_files: Sequence[str] = ()
-    reports: Mapping[str, str] = field(default_factory=dict)
-    has_gpus: bool = False
+ASV = "asv"  # the folder of asv's pages
+_MARKS = (f"{ASV}/info.json", "info.json")  # of our site, and of one that asv made without this publisher
 
 
 def write_front(site: Path, ladder_results: Path, accepted: Path, revisions: Mapping[str, int]) -> list[str]:
-    """Write the front page, the full charts, the full reports and the raw results into ``site``.
+    """Write the front page, the full reports and the raw results into ``site``.
 
     Args:
         site: the site's folder.
@@ -66,75 +36,59 @@ def write_front(site: Path, ladder_results: Path, accepted: Path, revisions: Map
     Returns:
         One line for each refused result of `ladder run`.
     """
-    site = Path(site)
-    stored, refused = collection.publish_results(ladder_results, site / "results" / "ladder")
-    points = asvseries.points(accepted)
-    groups = collection.collect_groups(stored, [each for each in points if each.commit in revisions], site)
-    reports = collection.name_reports(groups)
-    for path, result in stored:
-        if name := reports.get(path.relative_to(site).as_posix()):
-            write_report(gather_inputs((path, result), stored, ladder_results.parent), site / name)
-    pairs = gallery.pair_gpus([result for _, result in stored])
-    content = Content(
-        groups,
-        collection.collect_histories(points, asvseries.points(accepted, asvseries.GPU_STEP), revisions),
-        collection.list_raw(stored, site),
-        collection.publish_asv(accepted, site, revisions),
-        reports,
-        bool(pairs),
-    )
-    write_pictures(content, pairs, site)
-    (site / "index.html").write_text(render_front(content), encoding="utf-8")
+    stored, refused = publish_results(ladder_results, site / "results" / "ladder")
+    entries = front.choose_entries(stored, site)
+    for entry in entries:
+        write_report(gather_inputs(entry.run, stored, ladder_results.parent), site / entry.report)
+    points, gpu_points = series.points(accepted), series.points(accepted, series.GPU_STEP)
+    histories = front.collect_histories(points, gpu_points, revisions)
+    files = publish_asv(accepted, site, revisions)
+    sections = front.list_sections(entries, stored, histories, files, site)
+    machines = len({entry.machine for entry in entries})
+    (site / "index.html").write_text(front.render_front(sections, machines), encoding="utf-8")
     return refused
 
 
-def write_pictures(content: Content, pairs: list[tuple[Result, Result | None]], site: Path) -> None:
-    """Write the pictures of the front page in both themes. ``pairs``: what `gallery.pair_gpus` gives."""
-    pictures: dict[str, Callable[..., bytes]] = {}
-    for group in content.groups:
-        for panel in group.panels:
-            bars = functools.partial(figures.draw_ladder, panel.shown, group.most)
-            pictures[f"{panel.stem}-bars"] = bars
-            if panel.result:
-                pictures[panel.stem] = functools.partial(chart.render, panel.result, "svg")
-    for history in content.histories:
-        if history.commits > 1:
-            pictures[history.stem] = functools.partial(figures.draw_history, history.drawn)
-    if pairs:
-        pictures["gpus"] = functools.partial(gpus.render, pairs, "svg")
-    (site / CHARTS).mkdir(exist_ok=True)
-    for name, draw in pictures.items():
-        for suffix, theme in (("", LIGHT), ("-dark", DARK)):
-            (site / CHARTS / f"{name}{suffix}.svg").write_bytes(draw(theme=theme))
+def publish_results(folder: Path, into: Path) -> tuple[list[Stored], list[str]]:
+    """Copy the valid results of `ladder run` below ``folder`` to ``into``.
+
+    Returns:
+        (the copies with their content, one line for each refused file)
+    """
+    stored, refused = [], []
+    files = {loading.show_path(path): path for path in sorted(folder.rglob("*.json"))}
+    for judged in validate.validate([folder]) if files else []:
+        if judged.problem:
+            refused.append(f"{judged.path}: {judged.problem}")
+            continue
+        source = files[judged.path]
+        try:
+            result = loading.load_run(source)
+        except UserError:
+            refused.append(f"{judged.path}: not a result of `ladder run`, whose folder this is")
+            continue
+        # Named after the machine, not after the folder of the file.
+        copy = into / text.slug(result.machine.name) / source.name
+        if copy.exists():
+            refused.append(f"{judged.path}: another file of this machine has its name")
+            continue
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, copy)
+        stored.append((copy, result))
+    return stored, refused
 
 
-def render_front(content: Content) -> str:
-    """Return the front page as HTML. It has no script, and its pictures are files, so it works from a folder, too."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"ms": ms, "short_ms": short_ms, "address": quote}
-    style = environment.get_template("front.css.jinja").render(light=colors(LIGHT), dark=colors(DARK))
-    return environment.get_template("front.html.jinja").render(
-        style=style,
-        style_digest=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
-        content=content,
-        cards=collection.collect_cards(content.groups, content.reports),
-        machines=len({panel.machine for group in content.groups for panel in group.panels}),
-        charts=CHARTS,
-        asv_address=collection.asv_address,
-    )
-
-
-def colors(theme: Theme) -> dict[str, str]:
-    """Return the page's colours by the names in its style sheet."""
-    return {**vars(theme), **_COLORS[theme]}
+def publish_asv(accepted: Path, site: Path, revisions: Mapping[str, int]) -> list[str]:
+    """Copy asv's results of commits on the branch, with their machines' records, and return their paths."""
+    copied = []
+    for path in sorted(accepted.glob("*/*.json")):
+        if path.name != "machine.json" and json.loads(path.read_bytes())["commit_hash"] in revisions:
+            target = site / "results" / "asv" / path.parent.name / path.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            for name in ("machine.json", path.name):
+                shutil.copyfile(path.with_name(name), target.with_name(name))
+            copied.append(target.relative_to(site).as_posix())
+    return copied
 
 
 @contextmanager

@@ -13,37 +13,23 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from msgspec import Meta
-
 from ladder.base import text
 from ladder.base.errors import UserError
-from ladder.core.records import (
-    Commit,
-    Name,
-    Record,
-    Started,
-    Text,
-    between,
-    describe_value,
-    matching,
-    read_record,
-    size,
-)
-from ladder.core.records import Seconds as Duration
+from ladder.core import records as r
+from ladder.core.records import Record, between, describe_value, matching, read_record, size
 from ladder.plan import catalog
-from ladder.results import plausible
-from ladder.results import store as results
+from ladder.results import plausible, store
 from ladder.results.file import Variable
-from ladder.results.types import Plain
+from ladder.results.publishable import DIRTY
 
 MOST_BYTES = 2**20
 NOTES = "notes"
 NEVER_TAKEN = "regenerated when the site is made, never taken from here"
-DIRTY = "dirty: not publishable: the code differs from its commit"
+WRONG_DATE = "date: not that of its commit"
 MOST_COMBINATIONS = 20_000  # of parameters; asv expands all of them
 _RESULTS = re.compile(r"[0-9a-f]{8}-.+\.json")
 _LONGEST_ENVIRONMENT = 128  # from this length on, asv names the file after a digest
@@ -57,12 +43,11 @@ BenchmarkName = Annotated[
 ]
 LIBRARY, LIBRARY_VERSION = r"(pip\+)?[a-z][a-z0-9_.-]{0,39}", r"[A-Za-z0-9.+_-]{0,40}"
 Environment = Annotated[str, matching(r"[a-z0-9][a-z0-9._+-]{0,199}", "the name of an environment")]
+SeriesName = Annotated[str, matching(r"[A-Za-z0-9 ._()+:@,/'#=-]{1,200}", "the name of a series")]
 Gigabytes = Annotated[str, matching(r"none|\d{1,15}( GB)?", "an amount of memory like 126 GB")]
 Milliseconds = Annotated[int, between(14 * 10**11, 41 * 10**11)]  # since 1970; from 2014 on
 Time = Annotated[float, between(1e-9, 1e6)]  # seconds of a timing benchmark
 Quantity = Annotated[float, between(0, 2**50)]  # bytes, counts
-Repeats = Annotated[int, between(1, 10**9)]
-VersionText = Annotated[str, matching(r"[A-Za-z0-9._-]{1,64}", "a version")]
 PLAIN = rf"(?!(.*[ '=:(,])?/\w)({text.TEXT.pattern})"  # excludes paths of a machine
 PlainText = Annotated[
     str,
@@ -72,17 +57,13 @@ PlainText = Annotated[
     ),
 ]
 Values = Annotated[list[T], size(MOST_COMBINATIONS)]
-Code = Annotated[str, matching(r"[\n -~]{0,100000}", "source code in printable ASCII")]
-Parameters = Annotated[
-    list[Annotated[list[PlainText], size(MOST_COMBINATIONS, 1)]],
-    size(8),
-]
+Parameters = Annotated[list[Annotated[list[PlainText], size(MOST_COMBINATIONS, 1)]], size(8)]
 
 
 class Facts(Record):
     """What asv records of a machine; all are texts."""
 
-    machine: Name
+    machine: r.Name
     os: PlainText
     arch: PlainText
     cpu: PlainText
@@ -106,26 +87,27 @@ class Row(Record, Generic[T], array_like=True):
 
     result: Values[T | None] | None
     params: Parameters
-    version: VersionText | None = None
+    version: Annotated[str, matching(r"[A-Za-z0-9._-]{1,64}", "a version")] | None = None
     started_at: Milliseconds | None = None
-    duration: Duration | None = None
+    duration: r.Seconds | None = None
     stats_ci_99_a: Values[float | None] | None = None
     stats_ci_99_b: Values[float | None] | None = None
     stats_q_25: Values[T | None] | None = None
     stats_q_75: Values[T | None] | None = None
-    stats_number: Values[Repeats | None] | None = None
-    stats_repeat: Values[Repeats | None] | None = None
+    stats_number: Values[r.Positive | None] | None = None
+    stats_repeat: Values[r.Positive | None] | None = None
     samples: Values[Annotated[list[T], size(100_000)] | None] | None = None
     profile: None = None  # a marshal dump would be unsafe to load
 
 
 COLUMNS = list(Row.__struct_fields__)
+STATISTICS = COLUMNS[5:12]
 
 
 class Results(Record):
     """asv's file of one commit. `params` has the facts of the machine, Python's version and the requirements."""
 
-    commit_hash: Commit
+    commit_hash: r.Commit
     env_name: Environment
     date: Milliseconds
     params: Annotated[
@@ -149,10 +131,7 @@ class Results(Record):
     result_columns: list[str]
     results: Annotated[dict[BenchmarkName, list[Any]], size(500, 1)]  # of `Row`
     durations: Annotated[
-        dict[
-            Annotated[str, matching(r"<build>|<setup_cache [\w.:/ -]{1,96}>", "a duration")],
-            Duration,
-        ],
+        dict[Annotated[str, matching(r"<build>|<setup_cache [\w.:/ -]{1,96}>", "a duration")], r.Seconds],
         size(100),
     ]
     version: Literal[2]
@@ -161,59 +140,21 @@ class Results(Record):
 class Conditions(Record):
     """What may change between results of one series."""
 
-    started: Started
-    driver: Text | None = None
+    started: r.Started
+    driver: r.Text | None = None
     kernel_release: PlainText | None = None
-    cudnn: Text | None = None
+    cudnn: r.Text | None = None
 
 
 class Note(Conditions, kw_only=True):
     """Our note beside a result of asv (`ladder.publish.history.notes`)."""
 
     schema: Literal[1]
-    commit: Commit
+    commit: r.Commit
     environment: Environment
     benchmarks: Annotated[dict[BenchmarkName, Conditions], size(2000)] | None = None
-    choices: (
-        Annotated[
-            dict[
-                Annotated[str, matching(r"[A-Za-z0-9 ._()+:@,/'#=-]{1,200}", "the name of a series")],
-                Annotated[list[Text], size(2000)],
-            ],
-            size(2000),
-        ]
-        | None
-    ) = None
-    variables: Annotated[dict[Variable, Text], size(64)] | None = None
-
-
-Option = bool | Annotated[float, Meta(ge=-1e15, le=1e15)] | Text | None
-
-
-class Benchmark(Record, kw_only=True):
-    """An entry of benchmarks.json, asv's list of benchmarks."""
-
-    code: Code
-    name: BenchmarkName
-    param_names: Annotated[
-        list[Annotated[str, matching(r"[a-z_]\w{0,63}", "the name of a parameter")]], size(8)
-    ]
-    params: Annotated[list[Annotated[list[Text], size(MOST_COMBINATIONS, 1)]], size(8)]
-    type: Literal["time", "track", "memory", "peakmemory"]
-    unit: Text
-    version: VersionText
-    timeout: Duration | None = None
-    pretty_name: Text | None = None
-    pretty_source: Code | None = None
-    setup_cache_key: Text | None = None
-    setup_cache_timeout: Duration | None = None
-    number: Option = None
-    min_run_count: Option = None
-    rounds: Option = None
-    repeat: Option = None
-    sample_time: Option = None
-    warmup_time: Option = None
-    tags: Annotated[list[Text], size(16)] | None = None
+    choices: Annotated[dict[SeriesName, Annotated[list[r.Text], size(2000)]], size(2000)] | None = None
+    variables: Annotated[dict[Variable, r.Text], size(64)] | None = None
 
 
 def kind_of(path: Path) -> str | None:
@@ -229,14 +170,12 @@ def kind_of(path: Path) -> str | None:
 
 
 def parse(raw: bytes, kind: str) -> Any:
-    """Return the JSON of one of asv's files.
-
-    In results, NaN says that a benchmark does not apply.
+    """Return the JSON of one of asv's files. In results, NaN says that a benchmark does not apply.
 
     Raises:
         ValueError: the file is not valid JSON; one line.
     """
-    return results.parse(raw, constants=kind == "results")
+    return store.parse(raw, constants=kind == "results")
 
 
 def find_problem(data: Any, kind: str, path: Path) -> str | None:
@@ -249,10 +188,8 @@ def find_problem(data: Any, kind: str, path: Path) -> str | None:
             return _find_wrong_file(note.commit, note.environment, path)
         if kind == "results":
             return _find_contradiction(read_record(Results, data), path)
-        entries = dict(read_record(dict[str, Any], data))
-        version: Any = Literal[2]
-        read_record(version, entries.pop("version", None), "version")
-        read_record(dict[BenchmarkName, Benchmark], entries)
+        entries = {key: entry for key, entry in read_record(dict[str, Any], data).items() if key != "version"}
+        read_record(dict[BenchmarkName, dict[r.Identifier, Any]], entries)  # never taken, so this is enough
     except UserError as error:
         return str(error)
     return None
@@ -286,20 +223,13 @@ def number(value: Any) -> float | None:
     return None if value is None or math.isnan(value) else value
 
 
-def device_of(params: Mapping[str, str]) -> str:
-    return "cpu" if params["gpu"] == "none" else "cuda"
-
-
 def combinations(row: list[Any]) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield (position in the columns, parameter values) of each combination in a row.
-
-    The values come without their quotes.
-    """
+    """Yield (position in the columns, parameter values without quotes) of each combination in a row."""
     for index, values in enumerate(itertools.product(*row[1])):
         yield index, tuple(value.strip("'") for value in values)
 
 
-# --- what no single value shows -----------------------------------------------------------------------------------
+# --- what no single value shows ---------------------------------------------------------------------------------------
 
 
 def _find_wrong_name(facts: Facts, folder: str) -> str | None:
@@ -326,23 +256,20 @@ def _find_contradiction(data: Results, path: Path) -> str | None:
     if data.result_columns != COLUMNS:
         return "result_columns: not asv's columns in asv's order"
     expected = {"python": data.python, **data.requirements}
-    facts = {key: value for key, value in data.params.items() if key not in expected}
-    machine = read_record(Facts, facts, "params")
     if different := [key for key in expected if data.params.get(key) != expected[key]]:
         return f"params: {different[0]!r} is not as in the requirements"
+    facts = {key: value for key, value in data.params.items() if key not in expected}
+    machine = read_record(Facts, facts, "params")
     if problem := _find_wrong_name(machine, path.parent.name):
         return f"params.{problem}"
-    if problem := _find_wrong_file(data.commit_hash, data.env_name, path):
-        return problem
     for name, columns in data.results.items():
-        values = columns[0] if columns else None
-        if isinstance(values, list):  # NaN: does not apply
-            columns = [[None if each != each else each for each in values], *columns[1:]]
+        if columns and isinstance(columns[0], list):  # NaN: does not apply
+            columns = [[None if each != each else each for each in columns[0]], *columns[1:]]
         kind: Any = Row[Time] if is_time(name) else Row[Quantity]
         row: Row[float] = read_record(kind, columns, f"results.{name}")
         if problem := _find_row_contradiction(row) or _find_impossible_time(name, row, machine):
             return f"{name}: {problem}"
-    return None
+    return _find_wrong_file(data.commit_hash, data.env_name, path)
 
 
 def _find_row_contradiction(row: Row[float]) -> str | None:
@@ -351,13 +278,13 @@ def _find_row_contradiction(row: Row[float]) -> str | None:
         return f"{count} combinations of parameters, expected at most {MOST_COMBINATIONS}"
     if any(len(set(values)) < len(values) for values in row.params):
         return "params: a value is given twice"
-    columns: dict[str, list[Any]] = {}
-    for key in ("result", *COLUMNS[5:12]):
+    columns: list[list[Any]] = []
+    for key in ("result", *STATISTICS):
         values = getattr(row, key)
         if values is not None and len(values) != count:
             return f"{key}: {len(values)} entries for {count} combinations of parameters"
-        columns[key] = [None] * count if values is None else values
-    for index, (value, *statistics) in enumerate(zip(*columns.values(), strict=True)):
+        columns.append([None] * count if values is None else values)
+    for index, (value, *statistics) in enumerate(zip(*columns, strict=True)):
         if problem := _find_value_contradiction(value, *statistics):
             return f"[{index}]: {problem}"
     return None
@@ -387,7 +314,7 @@ def _find_impossible_time(name: str, row: Row[float], facts: Facts) -> str | Non
         return None
     for index, values in combinations([row.result, row.params]):
         seconds = row.result[index]
-        least = _least_ms(values[0] if values else "", facts.gpu, int(facts.num_cpu))
+        least = _derive_least_ms(values[0] if values else "", facts.gpu, int(facts.num_cpu))
         if seconds is not None and 1000 * seconds < least:
             return (
                 f"quarantined: [{index}]: {1000 * seconds:.3g} ms is faster than this GPU can compute:"
@@ -397,17 +324,9 @@ def _find_impossible_time(name: str, row: Row[float], facts: Facts) -> str | Non
 
 
 @functools.lru_cache(maxsize=256)
-def _least_ms(workload: str, gpu: str, cores: int) -> float:
+def _derive_least_ms(workload: str, gpu: str, cores: int) -> float:
     """Return the floor of a preset workload in ms. For an unknown workload, it is the lowest floor of all presets."""
-    machine = {"device": device_of({"gpu": gpu}), "gpu": gpu, "cores": cores}
-    presets = _load_workloads()
-    floors = [
-        plausible.floor_ms(machine, each)
-        for each in ([presets[workload]] if workload in presets else presets.values())
-    ]
+    names = [workload] if workload in catalog.workloads() else catalog.workloads()
+    machine = {"device": "cpu" if gpu == "none" else "cuda", "gpu": gpu, "cores": cores}
+    floors = [plausible.floor_ms(machine, catalog.load_workload(name)[1]) for name in names]
     return min((least[0] for least in floors if least is not None), default=0.0)
-
-
-@functools.cache
-def _load_workloads() -> dict[str, Plain]:
-    return {name: catalog.load_workload(name)[1] for name in catalog.workloads()}

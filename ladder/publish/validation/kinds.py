@@ -6,11 +6,9 @@ faults, asv's overhead and others. Unlisted keys are refused, so a new key must 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-import msgspec
-
-from ladder.base import text
 from ladder.core import records as r
 from ladder.core.records import Record, between, locate_problem, matching, read_record, size
 from ladder.publish.regressions import schema as comparison
@@ -23,58 +21,37 @@ from ladder.studies import frame
 from ladder.studies.kernelbench import tuning
 from ladder.training import canary_file
 
+RUN, BENCHMARKS = "ladder", "pytest-benchmark"  # of `ladder run`, and of `make bench-kernels`
 ShortLine = Annotated[str, matching(r"[ -~]{1,300}", "a line of at most 300 printable ASCII characters")]
 Difference = Annotated[float, between(-1e6, 1e6)]  # of times, possibly negative
 
 
-class _Made(Record, kw_only=True):
+class Checked(Record, kw_only=True):
+    """A table of the project's own checks: planted faults, hostile files, and what caught them."""
+
     schema: Literal[1]
     commit: r.Commit | None = None
     dirty: bool | None = None
+    what: Literal["faults", "hostile", "planted-bugs", "sabotaged-rungs"]
+    machine: Machine
+    rows: Annotated[list[dict[r.Identifier, bool | r.Real | r.Text | None]], size(10_000)]
 
 
-# --- asv's overhead, planted faults -----------------------------------------------------------------------------------
-
-
-class _AsvMachine(Record, kw_only=True):
-    name: r.Name
-    gpu: r.Text | None = None
-    cores: r.Count
-    cpu: r.Text
-    python: r.Text
-    torch: r.Text
-    os: r.Text
-
-
-class _AsvRepeat(Record):
-    run_of_one_s: r.Seconds
-    run_of_all_s: r.Seconds
-    overhead_s: Difference
-    once_s: Difference
-    checkout_s: Annotated[list[r.Seconds], size(1001)]
-
-
-class AsvOverhead(_Made, kw_only=True):
+class AsvOverhead(Record, kw_only=True):
     """What asv costs for each commit."""
 
+    schema: Literal[1]
+    commit: r.Commit | None = None
+    dirty: bool | None = None
     kind: Literal["asv overhead"]
-    machine: _AsvMachine
+    machine: dict[r.Identifier, r.Count | r.Text | None]
     commits: r.Count
     overhead_s: Difference
     once_s: Difference
-    rows: Annotated[list[_AsvRepeat], size(100)]
+    rows: Annotated[list[dict[r.Identifier, Difference | list[r.Seconds]]], size(100)]
 
 
-def _table(what: str, *texts: str, **others: Any) -> Any:
-    """Return the type of a table of planted faults: columns of text, and others by their types, which may be null."""
-    fields = [(name, kind, None) for name, kind in others.items()]
-    row = msgspec.defstruct(what, [*((name, r.Text) for name in texts), *fields], bases=(Record,))
-    rows = Annotated[list[row], size(10_000)]  # type: ignore[valid-type]
-    columns = [("what", Literal[what]), ("machine", Machine), ("rows", rows)]  # type: ignore[valid-type]
-    return msgspec.defstruct(what, columns, bases=(_Made,), kw_only=True)
-
-
-# --- make bench-kernels: a file that names no kind --------------------------------------------------------------------
+# --- make bench-kernels: a file of pytest-benchmark, which names no kind ----------------------------------------------
 
 
 class _Cpu(Record):
@@ -92,39 +69,23 @@ class _CommitInfo(Record):
     dirty: bool
 
 
-class _Op(Record):
-    name: ShortLine
-    direction: Literal["forward", "backward", "double backward"]
-
-
-class _Ran(Record):
-    ran: ShortLine | None = None
-    direction: Literal["forward", "backward", "double backward"] | None = None
-    calls: r.Count | None = None
-    l2: Literal["cold", "hot"] | None = None
-
-
-class _BenchmarkOptions(Record):
-    disable_gc: bool
-    timer: r.Text
-    min_rounds: r.Count
-    max_time: r.Seconds
-    min_time: r.Seconds
-    warmup: bool | r.Count
-
-
-_AMOUNTS = "min max mean stddev median iqr q1 q3 ld15iqr hd15iqr ops total"
-_COUNTS = "rounds iqr_outliers stddev_outliers iterations"
-
-
-_Numbers: Any = msgspec.defstruct(
-    "_Numbers",
-    [(name, r.Amount) for name in _AMOUNTS.split()] + [(name, r.Count) for name in _COUNTS.split()],
-    bases=(Record,),
-)
-
-
-class _BenchmarkStats(_Numbers):
+class _Stats(Record):
+    min: r.Amount
+    max: r.Amount
+    mean: r.Amount
+    stddev: r.Amount
+    median: r.Amount
+    iqr: r.Amount
+    q1: r.Amount
+    q3: r.Amount
+    ld15iqr: r.Amount
+    hd15iqr: r.Amount
+    ops: r.Amount
+    total: r.Amount
+    rounds: r.Count
+    iqr_outliers: r.Count
+    stddev_outliers: r.Count
+    iterations: r.Count
     outliers: Annotated[str, matching(r"\d+;\d+", "two counts")]
     data: Annotated[list[r.Seconds], size(10_000)]
 
@@ -133,11 +94,11 @@ class _Benchmark(Record, kw_only=True):
     group: ShortLine | None = None
     name: ShortLine
     fullname: ShortLine
-    params: _Op | None = None
+    params: dict[r.Identifier, ShortLine] | None = None
     param: ShortLine | None = None
-    extra_info: _Ran
-    options: _BenchmarkOptions
-    stats: _BenchmarkStats
+    extra_info: dict[r.Identifier, ShortLine | r.Count | None]
+    options: dict[r.Identifier, bool | r.Seconds | r.Text]
+    stats: _Stats
 
 
 class Benchmarked(Record, kw_only=True):
@@ -154,75 +115,49 @@ class Benchmarked(Record, kw_only=True):
 # --- how they are judged ----------------------------------------------------------------------------------------------
 
 
-def _find_problem(record: Any) -> str | None:
-    """Return what no genuine file of one of these kinds holds, in one line, or None."""
-    if isinstance(record, comparison.Compared):
-        return comparison.find_problem(record)
-    machine = record.machine_info if isinstance(record, Benchmarked) else record.machine
-    cpu = machine.cpu.brand_raw if isinstance(machine, _BenchmarkMachine) else machine.cpu
-    hardware = [machine.gpu] if getattr(machine, "device", "cpu") == "cuda" else [cpu, machine.gpu]
-    if machine.name not in [text.slug(each) for each in hardware if each]:
-        return f"machine.name: {machine.name!r} is not made from its hardware"
-    if isinstance(machine, _BenchmarkMachine) and (machine.node, machine.machine) != (
-        machine.name,
-        machine.os,
-    ):
-        return "machine_info: node and machine are not its name and its system"
-    return None
-
-
-def _as_kind(name: str, record: Any) -> Kind:
+def _make_kind(
+    name: str, record: Any, find: Callable[[Any], str | None] = lambda record: None, hardware: bool = True
+) -> Kind:
     """Return how `ladder validate` judges the files of a record."""
-
-    def refuse(data: Any) -> tuple[str, str] | None:
-        return locate_problem(record, data)
-
-    def find(data: dict[str, Any]) -> str | None:
-        return _find_problem(read_record(record, data))
 
     def caution(data: dict[str, Any]) -> list[str]:
         dirty = [publishable.DIRTY] * bool(data.get("dirty"))
         return dirty + [publishable.PARTIAL] * (data.get("complete") is False)
 
-    return Kind(name, refuse, find, hardware=False, cautions=caution)
+    def contradict(data: dict[str, Any]) -> str | None:
+        return find(read_record(record, data))
+
+    return Kind(
+        name, lambda data: locate_problem(record, data), contradict, hardware=hardware, cautions=caution
+    )
 
 
-CHECKS = {
-    "asv overhead": AsvOverhead,
-    "pytest-benchmark": Benchmarked,
-    "faults": _table(
-        "faults", "fault", "injected", "outcome", "test",
-        count=r.Count, number=bool | None, kept=bool | None,
-    ),
-    "hostile": _table("hostile", "file", "planted", "refused", "test"),
-    "planted-bugs": _table(
-        "planted-bugs", "bug", "planted", "caught_by", "test",
-        **dict.fromkeys(("phase", "quantity", "tensor"), r.Text | None),
-        **dict.fromkeys(("error", "budget", "over_budget"), r.Amount | None),
-    ),
-    "sabotaged-rungs": _table("sabotaged-rungs", "rung", "sabotage", "planted", "caught_by", "test"),
-    "compare": comparison.Compared,
-}  # fmt: skip
-_ALL = (
-    *tuning.KINDS,
-    canary_file.KIND,
-    *(_as_kind(name, record) for name, record in CHECKS.items()),
-    *map(frame.as_kind, frame.load_studies().values()),
+CHECKS = (
+    _make_kind("asv overhead", AsvOverhead),
+    _make_kind(BENCHMARKS, Benchmarked),
+    *(_make_kind(what, Checked) for what in ("faults", "hostile", "planted-bugs", "sabotaged-rungs")),
+    _make_kind("compare", comparison.Compared, comparison.find_problem, hardware=False),
 )
-RUN = "ladder"  # of `ladder run`
-KINDS: dict[str, Kind] = {kind.name: kind for kind in _ALL}
-UNNAMED = {"benchmarks": "pytest-benchmark"}  # recognized by a key that no other kind has
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        canary_file.KIND,
+        *tuning.KINDS,
+        *CHECKS,
+        *map(frame.as_kind, frame.load_studies().values()),
+    )
+}
 
 
 def kind_of(data: Head) -> Any:
-    """Return the kind that a file states, or None where it states none."""
-    for key in KIND_KEYS:
-        if key in data:
-            return data[key]
-    return next((kind for key, kind in UNNAMED.items() if key in data and "schema" not in data), None)
+    """Return the kind that a file states, or None where it states none. pytest-benchmark's has a key of its own."""
+    stated = [data[key] for key in KIND_KEYS if key in data]
+    if not stated and "benchmarks" in data and "schema" not in data:
+        return BENCHMARKS
+    return stated[0] if stated else None
 
 
-def marks(data: Head) -> list[str]:
+def list_marks(data: Head) -> list[str]:
     """Return why an accepted file must not be quoted."""
     kind = KINDS[kind_of(data)]
     if kind.cautions is not None:

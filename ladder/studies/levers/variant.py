@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from ladder.plan.variants import Examination
+from ladder.receipts import judge
 from ladder.receipts.evidence import eager, frequency
-from ladder.receipts.receipt import judge
 from stylegan_lite.step import PHASES
 
 

@@ -164,7 +164,7 @@ def blocking(crossings: Sequence[Crossing]) -> Receipt:
 def no_workers(step: Any) -> Receipt:
     """Count the processes that decode images."""
     step.feed.next()  # which starts them
-    workers = evidence.data(step, [])["workers"]
+    workers = evidence.count_workers(step.feed)
     return judge((workers == 0, f"processes that decode images beside the training: {workers}"))
 
 

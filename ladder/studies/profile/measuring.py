@@ -3,18 +3,29 @@
 Tensors that live as long as the step are counted one by one: parameters, optimizer state, inputs and images. The
 profiler records each allocation of an eager run, and hooks when a gradient is there. The rest of what is allocated are
 activations and workspaces. Inside a graph's pool no allocation happens in a replay, so the pool is one number.
+
+Every table has all the work: its rows sum to the same milliseconds. Both of two kernels that ran at once count, but in
+the families' own time one: that of the busier stream.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import functools
 import gc
+import itertools
+import math
 import os
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import msgspec
+import numpy as np
+import torch
 
 from ladder.base import locks
 from ladder.base import text as texts
@@ -23,223 +34,201 @@ from ladder.base.protocol import CYCLE_STEPS, IN_ORDER
 from ladder.base.stopping import stop_on_sigterm
 from ladder.core.job import Job
 from ladder.core.records import Fields
-from ladder.engine.pool import Pool, Worker, WorkerFailure
+from ladder.engine import profiling
+from ladder.engine.pool import Pool, WorkerFailure
 from ladder.machine import system
-from ladder.results.file import Phase
+from ladder.receipts import categories, evidence, kernel_families, kernel_names
+from ladder.results.file import KernelFamily, KernelProfile
 from ladder.studies import batch_search
 from ladder.studies.frame import Session
-from ladder.studies.profile import attribution, tools, tracing
-from ladder.studies.profile.record import Case, MemorySizes, Moment, Observed, Search, Step, Try
+from ladder.studies.profile import tools, tracing
+from ladder.studies.profile.record import (
+    BETWEEN,
+    UNKNOWN,
+    Case,
+    Gap,
+    Heavy,
+    Kind,
+    Layer,
+    MemorySizes,
+    Moment,
+    Observed,
+    Pass,
+    PhaseWork,
+    Search,
+    Step,
+)  # fmt: skip
+from ladder.studies.profile.tracing import Label, Ran, Segment, Traced
+from ladder.studies.roofline import derive, floors
+from ladder.studies.roofline.derive import CONVOLUTIONS
+from stylegan_lite import make_step
 
 CYCLES = {"cuda": 3, "cpu": 1}  # timed cycles; the median counts
 COMPILED = "torch.compile joins the work of several layers in one kernel"
 LIMIT_S = 180.0  # no try of a batch begins later
 ON_CPU = 16  # times the workload's batch are tried at most, as memory is the host's
 MOST_MOMENTS = 48  # that a phase's timeline keeps
+HEAVIEST = 8  # kernels that are shown, and whose counters are read
+KNOWN = 0.9  # of a category's time: with fewer known bytes it has no rate
 
-
-@dataclass
-class Eager:
-    """The findings of the eager runs: labels and memory by phase, or why there are none."""
-
-    labels: dict[str, list[attribution.Label]] = field(default_factory=dict)
-    timelines: dict[Phase, list[Moment]] = field(default_factory=dict)
-    reason: str | None = None
+Labels = Sequence[tuple[Segment, Sequence[Label | None]]]
+Work = list[tuple[Ran, Label | None]]
 
 
 @contextlib.contextmanager
 def hold_device(session: Session) -> Iterator[None]:
     """Hold the device until the session ends. SIGTERM ends it as Ctrl-C does."""
-
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler prints its beginning and end on stderr
-    key = system.device_key(session.job.device)
-    with stop_on_sigterm(), locks.device_lock(key):
+    with stop_on_sigterm(), locks.device_lock(system.device_key(session.job.device)):
         yield
 
 
 def profile_step(session: Session, case: Case) -> Step:
-    """Return what a fresh step shows. UserError if it does not fit into memory."""
-    import torch
+    """Return what a fresh step shows: time it, trace a cycle, write the user's trace, and run each phase eagerly.
 
-    job = session.job
-    try:
-        step = measure_step(session, case)
-    except (MemoryError, torch.OutOfMemoryError):
-        short = f"{job.options.rung} on {job.name} does not fit into the memory of this machine"
-        raise UserError(f"{short}; take a workload with a smaller batch") from None
-    release_memory(job.device)
-    return step
-
-
-def measure_step(session: Session, case: Case) -> Step:
-    """Time a step, trace a cycle, write the trace that the user wants, and run each phase eagerly."""
-    from ladder.receipts import evidence
-    from stylegan_lite import make_step
-
+    Raises:
+        UserError: it does not fit into memory, or the profiler sees no kernels.
+    """
     job, recipe = session.job, case.recipe or {}
     rung, device = job.options.rung, job.device
-
-    def tell(line: str) -> None:
-        session.report(f"{rung}: {line}")
-
-    step = make_step(job.workload, recipe, device=device, seed=job.options.seed)
     try:
-        tell("preparing")
-        step.prepare()
-        step.cycle()  # fills what loaders hold
-        walls = []
-        for _ in range(CYCLES[device]):
-            evidence.synchronize(step)
-            begin = time.perf_counter()
-            step.cycle()
-            evidence.synchronize(step)
-            walls.append(1000 * (time.perf_counter() - begin) / CYCLE_STEPS)
-        peaks, pools = measure_peaks(device), measure_graph_pools(step)
-        tell("tracing a cycle")
-        tracing.run_profiled(lambda: None, device)  # the first start of a profiler takes seconds
-        traced = tracing.trace_cycle(step)
-        if not traced.segments:
-            raise UserError("the profiler saw no kernels: CUPTI is missing or used by another program")
-        if job.options.trace is not None:
-            tell(f"{job.options.trace}: {tracing.write_trace(step, job.options.trace)}")
-        lasting = measure_lasting(step)
-        tell("one eager run of each phase")
-        eager = run_eagerly(step, lasting)
-        release_memory(device)
-        copied: list[tuple[int, int]] = []
-        with contextlib.suppress(
-            Exception
-        ):  # a yardstick alone is lost where the step has left no memory for it
-            copied = tracing.time_copies(device)
-    finally:
-        step.close()
-    labels = list(attribution.label_segments(eager.labels, traced.segments))
-    sums = attribution.sum_categories(labels)
+        step = make_step(job.workload, recipe, device=device, seed=job.options.seed)
+        with contextlib.closing(step):
+            session.report(f"{rung}: preparing")
+            step.prepare()
+            step.cycle()  # fills what loaders hold
+            walls = []
+            for _ in range(CYCLES[device]):
+                evidence.synchronize(step)
+                begin = time.perf_counter()
+                step.cycle()
+                evidence.synchronize(step)
+                walls.append(1000 * (time.perf_counter() - begin) / CYCLE_STEPS)
+            memory = measure_memory(step)
+            session.report(f"{rung}: tracing a cycle")
+            tracing.run_profiled(lambda: None, device)  # the first start of a profiler takes seconds
+            traced = tracing.trace_cycle(step)
+            if not traced.segments:
+                raise UserError("the profiler saw no kernels: CUPTI is missing or used by another program")
+            if job.options.trace is not None:
+                session.report(f"{rung}: {job.options.trace}: {tracing.write_trace(step, job.options.trace)}")
+            session.report(f"{rung}: one eager run of each phase")
+            labels, timeline, reason = run_eagerly(step, memory.lasting)
+            release_memory(device)
+            copied: list[tuple[int, int]] = []
+            with contextlib.suppress(torch.OutOfMemoryError):  # a yardstick alone is lost
+                copied = tracing.time_copies(device)
+    except (MemoryError, torch.OutOfMemoryError):
+        short = f"{rung} on {job.name} does not fit into the memory of this machine"
+        raise UserError(f"{short}; take a workload with a smaller batch") from None
+    release_memory(device)
+    labelled = list(tracing.label_segments(labels, traced.segments))
+    groups = group_by(labelled, lambda _, ran, __: categories.category(ran.family))
     on_gpu = device == "cuda"
     return Step(
         walls_ms=walls,
-        gpu_ms=round(traced.busy_ns / 1e6 / CYCLE_STEPS, 5),
-        profile=attribution.list_kernels(labels),
-        work=attribution.count_work(sums, job.workload, str(recipe["precision"])),
-        phases=attribution.list_phases(labels),
-        layers=[] if eager.reason else attribution.list_layers(labels),
-        no_layers=eager.reason,
-        heaviest=attribution.list_heaviest(labels),
-        passes=attribution.list_passes(labels, copied) if on_gpu else None,
-        gaps=attribution.list_gaps(traced) if on_gpu else None,
+        gpu_ms=to_ms([traced.busy_ns]),
+        profile=list_kernels(labelled),
+        work=count_work(groups, job.workload, str(recipe["precision"])),
+        phases=list_phases(labelled),
+        layers=[] if reason else list_layers(labelled),
+        no_layers=reason,
+        heaviest=list_heaviest(labelled),
+        passes=list_passes(labelled, copied) if on_gpu else None,
+        gaps=list_gaps(traced) if on_gpu else None,
         uneven=tracing.list_uneven(traced) if on_gpu else [],
-        memory=MemorySizes(
-            peak_allocated=peaks[0],
-            peak_reserved=peaks[1],
-            device_used=peaks[2],
-            parameters=lasting.parameters,
-            optimizer=lasting.optimizer,
-            buffers=lasting.buffers,
-            graph_pools=pools,
-            timeline=eager.timelines,
-        ),
+        memory=msgspec.structs.replace(memory, timeline=timeline),
     )
 
 
-def run_eagerly(step: Any, lasting: Lasting) -> Eager:
-    """Run each phase once without graphs. The graphs of the step are gone afterwards."""
-    eager = Eager()
+def run_eagerly(
+    step: Any, lasting: int
+) -> tuple[dict[str, list[Label]], dict[Any, list[Moment]], str | None]:
+    """Run each phase once without graphs, which are gone afterwards.
+
+    Return labels and memory by phase, and why there are none: layers and memory alone are lost then.
+    """
+    labels: dict[str, list[Label]] = {}
+    timeline: dict[Any, list[Moment]] = {}
     if step.recipe.compile != "off":
-        return Eager(reason=COMPILED)
+        return labels, timeline, COMPILED
     try:
         step.graphs.clear()
         step.held.clear()
         release_memory(step.device)
         for phase in IN_ORDER:
             step.run_phase(phase)  # kernels that only eager runs launch are compiled, and algorithms chosen
-            _record_phase(step, phase, lasting, eager)  # type: ignore[arg-type]
-    except Exception as error:  # layers and memory alone are lost
-        return Eager(reason=texts.display(f"the eager run failed: {describe(error)}"))
-    return eager
-
-
-def _record_phase(step: Any, phase: Phase, lasting: Lasting, eager: Eager) -> None:
-
-    with (
-        tracing.name_layers(step),
-        follow_gradients(step) as gradients,
-        tracing.note_launches() as launches,
-    ):
-        before = lasting.total + gradients[0][1]
-        if step.device == "cuda":
-            import torch
-
-            before = int(torch.cuda.memory_allocated())
-        how = {"host": True, "record_shapes": True, "profile_memory": True}
-        profile = tracing.run_profiled(lambda: step.run_phase(phase), step.device, **how)
-    eager.labels[phase] = attribution.label_spans(
-        attribution.list_spans(profile), phase, step.device, launches
-    )
-    changes = list_allocations(profile, step.device)
-    eager.timelines[phase] = make_timeline(changes, gradients, before, lasting.total)
+            with (
+                tracing.name_layers(step),
+                follow_gradients(step) as gradients,
+                tracing.note_launches() as launches,
+            ):
+                before = lasting + gradients[0][1]
+                if step.device == "cuda":
+                    before = int(torch.cuda.memory_allocated())
+                how = {"host": True, "record_shapes": True, "profile_memory": True}
+                profile = tracing.run_profiled(functools.partial(step.run_phase, phase), step.device, **how)
+            labels[phase] = tracing.label_events(profile, phase, step.device, launches)
+            changes = list_allocations(profile, step.device)
+            timeline[phase] = make_timeline(changes, gradients, before, lasting)
+    except Exception as error:
+        return {}, {}, texts.display(f"the eager run failed: {describe(error)}")
+    return labels, timeline, None
 
 
 def release_memory(device: str) -> None:
     """Give the memory of what is gone back to the device."""
     gc.collect()
     if device == "cuda":
-        import torch
-
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
 
 
 def search_batch(session: Session, step: Step | None, recipe: Fields) -> Observed:
     """Return the largest batch, in multiples of `group_of`. Each try is a fresh process with random images."""
-
     job = session.job
     batch = int(job.workload["batch"])  # type: ignore[arg-type]
     most = batch_search.LARGEST if job.device == "cuda" else ON_CPU * batch
     used = max(step.memory.peak_reserved or 0, step.memory.device_used or 0) if step else 0
     memory_gb = job.machine.get("gpu_memory_gb")
-    speeds: list[float] = []
+    speed = None
     with Pool() as workers:
 
         def fits(number: int) -> str | None:
             session.report(f"{job.options.rung}: does a batch of {number} fit?")
-            return try_batch(workers, job, recipe, number)
-
-        def time_images(worker: Worker, number: int) -> None:
-            reply = worker.call("visit", cycles=2, settle_s=0, settle_cycles=0, main=False)
-            speeds.append(number / statistics.median(reply["samples_s"]))
+            return try_batch(workers, job, recipe, number)[0]
 
         group = batch_search.group_of(job.workload, recipe)
         first = batch_search.first(batch, used, memory_gb and memory_gb * 2**30, most)
         search = batch_search.search(fits, first, group, LIMIT_S, most)
         if (largest := search.find_batch()) is not None:
             session.report(f"{job.options.rung}: images a second at a batch of {largest}")
-            try_batch(workers, job, recipe, largest, time_images)
-    tried = [Try(each.batch, each.reason) for each in search.tried]
-    speed = round(speeds[0], 3) if speeds else None
-    return Observed(largest=Search(tried, search.settled, speed))
+            speed = try_batch(workers, job, recipe, largest, cycles=2)[1]
+    return Observed(largest=Search(settled=search.settled, tried=search.tried, images_per_s=speed))
 
 
-def try_batch(workers: Any, job: Job, recipe: Fields, batch: int, then: Any = None) -> str | None:
-    """Prepare a step of this batch in a fresh process, and do something with it. Return why that failed, or None."""
-
+def try_batch(
+    workers: Any, job: Job, recipe: Fields, batch: int, cycles: int = 0
+) -> tuple[str | None, float | None]:
+    """Prepare a step of this batch in a fresh process. Return why that failed, and images a second of some cycles."""
     worker = workers.take()
     try:
         workload = job.workload | {"batch": batch, "data": None}
         worker.call("build", workload=workload, recipe=recipe, device=job.device, seed=job.options.seed)
         worker.call("prepare")
-        if then is not None:
-            then(worker, batch)
+        speed = None
+        if cycles:
+            reply = worker.call("visit", cycles=cycles, settle_s=0, settle_cycles=0, main=False)
+            speed = round(batch / statistics.median(reply["samples_s"]), 3)
     except WorkerFailure as failure:
         worker.kill()
-        return failure.reason
+        return failure.reason, None
     worker.close()
-    return None
+    return None, speed
 
 
 def count_kernels(session: Session, step: Step | None, recipe: Fields) -> Observed:
     """Return Nsight Compute's counters of the heaviest kernels."""
-    import torch
-
     job, heaviest = session.job, step.heaviest if step else []
     phases = ", ".join(tools.list_phases(heaviest))
     session.report(f"{job.options.rung}: Nsight Compute counts in the heaviest kernels, in {phases}")
@@ -250,116 +239,73 @@ def count_kernels(session: Session, step: Step | None, recipe: Fields) -> Observ
         raise WorkerFailure("failed", f"--ncu: {error}") from None
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Lasting:
-    """Bytes of tensors that live as long as the step."""
-
-    parameters: int
-    optimizer: int
-    buffers: int
-
-    @property
-    def total(self) -> int:
-        return self.parameters + self.optimizer + self.buffers
-
-
-def measure_lasting(step: Any) -> Lasting:
-    """Return the bytes of a prepared step's lasting tensors, counted one by one."""
-    networks = (step.G, step.D, step.G_ema)
-    parameters = [x for network in networks for x in (*network.parameters(), *network.buffers())]
-    parameters += [x for copies in step.copies.values() for entry in copies.entries for x in entry.leaves]
-    optimizer = [
-        x for opt in (step.opt_G, step.opt_D) for state in opt.state.values() for x in _list_tensors(state)
-    ]
-    buffers = [x for each in step.inputs.values() for x in (each.normal, each.uniform, each.layer_index)]
-    buffers += [step.real, step.pl_mean, *step.loss.values()]
+def measure_memory(step: Any) -> MemorySizes:
+    """Return the memory of a prepared step in bytes, without a timeline. A storage counts once."""
     counted = set[int]()
-    return Lasting(
-        *(_add_storages(group, step.device, counted) for group in (parameters, optimizer, buffers))
+
+    def add(tensors: Iterable[Any]) -> int:
+        total = 0
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if tensor.device.type == step.device and storage.nbytes() and storage.data_ptr() not in counted:
+                counted.add(storage.data_ptr())
+                total += storage.nbytes()
+        return total
+
+    networks = (step.G, step.D, step.G_ema)
+    states = [state for opt in (step.opt_G, step.opt_D) for state in opt.state.values()]
+    inputs = [x for each in step.inputs.values() for x in (each.normal, each.uniform, each.layer_index)]
+    peaks: dict[str, int | None] = {}
+    if step.device == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        peaks = {"peak_allocated": torch.cuda.max_memory_allocated(), "device_used": total - free}
+        peaks["peak_reserved"] = torch.cuda.max_memory_reserved()
+        segments = torch.cuda.memory_snapshot()
+        if step.graphs and all("segment_pool_id" in each for each in segments):
+            pools = [each["total_size"] for each in segments if tuple(each["segment_pool_id"]) != (0, 0)]
+            peaks["graph_pools"] = sum(pools)
+    return MemorySizes(
+        parameters=add(
+            [x for each in networks for x in (*each.parameters(), *each.buffers())] + list_copies(step)
+        ),
+        optimizer=add(x for state in states for x in state.values() if hasattr(x, "untyped_storage")),
+        buffers=add([*inputs, step.real, step.pl_mean, *step.loss.values()]),
+        timeline={},
+        **peaks,
     )
 
 
-def _list_tensors(state: Any) -> list[Any]:
-    values = state.values() if isinstance(state, dict) else state if isinstance(state, list | tuple) else []
-    return [x for x in values if hasattr(x, "untyped_storage")]
-
-
-def _add_storages(tensors: Iterable[Any], device: str, counted: set[int]) -> int:
-    """Return the bytes of the tensors' storages on the device. A storage counts once."""
-    total = 0
-    for tensor in tensors:
-        storage = tensor.untyped_storage()
-        if tensor.device.type == device and storage.nbytes() and storage.data_ptr() not in counted:
-            counted.add(storage.data_ptr())
-            total += storage.nbytes()
-    return total
-
-
-def measure_graph_pools(step: Any) -> int | None:
-    """Return the bytes of the allocator's segments that belong to captured graphs, or None if they are not known."""
-    if step.device != "cuda" or not step.graphs:
-        return None
-    import torch
-
-    segments = torch.cuda.memory_snapshot()
-    if not all("segment_pool_id" in each for each in segments):
-        return None
-    return sum(each["total_size"] for each in segments if tuple(each["segment_pool_id"]) != (0, 0))
-
-
-def measure_peaks(device: str) -> tuple[int | None, int | None, int | None]:
-    """Return the peaks of allocated and of reserved memory, and what is in use on the device; None on a CPU."""
-    if device != "cuda":
-        return None, None, None
-    import torch
-
-    free, total = torch.cuda.mem_get_info()
-    return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), total - free
+def list_copies(step: Any) -> list[Any]:
+    """Return the compute copies of a step's weights."""
+    return [x for copies in step.copies.values() for entry in copies.entries for x in entry.leaves]
 
 
 @contextlib.contextmanager
 def follow_gradients(step: Any) -> Iterator[list[tuple[int, int]]]:
     """Yield (ns since 1970, bytes of all gradients): after they are cleared, and after each that arrives."""
     gradients: list[tuple[int, int]] = []
+    leaves = [*step.G.parameters(), *step.D.parameters(), *list_copies(step)]
+
+    def note(*_: Any) -> None:
+        storages = [leaf.grad.untyped_storage() for leaf in leaves if leaf.grad is not None]
+        sizes = {each.data_ptr(): each.nbytes() for each in storages}
+        gradients.append((time.time_ns(), sum(sizes.values())))
+
     handles = []
-    leaves = [x for network in (step.G, step.D) for x in network.parameters()]
-    leaves += [x for copies in step.copies.values() for entry in copies.entries for x in entry.leaves]
-    held: dict[int, int] = {}
-
-    def hold(leaf: Any) -> None:
-        if leaf.grad is not None:
-            held[leaf.grad.untyped_storage().data_ptr()] = leaf.grad.untyped_storage().nbytes()
-
-    def note() -> None:
-        gradients.append((time.time_ns(), sum(held.values())))
-
-    def count() -> None:
-        held.clear()
-        for leaf in leaves:
-            hold(leaf)
-        note()
-
-    def arrive(leaf: Any) -> None:
-        hold(leaf)
-        note()
-
-    original = step._zero_grad
-
-    def clear(*arguments: Any) -> None:
-        original(*arguments)
-        count()
-
     for leaf in leaves:
         with contextlib.suppress(RuntimeError):  # a leaf that needs no gradient now
             needs = leaf.requires_grad
             leaf.requires_grad_(True)
-            handles.append(leaf.register_post_accumulate_grad_hook(arrive))
+            handles.append(leaf.register_post_accumulate_grad_hook(note))
             leaf.requires_grad_(needs)
-    step._zero_grad = clear
-    count()
+    clear = step._zero_grad
+
+    def clear_noted(*arguments: Any) -> None:
+        clear(*arguments)
+        note()
+
+    step._zero_grad = clear_noted
+    note()
     try:
         yield gradients
     finally:
@@ -370,15 +316,10 @@ def follow_gradients(step: Any) -> Iterator[list[tuple[int, int]]]:
 
 def list_allocations(profile: Any, device: str) -> list[tuple[int, int]]:
     """Return (ns since 1970, bytes) of each allocation and, negative, each release of a profiled run."""
-    import torch
-
     kind = torch.autograd.DeviceType.CUDA if device == "cuda" else torch.autograd.DeviceType.CPU
     events = profile.profiler.kineto_results.events()
-    return sorted(
-        (event.start_ns(), event.nbytes())
-        for event in events
-        if event.name() == tracing.MEMORY and event.device_type() == kind
-    )
+    memory = [event for event in events if event.name() == tracing.MEMORY and event.device_type() == kind]
+    return sorted((event.start_ns(), event.nbytes()) for event in memory)
 
 
 def make_timeline(
@@ -396,22 +337,203 @@ def make_timeline(
     """
     if not changes:
         return []
-    begin, end = changes[0][0], changes[-1][0]
-    width = max(1, -(-(end - begin + 1) // MOST_MOMENTS))
-    most: dict[int, tuple[int, int, int]] = {}  # by interval: (allocated, ns, gradients)
-    allocated, place, held = before, 0, 0
+    begin = changes[0][0]
+    width = max(1, -(-(changes[-1][0] - begin + 1) // MOST_MOMENTS))
+    most: dict[int, tuple[int, int]] = {}  # by interval: (allocated, ns)
+    allocated = before
     for at, size in changes:
-        while place < len(gradients_at) and gradients_at[place][0] <= at:
-            held = gradients_at[place][1]
-            place += 1
         allocated += size
         interval = (at - begin) // width
         if interval not in most or allocated > most[interval][0]:
-            most[interval] = (allocated, at, held)
-    first = before, begin, gradients_at[0][1] if gradients_at else 0
+            most[interval] = allocated, at
     moments = []
-    for total, at, had in (first, *(most[interval] for interval in sorted(most)), (allocated, end, held)):
-        beyond = max(0, total - lasting)
-        at_ms = round((at - begin) / 1e6, 3)
-        moments.append(Moment(at_ms=at_ms, gradients=min(had, beyond), activations=max(0, beyond - had)))
+    for total, at in ((before, begin), *(most[key] for key in sorted(most)), (allocated, changes[-1][0])):
+        place = bisect.bisect_right(gradients_at, at, key=lambda each: each[0])
+        gradients = min(gradients_at[max(0, place - 1)][1] if gradients_at else 0, max(0, total - lasting))
+        activations = max(0, total - lasting) - gradients
+        moments.append(
+            Moment(at_ms=round((at - begin) / 1e6, 3), gradients=gradients, activations=activations)
+        )
     return moments
+
+
+def group_by(labels: Labels, key: Callable[[Segment, Ran, Label | None], Any]) -> dict[Any, Work]:
+    """Return all that ran by what `key` returns for it, the longest first; None leaves it out."""
+    groups: dict[Any, Work] = defaultdict(list)
+    for segment, of_segment in labels:
+        for ran, label in zip(segment.ran, of_segment, strict=True):
+            if (name := key(segment, ran, label)) is not None:
+                groups[name].append((ran, label))
+    return dict(sorted(groups.items(), key=lambda each: -sum(ran.ns for ran, _ in each[1])))
+
+
+def to_ms(ns: Iterable[float]) -> float:
+    """Return the milliseconds of a step, of a cycle's nanoseconds."""
+    return round(sum(ns) / 1e6 / CYCLE_STEPS, 5)
+
+
+def sum_work(work: Work) -> dict[str, float]:
+    """Return milliseconds and launches of a step as a file has them."""
+    return {"ms": to_ms(ran.ns for ran, _ in work), "launches": round(len(work) / CYCLE_STEPS, 4)}
+
+
+def list_known(work: Work) -> list[tuple[int, int]] | None:
+    """Return (ns, bytes) of the launches whose bytes are known, or None if those are too few."""
+    known = [(ran.ns, label.moved) for ran, label in work if label and label.moved is not None]
+    return known if sum(ns for ns, _ in known) >= KNOWN * sum(ran.ns for ran, _ in work) else None
+
+
+def list_kernels(labels: Labels) -> KernelProfile:
+    """Return milliseconds and launches of a step by family and by kernel, as a ladder's result has them."""
+    families = group_by(labels, lambda _, ran, __: profiling.text(ran.family))
+    kernels = group_by(labels, lambda _, ran, __: profiling.text(kernel_names.stored(ran.name)))
+    rows = [KernelFamily(name=name, **sum_work(work)) for name, work in kernels.items()]
+    if rest := rows[profiling.HEAVIEST :]:
+        ms, launches = round(sum(row.ms for row in rest), 5), round(sum(row.launches for row in rest), 4)
+        rows[profiling.HEAVIEST :] = [
+            KernelFamily(name=f"{len(rest)} other kernels", ms=ms, launches=launches)
+        ]
+    of_families = []
+    for name, work in families.items():
+        own_ms = to_ms(ran.ns - ran.beside_ns for ran, _ in work)
+        of_families.append(KernelFamily(name=name, own_ms=own_ms, **sum_work(work)))
+    return KernelProfile(families=of_families, kernels=rows)
+
+
+def list_phases(labels: Labels) -> list[PhaseWork]:
+    """Return the rows of phases, in the order of a step."""
+    groups = group_by(labels, _find_phase)
+    runs = [name for segment, _ in labels for name in segment.phases]
+    return [
+        PhaseWork(name=name, runs=runs.count(name) / CYCLE_STEPS or None, **sum_work(groups[name]))
+        for name in (*IN_ORDER, BETWEEN, UNKNOWN)
+        if name in groups
+    ]
+
+
+def _find_phase(segment: Segment, _: Ran, label: Label | None) -> str:
+    """Return the phase of what ran in a segment: the segment's only one, else that of the label."""
+    if not segment.phases:
+        return BETWEEN
+    if len(segment.phases) == 1:
+        return segment.phases[0]
+    return label.phase if label else UNKNOWN
+
+
+def list_layers(labels: Labels) -> list[Layer]:
+    """Return the rows of layers, the heaviest first."""
+
+    def find_layer(segment: Segment, _: Ran, label: Label | None) -> str:
+        return label.layer if label else UNKNOWN if segment.phases else tracing.OUTSIDE
+
+    rows = []
+    for name, work in group_by(labels, find_layer).items():
+        backward_ms = to_ms(ran.ns for ran, label in work if label and label.backward)
+        rows.append(Layer(name=name, backward_ms=backward_ms, **sum_work(work)))
+    return rows
+
+
+def list_gaps(traced: Traced) -> list[Gap]:
+    """Return when nothing ran inside runs of phases, by what stood at both ends, of any stream."""
+    gaps: dict[tuple[Kind, Kind], list[int]] = defaultdict(list)
+    for segment in traced.segments:
+        last = segment.ran[0]
+        for ran in segment.ran if segment.phases else ():  # between them the trace waits
+            if ran.begin > last.begin + last.ns:
+                gaps[_find_kind(last), _find_kind(ran)].append(ran.begin - last.begin - last.ns)
+            last = max(last, ran, key=lambda each: each.begin + each.ns)
+    rows = [
+        Gap(*kinds, to_ms(each), round(len(each) / CYCLE_STEPS, 4), round(statistics.median(each) / 1e3, 3))
+        for kinds, each in gaps.items()
+    ]
+    return sorted(rows, key=lambda row: -row.ms)
+
+
+def _find_kind(ran: Ran) -> Kind:
+    if ran.family != kernel_families.TRANSFER:
+        return "kernel"
+    return "memset" if ran.name.lower().startswith("memset") else "copy"
+
+
+def list_heaviest(labels: Labels, most: int = HEAVIEST) -> list[Heavy]:
+    """Return the kernels that take most time, without copies, each with the phase that has most of its time."""
+
+    def name_of(_: Segment, ran: Ran, __: Label | None) -> str | None:
+        return None if ran.family == kernel_families.TRANSFER else kernel_names.label(ran.name)
+
+    by_phase = group_by(labels, lambda *each: (name_of(*each), _find_phase(*each)))  # the longest first
+    rows = []
+    for name, work in list(group_by(labels, name_of).items())[:most]:
+        phase, of_phase = next((key[1], each) for key, each in by_phase.items() if key[0] == name)
+        spellings = sorted({ran.name for ran, _ in work})
+        words = {kernel_names.word(each) for each in spellings}
+        word = words.pop() if len(words) == 1 else None
+        functions = [kernel_names.function(each) for each in spellings]
+        alike = itertools.takewhile(lambda each: len(set(each)) == 1, zip(*functions, strict=False))
+        rows.append(
+            Heavy(
+                kernel=texts.plain(name),
+                function=profiling.text("".join(each[0] for each in alike)),
+                word=profiling.text(word) if word else None,
+                phase=phase,
+                phase_ms=to_ms(ran.ns for ran, _ in of_phase),
+                **sum_work(work),
+            )
+        )
+    return rows
+
+
+def list_passes(labels: Labels, copied: Sequence[tuple[int, int]]) -> list[Pass]:
+    """Return the kernels of ours, the heaviest first, each beside copies of as many bytes.
+
+    Args:
+        copied: (bytes, nanoseconds) of copies, of `tracing.time_copies`; without them there are no rows.
+    """
+    rows = []
+    groups = group_by(
+        labels, lambda _, ran, __: ran.family if ran.family.startswith(kernel_families.OURS) else None
+    )
+    for family, work in groups.items() if copied else ():
+        row = Pass(profiling.text(family.removeprefix(kernel_families.OURS)), **sum_work(work))  # type: ignore[arg-type]
+        if known := list_known(work):
+            row = msgspec.structs.replace(
+                row,
+                bytes=round(sum(size for _, size in known) / CYCLE_STEPS),
+                known_ms=to_ms(ns for ns, _ in known),
+                copy_ms=to_ms(interpolate_copy_ns(copied, size) for _, size in known),
+            )
+        rows.append(row)
+    return rows
+
+
+def interpolate_copy_ns(copied: Sequence[tuple[int, int]], size: int) -> float:
+    """Return the nanoseconds of a copy of `size` bytes, between those that were measured."""
+    sizes, took = zip(*copied, strict=True)
+    if size > sizes[-1]:
+        return float(took[-1] * size / sizes[-1])
+    return float(np.exp(np.interp(math.log(max(size, 1)), np.log(sizes), np.log(took))))
+
+
+def count_work(groups: Mapping[str, Work], fields: Fields, precision: str) -> dict[str, float]:
+    """Return what a step's categories compute or move: FLOPs of convolutions and matmuls, bytes of others.
+
+    FLOPs and the optimizer's bytes are those that the workload needs (`ladder.studies.roofline.floors`). Other bytes
+    are those of the tensors that operators and kernels of ours were given, if they are known for most of the time: the
+    launches without known bytes count in proportion. A category of which neither is known is left out. Depthwise
+    kernels of a cheaper model lie in `resampling`, beside its filters: then convolutions have no number.
+    """
+    amounts = {}
+    for name, work in groups.items():
+        if (known := list_known(work)) and (known_ns := sum(ns for ns, _ in known)):
+            ns, moved = sum(ran.ns for ran, _ in work), sum(size for _, size in known)
+            amounts[name] = moved / CYCLE_STEPS * ns / known_ns
+    works, often = floors.count_work(fields, precision, "nchw"), derive.list_frequencies(fields)
+    purposes = ("optimizer", "moving average")
+    updates = (works[phase].bytes[each] * often[phase] for phase in often for each in purposes)
+    needed = {categories.OPTIMIZER: sum(updates)}
+    if fields.get("convolution", "full") == "full":
+        pointwise = sum(flops for op, flops in derive.weigh_ops(works, fields).items() if op.is_pointwise)
+        matmuls = sum(works[phase].matmul_flops * times for phase, times in often.items())
+        needed[categories.CONVOLUTION] = derive.sum_amounts(works, fields)[CONVOLUTIONS]
+        needed[categories.MATMUL] = matmuls + pointwise
+    return amounts | {name: amount for name, amount in needed.items() if amount and name in groups}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -27,35 +27,18 @@ from ladder.core.records import (
     Text,
     between,
     size,
-)
+)  # fmt: skip
 from ladder.receipts import categories
 from ladder.results.file import KernelFamily, KernelProfile, Phase
-from ladder.studies import frame
+from ladder.studies import batch_search, frame
 from ladder.studies.frame import StudyFile
-
-if TYPE_CHECKING:
-    pass
 
 STEP, LARGEST, COUNTERS = "step", "largest batch", "counters"  # cases
 GPU, CPU = "kernels", "operators"  # what ran, on a GPU and on a CPU
-UNKNOWN_PHASE, LAYER_UNKNOWN = "unknown", "unknown"
-BETWEEN = "between phases"
-KINDS = ("kernel", "memset", "copy")  # what the GPU runs
-TFLOPS, TBS = "TFLOP/s", "TB/s"
-ROUNDED = 0.005  # ms: parts are rounded, and there may be some hundreds of them
+UNKNOWN, BETWEEN = "unknown", "between phases"
 MOST_OTHER = 0.05  # share of `other` from which on the classifier needs another pattern
-BUSY = 60.0  # percent of a peak from which on it bounds a kernel, as in Nsight Compute's own rules
+BOUND_PERCENT = 60.0  # of a peak from which on it bounds a kernel, as in Nsight Compute's own rules
 FILLED = 0.5  # of the SMs: a launch with fewer blocks leaves most of the GPU without work
-TRACES, REPORTS = (".json.gz", ".json"), (".nsys-rep",)  # endings of the names of files
-GRAPHED = (
-    "the timeline is that of an eager run: in a replay a graph's pool is held from its capture on, and nothing is"
-    " allocated inside it"
-)
-OF_CPU = "on a CPU only PyTorch's own allocations are seen; peak: of the eager runs"
-GRADIENTS = "gradients are those that autograd puts into .grad; those of a second stream count as activations"
-OF_POOLS = (
-    "graph pools: the allocator's segments that belong to captured graphs, gradients and activations in one"
-)
 # The article's expectation of GPU time, and the categories that stand for it here.
 ARTICLE = (
     ("convolutions", 0.35, 0.40, (categories.CONVOLUTION, categories.MATMUL)),
@@ -66,7 +49,7 @@ ARTICLE = (
 
 Duration = Annotated[float, between(0, 1e8)]
 Launches = Annotated[float, between(0, 1e7)]
-Kind = Literal["kernel", "memset", "copy"]
+Kind = Literal["kernel", "memset", "copy"]  # what the GPU runs
 
 
 class Options(frame.Options):
@@ -75,14 +58,11 @@ class Options(frame.Options):
     rung: Annotated[Name | None, option("The rung, with all below it.", argument=True, metavar="RUNG")] = None
     ladder: Annotated[
         str | None,
-        option(
-            "The ladder of the rung. [default: article, or full if article lacks it]", metavar="NAME|FILE"
-        ),
-    ] = None
+        option("The ladder of the rung. [default: article, or full if article lacks it]", metavar="NAME|FILE"),
+    ] = None  # fmt: skip
     trace: Annotated[
-        Path | None,
-        option("Write one step of each kind as a Chrome trace: .json.gz or .json.", metavar="FILE"),
-    ] = None
+        Path | None, option("Write one step of each kind as a Chrome trace: .json.gz or .json.", metavar="FILE")
+    ] = None  # fmt: skip
     largest_batch: Annotated[
         bool, option("Also search the largest batch that fits; up to three minutes.")
     ] = False
@@ -92,23 +72,19 @@ class Options(frame.Options):
 
 
 class Case(frame.Case):
-    """The step has its ladder, its recipe (all fields) and the rung below it; other cases have nothing."""
+    """The step has its ladder and its recipe (all fields); other cases have nothing."""
 
     ladder: Name | None = None
     recipe: Fields | None = None
-    below: Name | None = None
-
-
-# --- what is observed -------------------------------------------------------------------------------------------------
 
 
 class Replaced(Record):
-    """The work whose place fused kernels took: at which rung, what others lost there, and what the fused ones took."""
+    """What fused kernels replaced: at which rung, what others lost there, what the fused ones took; by which file."""
 
     at: Name
     lost_ms: Duration
     fused_ms: Duration
-    source: Line  # the file
+    source: Line
 
 
 class PhaseWork(Record):
@@ -121,7 +97,7 @@ class PhaseWork(Record):
 
 
 class Gap(Record):
-    """The moments inside runs of phases in which nothing ran: what ended before them, and what began behind them."""
+    """The moments inside runs of phases in which nothing ran, by what ended before and what began behind them."""
 
     before: Kind
     after: Kind
@@ -140,11 +116,11 @@ class Layer(Record):
 
 
 class Moment(Record):
-    """The memory at a moment of a phase's eager run, in bytes beside those that never change."""
+    """The memory at a moment of a phase's eager run, beside lasting tensors. Workspaces count as activations."""
 
     at_ms: Duration
     gradients: Bytes
-    activations: Bytes  # with workspaces and all else that is allocated meanwhile
+    activations: Bytes
 
 
 class MemorySizes(Record, kw_only=True):
@@ -159,15 +135,19 @@ class MemorySizes(Record, kw_only=True):
     graph_pools: Bytes | None = None
     timeline: Annotated[dict[Phase, Annotated[list[Moment], size(64)]], size(4)]
 
+    @property
+    def lasting(self) -> int:
+        """Return the bytes of tensors that live as long as the step."""
+        return self.parameters + self.optimizer + self.buffers
+
 
 class Heavy(Record, kw_only=True):
-    """A heavy kernel: its work in a step, and the phase that has most of it.
+    """A heavy kernel by its label of `ladder.receipts.kernel_names`, and the phase that has most of it.
 
-    `function` is the beginning of the names of all functions that have this label, and `word` stands in the arguments
-    of their templates.
+    The names of all its functions begin with `function`, and `word` stands in the arguments of their templates.
     """
 
-    kernel: Line  # a label of `ladder.receipts.kernel_names`
+    kernel: Line
     function: Text
     word: Text | None = None
     ms: Duration
@@ -191,23 +171,20 @@ class Pass(Record):
 
 
 class Step(Record, kw_only=True):
-    """All that one process showed of a rung's step.
-
-    `work` are FLOPs of convolutions and matmuls and bytes of other categories, where they are known.
-    """
+    """All that one process showed of a rung's step."""
 
     walls_ms: Samples  # of timed cycles, without the profiler
     cycles: Count | None = None  # whose median is the only wall time, in older files
     gpu_ms: Ms  # of the traced cycle: the union over streams; on a CPU the sum of own times
     profile: KernelProfile
-    work: dict[Text, Amount] = {}
-    replaced: dict[Text, Replaced] = {}  # by category: what the stored results said then
+    work: dict[Text, Amount] = {}  # by category: FLOPs of convolutions and matmuls, bytes of others, if known
+    replaced: dict[Text, Replaced] = {}  # by category: what the stored results showed then
     phases: Annotated[list[PhaseWork], size(8, 1)]
     layers: Annotated[list[Layer], size(500)] = []
     no_layers: Line | None = None  # why there are none
     heaviest: Annotated[list[Heavy], size(64)]
     passes: Annotated[list[Pass], size(200)] | None = None  # on a GPU
-    gaps: Annotated[list[Gap], size(len(KINDS) ** 2)] | None = None  # on a GPU
+    gaps: Annotated[list[Gap], size(9)] | None = None  # on a GPU
     uneven: Annotated[list[Text], size(16)] = []  # phases whose runs differ in their kernels
     memory: MemorySizes
 
@@ -215,8 +192,7 @@ class Step(Record, kw_only=True):
 class Counted(Record, kw_only=True):
     """Nsight Compute's figures of a kernel's longest launch: percent of the peak, and bytes of a sector of 32.
 
-    `blocks` are those of the launch, and `sms` the multiprocessors that the GPU has for them. A file has a `sentence`
-    where there are no figures, and why; else it follows from them.
+    A file has a `sentence` only where there are no figures: why. Else it follows from them.
     """
 
     kernel: Line
@@ -226,22 +202,13 @@ class Counted(Record, kw_only=True):
     l1_hits: Percent | None = None
     sector_bytes: Annotated[float, between(0, 64)] | None = None
     sentence: Line | None = None
-    blocks: Count | None = None
-    sms: Count | None = None
+    blocks: Count | None = None  # of the launch
+    sms: Count | None = None  # multiprocessors of the GPU
 
 
-class Try(Record):
-    """A batch, and why it did not fit."""
+class Search(batch_search.Search):
+    """The search for the largest batch, and the images a second at it."""
 
-    batch: Count
-    reason: Line | None = None
-
-
-class Search(Record):
-    """The batches that were tried in order, whether the search came to its end, and the images a second at the best."""
-
-    tried: Annotated[list[Try], size(200)]
-    settled: bool
     images_per_s: Amount | None = None
 
 
@@ -253,11 +220,8 @@ class Observed(frame.Observation, kw_only=True):
     counters: Annotated[list[Counted], size(64)] | None = None
 
 
-# --- what is derived --------------------------------------------------------------------------------------------------
-
-
 class Category(Record, kw_only=True):
-    """The work of one category in a step. `share` is of the sum of all categories, as they are shown.
+    """The work of one category. `share` is of the sum of all categories, as they are shown.
 
     `ms` are those of all its kernels. `own_ms` count for no other category, so all together are the GPU time; one
     older file lacks them.
@@ -288,8 +252,8 @@ class Layers(Record):
     """The layers of a step, the share of work whose layer is unknown, or why there are no layers."""
 
     rows: list[Layer]
-    unknown: float | None
-    reason: str | None
+    unknown: float | None = None
+    reason: str | None = None
 
 
 class Expected(Record):
@@ -343,29 +307,19 @@ class Profile(Record, kw_only=True):
     largest: Largest | None = None
 
     @property
-    def overlap_ms(self) -> float:
-        """Return the milliseconds that two kernels ran at once."""
-        return self.total_ms - (self.gpu_ms or 0.0)
-
-    @property
     def total_ms(self) -> float:
         """Return the sum of all categories."""
         return sum(each.ms for each in self.categories)
 
     @property
+    def overlap_ms(self) -> float:
+        """Return the milliseconds that two kernels ran at once."""
+        return self.total_ms - (self.gpu_ms or 0.0)
+
+    @property
     def is_once(self) -> bool:
         """Return whether each instant counts for one category, not for each kernel."""
         return all(each.own_ms is not None for each in self.categories)
-
-
-File = StudyFile[Options, Case, Observed]
-
-
-# --- deriving ---------------------------------------------------------------------------------------------------------
-
-
-def step_of(file: File) -> Step | None:
-    return file.observed[STEP].step if STEP in file.observed else None
 
 
 def derive_categories(step: Step) -> list[Category]:
@@ -375,23 +329,22 @@ def derive_categories(step: Step) -> list[Category]:
         families.setdefault(categories.category(row.name), []).append(row)
     is_once = all(row.own_ms is not None for row in step.profile.families)
     ms = {name: sum(row.ms for row in rows) for name, rows in families.items()}
-    shown = (
-        {name: sum(row.own_ms or 0.0 for row in rows) for name, rows in families.items()} if is_once else ms
-    )
+    own = {name: sum(row.own_ms or 0.0 for row in rows) for name, rows in families.items()}
+    shown = own if is_once else ms
     total = sum(shown.values()) or 1.0
     rows = []
     for name, members in families.items():
         rate = step.work[name] / ms[name] / 1e9 if step.work.get(name) and ms[name] else None
-        of_flops = name in (categories.CONVOLUTION, categories.MATMUL)
+        unit = "TFLOP/s" if name in (categories.CONVOLUTION, categories.MATMUL) else "TB/s"
         rows.append(
             Category(
                 name=name,
                 ms=round(ms[name], 5),
-                own_ms=round(shown[name], 5) if is_once else None,
+                own_ms=round(own[name], 5) if is_once else None,
                 share=round(shown[name] / total, 5),
                 launches=round(sum(row.launches for row in members), 4),
                 rate=None if rate is None else float(f"{rate:.4g}"),
-                unit=None if rate is None else TFLOPS if of_flops else TBS,
+                unit=None if rate is None else unit,
                 replaced=step.replaced.get(name),
             )
         )
@@ -403,70 +356,53 @@ def share_of_other(rows: Iterable[Category]) -> float:
     return next((row.share for row in rows if row.name == categories.OTHER), 0.0)
 
 
-def derive_phase(row: PhaseWork) -> PhaseRow:
-    run_ms = round(row.ms / row.runs, 5) if row.runs else None
-    return PhaseRow(name=row.name, ms=row.ms, run_ms=run_ms, runs=row.runs, launches=row.launches)
-
-
-def derive_layers(step: Step) -> Layers:
-    if step.no_layers is not None:
-        return Layers(rows=[], unknown=None, reason=step.no_layers)
-    total = sum(row.ms for row in step.layers) or 1.0
-    unknown = sum(row.ms for row in step.layers if row.name == LAYER_UNKNOWN)
-    return Layers(rows=step.layers, unknown=round(unknown / total, 5), reason=None)
-
-
 def compare_with_article(rows: list[Category]) -> list[Expected]:
     """Return the article's expectation beside the shares of these categories."""
-    return [
-        Expected(
-            name=name,
-            low=low,
-            high=high,
-            share=round(min(1.0, sum(row.share for row in rows if row.name.startswith(beginnings))), 5),
-        )
-        for name, low, high, beginnings in ARTICLE
-    ]
+    expected = []
+    for name, low, high, beginnings in ARTICLE:
+        share = sum(row.share for row in rows if row.name.startswith(beginnings))
+        expected.append(Expected(name=name, low=low, high=high, share=round(min(1.0, share), 5)))
+    return expected
 
 
 def derive_memory(sizes: MemorySizes, on_gpu: bool) -> Memory:
     """Return memory with its notes. On a CPU the peak is that of the timelines."""
     moments = [each for rows in sizes.timeline.values() for each in rows]
     values = {name: getattr(sizes, name) for name in MemorySizes.__struct_fields__}
-    if not on_gpu and moments:
-        lasting = sizes.parameters + sizes.optimizer + sizes.buffers
-        values["peak_allocated"] = lasting + max(each.gradients + each.activations for each in moments)
-    has_pools = sizes.graph_pools is not None
-    notes = (
-        (GRADIENTS, moments),
-        (OF_POOLS, has_pools),
-        (GRAPHED, has_pools and moments),
-        (OF_CPU, not on_gpu),
-    )
-    return Memory(**values, notes=[note for note, holds in notes if holds])
+    notes = []
+    if moments:
+        notes.append(
+            "gradients are those that autograd puts into .grad; those of a second stream count as activations"
+        )
+    if sizes.graph_pools is not None:
+        notes.append(
+            "graph pools: the allocator's segments that belong to captured graphs, gradients and activations in one"
+        )
+    if sizes.graph_pools is not None and moments:
+        notes.append(
+            "the timeline is that of an eager run: in a replay a graph's pool is held from its capture on, and"
+            " nothing is allocated inside it"
+        )
+    if not on_gpu:
+        most = max((each.gradients + each.activations for each in moments), default=0)
+        values["peak_allocated"] = sizes.lasting + most
+        notes.append("on a CPU only PyTorch's own allocations are seen; peak: of the eager runs")
+    return Memory(**values, notes=notes)
 
 
-def derive_counters(rows: list[Counted] | None) -> list[Counted] | None:
-    """Return the counters, each with what bounds its kernel."""
-    return rows and [
-        row if row.us is None else msgspec.structs.replace(row, sentence=describe_bound(row)) for row in rows
-    ]
-
-
-def describe_bound(row: Counted) -> str:
-    """Return what bounds a kernel, by the part of both peaks that it reaches and by the blocks of its launch."""
+def derive_bound(row: Counted) -> Counted:
+    """Return the counters with what bounds the kernel: the part of both peaks that it reaches, or its few blocks."""
+    if row.us is None:
+        return row
+    bound = "latency bound"
     if row.sm is None or row.dram is None:
-        return "no number for one of the peaks"
-    if max(row.sm, row.dram) >= BUSY:
-        return f"{'memory' if row.dram >= row.sm else 'compute'} bound"
-    if not row.blocks or not row.sms or row.blocks >= row.sms:
-        return "latency bound"
-    short = "does not fill the GPU" if row.blocks < FILLED * row.sms else "latency bound"
-    return f"{short}: {texts.counted(row.blocks, 'block')} for {row.sms} SMs"
+        bound = "no number for one of the peaks"
+    elif max(row.sm, row.dram) >= BOUND_PERCENT:
+        bound = "memory bound" if row.dram >= row.sm else "compute bound"
+    elif row.blocks and row.sms and row.blocks < row.sms:
+        short = "does not fill the GPU" if row.blocks < FILLED * row.sms else bound
+        bound = f"{short}: {texts.counted(row.blocks, 'block')} for {row.sms} SMs"
+    return msgspec.structs.replace(row, sentence=bound)
 
 
-def derive_largest(search: Search | None) -> Largest | None:
-    if search is None:
-        return None
-    batch = max((each.batch for each in search.tried if each.reason is None), default=None)
-    return Largest(search.tried, search.settled, search.images_per_s, batch)
+File = StudyFile[Options, Case, Observed]

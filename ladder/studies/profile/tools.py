@@ -14,7 +14,6 @@ import json
 import math
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -22,10 +21,9 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -54,16 +52,15 @@ RUNNING_S = 400.0  # of Nsight Systems
 SECTOR = 32  # bytes
 RAN = re.compile(r"\bran (\w+)$", re.MULTILINE)  # the end of a line of the watched process
 NSIGHT = Path("/opt/nvidia/nsight-compute")
-TARGET = "ladder.studies.profile.tools"
+TARGET = (sys.executable, "-m", "ladder.studies.profile.tools")
 INSTEAD = "`ladder profile RUNG --trace FILE.json.gz` records the same steps without nsys"
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A launched kernel with its counters by our names. A counter without a number is None."""
+class Launch(NamedTuple):
+    """A launched kernel, its blocks, and its counters by our names. A counter without a number is None."""
 
     kernel: str
-    grid: list[int]
+    blocks: int
     values: dict[str, float | None]
 
 
@@ -71,8 +68,8 @@ class Refused(Exception):
     """The error that Nsight Compute is missing or did not count, with the reason in one line."""
 
 
-def run_tool(line: Sequence[str], timeout_s: float) -> tuple[str, str, int]:
-    """Run a command line in the project's folder.
+def run_tool(line: Sequence[str], timeout_s: float) -> tuple[str, int]:
+    """Run a command line in the project's folder. Return its output and its exit status.
 
     The tool starts the program that it watches. Ended alone, it would leave that program on the GPU. So both are in a
     session of their own, which is killed as a whole, also after Ctrl-C.
@@ -81,116 +78,29 @@ def run_tool(line: Sequence[str], timeout_s: float) -> tuple[str, str, int]:
         TimeoutError: it was not done after so many seconds.
         OSError: it did not start.
     """
-    process = subprocess.Popen(
+    with subprocess.Popen(
         line, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         errors="replace", start_new_session=True,
-    )  # fmt: skip
-    try:
-        stdout, stderr = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        raise TimeoutError from None
-    finally:
-        with contextlib.suppress(OSError):  # all gone
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
-    return stdout, stderr, process.returncode
+    ) as process:  # fmt: skip
+        try:
+            stdout, stderr = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"was not done after {timeout_s:.0f} s") from None
+        finally:
+            with contextlib.suppress(OSError):  # all gone
+                os.killpg(process.pid, signal.SIGKILL)
+    return f"{stdout}\n{stderr}", process.returncode
 
 
 def find_ncu() -> str:
     """Return the path of `ncu`. Raises UserError where there is none."""
     homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
-    for folder in (None, *(Path(home) / "bin" for home in homes if home)):
-        if path := shutil.which("ncu", path=None if folder is None else str(folder)):
-            return path
+    folders = os.pathsep.join([os.environ.get("PATH", ""), *(f"{home}/bin" for home in homes if home)])
     # Its own package makes no link in a folder of PATH. The newest version counts.
-    if own := sorted(NSIGHT.glob("*/ncu"), key=_version):
-        return str(own[-1])
+    own = sorted(NSIGHT.glob("*/ncu"), key=lambda path: [*map(int, re.findall(r"\d+", path.parent.name))])
+    if path := shutil.which("ncu", path=folders) or (own and str(own[-1])):
+        return path
     raise UserError("--ncu: Nsight Compute (ncu) is not installed; it comes with the CUDA toolkit")
-
-
-def _version(program: Path) -> list[int]:
-    return [int(number) for number in re.findall(r"\d+", program.parent.name)]
-
-
-def begin_command(ncu: str, metrics: Mapping[str, str]) -> list[str]:
-    """Return the beginning of a command line: `ncu` with its options, before the program that it watches.
-
-    It writes no file, leaves the clocks alone, empties the L2 before each kernel, prints base units, and names
-    kernels with templates and arguments. `metrics` maps our names to Nsight Compute's.
-    """
-    return [
-        ncu, "--csv", "--page", "raw", "--print-units", "base", "--print-kernel-base", "demangled",
-        "--profile-from-start", "off", "--target-processes", "application-only", "--clock-control", "none",
-        "--cache-control", "all", "--replay-mode", "kernel", "--metrics", ",".join(metrics.values()),
-    ]  # fmt: skip
-
-
-def count_launches(
-    line: Sequence[str], timeout_s: float, metrics: Mapping[str, str]
-) -> tuple[str, list[Launch]]:
-    """Run a command line of `ncu`. Return all that it printed, and the launched kernels. Raises Refused."""
-    try:
-        stdout, stderr, status = run_tool(line, timeout_s)
-    except TimeoutError:
-        raise Refused(f"Nsight Compute was not done after {timeout_s:.0f} s") from None
-    except OSError as error:
-        raise Refused(f"Nsight Compute did not start: {error.strerror}") from None
-    output, rows = f"{stdout}\n{stderr}", read_launches(stdout, metrics)
-    if not rows:
-        raise Refused(explain_refusal(output, status))
-    return output, rows
-
-
-def read_launches(text: str, metrics: Mapping[str, str]) -> list[Launch]:
-    """Return the launches in ncu's CSV, with these metrics. Other lines of the output are skipped.
-
-    `--page raw` has a line of units, then a line for each kernel. The page of details, which some versions print
-    instead, has a line for each kernel and metric.
-    """
-    lines = [line for line in text.splitlines() if line.startswith('"')]
-    head = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
-    rows: dict[int, Launch] = {}
-    for line in csv.DictReader(lines[head:]) if head is not None else ():
-        if not (line.get("ID") or "").strip().isdigit():
-            continue  # the line of units
-        grid = [int(n) for n in re.findall(r"\d+", line.get("Grid Size") or "")] or [0]
-        number = int(line["ID"])
-        row = rows.setdefault(number, Launch((line.get("Kernel Name") or "").strip(), grid, {}))
-        values = {line["Metric Name"]: line.get("Metric Value")} if "Metric Name" in line else line
-        row.values.update(
-            {name: _number(values[theirs]) for name, theirs in metrics.items() if theirs in values}
-        )
-    return list(rows.values())
-
-
-def _number(text: str | None) -> float | None:
-    try:
-        number = float((text or "").replace(",", ""))
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None  # ncu writes nan for a ratio of nothing
-
-
-_FAILED = "application returned an error code"
-
-
-def explain_refusal(text: str, status: int) -> str:
-    """Return the line in which ncu says why it did not count.
-
-    If the program failed, ncu says no more than its status. The program's own last line then says why.
-    """
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    program = next((line for line in reversed(lines) if not line.startswith("==")), None)
-    for line in lines:
-        if "==ERROR==" in line or "ERR_NVGPUCTRPERM" in line:
-            failed = f" {program}" if _FAILED in line and program else ""
-            return one_line(f"Nsight Compute: {line.split('==')[-1].strip()}{failed}")
-    return one_line(
-        f"Nsight Compute counted nothing (status {status}): {lines[-1] if lines else 'no message'}"
-    )
 
 
 def find_nsys() -> str:
@@ -200,27 +110,46 @@ def find_nsys() -> str:
     raise UserError(f"Nsight Systems (nsys) is not installed; it comes with the CUDA toolkit. {INSTEAD}")
 
 
-@contextlib.contextmanager
-def write_spec(workload: Fields, recipe: Fields, phases: Sequence[str] | None = None) -> Iterator[Path]:
-    """Yield the file that says what the watched process runs: these phases, eagerly.
+def write_spec(folder: str, workload: Fields, recipe: Fields, phases: Sequence[str] = ()) -> str:
+    """Write the file of what the watched process runs, and return its path: these phases, eagerly.
 
     Without phases it is one step of each kind with NVTX ranges, as it is replayed.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "step.json"
-        eager = dict.fromkeys(("cuda_graphs", "whole_step_graph", "graph_fills"), False)
-        spec = {
-            "workload": workload | {"data": None},
-            "recipe": recipe if phases is None else recipe | eager,
-            "ranges": phases is None,
-            "phases": list(phases or ()),
-            "enough_s": ENOUGH_S,
-        }
-        path.write_text(json.dumps(spec), encoding="utf-8")
-        yield path
+    eager = dict.fromkeys(("cuda_graphs", "whole_step_graph", "graph_fills"), False) if phases else {}
+    path = Path(folder) / "step.json"
+    spec = {"workload": workload | {"data": None}, "recipe": recipe | eager, "phases": list(phases)}
+    path.write_text(json.dumps(spec), encoding="utf-8")
+    return str(path)
 
 
-# --- counters ---------------------------------------------------------------------------------------------------------
+def count(
+    heaviest: Sequence[Heavy], workload: Fields, recipe: Fields, ncu: str, sms: int | None
+) -> list[Counted]:
+    """Return the counters of a profile's heaviest kernels. `sms`: multiprocessors of the GPU, if known.
+
+    Kernels of which no launch was counted are run once more without the others. Launches of those, with the same grid
+    and block, may have come first.
+
+    Raises:
+        Refused: ncu counted nothing.
+    """
+    rows: dict[str, Counted] = {}
+    lost = list(heaviest)
+    for turn in range(2):
+        with tempfile.TemporaryDirectory() as folder:
+            spec = write_spec(folder, workload, recipe, list_phases(lost))
+            try:
+                output, status = run_tool(make_ncu_command(ncu, lost, spec), COUNTING_S)
+            except (TimeoutError, OSError) as error:
+                raise Refused(f"Nsight Compute: {error.strerror or error}") from None
+        launches = read_launches(output)
+        if not launches and not turn:
+            raise Refused(explain_refusal(output, status))
+        rows |= {row.kernel: row for row in pick_launches(lost, launches, RAN.findall(output), sms)}
+        lost = [each for each in heaviest if rows[each.kernel].us is None and each.phase != BETWEEN]
+        if not lost or len(lost) == len(heaviest):
+            break
+    return [rows[each.kernel] for each in heaviest]
 
 
 def list_phases(heaviest: Sequence[Heavy]) -> list[str]:
@@ -236,13 +165,18 @@ def list_phases(heaviest: Sequence[Heavy]) -> list[str]:
     return sorted(took, key=lambda phase: -took[phase])
 
 
-def make_ncu_command(ncu: str, heaviest: Sequence[Heavy], spec: Path) -> list[str]:
-    """Return the command line that counts these kernels in an eager run."""
+def make_ncu_command(ncu: str, heaviest: Sequence[Heavy], spec: str) -> list[str]:
+    """Return the command line that counts these kernels in an eager run.
+
+    It writes no file, leaves the clocks alone, empties the L2 before each kernel, prints base units, and names
+    kernels with templates and arguments.
+    """
     return [
-        *begin_command(ncu, METRICS),
+        ncu, "--csv", "--page", "raw", "--print-units", "base", "--print-kernel-base", "demangled",
+        "--profile-from-start", "off", "--target-processes", "application-only", "--clock-control", "none",
+        "--cache-control", "all", "--replay-mode", "kernel", "--metrics", ",".join(METRICS.values()),
         "--kernel-name-base", "demangled", "--kernel-name", f"regex:{match_kernels(heaviest)}",
-        "--filter-mode", "per-launch-config", "--launch-count", str(LAUNCHES),
-        sys.executable, "-m", TARGET, str(spec),
+        "--filter-mode", "per-launch-config", "--launch-count", str(LAUNCHES), *TARGET, spec,
     ]  # fmt: skip
 
 
@@ -255,36 +189,40 @@ def match_kernels(heaviest: Sequence[Heavy]) -> str:
     return f"^(.*[ :])?({'|'.join(dict.fromkeys(each))}).*"
 
 
-def count(
-    heaviest: Sequence[Heavy], workload: Fields, recipe: Fields, ncu: str, sms: int | None
-) -> list[Counted]:
-    """Return the counters of a profile's heaviest kernels. Raises Refused.
+def read_launches(text: str) -> list[Launch]:
+    """Return the launches in ncu's CSV. Other lines of the output, and the line of units, are skipped."""
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    head = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
+    launches = []
+    for row in csv.DictReader(lines[head:]):
+        if (row["ID"] or "").isdigit():
+            blocks = math.prod(map(int, re.findall(r"\d+", row["Grid Size"])))
+            values = {name: _read_number(row.get(theirs)) for name, theirs in METRICS.items()}
+            launches.append(Launch(row["Kernel Name"].strip(), blocks, values))
+    return launches
 
-    Kernels of which no launch was counted are run once more without the others. Launches of those, with the same grid
-    and block, may have come first.
 
-    Args:
-        sms: multiprocessors of the GPU, if known.
-    """
-
-    def run(rows: Sequence[Heavy]) -> list[Counted]:
-        with write_spec(workload, recipe, list_phases(rows)) as path:
-            output, launches = count_launches(make_ncu_command(ncu, rows, path), COUNTING_S, METRICS)
-        return pick_launches(rows, launches, RAN.findall(output), sms)
-
-    rows = run(heaviest)
-    lost = [heavy for heavy, row in zip(heaviest, rows, strict=True) if row.us is None]
-    if not lost or len(lost) == len(heaviest):
-        return rows
+def _read_number(text: str | None) -> float | None:
     try:
-        again = {each.kernel: each for each in run(lost)}
-    except Refused:  # what was counted stays
-        return rows
-    return [each if each.us is not None else again[each.kernel] for each in rows]
+        number = float((text or "").replace(",", ""))
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None  # ncu writes nan for a ratio of nothing
+
+
+def explain_refusal(text: str, status: int) -> str:
+    """Return the line in which ncu says why it did not count; if the program failed, with its last line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    reason = next((line.split("==")[-1].strip() for line in lines if line.startswith("==ERROR==")), None)
+    if reason is None:
+        return one_line(f"Nsight Compute counted nothing (status {status}): {last_line(text)}")
+    if "application returned an error code" in reason:
+        reason += f" {next((line for line in reversed(lines) if not line.startswith('==')), '')}"
+    return one_line(f"Nsight Compute: {reason}")
 
 
 def pick_launches(
-    heaviest: Sequence[Heavy], rows: Sequence[Launch], ran: Sequence[str], sms: int | None
+    heaviest: Sequence[Heavy], launches: Sequence[Launch], ran: Sequence[str], sms: int | None
 ) -> list[Counted]:
     """Return each heavy kernel's longest launch, in the order of the kernels.
 
@@ -292,135 +230,91 @@ def pick_launches(
         ran: the phases that were run.
         sms: multiprocessors of the GPU.
     """
-    launches: dict[str, list[Launch]] = defaultdict(list)
-    for row in rows:
-        launches[plain(kernel_names.label(row.kernel))].append(row)
-    for heavy in heaviest:  # a spelling that the label does not know: the function is the same
-        if heavy.kernel not in launches:
-            others = launches.keys() - {each.kernel for each in heaviest}
-            alike = [
-                name
-                for name in others
-                if kernel_names.function(launches[name][0].kernel).startswith(heavy.function)
-            ]
-            launches[heavy.kernel] = [row for name in alike for row in launches[name]]
-    return [_pick_longest(heavy, launches[heavy.kernel], ran, sms) for heavy in heaviest]
-
-
-def _pick_longest(heavy: Heavy, launches: Sequence[Launch], ran: Sequence[str], sms: int | None) -> Counted:
-    longest = max(launches, key=lambda row: row.values.get("ns") or 0.0, default=None)
-    values = {} if longest is None else longest.values
-    ns, of_sector = values.get("ns"), values.get("of_sector")
-    return Counted(
-        kernel=heavy.kernel,
-        us=None if ns is None else ns / 1000,
-        sm=_clip_percent(values.get("sm")),
-        dram=_clip_percent(values.get("dram")),
-        l1_hits=_clip_percent(values.get("l1_hits")),
+    labels = [plain(kernel_names.label(row.kernel)) for row in launches]
+    rows = []
+    for heavy in heaviest:
+        own = [row for row, label in zip(launches, labels, strict=True) if label == heavy.kernel]
+        if not own:  # spelled so that its label differs: the function is the same
+            own = [row for row in launches if re.match(match_kernels([heavy]), row.kernel)]
+        if not own:
+            reason = f"no launch was counted in an eager {' or '.join(ran) or 'phase'}"
+            rows.append(Counted(kernel=heavy.kernel, sentence=reason, sms=sms))
+            continue
+        longest = max(own, key=lambda row: row.values["ns"] or 0.0)
+        # of several passes counters may exceed 100 a little
+        values = {
+            key: None if n is None else min(100.0, n) for key, n in longest.values.items() if key != "ns"
+        }
         # 0: all loads pass by, as those of the tensor memory accelerator do
-        sector_bytes=round(min(100.0, of_sector) * SECTOR / 100, 2) if of_sector else None,
-        sentence=explain_missing(heavy.phase, ran) if longest is None else None,
-        blocks=None if longest is None else math.prod(longest.grid) or None,
-        sms=sms,
-    )
-
-
-def _clip_percent(value: float | None) -> float | None:
-    """Return a percentage. Counters of several passes may exceed 100 a little."""
-    return None if value is None else min(100.0, max(0.0, value))
-
-
-def explain_missing(phase: str, ran: Sequence[str]) -> str:
-    """Return why there is no launch of a kernel that has most of its time in a phase."""
-    if phase == BETWEEN:
-        return "it runs between phases"
-    if phase in IN_ORDER and phase not in ran:
-        return f"{phase}, which has most of it, did not begin within {ENOUGH_S:.0f} s"
-    return f"no launch was counted in an eager {' or '.join(ran) or 'phase'}"
-
-
-# --- Nsight Systems ---------------------------------------------------------------------------------------------------
-
-
-def make_nsys_command(nsys: str, report: Path, spec: Path) -> list[str]:
-    """Return the command line: CUDA and NVTX, each kernel of a graph, from the profiler's start to its stop.
-
-    The CPU is not sampled, which needs privileges that a container seldom has.
-    """
-    output = str(report.with_suffix("")).replace("%", "%%")  # % begins a pattern
-    return [
-        nsys, "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none",
-        "--capture-range=cudaProfilerApi", "--capture-range-end=stop",
-        "--cuda-graph-trace=node", "--force-overwrite=true", f"--output={output}",
-        sys.executable, "-m", TARGET, str(spec),
-    ]  # fmt: skip
+        of_sector, ns = values.pop("of_sector") or None, longest.values["ns"]
+        rows.append(
+            Counted(
+                kernel=heavy.kernel,
+                us=ns and ns / 1000,
+                **values,  # type: ignore[arg-type]
+                sector_bytes=of_sector and round(of_sector * SECTOR / 100, 2),
+                blocks=longest.blocks,
+                sms=sms,
+            )
+        )
+    return rows
 
 
 def record_report(job: Job, recipe: Fields, timeout_s: float = RUNNING_S) -> None:
-    """Write a report of one step of each kind with NVTX ranges, and print the command line.
+    """Write a report of one step of each kind: CUDA and NVTX ranges, each kernel of a graph.
+
+    The CPU is not sampled, which needs privileges that a container seldom has.
 
     Raises:
         UserError: nsys makes none; with its reason and another way.
     """
-    nsys, report = find_nsys(), job.options.nsys
-    report.parent.mkdir(parents=True, exist_ok=True)
-    before = report.stat().st_mtime_ns if report.exists() else None
-    with write_spec(job.workload, recipe) as spec:
-        line = make_nsys_command(nsys, report.absolute(), spec)
-        click.echo(f"Nsight Systems records one step of each kind: {shlex.join(line)}", err=True)
+    click.echo("Nsight Systems records one step of each kind", err=True)
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "step.nsys-rep"
+        line = [
+            find_nsys(), "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none",
+            "--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--cuda-graph-trace=node",
+            f"--output={report}", *TARGET, write_spec(folder, job.workload, recipe),
+        ]  # fmt: skip
         try:
-            stdout, stderr, code = run_tool(line, timeout_s)
-            output, status = f"{stdout}\n{stderr}", str(code)
-        except TimeoutError:
-            output, status = "", f"none after {timeout_s:.0f} s"
-        except OSError as error:
-            output, status = str(error.strerror), "it did not start"
-    after = report.stat().st_mtime_ns if report.exists() else None
-    if after is None or after == before:
-        raise UserError(
-            f"nsys made no report on this machine (status {status}: {last_line(output)}); the profile is stored."
-            f" {INSTEAD}"
-        )
-
-
-# --- the watched process ----------------------------------------------------------------------------------------------
+            output, status = run_tool(line, timeout_s)
+            reason = f"status {status}: {last_line(output)}"
+        except (TimeoutError, OSError) as error:
+            reason = str(error)
+        if not report.exists():
+            raise UserError(
+                f"nsys made no report on this machine ({reason}); the profile is stored. {INSTEAD}"
+            )
+        job.options.nsys.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(report, job.options.nsys)
 
 
 def run_target(path: Path, device: str = "cuda") -> None:
-    """Run the step of a file. `device` is another one in tests."""
+    """Run the step of a file under the profiler. `device` is another one in tests."""
+    import torch
+
+    from ladder.studies.profile import tracing
     from stylegan_lite import make_step
 
     spec = json.loads(path.read_text(encoding="utf-8"))
-    step = make_step(spec["workload"], spec["recipe"], device=device)
-    try:
+    with contextlib.ExitStack() as stack:
+        step = stack.enter_context(
+            contextlib.closing(make_step(spec["workload"], spec["recipe"], device=device))
+        )
         step.prepare()  # runs every phase
-        if spec["ranges"]:
+        if not spec["phases"]:
             step.cycle()  # under ncu each launch costs more, and nothing there depends on earlier cycles
-        with _switch_profiler(device):
-            if spec["ranges"]:
-                run_with_ranges(step)
-            else:
-                run_phases(step, spec["phases"], spec["enough_s"])
-    finally:
-        step.close()
-
-
-@contextlib.contextmanager
-def _switch_profiler(device: str) -> Iterator[None]:
-    """Let the profiler record what runs meanwhile."""
-
-    def switch(name: str) -> None:
         if device == "cuda":
-            import torch
-
             torch.cuda.synchronize()
-            getattr(torch.cuda.cudart(), name)()
-
-    switch("cudaProfilerStart")
-    try:
-        yield
-    finally:
-        switch("cudaProfilerStop")
+            stack.enter_context(torch.cuda.profiler.profile())
+            stack.callback(torch.cuda.synchronize)
+        if spec["phases"]:
+            run_phases(step, spec["phases"], ENOUGH_S)
+            return
+        if device == "cuda":
+            stack.enter_context(torch.autograd.profiler.emit_nvtx())
+        stack.enter_context(tracing.name_layers(step))  # where no graph hides them
+        tracing.run_named(step)
 
 
 def run_phases(step: Any, phases: list[str], enough_s: float) -> None:
@@ -433,20 +327,6 @@ def run_phases(step: Any, phases: list[str], enough_s: float) -> None:
         if time.monotonic() - begin < enough_s:
             step.run_phase(phase)
             print(f"ran {phase}", flush=True)
-
-
-def run_with_ranges(step: Any) -> None:
-    """Run one step of each kind with NVTX ranges of steps, phases and, where no graph hides them, layers."""
-    import torch
-
-    from ladder.studies.profile import tracing
-
-    ranges = contextlib.ExitStack()
-    with ranges:
-        if step.device == "cuda":
-            ranges.enter_context(torch.autograd.profiler.emit_nvtx())
-            ranges.enter_context(tracing.name_uncompiled_layers(step))
-        tracing.run_named(step, tracing.list_kinds(step))
 
 
 if __name__ == "__main__":

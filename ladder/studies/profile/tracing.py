@@ -2,29 +2,36 @@
 
 Between two phases the GPU is waited for, and the clock says which kernels belong to which phase. So phases are those
 of the graphs that are replayed, and GPU time does not change. A whole-step graph has no such cut: its segment is a
-step, and `ladder.studies.profile.attribution` finds the phases by the names and order of an eager run's kernels.
+step, and its kernels get their phases from an eager run, by names and order.
+
+In the eager run every layer of G and D has a range around its forward pass. Autograd gives an operator and its backward
+operator the same sequence number. So backward work finds its layer, also in a double backward.
 """
 
 from __future__ import annotations
 
 import bisect
 import contextlib
-import gzip
-import json
+import math
 import re
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.profiler import record_function
+
 from ladder.base import files
-from ladder.base.errors import describe
 from ladder.base.protocol import CYCLE_STEPS
-from ladder.receipts import kernel_families, operator_families
-from ladder.receipts.spans import once
+from ladder.receipts import categories, kernel_families, traces
+from ladder.receipts.traces import once, union
+from ladder.receipts.watch import intercept_launches
+from ladder.studies.profile.record import UNKNOWN
 
 # Pauses between a phase and the mark before and behind it. A GPU's clock is a fraction of a millisecond off the host's.
 APART_S = {"cuda": 0.002, "cpu": 0.0005}
@@ -36,12 +43,22 @@ OVERHEAD = {
     "lazy function loading", "command buffer full", "activity buffer request", "uvm activity init",
 }  # fmt: skip
 RANGE = "layer: "  # the beginning of the name of a layer's range
-MOST_EVENTS = 200_000  # of a trace: about 50 MB of JSON, 3 MB zipped
 COPY = re.compile("memcpy dtod", re.IGNORECASE)  # of a trace
 # Bytes that a copy reads and writes. Beyond, `copy_` in one piece is slower than memory is (docs/kernels.md).
 SIZES_COPIED = tuple(2**power for power in range(14, 29))
 COPIES = 5  # of each size
 EVICTS = 2**28  # bytes that are written before each copy: more than any L2 holds
+LAUNCHING = ("cuda_runtime", "cuda_driver")  # activities of the host that launch kernels
+NO_KERNELS = ("gpu_user_annotation", "user_annotation", "overhead")  # activities of the GPU
+OUTSIDE = "outside the layers"  # losses, inputs, sums of gradients, optimizers, the moving average
+FILL = "fill_words_kernel"  # in a rewritten graph
+ON_DEVICE = re.compile(r"(memset|memcpy)(\d| DtoD\b| \(Device)", re.IGNORECASE)
+SIZES = {
+    "float": 4, "double": 8, "c10::BFloat16": 2, "c10::Half": 2, "long": 8, "long int": 8, "int": 4, "bool": 1,
+    "unsigned char": 1, "signed char": 1, "short": 2,
+}  # fmt: skip
+ONLY_READ = ("fill_", "zero_", "copy_")  # operators whose result is among their tensors
+TABLES = ("adam", "spectral")  # kernels that find their tensors in tables of addresses
 
 
 @dataclass(frozen=True)
@@ -67,6 +84,17 @@ class Segment:
 
 
 @dataclass(frozen=True)
+class Label:
+    """A kernel or operator of an eager run with its phase and layer, and its bytes if known."""
+
+    name: str
+    phase: str
+    layer: str
+    backward: bool
+    moved: int | None
+
+
+@dataclass(frozen=True)
 class Traced:
     """The segments of a cycle, and the time in which anything ran: the union over all streams. Nanoseconds."""
 
@@ -74,27 +102,27 @@ class Traced:
     busy_ns: int
 
 
-# --- a cycle ----------------------------------------------------------------------------------------------------------
-
-
 def trace_cycle(step: Any) -> Traced:
     """Return a traced cycle of a prepared `TrainingStep`."""
-    marks = Marks(step)
+    marks: list[tuple[tuple[str, ...], int]] = []
 
     def cycle() -> None:
-        marks.put(())
-        with marks.between_phases():
+        with mark_phases(step, marks):
             step.cycle()
-        marks.put(())
 
-    events = list(_list_events(run_profiled(cycle, step.device), step.device))
-    return cut_events(events, marks.labels, marks.ended_ns, step.device)
+    profile = run_profiled(cycle, step.device)
+    if step.device == "cuda":
+        return cut_events(traces.events(profile), marks, step.device)
+    operators = [event for event in profile.profiler.kineto_results.events() if is_operator(event)]
+    events = [
+        (each.name(), False, each.start_thread_id(), each.start_ns(), each.start_ns() + each.duration_ns())
+        for each in operators
+    ]
+    return cut_events(events, marks, step.device)
 
 
 def run_profiled(run: Callable[[], None], device: str, *, host: bool = False, **more: Any) -> Any:
     """Return the profile of a run that has ended. `host`: on a GPU with the operators of the host, too."""
-    import torch
-
     activity = torch.profiler.ProfilerActivity
     kinds = [activity.CPU] if device == "cpu" else [activity.CUDA, *[activity.CPU] * host]
     with torch.profiler.profile(activities=kinds, **more) as profile:
@@ -104,57 +132,35 @@ def run_profiled(run: Callable[[], None], device: str, *, host: bool = False, **
     return profile
 
 
-class Marks:
-    """The moments at which phases end. `labels[k]` are the phases of all that begins before `ended_ns[k]`."""
+@contextlib.contextmanager
+def mark_phases(step: Any, marks: list[tuple[tuple[str, ...], int]]) -> Iterator[None]:
+    """Add (phases, ns since 1970) at each end of phases, or of whole steps where one graph holds a step.
 
-    def __init__(self, step: Any) -> None:
-        self.step = step
-        self.labels: list[tuple[str, ...]] = []
-        self.ended_ns: list[int] = []
+    Each mark waits for the GPU. The pauses lie on both of its sides, because the GPU's clock may be a little ahead of
+    the host's or behind it.
+    """
 
-    def put(self, label: tuple[str, ...]) -> None:
-        """Wait for the GPU, and mark the moment as the end of these phases.
-
-        The pauses lie on both sides, because the GPU's clock may be a little ahead of the host's or behind it.
-        """
-        if self.step.device == "cuda":
-            import torch
-
+    def put(label: tuple[str, ...]) -> None:
+        if step.device == "cuda":
             torch.cuda.synchronize()
-        time.sleep(APART_S[self.step.device])
-        self.labels.append(label)
-        self.ended_ns.append(time.time_ns())
-        time.sleep(APART_S[self.step.device])
+        time.sleep(APART_S[step.device])
+        marks.append((label, time.time_ns()))
+        time.sleep(APART_S[step.device])
 
-    @contextlib.contextmanager
-    def between_phases(self) -> Iterator[None]:
-        """Mark the ends of phases, or of whole steps where one graph holds a step."""
-        step = self.step
-        name, original = ("run", step.run) if step.together else ("run_phase", step.run_phase)
+    name, original = ("run", step.run) if step.together else ("run_phase", step.run_phase)
 
-        def run_marked(what: Any) -> None:
-            self.put(())  # batches and copies came before
-            original(what)
-            self.put(what if isinstance(what, tuple) else (what,))
+    def run_marked(what: Any) -> None:
+        put(())  # batches and copies came before
+        original(what)
+        put(what if isinstance(what, tuple) else (what,))
 
-        setattr(step, name, run_marked)
-        try:
-            yield
-        finally:
-            delattr(step, name)
-
-
-def _list_events(profile: Any, device: str) -> Iterator[kernel_families.Event]:
-    """Yield the kernels and copies of a profile; on a CPU its operators."""
-    from ladder.receipts import traces
-
-    if device == "cuda":
-        yield from traces.events(profile)
-        return
-    for event in profile.profiler.kineto_results.events():
-        if is_operator(event):
-            begin = event.start_ns()
-            yield event.name(), False, event.start_thread_id(), begin, begin + event.duration_ns()
+    put(())
+    setattr(step, name, run_marked)
+    try:
+        yield
+    finally:
+        delattr(step, name)
+    put(())
 
 
 def name_activity(event: Any) -> str:
@@ -183,28 +189,24 @@ def is_operator(event: Any) -> bool:
 
 
 def cut_events(
-    events: Iterable[kernel_families.Event],
-    labels: Sequence[tuple[str, ...]],
-    ended_ns: Sequence[int],
-    device: str,
+    events: Iterable[kernel_families.Event], marks: Sequence[tuple[tuple[str, ...], int]], device: str
 ) -> Traced:
     """Return the segments that marks cut events into. The last segment has all that begins later."""
     if device == "cuda":
-        from ladder.receipts import traces
-
         kernels = [e for e in events if e[1] and not e[0].startswith(kernel_families.WAITING)]
         ran = [
             Ran(name, kernel_families.family(name), begin, end - begin, end - begin - own)
             for (name, _, _, begin, end), own in zip(kernels, once([e[2:] for e in kernels]), strict=True)
         ]
-        busy = traces.union([e[3:] for e in kernels])
+        busy = union([e[3:] for e in kernels])
     else:
         ran = take_own_times(events)
         busy = sum(each.ns for each in ran)
-    parts: list[list[Ran]] = [[] for _ in labels]
+    parts: list[list[Ran]] = [[] for _ in marks]
     for each in sorted(ran, key=lambda r: r.begin):
-        parts[min(bisect.bisect_right(ended_ns, each.begin), len(parts) - 1)].append(each)
-    segments = (Segment(label, tuple(inside)) for label, inside in zip(labels, parts, strict=True))
+        place = bisect.bisect_right(marks, each.begin, key=lambda mark: mark[1])
+        parts[min(place, len(parts) - 1)].append(each)
+    segments = (Segment(label, tuple(inside)) for (label, _), inside in zip(marks, parts, strict=True))
     return Traced(tuple(each for each in segments if each.ran), busy)
 
 
@@ -212,27 +214,191 @@ def list_uneven(traced: Traced) -> list[str]:
     """Return the phases whose runs launched different numbers of kernels: the clock cut them wrongly."""
     counts: dict[tuple[str, ...], set[int]] = {}
     for segment in traced.segments:
-        if segment.phases:
-            counts.setdefault(segment.phases, set()).add(len(segment.ran))
-    return ["+".join(phases) for phases, numbers in counts.items() if len(numbers) > 1]
+        counts.setdefault(segment.phases, set()).add(len(segment.ran))
+    return ["+".join(phases) for phases, numbers in counts.items() if phases and len(numbers) > 1]
 
 
 def take_own_times(operators: Iterable[kernel_families.Event]) -> list[Ran]:
     """Return operators with their own time: without the operators that ran inside them, in the same thread."""
     own: list[Ran] = []
-    stacks: dict[
-        int, list[tuple[int, int]]
-    ] = {}  # by thread: the place in `own` and the end of what still runs
+    stacks: dict[int, list[tuple[int, int]]] = {}  # by thread: place in `own`, and end of what still runs
     for name, _, thread, begin, end in sorted(operators, key=lambda each: (each[3], -each[4])):
         stack = stacks.setdefault(thread, [])
         while stack and stack[-1][1] <= begin:
             stack.pop()
         if stack:
             outer = own[stack[-1][0]]
-            own[stack[-1][0]] = replace(outer, ns=outer.ns - (end - begin))
+            own[stack[-1][0]] = replace(outer, ns=max(0, outer.ns - (end - begin)))
         stack.append((len(own), end))
-        own.append(Ran(name, operator_families.family(name), begin, end - begin))
-    return [replace(each, ns=max(0, each.ns)) for each in own]
+        own.append(Ran(name, kernel_families.find_operator_family(name), begin, end - begin))
+    return own
+
+
+def label_events(
+    profile: Any, phase: str, device: str, launches: Iterable[tuple[str, int]] = ()
+) -> list[Label]:
+    """Return the kernels of a profiled eager run in order, each with its layer; on a CPU its operators.
+
+    A kernel belongs to the operator that launched it. Without one it belongs where its launch was: to the host's event,
+    in any thread, that began last, since the main thread waits while a backward pass runs in a thread of its own.
+
+    Args:
+        launches: (kernel, bytes) of ours, of `note_launches`.
+    """
+    kernels, hosts, calls = [], [], {}
+    events = profile.profiler.kineto_results.events()
+    for event in sorted(events, key=lambda each: (each.start_ns(), -each.duration_ns())):
+        activity = name_activity(event)
+        if event.device_type() == torch.autograd.DeviceType.CUDA:
+            if activity not in NO_KERNELS and not event.name().startswith((MEMORY, *kernel_families.WAITING)):
+                kernels.append(event)
+        elif activity in LAUNCHING:
+            calls[event.correlation_id()] = event.start_ns()
+        elif is_range(event) or is_operator(event):
+            hosts.append(event)
+    places = place_hosts(hosts)
+    # An operator without a node in autograd's graph has the number of the next one with a node, so the last counts.
+    operators = {each.correlation_id(): at for at, each in enumerate(hosts) if not is_range(each)}
+    if device == "cpu":
+        pairs = zip(hosts, places, strict=True)
+        return [Label(each.name(), phase, *place, None) for each, place in pairs if not is_range(each)]
+    labels, starts = [], [each.start_ns() for each in hosts]
+    counted: set[int] = set()  # operators whose bytes one of their kernels has
+    sizes = match_launches([each.name() for each in kernels], launches)
+    for kernel, moved in zip(kernels, sizes, strict=True):
+        name, number, begin = (
+            kernel.name(),
+            kernel.linked_correlation_id(),
+            calls.get(kernel.correlation_id()),
+        )
+        if number and number in operators:
+            operator = hosts[operators[number]]
+            place = places[operators[number]]
+            if moved is None:
+                moved = count_moved(operator.name(), operator.shapes(), operator.dtypes())
+                moved = 0 if moved is not None and number in counted else moved
+                counted.add(number)
+        elif kernel.correlation_id() and begin is not None:
+            at = bisect.bisect_right(starts, begin) - 1
+            while at >= 0 and starts[at] + hosts[at].duration_ns() <= begin:
+                at -= 1
+            place = places[at] if at >= 0 else (OUTSIDE, False)
+        else:  # our optimizers belong to no layer
+            category = categories.category(kernel_families.family(name))
+            place = (OUTSIDE if category == categories.OPTIMIZER else UNKNOWN), False
+        labels.append(Label(name, phase, *place, moved))
+    return labels
+
+
+def place_hosts(hosts: Iterable[Any]) -> list[tuple[str, bool]]:
+    """Return for each host's event, in order of their beginning, its layer and whether it is a backward pass."""
+    places: list[tuple[str, bool]] = []
+    stacks: dict[int, list[tuple[int, tuple[str, bool]]]] = defaultdict(list)  # by thread: end and place
+    layer_of: dict[tuple[int, int], str] = {}
+    for event in hosts:
+        stack, sequence = stacks[event.start_thread_id()], event.sequence_nr()
+        while stack and stack[-1][0] <= event.start_ns():
+            stack.pop()
+        layer, backward = stack[-1][1] if stack else (OUTSIDE, False)
+        if is_range(event):
+            layer = event.name().removeprefix(RANGE) if event.name().startswith(RANGE) else layer
+        elif event.fwd_thread_id() > 0 and sequence >= 0:
+            layer, backward = layer_of.get((event.fwd_thread_id(), sequence), layer), True
+        elif sequence >= 0:
+            layer_of[event.start_thread_id(), sequence] = layer
+        stack.append((event.start_ns() + event.duration_ns(), (layer, backward)))
+        places.append((layer, backward))
+    return places
+
+
+def match_names(before: Sequence[str], after: Sequence[str]) -> list[int | None]:
+    """Return for each name of `after` its place in `before`, or None where none matches.
+
+    A name that ran equally often in both is matched in order. Streams may change the order of different names, not of
+    one name. Another name is matched between two neighbours that are matched.
+    """
+    places: tuple[dict[str, list[int]], dict[str, list[int]]] = (defaultdict(list), defaultdict(list))
+    for at, names in zip(places, (before, after), strict=True):
+        for index, name in enumerate(names):
+            at[_unify_name(name)].append(index)
+    matches: list[int | None] = [None] * len(after)
+    for name, inside in places[1].items():
+        if len(inside) == len(places[0].get(name, ())):
+            for a, b in zip(places[0][name], inside, strict=True):
+                matches[b] = a
+    following, end = [len(before)] * len(after), len(before)  # the next place that is matched, or the end
+    for b in range(len(after) - 1, -1, -1):
+        following[b] = end
+        end = end if (a_ := matches[b]) is None else a_
+    last = -1
+    for b, name in enumerate(after):
+        if matches[b] is None:
+            candidates = places[0].get(_unify_name(name), ())
+            matches[b] = next((a for a in candidates if last < a < following[b]), None)
+        last = max(last, -1 if (a_ := matches[b]) is None else a_)
+    return matches
+
+
+def _unify_name(name: str) -> str:
+    """Return one name for memsets, and one for copies on the device.
+
+    A graph replays some of them as kernels: `memset32`, `memcpy32_post`, and `fill_words_kernel` of `graph_fills`.
+    """
+    if name == FILL:
+        return "memset"
+    match = ON_DEVICE.match(name)
+    return match[1].lower() if match else name
+
+
+def label_segments(
+    eager: dict[str, list[Label]], segments: Iterable[Segment]
+) -> Iterator[tuple[Segment, list[Label | None]]]:
+    """Yield each segment with the labels of all that ran in it. Segments without phases have none."""
+    matched: dict[Any, list[int | None]] = {}
+    for segment in segments:
+        expected = [label for phase in segment.phases for label in eager.get(phase, [])]
+        names = tuple(each.name for each in segment.ran)
+        key = segment.phases, names
+        if key not in matched:
+            matched[key] = match_names([each.name for each in expected], names)
+        yield segment, [None if at is None else expected[at] for at in matched[key]]
+
+
+def count_moved(name: str, shapes: Sequence[Any], dtypes: Sequence[str]) -> int | None:
+    """Return the bytes that an operator of PyTorch reads and writes at least, or None where shapes do not suffice.
+
+    A tensor that is broadcast counts as it is given. A result counts with the shape that its inputs give together.
+    """
+    family = kernel_families.find_operator_family(name)
+    if family not in (kernel_families.ELEMENTWISE, kernel_families.COPY, kernel_families.REDUCTION):
+        return None
+    tensors = [(shape, SIZES[kind]) for shape, kind in zip(shapes, dtypes, strict=False) if kind in SIZES]
+    tensors = [(shape, size) for shape, size in tensors if all(isinstance(n, int) for n in shape)]
+    if not tensors or not tensors[0][0]:
+        return None
+    read = sum(math.prod(shape) * size for shape, size in tensors)
+    bare = name.removeprefix("aten::")
+    if bare in ONLY_READ or family == kernel_families.REDUCTION:
+        return read
+    if family == kernel_families.COPY:
+        return None  # a list of tensors, or an operator whose copy_ counts
+    longest = max(len(shape) for shape, _ in tensors)
+    padded = [[1] * (longest - len(shape)) + list(shape) for shape, _ in tensors]
+    result = math.prod(max(sizes) for sizes in zip(*padded, strict=True))
+    return read + result * max(size for _, size in tensors)
+
+
+def match_launches(kernels: Sequence[str], launches: Iterable[tuple[str, int]]) -> list[int | None]:
+    """Return the bytes of each kernel of a trace, by the launches that were noted; None where they are unknown.
+
+    The launches of a name are matched in order, if as many were noted as ran.
+    """
+    noted: dict[str, list[int]] = defaultdict(list)
+    for name, size in launches:
+        if not name.startswith(TABLES):
+            noted[name].append(size)
+    sizes = {name: iter(each) for name, each in noted.items() if kernels.count(name) == len(each)}
+    return [next(sizes[name], None) if name in sizes else None for name in kernels]
 
 
 def time_copies(device: str) -> list[tuple[int, int]]:
@@ -243,10 +409,6 @@ def time_copies(device: str) -> list[tuple[int, int]]:
     """
     if device != "cuda":
         return []
-    import torch
-
-    from ladder.receipts import traces
-
     other = torch.empty(EVICTS, dtype=torch.uint8, device=device)
     pairs = [torch.randint(256, (2, size // 2), dtype=torch.uint8, device=device) for size in SIZES_COPIED]
 
@@ -265,32 +427,28 @@ def time_copies(device: str) -> list[tuple[int, int]]:
     return [(size, round(statistics.median(row))) for size, row in zip(SIZES_COPIED, rows, strict=True)]
 
 
-# --- what an eager run is watched with --------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def name_layers(step: Any) -> Iterator[None]:
-    """Put a range around the forward pass of every layer of G and D while entered."""
-    import torch
+    """Put a range around the forward pass of every layer of G and D while entered.
 
+    Compiled code has none: hooks would make torch.compile compile again.
+    """
+    ranges: list[Any] = []  # that are open: layers lie in each other
     handles = []
-    for network, module in (("G", step.G), ("D", step.D)):
+    for network, module in (("G", step.G), ("D", step.D)) if step.recipe.compile == "off" else ():
         for name, layer in module.named_modules():
             if (title := layer_name(network, name, step.workload.resolutions)) is None:
                 continue
-            open_: list[Any] = []
 
-            def enter(_: Any, __: Any, title: str = title, open_: list[Any] = open_) -> None:
-                open_.append(torch.autograd.profiler.record_function(f"{RANGE}{title}"))
-                open_[-1].__enter__()
+            def enter(_: Any, __: Any, title: str = title) -> None:
+                ranges.append(record_function(f"{RANGE}{title}"))
+                ranges[-1].__enter__()
 
-            def leave(_: Any, __: Any, ___: Any, open_: list[Any] = open_) -> None:
-                open_.pop().__exit__(None, None, None)
+            def leave(_: Any, __: Any, ___: Any) -> None:
+                ranges.pop().__exit__(None, None, None)
 
-            handles += [
-                layer.register_forward_pre_hook(enter),
-                layer.register_forward_hook(leave, always_call=True),
-            ]
+            handles.append(layer.register_forward_pre_hook(enter))
+            handles.append(layer.register_forward_hook(leave, always_call=True))
     try:
         yield
     finally:
@@ -312,90 +470,38 @@ def layer_name(network: str, path: str, resolutions: Sequence[int]) -> str | Non
 
 @contextlib.contextmanager
 def note_launches() -> Iterator[list[tuple[str, int]]]:
-    """Note (kernel, bytes of the tensors that it is given) of each launch of our Triton kernels while entered."""
+    """Note (kernel, bytes of the tensors that it is given) of each launch of our Triton kernels while entered.
+
+    A tensor that is given twice counts once.
+    """
     launches: list[tuple[str, int]] = []
-    try:
-        from triton.runtime.jit import KernelInterface
-    except ImportError:  # no Triton, so no kernels of ours
+
+    def note(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any], _: Any) -> None:
+        sizes: dict[int, int] = {}
+        for each in (*arguments, *options.values()):
+            for tensor in each if isinstance(each, tuple | list) else (each,):
+                if hasattr(tensor, "data_ptr") and hasattr(tensor, "nbytes"):
+                    at = tensor.data_ptr()
+                    sizes[at] = max(sizes.get(at, 0), tensor.nbytes)
+        launches.append((kernel.fn.__name__, sum(sizes.values())))
+
+    with intercept_launches("kernels", note):
         yield launches
-        return
-    original = KernelInterface.__getitem__
-
-    def get_noted(self: Any, grid: Any) -> Any:
-        launch, function = original(self, grid), getattr(self, "fn", None)
-        if not str(getattr(function, "__module__", "")).startswith("kernels."):
-            return launch
-
-        def run(*arguments: Any, **options: Any) -> Any:
-            size = _count_bytes((*arguments, *options.values()))
-            launches.append((getattr(function, "__name__", ""), size))
-            return launch(*arguments, **options)
-
-        return run
-
-    KernelInterface.__getitem__ = get_noted
-    try:
-        yield launches
-    finally:
-        KernelInterface.__getitem__ = original
-
-
-def _count_bytes(arguments: Iterable[Any]) -> int:
-    """Return the bytes of all tensors among a launch's arguments. A tensor that is given twice counts once."""
-    sizes: dict[int, int] = {}
-    for each in arguments:
-        for tensor in each if isinstance(each, tuple | list) else (each,):
-            if hasattr(tensor, "data_ptr") and hasattr(tensor, "nbytes"):
-                at = tensor.data_ptr()
-                sizes[at] = max(sizes.get(at, 0), tensor.nbytes)
-    return sum(sizes.values())
-
-
-# --- the trace that a user opens in Perfetto or in Chrome -------------------------------------------------------------
-
-
-def list_kinds(step: Any) -> list[int]:
-    """Return the places in a cycle of one step of each kind: of each combination of phases."""
-    first: dict[tuple[str, ...], int] = {}
-    for index in range(CYCLE_STEPS):
-        first.setdefault(step.phases(index), index)
-    return sorted(first.values())
 
 
 def write_trace(step: Any, path: Path) -> str:
     """Record one step of each kind and write the trace. Return a line that says what the file holds."""
-    places = list_kinds(step)
+    with name_layers(step):
+        profile = run_profiled(lambda: run_named(step), step.device, host=True)
     with tempfile.TemporaryDirectory() as folder:
-        whole = Path(folder) / "trace.json"
-        with name_uncompiled_layers(step):
-            profile = run_profiled(lambda: run_named(step, places), step.device, host=True)
+        whole = Path(folder) / path.name  # PyTorch compresses a file with this ending
         profile.export_chrome_trace(str(whole))
-        raw = whole.read_bytes()
-    steps = f"{len(places)} steps, one of each kind"
-    try:
-        trace = json.loads(raw.decode(errors="replace"))
-    except ValueError as error:  # the profile must not be lost for that
-        _write_bytes(path, raw)
-        return f"{steps}, as PyTorch wrote it: it is no JSON ({describe(error)})"
-    short, cut = bound_trace(trace)
-    _write_bytes(path, json.dumps(short, separators=(",", ":")).encode())
-    lost = f"; cut after {MOST_EVENTS:,} events, {cut:,} are left out" if cut else ""
-    return f"{steps}, {len(short['traceEvents']):,} events{lost}"
+        files.write(path, whole.read_bytes())
+    return "one step of each kind"
 
 
-def name_uncompiled_layers(step: Any) -> contextlib.AbstractContextManager[None]:
-    """Return the ranges of layers. Compiled code has none: hooks would make torch.compile compile again."""
-    return name_layers(step) if step.recipe.compile == "off" else contextlib.nullcontext()
-
-
-def _write_bytes(path: Path, raw: bytes) -> None:
-    files.write(path, gzip.compress(raw, mtime=0) if path.name.endswith(".gz") else raw)
-
-
-def run_named(step: Any, places: list[int]) -> None:
-    """Run the steps at these places of a cycle, each step and phase in a range of its name."""
-    from torch.profiler import record_function
-
+def run_named(step: Any) -> None:
+    """Run a cycle's first step of each kind, of each combination of phases; steps and phases in ranges."""
     run, run_phase = step.run, step.run_phase
 
     def run_step(phases: tuple[str, ...]) -> None:
@@ -406,26 +512,12 @@ def run_named(step: Any, places: list[int]) -> None:
         with record_function(phase):
             run_phase(phase)
 
+    first: dict[tuple[str, ...], int] = {}
+    for index in range(CYCLE_STEPS):
+        first.setdefault(step.phases(index), index)
     step.run, step.run_phase = run_step, run_one
     try:
-        for index in places:
+        for index in sorted(first.values()):
             step._step(index, True)
     finally:
         del step.run, step.run_phase
-
-
-def bound_trace(trace: dict[str, Any], most: int = MOST_EVENTS) -> tuple[dict[str, Any], int]:
-    """Return a Chrome trace with at most so many events, and how many were cut. The latest are cut.
-
-    Names of processes and threads stay, but not those of GPUs on which nothing ran: PyTorch names 16. The path of the
-    trace and the profiler's own settings are left out.
-    """
-    events = trace.get("traceEvents", [])
-    ran = {each.get("pid") for each in events if each.get("ph") != "M"}
-    names = [each for each in events if each.get("ph") == "M" and each.get("pid") in ran]
-    rest = sorted((each for each in events if each.get("ph") != "M"), key=lambda each: each.get("ts", 0))
-    room = max(0, most - len(names))
-    head = {
-        key: trace[key] for key in ("schemaVersion", "deviceProperties", "displayTimeUnit") if key in trace
-    }
-    return head | {"traceEvents": names + rest[:room]}, len(rest[room:])

@@ -256,8 +256,8 @@ def describe_generations(file: File) -> str:
     return f"{span} generations" + (f" in {len(file.merged)} runs" if file.merged else "")
 
 
-def make_table(file: File, is_quoted: bool = False) -> Table:
-    """Return a row for each point. `is_quoted`: without the numbers of a point that must not be quoted."""
+def make_table(file: File) -> Table:
+    """Return a row for each point."""
     columns = [
         Column("way"), Column("scaling"), Column(name_ranks(file), "count"), Column("batch", "count", 3),
         Column("ms/step", "ms"), Column("images/s", "amount", 2), Column("efficiency", "share"),
@@ -270,8 +270,6 @@ def make_table(file: File, is_quoted: bool = False) -> Table:
         row: list[Any] = [point.way, point.scaling, point.gpus, point.batch]
         if point.step_ms is None or point.status != "ok":
             row += [f"{point.status}: {point.reason}", *[None] * 6]
-        elif few and is_quoted:
-            row += [TOO_FEW, *[None] * 6]
         else:
             interval = None if point.low is None else (point.low, point.high)
             row += [point.step_ms, point.images_per_s, record.find_efficiency(point, points)]

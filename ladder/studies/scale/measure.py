@@ -21,6 +21,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
+from ladder import receipts
 from ladder.base import text as texts
 from ladder.base.errors import one_line
 from ladder.base.locks import device_lock
@@ -30,7 +31,6 @@ from ladder.engine.groups import Group
 from ladder.engine.pool import Pool, WorkerFailure, plain
 from ladder.engine.visit import Visits
 from ladder.machine import gpu_state, neighbours, system
-from ladder.receipts import receipt as receipts
 from ladder.results import record
 from ladder.results.derive import void_memory
 from ladder.results.store import FAILED_PARITY, NOT_ENGAGED

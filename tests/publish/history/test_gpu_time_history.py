@@ -10,8 +10,7 @@ from ladder.publish.history import screening, series
 from ladder.publish.history.screening import CANDIDATE, CONFIRMED, CUDNN, DRIVER, KNOWN, REFUTED
 from ladder.publish.regressions import judging
 from ladder.publish.regressions.judging import HEAD
-from ladder.publish.site.building import Content, render_front
-from ladder.publish.site.collection import collect_histories
+from ladder.publish.site.front import collect_histories, list_sections, render_front
 from ladder.results.file import ProfiledCycle
 from tests.publish.history.test_accepted_steps import entry
 from tests.support import made_up_asv
@@ -81,17 +80,19 @@ def test_wall_time_stays_by_machine_and_a_change_is_a_marked_step(tmp_path: Path
     line = found["nvidia-some-gpu", "article"]
     assert [step.marks for step in line] == [(), ("cuDNN 9.19.0 -> 9.20.1",), ()]
     assert len({step.software for step in line}) == 1
-    page = render_front(Content(histories=collect_histories(series.points(tmp_path), [], COMMITS)))
+    page = render_front(
+        list_sections([], [], collect_histories(series.points(tmp_path), [], COMMITS), [], tmp_path), 0
+    )
     for host, _ in found:  # two cards of one name would leave it open whose host is whose
         assert f"Some GPU ({host}), workload article" in page
-    assert "dotted line" in page and "(cuDNN 9.19.0 -&gt; 9.20.1)" in page
+    assert "cuDNN 9.19.0 -&gt; 9.20.1" in page
 
 
 def test_the_front_page_shows_gpu_time_beside_wall_time(tmp_path: Path) -> None:
     for commit, seconds in (("a", 0.1), ("b", 0.08)):
         measured(tmp_path, 0, commit, seconds)
     histories = collect_histories([], series.points(tmp_path, series.GPU_STEP), COMMITS)
-    page = render_front(Content(histories=histories))
+    page = render_front(list_sections([], [], histories, [], tmp_path), 0)
     assert "NVIDIA Some GPU, workload article, GPU time" in page
     assert "from 100 ms (bf16) to 80.2 ms (bf16)" in page and f"#{series.GPU_STEP}?" in page
 
@@ -131,7 +132,7 @@ def compared(toy: Toy, gpu: float) -> None:
         cycle = ProfiledCycle(ms, 60.0, 9.0, 1980)
         rounds = [replace(r, profiled=[cycle] * 2, gpu_void=None) for r in each.rounds]
         programs.append(replace(each, rounds=rounds))
-    machine = replace(result.machine, device="cuda", gpu="Some GPU")
+    machine = replace(result.machine, device="cuda", gpu="Some GPU", cpu="Some CPU")
     path.unlink()
     toy.write(replace(result, programs=programs, machine=machine))
 
@@ -163,12 +164,15 @@ def test_behind_a_step_of_wall_time_stands_what_its_gpu_time_did(toy: Toy) -> No
         data["results"][series.GPU_STEP] = [values, *data["results"][STEP][1:3], values, values]
         path.write_text(json.dumps(data))
     (step,) = (each for each in toy.screen()[0] if not each.series.is_gpu)
-    assert "  article/bf16 +2.0% (GPU time -0.5%)" in screening.render_text([step], []).splitlines()
+    assert (
+        f"  article/bf16 +2.0% (GPU time -0.5%) on {MACHINE}"
+        in screening.render_text([step], []).splitlines()
+    )
     assert screening.write_step(step)["gpu_share"] == pytest.approx(-0.005)
     late = toy.asv / MACHINE / f"{step.bad[:8]}-{ENVIRONMENT}.json"
     late.write_text(late.read_text().replace("samples_gpu", "gpu"))
     (step,) = (each for each in toy.screen()[0] if not each.series.is_gpu)
-    assert "  article/bf16 +2.0%" in screening.render_text([step], []).splitlines()
+    assert f"  article/bf16 +2.0% on {MACHINE}" in screening.render_text([step], []).splitlines()
 
 
 def test_new_software_begins_a_line_of_gpu_time_and_is_no_step(toy: Toy) -> None:
@@ -186,5 +190,5 @@ def test_a_step_of_wall_time_that_coincides_with_a_new_cudnn_is_marked(toy: Toy)
             toy.record(number, seconds, driver=driver if new else "580.65", cudnn=cudnn if new else "9.19.0")
         step = toy.only()
         assert step.status == status and "a cuDNN change: 9.19.0 -> 9.20.1" in step.why
-        assert "cuDNN 9.19.0 -> 9.20.1" in step.remarks
+        assert "cuDNN 9.19.0 -> 9.20.1" in screening.list_remarks([step])
     assert {CUDNN, DRIVER} <= {*screening.ORDER}

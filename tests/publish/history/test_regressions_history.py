@@ -29,11 +29,11 @@ def test_a_step_of_two_percent_is_a_candidate_with_its_commit_and_what_would_con
     said = f"make bench-compare BASE={step.good[:10]} HEAD={step.bad[:10]} WORKLOAD=article RUNGS=bf16"
     assert said in history.render_text([step], [])
     assert history.render_text([step], []).splitlines()[:2] == [
-        f"candidate at {step.bad[:10]} ({step.where}):",
-        "  article/bf16 +2.0%",
+        f"candidate at {step.bad[:10]}:",
+        f"  article/bf16 +2.0% on {MACHINE}",
     ]
     assert not step.between
-    assert step.remarks == ["tuning: bias_act backward 2B nhwc sm90 large: warps 4 -> 8"]
+    assert history.list_remarks([step]) == ["tuning: bias_act backward 2B nhwc sm90 large: warps 4 -> 8"]
 
 
 def test_what_real_notes_name_is_found_by_the_series_of_their_results() -> None:
@@ -55,7 +55,8 @@ def test_more_choices_than_a_reader_wants_are_counted(toy: Toy) -> None:
         rows = [ROW | {"op": f"op{k}", "warps": 8 if slow else 4} for k in range(6)]
         named = {asvnotes.name_series(STEP, ["article", "bf16"]): tiles.lines(rows)}
         toy.record(number, {"baseline": 0.1, "bf16": 0.06 if slow else 0.05}, choices=named)
-    assert len(toy.only().remarks) == 5 and toy.only().remarks[-1] == "tuning: 2 more choices changed"
+    remarks = history.list_remarks([toy.only()])
+    assert len(remarks) == 5 and remarks[-1] == "tuning: 2 more choices changed"
 
 
 def test_small_and_passing_steps_are_none(toy: Toy) -> None:
@@ -72,56 +73,39 @@ def test_commits_that_were_not_measured_widen_the_range(toy: Toy) -> None:
         (toy.asv / MACHINE / f"{toy.commits[number][:8]}-{ENVIRONMENT}.json").unlink()
     step = toy.only()
     assert (step.good, step.bad, step.between) == (toy.commits[4], toy.commits[8], 3)
-    wanted = f"{step.good[:10]}~1..{step.bad[:10]}"
-    said = f'asv find --skip-save {wanted} "{FOUND}"'
-    assert f"  {said}" in history.render_text([step], []).splitlines()
-    assert f"candidate in {step.good[:10]}..{step.bad[:10]} (" in history.render_text([step], [])
+    lines = history.render_text([step], []).splitlines()
+    assert f'  asv find --skip-save {step.good[:10]}~1..{step.bad[:10]} "{PATTERN}"' in lines
+    assert lines[0] == f"candidate in {step.good[:10]}..{step.bad[:10]}:"
 
 
-FOUND = r"rungs\.Rung\.samples_step_time\('article', 'bf16'\)"
+PATTERN = r"rungs\.Rung\.samples_step_time\('article', 'bf16'\)"
 
 
-def test_steps_between_the_same_commits_are_told_together(toy: Toy) -> None:
-    """One comparison measures them, largest first; what is not compared has a line of its own."""
-    names, memory = (
-        ("baseline", "bf16", "fused_norm", "fused_act", "set_to_none"),
-        "rungs.Rung.track_peak_memory",
-    )
+def test_steps_between_the_same_commits_are_compared_together(toy: Toy) -> None:
+    """One comparison measures them, largest first; what is not compared has a paragraph of its own."""
     toy.slower_from(7)
-    (step,) = toy.screen()[0]
+    step = toy.only()
+    names = ("baseline", "bf16", "fused_norm", "fused_act", "set_to_none")
     rungs = [
         replace(step, series=replace(step.series, params=("article", name)), share=0.02 + 0.01 * number)
         for number, name in enumerate(names)
     ]
-    rungs[1] = replace(rungs[1], choices=["bias_act forward: warps 2 -> 4"])
-    of_memory = replace(step.series, benchmark=memory, params=("article", "bf16"))
-    other = replace(step, series=of_memory, why="not measured by bench-compare: look at it")
-    elsewhere = replace(step, series=replace(step.series, machine="another"))
-    said = history.render_text([*rungs, other, elsewhere], []).splitlines()
-    wanted = (
-        f"  to be confirmed: make bench-compare BASE={step.good[:10]} HEAD={step.bad[:10]} WORKLOAD=article"
+    (group,) = history.group_candidates(rungs)
+    command = (
+        f"to be confirmed: make bench-compare BASE={step.good[:10]} HEAD={step.bad[:10]} WORKLOAD=article"
         " RUNGS=set_to_none,fused_act,fused_norm,bf16"
     )
-    assert said[1:6] == [f"  article/{name} +{2 + number}.0%" for number, name in enumerate(names)]
-    assert said[6] == wanted
-    assert said[7:9] == [f"  {memory}(article, bf16) +2.0%", "  not measured by bench-compare: look at it"]
-    assert said[9:11] == [
-        "  tuning: bias_act backward 2B nhwc sm90 large: warps 4 -> 8",
-        "  tuning: bias_act forward: warps 2 -> 4",
+    assert history.format_comparison(group) == command
+    memory = replace(step.series, benchmark="rungs.Rung.track_peak_memory", params=("article", "bf16"))
+    other = replace(step, series=memory, why="not measured by bench-compare: look at it")
+    lines = history.render_text([*(replace(each, why=command) for each in rungs), other], []).splitlines()
+    assert lines[1:6] == [f"  article/{name} +{2 + k}.0% on {MACHINE}" for k, name in enumerate(names)]
+    assert lines[6] == f"  {command}"
+    assert lines[-4:-2] == [
+        f"  {memory.name} +2.0% on {MACHINE}",
+        "  not measured by bench-compare: look at it",
     ]
-    assert said[11] == f"candidate at {step.bad[:10]} (another, {step.series.environment}):"
-    assert said[-1] == "0 confirmed of 7 steps"
-
-
-def test_what_is_the_same_on_two_machines_is_told_once(toy: Toy) -> None:
-    toy.slower_from(7)
-    step = toy.only()
-    elsewhere = replace(step, series=replace(step.series, machine="another"))
-    alone, both = (history.render_text(steps, []).splitlines() for steps in ([step], [step, elsewhere]))
-    assert both[0] == f"candidate at {step.bad[:10]} ({MACHINE}, another, {ENVIRONMENT}):"
-    assert both[1:-1] == alone[1:-1] and both[-1] == "0 confirmed of 2 steps"
-    larger = history.render_text([step, replace(elsewhere, share=0.03)], []).splitlines()
-    assert len(larger) == 2 * len(alone) - 1
+    assert lines[-1] == "0 confirmed of 6 steps"
 
 
 def test_a_range_that_begins_with_the_first_commit_has_none_before_it(toy: Toy) -> None:
@@ -130,7 +114,7 @@ def test_a_range_that_begins_with_the_first_commit_has_none_before_it(toy: Toy) 
         (toy.asv / MACHINE / f"{toy.commits[number][:8]}-{ENVIRONMENT}.json").unlink()
     step = toy.only()
     assert step.good == toy.commits[0] and step.between == 2
-    assert history.format_bisect(step) == f'asv find --skip-save {toy.commits[3][:10]} "{FOUND}"'
+    assert history.format_bisect(step) == f'asv find --skip-save {toy.commits[3][:10]} "{PATTERN}"'
 
 
 def test_a_name_that_a_shell_would_read_otherwise_makes_no_command(toy: Toy) -> None:
@@ -175,7 +159,7 @@ def test_only_a_comparison_of_the_two_commits_confirms(
 ) -> None:
     toy.slower_from(7)
     toy.compare(5, 7, 1.05)  # other commits
-    toy.compare(6, 7, 1.05, name="other-gpu")
+    toy.compare(6, 7, 1.05, name="other-gpu", cpu="Other GPU")
     toy.compare(6, 7, 1.05, torch="2.11.0")
     assert toy.only().status == CANDIDATE
     toy.compare(6, 7, head, noise)
@@ -187,6 +171,6 @@ def test_a_step_that_coincides_with_a_new_driver_is_labelled(toy: Toy) -> None:
     assert (toy.only().status, toy.only().why) == (DRIVER, "coincides with a driver change: 580.65 -> 590.10")
     toy.compare(6, 7, 1.05)  # both on one driver
     assert toy.only().status == CONFIRMED
-    assert "driver 580.65 -> 590.10" in toy.only().remarks
+    assert "driver 580.65 -> 590.10" in history.list_remarks([toy.only()])
     toy.slower_from(7, driver=3)
-    assert toy.only().remarks[-1] != "driver 580.65 -> 590.10"
+    assert history.list_remarks([toy.only()])[-1] != "driver 580.65 -> 590.10"

@@ -11,15 +11,15 @@ from urllib.parse import unquote
 import pytest
 
 from ladder.base.errors import UserError
+from ladder.publish import gallery
 from ladder.publish.history import series as asvseries
-from ladder.publish.site import building, collection, figures
-from ladder.publish.site.building import Content, render_front
-from ladder.report.themes import DARK, LIGHT
+from ladder.publish.site import building, figures, front
+from ladder.report.themes import LIGHT
 from ladder.results import loading
 from tests.publish.validation.test_asvfiles import HOSTILE, plant
-from tests.support import committed, made_up_asv, published
+from tests.support import committed, made_up_asv, published, two_clocks
 from tests.support.hostile_asv import RESULT_FILES
-from tests.support.typed import write_run
+from tests.support.typed import typed, write_run
 
 ROOT = Path(__file__).resolve().parents[3]
 REPORT = "reports/nvidia-h200-article-article.html"
@@ -63,41 +63,38 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / ".asv" / "html"
 
 
-def test_one_gpu_is_one_panel_with_its_verdicts(site):
+def test_one_gpu_has_its_answer_its_history_and_its_report(site):
     page = Page(site / "index.html")
-    assert len(page.of("picture")) == 1 and "NVIDIA H200" in page.text
-    assert "96.1 to 25.3 ms a step" in page.text and "faster" in page.text and "1 machine." in page.text
+    assert (
+        "NVIDIA H200" in page.text
+        and "96.1" in page.text
+        and "25.3" in page.text
+        and "1 machine." in page.text
+    )
     assert "One commit so far: fused_act, 62.0 ms a step." in page.text
-    for word in ("NVIDIA A100", "a100", "L40S", "l40s", "single run", "<b>"):
+    for word in ("NVIDIA A100", "a100", "L40S", "l40s", "<b>"):
         assert word not in page.text, "drawn, though it was refused or is of no commit here"
-
-
-def test_no_page_of_ours_can_run_a_script_of_others(site):
-    for path in (site / "index.html", site / REPORT):
-        page = Page(path)
-        (policy,) = [
-            each["content"] for each in page.of("meta") if each.get("http-equiv") == "Content-Security-Policy"
-        ]
-        assert policy.startswith("default-src 'none'") and "script-src-attr" not in policy
-        assert "unsafe-eval" not in policy and "script-src 'unsafe" not in policy
-        for tag, attributes in page.tags:
-            assert not [name for name in attributes if name.startswith("on")], f"{tag} has a handler"
-            if tag == "script":  # a report holds its script, which the policy names by its digest
-                data = attributes.get("type") == "application/json"
-                assert path == site / REPORT and (data or "script-src 'sha256-" in policy)
-
-
-def test_the_card_and_the_panel_link_the_full_report_of_a_machine(site):
-    links = [each["href"] for each in Page(site / "index.html").of("a")]
-    assert links.count(REPORT) == 2
     report = Page(site / REPORT)
     assert "NVIDIA H200" in report.text and published.LADDER in report.text
+
+
+@pytest.mark.parametrize("name", ["index.html", REPORT])
+def test_no_page_can_run_a_script_of_others_or_loads_anything(site, name):
+    page = Page(site / name)
+    (policy,) = [
+        each["content"] for each in page.of("meta") if each.get("http-equiv", "").startswith("Content")
+    ]
+    assert policy.startswith("default-src 'none'") and "script-src-attr" not in policy
+    assert "unsafe" not in policy and "script-src 'sha256-" in policy
+    for tag, attributes in page.tags:
+        assert not [name for name in attributes if name.startswith("on")], f"{tag} has a handler"
+        assert attributes.get("src", "data:").startswith("data:")
 
 
 def test_every_link_of_the_front_page_leads_to_a_file_of_the_site(site):
     page = Page(site / "index.html")
     links = [each["href"] for each in page.of("a")]
-    assert len(links) > 8
+    assert len(links) > 8 and links.count(REPORT) == 2
     for link in links:
         path, _, part = link.partition("#")
         assert (
@@ -105,8 +102,6 @@ def test_every_link_of_the_front_page_leads_to_a_file_of_the_site(site):
         ), link
     raw = site / "results" / "ladder" / "nvidia-h200" / published.LADDER
     assert json.loads(raw.read_text())["machine"]["gpu"] == "NVIDIA H200"
-    for chart in ("", "-dark"):
-        assert (site / "charts" / f"nvidia-h200-article-article{chart}.svg").stat().st_size > 10_000
 
 
 def test_benchmarks_are_those_of_the_checkout_that_have_a_result(site):
@@ -185,45 +180,79 @@ def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
     assert (precious / "thesis.tex").read_text() == "years"
 
 
-# --- colours --------------------------------------------------------------------------------------------------------
+# --- runs of ladders ------------------------------------------------------------------------------------------------
 
 
-def luminance(color: str) -> float:
-    """WCAG's relative luminance."""
-    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+def entries(tmp_path, **runs):
+    """The entries of runs that lie in the site's folder."""
+    return front.choose_entries(
+        [(tmp_path / f"{name}.json", typed(run)) for name, run in runs.items()], tmp_path
+    )
 
 
-def contrast(one: str, other: str) -> float:
-    bright, dark = sorted((luminance(one), luminance(other)), reverse=True)
-    return (bright + 0.05) / (dark + 0.05)
+def answer(tmp_path, **runs):
+    """The rows of the only table of answers, by machine and heading."""
+    (table,) = front.list_answers(entries(tmp_path, **runs))
+    headings = [
+        f"{column.title} {k}" if k in (4, 8) else column.title for k, column in enumerate(table.columns)
+    ]
+    return {row[0]: dict(zip(headings, row, strict=True)) for row in table.rows}
 
 
-@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
-def test_text_and_bars_stand_out_from_their_ground(theme):
-    colors = building.colors(theme)
-    for name in ("ink", "muted", "article", "bad", "good", "mark", "link", "busy"):
-        assert contrast(colors[name], colors["ground"]) >= 4.5, name
-    for name in ("ink", "muted", "bad"):
-        assert contrast(colors[name], colors["gap"]) >= 4.5, f"{name} on a rung without a number"
-    assert contrast(colors["busy"], colors["idle"]) >= 2.5, "the two parts of a bar"
+def test_an_answer_has_baseline_and_tops_of_each_gpu_by_both_clocks(tmp_path):
+    whole, longer = two_clocks.run(), two_clocks.selected("baseline", "fused_act", two_clocks.TOP)
+    longer["protocol"] |= {"quick": True}
+    longer["started"] = "2026-11-22T10:15:00+00:00"
+    other = two_clocks.run() | {"machine": whole["machine"] | {"name": "nvidia-a100", "gpu": "NVIDIA A100"}}
+    for rung in other["rungs"]:
+        rung |= dict.fromkeys(("gpu_ms", "gpu_gain", "gpu_verdict", "waiting_ms"))
+    (table,) = front.list_answers(entries(tmp_path, a=whole, b=longer, c=other))
+    a100, h200, article = table.rows
+    assert [row[0] for row in (a100, h200)] == ["NVIDIA A100", "NVIDIA H200"] and article[0].startswith(
+        "the article"
+    )
+    assert h200[1:11] == ["160", "105", "61.3", "2.61x", "61.2", "1.72x", "40.0", "4.00x", "39.9", "2.63x"]
+    assert a100[1:11] == ["160", None, "61.3", "2.61x", None, None, None, None, None, None]
+    assert h200[11] == "2026-11-22" and "not to be quoted" in h200[12] and not a100[12]
+    assert [link and link[1] for link in h200[13:]] == [
+        f"reports/nvidia-h200-article-{ladder}.html" for ladder in ("article", "full")
+    ]
+    assert article[1:5] == ["312", None, "104", "3.00x"]
 
 
-# --- ladders beside each other --------------------------------------------------------------------------------------
+def test_the_top_is_that_of_the_run_which_holds_it_and_has_a_report_of_its_own(tmp_path):
+    more = two_clocks.selected("baseline", "bf16", "fused_norm", "cuda_graphs")
+    ends = two_clocks.selected("baseline", "fused_act", two_clocks.TOP) | {
+        "started": "2026-11-20T10:15:00+00:00"
+    }
+    shown = entries(tmp_path, a=more, b=ends)
+    assert {each.path: each.report for each in shown} == {
+        "a.json": "reports/nvidia-h200-article-full.html",
+        "b.json": "reports/nvidia-h200-article-full-top.html",
+    }
+    row = answer(tmp_path, a=more, b=ends)["NVIDIA H200"]
+    assert row["the top of full, ms"] == "40.0" and row["the article's top, ms"] == "61.3"
+    assert row["report of full"][1] == "reports/nvidia-h200-article-full-top.html"
+    assert answer(tmp_path, a=more)["NVIDIA H200"]["the top of full, ms"] == front.short_ms(
+        more["rungs"][-1]["step_ms"]
+    )
 
 
-def test_machines_of_one_workload_share_one_scale(tmp_path):
-    published.ladder_result(tmp_path)
-    published.ladder_result(tmp_path, "NVIDIA A100", 0.6)
-    stored, refused = collection.publish_results(tmp_path / "results" / "ladder", tmp_path / "site")
-    (group,) = collection.collect_groups(stored, [], tmp_path / "site")
-    assert not refused and [panel.machine for panel in group.panels] == ["nvidia-a100", "nvidia-h200"]
-    longest = [max(row.step_ms for row in panel.shown.rows) for panel in group.panels]
-    bars = [figures.ladder_figure(panel.shown, group.most, LIGHT).axes[0].patches for panel in group.panels]
-    widths = [max(bar.get_x() + bar.get_width() for bar in each) for each in bars]
-    scales = [(width - figures.NAMES) / ms for width, ms in zip(widths, longest, strict=True)]
-    assert max(longest) > 160 and scales == pytest.approx([scales[0]] * 2)
+def test_an_answer_that_is_not_decided_has_no_factor_and_too_few_generations_no_gpu_time(tmp_path):
+    """The factor is a mean over pairs, the times are medians: a noisy host's contradict each other."""
+    run = two_clocks.run()
+    run["rungs"][-1] |= {"speedup_total": 0.92, "total_interval": [0.31, 2.7]}
+    run["rungs"][-1] |= {"gpu_interval_ms": None, "gpu_verdict": "too few generations"}
+    row = answer(tmp_path, a=run)["NVIDIA H200"]
+    assert (row["the article's top, ms"], row["total 4"]) == ("61.3", "not decided")
+    assert front.TOO_FEW in row.values()
+
+
+def test_the_page_has_the_picture_of_gpus_where_one_was_measured_whole(tmp_path):
+    for run, count in ((two_clocks.run(), 1), (two_clocks.run() | {"complete": False}, 0)):
+        stored = [(tmp_path / "a.json", typed(run))]
+        sections = front.list_sections(front.choose_entries(stored, tmp_path), stored, [], [], tmp_path)
+        assert [each.id for each in sections].count("gpus") == count == len(gallery.pair_gpus([stored[0][1]]))
 
 
 def test_what_is_shown_of_a_machine_is_whole_before_it_is_new(tmp_path):
@@ -232,11 +261,14 @@ def test_what_is_shown_of_a_machine_is_whole_before_it_is_new(tmp_path):
     part = json.loads(path.read_text()) | {"started": "2026-11-26T00:00:00Z"}
     part["rungs"][1:] = [rung | {"status": "n/a", "rounds": []} for rung in part["rungs"][1:]]
     write_run(tmp_path / "b.json", part)
-    found = [(tmp_path / "a.json", loading.load_run(path))]
-    found += [(tmp_path / "b.json", loading.load_run(tmp_path / "b.json"))]
-    (group,) = collection.collect_groups(found, [], tmp_path)
-    assert [panel.path for panel in group.panels] == ["a.json"]
-    assert [each.path for each in collection.list_raw(found, tmp_path)] == ["b.json", "a.json"]
+    stored = [
+        (tmp_path / "a.json", loading.load_run(path)),
+        (tmp_path / "b.json", loading.load_run(tmp_path / "b.json")),
+    ]
+    shown = front.choose_entries(stored, tmp_path)
+    assert [each.path for each in shown] == ["a.json"]
+    raw = front.list_sections(shown, stored, [], [], tmp_path)[-1].blocks[0]
+    assert [row[5][0] for row in raw.rows] == ["b.json", "a.json"]
 
 
 # --- what is shown of asv's results ---------------------------------------------------------------------------------
@@ -258,68 +290,48 @@ def test_a_line_is_named_by_what_tells_it_from_the_others():
 
 
 def test_history_takes_the_highest_rung_of_each_commit_in_the_branchs_order():
-    found = [
+    points = [
         point("b", {"baseline": 90.0, "bf16": 70.0}),
         point("a", {"baseline": 95.0}),
         point("elsewhere", {"baseline": 1.0}),
         point("b", {"baseline": 80.0}, "2.13.0"),
     ]
-    (steps,) = asvseries.history(found, {"a": 3, "b": 7}).values()
+    (steps,) = asvseries.history(points, {"a": 3, "b": 7}).values()
     assert [(step.commit, step.rung, step.ms) for step in steps] == [
         ("a", "baseline", 95.0), ("b", "bf16", 70.0), ("b", "baseline", 80.0)
     ]  # fmt: skip
     assert [step.software for step in steps] == [("torch 2.11.0",), ("torch 2.11.0",), ("torch 2.13.0",)]
+    lines = figures.make_figure(steps, LIGHT).axes[0].lines
+    assert [list(line.get_ydata()) for line in lines] == [[95.0, 70.0], [80.0]]
 
 
-def test_a_commit_without_the_highest_rungs_is_in_the_table_and_no_step_of_the_line():
-    found = [
+def test_a_commit_without_the_highest_rungs_is_in_the_table_and_no_step_of_the_line(tmp_path):
+    points = [
         point("a", {"bf16": 95.0}), point("b", {"bf16": 70.0, "fused_act": 50.0}), point("c", {"bf16": 71.0}),
         point("d", {"fused_act": 49.0}), point("c", {"bf16": 60.0}, "2.13.0"),
     ]  # fmt: skip
     revisions = {"a": 1, "b": 2, "c": 3, "d": 4}
-    (steps,) = asvseries.history(found, revisions).values()
+    (steps,) = asvseries.history(points, revisions).values()
     assert [(step.commit, step.whole) for step in steps] == [
         ("a", True), ("b", True), ("c", False), ("c", True), ("d", True)
     ]  # fmt: skip
-    (history,) = collection.collect_histories(found[:4], [], revisions)
+    (history,) = front.collect_histories(points[:4], [], revisions)
     about = (
         "3 commits, from 95.0 ms (bf16) to 49.0 ms (fused_act)."
         " 1 measured without the highest rungs, and in the table alone."
     )
     assert history.about == about and [step.commit for step in history.drawn] == ["a", "b", "d"]
-    page = render_front(Content(histories=[history]))
-    assert about in page and all(f"<code>{commit}</code>" in page for commit in "abcd")
-
-
-def test_labels_of_the_history_keep_off_its_lines():
-    times = [60.0, 90.0, 30.0, 31.0, 32.0, 80.0, 30.0]
-    rungs = ["baseline", "baseline", "bf16", "bf16", "bf16", "fused_act", "fused_act"]
-    steps = [
-        asvseries.Step(f"{n}" * 8, rung, ms, ("torch 2.11.0",))
-        for n, (rung, ms) in enumerate(zip(rungs, times, strict=True))
-    ]
-    axes = figures.history_figure(steps, LIGHT).axes[0]
-    line = axes.lines[0].get_transform().transform_path(axes.lines[0].get_path())
-    labels = [text for text in axes.texts if text.get_text()]
-    assert len(labels) == 4 + 1  # and what the axis shows
-    for label in labels:
-        assert not line.intersects_bbox(label.get_window_extent(), filled=False), label.get_text()
+    page = front.render_front(front.list_sections([], [], [history], [], tmp_path), 0)
+    assert about in page and "4 measurements" in page
 
 
 def test_the_order_of_rungs_is_read_once_and_not_for_every_number(monkeypatch):
     """Each number once had a YAML file read."""
     read, load = [], asvseries.catalog.load_ladder
     monkeypatch.setattr(asvseries.catalog, "load_ladder", lambda name: read.append(name) or load(name))
-    found = asvseries.points(committed.folder("results/asv"))
-    assert read == ["full"] and sum(len(point.ms) for point in found) > 20
-    heights = [asvseries._heights().get(rung, -1) for rung, _ in max(found, key=lambda each: len(each.ms)).ms]
+    points = asvseries.points(committed.folder("results/asv"))
+    assert read == ["full"] and sum(len(each.ms) for each in points) > 20
+    heights = [
+        asvseries._heights().get(rung, -1) for rung, _ in max(points, key=lambda each: len(each.ms)).ms
+    ]
     assert heights == sorted(heights) and heights[-1] > 5
-
-
-def test_a_single_run_has_numbers_but_no_verdict_and_gives_way_to_the_protocol():
-    found = [point("a", {"baseline": 90.0}, date=1), point("b", {"baseline": 80.0, "bf16": 40.0}, date=2)]
-    ((used, shown),) = asvseries.single_runs(found, set(), ["baseline", "channels_last", "bf16"])
-    assert used.commit == "b" and [row.status for row in shown.rows] == ["ok", "n/a", "ok"]
-    assert [row.total for row in shown.rows] == [1.0, None, 2.0]
-    assert not any(row.verdict or row.interval or row.gain for row in shown.rows)
-    assert asvseries.single_runs(found, {("nvidia-l40s", "article")}, ["baseline"]) == []

@@ -13,47 +13,20 @@ from click.testing import CliRunner
 
 from ladder.base import text
 from ladder.cli import main as cli
-from ladder.core.records import write_record
-from ladder.machine import gpu_state, nvml
-from ladder.publish.validation import kinds as schema_kinds
+from ladder.machine import gpu_state
 from ladder.publish.validation import validate
-from ladder.report import checks, tables
-from ladder.report import checks as checking
-from ladder.report import tables as tables_
+from ladder.report import tables
 from ladder.results import loading, record
 from ladder.results import store as results
 from tests.machine import test_gpustate
-from tests.support import committed, fake_runs, typed
+from tests.support import fake_runs, typed
 from tests.support.fake_nvml import FakeNvml
 from tests.support.judging_files import CPUS, GENUINE, GPUS, genuine, judge, mutate, places
-from tests.support.typed import Reading, write_run
-
-checks = Reading(checks)
-tables = Reading(tables)
+from tests.support.typed import write_run
 
 
 def call(*arguments: Any) -> Any:
     return CliRunner().invoke(cli.main, ["validate", *map(str, arguments)], prog_name="ladder")
-
-
-def test_a_result_of_a_real_gpu_is_accepted() -> None:
-    seen = call(GENUINE)
-    assert seen.exit_code == 0 and seen.stdout.endswith(".json: accepted\n1 accepted, 0 refused\n")
-
-
-def test_every_result_of_this_project_that_has_a_schema_is_accepted() -> None:
-    """Else its own commands refuse it: `--resume` and `--again` read a file as if from a stranger."""
-    root = committed.folder()
-    kinds = {path: json.loads(path.read_text()) for path in root.glob("*/*.json")}
-    found = [path for path, data in kinds.items() if data.get("kind") in schema_kinds.KINDS]
-    found += root.glob("ladder/*/*.json")
-    assert {path.relative_to(root).parts[0] for path in found} >= {
-        "kernels",
-        "ladder",
-        "roofline",
-        "upstream",
-    }
-    assert {path.name: problem for path in found if (problem := validate.problem_of(path))} == {}
 
 
 def test_what_a_run_writes_is_accepted_with_its_faults_and_their_messages(tmp_path: Path) -> None:
@@ -64,54 +37,24 @@ def test_what_a_run_writes_is_accepted_with_its_faults_and_their_messages(tmp_pa
         rung["recipe"] = rung["settings"] = None
     result["workload"] |= {"resolution": 32}
     result["ladder"]["name"] = "fakes"
-    readings = [
-        gpu_state.summarize([nvml.Gpu(None).read(frozenset())], nvml.Counters(), nvml.Counters(), None)
-    ]
-    readings += [test_gpustate.visit(FakeNvml(bits=0x4, compute={1: 1, 100: 2}, display={3: None}))]
-    for visit, reading in zip(result["rungs"][1]["rounds"], readings, strict=True):
+    reading = test_gpustate.visit(FakeNvml(bits=0x4, compute={1: 1, 100: 2}, display={3: None}))
+    for visit in result["rungs"][1]["rounds"]:
         visit |= {"gpu": reading, "canary_s": 1e-4, "rejected": ["SM clock 1500 MHz, usually 1980"]}
-    result["gpu"] = gpu_state.summarize_run(readings, rejected=2)
+    result["gpu"] = gpu_state.summarize_run([reading] * 2, rejected=2)
     result["rungs"][-1]["reason"] = 'Triton Error [CUDA]: "x" is 5% <b>; ' + "long " * 40
     path = record.name_file(tmp_path, typed.run_of(result))
     write_run(path, result)
     assert validate.problem_of(path) is None, validate.problem_of(path)
-    assert results.read(path)["rungs"][-1]["reason"].startswith(
-        "Triton Error (CUDA): 'x' is 5 percent (b), long"
-    )
 
 
-@pytest.mark.parametrize("name", [*CPUS, *GPUS])
-def test_the_names_of_real_machines_pass(tmp_path: Path, name: str) -> None:
-    result = genuine()
-    gpu = name in GPUS
-    result["machine"] |= {"gpu": name} if gpu else {"cpu": name, "gpu": None, "device": "cpu"}
-    result["machine"]["name"] = text.slug(name)
-    assert judge(tmp_path, result) is None
-    result["machine"]["name"] = "somebody-elses"
-    assert "not made from its hardware" in judge(tmp_path, result)
-
-
-def test_tile_choices_are_accepted_and_a_file_without_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from kernels import choices as table
-
-    result = genuine()
-    result.pop("choices", None)
-    assert judge(tmp_path, result) is None
-    monkeypatch.setattr(table, "_chosen", dict(table.TABLE))
-    monkeypatch.setattr(table, "_noted", {("upfirdn2d", "nhwc up 2 down 1"): "rows 8, cols 2"})
-    rows = None
-    for rung in ("fused_norm", "fused_act", "fused_act"):
-        rows = record.add_choices(rows, rung, table.used())
-    rows = record.add_choices(record.add_choices(rows, "baseline", []), "bf16", None)
-    result["choices"] = write_record(rows)
-    assert judge(tmp_path, result) is None and len(result["choices"]) > 20
-    assert all(row["rungs"] == ["fused_norm", "fused_act"] for row in result["choices"])
-    lines = checking.choice_lines(loading.load_run(tmp_path / "a.json"))
-    assert any("upfirdn2d nhwc up 2 down 1: rows 8, cols 2; in" in line for line in lines)
-    result["choices"][0]["path"] = "x"
-    assert judge(tmp_path, result) == "choices[0]: unknown key 'path'"
+def test_the_names_of_real_machines_pass(tmp_path: Path) -> None:
+    for name in (*CPUS, *GPUS):
+        result = genuine()
+        result["machine"] |= {"gpu": name} if name in GPUS else {"cpu": name, "gpu": None, "device": "cpu"}
+        result["machine"]["name"] = text.slug(name)
+        assert judge(tmp_path, result) is None, name
+        result["machine"]["name"] = "somebody-elses"
+        assert "not made from its hardware" in judge(tmp_path, result)
 
 
 def put(*keys: Any) -> Callable[[dict[str, Any]], None]:
@@ -198,10 +141,6 @@ def test_what_is_not_a_result_is_refused(
     hostile_file(file="a result of ladder run", planted=f"{len(raw)} bytes, {raw[:40]!a}", line=problem)
 
 
-def test_depth_is_of_brackets_outside_strings(tmp_path: Path) -> None:
-    assert "nested" not in judge(tmp_path, '{"schema": "[[[[[[[[[[ \\" [[[[[[[[["}')
-
-
 def test_truncated_files_are_refused_wherever_they_end(tmp_path: Path) -> None:
     raw = GENUINE.read_bytes().rstrip()
     for end in range(0, len(raw), 401):
@@ -209,38 +148,37 @@ def test_truncated_files_are_refused_wherever_they_end(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_judged_to_the_last_file(tmp_path: Path) -> None:
-    deep = tmp_path / "r" / genuine()["machine"]["name"] / "more"
-    deep.mkdir(parents=True)
-    (deep.parent / GENUINE.name).write_bytes(GENUINE.read_bytes())
+    machine = tmp_path / "r" / genuine()["machine"]["name"]
+    deep = machine / "more"
+    for folder in (deep, machine / "archive"):
+        folder.mkdir(parents=True)
+    (machine / GENUINE.name).write_bytes(GENUINE.read_bytes())
     (deep / "again.json").write_text(json.dumps(genuine() | {"started": "2026-11-22T00:00:00+00:00"}))
     (deep / "Bad Name.json").write_text("{}")
     (deep / "new\n\x1b[2Jline.json").write_text("{}")
     (deep / "notes.txt").write_text("no result, passed over")
-    (deep.parent / "archive").mkdir()
-    (deep.parent / "archive" / "old.json").write_text("no kind of today, passed over")
+    (machine / "archive" / "old.json").write_text("no kind of today, passed over")
     (deep / "link.json").symlink_to("/etc/passwd")
     (deep / "folder").symlink_to("/etc")
-    (lone := tmp_path / "lone.json").write_bytes(GENUINE.read_bytes())
     os.mkfifo(deep / "pipe.json")
-    seen = call(
-        tmp_path / "r",
-        lone,
-        tmp_path / "r" / genuine()["machine"]["name"] / GENUINE.name,
-        tmp_path / "none.json",
-    )
-    lines = seen.stdout.splitlines()
-    assert seen.exit_code == 1 and isinstance(seen.exception, SystemExit)
-    by_name = {line.split(": ")[0].rsplit("/", 1)[-1]: line for line in lines}
+    shown = call(tmp_path / "r", machine / GENUINE.name, tmp_path / "none.json")
     assert (
-        lines[-1] == "1 accepted, 8 refused"
-        and "notes.txt" not in seen.stdout
-        and "archive" not in seen.stdout
+        shown.exit_code == 1
+        and shown.stdout.endswith("1 accepted, 7 refused\n")
+        and "\x1b" not in shown.stdout
     )
-    assert "a symbolic link" in by_name["link.json"] and "a symbolic link" in by_name["folder"]
-    assert "not a regular file" in by_name["pipe.json"] and "name" in by_name["Bad Name.json"]
-    assert "new\\n\\x1b[2Jline.json" in seen.stdout and "\x1b" not in seen.stdout
-    assert "the same measurement as" in by_name["again.json"]  # another time and place, the same samples
-    assert "the same measurement as" in lines[-3] and "No such file" in lines[-2]
+    by_name = {line.split(": ")[0].rsplit("/", 1)[-1]: line for line in shown.stdout.splitlines()}
+    for name, words in {
+        "link.json": "a symbolic link",
+        "folder": "a symbolic link",
+        "pipe.json": "not a regular file",
+        "Bad Name.json": "the file's name",
+        "new\\n\\x1b[2Jline.json": "the file's name",
+        "again.json": "the same measurement as",  # another time and place, the same samples
+        "none.json": "No such file",
+    }.items():
+        assert words in by_name[name]
+    assert not {"notes.txt", "old.json"} & {*by_name}
 
 
 def test_a_copy_in_another_folder_does_not_take_the_place_of_a_result(tmp_path: Path) -> None:
@@ -257,15 +195,21 @@ def test_a_file_that_becomes_a_link_is_not_followed(tmp_path: Path) -> None:
     assert "cannot be read" in validate.problem_of(tmp_path / "a.json")
 
 
-def test_a_folder_without_results_is_a_failure(tmp_path: Path) -> None:
-    seen = call(tmp_path)
-    assert seen.exit_code == 1 and "no result in this folder" in seen.stdout
+def test_what_is_no_result_is_refused_in_one_line(tmp_path: Path) -> None:
+    """A page, an empty folder, and what is not there."""
+    (page := tmp_path / "README.md").write_text("# Results\n")
+    for path, words in (
+        (page, "refused: not a result: its name does not end in .json"),
+        (tmp_path, "no result in this folder: no name in it ends in .json"),
+        (tmp_path / "nothing", "cannot be read: No such file or directory"),
+    ):
+        shown = call(path)
+        assert shown.exit_code == 1 and words in shown.stdout
 
 
-def test_the_verdict_as_json(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text("{")
-    found = json.loads(call("--json", GENUINE, tmp_path).stdout)
-    assert [each["problem"] is None for each in found] == [True, False]
+def test_folders_in_folders_have_an_end(tmp_path: Path) -> None:
+    (tmp_path / "/".join(["f"] * 500)).mkdir(parents=True)
+    assert [each.problem for each in validate.validate([tmp_path])] == ["more than 20 folders in each other"]
 
 
 def test_an_accepted_result_that_must_not_be_quoted_says_so(tmp_path: Path) -> None:
@@ -317,5 +261,5 @@ def test_thousands_of_mutants_are_judged_in_one_line_and_never_raise(count: int,
         for value in texts_and_numbers(mutated):
             assert re.fullmatch(r"[A-Za-z0-9 ._()+:@,/'#=-]{1,96}", value) if isinstance(value, str) else True
             assert isinstance(value, str) or abs(value) <= 2**50
-        tables_.markdown(read), tables_.csv_text([read])  # what is accepted can be shown
+        tables.markdown(read), tables.csv_text([read])  # what is accepted can be shown
     assert 0 < accepted < count / 2

@@ -1,0 +1,326 @@
+"""The tables that documents show of committed results, a function each: `TABLES` has the names that regions use."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ladder.base.errors import UserError
+from ladder.base.text import escaped
+from ladder.plan import modes
+from ladder.publish import gallery
+from ladder.publish.gallery import ARTICLE, FULL
+from ladder.publish.pages import targets
+from ladder.publish.pages.committed import Committed
+from ladder.report import explain, tables
+from ladder.report.advising import ADOPT, Sources
+from ladder.report.recommend import list_reasons, recommend, tabulate_rungs, tabulate_units
+from ladder.report.view import Row, view
+from ladder.results import derive, parts, ranking, sources
+from ladder.results.combine import gains as across
+from ladder.results.combine import series
+from ladder.results.publishable import publishable
+from ladder.results.run import Result
+from ladder.show.table import Column, Table, render_markdown
+from ladder.studies import frame
+from ladder.studies.kernelbench.record import Row as Kernel
+from ladder.studies.kernelbench.record import describe_lack, list_reached
+from ladder.studies.kernelbench.study import STUDY as KERNELS
+from ladder.studies.profile.study import STUDY as PROFILE
+from ladder.studies.profile.study import tabulate_passes
+from ladder.studies.upstream.study import STUDY as UPSTREAM
+
+CARDS, DRIVERS = (6, 8, 10, 12, 16, 24, 32, 40, 48, 80), 0.5  # GiB of memory, and what no process gets of it
+LEAST_SHOWN_MS = 0.05  # a step
+# Columns of the table of `ladder report` that documents leave to the linked page.
+LEFT_OUT = {
+    "waiting (ms)", "host ms", "host bound", "interval (GPU)", "interval (step)", "gain at top", "at the top",
+    "at the top (GPU)", "receipts", "in force", "parity", "rejected", "images/s", "total (GPU)", "article ms",
+    "article total",
+}  # fmt: skip
+FEW = {
+    "95% interval",
+    "total interval",
+    "main ms",
+    "reserved GiB",
+    "allocated GiB",
+    "device GiB",
+}  # nor README
+OF_ARTICLE = {"article ms", "article total"}
+
+
+def link(words: str, path: str) -> str:
+    """Return a link to a file below `results/`."""
+    return f"[{words}](@/results/{path})"
+
+
+def link_page(words: str, path: str) -> str:
+    """Return a link to the page beside a result."""
+    return link(words, path.removesuffix(".json") + ".md")
+
+
+def render(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Any]], *sources: str) -> str:
+    """Return a table as Markdown, with the line below it: where it comes from, and why not to quote it.
+
+    A column is its title and the kind of its values (`ladder.show.table.FORMATS`).
+    """
+    return render_table(Table([Column(*column) for column in columns], rows), *sources)
+
+
+def render_table(table: Table, *sources: str) -> str:
+    """Return a table as Markdown, with the line of its sources below it."""
+    below = " · ".join(filter(None, sources))
+    return render_markdown(table) + "\n" + (f"\n*{below}*\n" if below else "")
+
+
+def describe_absence(command: str) -> str:
+    """Return the line in place of a table that no whole result fills yet."""
+    return f"*No complete run yet: `{command}`.*\n"
+
+
+# --- runs of a ladder -------------------------------------------------------------------------------------------------
+
+
+def tabulate_run(result: Result, left_out: set[str]) -> Table:
+    """Return the table of `ladder report` without these columns, its rows named by the rungs' titles."""
+    return replace(tables.tabulate(view(result), titles=True).drop_columns(left_out), notes=())
+
+
+def cite(committed: Committed, result: Result) -> list[str]:
+    """Return what stands below the table of a run: its generations, table and samples, and why not to quote it."""
+    chart, path = committed.find_chart(result), committed.find_path(result)
+    return [
+        f"{sources.unit(result)}s: {count_rounds(result)}",
+        link("table", chart) if chart != path else "",
+        link("samples", path),
+        *map(escaped, publishable(result)),
+    ]
+
+
+def count_rounds(result: Result) -> str:
+    """Return the generations of the rungs with a number: `3`, or `2 to 4`."""
+    counts = {len(derive.counted(rung)) for rung in result.rungs if rung.status == "ok"}
+    return " to ".join(map(str, sorted({min(counts), max(counts)}))) if counts else "0"
+
+
+def list_timed(result: Result) -> list[Row]:
+    """Return the rungs with a number."""
+    return [row for row in view(result).rows if row.status == "ok"]
+
+
+def render_run(committed: Committed, name: str) -> str:
+    """Return every rung of the run MACHINE/WORKLOAD/LADDER[/MODE], of a leave-one-out run the largest gain first."""
+    result = committed.find_ladder(name)
+    table, shown = tabulate_run(result, LEFT_OUT), view(result)
+    if shown.mode == modes.LEAVE_ONE_OUT:
+        order = sorted(range(len(shown.rows)), key=lambda k: -(shown.rows[k].previous or 0.0))
+        table = replace(table, rows=[table.rows[k] for k in order])
+    return render_table(table, *cite(committed, result))
+
+
+def render_gpus(committed: Committed) -> str:
+    """Return the article's ladder on every GPU, with a row of the ladder `full` and of NVIDIA's own step."""
+    blocks: list[str] = []
+    for result in _list_staircases(committed):
+        table = tabulate_run(result, (LEFT_OUT | FEW) - (set() if blocks else OF_ARTICLE))
+        rows: list[dict[str, Any]] = []
+        if full := committed.find_top(result.machine.name, ARTICLE, FULL):
+            top = list_timed(full)[-1]
+            count = [rung.name for rung in full.rungs].index(top.name) + 1
+            rows.append({"rung": f"all {count} rungs of {link('`full`', committed.find_chart(full))}"})
+            rows[-1] |= {"ms/step": top.step_ms, "GPU ms": top.gpu and top.gpu.ms, "total": top.total}
+        for _, file in committed.list_files("upstream", f"{result.machine.name}-{ARTICLE}"):
+            steps = UPSTREAM.derive(file)
+            rows.append({"rung": "NVIDIA's own", "ms/step": steps.find_program("upstream").step_ms})
+            rows[-1] |= {"GPU ms": steps.derive_gpu_ms("upstream")}
+        cells = [[escaped(row[0]), *row[1:]] for row in table.rows]
+        cells += [[row.get(column.title) for column in table.columns] for row in rows]
+        table = Table([Column("rung", "markdown"), *table.columns[1:]], cells)
+        blocks.append(
+            f"**{result.machine.gpu}**, `{ARTICLE}`\n\n{render_table(table, *cite(committed, result))}"
+        )
+    return "\n".join(blocks)
+
+
+def _list_staircases(committed: Committed) -> list[Result]:
+    """Return the run that shows the article's ladder on each GPU; undecided ones only where no GPU has another."""
+    article = (ARTICLE, ARTICLE, modes.CUMULATIVE)
+    runs = [run for (_, *key), run in committed.best.items() if tuple(key) == article and run.machine.gpu]
+    return list(filter(gallery.is_decided, runs)) or runs
+
+
+def render_agreement(committed: Committed) -> str:
+    """Return how the gains of GPU time on two GPUs compare, as `ladder compare` says it; a table for each pair."""
+    blocks = []
+    for first, second in itertools.combinations(_list_staircases(committed), 2):
+        rows = [(row, row.gpu) for row in across.compare(first, second, {}) if row.gpu]
+        one, other = (str(each.machine.gpu) for each in (first, second))
+        columns = [("rung", "text"), (f"gain of GPU time, {one}", "factor"), (other, "factor")]
+        columns += [("verdict", "text"), ("where it lies", "text")]
+        # Where it lies is of the step, unless the gains of GPU time differ.
+        cells = [
+            [
+                row.name, gain.before, gain.after, across.told(gain),
+                row.lies_in if gain.verdict in across.DIFFERS else None,
+            ]
+            for row, gain in rows
+        ]  # fmt: skip
+        summary = across.summary([(row.name, gain) for row, gain in rows], other)
+        doubt = across.OTHER_CODE if across.other_code(first, second) else ""
+        blocks.append(render(columns, cells, escaped(summary), doubt))
+    return "\n".join(blocks)
+
+
+def render_advice(committed: Committed, name: str) -> str:
+    """Return what one run recommends: the advice on each rung, the units of practice, and why a rung is not ADOPT."""
+    result = committed.find_ladder(name)
+    left_out = series.left_out_of(result, [*committed.best.values()])
+    is_alone = ranking.mode(result) == modes.LEAVE_ONE_OUT
+    advice = recommend(Sources(None, result, {}) if is_alone else Sources(result, left_out, {}))
+    reasons = list_reasons([each for each in advice.rungs if each.advice != ADOPT])
+    both = "\n\n".join(map(render_markdown, (tabulate_rungs(advice), tabulate_units(advice))))
+    lines = "".join(f"- {escaped(line)}\n" for line in reasons)
+    return f"{both}\n\n{lines}\n*{' · '.join(filter(None, cite(committed, result)))}*\n"
+
+
+def render_workloads(committed: Committed, machine: str, ladder: str) -> str:
+    """Return one row for each workload whose run has the top of a ladder on a machine."""
+    rows = []
+    for result in list_tops(committed, machine, ladder):
+        timed = {row.name: row for row in list_timed(result)}
+        top, eight, work = list(timed.values())[-1], timed.get("fused_act"), result.workload
+        name = link(f"`{work['name']}`", committed.find_chart(result))
+        rows.append([
+            f"{name}: {work['resolution']}x{work['resolution']}, batch {work['batch']}", timed["baseline"].step_ms,
+            eight.step_ms if eight else "not measured", top.step_ms, top.interval, top.gpu and top.gpu.ms, top.total,
+            top.total_interval, top.main_total, count_rounds(result),
+        ])  # fmt: skip
+    columns = [
+        ("workload", "markdown"), ("baseline, ms", "ms"), ("the article's eight, ms", "ms"), ("top, ms", "ms"),
+        ("interval", "ms_interval"), ("top, GPU ms", "ms"), ("speedup", "speedup"), ("interval", "interval"),
+        ("without R1, path length", "speedup"), ("generations", "amount"),
+    ]  # fmt: skip
+    return render(columns, rows)
+
+
+def list_tops(committed: Committed, machine: str, ladder: str) -> list[Result]:
+    """Return of each workload the best staircase that has the top of the ladder."""
+    names = [
+        key[1] for key in committed.best if (key[0], key[2], key[3]) == (machine, ladder, modes.CUMULATIVE)
+    ]
+    return [run for name in names if (run := committed.find_top(machine, name, ladder))]
+
+
+def render_cards(committed: Committed, ladder: str) -> str:
+    """Return what each workload's ends of a ladder hold on the device, most of all GPUs, and the cards that suffice."""
+    held: dict[str, list[tuple[float, float, float]]] = {}  # of the baseline, of any rung, of the top
+    for machine in committed.machines:
+        for result in list_tops(committed, machine, ladder):
+            if gib := [row.device for row in view(result).rows if row.device]:
+                held.setdefault(result.workload["name"], []).append((gib[0], max(gib), gib[-1]))
+    rows = []
+    for name, each in held.items():
+        first, most, top = map(max, zip(*each, strict=True))
+        rows.append([f"`{name}`", first, most, _find_card(most), top, _find_card(top)])
+    titles = ("baseline, GiB", "most of any rung, GiB", "card for all", "top, GiB", "card for it")
+    columns = [("workload", "markdown"), *((title, "amount") for title in titles)]
+    rows.sort(key=lambda row: row[2])
+    return render(columns, rows) if rows else describe_absence(f"ladder run --ladder {ladder}")
+
+
+def _find_card(gib: float) -> str:
+    """Return the smallest usual card that holds so much, its driver's part left out."""
+    return next((f"{card} GB" for card in CARDS if gib <= card - DRIVERS), f"over {CARDS[-1]} GB")
+
+
+def render_explanation(committed: Committed, name: str, before: str, after: str) -> str:
+    """Return the milliseconds of two rungs of one run by category. Raises UserError where one has no profile."""
+    result = committed.find_ladder(name)
+    path = committed.find_path(result)
+    sides = []
+    for wanted in (before, after):
+        rung = ranking.rung_of(result, wanted)
+        profile = parts.parts_of(rung) if rung else None
+        if rung is None or profile is None:
+            raise UserError(f"results/{path}: rung {wanted} has no profile")
+        sides.append(explain.Side(Path(path), result, rung, profile))
+    shown = explain.markdown(explain.explain(*sides)).partition("\n\n")[2]
+    return f"{shown}\n*{' · '.join([link('samples', path), *map(escaped, publishable(result))])}*\n"
+
+
+# --- other commands ---------------------------------------------------------------------------------------------------
+
+
+def render_files(kind: str, shown: slice) -> Callable[..., str]:
+    """Return the function that shows some tables of every complete file of a study, or of those of a machine."""
+
+    def fill(committed: Committed, machine: str = "") -> str:
+        study, blocks = frame.load_studies()[kind], []
+        for name, file in committed.list_files(kind, f"{machine}*"):
+            about = f"**{file.machine.gpu or file.machine.cpu}**, `{(file.workload or {})['name']}`"
+            about += f", ladder `{file.ladder}`" if file.ladder else ""
+            tables = [render_markdown(table) for table in list(study.list_tables(file))[shown]]
+            sources = [link_page("page", name), link("samples", name)]
+            sources += map(escaped, frame.list_cautions(study, file))
+            blocks.append("\n\n".join([about, *tables]) + f"\n\n*{' · '.join(sources)}*\n")
+        return "\n".join(blocks) or describe_absence(f"ladder {study.name}")
+
+    return fill
+
+
+def render_passes(committed: Committed, name: str) -> str:
+    """Return our larger kernels in a step beside copies of as many bytes, by the profile with this name."""
+    for path, file in committed.list_files("profile", name):
+        if passes := PROFILE.derive(file).passes:
+            table = tabulate_passes(passes)
+            rows = [row for row in table.rows if row[1] >= LEAST_SHOWN_MS]
+            return render_table(
+                replace(table, rows=rows, title=""),
+                link_page("profile", path),
+                f"commit {(file.commit or '')[:7]}",
+            )
+    return describe_absence("ladder profile graph_fills")
+
+
+def render_kernels(committed: Committed, machine: str) -> str:
+    """Return each op's share of a copy, and the comparisons that an alternative wins, of the newest file."""
+    files = committed.list_files("kernels", f"{machine}*")
+    if not files:
+        return describe_absence("ladder kernels")
+    name, file = max(files, key=lambda each: each[1].started)
+    result = KERNELS.derive(file)
+    ops = {
+        f"`{op}`": [row for row in result.rows if row.function == op]
+        for op in {row.function for row in result.rows}
+    }
+    rows = [[op, *_summarize_kernels(group)] for op, group in [*sorted(ops.items()), ("all", result.rows)]]
+    columns = [
+        ("op", "markdown"), ("figures at 128x128 and 256x256", "count"), ("share of a cold copy", "amount"),
+        ("at least 85%", "count"), ("torch.compile faster", "count"), ("by at most", "speedup"),
+        ("plain PyTorch faster", "count"), ("by at most", "speedup"),
+    ]  # fmt: skip
+    cases = len({row.case for row in list_reached(result)})
+    return render(columns, rows, f"{cases} cases", describe_lack(result), link_page("every shape", name))
+
+
+def _summarize_kernels(rows: Sequence[Kernel]) -> list[Any]:
+    shares = [targets.find_share(row) for row in targets.list_large(rows)]
+    between = f"{100 * min(shares):.0f}-{100 * max(shares):.0f}%" if shares else None
+    cells: list[Any] = [
+        len(shares),
+        between,
+        sum(share >= targets.ENOUGH for share in shares) if shares else None,
+    ]
+    for other in ("compile", "plain"):
+        won = [row.against[other].times_faster for row in rows if row.verdict == f"{other} faster"]
+        cells += [len(won), 1 / min(won) if won else None]
+    return cells
+
+
+def render_targets(committed: Committed) -> str:
+    """Return every target: the figure of a whole run, or the command that would give it."""
+    rows = [target(committed) for target in targets.TARGETS]
+    return render([(title, "markdown") for title in ("target", "seen", "where")], rows)
