@@ -215,8 +215,8 @@ def judge_tenancy(summary: Seen) -> str:
     """Return "alone" or "shared", or "unknown" if neither processes nor a quiet window could be seen."""
     if describe_company(summary):
         return "shared"
-    seen = (summary.get("foreign_processes"), summary.get("quiet_percent"))
-    return "unknown" if None in seen else "alone"
+    figures = (summary.get("foreign_processes"), summary.get("quiet_percent"))
+    return "unknown" if None in figures else "alone"
 
 
 def describe_throttling(rejected: Sequence[str]) -> str:
@@ -227,8 +227,10 @@ def describe_throttling(rejected: Sequence[str]) -> str:
 
 def summarize_run(visits: Sequence[Seen], rejected: int) -> dict[str, Any]:
     """Return the summary of a whole run. Rejected visits are counted even if there are none; company makes it noisy."""
-    seen = {each["tenancy"] for each in visits}
-    whole = next((word for word in ("shared", "unknown") if word in seen), "alone" if seen else "unknown")
+    tenancies = {each["tenancy"] for each in visits}
+    whole = next(
+        (word for word in ("shared", "unknown") if word in tenancies), "alone" if visits else "unknown"
+    )
     why = sorted({text for each in visits if (text := describe_company(each))})
     return {
         "state": "known" if visits and all(each["state"] == "known" for each in visits) else "unknown",
@@ -238,9 +240,9 @@ def summarize_run(visits: Sequence[Seen], rejected: int) -> dict[str, Any]:
     }
 
 
-def find_wrong_gpu(expected: str | None, seen: str | None) -> str | None:
+def find_wrong_gpu(expected: str | None, actual: str | None) -> str | None:
     """Return one line if a worker runs on another GPU than the locked and watched one, else None."""
-    if not expected or not seen or complete_uuid(expected) == complete_uuid(seen):
+    if not expected or not actual or complete_uuid(expected) == complete_uuid(actual):
         return None
     return "the worker runs on another GPU than the one that is watched: check CUDA_VISIBLE_DEVICES"
 

@@ -232,19 +232,6 @@ def test_a_contender_with_other_gradients_is_not_timed(
     assert result.patched.parity.verdict == "failed: parity" and result.patched.ratio is None
 
 
-@contextlib.contextmanager
-def examine(clone: Path, folder: Path, device: str) -> Iterator[study.Examiner]:
-    """Yield what examines the clone and its patched copy."""
-    study.add_package(folder)
-    texts = drop_in.contents(_origin())
-    facts = record.Source(source.networks_of(clone), source.digest_of(clone))
-    copy = study.copy_patched(study.Clone(clone, facts, texts, ""), folder / "patched")
-    job = SimpleNamespace(workload=WORKLOAD | {"data": None}, device=device)
-    session: Any = SimpleNamespace(job=job, report=print)
-    with Pool(code=folder) as workers:
-        yield study.Examiner(session, {UPSTREAM: clone, PATCHED: copy}, folder, workers)
-
-
 def _origin() -> object:
     from tests.support.drop_in_cases import ORIGIN
 
@@ -326,10 +313,18 @@ def test_gpu_times_reach_the_report(finished: Path, tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_a_gpu_has_the_same_gradients_and_tells_the_time_of_each_phase(clone: Path, tmp_path: Path) -> None:
     """The patched stand-in runs the fused ops, forward and through both derivatives."""
-    with examine(clone, tmp_path, "cuda") as examiner:
-        parity = record.derive_patched_parity(examiner.compare_gradients())
-        times = examiner.time_phases()
+    study.add_package(tmp_path)
+    facts = record.Source(source.networks_of(clone), source.digest_of(clone))
+    copy = study.copy_patched(
+        study.Clone(clone, facts, drop_in.contents(_origin()), ""), tmp_path / "patched"
+    )
+    job = SimpleNamespace(workload=WORKLOAD | {"data": None}, device="cuda")
+    session: Any = SimpleNamespace(job=job, report=print)
+    with Pool(code=tmp_path) as workers:
+        parity = record.derive_patched_parity(
+            study.compare_gradients(session, {UPSTREAM: clone, PATCHED: copy}, workers)
+        )
+        times = study.examine_clone(session, workers, copy, examined.TIMES)
     assert parity.verdict == "ok", parity
-    for phases in times.values():
-        assert set(phases) == set(IN_ORDER)
-        assert all(len(each.gpu_ms) == examined.REPEATS and each.kernels > 5 for each in phases.values())
+    assert set(times) == set(IN_ORDER)
+    assert all(len(each["gpu_ms"]) == examined.REPEATS and each["kernels"] > 5 for each in times.values())
