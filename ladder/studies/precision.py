@@ -518,9 +518,9 @@ def derive_rows(file: File) -> list[Row]:
         rows.append(
             Row(
                 precision=precision, on=on, status=failed.status if failed else "ok" if rounds else "n/a",
-                reason=failed and failed.reason, recipe=own[0][0].recipe, rounds=rounds,
+                reason=failed.reason if failed else None, recipe=own[0][0].recipe, rounds=rounds,
                 parity=next((each.parity for _, each in own if each.parity), None),
-                largest=search and Largest(search.settled, search.tried, search.find_batch()),
+                largest=Largest(search.settled, search.tried, search.find_batch()) if search else None,
                 step_ms=estimates.median(times), interval_ms=estimates.log_interval(times), **most,
             )
         )  # fmt: skip
