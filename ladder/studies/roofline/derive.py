@@ -580,13 +580,15 @@ def derive_roofline(file: File) -> Roofline:
     rates.add(traced, "today")
     floor = derive_floor(base, each.work, file.workload, rates)
     own = f"{'-'.join(map(slug, list_names(file)))}.json"  # later floors know what the file replaced
-    kept = {key: rate.value for key, rate in each.recorded.items() if rate.source == own}
+    replaced = {key: rate.value for key, rate in each.recorded.items() if rate.source == own}
     recorded = each.today.rates | traced
     return msgspec.structs.replace(
         floor,
         measured=split_distance(each.step, floor.step),
         today=each.today,
-        recorded={key: max(recorded.get(key, 0), kept.get(key, 0)) for key in sorted({*recorded, *kept})},
+        recorded={
+            key: max(recorded.get(key, 0), replaced.get(key, 0)) for key in sorted({*recorded, *replaced})
+        },
         floors_commit=each.floors_commit,
     )
 
