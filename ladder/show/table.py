@@ -59,6 +59,8 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "error": "{:.2g}".format,
     "link": lambda value: value[0],  # (text, address), a link in HTML
     "saving": lambda value: f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}",
+    "more_ms": lambda value: f"{texts.rounded(value, 2):+.2f}",
+    "launches": "{:,.1f}".format,
     "hours": lambda value: f"{value:,.1f}" if abs(value) >= 10 else f"{value:,.2f}",
     "seconds": lambda value: f"{texts.rounded(value, 1):+.1f}",
 }

@@ -6,7 +6,7 @@ A function returns None where the files say nothing of its subject. The frame sh
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import astuple, replace
 from itertools import pairwise
 from pathlib import Path
@@ -68,13 +68,6 @@ def list_sections(inputs: Inputs) -> list[Section]:
         show_files(inputs),
     ]
     return [section for section in sections if section is not None]
-
-
-def make_table(rows: Sequence[Sequence[str]], title: str = "") -> Table:
-    """Return the table of cells that are text already, headings first, without empty columns. The first names rows."""
-    headings, *body = rows
-    columns = [Column(heading, "amount" if k else "text") for k, heading in enumerate(headings)]
-    return Table(columns, body, title).drop_empty()
 
 
 # --- the outcome ------------------------------------------------------------------------------------------------------
@@ -282,10 +275,9 @@ def show_steps(inputs: Inputs) -> Section | None:
     folds = []
     for step in (explain.explain(*pair) for pair in pairs):
         first, second = step.names
-        table = make_table([explain.head(step), *explain.rows(step)])
-        sentence = explain.sentence(step).removeprefix(f"{second}: ")
+        sentence = explain.describe(step).removeprefix(f"{second}: ")
         name = f"{first} → {second}"
-        folds.append(Fold(sentence, [table, explain.notes(step)], name, is_muted=not step.differs))
+        folds.append(Fold(sentence, [explain.tabulate(step)], name, is_muted=not step.differs))
     about = (
         "As `ladder explain A B` says it. A difference inside the noise, or not decided, is not explained."
     )
