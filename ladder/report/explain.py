@@ -259,7 +259,8 @@ def tabulate(step: Explained) -> Table:
     )
     works += [(name, Work(was), Work(now)) for name, was, now in ends if was is not None and now is not None]
     rows = [
-        [name, was.ms, now.ms, now.ms - was.ms, was.launches or None, now.launches or None]
+        [name, was.ms, now.ms, now.ms - was.ms]
+        + ([was.launches, now.launches] if was.launches or now.launches else [None, None])
         for name, was, now in works
     ]
     columns = [
