@@ -53,17 +53,9 @@ def tabulate_parity(rung: RungResult) -> Table:
     for phase, quantities in ((rung.parity and rung.parity.phases) or {}).items():
         for quantity, entry in quantities.items():
             share = _derive_share(entry)
-            nearest = (entry.nearest, entry.nearest_error, entry.nearest_budget)
-            rows.append(
-                [
-                    phase,
-                    quantity,
-                    entry.error,
-                    entry.budget,
-                    *nearest,
-                    "not judged" if share is None else share,
-                ]
-            )
+            whole, nearest = (entry.error, entry.budget), (entry.nearest_error, entry.nearest_budget)
+            of_budget = "not judged" if share is None else share
+            rows.append([phase, quantity, *whole, entry.nearest, *nearest, of_budget])
     return Table(PARITY, rows)
 
 

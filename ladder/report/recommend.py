@@ -146,24 +146,14 @@ def recommend(sources: Sources, images: int = IMAGES, price: float | None = None
             remarks.append(f"{row.title} against this ladder's top: {row.sentence}")
     marks = [mark for run in (stairs, sources.left_out) if run for mark in view(run).marks]
     return Recommendation(
-        sources=sources,
-        machine=shown.machine,
-        workload=shown.workload,
-        batch=batch,
-        images=images,
-        price=price,
-        rungs=rungs,
-        kept=kept,
-        recipe=recipe,
-        baseline_name=base.name if base else None,
+        sources=sources, machine=shown.machine, workload=shown.workload, batch=batch, images=images,
+        price=price, rungs=rungs, kept=kept, recipe=recipe, baseline_name=base.name if base else None,
         baseline=units(base.step_ms, batch, images, price) if base and base.step_ms else None,
-        timed_as=without + best.name,
-        is_timed=bool(same),
+        timed_as=without + best.name, is_timed=bool(same),
         recommended=units(best.step_ms or 0.0, batch, images, price),
         prepare_s=advising.derive_preparing(source, best.name, base.name) if base else None,
-        marks=list(dict.fromkeys(marks)),
-        remarks=remarks,
-    )
+        marks=list(dict.fromkeys(marks)), remarks=remarks,
+    )  # fmt: skip
 
 
 def _list_timed(result: Result) -> list[RungResult]:
@@ -247,13 +237,8 @@ def tabulate_rungs(advice: Recommendation) -> Table:
         hours = advice.hours(each.saved_ms)
         money = None if hours is None or advice.price is None else hours * advice.price
         figures = (
-            each.interval,
-            each.saved_ms,
-            hours,
-            each.prepare_s,
-            _describe_steps(each.pays_back),
-            money,
-        )
+            each.interval, each.saved_ms, hours, each.prepare_s, _describe_steps(each.pays_back), money,
+        )  # fmt: skip
         rows.append([each.name, each.advice, by, answer(each.seen), *figures])
     return Table(columns, rows).drop_empty()
 
@@ -321,12 +306,8 @@ def render_terminal(
             lines.append(f"{kind}: none{f' of this code; of other code: {other_code}' if other_code else ''}")
     lines += [*advice.marks, "", render_text(tabulate_rungs(advice)), "", *list_reasons(advice.rungs)]
     lines += [
-        "",
-        render_text(tabulate_units(advice)),
-        "",
-        f"recipe: {', '.join(advice.kept)}",
-        *list_notes(advice),
-    ]
+        "", render_text(tabulate_units(advice)), "", f"recipe: {', '.join(advice.kept)}", *list_notes(advice),
+    ]  # fmt: skip
     return "\n".join(
         "".join(each if each.isprintable() or each == "\n" else " " for each in line) for line in lines
     )

@@ -8,7 +8,6 @@ import json
 
 import pytest
 
-from ladder.base import files
 from ladder.base.errors import UserError
 from ladder.plan import catalog, modes, needs
 from ladder.report import checks as checking
@@ -293,12 +292,6 @@ def test_a_sentence_has_both_answers_and_blames_the_cpu_only_where_the_gpu_waits
     assert waiting.partition(", ")[2] == (why or ("the CPU sets the pace" if calm else ""))
 
 
-def test_a_step_that_changes_by_less_than_the_gpu_s_work_might_has_no_explanation():
-    gpu = Seen(LESS_THAN, 1.004, 0.012)
-    assert "because" not in viewing.describe_gain(gpu, Seen(FASTER, 1.01), waits=False)
-    assert "because" in viewing.describe_gain(gpu, Seen(FASTER, 1.02), waits=False)
-
-
 def test_the_word_of_a_table_has_its_number():
     assert word(Seen(LESS_THAN, 1.0, 0.00123)) == "less than 0.13%"  # rounded up: it is a bound
     assert word(Seen(LESS_THAN, 1.0, 0.69)) == "less than 100%"
@@ -434,13 +427,6 @@ def test_what_other_commands_wrote_into_a_folder_is_no_fault_of_it(folder):
         report.collect([folder / "map"])
     with pytest.raises(UserError, match="a file of asv: `ladder history` tells"):
         report.collect([asv])
-
-
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
-    (tmp_path / "file").write_text("old")
-    with pytest.raises(UserError, match="cannot be written"):
-        files.write(tmp_path / "file" / "t.md", "new")
-    assert (tmp_path / "file").read_text() == "old"
 
 
 def test_what_is_not_publishable_says_why_wherever_it_is_shown(printed):
