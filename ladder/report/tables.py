@@ -151,32 +151,14 @@ def markdown(result: Result) -> str:
     lines += [f"{escaped(shown.workload)}; {escaped(shown.protocol)}", ""]
     lines += [f"**{escaped(mark)}**\n" for mark in shown.marks]
     lines.append(render_markdown(tabulate(shown, titles=True)))
-    for rung in result.rungs:
-        notes = [*checks.receipt_lines(rung), *checks.parity_lines(rung)]
-        if notes:
-            lines += ["", f"#### {escaped(plain(rung.name))}: receipts and parity", ""]
-            lines += [f"- {escaped(plain(line))}" for line in notes]
-        if (table := checks.tabulate_parity(rung)).rows:
-            lines += ["", render_markdown(table)]
-    if choices := checks.choice_lines(result):
-        lines += ["", "#### Tiles that the kernels ran with", ""]
-        lines += [f"- {escaped(plain(line))}" for line in choices]
+    lines += [f"\n{render_markdown(table)}" for table in checks.tabulate_checks(result)]
     return "\n".join(lines) + "\n"
 
 
 def print_checks(result: Result) -> None:
-    """Print every receipt line and the parity table of each rung."""
-    for rung in result.rungs:
-        lines = [*checks.receipt_lines(rung), *(f"parity: {line}" for line in checks.parity_lines(rung))]
-        click.echo(plain(rung.name) + ("" if lines else ": no receipts and no parity check in this result"))
-        lines = [plain(line) for line in lines]
-        if (table := checks.tabulate_parity(rung)).rows:
-            lines += render_text(table, output.measure_width()).splitlines()
-        for line in lines:
-            click.echo(f"  {line}")
-    for line in checks.choice_lines(result):
-        click.echo(plain(f"tiles of {line}"))
-    click.echo()
+    """Print every receipt, every parity error and the tiles of a run."""
+    tables = [render_text(table, output.measure_width()) for table in checks.tabulate_checks(result)]
+    click.echo("\n\n".join(tables or ["no receipts and no parity check in this result"]) + "\n")
 
 
 def data_of(result: Result) -> Plain:

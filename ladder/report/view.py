@@ -24,6 +24,7 @@ from ladder.results.run import Result, RungResult, TopGain
 from ladder.results.types import Plain, head
 from ladder.results.values import FASTER, LESS_THAN, SLOWER
 from ladder.results.words import Seen, answer, word
+from ladder.show.table import join_lines
 
 Interval = tuple[float, float]
 GIB = 2**30
@@ -279,14 +280,6 @@ def _turn(clock: C) -> C:
 def shown_top(row: Row) -> str:
     """Return the factor that a rung gains at the top; nothing inside the noise."""
     return "" if row.advice == modes.NO_DIFFERENCE else factor(row.top_gain)
-
-
-def join_lines(lines: Iterable[tuple[str, str]]) -> list[str]:
-    """Return lines of names and what holds for them; names of which the same holds share a line."""
-    names: dict[str, list[str]] = {}
-    for name, line in lines:
-        names.setdefault(line, []).append(name)
-    return [f"{', '.join(each)}: {line}" for line, each in names.items()]
 
 
 # --- the words around the table ---------------------------------------------------------------------------------------

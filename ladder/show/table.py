@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -140,6 +140,14 @@ class Table:
     def _pick(self, kept: list[int]) -> Table:
         rows = [[row[k] for k in kept] for row in self.rows]
         return replace(self, columns=[self.columns[k] for k in kept], rows=rows)
+
+
+def join_lines(lines: Iterable[tuple[str, str]]) -> list[str]:
+    """Return lines of names and what holds for them; names of which the same holds share a line."""
+    names: dict[str, list[str]] = {}
+    for name, line in lines:
+        names.setdefault(line, []).append(name)
+    return [f"{', '.join(each)}: {line}" for line, each in names.items()]
 
 
 def format_value(kind: str, value: Any) -> str:

@@ -360,14 +360,8 @@ def show_memory(inputs: Inputs) -> Section | None:
 
 def show_proofs(inputs: Inputs) -> Section:
     """Return the receipts of each rung, which show that it was on, and its parity with the reference."""
-    folds = []
-    for rung in inputs.main.rungs:
-        receipts, parity = checks.receipt_lines(rung), checks.tabulate_parity(rung)
-        if receipts or parity.rows:
-            errors = [parity] if parity.rows else []
-            folds.append(Fold(rung.name, [receipts, checks.parity_lines(rung), *errors], on_paper=False))
-    if tiles := checks.choice_lines(inputs.main):
-        folds.append(Fold("Tiles that the kernels ran with", [tiles], on_paper=False))
+    tables = checks.tabulate_checks(inputs.main)
+    folds = [Fold(table.title, [replace(table, title="")], on_paper=False) for table in tables]
     about = "A receipt shows that a rung was on. Parity is the largest error as a share of its budget."
     return Section("proofs", "Receipts and parity", about, folds or ["This result has neither."])
 
