@@ -165,13 +165,9 @@ def _advise_staircase(sources: Sources, result: Result) -> list[Advised]:
             if between:
                 reason += f"; together with {', '.join(between)}, which the run did not time"
             each = Advised(
-                name=row.name,
-                title=row.title,
-                advice=advice,
-                reason=reason,
-                source=STAIRCASE,
+                name=row.name, title=row.title, advice=advice, reason=reason, source=STAIRCASE,
                 between=between,
-            )
+            )  # fmt: skip
             advised.append(
                 _finish(each, row, (below, row), (GPU, STEP) if removing else (STEP, GPU), sources)
             )
@@ -242,15 +238,10 @@ def _finish(
     clock = next((clock for clock in known if figures[clock][0].verdict == decisive), next(iter(known), ""))
     seen, interval, ms = figures.get(clock, (Seen(), None, None))
     return replace(
-        each,
-        reason=reason,
-        clock=clock,
-        seen=seen,
-        interval=interval,
-        ms=ms,
+        each, reason=reason, clock=clock, seen=seen, interval=interval, ms=ms,
         prepare_s=derive_preparing(result, with_it.name, without.name),
         decide=_find_command(row, each.source, result, sources) if each.advice == UNDECIDED else None,
-    )
+    )  # fmt: skip
 
 
 def _find_command(row: Row, source: str, result: Result, sources: Sources) -> str:

@@ -6,7 +6,7 @@ A function returns None where the files say nothing of its subject. The frame sh
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import astuple, replace
 from itertools import pairwise
 from pathlib import Path
@@ -68,13 +68,6 @@ def list_sections(inputs: Inputs) -> list[Section]:
         show_files(inputs),
     ]
     return [section for section in sections if section is not None]
-
-
-def make_table(rows: Sequence[Sequence[str]], title: str = "") -> Table:
-    """Return the table of cells that are text already, headings first, without empty columns. The first names rows."""
-    headings, *body = rows
-    columns = [Column(heading, "amount" if k else "text") for k, heading in enumerate(headings)]
-    return Table(columns, body, title).drop_empty()
 
 
 # --- the outcome ------------------------------------------------------------------------------------------------------
@@ -282,10 +275,9 @@ def show_steps(inputs: Inputs) -> Section | None:
     folds = []
     for step in (explain.explain(*pair) for pair in pairs):
         first, second = step.names
-        table = make_table([explain.head(step), *explain.rows(step)])
-        sentence = explain.sentence(step).removeprefix(f"{second}: ")
+        sentence = explain.describe(step).removeprefix(f"{second}: ")
         name = f"{first} → {second}"
-        folds.append(Fold(sentence, [table, explain.notes(step)], name, is_muted=not step.differs))
+        folds.append(Fold(sentence, [explain.tabulate(step)], name, is_muted=not step.differs))
     about = (
         "As `ladder explain A B` says it. A difference inside the noise, or not decided, is not explained."
     )
@@ -368,14 +360,8 @@ def show_memory(inputs: Inputs) -> Section | None:
 
 def show_proofs(inputs: Inputs) -> Section:
     """Return the receipts of each rung, which show that it was on, and its parity with the reference."""
-    folds = []
-    for rung in inputs.main.rungs:
-        receipts, parity = checks.receipt_lines(rung), checks.tabulate_parity(rung)
-        if receipts or parity.rows:
-            errors = [parity] if parity.rows else []
-            folds.append(Fold(rung.name, [receipts, checks.parity_lines(rung), *errors], on_paper=False))
-    if tiles := checks.choice_lines(inputs.main):
-        folds.append(Fold("Tiles that the kernels ran with", [tiles], on_paper=False))
+    tables = checks.tabulate_checks(inputs.main)
+    folds = [Fold(table.title, [replace(table, title="")], on_paper=False) for table in tables]
     about = "A receipt shows that a rung was on. Parity is the largest error as a share of its budget."
     return Section("proofs", "Receipts and parity", about, folds or ["This result has neither."])
 
