@@ -264,7 +264,7 @@ def test_train_gets_the_recipe_of_the_rung_and_a_divergence_is_status_1(tmp_path
 
     calls = []
 
-    def training(workload, recipe, pictures, settings, on_event):
+    def training(workload, recipe, pictures, settings, on_event, ranks):
         calls.append(recipe)
         if settings.seed == 1:
             raise Diverged("D_r1 is NaN at step 48")

@@ -151,7 +151,7 @@ def measure_distance(options: Options, workload: str | None, device: str | None,
             f"--roofline measures a GPU, and none is used here; for the floor alone: --gpu NAME ({gpus})"
         )
     environment.refuse(device)
-    request = frame.Request(workload, device, None, OUT, None, None, as_json)
+    request = frame.Request(workload, device, out=OUT, as_json=as_json)
     job = frame.resolve_job(STUDY, options, request, system.facts(device))
     with device_lock(system.device_key(device)):  # until the files are there: the context stays as long
         return frame.run_study(STUDY, job)
