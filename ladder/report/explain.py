@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ladder.base.protocol import FASTER, INSIDE, SLOWER
 from ladder.base.text import aligned, escaped, piped, plain
 from ladder.plan import modes
 from ladder.report import view
@@ -15,7 +16,6 @@ from ladder.results import derive, judging, parts
 from ladder.results.combine import comparing
 from ladder.results.parts import OVERLAP, Parts, Work
 from ladder.results.run import Result, RungResult
-from ladder.results.values import FASTER, INSIDE, SLOWER
 from ladder.results.words import UNDECIDED, Seen, word
 
 GIB = 2**30

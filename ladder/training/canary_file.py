@@ -20,19 +20,15 @@ from ladder.core.records import (
     Name,
     Record,
     Text,
-    locate_problem,
     matching,
-    read_record,
     size,
     write_record,
     write_whole,
 )
-from ladder.results import publishable, store, values
-from ladder.results.check import Kind
+from ladder.results import fields, loading, publishable
 from ladder.results.file import Header
 from ladder.show.table import Column, Table, render_markdown, render_text
 from ladder.stats import estimates
-from ladder.studies import frame
 
 CONFIDENCE = 0.99
 Verdict = Literal["as good", "better", "worse", "broke"]
@@ -146,7 +142,7 @@ def render_terminal(file: Canary, width: int) -> str:
 def render_page(file: Canary) -> str:
     """Return the Markdown page beside a file."""
     machine, workload = file.machine, file.workload
-    commit = store.commit_words({"commit": file.commit, "dirty": file.dirty})
+    commit = f"{(file.commit or 'unknown')[:12]}{' with changes' if file.dirty else ''}"
     lines = [
         f"# Quality canary: {workload['name']}, {file.ladder} on {machine.gpu or machine.cpu}, PyTorch {machine.torch}",
         f"{workload['resolution']}x{workload['resolution']}, batch {workload['batch']}, "
@@ -163,27 +159,16 @@ def _format_band(file: Canary) -> str:
     return f"{file.band[0]:.1f} to {file.band[1]:.1f}" if file.band else "none, the baseline did not finish"
 
 
-def _find_problem(data: dict[str, Any]) -> str | None:
+def _find_problem(file: Canary) -> str | None:
     """Return why a file of the right form cannot be genuine, in one line, or None."""
-    file = read_record(Canary, data)
-    for place, rule, value in [
-        ("workload", values.WORKLOAD, file.workload),
-        *((f"rungs[{k}].recipe", values.RECIPE, rung.recipe) for k, rung in enumerate(file.rungs)),
-    ]:
-        if value is not None and (problem := rule(value)):
-            return f"{place}{problem[0]}: {problem[1]}"
-    return frame.find_header_problem(file)
+    problems = (
+        fields.find_recipe_problem(rung.recipe, f"rungs[{k}].recipe") for k, rung in enumerate(file.rungs)
+    )
+    return next(filter(None, problems), None) or loading.find_header_problem(file)
 
 
-def _list_cautions(data: dict[str, Any]) -> list[str]:
-    file = read_record(Canary, data)
+def _list_cautions(file: Canary) -> list[str]:
     return [publishable.DIRTY] * bool(file.dirty) + [publishable.PARTIAL] * (not file.is_complete)
 
 
-KIND = Kind(
-    "canary",
-    lambda data: locate_problem(Canary, data),
-    _find_problem,
-    hardware=False,
-    cautions=_list_cautions,
-)
+KIND = loading.Kind("canary", Canary, _find_problem, _list_cautions)
