@@ -9,13 +9,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ladder.base.protocol import FASTER, INSIDE, SLOWER, TOO_FEW
 from ladder.base.text import amount
 from ladder.plan import catalog, modes
 from ladder.report.view import UNPROVED, Row, list_untimed, view
 from ladder.report.view import contains as contains
 from ladder.results import parts
+from ladder.results.file import OUT
 from ladder.results.run import Result
-from ladder.results.values import FASTER, INSIDE, OUT, SLOWER, TOO_FEW
 from ladder.results.words import Seen
 from ladder.stats.rounds_budget import LEAST_ROUNDS
 

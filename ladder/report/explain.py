@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base.errors import UserError
+from ladder.base.protocol import FASTER, INSIDE, SLOWER
 from ladder.base.text import escaped, plain
 from ladder.plan import catalog, content, modes
 from ladder.report import view
@@ -20,7 +21,6 @@ from ladder.results import derive, judging, loading, parts, ranking
 from ladder.results.combine import comparing
 from ladder.results.parts import OVERLAP, Parts, Work
 from ladder.results.run import Result, RungResult
-from ladder.results.values import FASTER, INSIDE, SLOWER
 from ladder.results.words import UNDECIDED, Seen, word
 from ladder.show.table import PIPE_WIDTH, Column, Table, render_markdown, render_text
 from stylegan_lite.config import suggestion

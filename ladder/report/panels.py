@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ladder.base.protocol import FASTER, SLOWER
 from ladder.base.text import amount as short_ms  # milliseconds; the interval is in the table
 from ladder.base.text import bounds, factor
 from ladder.plan import modes
 from ladder.report.drawing import measured, wrapped
 from ladder.report.themes import LIGHT, Theme
 from ladder.report.view import Interval, Row, View, shown_top, turn_row
-from ladder.results.values import FASTER, SLOWER
 from ladder.results.words import Seen, answer
 
 BUSY, IDLE, ARTICLE = LIGHT.busy, LIGHT.idle, LIGHT.article

@@ -17,14 +17,13 @@ from typing import Any
 from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
-from ladder.base.plain import Fields
+from ladder.base.plain import Fields, Plain
 from ladder.plan import catalog, modes
 from ladder.report import advising
 from ladder.report.advising import LEFT_OUT, SKIP, STAIRCASE, UNDECIDED, Advised, Sources
 from ladder.report.view import contains, list_ladder, view
 from ladder.results import publishable, ranking
 from ladder.results.run import Result, RungResult
-from ladder.results.types import Plain
 from ladder.results.words import answer
 from ladder.show.table import Column, Table, join_lines, render_markdown, render_text
 from stylegan_lite.config import ConfigError, Recipe

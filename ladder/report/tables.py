@@ -11,6 +11,8 @@ import click
 
 from ladder.base import files, starting
 from ladder.base.errors import UserError
+from ladder.base.plain import Plain
+from ladder.base.protocol import INSIDE, LESS_THAN
 from ladder.base.text import counted, escaped, plain
 from ladder.core.records import write_whole
 from ladder.plan import modes
@@ -22,8 +24,6 @@ from ladder.results.combine.series import of_this_machine as of_this_machine
 from ladder.results.combine.series import readable as readable
 from ladder.results.combine.series import with_top as with_top
 from ladder.results.run import Result
-from ladder.results.types import Plain, head
-from ladder.results.values import INSIDE, LESS_THAN
 from ladder.results.words import answer, word
 from ladder.show.table import Column, Table, render_csv, render_markdown, render_text
 
@@ -194,7 +194,7 @@ def csv_text(many: Sequence[Result]) -> str:
         machine, shown = result.machine, view(result)
         whole = {
             "machine": machine.name, "gpu": machine.gpu, "workload": result.workload["name"],
-            "ladder": result.ladder.name, "started": result.started, "commit": " ".join(sources.commits(head(result))),
+            "ladder": result.ladder.name, "started": result.started, "commit": " ".join(sources.commits(result)),
             "quick": result.protocol.quick, "complete": result.complete, "baseline": result.baseline,
         }  # fmt: skip
         behind = {

@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ladder.base import text
+from ladder.base.plain import Plain
+from ladder.base.protocol import FASTER, LESS_THAN, SLOWER
 from ladder.base.text import at_commits, difference, factor, plain
 from ladder.machine import environment
 from ladder.plan import catalog, levers, mistakes, modes
 from ladder.report import checks
-from ladder.results import derive, sources, values
-from ladder.results.file import Machine
+from ladder.results import derive, sources
+from ladder.results.file import OUT, Machine
 from ladder.results.publishable import publishable
 from ladder.results.ranking import top_gains
 from ladder.results.run import Result, RungResult, TopGain
-from ladder.results.types import Plain, head
-from ladder.results.values import FASTER, LESS_THAN, SLOWER
 from ladder.results.words import Seen, answer, word
 from ladder.show.table import join_lines
 
@@ -308,7 +308,7 @@ def _describe_protocol(result: Result) -> str:
     parts = [
         f"{sources.unit(result)}s: {rounds}{f' of {len(result.merged)} runs' if result.merged else ''}",
         f"timed cycles of 16 steps: {_describe_range(cycles) or result.protocol.cycles}",
-        "lazy regularization included", at_commits(sources.commits(head(result)), result.dirty),
+        "lazy regularization included", at_commits(sources.commits(result), result.dirty),
         result.started[:10],
     ]  # fmt: skip
     return plain(", ".join(filter(None, parts)))
@@ -334,7 +334,7 @@ def _describe_noise(result: Result) -> list[str]:
         lost = [
             f"the twin of {twin.of} has no number ({twin.reason or twin.status})"
             for twin in result.twins
-            if twin.status in values.OUT
+            if twin.status in OUT
         ]
         lines.append(f"no verdicts: {plain('; '.join(lost) or 'too few generations of twins')}")
     return lines

@@ -8,7 +8,6 @@ Markdown, CSV, HTML and JSON. A file holds the options, the cases and the observ
 from __future__ import annotations
 
 import contextlib
-import datetime
 import functools
 import importlib
 import json
@@ -36,13 +35,12 @@ from ladder.core.records import (
     Name,
     Record,
     Text,
-    locate_problem,
     read_record,
     size,
     write_record,
 )
 from ladder.core.records import write_whole as write_whole
-from ladder.results import check, code_digest, identity, loading, plausible, store, values
+from ladder.results import code_digest, fields, identity, loading, plausible, store
 from ladder.results import record as records
 from ladder.results.combine import resuming
 from ladder.results.derive import judge_parity
@@ -409,33 +407,18 @@ def decode_file(study: Study[P, C, O], data: Any, where: str = "") -> StudyFile[
     return file
 
 
-def find_header_problem(file: Header) -> str | None:
-    """Return why the header of a file cannot be genuine, in one line, or None."""
-    if file.started[:10] > (datetime.date.today() + datetime.timedelta(days=1)).isoformat():
-        return f"started: {file.started} lies in the future"
-    hardware = file.machine.gpu if file.machine.device == "cuda" else file.machine.cpu
-    if hardware is None or file.machine.name != text.slug(hardware):
-        return f"machine.name: {file.machine.name!r} is not made from its hardware"
-    if file.workload is None:
-        return None
-    if problem := values.WORKLOAD(file.workload):
-        return f"workload{problem[0]}: {problem[1]}"
-    return identity.misnamed(file.workload)
-
-
 def find_problem(study: Study[P, C, O], file: StudyFile[P, C, O]) -> str | None:
     """Return why a file of the right form cannot be genuine, in one line, or None."""
     if file.kind != study.kind:
         return f"a result of the kind {file.kind}, not {study.kind}"
-    if problem := find_header_problem(file):
-        return problem
-    if problem := code_digest.contradiction(read_header(file)):
+    if problem := loading.find_header_problem(file) or code_digest.find_contradiction(file):
         return problem
     if unknown := [key for key in file.observed if key not in file.cases]:
         return f"observed: {unknown[0]!r} is none of its cases"
     for key, case in file.cases.items():
-        if problem := values.RECIPE(getattr(case, "recipe", None) or {}):
-            return f"cases.{text.printable(key)}.recipe{problem[0]}: {problem[1]}"
+        place = f"cases.{text.printable(key)}.recipe"
+        if problem := fields.find_recipe_problem(getattr(case, "recipe", None), place):
+            return problem
     for key, each in file.observed.items():
         if isinstance(each, Compared) and each.status == "ok" and each.verdict == FAILED_PARITY:
             return f"{key}: ok, and beyond the budgets of parity"
@@ -520,16 +503,12 @@ def continue_file(study: Study[P, C, O], job: Job, file: StudyFile[P, C, O]) -> 
         raise UserError(
             f"{job.resume}: --resume: the ladder {job.options.ladder} has changed since; start a new run"
         )
-    heads = [read_header(each) for each in (file, fresh)]
-    if not study.uses_workload:
-        heads = [{name: value for name, value in head.items() if name != "workload"} for head in heads]
-    header = resuming.continued(job.resume, *heads)
+    header = resuming.continue_header(job.resume, file, fresh)
     kept = study.pick_kept(file)
     failed = [key for key, each in file.observed.items() if key not in kept and not each.stopped]
     last = [] if study.in_order else failed
     cases = {key: case for key, case in file.cases.items() if key not in last}
     cases |= {key: file.cases[key] for key in last}
-    header = {name: value for name, value in header.items() if name in Header.__struct_fields__}
     return msgspec.structs.replace(fresh, **header, cases=cases, observed=kept)
 
 
@@ -543,16 +522,10 @@ def continue_options(study: Study[P, C, O], path: Path, options: P, given: Mappi
     )
 
 
-def as_kind(study: Study[Any, Any, Any]) -> check.Kind:
+def as_kind(study: Study[Any, Any, Any]) -> loading.Kind:
     """Return how `ladder validate` judges the files of a study."""
-    kind = study.file_type()
-    return check.Kind(
-        study.kind,
-        lambda data: locate_problem(kind, data),
-        lambda data: find_problem(study, read_record(kind, data)),
-        hardware=False,
-        cautions=lambda data: list_cautions(study, read_record(kind, data)),
-    )
+    judge, caution = functools.partial(find_problem, study), functools.partial(list_cautions, study)
+    return loading.Kind(study.kind, study.file_type(), judge, caution)
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
@@ -633,8 +606,7 @@ def begin_file(study: Study[P, C, O], job: Job) -> StudyFile[P, C, O]:
     if study.uses_workload:
         trained = {"name": job.name, **job.workload, "data": job.source if study.uses_images else None}
     images = identity.of_images(str(job.workload["data"])) if study.uses_images else None
-    header = records.header(study.kind, job.machine, trained, images=images)
-    header = {key: value for key, value in header.items() if key != "complete"} | {"schema": 2}
+    header = records.make_header(study.kind, job.machine, trained, images=images)
     options = msgspec.structs.replace(job.options, **dict.fromkeys(study.unstored))
     empty = {"options": write_record(options), "cases": {}, "observed": {}}
     if (ladder := getattr(job.options, "ladder", None)) is not None:

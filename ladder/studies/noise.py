@@ -21,11 +21,11 @@ from msgspec import Meta, structs
 
 from ladder.base import text as texts
 from ladder.base.locks import device_lock
-from ladder.base.records import plain
 from ladder.base.text import difference, percent
 from ladder.core import records as r
 from ladder.core.job import Job, RunPlan
 from ladder.core.options import Seed, option
+from ladder.core.records import write_whole
 from ladder.machine import neighbours
 from ladder.results import derive, judging, loading, record, sources
 from ladder.results.file import Header, KernelProfile, Round, Status
@@ -204,7 +204,7 @@ ladder noise --lock-clocks                with a locked clock, where that is per
             rung=key,
             protocol=Protocol(file.options.minutes, file.options.seed, frame.list_cautions(self, file)),
             clocks=None if each is None else each.clocks,
-            run=plain(run),
+            run=write_whole(run),
             wall=wall,
             gpu_time=gpu,
             limits=list_limits(run, wall, gpu),
@@ -227,7 +227,7 @@ ladder noise --lock-clocks                with a locked clock, where that is per
 
     def list_cautions(self, file: File) -> list[str]:
         run = judging.derive_result(restore_run(file))
-        lines = neighbours.list_marks(plain(each) for each in list_rounds(run))
+        lines = neighbours.list_marks(write_whole(each) for each in list_rounds(run))
         lines += [note for note in (run.gpu.notes if run.gpu else []) if note not in lines]
         unknown = derive_sights(run)[0].resolution is None
         return [*lines, *(["fewer than three generations: nothing is known yet"] if unknown else [])]
@@ -459,7 +459,7 @@ def list_limits(run: Result, wall: Sight, gpu: Sight | None) -> list[Limit]:
         return limits
     by, line = HOST, f"step times of processes scatter by {percent(wall.between)}"
     line += "" if wall.inside is None else f", cycles of a process by {percent(wall.inside)}"
-    others = neighbours.average_rounds(plain(each) for each in list_rounds(run))
+    others = neighbours.average_rounds(write_whole(each) for each in list_rounds(run))
     waits = next((each.host_bound for each in run.rungs if each.host_bound is not None), None)
     scatter = gpu.between if gpu is not None and gpu.between is not None else math.inf
     if others is not None and others > neighbours.MOST:

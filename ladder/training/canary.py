@@ -119,15 +119,14 @@ def run(job: Job, planned: Sequence[Planned], images: ImageSet, on_event: OnEven
 
 def _begin_file(job: Job, planned: Sequence[Planned], images: ImageSet) -> Canary:
     trained = {"name": job.name, **job.workload, "data": images.source}
-    header = record.header("canary", job.machine, trained, images=identity.of_images(images.path))
-    del header["complete"]
+    header = record.make_header("canary", job.machine, trained, images=identity.of_images(images.path))
     rungs = [
         {"name": each.name, "title": each.title, "recipe": each.recipe, "skipped": each.skipped}
         for each in planned
     ]
     counts = {"steps": job.options.steps, "seeds": job.options.seeds}
     counts["samples"] = min(MOST_SAMPLES[job.device], images.count)
-    whole = {**header, "schema": 2, "ladder": job.options.ladder, **counts, "rungs": rungs}
+    whole = {**header, "ladder": job.options.ladder, **counts, "rungs": rungs}
     return read_record(Canary, text.fit(whole))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from ladder.base import files, text
+from ladder.base.plain import Plain
 from ladder.core.records import (
     Amount,
     Count,
@@ -20,17 +21,13 @@ from ladder.core.records import (
     Name,
     Record,
     Text,
-    locate_problem,
     matching,
-    read_record,
     size,
     write_record,
     write_whole,
 )
-from ladder.results import publishable, values
-from ladder.results.check import Kind
+from ladder.results import fields, loading, publishable
 from ladder.results.file import Header
-from ladder.results.types import Plain
 from ladder.show.table import Column, Table, render_markdown, render_text
 from ladder.stats import estimates
 from ladder.studies import frame
@@ -156,20 +153,16 @@ def render_page(file: Canary) -> str:
     return "\n\n".join([title, about, render_markdown(list_rungs(file))]) + "\n"
 
 
-def _find_problem(data: Plain) -> str | None:
+def _find_problem(file: Canary) -> str | None:
     """Return why a file of the right form cannot be genuine, in one line, or None."""
-    file = read_record(Canary, data)
-    for k, rung in enumerate(file.rungs):
-        if problem := values.RECIPE(rung.recipe or {}):
-            return f"rungs[{k}].recipe{problem[0]}: {problem[1]}"
-    return frame.find_header_problem(file)
+    problems = (
+        fields.find_recipe_problem(rung.recipe, f"rungs[{k}].recipe") for k, rung in enumerate(file.rungs)
+    )
+    return next(filter(None, problems), None) or loading.find_header_problem(file)
 
 
-def _list_cautions(data: Plain) -> list[str]:
-    file = read_record(Canary, data)
+def _list_cautions(file: Canary) -> list[str]:
     return [publishable.DIRTY] * bool(file.dirty) + [publishable.PARTIAL] * (not file.is_complete)
 
 
-KIND = Kind(
-    "canary", lambda data: locate_problem(Canary, data), _find_problem, hardware=False, cautions=_list_cautions
-)  # fmt: skip
+KIND = loading.Kind("canary", Canary, _find_problem, _list_cautions)

@@ -9,12 +9,12 @@ import json
 import pytest
 
 from ladder.base.errors import UserError
+from ladder.base.protocol import AMBIGUOUS, FASTER, LESS_THAN, NO_GAIN, SLOWER, TOO_FEW
 from ladder.plan import catalog, modes, needs
 from ladder.report import checks as checking
 from ladder.report import tables as reporting
 from ladder.report import view as viewing
 from ladder.results import loading, publishable, ranking
-from ladder.results.values import AMBIGUOUS, FASTER, LESS_THAN, NO_GAIN, SLOWER, TOO_FEW
 from ladder.results.words import Seen, whole, word
 from ladder.show.table import render_text
 from ladder.studies.host import attach_host

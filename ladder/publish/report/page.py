@@ -11,9 +11,11 @@ from dataclasses import astuple, replace
 from itertools import pairwise
 from pathlib import Path
 
-from ladder.base import files, records
+from ladder.base import files
 from ladder.base.errors import UserError
+from ladder.base.protocol import AMBIGUOUS, TOO_FEW
 from ladder.base.text import amount, bounds, factor, ms
+from ladder.core.records import write_whole
 from ladder.plan import modes
 from ladder.publish.report.inputs import KINDS, Inputs, shorten_path
 from ladder.receipts import categories
@@ -27,7 +29,6 @@ from ladder.results import parts, publishable, store, words
 from ladder.results.parts import Parts
 from ladder.results.ranking import Stored
 from ladder.results.run import Result, RungResult
-from ladder.results.values import AMBIGUOUS, TOO_FEW
 from ladder.results.words import UNDECIDED, answer
 from ladder.show.page import Bar, Bars, Block, Chart, Code, Files, Fold, Head, Part, Section, render_page
 from ladder.show.table import Column, Table
@@ -370,7 +371,7 @@ def show_environment(inputs: Inputs) -> Section:
     """Return hardware, software, protocol, the GPU's state and the settings of PyTorch."""
     main = inputs.main
     gpu = main.gpu or None
-    facts = records.plain(main.machine) | {
+    facts = write_whole(main.machine) | {
         "started": main.started,
         "minutes": f"{main.seconds / 60:.1f}",
         "commit": f"{main.commit or 'unknown'}{' with changes' if main.dirty else ''}",
@@ -380,7 +381,7 @@ def show_environment(inputs: Inputs) -> Section:
     }
     folds = {
         "Workload": main.workload,
-        "Protocol": records.plain(main.protocol),
+        "Protocol": write_whole(main.protocol),
         "Variables": main.environment,
     }
     for rung in [rung for rung in main.rungs if rung.status == "ok"][-1:]:

@@ -173,7 +173,7 @@ def show_floor(options: Options, workload: str | None, gpu: str, as_json: bool) 
     work = floors.count_work(fields, str(case.recipe["precision"]), layout)
     result, named = derive.derive_floor(base, work, fields, rates), {"name": name, **fields, "data": None}
     if as_json:
-        header = records.header("roofline", None, named) | {"complete": True}
+        header = records.make_header("roofline", None, named) | {"complete": True}
         click.echo(json.dumps(header | write_whole(result), indent=1, allow_nan=False))
     else:
         tables = map(render_text, list_tables(result))
