@@ -83,10 +83,10 @@ def render(
     Raises:
         UserError: the picture cannot be drawn; one line.
     """
-    return drawing.save(lambda: figure(pairs, theme, published), kind, theme)
+    return drawing.save(lambda: draw_figure(pairs, theme, published), kind, theme)
 
 
-def figure(
+def draw_figure(
     pairs: Sequence[tuple[Result, Result | None]],
     theme: Theme = LIGHT,
     published: Sequence[Published] = PUBLISHED,
@@ -102,7 +102,7 @@ def figure(
     versions = {part for each in machines for part in each.shown.machine.split(", ") if "PyTorch" in part}
     details = f"{shown.workload}   |   {', '.join(sorted(versions))}"
     above = bottom + 0.3 + LINE * len(table)
-    made, axes = panels.lay_sheet(above, title, details, _list_notes(machines, published), theme)
+    figure, axes = panels.lay_sheet(above, title, details, _list_notes(machines, published), theme)
     waits = "GPU waiting; together the step, lower is better"
     tones = [(theme.busy, "GPU working", False), (theme.idle, waits, False)]
     if any(row.article_ms for row in shown.rows):
@@ -143,7 +143,7 @@ def figure(
                 y,
                 [Line(each, color) for each in wrapped(speed, 8.5, wide - 0.1, 1)],
             )
-    return made
+    return figure
 
 
 def _read_machine(article: Result, longer: Result | None) -> Machine:

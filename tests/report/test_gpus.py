@@ -55,7 +55,7 @@ def three():
 
 def drawn(pairs, published=()):
     """Return (figure, its texts with their boxes in pixels)."""
-    return lay_out(lambda: gpus.figure(pairs, LIGHT, published))
+    return lay_out(lambda: gpus.draw_figure(pairs, LIGHT, published))
 
 
 @pytest.mark.parametrize("make", [one, two, three])

@@ -168,7 +168,7 @@ def show_advice(inputs: Inputs) -> Section | None:
     except UserError:
         return None
     blocks: list[Block] = [
-        f"Recipe: {', '.join(advice.kept)}",
+        f"Recipe: {', '.join(advice.recipe_rungs)}",
         replace(recommend.tabulate_units(advice), title="The recommended recipe in units of practice"),
         replace(recommend.tabulate_rungs(advice), title="Advice on each rung"),
         recommend.list_notes(advice),
