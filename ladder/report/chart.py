@@ -16,10 +16,10 @@ from ladder.plan import modes
 from ladder.report import drawing, panels
 from ladder.report.drawing import measured, wrapped
 from ladder.report.panels import MARGIN, NAMED, WIDTH, short_ms
-from ladder.report.themes import LIGHT, Theme
 from ladder.report.view import View, view
 from ladder.results import words
 from ladder.results.run import Result
+from ladder.show.themes import LIGHT, Theme
 
 ROW = 0.44  # inches
 NAMES = (2.1, 2.4, 2.7)  # inches from the margin to the bars: the first in which no name is cut, or the last

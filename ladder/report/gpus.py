@@ -17,10 +17,10 @@ from ladder.plan import catalog
 from ladder.report import drawing, panels
 from ladder.report.drawing import measured, wrapped
 from ladder.report.panels import MARGIN, WIDTH, Column, Line, Strip, draw_lines, short_ms
-from ladder.report.themes import LIGHT, Theme
 from ladder.report.view import Row, View, view
 from ladder.results.run import Result
 from ladder.results.words import Seen
+from ladder.show.themes import LIGHT, Theme
 
 # inches; LINE is a bar's, PAD lies between rungs
 NAMES, LINE, PAD, TOP = 1.75, 0.215, 0.14, 1.52

@@ -11,9 +11,9 @@ from ladder.base.text import amount as short_ms  # milliseconds; the interval is
 from ladder.base.text import bounds, factor
 from ladder.plan import modes
 from ladder.report.drawing import fitted, measured, sheet, wrapped
-from ladder.report.themes import LIGHT, Theme
 from ladder.report.view import Interval, Row, View, shown_top, turn_row
 from ladder.results.words import Seen, answer
+from ladder.show.themes import LIGHT, Theme
 
 BUSY, IDLE, ARTICLE = LIGHT.busy, LIGHT.idle, LIGHT.article
 INK, MUTED, GRID, GAP = LIGHT.ink, LIGHT.muted, LIGHT.grid, LIGHT.gap

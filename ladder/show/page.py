@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from ladder.report.themes import DARK, LIGHT, Theme
 from ladder.show.table import Table
 from ladder.show.templates import read_script, render_template
+from ladder.show.themes import DARK, LIGHT, Theme
 
 # Colours of the page beside those of the charts. Text on a colour keeps a contrast of 4.5:1, which a test counts.
 PALETTES = {

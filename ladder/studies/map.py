@@ -21,9 +21,9 @@ from ladder.core.job import Job
 from ladder.core.options import Seed, option, whole_numbers
 from ladder.core.records import Fields, Name, between, size
 from ladder.report import drawing
-from ladder.report.themes import LIGHT
 from ladder.results.file import Look
 from ladder.show.table import Column, Table
+from ladder.show.themes import LIGHT
 from ladder.studies import frame
 from ladder.studies.ablate import load_changes
 from ladder.studies.frame import Session, Study, StudyFile

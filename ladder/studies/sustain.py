@@ -20,8 +20,8 @@ from ladder.core import records as r
 from ladder.core.job import Job
 from ladder.core.options import Seed, option
 from ladder.report import drawing
-from ladder.report.themes import LIGHT
 from ladder.show.table import Column, Table
+from ladder.show.themes import LIGHT
 from ladder.studies import frame
 from ladder.studies.frame import RungCase, Session, Study, StudyFile
 

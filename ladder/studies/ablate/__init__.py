@@ -25,9 +25,9 @@ from ladder.base.paths import ROOT
 from ladder.core.job import Job
 from ladder.core.records import Fields
 from ladder.report import drawing
-from ladder.report.themes import LIGHT
 from ladder.results.record import read_findings
 from ladder.show.table import Column, Table
+from ladder.show.themes import LIGHT
 from ladder.stats.shapley import NOTHING, Subset
 from ladder.studies import frame
 from ladder.studies.ablate.record import (

@@ -11,10 +11,10 @@ from ladder.base.errors import UserError
 from ladder.core.job import Job
 from ladder.core.options import whole_numbers
 from ladder.report import drawing
-from ladder.report.themes import LIGHT
 from ladder.results import publishable
 from ladder.results import store as results
 from ladder.show.table import Column, Table
+from ladder.show.themes import LIGHT
 from ladder.studies import frame
 from ladder.studies.frame import Session, Study
 from ladder.studies.scale import record
