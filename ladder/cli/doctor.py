@@ -19,11 +19,10 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.cli import duration, options
 from ladder.core.options import make_command, option
-from ladder.core.records import Record, write_whole
+from ladder.core.records import Record, read_record, write_whole
 from ladder.machine import system
 from ladder.plan import catalog, needs
 from ladder.results.file import Machine
-from ladder.results.types import build
 
 INSTALL = "pip install -r requirements.lock"
 NEEDED = ("torch", "PIL", "scipy")
@@ -144,7 +143,7 @@ def examine(requested: str | None, ladder: catalog.Ladder) -> Findings:
     capabilities: dict[str, str | None]
     try:
         device = system.choose_device(requested)
-        facts = build(Machine, system.facts(device))
+        facts = read_record(Machine, system.facts(device))
         capabilities = {needs.RANKS: needs.ONE_PROCESS, **system.capabilities(device)}
         about = f"{facts.cpu}, {facts.cores} cores; no GPU is used"
         if facts.gpu:
@@ -153,7 +152,7 @@ def examine(requested: str | None, ladder: catalog.Ladder) -> Findings:
     except UserError as error:
         device, facts, capabilities = (
             None,
-            build(Machine, system.facts("cpu")),
+            read_record(Machine, system.facts("cpu")),
             dict.fromkeys(needs.NEEDS, ""),
         )
         checks.append(Check("device", "missing", str(error)))

@@ -9,11 +9,11 @@ from pathlib import Path
 from ladder.base.errors import UserError
 from ladder.base.starting import near
 from ladder.base.text import counted
+from ladder.core.records import write_whole
 from ladder.machine import neighbours
 from ladder.plan import modes
 from ladder.results import loading
 from ladder.results.run import Result, RungResult, Twin
-from ladder.results.types import plain
 from ladder.stats import rounds_budget
 
 USUAL = {"cpu": "tiny", "cuda": "article"}
@@ -59,7 +59,7 @@ def read_visit_seconds(folder: Path, workload: str) -> float | None:
             continue
         if count := _count_visits(result):
             seconds = result.seconds / count
-            rounds = (plain(each) for part in _parts(result) for each in part.rounds)
+            rounds = (write_whole(each) for part in _parts(result) for each in part.rounds)
             if not neighbours.list_marks(rounds):
                 return seconds
             disturbed = disturbed or seconds

@@ -33,7 +33,7 @@ from ladder.cli import sample as cli_sample
 from ladder.cli import submit as cli_submit
 from ladder.cli import train as cli_train
 from ladder.cli import version as about
-from ladder.results.values import OUT
+from ladder.results.file import OUT
 
 RESULTS = ROOT / "results" / "ladder"
 

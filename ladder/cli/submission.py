@@ -32,7 +32,6 @@ from ladder.publish.validation import asv_files, validate
 from ladder.results import code_digest, loading
 from ladder.results import store as results
 from ladder.results.run import Result
-from ladder.results.types import head
 
 CODE = ("kernels", "stylegan_lite", "ladder", "benches", "asv.conf.json", "requirements.lock")
 MINUTES = 18.0  # for measuring; with start-up and drawing 20 on a current GPU
@@ -148,7 +147,7 @@ def _started(submission: Submission, folder: Path) -> tuple[Path | None, bool]:
         except UserError:
             continue
         same = [getattr(result.machine, key) == submission.facts[key] for key in results.SERIES]
-        ours = result.commit == submission.commit and not result.dirty and code_digest.known(head(result))
+        ours = result.commit == submission.commit and not result.dirty and code_digest.is_known(result)
         kind = result.ladder.name == LADDER and not result.merged
         kind = kind and not result.protocol.gpu_memory_limit_gb
         if ours and all(same) and kind and (submission.quick or not result.protocol.quick):

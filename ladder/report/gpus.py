@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ladder.base.protocol import FASTER, LESS_THAN, SLOWER, TOO_FEW
 from ladder.base.text import factor, fine_factor, less_than
 from ladder.plan import catalog
 from ladder.report import drawing, panels
@@ -19,7 +20,6 @@ from ladder.report.panels import Column, Line, Strip, draw_lines, short_ms
 from ladder.report.themes import LIGHT, Theme
 from ladder.report.view import Row, View, view
 from ladder.results.run import Result
-from ladder.results.values import FASTER, LESS_THAN, SLOWER, TOO_FEW
 from ladder.results.words import Seen
 
 # inches; LINE is a bar's, PAD lies between rungs

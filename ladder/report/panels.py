@@ -6,25 +6,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ladder.base.protocol import FASTER, SLOWER
 from ladder.base.text import amount as short_ms  # milliseconds; the interval is in the table
 from ladder.base.text import bounds, factor
 from ladder.plan import modes
 from ladder.report.drawing import measured, wrapped
 from ladder.report.themes import LIGHT, Theme
 from ladder.report.view import Interval, Row, View, shown_top, turn_row
-from ladder.results.values import FASTER, SLOWER
 from ladder.results.words import Seen, answer
 
 BUSY, IDLE, ARTICLE = LIGHT.busy, LIGHT.idle, LIGHT.article
 INK, MUTED, GRID, GAP = LIGHT.ink, LIGHT.muted, LIGHT.grid, LIGHT.gap
 NAMED = {
-    modes.CUMULATIVE: "each rung with those before it",
-    modes.SOLO: "each rung alone on the baseline",
-    modes.LEAVE_ONE_OUT: "all rungs but the one named",
-    modes.MISTAKES: "mistakes beside a clean step",
-    modes.LEVERS: "models beside the unchanged one",
-    modes.RECIPE: "a recipe beside the baseline",
-}
+    modes.CUMULATIVE: "each rung with those before it", modes.SOLO: "each rung alone on the baseline",
+    modes.LEAVE_ONE_OUT: "all rungs but the one named", modes.MISTAKES: "mistakes beside a clean step",
+    modes.LEVERS: "models beside the unchanged one", modes.RECIPE: "a recipe beside the baseline",
+}  # fmt: skip
 ABOVE = "GPU time is of other, profiled cycles, and may exceed the step's"
 QUIET = ("n/a", "skipped")  # a rung without a number for a reason that is nobody's fault
 PART, NAME = 8.0, 9.5  # points of the figures in a bar, and of a rung's name
@@ -240,13 +237,12 @@ def columns_of(shown: View, theme: Theme = LIGHT) -> list[Column]:
     totals = [[Line(factor(row.total) if whole else "", theme.busy, 10.5, True)] for row in shown.rows]
     article = [[Line(factor(row.article_total) if whole else "", theme.article, 9.5)] for row in shown.rows]
     columns = [
-        *([Column("", clocks)] if shown.has_gpu_time else []),
-        Column(shown.versus, gains, gap=0.08),
+        *([Column("", clocks)] if shown.has_gpu_time else []), Column(shown.versus, gains, gap=0.08),
         Column("interval", intervals, "right", gap=0.1),
         Column("advice" if leave_out else "gain at top", tops),
         Column("total", totals, "right", color=theme.busy),
         Column("article", article, "right", color=theme.article),
-    ]
+    ]  # fmt: skip
     return [column for column in columns if column.width]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -18,16 +17,15 @@ from typing import Any
 from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
-from ladder.base.plain import Fields
+from ladder.base.plain import Fields, Plain
 from ladder.plan import catalog, modes
 from ladder.report import advising
 from ladder.report.advising import LEFT_OUT, SKIP, STAIRCASE, UNDECIDED, Advised, Sources
-from ladder.report.view import contains, join_lines, list_ladder, view
+from ladder.report.view import contains, list_ladder, view
 from ladder.results import publishable, ranking
 from ladder.results.run import Result, RungResult
-from ladder.results.types import Plain
 from ladder.results.words import answer
-from ladder.show.table import Column, Table, render_markdown, render_text
+from ladder.show.table import Column, Table, join_lines, render_markdown, render_text
 from stylegan_lite.config import ConfigError, Recipe
 
 IMAGES = 25_000_000  # of a whole training of StyleGAN2 (Karras et al. 2020, arXiv:1912.04958)
@@ -89,9 +87,7 @@ def images_of(given: str) -> int:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kmg]?)", given.strip().lower())
     number = float(match[1]) * THOUSANDS[match[2]] if match else 0.0
     if not 1 <= number <= 1e15:
-        raise UserError(
-            f"--images {text.plain(given)!r}: give a number of images, such as 25M, 200k or 1000000"
-        )
+        raise UserError(f"--images {text.plain(given)!r}: give a number of images: 25M, 200k or 1000000")
     return round(number)
 
 
@@ -105,10 +101,8 @@ def price_of(given: str) -> float:
 
 def count(number: int) -> str:
     """Return a number of images as it is given: 25M, 200k."""
-    for size, letter in ((10**6, "M"), (10**3, "k")):
-        if number >= size and math.isclose(number / size, round(number / size, 2)):
-            return f"{number / size:g}{letter}"
-    return f"{number:,}"
+    units = [(size, letter) for size, letter in ((10**6, "M"), (10**3, "k")) if number % (size // 100) == 0]
+    return next((f"{number / size:g}{letter}" for size, letter in units if number >= size), f"{number:,}")
 
 
 def units(ms: float, batch: int, images: int, price: float | None) -> Units:
@@ -140,30 +134,16 @@ def recommend(sources: Sources, images: int = IMAGES, price: float | None = None
     unsure = [each.name for each in rungs if each.advice == UNDECIDED and each.clock]
     if unsure:
         remarks.append(f"undecided, and in the recipe as they were timed: {', '.join(unsure)}")
-    rival = advising.find_rival(stairs) if stairs else None
-    for row in view(stairs).rows if stairs else ():
-        if row.name == rival and row.sentence:
-            remarks.append(f"{row.title} against this ladder's top: {row.sentence}")
     marks = [mark for run in (stairs, sources.left_out) if run for mark in view(run).marks]
     return Recommendation(
-        sources=sources,
-        machine=shown.machine,
-        workload=shown.workload,
-        batch=batch,
-        images=images,
-        price=price,
-        rungs=rungs,
-        kept=kept,
-        recipe=recipe,
-        baseline_name=base.name if base else None,
+        sources=sources, machine=shown.machine, workload=shown.workload, batch=batch, images=images,
+        price=price, rungs=rungs, kept=kept, recipe=recipe, baseline_name=base.name if base else None,
         baseline=units(base.step_ms, batch, images, price) if base and base.step_ms else None,
-        timed_as=without + best.name,
-        is_timed=bool(same),
+        timed_as=without + best.name, is_timed=bool(same),
         recommended=units(best.step_ms or 0.0, batch, images, price),
         prepare_s=advising.derive_preparing(source, best.name, base.name) if base else None,
-        marks=list(dict.fromkeys(marks)),
-        remarks=remarks,
-    )
+        marks=list(dict.fromkeys(marks)), remarks=remarks,
+    )  # fmt: skip
 
 
 def _list_timed(result: Result) -> list[RungResult]:
@@ -207,16 +187,11 @@ def _choose_recipe(
             lambda left, each: modes.without(each, left), (name, *advised.between), changes
         )
         lost = [each for each in changes if each not in rest and each not in (*skips, *advised.between)]
-        shorter = _join_changes(rest)
         if lost and advised.source == STAIRCASE:
             remarks.append(f"{name} stays in the recipe although it is SKIP: needed by {', '.join(lost)}")
-        elif shorter is None or shorter == recipe:
-            remarks.append(
-                f"{name} stays in the recipe although it is SKIP: the other rungs contain its change"
-            )
         else:
             remarks += [f"{', '.join(lost)}: left out with {name}, as it was measured"] if lost else []
-            changes, recipe = rest, shorter
+            changes, recipe = rest, _join_changes(rest)
     return list(changes), recipe, remarks
 
 
@@ -247,13 +222,8 @@ def tabulate_rungs(advice: Recommendation) -> Table:
         hours = advice.hours(each.saved_ms)
         money = None if hours is None or advice.price is None else hours * advice.price
         figures = (
-            each.interval,
-            each.saved_ms,
-            hours,
-            each.prepare_s,
-            _describe_steps(each.pays_back),
-            money,
-        )
+            each.interval, each.saved_ms, hours, each.prepare_s, _describe_steps(each.pays_back), money,
+        )  # fmt: skip
         rows.append([each.name, each.advice, by, answer(each.seen), *figures])
     return Table(columns, rows).drop_empty()
 
@@ -321,15 +291,9 @@ def render_terminal(
             lines.append(f"{kind}: none{f' of this code; of other code: {other_code}' if other_code else ''}")
     lines += [*advice.marks, "", render_text(tabulate_rungs(advice)), "", *list_reasons(advice.rungs)]
     lines += [
-        "",
-        render_text(tabulate_units(advice)),
-        "",
-        f"recipe: {', '.join(advice.kept)}",
-        *list_notes(advice),
-    ]
-    return "\n".join(
-        "".join(each if each.isprintable() or each == "\n" else " " for each in line) for line in lines
-    )
+        "", render_text(tabulate_units(advice)), "", f"recipe: {', '.join(advice.kept)}", *list_notes(advice),
+    ]  # fmt: skip
+    return "".join(each if each.isprintable() or each == "\n" else " " for each in "\n".join(lines))
 
 
 def render_advice(advice: Recommendation, whose: str) -> str:

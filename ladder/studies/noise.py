@@ -21,22 +21,11 @@ from msgspec import Meta, structs
 
 from ladder.base import text as texts
 from ladder.base.locks import device_lock
-from ladder.base.records import plain
 from ladder.base.text import difference, percent
+from ladder.core import records as r
 from ladder.core.job import Job, RunPlan
 from ladder.core.options import Seed, option
-from ladder.core.records import (
-    Clock,
-    Count,
-    Fields,
-    Line,
-    Ms,
-    Name,
-    Record,
-    Seconds,
-    Text,
-    size,
-)
+from ladder.core.records import write_whole
 from ladder.machine import neighbours
 from ladder.results import derive, judging, loading, record, sources
 from ladder.results.file import Header, KernelProfile, Round, Status
@@ -58,9 +47,9 @@ TWICE = 2.0  # wall time that scatters so many times as GPU time is limited by t
 class Options(frame.Options):
     """The options of `ladder noise`."""
 
-    rung: Annotated[Name | None, option("The rung, with all below it.", argument=True, metavar="[RUNG]")] = (
-        None
-    )
+    rung: Annotated[
+        r.Name | None, option("The rung, with all below it.", argument=True, metavar="[RUNG]")
+    ] = None
     ladder: Annotated[str, option("The ladder whose rungs are used.", metavar="NAME|FILE")] = "article"
     minutes: Annotated[float, Meta(gt=0, le=1440), option("Time to measure; three generations at least.")] = (
         2.0
@@ -72,27 +61,27 @@ class Options(frame.Options):
 class Case(frame.RungCase):
     """A rung of a ladder with its recipe, as a run names both."""
 
-    ladder: Name
-    ladder_title: Text
-    title: Text
-    article_ms: Ms | None = None
+    ladder: r.Name
+    ladder_title: r.Text
+    title: r.Text
+    article_ms: r.Ms | None = None
 
 
-class Clocks(Record):
+class Clocks(r.Record):
     """Whether a locked clock was asked for, the clock that was locked in MHz, and why none was."""
 
     asked: bool
-    locked_mhz: Clock | None = None
-    reason: Line | None = None
+    locked_mhz: r.Clock | None = None
+    reason: r.Line | None = None
 
 
-class Copy(Record):
+class Copy(r.Record):
     """One of the two copies, with a round for each generation."""
 
     status: Status
-    reason: Text | None = None
-    settings: Fields | None = None
-    rounds: Annotated[list[Round], size(1000)] = []
+    reason: r.Text | None = None
+    settings: r.Fields | None = None
+    rounds: Annotated[list[Round], r.size(1000)] = []
 
 
 class Observed(frame.Observation, kw_only=True):
@@ -101,15 +90,15 @@ class Observed(frame.Observation, kw_only=True):
     clocks: Clocks
     rung: Copy
     twin: Copy | None = None
-    planned: Count = FIRST  # generations
-    cycles: Count = CYCLES
-    seconds: Seconds = 0.0
+    planned: r.Count = FIRST  # generations
+    cycles: r.Count = CYCLES
+    seconds: r.Seconds = 0.0
     gpu: RunGpu | None = None
     profile: KernelProfile | None = None
-    choices: Annotated[list[Choice], size(1000)] | None = None
+    choices: Annotated[list[Choice], r.size(1000)] | None = None
 
 
-class Sight(Record):
+class Sight(r.Record):
     """The changes that one clock can show. All are differences of logarithms: 0.01 is 1%."""
 
     resolution: float | None  # a change from here on is seen, as a rule
@@ -119,7 +108,7 @@ class Sight(Record):
     generations: int
 
 
-class Limit(Record):
+class Limit(r.Record):
     """The limit of one clock, and the numbers that say so."""
 
     clock: str
@@ -127,7 +116,7 @@ class Limit(Record):
     sentence: str
 
 
-class Protocol(Record):
+class Protocol(r.Record):
     """How the two copies were measured, and why the figures must not be quoted."""
 
     minutes: float
@@ -135,7 +124,7 @@ class Protocol(Record):
     notes: list[str]
 
 
-class Derived(Record):
+class Derived(r.Record):
     """What `ladder report --json` prints beside the header. `run` is a result of `ladder run`, with its figures."""
 
     rung: str
@@ -215,7 +204,7 @@ ladder noise --lock-clocks                with a locked clock, where that is per
             rung=key,
             protocol=Protocol(file.options.minutes, file.options.seed, frame.list_cautions(self, file)),
             clocks=None if each is None else each.clocks,
-            run=plain(run),
+            run=write_whole(run),
             wall=wall,
             gpu_time=gpu,
             limits=list_limits(run, wall, gpu),
@@ -238,7 +227,7 @@ ladder noise --lock-clocks                with a locked clock, where that is per
 
     def list_cautions(self, file: File) -> list[str]:
         run = judging.derive_result(restore_run(file))
-        lines = neighbours.list_marks(plain(each) for each in list_rounds(run))
+        lines = neighbours.list_marks(write_whole(each) for each in list_rounds(run))
         lines += [note for note in (run.gpu.notes if run.gpu else []) if note not in lines]
         unknown = derive_sights(run)[0].resolution is None
         return [*lines, *(["fewer than three generations: nothing is known yet"] if unknown else [])]
@@ -470,7 +459,7 @@ def list_limits(run: Result, wall: Sight, gpu: Sight | None) -> list[Limit]:
         return limits
     by, line = HOST, f"step times of processes scatter by {percent(wall.between)}"
     line += "" if wall.inside is None else f", cycles of a process by {percent(wall.inside)}"
-    others = neighbours.average_rounds(plain(each) for each in list_rounds(run))
+    others = neighbours.average_rounds(write_whole(each) for each in list_rounds(run))
     waits = next((each.host_bound for each in run.rungs if each.host_bound is not None), None)
     scatter = gpu.between if gpu is not None and gpu.between is not None else math.inf
     if others is not None and others > neighbours.MOST:

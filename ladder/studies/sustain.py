@@ -16,20 +16,9 @@ from msgspec import Meta
 
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.base.text import ms
+from ladder.core import records as r
 from ladder.core.job import Job
 from ladder.core.options import Seed, option
-from ladder.core.records import (
-    Amount,
-    Count,
-    Fields,
-    Ms,
-    Name,
-    Record,
-    Seconds,
-    Share,
-    Text,
-    size,
-)
 from ladder.report import drawing
 from ladder.report.themes import LIGHT
 from ladder.results.file import Status
@@ -51,47 +40,47 @@ class Options(frame.Options):
     seed: Annotated[Seed, option("Seed for weights, latents and the order of images.")] = 0
 
 
-class Window(Record):
+class Window(r.Record):
     """A row of cycles: seconds since the first row began, the median step in ms, and NVML's readings.
 
     `energy_j` are joules by NVML's counter from the first row's begin to this row's. `steps` are those of the row,
     the ones before its timed cycles included.
     """
 
-    at_s: Seconds
-    step_ms: Ms
-    sm_mhz: Amount | None = None
-    power_w: Amount | None = None
-    temperature_c: Amount | None = None
-    reasons: Annotated[list[Text], size(20)] | None = None
-    energy_j: Amount | None = None
-    steps: Count | None = None
+    at_s: r.Seconds
+    step_ms: r.Ms
+    sm_mhz: r.Amount | None = None
+    power_w: r.Amount | None = None
+    temperature_c: r.Amount | None = None
+    reasons: Annotated[list[r.Text], r.size(20)] | None = None
+    energy_j: r.Amount | None = None
+    steps: r.Count | None = None
 
 
 class Observed(frame.Observation, kw_only=True):
     """The rows of one rung, the share of the CPU that other programs took, and whether parity was seen here."""
 
-    windows: Annotated[list[Window], size(50_000)] = []
-    others_cpu: Share | None = None
+    windows: Annotated[list[Window], r.size(50_000)] = []
+    others_cpu: r.Share | None = None
     inspected: bool = False
 
 
-class Rung(Record, kw_only=True):
+class Rung(r.Record, kw_only=True):
     """What is derived of a rung, beside what was observed. Both times are in ms a step."""
 
-    name: Name
-    recipe: Fields
+    name: r.Name
+    recipe: r.Fields
     status: Status
-    reason: Text | None
+    reason: r.Text | None
     inspected: bool
-    first_ms: Ms | None
-    sustained_ms: Ms | None
+    first_ms: r.Ms | None
+    sustained_ms: r.Ms | None
     factor: float | None
     windows: list[Window]
-    others_cpu: Share | None
+    others_cpu: r.Share | None
 
 
-class Protocol(Record):
+class Protocol(r.Record):
     """How the rungs were followed, and why the figures must not be quoted."""
 
     seconds: float
@@ -100,7 +89,7 @@ class Protocol(Record):
     notes: list[str]
 
 
-class Sustained(Record):
+class Sustained(r.Record):
     """What `ladder report --json` prints beside the header."""
 
     protocol: Protocol

@@ -102,11 +102,11 @@ def test_a_check_of_the_doctor_without_a_folder_for_its_file_says_only_that(
 def test_a_table_that_cannot_be_written_says_only_that(
     asked: str, out: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ladder.report import sides
+    from ladder.report import explain
 
     Path("file").touch()
     write_run(Path("r.json"), gpu_run())
-    monkeypatch.setattr(sides, "sides", lambda *_: ())  # a made-up result has no profiles
+    monkeypatch.setattr(explain, "find_sides", lambda *_: ())  # a made-up result has no profiles
     assert "cannot be written" in refused(*asked.split(), out)
 
 

@@ -9,7 +9,6 @@ ROOT = Path(__file__).resolve().parents[2]
 ORDER = (
     "base",
     "core",
-    "base.records",
     "machine",
     "images",
     "stats",

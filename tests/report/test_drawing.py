@@ -37,12 +37,9 @@ RC = b"backend: nonsense\ntext.usetex: True\nsavefig.bbox: tight\nfigure.dpi: 7\
 
 def drawn(folder, **environment):
     run = subprocess.run(
-        [sys.executable, "-c", DRAW],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
-        capture_output=True,
-        text=True,
-    )
+        [sys.executable, "-c", DRAW], cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True, text=True,
+    )  # fmt: skip
     assert run.returncode == 0 and run.stderr == "", run.stderr
     return run.stdout
 

@@ -8,14 +8,13 @@ import json
 
 import pytest
 
-from ladder.base import files
 from ladder.base.errors import UserError
+from ladder.base.protocol import AMBIGUOUS, FASTER, LESS_THAN, NO_GAIN, SLOWER, TOO_FEW
 from ladder.plan import catalog, modes, needs
 from ladder.report import checks as checking
 from ladder.report import tables as reporting
 from ladder.report import view as viewing
 from ladder.results import loading, publishable, ranking
-from ladder.results.values import AMBIGUOUS, FASTER, LESS_THAN, NO_GAIN, SLOWER, TOO_FEW
 from ladder.results.words import Seen, whole, word
 from ladder.show.table import render_text
 from ladder.studies.host import attach_host
@@ -293,12 +292,6 @@ def test_a_sentence_has_both_answers_and_blames_the_cpu_only_where_the_gpu_waits
     assert waiting.partition(", ")[2] == (why or ("the CPU sets the pace" if calm else ""))
 
 
-def test_a_step_that_changes_by_less_than_the_gpu_s_work_might_has_no_explanation():
-    gpu = Seen(LESS_THAN, 1.004, 0.012)
-    assert "because" not in viewing.describe_gain(gpu, Seen(FASTER, 1.01), waits=False)
-    assert "because" in viewing.describe_gain(gpu, Seen(FASTER, 1.02), waits=False)
-
-
 def test_the_word_of_a_table_has_its_number():
     assert word(Seen(LESS_THAN, 1.0, 0.00123)) == "less than 0.13%"  # rounded up: it is a bound
     assert word(Seen(LESS_THAN, 1.0, 0.69)) == "less than 100%"
@@ -436,13 +429,6 @@ def test_what_other_commands_wrote_into_a_folder_is_no_fault_of_it(folder):
         report.collect([asv])
 
 
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
-    (tmp_path / "file").write_text("old")
-    with pytest.raises(UserError, match="cannot be written"):
-        files.write(tmp_path / "file" / "t.md", "new")
-    assert (tmp_path / "file").read_text() == "old"
-
-
 def test_what_is_not_publishable_says_why_wherever_it_is_shown(printed):
     made = made_up.judged_run()
     assert publishable.publishable(made) == []
@@ -485,7 +471,8 @@ def test_the_table_says_whether_each_rung_was_on_and_computed_the_same(printed):
 def test_what_cannot_be_judged_is_no_error_of_the_rung():
     rung = made_up.rung("bf16", 1.0, parity=made_up.parity(0.2))  # a loss at 900 times its budget, unresolved
     assert rows_of(made_up.result([rung]))["bf16"].parity_share == pytest.approx(0.2)
-    assert ["not judged" in row for row in checks.tabulate_parity(rung).rows] == [False, False, True]
+    table = checking.tabulate_checks(typed.typed(made_up.result([rung])))[0]
+    assert ["not judged" in row for row in table.rows] == [False, False, True]
 
 
 def test_every_receipt_and_parity_error_is_printed_and_in_the_markdown(tmp_path):
@@ -493,16 +480,16 @@ def test_every_receipt_and_parity_error_is_printed_and_in_the_markdown(tmp_path)
     lines = ("islands in FP32 6 of 6", "not engaged: FLOPs 3 percent")
     made["rungs"][2]["receipts"] = made_up.receipts(*lines, engaged=False)
     write_run(tmp_path / "a.json", made)
-    shown = call("report", tmp_path / "a.json", "--receipts").stdout
-    for text in (shown, report.markdown(made).replace("\\", "")):
+    shown = call("report", tmp_path / "a.json", "--receipts", env={"COLUMNS": "200"}).stdout
+    for text in (" ".join(shown.split()), report.markdown(made).replace("\\", "").replace(" |", "")):
         for words in (
-            "bf16: not engaged: islands in FP32 6 of 6",
+            "bf16 not engaged islands in FP32 6 of 6",
             "not engaged: FLOPs 3 percent",
             "G.blocks.3.conv1.weight",
             "0.41",
             "reference: FP64 on cuda, batch 8",
-            "modulate backward: tile 2048, columns 512, warps 4, per_sm 10, stages 1; in fused_norm",
-            "(size large, itemsize 2, layout nhwc, architecture 90): tile 4096",
+            "modulate backward fused_norm, set_to_none tile 2048, columns 512, warps 4, per_sm 10, stages 1",
+            "size large, itemsize 2, layout nhwc, architecture 90, tile 4096",
         ):
             assert words in text
     assert "islands" not in call("report", tmp_path / "a.json").stdout

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from ladder.base.plain import Plain
 from ladder.core.job import Job
 from ladder.core.records import read_record, write_record
 from ladder.machine import system
@@ -15,7 +16,6 @@ from ladder.publish.regressions import comparing, judging
 from ladder.publish.regressions.judging import HEAD
 from ladder.publish.regressions.schema import Compared, Judged
 from ladder.results.file import ProfiledCycle, Round
-from ladder.results.types import Plain
 
 FAKE = Path(__file__).resolve().parent / "fake_code"
 

@@ -14,13 +14,13 @@ from typing import Any
 
 from ladder.base import git
 from ladder.base.errors import UserError
+from ladder.base.plain import Plain
 from ladder.core.records import read_record
 from ladder.plan import modes
 from ladder.publish import gallery
 from ladder.results import loading, ranking
 from ladder.results import store as results
 from ladder.results.run import Result
-from ladder.results.types import Plain
 from ladder.studies import frame, scale
 from ladder.studies.frame import StudyFile
 from ladder.training.canary_file import KIND as CANARY

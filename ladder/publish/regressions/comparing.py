@@ -146,7 +146,9 @@ def reread(path: Path, base: str | None, head: str | None, root: Path = ROOT) ->
 def start_file(job: Job) -> Compared:
     """Return a comparison that has not begun."""
     plan: Plan = job.options
-    header = record.header(schema.KIND, job.machine, {"name": job.name, **job.workload, "data": job.source})
+    header = record.make_header(
+        schema.KIND, job.machine, {"name": job.name, **job.workload, "data": job.source}
+    )
     engine = header.pop(code_digest.KEY)
     harness = {key: header.pop(key) for key in ("commit", "dirty")}
     harness["measured_code"] = {part: engine[part] for part in ("rungs", "engine")}
@@ -171,7 +173,7 @@ def start_file(job: Job) -> Compared:
         for side in SIDES
     ]
     rungs = [{"name": each.name, "title": each.title, "skipped": each.skipped} for each in plan.rungs]
-    first = {**header, **sides, "schema": 2, "harness": harness, "protocol": protocol}
+    first = {**header, **sides, "harness": harness, "protocol": protocol}
     return read_record(Compared, texts.fit({**first, "rungs": rungs, "programs": programs}))
 
 

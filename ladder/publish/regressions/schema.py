@@ -12,10 +12,9 @@ from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.core import records as r
 from ladder.core.records import Record, between, read_record, size, write_record
-from ladder.results import loading, plausible, run, store, values
+from ladder.results import fields, loading, plausible, run, store
 from ladder.results.file import KernelProfile, Machine, Round, Status, Variable
 from ladder.results.run import RunGpu
-from ladder.studies import frame
 
 KIND = "compare"
 BASE, HEAD, TWIN = "base", "head", "twin"
@@ -153,7 +152,7 @@ def read_compared(path: Path) -> Compared:
 
 def find_problem(result: Compared) -> str | None:
     """Return what no genuine comparison holds, in one line, or None."""
-    if problem := frame.find_header_problem(result):  # type: ignore[arg-type]  # it has these fields, too
+    if problem := loading.find_header_problem(result):  # type: ignore[arg-type]  # it has these fields, too
         return problem
     names = [rung.name for rung in result.rungs]
     if len(set(names)) < len(names):
@@ -164,9 +163,9 @@ def find_problem(result: Compared) -> str | None:
     least = plausible.floor_ms(write_record(result.machine), result.workload)
     for index, program in enumerate(result.programs):
         where = f"programs[{index}]"
-        for key, rule in (("recipe", values.RECIPE), ("settings", values.SETTINGS)):
-            if problem := rule(getattr(program, key) or {}):
-                return f"{where}.{key}{problem[0]}: {problem[1]}"
+        problem = fields.find_recipe_problem(program.recipe, f"{where}.recipe")
+        if problem := problem or fields.find_settings_problem(program.settings, f"{where}.settings"):
+            return problem
         numbers = [each.round for each in program.rounds]
         if len(set(numbers)) < len(numbers):
             return f"{where}.rounds: a round is there twice"

@@ -27,7 +27,6 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.core.records import describe_value
 from ladder.publish.validation import asv_files, kinds
-from ladder.results import check as checks
 from ladder.results import judging, loading, store
 from ladder.results.loading import name_problem, printable, read_bytes, show_path, why
 from ladder.results.publishable import publishable
@@ -211,7 +210,7 @@ def check(data: Any) -> str | None:
         like = difflib.get_close_matches(str(kind), kinds.KINDS, n=1)
         nearest = f"; did you mean {like[0]!r}?" if like else ""
         return f"kind: {describe_value(kind)} is none that this project writes{nearest}"
-    return checks.problem_of_kind(data, kinds.KINDS[kind])
+    return kinds.KINDS[kind].find_problem(data)
 
 
 def _refuse_copies(accepted: list[Judged]) -> None:

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from ladder.base.errors import UserError
+from ladder.base.plain import Plain
 from ladder.cli.main import main
 from ladder.engine import rounds as interleaving
 from ladder.machine import stillness
@@ -20,7 +21,6 @@ from ladder.plan import catalog
 from ladder.publish.regressions import comparing, judging, report
 from ladder.publish.regressions.judging import BASE, BROKEN, HEAD, TWIN
 from ladder.publish.regressions.schema import Judged
-from ladder.results.types import Plain
 from ladder.stats import answers
 from tests.support.made_up_comparison import FAKE, made_up, make_job, stored, with_side
 from tests.support.repositories import commit_all, git

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from ladder.base.plain import Plain
 from ladder.core.records import write_record
 from ladder.engine import profiling
 from ladder.engine.outcomes import Visited
 from ladder.publish.regressions import comparing, judging, known, report
 from ladder.publish.regressions.judging import BASE, HEAD, MOST_ROUNDS, SIDES, TWIN
-from ladder.results.types import Plain
 from ladder.stats import answers
 from tests.support.made_up_comparison import made_up, on_a_gpu, rejudge
 from tests.support.simulation import CYCLES, FAMILIES, KINDS
