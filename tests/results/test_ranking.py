@@ -89,7 +89,6 @@ def test_too_few_rounds_are_said_wherever_a_result_is_shown(tmp_path, capsys):
     tables.print_table(made)
     assert MARK in capsys.readouterr().out
     assert MARK in tables.markdown(made) and MARK in tables.csv_text([made])
-    assert MARK in chart._headline(view(made))
     write_run(tmp_path / "few.json", made)
     write_run(tmp_path / "whole.json", made_up.judged_run(seed=1))
     comparing.show(tmp_path / "whole.json", tmp_path / "few.json", False, False)
