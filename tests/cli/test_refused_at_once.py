@@ -45,7 +45,7 @@ def pictures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.parametrize("asked", MEASURES)
 def test_a_folder_that_another_run_holds_is_the_only_line(asked: str, tmp_path: Path) -> None:
     name, out = text.slug(system.facts("cpu")["name"]), tmp_path / "out"
-    folder = out / name if asked in ("run", "train --canary") else out
+    folder = out / name if asked == "run" else out
     with locks.folder_lock(folder, "" if folder != out or asked == "train" else name):
         line = refused(*asked.split(), "--device", "cpu", "--out", out)
     assert line == (
