@@ -102,7 +102,11 @@ def call(own: Options, **values: Any) -> None:
         )
         if own.recipe is not None or request.start is not None:
             raise UserError("--canary trains every rung from the start: leave out --from and --recipe")
-        sys.exit(run_canary(request))
+        from ladder.studies import canary, frame
+
+        options = canary.Options(own.ladder, own.steps, own.seeds, own.jobs)
+        place = (request.workload, request.device, request.data, request.out, own.resume)
+        sys.exit(frame.run_request(canary.STUDY, options, frame.Request(*place, as_json=request.as_json)))
     shared.refuse_idle("is for --canary", "seeds", "jobs")
     if own.resume is not None and request.start is not None:
         raise UserError("--from begins a training and --resume goes on with one: give one of them")
@@ -217,11 +221,15 @@ def _train_here(
     from ladder.base.stopping import stop_on_sigterm
     from ladder.images import for_workload
     from ladder.machine import system
+    from ladder.training import checkpoint
     from ladder.training.train import follow, train
 
     is_writer = ranks is None or ranks.is_writer
-    if is_writer:
-        _refuse_folder(settings)
+    if is_writer:  # before images are made
+        files.refuse_unwritable(settings.out)
+        if settings.resume is None:
+            with locks.folder_lock(settings.out):  # a log that is being written is no remainder
+                checkpoint.refuse_occupied(settings.out)
     several = "" if ranks is None else f", {ranks.size} ranks"
     line = f"training: {name} on {settings.device}{several}, up to step {settings.steps}"
     first = progress.First(line, quiet or not is_writer)
@@ -242,33 +250,6 @@ def _train_here(
                 draw(event)
 
             return train(workload, recipe, images, settings, on_event, ranks)
-
-
-def _refuse_folder(settings: Settings) -> None:
-    """Refuse a folder that cannot be written, or that holds a training already, before images are made.
-
-    A training that runs there holds the lock. Its log must not be taken for what a dead one left, to be deleted.
-    """
-    from ladder.training import checkpoint
-
-    files.refuse_unwritable(settings.out)
-    if settings.resume is None:
-        with locks.folder_lock(settings.out):
-            checkpoint.refuse_occupied(settings.out)
-
-
-def run_canary(request: Request) -> int:
-    """Train every rung of a ladder from several seeds, by default on `tiny`; return the exit status.
-
-    Raises:
-        UserError: the request is impossible.
-    """
-    from ladder.studies import canary, frame
-
-    own = request.own
-    options = canary.Options(own.ladder, own.steps, own.seeds, own.jobs)
-    place = (request.workload, request.device, request.data, request.out, own.resume)
-    return frame.run_request(canary.STUDY, options, frame.Request(*place, as_json=request.as_json))
 
 
 out_option = click.option(
