@@ -16,7 +16,7 @@ from ladder.base.protocol import AMBIGUOUS, INSIDE, TOO_FEW
 from ladder.base.starting import named
 from ladder.base.yamlfile import remarks
 from ladder.cli import options
-from ladder.plan import catalog, levers, mistakes, modes, needs
+from ladder.plan import beside, catalog, modes, needs
 from ladder.results import parts, ranking, sources, words
 from ladder.results.publishable import publishable
 from ladder.results.run import Gain, RungResult
@@ -29,8 +29,8 @@ FIRST = ("article", "full")  # ladders listed first; the others follow by name
 
 # Studies of `ladder run --mode`: the title, the entry that others stand beside, and the others (name, title, effect).
 STUDIES: dict[str, tuple[str, str, list[tuple[str, str, str]]]] = {
-    mistakes.STUDY: (mistakes.TITLE, mistakes.CLEAN, [(m.name, m.title, m.why) for m in mistakes.MISTAKES]),
-    levers.STUDY: (levers.TITLE, levers.UNCHANGED, [*levers.LEVERS]),
+    mode: (study.title, study.first, [(name, each.title, each.why) for name, each in study.entries.items()])
+    for mode, study in ((mode, beside.load_beside(mode)) for mode in modes.STUDIES)
 }
 
 

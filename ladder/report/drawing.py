@@ -14,7 +14,7 @@ from typing import Any
 
 from ladder.base.errors import UserError
 from ladder.base.text import plain
-from ladder.report.themes import LIGHT, Theme
+from ladder.show.themes import LIGHT, Theme
 
 STYLE = {
     "font.family": "DejaVu Sans",  # ships with matplotlib: the same letters everywhere

@@ -123,12 +123,12 @@ def _read_side(path: Path, result: Result, name: str | None) -> Side:
         )
     if rung.status != "ok":
         raise UserError(f"{path}: rung {name} has no number ({rung.reason or rung.status})")
-    if (found := parts.parts_of(rung)) is None:
+    if (profile := parts.parts_of(rung)) is None:
         why = "its run stored none that fits" if result.machine.device == "cuda" else "a CPU's run has none"
         if void := next((each.gpu_void for each in rung.rounds if each.profiled and each.gpu_void), None):
             why = f"it is of a process whose GPU time is void ({plain(void)})"
         raise UserError(f"{path}: rung {rung.name} has no profile: {why}; `ladder run` on a GPU stores it")
-    return Side(path, result, rung, found)
+    return Side(path, result, rung, profile)
 
 
 def _choose_best(names: list[str], workload: str | None, folder: Path) -> ranking.Stored:
@@ -218,8 +218,8 @@ def list_notes(step: Explained) -> list[str]:
         ("allocated", first.peak_allocated_bytes, second.peak_allocated_bytes),
         ("on the device", step.before.device_bytes, step.after.device_bytes),
     )
-    held = [f"{name} {was / GIB:.2f} -> {now / GIB:.2f} GiB" for name, was, now in memory if was and now]
-    lines += [f"memory: {', '.join(held)}"] if held else []
+    sizes = [f"{name} {was / GIB:.2f} -> {now / GIB:.2f} GiB" for name, was, now in memory if was and now]
+    lines += [f"memory: {', '.join(sizes)}"] if sizes else []
     if step.differs:
         kernels = parts.came_and_went(step.before.parts, step.after.parts)
         least = max(each.parts.unlisted_ms for each in sides)

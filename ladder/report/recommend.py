@@ -56,7 +56,7 @@ class Recommendation:
     images: int
     price: float | None  # an hour
     rungs: Sequence[Advised]
-    kept: Sequence[str]  # the rungs of the recipe, in order
+    recipe_rungs: Sequence[str]  # the rungs of the recipe, in order
     recipe: Fields | None  # all fields; missing where this version cannot make it
     baseline_name: str | None
     baseline: Units | None
@@ -82,20 +82,20 @@ class Recommendation:
         return None if saved_ms is None else saved_ms / self.batch * self.images / 3.6e6
 
 
-def images_of(given: str) -> int:
+def images_of(words: str) -> int:
     """Return a number of images given as `25M`, `200k` or `1000000`. Raises UserError."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kmg]?)", given.strip().lower())
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kmg]?)", words.strip().lower())
     number = float(match[1]) * THOUSANDS[match[2]] if match else 0.0
     if not 1 <= number <= 1e15:
-        raise UserError(f"--images {text.plain(given)!r}: give a number of images: 25M, 200k or 1000000")
+        raise UserError(f"--images {text.plain(words)!r}: give a number of images: 25M, 200k or 1000000")
     return round(number)
 
 
-def price_of(given: str) -> float:
+def price_of(words: str) -> float:
     """Return the price of an hour given as `2.5/h` or `2.5`. Raises UserError."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(?:/h)?", given.strip().lower())
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(?:/h)?", words.strip().lower())
     if not match or not 0 < float(match[1]) <= 1e9:
-        raise UserError(f"--price {text.plain(given)!r}: give the price of an hour, such as 2.5/h")
+        raise UserError(f"--price {text.plain(words)!r}: give the price of an hour, such as 2.5/h")
     return float(match[1])
 
 
@@ -122,7 +122,7 @@ def recommend(sources: Sources, images: int = IMAGES, price: float | None = None
     timed = [rung for rung in _list_timed(result) if stairs or rung.name == modes.ALL]
     if not timed:
         raise UserError("no rung of the result has a number: nothing can be recommended")
-    kept, recipe, remarks = _choose_recipe(sources, timed[-1], rungs)
+    names, recipe, remarks = _choose_recipe(sources, timed[-1], rungs)
     # The entry that ran this very recipe, the staircase's first; else the highest rung that passed.
     runs = [(rung, run) for run in (stairs, sources.left_out) if run for rung in _list_timed(run)]
     same = [
@@ -137,7 +137,7 @@ def recommend(sources: Sources, images: int = IMAGES, price: float | None = None
     marks = [mark for run in (stairs, sources.left_out) if run for mark in view(run).marks]
     return Recommendation(
         sources=sources, machine=shown.machine, workload=shown.workload, batch=batch, images=images,
-        price=price, rungs=rungs, kept=kept, recipe=recipe, baseline_name=base.name if base else None,
+        price=price, rungs=rungs, recipe_rungs=names, recipe=recipe, baseline_name=base.name if base else None,
         baseline=units(base.step_ms, batch, images, price) if base and base.step_ms else None,
         timed_as=without + best.name, is_timed=bool(same),
         recommended=units(best.step_ms or 0.0, batch, images, price),
@@ -268,7 +268,7 @@ def list_notes(advice: Recommendation) -> list[str]:
             f"the recipe: {advice.prepare_s:.1f} s more preparing than {advice.baseline_name}, paid back after"
             f" {_describe_steps(advice.pays_back)}"
         )
-    if adopted := find_anchors(advice.kept):
+    if adopted := find_anchors(advice.recipe_rungs):
         lines.append(f"in a loop of your own: {PAGE} has {', '.join(adopted)}")
     return [*lines, SAVES]
 
@@ -291,7 +291,7 @@ def render_terminal(
             lines.append(f"{kind}: none{f' of this code; of other code: {other_code}' if other_code else ''}")
     lines += [*advice.marks, "", render_text(tabulate_rungs(advice)), "", *list_reasons(advice.rungs)]
     lines += [
-        "", render_text(tabulate_units(advice)), "", f"recipe: {', '.join(advice.kept)}", *list_notes(advice),
+        "", render_text(tabulate_units(advice)), "", f"recipe: {', '.join(advice.recipe_rungs)}", *list_notes(advice),
     ]  # fmt: skip
     return "".join(each if each.isprintable() or each == "\n" else " " for each in "\n".join(lines))
 
@@ -302,9 +302,9 @@ def render_advice(advice: Recommendation, whose: str) -> str:
     lines += [text.escaped(f"{whose}; {advice.workload}"), ""]
     lines += [f"**{text.escaped(mark)}**\n" for mark in advice.marks]
     lines += [render_markdown(tabulate_rungs(advice)), "", render_markdown(tabulate_units(advice)), ""]
-    notes = [*list_reasons(advice.rungs), f"recipe: {', '.join(advice.kept)}", *list_notes(advice)]
+    notes = [*list_reasons(advice.rungs), f"recipe: {', '.join(advice.recipe_rungs)}", *list_notes(advice)]
     lines += [f"- {text.escaped(line)}" for line in notes]
-    return "\n".join([*lines, *list_code(advice.kept)]) + "\n"
+    return "\n".join([*lines, *list_code(advice.recipe_rungs)]) + "\n"
 
 
 def write_data(advice: Recommendation, whose: str, files: Mapping[str, str]) -> Plain:
@@ -315,7 +315,7 @@ def write_data(advice: Recommendation, whose: str, files: Mapping[str, str]) -> 
             "clock": each.clock or None, "verdict": each.seen.verdict or None, "gain": each.seen.ratio,
             "interval": each.interval and list(each.interval), "reason": each.reason, "decide": each.decide,
             "saved_ms": each.saved_ms, "saved_hours": advice.hours(each.saved_ms), "prepare_s": each.prepare_s,
-            "pays_back_steps": each.pays_back, "in_recipe": each.name in advice.kept,
+            "pays_back_steps": each.pays_back, "in_recipe": each.name in advice.recipe_rungs,
         }
         for each in advice.rungs
     ]  # fmt: skip
@@ -328,8 +328,8 @@ def write_data(advice: Recommendation, whose: str, files: Mapping[str, str]) -> 
             "timed_as": advice.timed_as, "is_timed": advice.is_timed, **asdict(advice.recommended),
             "prepare_s": advice.prepare_s, "pays_back_steps": advice.pays_back,
         },
-        "recipe": advice.recipe, "recipe_rungs": list(advice.kept),
-        "adopt": find_anchors(advice.kept), "remarks": list(advice.remarks),
+        "recipe": advice.recipe, "recipe_rungs": list(advice.recipe_rungs),
+        "adopt": find_anchors(advice.recipe_rungs), "remarks": list(advice.remarks),
     }  # fmt: skip
 
 
@@ -338,7 +338,7 @@ def recipe_yaml(advice: Recommendation, whose: str) -> str:
     assert advice.recipe is not None
     usual = asdict(Recipe())  # with the fields that plain data leave out at their defaults
     about = [f"The recipe that `ladder recommend` gives: {whose}", advice.workload]
-    about += textwrap.wrap(f"rungs: {', '.join(advice.kept)}", 110)
+    about += textwrap.wrap(f"rungs: {', '.join(advice.recipe_rungs)}", 110)
     about += map(publishable.told, advice.marks)
     about += [] if advice.is_timed else [f"not timed itself; the figures are those of {advice.timed_as}"]
     changed = [f"{key}: {json.dumps(value)}" for key, value in advice.recipe.items() if value != usual[key]]
@@ -361,11 +361,10 @@ class AdoptSection:
 
 
 @functools.cache
-def read_sections(page: str = "") -> list[AdoptSection]:
-    """Return the sections with headings of the third level of a page's text, in order; of this checkout's page."""
-    page = page or (ROOT / PAGE).read_text(encoding="utf-8")
+def read_sections() -> list[AdoptSection]:
+    """Return the sections of the page with headings of the third level, in order."""
     sections = []
-    for part in re.split(r"^(?=##)", page, flags=re.MULTILINE):
+    for part in re.split(r"^(?=##)", (ROOT / PAGE).read_text(encoding="utf-8"), flags=re.MULTILINE):
         if match := re.match(r"### (.*)\n", part):
             anchor = re.sub(r"[^\w\- ]", "", match[1].lower()).replace(" ", "-")
             blocks = tuple(re.findall(r"^```py\n(.+?)^```", part, re.MULTILINE | re.DOTALL))
@@ -384,12 +383,12 @@ def list_code(rungs: Sequence[str]) -> list[str]:
 
     A section of no rung is among them if their code uses a name that it defines.
     """
-    kept = [each for each in read_sections() if {*each.rungs} & {*rungs}]
-    used = set(re.findall(r"\w+", "\n".join(block for each in kept for block in each.blocks)))
+    chosen = [each for each in read_sections() if {*each.rungs} & {*rungs}]
+    used = set(re.findall(r"\w+", "\n".join(block for each in chosen for block in each.blocks)))
     lines: list[str] = []
     for each in read_sections():
         defined = re.findall(r"^(?:def )?(\w+)(?: =|\()", "\n".join(each.blocks), re.MULTILINE)
-        if each.blocks and (each in kept or (not each.rungs and used & {*defined})):
+        if each.blocks and (each in chosen or (not each.rungs and used & {*defined})):
             named = ", ".join(f"`{name}`" for name in each.rungs if name in rungs)
             lines += ["", f"In a loop of your own, {named or each.title} ({PAGE}#{each.anchor}):"]
             lines += [line for block in each.blocks for line in ("", "```python", block.rstrip("\n"), "```")]

@@ -18,12 +18,12 @@ CHOICE = ("tile", "columns", "warps", "per_sm", "stages")  # fields of kernels.c
 
 def lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return rows of `kernels.choices.used` as text for a note."""
-    told = []
+    notes = []
     for row in rows:
         call = [how.format(row[key]) for key, how in CALL.items() if row.get(key) is not None]
         choice = row.get("entry") or "/".join(str(row.get(name)) for name in CHOICE)
-        told.append(f"{' '.join(filter(None, [*call, row.get('case')]))}: {choice}")
-    return told
+        notes.append(f"{' '.join(filter(None, [*call, row.get('case')]))}: {choice}")
+    return notes
 
 
 def changes(before: list[str] | None, after: list[str] | None) -> list[str]:
@@ -35,12 +35,12 @@ def changes(before: list[str] | None, after: list[str] | None) -> list[str]:
     if before is None or after is None:
         return []
     old, new = (dict(line.rpartition(": ")[::2] for line in each) for each in (before, after))
-    told = [f"{call}: {'new' if call in new else 'used no more'}" for call in {*old} ^ {*new}]
+    notes = [f"{call}: {'new' if call in new else 'used no more'}" for call in {*old} ^ {*new}]
     for call in {*old} & {*new}:
         was, now = old[call].split("/"), new[call].split("/")
         pairs = [(f"{name} ", *pair) for name, *pair in zip(CHOICE, was, now, strict=False)]
         if not len(was) == len(now) == len(CHOICE):  # an entry, or of another version of ours
             pairs = [("", old[call], new[call])]
         if differs := ", ".join(f"{name}{a} -> {b}" for name, a, b in pairs if a != b):
-            told.append(f"{call}: {differs}")
-    return sorted(told)
+            notes.append(f"{call}: {differs}")
+    return sorted(notes)

@@ -16,7 +16,7 @@ from ladder.base.plain import Plain
 from ladder.base.protocol import FASTER, LESS_THAN, SLOWER
 from ladder.base.text import at_commits, difference, factor, plain
 from ladder.machine import environment
-from ladder.plan import catalog, levers, mistakes, modes
+from ladder.plan import beside, catalog, modes
 from ladder.report import checks
 from ladder.results import derive, sources
 from ladder.results.file import OUT, Machine
@@ -40,7 +40,9 @@ VERSUS = {
     modes.MISTAKES: "times clean", modes.LEVERS: "times unchanged", modes.RECIPE: "vs baseline",
 }  # fmt: skip
 # Why a mistake costs what it costs, and what a lever changes.
-REASONS = {each.name: each.why for each in mistakes.MISTAKES} | {name: why for name, _, why in levers.LEVERS}
+REASONS = {
+    name: each.why for mode in modes.STUDIES for name, each in beside.load_beside(mode).entries.items()
+}
 
 
 @dataclass(frozen=True, kw_only=True)

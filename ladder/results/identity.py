@@ -45,12 +45,13 @@ def misordered(result: Run) -> str | None:
     The article's order never changes. Other ladders and rungs have changed. A result is held to what they are now where
     it says that they were the same.
     """
-    from ladder.plan import catalog, levers, mistakes, modes
+    from ladder.plan import beside, catalog, modes
 
     name, mode = result.ladder.name, result.protocol.mode
-    for study, entries in ((modes.MISTAKES, mistakes.names()), (modes.LEVERS, levers.names())):
-        if mode == study and (name != study or result.ladder.rungs[:1] != entries[:1]):
-            return f"ladder: mode {study} measures {entries[0]} and what stands beside it"
+    if mode in modes.STUDIES:
+        first = beside.load_beside(mode).first
+        if name != mode or result.ladder.rungs[:1] != [first]:
+            return f"ladder: mode {mode} measures {first} and what stands beside it"
     if name not in catalog.ladders():
         return None
     now = _of_now(result)

@@ -443,6 +443,12 @@ def list_cautions(study: Study[P, C, O], file: StudyFile[P, C, O]) -> list[str]:
     ]
 
 
+def write_row(case: Case, observation: Observation) -> dict[str, Any]:
+    """Return a case with what was observed of it, as plain data."""
+    observed = write_whole(observation)
+    return {**write_whole(case), **{key: observed[key] for key in observed if key != "stopped"}}
+
+
 def write_derived(study: Study[P, C, O], file: StudyFile[P, C, O]) -> dict[str, Any]:
     """Return what `ladder report --json` prints: the header, whether it is complete, and what the study derives."""
     return read_header(file) | {"complete": file.is_complete} | write_whole(study.derive(file))

@@ -116,26 +116,6 @@ class Limit(r.Record):
     sentence: str
 
 
-class Protocol(r.Record):
-    """How the two copies were measured, and why the figures must not be quoted."""
-
-    minutes: float
-    seed: int
-    notes: list[str]
-
-
-class Derived(r.Record):
-    """What `ladder report --json` prints beside the header. `run` is a result of `ladder run`, with its figures."""
-
-    rung: str
-    protocol: Protocol
-    clocks: Clocks | None
-    run: Any
-    wall: Sight
-    gpu_time: Sight | None
-    limits: list[Limit]
-
-
 File = StudyFile[Options, Case, Observed]
 
 
@@ -197,18 +177,19 @@ ladder noise --lock-clocks                with a locked clock, where that is per
             run = run_twice(job, key, folder, on_event)
         return read_run(run, Clocks(is_locked, lock.mhz, lock.reason and texts.display(lock.reason)))
 
-    def derive(self, file: File) -> Derived:
+    def derive(self, file: File) -> Any:
         run, (key, each) = judging.derive_result(restore_run(file)), _observed(file)
         wall, gpu = derive_sights(run)
-        return Derived(
-            rung=key,
-            protocol=Protocol(file.options.minutes, file.options.seed, frame.list_cautions(self, file)),
-            clocks=None if each is None else each.clocks,
-            run=write_whole(run),
-            wall=wall,
-            gpu_time=gpu,
-            limits=list_limits(run, wall, gpu),
-        )
+        protocol = {"minutes": file.options.minutes, "seed": file.options.seed}
+        return {
+            "rung": key,
+            "protocol": {**protocol, "notes": frame.list_cautions(self, file)},
+            "clocks": each and each.clocks,
+            "run": write_whole(run),
+            "wall": wall,
+            "gpu_time": gpu,
+            "limits": list_limits(run, wall, gpu),
+        }
 
     def list_problems(self, file: File) -> Iterable[str]:
         key, each = _observed(file)
@@ -233,25 +214,32 @@ ladder noise --lock-clocks                with a locked clock, where that is per
         return [*lines, *(["fewer than three generations: nothing is known yet"] if unknown else [])]
 
     def summarize(self, file: File) -> list[str]:
-        derived, clocks = self.derive(file), (("the step's time", "wall"), ("GPU time", "gpu_time"))
-        sights = [(name, sight) for name, field in clocks if (sight := getattr(derived, field))]
-        known = [f"{difference(each.resolution)} in {name}" for name, each in sights if each.resolution]
-        failed = next((each["reason"] for each in derived.run["rungs"] if each["reason"]), None)
+        run, key = judging.derive_result(restore_run(file)), _observed(file)[0]
+        sights = zip(("the step's time", "GPU time"), derive_sights(run), strict=True)
+        known = [
+            f"{difference(each.resolution)} in {name}" for name, each in sights if each and each.resolution
+        ]
+        failed = next((each.reason for each in run.rungs if each.reason), None)
         answer = f"nothing is known yet: {failed or 'fewer than three generations'}"
         if known:
             answer = f"a change is seen here from {' and from '.join(known)}"
         return [
             f"The noise of {file.machine.gpu or file.machine.cpu}",
-            f"{derived.rung}: {answer}",
+            f"{key}: {answer}",
             f"Workload {(file.workload or {}).get('name')}, two copies of one rung in each generation,"
             f" {frame.describe_software(file)}",
         ]
 
     def list_tables(self, file: File) -> Iterable[Table]:
-        derived, names = self.derive(file), {WALL: "step time", GPU: "GPU time"}
-        notes = [f"{names[each.clock]}, limited by {each.sentence}" for each in derived.limits]
-        if derived.clocks is not None and derived.clocks.asked:
-            mhz, why = derived.clocks.locked_mhz, derived.clocks.reason
+        run, (_, each), names = (
+            judging.derive_result(restore_run(file)),
+            _observed(file),
+            {WALL: "step time", GPU: "GPU time"},
+        )
+        sights = derive_sights(run)
+        notes = [f"{names[each.clock]}, limited by {each.sentence}" for each in list_limits(run, *sights)]
+        if each is not None and each.clocks.asked:
+            mhz, why = each.clocks.locked_mhz, each.clocks.reason
             notes.append(
                 f"the SM clock was locked at {mhz:.0f} MHz" if mhz else f"the clock was not locked: {why}"
             )
@@ -260,9 +248,8 @@ ladder noise --lock-clocks                with a locked clock, where that is per
             Column("processes scatter", "percent", 2), Column("cycles scatter", "percent", 3),
             Column("generations", "count", 4),
         ]  # fmt: skip
-        sights = zip(names.values(), (derived.wall, derived.gpu_time), strict=True)
-        rows = [[name, *structs.astuple(sight)] for name, sight in sights if sight is not None]
-        yield Table(columns, rows, notes=notes)
+        pairs = zip(names.values(), sights, strict=True)
+        yield Table(columns, [[name, *structs.astuple(sight)] for name, sight in pairs if sight], notes=notes)
 
     def name_file(self, file: File) -> list[str]:
         return [*super().name_file(file), next(iter(file.cases), "")]

@@ -186,20 +186,6 @@ def test_a_kernel_too_short_for_the_other_list_is_not_called_new() -> None:
     assert was and now and list(parts.appeared(was, now)) == ["gemm_large"]
 
 
-def test_kernels_of_an_earlier_file_are_not_compared_by_name_with_today_s() -> None:
-    """Earlier names were cut at 60 characters: none of them would be found again."""
-
-    def made(*names: str) -> parts.Parts:
-        return parts.Parts(1.0, 0, {}, None, dict.fromkeys(names, 1.0), frozenset(), 0.0)
-
-    was, now = made("vectorized_elementwise_kernel(CUDAFunctor_add)"), made("add")
-    assert was.named_earlier and not now.named_earlier
-    cut, long = "k" * 60, "k" * 61  # a name of 60 characters beside a longer one is whole
-    assert made(cut).named_earlier and not made(cut, long).named_earlier
-    assert parts.appeared(was, now) == parts.appeared(now, was) == {}
-    assert list(parts.appeared(was, made("g(F)"))) == ["g(F)"]
-
-
 def test_a_difference_inside_the_noise_is_not_explained(tmp_path: Path) -> None:
     path = write_run(tmp_path / "r.json", made := run(set_to_none=BEFORE, cuda_graphs=SAME))
     said = succeed("explain", "set_to_none", "cuda_graphs", path).stdout

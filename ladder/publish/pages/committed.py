@@ -126,7 +126,7 @@ def find_shortfall(data: Plain) -> str | None:
         file = frame.decode_file(study, data)
         is_complete, is_enough = file.is_complete, results.few() not in study.list_cautions(file)
         if study is scale.STUDY:  # points are judged one by one, whole ones of a stopped run too
-            points = study.derive(file).points
+            points = scale.record.derive_points(file)
             is_complete = is_enough = any(
                 each.runs and not scale.record.is_short(each, points) for each in points
             )

@@ -23,7 +23,6 @@ from ladder.report import chart, checks, explain, panels, recommend, tables
 from ladder.report.advising import LEFT_OUT, STAIRCASE, Sources
 from ladder.report.explain import Side
 from ladder.report.recommend import Recommendation
-from ladder.report.themes import DARK, LIGHT
 from ladder.report.view import Row, View, view
 from ladder.results import parts, publishable, store, words
 from ladder.results.parts import Parts
@@ -32,6 +31,7 @@ from ladder.results.run import Result, RungResult
 from ladder.results.words import UNDECIDED, answer
 from ladder.show.page import Bar, Bars, Block, Chart, Code, Files, Fold, Head, Part, Section, render_page
 from ladder.show.table import Column, Table
+from ladder.show.themes import DARK, LIGHT
 from ladder.studies import frame
 from ladder.studies.roofline import derive
 
@@ -168,7 +168,7 @@ def show_advice(inputs: Inputs) -> Section | None:
     except UserError:
         return None
     blocks: list[Block] = [
-        f"Recipe: {', '.join(advice.kept)}",
+        f"Recipe: {', '.join(advice.recipe_rungs)}",
         replace(recommend.tabulate_units(advice), title="The recommended recipe in units of practice"),
         replace(recommend.tabulate_rungs(advice), title="Advice on each rung"),
         recommend.list_notes(advice),

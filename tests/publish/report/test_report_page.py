@@ -17,10 +17,10 @@ from ladder.base.errors import UserError
 from ladder.cli import report_page
 from ladder.core.records import write_whole
 from ladder.publish.report import inputs, page
-from ladder.report.themes import DARK, LIGHT
 from ladder.results import loading, store
 from ladder.results.run import Result
 from ladder.show.page import list_colors, render_page
+from ladder.show.themes import DARK, LIGHT
 from ladder.studies.roofline import derive
 from tests.support import committed, made_up_ablation, made_up_profile, made_up_study, two_clocks
 from tests.support.commands import refused, succeed
