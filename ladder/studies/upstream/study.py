@@ -294,14 +294,14 @@ def open_clone(job: Job) -> Clone:
     folder = Path(job.options.clone).expanduser().resolve()
     networks = source.networks_of(folder)
     drop_in.refuse_patched(folder)
-    texts = drop_in.contents(package.read_origin()) if job.options.patched else {}
+    texts = drop_in.render_files(package.read_origin()) if job.options.patched else {}
     for path in list_replaced(texts):
         if not (folder / "torch_utils" / path).is_file():
             raise UserError(f"{folder}: no torch_utils/{path}, which --patched replaces: clone {source.URL}")
     source.refuse_unbuildable(job.device)
     step.refuse(job.workload)
     facts = Source(networks, source.digest_of(folder))  # type: ignore[arg-type]
-    return Clone(folder, facts, texts, drop_in.digest_of(texts) if texts else None)
+    return Clone(folder, facts, texts, drop_in.digest_files(texts) if texts else None)
 
 
 def list_replaced(texts: Mapping[str, str]) -> list[str]:
