@@ -14,7 +14,7 @@ from ladder.studies.kernelbench.record import NO_AIM
 from ladder.studies.kernelbench.record import Row as Kernel
 from ladder.studies.kernelbench.study import STUDY as KERNELS
 from ladder.studies.roofline.study import STUDY as ROOFLINE
-from ladder.studies.upstream.study import STUDY as UPSTREAM
+from ladder.studies.upstream.record import Figures
 
 MACHINE = "nvidia-h200"  # the targets are about one H200
 MEMORY_BOUND = ("bias_act", "modulate", "upfirdn2d")
@@ -78,13 +78,14 @@ def judge_upstream(committed: Committed) -> Row:
     target = "NVIDIA's stylegan3 repository, same widths, FP16: at least 10 times as fast at batch 8, 5 at batch 32"
     seen, where = [], []
     for name, file in committed.list_files("upstream", f"{MACHINE}-article*"):
-        result, batch, both = UPSTREAM.derive(file), (file.workload or {})["batch"], []
-        for ratio, clock in ((result.ratio, "by the wall clock"), (result.derive_gpu_ratio(), "in GPU time")):
+        figures, batch, both = Figures(file), (file.workload or {})["batch"], []
+        ratios = {"by the wall clock": figures.derive_wall_ratio(), "in GPU time": figures.derive_gpu_ratio()}
+        for clock, ratio in ratios.items():
             if ratio:
                 low, high = ratio.interval or (0, 0)
                 both.append(f"{factor(ratio.median)} ({low:.2f}-{high:.2f}) {clock}")
         seen.append(f"{' and '.join(both)} at batch {batch}")
-        rounds = min(len(program.rounds) for program in result.programs)
+        rounds = min(len(program.rounds) for program in figures.programs.values())
         where.append(f"[batch {batch}](@/results/{name.replace('.json', '.md')}), generations: {rounds}")
     where.append("[what is compared](@/docs/upstream.md); a slow host slows NVIDIA's step alone")
     return (
