@@ -110,7 +110,10 @@ def test_no_document_quotes_a_stopped_run_or_one_of_few_rounds(checkout: Path, c
     [
         ("<!-- table: rungz a -->\n<!-- end -->\n", "docs/b.md:2: no table 'rungz'; did you mean 'rungs'?"),
         ("<!-- table: rungs -->\n<!-- end -->\n", "docs/b.md:2: table 'rungs': missing a required argument"),
-        ("<!-- table: rungs a/b/c -->\n<!-- end -->\n", "docs/b.md:2: no committed result of a/b/c"),
+        (
+            "<!-- table: rungs a/b/c -->\n<!-- end -->\n",
+            "docs/b.md:2: no committed result of a/b/c",
+        ),
         ("<!-- table: rungs a/b/c -->\n", "docs/b.md:2: the region has no line `<!-- end -->`"),
         ("<!-- table: targets -->\n" + PAGE, "docs/b.md:2: the region has no line `<!-- end -->`"),
     ],

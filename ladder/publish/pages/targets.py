@@ -81,7 +81,7 @@ def judge_lazy(committed: Committed) -> Row:
     return " and ".join(f"{ms(costs[phase][0])} ms" for phase in ("D_r1", "G_pl")), where
 
 
-def judge_upstream(committed: Committed) -> Row:
+def judge_nvidia(committed: Committed) -> Row:
     seen, where = [], []
     for name, file in committed.list_files("upstream", f"{MACHINE}-article*"):
         result, batch, both = UPSTREAM.derive(file), (file.workload or {})["batch"], []
@@ -116,7 +116,7 @@ def judge_light(committed: Committed) -> Row:
     raise Absent(f"ladder doctor --roofline --rung {top.name}")
 
 
-def judge_memory_bound(committed: Committed) -> Row:
+def judge_ops(committed: Committed) -> Row:
     for name, file in committed.list_files("kernels", f"{MACHINE}*"):
         rows = list_large(KERNELS.derive(file).rows)
         ours = sorted(find_share(row) for row in rows if row.function in MEMORY_BOUND)
@@ -142,10 +142,10 @@ TARGETS: dict[str, Callable[[Committed], Row]] = {
     "top over baseline: at least 8 times, without R1 and path length 5 times": judge_speedup,
     "`article-b32`, top: at most 42 ms": judge_batch_32,
     "batch 8: R1 at most 8 ms, path length at most 12 ms": judge_lazy,
-    "NVIDIA's stylegan3 repository, same widths, FP16: at least 10 times as fast at batch 8, 5 at batch 32": judge_upstream,
+    "NVIDIA's stylegan3, same widths, FP16: at least 10 times as fast at batch 8, 5 at batch 32": judge_nvidia,
     "BF16 and channels_last under `torch.compile(max-autotune)`: ours at least 1.25 times as fast": judge_compiled,
     "within 1.8 times the speed of light": judge_light,
-    "`bias_act`, `modulate`, `upfirdn2d` at 128x128 and 256x256: at least 85% of a copy of the same bytes": judge_memory_bound,
+    "`bias_act`, `modulate`, `upfirdn2d` at 128x128 and 256x256: at least 85% of a copy of the same bytes": judge_ops,
     "`asv`: at most 3 s for each commit besides measuring": judge_overhead,
 }
 
