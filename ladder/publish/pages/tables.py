@@ -322,5 +322,5 @@ def _summarize_kernels(rows: Sequence[Kernel]) -> list[Any]:
 
 def render_targets(committed: Committed) -> str:
     """Return every target: the figure of a whole run, or the command that would give it."""
-    rows = [target(committed) for target in targets.TARGETS]
-    return render([(title, "markdown") for title in ("target", "seen", "where")], rows)
+    columns = [(title, "markdown") for title in ("target", "seen", "where")]
+    return render(columns, [*targets.list_targets(committed)])
