@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from ladder.base import text
-from ladder.base.records import build, rule_of
-from ladder.base.rules import Problem, Rule
-from ladder.results import code_digest, identity
-
-T = TypeVar("T")
+from ladder.base.rules import Rule
+from ladder.results import identity
 
 
 @dataclass(frozen=True)
@@ -21,36 +18,18 @@ class Kind:
     name: str
     rule: Rule
     contradiction: Callable[[dict[str, Any]], str | None] = lambda data: None
-    notes: bool = False  # whether `protocol.notes` say why it must not be quoted
     hardware: bool = True  # whether it has a machine that is named after its hardware
-    cautions: Callable[[dict[str, Any]], list[str]] | None = (
-        None  # why a file of raw observations is not to be quoted
-    )
-
-
-def study(name: str, cls: type[T], contradiction: Callable[[T], str | None]) -> Kind:
-    """Return the kind of a study's result, of the records of a class that nothing may contradict."""
-
-    def contradicted(data: dict[str, Any]) -> str | None:
-        return code_digest.contradiction(data) or contradiction(build(cls, data))
-
-    return Kind(name, rule_of(cast(Any, cls)), contradicted, notes=True)
+    cautions: Callable[[dict[str, Any]], list[str]] = lambda data: []  # why its figures are not to be quoted
 
 
 def problem_of_kind(data: Any, kind: Kind) -> str | None:
     """Return what is wrong with a result of another kind, in one line, or None."""
-    if problem := _in_words(kind.rule(data)):
-        return problem
+    if fault := kind.rule(data):
+        where, what = fault
+        return f"{where.lstrip('.')}: {what}" if where else what
     if kind.hardware and (problem := _misnamed(data)):
         return problem
     return kind.contradiction(data)
-
-
-def _in_words(problem: Problem | None) -> str | None:
-    if problem is None:
-        return None
-    where, what = problem
-    return f"{where.lstrip('.')}: {what}" if where else what
 
 
 def _misnamed(data: dict[str, Any]) -> str | None:

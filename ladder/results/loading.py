@@ -16,7 +16,7 @@ from typing import Any
 from ladder.base import files, text
 from ladder.base.errors import UserError
 from ladder.core.records import describe_value, read_record, write_whole
-from ladder.results import check, code_digest, identity, plausible, sources, store, values
+from ladder.results import code_digest, identity, plausible, sources, store, values
 from ladder.results.file import OUT, SCHEMA
 from ladder.results.run import Result, Run
 from ladder.results.types import head
@@ -60,23 +60,6 @@ def why(error: Exception) -> str:
 def printable(text: str, longest: int = 160) -> str:
     text = "".join(c if c.isascii() and c.isprintable() else ascii(c)[1:-1] for c in text[:longest])
     return text[:longest]
-
-
-def load_kind(path: Path, kind: check.Kind) -> dict[str, Any]:
-    """Return what a file of this kind holds. `UserError`, one line, where it is refused or of another kind."""
-    try:
-        if problem := name_problem(path):
-            raise UserError(f"{path}: {problem}")
-        data = store.parse(read_bytes(path))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {why(error)}") from None
-    except ValueError as error:
-        raise UserError(f"{path}: not a result file: {printable(str(error))}") from None
-    if not isinstance(data, dict) or data.get("kind") != kind.name:
-        raise UserError(f"{path}: not a result of the kind {kind.name}")
-    if problem := check.problem_of_kind(data, kind):
-        raise UserError(f"{path}: {problem}")
-    return data
 
 
 class OtherKind(UserError):

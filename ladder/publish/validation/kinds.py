@@ -159,7 +159,4 @@ def kind_of(data: Head) -> Any:
 
 def list_marks(data: Head) -> list[str]:
     """Return why an accepted file must not be quoted."""
-    kind = KINDS[kind_of(data)]
-    if kind.cautions is not None:
-        return kind.cautions(dict(data))
-    return list(data["protocol"]["notes"]) if kind.notes else []
+    return KINDS[kind_of(data)].cautions(dict(data))
