@@ -16,7 +16,8 @@ import click
 from ladder.base import bounds, files, starting
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
-from ladder.cli import duration, options
+from ladder.cli import duration
+from ladder.core import options
 from ladder.core.records import Record, write_whole
 from ladder.machine import system
 from ladder.plan import catalog, needs

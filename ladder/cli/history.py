@@ -13,7 +13,7 @@ from ladder.base import files
 from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
-from ladder.cli import options
+from ladder.core import options
 
 
 @click.command(

@@ -14,7 +14,7 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.starting import named
 from ladder.base.yamlfile import remarks
-from ladder.cli import options
+from ladder.core import options
 from ladder.plan import catalog, levers, mistakes, modes, needs
 from ladder.results import parts, ranking, sources, values, words
 from ladder.results.publishable import publishable

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ladder.base.errors import UserError
-from ladder.cli import options
+from ladder.core import options
 
 
 @click.command(

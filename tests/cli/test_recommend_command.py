@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from ladder.machine import system
 from ladder.plan import catalog
 from ladder.results import ranking
 from tests.support import made_up, recipes, two_clocks
-from tests.support.commands import call, refused, succeed
+from tests.support.commands import refused, succeed
 from tests.support.typed import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -202,26 +200,8 @@ def test_json_says_the_same(stored: Path) -> None:
     assert found["recipe"]["cuda_graphs"] is True and found["recipe_rungs"] == list(made_up.H200)
 
 
-@pytest.mark.parametrize(
-    "arguments, says",
-    [
-        (["--images", "many"], "--images 'many': give a number of images, such as 25M"),
-        (["--price", "x"], "--price 'x': give the price of an hour, such as 2.5/h"),
-        (["-w", "nosuch"], "no workload 'nosuch'"),
-        (["--recipe", "best"], "--recipe best: a recipe's file ends in .yaml"),
-        (["no.json"], "no.json: cannot be read"),
-    ],
-)
-def test_a_request_that_cannot_be_met_is_one_line(stored: Path, arguments: list[str], says: str) -> None:
-    put(stored, a_run())
-    assert says in refused("recommend", *arguments)
-
-
-def test_without_a_result_one_line_says_what_makes_one(stored: Path) -> None:
+def test_a_file_and_a_workload_and_a_solo_run_and_no_result_are_refused(stored: Path) -> None:
     assert refused("recommend") == "ladder: no stored result: `ladder run` measures this machine"
-
-
-def test_a_file_and_a_workload_and_a_solo_run_are_refused(stored: Path) -> None:
     path = put(stored, a_run())
     assert "leave out --workload" in refused("recommend", path, "-w", "article")
     assert "would be overwritten" in refused("recommend", path, "--markdown", path)
@@ -240,16 +220,3 @@ def test_a_recipe_is_never_half_written(
     assert "cannot be written" in refused("recommend", "--recipe", path)
     assert path.read_text() == "cuda_graphs: false\n"
     assert [each.name for each in tmp_path.iterdir() if "best" in each.name] == ["best.yaml"]
-
-
-def test_reading_imports_no_torch(tmp_path: Path) -> None:
-    path = put(tmp_path, a_run())
-    code = (
-        "import sys; sys.argv = ['ladder', *sys.argv[1:]]\nfrom ladder.cli.main import main\n"
-        "try: main(prog_name='ladder')\n"
-        "finally: print('torch' in sys.modules, file=sys.stderr)"
-    )
-    words = [sys.executable, "-c", code, "recommend", str(path), "--recipe", str(tmp_path / "r.yaml")]
-    run = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 0 and run.stderr.strip() == "False"
-    assert "Examples:" in call("recommend", "--help").output

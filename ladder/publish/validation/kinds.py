@@ -23,6 +23,7 @@ from ladder.training import canary_file
 
 RUN, BENCHMARKS = "ladder", "pytest-benchmark"  # of `ladder run`, and of `make bench-kernels`
 ShortLine = Annotated[str, matching(r"[ -~]{1,300}", "a line of at most 300 printable ASCII characters")]
+Cell = bool | r.Real | ShortLine | None
 Difference = Annotated[float, between(-1e6, 1e6)]  # of times, possibly negative
 
 
@@ -34,7 +35,7 @@ class Checked(Record, kw_only=True):
     dirty: bool | None = None
     what: Literal["faults", "hostile", "planted-bugs", "sabotaged-rungs"]
     machine: Machine
-    rows: Annotated[list[dict[r.Identifier, bool | r.Real | r.Text | None]], size(10_000)]
+    rows: Annotated[list[dict[r.Identifier, Cell]], size(10_000)]
 
 
 class AsvOverhead(Record, kw_only=True):
@@ -69,36 +70,15 @@ class _CommitInfo(Record):
     dirty: bool
 
 
-class _Stats(Record):
-    min: r.Amount
-    max: r.Amount
-    mean: r.Amount
-    stddev: r.Amount
-    median: r.Amount
-    iqr: r.Amount
-    q1: r.Amount
-    q3: r.Amount
-    ld15iqr: r.Amount
-    hd15iqr: r.Amount
-    ops: r.Amount
-    total: r.Amount
-    rounds: r.Count
-    iqr_outliers: r.Count
-    stddev_outliers: r.Count
-    iterations: r.Count
-    outliers: Annotated[str, matching(r"\d+;\d+", "two counts")]
-    data: Annotated[list[r.Seconds], size(10_000)]
-
-
 class _Benchmark(Record, kw_only=True):
     group: ShortLine | None = None
     name: ShortLine
     fullname: ShortLine
-    params: dict[r.Identifier, ShortLine] | None = None
+    params: dict[r.Identifier, Cell] | None = None
     param: ShortLine | None = None
-    extra_info: dict[r.Identifier, ShortLine | r.Count | None]
-    options: dict[r.Identifier, bool | r.Seconds | r.Text]
-    stats: _Stats
+    extra_info: dict[r.Identifier, Cell]
+    options: dict[r.Identifier, Cell]
+    stats: dict[r.Identifier, Any]  # cells, and the seconds of each round under `data`
 
 
 class Benchmarked(Record, kw_only=True):
@@ -110,6 +90,16 @@ class Benchmarked(Record, kw_only=True):
     datetime: Annotated[str, matching(r"20\d\d-\d\d-\d\dT[0-9:.+]{8,24}", "a time")]
     version: r.Text
     note: ShortLine | None = None
+
+
+def _find_wrong_figures(file: Benchmarked) -> str | None:
+    for index, benchmark in enumerate(file.benchmarks):
+        cells, seconds = dict(benchmark.stats), benchmark.stats.get("data", [])
+        cells.pop("data", None)
+        where = f"benchmarks[{index}].stats"
+        read_record(Annotated[list[r.Seconds], size(10_000)], seconds, f"{where}.data")
+        read_record(dict[r.Identifier, Cell], cells, where)
+    return None
 
 
 # --- how they are judged ----------------------------------------------------------------------------------------------
@@ -134,7 +124,7 @@ def _make_kind(
 
 CHECKS = (
     _make_kind("asv overhead", AsvOverhead),
-    _make_kind(BENCHMARKS, Benchmarked),
+    _make_kind(BENCHMARKS, Benchmarked, _find_wrong_figures),
     *(_make_kind(what, Checked) for what in ("faults", "hostile", "planted-bugs", "sabotaged-rungs")),
     _make_kind("compare", comparison.Compared, comparison.find_problem, hardware=False),
 )
