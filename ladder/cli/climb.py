@@ -18,7 +18,7 @@ from ladder.base.paths import ROOT
 from ladder.base.plain import Fields
 from ladder.base.starting import near
 from ladder.cli import duration
-from ladder.cli.main import RESULTS, Request
+from ladder.cli.request import RESULTS, Request
 from ladder.core.job import Job, RunPlan
 from ladder.engine import run as measure
 from ladder.engine.pool import Pool
