@@ -186,8 +186,6 @@ def report(
     Exit status: 0 if done. 1 if a file was refused. 2 if the request is impossible.
     """
     from ladder.publish import gallery
-    from ladder.publish.regressions import judging
-    from ladder.publish.regressions import report as comparisons
     from ladder.report import chart, tables
     from ladder.studies import frame
     from ladder.studies.host import attach_host
@@ -213,9 +211,6 @@ def report(
     if everything and paths:
         raise UserError("--all is for results/ladder: leave out PATH")
     tables.refuse_outputs([*filter(None, (markdown, csv)), *charts], paths)
-    if len(paths) == 1 and comparisons.is_comparison(paths[0]):
-        comparisons.show_result(judging.load(paths[0]), as_json, markdown, csv)
-        return
     if paths and not (charts or receipts) and frame.report_stored(paths, as_json, markdown, csv):
         return
     for path in charts:
@@ -305,6 +300,6 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
 for command in (
     *(doctor.doctor, explain.explain, listing.list_, listing.show, recommend.recommend),
     *(train.train, convert.convert, sample.sample, merge.merge, submit.submit),
-    *(history.bench_compare, history.history, export.export),
+    *(history.history, export.export),
 ):
     main.add_command(command)

@@ -287,6 +287,14 @@ class Study(Generic[P, C, O]):
         """Return whether every observation answers its question, if only by running out of memory."""
         return all(each.status in self.answers for each in file.observed.values())
 
+    def find_status(self, file: StudyFile[P, C, O]) -> int:
+        """Return the exit status of a complete measurement."""
+        return 0 if self.has_answers(file) else 1
+
+    def answer(self, options: P) -> int | None:
+        """Do what the options ask for in place of measuring, and return the exit status; None if they do not."""
+        return None
+
     def describe(self, observation: O) -> str:
         """Return what a line on stderr says of an observation that was just made, such as its time; "" for none."""
         return ""
@@ -709,9 +717,7 @@ def run_study(study: Study[P, C, O], job: Job) -> int:
         paths[:] = save_file(study, file, job.out, pages=True)
         study.finish(job, file)
     show_result(study, file, paths, job.quiet)
-    if not file.is_complete:
-        return 130
-    return 0 if study.has_answers(file) else 1
+    return study.find_status(file) if file.is_complete else 130
 
 
 def update_cases(study: Study[P, C, O], job: Job, file: StudyFile[P, C, O]) -> StudyFile[P, C, O]:
@@ -778,6 +784,8 @@ def study_command(study: Study[Any, Any, Any]) -> click.Command:
     def call(options: Any, **values: Any) -> None:
         from ladder.machine import environment, system
 
+        if (status := study.answer(options)) is not None:
+            sys.exit(status)
         request = Request(
             values.get("workload"), values["device"], values.get("data"), values["out"], values["resume"],
             values.get("budget"), values["as_json"],

@@ -17,8 +17,8 @@ from ladder.core import options
 from ladder.images import prepare as images
 from ladder.machine import system
 from ladder.plan import catalog
-from ladder.publish.regressions import checkouts
 from ladder.report import recommend
+from ladder.studies.commits import checkouts
 from ladder.training import sample
 from tests.support import committed
 from tests.support.commands import SET, call, load_commands, refused

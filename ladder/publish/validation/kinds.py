@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 from ladder.core import records as r
 from ladder.core.records import Record, between, locate_problem, matching, read_record, size
-from ladder.publish.regressions import schema as comparison
 from ladder.results import publishable
 from ladder.results.check import Kind
 from ladder.results.code_digest import Head
@@ -126,7 +125,6 @@ CHECKS = (
     _make_kind("asv overhead", AsvOverhead),
     _make_kind(BENCHMARKS, Benchmarked, _find_wrong_figures),
     *(_make_kind(what, Checked) for what in ("faults", "hostile", "planted-bugs", "sabotaged-rungs")),
-    _make_kind("compare", comparison.Compared, comparison.find_problem, hardware=False),
 )
 KINDS: dict[str, Kind] = {
     kind.name: kind
