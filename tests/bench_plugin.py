@@ -5,6 +5,7 @@ A plugin of its own (`-p tests.bench_plugin`): tests have no business with pytes
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,19 @@ def pytest_benchmark_update_json(config: pytest.Config, benchmarks: list[Any], o
 
 
 def free_name() -> str:
-    """The name for a new file: with the time where another host's result has the machine's."""
+    """The name for a new file: with the time where another host or commit has the machine's."""
     from ladder.machine import system
-    from ladder.results import store as results
+    from ladder.results import store
 
-    now = {"machine": system.facts(device()), "commit": git.commit_of(ROOT)[0]}
-    return results.place(ROOT / "results" / "benchmarks" / f"{name()}.json", now).stem
+    path, now = ROOT / "results" / "benchmarks" / f"{name()}.json", system.facts(device())
+    before = store.read(path) if path.exists() else None
+    commit = before and before["commit_info"]["id"]
+    if before is None or (before["machine_info"].get("cores"), commit) == (
+        now["cores"],
+        git.commit_of(ROOT)[0],
+    ):
+        return path.stem
+    return f"{path.stem}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
 
 
 if __name__ == "__main__":

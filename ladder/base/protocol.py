@@ -7,3 +7,4 @@ IN_ORDER = ("G_main", "G_pl", "D_main", "D_r1")  # in the order in which a step 
 # The words of a verdict. Older files say NO_GAIN instead of LESS_THAN.
 FASTER, SLOWER, LESS_THAN, AMBIGUOUS = "faster", "slower", "less than", "ambiguous"
 TOO_FEW, NO_GAIN = "too few generations", "no measurable gain"
+INSIDE = (LESS_THAN, NO_GAIN)  # the noise

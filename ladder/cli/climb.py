@@ -29,7 +29,6 @@ from ladder.plan import catalog, modes, needs
 from ladder.results import identity, loading
 from ladder.results.combine import resuming
 from ladder.results.run import Result
-from ladder.results.types import head
 from ladder.stats import rounds_budget as budget
 from stylegan_lite.config import Recipe, Workload
 
@@ -196,7 +195,7 @@ def continue_request(request: Request) -> Request:
     if request.workload is None and workload not in catalog.workloads():
         raise UserError(f"{where} its workload is a file of yours; name it with --workload")
     own = None if request.workload is None else catalog.load_workload(request.workload)[1]["data"]
-    resuming.ask_for_images(path, head(run), request.data, None if own is None else str(own))
+    resuming.ask_for_images(path, run, request.data, None if own is None else str(own))
     if protocol.mode == modes.RECIPE and request.recipe is None:
         raise UserError(f"{where} name its recipe with --recipe")
     stored: dict[str, Any] = {

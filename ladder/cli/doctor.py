@@ -10,6 +10,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import click
 
@@ -18,11 +19,11 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.cli import duration
 from ladder.core import options
-from ladder.core.records import Record, write_whole
+from ladder.core.options import make_command, option
+from ladder.core.records import Record, read_record, write_whole
 from ladder.machine import system
 from ladder.plan import catalog, needs
 from ladder.results.file import Machine
-from ladder.results.types import build
 
 INSTALL = "pip install -r requirements.lock"
 NEEDED = ("torch", "PIL", "scipy")
@@ -37,6 +38,13 @@ PACKAGES = {  # module -> what is lost without it
 }
 # 8 workers x 3 batches of 8 float32 images of 256x256 need 0.15; containers have 0.06 by default
 SHM_GIB = 0.5
+LADDER = "The ladder whose rungs are used. [default: article; with --roofline full]"
+WORKLOAD = "With --roofline: the workload. [default: article]"
+RUNG = "With --roofline: this rung, with all below it. [default: the highest]"
+GPU = "With --roofline: only the floor, from recorded rates of this GPU."
+AGAIN = (
+    "With --roofline: compute the floors of this result again from all recorded rates, and rewrite the file."
+)
 COLORS = {"ok": "green", "warning": "yellow", "missing": "red"}  # by the status of a check
 
 
@@ -76,70 +84,52 @@ class Findings(Record):
     next: Next | None
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  ladder doctor                                 this machine, the rungs that can run here, what is missing
-  ladder doctor --ladder full                   the same for all rungs of `full`
-  ladder doctor --roofline --gpu nvidia-h200    the limit of a GPU whose rates are stored, on any machine"""
-)
-@options.device_option
-@options.ladder_option(None, "The ladder whose rungs are used. [default: article; with --roofline full]")
-@click.option(
-    "--roofline",
-    is_flag=True,
-    help="Show how far a step is from this GPU's limit, and what lies between; writes results/roofline.",
-)
-@click.option(
-    "-w", "--workload", metavar="NAME|FILE", help="With --roofline: the workload. [default: article]"
-)
-@click.option(
-    "--rung", metavar="RUNG", help="With --roofline: this rung, with all below it. [default: the highest]"
-)
-@click.option(
-    "--gpu", metavar="NAME", help="With --roofline: only the floor, from recorded rates of this GPU."
-)
-@click.option(
-    "--again",
-    type=options.FILE,
-    metavar="FILE",
-    help="With --roofline: compute the floors of this result again from all recorded rates, and rewrite the file.",
-)
-@options.json_option
-def doctor(
-    device: str | None,
-    ladder_name: str | None,
-    roofline: bool,
-    workload: str | None,
-    rung: str | None,
-    gpu: str | None,
-    again: Path | None,
-    as_json: bool,
-) -> None:
-    """Say which rungs can run here, and how far the roofline is.
+class Request(Record):
+    """The options of the command."""
+
+    ladder: Annotated[str | None, option(LADDER, metavar="NAME|FILE")] = None
+    roofline: Annotated[
+        bool, option("Show how far a step is from this GPU's limit; writes results/roofline.")
+    ] = False
+    workload: Annotated[str | None, option(WORKLOAD, flags=["-w"], metavar="NAME|FILE")] = None
+    rung: Annotated[str | None, option(RUNG, metavar="RUNG")] = None
+    gpu: Annotated[str | None, option(GPU, metavar="NAME")] = None
+    again: Annotated[Path | None, option(AGAIN, metavar="FILE")] = None
+
+
+HELP = """Say which rungs can run here, and how far the roofline is.
 
     Without a flag it says what this machine has, which rungs it can run, and how to get what is missing.
     `--roofline` shows how far a step is from this GPU's limit, and why.
 
     Exit status: 0 if a ladder can run here, 2 if not.
     """
-    if roofline:
+EXAMPLES = """
+ladder doctor                                 this machine, the rungs that can run here, what is missing
+ladder doctor --ladder full                   the same for all rungs of `full`
+ladder doctor --roofline --gpu nvidia-h200    the limit of a GPU whose rates are stored, on any machine
+"""
+
+
+def run_doctor(request: Request, device: str | None, as_json: bool) -> None:
+    """Examine the machine, or measure or compute the distance to the roofline."""
+    if request.roofline:
         from ladder.studies.roofline import study
 
-        options_ = study.Options(rung=rung, ladder=ladder_name or "full")
-        if again is not None:
-            names = ("workload", "ladder_name", "rung", "gpu", "device")
+        choice = study.Options(rung=request.rung, ladder=request.ladder or "full")
+        if request.again is not None:
+            names = ("workload", "ladder", "rung", "gpu", "device")
             options.refuse_idle("has no effect: --again takes all from its file", *names)
-            study.count_again(again, as_json)
-        elif gpu is not None:
+            study.count_again(request.again, as_json)
+        elif request.gpu is not None:
             options.refuse_idle("has no effect: --gpu measures nothing", "device")
-            study.show_floor(options_, workload, gpu, as_json)
+            study.show_floor(choice, request.workload, request.gpu, as_json)
         else:
             files.refuse_unwritable(ROOT / "results" / "roofline")
-            sys.exit(study.measure_distance(options_, workload, device, as_json))
+            sys.exit(study.measure_distance(choice, request.workload, device, as_json))
         return
     options.refuse_idle("is for --roofline", "workload", "rung", "gpu", "again")
-    findings = examine(device, catalog.load_ladder(ladder_name or "article"))
+    findings = examine(device, catalog.load_ladder(request.ladder or "article"))
     if as_json:
         click.echo(json.dumps(write_whole(findings), indent=1))
     else:
@@ -154,7 +144,7 @@ def examine(requested: str | None, ladder: catalog.Ladder) -> Findings:
     capabilities: dict[str, str | None]
     try:
         device = system.choose_device(requested)
-        facts = build(Machine, system.facts(device))
+        facts = read_record(Machine, system.facts(device))
         capabilities = {needs.RANKS: needs.ONE_PROCESS, **system.capabilities(device)}
         about = f"{facts.cpu}, {facts.cores} cores; no GPU is used"
         if facts.gpu:
@@ -163,7 +153,7 @@ def examine(requested: str | None, ladder: catalog.Ladder) -> Findings:
     except UserError as error:
         device, facts, capabilities = (
             None,
-            build(Machine, system.facts("cpu")),
+            read_record(Machine, system.facts("cpu")),
             dict.fromkeys(needs.NEEDS, ""),
         )
         checks.append(Check("device", "missing", str(error)))
@@ -246,3 +236,8 @@ def print_findings(findings: Findings) -> None:
         command = starting.named(f"`{following.command}`")
         minutes = duration.render_minutes(following.minutes)
         click.echo(f"{click.style('next', bold=True)}  {command}: {minutes}")
+
+
+doctor = make_command(
+    "doctor", Request, run_doctor, HELP, EXAMPLES, [options.device_option, options.json_option]
+)

@@ -47,21 +47,21 @@ def explain(
     Two commits are measured and explained by `ladder bench-compare`.
     """
     from ladder.report import explain as explaining
-    from ladder.report import sides, tables
+    from ladder.report import output, tables
     from ladder.results import ranking
 
-    pair = sides.sides(before, after, file, workload, RESULTS)
+    pair = explaining.find_sides(before, after, file, workload, RESULTS)
     if markdown is not None:
         tables.refuse_outputs([markdown], [each.path for each in pair])
-    if file is None and sides.asked(before).file is None:
+    if file is None and explaining.split_name(before)[0] is None:
         machine, here = pair[0].result.machine, ranking.machines_here()
         if machine.name not in here:
             whose = plain(machine.gpu or machine.cpu)
             click.echo(f"no profile of both on this machine ({here[0]}) yet: this is {whose}'s", err=True)
     found = explaining.explain(*pair)
     if as_json:
-        click.echo(json.dumps(explaining.data(found), indent=1, allow_nan=False))
+        click.echo(json.dumps(explaining.write_data(found), indent=1, allow_nan=False))
     else:
-        click.echo(explaining.text(found))
+        click.echo(explaining.render_terminal(found, output.measure_width()))
     if markdown is not None:
-        files.write(markdown, explaining.markdown(found))
+        files.write(markdown, explaining.render_page(found))

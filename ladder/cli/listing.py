@@ -12,24 +12,25 @@ import click
 from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
+from ladder.base.protocol import AMBIGUOUS, INSIDE, TOO_FEW
 from ladder.base.starting import named
 from ladder.base.yamlfile import remarks
 from ladder.core import options
-from ladder.plan import catalog, levers, mistakes, modes, needs
-from ladder.results import parts, ranking, sources, values, words
+from ladder.plan import beside, catalog, modes, needs
+from ladder.results import parts, ranking, sources, words
 from ladder.results.publishable import publishable
 from ladder.results.run import Gain, RungResult
 from stylegan_lite.config import suggestion
 
 RESULTS = ROOT / "results" / "ladder"
 CHANGES = 3  # categories of GPU work that `ladder show` lists for a rung
-OPEN = (*values.INSIDE, values.AMBIGUOUS, values.TOO_FEW, None)  # verdicts without a difference to explain
+OPEN = (*INSIDE, AMBIGUOUS, TOO_FEW, None)  # verdicts without a difference to explain
 FIRST = ("article", "full")  # ladders listed first; the others follow by name
 
 # Studies of `ladder run --mode`: the title, the entry that others stand beside, and the others (name, title, effect).
 STUDIES: dict[str, tuple[str, str, list[tuple[str, str, str]]]] = {
-    mistakes.STUDY: (mistakes.TITLE, mistakes.CLEAN, [(m.name, m.title, m.why) for m in mistakes.MISTAKES]),
-    levers.STUDY: (levers.TITLE, levers.UNCHANGED, [*levers.LEVERS]),
+    mode: (study.title, study.first, [(name, each.title, each.why) for name, each in study.entries.items()])
+    for mode, study in ((mode, beside.load_beside(mode)) for mode in modes.STUDIES)
 }
 
 
@@ -373,9 +374,9 @@ def _render_gain(rung: RungResult | None, over: str = "") -> str:
 
 def _render_clock(gain: Gain, verdict: str, over: str) -> str:
     word = words.word(words.Seen(verdict, gain.ratio, gain.below))
-    inside, factor = verdict in values.INSIDE, texts.factor(gain.ratio)
+    inside, factor = verdict in INSIDE, texts.factor(gain.ratio)
     if not over:
-        return word if inside else f"{factor}?" if verdict in (values.AMBIGUOUS, values.TOO_FEW) else factor
+        return word if inside else f"{factor}?" if verdict in (AMBIGUOUS, TOO_FEW) else factor
     interval = texts.bounds(texts.pair(gain.interval))
     return (
         (word if inside else factor)

@@ -41,7 +41,7 @@ from ladder.cli import (
 )
 from ladder.cli.request import RESULTS, Request, RunOptions
 from ladder.core import options
-from ladder.results.values import OUT
+from ladder.results.file import OUT
 
 
 @click.group(

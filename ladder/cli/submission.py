@@ -28,7 +28,6 @@ from ladder.plan import catalog, needs
 from ladder.publish.history import machines, series
 from ladder.publish.validation import asv_files, validate
 from ladder.results import code_digest, loading, store
-from ladder.results.types import head
 
 CODE = ("kernels", "stylegan_lite", "ladder", "benches", "asv.conf.json", "requirements.lock")
 MINUTES = 18.0  # for measuring; with start-up and drawing 20 on a current GPU
@@ -126,7 +125,7 @@ def find_run(submission: Submission, folder: Path) -> tuple[Path | None, bool]:
         except UserError:
             continue
         protocol, facts = run.protocol, submission.facts
-        ours = run.commit == submission.commit and not run.dirty and code_digest.known(head(run))
+        ours = run.commit == submission.commit and not run.dirty and code_digest.is_known(run)
         same = all(getattr(run.machine, key) == facts[key] for key in store.SERIES)
         kind = run.ladder.name == LADDER and not run.merged and not protocol.gpu_memory_limit_gb
         if ours and same and kind and (submission.quick or not protocol.quick):

@@ -97,7 +97,7 @@ def is_part(seconds: Any, whole: float) -> bool:
 
 def study_of(variant: list[str]) -> Any:
     """Return the module of the study that an entry, [study, name], belongs to (`ladder.plan.variants`)."""
-    return importlib.import_module(f"ladder.studies.{variant[0]}.variant")
+    return importlib.import_module(f"ladder.studies.{variant[0]}")
 
 
 def foreign(code: Path) -> str | None:

@@ -30,7 +30,7 @@ from ladder.results.store import FAILED_PARITY, NOT_ENGAGED
 CACHE = files.cache("inspections")
 KEPT = 500  # files of some ten kilobytes
 SOURCES = ("kernels", "stylegan_lite", "ladder/rungs")  # the measured code; the inspecting code is
-STUDIES = ("ladder.studies.mistakes.variant", "ladder.studies.levers.variant")
+STUDIES = ("ladder.studies.mistakes", "ladder.studies.levers")
 FINDERS = ("ladder.engine.worker", "ladder.engine.inspection", *STUDIES)
 MACHINE = ("gpu", "cpu", "device", "driver", "cuda", "cudnn", "torch", "triton", "python")
 

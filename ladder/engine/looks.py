@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ladder.base.plain import Plain
 from ladder.engine import lanes
 from ladder.engine.gpu_time import PROFILED, is_captured, recorded
 from ladder.engine.pool import TUNING, Pool, Worker, WorkerFailure
@@ -17,7 +18,6 @@ from ladder.engine.visit import Visits
 from ladder.machine import gpu_state, neighbours
 from ladder.results.derive import void_memory
 from ladder.results.file import Look
-from ladder.results.types import Plain
 
 GIB = 2**30
 TRIES = 2  # of a look that was void

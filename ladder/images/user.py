@@ -7,6 +7,7 @@ PNG, libjpeg-turbo, and LittleCMS for profiles see them.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import io
@@ -17,10 +18,11 @@ import stat
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import ModuleType
+from typing import IO
 
 from PIL import Image, ImageOps
 
@@ -116,7 +118,9 @@ def _decode(content: bytes, resolution: int) -> tuple[tuple[int, int], Image.Ima
             profile = colour.read_profile(image)
             image.draft(None, (2 * resolution, 2 * resolution))  # JPEG: decode at a half, quarter or eighth
             image.load()
-            upright = _upright(image)
+            upright = image
+            with contextlib.suppress(*colour.RAISED_BY_PILLOW):  # damaged metadata beside sound pixels
+                upright = ImageOps.exif_transpose(image)
     except colour.RAISED_BY_PILLOW as error:
         raise Unreadable(_reason(error)) from error
     if damaged := find_damage(content):
@@ -124,122 +128,101 @@ def _decode(content: bytes, resolution: int) -> tuple[tuple[int, int], Image.Ima
     return size, upright, profile
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        return ImageOps.exif_transpose(image)
-    except colour.RAISED_BY_PILLOW:  # damaged metadata beside sound pixels
-        return image
-
-
 def _find_in_folder(root: Path) -> Collection:
+    """Return the files below ``root``. Links to folders are followed, each folder once."""
     os.listdir(root)  # os.walk is silent about a folder it may not read
-    collection = Collection([], lambda candidate: _read_file(root / candidate.name), lambda: None)
-    for name in sorted(_walk(root, collection.skipped)):
-        if _is_left_out(name, collection):
-            continue
-        try:
-            status = (root / name).stat()
-        except OSError as error:
-            collection.skipped.append(f"{name}: {_reason(error)}")
-            continue
-        collection.candidates.append(Candidate(name, (status.st_size, status.st_mtime_ns)))
-    return collection
-
-
-def _walk(root: Path, skipped: list[str]) -> Iterator[str]:
-    """Yield relative file names below ``root``. Links to folders are followed, each folder once."""
+    names: list[str] = []
+    skipped: list[str] = []
     visited: set[str] = set()
 
     def complain(error: OSError) -> None:
         skipped.append(f"{os.path.relpath(error.filename, root)}: {_reason(error)}")
 
     for folder, folders, files in os.walk(root, onerror=complain, followlinks=True):
-        real = os.path.realpath(folder)
-        if real in visited:
+        if (real := os.path.realpath(folder)) in visited:
             folders.clear()
             continue
         visited.add(real)
         folders[:] = sorted(name for name in folders if not _is_hidden(name))
-        yield from (os.path.relpath(os.path.join(folder, name), root) for name in files)
+        names += [os.path.relpath(os.path.join(folder, name), root) for name in files]
+
+    def stamp(name: str) -> tuple[int, ...]:
+        status = (root / name).stat()
+        return status.st_size, status.st_mtime_ns
+
+    def open_file(name: str) -> IO[bytes]:
+        if not (root / name).is_file():  # a pipe called x.jpg would block for ever
+            raise Unreadable("not a regular file")
+        return open(root / name, "rb")
+
+    return _collect(names, skipped, stamp, open_file, lambda: None)
 
 
 def _find_in_zip(path: Path) -> Collection:
     archive = zipfile.ZipFile(path)
     members: dict[str, zipfile.ZipInfo] = {}
-    collection = Collection(
-        [], lambda candidate: _read_member(archive, _follow(archive, members, candidate.name)), archive.close
-    )
     for info in archive.infolist():
         name = info.filename.replace("\\", "/")  # some Windows programs write backslashes
         if not name.endswith("/"):  # that is a folder
-            # the last of two equal names, as unpacking would leave it
-            members[str(PurePosixPath(name))] = info
-    for name in sorted(members):
-        if _is_left_out(name, collection):
+            members[str(PurePosixPath(name))] = (
+                info  # the last of two equal names, as unpacking would leave it
+            )
+
+    def follow(name: str) -> zipfile.ZipInfo:
+        """Return the member of this name, or that behind a symbolic link. Only members of the archive are opened."""
+        for _ in range(LINKS):
+            if (info := members.get(name)) is None:
+                raise Unreadable(os.strerror(errno.ENOENT))
+            if not stat.S_ISLNK(info.external_attr >> 16):
+                return info
+            target = archive.read(info).decode("utf-8", "surrogateescape") if info.file_size < 4096 else ""
+            name = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+        raise Unreadable(os.strerror(errno.ELOOP))
+
+    def stamp(name: str) -> tuple[int, ...]:
+        info = follow(name)
+        return info.file_size, info.CRC
+
+    return _collect(members, [], stamp, lambda name: archive.open(follow(name)), archive.close)
+
+
+def _collect(
+    names: Iterable[str],
+    skipped: list[str],
+    stamp: Callable[[str], tuple[int, ...]],
+    open_file: Callable[[str], IO[bytes]],
+    close: Callable[[], None],
+) -> Collection:
+    """Return the candidates among files. Hidden ones are left out without a word, other types are counted."""
+
+    def read(candidate: Candidate) -> bytes:
+        try:
+            with open_file(candidate.name) as stream:
+                content = stream.read(MAX_BYTES + 1)  # whatever size the directory of a zip claims
+        except Exception as error:  # of a zip: encrypted, unknown compression, wrong checksum, damaged stream
+            raise Unreadable(_reason(error)) from error
+        if len(content) > MAX_BYTES:
+            raise Unreadable(f"larger than {MAX_BYTES // 2**20} MiB")
+        return content
+
+    collection = Collection([], read, close, skipped)
+    for name in sorted(names):
+        path = PurePosixPath(name.replace("\\", "/"))
+        if any(map(_is_hidden, path.parts)):
+            continue
+        if path.suffix.lower() not in SUFFIXES:
+            collection.other_types.append(name)
             continue
         try:
-            info = _follow(archive, members, name)
-        except Unreadable as error:
-            collection.skipped.append(f"{name}: {error}")
-            continue
-        collection.candidates.append(Candidate(name, (info.file_size, info.CRC)))
+            collection.candidates.append(Candidate(name, stamp(name)))
+        except Exception as error:  # of a zip: a link that cannot be followed
+            collection.skipped.append(f"{name}: {_reason(error)}")
     return collection
-
-
-def _follow(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
-    """Return the member of this name, or the member behind a symbolic link. Only members of the archive are opened."""
-    for _ in range(LINKS):
-        info = members.get(name)
-        if info is None:
-            raise Unreadable(os.strerror(errno.ENOENT))
-        if not stat.S_ISLNK(info.external_attr >> 16):
-            return info
-        target = _read_member(archive, info).decode("utf-8", "surrogateescape")
-        name = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
-    raise Unreadable(os.strerror(errno.ELOOP))
-
-
-def _is_left_out(name: str, collection: Collection) -> bool:
-    """Return whether a file is left out for its name. Hidden files are not reported, other types are counted."""
-    path = PurePosixPath(name.replace("\\", "/"))
-    if any(map(_is_hidden, path.parts)):
-        return True
-    if path.suffix.lower() not in SUFFIXES:
-        collection.other_types.append(name)
-        return True
-    return False
 
 
 def _is_hidden(part: str) -> bool:
     """Return whether one part of a path is hidden: ``.thumbnails``, ``._x.jpg``, ``__MACOSX``, ``@eaDir``."""
     return (part.startswith(".") and part not in (".", "..")) or part.lower() in NOT_THE_USERS
-
-
-def _read_file(path: Path) -> bytes:
-    if not path.is_file():  # a pipe called x.jpg would block for ever
-        raise Unreadable("not a regular file")
-    try:
-        with open(path, "rb") as stream:
-            return _bounded(stream.read(MAX_BYTES + 1))
-    except OSError as error:
-        raise Unreadable(_reason(error)) from error
-
-
-def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
-    try:
-        # reads no more than requested, whatever size the directory claims
-        with archive.open(member) as stream:
-            return _bounded(stream.read(MAX_BYTES + 1))
-    except Unreadable:
-        raise
-    except Exception as error:  # encrypted, unknown compression, wrong checksum, damaged stream
-        raise Unreadable(_reason(error)) from error
-
-
-def _bounded(content: bytes) -> bytes:
-    if len(content) > MAX_BYTES:
-        raise Unreadable(f"larger than {MAX_BYTES // 2**20} MiB")
-    return content
 
 
 def _reason(error: BaseException) -> str:
@@ -268,18 +251,13 @@ def load_decoder() -> ModuleType | None:
 
 def find_damage(content: bytes) -> str | None:
     """Return a few words on how the pixels of a file are damaged; None if there is none."""
-    if content.startswith(b"\xff\xd8"):
-        return _in_jpeg(content)
-    return _in_png(content) if content.startswith(b"\x89PNG\r\n\x1a\n") else None
-
-
-def _in_jpeg(content: bytes) -> str | None:
-    if load_decoder() is None:
+    if content.startswith(b"\x89PNG\r\n\x1a\n"):
+        return _find_png_damage(content)
+    if not content.startswith(b"\xff\xd8") or load_decoder() is None:
         return None
     try:
-        load_decoder().decode_jpeg(
-            _without_metadata(content), "GRAY", fastdct=True, min_height=1, min_width=1, strict=True
-        )
+        sound = _without_metadata(content)
+        load_decoder().decode_jpeg(sound, "GRAY", fastdct=True, min_height=1, min_width=1, strict=True)
     except ValueError as error:
         warning = str(error)
         extra = EXTRANEOUS.search(warning)
@@ -294,10 +272,10 @@ def _without_metadata(content: bytes) -> bytes:
     Only the first warning is reported, and theirs would come first.
     """
     parts, at = [content[:2]], 2
-    while (
-        at + 4 <= len(content) and content[at] == 0xFF and content[at + 1] != 0xDA
-    ):  # up to the start of scan
+    while at + 4 <= len(content) and content[at] == 0xFF:
         marker = content[at + 1]
+        if marker == 0xDA:  # the start of scan
+            break
         end = at + 1 if marker == 0xFF else at + 2 + int.from_bytes(content[at + 2 : at + 4], "big")
         if not (0xE0 <= marker <= 0xEF or marker == 0xFE):
             parts.append(content[at:end])
@@ -305,7 +283,7 @@ def _without_metadata(content: bytes) -> bytes:
     return b"".join([*parts, content[at:]])
 
 
-def _in_png(content: bytes) -> str | None:
+def _find_png_damage(content: bytes) -> str | None:
     at, view = 8, memoryview(content)
     while at + 12 <= len(content):
         (length,) = struct.unpack_from(">I", content, at)

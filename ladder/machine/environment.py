@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import PurePath
-from typing import Any
 
 import click
 
@@ -138,10 +137,12 @@ def print_conditions(quiet: bool = False, without: Collection[str] = ()) -> None
         click.echo(line, err=True)
 
 
-def list_differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return (variable, value in the first, value in the other) of two results. Empty if one records no environment."""
-    if first.get(KEY) is None or other.get(KEY) is None:
+def list_differences(
+    first: Mapping[str, str] | None, other: Mapping[str, str] | None
+) -> list[tuple[str, str, str]]:
+    """Return (variable, value in the first, value in the other) of two environments. Empty if one is not known."""
+    if first is None or other is None:
         return []
-    one, two = _filter(first[KEY]), _filter(other[KEY])
+    one, two = _filter(first), _filter(other)
     rows = [(name, str(one.get(name, _UNSET)), str(two.get(name, _UNSET))) for name in sorted({*one, *two})]
     return [row for row in rows if row[1] != row[2]]

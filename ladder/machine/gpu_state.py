@@ -11,8 +11,9 @@ import itertools
 import statistics
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from ladder.machine.nvml import Counters, Gpu, Reading, complete_uuid
 
@@ -28,32 +29,19 @@ _SLOWDOWNS = {
     "hw_slowdown": "hardware slowdown",
     "sw_thermal": "thermal slowdown",
 }
-Seen = Mapping[str, Any]  # a `Summary`, as a result's file or a visit in progress has it
-
-
-class Summary(TypedDict, total=False):
-    """The state of the GPU during a visit, in MHz, degrees Celsius, watts and ms. Unknown values are None.
-
-    If the state is "unknown", there are only the reason and the tenancy.
-    """
-
-    state: str
-    tenancy: str
-    reason: str
-    polls: int
-    longest_gap_ms: float | None
-    sm_mhz: float | None
-    sm_mhz_min: float | None
-    memory_mhz: float | None
-    temperature_c: float | None
-    power_w: float | None
-    reasons: list[str] | None
-    violation_ms: dict[str, float] | None
-    ecc_errors: int | None
-    foreign_processes: int | None
-    display_processes: int | None
-    drift_bytes: int | None
-    quiet_percent: int | None
+# The state of the GPU during a visit as plain data (`ladder.results.file.GpuState`), or as a visit in progress has it.
+Seen = Mapping[str, Any]
+_ACROSS: dict[str, tuple[str, Callable[[list[Any]], Any], Callable[[list[Any]], Any]]] = {
+    # figure: (of which reading, over the polls of a visit, over the visits of a process)
+    "sm_mhz": ("sm_mhz", statistics.median, statistics.median),
+    "sm_mhz_min": ("sm_mhz", min, min),
+    "memory_mhz": ("memory_mhz", statistics.median, statistics.median),
+    "temperature_c": ("temperature_c", max, max),
+    "power_w": ("power_w", max, max),
+    "foreign_processes": ("foreign", max, max),
+    "display_processes": ("display", max, max),
+    "drift_bytes": ("beyond_bytes", lambda beyond: max(beyond) - min(beyond), max),
+}
 
 
 class Watch:
@@ -117,76 +105,62 @@ class Window:
             self._thread.join(5.0)
             self._stuck = self._thread.is_alive()
 
-    def summary(self, quiet_percent: int | None = None) -> Summary:
+    def summary(self, quiet_percent: int | None = None) -> Seen:
         """Return plain data for the result. `quiet_percent` is what `Watch.quiet` gave before the visit."""
         if self._gpu.unknown is not None or self._stuck:
             return make_unknown(self._gpu.unknown or "NVML stopped answering")
         return summarize(list(self._readings), self._before, self._after, quiet_percent)
 
 
-def make_unknown(reason: str) -> Summary:
+def make_unknown(reason: str) -> Seen:
     """Return the summary of a visit whose readings are unknown."""
     return {"state": "unknown", "reason": reason, "tenancy": "unknown"}
 
 
 def summarize(
     readings: Sequence[Reading], before: Counters, after: Counters, quiet_percent: int | None
-) -> Summary:
+) -> Seen:
     """Return the summary of a visit's readings."""
-
-    def values(name: str) -> list[Any]:
-        return [value for reading in readings if (value := getattr(reading, name)) is not None]
-
-    sm, reasons, beyond = values("sm_mhz"), values("reasons"), values("beyond_bytes")
-    if not sm and not reasons:
+    reasons = [each.reasons for each in readings if each.reasons is not None]
+    if not reasons and all(each.sm_mhz is None for each in readings):
         return make_unknown("NVML tells neither clocks nor throttling")
     gaps = [late.at_s - early.at_s for early, late in itertools.pairwise(readings)]
     limited = before.violation_ns.keys() & after.violation_ns.keys()
     grown = {name: (after.violation_ns[name] - before.violation_ns[name]) / 1e6 for name in sorted(limited)}
-    summary: Summary = {
+    summary: dict[str, Any] = {
         "state": "known",
         "polls": len(readings),
         "longest_gap_ms": round(1000 * max(gaps), 1) if gaps else None,
-        "sm_mhz": statistics.median(sm) if sm else None,
-        "sm_mhz_min": min(sm, default=None),
-        "memory_mhz": statistics.median(known) if (known := values("memory_mhz")) else None,
-        "temperature_c": max(values("temperature_c"), default=None),
-        "power_w": max(values("power_w"), default=None),
         "reasons": sorted(set().union(*reasons) - {"idle"}) if reasons else None,
         "violation_ms": grown or None,
         "ecc_errors": None if None in (before.ecc, after.ecc) else after.ecc - before.ecc,
-        "foreign_processes": max(values("foreign"), default=None),
-        "display_processes": max(values("display"), default=None),
-        "drift_bytes": max(beyond) - min(beyond) if beyond else None,
         "quiet_percent": quiet_percent,
     }
-    return {**summary, "tenancy": judge_tenancy(summary)}
+    for name, (field, over_polls, _) in _ACROSS.items():
+        values = [value for each in readings if (value := getattr(each, field)) is not None]
+        summary[name] = over_polls(values) if values else None
+    return summary | {"tenancy": judge_tenancy(summary)}
 
 
 def join_summaries(summaries: Sequence[Seen]) -> Seen:
     """Return the summary of a process' visits together: the state is known only if all of them know it."""
-    known = [each for each in summaries if each["state"] == "known"]
-    if len(known) < len(summaries) or not known:
-        unknown = [each for each in summaries if each["state"] != "known"]
-        return unknown[0] if unknown else make_unknown("no visit was watched")
-    whole: dict[str, Any] = {"state": "known", "polls": sum(each["polls"] for each in known)}
-    for name, of in _JOINED.items():
-        values = [value for each in known if (value := each.get(name)) is not None]
-        whole[name] = of(values) if values else None
-    reasons = [each["reasons"] for each in known if each["reasons"] is not None]
+    if not summaries:
+        return make_unknown("no visit was watched")
+    if unknown := [each for each in summaries if each["state"] != "known"]:
+        return unknown[0]
+    whole: dict[str, Any] = {"state": "known", "polls": sum(each["polls"] for each in summaries)}
+    over_visits: dict[str, Callable[[list[Any]], Any]] = {name: each[2] for name, each in _ACROSS.items()}
+    over_visits |= {"longest_gap_ms": max, "ecc_errors": sum, "quiet_percent": max}
+    for name, over in over_visits.items():
+        values = [value for each in summaries if (value := each.get(name)) is not None]
+        whole[name] = over(values) if values else None
+    reasons = [each["reasons"] for each in summaries if each["reasons"] is not None]
     whole["reasons"] = sorted(set().union(*reasons)) if reasons else None
-    grown = [each["violation_ms"] for each in known if each["violation_ms"]]
-    whole["violation_ms"] = {
-        name: sum(each.get(name, 0.0) for each in grown) for name in sorted(set().union(*grown))
-    } or None
+    grown = Counter[str]()
+    for each in summaries:
+        grown.update(each["violation_ms"] or {})
+    whole["violation_ms"] = {name: grown[name] for name in sorted(grown)} or None
     return whole | {"tenancy": judge_tenancy(whole)}
-
-
-_JOINED: dict[str, Callable[[list[Any]], Any]] = {
-    "longest_gap_ms": max, "sm_mhz": statistics.median, "sm_mhz_min": min, "memory_mhz": statistics.median,
-    "temperature_c": max, "power_w": max, "ecc_errors": sum, "foreign_processes": max,
-    "display_processes": max, "drift_bytes": max, "quiet_percent": max,
-}  # fmt: skip
 
 
 def is_power_capped(summary: Seen) -> bool:
@@ -241,8 +215,8 @@ def judge_tenancy(summary: Seen) -> str:
     """Return "alone" or "shared", or "unknown" if neither processes nor a quiet window could be seen."""
     if describe_company(summary):
         return "shared"
-    seen = (summary.get("foreign_processes"), summary.get("quiet_percent"))
-    return "unknown" if None in seen else "alone"
+    figures = (summary.get("foreign_processes"), summary.get("quiet_percent"))
+    return "unknown" if None in figures else "alone"
 
 
 def describe_throttling(rejected: Sequence[str]) -> str:
@@ -253,8 +227,10 @@ def describe_throttling(rejected: Sequence[str]) -> str:
 
 def summarize_run(visits: Sequence[Seen], rejected: int) -> dict[str, Any]:
     """Return the summary of a whole run. Rejected visits are counted even if there are none; company makes it noisy."""
-    seen = {each["tenancy"] for each in visits}
-    whole = next((word for word in ("shared", "unknown") if word in seen), "alone" if seen else "unknown")
+    tenancies = {each["tenancy"] for each in visits}
+    whole = next(
+        (word for word in ("shared", "unknown") if word in tenancies), "alone" if visits else "unknown"
+    )
     why = sorted({text for each in visits if (text := describe_company(each))})
     return {
         "state": "known" if visits and all(each["state"] == "known" for each in visits) else "unknown",
@@ -264,9 +240,9 @@ def summarize_run(visits: Sequence[Seen], rejected: int) -> dict[str, Any]:
     }
 
 
-def find_wrong_gpu(expected: str | None, seen: str | None) -> str | None:
+def find_wrong_gpu(expected: str | None, actual: str | None) -> str | None:
     """Return one line if a worker runs on another GPU than the locked and watched one, else None."""
-    if not expected or not seen or complete_uuid(expected) == complete_uuid(seen):
+    if not expected or not actual or complete_uuid(expected) == complete_uuid(actual):
         return None
     return "the worker runs on another GPU than the one that is watched: check CUDA_VISIBLE_DEVICES"
 

@@ -10,20 +10,17 @@ import ctypes
 import hashlib
 import importlib.metadata
 import json
-import os
 import re
-import stat
 import sys
-import tempfile
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, TypedDict, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, TypedDict
 
-from ladder.base.errors import describe, one_line
+from ladder.base import files
+from ladder.base.errors import UserError, describe, one_line
 from ladder.base.locks import device_lock
 
-_MOST = 2**16  # bytes of a stored answer
 _COUNTING = re.compile(r"Unexpected error from cudaGetDeviceCount\(\).*?(?=Error \d+)", re.DOTALL)
 
 
@@ -60,17 +57,22 @@ def answer() -> Probe | Held:
     driver, gpus = list_visible()
     if not gpus:  # no lock is known
         return probe()
+    path = _locate_stored(gpus[0], driver)
     try:
         with device_lock(f"cuda {gpus[0]}", _refuse, shared=True):
             facts = probe()
             if facts["error"] is None and facts["uuid"] == gpus[0]:
-                _store(facts, driver)
+                with contextlib.suppress(UserError):
+                    files.write(path, json.dumps(facts))
             return facts
     except _Busy:
-        if (stored := _read_stored(gpus[0], driver)) is not None:
-            return {**stored, "uuids": gpus}
         early = check_import()
-        return early if early["error"] else {"held": gpus[0]}
+        if early["error"]:
+            return early
+        try:
+            return {**json.loads(path.read_text()), "uuids": gpus}
+        except (OSError, ValueError):
+            return {"held": gpus[0]}
 
 
 def _refuse() -> NoReturn:
@@ -98,51 +100,14 @@ def list_visible() -> tuple[int, list[str]]:
     return number.value, uuids
 
 
-def _path(gpu: str, driver: int) -> Path:
-    """Return this user's file for answers about a GPU by this Python, with what it has installed."""
+def _locate_stored(gpu: str, driver: int) -> Path:
+    """Return the file for answers about a GPU by this Python, with what it has installed."""
     versions = []
     for package in ("torch", "triton", "torchvision"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions.append(importlib.metadata.version(package))
-    key = json.dumps([gpu, driver, sys.prefix, versions])
-    name = hashlib.sha256(key.encode()).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"stylegan-ladder-{os.getuid()}-{name}.json"
-
-
-def _store(facts: Probe, driver: int) -> None:
-    """Store an answer, if the temporary folder allows that."""
-    with contextlib.suppress(OSError):
-        path = _path(facts["uuid"], driver)
-        handle, part = tempfile.mkstemp(prefix=path.stem, dir=path.parent)
-        try:
-            with open(handle, "w") as file:
-                json.dump(facts, file)
-            os.replace(part, path)
-        except OSError:
-            os.unlink(part)
-
-
-def _read_stored(gpu: str, driver: int) -> Probe | None:
-    """Return the stored answer, if the file is this user's own and whole. Others may write in that folder."""
-    try:
-        path = _path(gpu, driver)
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            about = os.fstat(file.fileno())
-            if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid():
-                return None
-            facts = json.loads(file.read(_MOST))
-    except (OSError, ValueError, RecursionError):
-        return None
-    hints = get_type_hints(Probe)
-    if not isinstance(facts, dict) or facts.keys() != hints.keys():
-        return None
-    values = [(facts[key], hint) for key, hint in hints.items() if get_origin(hint) is not list]
-    lists = [(facts[key], hint) for key, hint in hints.items() if get_origin(hint) is list]
-    for value, hint in lists:
-        values += [(each, get_args(hint)) for each in (value if isinstance(value, list) else [None])]
-    sound = all(isinstance(value, hint) for value, hint in values)
-    is_its = sound and facts["error"] is None and facts["uuid"] == gpu and len(facts["capability"]) == 2
-    return facts if is_its else None  # type: ignore[return-value]
+    key = json.dumps([gpu, driver, sys.prefix, versions, sorted(Probe.__annotations__)])
+    return files.cache("probe") / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
 def check_import() -> Probe:

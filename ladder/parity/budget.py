@@ -7,7 +7,7 @@ PyTorch strays from FP64 by itself, in several spellings of the step.
 from __future__ import annotations
 
 import contextlib
-import functools
+import dataclasses
 import itertools
 import json
 import math
@@ -21,8 +21,8 @@ from torch import Tensor
 from ladder.base.errors import describe
 from ladder.base.files import one_at_a_time, replacing
 from ladder.base.plain import Fields
-from ladder.parity import adam_state, reference, whole_steps
-from ladder.parity.reference import Draw, Outcome, Reference, Tell
+from ladder.parity import adam_state, reference
+from ladder.parity.reference import Draw, Outcome, Reference
 from ladder.receipts.evidence import replaced
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.step import PHASES, TrainingStep
@@ -34,79 +34,94 @@ RESOLVED = 0.25  # relative error of plain PyTorch above which a quantity is not
 LIMIT = 0.5  # no budget is wider: a missing tensor has an error of 1
 SETTLING = 48  # rounds in which loss scales may halve; from 2^16 to nothing
 SMALLEST = 1e-6  # of a phase's whole gradient or update: smaller tensors count as zero
+
+
+class Distance(TypedDict):
+    """The relative distance between the gradients of two replays."""
+
+    rung: float
+    reference: float
+
+
 Errors = dict[str, float]  # "phase/quantity/name" -> relative L2 error; names starting with * pool tensors
+EXACT = ("untouched", adam_state.STEPS)  # tensors that must not move, and Adam's step counts
 FLOOR = {"fp32": 1e-6, "tf32": 2**-12, "bf16": 2**-9, "fp16": 2**-12}  # one rounding is never outside
 
 
 def measure(
-    step: TrainingStep,
-    ref: Reference,
-    tell: Tell,
-    kinds: list[tuple[str, ...]] | None = None,
-    budget: bool = False,
-) -> tuple[list[Errors], whole_steps.Distances]:
-    """Return errors of each replay, and distances of the replays' gradients: {phase: {"rung": d, "reference": d}}.
+    step: TrainingStep, ref: Reference, budget: bool = False
+) -> tuple[list[Errors], dict[str, Distance]]:
+    """Return errors of each replay, and distances of the replays' gradients by label.
 
     ``ref`` is best on the step's device (``Reference.on``): every phase of every step starts from its state. With
-    ``kinds`` whole steps are run instead of single phases, see ``ladder.parity.whole_steps``. For a ``budget`` errors
-    are the largest of both ways in which Adam's moments may move: see ``adam_state.passed_over``.
+    ``budget`` the errors of Adam's state are also those of gradients that are None where they may be
+    (``adam_state.passed_over``).
     """
-    settle_scales(step, ref, kinds)
+    if not step.prepared:
+        step.prepare()
+    settle_scales(step, ref)
     runs: list[Errors] = []
-    first: dict[str, tuple[dict[str, Tensor], Outcome]] = {}  # gradients, and what is right
-    distances: whole_steps.Distances = {}
+    first: dict[str, tuple[dict[str, Tensor], Outcome]] = {}
+    distances: dict[str, Distance] = {}
     with inputs_are_ours(step):
         for number, inputs in enumerate(ref.draws()):
             load(step, inputs)  # all phases first: phases that share a buffer then see the wrong numbers
             errors: Errors = {}
-            for name, outcomes, exact in run_compared(step, ref, number, kinds, tell, f"replay {number + 1}"):
+            for name, outcomes, exact in run_compared(step, ref, number, f"replay {number + 1}"):
                 outcome = outcomes[name]
-                errors |= compare(name, outcome, whole_steps.add_adam(ref, exact, name, outcome))
+                errors |= compare(name, outcome, add_adam(ref, exact, name, outcome))
                 if budget and adam_state.STEPS in outcome:
                     place = next(iter(outcome["gradient"].values())).device
-                    both = (whole_steps.gradients(each, name, place) for each in (outcomes, exact))
+                    both = (list_gradients(each, name, place) for each in (outcomes, exact))
                     skipped = compare(name, *adam_state.passed_over(ref.state, name[0], *both))
                     errors |= {key: max(error, errors[key]) for key, error in skipped.items()}
                 if number == 0:
                     first[name] = outcome["gradient"], exact[name]
                 else:
-                    pair = (
-                        whole_steps.on({"gradient": each["gradient"]}, step.device)["gradient"]
-                        for each in (first[name][1], exact[name])
-                    )
+                    gradient, right = first[name]
+                    here, there = (move(each, step.device)["gradient"] for each in (right, exact[name]))
                     distances[name] = {
-                        "rung": distance(first[name][0], outcome["gradient"]),
-                        "reference": distance(*pair),
+                        "rung": distance(gradient, outcome["gradient"]),
+                        "reference": distance(here, there),
                     }
             runs.append(errors)
     return runs, distances
 
 
 def run_compared(
-    step: TrainingStep,
-    ref: Reference,
-    number: int,
-    kinds: list[tuple[str, ...]] | None,
-    tell: Tell,
-    what: str,
+    step: TrainingStep, ref: Reference, number: int, what: str
 ) -> Iterator[tuple[str, dict[str, Outcome], dict[str, Outcome]]]:
     """Run each phase, or each kind of step, from the shared state on the loaded inputs of this replay.
 
     Yields (label, outcomes by label, right outcomes by label).
     """
-    if kinds:
-        exact = whole_steps.exact(ref, kinds, tell, step.device)[number]
-        outcomes = whole_steps.run_kinds(step, ref, kinds, step.run, tell, what)
-        yield from ((name, outcomes, exact) for name in outcomes)
-        return
-    for phase in PHASES:
-        reference.adopt(step, ref.state)
-        outcome = reference.observe(step, phase, functools.partial(step.run_phase, phase))
-        yield phase, {phase: outcome}, ref.outcomes[number]
-        tell(f"{phase}, {what}")
+    exact = ref.get_exact(number, step.device)
+    run = step.run if ref.kinds else step.run_phase
+    for name, outcomes in reference.observe_all(step, ref, run, what):
+        yield name, outcomes, exact
 
 
-def settle_scales(step: TrainingStep, ref: Reference, kinds: list[tuple[str, ...]] | None = None) -> None:
+def add_adam(ref: Reference, exact: dict[str, Outcome], name: str, outcome: Outcome) -> Outcome:
+    """Return the right outcome of a label: ``exact``, with the expected move of Adam's state if that was measured."""
+    if adam_state.STEPS not in outcome:
+        return exact[name]
+    place = next(iter(outcome["gradient"].values())).device
+    counts = outcome[adam_state.STEPS][adam_state.STEPS]
+    return exact[name] | adam_state.expected(ref.state, name[0], list_gradients(exact, name, place), counts)
+
+
+def list_gradients(outcomes: dict[str, Outcome], name: str, place: Any) -> list[dict[str, Tensor]]:
+    """Return the gradients of a label's network, of its phases in this kind of step in order, on the device."""
+    labels = reference.of_network(name)
+    return [move({"gradient": outcomes[each]["gradient"]}, place)["gradient"] for each in labels]
+
+
+def move(outcome: Outcome, device: Any) -> Outcome:
+    """Return one label's outcome on the device. Those of all kinds at once would take too much of a GPU."""
+    return {what: {name: t.to(device) for name, t in named.items()} for what, named in outcome.items()}
+
+
+def settle_scales(step: TrainingStep, ref: Reference) -> None:
     """Run everything that will be compared until FP16 skips no update, as training does in its first steps.
 
     Only an update is compared. The tests of ``stylegan_lite.scaling`` cover a skipped one.
@@ -117,9 +132,9 @@ def settle_scales(step: TrainingStep, ref: Reference, kinds: list[tuple[str, ...
             before = [int(scale.skipped) for scale in scales]
             for inputs in ref.draws():
                 load(step, inputs)
-                for phases in kinds or [(phase,) for phase in PHASES]:
+                for what in ref.kinds or PHASES:
                     reference.adopt(step, ref.state)
-                    step.run(phases) if kinds else step.run_phase(*phases)
+                    step.run(what) if ref.kinds else step.run_phase(what)  # type: ignore[arg-type]
             if before == [int(scale.skipped) for scale in scales]:
                 return
 
@@ -159,25 +174,22 @@ def compare(phase: str, seen: Outcome, exact: Outcome) -> Errors:
     """Return the relative L2 error of each tensor, of each kind together (*weight, *bias, ...), and of all (*all)."""
     errors: Errors = {}
     for quantity, named in exact.items():
-        if quantity == "untouched":
-            moved = float(seen[quantity]["others"])
-            errors[f"{phase}/untouched/others"] = moved if moved < 1e9 else 1e9  # NaN too
-            continue
-        if quantity == adam_state.STEPS:
-            off = float((seen[quantity][quantity].cpu() - named[quantity].cpu()).abs().max())
-            errors[f"{phase}/{quantity}/{quantity}"] = off if off < 1e9 else 1e9
+        if quantity in EXACT:
+            (name,) = named
+            off = seen[quantity][name]
+            if quantity == adam_state.STEPS:
+                off = (off.cpu() - named[name].cpu()).abs().max()
+            errors[f"{phase}/{quantity}/{name}"] = float(off) if float(off) < 1e9 else 1e9  # NaN too
             continue
         sums = _squares(seen[quantity], named)
+        pools = dict(sums)
+        kinds = dict.fromkeys(f"*{kind_of(name)}" for name in sums)
+        for pool in ("*all", *kinds) if len(sums) > 1 else ():
+            inside = [pair for name, pair in sums.items() if pool in ("*all", f"*{kind_of(name)}")]
+            pools[pool] = sum(wrong for wrong, _ in inside), sum(size for _, size in inside)
         total = sum(size for _, size in sums.values())
-        pools: dict[str, list[float]] = {}
-        for name, (wrong, size) in sums.items():
+        for name, (wrong, size) in pools.items():
             errors[f"{phase}/{quantity}/{name}"] = _relative(wrong, size, total)
-            for pool in ("*all", f"*{kind_of(name)}") if len(sums) > 1 else ():
-                pools.setdefault(pool, [0.0, 0.0])
-                pools[pool][0] += wrong
-                pools[pool][1] += size
-        for pool, (wrong, size) in pools.items():
-            errors[f"{phase}/{quantity}/{pool}"] = _relative(wrong, size, total)
     return errors
 
 
@@ -220,11 +232,8 @@ def is_whole(key: str) -> bool:
 
 
 def is_exact(key: str) -> bool:
-    """Return whether a key is of tensors that must not move, or of Adam's step counts.
-
-    Their errors are numbers, not shares, and the budget is 0.
-    """
-    return key.endswith(("/untouched/others", f"/{adam_state.STEPS}/{adam_state.STEPS}"))
+    """Return whether the error of a key is a number, not a share. Its budget is 0."""
+    return key.split("/")[1] in EXACT
 
 
 # The budget
@@ -267,24 +276,25 @@ class Spread(TypedDict):
     errors: Errors  # the largest of all spellings and replays
 
 
-def get_spread(
-    ref: Reference, precision: str, device: str, tell: Tell, kinds: list[tuple[str, ...]] | None = None
-) -> Spread:
+def get_spread(ref: Reference, precision: str, device: str) -> Spread:
     """Return the largest error of each tensor over all spellings and replays, kept beside the reference.
 
     They are measured again if the spellings, the sources or the kinds of steps have changed.
     """
     gpu = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     slug = "".join(c if c.isalnum() else "-" for c in f"{precision} {gpu}".lower())
-    path = ref.folder / f"spread-{slug}{'-together' if kinds else ''}.json"
-    sources = reference.made_by(__file__, whole_steps.__file__, adam_state.__file__)
-    made_of = {"by": sources, "spellings": spellings(ref.workload, precision, device)}
-    made_of |= {"kinds": [*map(list, kinds or ())], "cudnn": torch.backends.cudnn.version()}
+    path = ref.folder / f"spread-{slug}{'-together' if ref.kinds else ''}.json"
+    made_of = {
+        "by": reference.made_by(__file__, adam_state.__file__),
+        "spellings": spellings(ref.workload, precision, device),
+        "kinds": [*map(list, ref.kinds)],
+        "cudnn": torch.backends.cudnn.version(),
+    }
     with one_at_a_time(path):
         stored = json.loads(path.read_text()) if path.exists() else None
         if stored and stored.get("made_of") == made_of:
             return stored
-        runs, left_out = run_spellings(ref, precision, device, tell, kinds)
+        runs, left_out = run_spellings(ref, precision, device)
         content: Spread = {
             "precision": precision,
             "spellings": list(runs),
@@ -297,9 +307,7 @@ def get_spread(
     return content
 
 
-def run_spellings(
-    ref: Reference, precision: str, device: str, tell: Tell, kinds: list[tuple[str, ...]] | None = None
-) -> tuple[dict[str, list[Errors]], list[str]]:
+def run_spellings(ref: Reference, precision: str, device: str) -> tuple[dict[str, list[Errors]], list[str]]:
     """Return (spelling -> errors of each replay, a line for each spelling that could not run).
 
     Raises:
@@ -307,14 +315,22 @@ def run_spellings(
     """
     runs: dict[str, list[Errors]] = {}
     left_out = []
-    ref = ref.on(device)
+    tell = ref.tell
+    ref = dataclasses.replace(ref.on(device), tell=lambda text: tell(f"budget, {text}"))
     for number, recipe in enumerate(spellings(ref.workload, precision, device)):
         label = ", ".join(f"{k}: {v}" for k, v in recipe.items())
+        flag = str(recipe.pop("cudnn", "benchmark"))
+        before = getattr(torch.backends.cudnn, flag)
+        setattr(torch.backends.cudnn, flag, before or f"cudnn: {flag}" in label)
         try:
-            errors = _errors_of(ref, recipe, device, tell, kinds)
+            step = TrainingStep(ref.workload, Recipe.from_dict(recipe), device=device, seed=0)
+            step.keep_gradients = True
+            errors = measure(step, ref, budget=True)[0]
             runs[label if label not in runs else f"{label}, run {number + 1}"] = errors
         except (RuntimeError, NotImplementedError) as error:  # no kernel for it, or no memory
             left_out.append(f"{label}: {describe(error)}")
+        finally:
+            setattr(torch.backends.cudnn, flag, before)
         if device == "cuda":
             torch.cuda.empty_cache()
     if len(runs) < 2:
@@ -328,23 +344,6 @@ def worst(runs: dict[str, list[Errors]]) -> Errors:
     for errors in itertools.chain.from_iterable(runs.values()):
         largest = {name: max(error, largest.get(name, 0.0)) for name, error in errors.items()}
     return largest
-
-
-def _errors_of(
-    ref: Reference, recipe: Fields, device: str, tell: Tell, kinds: list[tuple[str, ...]] | None = None
-) -> list[Errors]:
-    recipe = dict(recipe)
-    cudnn = recipe.pop("cudnn", None)
-    before = {flag: getattr(torch.backends.cudnn, flag) for flag in ("deterministic", "benchmark")}
-    if cudnn:
-        setattr(torch.backends.cudnn, str(cudnn), True)
-    try:
-        step = TrainingStep(ref.workload, Recipe.from_dict(recipe), device=device, seed=0)
-        step.keep_gradients = True
-        return measure(step, ref, lambda text: tell(f"budget, {text}"), kinds, budget=True)[0]
-    finally:
-        for flag, value in before.items():
-            setattr(torch.backends.cudnn, flag, value)
 
 
 def budgets(spread: Errors, precision: str, factor: float = FACTOR) -> Errors:
@@ -377,7 +376,7 @@ def _made_of(name: str) -> list[str]:
     phase, quantity, tensor = name.split("/", 2)
     if quantity not in ("update", *adam_state.MOMENTS) or tensor.startswith("*"):
         return []
-    return [f"{each}/gradient/{tensor}" for each in whole_steps.of_network(phase)]
+    return [f"{each}/gradient/{tensor}" for each in reference.of_network(phase)]
 
 
 def _group(key: str) -> str:

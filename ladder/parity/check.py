@@ -4,7 +4,7 @@ The timed step (its graphs, its static buffers) runs all four phases from the sh
 ``ladder.parity.reference``, twice with different inputs. Given inputs are loaded where it otherwise draws them.
 Losses and penalties, the gradient of every parameter, and the moves of weights and moving average are compared as
 relative L2 errors. An update is compared, not the weight: beside a weight of 1 a missing update of 0.001 would not
-show. Phases that are launched as one graph are run as one, in sequence (``ladder.parity.whole_steps``).
+show. Phases that are launched as one graph are run as one, in sequence.
 
 Gradients are read from copies, which the timed step does not make. So a step that passes stops keeping them, and its
 graphs are captured anew. Losses, updates, Adam's state and moving average are then compared once more. That is the step
@@ -29,12 +29,14 @@ from typing import Any, TypedDict
 
 import torch
 
-from ladder.parity import adam_state, freshness, reference, whole_steps
+from ladder.parity import adam_state, freshness, reference
 from ladder.parity.budget import (
     FACTOR,
     LIMIT,
     RESOLVED,
+    Distance,
     Errors,
+    add_adam,
     budgets,
     compare,
     get_spread,
@@ -42,33 +44,32 @@ from ladder.parity.budget import (
     is_whole,
     load,
     measure,
+    move,
     precision_of,
     run_compared,
     settle_scales,
 )
-from ladder.parity.reference import Tell
-from ladder.parity.whole_steps import Distances, Entry, Summary
-from stylegan_lite.config import Workload
+from ladder.parity.reference import Reference, Tell
 from stylegan_lite.step import TrainingStep
 
 
-class Budget(TypedDict):
-    """How a budget was made."""
+class Entry(TypedDict):
+    """Error and budget of one quantity: of the whole, and of the tensor nearest to its budget.
 
-    factor: float
-    precision: str
-    spellings: list[str]
-    left_out: list[str]  # a line for each spelling that could not run
+    The error of the whole is the larger of the replays'. The error of the nearest tensor is the smaller, which is
+    judged.
+    """
+
+    error: float
+    budget: float
+    nearest: str
+    nearest_error: float
+    nearest_budget: float
+    judged: int
+    unresolved: int
 
 
-class MadeOn(TypedDict):
-    """How a reference was made."""
-
-    made_on: str  # device
-    batch: int
-    chunk: int  # samples at a time
-    steps: int
-    notes: list[str]
+Summary = dict[str, dict[str, Entry]]  # phase -> quantity -> figures
 
 
 class Parity(TypedDict):
@@ -78,9 +79,9 @@ class Parity(TypedDict):
     reason: str | None  # the worst finding
     problems: list[str]  # findings, a line each
     phases: Summary
-    replays: Distances
-    budget: Budget
-    reference: MadeOn
+    replays: dict[str, Distance]  # by phase
+    budget: dict[str, Any]  # factor, precision, spellings, and a line for each spelling that could not run
+    reference: dict[str, Any]  # device, batch, samples at a time, steps before it, and notes
     seconds: float
 
 
@@ -94,46 +95,39 @@ def check(
     A step that passes is left in the shared state and as it is timed, without ``keep_gradients``. If the reference
     had to fall back to a smaller batch, a second step of the same recipe and that batch is compared instead.
     """
-    begin, tell = time.perf_counter(), tell or (lambda text: None)
+    begin = time.perf_counter()
     if not step.keep_gradients:
         raise ValueError("parity: keep_gradients must be set before the step is prepared")
     problems = [*freshness.schedule(step), *freshness.draws_anew(step), *freshness.images(step)]
-    ref = reference.get(step.workload, step.device, cache, tell)
-    precision = precision_of(step.recipe)
-    # not by the step's own words
-    kinds = freshness.kinds(step.workload) if getattr(step, "together", []) else []
-    spread = get_spread(ref, precision, step.device, tell, kinds)
-    budget = budgets(spread["errors"], precision)
-    other = ref.workload.batch != step.workload.batch
-    compared, here = _rebuilt(step, ref.workload, seed) if other else step, ref.on(step.device)
+    ref = get_reference(step, cache, tell)
+    spread = get_spread(ref, precision_of(step.recipe), step.device)
+    budget = budgets(spread["errors"], spread["precision"])
+    compared = step
+    if other := ref.workload.batch != step.workload.batch:
+        compared = TrainingStep(ref.workload, step.recipe, device=step.device, seed=seed)
+        compared.keep_gradients = True
+        compared.prepare()
+    here = ref if other else ref.on(step.device)
     try:
-        runs, distances = measure(compared, here, tell, kinds)
-        outside = judge(runs, budget, spread["errors"])
-        problems += same_replays(distances) + [problem for _, problem in outside]
+        runs, distances = measure(compared, here)
+        problems += find_same_replays(distances) + judge(runs, budget, spread["errors"])
         if not on_any_rank(compared, problems):
-            tell("as it is timed")
+            ref.tell("as it is timed")
             compared.stop_keeping()  # which captures the graphs anew
-            problems += within_budget(compared, here, budget, spread["errors"], tell, kinds)
+            timed = compare_as_timed(compared, here, budget, spread["errors"])
+            problems += [f"as it is timed: {problem}" for problem in timed]
     finally:
         if other:
             compared.close()
     if other and not on_any_rank(step, problems):
         step.stop_keeping()
-    phases = summary(runs, budget, spread["errors"])
-    if kinds:
-        phases, distances = whole_steps.fold_summary(phases), whole_steps.fold_distances(distances)
     parity: Parity = {
         "verdict": "failed: parity" if problems else "ok",
         "reason": problems[0] if problems else None,
         "problems": problems[:8],
-        "phases": phases,
-        "replays": distances,
-        "budget": {
-            "factor": FACTOR,
-            "precision": spread["precision"],
-            "spellings": spread["spellings"],
-            "left_out": spread["left_out"],
-        },
+        "phases": summarize(runs, budget, spread["errors"]),
+        "replays": fold_distances(distances),
+        "budget": {"factor": FACTOR} | {key: spread[key] for key in ("precision", "spellings", "left_out")},
         "reference": {
             "made_on": ref.made_on,
             "batch": ref.workload.batch,
@@ -146,40 +140,39 @@ def check(
     return dict(parity)
 
 
+def get_reference(step: TrainingStep, cache: Path | None, tell: Tell | None) -> Reference:
+    """Return the reference of a step: of whole steps if it launches them so, not by the step's own words."""
+    kinds = freshness.kinds(step.workload) if getattr(step, "together", []) else []
+    return reference.get(step.workload, step.device, cache, tell, kinds)
+
+
 def on_any_rank(step: TrainingStep, problems: Sequence[object]) -> bool:
     """Return whether any rank has a problem. Ranks that went on alone would wait in an all-reduce for ever."""
     ranks = getattr(step, "ranks", None)  # an older commit's step has none
     return bool(problems) if ranks is None else ranks.any(bool(problems), step.device)
 
 
-def _rebuilt(step: TrainingStep, workload: Workload, seed: int) -> TrainingStep:
-    small = TrainingStep(workload, step.recipe, device=step.device, seed=seed)
-    small.keep_gradients = True
-    small.prepare()
-    return small
-
-
-def within_budget(
-    step: TrainingStep,
-    ref: reference.Reference,
-    budget: Errors,
-    spread: Errors,
-    tell: Tell,
-    kinds: list[tuple[str, ...]],
-) -> list[str]:
+def compare_as_timed(step: TrainingStep, ref: Reference, budget: Errors, spread: Errors) -> list[str]:
     """Compare all but gradients of a step that keeps no copies of them, with the graphs it has. Return the problems.
 
     One set of inputs is enough if nothing is outside the budget: the set that the buffers did not hold at the capture.
     """
-    settle_scales(step, ref, kinds)
+    settle_scales(step, ref)
     runs: list[Errors] = []
-    problems: list[tuple[float, str]] = []
-    for number in range(reference.REPLAYS):
-        runs.append(_errors_as_timed(step, ref, number, kinds, tell))
-        problems = judge(runs, {key: room for key, room in budget.items() if key in runs[0]}, spread)
+    problems: list[str] = []
+    for number, inputs in enumerate(ref.draws()):
+        errors: Errors = {}
+        with inputs_are_ours(step):
+            load(step, inputs)
+            for name, outcomes, exact in run_compared(step, ref, number, "as it is timed"):
+                right = add_adam(ref, exact, name, outcomes[name])
+                right = {quantity: named for quantity, named in right.items() if quantity != "gradient"}
+                errors |= compare(name, outcomes[name], move(right, step.device))
+        runs.append(errors)
+        problems = judge(runs, {key: room for key, room in budget.items() if key in errors}, spread)
         if not on_any_rank(step, problems):
             break
-    return [f"as it is timed: {problem}" for _, problem in problems]
+    return problems
 
 
 class Comparison(TypedDict):
@@ -197,37 +190,23 @@ def compare_timed_step(step: TrainingStep, tell: Tell) -> Comparison:
 
     The timed buffers do not fit a reference that had to fall back to a smaller batch.
     """
-    ref = reference.get(step.workload, step.device, None, tell)
+    ref = get_reference(step, None, tell)
     if (fits := ref.workload.batch) != step.workload.batch:
         why = f"its batch of {step.workload.batch} does not fit a reference of {fits}"
         return {"problem": None, "left_out": why}
-    kinds = freshness.kinds(step.workload) if getattr(step, "together", []) else []
     precision = precision_of(step.recipe)
-    spread = get_spread(ref, precision, step.device, tell, kinds)["errors"]
+    spread = get_spread(ref, precision, step.device)["errors"]
     budget = budgets(spread, precision)
     try:
-        problems = within_budget(step, ref.on(step.device), budget, spread, tell, kinds)
+        problems = compare_as_timed(step, ref.on(step.device), budget, spread)
     except torch.OutOfMemoryError:  # beside other processes: the reference stays on the CPU
         torch.cuda.empty_cache()
-        problems = within_budget(step, ref, budget, spread, tell, kinds)
-    return {"problem": problems[0].removeprefix("as it is timed: ") if problems else None, "left_out": None}
+        problems = compare_as_timed(step, ref, budget, spread)
+    return {"problem": problems[0] if problems else None, "left_out": None}
 
 
-def _errors_as_timed(
-    step: TrainingStep, ref: reference.Reference, number: int, kinds: list[tuple[str, ...]], tell: Tell
-) -> Errors:
-    errors: Errors = {}
-    with inputs_are_ours(step):
-        load(step, ref.draws()[number])
-        for name, outcomes, exact in run_compared(step, ref, number, kinds, tell, "as it is timed"):
-            right = whole_steps.add_adam(ref, exact, name, outcomes[name])
-            right = {quantity: named for quantity, named in right.items() if quantity != "gradient"}
-            errors |= compare(name, outcomes[name], whole_steps.on(right, step.device))
-    return errors
-
-
-def judge(runs: list[Errors], budget: Errors, spread: Errors) -> list[tuple[float, str]]:
-    """Return every resolved quantity outside its budget as (times its budget, one line).
+def judge(runs: list[Errors], budget: Errors, spread: Errors) -> list[str]:
+    """Return a line for every resolved quantity outside its budget.
 
     The worst of each phase and quantity come first, then the others, each worst first. Adam's state comes after the
     quantities that cause it.
@@ -252,37 +231,46 @@ def judge(runs: list[Errors], budget: Errors, spread: Errors) -> list[tuple[floa
     problems.sort(reverse=True)
     first = {kind: line for _, line, kind in reversed(problems)}
     problems.sort(key=lambda each: (each[1] != first[each[2]], each[2][1] in adam_state.QUANTITIES))
-    return [(times, line) for times, line, _ in problems]
+    return [line for _, line, _ in problems]
 
 
-def summary(runs: list[Errors], budget: Errors, spread: Errors) -> Summary:
-    """Return phase -> quantity -> figures: error and budget of the whole, the tensor nearest to its budget, counts.
-
-    The error of the whole is the larger of the replays'. That of the nearest tensor is the smaller, which is judged.
-    """
-    table: dict[str, dict[str, list[str]]] = {}
+def summarize(runs: list[Errors], budget: Errors, spread: Errors) -> Summary:
+    """Return phase -> quantity -> figures; of whole steps those of the kind that is nearest to its budget."""
+    groups: dict[tuple[str, str], list[str]] = {}
     for key in runs[0]:
-        table.setdefault(key.split("/")[0], {}).setdefault(key.split("/")[1], []).append(key)
-    return {
-        phase: {quantity: _entry(keys, runs, budget, spread) for quantity, keys in quantities.items()}
-        for phase, quantities in table.items()
-    }
+        label, quantity, _ = key.split("/", 2)
+        groups.setdefault((label, quantity), []).append(key)
+    table: Summary = {}
+    for (label, quantity), keys in groups.items():
+        error = {key: min(run[key] for run in runs) for key in keys}
+        near = {key: error[key] / max(budget[key], 1e-12) for key in keys}
+        whole = next((key for key in keys if is_whole(key)), keys[0])
+        judged = [key for key in keys if spread[key] <= RESOLVED]
+        nearest = max(judged or keys, key=lambda key: near[key])
+        entry: Entry = {
+            "error": max(run[whole] for run in runs),
+            "budget": budget[whole],
+            "nearest": _in_words(nearest.split("/", 2)[2]),
+            "nearest_error": error[nearest],
+            "nearest_budget": budget[nearest],
+            "judged": len(judged),
+            "unresolved": len(keys) - len(judged),
+        }
+        of_phase = table.setdefault(label.split(" ", 1)[0], {})
+        other = of_phase.get(quantity)
+        if other is None or near[nearest] > other["nearest_error"] / max(other["nearest_budget"], 1e-12):
+            of_phase[quantity] = entry
+    return table
 
 
-def _entry(keys: list[str], runs: list[Errors], budget: Errors, spread: Errors) -> Entry:
-    error = {key: min(run[key] for run in runs) for key in keys}
-    whole = next((key for key in keys if is_whole(key)), keys[0])
-    judged = [key for key in keys if spread[key] <= RESOLVED]
-    nearest = max(judged or keys, key=lambda key: error[key] / max(budget[key], 1e-12))
-    return {
-        "error": max(run[whole] for run in runs),
-        "budget": budget[whole],
-        "nearest": _in_words(nearest.split("/", 2)[2]),
-        "nearest_error": error[nearest],
-        "nearest_budget": budget[nearest],
-        "judged": len(judged),
-        "unresolved": len(keys) - len(judged),
-    }
+def fold_distances(distances: dict[str, Distance]) -> dict[str, Distance]:
+    """Return the two replays' distances by phase: of the kind of step whose replays are nearest to each other."""
+    folded: dict[str, Distance] = {}
+    for label, each in sorted(
+        distances.items(), key=lambda pair: pair[1]["rung"] / max(pair[1]["reference"], 1e-12)
+    ):
+        folded.setdefault(label.split(" ", 1)[0], each)
+    return folded
 
 
 def _in_words(name: str) -> str:
@@ -290,7 +278,7 @@ def _in_words(name: str) -> str:
     return "everything" if name == "*all" else name.replace("*", "all ")
 
 
-def same_replays(distances: Distances) -> list[str]:
+def find_same_replays(distances: dict[str, Distance]) -> list[str]:
     """Return a line for each phase whose two replays are not a tenth as far apart as the reference's."""
     return [
         f"{phase}: two replays with different inputs give the same gradients (distance {d['rung']:.2g}, "

@@ -8,21 +8,27 @@ inputs.
 FP64 gradients accumulate over pieces of the batch, so that a large one fits. Pieces are whole minibatch-std groups:
 samples see each other only inside a group, so the pieces' gradients sum to those of the batch. (Two running means see
 the whole batch, and move once for it.) If even one group does not fit, the batch becomes 4, then the CPU computes, and
-a note says why. State and outcome are files of tensors under
-``.cache/parity/``, keyed by workload and the source of the model, never under results.
+a note says why. State and outcome are files of tensors under ``.cache/parity/``, keyed by workload and the source of
+the model, never under results.
+
+A phase inside a whole step's graph cannot be replayed from the shared state by itself, and should not be. That D_main
+sees the new weights of G_main is part of what the graph must get right. So for such a step the reference runs the same
+sequences in FP64, once for each kind of step. Each phase's loss and gradients are compared, and the moves of the step
+as a whole.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +47,7 @@ CACHE = files.cache("parity")
 KEPT = 4  # cache entries; one of the article's workload is 3 GB
 STEPS = 32
 REPLAYS = 2
+FIELDS = ("made_on", "chunk", "notes", "state", "outcomes")  # of a reference's file, beside the batch
 RESIDENT = 0.1  # of a GPU's memory: the reference gets no more, the steps need it
 NUDGE = 0.1  # added to noise strengths and biases, as they are applied
 SMALL_BATCH = 4
@@ -48,18 +55,8 @@ MOST_WORK = 4e10  # of a batch, by `work`: a little more than article-b32 and st
 
 # Quantity ("loss", "gradient", "update", "ema", "untouched", and those of `adam_state`) -> name -> tensor.
 Outcome = dict[str, dict[str, Tensor]]
+Kind = tuple[str, ...]  # of a step: its phases in order
 Tell = Callable[[str], None]
-
-
-class Made(TypedDict):
-    """The content of a reference's file."""
-
-    made_on: str
-    batch: int
-    chunk: int
-    notes: list[str]
-    state: State
-    outcomes: list[dict[str, Outcome]]
 
 
 @dataclass(frozen=True)
@@ -228,7 +225,7 @@ class Reference:
     """FP64 outcomes of every phase for each replay; ``workload.batch`` may have had to shrink.
 
     Right after reading, the tensors are a file's memory, on the CPU. ``on`` puts them on the device of the
-    comparison.
+    comparison. ``kinds`` are those of a step that is launched whole; without them it is compared phase by phase.
     """
 
     workload: Workload
@@ -238,48 +235,84 @@ class Reference:
     state: State
     outcomes: list[dict[str, Outcome]]
     folder: Path
-    # Outcomes of whole steps for each replay, by device and kinds.
-    held: dict[str, list[dict[str, Outcome]]] = dataclasses.field(default_factory=dict)
+    kinds: list[Kind] = dataclasses.field(default_factory=list)
+    tell: Tell = lambda text: None
+    held: dict[str, list[dict[str, Outcome]]] = dataclasses.field(
+        default_factory=dict
+    )  # of whole steps, by device
 
     def draws(self) -> list[Draw]:
         """Return the inputs that belong to the outcomes."""
         return [draw(self.workload, replay) for replay in range(REPLAYS)]
 
     def on(self, device: str) -> Reference:
-        """Return the reference on the device, once for all phases and spellings.
-
-        Unchanged if it takes too much memory.
+        """Return the reference on the device, once for all phases and spellings; unchanged if it takes too much memory.
 
         Single numbers of the state stay on the CPU: Adam's step counts belong there unless they are captured.
         """
-        if device != "cuda":
-            return self
         tree = {"state": self.state, "outcomes": dict(enumerate(self.outcomes))}
-        if (moved := resident(tree, device, but={"state"})) is tree:
+        if (there := resident(tree, device, but={"state"})) is tree:
             return self
-        return dataclasses.replace(self, state=moved["state"], outcomes=list(moved["outcomes"].values()))
+        return dataclasses.replace(self, state=there["state"], outcomes=list(there["outcomes"].values()))
+
+    def get_exact(self, number: int, device: str) -> dict[str, Outcome]:
+        """Return the right outcomes of a replay by phase, or of whole steps by label, for a comparison on the device.
+
+        Those of whole steps are made now or found beside the reference. They go to the device if they take little of
+        it, once for all comparisons. Else each spelling of the budget would copy gigabytes anew.
+        """
+        if not self.kinds:
+            return self.outcomes[number]
+        if device not in self.held:
+            whole = dict(enumerate(compute_whole(self)))
+            self.held[device] = list(resident(whole, device).values())
+        return self.held[device][number]
 
 
-def observe(step: TrainingStep, phase: str, run: Callable[[], None]) -> Outcome:
-    """Run a phase and return its loss, gradients, and how far each tensor of the state moved, float64.
+def observe(step: TrainingStep, what: str | Kind, run: Callable[[], None]) -> dict[str, Outcome]:
+    """Run a phase, or a whole step. Return its outcome by label: loss, gradients, and how far the state moved, float64.
 
-    Adam's state moves in its own dtype. The entry ``untouched`` is how far anything moved that this phase must not
-    move. That includes the other network's moments and step counts.
+    Adam's state moves in its own dtype. Of a phase alone the entry ``untouched`` is how far anything moved that it must
+    not move. That includes the other network's moments and step counts.
     """
     before, adam = clones(step), adam_state.clones(step)
     run()
     moves, adam = moved(step, before), adam_state.moved(step, adam)
-    outcome = computed(step, phase) | {"update": moves.pop(phase[0])} | adam.pop(phase[0])
-    if phase == "D_main":
+    if not isinstance(what, str):
+        seen = {phase: computed(step, phase) for phase in what}
+        seen["G_main"] |= {"update": moves["G"]} | adam["G"]
+        seen["D_main"] |= {"update": moves["D"], "ema": moves["ema"]} | adam["D"]
+        return {label(phase, what): outcome for phase, outcome in seen.items()}
+    outcome = computed(step, what) | {"update": moves.pop(what[0])} | adam.pop(what[0])
+    if what == "D_main":
         outcome["ema"] = moves.pop("ema")
     rest = [t.abs().max() for named in moves.values() for t in named.values()]
     rest += [
-        t.abs().max().to(rest[0])
-        for moments in adam.values()
-        for named in moments.values()
-        for t in named.values()
+        t.abs().max().to(rest[0]) for each in adam.values() for named in each.values() for t in named.values()
     ]
-    return outcome | {"untouched": {"others": torch.stack(rest).max()}}
+    return {what: outcome | {"untouched": {"others": torch.stack(rest).max()}}}
+
+
+def label(phase: str, kind: Kind) -> str:
+    """Return the name of a phase of a whole step among errors, budgets and findings."""
+    return f"{phase} in {'+'.join(kind)}"
+
+
+def of_network(label: str) -> list[str]:
+    """Return the labels of this phase's network in the same step, in order. A phase alone gets its own label."""
+    phase, _, kind = label.partition(" in ")
+    return [f"{each} in {kind}" for each in kind.split("+") if each[0] == phase[0]] if kind else [label]
+
+
+def observe_all(
+    step: TrainingStep, ref: Reference, run: Callable[[Any], None], what: str
+) -> Iterator[tuple[str, dict[str, Outcome]]]:
+    """Run each phase, or each kind of step, from the shared state on loaded inputs. Yield (label, all its outcomes)."""
+    for each in ref.kinds or PHASES:
+        adopt(step, ref.state)
+        outcomes = observe(step, each, functools.partial(run, each))
+        yield from ((name, outcomes) for name in outcomes)
+        ref.tell(f"{each if isinstance(each, str) else '+'.join(each)}, {what}")
 
 
 def watched(step: TrainingStep) -> dict[str, dict[str, Tensor]]:
@@ -359,40 +392,65 @@ def shared_state(workload: Workload, device: str, chunk: int, tell: Tell) -> Sta
 def compute(
     workload: Workload, state: State, device: str, chunk: int, tell: Tell
 ) -> list[dict[str, Outcome]]:
-    """Run all phases for every replay in FP64, each from ``state``.
+    """Run all phases for every replay in FP64, each from ``state``. Return float32 on the CPU, as `to_cpu` does."""
+    alone = Reference(workload, device, chunk, [], state, [], Path(), tell=tell)
+    return compute_all(alone)
 
-    Return float32 on the CPU (differences are taken before).
-    """
-    baseline = Exact(workload, "fp64", device, chunk)
+
+def compute_all(ref: Reference) -> list[dict[str, Outcome]]:
+    baseline = Exact(ref.workload, "fp64", ref.made_on, ref.chunk)
     outcomes = []
-    for number in range(REPLAYS):
-        inputs, outcome = draw(workload, number), {}
-        for phase in PHASES:
-            adopt(baseline.step, state)
-            seen = observe(baseline.step, phase, functools.partial(baseline.run, phase, inputs))
-            outcome[phase] = to_cpu(seen)
-            tell(f"FP64 reference, {phase}")
-        outcomes.append(outcome)
+    for inputs in ref.draws():
+
+        def run(what: str | Kind, inputs: Draw = inputs) -> None:
+            for phase in [what] if isinstance(what, str) else what:
+                baseline.run(phase, inputs)
+
+        replay: dict[str, Outcome] = {}
+        for name, seen in observe_all(baseline.step, ref, run, "FP64 reference"):
+            replay[name] = to_cpu(seen[name])
+        outcomes.append(replay)
     return outcomes
 
 
-def get(workload: Workload, device: str, cache: Path | None = None, tell: Tell | None = None) -> Reference:
+def compute_whole(ref: Reference) -> list[dict[str, Outcome]]:
+    """Return FP64 outcomes of every kind of step for each replay, made now or found beside the reference."""
+    path, kinds = ref.folder / "together.pt", [*map(list, ref.kinds)]
+    with one_at_a_time(path):
+        if path.exists():
+            content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            if content.get("made_of") == kinds:
+                return content["outcomes"]
+        outcomes = compute_all(ref)
+        with replacing(path) as temporary:
+            torch.save({"made_of": kinds, "outcomes": outcomes}, temporary)
+    return outcomes
+
+
+def get(
+    workload: Workload,
+    device: str,
+    cache: Path | None = None,
+    tell: Tell | None = None,
+    kinds: Sequence[Kind] = (),
+) -> Reference:
     """Return the reference of a workload, computed now or read from ``cache``."""
     workload = dataclasses.replace(workload, data=None)
     folder = (cache or CACHE) / key(workload)
     tell = tell or (lambda text: None)
     with one_at_a_time(folder / "reference.pt"):
         if not (folder / "reference.pt").exists():
-            content = _make(workload, device, tell)
+            made = _make(workload, device, tell)
             folder.mkdir(parents=True, exist_ok=True)
+            content = {name: getattr(made, name) for name in FIELDS} | {"batch": made.workload.batch}
             with replacing(folder / "reference.pt") as temporary:
                 torch.save(content, temporary)
             _prune(folder)
     # Mapped, not read: a process touches only those of the 3 GB that it copies to the GPU, from the shared page cache.
     stored = torch.load(folder / "reference.pt", map_location="cpu", weights_only=True, mmap=True)
     used = dataclasses.replace(workload, batch=stored["batch"])
-    held = (stored[key] for key in ("made_on", "chunk", "notes", "state", "outcomes"))
-    return Reference(used, *held, folder)  # type: ignore[call-arg]
+    held = {name: stored[name] for name in FIELDS}
+    return Reference(used, **held, folder=folder, kinds=list(kinds), tell=tell)
 
 
 def made_by(*files: str) -> list[str]:
@@ -436,7 +494,7 @@ def work(workload: Workload) -> float:
     return float(sum(size**2 * workload.fmaps(size) ** 2 for size in workload.resolutions))
 
 
-def _make(workload: Workload, device: str, tell: Tell) -> Made:
+def _make(workload: Workload, device: str, tell: Tell) -> Reference:
     states: dict[int, State] = {}  # by batch; made on the GPU if possible: in FP32 it is cheap
     notes, skip_device = [], False
     tries = attempts(workload, device)
@@ -450,20 +508,12 @@ def _make(workload: Workload, device: str, tell: Tell) -> Made:
             if batch not in states:
                 states[batch] = shared_state(used, where, chunk, tell)
             outcomes = compute(used, states[batch], where, chunk, tell)
+            return Reference(used, where, chunk, notes, states[batch], outcomes, Path())
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             if (where, batch, chunk) == tries[-1]:
                 raise
             skip_device = "out of memory" not in str(error).lower()  # else smaller pieces will not help
             notes.append(f"{where}, batch {batch}, {chunk} at a time: {one_line(str(error))}")
-        else:
-            return {
-                "made_on": where,
-                "batch": batch,
-                "chunk": chunk,
-                "notes": notes,
-                "state": states[batch],
-                "outcomes": outcomes,
-            }
         if where == "cuda":
             torch.cuda.empty_cache()
     raise AssertionError("unreachable: the last attempt raises")
@@ -471,18 +521,13 @@ def _make(workload: Workload, device: str, tell: Tell) -> Made:
 
 def _prune(newest: Path) -> None:
     """Keep the ``KEPT`` entries made last."""
-    entries = sorted(newest.parent.iterdir(), key=_made, reverse=True)
-    for path in entries[KEPT:]:
+    entries = []
+    for path in newest.parent.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another run has just removed it
+            entries.append((path.stat().st_mtime, path))
+    for _, path in sorted(entries, reverse=True)[KEPT:]:
         if path != newest:
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _made(entry: Path) -> float:
-    """Return the time of an entry, 0 where another run has just removed it."""
-    try:
-        return entry.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
 
 
 def resident(tree: dict[Any, Any], device: str, but: Collection[str] = ()) -> dict[Any, Any]:

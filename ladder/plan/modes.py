@@ -5,7 +5,7 @@ measures each rung alone on the baseline. Mode `leave-one-out` measures the whol
 shows the rung's worth to a user of all the others, and gives ADOPT and SKIP.
 
 The others are no ladders: each entry stands beside the first. `mistakes` and `levers` have entries of their own
-(`ladder.plan.mistakes`, `ladder.plan.levers`), and `recipe` is a recipe of the user's beside the baseline.
+(`ladder.plan.beside`), and `recipe` is a recipe of the user's beside the baseline.
 """
 
 from __future__ import annotations
@@ -72,12 +72,10 @@ def plan(
     Raises:
         UserError: `only` names a rung that is not there, or a cumulative recipe is impossible.
     """
-    from ladder.plan import catalog, levers, mistakes
+    from ladder.plan import beside, catalog
 
-    if mode == MISTAKES:
-        return mistakes.plan(catalog.load_ladder("article"), capabilities, only)
-    if mode == LEVERS:
-        return levers.plan(catalog.load_ladder("article"), capabilities, only, workload)
+    if mode in STUDIES:
+        return beside.plan(mode, capabilities, only, workload)
     if mode != CUMULATIVE:
         ladder = dataclasses.replace(ladder, rival=None)  # the rival is no part of the whole
     climbed = catalog.climb(ladder, capabilities, only, alone=mode == SOLO)
@@ -98,12 +96,12 @@ def plan(
 
 def ladder_of(mode: str, ladder: catalog.Ladder) -> catalog.Ladder:
     """Return the ladder that a result of this mode names: a study has a title of its own."""
-    from ladder.plan import levers, mistakes
+    from ladder.plan import beside
 
-    titles = {MISTAKES: mistakes.TITLE, LEVERS: levers.TITLE}
-    if mode not in titles:
+    if mode not in STUDIES:
         return ladder
-    return dataclasses.replace(ladder, name=mode, title=titles[mode], reference=None, rival=None, digest=None)
+    title = beside.load_beside(mode).title
+    return dataclasses.replace(ladder, name=mode, title=title, reference=None, rival=None, digest=None)
 
 
 def beside_baseline(

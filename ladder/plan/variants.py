@@ -1,8 +1,7 @@
 """What an entry changes beside its recipe: the step by a patch, or the model by fields of the workload.
 
-Plain data, which goes to a worker by the name of a study and of the entry. The study's package under `ladder.studies`
-has a module `variant` with two functions: `apply(step, name)` patches a built step, `examine(step, name)` shows that
-the entry is in force.
+Plain data, which goes to a worker by the name of a study and of the entry. The study's module under `ladder.studies`
+has two functions: `apply(step, name)` patches a built step, `examine(step, name)` shows that the entry is in force.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Variant:
     """One entry of a study.
 
     Attributes:
-        study: the package under `ladder.studies`.
+        study: the module under `ladder.studies`.
         why: why it costs what it costs, or what it changes; a clause that ends a sentence.
         exempt: why parity is not judged, None if it is.
         patched: whether it is another step or model than its recipe says. The rungs' receipts then do not apply.

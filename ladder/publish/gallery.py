@@ -15,11 +15,11 @@ from ladder.base.errors import UserError
 from ladder.core.job import Planned
 from ladder.plan import catalog, modes, needs
 from ladder.report import advising, chart, checks, gpus, tables
-from ladder.report.themes import DARK, LIGHT
 from ladder.results import loading, ranking, sources
 from ladder.results.combine import series
 from ladder.results.publishable import publishable
 from ladder.results.run import Result, RungResult
+from ladder.show.themes import DARK, LIGHT
 from ladder.studies.host import attach_host
 
 ARTICLE, FULL = "article", "full"  # workload and ladder of the article, and the ladder that goes on from it

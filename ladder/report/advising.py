@@ -9,13 +9,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ladder.base.protocol import FASTER, INSIDE, SLOWER, TOO_FEW
 from ladder.base.text import amount
 from ladder.plan import catalog, modes
 from ladder.report.view import UNPROVED, Row, list_untimed, view
 from ladder.report.view import contains as contains
 from ladder.results import parts
+from ladder.results.file import OUT
 from ladder.results.run import Result
-from ladder.results.values import FASTER, INSIDE, OUT, SLOWER, TOO_FEW
 from ladder.results.words import Seen
 from ladder.stats.rounds_budget import LEAST_ROUNDS
 
@@ -165,13 +166,9 @@ def _advise_staircase(sources: Sources, result: Result) -> list[Advised]:
             if between:
                 reason += f"; together with {', '.join(between)}, which the run did not time"
             each = Advised(
-                name=row.name,
-                title=row.title,
-                advice=advice,
-                reason=reason,
-                source=STAIRCASE,
+                name=row.name, title=row.title, advice=advice, reason=reason, source=STAIRCASE,
                 between=between,
-            )
+            )  # fmt: skip
             advised.append(
                 _finish(each, row, (below, row), (GPU, STEP) if removing else (STEP, GPU), sources)
             )
@@ -242,15 +239,10 @@ def _finish(
     clock = next((clock for clock in known if figures[clock][0].verdict == decisive), next(iter(known), ""))
     seen, interval, ms = figures.get(clock, (Seen(), None, None))
     return replace(
-        each,
-        reason=reason,
-        clock=clock,
-        seen=seen,
-        interval=interval,
-        ms=ms,
+        each, reason=reason, clock=clock, seen=seen, interval=interval, ms=ms,
         prepare_s=derive_preparing(result, with_it.name, without.name),
         decide=_find_command(row, each.source, result, sources) if each.advice == UNDECIDED else None,
-    )
+    )  # fmt: skip
 
 
 def _find_command(row: Row, source: str, result: Result, sources: Sources) -> str:

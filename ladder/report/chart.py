@@ -14,16 +14,15 @@ from ladder.base import files
 from ladder.base.errors import UserError
 from ladder.plan import modes
 from ladder.report import drawing, panels
-from ladder.report.drawing import fitted, measured, wrapped
-from ladder.report.panels import NAMED, short_ms
-from ladder.report.themes import LIGHT, Theme
+from ladder.report.drawing import measured, wrapped
+from ladder.report.panels import MARGIN, NAMED, WIDTH, short_ms
 from ladder.report.view import View, view
 from ladder.results import words
 from ladder.results.run import Result
+from ladder.show.themes import LIGHT, Theme
 
-WIDTH, MARGIN, ROW = 10.0, 0.2, 0.44  # inches
+ROW = 0.44  # inches
 NAMES = (2.1, 2.4, 2.7)  # inches from the margin to the bars: the first in which no name is cut, or the last
-SMALL = 8.0  # points of the footer
 
 
 def draw(result: Result, path: Path) -> None:
@@ -51,15 +50,11 @@ def render(result: Result, kind: str, theme: Theme = LIGHT) -> bytes:
 def draw_figure(shown: View, theme: Theme = LIGHT) -> Any:
     """Lay out in inches, from the top: headline, marks, legend, a row for each rung, small print."""
     room, right = WIDTH - 2 * MARGIN, WIDTH - MARGIN
-    footer = [line for text in _list_notes(shown) for line in wrapped(text, SMALL, room, 4)]
     marks = [line for text in shown.marks for line in wrapped(text, 9, room)]
     top = 0.74 + 0.19 * len(marks) + 0.64
     bottom = top + ROW * len(shown.rows)
-    height = bottom + 0.3 + 0.17 * len(footer)
-    figure, axes = drawing.sheet(WIDTH, height)
-    fitted(figure, MARGIN / WIDTH, 1 - 0.16 / height, _describe(shown), 15, fontweight="bold", va="top")
     details = f"{shown.workload}   |   {shown.machine}"
-    fitted(figure, MARGIN / WIDTH, 1 - 0.5 / height, details, 10, va="top")
+    figure, axes = panels.lay_sheet(bottom, _describe(shown), details, _list_notes(shown), theme)
     for index, line in enumerate(marks):
         axes.text(MARGIN, 0.89 + 0.19 * index, line, color=theme.bad, fontsize=9, fontweight="bold")
 
@@ -82,13 +77,11 @@ def draw_figure(shown: View, theme: Theme = LIGHT) -> Any:
     for x, text in ((MARGIN, heading), (left, "ms per step")):
         axes.text(x, top - 0.1, text, color=theme.muted, fontsize=8.5)
     for index in range(len(shown.rows) + 1):
-        axes.plot([MARGIN, right], [top + ROW * index] * 2, color=theme.grid, linewidth=0.8, zorder=0)
+        panels.draw_rule(axes, top + ROW * index, theme)
     panels.draw_names(axes, shown, strip, MARGIN, theme)
     panels.draw_bars(axes, shown, strip, theme)
     panels.draw_gaps(axes, shown, strip, columns, right, theme)
     panels.draw_columns(axes, columns, [*map(strip.middle, range(len(shown.rows)))], top, right, theme)
-    for index, line in enumerate(footer):
-        axes.text(MARGIN, bottom + 0.25 + 0.17 * index, line, color=theme.muted, fontsize=SMALL)
     return figure
 
 

@@ -1,27 +1,32 @@
-"""Receipts and parity of a rung as they are shown: a word for the table, and every line of them.
+"""Receipts and parity of a rung as they are shown: a word for the table of a run, and all of them as tables.
 
-`ladder.receipts` and `ladder.parity.check` made them, in a process that ended before timing.
+`ladder.receipts.receipt` and `ladder.parity.check` made them, in a process that ended before timing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
 from ladder.report import tiles
 from ladder.results.run import JudgedParity, ParityEntry, Result, RungResult
-from ladder.show.table import Column, Table
+from ladder.show.table import Column, Table, join_lines
 
-ENGAGED, NOT_ENGAGED, FAILED, EXEMPT = "ok", "not engaged", "failed", "exempt"
-CHOICE_OF = ("size", "itemsize", "layout", "architecture")
-ERROR = "error"  # a kind of column
+EXEMPT = "exempt"
+RECEIPTS = (Column("rung"), Column("receipt of"), Column("engaged"), Column("evidence"))
 PARITY = (
-    Column("phase"), Column("quantity"), Column("error", ERROR), Column("budget", ERROR), Column("nearest tensor"),
-    Column("its error", ERROR), Column("its budget", ERROR), Column("of budget", "decimal"),
+    Column("rung"), Column("phase"), Column("quantity"), Column("error", "error"), Column("budget", "error"),
+    Column("nearest tensor", "text", 3), Column("its error", "error", 2), Column("its budget", "error", 2),
+    Column("of budget", "decimal"),
 )  # fmt: skip
 
 
 def receipts_word(rung: RungResult) -> str:
     """Return "ok" if every receipt of the rung's recipe says so, else "not engaged"; "" without receipts."""
     engaged = [receipt.engaged for receipt in (rung.receipts or {}).values()]
-    return "" if not engaged else ENGAGED if all(engaged) else NOT_ENGAGED
+    return "" if not engaged else "ok" if all(engaged) else "not engaged"
 
 
 def parity_share(parity: JudgedParity | None) -> float | None:
@@ -44,58 +49,52 @@ def parity_word(rung: RungResult) -> str:
     if not rung.parity:
         return EXEMPT if rung.status == "ok" and rung.variant and rung.variant.exempt else ""
     share = parity_share(rung.parity)
-    return FAILED if rung.parity.verdict != "ok" else ENGAGED if share is None else f"{share:.2f} of budget"
+    return "failed" if rung.parity.verdict != "ok" else "ok" if share is None else f"{share:.2f} of budget"
 
 
-def tabulate_parity(rung: RungResult) -> Table:
-    """Return the errors of each quantity in each phase: of the whole, and of the tensor nearest to its budget."""
-    rows = []
-    for phase, quantities in ((rung.parity and rung.parity.phases) or {}).items():
-        for quantity, entry in quantities.items():
-            share = _derive_share(entry)
-            nearest = (entry.nearest, entry.nearest_error, entry.nearest_budget)
-            rows.append(
-                [
-                    phase,
-                    quantity,
-                    entry.error,
-                    entry.budget,
-                    *nearest,
-                    "not judged" if share is None else share,
-                ]
-            )
-    return Table(PARITY, rows)
-
-
-def receipt_lines(rung: RungResult) -> list[str]:
-    """Return every line of every receipt, as `bf16: ok: convolution FLOPs in BF16 100 percent`."""
-    return [
-        f"{name}: {ENGAGED if receipt.engaged else NOT_ENGAGED}: {line}"
+def tabulate_checks(result: Result) -> list[Table]:
+    """Return every receipt, every parity error, and the tiles that the kernels ran with, as far as there are any."""
+    receipts = [
+        [rung.name, name, "ok" if receipt.engaged else "not engaged", line]
+        for rung in result.rungs
         for name, receipt in (rung.receipts or {}).items()
         for line in receipt.lines
     ]
+    errors = [[rung.name, *row] for rung in result.rungs for row in _list_errors(rung)]
+    choices = []
+    for each in result.choices or []:
+        choice = each.entry or _describe_tile(msgspec.to_builtins(each))
+        choices.append([each.op, each.case or each.direction, ", ".join(each.rungs), choice])
+    headings = [Column("op"), Column("call"), Column("in", "text", 1), Column("choice")]
+    notes = join_lines((rung.name, note) for rung in result.rungs for note in _list_notes(rung))
+    tables = [
+        Table(RECEIPTS, receipts, "Receipts"),
+        Table(PARITY, errors, "Parity: errors of the whole, and of the tensor nearest to its budget", notes),
+        Table(headings, choices, "Tiles that the kernels ran with"),
+    ]
+    return [table for table in tables if table.rows or table.notes]
 
 
-def parity_lines(rung: RungResult) -> list[str]:
-    """Return lines on the fault, and on how reference and budget were made."""
+def _list_errors(rung: RungResult) -> Iterator[list[Any]]:
+    for phase, quantities in ((rung.parity and rung.parity.phases) or {}).items():
+        for name, entry in quantities.items():
+            share, nearest = _derive_share(entry), (entry.nearest_error, entry.nearest_budget)
+            of_budget = "not judged" if share is None else share
+            yield [phase, name, entry.error, entry.budget, entry.nearest, *nearest, of_budget]
+
+
+def _list_notes(rung: RungResult) -> list[str]:
+    """Return what kept parity from holding, and how reference and budget were made."""
     if not (parity := rung.parity):
         return []
-    lines = [f"verdict: {parity.verdict}", *(f"problem: {problem}" for problem in parity.problems)]
+    notes = [] if parity.verdict == "ok" else [parity.verdict, *parity.problems]
     if reference := parity.reference:
-        notes = [f"FP64 on {reference.made_on}, batch {reference.batch}", *reference.notes]
-        lines += [f"reference: {note}" for note in notes]
+        notes += [f"reference: FP64 on {reference.made_on}, batch {reference.batch}", *reference.notes]
     if budget := parity.budget:
-        lines.append(f"budget: {budget.factor:g} times the spread of plain PyTorch in {budget.precision}")
-    return lines
+        notes.append(f"budget: {budget.factor:g} times the spread of plain PyTorch in {budget.precision}")
+    return notes
 
 
-def choice_lines(result: Result) -> list[str]:
-    """Return which tiles the kernels ran with: `modulate backward (size large): tile 2048, ...; in fused_norm`."""
-    lines = []
-    for row in result.choices or []:
-        call = ", ".join(f"{key} {value}" for key in CHOICE_OF if (value := getattr(row, key)) is not None)
-        tile = ", ".join(f"{key} {getattr(row, key)}" for key in tiles.CHOICE)
-        name = f"{row.op} {row.direction} ({call}): {tile}" if call else f"{row.op} {row.direction}: {tile}"
-        name = name if row.case is None else f"{row.op} {row.case}: {row.entry}"
-        lines.append(f"{name}; in {', '.join(row.rungs)}")
-    return lines
+def _describe_tile(row: dict[str, Any]) -> str:
+    fields = ("size", "itemsize", "layout", "architecture", *tiles.CHOICE)
+    return ", ".join(f"{name} {row[name]}" for name in fields if row.get(name) is not None)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ladder.base.errors import UserError
 from ladder.base.text import plain
-from ladder.report.themes import LIGHT, Theme
+from ladder.show.themes import LIGHT, Theme
 
 STYLE = {
     "font.family": "DejaVu Sans",  # ships with matplotlib: the same letters everywhere
@@ -50,12 +50,10 @@ def save(make: Callable[[], Any], kind: str, theme: Theme | None = None) -> byte
                 figure = make()
                 FigureCanvasAgg(figure)
                 figure.savefig(
-                    out,
-                    format=kind,
-                    dpi=min(DPI, WIDEST / figure.get_figwidth()),
+                    out, format=kind, dpi=min(DPI, WIDEST / figure.get_figwidth()),
                     metadata={"Date": None, "Creator": None} if kind == "svg" else {"Software": None},
                     facecolor=theme.ground if theme else "white",
-                )
+                )  # fmt: skip
     except Exception as error:  # whatever it is, the numbers are there without the picture
         raise UserError(f"a chart cannot be drawn: {type(error).__name__}: {plain(error)}") from error
     return out.getvalue()

@@ -1,26 +1,32 @@
-"""The explanation of a difference: what the GPU work of two rungs consists of, from result files alone."""
+"""The explanation of a difference: what the GPU work of two rungs consists of, from result files alone.
+
+`find_sides` reads what a user names, `explain` compares the two, and `tabulate` has milliseconds and launches by
+category of kernels. A difference inside the noise, or one that is not decided, is not explained.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder.base.text import aligned, escaped, piped, plain
-from ladder.plan import modes
+from ladder.base.errors import UserError
+from ladder.base.protocol import FASTER, INSIDE, SLOWER
+from ladder.base.text import escaped, plain
+from ladder.plan import catalog, content, modes
 from ladder.report import view
-from ladder.results import derive, judging, parts
+from ladder.results import derive, judging, loading, parts, ranking
 from ladder.results.combine import comparing
 from ladder.results.parts import OVERLAP, Parts, Work
 from ladder.results.run import Result, RungResult
-from ladder.results.values import FASTER, INSIDE, SLOWER
 from ladder.results.words import UNDECIDED, Seen, word
+from ladder.show.table import PIPE_WIDTH, Column, Table, render_markdown, render_text
+from stylegan_lite.config import suggestion
 
 GIB = 2**30
-SEEN = 0.005  # ms: less is 0.00 in a table
-LAUNCHES = ("launches before", "launches after")
+LEAST_MS = 0.005  # less is 0.00 in a table
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,11 @@ class Side:
     result: Result
     rung: RungResult
     parts: Parts
+
+    @property
+    def device_bytes(self) -> int | None:
+        """The most that was in use on the device."""
+        return max((each.device_used_bytes or 0 for each in derive.counted(self.rung)), default=0) or None
 
 
 @dataclass(frozen=True)
@@ -54,233 +65,267 @@ class Explained:
         return (first, second) if first != second else (f"{first} before", f"{second} after")
 
 
+# --- what a user names ------------------------------------------------------------------------------------------------
+
+
+def split_name(name: str) -> tuple[Path | None, str | None]:
+    """Return (file, rung) of an argument: a rung, a file, or FILE:RUNG. A file has the suffix .json or a folder."""
+    file, _, rung = name.rpartition(":")
+    if file.endswith(".json") and rung:
+        return Path(file).expanduser(), rung
+    is_file = name.endswith(".json") or len(Path(name).parts) > 1
+    return (Path(name).expanduser(), None) if is_file else (None, name)
+
+
+def find_sides(
+    first: str, second: str, file: Path | None, workload: str | None, folder: Path
+) -> tuple[Side, Side]:
+    """Return both sides with their parts.
+
+    Args:
+        first, second: two rungs, or two files.
+        file: the result that holds two rungs; the best of `folder` without it.
+        workload: of the results of the folder.
+        folder: where results are stored.
+
+    Raises:
+        UserError: an unknown rung, a file that is no result, a rung without a profile, two sides that are the same.
+    """
+    pair = split_name(first), split_name(second)
+    if (pair[0][0] is None) != (pair[1][0] is None):
+        raise UserError("name two rungs, or two files: a rung of a file is FILE:RUNG")
+    if pair[0] == pair[1]:
+        raise UserError(f"{first} is named twice: there is nothing to explain")
+    if pair[0][0] and (file or workload):
+        raise UserError("two files are named: leave out FILE and --workload")
+    if file and workload:
+        raise UserError("FILE has its workload: leave out --workload")
+    loaded = {path: loading.load_run(path) for path in (file, *(named for named, _ in pair)) if path}
+    if not loaded:
+        path, result = _choose_best([rung or "" for _, rung in pair], workload, folder)
+        file = Path(os.path.relpath(path))
+        loaded = {file: result}
+    before, after = (
+        _read_side(path, loaded[path], rung) for named, rung in pair if (path := named or file) is not None
+    )
+    return before, after
+
+
+def _read_side(path: Path, result: Result, name: str | None) -> Side:
+    """Return the rung of that name, or the top without a name, with its parts. UserError if it has none."""
+    timed = [rung for rung in result.rungs if rung.status == "ok"]
+    if name is None and not timed:
+        raise UserError(f"{path}: none of its rungs has a number")
+    rung = timed[-1] if name is None else next((rung for rung in result.rungs if rung.name == name), None)
+    if rung is None:
+        raise UserError(
+            f"{path}: no rung {name!r}{suggestion(name or '', [each.name for each in result.rungs])}"
+        )
+    if rung.status != "ok":
+        raise UserError(f"{path}: rung {name} has no number ({rung.reason or rung.status})")
+    if (profile := parts.parts_of(rung)) is None:
+        why = "its run stored none that fits" if result.machine.device == "cuda" else "a CPU's run has none"
+        if void := next((each.gpu_void for each in rung.rounds if each.profiled and each.gpu_void), None):
+            why = f"it is of a process whose GPU time is void ({plain(void)})"
+        raise UserError(f"{path}: rung {rung.name} has no profile: {why}; `ladder run` on a GPU stores it")
+    return Side(path, result, rung, profile)
+
+
+def _choose_best(names: list[str], workload: str | None, folder: Path) -> ranking.Stored:
+    """Return the result that `ladder report` would choose among those with both rungs and their profiles.
+
+    A result of this machine stands before the others. Without any profile the best result with both rungs is returned.
+    """
+    fields = catalog.load_workload(workload)[1] if workload else None
+    machines = sorted(each.name for each in folder.glob("*") if each.is_dir())
+    known = [
+        (path, result)
+        for path, result in ranking.stored(folder, machines)
+        if fields is None or content.of_workload(result.workload) == content.of_workload(fields)
+    ]
+    if not known:
+        of = f" of workload {workload}" if workload else ""
+        raise UserError(f"{os.path.relpath(folder)}: no results{of} here; `ladder run` makes one")
+    for name in names:
+        rungs = dict.fromkeys(rung.name for _, result in known for rung in result.rungs)
+        if name not in rungs:
+            raise UserError(f"no result here has a rung {name!r}{suggestion(name, rungs)}")
+    here, standings = ranking.machines_here(), []
+    for number, (_, result) in enumerate(known):
+        rungs_of = [rung for name in names if (rung := ranking.rung_of(result, name))]
+        if len(rungs_of) == len(names):
+            order = (all(map(parts.parts_of, rungs_of)), result.machine.name in here)
+            is_staircase = ranking.mode(result) == ranking.CUMULATIVE
+            standings.append(((*order, is_staircase, *ranking.standing(result)), -number))
+    if not standings:
+        raise UserError(f"no result here has a number for both {' and '.join(names)}; `ladder run` makes one")
+    return known[-max(standings)[1]]
+
+
+# --- the comparison ---------------------------------------------------------------------------------------------------
+
+
 def explain(before: Side, after: Side) -> Explained:
     """Return two rungs with the answers on their difference."""
-    if before.result is not after.result:
-        pair = (before.result, before.rung.name, after.result, after.rung.name)
-        return Explained(before, after, comparing.seen(*pair, gpu=True), comparing.seen(*pair, gpu=False))
-    return Explained(before, after, _answer(before, after, gpu=True), _answer(before, after, gpu=False))
+    if before.result is after.result:
+        return Explained(before, after, *(_find_answer(before, after, gpu=gpu) for gpu in (True, False)))
+    pair = (before.result, before.rung.name, after.result, after.rung.name)
+    return Explained(before, after, *(comparing.seen(*pair, gpu=gpu) for gpu in (True, False)))
 
 
-def _answer(before: Side, after: Side, *, gpu: bool) -> Seen:
+def _find_answer(before: Side, after: Side, *, gpu: bool) -> Seen:
     """Return the answer on two rungs of one result: the verdict of its table, or one of their own."""
     first, second = before.rung, after.rung
-    if (before.result.protocol.mode or modes.CUMULATIVE) != modes.LEAVE_ONE_OUT:
-        if found := _judged(first, second, gpu=gpu):
-            return found
-        if found := _judged(second, first, gpu=gpu):
-            turned = {FASTER: SLOWER, SLOWER: FASTER}.get(found.verdict, found.verdict)
-            return Seen(turned, found.ratio and 1 / found.ratio, found.below)
-    of = judging.measured(before.result)[gpu]
-    if not of.paired(first.name, second.name):
+    if before.result.protocol.mode != modes.LEAVE_ONE_OUT:
+        for rung, other, is_turned in ((second, first, False), (first, second, True)):
+            gain, verdict = (rung.gpu_gain, rung.gpu_verdict) if gpu else (rung.gain, rung.verdict)
+            if gain and verdict and gain.against == other.name:
+                turned = {FASTER: SLOWER, SLOWER: FASTER}.get(verdict, verdict)
+                return (
+                    Seen(turned, 1 / gain.ratio, gain.below)
+                    if is_turned
+                    else Seen(verdict, gain.ratio, gain.below)
+                )
+    clock = judging.measured(before.result)[gpu]
+    if not clock.paired(first.name, second.name):
         return Seen()
-    (answer,) = of.answers([(first.name, second.name)])
+    (answer,) = clock.answers([(first.name, second.name)])
     return Seen(answer.verdict, None if answer.effect is None else math.exp(answer.effect), answer.below)
 
 
-def _judged(first: RungResult, second: RungResult, *, gpu: bool) -> Seen | None:
-    """Return the stored answer on the second rung if it was judged against the first."""
-    gain, verdict = (second.gpu_gain, second.gpu_verdict) if gpu else (second.gain, second.verdict)
-    if not gain or not verdict or gain.against != first.name:
-        return None
-    return Seen(verdict, gain.ratio, gain.below)
-
-
-# --- what is told ---------------------------------------------------------------------------------------------------
-
-
-def sentence(found: Explained) -> str:
+def describe(step: Explained) -> str:
     """Return what the difference is made of, in a sentence; or that there is none, or that it is not decided."""
-    first, second = found.names
-    if not found.differs:
-        why = word(found.gpu) or "the noise of GPU time is unknown"
-        told = "no difference" if found.gpu.verdict in INSIDE else UNDECIDED
-        return f"{told}: the GPU's work of {first} and {second} is not told apart ({why})"
-    apart = found.after.parts.gpu_ms - found.before.parts.gpu_ms
-    said = f"{abs(apart):.2f} ms {'less' if apart < 0 else 'more'} GPU work than {first}"
-    return f"{second}: {said}: {parts.made_of(found.before.parts, found.after.parts)}"
+    first, second = step.names
+    before, after = step.before.parts, step.after.parts
+    if not step.differs:
+        answer = "no difference" if step.gpu.verdict in INSIDE else UNDECIDED
+        why = word(step.gpu) or "the noise of GPU time is unknown"
+        return f"{answer}: the GPU's work of {first} and {second} is not told apart ({why})"
+    apart = after.gpu_ms - before.gpu_ms
+    return (
+        f"{second}: {abs(apart):.2f} ms {'less' if apart < 0 else 'more'} GPU work than {first}:"
+        f" {parts.made_of(before, after)}"
+    )
 
 
-def notes(found: Explained) -> list[str]:
+def list_notes(step: Explained) -> list[str]:
     """Return the lines under the table: both clocks, memory, kernels, and the cycle that the parts belong to."""
-    first, second = found.before.rung, found.after.rung
-    waits = (second.host_bound or 0) >= view.WAITS
-    clocks = view.describe_gain(found.gpu, found.step, waits)
-    lines = [f"{found.names[1]}: {clocks}"] * bool(clocks)
-    held = [
-        f"{name} {_gib(was)} -> {_gib(now)} GiB" for name, was, now in _memory(first, second) if was and now
-    ]
-    lines += [f"memory: {', '.join(held)}"] * bool(held)
-    if found.differs:
-        lines += _kernels(found)
-    at = [f"{each.parts.gpu_ms:.2f} ms in generation {each.parts.generation + 1}" for each in _sides(found)]
+    sides = (step.before, step.after)
+    first, second = (each.rung for each in sides)
+    clocks = view.describe_gain(step.gpu, step.step, (second.host_bound or 0) >= view.WAITS)
+    lines = [f"{step.names[1]}: {clocks}"] if clocks else []
+    memory = (
+        ("allocated", first.peak_allocated_bytes, second.peak_allocated_bytes),
+        ("on the device", step.before.device_bytes, step.after.device_bytes),
+    )
+    sizes = [f"{name} {was / GIB:.2f} -> {now / GIB:.2f} GiB" for name, was, now in memory if was and now]
+    lines += [f"memory: {', '.join(sizes)}"] if sizes else []
+    if step.differs:
+        kernels = parts.came_and_went(step.before.parts, step.after.parts)
+        least = max(each.parts.unlisted_ms for each in sides)
+        lines += kernels
+        if kernels and least:
+            lines.append(f"of the heaviest kernels by name: one below {least:.2f} ms may have run in both")
+    at = [f"{each.parts.gpu_ms:.2f} ms in generation {each.parts.generation + 1}" for each in sides]
     lines.append(
         f"parts are of the first profiled cycle of one process: {' and '.join(at)}; nothing is scaled"
     )
-    if found.differs and _overlaps(found):
-        lines.append(_overlap(found))
+    if step.differs and _has_overlap(step):
+        ran = " and ".join(f"{each.parts.overlap_ms:.2f}" for each in sides)
+        is_once = parts.once(step.before.parts, step.after.parts)
+        counted = "the kernel of the busier stream alone" if is_once else "both kernels"
+        lines.append(f"beside another kernel ran {ran} ms more: by category an instant counts for {counted}")
     return lines
 
 
-def _kernels(found: Explained) -> list[str]:
-    if found.before.parts.named_earlier != found.after.parts.named_earlier:
-        return ["kernels by name: not compared, because one file has the names of an earlier version"]
-    lines = parts.came_and_went(found.before.parts, found.after.parts)
-    least = max(each.parts.unlisted_ms for each in _sides(found))
-    if lines and least:
-        lines.append(f"of the heaviest kernels by name: one below {least:.2f} ms may have run in both")
-    return lines
+def _has_overlap(step: Explained) -> bool:
+    return max(step.before.parts.overlap_ms, step.after.parts.overlap_ms) >= LEAST_MS
 
 
-def _overlaps(found: Explained) -> bool:
-    return max(each.parts.overlap_ms for each in _sides(found)) >= SEEN
-
-
-def _overlap(found: Explained) -> str:
-    if not parts.once(found.before.parts, found.after.parts):
-        return (
-            f"{OVERLAP}: two kernels ran at once, and both parts count it; the parts without it are GPU time"
-        )
-    ran = " and ".join(f"{each.parts.overlap_ms:.2f}" for each in _sides(found))
-    return (
-        f"beside another kernel ran {ran} ms more: an instant counts for the kernel of the busier stream alone;"
-        " kernels by name have all their milliseconds"
+def tabulate(step: Explained) -> Table:
+    """Return a row for each category if there is a difference, then GPU time, waiting and step."""
+    a, b = step.before.parts, step.after.parts
+    works = (
+        [(plain(row.category), row.before, row.after) for row in parts.changes(a, b)] if step.differs else []
     )
-
-
-def _sides(found: Explained) -> tuple[Side, Side]:
-    return found.before, found.after
-
-
-def _memory(first: RungResult, second: RungResult) -> list[tuple[str, int | None, int | None]]:
-    """Return (name, bytes before, bytes after) of each measure of memory."""
-    held = [
-        max((each.device_used_bytes or 0 for each in derive.counted(rung)), default=0) or None
-        for rung in (first, second)
+    if step.differs and _has_overlap(step) and not parts.once(a, b):
+        works.append((OVERLAP, Work(-a.overlap_ms), Work(-b.overlap_ms)))
+    works.append(("GPU time of that cycle", Work(a.gpu_ms, a.launches), Work(b.gpu_ms, b.launches)))
+    one, other = step.before.rung, step.after.rung
+    ends = (
+        ("GPU time, all generations", one.gpu_ms, other.gpu_ms),
+        ("waiting", one.waiting_ms, other.waiting_ms),
+        ("step", one.step_ms, other.step_ms),
+    )
+    works += [(name, Work(was), Work(now)) for name, was, now in ends if was is not None and now is not None]
+    rows = [
+        [name, was.ms, now.ms, now.ms - was.ms]
+        + ([was.launches, now.launches] if was.launches or now.launches else [None, None])
+        for name, was, now in works
     ]
-    return [
-        ("allocated", first.peak_allocated_bytes, second.peak_allocated_bytes),
-        ("on the device", held[0], held[1]),
+    columns = [
+        Column("ms a step"),
+        *(Column(name, "decimal") for name in step.names),
+        Column("change", "more_ms"),
     ]
+    columns += [Column("launches before", "launches", 2), Column("launches after", "launches", 1)]
+    return Table(columns, rows, notes=list_notes(step))
 
 
-def _gib(size: int | None) -> str:
-    return f"{(size or 0) / GIB:.2f}"
-
-
-# --- the table ------------------------------------------------------------------------------------------------------
-
-
-def head(found: Explained) -> list[str]:
-    """Return the headings of the table."""
-    return ["ms a step", *found.names, "change", *LAUNCHES]
-
-
-def rows(found: Explained) -> list[list[str]]:
-    """Return the rows of the table: categories if there is a difference, then GPU time, waiting and step."""
-    a, b = found.before.parts, found.after.parts
-    made = []
-    if found.differs:
-        made = [_row(plain(row.category), row.before, row.after) for row in parts.changes(a, b)]
-        if _overlaps(found) and not parts.once(a, b):
-            made.append(_row(OVERLAP, Work(-a.overlap_ms), Work(-b.overlap_ms)))
-    made.append(_row("GPU time of that cycle", Work(a.gpu_ms, a.launches), Work(b.gpu_ms, b.launches)))
-    first, second = found.before.rung, found.after.rung
-    for name, was, now in (
-        ("GPU time, all generations", first.gpu_ms, second.gpu_ms),
-        ("waiting", first.waiting_ms, second.waiting_ms),
-        ("step", first.step_ms, second.step_ms),
-    ):
-        if isinstance(was, float | int) and isinstance(now, float | int):
-            made.append(_row(name, Work(was), Work(now)))
-    return made
-
-
-def _row(name: str, was: Work, now: Work) -> list[str]:
-    launched = [f"{each.launches:,.1f}" if was.launches or now.launches else "" for each in (was, now)]
-    return [name, _ms(was.ms), _ms(now.ms), _ms(now.ms - was.ms, "+"), *launched]
-
-
-def _ms(value: float, sign: str = "") -> str:
-    """Return milliseconds with two decimals. Nothing has no sign."""
-    told = f"{value:{sign}.2f}"
-    return told if float(told) else "0.00"
-
-
-def text(found: Explained) -> str:
-    """Return the explanation for a terminal."""
-    lines = aligned([head(found), *rows(found)], words=(0,))
-    return "\n".join([sentence(found), "", *_headings(found), "", *lines, "", *notes(found)])
-
-
-def markdown(found: Explained) -> str:
-    """Return the explanation as a section of Markdown."""
-    lines = [f"### {escaped(' and '.join(found.names))}", "", escaped(sentence(found)), ""]
-    lines += [*(f"- {escaped(line)}" for line in _headings(found)), ""]
-    return "\n".join([*lines, table(found), *(f"- {escaped(line)}" for line in notes(found))]) + "\n"
-
-
-def table(found: Explained) -> str:
-    """Return the table alone as Markdown."""
-    return "\n".join(piped([head(found), *rows(found)])) + "\n"
-
-
-def _headings(found: Explained) -> list[str]:
+def _list_origins(step: Explained) -> list[str]:
     """Return the lines on where the numbers come from: one for one file, two for two, with what sets them apart."""
-    made = [
+    before, after = step.before.result, step.after.result
+    origins = [
         plain(f"{each.result.workload['name']}, {comparing.heading(each.result)}, {each.path}")
-        for each in _sides(found)
+        for each in (step.before, step.after)
     ]
-    if found.before.result is found.after.result:
-        return made[:1]
-    apart = comparing.differences(found.before.result, found.after.result)
-    apart += comparing.software(found.before.result, found.after.result)
-    return [f"before: {made[0]}", f"after:  {made[1]}", *(f"differs: {plain(line)}" for line in apart)]
+    if before is after:
+        return origins[:1]
+    apart = comparing.differences(before, after) + comparing.software(before, after)
+    return [f"before: {origins[0]}", f"after:  {origins[1]}", *(f"differs: {plain(line)}" for line in apart)]
 
 
-def data(found: Explained) -> dict[str, Any]:
+def render_terminal(step: Explained, width: int = PIPE_WIDTH) -> str:
+    """Return the explanation for a terminal."""
+    return "\n".join([describe(step), "", *_list_origins(step), "", render_text(tabulate(step), width)])
+
+
+def render_page(step: Explained) -> str:
+    """Return the explanation as a section of Markdown."""
+    lines = [f"### {escaped(' and '.join(step.names))}", "", escaped(describe(step)), ""]
+    lines += [*(f"- {escaped(line)}" for line in _list_origins(step)), "", render_markdown(tabulate(step))]
+    return "\n".join(lines) + "\n"
+
+
+def write_data(step: Explained) -> dict[str, Any]:
     """Return the explanation as plain data: exact numbers, ms and launches of a step, bytes."""
-    a, b = found.before.parts, found.after.parts
-    changed = parts.changes(a, b) if found.differs else []
+    a, b = step.before.parts, step.after.parts
+    changed = parts.changes(a, b) if step.differs else []
+    came, went = (parts.appeared(*pair) if step.differs else {} for pair in ((a, b), (b, a)))
     return {
-        "sentence": sentence(found),
-        "differs": found.differs,
-        "gpu_verdict": found.gpu.verdict or None,
-        "step_verdict": found.step.verdict or None,
-        "before": _side(found.before, found.after),
-        "after": _side(found.after, found.before),
+        "sentence": describe(step),
+        "differs": step.differs,
+        "gpu_verdict": step.gpu.verdict or None,
+        "step_verdict": step.step.verdict or None,
+        "before": _write_side(step.before),
+        "after": _write_side(step.after),
         "categories": [
             {
-                "category": row.category,
-                "before_ms": row.before.ms,
-                "after_ms": row.after.ms,
-                "change_ms": row.ms,
-                "launches_before": row.before.launches,
-                "launches_after": row.after.launches,
+                "category": row.category, "before_ms": row.before.ms, "after_ms": row.after.ms, "change_ms": row.ms,
+                "launches_before": row.before.launches, "launches_after": row.after.launches,
             }
             for row in changed
         ],
-        "appeared": _named(parts.appeared(a, b).items() if found.differs else ()),
-        "went": _named(parts.appeared(b, a).items() if found.differs else ()),
-    }
+        "appeared": [{"name": name, "ms": ms} for name, ms in came.items()],
+        "went": [{"name": name, "ms": ms} for name, ms in went.items()],
+    }  # fmt: skip
 
 
-def _side(side: Side, other: Side) -> dict[str, Any]:
+def _write_side(side: Side) -> dict[str, Any]:
     rung = side.rung
     return {
-        "file": str(side.path),
-        "rung": rung.name,
-        "gpu_ms": side.parts.gpu_ms,
-        "overlap_ms": side.parts.overlap_ms,
-        "launches": side.parts.launches,
-        "generation": side.parts.generation,
-        "median_gpu_ms": rung.gpu_ms or None,
-        "waiting_ms": rung.waiting_ms if rung.gpu_ms else None,
-        "step_ms": rung.step_ms,
-        "allocated_bytes": _memory(rung, other.rung)[0][1],
-        "device_bytes": _memory(rung, other.rung)[1][1],
-    }
-
-
-def _named(kernels: Iterable[tuple[str, float]]) -> list[dict[str, Any]]:
-    return [{"name": name, "ms": ms} for name, ms in kernels]
+        "file": str(side.path), "rung": rung.name, "gpu_ms": side.parts.gpu_ms, "overlap_ms": side.parts.overlap_ms,
+        "launches": side.parts.launches, "generation": side.parts.generation, "median_gpu_ms": rung.gpu_ms,
+        "waiting_ms": rung.waiting_ms if rung.gpu_ms else None, "step_ms": rung.step_ms,
+        "allocated_bytes": rung.peak_allocated_bytes, "device_bytes": side.device_bytes,
+    }  # fmt: skip

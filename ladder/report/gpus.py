@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ladder.base.protocol import FASTER, LESS_THAN, SLOWER, TOO_FEW
 from ladder.base.text import factor, fine_factor, less_than
 from ladder.plan import catalog
 from ladder.report import drawing, panels
-from ladder.report.drawing import fitted, measured, wrapped
-from ladder.report.panels import Column, Line, Strip, draw_lines, short_ms
-from ladder.report.themes import LIGHT, Theme
+from ladder.report.drawing import measured, wrapped
+from ladder.report.panels import MARGIN, WIDTH, Column, Line, Strip, draw_lines, short_ms
 from ladder.report.view import Row, View, view
 from ladder.results.run import Result
-from ladder.results.values import FASTER, LESS_THAN, SLOWER, TOO_FEW
 from ladder.results.words import Seen
+from ladder.show.themes import LIGHT, Theme
 
 # inches; LINE is a bar's, PAD lies between rungs
-WIDTH, MARGIN, NAMES, LINE, PAD, TOP = 10.0, 0.2, 1.75, 0.215, 0.14, 1.52
+NAMES, LINE, PAD, TOP = 1.75, 0.215, 0.14, 1.52
 ARTICLE = "the article"
 IMAGES = 25_000_000  # a whole training of StyleGAN2
 
@@ -83,10 +83,10 @@ def render(
     Raises:
         UserError: the picture cannot be drawn; one line.
     """
-    return drawing.save(lambda: figure(pairs, theme, published), kind, theme)
+    return drawing.save(lambda: draw_figure(pairs, theme, published), kind, theme)
 
 
-def figure(
+def draw_figure(
     pairs: Sequence[tuple[Result, Result | None]],
     theme: Theme = LIGHT,
     published: Sequence[Published] = PUBLISHED,
@@ -94,20 +94,15 @@ def figure(
     """Lay out in inches, from the top: headline, legend, rungs, table, small print."""
     machines, batch = [_read_machine(*pair) for pair in pairs], int(pairs[0][0].workload["batch"])
     groups, table = _list_groups(machines), _list_speeds(machines, batch, published)
-    notes = [
-        line for text in _list_notes(machines, published) for line in wrapped(text, 8, WIDTH - 2 * MARGIN, 4)
-    ]
     bottom = TOP + sum(LINE * len(bars) + PAD for _, bars in groups)
-    height = bottom + 0.3 + LINE * len(table) + 0.28 + 0.17 * len(notes)
-    made, axes = drawing.sheet(WIDTH, height)
     shown, names = machines[0].shown, [each.name for each in machines]
     title = (
         f"What each optimization gains on {' and '.join(filter(None, (', '.join(names[:-1]), names[-1])))}"
     )
     versions = {part for each in machines for part in each.shown.machine.split(", ") if "PyTorch" in part}
-    fitted(made, MARGIN / WIDTH, 1 - 0.16 / height, title, 15, fontweight="bold", va="top")
     details = f"{shown.workload}   |   {', '.join(sorted(versions))}"
-    fitted(made, MARGIN / WIDTH, 1 - 0.5 / height, details, 10, va="top")
+    above = bottom + 0.3 + LINE * len(table)
+    figure, axes = panels.lay_sheet(above, title, details, _list_notes(machines, published), theme)
     waits = "GPU waiting; together the step, lower is better"
     tones = [(theme.busy, "GPU working", False), (theme.idle, waits, False)]
     if any(row.article_ms for row in shown.rows):
@@ -127,14 +122,14 @@ def figure(
         axes.text(x, TOP - 0.1, text, color=theme.muted, fontsize=8.5)
     top, ys = TOP, list[float]()
     for name, group in groups:
-        axes.plot([MARGIN, WIDTH - MARGIN], [top, top], color=theme.grid, linewidth=0.8, zorder=0)
+        panels.draw_rule(axes, top, theme)
         lines = [Line(text, theme.ink, 9.5) for text in wrapped(name, 9.5, NAMES - 0.1)]
         draw_lines(axes, MARGIN, top + (PAD + LINE * len(group)) / 2, lines)
         for number, bar in enumerate(group):
             ys.append(top + PAD / 2 + LINE * (number + 0.5))
             _draw_bar(axes, strip, ys[-1], bar, right, theme)
         top += LINE * len(group) + PAD
-    axes.plot([MARGIN, WIDTH - MARGIN], [top, top], color=theme.grid, linewidth=0.8, zorder=0)
+    panels.draw_rule(axes, top, theme)
     panels.draw_columns(axes, columns, ys, TOP, WIDTH - MARGIN, theme)
     wide = (WIDTH - MARGIN - left) / max(3, len(table[0]) - 1)
     for number, (name, *speeds) in enumerate(table):
@@ -148,9 +143,7 @@ def figure(
                 y,
                 [Line(each, color) for each in wrapped(speed, 8.5, wide - 0.1, 1)],
             )
-    for index, line in enumerate(reversed(notes)):
-        axes.text(MARGIN, height - 0.12 - 0.17 * index, line, color=theme.muted, fontsize=8)
-    return made
+    return figure
 
 
 def _read_machine(article: Result, longer: Result | None) -> Machine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ladder.report.themes import Theme
+from ladder.show.themes import Theme
 
 LEAST = 0.02  # of the colours' range: noise must not look like a finding
 

@@ -6,28 +6,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ladder.base.protocol import FASTER, SLOWER
 from ladder.base.text import amount as short_ms  # milliseconds; the interval is in the table
 from ladder.base.text import bounds, factor
 from ladder.plan import modes
-from ladder.report.drawing import measured, wrapped
-from ladder.report.themes import LIGHT, Theme
+from ladder.report.drawing import fitted, measured, sheet, wrapped
 from ladder.report.view import Interval, Row, View, shown_top, turn_row
-from ladder.results.values import FASTER, SLOWER
 from ladder.results.words import Seen, answer
+from ladder.show.themes import LIGHT, Theme
 
 BUSY, IDLE, ARTICLE = LIGHT.busy, LIGHT.idle, LIGHT.article
 INK, MUTED, GRID, GAP = LIGHT.ink, LIGHT.muted, LIGHT.grid, LIGHT.gap
 NAMED = {
-    modes.CUMULATIVE: "each rung with those before it",
-    modes.SOLO: "each rung alone on the baseline",
-    modes.LEAVE_ONE_OUT: "all rungs but the one named",
-    modes.MISTAKES: "mistakes beside a clean step",
-    modes.LEVERS: "models beside the unchanged one",
-    modes.RECIPE: "a recipe beside the baseline",
-}
+    modes.CUMULATIVE: "each rung with those before it", modes.SOLO: "each rung alone on the baseline",
+    modes.LEAVE_ONE_OUT: "all rungs but the one named", modes.MISTAKES: "mistakes beside a clean step",
+    modes.LEVERS: "models beside the unchanged one", modes.RECIPE: "a recipe beside the baseline",
+}  # fmt: skip
 ABOVE = "GPU time is of other, profiled cycles, and may exceed the step's"
 QUIET = ("n/a", "skipped")  # a rung without a number for a reason that is nobody's fault
-PART, NAME = 8.0, 9.5  # points of the figures in a bar, and of a rung's name
+WIDTH, MARGIN = 10.0, 0.2  # inches of a sheet
+PART, NAME, SMALL = 8.0, 9.5, 8.0  # points of the figures in a bar, of a rung's name, and of small print
 LINE = 0.155  # inches from a line of a cell to the next
 # How far an error bar may reach beyond the longest bar, in parts of that bar: one process that was held up widens an
 # interval by ten times, and drawn whole it would press all bars flat. An arrow says where it goes on.
@@ -86,6 +84,23 @@ class Column:
             measured(each.text, each.size, each.bold) for cell in self.cells for each in cell if each.text
         ]
         return max([*widths, *(measured(line, 8.5) for line in self.heading.split("\n"))]) if widths else 0.0
+
+
+def lay_sheet(above: float, title: str, details: str, notes: Sequence[str], theme: Theme) -> tuple[Any, Any]:
+    """Return figure and axes with a title, a line of details, and small print below `above` inches."""
+    lines = [line for note in notes for line in wrapped(note, SMALL, WIDTH - 2 * MARGIN, 4)]
+    height = above + 0.3 + 0.17 * len(lines)
+    figure, axes = sheet(WIDTH, height)
+    fitted(figure, MARGIN / WIDTH, 1 - 0.16 / height, title, 15, fontweight="bold", va="top")
+    fitted(figure, MARGIN / WIDTH, 1 - 0.5 / height, details, 10, va="top")
+    for index, line in enumerate(lines):
+        axes.text(MARGIN, above + 0.25 + 0.17 * index, line, color=theme.muted, fontsize=SMALL)
+    return figure, axes
+
+
+def draw_rule(axes: Any, y: float, theme: Theme) -> None:
+    """Draw the line between two rows."""
+    axes.plot([MARGIN, WIDTH - MARGIN], [y, y], color=theme.grid, linewidth=0.8, zorder=0)
 
 
 # --- bars -------------------------------------------------------------------------------------------------------------
@@ -240,13 +255,12 @@ def columns_of(shown: View, theme: Theme = LIGHT) -> list[Column]:
     totals = [[Line(factor(row.total) if whole else "", theme.busy, 10.5, True)] for row in shown.rows]
     article = [[Line(factor(row.article_total) if whole else "", theme.article, 9.5)] for row in shown.rows]
     columns = [
-        *([Column("", clocks)] if shown.has_gpu_time else []),
-        Column(shown.versus, gains, gap=0.08),
+        *([Column("", clocks)] if shown.has_gpu_time else []), Column(shown.versus, gains, gap=0.08),
         Column("interval", intervals, "right", gap=0.1),
         Column("advice" if leave_out else "gain at top", tops),
         Column("total", totals, "right", color=theme.busy),
         Column("article", article, "right", color=theme.article),
-    ]
+    ]  # fmt: skip
     return [column for column in columns if column.width]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -18,16 +17,15 @@ from typing import Any
 from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
-from ladder.base.plain import Fields
+from ladder.base.plain import Fields, Plain
 from ladder.plan import catalog, modes
 from ladder.report import advising
 from ladder.report.advising import LEFT_OUT, SKIP, STAIRCASE, UNDECIDED, Advised, Sources
-from ladder.report.view import contains, join_lines, list_ladder, view
+from ladder.report.view import contains, list_ladder, view
 from ladder.results import publishable, ranking
 from ladder.results.run import Result, RungResult
-from ladder.results.types import Plain
 from ladder.results.words import answer
-from ladder.show.table import Column, Table, render_markdown, render_text
+from ladder.show.table import Column, Table, join_lines, render_markdown, render_text
 from stylegan_lite.config import ConfigError, Recipe
 
 IMAGES = 25_000_000  # of a whole training of StyleGAN2 (Karras et al. 2020, arXiv:1912.04958)
@@ -58,7 +56,7 @@ class Recommendation:
     images: int
     price: float | None  # an hour
     rungs: Sequence[Advised]
-    kept: Sequence[str]  # the rungs of the recipe, in order
+    recipe_rungs: Sequence[str]  # the rungs of the recipe, in order
     recipe: Fields | None  # all fields; missing where this version cannot make it
     baseline_name: str | None
     baseline: Units | None
@@ -84,31 +82,27 @@ class Recommendation:
         return None if saved_ms is None else saved_ms / self.batch * self.images / 3.6e6
 
 
-def images_of(given: str) -> int:
+def images_of(words: str) -> int:
     """Return a number of images given as `25M`, `200k` or `1000000`. Raises UserError."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kmg]?)", given.strip().lower())
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kmg]?)", words.strip().lower())
     number = float(match[1]) * THOUSANDS[match[2]] if match else 0.0
     if not 1 <= number <= 1e15:
-        raise UserError(
-            f"--images {text.plain(given)!r}: give a number of images, such as 25M, 200k or 1000000"
-        )
+        raise UserError(f"--images {text.plain(words)!r}: give a number of images: 25M, 200k or 1000000")
     return round(number)
 
 
-def price_of(given: str) -> float:
+def price_of(words: str) -> float:
     """Return the price of an hour given as `2.5/h` or `2.5`. Raises UserError."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(?:/h)?", given.strip().lower())
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(?:/h)?", words.strip().lower())
     if not match or not 0 < float(match[1]) <= 1e9:
-        raise UserError(f"--price {text.plain(given)!r}: give the price of an hour, such as 2.5/h")
+        raise UserError(f"--price {text.plain(words)!r}: give the price of an hour, such as 2.5/h")
     return float(match[1])
 
 
 def count(number: int) -> str:
     """Return a number of images as it is given: 25M, 200k."""
-    for size, letter in ((10**6, "M"), (10**3, "k")):
-        if number >= size and math.isclose(number / size, round(number / size, 2)):
-            return f"{number / size:g}{letter}"
-    return f"{number:,}"
+    units = [(size, letter) for size, letter in ((10**6, "M"), (10**3, "k")) if number % (size // 100) == 0]
+    return next((f"{number / size:g}{letter}" for size, letter in units if number >= size), f"{number:,}")
 
 
 def units(ms: float, batch: int, images: int, price: float | None) -> Units:
@@ -128,7 +122,7 @@ def recommend(sources: Sources, images: int = IMAGES, price: float | None = None
     timed = [rung for rung in _list_timed(result) if stairs or rung.name == modes.ALL]
     if not timed:
         raise UserError("no rung of the result has a number: nothing can be recommended")
-    kept, recipe, remarks = _choose_recipe(sources, timed[-1], rungs)
+    names, recipe, remarks = _choose_recipe(sources, timed[-1], rungs)
     # The entry that ran this very recipe, the staircase's first; else the highest rung that passed.
     runs = [(rung, run) for run in (stairs, sources.left_out) if run for rung in _list_timed(run)]
     same = [
@@ -140,30 +134,16 @@ def recommend(sources: Sources, images: int = IMAGES, price: float | None = None
     unsure = [each.name for each in rungs if each.advice == UNDECIDED and each.clock]
     if unsure:
         remarks.append(f"undecided, and in the recipe as they were timed: {', '.join(unsure)}")
-    rival = advising.find_rival(stairs) if stairs else None
-    for row in view(stairs).rows if stairs else ():
-        if row.name == rival and row.sentence:
-            remarks.append(f"{row.title} against this ladder's top: {row.sentence}")
     marks = [mark for run in (stairs, sources.left_out) if run for mark in view(run).marks]
     return Recommendation(
-        sources=sources,
-        machine=shown.machine,
-        workload=shown.workload,
-        batch=batch,
-        images=images,
-        price=price,
-        rungs=rungs,
-        kept=kept,
-        recipe=recipe,
-        baseline_name=base.name if base else None,
+        sources=sources, machine=shown.machine, workload=shown.workload, batch=batch, images=images,
+        price=price, rungs=rungs, recipe_rungs=names, recipe=recipe, baseline_name=base.name if base else None,
         baseline=units(base.step_ms, batch, images, price) if base and base.step_ms else None,
-        timed_as=without + best.name,
-        is_timed=bool(same),
+        timed_as=without + best.name, is_timed=bool(same),
         recommended=units(best.step_ms or 0.0, batch, images, price),
         prepare_s=advising.derive_preparing(source, best.name, base.name) if base else None,
-        marks=list(dict.fromkeys(marks)),
-        remarks=remarks,
-    )
+        marks=list(dict.fromkeys(marks)), remarks=remarks,
+    )  # fmt: skip
 
 
 def _list_timed(result: Result) -> list[RungResult]:
@@ -207,16 +187,11 @@ def _choose_recipe(
             lambda left, each: modes.without(each, left), (name, *advised.between), changes
         )
         lost = [each for each in changes if each not in rest and each not in (*skips, *advised.between)]
-        shorter = _join_changes(rest)
         if lost and advised.source == STAIRCASE:
             remarks.append(f"{name} stays in the recipe although it is SKIP: needed by {', '.join(lost)}")
-        elif shorter is None or shorter == recipe:
-            remarks.append(
-                f"{name} stays in the recipe although it is SKIP: the other rungs contain its change"
-            )
         else:
             remarks += [f"{', '.join(lost)}: left out with {name}, as it was measured"] if lost else []
-            changes, recipe = rest, shorter
+            changes, recipe = rest, _join_changes(rest)
     return list(changes), recipe, remarks
 
 
@@ -247,13 +222,8 @@ def tabulate_rungs(advice: Recommendation) -> Table:
         hours = advice.hours(each.saved_ms)
         money = None if hours is None or advice.price is None else hours * advice.price
         figures = (
-            each.interval,
-            each.saved_ms,
-            hours,
-            each.prepare_s,
-            _describe_steps(each.pays_back),
-            money,
-        )
+            each.interval, each.saved_ms, hours, each.prepare_s, _describe_steps(each.pays_back), money,
+        )  # fmt: skip
         rows.append([each.name, each.advice, by, answer(each.seen), *figures])
     return Table(columns, rows).drop_empty()
 
@@ -298,7 +268,7 @@ def list_notes(advice: Recommendation) -> list[str]:
             f"the recipe: {advice.prepare_s:.1f} s more preparing than {advice.baseline_name}, paid back after"
             f" {_describe_steps(advice.pays_back)}"
         )
-    if adopted := find_anchors(advice.kept):
+    if adopted := find_anchors(advice.recipe_rungs):
         lines.append(f"in a loop of your own: {PAGE} has {', '.join(adopted)}")
     return [*lines, SAVES]
 
@@ -321,15 +291,9 @@ def render_terminal(
             lines.append(f"{kind}: none{f' of this code; of other code: {other_code}' if other_code else ''}")
     lines += [*advice.marks, "", render_text(tabulate_rungs(advice)), "", *list_reasons(advice.rungs)]
     lines += [
-        "",
-        render_text(tabulate_units(advice)),
-        "",
-        f"recipe: {', '.join(advice.kept)}",
-        *list_notes(advice),
-    ]
-    return "\n".join(
-        "".join(each if each.isprintable() or each == "\n" else " " for each in line) for line in lines
-    )
+        "", render_text(tabulate_units(advice)), "", f"recipe: {', '.join(advice.recipe_rungs)}", *list_notes(advice),
+    ]  # fmt: skip
+    return "".join(each if each.isprintable() or each == "\n" else " " for each in "\n".join(lines))
 
 
 def render_advice(advice: Recommendation, whose: str) -> str:
@@ -338,9 +302,9 @@ def render_advice(advice: Recommendation, whose: str) -> str:
     lines += [text.escaped(f"{whose}; {advice.workload}"), ""]
     lines += [f"**{text.escaped(mark)}**\n" for mark in advice.marks]
     lines += [render_markdown(tabulate_rungs(advice)), "", render_markdown(tabulate_units(advice)), ""]
-    notes = [*list_reasons(advice.rungs), f"recipe: {', '.join(advice.kept)}", *list_notes(advice)]
+    notes = [*list_reasons(advice.rungs), f"recipe: {', '.join(advice.recipe_rungs)}", *list_notes(advice)]
     lines += [f"- {text.escaped(line)}" for line in notes]
-    return "\n".join([*lines, *list_code(advice.kept)]) + "\n"
+    return "\n".join([*lines, *list_code(advice.recipe_rungs)]) + "\n"
 
 
 def write_data(advice: Recommendation, whose: str, files: Mapping[str, str]) -> Plain:
@@ -351,7 +315,7 @@ def write_data(advice: Recommendation, whose: str, files: Mapping[str, str]) -> 
             "clock": each.clock or None, "verdict": each.seen.verdict or None, "gain": each.seen.ratio,
             "interval": each.interval and list(each.interval), "reason": each.reason, "decide": each.decide,
             "saved_ms": each.saved_ms, "saved_hours": advice.hours(each.saved_ms), "prepare_s": each.prepare_s,
-            "pays_back_steps": each.pays_back, "in_recipe": each.name in advice.kept,
+            "pays_back_steps": each.pays_back, "in_recipe": each.name in advice.recipe_rungs,
         }
         for each in advice.rungs
     ]  # fmt: skip
@@ -364,8 +328,8 @@ def write_data(advice: Recommendation, whose: str, files: Mapping[str, str]) -> 
             "timed_as": advice.timed_as, "is_timed": advice.is_timed, **asdict(advice.recommended),
             "prepare_s": advice.prepare_s, "pays_back_steps": advice.pays_back,
         },
-        "recipe": advice.recipe, "recipe_rungs": list(advice.kept),
-        "adopt": find_anchors(advice.kept), "remarks": list(advice.remarks),
+        "recipe": advice.recipe, "recipe_rungs": list(advice.recipe_rungs),
+        "adopt": find_anchors(advice.recipe_rungs), "remarks": list(advice.remarks),
     }  # fmt: skip
 
 
@@ -374,7 +338,7 @@ def recipe_yaml(advice: Recommendation, whose: str) -> str:
     assert advice.recipe is not None
     usual = asdict(Recipe())  # with the fields that plain data leave out at their defaults
     about = [f"The recipe that `ladder recommend` gives: {whose}", advice.workload]
-    about += textwrap.wrap(f"rungs: {', '.join(advice.kept)}", 110)
+    about += textwrap.wrap(f"rungs: {', '.join(advice.recipe_rungs)}", 110)
     about += map(publishable.told, advice.marks)
     about += [] if advice.is_timed else [f"not timed itself; the figures are those of {advice.timed_as}"]
     changed = [f"{key}: {json.dumps(value)}" for key, value in advice.recipe.items() if value != usual[key]]
@@ -397,11 +361,10 @@ class AdoptSection:
 
 
 @functools.cache
-def read_sections(page: str = "") -> list[AdoptSection]:
-    """Return the sections with headings of the third level of a page's text, in order; of this checkout's page."""
-    page = page or (ROOT / PAGE).read_text(encoding="utf-8")
+def read_sections() -> list[AdoptSection]:
+    """Return the sections of the page with headings of the third level, in order."""
     sections = []
-    for part in re.split(r"^(?=##)", page, flags=re.MULTILINE):
+    for part in re.split(r"^(?=##)", (ROOT / PAGE).read_text(encoding="utf-8"), flags=re.MULTILINE):
         if match := re.match(r"### (.*)\n", part):
             anchor = re.sub(r"[^\w\- ]", "", match[1].lower()).replace(" ", "-")
             blocks = tuple(re.findall(r"^```py\n(.+?)^```", part, re.MULTILINE | re.DOTALL))
@@ -420,12 +383,12 @@ def list_code(rungs: Sequence[str]) -> list[str]:
 
     A section of no rung is among them if their code uses a name that it defines.
     """
-    kept = [each for each in read_sections() if {*each.rungs} & {*rungs}]
-    used = set(re.findall(r"\w+", "\n".join(block for each in kept for block in each.blocks)))
+    chosen = [each for each in read_sections() if {*each.rungs} & {*rungs}]
+    used = set(re.findall(r"\w+", "\n".join(block for each in chosen for block in each.blocks)))
     lines: list[str] = []
     for each in read_sections():
         defined = re.findall(r"^(?:def )?(\w+)(?: =|\()", "\n".join(each.blocks), re.MULTILINE)
-        if each.blocks and (each in kept or (not each.rungs and used & {*defined})):
+        if each.blocks and (each in chosen or (not each.rungs and used & {*defined})):
             named = ", ".join(f"`{name}`" for name in each.rungs if name in rungs)
             lines += ["", f"In a loop of your own, {named or each.title} ({PAGE}#{each.anchor}):"]
             lines += [line for block in each.blocks for line in ("", "```python", block.rstrip("\n"), "```")]

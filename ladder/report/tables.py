@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,23 @@ import click
 
 from ladder.base import files, starting
 from ladder.base.errors import UserError
+from ladder.base.plain import Plain
+from ladder.base.protocol import INSIDE, LESS_THAN
 from ladder.base.text import counted, escaped, plain
 from ladder.core.records import write_whole
 from ladder.plan import modes
 from ladder.report import checks, output
-from ladder.report.view import Row, View, shown_gain, shown_top, shown_verdict, turn_row, view
+from ladder.report.view import Row, View, shown_top, turn_row, view
 from ladder.results import sources
 from ladder.results.combine.series import collect as collect
 from ladder.results.combine.series import of_this_machine as of_this_machine
 from ladder.results.combine.series import readable as readable
 from ladder.results.combine.series import with_top as with_top
 from ladder.results.run import Result
-from ladder.results.types import Plain, head
-from ladder.results.values import LESS_THAN
-from ladder.results.words import answer
+from ladder.results.words import answer, word
 from ladder.show.table import Column, Table, render_csv, render_markdown, render_text
 
-Field = tuple[Column, Callable[[Row], Any]]
+Field = tuple[str, str, int, str | Callable[[Row], Any]]  # title, kind, priority, and what it shows of a row
 MARKED = "each entry trains another model; none is an optimization, and none counts in a ladder"
 ABOUT = {
     modes.MISTAKES: "times: the clean entry is 1, by either clock; GPU ms: from one step of each kind",
@@ -43,81 +42,77 @@ def tabulate(shown: View, titles: bool = False) -> Table:
     Args:
         titles: whether a row is named by the rung's title instead of its name.
     """
-    leave_out = shown.mode == modes.LEAVE_ONE_OUT  # there the rows themselves are about the top
     fields: list[Field] = [
-        (Column("entry" if shown.is_study else "rung"), attrgetter("title" if titles else "name")),
-        (Column("ms/step", "ms"), lambda row: row.step_ms if row.status == "ok" else row.status),
-        (Column("95% interval", "ms_interval", 32), attrgetter("interval")),
-        *(_list_two_clocks(shown) if shown.has_gpu_time else _list_one_clock(shown)),
+        ("entry" if shown.is_study else "rung", "text", 0, "title" if titles else "name"),
+        ("ms/step", "ms", 0, lambda row: row.step_ms if row.status == "ok" else row.status),
+        ("95% interval", "ms_interval", 32, "interval"),
     ]
+    if shown.has_gpu_time:
+        fields += [
+            ("GPU ms", "ms", 4, "gpu.ms"),
+            ("waiting\n(ms)", "ms", 5, "gpu.waiting_ms"),
+            ("host ms", "ms", 10, "host_ms"),
+            (f"{shown.versus}\n(GPU)", "amount", 2, lambda row: answer(row.gpu.seen) if row.gpu else None),
+            ("interval\n(GPU)", "interval", 14, "gpu.gain"),
+            (f"{shown.versus}\n(step)", "amount", 1, lambda row: answer(row.seen)),
+            ("interval\n(step)", "interval", 15, "gain"),
+        ]
+    else:
+        fields += [
+            (shown.versus, "speedup", 2, lambda row: None if row.verdict in INSIDE else row.previous),
+            ("interval", "interval", 26, "gain"),
+            ("verdict", "text", 1, lambda row: word(row.seen)),
+        ]
     if shown.is_study:
         several = len({row.updates for row in shown.rows}) > 1  # images a step
         fields += [
             (
-                Column("ms/image", "ms", 6),
+                "ms/image",
+                "ms",
+                6,
                 lambda row: 1000 / row.images_per_s if several and row.images_per_s else None,
             ),
-            (Column("images/s", "amount", 7), attrgetter("images_per_s")),
-            (Column("GFLOP/step", "amount", 8), lambda row: row.flops and row.flops / 1e9),
-            (Column("parameters, M", "amount", 9), lambda row: row.parameters and row.parameters / 1e6),
+            ("images/s", "amount", 7, "images_per_s"),
+            ("GFLOP/step", "amount", 8, lambda row: row.flops and row.flops / 1e9),
+            ("parameters, M", "amount", 9, lambda row: row.parameters and row.parameters / 1e6),
         ]
-    else:
+    elif shown.mode != modes.LEAVE_ONE_OUT:  # there the rows themselves are about the top
         fields += [
-            (Column("gain at top", "amount", 20), lambda row: None if leave_out else shown_top(row)),
-            (Column("at the top", "interval", 28), lambda row: None if leave_out else row.top_interval),
-            (
-                Column("at the top\n(GPU)", "factor", 16),
-                lambda row: row.gpu.top_gain if row.gpu and not leave_out else None,
-            ),
-            (Column("advice", "text", 3), attrgetter("advice")),
-            (Column("total", "speedup"), attrgetter("total")),
-            (Column("total interval", "interval", 27), attrgetter("total_interval")),
-            (Column("total\n(GPU)", "speedup", 17), lambda row: row.gpu.total if row.gpu else None),
-            (Column("main ms", "ms", 29), attrgetter("main_ms")),
-            (Column("host bound", "percent", 23), attrgetter("host_bound")),
-            (Column("images/s", "amount", 25), attrgetter("images_per_s")),
-            (Column("article ms", "amount", 30), attrgetter("article_ms")),
-            (Column("article total", "speedup", 18), attrgetter("article_total")),
+            ("gain at top", "amount", 20, shown_top),
+            ("at the top", "interval", 28, "top_interval"),
+            ("at the top\n(GPU)", "factor", 16, "gpu.top_gain"),
         ]
     fields += [
-        (
-            Column("in force" if shown.mode == modes.MISTAKES else "receipts", "text", 19),
-            attrgetter("receipts"),
-        ),
-        (Column("parity", "text", 19), attrgetter("parity")),
-        (Column("rejected", "count", 21), lambda row: row.rejected or None),
-        (Column(shown.memory, "amount", 24), attrgetter("memory")),
-        (Column("allocated GiB", "amount", 31), attrgetter("allocated")),
-        (Column("device GiB", "amount", 22), attrgetter("device")),
+        ("advice", "text", 3, "advice"),
+        ("total", "speedup", 0, "total"),
+        ("total interval", "interval", 27, "total_interval"),
+        ("total\n(GPU)", "speedup", 17, lambda row: row.gpu.total if row.gpu and row.total else None),
+        ("main ms", "ms", 29, lambda row: None if shown.is_study else row.main_ms),
+        ("host bound", "percent", 23, lambda row: None if shown.is_study else row.host_bound),
+        ("in force" if shown.mode == modes.MISTAKES else "receipts", "text", 19, "receipts"),
+        ("parity", "text", 19, "parity"),
+        ("rejected", "count", 21, lambda row: row.rejected or None),
+        ("images/s", "amount", 25, lambda row: None if shown.is_study else row.images_per_s),
+        (shown.memory, "amount", 24, "memory"),
+        ("allocated GiB", "amount", 31, "allocated"),
+        ("device GiB", "amount", 22, "device"),
+        ("article ms", "amount", 30, "article_ms"),
+        ("article total", "speedup", 18, "article_total"),
     ]
-    rows = [[value(row) for _, value in fields] for row in (turn_row(row, shown) for row in shown.rows)]
-    return Table([column for column, _ in fields], rows, notes=list_notes(shown)).drop_empty()
-
-
-def _list_one_clock(shown: View) -> list[Field]:
-    """Return the columns of what a rung gains, in a result without GPU time."""
-    leave_out = shown.mode == modes.LEAVE_ONE_OUT
-    return [
-        (Column(shown.versus, "amount", 2), shown_gain),
-        (Column("interval", "interval", 26), attrgetter("gain")),
-        (Column("verdict", "text", 1), lambda row: "" if leave_out else shown_verdict(row)),
+    rows = [
+        [find_figure(row, value) if isinstance(value, str) else value(row) for *_, value in fields]
+        for row in (turn_row(row, shown) for row in shown.rows)
     ]
+    columns = [Column(title, kind, priority) for title, kind, priority, _ in fields]
+    return Table(columns, rows, notes=list_notes(shown)).drop_empty()
 
 
-def _list_two_clocks(shown: View) -> list[Field]:
-    """Return the columns of GPU time, and of what a rung gains by each clock, the word beside the factor."""
-    return [
-        (Column("GPU ms", "ms", 4), lambda row: row.gpu.ms if row.gpu else None),
-        (Column("waiting\n(ms)", "ms", 5), lambda row: row.gpu.waiting_ms if row.gpu else None),
-        (Column("host ms", "ms", 10), attrgetter("host_ms")),
-        (
-            Column(f"{shown.versus}\n(GPU)", "amount", 2),
-            lambda row: answer(row.gpu.seen) if row.gpu else None,
-        ),
-        (Column("interval\n(GPU)", "interval", 14), lambda row: row.gpu.gain if row.gpu else None),
-        (Column(f"{shown.versus}\n(step)", "amount", 1), lambda row: answer(row.seen)),
-        (Column("interval\n(step)", "interval", 15), attrgetter("gain")),
-    ]
+def find_figure(row: Row, path: str) -> Any:
+    """Return a field of a row, or of what it has; an end of an interval is a number. None where there is none."""
+    value: Any = row
+    for name in path.split("."):
+        value = None if value is None else value[int(name)] if name.isdigit() else getattr(value, name)
+    return value
 
 
 def list_notes(shown: View) -> list[str]:
@@ -156,32 +151,14 @@ def markdown(result: Result) -> str:
     lines += [f"{escaped(shown.workload)}; {escaped(shown.protocol)}", ""]
     lines += [f"**{escaped(mark)}**\n" for mark in shown.marks]
     lines.append(render_markdown(tabulate(shown, titles=True)))
-    for rung in result.rungs:
-        notes = [*checks.receipt_lines(rung), *checks.parity_lines(rung)]
-        if notes:
-            lines += ["", f"#### {escaped(plain(rung.name))}: receipts and parity", ""]
-            lines += [f"- {escaped(plain(line))}" for line in notes]
-        if (table := checks.tabulate_parity(rung)).rows:
-            lines += ["", render_markdown(table)]
-    if choices := checks.choice_lines(result):
-        lines += ["", "#### Tiles that the kernels ran with", ""]
-        lines += [f"- {escaped(plain(line))}" for line in choices]
+    lines += [f"\n{render_markdown(table)}" for table in checks.tabulate_checks(result)]
     return "\n".join(lines) + "\n"
 
 
 def print_checks(result: Result) -> None:
-    """Print every receipt line and the parity table of each rung."""
-    for rung in result.rungs:
-        lines = [*checks.receipt_lines(rung), *(f"parity: {line}" for line in checks.parity_lines(rung))]
-        click.echo(plain(rung.name) + ("" if lines else ": no receipts and no parity check in this result"))
-        lines = [plain(line) for line in lines]
-        if (table := checks.tabulate_parity(rung)).rows:
-            lines += render_text(table, output.measure_width()).splitlines()
-        for line in lines:
-            click.echo(f"  {line}")
-    for line in checks.choice_lines(result):
-        click.echo(plain(f"tiles of {line}"))
-    click.echo()
+    """Print every receipt, every parity error and the tiles of a run."""
+    tables = [render_text(table, output.measure_width()) for table in checks.tabulate_checks(result)]
+    click.echo("\n\n".join(tables or ["no receipts and no parity check in this result"]) + "\n")
 
 
 def data_of(result: Result) -> Plain:
@@ -217,7 +194,7 @@ def csv_text(many: Sequence[Result]) -> str:
         machine, shown = result.machine, view(result)
         whole = {
             "machine": machine.name, "gpu": machine.gpu, "workload": result.workload["name"],
-            "ladder": result.ladder.name, "started": result.started, "commit": " ".join(sources.commits(head(result))),
+            "ladder": result.ladder.name, "started": result.started, "commit": " ".join(sources.commits(result)),
             "quick": result.protocol.quick, "complete": result.complete, "baseline": result.baseline,
         }  # fmt: skip
         behind = {
@@ -226,19 +203,11 @@ def csv_text(many: Sequence[Result]) -> str:
         }  # fmt: skip
         columns = [Column(name) for name in (*whole, *CSV_ROW)]
         for row in shown.rows:
-            cells = {name: behind.get(name) or _find_figure(row, path) for name, path in CSV_ROW.items()}
+            cells = {name: find_figure(row, path) if path else behind[name] for name, path in CSV_ROW.items()}
+            for name, clock in (("less_than", row), ("gpu_less_than", row.gpu)):
+                cells[name] = clock.below if clock and clock.verdict == LESS_THAN else None
             rows.append([_clean_cell(cell) for cell in (whole | cells).values()])
     return render_csv([Table(columns, rows)])
-
-
-def _find_figure(row: Row, path: str) -> Any:
-    """Return a field of a row, or of what it has; an end of an interval is a number. None where there is none."""
-    value: Any = row
-    for name in filter(None, path.split(".")):
-        if name == "below" and value is not None and value.verdict != LESS_THAN:
-            return None
-        value = None if value is None else value[int(name)] if name.isdigit() else getattr(value, name)
-    return None if value is row else value
 
 
 def _clean_cell(cell: Any) -> Any:

@@ -11,19 +11,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 CALL = {  # fields of kernels.choices.Key, and how a line shows them
-    "op": "{}",
-    "direction": "{}",
-    "itemsize": "{}B",
-    "layout": "{}",
-    "architecture": "sm{}",
-    "size": "{}",
-}
+    "op": "{}", "direction": "{}", "itemsize": "{}B", "layout": "{}", "architecture": "sm{}", "size": "{}",
+}  # fmt: skip
 CHOICE = ("tile", "columns", "warps", "per_sm", "stages")  # fields of kernels.choices.Choice
 
 
 def lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return rows of `kernels.choices.used` as text for a note."""
-    return [f"{_call(row)}: {row.get('entry') or '/'.join(str(row.get(n)) for n in CHOICE)}" for row in rows]
+    notes = []
+    for row in rows:
+        call = [how.format(row[key]) for key, how in CALL.items() if row.get(key) is not None]
+        choice = row.get("entry") or "/".join(str(row.get(name)) for name in CHOICE)
+        notes.append(f"{' '.join(filter(None, [*call, row.get('case')]))}: {choice}")
+    return notes
 
 
 def changes(before: list[str] | None, after: list[str] | None) -> list[str]:
@@ -35,23 +35,12 @@ def changes(before: list[str] | None, after: list[str] | None) -> list[str]:
     if before is None or after is None:
         return []
     old, new = (dict(line.rpartition(": ")[::2] for line in each) for each in (before, after))
-    told = []
-    for call in sorted({*old, *new}):
-        if call not in new or call not in old:
-            told.append(f"{call}: {'new' if call in new else 'used no more'}")
-        elif old[call] != new[call]:
-            told.append(f"{call}: {_difference(old[call], new[call])}")
-    return told
-
-
-def _call(row: Mapping[str, Any]) -> str:
-    shown = [how.format(row[name]) for name, how in CALL.items() if row.get(name) is not None]
-    return " ".join([*shown, *([row["case"]] if row.get("case") else [])])
-
-
-def _difference(old: str, new: str) -> str:
-    was, now = old.split("/"), new.split("/")
-    if len(was) != len(CHOICE) or len(now) != len(CHOICE):  # of another version of ours
-        return f"{old} -> {new}"
-    pairs = zip(CHOICE, was, now, strict=True)
-    return ", ".join(f"{name} {a} -> {b}" for name, a, b in pairs if a != b)
+    notes = [f"{call}: {'new' if call in new else 'used no more'}" for call in {*old} ^ {*new}]
+    for call in {*old} & {*new}:
+        was, now = old[call].split("/"), new[call].split("/")
+        pairs = [(f"{name} ", *pair) for name, *pair in zip(CHOICE, was, now, strict=False)]
+        if not len(was) == len(now) == len(CHOICE):  # an entry, or of another version of ours
+            pairs = [("", old[call], new[call])]
+        if differs := ", ".join(f"{name}{a} -> {b}" for name, a, b in pairs if a != b):
+            notes.append(f"{call}: {differs}")
+    return sorted(notes)

@@ -12,18 +12,19 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ladder.base import text
+from ladder.base.plain import Plain
+from ladder.base.protocol import FASTER, LESS_THAN, SLOWER
 from ladder.base.text import at_commits, difference, factor, plain
 from ladder.machine import environment
-from ladder.plan import catalog, levers, mistakes, modes
+from ladder.plan import beside, catalog, modes
 from ladder.report import checks
-from ladder.results import derive, sources, values
-from ladder.results.file import Machine
+from ladder.results import derive, sources
+from ladder.results.file import OUT, Machine
 from ladder.results.publishable import publishable
 from ladder.results.ranking import top_gains
 from ladder.results.run import Result, RungResult, TopGain
-from ladder.results.types import Plain, head
-from ladder.results.values import FASTER, INSIDE, LESS_THAN, SLOWER
 from ladder.results.words import Seen, answer, word
+from ladder.show.table import join_lines
 
 Interval = tuple[float, float]
 GIB = 2**30
@@ -35,15 +36,13 @@ WAITS = 0.04  # a step whose GPU waits for this share of it has its pace from th
 LAZY = {"G_pl": "path length", "D_r1": "R1"}
 WORKERS = "workers"  # a field of the recipe that a rung sets by the cores of the host
 VERSUS = {
-    modes.CUMULATIVE: "vs previous",
-    modes.SOLO: "alone",
-    modes.LEAVE_ONE_OUT: "gain at top",
-    modes.MISTAKES: "times clean",
-    modes.LEVERS: "times unchanged",
-    modes.RECIPE: "vs baseline",
-}
+    modes.CUMULATIVE: "vs previous", modes.SOLO: "alone", modes.LEAVE_ONE_OUT: "gain at top",
+    modes.MISTAKES: "times clean", modes.LEVERS: "times unchanged", modes.RECIPE: "vs baseline",
+}  # fmt: skip
 # Why a mistake costs what it costs, and what a lever changes.
-REASONS = {each.name: each.why for each in mistakes.MISTAKES} | {name: why for name, _, why in levers.LEVERS}
+REASONS = {
+    name: each.why for mode in modes.STUDIES for name, each in beside.load_beside(mode).entries.items()
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +107,6 @@ class Row(Clock):
     flops: float | None = None  # of a step; this and what follows for entries of a study
     parameters: int | None = None
     updates: int = 1  # of D in a step, each on a batch of images
-    notes: tuple[str, ...] = ()
 
     @property
     def waits(self) -> bool:
@@ -175,20 +173,14 @@ def view(result: Result) -> View:
     known = catalog.load_ladder(ladder.name).reference if ladder.name in catalog.ladders() else None
     limit = result.protocol.gpu_memory_limit_gb
     return View(
-        machine=_describe_machine(result.machine),
-        workload=_describe_workload(result.workload),
-        protocol=_describe_protocol(result),
-        rows=tuple(rows),
-        title=plain(f"{ladder.title}{f' in {limit:g} GiB of GPU memory' if limit else ''}"),
-        mode=mode,
-        marks=tuple(map(plain, publishable(result))),
-        remarks=tuple(_list_remarks(result, rows)),
-        noise=tuple(_describe_noise(result)),
-        reference=plain(known or ARTICLE),
+        machine=_describe_machine(result.machine), workload=_describe_workload(result.workload),
+        protocol=_describe_protocol(result), rows=tuple(rows),
+        title=plain(f"{ladder.title}{f' in {limit:g} GiB of GPU memory' if limit else ''}"), mode=mode,
+        marks=tuple(map(plain, publishable(result))), remarks=tuple(_list_remarks(result, rows)),
+        noise=tuple(_describe_noise(result)), reference=plain(known or ARTICLE),
         memory="peak RSS, GiB" if result.machine.device == "cpu" else "reserved GiB",
-        baseline=result.baseline,
-        unit=sources.unit(result),
-    )
+        baseline=result.baseline, unit=sources.unit(result),
+    )  # fmt: skip
 
 
 def _make_row(rung: RungResult, top: TopGain | None, mode: str, on_cpu: bool) -> Row:
@@ -199,55 +191,34 @@ def _make_row(rung: RungResult, top: TopGain | None, mode: str, on_cpu: bool) ->
         sure = rung.gpu_gain
         alone = rung.gpu_speedup_previous if mode == modes.CUMULATIVE else None
         gpu = GpuTime(
-            ms=rung.gpu_ms,
-            waiting_ms=rung.waiting_ms,
-            interval=_pair(rung.gpu_interval_ms),
-            previous=sure.ratio if sure else alone,
-            gain=_pair(sure.interval) if sure else None,
-            verdict=rung.gpu_verdict or "",
-            below=sure.below if sure else None,
+            ms=rung.gpu_ms, waiting_ms=rung.waiting_ms, interval=_pair(rung.gpu_interval_ms),
+            previous=sure.ratio if sure else alone, gain=_pair(sure.interval) if sure else None,
+            verdict=rung.gpu_verdict or "", below=sure.below if sure else None,
             floor=sure.floor if sure and rung.gpu_verdict else None,
             total=rung.gpu_speedup_total if mode != modes.LEAVE_ONE_OUT else None,
-            top_gain=top.gpu_gain if top else None,
-            top_interval=_pair(top.gpu_interval) if top else None,
-        )
+            top_gain=top.gpu_gain if top else None, top_interval=_pair(top.gpu_interval) if top else None,
+        )  # fmt: skip
     rejected = [visit for each in rung.rounds for visit in each.rejected or ()]
     peak = rung.peak_reserved_bytes or (_find_most(rung, "peak_rss_bytes") if on_cpu else None)
     device, seen = _find_most(rung, "device_used_bytes"), rung.inspection
     row = Row(
-        name=plain(rung.name),
-        title=plain(rung.title),
-        status=rung.status,
-        reason=plain(rung.reason or ""),
-        step_ms=rung.step_ms if ok else None,
-        gpu=gpu,
-        interval=_pair(rung.interval_ms) if ok else None,
+        name=plain(rung.name), title=plain(rung.title), status=rung.status, reason=plain(rung.reason or ""),
+        step_ms=rung.step_ms if ok else None, gpu=gpu, interval=_pair(rung.interval_ms) if ok else None,
         previous=gain.ratio if gain else rung.speedup_previous if mode == modes.CUMULATIVE else None,
-        gain=_pair(gain.interval) if gain else None,
-        verdict=rung.verdict or "",
-        below=gain.below if gain else None,
-        floor=gain.floor if gain and rung.verdict else None,
+        gain=_pair(gain.interval) if gain else None, verdict=rung.verdict or "",
+        below=gain.below if gain else None, floor=gain.floor if gain and rung.verdict else None,
         total=rung.speedup_total if whole else None,
-        total_interval=_pair(rung.total_interval) if whole else None,
-        top_gain=top.gain if top else None,
-        top_interval=_pair(top.interval) if top else None,
-        advice=top.advice if top else "",
+        total_interval=_pair(rung.total_interval) if whole else None, top_gain=top.gain if top else None,
+        top_interval=_pair(top.interval) if top else None, advice=top.advice if top else "",
         receipts=UNPROVED if _is_unproved(rung) else checks.receipts_word(rung),
-        parity=checks.parity_word(rung),
-        parity_share=checks.parity_share(rung.parity),
+        parity=checks.parity_word(rung), parity_share=checks.parity_share(rung.parity),
         rejected=len(rejected) if any(each.rejected is not None for each in rung.rounds) else None,
-        main_ms=rung.main_ms,
-        main_total=rung.main_speedup_total if whole else None,
-        host_bound=rung.host_bound,
-        images_per_s=rung.images_per_s,
-        memory=peak and peak / GIB,
+        main_ms=rung.main_ms, main_total=rung.main_speedup_total if whole else None,
+        host_bound=rung.host_bound, images_per_s=rung.images_per_s, memory=peak and peak / GIB,
         allocated=rung.peak_allocated_bytes and rung.peak_allocated_bytes / GIB,
-        device=device and device / GIB,
-        flops=seen.flops if seen else None,
-        parameters=seen.parameters if seen else None,
-        updates=rung.updates,
-        notes=tuple(map(plain, rung.notes)),
-    )
+        device=device and device / GIB, flops=seen.flops if seen else None,
+        parameters=seen.parameters if seen else None, updates=rung.updates,
+    )  # fmt: skip
     return replace(row, sentence=_describe_row(row, mode))
 
 
@@ -256,11 +227,9 @@ def _describe_row(row: Row, mode: str) -> str:
     is_study = mode in modes.STUDIES
     row = _turn(row) if is_study else row
     gpu = (_turn(row.gpu) if is_study else row.gpu).seen if row.gpu else Seen()
-    # without a rung, the GPU may wait for longer than with it
-    sentence = describe_gain(gpu, row.seen, row.waits and mode != modes.LEAVE_ONE_OUT)
-    if (
-        sentence and mode == modes.LEAVE_ONE_OUT
-    ):  # the title names all that was left out, and the gain is theirs
+    leave_out = mode == modes.LEAVE_ONE_OUT  # without a rung, the GPU may wait for longer than with it
+    sentence = describe_gain(gpu, row.seen, row.waits and not leave_out)
+    if sentence and leave_out:  # the title names all that was left out, and the gain is theirs
         return f"against the ladder {row.title}, {sentence}"
     return f"{sentence}: {REASONS[row.name]}" if sentence and is_study and row.name in REASONS else sentence
 
@@ -289,9 +258,8 @@ def describe_gain(gpu: Seen, step: Seen, waits: bool) -> str:
     known = [_describe_answer(name, seen) for name, seen in clocks if seen.verdict]
     if step.verdict in (FASTER, SLOWER) and gpu.verdict in (FASTER, SLOWER, LESS_THAN) and step.ratio:
         if gpu.verdict != step.verdict and abs(math.log(step.ratio)) > (gpu.below or 0.0):
-            return (
-                f"{'; '.join(known)}, because the GPU waits {'less' if step.verdict == FASTER else 'longer'}"
-            )
+            waiting = "less" if step.verdict == FASTER else "longer"
+            return f"{'; '.join(known)}, because the GPU waits {waiting}"
     return "; ".join(known) + (", the CPU sets the pace" if waits and known else "")
 
 
@@ -311,27 +279,9 @@ def _turn(clock: C) -> C:
     return replace(clock, previous=clock.previous and 1 / clock.previous, gain=gain, times=True)
 
 
-def shown_gain(row: Row) -> str:
-    """Return the factor that a rung gains; nothing where it lies inside the noise, whatever its sign."""
-    return "" if row.verdict in INSIDE else factor(row.previous)
-
-
-def shown_verdict(row: Row) -> str:
-    """Return the verdict on the step, with X where it is "less than X%"."""
-    return word(row.seen)
-
-
 def shown_top(row: Row) -> str:
     """Return the factor that a rung gains at the top; nothing inside the noise."""
     return "" if row.advice == modes.NO_DIFFERENCE else factor(row.top_gain)
-
-
-def join_lines(lines: Iterable[tuple[str, str]]) -> list[str]:
-    """Return lines of names and what holds for them; names of which the same holds share a line."""
-    names: dict[str, list[str]] = {}
-    for name, line in lines:
-        names.setdefault(line, []).append(name)
-    return [f"{', '.join(each)}: {line}" for line, each in names.items()]
 
 
 # --- the words around the table ---------------------------------------------------------------------------------------
@@ -360,10 +310,9 @@ def _describe_protocol(result: Result) -> str:
     parts = [
         f"{sources.unit(result)}s: {rounds}{f' of {len(result.merged)} runs' if result.merged else ''}",
         f"timed cycles of 16 steps: {_describe_range(cycles) or result.protocol.cycles}",
-        "lazy regularization included",
-        at_commits(sources.commits(head(result)), result.dirty),
+        "lazy regularization included", at_commits(sources.commits(result), result.dirty),
         result.started[:10],
-    ]
+    ]  # fmt: skip
     return plain(", ".join(filter(None, parts)))
 
 
@@ -387,7 +336,7 @@ def _describe_noise(result: Result) -> list[str]:
         lost = [
             f"the twin of {twin.of} has no number ({twin.reason or twin.status})"
             for twin in result.twins
-            if twin.status in values.OUT
+            if twin.status in OUT
         ]
         lines.append(f"no verdicts: {plain('; '.join(lost) or 'too few generations of twins')}")
     return lines
@@ -404,15 +353,20 @@ def _list_remarks(result: Result, rows: list[Row]) -> list[str]:
         lines.append("no rung has a number")
     elif base != "baseline" and mode not in (modes.LEAVE_ONE_OUT, *modes.STUDIES):
         lines.append(f"speedups refer to {plain(base)}: the baseline has no number here")
-    ends = [(row.name, f"{row.status}{': ' + row.reason if row.reason else ''}") for row in rows]
-    lines += join_lines(end for end, row in zip(ends, rows, strict=True) if row.status != "ok")
-    lines += join_lines((row.name, note) for row in rows for note in row.notes)
+    pairs: list[tuple[str, str]] = []
+    for row, rung in zip(rows, result.rungs, strict=True):
+        if row.status != "ok":
+            pairs.append((row.name, f"{row.status}: {row.reason}" if row.reason else row.status))
+        if row.receipts == UNPROVED:
+            pairs.append((row.name, f"{UNPROVED}: timed before its inspection ended"))
+        if row.parity == checks.EXEMPT and rung.variant:
+            pairs.append((row.name, f"exempt from parity: {plain(rung.variant.exempt)}"))
+        pairs += [(row.name, plain(note)) for note in rung.notes]
+    lines += join_lines(pairs)
     lines += [f"host time of {each.change}" for each in (result.host or {}).values() if each.change]
     if mode == modes.CUMULATIVE:
-        untimed = list_untimed(result)
-        lines += [
-            f"part of {plain(name)} and not measured here: {', '.join(untimed[name])}" for name in untimed
-        ]
+        for name, untimed in list_untimed(result).items():
+            lines.append(f"part of {plain(name)} and not measured here: {', '.join(untimed)}")
     costs = {rung.name: cost for rung in result.rungs if (cost := derive.lazy_costs(rung))}
     for name in dict.fromkeys([*list(costs)[:1], *list(costs)[-1:]]):
         added = [
@@ -424,13 +378,6 @@ def _list_remarks(result: Result, rows: list[Row]) -> list[str]:
         lines += [f"{plain(name)}: {', '.join(added)} to a step that has it"] if added else []
     if sources.in_generations(result) and result.seconds:
         lines.append(f"the run took {result.seconds / 60:.1f} minutes")
-    unproved = [(row.name, f"{UNPROVED}: timed before its inspection ended") for row in rows]
-    lines += join_lines(line for line, row in zip(unproved, rows, strict=True) if row.receipts == UNPROVED)
-    lines += join_lines(
-        (plain(rung.name), f"exempt from parity: {plain(rung.variant.exempt)}")
-        for rung in result.rungs
-        if rung.variant and rung.variant.exempt and rung.status == "ok"
-    )
     return [*lines, *map(plain, environment.describe_variables(result.environment or None))]
 
 
@@ -452,18 +399,16 @@ def list_ladder(result: Result) -> list[str]:
 
 def list_untimed(result: Result) -> dict[str, list[str]]:
     """Return by timed rung what it contains beside the rung before it, although the run did not time that."""
-    changes = {
-        each: catalog.load_rung(each).change for each in list_ladder(result) if each in catalog.rungs()
-    }
-    entries, below, untimed = {rung.name for rung in result.rungs}, set[str](), dict[str, list[str]]()
+    entries = {rung.name for rung in result.rungs}
+    others = [name for name in list_ladder(result) if name in catalog.rungs() and name not in entries]
+    changes = {name: catalog.load_rung(name).change for name in others}
+    untimed, below = dict[str, list[str]](), list[str]()
     for rung in result.rungs:
-        if rung.status == "ok" and rung.recipe:
+        if rung.status == "ok" and (recipe := rung.recipe):
             inside = [
-                name
-                for name, change in changes.items()
-                if name not in entries and change.keys() - {WORKERS} and contains(rung.recipe, change)
+                name for name, each in changes.items() if each.keys() - {WORKERS} and contains(recipe, each)
             ]
             if more := [name for name in inside if name not in below]:
                 untimed[rung.name] = more
-            below = {*inside}
+            below = inside
     return untimed

@@ -14,25 +14,22 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from ladder.base.files import COMPILED, below, digest, significant_tokens
 from ladder.base.paths import ROOT
 from ladder.results import sources
-from ladder.results.values import CODE_DIGITS
+from ladder.results.file import Header
 
 KEY = "measured_code"
-DIGITS = CODE_DIGITS
+DIGITS = 16  # of a digest
 MAKES_A_RUNG = ("change", "needs")
 # The engine starts, times and watches a rung or a case, and writes down what it observes. Raise its number after a
 # change by which a time may differ: results of two numbers are not merged, and none is resumed with another.
 # `tests/results/test_engine.py` lists its modules and fails when one has changed.
 ENGINE = 1
-Head = Mapping[str, Any]  # of a result of any kind, as its file has it (`ladder.results.types.head`)
 
 
 def digests(root: Path = ROOT, code: Path | None = None) -> dict[str, str]:
@@ -89,38 +86,38 @@ def _order(path: Path) -> list[str]:
     return [str(each) for each in (*rungs, ladder.get("rival"))]
 
 
-def differences(first: Head, other: Head) -> list[str]:
+def list_differences(first: Header, other: Header) -> list[str]:
     """Return where the two may have measured other code, each with both values.
 
-    They are told by commit unless both know their digests.
+    They are told apart by commit unless both know their digests.
     """
-    commits = [sources.commits(each) for each in (first, other)]
-    said = " and ".join(", ".join(each) or "None" for each in commits)
-    at = [] if sorted(commits[0]) == sorted(commits[1]) else [f"commit: {said}"]
-    if not known(first, other):
-        return at
-    parts = sorted({*first[KEY], *other[KEY]})
-    pairs = [(part, first[KEY].get(part), other[KEY].get(part)) for part in parts]
-    found = [f"{KEY}.{part}: {mine} and {theirs}" for part, mine, theirs in pairs if mine != theirs]
-    return found and [*found, *at]
+    if not is_known(first, other):
+        commits = [sources.commits(each) for each in (first, other)]
+        both = " and ".join(", ".join(each) or "None" for each in commits)
+        return [] if sorted(commits[0]) == sorted(commits[1]) else [f"commit: {both}"]
+    one, two = first.measured_code or {}, other.measured_code or {}
+    return [
+        f"{KEY}.{part}: {one.get(part)} and {two.get(part)}"
+        for part in sorted({*one, *two})
+        if one.get(part) != two.get(part)
+    ]
 
 
-def known(*results: Head) -> bool:
+def is_known(*headers: Header) -> bool:
     """Return whether each of the results says which code it measured, committed or not."""
-    return all(each.get(KEY) for each in results)
+    return all(each.measured_code for each in headers)
 
 
-def same(first: Head, other: Head) -> bool:
-    """Return whether the two measured the same code, as far as they tell."""
-    clean = known(first, other) or first.get("dirty") == other.get("dirty")
-    return clean and not differences(first, other)
+def is_same(first: Header, other: Header) -> bool:
+    """Return whether the two measured the same code, as far as they say."""
+    return (is_known(first, other) or first.dirty == other.dirty) and not list_differences(first, other)
 
 
-def contradiction(result: Head) -> str | None:
+def find_contradiction(header: Header) -> str | None:
     """Return what is wrong with the commits that a result names, in one line, or None."""
-    commits = result.get("commits")
+    commits = header.commits
     if not commits:
         return None
-    if len(set(commits)) < len(commits) or result["commit"] not in (None, *commits):
+    if len(set(commits)) < len(commits) or header.commit not in (None, *commits):
         return "commits: not several, the result's own among them"
-    return None if known(result) else f"commits: several, and no {KEY} says that they are the same"
+    return None if is_known(header) else f"commits: several, and no {KEY} says that they are the same"

@@ -16,9 +16,9 @@ from typing import Any
 
 from ladder.plan.catalog import _preset, of_a_preset
 from ladder.plan.content import fields_of, of_workload
+from ladder.results.file import Header
 from ladder.results.run import Run
 
-IMAGES = "images"  # the key of a result
 ARTICLE = "article"  # a ladder
 # What presets held until they were changed: results of then keep their name. Whoever changes a preset adds to it.
 EARLIER = {"tiny": ("43b5b3",)}  # lr, r1_gamma and ema_images of StyleGAN2, until 21 November 2026
@@ -45,12 +45,13 @@ def misordered(result: Run) -> str | None:
     The article's order never changes. Other ladders and rungs have changed. A result is held to what they are now where
     it says that they were the same.
     """
-    from ladder.plan import catalog, levers, mistakes, modes
+    from ladder.plan import beside, catalog, modes
 
     name, mode = result.ladder.name, result.protocol.mode
-    for study, entries in ((modes.MISTAKES, mistakes.names()), (modes.LEVERS, levers.names())):
-        if mode == study and (name != study or result.ladder.rungs[:1] != entries[:1]):
-            return f"ladder: mode {study} measures {entries[0]} and what stands beside it"
+    if mode in modes.STUDIES:
+        first = beside.load_beside(mode).first
+        if name != mode or result.ladder.rungs[:1] != [first]:
+            return f"ladder: mode {mode} measures {first} and what stands beside it"
     if name not in catalog.ladders():
         return None
     now = _of_now(result)
@@ -99,18 +100,14 @@ def labels(workloads: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]
     }
 
 
-def other_images(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """What each of two results was made with, where that differs; nothing where one of them does not say."""
-    from ladder.machine import environment
-
-    if not all(environment.KEY in each for each in (first, other)):  # made by an earlier version
+def other_images(first: Header, other: Header) -> list[str]:
+    """Return which images each of two results was made with, where that differs and both say it."""
+    if first.environment is None or other.environment is None:  # made by an earlier version
         return []
-    pair = [each.get(IMAGES) for each in (first, other)]
+    pair = [each.images for each in (first, other)]
     if pair[0] == pair[1]:
         return []
-    return [
-        f"{each['count']} images (#{each['digest'][:8]})" if each else "none of the user's" for each in pair
-    ]
+    return [f"{each.count} images (#{each.digest[:8]})" if each else "none of the user's" for each in pair]
 
 
 def of_images(path: str | Path | None) -> dict[str, Any] | None:

@@ -10,29 +10,27 @@ from __future__ import annotations
 import datetime
 import errno
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ladder.base import files, text
 from ladder.base.errors import UserError
-from ladder.core.records import describe_value, read_record, write_whole
-from ladder.results import code_digest, identity, plausible, sources, store, values
-from ladder.results.file import OUT, SCHEMA
-from ladder.results.run import Result, Run
-from ladder.results.types import head
+from ladder.core.records import describe_value, locate_problem, read_record, write_whole
+from ladder.results import code_digest, fields, identity, plausible, sources, store
+from ladder.results.file import OUT, SCHEMA, Header
+from ladder.results.run import Result, Run, Rung, Twin
 
 MOST_BYTES = (
     2**22
 )  # a ladder takes some hundred kilobytes, all kernels with every sample more than a megabyte
-
-_FILE = re.compile(r"[a-z0-9][a-z0-9._-]*(-\d{8}T\d{6}Z)?(-\d+)?\.json")
-
-_LONGEST_NAME = 240
+_FILE = re.compile(r"(?=.{1,240}$)[a-z0-9][a-z0-9._-]*(-\d{8}T\d{6}Z)?(-\d+)?\.json")
 
 
 def name_problem(path: Path) -> str | None:
-    """What is wrong with the name of a result file, in one line, or None."""
-    if _FILE.fullmatch(path.name) and len(path.name) <= _LONGEST_NAME:
+    """Return what is wrong with the name of a result file, in one line, or None."""
+    if _FILE.fullmatch(path.name):
         return None
     if not path.name.lower().endswith(".json"):
         return "not a result: its name does not end in .json"
@@ -45,11 +43,12 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def show_path(path: Path | str) -> str:
-    """A path as any terminal can print it: a name may hold line ends and escape sequences."""
+    """Return a path as any terminal can print it: a name may hold line ends and escape sequences."""
     return printable(str(path), 400)
 
 
 def why(error: Exception) -> str:
+    """Return the reason of an error while reading, in one line."""
     if (
         isinstance(error, OSError) and error.errno == errno.ELOOP
     ):  # O_NOFOLLOW: "too many levels of symbolic links"
@@ -57,17 +56,36 @@ def why(error: Exception) -> str:
     return printable(getattr(error, "strerror", None) or str(error))
 
 
-def printable(text: str, longest: int = 160) -> str:
-    text = "".join(c if c.isascii() and c.isprintable() else ascii(c)[1:-1] for c in text[:longest])
-    return text[:longest]
+def printable(message: str, longest: int = 160) -> str:
+    """Return text from outside as ASCII in one line, cut to a length."""
+    escaped = "".join(c if c.isascii() and c.isprintable() else ascii(c)[1:-1] for c in message[:longest])
+    return escaped[:longest]
+
+
+# --- kinds beside a ladder's run --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of result beside a ladder's run: its record, what no genuine file holds, why a file is not quoted."""
+
+    name: str
+    record: Any
+    find_contradiction: Callable[[Any], str | None] = lambda file: None
+    list_cautions: Callable[[Any], list[str]] = lambda file: []
+
+    def find_problem(self, data: Any) -> str | None:
+        """Return what is wrong with a file's data, in one line, or None."""
+        if problem := locate_problem(self.record, data):
+            return ": ".join(part for part in (problem[0].lstrip("."), problem[1]) if part)
+        return self.find_contradiction(read_record(self.record, data))
 
 
 class OtherKind(UserError):
-    """A file holds something else than a run of `ladder run`. `has_kind`: another command's result."""
+    """A file holds something else than a run of `ladder run`."""
 
-    def __init__(self, line: str, has_kind: bool = False) -> None:
-        super().__init__(line)
-        self.has_kind = has_kind
+
+# --- a run ------------------------------------------------------------------------------------------------------------
 
 
 def load_run(path: Path) -> Result:
@@ -87,12 +105,8 @@ def load_record(path: Path) -> Run:
     data = store.read(path)
     try:
         return read_run(data)
-    except OtherKind as error:
-        page = path.with_suffix(".md")
-        shows = f"; {page.name} beside it shows it" if error.has_kind and page.is_file() else ""
-        raise OtherKind(f"{path}: {error}{shows}", error.has_kind) from None
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+        raise type(error)(f"{path}: {error}") from None
 
 
 def read_run(data: Any) -> Run:
@@ -101,7 +115,7 @@ def read_run(data: Any) -> Run:
         raise OtherKind('not a result file: expected an object with "schema"')
     kind = next((data[key] for key in store.KIND_KEYS if key in data), None)
     if kind not in (None, "ladder"):
-        raise OtherKind(f"a result of the kind {describe_value(kind)}, no run of rungs", True)
+        raise OtherKind(f"a result of the kind {describe_value(kind)}, no run of rungs")
     if data["schema"] != SCHEMA:
         raise UserError(f"schema {describe_value(data['schema'])} is not known here, expected {SCHEMA}")
     run = read_record(Run, data)
@@ -110,60 +124,56 @@ def read_run(data: Any) -> Run:
     return run
 
 
-def find_problem(run: Run) -> str | None:
-    """Return what cannot be in a run that its record allows, in one line, or None."""
-    machine = run.machine
+def find_header_problem(header: Header) -> str | None:
+    """Return why the header of a file cannot be genuine, in one line, or None."""
+    machine = header.machine
     hardware = machine.gpu if machine.device == "cuda" else machine.cpu
     if hardware is None or machine.name != text.slug(hardware):
         return f"machine.name: {machine.name!r} is not made from its hardware, {describe_value(hardware)}"
     tomorrow = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=1)
-    if run.started[:19] > tomorrow.isoformat()[:19]:
-        return f"started: {run.started} has not come yet"
-    names = [rung.name for rung in run.rungs]
+    if header.started[:19] > tomorrow.isoformat()[:19]:
+        return f"started: {header.started} lies in the future"
+    if header.workload is None:
+        return None
+    return fields.find_workload_problem(header.workload) or identity.misnamed(header.workload)
+
+
+def find_problem(run: Run) -> str | None:
+    """Return what cannot be in a run that its record allows, in one line, or None."""
+    names, twins = [rung.name for rung in run.rungs], [twin.name for twin in run.twins]
     if names != run.ladder.rungs or len(set(names)) < len(names):
         return "rungs: not those of ladder.rungs, each once and in that order"
-    if any(twin.of not in names for twin in run.twins) or len({twin.name for twin in run.twins}) < len(
-        run.twins
-    ):
+    if any(twin.of not in names for twin in run.twins) or len(set(twins)) < len(twins):
         return "twins: not each once, of a rung"
-    if problem := (
-        _find_wrong_fields(run)
-        or code_digest.contradiction(head(run))
-        or identity.misnamed(run.workload)
-        or identity.misordered(run)
-    ):
+    if problem := find_header_problem(run) or code_digest.find_contradiction(run) or identity.misordered(run):
         return problem
-    facts = write_whole(machine)
+    facts = write_whole(run.machine)
     least = plausible.floor_ms(facts, run.workload)
-    for rung in sources.records(run):
-        if rung.status == "ok" and not rung.rounds:
-            return f'rung {rung.name}: status "ok" without a round'
-        numbers = [each.round for each in rung.rounds]
-        if len(set(numbers)) < len(numbers):
-            return f"rung {rung.name}: a round is there twice"
-        for each in rung.rounds:
-            if not each.samples_ms:
-                return f"rung {rung.name}: a round without samples"
-            beside = [len(part) for part in (each.passes, each.event_ms) if part]
-            if any(count != len(each.samples_ms) for count in beside):
-                return f"rung {rung.name}: passes or events that are not those of its samples"
-        own = plausible.floor_of(rung, facts, run.workload, least)
-        if rung.status == "ok" and (problem := plausible.too_fast(rung, own)):
-            return f"rung {rung.name}: {problem}"
+    for part in sources.records(run):
+        own = plausible.floor_of(part, facts, run.workload, least)
+        if problem := _find_part_problem(part, own):
+            return problem
     if all(not rung.rounds and (rung.status in OUT or rung.recipe is None) for rung in run.rungs):
         return "complete, but nothing was measured"
     return None
 
 
-def _find_wrong_fields(run: Run) -> str | None:
-    """Return what is wrong with the fields of the workload, a recipe or settings, in one line, or None."""
-    rules: list[tuple[str, Any, Any]] = [("workload", values.WORKLOAD, run.workload)]
-    parts: tuple[tuple[str, Any], ...] = (("rungs", run.rungs), ("twins", run.twins))
-    for part, records in parts:
-        for index, rung in enumerate(records):
-            rules += [(f"{part}[{index}].recipe", values.RECIPE, rung.recipe or {})]
-            rules += [(f"{part}[{index}].settings", values.SETTINGS, rung.settings or {})]
-    for place, rule, fields in rules:
-        if problem := rule(fields):
-            return f"{place}{problem[0]}: {problem[1]}"
+def _find_part_problem(part: Rung | Twin, least: tuple[float, float] | None) -> str | None:
+    """Return what cannot be in a rung or twin, in one line, or None."""
+    place = f"rung {part.name}"
+    problem = fields.find_recipe_problem(part.recipe, f"{place}.recipe")
+    if problem := problem or fields.find_settings_problem(part.settings, f"{place}.settings"):
+        return problem
+    if part.status == "ok" and not part.rounds:
+        return f'{place}: status "ok" without a round'
+    numbers = [each.round for each in part.rounds]
+    if len(set(numbers)) < len(numbers):
+        return f"{place}: a round is there twice"
+    for each in part.rounds:
+        if not each.samples_ms:
+            return f"{place}: a round without samples"
+        if any(len(beside) != len(each.samples_ms) for beside in (each.passes, each.event_ms) if beside):
+            return f"{place}: passes or events that are not those of its samples"
+    if part.status == "ok" and (problem := plausible.too_fast(part, least)):
+        return f"{place}: {problem}"
     return None

@@ -6,7 +6,7 @@ The figures of a result follow from them (`ladder.results.judging`).
 import datetime
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -18,25 +18,11 @@ from ladder.core.job import Job, RunPlan
 from ladder.core.records import Fields, read_record, write_record
 from ladder.machine import environment, neighbours
 from ladder.machine.threads import QUIET
-from ladder.results import code_digest, identity, judging
+from ladder.results import code_digest, judging
 from ladder.results import store as results
 from ladder.results.file import SCHEMA, KernelProfile, Round
 from ladder.results.run import Choice, Inspection, Ladder, Parity, Protocol, Receipt, Run, Rung, Variant
 from ladder.stats import rounds_budget
-
-
-class Header(TypedDict):
-    """The keys of `header` that every kind of result has, for results that are plain data."""
-
-    schema: int
-    machine: Mapping[str, Any]  # `ladder.machine.system.facts`
-    environment: dict[str, str]
-    commit: str | None
-    dirty: bool | None
-    measured_code: dict[str, str]
-    complete: bool
-    started: str
-    seconds: float
 
 
 def new_run(job: Job) -> Run:
@@ -55,12 +41,11 @@ def new_run(job: Job) -> Run:
     ]
     data = None if job.workload.get("data") is None else job.source or "user-images"
     trained = {"name": job.name, **job.workload, "data": data}
-    first = header("ladder", job.machine, trained, images=plan.images, code=plan.code)
-    first |= {"schema": SCHEMA, environment.KEY: environment.read_variables(without=QUIET)}
-    del first["complete"]
+    head = make_header("ladder", job.machine, trained, images=plan.images, code=plan.code)
+    head |= {environment.KEY: environment.read_variables(without=QUIET)}
     ladder = Ladder(plan.ladder.name, plan.ladder.title, [each.name for each in rungs], plan.ladder.digest)
     made = {"ladder": ladder, "protocol": plan_protocol(job), "rungs": rungs}
-    run = read_record(Run, text.fit(first | {key: write_record(each) for key, each in made.items()}))
+    run = read_record(Run, text.fit(head | {key: write_record(each) for key, each in made.items()}))
     return replace(run, twins=judging.plan_twins(run.rungs, plan.mode, plan.quick))
 
 
@@ -92,18 +77,17 @@ def plan_protocol(job: Job) -> Protocol:
     )
 
 
-def header(
-    kind: str | None,
+def make_header(
+    kind: str,
     facts: Mapping[str, Any] | None,
     workload: Fields | None = None,
     *,
     images: dict[str, Any] | None = None,
     code: Path | None = None,
 ) -> dict[str, Any]:
-    """Return the keys that results of every kind begin with, of a measurement that begins now.
+    """Return the fields of `ladder.results.file.Header` for a measurement that begins now.
 
     Args:
-        kind: the name of the kind; None for a ladder's run, and for a kind that its caller names.
         facts: the machine (`ladder.machine.system.facts`).
         workload: the workload with its name. The source of its images stands for their path.
         images: which images of a user's they are (`ladder.results.identity.of_images`).
@@ -111,16 +95,15 @@ def header(
     """
     commit, dirty = commit_of(ROOT)
     return {
-        "schema": results.SCHEMA,
-        **({"kind": kind} if kind else {}),
+        "schema": SCHEMA,
+        "kind": kind,
         "machine": facts,
         **({"workload": workload} if workload else {}),
         environment.KEY: environment.read_variables(),
-        **({identity.IMAGES: images} if images else {}),
+        **({"images": images} if images else {}),
         "commit": commit,
         "dirty": dirty,
         code_digest.KEY: code_digest.digests(code=code),
-        "complete": False,
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "seconds": 0.0,
     }

@@ -5,11 +5,12 @@ A merged file and its sources may lie in one folder. The same round must not be 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
+from ladder.results.file import Header
 from ladder.results.run import Merged, Result, Run, RungResult, Twin
 
 Visits = set[tuple[Any, ...]]
@@ -32,27 +33,16 @@ def as_merged(result: Any, rounds: int) -> Merged:
     return Merged(started=result.started, rounds=rounds, cpu=machine.cpu, cores=machine.cores)
 
 
-def commits(head: Mapping[str, Any]) -> list[str]:
-    """Return the known commits of a result's rounds, oldest first. They are several where all measured the same code.
-
-    `head` is that of a result of any kind, as its file has it.
-    """
-    several = head.get("commits")
-    return list(several) if several else [commit for commit in [head.get("commit")] if commit]
+def commits(header: Header) -> list[str]:
+    """Return the known commits of a result's rounds, oldest first. Several have the same code."""
+    return list(header.commits or [commit for commit in [header.commit] if commit])
 
 
-def all_commits(heads: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return `commit`, None if a result has none, and `commits` if there are several, of results together."""
-    found = list(heads)
-    seen = list(dict.fromkeys(commit for each in found for commit in commits(each)))
-    known = all(each["commit"] for each in found)
-    return {"commit": found[-1]["commit"] if known else None} | ({"commits": seen} if len(seen) > 1 else {})
-
-
-def gone_on_with(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the commits, and whether dirty, of a result that was begun as `before` and is gone on with as `now`."""
-    dirty = bool(before["dirty"] or now["dirty"]) if before["commit"] else before["dirty"]
-    return all_commits([before, now]) | {"dirty": dirty}
+def join_commits(headers: Sequence[Header]) -> dict[str, Any]:
+    """Return the fields `commit`, None if a result has none, and `commits` of results together."""
+    every = list(dict.fromkeys(commit for each in headers for commit in commits(each)))
+    commit = headers[-1].commit if all(each.commit for each in headers) else None
+    return {"commit": commit, "commits": every if len(every) > 1 else None}
 
 
 def end(result: Run) -> int:

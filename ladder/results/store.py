@@ -3,22 +3,19 @@
 NaN and infinity are refused, on the way out and on the way in. `ladder.results.loading` reads a run.
 """
 
-import datetime
 import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ladder.base import files
 from ladder.base.errors import UserError
-from ladder.base.text import fit, slug, stamp
-from ladder.results.values import OUT as OUT
-from ladder.results.values import SCHEMA as SCHEMA
-from ladder.results.values import STATUSES as STATUSES
+from ladder.base.text import fit
 
+NOT_ENGAGED, FAILED_PARITY = "not engaged", "failed: parity"  # statuses
 SMOKE_NOTE = "CPU smoke test: not to be quoted"
 FEWEST_ROUNDS = 3  # of what is quoted: the protocol of a run makes no fewer, whatever its budget
 SOFTWARE = ("torch", "cuda", "cudnn", "triton")  # a newer one of these begins a new series
@@ -32,35 +29,6 @@ _LONGEST_NUMBER = 32  # characters; an integer of 400 digits overflows a float, 
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
 
 
-def place(path: Path, result: Mapping[str, Any]) -> Path:
-    """Return the file for a result that is named by its machine: ``path``, or its name with the time of the run.
-
-    A file is replaced by the run that wrote it (`--resume`), and by another one of the same host and commit. What
-    another host of the same name or another commit left there, as in a fresh clone, stays beside the new one, and so
-    does a run that ended unfinished: hours may be in it.
-    """
-    if not path.exists() or same_run(path, result):
-        return path
-    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    return path.with_stem(f"{path.stem}-{stamp(result.get('started') or now)}")
-
-
-def same_run(path: Path, result: Mapping[str, Any]) -> bool:
-    """Return whether a file holds an earlier state of the same run, or a finished run of the same host and commit."""
-    try:
-        before = read(path)
-    except UserError:
-        return False
-    now = fit({key: result.get(key) for key in ("machine", "commit", "started")})
-    if not isinstance(before, dict):
-        return False
-    if now["started"] and now["started"] == before.get("started"):
-        return True
-    if before.get("complete") is False:
-        return False
-    return all(now[key] == before.get(key) for key in ("machine", "commit"))
-
-
 def unused(path: Path) -> Path:
     """Return the file, with a number in its name where that file exists (two runs in one second)."""
     number, free = 2, path
@@ -69,86 +37,19 @@ def unused(path: Path) -> Path:
     return free
 
 
-def write(path: Path, data: Mapping[str, Any], *, exact: bool = False) -> None:
-    """Write a result of any kind; ``path`` is always the old file or the whole new one.
-
-    Its texts are made `fit`, unless ``exact`` keeps them, for a kind that holds names of kernels.
+def write(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a result of any kind; ``path`` is always the old file or the whole new one. Its texts are made `fit`.
 
     Raises:
         UserError: the file cannot be written.
         ValueError: a number is not finite.
     """
-    found = dict(data) if exact else fit(dict(data))
-    files.write(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
-
-
-def save(
-    result: Mapping[str, Any],
-    folder: Path,
-    pages: Mapping[str, str] | None = None,
-    render: Callable[[str], bytes] | None = None,
-    *,
-    stem: str | None = None,
-    picture: str = "",
-    exact: bool = False,
-) -> list[Path]:
-    """Write a result that is named by its machine, its pages by suffix, and its pictures. Return all files.
-
-    The files are "-partial" until the result is complete. Then the partial files that led to it are removed. Files of
-    another host or commit stay (`place`).
-
-    Args:
-        render: draws the picture as "png" and "svg". A picture that cannot be drawn is a line on stderr.
-        stem: of the names; by default that of machine and workload.
-        picture: is appended to the stem of the pictures.
-        exact: as for `write`.
-
-    Raises:
-        UserError: a file cannot be written.
-    """
-    if stem is None:
-        stem = "-".join(slug(result[part]["name"]) for part in ("machine", "workload"))
-    complete = result.get("complete", True)
-    parts = place(folder / f"{stem}-partial.json", result)
-    path = place(folder / f"{stem}.json", result) if complete else parts
-    write(path, result, exact=exact)
-    paths = [path]
-    for suffix, page in (pages or {}).items():
-        paths.append(path.with_suffix(f".{suffix}"))
-        files.write(paths[-1], page)
-    if render is not None:
-        paths += files.try_draw(path.with_name(f"{path.stem}{picture}"), render)
-    if complete and parts.exists():
-        for each in paths:
-            each.with_name(each.name.replace(path.stem, parts.stem, 1)).unlink(missing_ok=True)
-    return paths
+    files.write(path, json.dumps(fit(dict(data)), indent=1, allow_nan=False) + "\n")
 
 
 def few(unit: str = "generation") -> str:
     """Return the reason of a result with too few generations, or rounds as older files have them."""
     return f"fewer than {FEWEST_ROUNDS} {unit}s: not to be quoted"
-
-
-def cautions(
-    device: str, rounds: int, dirty: bool | None, complete: bool, also: Sequence[str] = ()
-) -> list[str]:
-    """Why the figures of a result must not be quoted, if they must not; `also` are reasons of its kind."""
-    found = [SMOKE_NOTE] * (device == "cpu")
-    found += [few()] * (rounds < FEWEST_ROUNDS)
-    found += [*also, *["dirty work tree: not to be published"] * bool(dirty)]
-    return found + ["interrupted"] * (not complete)
-
-
-def missing_note(wanted: Sequence[str], notes: Sequence[str]) -> str | None:
-    """Return which of the wanted notes a result lacks, in one line, or None."""
-    older = {few(): few("round")}  # until 27 November 2026
-    missing = [each for each in wanted if each not in notes and older.get(each) not in notes]
-    return f"protocol.notes: lack {missing[0]!r}" if missing else None
-
-
-def commit_words(result: dict[str, Any]) -> str:
-    """The commit of a result as a page names it: "1be53ce9247e", "unknown", "1be53ce9247e with changes"."""
-    return (result["commit"] or "unknown")[:12] + (" with changes" if result["dirty"] else "")
 
 
 def read(path: Path) -> Any:
@@ -206,6 +107,3 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
         raise ValueError(f"the key {twice[:40]!a} is given twice")
     return found
-
-
-NOT_ENGAGED, FAILED_PARITY = "not engaged", "failed: parity"

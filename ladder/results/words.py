@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ladder.base.protocol import INSIDE, LESS_THAN, TOO_FEW
 from ladder.base.text import factor, fine_factor, less_than
-from ladder.results.values import INSIDE, LESS_THAN, TOO_FEW
 
 UNDECIDED = "not decided"
 
@@ -20,6 +20,7 @@ class Seen:
     ratio: float | None = None  # above 1: less time than before
     below: float | None = None  # log ratio, X of "less than X%"
     times: bool = False  # the ratio is in times of another entry's time: above 1 is more time
+    interval: tuple[float, float] | None = None
 
 
 def word(seen: Seen) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
-from ladder.report.themes import DARK, LIGHT, Theme
 from ladder.show.table import Table
 from ladder.show.templates import read_script, render_template
+from ladder.show.themes import DARK, LIGHT, Theme
 
 # Colours of the page beside those of the charts. Text on a colour keeps a contrast of 4.5:1, which a test counts.
 PALETTES = {
@@ -55,17 +55,6 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Placed:
-    """A part of a bar as it is drawn, in percent of the chart's width."""
-
-    tone: str
-    left: str
-    width: str
-    middle: str
-    figure: str
-
-
-@dataclass(frozen=True)
 class Bars:
     """A chart of bars, a row each. `most` is the length of the longest that fits; `legend` has (class, name).
 
@@ -84,14 +73,14 @@ class Bars:
         """Return whether any row has words beside its figure."""
         return any(bar.words for bar in self.bars)
 
-    def place_parts(self, bar: Bar) -> Iterator[Placed]:
-        """Yield the parts of a bar, each beside the one before."""
+    def place_parts(self, bar: Bar) -> Iterator[tuple[str, str, str, str, str]]:
+        """Yield (tone, left, width, middle, figure) of the parts of a bar, in percent of the chart's width."""
         at = 0.0
         for part in bar.parts:
             share = 100 * max(part.size, 0.0) / self.most
             room = (each for each in part.figures if share >= MARGIN + CHARACTER * len(each))
             left, width, middle = (f"{value:.3f}" for value in (at, share, at + share / 2))
-            yield Placed(part.tone, left, width, middle, next(room, ""))
+            yield part.tone, left, width, middle, next(room, "")
             at += share
 
     def place_interval(self, bar: Bar) -> list[tuple[str, str, int, int]]:

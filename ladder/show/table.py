@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,8 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "error": "{:.2g}".format,
     "link": lambda value: value[0],  # (text, address), a link in HTML
     "saving": lambda value: f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}",
+    "more_ms": lambda value: f"{texts.rounded(value, 2):+.2f}",
+    "launches": "{:,.1f}".format,
     "hours": lambda value: f"{value:,.1f}" if abs(value) >= 10 else f"{value:,.2f}",
     "seconds": lambda value: f"{texts.rounded(value, 1):+.1f}",
 }
@@ -138,6 +140,14 @@ class Table:
     def _pick(self, kept: list[int]) -> Table:
         rows = [[row[k] for k in kept] for row in self.rows]
         return replace(self, columns=[self.columns[k] for k in kept], rows=rows)
+
+
+def join_lines(lines: Iterable[tuple[str, str]]) -> list[str]:
+    """Return lines of names and what holds for them; names of which the same holds share a line."""
+    names: dict[str, list[str]] = {}
+    for name, line in lines:
+        names.setdefault(line, []).append(name)
+    return [f"{', '.join(each)}: {line}" for line, each in names.items()]
 
 
 def format_value(kind: str, value: Any) -> str:

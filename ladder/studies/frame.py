@@ -8,7 +8,6 @@ Markdown, CSV, HTML and JSON. A file holds the options, the cases and the observ
 from __future__ import annotations
 
 import contextlib
-import datetime
 import functools
 import importlib
 import json
@@ -36,20 +35,18 @@ from ladder.core.records import (
     Name,
     Record,
     Text,
-    locate_problem,
     read_record,
     size,
     write_record,
-    write_whole,
 )
-from ladder.plan import content
-from ladder.results import check, code_digest, identity, loading, plausible, store, values
+from ladder.core.records import write_whole as write_whole
+from ladder.results import code_digest, fields, identity, loading, plausible, store
 from ladder.results import record as records
 from ladder.results.combine import resuming
 from ladder.results.derive import judge_parity
 from ladder.results.file import Header, Status
 from ladder.results.run import Merged, Parity
-from ladder.results.store import FAILED_PARITY, SERIES
+from ladder.results.store import FAILED_PARITY
 from ladder.show.table import PIPE_WIDTH, Table, render_csv, render_markdown, render_text
 from ladder.studies import STUDIES
 
@@ -108,13 +105,13 @@ class Compared(Observation, kw_only=True):
 class Request:
     """The frame's own options, as the user gave them."""
 
-    workload: str | None
-    device: str | None
-    data: str | None
-    out: Path | None
-    resume: Path | None
-    minutes: float | None
-    quiet: bool
+    workload: str | None = None
+    device: str | None = None
+    data: str | None = None
+    out: Path | None = None
+    resume: Path | None = None
+    budget: float | None = None
+    as_json: bool = False
 
 
 T = TypeVar("T")
@@ -157,7 +154,7 @@ class Session:
         self._shared: dict[Any, Any] = {}
 
     @functools.cached_property
-    def _opened(self) -> Any:
+    def _sitting(self) -> tuple[Any, Any]:
         from ladder.engine import sitting
 
         return self._stack.enter_context(sitting.opened(self.job.device))
@@ -165,23 +162,21 @@ class Session:
     @property
     def pool(self) -> Any:
         """Return the pool of worker processes, started at first use, with this host's lock on the device."""
-        return self._opened[0]
+        return self._sitting[0]
 
     @property
     def visits(self) -> Any:
         """Return the watch over the GPU (`ladder.engine.visit.Visits`)."""
-        return self._opened[1]
+        return self._sitting[1]
 
     @contextlib.contextmanager
     def prepare_worker(self, recipe: Fields, seed: int, **more: bool) -> Iterator[Any]:
         """Yield a worker that has built and prepared the step of a recipe; it ends with the block."""
-        worker, job = self.pool.take(), self.job
-        try:
+        job = self.job
+        with contextlib.closing(self.pool.take()) as worker:
             worker.call("build", workload=job.workload, recipe=recipe, device=job.device, seed=seed, **more)
             worker.call("prepare")
             yield worker
-        finally:
-            worker.close()
 
     def report(self, line: str) -> None:
         """Print a line for the user on stderr."""
@@ -252,9 +247,6 @@ class Study(Generic[P, C, O]):
         """Observe what the file lacks, case after case. A study whose cases are alive together has its own order."""
         from ladder.engine.pool import WorkerFailure
 
-        def fail(status: str, reason: str) -> O:
-            return self.types[2](status=status, reason=text.display(reason))  # type: ignore[no-any-return]
-
         begin, done, minutes = time.monotonic(), 0, session.job.minutes
         while waiting := [key for key in session.file.cases if key not in session.file.observed]:
             key = session.key = waiting[0]
@@ -263,11 +255,9 @@ class Study(Generic[P, C, O]):
             try:
                 observation = self.observe(session, key, session.file.cases[key])
             except WorkerFailure as failure:
-                observation = fail(failure.status, failure.reason)
-            except (
-                EnvironmentFailure
-            ) as failure:  # a resumed run makes it last, or would never come to the others
-                session.keep(key, fail("failed", str(failure)))
+                observation = self.types[2](status=failure.status, reason=text.display(failure.reason))
+            except EnvironmentFailure as failure:  # a resumed run makes it last, after the others
+                session.keep(key, self.types[2](status="failed", reason=text.display(str(failure))))
                 raise
             session.keep(key, observation)
             done += 1
@@ -425,54 +415,27 @@ def decode_file(study: Study[P, C, O], data: Any, where: str = "") -> StudyFile[
     return file
 
 
-def find_header_problem(file: Header) -> str | None:
-    """Return why the header of a file cannot be genuine, in one line, or None."""
-    if file.started[:10] > (datetime.date.today() + datetime.timedelta(days=1)).isoformat():
-        return f"started: {file.started} lies in the future"
-    hardware = file.machine.gpu if file.machine.device == "cuda" else file.machine.cpu
-    if hardware is None or file.machine.name != text.slug(hardware):
-        return f"machine.name: {file.machine.name!r} is not made from its hardware"
-    if file.workload is None:
-        return None
-    if problem := values.WORKLOAD(file.workload):
-        return f"workload{problem[0]}: {problem[1]}"
-    return identity.misnamed(file.workload)
-
-
-def find_files(study: Study[P, C, O], folder: Path, like: Header) -> list[StudyFile[P, C, O]]:
-    """Return the files of a study in `folder` that the host, the software and the workload of a result also have.
-
-    The newest comes last. A file that is refused is left out.
-    """
-    found = []
-    for path in sorted(folder.glob(f"{like.machine.name}-*.json")):
-        with contextlib.suppress(UserError):
-            file = read_file(study, path)
-            if all(getattr(file.machine, key) == getattr(like.machine, key) for key in SERIES) and (
-                content.of_workload(file.workload or {}) == content.of_workload(like.workload or {})
-            ):
-                found.append(file)
-    return sorted(found, key=lambda file: file.started)
-
-
 def find_problem(study: Study[P, C, O], file: StudyFile[P, C, O]) -> str | None:
     """Return why a file of the right form cannot be genuine, in one line, or None."""
     if file.kind != study.kind:
         return f"a result of the kind {file.kind}, not {study.kind}"
-    if problem := find_header_problem(file):
-        return problem
-    header = {name: write_whole(getattr(file, name)) for name in Header.__struct_fields__}
-    if problem := code_digest.contradiction(header):
+    if problem := loading.find_header_problem(file) or code_digest.find_contradiction(file):
         return problem
     if unknown := [key for key in file.observed if key not in file.cases]:
         return f"observed: {unknown[0]!r} is none of its cases"
     for key, case in file.cases.items():
-        if problem := values.RECIPE(getattr(case, "recipe", None) or {}):
-            return f"cases.{text.printable(key)}.recipe{problem[0]}: {problem[1]}"
+        place = f"cases.{text.printable(key)}.recipe"
+        if problem := fields.find_recipe_problem(getattr(case, "recipe", None), place):
+            return problem
     for key, each in file.observed.items():
         if isinstance(each, Compared) and each.status == "ok" and each.verdict == FAILED_PARITY:
             return f"{key}: ok, and beyond the budgets of parity"
     return next(iter(study.list_problems(file)), None)
+
+
+def read_header(file: Header) -> dict[str, Any]:
+    """Return the header of a file as plain data."""
+    return {name: write_whole(getattr(file, name)) for name in Header.__struct_fields__}
 
 
 def list_cautions(study: Study[P, C, O], file: StudyFile[P, C, O]) -> list[str]:
@@ -488,10 +451,15 @@ def list_cautions(study: Study[P, C, O], file: StudyFile[P, C, O]) -> list[str]:
     ]
 
 
+def write_row(case: Case, observation: Observation) -> dict[str, Any]:
+    """Return a case with what was observed of it, as plain data."""
+    observed = write_whole(observation)
+    return {**write_whole(case), **{key: observed[key] for key in observed if key != "stopped"}}
+
+
 def write_derived(study: Study[P, C, O], file: StudyFile[P, C, O]) -> dict[str, Any]:
     """Return what `ladder report --json` prints: the header, whether it is complete, and what the study derives."""
-    header = {name: write_whole(getattr(file, name)) for name in Header.__struct_fields__}
-    return header | {"complete": file.is_complete} | write_whole(study.derive(file))
+    return read_header(file) | {"complete": file.is_complete} | write_whole(study.derive(file))
 
 
 def save_file(study: Study[P, C, O], file: StudyFile[P, C, O], folder: Path, pages: bool) -> list[Path]:
@@ -527,14 +495,12 @@ def write_pages(study: Study[P, C, O], file: StudyFile[P, C, O], path: Path) -> 
 
 def _find_place(study: Study[P, C, O], path: Path, file: StudyFile[P, C, O]) -> Path:
     """Return `path`, or a name with the time of the run where another host, commit or unfinished run has it."""
-    try:
-        before = read_file(study, path) if path.exists() else file
-    except UserError:
-        before = None
-    if before is not None:
-        if before.started == file.started:
-            return path
-        if before.is_complete and (before.machine, before.commit) == (file.machine, file.commit):
+    if not path.exists():
+        return path
+    with contextlib.suppress(UserError):
+        before = read_file(study, path)
+        is_earlier = before.is_complete and (before.machine, before.commit) == (file.machine, file.commit)
+        if before.started == file.started or is_earlier:
             return path
     return path.with_stem(f"{path.stem}-{text.stamp(file.started)}")
 
@@ -551,19 +517,12 @@ def continue_file(study: Study[P, C, O], job: Job, file: StudyFile[P, C, O]) -> 
         raise UserError(
             f"{job.resume}: --resume: the ladder {job.options.ladder} has changed since; start a new run"
         )
-    heads = [
-        {name: write_whole(getattr(each, name)) for name in Header.__struct_fields__}
-        for each in (file, fresh)
-    ]
-    if not study.uses_workload:
-        heads = [{name: value for name, value in head.items() if name != "workload"} for head in heads]
-    header = resuming.continued(job.resume, *heads)
+    header = resuming.continue_header(job.resume, file, fresh)
     kept = study.pick_kept(file)
     failed = [key for key, each in file.observed.items() if key not in kept and not each.stopped]
     last = [] if study.in_order else failed
     cases = {key: case for key, case in file.cases.items() if key not in last}
     cases |= {key: file.cases[key] for key in last}
-    header = {name: value for name, value in header.items() if name in Header.__struct_fields__}
     return msgspec.structs.replace(fresh, **header, cases=cases, observed=kept)
 
 
@@ -577,19 +536,10 @@ def continue_options(study: Study[P, C, O], path: Path, options: P, given: Mappi
     )
 
 
-def as_kind(study: Study[Any, Any, Any]) -> check.Kind:
+def as_kind(study: Study[Any, Any, Any]) -> loading.Kind:
     """Return how `ladder validate` judges the files of a study."""
-
-    def find(data: dict[str, Any]) -> str | None:
-        return find_problem(study, read_record(study.file_type(), data))
-
-    def caution(data: dict[str, Any]) -> list[str]:
-        return list_cautions(study, read_record(study.file_type(), data))
-
-    def refuse(data: Any) -> tuple[str, str] | None:
-        return locate_problem(study.file_type(), data)
-
-    return check.Kind(study.kind, refuse, find, hardware=False, cautions=caution)
+    judge, caution = functools.partial(find_problem, study), functools.partial(list_cautions, study)
+    return loading.Kind(study.kind, study.file_type(), judge, caution)
 
 
 # --- pages ------------------------------------------------------------------------------------------------------------
@@ -598,13 +548,10 @@ def as_kind(study: Study[Any, Any, Any]) -> check.Kind:
 def render_page(study: Study[P, C, O], file: StudyFile[P, C, O]) -> str:
     """Return the Markdown page beside a file."""
     title, *sentences = study.summarize(file)
-    lines = [f"# {text.escaped(title)}", ""]
-    for sentence in sentences:
-        lines += [text.escaped(sentence), ""]
-    for table in study.list_tables(file):
-        lines += [render_markdown(table), ""]
-    lines += [f"- {text.escaped(line)}" for line in list_cautions(study, file)]
-    return "\n".join(lines).rstrip() + "\n"
+    blocks = [f"# {text.escaped(title)}", *map(text.escaped, sentences)]
+    blocks += map(render_markdown, study.list_tables(file))
+    blocks.append("\n".join(f"- {text.escaped(line)}" for line in list_cautions(study, file)))
+    return "\n\n".join(blocks).rstrip() + "\n"
 
 
 def render_terminal(study: Study[P, C, O], file: StudyFile[P, C, O], width: int = PIPE_WIDTH) -> str:
@@ -622,6 +569,8 @@ def open_stored(path: Path) -> tuple[Study[Any, Any, Any], StudyFile[Any, Any, A
 
 def report_stored(paths: Sequence[Path], as_json: bool, markdown: Path | None, csv: Path | None) -> bool:
     """Print the stored results of studies, and write their tables; return False if a path is of another kind."""
+    from ladder.report import output
+
     opened = [open_stored(path) for path in paths]
     stored = [each for each in opened if each is not None]
     if len(stored) < len(opened) or not stored:
@@ -629,11 +578,8 @@ def report_stored(paths: Sequence[Path], as_json: bool, markdown: Path | None, c
     if as_json:
         derived = [write_derived(study, file) for study, file in stored]
         click.echo(json.dumps(derived[0] if len(derived) == 1 else derived, indent=1, allow_nan=False))
-    else:
-        from ladder.report import output
-
-        for study, file in stored:
-            click.echo(render_terminal(study, file, output.measure_width()))
+    for study, file in stored if not as_json else ():
+        click.echo(render_terminal(study, file, output.measure_width()))
     if markdown is not None:
         files.write(markdown, "\n".join(render_page(study, file) for study, file in stored))
     if csv is not None:
@@ -662,18 +608,8 @@ def resolve_job(study: Study[Any, Any, Any], options: Any, request: Request, mac
         workload = workload | {"data": images}
     return Job(
         device, name, workload, None, machine, options, out, request.resume,
-        request.minutes or (study.gpu_minutes if device == "cuda" else None), request.quiet,
+        request.budget or (study.gpu_minutes if device == "cuda" else None), request.as_json,
     )  # fmt: skip
-
-
-def prepare_images(study: Study[Any, Any, Any], job: Job, first: First) -> Job:
-    """Return the job with the path of its images, behind the first line of the command if they must be made."""
-    from ladder.images import for_workload
-
-    if not study.uses_images:
-        return job
-    pictures = for_workload.prepare_images(job.workload["data"], job.workload, job.quiet, first)
-    return replace(job, workload=job.workload | {"data": pictures.path}, source=pictures.source)
 
 
 def begin_file(study: Study[P, C, O], job: Job) -> StudyFile[P, C, O]:
@@ -684,8 +620,7 @@ def begin_file(study: Study[P, C, O], job: Job) -> StudyFile[P, C, O]:
     if study.uses_workload:
         trained = {"name": job.name, **job.workload, "data": job.source if study.uses_images else None}
     images = identity.of_images(str(job.workload["data"])) if study.uses_images else None
-    header = records.header(study.kind, job.machine, trained, images=images)
-    header = {key: value for key, value in header.items() if key != "complete"} | {"schema": 2}
+    header = records.make_header(study.kind, job.machine, trained, images=images)
     options = msgspec.structs.replace(job.options, **dict.fromkeys(study.unstored))
     empty = {"options": write_record(options), "cases": {}, "observed": {}}
     if (ladder := getattr(job.options, "ladder", None)) is not None:
@@ -695,18 +630,19 @@ def begin_file(study: Study[P, C, O], job: Job) -> StudyFile[P, C, O]:
 
 def run_study(study: Study[P, C, O], job: Job) -> int:
     """Observe what the file lacks, write it, print it, and return the exit status."""
+    from ladder.images import for_workload
     from ladder.machine import environment
 
     paths: list[Path] = []
     with locks.folder_lock(job.out, text.slug(job.machine["name"]), movable=job.resume is None):
-        earlier = (
-            None if job.resume is None else read_file(study, job.resume)
-        )  # another run may have continued it
+        earlier = read_file(study, job.resume) if job.resume else None  # another run may have continued it
         cases = study.list_cases(job, earlier)  # before images are made: it refuses what cannot be observed
         kept = {} if earlier is None else study.pick_kept(earlier)
         missing = {key: case for key, case in cases.items() if key not in kept}
         first = First(study.announce(job, missing), job.quiet)
-        job = prepare_images(study, job, first)
+        if study.uses_images:
+            pictures = for_workload.prepare_images(job.workload["data"], job.workload, job.quiet, first)
+            job = replace(job, workload=job.workload | {"data": pictures.path}, source=pictures.source)
         if earlier is None:
             file = msgspec.structs.replace(begin_file(study, job), cases=cases)
         else:
@@ -773,8 +709,7 @@ def show_result(study: Study[P, C, O], file: StudyFile[P, C, O], paths: list[Pat
     if as_json:
         click.echo(json.dumps(write_derived(study, file), indent=1, allow_nan=False))
     else:
-        width = output.measure_width()
-        click.echo(render_terminal(study, file, width))
+        click.echo(render_terminal(study, file, output.measure_width()))
     output.say_files(paths, as_json, again=not (file.is_complete and study.has_answers(file)))
 
 
@@ -786,10 +721,7 @@ def study_command(study: Study[Any, Any, Any]) -> click.Command:
 
         if (status := study.answer(options)) is not None:
             sys.exit(status)
-        request = Request(
-            values.get("workload"), values["device"], values.get("data"), values["out"], values["resume"],
-            values.get("budget"), values["as_json"],
-        )  # fmt: skip
+        request = Request(**values)
         if request.resume is not None:
             file = read_file(study, request.resume)
             options = continue_options(study, request.resume, file.options, shared.list_given(options))
@@ -800,22 +732,16 @@ def study_command(study: Study[Any, Any, Any]) -> click.Command:
         if study.needs_gpu and device == "cpu" and request.device != "cpu":
             raise UserError(f"{study.needs_gpu}, and there is none; --device cpu is a smoke test")
         environment.refuse(device)
-        machine = system.facts(device)
-        sys.exit(run_study(study, resolve_job(study, options, request, machine)))
+        sys.exit(run_study(study, resolve_job(study, options, request, system.facts(device))))
 
     default = f"{study.default_workload['cuda']} on a GPU, {study.default_workload['cpu']} on the CPU"
     budget = "no limit" if study.gpu_minutes is None else f"{study.gpu_minutes:g}; CPU: no limit"
+    has_minutes = "minutes" in study.types[0].__struct_fields__
     extra = [
         *([shared.workload_option(default)] if study.uses_workload else []),
         *([shared.data_option] if study.uses_images else []),
-        *(
-            []
-            if "minutes" in study.types[0].__struct_fields__
-            else [shared.budget_option(budget, study.budget_flag)]
-        ),
-        shared.device_option,
-        shared.resume_option,
-        shared.out_option(f"results/{study.folder}"),
+        *([] if has_minutes else [shared.budget_option(budget, study.budget_flag)]),
+        *(shared.device_option, shared.resume_option, shared.out_option(f"results/{study.folder}")),
         shared.json_option,
     ]
     return shared.make_command(study.name, study.types[0], call, study.help, study.examples, extra)

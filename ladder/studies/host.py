@@ -6,6 +6,7 @@ return, without synchronizing. A cycle under the profiler then splits that time.
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,9 +20,11 @@ from ladder.base.text import ms
 from ladder.core.job import Job
 from ladder.core.options import Seed, option
 from ladder.core.records import Ms, Record, Samples, between, read_record, size
+from ladder.plan import content
 from ladder.results import ranking
 from ladder.results.file import Status
 from ladder.results.run import HostTime, Result
+from ladder.results.store import SERIES
 from ladder.show.table import Column, Table
 from ladder.studies import frame
 from ladder.studies.frame import RungCase, Session, Study, StudyFile
@@ -194,10 +197,17 @@ def attach_host(result: Result, folder: Path) -> Result:
     """Return a cumulative run with its rungs' host time, by the newest file in `folder` of its host and ladder."""
     if ranking.mode(result) != ranking.CUMULATIVE:
         return result
-    files = frame.find_files(STUDY, folder, result)
-    rungs = next(
-        (STUDY.derive(each).rungs for each in files[::-1] if each.options.ladder == result.ladder.name), []
-    )
+    same = []
+    for path in folder.glob(f"{result.machine.name}-*.json"):
+        with contextlib.suppress(UserError):
+            file = frame.read_file(STUDY, path)
+            is_same = all(getattr(file.machine, key) == getattr(result.machine, key) for key in SERIES)
+            works = [content.of_workload(each.workload or {}) for each in (file, result)]
+            if is_same and works[0] == works[1] and file.options.ladder == result.ladder.name:
+                same.append(file)
+    if not same:
+        return result
+    rungs = STUDY.derive(max(same, key=lambda file: file.started)).rungs
     host = {each.name: HostTime(ms=each.host_ms, change=each.grew) for each in rungs if each.host_ms}
     return msgspec.structs.replace(result, host=host or None)
 

@@ -19,11 +19,11 @@ from ladder.base.errors import UserError
 from ladder.base.text import fine_factor
 from ladder.core.job import Job
 from ladder.core.options import Seed, option, whole_numbers
-from ladder.core.records import Fields, Name, Record, between, size
+from ladder.core.records import Fields, Name, between, size
 from ladder.report import drawing
-from ladder.report.themes import LIGHT
-from ladder.results.file import Look, Status
+from ladder.results.file import Look
 from ladder.show.table import Column, Table
+from ladder.show.themes import LIGHT
 from ladder.studies import frame
 from ladder.studies.ablate import load_changes
 from ladder.studies.frame import Session, Study, StudyFile
@@ -79,46 +79,6 @@ class Observed(frame.Observation, kw_only=True):
 
 
 File = StudyFile[Options, Case, Observed]
-
-
-class Row(Record, kw_only=True):
-    """A recipe in a cell: its look, or why there is none."""
-
-    resolution: int
-    batch: int
-    out: list[str]
-    status: Status
-    reason: str | None
-    look: Look | None
-
-
-class Gain(Record, kw_only=True):
-    """The gains of a rung in a cell while the other rungs are on, as factors."""
-
-    resolution: int
-    batch: int
-    rung: str
-    wall: float | None
-    gpu: float | None
-
-
-class Protocol(Record, kw_only=True):
-    """How the cells were measured, and why the figures must not be quoted."""
-
-    ladder: str
-    rungs: list[str]
-    cells: list[list[int]]
-    cycles: int
-    seed: int
-    notes: list[str]
-
-
-class Map(Record, kw_only=True):
-    """What `ladder report --json` prints beside the header."""
-
-    protocol: Protocol
-    rows: list[Row]
-    gains: list[Gain]
 
 
 class Cells:
@@ -229,31 +189,30 @@ ladder map --resume results/map/MACHINE-article-article-partial.json
         cycles = observation.look.wall_ms if observation.look else None
         return f"{texts.ms(statistics.median(cycles))} ms" if cycles else ""
 
-    def derive(self, file: File) -> Map:
+    def derive(self, file: File) -> Any:
         cells = Cells(file)
-        rows = [
-            Row(
-                resolution=size_, batch=batch, out=[*out], status=each.status, reason=each.reason, look=each.look
-            )
-            for (size_, batch, out), each in cells.observed.items()
-        ]  # fmt: skip
         gains = [
-            Gain(
-                resolution=cell[0], batch=cell[1], rung=rung, wall=cells.find_gain(cell, rung, WALL),
-                gpu=cells.find_gain(cell, rung, GPU),
-            )
+            {
+                "resolution": cell[0], "batch": cell[1], "rung": rung,
+                **{clock: cells.find_gain(cell, rung, clock) for clock in (WALL, GPU)},
+            }
             for cell in cells.cells
             for rung in cells.pair
         ]  # fmt: skip
-        protocol = Protocol(
-            ladder=file.ladder or file.options.ladder,
-            rungs=cells.pair,
-            cells=[[*cell] for cell in cells.cells],
-            cycles=CYCLES,
-            seed=file.options.seed,
-            notes=frame.list_cautions(self, file),
-        )
-        return Map(protocol=protocol, rows=rows, gains=gains)
+        protocol = {
+            "ladder": file.ladder or file.options.ladder,
+            "rungs": cells.pair,
+            "cells": cells.cells,
+            "cycles": CYCLES,
+            "seed": file.options.seed,
+            "notes": frame.list_cautions(self, file),
+        }
+        rows = [
+            frame.write_row(case, file.observed[key])
+            for key, case in file.cases.items()
+            if key in file.observed
+        ]
+        return {"protocol": protocol, "rows": rows, "gains": gains}
 
     def list_problems(self, file: File) -> Iterable[str]:
         places = {(case.resolution, case.batch, *case.out) for case in file.cases.values()}

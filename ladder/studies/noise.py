@@ -21,22 +21,11 @@ from msgspec import Meta, structs
 
 from ladder.base import text as texts
 from ladder.base.locks import device_lock
-from ladder.base.records import plain
 from ladder.base.text import difference, percent
+from ladder.core import records as r
 from ladder.core.job import Job, RunPlan
 from ladder.core.options import Seed, option
-from ladder.core.records import (
-    Clock,
-    Count,
-    Fields,
-    Line,
-    Ms,
-    Name,
-    Record,
-    Seconds,
-    Text,
-    size,
-)
+from ladder.core.records import write_whole
 from ladder.machine import neighbours
 from ladder.results import derive, judging, loading, record, sources
 from ladder.results.file import Header, KernelProfile, Round, Status
@@ -58,9 +47,9 @@ TWICE = 2.0  # wall time that scatters so many times as GPU time is limited by t
 class Options(frame.Options):
     """The options of `ladder noise`."""
 
-    rung: Annotated[Name | None, option("The rung, with all below it.", argument=True, metavar="[RUNG]")] = (
-        None
-    )
+    rung: Annotated[
+        r.Name | None, option("The rung, with all below it.", argument=True, metavar="[RUNG]")
+    ] = None
     ladder: Annotated[str, option("The ladder whose rungs are used.", metavar="NAME|FILE")] = "article"
     minutes: Annotated[float, Meta(gt=0, le=1440), option("Time to measure; three generations at least.")] = (
         2.0
@@ -72,27 +61,27 @@ class Options(frame.Options):
 class Case(frame.RungCase):
     """A rung of a ladder with its recipe, as a run names both."""
 
-    ladder: Name
-    ladder_title: Text
-    title: Text
-    article_ms: Ms | None = None
+    ladder: r.Name
+    ladder_title: r.Text
+    title: r.Text
+    article_ms: r.Ms | None = None
 
 
-class Clocks(Record):
+class Clocks(r.Record):
     """Whether a locked clock was asked for, the clock that was locked in MHz, and why none was."""
 
     asked: bool
-    locked_mhz: Clock | None = None
-    reason: Line | None = None
+    locked_mhz: r.Clock | None = None
+    reason: r.Line | None = None
 
 
-class Copy(Record):
+class Copy(r.Record):
     """One of the two copies, with a round for each generation."""
 
     status: Status
-    reason: Text | None = None
-    settings: Fields | None = None
-    rounds: Annotated[list[Round], size(1000)] = []
+    reason: r.Text | None = None
+    settings: r.Fields | None = None
+    rounds: Annotated[list[Round], r.size(1000)] = []
 
 
 class Observed(frame.Observation, kw_only=True):
@@ -101,15 +90,15 @@ class Observed(frame.Observation, kw_only=True):
     clocks: Clocks
     rung: Copy
     twin: Copy | None = None
-    planned: Count = FIRST  # generations
-    cycles: Count = CYCLES
-    seconds: Seconds = 0.0
+    planned: r.Count = FIRST  # generations
+    cycles: r.Count = CYCLES
+    seconds: r.Seconds = 0.0
     gpu: RunGpu | None = None
     profile: KernelProfile | None = None
-    choices: Annotated[list[Choice], size(1000)] | None = None
+    choices: Annotated[list[Choice], r.size(1000)] | None = None
 
 
-class Sight(Record):
+class Sight(r.Record):
     """The changes that one clock can show. All are differences of logarithms: 0.01 is 1%."""
 
     resolution: float | None  # a change from here on is seen, as a rule
@@ -119,32 +108,12 @@ class Sight(Record):
     generations: int
 
 
-class Limit(Record):
+class Limit(r.Record):
     """The limit of one clock, and the numbers that say so."""
 
     clock: str
     by: str
     sentence: str
-
-
-class Protocol(Record):
-    """How the two copies were measured, and why the figures must not be quoted."""
-
-    minutes: float
-    seed: int
-    notes: list[str]
-
-
-class Derived(Record):
-    """What `ladder report --json` prints beside the header. `run` is a result of `ladder run`, with its figures."""
-
-    rung: str
-    protocol: Protocol
-    clocks: Clocks | None
-    run: Any
-    wall: Sight
-    gpu_time: Sight | None
-    limits: list[Limit]
 
 
 File = StudyFile[Options, Case, Observed]
@@ -208,18 +177,19 @@ ladder noise --lock-clocks                with a locked clock, where that is per
             run = run_twice(job, key, folder, on_event)
         return read_run(run, Clocks(is_locked, lock.mhz, lock.reason and texts.display(lock.reason)))
 
-    def derive(self, file: File) -> Derived:
+    def derive(self, file: File) -> Any:
         run, (key, each) = judging.derive_result(restore_run(file)), _observed(file)
         wall, gpu = derive_sights(run)
-        return Derived(
-            rung=key,
-            protocol=Protocol(file.options.minutes, file.options.seed, frame.list_cautions(self, file)),
-            clocks=None if each is None else each.clocks,
-            run=plain(run),
-            wall=wall,
-            gpu_time=gpu,
-            limits=list_limits(run, wall, gpu),
-        )
+        protocol = {"minutes": file.options.minutes, "seed": file.options.seed}
+        return {
+            "rung": key,
+            "protocol": {**protocol, "notes": frame.list_cautions(self, file)},
+            "clocks": each and each.clocks,
+            "run": write_whole(run),
+            "wall": wall,
+            "gpu_time": gpu,
+            "limits": list_limits(run, wall, gpu),
+        }
 
     def list_problems(self, file: File) -> Iterable[str]:
         key, each = _observed(file)
@@ -238,31 +208,38 @@ ladder noise --lock-clocks                with a locked clock, where that is per
 
     def list_cautions(self, file: File) -> list[str]:
         run = judging.derive_result(restore_run(file))
-        lines = neighbours.list_marks(plain(each) for each in list_rounds(run))
+        lines = neighbours.list_marks(write_whole(each) for each in list_rounds(run))
         lines += [note for note in (run.gpu.notes if run.gpu else []) if note not in lines]
         unknown = derive_sights(run)[0].resolution is None
         return [*lines, *(["fewer than three generations: nothing is known yet"] if unknown else [])]
 
     def summarize(self, file: File) -> list[str]:
-        derived, clocks = self.derive(file), (("the step's time", "wall"), ("GPU time", "gpu_time"))
-        sights = [(name, sight) for name, field in clocks if (sight := getattr(derived, field))]
-        known = [f"{difference(each.resolution)} in {name}" for name, each in sights if each.resolution]
-        failed = next((each["reason"] for each in derived.run["rungs"] if each["reason"]), None)
+        run, key = judging.derive_result(restore_run(file)), _observed(file)[0]
+        sights = zip(("the step's time", "GPU time"), derive_sights(run), strict=True)
+        known = [
+            f"{difference(each.resolution)} in {name}" for name, each in sights if each and each.resolution
+        ]
+        failed = next((each.reason for each in run.rungs if each.reason), None)
         answer = f"nothing is known yet: {failed or 'fewer than three generations'}"
         if known:
             answer = f"a change is seen here from {' and from '.join(known)}"
         return [
             f"The noise of {file.machine.gpu or file.machine.cpu}",
-            f"{derived.rung}: {answer}",
+            f"{key}: {answer}",
             f"Workload {(file.workload or {}).get('name')}, two copies of one rung in each generation,"
             f" {frame.describe_software(file)}",
         ]
 
     def list_tables(self, file: File) -> Iterable[Table]:
-        derived, names = self.derive(file), {WALL: "step time", GPU: "GPU time"}
-        notes = [f"{names[each.clock]}, limited by {each.sentence}" for each in derived.limits]
-        if derived.clocks is not None and derived.clocks.asked:
-            mhz, why = derived.clocks.locked_mhz, derived.clocks.reason
+        run, (_, each), names = (
+            judging.derive_result(restore_run(file)),
+            _observed(file),
+            {WALL: "step time", GPU: "GPU time"},
+        )
+        sights = derive_sights(run)
+        notes = [f"{names[each.clock]}, limited by {each.sentence}" for each in list_limits(run, *sights)]
+        if each is not None and each.clocks.asked:
+            mhz, why = each.clocks.locked_mhz, each.clocks.reason
             notes.append(
                 f"the SM clock was locked at {mhz:.0f} MHz" if mhz else f"the clock was not locked: {why}"
             )
@@ -271,9 +248,8 @@ ladder noise --lock-clocks                with a locked clock, where that is per
             Column("processes scatter", "percent", 2), Column("cycles scatter", "percent", 3),
             Column("generations", "count", 4),
         ]  # fmt: skip
-        sights = zip(names.values(), (derived.wall, derived.gpu_time), strict=True)
-        rows = [[name, *structs.astuple(sight)] for name, sight in sights if sight is not None]
-        yield Table(columns, rows, notes=notes)
+        pairs = zip(names.values(), sights, strict=True)
+        yield Table(columns, [[name, *structs.astuple(sight)] for name, sight in pairs if sight], notes=notes)
 
     def name_file(self, file: File) -> list[str]:
         return [*super().name_file(file), next(iter(file.cases), "")]
@@ -470,7 +446,7 @@ def list_limits(run: Result, wall: Sight, gpu: Sight | None) -> list[Limit]:
         return limits
     by, line = HOST, f"step times of processes scatter by {percent(wall.between)}"
     line += "" if wall.inside is None else f", cycles of a process by {percent(wall.inside)}"
-    others = neighbours.average_rounds(plain(each) for each in list_rounds(run))
+    others = neighbours.average_rounds(write_whole(each) for each in list_rounds(run))
     waits = next((each.host_bound for each in run.rungs if each.host_bound is not None), None)
     scatter = gpu.between if gpu is not None and gpu.between is not None else math.inf
     if others is not None and others > neighbours.MOST:

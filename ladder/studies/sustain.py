@@ -16,24 +16,12 @@ from msgspec import Meta
 
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.base.text import ms
+from ladder.core import records as r
 from ladder.core.job import Job
 from ladder.core.options import Seed, option
-from ladder.core.records import (
-    Amount,
-    Count,
-    Fields,
-    Ms,
-    Name,
-    Record,
-    Seconds,
-    Share,
-    Text,
-    size,
-)
 from ladder.report import drawing
-from ladder.report.themes import LIGHT
-from ladder.results.file import Status
 from ladder.show.table import Column, Table
+from ladder.show.themes import LIGHT
 from ladder.studies import frame
 from ladder.studies.frame import RungCase, Session, Study, StudyFile
 
@@ -51,60 +39,46 @@ class Options(frame.Options):
     seed: Annotated[Seed, option("Seed for weights, latents and the order of images.")] = 0
 
 
-class Window(Record):
+class Window(r.Record):
     """A row of cycles: seconds since the first row began, the median step in ms, and NVML's readings.
 
     `energy_j` are joules by NVML's counter from the first row's begin to this row's. `steps` are those of the row,
     the ones before its timed cycles included.
     """
 
-    at_s: Seconds
-    step_ms: Ms
-    sm_mhz: Amount | None = None
-    power_w: Amount | None = None
-    temperature_c: Amount | None = None
-    reasons: Annotated[list[Text], size(20)] | None = None
-    energy_j: Amount | None = None
-    steps: Count | None = None
+    at_s: r.Seconds
+    step_ms: r.Ms
+    sm_mhz: r.Amount | None = None
+    power_w: r.Amount | None = None
+    temperature_c: r.Amount | None = None
+    reasons: Annotated[list[r.Text], r.size(20)] | None = None
+    energy_j: r.Amount | None = None
+    steps: r.Count | None = None
 
 
 class Observed(frame.Observation, kw_only=True):
     """The rows of one rung, the share of the CPU that other programs took, and whether parity was seen here."""
 
-    windows: Annotated[list[Window], size(50_000)] = []
-    others_cpu: Share | None = None
+    windows: Annotated[list[Window], r.size(50_000)] = []
+    others_cpu: r.Share | None = None
     inspected: bool = False
 
+    @property
+    def first_ms(self) -> float | None:
+        """Return the ms a step of the first row."""
+        return self.windows[0].step_ms if self.windows else None
 
-class Rung(Record, kw_only=True):
-    """What is derived of a rung, beside what was observed. Both times are in ms a step."""
+    @property
+    def sustained_ms(self) -> float | None:
+        """Return the median ms a step of the later half."""
+        rows = pick_later(self.windows)
+        return statistics.median(row.step_ms for row in rows) if rows else None
 
-    name: Name
-    recipe: Fields
-    status: Status
-    reason: Text | None
-    inspected: bool
-    first_ms: Ms | None
-    sustained_ms: Ms | None
-    factor: float | None
-    windows: list[Window]
-    others_cpu: Share | None
-
-
-class Protocol(Record):
-    """How the rungs were followed, and why the figures must not be quoted."""
-
-    seconds: float
-    window_s: float
-    seed: int
-    notes: list[str]
-
-
-class Sustained(Record):
-    """What `ladder report --json` prints beside the header."""
-
-    protocol: Protocol
-    rungs: list[Rung]
+    @property
+    def factor(self) -> float | None:
+        """Return how many times as long a step takes later."""
+        first, sustained = self.first_ms, self.sustained_ms
+        return sustained / first if first and sustained else None
 
 
 File = StudyFile[Options, RungCase, Observed]
@@ -163,14 +137,14 @@ ladder sustain --seconds 600              ten minutes
             session.report(f"{key}: {ms(windows[0].step_ms)} ms at first, {ms(windows[-1].step_ms)} at last")
             return Observed(windows=windows, inspected=is_inspected, others_cpu=share)
 
-    def derive(self, file: File) -> Sustained:
-        protocol = Protocol(
-            seconds=file.options.seconds,
-            window_s=WINDOW_S,
-            seed=file.options.seed,
-            notes=frame.list_cautions(self, file),
-        )
-        return Sustained(protocol=protocol, rungs=[_derive_rung(file, name) for name in file.cases])
+    def derive(self, file: File) -> Any:
+        protocol = {"seconds": file.options.seconds, "window_s": WINDOW_S, "seed": file.options.seed}
+        rungs = [
+            {"name": name, **frame.write_row(file.cases[name], each)}
+            | {key: getattr(each, key) for key in ("first_ms", "sustained_ms", "factor")}
+            for name, each in list_rungs(file)
+        ]
+        return {"protocol": {**protocol, "notes": frame.list_cautions(self, file)}, "rungs": rungs}
 
     def list_problems(self, file: File) -> Iterable[str]:
         least = frame.find_floor_ms(file)
@@ -202,10 +176,10 @@ ladder sustain --seconds 600              ten minutes
             Column("MHz at first", "count", 2), Column("MHz sustained", "count", 2), Column("W at most", "count", 3),
             Column("power limit", priority=4), Column("J/step", priority=1),
         ]  # fmt: skip
-        yield Table(columns, [_make_row(rung) for rung in self.derive(file).rungs])
+        yield Table(columns, [_make_row(*each) for each in list_rungs(file)])
 
     def draw(self, file: File, kind: str) -> bytes:
-        return drawing.save(lambda: _draw_figure(file, self.derive(file).rungs), kind)
+        return drawing.save(lambda: _draw_figure(file), kind)
 
 
 STUDY = Sustain()
@@ -231,29 +205,14 @@ def make_window(
     )
 
 
-def _derive_rung(file: File, name: str) -> Rung:
-    """Return the first row of a rung beside the median of the later half."""
-    each = file.observed.get(name, Observed(status="n/a", reason="not measured"))
-    first = sustained = None
-    if each.windows:
-        first = each.windows[0].step_ms
-        sustained = statistics.median(row.step_ms for row in pick_later(each.windows))
-    return Rung(
-        name=name,
-        recipe=file.cases[name].recipe,
-        status=each.status,
-        reason=each.reason,
-        inspected=each.inspected,
-        first_ms=first,
-        sustained_ms=sustained,
-        factor=sustained / first if first and sustained else None,
-        windows=each.windows,
-        others_cpu=each.others_cpu,
-    )
+def list_rungs(file: File) -> list[tuple[str, Observed]]:
+    """Return every rung with what was observed of it."""
+    unknown = Observed(status="n/a", reason="not measured")
+    return [(name, file.observed.get(name, unknown)) for name in file.cases]
 
 
 def pick_later(rows: Sequence[Window]) -> list[Window]:
-    """Return the rows of the later half of the time, at least one."""
+    """Return the rows of the later half of the time, at least one if there is any."""
     return [row for row in rows if row.at_s >= rows[-1].at_s / 2]
 
 
@@ -281,30 +240,24 @@ def derive_energy(rows: Sequence[Window]) -> tuple[float, bool] | None:
     return joules / (rows[-1].at_s - begin) * step_s, True
 
 
-def _make_row(rung: Rung) -> list[Any]:
+def _make_row(name: str, rung: Observed) -> list[Any]:
     rows = rung.windows
     if rung.status != "ok" or not rows:
-        return [rung.name, f"{rung.status}: {rung.reason}", *[None] * 7]
+        return [name, f"{rung.status}: {rung.reason}", *[None] * 7]
     clocks = [row.sm_mhz for row in pick_later(rows) if row.sm_mhz]
     capped = sum("power_cap" in (row.reasons or ()) for row in rows)
     joules, is_bound = derive_energy(rows) or (None, False)
     return [
-        rung.name,
-        rung.first_ms,
-        rung.sustained_ms,
-        rung.factor,
-        rows[0].sm_mhz or None,
-        statistics.median(clocks) if clocks else None,
-        max((row.power_w for row in rows if row.power_w), default=None),
-        f"in {capped} of {len(rows)}" if clocks else None,
-        joules and f"{'at most ' * is_bound}{joules:.3g}",
-    ]
+        name, rung.first_ms, rung.sustained_ms, rung.factor, rows[0].sm_mhz or None,
+        statistics.median(clocks) if clocks else None, max((row.power_w for row in rows if row.power_w), default=None),
+        f"in {capped} of {len(rows)}" if clocks else None, joules and f"{'at most ' * is_bound}{joules:.3g}",
+    ]  # fmt: skip
 
 
 # --- the chart: step time over a process's seconds, relative to the first, with the clock below -----------------------
 
 
-def _draw_figure(file: File, rungs: list[Rung]) -> Any:
+def _draw_figure(file: File) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.5, 6.0))
@@ -313,14 +266,14 @@ def _draw_figure(file: File, rungs: list[Rung]) -> Any:
     )
     upper, lower = (figure.add_subplot(cell) for cell in grid)
     colors, styles = (LIGHT.busy, LIGHT.article, LIGHT.ink, LIGHT.muted), ("-", "--", ":", "-.")
-    for number, rung in enumerate(rung for rung in rungs if rung.windows):
+    for number, (name, rung) in enumerate(each for each in list_rungs(file) if each[1].windows):
         color, style = colors[number % 4], styles[number // 4 % 4]
         for axes, key, unit in ((upper, "step_ms", rung.first_ms or 1.0), (lower, "sm_mhz", 1.0)):
             known = [
                 (row.at_s, value / unit) for row in rung.windows if (value := getattr(row, key)) is not None
             ]
             axes.plot(*zip(*known, strict=True), color=color, linestyle=style, marker="o", markersize=3)
-        upper.lines[-1].set_label(f"{rung.name}: {ms(rung.first_ms)} to {ms(rung.sustained_ms)} ms")
+        upper.lines[-1].set_label(f"{name}: {ms(rung.first_ms)} to {ms(rung.sustained_ms)} ms")
     for axes, label in ((upper, "step time, first = 1"), (lower, "MHz")):
         axes.set_ylabel(label, color=LIGHT.muted)
         drawing.clear_axes(axes)

@@ -5,8 +5,7 @@ rung for a fixed number of steps from several seeds. It compares the sliced Wass
 and data with the baseline's band (`ladder.training.canary_file`). The canary sees a broken model, not a difference
 of a fraction of a percent.
 
-Nothing is timed, so trainings may share a GPU, each in its own process. A process takes the next training unless one
-broke in it, because its CUDA context may then be unusable. A process that dies loses only its current training.
+Nothing is timed, so trainings may share a GPU, each in its own process: one that dies loses only its training.
 """
 
 from __future__ import annotations
@@ -120,15 +119,14 @@ def run(job: Job, planned: Sequence[Planned], images: ImageSet, on_event: OnEven
 
 def _begin_file(job: Job, planned: Sequence[Planned], images: ImageSet) -> Canary:
     trained = {"name": job.name, **job.workload, "data": images.source}
-    header = record.header("canary", job.machine, trained, images=identity.of_images(images.path))
-    del header["complete"]
+    header = record.make_header("canary", job.machine, trained, images=identity.of_images(images.path))
     rungs = [
         {"name": each.name, "title": each.title, "recipe": each.recipe, "skipped": each.skipped}
         for each in planned
     ]
     counts = {"steps": job.options.steps, "seeds": job.options.seeds}
     counts["samples"] = min(MOST_SAMPLES[job.device], images.count)
-    whole = {**header, "schema": 2, "ladder": job.options.ladder, **counts, "rungs": rungs}
+    whole = {**header, "ladder": job.options.ladder, **counts, "rungs": rungs}
     return read_record(Canary, text.fit(whole))
 
 
@@ -143,12 +141,11 @@ def _add_training(file: Canary, name: str, one: Training, seconds: float) -> Can
 # --- one training -----------------------------------------------------------------------------------------------------
 
 
-def make_trainer(setup: Setup) -> Callable[[str, Fields, int], Training]:
-    """Return the function that trains (rung, recipe, seed). It reads the real images once."""
+def train_task(setup: Setup, task: Task) -> Training:
+    """Train a rung from a seed, in a process of its own, and return its record."""
     if setup.threads is not None:  # equal to the parent process, because another number rounds differently
         torch.set_num_threads(setup.threads)
-    real = read_real(setup.images, int(setup.workload["resolution"]), setup.samples)
-    return lambda rung, recipe, seed: train(setup, recipe, real, seed)
+    return train(setup, task[1], read_real(setup), task[2])
 
 
 def train(setup: Setup, recipe: Fields, real: Tensor, seed: int) -> Training:
@@ -180,9 +177,9 @@ def draw_samples(step: stylegan_lite.step.TrainingStep, count: int) -> Tensor:
     return torch.cat([step.sample(part) for part in z.split(step.workload.batch)])
 
 
-def read_real(images: ImageSet, resolution: int, count: int) -> Tensor:
-    """Return ``count`` images spread evenly over the set, [count, 3, R, R] in [-1, 1]."""
-    folder = ImageFolder(images.path, resolution, False)
+def read_real(setup: Setup) -> Tensor:
+    """Return the images to compare with, spread evenly over the set, [samples, 3, R, R] in [-1, 1]."""
+    folder, count = ImageFolder(setup.images.path, int(setup.workload["resolution"]), False), setup.samples
     return torch.stack([folder[len(folder) * k // count, False] for k in range(count)])
 
 
@@ -203,101 +200,68 @@ def train_all(
     """Yield each task with its training, in the order of completion."""
     jobs = min(jobs or choose_jobs(setup.device), len(tasks))
     if jobs == 1:
-        trainer = make_trainer(setup)
-        yield from ((task, trainer(*task)) for task in tasks)
+        real = read_real(setup)
+        yield from ((task, train(setup, task[1], real, task[2])) for task in tasks)
     else:
         cpu = setup.device == "cpu"
         threads = torch.get_num_threads() if cpu else max(1, system.usable_cores() // jobs)
-        yield from run_parallel(make_trainer, replace(setup, threads=threads), tasks, jobs)
+        yield from run_parallel(train_task, replace(setup, threads=threads), tasks, jobs)
 
 
 def run_parallel(
-    prepare: Callable[[Any], Callable[..., Training]], setup: Any, tasks: Sequence[Task], jobs: int
+    do: Callable[[Any, Any], Training], setup: Any, tasks: Sequence[Task], jobs: int
 ) -> Iterator[tuple[Task, Training]]:
-    """Yield each task with ``prepare(setup)(*task)``, in the order of completion.
+    """Yield each task with ``do(setup, task)`` from a process of its own, in the order of completion.
 
-    Each process calls ``prepare`` once. Everything must be picklable, and the seed is the last of a task. The
-    processes end when the iterator is closed or this process ends.
+    Everything must be picklable, and the seed is the last of a task. The processes end when the iterator is closed or
+    this process ends.
     """
+    context = multiprocessing.get_context("spawn")  # a forked process cannot use the CUDA of its parent
     waiting = collections.deque(tasks)
-    busy: dict[Connection, tuple[_Process, Task]] = {}
-    idle: list[_Process] = []
+    running: dict[Connection, tuple[multiprocessing.process.BaseProcess, Task]] = {}
     try:
-        while waiting or busy:
-            while waiting and len(busy) < jobs:
+        while waiting or running:
+            while waiting and len(running) < jobs:
                 task = waiting.popleft()
-                process = idle.pop() if idle else _Process(prepare, setup)
-                if not process.send(task):  # an idle one may have died meanwhile
-                    process = _Process(prepare, setup)
-                    if not process.send(task):
-                        yield task, Training(task[-1], reason="a process for it could not be started")
-                        continue
-                busy[process.connection] = process, task
-            for connection in wait([*busy]):
-                process, task = busy.pop(cast(Any, connection))
-                outcome = process.receive(task[-1])
-                if outcome.reason is None:
-                    idle.append(process)
-                else:
-                    process.kill()
+                here, there = context.Pipe()
+                process = context.Process(target=_work, args=(there, do, setup, task))
+                process.start()
+                there.close()  # so that the pipe ends with the process
+                running[here] = process, task
+            for connection in wait([*running]):
+                process, task = running[cast(Any, connection)]
+                try:
+                    outcome = cast(Any, connection).recv()
+                except (EOFError, OSError):
+                    process.join(10)
+                    code = process.exitcode
+                    killed = code is not None and code < 0
+                    end = f"killed by {signal.Signals(-code).name}" if killed else f"ended with status {code}"
+                    outcome = Training(task[-1], reason=f"worker {end}")
+                _end_process(process)
+                del running[cast(Any, connection)]
                 yield task, outcome
     finally:
-        for process in [*idle, *(process for process, _ in busy.values())]:
-            process.kill()
+        for process, _ in running.values():
+            _end_process(process)
 
 
-class _Process:
-    """A worker, in a process group with its own data loaders."""
-
-    def __init__(self, prepare: Callable[..., Any], setup: Any) -> None:
-        context = multiprocessing.get_context("spawn")  # a forked process cannot use the CUDA of its parent
-        self.connection, other = context.Pipe()
-        self.process = context.Process(target=_work, args=(other, prepare, setup))
-        self.process.start()
-        other.close()  # so that the pipe ends with the process
-
-    def send(self, task: Task) -> bool:
-        """Return whether the worker has the task. If not, its process is gone."""
-        try:
-            self.connection.send(task)
-            return True
-        except OSError:
-            self.kill()
-            return False
-
-    def receive(self, seed: int) -> Training:
-        try:
-            return self.connection.recv()
-        except (EOFError, OSError):
-            self.process.join(10)
-            code = self.process.exitcode
-            if code is not None and code < 0:
-                return Training(seed, reason=f"worker killed by {signal.Signals(-code).name}")
-            return Training(seed, reason=f"worker ended with status {code}")
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.kill()  # the process may not have its group yet
-        self.process.join()
-        self.connection.close()
+def _end_process(process: multiprocessing.process.BaseProcess) -> None:
+    """Kill a worker with its data loaders."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # type: ignore[arg-type]
+    process.kill()  # the process may not have its group yet
+    process.join()
 
 
-def _work(connection: Connection, prepare: Callable[..., Callable[..., Training]], setup: Any) -> None:
+def _work(connection: Connection, do: Callable[[Any, Any], Training], setup: Any, task: Task) -> None:
     os.setpgid(0, 0)  # Ctrl-C goes to the parent, which ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    trainer = None
-    while True:
-        try:
-            task = connection.recv()
-        except EOFError:
-            return
-        try:
-            trainer = trainer or prepare(setup)
-            outcome = trainer(*task)
-        except Exception as error:
-            outcome = Training(task[-1], reason=mishaps.describe_error(error))
-        connection.send(outcome)
+    try:
+        outcome = do(setup, task)
+    except Exception as error:
+        outcome = Training(task[-1], reason=mishaps.describe_error(error))
+    connection.send(outcome)
 
 
 def _end_with_parent() -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from ladder.base import files, text
+from ladder.base.plain import Plain
 from ladder.core.records import (
     Amount,
     Count,
@@ -20,15 +21,12 @@ from ladder.core.records import (
     Name,
     Record,
     Text,
-    locate_problem,
     matching,
-    read_record,
     size,
     write_record,
     write_whole,
 )
-from ladder.results import publishable, store, values
-from ladder.results.check import Kind
+from ladder.results import fields, loading, publishable
 from ladder.results.file import Header
 from ladder.show.table import Column, Table, render_markdown, render_text
 from ladder.stats import estimates
@@ -111,7 +109,7 @@ def write(path: Path, file: Canary) -> None:
     files.write(path, json.dumps(text.fit(write_record(file)), indent=1, allow_nan=False) + "\n")
 
 
-def write_derived(file: Canary) -> dict[str, Any]:
+def write_derived(file: Canary) -> Plain:
     """Return what `ladder train --canary --json` prints: the file with what follows from it."""
     rungs = [
         write_whole(rung) | {"distance": rung.distance, "verdict": file.judge(rung)} for rung in file.rungs
@@ -121,69 +119,50 @@ def write_derived(file: Canary) -> dict[str, Any]:
 
 def list_rungs(file: Canary) -> Table:
     """Return a row for each rung."""
-    rows = []
+    columns = [Column("rung"), Column("mean", "ratio"), Column("verdict", "verdict"), Column("each seed")]
+    rows: list[list[str | None]] = []
     for rung in file.rungs:
         each = ", ".join("broke" if run.distance is None else f"{run.distance:.1f}" for run in rung.runs)
         reason = next((run.reason for run in rung.runs if run.reason), rung.skipped)
-        verdict = file.judge(rung) or ("n/a" if rung.skipped else "")
-        about = "; ".join(filter(None, (each, reason and text.display(reason))))
         mean = None if rung.distance is None else f"{rung.distance:.1f}"
-        rows.append([rung.name, mean, verdict, about])
-    return Table(
-        [Column("rung"), Column("mean", "ratio"), Column("verdict", "verdict"), Column("each seed")], rows
+        about = "; ".join(filter(None, (each, reason and text.display(reason))))
+        rows.append([rung.name, mean, file.judge(rung) or ("n/a" if rung.skipped else ""), about])
+    return Table(columns, rows)
+
+
+def describe(file: Canary) -> str:
+    """Return what was trained, and the band."""
+    band = f"{file.band[0]:.1f} to {file.band[1]:.1f}" if file.band else "none, the baseline did not finish"
+    return (
+        f"{file.workload['name']}, {text.counted(file.steps, 'step')} from {file.seeds} seeds each: sliced Wasserstein"
+        f" distance x 1000 of {file.samples} samples to the data, mean of the levels; the baseline's band"
+        f" ({CONFIDENCE:.0%}): {band}."
     )
 
 
 def render_terminal(file: Canary, width: int) -> str:
     """Return what the command prints at its end."""
-    many = f"{text.counted(file.steps, 'step')}, {text.counted(file.seeds, 'seed')}"
-    title = f"{file.workload['name']}, {many}: sliced Wasserstein distance x 1000 of {file.samples} samples"
-    return "\n".join(
-        [title, f"the baseline's band: {_format_band(file)}", "", render_text(list_rungs(file), width)]
-    )
+    return f"{describe(file)}\n\n{render_text(list_rungs(file), width)}"
 
 
 def render_page(file: Canary) -> str:
     """Return the Markdown page beside a file."""
-    machine, workload = file.machine, file.workload
-    commit = store.commit_words({"commit": file.commit, "dirty": file.dirty})
-    lines = [
-        f"# Quality canary: {workload['name']}, {file.ladder} on {machine.gpu or machine.cpu}, PyTorch {machine.torch}",
-        f"{workload['resolution']}x{workload['resolution']}, batch {workload['batch']}, "
-        f"{text.counted(file.steps, 'step')} from {text.counted(file.seeds, 'seed')} each; sliced"
-        f" Wasserstein distance x 1000 of {file.samples} samples to the data, mean of the"
-        f" levels. The baseline's band ({CONFIDENCE:.0%}): {_format_band(file)}."
-        f" Commit {commit}, {file.seconds:.0f} s{'' if file.is_complete else ', not complete'}.",
-        render_markdown(list_rungs(file)),
-    ]
-    return "\n\n".join(lines) + "\n"
+    state = "" if file.is_complete else ", not complete"
+    title = f"# Quality canary: {file.ladder} on {file.machine.gpu or file.machine.cpu}"
+    about = f"{describe(file)} {file.seconds:.0f} s{state}. {frame.describe_software(file)}"
+    return "\n\n".join([title, about, render_markdown(list_rungs(file))]) + "\n"
 
 
-def _format_band(file: Canary) -> str:
-    return f"{file.band[0]:.1f} to {file.band[1]:.1f}" if file.band else "none, the baseline did not finish"
-
-
-def _find_problem(data: dict[str, Any]) -> str | None:
+def _find_problem(file: Canary) -> str | None:
     """Return why a file of the right form cannot be genuine, in one line, or None."""
-    file = read_record(Canary, data)
-    for place, rule, value in [
-        ("workload", values.WORKLOAD, file.workload),
-        *((f"rungs[{k}].recipe", values.RECIPE, rung.recipe) for k, rung in enumerate(file.rungs)),
-    ]:
-        if value is not None and (problem := rule(value)):
-            return f"{place}{problem[0]}: {problem[1]}"
-    return frame.find_header_problem(file)
+    problems = (
+        fields.find_recipe_problem(rung.recipe, f"rungs[{k}].recipe") for k, rung in enumerate(file.rungs)
+    )
+    return next(filter(None, problems), None) or loading.find_header_problem(file)
 
 
-def _list_cautions(data: dict[str, Any]) -> list[str]:
-    file = read_record(Canary, data)
+def _list_cautions(file: Canary) -> list[str]:
     return [publishable.DIRTY] * bool(file.dirty) + [publishable.PARTIAL] * (not file.is_complete)
 
 
-KIND = Kind(
-    "canary",
-    lambda data: locate_problem(Canary, data),
-    _find_problem,
-    hardware=False,
-    cautions=_list_cautions,
-)
+KIND = loading.Kind("canary", Canary, _find_problem, _list_cautions)

@@ -1,10 +1,15 @@
-"""Checkpoints: one file of tensors and plain data. Loading executes no code and refuses a file that does not fit."""
+"""Checkpoints of `ladder train`: the file, the folder that holds it, and the networks of one as a beginning.
+
+A checkpoint is one file of tensors and plain data. Loading executes no code and refuses a file that does not fit.
+Callers that look at a folder hold ``locks.folder_lock``, so that no other training interferes.
+"""
 
 from __future__ import annotations
 
 import copy
 import secrets
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, cast
 
@@ -15,35 +20,23 @@ from ladder.base.errors import UserError, one_line
 from ladder.base.files import replacing
 from ladder.base.plain import Fields
 from ladder.training import losslog, mishaps
+from ladder.training.nvidia import names
 from stylegan_lite.config import ConfigError, Workload
 
 if TYPE_CHECKING:
     from stylegan_lite.step import TrainingStep
 
 FORMAT = "stylegan-ladder checkpoint 1"
-_PARTS = {
-    "workload": dict, "recipe": dict, "device": str, "seed": int, "seconds": float, "images": dict,
-    "state": dict,
+CHECKPOINT, LOG, SAMPLES = "checkpoint.pt", "losses.jsonl", "samples-*.png"  # in a training's folder
+PARTS = {
+    "workload": dict, "recipe": dict, "device": str, "seed": int, "seconds": float, "images": dict, "state": dict,
+    "run": str, "log": list,
 }  # fmt: skip
+# The fields of a workload that the networks are made of, but for the channels: those are compared one by one.
+MODEL = ("resolution", "norm", "spectral_norm", "z_dim", "w_dim", "mapping_layers", "conv_clamp")
 
 Tensors = dict[str, Tensor]
-
-
-class State(TypedDict):
-    """The state of a step (`stylegan_lite.saving`)."""
-
-    count: int
-    workload: Fields
-    G: Tensors
-    D: Tensors
-    G_ema: Tensors
-    opt_G: dict[int, Tensors]
-    opt_D: dict[int, Tensors]
-    pl_mean: Tensor
-    scales: dict[str, Tensors]
-    loss: Tensors
-    rng: Tensor
-    data: dict[str, int]
+State = dict[str, Any]  # of a step (`stylegan_lite.saving`)
 
 
 class Images(TypedDict):
@@ -54,7 +47,7 @@ class Images(TypedDict):
 
 
 class _Content(TypedDict):
-    """The parts that every checkpoint file has."""
+    """The parts that every checkpoint file has. ``log`` are the steps without a line of the log."""
 
     format: str
     workload: Fields
@@ -99,17 +92,8 @@ def make_content(
         "images": images,
         "run": run,
         "log": [],
-        "state": cast(State, step.state_dict()) if state is None else state,
+        "state": step.state_dict() if state is None else state,
     }
-
-
-def write(path: Path, content: Mapping[str, Any]) -> None:
-    """Write tensors and plain data as one file, whole or not at all. Raises UserError."""
-    try:
-        with replacing(path) as temporary, open(temporary, "wb") as file:
-            _write(content, file)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def new_run() -> str:
@@ -117,37 +101,36 @@ def new_run() -> str:
     return secrets.token_hex(8)
 
 
-def _write(content: Mapping[str, Any], file: BinaryIO) -> None:
-    """Write with torch, and raise the system's own error: of a full disk, torch only says "unexpected pos"."""
-    failed: list[OSError] = []
-
-    class Stream:
-        def write(self, data: bytes) -> int:
-            try:
-                return file.write(data)
-            except OSError as error:
-                failed.append(error)
-                raise
-
-        def flush(self) -> None:
-            file.flush()
-
+def write(path: Path, content: Mapping[str, Any]) -> None:
+    """Write tensors and plain data as one file, whole or not at all. Raises UserError."""
     try:
-        torch.save(content, Stream())
-    except Exception:
-        if failed:
-            raise failed[0] from None
-        raise
+        with replacing(path) as temporary, open(temporary, "wb") as file:
+            stream = _Stream(file)
+            try:
+                torch.save(content, stream)
+            except Exception as error:
+                raise stream.error or error from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+class _Stream:
+    """A file that remembers the system's own error: of a full disk, torch only says "unexpected pos"."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.flush = file, file.flush
+        self.error: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = self.error or error
+            raise
 
 
 def load(path: Path) -> Content:
-    """Read a checkpoint on the CPU.
-
-    Checkpoints of earlier versions have neither "run" nor "log"; both become empty.
-
-    Raises:
-        UserError: the file is missing, damaged or not a checkpoint of this project.
-    """
+    """Read a checkpoint on the CPU. Raises UserError: missing, damaged, or not a checkpoint of this project."""
     if not path.is_file():
         raise UserError(f"{path}: no such checkpoint file")
     try:
@@ -160,17 +143,13 @@ def load(path: Path) -> Content:
         is_weights = isinstance(content, dict) and isinstance(content.get("G_ema"), dict)
         hint = "; `ladder convert` makes one of NVIDIA's weights" if is_weights else ""
         raise UserError(f"{path}: not a checkpoint of `ladder train`{hint}")
-    for part, kind in _PARTS.items():
-        if not isinstance(content.get(part), kind):
-            raise UserError(f"{path}: damaged checkpoint: {part} is missing or of a wrong type")
-    content.setdefault("run", "")
-    content.setdefault("log", [])
-    if not isinstance(content["run"], str) or not losslog.is_list_of_steps(content["log"]):
-        raise UserError(f"{path}: damaged checkpoint: run or log is of a wrong type")
+    wrong = [part for part, kind in PARTS.items() if not isinstance(content.get(part), kind)]
+    wrong += [] if wrong or losslog.is_list_of_steps(content["log"]) else ["log"]
+    wrong += [] if _are_tensors(content.get("kept", {})) else ["kept"]
+    if wrong:
+        raise UserError(f"{path}: damaged checkpoint: {wrong[0]} is missing or of a wrong type")
     if not isinstance(content["state"].get("count"), int):
         raise UserError(f"{path}: damaged checkpoint: it does not know its step")
-    if not _are_tensors(content.get("kept", {})):
-        raise UserError(f"{path}: damaged checkpoint: kept is of a wrong type")
     return cast(Content, content)
 
 
@@ -182,23 +161,10 @@ def _are_tensors(kept: object) -> bool:
     )
 
 
-def is_converted(content: Content) -> bool:
-    """Return whether `ladder convert` made the checkpoint, so that there is no training to resume."""
-    return content["images"] == NO_IMAGES
-
-
 def refuse_converted(path: Path, content: Content) -> None:
-    """Refuse to resume a checkpoint that holds no training. Raises UserError."""
-    if is_converted(content):
+    """Refuse to resume a checkpoint of `ladder convert`, which holds no training. Raises UserError."""
+    if content["images"] == NO_IMAGES:
         raise UserError(f"{path}: is converted and has no training to go on with: give --from {path}")
-
-
-def workload_of(path: Path, content: Content) -> Workload:
-    """Return the workload of a checkpoint, without images. Raises UserError."""
-    try:
-        return Workload.from_dict({**content["workload"], "data": None}, where=f"{path}: workload")
-    except ConfigError as error:
-        raise UserError(f"damaged checkpoint, or one of another version: {error}") from None
 
 
 def refuse_other(path: Path, content: Content, workload: Fields, images: Images, device: str) -> None:
@@ -210,28 +176,102 @@ def refuse_other(path: Path, content: Content, workload: Fields, images: Images,
         UserError: the checkpoint does not fit.
     """
     for key in workload | content["workload"]:  # a field at its default may be left out in either
-        here, held = workload.get(key), content["workload"].get(key)
-        if key != "data" and held != here:
-            raise UserError(f"{path}: checkpoint of another workload: {key} is {held!r} there, {here!r} here")
+        here, there = workload.get(key), content["workload"].get(key)
+        if key != "data" and there != here:
+            raise UserError(
+                f"{path}: checkpoint of another workload: {key} is {there!r} there, {here!r} here"
+            )
     if content["images"] != images:
-        there = f"{content['images'].get('count')} {content['images'].get('source')}"
-        raise UserError(
-            f"{path}: trained on {there}, here are {images['count']} {images['source']}: give the same --data"
-        )
+        theirs = f"{content['images'].get('count')} {content['images'].get('source')}"
+        ours = f"{images['count']} {images['source']}"
+        raise UserError(f"{path}: trained on {theirs}, here are {ours}: give the same --data")
     if content["device"] != device:  # the random state belongs to that device's generator
         raise UserError(f"{path}: trained on {content['device']}: go on with --device {content['device']}")
 
 
 def restore(path: Path, content: Content, step: TrainingStep) -> None:
-    """Load the state into a prepared step.
-
-    Raises:
-        UserError: the tensors do not fit.
-    """
+    """Load the state into a prepared step. Raises UserError if the tensors do not fit."""
     try:
         step.load_state_dict(dict(content["state"]))
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path}: damaged checkpoint: {one_line(str(error))}") from error
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+
+
+def refuse_occupied(out: Path) -> None:
+    """Refuse to begin a training in a folder that holds one. Raises UserError: its content and the remedy."""
+    path = out / CHECKPOINT
+    if not path.exists():
+        if remains := _name_remains(out):
+            raise UserError(
+                f"{out}: holds {remains} of a training that left no checkpoint: delete what is there or give another"
+                " --out"
+            )
+        return
+    try:
+        content = load(path)
+    except UserError as error:
+        raise UserError(f"{out}: holds a training that cannot go on ({error}): give another --out") from None
+    if content["images"] == NO_IMAGES:
+        raise UserError(f"{out}: holds a converted checkpoint: give another --out, and --from {path}")
+    raise UserError(
+        f"{out}: holds a training run: go on with --resume {path} (it is at step {content['state']['count']}: give"
+        " --steps above that) or give another --out"
+    )
+
+
+def refuse_other_run(out: Path, resume: Path, content: Content) -> None:
+    """Refuse to resume if that would overwrite another training, or a later state of this training.
+
+    The checkpoint's own folder is allowed. In a folder without a training, the run becomes a fork.
+
+    Raises:
+        UserError: the folder holds another training or a later state.
+    """
+    path, step = out / CHECKPOINT, content["state"]["count"]
+    if path.exists() and not path.samefile(resume):
+        here = load(path)
+        if here["run"] != content["run"]:
+            problem = f"holds another training run than {resume}"
+        elif here["state"]["count"] > step:
+            problem = f"is at step {here['state']['count']} of this run, ahead of {resume} (step {step})"
+        else:
+            return
+        raise UserError(f"{out}: {problem}: give another --out, or go on with --resume {path}")
+    if is_fork(out, resume) and (remains := _name_remains(out)):
+        raise UserError(
+            f"{out}: holds {remains} of another training run than {resume}: give another --out, or delete what is there"
+        )
+
+
+def prepare_folder(out: Path, content: Content | None) -> None:
+    """Remove half-written files of a killed training, and log lines that will be written again. Raises UserError."""
+    try:
+        for name in (CHECKPOINT, LOG, SAMPLES):
+            for path in out.glob(f".{name}-*.tmp"):
+                path.unlink(missing_ok=True)
+        if content is not None:
+            losslog.trim_log(out / LOG, content["state"]["count"], content["log"])
+    except OSError as error:
+        raise UserError(f"{out}: cannot be written: {error.strerror or error}") from error
+
+
+def is_fork(out: Path, resume: Path) -> bool:
+    """Return whether resuming ``resume`` in ``out`` begins a separate run beside the original."""
+    return not (out / CHECKPOINT).exists() and resume.resolve().parent != out.resolve()
+
+
+def _name_remains(out: Path) -> str | None:
+    """Return the remains of a training in a folder without a checkpoint, as text, or None."""
+    if (out / LOG).exists() and (out / LOG).stat().st_size:
+        return f"the loss log ({LOG})"
+    samples = sorted(out.glob(SAMPLES))
+    return f"samples ({samples[-1].name})" if samples else None
+
+
+# --- a copy in memory -------------------------------------------------------------------------------------------------
 
 
 class Copy:
@@ -246,7 +286,7 @@ class Copy:
 
         Without memory for it, there is no copy.
         """
-        now = cast(State, step.state_dict())
+        now = step.state_dict()
         try:
             if self.state is None or not _is_alike(self.state, now):
                 self.state = None
@@ -265,7 +305,7 @@ class Copy:
         state = self.state
         if state is None:
             return None
-        networks = _list_tensors([state["G"], state["D"], state["G_ema"]])
+        networks = _list_tensors([state[label] for label in names.NETWORKS])
         return state if all(bool(each.isfinite().all()) for each in networks) else None
 
 
@@ -281,3 +321,57 @@ def _is_alike(mine: Any, theirs: Any) -> bool:
     if isinstance(mine, dict) and isinstance(theirs, dict):
         return mine.keys() == theirs.keys() and all(_is_alike(mine[key], theirs[key]) for key in mine)
     return isinstance(mine, dict) == isinstance(theirs, dict)
+
+
+# --- networks as the beginning of a training (`ladder train --from`), of images, and of NVIDIA's weights --------------
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A checkpoint whose networks are those of its workload."""
+
+    path: Path
+    content: Content
+    workload: Workload
+
+    def refuse_other(self, workload: Fields) -> None:
+        """Refuse a workload whose networks are others. Raises UserError with the first field that differs."""
+        here, there = Workload.from_dict({**workload, "data": None}), self.workload
+        pairs = {key: (getattr(there, key), getattr(here, key)) for key in MODEL}
+        pairs |= {f"channels at {r}x{r}": (there.fmaps(r), here.fmaps(r)) for r in here.resolutions}
+        for key, (theirs, ours) in pairs.items():
+            if theirs != ours:
+                raise UserError(
+                    f"{self.path}: networks of another workload: {key} is {theirs!r} there, {ours!r} here"
+                )
+
+    def load_into(self, step: TrainingStep) -> None:
+        """Load the networks into a prepared step of a workload that fits, in place."""
+        for label in names.NETWORKS:
+            getattr(step, label).load_state_dict(self.content["state"][label])
+
+
+def read_origin(path: Path) -> Origin:
+    """Read a checkpoint of `ladder train` or `ladder convert` whose networks are those of its workload.
+
+    Raises:
+        UserError: no checkpoint, or a damaged one; one line.
+    """
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(1) == b"\x80":  # the first byte of a pickle
+                raise UserError(
+                    f"{path}: a pickle and no checkpoint: make one with `ladder convert {path} OUT`"
+                )
+    content = load(path)
+    try:
+        workload = Workload.from_dict({**content["workload"], "data": None}, where=f"{path}: workload")
+    except ConfigError as error:
+        raise UserError(f"damaged checkpoint: {error}") from None
+    for label in names.NETWORKS:
+        state: object = content["state"].get(label)
+        if not isinstance(state, dict) or {k: tuple(v.shape) for k, v in state.items()} != names.list_shapes(
+            label, workload
+        ):
+            raise UserError(f"{path}: damaged checkpoint: {label} has other tensors than its workload")
+    return Origin(path, content, workload)

@@ -49,13 +49,19 @@ class Row:
 class _Batch:
     rows: list[Row]
     values: Tensor  # [rows, phases] float64, in pinned memory on CUDA
-    arrived: torch.cuda.Event | None
+    arrived: torch.cuda.Event | None = None
 
-    def read(self) -> Tensor:
-        """Return the values once they have arrived."""
+    def read(self, phases: tuple[str, ...]) -> list[list[float]]:
+        """Return the values once they have arrived. Raises Diverged if a loss is NaN or infinite."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        return self.values
+        values: list[list[float]] = self.values.tolist()
+        for row, losses in zip(self.rows, values, strict=True):
+            for phase, loss in zip(phases, losses, strict=False):  # other numbers follow the losses
+                if phase in row.phases and not math.isfinite(loss):
+                    kind = "NaN" if math.isnan(loss) else "infinite"
+                    raise Diverged(f"step {row.step}: the loss of {phase} is {kind}")
+        return values
 
 
 class LossLog:
@@ -64,19 +70,13 @@ class LossLog:
     The mean covers the steps in which the phase ran, and is null if it ran in none of them. Argument ``also``
     names further numbers on the device (FP16: loss scales), logged as in the last step of a line. Lines end at
     multiples of ``every``. A checkpoint keeps the steps without a line, so a resumed run writes the same lines as
-    an unbroken one.
+    an unbroken one. Every method raises Diverged if a loss that it reads is NaN or infinite.
     """
 
     def __init__(
-        self,
-        path: Path,
-        phases: tuple[str, ...],
-        *,
-        every: int,
-        batch: int,
-        device: str,
+        self, path: Path, phases: tuple[str, ...], *, every: int, batch: int, device: str,
         also: dict[str, Tensor] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.path, self.phases, self.every, self.batch = path, phases, every, batch
         self.also = also or {}
         columns = len(phases) + len(self.also)
@@ -86,11 +86,7 @@ class LossLog:
         self.last: Line | None = None  # the last line written
 
     def add(self, row: Row, loss: dict[str, Tensor]) -> Line | None:
-        """Queue one step's losses, scalars on the device, and return the line that was written, or None.
-
-        Raises:
-            Diverged: an earlier loss, just read, is NaN or infinite.
-        """
+        """Queue one step's losses, scalars on the device, and return the line that was written, or None."""
         values = [*(loss[phase] for phase in self.phases), *(value.double() for value in self.also.values())]
         self.buffer[len(self.rows)].copy_(torch.stack(values))
         self.rows.append(row)
@@ -101,39 +97,24 @@ class LossLog:
         return self._write(1 if late else 0)
 
     def check(self) -> None:
-        """Wait for everything queued so far and write the whole lines.
-
-        Raises:
-            Diverged: a queued loss is NaN or infinite.
-        """
+        """Wait for everything queued so far and write the whole lines."""
         self._write(0)
-        _refuse_bad(self.rows, self._unsent(), self.phases)
+        self._peek().read(self.phases)
 
     def finish(self) -> None:
         """Check the queued losses, then write the remaining steps as a shorter line.
 
         The steps stay queued, and a resumed run replaces the line.
-
-        Raises:
-            Diverged: a queued loss is NaN or infinite.
         """
         self.check()
         if self.rows:
-            self._append(_Batch(self.rows, self._unsent(), None))
+            self._append(self._peek())
 
     def list_unwritten(self, upto: int) -> list[Unwritten]:
-        """Return the steps up to ``upto`` without a whole line, as plain data for a checkpoint.
-
-        Synchronizes with the device.
-
-        Raises:
-            Diverged: a loss of these steps is NaN or infinite.
-        """
+        """Return the steps up to ``upto`` without a whole line, as plain data for a checkpoint."""
         steps: list[Unwritten] = []
-        for batch in (*self.pending, _Batch(self.rows, self._unsent(), None)):
-            values = batch.read()
-            _refuse_bad(batch.rows, values, self.phases)
-            for row, losses in zip(batch.rows, values.tolist(), strict=True):
+        for batch in (*self.pending, self._peek()):
+            for row, losses in zip(batch.rows, batch.read(self.phases), strict=True):
                 known = losses[: len(self.phases)]
                 steps.append(
                     {"step": row.step, "phases": [*row.phases], "seconds": row.seconds, "losses": known}
@@ -143,18 +124,18 @@ class LossLog:
     def take_up(self, unwritten: list[Unwritten]) -> None:
         """Queue a checkpoint's unwritten steps. Its log may have had lines at other multiples."""
         for each in unwritten:
-            row = Row(each["step"], tuple(each["phases"]), each["seconds"])
             losses = torch.tensor(each["losses"], dtype=torch.float64, device=self.buffer.device)
+            row = Row(each["step"], tuple(each["phases"]), each["seconds"])
             self.add(row, dict(zip(self.phases, losses, strict=True)))
 
-    def _unsent(self) -> Tensor:
-        return self.buffer[: len(self.rows)].cpu()
+    def _peek(self) -> _Batch:
+        return _Batch(self.rows, self.buffer[: len(self.rows)].cpu())
 
     def _send(self) -> _Batch:
         rows, self.rows = self.rows, []
         used = self.buffer[: len(rows)]
         if used.device.type != "cuda":
-            return _Batch(rows, used, None)
+            return _Batch(rows, used)
         values = torch.empty(used.shape, dtype=used.dtype, pin_memory=True)
         values.copy_(used, non_blocking=True)
         arrived = torch.cuda.Event()
@@ -169,29 +150,21 @@ class LossLog:
             self.pending.pop(0)
         return line
 
-    def _append(self, sent: _Batch) -> Line:
-        values = sent.read()
-        _refuse_bad(sent.rows, values, self.phases)
-        line = self._line(sent.rows, values.tolist())
-        append_text(self.path, json.dumps(line) + "\n")
-        self.last = line
-        return line
-
-    def _line(self, rows: list[Row], values: list[list[float]]) -> Line:
+    def _append(self, batch: _Batch) -> Line:
+        values, rows = batch.read(self.phases), batch.rows
         step, seconds = rows[-1].step, round(rows[-1].seconds, 3)
         line: Line = {"step": step, "images": step * self.batch, "seconds": seconds}
         for column, phase in enumerate(self.phases):
             ran = [value[column] for row, value in zip(rows, values, strict=True) if phase in row.phases]
             line[phase] = math.fsum(ran) / len(ran) if ran else None
-        return line | dict(zip(self.also, values[-1][len(self.phases) :], strict=True))
+        line |= dict(zip(self.also, values[-1][len(self.phases) :], strict=True))
+        append_text(self.path, json.dumps(line) + "\n")
+        self.last = line
+        return line
 
 
 def append_text(path: Path, text: str) -> None:
-    """Append ``text`` to a file, all of it or nothing.
-
-    Raises:
-        UserError: the file cannot be written, for example on a full disk.
-    """
+    """Append ``text`` to a file, all of it or nothing. Raises UserError, for example on a full disk."""
     left = text.encode()
     try:
         with open(path, "ab", buffering=0) as stream:
@@ -232,11 +205,3 @@ def trim_log(path: Path, step: int, unwritten: list[Unwritten]) -> None:
             continue  # half a line of a killed run
     with replacing(path) as temporary:
         temporary.write_text("".join(lines), encoding="utf-8")
-
-
-def _refuse_bad(rows: list[Row], values: Tensor, phases: tuple[str, ...]) -> None:
-    for row, losses in zip(rows, values.tolist(), strict=True):
-        for phase, loss in zip(phases, losses, strict=False):  # other numbers follow the losses
-            if phase in row.phases and not math.isfinite(loss):
-                kind = "NaN" if math.isnan(loss) else "infinite"
-                raise Diverged(f"step {row.step}: the loss of {phase} is {kind}")

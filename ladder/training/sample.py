@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +10,9 @@ import torch
 from torch import Tensor
 
 from ladder.base.errors import UserError
-from ladder.training import grid, origin
+from ladder.training import checkpoint, grid
 from ladder.training.nvidia import names
-from stylegan_lite.config import Recipe, Workload
+from stylegan_lite.config import Recipe
 from stylegan_lite.networks import Generator
 
 GRID = "grid.png"
@@ -37,6 +36,7 @@ def parse_seeds(text: str) -> list[int]:
     return list(dict.fromkeys(seeds))
 
 
+@torch.no_grad()
 def draw_images(path: Path, out: Path, seeds: list[int], *, truncation: float, device: str) -> list[Path]:
     """Write `seed<number>.png` for each seed, and `grid.png` of the first ones. Return the files.
 
@@ -46,46 +46,32 @@ def draw_images(path: Path, out: Path, seeds: list[int], *, truncation: float, d
     Raises:
         UserError: no checkpoint, or a file that cannot be written; files written before stay.
     """
-    source = origin.read_origin(path)
-    workload = source.workload
-    G = Generator(workload, Recipe()).requires_grad_(False)
-    G.load_state_dict(source.content["state"]["G_ema"])
-    buffers = source.content.get("kept", {}).get("G_ema")
+    origin = checkpoint.read_origin(path)
+    workload, content = origin.workload, origin.content
+    G = Generator(workload, Recipe())
+    G.load_state_dict(content["state"]["G_ema"])
+    G.to(device)
+    buffers = content.get("kept", {}).get("G_ema")
+    constant = None if buffers is None else names.list_noise(buffers, workload)
     columns, rows = grid.choose_layout(workload.resolution)
     columns = min(columns, len(seeds))
-    shown: list[Tensor] = []
-    written: list[Path] = []
+    images: list[Tensor] = []
+    paths: list[Path] = []
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for seed, image in zip(
-            seeds, _generate(G.to(device), workload, buffers, seeds, truncation, device), strict=True
-        ):
-            written.append(out / f"seed{seed:04d}.png")
-            grid.write_grid(image, 1, written[-1], enlarge=False)
-            if len(shown) < columns * rows:
-                shown.append(image)
-        whole = len(shown) // columns * columns  # a row that is not full is left out
-        grid.write_grid(torch.cat(shown[:whole]), columns, out / GRID)
+        for seed in seeds:
+            z = torch.from_numpy(np.random.RandomState(seed).randn(1, workload.z_dim)).float().to(device)
+            noise = [each.to(device) for each in constant or draw_noise(G, seed)]
+            w = G.mapping.w_avg.lerp(G.mapping(z), truncation)
+            image = G(w[:, None].expand(-1, G.num_ws, -1), noise).float().cpu()
+            paths.append(out / f"seed{seed:04d}.png")
+            grid.write_grid(image, 1, paths[-1], enlarge=False)
+            images += [image] if len(images) < columns * rows else []
+        whole = len(images) // columns * columns  # a row that is not full is left out
+        grid.write_grid(torch.cat(images[:whole]), columns, out / GRID)
     except OSError as error:
         raise UserError(f"{out}: cannot be written: {error.strerror or error}") from error
-    return [*written, out / GRID]
-
-
-def _generate(
-    G: Generator,
-    workload: Workload,
-    buffers: dict[str, Tensor] | None,
-    seeds: list[int],
-    truncation: float,
-    device: str,
-) -> Iterator[Tensor]:
-    """Yield the image [1, 3, R, R] of each seed, float32 on the CPU."""
-    constant = None if buffers is None else names.list_noise(buffers, workload)
-    for seed in seeds:
-        z = torch.from_numpy(np.random.RandomState(seed).randn(1, workload.z_dim)).float().to(device)
-        noise = constant or draw_noise(G, seed)
-        w = G.mapping.w_avg.lerp(G.mapping(z), truncation)
-        yield G(w[:, None].expand(-1, G.num_ws, -1), [each.to(device) for each in noise]).float().cpu()
+    return [*paths, out / GRID]
 
 
 def draw_noise(G: Generator, seed: int) -> list[Tensor]:

@@ -24,9 +24,9 @@ from ladder.base.events import Event, OnEvent
 from ladder.base.plain import Fields
 from ladder.base.stopping import stop_between
 from ladder.images.prepare import ImageSet
-from ladder.training import checkpoint, folder, grid, losslog, mishaps
+from ladder.training import checkpoint, grid, losslog, mishaps
+from ladder.training.checkpoint import CHECKPOINT, LOG, Content, Origin
 from ladder.training.losslog import Diverged, LossLog, Row
-from ladder.training.origin import Origin
 from ladder.training.ranks import Ranks
 from stylegan_lite.config import ConfigError
 from stylegan_lite.step import PHASES, TrainingStep
@@ -119,21 +119,17 @@ def train(
             origin.refuse_other(workload)
         content = None
         if resume is None:
-            folder.refuse_occupied(out)
+            checkpoint.refuse_occupied(out)
         else:
             content = load_content(workload, images, settings)
-            folder.refuse_other(out, resume, content)
-        folder.prepare(out, content)
+            checkpoint.refuse_other_run(out, resume, content)
+        checkpoint.prepare_folder(out, content)
         report({"event": "checked"})
         step = None
         try:
             step = _make_step(workload, recipe, images, settings, content)
             step.prepare()
             run = _Run(step, images, settings, report, content, ranks)
-            if content is not None:
-                run.restore(content)
-            if origin is not None:
-                run.begin_with(origin)
             report({"event": "start", "step": step.count, "steps": settings.steps})
             return run.train()
         except (UserError, ConfigError, Diverged):
@@ -170,7 +166,7 @@ def follow(workload: Fields, recipe: Fields, images: ImageSet, settings: Setting
         step.close()
 
 
-def load_content(workload: Fields, images: ImageSet, settings: Settings) -> checkpoint.Content:
+def load_content(workload: Fields, images: ImageSet, settings: Settings) -> Content:
     """Return the checkpoint to resume from. Raises UserError if it is of another training, or has all its steps."""
     resume = settings.resume
     content = checkpoint.load(resume)
@@ -183,19 +179,11 @@ def load_content(workload: Fields, images: ImageSet, settings: Settings) -> chec
 
 
 def _make_step(
-    workload: Fields, recipe: Fields, images: ImageSet, settings: Settings, content: checkpoint.Content | None
+    workload: Fields, recipe: Fields, images: ImageSet, settings: Settings, content: Content | None
 ) -> TrainingStep:
     seed = settings.seed if content is None else content["seed"]
     workload = {**workload, "data": images.path}
     return stylegan_lite.make_step(workload, recipe, device=settings.device, seed=seed)
-
-
-def _list_scales(step: TrainingStep) -> dict[str, torch.Tensor]:
-    """Return FP16's loss scales and counts of skipped updates by name, or {} for other precisions."""
-    scales = step.scales.items()
-    return {f"loss_scale_{name}": scale.scale for name, scale in scales} | {
-        f"skipped_{name}": scale.skipped for name, scale in scales
-    }
 
 
 def _identify(images: ImageSet) -> checkpoint.Images:
@@ -211,41 +199,43 @@ class _Run:
         images: ImageSet,
         settings: Settings,
         report: OnEvent,
-        content: checkpoint.Content | None,
+        content: Content | None,
         ranks: Ranks | None,
     ) -> None:
         self.step, self.images, self.settings, self.report, self.ranks = step, images, settings, report, ranks
-        self.seed = settings.seed if content is None else content["seed"]
-        self.path = settings.out / folder.CHECKPOINT
-        is_new = content is None or not content["run"] or folder.is_fork(settings.out, settings.resume)
-        self.name = checkpoint.new_run() if is_new else content["run"]
+        self.path = settings.out / CHECKPOINT
+        scales = step.scales.items()  # of FP16
+        also = {f"loss_scale_{name}": scale.scale for name, scale in scales}
+        also |= {f"skipped_{name}": scale.skipped for name, scale in scales}
         self.log = LossLog(
-            settings.out / folder.LOG, PHASES, every=settings.log_every, batch=step.workload.batch,
-            device=settings.device, also=_list_scales(step),
+            settings.out / LOG, PHASES, every=settings.log_every, batch=step.workload.batch, device=settings.device,
+            also=also,
         )  # fmt: skip
+        self.seed, self.name = settings.seed, checkpoint.new_run()
         self.before = 0.0  # seconds of training in the loaded checkpoint
         self.started = 0.0
         self.saved: int | None = None  # the step of the checkpoint on disk
         self.is_disk_full = False  # whether a checkpoint could not be written
         self.kept: dict[str, checkpoint.Tensors] | None = None  # buffers of NVIDIA's networks
         self.copy = checkpoint.Copy()
+        if content is not None:
+            self._restore(content)
+        if (origin := settings.origin) is not None:
+            origin.load_into(step)
+            self.kept = origin.content.get("kept")
+            self._note(f"networks of {origin.path}; step, optimizers and mean path length start fresh")
 
-    def restore(self, content: checkpoint.Content) -> None:
+    def _restore(self, content: Content) -> None:
         """Go on from a checkpoint."""
         path = self.settings.resume
         checkpoint.restore(path, content, self.step)
-        self.before = content["seconds"]
-        self.kept = content.get("kept")
+        self.seed, self.before, self.kept = content["seed"], content["seconds"], content.get("kept")
+        if not checkpoint.is_fork(self.settings.out, path):
+            self.name = content["run"]
         self.saved = self.step.count if path.resolve() == self.path.resolve() else None
         self.log.take_up(content["log"])
         if content["recipe"] != self.step.recipe.to_dict():
             self._note("the checkpoint was made with another recipe")
-
-    def begin_with(self, origin: Origin) -> None:
-        """Take the networks of a checkpoint."""
-        origin.load_into(self.step)
-        self.kept = origin.content.get("kept")
-        self._note(f"networks of {origin.path}; step, optimizers and mean path length start fresh")
 
     def train(self) -> Summary:
         """Train up to the last step and return the summary."""
@@ -264,7 +254,17 @@ class _Run:
                 raise UserError(problem) from error
             if self.step.count < self.settings.steps:
                 raise self._stop()
-        return self._summarize()
+        summary: Summary = {
+            "step": self.step.count,
+            "images": self.step.count * self.step.workload.batch,
+            "seconds": round(self._count_seconds(), 3),
+            "seed": self.seed,
+            "recipe": self.step.recipe.to_dict(),
+            "losses": {phase: self.log.last[phase] for phase in PHASES} if self.log.last else None,
+            "files": {"samples": f"samples-{self.step.count:06d}.png", "log": LOG, "checkpoint": CHECKPOINT},
+        }
+        self.report({"event": "end", **summary})
+        return summary
 
     def _stop(self) -> KeyboardInterrupt:
         self._note(f"stopped after step {self.step.count}: go on with --resume {self.path}")
@@ -360,13 +360,8 @@ class _Run:
             raise Diverged(problem)
         seconds = self._count_seconds() if state is None else self.copy.seconds
         content = checkpoint.make_content(
-            self.step,
-            seed=self.seed,
-            seconds=seconds,
-            images=_identify(self.images),
-            run=self.name,
-            state=state,
-        )
+            self.step, seed=self.seed, seconds=seconds, images=_identify(self.images), run=self.name, state=state
+        )  # fmt: skip
         content["log"] = unwritten
         if self.kept:
             content["kept"] = self.kept
@@ -376,27 +371,10 @@ class _Run:
             self.is_disk_full = True
             raise
         self.saved = count
-        self.report({"event": "checkpoint", "step": self.saved, "path": str(self.path)})
+        self.report({"event": "checkpoint", "step": count, "path": str(self.path)})
 
     def _count_seconds(self) -> float:
         return self.before + time.perf_counter() - self.started
 
     def _note(self, text: str) -> None:
         self.report({"event": "note", "text": text})
-
-    def _summarize(self) -> Summary:
-        summary: Summary = {
-            "step": self.step.count,
-            "images": self.step.count * self.step.workload.batch,
-            "seconds": round(self._count_seconds(), 3),
-            "seed": self.seed,
-            "recipe": self.step.recipe.to_dict(),
-            "losses": {phase: self.log.last[phase] for phase in PHASES} if self.log.last else None,
-            "files": {
-                "samples": f"samples-{self.step.count:06d}.png",
-                "log": folder.LOG,
-                "checkpoint": folder.CHECKPOINT,
-            },
-        }
-        self.report({"event": "end", **summary})
-        return summary

@@ -11,8 +11,6 @@ import pytest
 
 from ladder.base import files
 from ladder.base.errors import UserError
-from ladder.results import store as results
-from tests.support.typed import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -84,25 +82,3 @@ def test_another_hard_link_and_a_full_disk_keep_the_old_content(tmp_path, monkey
     with pytest.raises(UserError, match="No space left"):
         files.write(tmp_path / "a", "newer")
     assert (tmp_path / "a").read_text() == "new" and sorted(os.listdir(tmp_path)) == ["a", "b"]
-
-
-FACTS = {"name": "gpu", "gpu": "GPU", "cpu": "CPU", "cores": 2, "torch": "2.13.0"}
-
-
-def test_what_another_host_or_commit_left_under_a_machine_s_name_stays(tmp_path):
-    """The owner of a GPU that has committed results must not replace them by running a command."""
-    path = tmp_path / "gpu.json"
-    first = {"machine": FACTS, "commit": "a" * 40, "started": "2026-11-21T10:15:00+00:00"}
-    assert results.place(path, first) == path
-    write_run(path, first)
-    later = first | {"started": "2026-11-22T10:15:00+00:00"}
-    assert results.place(path, later) == path  # measured again, here
-    resumed = first | {"commit": "b" * 40}
-    assert results.place(path, resumed) == path  # gone on with
-    beside = tmp_path / "gpu-20261122T101500Z.json"
-    for other in (later | {"commit": "b" * 40}, later | {"machine": FACTS | {"cores": 64}}):
-        assert results.place(path, other) == beside
-    path.write_text("{")
-    assert results.place(path, later) == beside  # nobody knows whose it was
-    named = results.place(path, {"machine": FACTS}).name  # a kind that does not say when it began
-    assert named.startswith("gpu-2") and named.endswith("Z.json")

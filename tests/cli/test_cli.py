@@ -135,7 +135,7 @@ def test_train_gets_the_recipe_of_the_rung_and_a_divergence_is_status_1(tmp_path
 
     calls = []
 
-    def training(workload, recipe, pictures, settings, on_event):
+    def training(workload, recipe, pictures, settings, on_event, ranks):
         calls.append(recipe)
         if settings.seed == 1:
             raise Diverged("D_r1 is NaN at step 48")
@@ -191,9 +191,7 @@ def test_a_ladder_of_the_real_model_from_a_folder_of_pictures(tmp_path):
     assert graphs["status"] == "n/a" and "GPU" in graphs["reason"]
     assert result["complete"] and result["workload"]["data"] == "user-images"
     assert str(tmp_path) not in path.read_text()
-    assert (
-        validate.problem_of(path) is None
-    )  # every key that a run writes is known to `ladder.results.schema`
+    assert validate.problem_of(path) is None  # every key that a run writes is known to `ladder.results.run`
     assert len(list(path.parent.iterdir())) == 5
 
 

@@ -9,9 +9,10 @@ import pytest
 from ladder.base import bounds
 from ladder.base.errors import UserError
 from ladder.cli import doctor
+from ladder.core.records import read_record
 from ladder.machine import system
 from ladder.plan import catalog, needs
-from ladder.results.types import Machine, build
+from ladder.results.file import Machine
 
 GPU = {"name": "nvidia-h200", "gpu": "NVIDIA H200", "gpu_memory_gb": 139.8, "driver": "580"}
 
@@ -117,7 +118,7 @@ def test_a_containers_small_shared_memory_is_a_warning(gpu, monkeypatch):
 def test_it_ends_with_the_next_command_and_how_long_it_takes(device, command, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(doctor, "ROOT", tmp_path)
     facts = {**system.facts("cpu"), **GPU} if device == "cuda" else system.facts("cpu")
-    found = doctor.choose_next(device, build(Machine, facts), 4)
+    found = doctor.choose_next(device, read_record(Machine, facts), 4)
     assert found.command == command and 2 <= found.minutes <= 10
     doctor.print_findings(msgspec.structs.replace(examine("cpu"), next=found))
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"next  `{command}`: about ")

@@ -1,6 +1,5 @@
 """Paths of outputs that a user names: nothing that is read, and no unfinished run, is written over."""
 
-import json
 import os
 from pathlib import Path
 
@@ -59,16 +58,6 @@ def test_a_tilde_that_the_shell_leaves_is_the_home_folder(result, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     assert called("report", result, "--csv=~/t.csv").exit_code == 0
     assert (tmp_path / "home" / "t.csv").is_file() and not (tmp_path / "~").exists()
-
-
-def test_an_unfinished_run_stays_beside_a_fresh_one(tmp_path):
-    """Hours of `ladder precision` that were interrupted are not lost when it is started without --resume."""
-    path, later = tmp_path / "h-partial.json", RUN | {"started": "2026-11-02T00:00:00+00:00"}
-    path.write_text(json.dumps(RUN | {"complete": False}))
-    assert results.place(path, RUN) == path  # gone on with
-    assert results.place(path, later) == tmp_path / "h-partial-20261102T000000Z.json"
-    path.write_text(json.dumps(RUN | {"complete": True}))
-    assert results.place(path, later) == path
 
 
 def test_a_run_that_belongs_to_no_commit_says_so(monkeypatch, capsys):

@@ -21,7 +21,7 @@ from ladder.publish import gallery
 from ladder.publish.validation import validate
 from ladder.report import advising, tables
 from ladder.results import publishable, ranking
-from ladder.results.combine import belonging, comparing, series
+from ladder.results.combine import comparing, merging, series
 from ladder.results.run import Result
 from tests.cli.test_cli import call
 from tests.engine.test_inspecting import asked
@@ -114,8 +114,8 @@ def read(made: dict[str, Any]) -> Result:
 def test_a_limited_result_is_compared_merged_and_shown_with_no_other(tmp_path: Path) -> None:
     usual, small = read(made_up.judged_run(seed=1)), read(limited())
     (line,) = comparing.differences(usual, small)
-    assert line == "protocol gpu_memory_limit_gb: None and 24.0"
-    assert belonging.differences(usual, small) == ["protocol.gpu_memory_limit_gb: missing and 24.0"]
+    assert line == "protocol.gpu_memory_limit_gb: missing and 24.0"
+    assert merging.list_differences(usual, small) == ["protocol.gpu_memory_limit_gb: missing and 24.0"]
     assert not comparing.differences(small, read(limited(seed=3)))
     assert series.key(usual) != series.key(small) and ranking.rank(usual) > ranking.rank(small)
     assert publishable.publishable(small) == [publishable.LIMITED] and not publishable.publishable(usual)

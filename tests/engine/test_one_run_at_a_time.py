@@ -14,8 +14,8 @@ from ladder.base import locks, text
 from ladder.base.errors import UserError
 from ladder.cli import main as cli
 from ladder.cli import merge as cli_merge
-from ladder.cli import training as cli_training
 from ladder.engine import parts
+from ladder.images import for_workload
 from ladder.machine import environment, system
 from ladder.studies import frame
 from ladder.studies.kernelbench.bench import Bench
@@ -111,7 +111,7 @@ def test_a_command_holds_the_gpu_that_it_uses(arguments, module, name, how, gpu,
     monkeypatch.setattr("ladder.studies.kernelbench.compiling.compile_ours", lambda *_: None)
     if name == "render_page":  # the context of the measurement is still there
         monkeypatch.setattr(Bench, "measure_case", lambda *_: [])
-    monkeypatch.setattr(cli_training, "prepare_images", lambda *_: None)
+    monkeypatch.setattr(for_workload, "prepare_images", lambda *_: None)
     words = [str(file) if word == "FILE" else word for word in arguments.split()]
     words += ["--out", str(tmp_path / "out")]
     said = CliRunner().invoke(cli.main, words)

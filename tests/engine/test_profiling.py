@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from ladder.base.protocol import CYCLE_STEPS
+from ladder.core.records import read_record
 from ladder.engine import profiling
 from ladder.engine.gpu_time import rest_s
 from ladder.receipts import traces
-from ladder.results import types
+from ladder.results.file import KernelProfile
 
 MS = 1_000_000
 
@@ -96,7 +97,7 @@ def test_a_step_consists_of_families_and_of_kernels(recorded: Any) -> None:
     ]
     assert [row["ms"] for row in found["kernels"]] == [1.0, 1.0, 0.25]
     assert all(row["launches"] == pytest.approx(1 / CYCLE_STEPS) for row in found["kernels"])
-    types.build(types.KernelProfile, found)  # a result may hold it
+    read_record(KernelProfile, found)  # a result may hold it
 
 
 def test_the_lightest_kernels_are_one_row_and_nothing_is_lost() -> None:

@@ -147,10 +147,3 @@ def test_a_cache_that_cannot_be_written_is_one_line(source, tmp_path):
     blocked.write_text("")
     with pytest.raises(UserError, match="cannot write the image cache"):
         prepare_images(fill(source, {"a.png": encode(plain())}), 16, cache=blocked / "cache")
-
-
-def test_progress_counts_to_the_end(source, cache):
-    seen = []
-    data = fill(source, {f"{k}.png": encode(plain()) for k in range(4)})
-    prepare_images(data, 16, cache=cache, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(k, 4) for k in range(1, 5)]

@@ -126,6 +126,16 @@ CASES: dict[str, Case] = {
         **OWN,
     ),
     "minibatch_std": Case("NCHW", lambda k, x: k.minibatch_std(x, 64, multiple=4), **OWN),
+    # samples, group, parts: several groups in each part, one, parts smaller than a group, no statistics
+    **{
+        f"minibatch_std {n} {group} {parts}": Case(
+            f"{n}CHW",
+            lambda k, x, g=group, p=parts: k.minibatch_std(x, g, parts=p, multiple=4),
+            contained=n != 8,
+            **OWN,
+        )
+        for n, group, parts in ((8, 2, 2), (6, 3, 2), (4, 4, 2), (2, 1, 1))
+    },
     "instance_norm_act": Case("NCHW NC NC", lambda k, x, s, b: k.instance_norm_act(x, s, b), contained=True),
     "instance_norm_act noise": Case(
         "NCHW NC NC . N1HW'", lambda k, x, s, b, t, e: k.instance_norm_act(x, s, b, noise=e, strength=t)
@@ -169,6 +179,10 @@ CASES: dict[str, Case] = {
     "filter_act_modulate alone": Case(
         "NCHW C NC", filtered("filter_act_modulate", alone=True), contained=True, slack=3
     ),
+    "conv2d": Case("NCHW 6C33", lambda k, x, w: k.conv2d(x, w.to(x.dtype), padding=1)),
+    "conv2d down": Case("NCHW 6C33", lambda k, x, w: k.conv2d(x, w.to(x.dtype), stride=2, padding=1)),
+    "conv_transpose2d": Case("NCHW C633", lambda k, x, w: k.conv_transpose2d(x, w.to(x.dtype), stride=2)),
+    "bias_act_skip": Case("NCHW C NIHW CI11", lambda k, x, b, i, w: k.bias_act_skip(x, b, i, w.to(x.dtype))),
     "dense": Case("NC WC W", lambda k, x, w, b: k.dense(x, w, b, **LEAKY), **OWN),
     "dense linear": Case(
         "NC WC", lambda k, x, w: k.dense(x, w, weight_gain=0.3, bias_gain=0.7), contained=True, **OWN

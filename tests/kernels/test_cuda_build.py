@@ -60,46 +60,41 @@ def test_every_exported_function_is_known_and_every_called_one_is_exported():
     assert called == {n for n in exported if not n.endswith("_kernels") and n != "error_text"}
 
 
-def test_what_is_missing_is_said_in_one_line(with_gpu, monkeypatch):
+@pytest.mark.parametrize(
+    ("module", "name", "value", "said"),
+    [
+        (build, "nvcc", None, "nvcc, which was not found: install the CUDA toolkit 13.0"),
+        (shutil, "which", None, "pip install ninja"),
+        (torch.cuda, "get_device_capability", (6, 1), "this GPU has 6.1"),
+        (torch.cuda, "is_available", False, "CUDA C++ needs a CUDA GPU that PyTorch can use"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(module, name, value, said, with_gpu, monkeypatch):
     assert cuda.available() is None
-    with monkeypatch.context() as patch:
-        patch.setattr(build, "nvcc", lambda: None)
-        said = cuda.available()
-        assert "nvcc, which was not found: install the CUDA toolkit 13.0" in said and "CUDA_HOME" in said
-    with monkeypatch.context() as patch:
-        patch.setattr(build.shutil, "which", lambda name, path=None: None)
-        assert "pip install ninja" in cuda.available()
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.cuda, "get_device_capability", lambda: (6, 1))
-        assert "this GPU has 6.1" in cuda.available()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert cuda.available() == "CUDA C++ needs a CUDA GPU that PyTorch can use"
+    monkeypatch.setattr(module, name, lambda *_, **__: value)
+    assert said in cuda.available() and "\n" not in cuda.available()
 
 
 def test_a_build_that_fails_says_the_compilers_line_and_is_not_tried_again(with_gpu, monkeypatch):
-    tried = []
+    tried, line = [], 'copy.cu(7): error: identifier "x" is undefined'
 
     def load(*args, **how):
         tried.append(args)
-        said = f'{build.HERE}/copy.cu(7): error: identifier "x" is undefined'
-        raise RuntimeError(
-            f"Error building extension 'k': [1/8] nvcc -O3 ...\n{said}\n1 error detected\nninja: stopped"
-        )
+        first = "Error building extension 'k': [1/8] nvcc -O3 ..."
+        raise RuntimeError(f"{first}\n{build.HERE}/{line}\n1 error detected\nninja: stopped")
 
     monkeypatch.setattr("torch.utils.cpp_extension.load", load)
     for _ in range(3):
         with pytest.raises(cuda.Unavailable) as error:
             build.library(cuda.Flags(), 0)
-    said = str(error.value)
-    assert said == 'CUDA C++ could not be built: kernels/cuda/copy.cu(7): error: identifier "x" is undefined'
+        assert str(error.value) == f"CUDA C++ could not be built: kernels/cuda/{line}"
     assert len(tried) == 1
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_a_build_is_made_once_for_each_set_of_flags_and_survives_a_killed_one(with_gpu, monkeypatch):
     """torch's builder leaves a file named `lock` when it is killed, and waits for ever for the one that it finds."""
-    made = cuda_on_cpu.compile_sources()._name
-    loads = []
+    made, loads = cuda_on_cpu.compile_sources()._name, []
 
     def load(name, sources, extra_cuda_cflags, build_directory, **how):
         assert not (with_gpu / name / "lock").exists()
@@ -117,48 +112,34 @@ def test_a_build_is_made_once_for_each_set_of_flags_and_survives_a_killed_one(wi
     assert all("-gencode=arch=compute_90,code=sm_90" in flags for flags in loads)
 
 
-@pytest.fixture
-def unheard():
-    """Nothing has been said in this process yet."""
+@pytest.mark.parametrize(
+    ("reason", "name"), [(None, "Triton's kernel"), ("no Triton", "the plain PyTorch reference")]
+)
+def test_without_kernels_the_op_still_works_and_says_so_once(reason, name, monkeypatch):
+    if reason is None and (kernels.available() is not None or not kernels.common.tiles.INTERPRETED):
+        pytest.skip("Triton's kernel cannot take a CPU tensor")
     module = sys.modules["kernels.cuda.instance_norm_act"]
-    before = set(module._said)
-    module._said.clear()
-    yield
-    module._said.update(before)
-
-
-def test_without_kernels_the_op_still_works_and_says_so_once(unheard, monkeypatch):
+    monkeypatch.setattr(module, "_said", set())
+    monkeypatch.setattr(module, "available", lambda: reason)
     x = torch.randn(2, 4, 3, 5, dtype=torch.float64, requires_grad=True)
     scale, bias = torch.randn(2, 2, 4, dtype=torch.float64, requires_grad=True).unbind()
+    with pytest.warns(UserWarning, match="needs a CUDA tensor, got one on cpu; " + name):
+        y = cuda.instance_norm_act(x, scale, bias)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cuda.instance_norm_act(x, scale, bias)
     want = cuda.instance_norm_act_reference(x, scale, bias)
-    for there, name in ((None, "Triton's kernel"), ("no Triton", "the plain PyTorch reference")):
-        if there is None and kernels.available() is not None:
-            continue
-        monkeypatch.setattr(
-            sys.modules["kernels.cuda.instance_norm_act"], "available", lambda there=there: there
-        )
-        sys.modules["kernels.cuda.instance_norm_act"]._said.clear()
-        if there is None and not kernels.common.tiles.INTERPRETED:
-            continue  # Triton's kernel cannot take a CPU tensor
-        with pytest.warns(UserWarning, match="needs a CUDA tensor, got one on cpu; " + name):
-            y = cuda.instance_norm_act(x, scale, bias)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            cuda.instance_norm_act(x, scale, bias)
-        torch.testing.assert_close(y, want)
-        torch.testing.assert_close(
-            torch.autograd.grad(y.sum(), x)[0], torch.autograd.grad(want.sum(), x, retain_graph=True)[0]
-        )
+    torch.testing.assert_close(y, want)
+    torch.testing.assert_close(*(torch.autograd.grad(each.sum(), x) for each in (y, want)))
 
 
 def test_a_pair_says_why_it_cannot_run():
     with pytest.raises(ValueError, match="need a CUDA tensor, got one on cpu"):
         cuda.strided_act(torch.zeros(1, 2, 3))
     if not torch.cuda.is_available():
-        with pytest.raises(cuda.Unavailable, match="needs a CUDA GPU"):
-            cuda.resources()
-        with pytest.raises(cuda.Unavailable, match="needs a CUDA GPU"):
-            cuda.empty()
+        for run in (cuda.resources, cuda.empty):
+            with pytest.raises(cuda.Unavailable, match="needs a CUDA GPU"):
+                run()
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
@@ -167,21 +148,12 @@ def test_the_sources_compile_for_the_oldest_and_the_newest_without_a_warning(arc
     """All in one file, hardly optimized: what is asked is whether they are CUDA C++ for it."""
     every = tmp_path / "every.cu"
     every.write_text("".join(f'#include "{path}"\n' for path in build.sources()))
-    code = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
-    quick = ["-Xcicc", "-O1", "-Xptxas", "-O0"]
     # those of torch.utils.cpp_extension, which switch the operators of 16-bit types off
-    torchs = ["HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS"]
-    defined = [f"-D__CUDA_NO_{name}__" for name in torchs]
-    arguments = [
-        *cuda.Flags().nvcc(),
-        *quick,
-        code,
-        *defined,
-        "-Xcompiler",
-        "-Wall",
-        "-fatbin",
-        "-o",
-        tmp_path / "out",
-    ]
-    found = subprocess.run(["nvcc", *arguments, every], capture_output=True, text=True)
+    names = ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS")
+    options = "-Xcicc -O1 -Xptxas -O0 -Xcompiler -Wall -fatbin -o".split()
+    arguments = [f"-gencode=arch=compute_{architecture},code=sm_{architecture}", *cuda.Flags().nvcc()]
+    arguments += [f"-D__CUDA_NO_{name}__" for name in names]
+    found = subprocess.run(
+        ["nvcc", *arguments, *options, tmp_path / "out", every], capture_output=True, text=True
+    )
     assert found.returncode == 0 and "warning" not in found.stderr, found.stderr

@@ -7,20 +7,21 @@ import hypothesis.strategies as st
 import pytest
 import torch
 
-import kernels
 from kernels.common.tiles import is_nhwc
 from kernels.norm import instance_norm_act_planes as planes
+from tests.kernels import opcases
 from tests.kernels import test_kernels_ops as ops
+from tests.kernels.opcases import agree, functions, make_inputs, values_and_grads
 from tests.support.kernel_checks import assert_no_worse
 
 every_case = pytest.mark.parametrize("case", ["instance_norm_act", "instance_norm_act noise"])
+KERNELS = {"instance_norm_act_planes_kernel", "instance_norm_act_planes_grad_kernel"}
 
 
 @pytest.fixture(params=[False, True], ids=["plain", "hints, backwards"])
 def walked(monkeypatch, request):
     """One multiprocessor with a large cache: two programs, blocks of 16 pixels. Yields which kernels were launched."""
-    hints = request.param
-    made, launch = [], planes._launch
+    made, launch, hints = [], planes._launch, request.param
 
     def record(kernel, how, *arguments, **constants):
         made.append((kernel.__name__, how.programs))
@@ -32,10 +33,7 @@ def walked(monkeypatch, request):
     monkeypatch.setattr(planes, "CONFIGS", ((1.0, planes.Config(2, 16, 8, 3, 1, hints, hints)),))
     monkeypatch.setattr(planes, "_launch", record)
     yield made
-    assert {name for name, _ in made} == {
-        "instance_norm_act_planes_kernel",
-        "instance_norm_act_planes_grad_kernel",
-    }
+    assert {name for name, _ in made} == KERNELS
 
 
 def test_gradients_of_gradients_are_those_of_the_function(walked):
@@ -47,11 +45,7 @@ def test_gradients_of_gradients_are_those_of_the_function(walked):
 @every_case
 @pytest.mark.parametrize("size", [(3, 3), (4, 4), (3, 9), (8, 4), (7, 7)], ids=str)
 def test_blocks_that_fit_and_that_do_not_agree_with_the_reference(case, size, walked):
-    fused, reference = ops.functions(case)
-    inputs = ops.make_inputs(case, (2, 5, *size))
-    got, want = ops.values_and_grads(fused, inputs), ops.values_and_grads(reference, inputs)
-    for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    agree(case, make_inputs(case, (2, 5, *size)), rtol=1e-10, atol=1e-10)
     assert {count for _, count in walked} == {2}  # each walks over five planes
 
 
@@ -68,22 +62,10 @@ def test_blocks_that_fit_and_that_do_not_agree_with_the_reference(case, size, wa
 )
 def test_any_shape_agrees_with_the_reference(case, walked, shape, seed):
     """Two planes at least, which is what a multiprocessor is kept busy with. Other layouts are not walked over."""
-    begin = len(walked)
-    fused, reference = ops.functions(case)
-    inputs = ops.make_inputs(case, shape, seed=seed)
-    got, want = ops.values_and_grads(fused, inputs), ops.values_and_grads(reference, inputs)
-    for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-7)
+    begin, inputs = len(walked), make_inputs(case, shape, seed=seed)
+    agree(case, inputs, rtol=1e-7, atol=1e-7)
     # One pixel or one channel is channels_last memory as much as NCHW: it goes that way.
-    expected = 2 if not is_nhwc(inputs[0]) else 0
-    assert len({name for name, _ in walked[begin:]}) == expected
-
-
-@every_case
-def test_an_empty_batch_is_no_launch(case, walked):
-    ops.test_an_empty_batch(case)
-    assert walked == []
-    test_blocks_that_fit_and_that_do_not_agree_with_the_reference(case, (3, 3), walked)
+    assert {name for name, _ in walked[begin:]} == (set() if is_nhwc(inputs[0]) else KERNELS)
 
 
 @pytest.mark.covering("case", "dtype")
@@ -93,53 +75,30 @@ def test_low_precision_is_no_worse_than_plain_pytorch(case, dtype, walked):
     ops.test_low_precision_is_no_worse_than_plain_pytorch(case, "nchw", dtype)
 
 
-def test_a_mean_far_from_zero_costs_no_digits(walked):
-    inputs = ops.make_inputs("instance_norm_act", (2, 4, 9, 11), dtype=torch.float32)
-    inputs[0] = (inputs[0].detach() + 1000).requires_grad_()
-    fused, reference = ops.functions("instance_norm_act")
-    exact = [t.detach().double().requires_grad_() for t in inputs]
-    results = (
-        ops.values_and_grads(f, i)[:2] for f, i in ((fused, inputs), (reference, inputs), (reference, exact))
-    )
-    assert_no_worse(*results, torch.float32)
-
-
 @every_case
-def test_mixed_strided_and_expanded_inputs(case, walked):
+def test_what_every_op_does(case, walked, monkeypatch):
+    ops.test_an_empty_batch(case)
+    assert walked == []  # which is no launch
     ops.test_mixed_dtypes(case)
     ops.test_strided_and_expanded_inputs(case)
     ops.test_autocast_gives_the_references_dtype(case)
+    ops.test_a_gradient_alone_is_the_same_as_among_others(case, "nchw")
+    ops.test_every_element_is_written_and_none_beside(case, "nchw", monkeypatch, None)
 
 
 @every_case
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
 def test_nan_and_inf_come_out_where_the_references_do(case, value, walked):
-    fused, reference = ops.functions(case)
-    inputs = ops.make_inputs(case, (2, 3, 5, 7))
-    with torch.no_grad():
-        inputs[0][1, 1, 0, 1] = value
-    wanted = [t for t in inputs if t.requires_grad]
-    for f in (lambda y: y.detach(), lambda y: torch.autograd.grad(y.sum(), wanted)[0]):
-        torch.testing.assert_close(f(fused(*inputs)), f(reference(*inputs)), equal_nan=True)
+    ops.test_nan_and_inf_come_out_where_the_references_do(case, value, "nchw")
 
 
-@every_case
-def test_every_element_is_written(case, walked, monkeypatch):
-    ops.test_every_element_is_written_and_none_beside(case, "nchw", monkeypatch, None)
-
-
-def test_only_what_is_needed_is_computed(walked):
-    """The gradient of the scale alone, as for a frozen network below, and noise without x."""
-    x, scale, bias, strength, noise = ops.make_inputs("instance_norm_act noise", (2, 3, 5, 7))
-    for wanted in ([scale], [bias, strength], [x]):
-        results = []
-        for op in (kernels.instance_norm_act, kernels.instance_norm_act_reference):
-            inputs = {"x": x, "scale": scale, "bias": bias, "strength": strength}
-            inputs = {k: t if any(t is w for w in wanted) else t.detach() for k, t in inputs.items()}
-            y = op(inputs["x"], inputs["scale"], inputs["bias"], noise=noise, strength=inputs["strength"])
-            results.append(torch.autograd.grad(y.square().sum(), wanted))
-        for a, b in zip(*results, strict=True):
-            torch.testing.assert_close(a, b)
+def test_a_mean_far_from_zero_costs_no_digits(walked):
+    inputs = make_inputs("instance_norm_act", (2, 4, 9, 11), dtype=torch.float32)
+    inputs[0] = (inputs[0].detach() + 1000).requires_grad_()
+    fused, reference = functions("instance_norm_act")
+    exact = [t.detach().double().requires_grad_() for t in inputs]
+    pairs = ((fused, inputs), (reference, inputs), (reference, exact))
+    assert_no_worse(*(values_and_grads(f, i)[:2] for f, i in pairs), torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -163,27 +122,20 @@ def test_when_it_is_the_way(shape, layout, dtype, tensors, count, marks, monkeyp
     """Marks where planes push each other out."""
     monkeypatch.setattr(planes, "processor", lambda device: (90, 132))
     monkeypatch.setattr(planes, "cache_bytes", lambda device: 60 << 20)
-    x = torch.empty(shape, dtype=dtype, device="meta").contiguous(memory_format=ops.opcases.FORMATS[layout])
+    x = torch.empty(shape, dtype=dtype, device="meta").contiguous(memory_format=opcases.FORMATS[layout])
     how = planes.walk(x, tensors)
     assert (how.programs, how.hints) == (count, marks) if how else not count
 
 
 @pytest.mark.parametrize(
-    ("shared_kib", "block", "pixel_bytes", "count"),
-    [
-        (227, 8192, 8, 3),  # an H200's: bfloat16 backward with noise
-        (227, 8192, 12, 3),
-        (163, 8192, 12, 2),
-        (99, 8192, 8, 2),  # a GeForce's
-        (99, 8192, 12, 2),
-        (48, 8192, 12, 1),
-    ],
+    ("shared_kib", "pixel_bytes", "count"),
+    [(227, 8, 3), (227, 12, 3), (163, 12, 2), (99, 8, 2), (99, 12, 2), (48, 12, 1)],  # 227: an H200's
 )
-def test_what_is_loaded_ahead_fits_into_shared_memory(shared_kib, block, pixel_bytes, count, monkeypatch):
+def test_what_is_loaded_ahead_fits_into_shared_memory(shared_kib, pixel_bytes, count, monkeypatch):
     monkeypatch.setattr(planes, "shared_bytes", lambda device: shared_kib << 10)
-    assert planes.stages(3, block, True, pixel_bytes, torch.device("cuda")) == count
-    assert planes.stages(1, block, True, pixel_bytes, torch.device("cuda")) == 1
-    assert (count - 1) * block * pixel_bytes <= shared_kib << 10
+    assert planes.stages(3, 8192, True, pixel_bytes, torch.device("cuda")) == count
+    assert planes.stages(1, 8192, True, pixel_bytes, torch.device("cuda")) == 1
+    assert (count - 1) * 8192 * pixel_bytes <= shared_kib << 10
 
 
 def test_the_cache_is_asked_for_its_size(monkeypatch):
@@ -197,12 +149,12 @@ def test_the_cache_is_asked_for_its_size(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_planes_and_tiles_agree_on_the_gpu_and_runs_are_bit_identical(dtype, monkeypatch):
-    inputs = ops.make_inputs("instance_norm_act noise", (8, 128, 65, 64), dtype=dtype)
-    fused, reference = ops.functions("instance_norm_act noise")
+def test_planes_and_tiles_agree_on_the_gpu_and_runs_are_bit_identical(dtype):
+    inputs = make_inputs("instance_norm_act noise", (8, 128, 65, 64), dtype=dtype)
+    fused, reference = functions("instance_norm_act noise")
     assert planes.walk(inputs[0], 2)
-    first, again = ops.values_and_grads(fused, inputs), ops.values_and_grads(fused, inputs)
+    first, again = values_and_grads(fused, inputs), values_and_grads(fused, inputs)
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     exact = [t.detach().double().requires_grad_(t.requires_grad) for t in inputs]
-    plain, exact = ops.values_and_grads(reference, inputs), ops.values_and_grads(reference, exact)
+    plain, exact = values_and_grads(reference, inputs), values_and_grads(reference, exact)
     assert_no_worse(first, plain, exact, dtype)

@@ -12,8 +12,7 @@ from kernels.common.tiles import tl
 from ladder.machine import system
 from ladder.receipts.watch import launches
 from ladder.studies.kernelbench import cases as kernelcases
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from tests.kernels.opcases import DEVICE, flatten
 
 
 @pytest.mark.skipif(not tiles.INTERPRETED, reason="on a GPU the test below does it in full")
@@ -22,15 +21,10 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
     [
         ((2, 1), (16, 2**27, 16, 1, 1, 1), 16, 2**31),  # the second sample's first tile
         ((3, 1), (2**30, 3, 2**30, 1, 3, 3), 16, 2**31),  # the third pixel's first 16 channels
-        (
-            (1, 2),
-            (2, 2**31 - 64, 1, 2**31 - 64, 1, 1),
-            1,
-            2**31 - 64,
-        ),  # NCHW: the second channel's first pixel
+        ((1, 2), (2, 2**31 - 64, 1, 2**31 - 64, 1, 1), 1, 2**31 - 64),  # NCHW: the second channel's first pixel
     ],
     ids=["sample", "pixel", "channel"],
-)
+)  # fmt: skip
 def test_a_tile_past_two_to_the_31_is_read_and_written_where_it_lies(grid, sizes, columns, offset):
     """Only tiles at the ends are run: memory between them is never touched, so the system never provides it."""
     from kernels.pointwise.bias_act import bias_act_kernel
@@ -57,31 +51,25 @@ def by_sample() -> list[str]:
     ]
 
 
-def in_every_direction(case, inputs, gs, along):
-    """Results of all directions by name, each tensor with whether it has a sample an entry."""
-    op, entry = case.fused(), case.entry
-    wanted = [inputs[name] for name in case.differentiated]
-    shapes = [entry.inputs[name] for name in case.differentiated]
-    found = op(**inputs)
-    ys = [found] if isinstance(found, torch.Tensor) else list(found)
+def derive(case, inputs, gs, along):
+    """Return the results of all directions by name, each tensor with whether it has a sample an entry."""
+    entry, names = case.entry, case.differentiated
+    ys = flatten(case.fused()(**inputs))
     results = {f"y{i}": (y.detach(), True) for i, y in enumerate(ys)}
     gs = [g.requires_grad_() for g in gs(ys)]
-    through = [inputs[name] for name in entry.penalty]
-    first = torch.autograd.grad(ys, wanted, gs, create_graph=bool(through), allow_unused=True)
-    del found, ys
-    for name, shape, gradient in zip(case.differentiated, shapes, first, strict=True):
-        results[f"d{name}"] = (gradient.detach(), "N" in shape)
+    wanted, through = [inputs[name] for name in names], bool(entry.penalty)
+    first = torch.autograd.grad(ys, wanted, gs, create_graph=through, allow_unused=True)
+    del ys
+    is_by_sample = {name: "N" in entry.inputs[name] for name in names} | {
+        f"g{i}": True for i in range(len(gs))
+    }
+    results |= {f"d{name}": (g.detach(), is_by_sample[name]) for name, g in zip(names, first, strict=True)}
     if through:
-        firsts = [first[case.differentiated.index(name)] for name in entry.penalty]
+        firsts = [first[names.index(name)] for name in entry.penalty]
         second = torch.autograd.grad(firsts, [*wanted, *gs], along(firsts), allow_unused=True)
-        for name, shape, gradient in zip(
-            [*case.differentiated, *(f"g{i}" for i in range(len(gs)))],
-            [*shapes, *("N" for _ in gs)],
-            second,
-            strict=True,
-        ):
+        for name, gradient in zip(is_by_sample, second, strict=True):
             if gradient is not None:
-                results[f"dd{name}"] = (gradient, "N" in shape)
+                results[f"dd{name}"] = (gradient, is_by_sample[name])
     return results
 
 
@@ -100,10 +88,10 @@ def test_the_last_sample_is_treated_as_it_is_alone(samples, channels, pixels, op
         torch.cuda.empty_cache()
         if torch.cuda.mem_get_info()[0] < 100 << 30:
             pytest.skip("needs 100 GiB of GPU memory")
-    assert not differences(samples, channels, pixels, op, layout)
+    assert not list_differences(samples, channels, pixels, op, layout)
 
 
-def differences(samples: int, channels: int, pixels: int, op: str, layout: str) -> list[str]:
+def list_differences(samples: int, channels: int, pixels: int, op: str, layout: str) -> list[str]:
     """Return the results that differ between the last sample and the sample alone.
 
     No tensor outlives this: pytest keeps all locals of a failed test.
@@ -114,41 +102,29 @@ def differences(samples: int, channels: int, pixels: int, op: str, layout: str) 
     sizes = [("N", samples), ("C", channels), ("H", wide), ("W", wide), ("R", pixels)]
     case = kernelcases.Case(op, tuple((k, n) for k, n in sizes if k in letters), "bf16", layout)
     torch.manual_seed(0)
-    inputs = case.tensors(DEVICE)
-    last = {
-        name: (
+    inputs, last = case.tensors(DEVICE), {}
+    for name, t in inputs.items():
+        own = (
             t.detach()[-1:].clone(memory_format=torch.preserve_format)
             if "N" in entry.inputs[name]
             else t.detach()
         )
-        for name, t in inputs.items()
-    }
-    last = {name: t.requires_grad_(inputs[name].requires_grad) for name, t in last.items()}
+        last[name] = own.requires_grad_(t.requires_grad)
     kept = {}  # what comes in behind the last sample; nothing comes in behind the others
 
-    def of_all(what):
-        def make(tensors):
-            made = []
-            for number, t in enumerate(tensors):
-                g = torch.zeros_like(t)
-                g[-1].normal_()
-                kept[what, number] = g[-1:].clone(memory_format=torch.preserve_format)
-                made.append(g)
-            return made
+    def fill(what, tensors):
+        made = [torch.zeros_like(t) for t in tensors]
+        for g in made:
+            g[-1].normal_()
+        kept[what] = [g[-1:].clone(memory_format=torch.preserve_format) for g in made]
+        return made
 
-        return make
-
-    def of_one(what):
-        return lambda tensors: [kept[what, number] for number in range(len(tensors))]
-
-    together = {
-        name: (t[-1:].clone() if by_sample else t, by_sample)
-        for name, (t, by_sample) in in_every_direction(case, inputs, of_all("g"), of_all("along")).items()
-    }
-    alone = in_every_direction(case, last, of_one("g"), of_one("along"))
+    whole = derive(case, inputs, lambda ys: fill("g", ys), lambda firsts: fill("along", firsts))
+    together = {name: t[-1:].clone() if each else t for name, (t, each) in whole.items()}
+    del whole
     problems = []
-    for name, (expected, each) in alone.items():
-        found = together[name][0]
+    for name, (expected, each) in derive(case, last, lambda _: kept["g"], lambda _: kept["along"]).items():
+        found = together[name]
         # Sums may be taken in another order: all gradients but the map's are some, and so are statistics of a map.
         sums = entry.function == "instance_norm_act" or (name[:1] == "d" and name not in ("dx", "ddg0"))
         if each and not sums:
@@ -171,13 +147,11 @@ def leaves(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
 def test_path_length_pays_for_no_weight_gradient():
     """It differentiates by the styles alone; that the weight could be differentiated, too, must cost nothing."""
     weight, style = leaves((4, 3, 3, 3), (2, 3))
-    with launches() as seen:
-        torch.autograd.grad(kernels.demodulate(weight, style).sum(), style, create_graph=True)
-    assert "demodulate_dstyle_kernel" in seen
-    assert "demodulate_dweight_kernel" not in seen
-    with launches() as seen:
-        kernels.demodulate(weight, style).sum().backward()
-    assert "demodulate_dweight_kernel" in seen
+    for by, is_launched in (([style], False), ([weight, style], True)):
+        with launches() as seen:
+            torch.autograd.grad(kernels.demodulate(weight, style).sum(), by, create_graph=not is_launched)
+        assert "demodulate_dstyle_kernel" in seen
+        assert ("demodulate_dweight_kernel" in seen) == is_launched
 
 
 def test_sums_end_in_one_launch_and_only_where_asked_for(monkeypatch):

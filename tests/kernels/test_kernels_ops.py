@@ -86,9 +86,9 @@ def test_a_gradient_can_be_differentiated_again_and_again(case):
 
 
 @every(FEW, layouts=False)
-def test_a_gradient_alone_is_the_same_as_among_others(case):
+def test_a_gradient_alone_is_the_same_as_among_others(case, layout="nhwc"):
     """What the other inputs' gradients need is not computed, and the one that is wanted is right."""
-    function, inputs = functions(case)[0], make_inputs(case, (2, 3, 4, 5), "nhwc")
+    function, inputs = functions(case)[0], make_inputs(case, (2, 3, 4, 5), layout)
     for wanted in (t for t in inputs if t.requires_grad):
         alone = [t if t is wanted else t.detach() for t in inputs]
         results = []
@@ -191,15 +191,15 @@ def test_an_empty_batch(case):
     torch.testing.assert_close(got, want)
     wanted = differentiable(inputs)
     for t, d in zip(wanted, values_and_grads(fused, inputs)[len(got) :], strict=False):
-        assert d.shape == t.shape and not d.any()
+        assert d.shape == t.shape and (inputs[0].numel() or not d.any())  # a case may fix its batch
 
 
 @pytest.mark.covering("case")
 @every(FEW, layouts=False)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")], ids=str)
-def test_nan_and_inf_come_out_where_the_references_do(case, value):
+def test_nan_and_inf_come_out_where_the_references_do(case, value, layout="nhwc"):
     fused, reference = functions(case)
-    inputs = make_inputs(case, (2, 3, 2, 3), "nhwc")
+    inputs = make_inputs(case, (2, 3, 2, 3), layout)
     with torch.no_grad():
         inputs[0][(1, 0, 0, 1)[: inputs[0].dim()]] = value
     got, want = flatten(fused(*inputs)), flatten(reference(*inputs))

@@ -15,11 +15,16 @@ from torch.nn.utils import parametrizations
 
 import kernels
 from ladder.receipts.watch import launches
+from tests.kernels import opcases
+from tests.kernels.opcases import DEVICE
+from tests.support.kernel_checks import poison_memory
 
 MODULE = sys.modules["kernels.weights.spectral_norm"]
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = ((5, 3, 3, 3), (7, 9), (1, 13), (6, 70, 1, 1), (34, 4, 3, 1))  # nothing divides anything
 GAINS = (1.0, 0.5**0.5, 2.0, 1.0, 0.3)
+OURS = kernels.power_iteration, kernels.spectral_norm
+PLAIN = kernels.power_iteration_reference, kernels.spectral_norm_reference
+formats = pytest.mark.parametrize("nhwc", [False, True], ids=["nchw", "nhwc"])
 torch.set_num_threads(1)
 
 
@@ -43,39 +48,26 @@ def layers(shapes=SHAPES, nhwc=False, dtype=torch.float64, seed=0):
     return [w.requires_grad_() for w in weights], us, vs
 
 
-def values_and_grads(function, weights, us, vs, **how) -> list[Tensor]:
-    """Results, gradients along a fixed g, the same differentiated with a graph, and gradients of their squares."""
-    ys = function(weights, us, vs, **how)
-    gs = [torch.linspace(-1, 2, y.numel(), dtype=torch.float64).view(y.shape).to(y) for y in ys]
-    gs = [g.requires_grad_() for g in gs]
-    plain = torch.autograd.grad(ys, weights, gs, retain_graph=True)
-    first = torch.autograd.grad(ys, weights, gs, create_graph=True)
-    penalty = sum(d.to(torch.promote_types(d.dtype, torch.float32)).square().sum() for d in first)
-    second = torch.autograd.grad(penalty, [*weights, *gs])
-    return [t.detach() for t in (*ys, *plain, *first, *second)]
+def derive(ops, weights, us, vs, iterations=0, **how) -> list[Tensor]:
+    """Return u and v after some iterations, then all that opcases.values_and_grads takes of the results."""
+    iterate, norm = ops
+    us, vs = ([t.clone() for t in each] for each in (us, vs))
+    for _ in range(iterations):
+        iterate(weights, us, vs)
+    return [*us, *vs, *opcases.values_and_grads(lambda *w: norm(list(w), us, vs, **how), weights)]
 
 
-@pytest.mark.parametrize("nhwc", [False, True], ids=["nchw", "nhwc"])
+@formats
 def test_values_and_both_gradients_agree_with_plain_pytorch(nhwc):
     made = layers(nhwc=nhwc)
-    found = [
-        values_and_grads(f, *made, gains=GAINS)
-        for f in (kernels.spectral_norm, kernels.spectral_norm_reference)
-    ]
+    found = [derive(ops, *made, iterations=3, gains=GAINS) for ops in (OURS, PLAIN)]
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
-    wanted = [w.stride() for w in made[0]]
-    assert [t.stride() for t in found[0][: 2 * len(SHAPES)]] == 2 * wanted
-    assert [t.stride() for t in found[1][: len(SHAPES)]] == wanted
+    count, wanted = len(SHAPES), [w.stride() for w in made[0]]
+    assert [t.stride() for t in found[0][2 * count : 5 * count]] == 3 * wanted
 
 
-@pytest.mark.parametrize("nhwc", [False, True], ids=["nchw", "nhwc"])
-def test_the_power_iteration_agrees_with_plain_pytorch_and_finds_the_norm(nhwc):
-    weights, us, vs = layers(nhwc=nhwc)
-    other = [[t.clone() for t in each] for each in (us, vs)]
-    for _ in range(3):
-        kernels.power_iteration(weights, us, vs)
-        kernels.power_iteration_reference(weights, *other)
-    torch.testing.assert_close([us, vs], other, rtol=1e-10, atol=1e-12)
+def test_the_power_iteration_finds_the_norm():
+    weights, us, vs = layers()
     for _ in range(40):
         kernels.power_iteration_reference(weights, us, vs)
     for y in kernels.spectral_norm(weights, us, vs):
@@ -83,8 +75,7 @@ def test_the_power_iteration_agrees_with_plain_pytorch_and_finds_the_norm(nhwc):
 
 
 def test_it_is_pytorch_s_own_parametrization():
-    weights, us, vs = layers()
-    for weight, u, v in zip(weights, us, vs, strict=True):
+    for weight, u, v in zip(*layers(), strict=True):
         theirs = torch.nn.Module()
         theirs.weight = torch.nn.Parameter(weight.detach().clone())
         parametrizations.spectral_norm(theirs)
@@ -96,18 +87,14 @@ def test_it_is_pytorch_s_own_parametrization():
         (y,) = kernels.spectral_norm([weight], [u], [v])
         torch.testing.assert_close((y, u, v), (expected, kept._u, kept._v))
         g = torch.randn_like(y)
-        (got,) = torch.autograd.grad(y, weight, g)
-        (want,) = torch.autograd.grad(expected, theirs.parametrizations.weight.original, g)
-        torch.testing.assert_close(got, want)
+        want = torch.autograd.grad(expected, theirs.parametrizations.weight.original, g)
+        torch.testing.assert_close(torch.autograd.grad(y, weight, g), want)
 
 
-@pytest.mark.parametrize("nhwc", [False, True], ids=["nchw", "nhwc"])
+@formats
 def test_gradients_of_gradients_are_those_of_the_function(nhwc):
     weights, us, vs = layers(((2, 3, 2, 1), (3, 2)), nhwc=nhwc)
-
-    def function(*w):
-        return tuple(kernels.spectral_norm(w, us, vs, gains=(1.0, 0.7)))
-
+    function = lambda *w: tuple(kernels.spectral_norm(w, us, vs, gains=(1.0, 0.7)))  # noqa: E731
     assert gradcheck(function, weights, fast_mode=True)
     assert gradgradcheck(function, weights, fast_mode=True)
 
@@ -115,7 +102,7 @@ def test_gradients_of_gradients_are_those_of_the_function(nhwc):
 @hypothesis.settings(max_examples=8, deadline=None, derandomize=True)
 @hypothesis.given(
     shapes=st.lists(
-        st.tuples(st.integers(1, 40), st.integers(1, 9), st.integers(1, 3), st.integers(1, 3)),
+        st.tuples(*(st.integers(1, most) for most in (40, 9, 3, 3))),
         min_size=1,
         max_size=4,
     ),
@@ -123,125 +110,74 @@ def test_gradients_of_gradients_are_those_of_the_function(nhwc):
     seed=st.integers(0, 99),
 )
 def test_any_shapes(shapes, nhwc, seed):
-    weights, us, vs = layers(shapes, nhwc, seed=seed)
-    found = []
-    for iterate, norm in (
-        (kernels.power_iteration, kernels.spectral_norm),
-        (kernels.power_iteration_reference, kernels.spectral_norm_reference),
-    ):
-        vectors = [[t.clone() for t in each] for each in (us, vs)]
-        iterate(weights, *vectors)
-        ys = norm(weights, *vectors)
-        gs = [torch.linspace(-1, 2, y.numel()).view(y.shape).to(y) for y in ys]
-        found.append([*vectors[0], *vectors[1], *ys, *torch.autograd.grad(ys, weights, gs)])
-    torch.testing.assert_close(*found, rtol=1e-8, atol=1e-10)
+    made = layers(shapes, nhwc, seed=seed)
+    torch.testing.assert_close(derive(OURS, *made, 1), derive(PLAIN, *made, 1), rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_sums_are_kept_in_full_precision(dtype):
     weights, us, vs = layers(nhwc=True, dtype=dtype)
     exact = [w.detach().double().requires_grad_() for w in weights]
-    wide = [[t.double() for t in each] for each in (us, vs)]
-    ys, want = (
-        kernels.spectral_norm(weights, us, vs),
-        kernels.spectral_norm_reference(exact, *wide),
-    )
-    eps = 4 * torch.finfo(dtype).eps
+    ys = kernels.spectral_norm(weights, us, vs)
+    want = kernels.spectral_norm_reference(exact, *([t.double() for t in each] for each in (us, vs)))
     gs = [torch.randn_like(y) for y in ys]
     got = [*ys, *torch.autograd.grad(ys, weights, gs)]
     want = [*want, *torch.autograd.grad(want, exact, [g.double() for g in gs])]
     assert all(t.dtype is dtype for t in got)
+    eps = 4 * torch.finfo(dtype).eps
     torch.testing.assert_close([t.double() for t in got], want, rtol=eps, atol=eps)
 
 
 def test_it_writes_what_convolutions_take_and_its_gradient_is_the_weight_s():
     weights, us, vs = layers(dtype=torch.float32, nhwc=True)
     with torch.autocast(DEVICE, torch.bfloat16):
-        ys = kernels.spectral_norm(weights, us, vs)
-        want = kernels.spectral_norm_reference(weights, us, vs)
-        assert {y.dtype for y in kernels.spectral_norm(weights, us, vs, dtype=torch.float32)} == {
-            torch.float32
-        }
+        ys, want = (ops[1](weights, us, vs) for ops in (OURS, PLAIN))
+        assert kernels.spectral_norm(weights, us, vs, dtype=torch.float32)[0].dtype is torch.float32
     assert {y.dtype for y in (*ys, *want)} == {torch.bfloat16}
     torch.testing.assert_close(ys, want, rtol=2**-7, atol=1e-6)
     grads = torch.autograd.grad(ys, weights, [torch.randn_like(y) for y in ys])
-    assert {g.dtype for g in grads} == {torch.float32}
-    assert [g.stride() for g in grads] == [w.stride() for w in weights]
+    assert [(g.dtype, g.stride()) for g in grads] == [(torch.float32, w.stride()) for w in weights]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0], ids=str)
 def test_what_is_not_finite_comes_out_where_the_reference_s_does(value):
     """And a weight of zeros, whose norm is none; neighbours of such a layer keep their values."""
-    found = []
-    for iterate, norm in (
-        (kernels.power_iteration, kernels.spectral_norm),
-        (kernels.power_iteration_reference, kernels.spectral_norm_reference),
-    ):
-        weights, us, vs = layers(nhwc=True)
-        with torch.no_grad():
-            if value == 0:
-                weights[1].zero_()
-            else:
-                weights[1][2, 3] = value
-        iterate(weights, us, vs)
-        ys = norm(weights, us, vs)
-        found.append([*us, *vs, *ys, *torch.autograd.grad(ys, weights, [torch.ones_like(y) for y in ys])])
+    weights, us, vs = layers(nhwc=True)
+    with torch.no_grad():
+        (weights[1] if value == 0 else weights[1][2, 3]).fill_(value)
+    found = [derive(ops, weights, us, vs, 1) for ops in (OURS, PLAIN)]
     torch.testing.assert_close(*found, equal_nan=True)
-    assert not found[0][2 * len(SHAPES) + 1].isfinite().all() and found[0][2 * len(SHAPES)].isfinite().all()
+    first, second = found[0][2 * len(SHAPES) :][:2]
+    assert first.isfinite().all() and not second.isfinite().all()
 
 
-@pytest.mark.parametrize("how", ["expanded", "transposed", "sliced"])
-def test_weights_that_are_no_block_of_memory(how):
-    made = torch.randn(6, 4, 3, 3, dtype=torch.float64, device=DEVICE)
-    weight = {
-        "expanded": made[:1].expand(6, -1, -1, -1),
-        "transposed": made.transpose(2, 3),
-        "sliced": made[:, ::2],
-    }
-    weight = weight[how].detach().requires_grad_()
+@pytest.mark.parametrize(
+    "view",
+    [lambda w: w[:1].expand(6, -1, -1, -1), lambda w: w.transpose(2, 3), lambda w: w[:, ::2]],
+    ids=["expanded", "transposed", "sliced"],
+)
+def test_weights_that_are_no_block_of_memory(view):
+    weight = view(torch.randn(6, 4, 3, 3, dtype=torch.float64, device=DEVICE)).requires_grad_()
     _, us, vs = layers((tuple(weight.shape),))
-    found = (
-        values_and_grads(f, [weight], us, vs)
-        for f in (kernels.spectral_norm, kernels.spectral_norm_reference)
-    )
-    torch.testing.assert_close(*found)
-    other = [[t.clone() for t in each] for each in (us, vs)]
-    kernels.power_iteration([weight], us, vs)
-    kernels.power_iteration_reference([weight], *other)
-    torch.testing.assert_close([us, vs], other)
+    torch.testing.assert_close(*(derive(ops, [weight], us, vs, 1) for ops in (OURS, PLAIN)))
 
 
 def test_every_element_is_written(monkeypatch):
-    """Memory arrives full of NaN, counters of garbage; nothing of it may be left, nor be added up."""
-
-    def poisoned(make):
-        def made(*a, **k):
-            t = make(*a, **k)
-            return t.fill_(float("nan") if t.is_floating_point() else 1234)
-
-        return made
-
-    monkeypatch.setattr(Tensor, "new_empty", poisoned(Tensor.new_empty))
-    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
-    weights, us, vs = layers(nhwc=True)
-    before = [t.clone() for t in (*us, *vs)]
-    kernels.power_iteration(weights, us, vs)
-    assert not any(t.equal(b) for t, b in zip((*us, *vs), before, strict=True) if t.numel() > 1)
-    for t in (*us, *vs, *values_and_grads(kernels.spectral_norm, weights, us, vs)):
-        assert t.isfinite().all()
+    """Memory arrives full of NaN; nothing of it may be left, nor be added up."""
+    made = layers(nhwc=True)
+    poison_memory(monkeypatch)
+    assert all(t.isfinite().all() for t in derive(OURS, *made, 1))
 
 
 def test_each_is_two_launches_for_all_layers():
     weights, us, vs = layers(dtype=torch.float32)
-    with launches() as seen:
-        kernels.power_iteration(weights, us, vs)
-    assert {name: each["calls"] for name, each in seen.items()} == {
-        "spectral_rows_kernel": 1,
-        "spectral_columns_kernel": 1,
-    }
-    with launches() as seen:
-        ys = kernels.spectral_norm(weights, us, vs)
-    assert sorted(seen) == ["spectral_rows_kernel", "spectral_scale_kernel"]
+    for run, names in (
+        (lambda: kernels.power_iteration(weights, us, vs), ["spectral_columns_kernel", "spectral_rows_kernel"]),
+        (lambda: kernels.spectral_norm(weights, us, vs), ["spectral_rows_kernel", "spectral_scale_kernel"]),
+    ):  # fmt: skip
+        with launches() as seen:
+            ys = run()
+        assert sorted(seen) == names and {each["calls"] for each in seen.values()} == {1}
     with launches() as seen:
         torch.autograd.grad(ys, weights, [torch.ones_like(y) for y in ys])
     assert sorted(seen) == ["spectral_grad_kernel", "spectral_products_kernel"]
@@ -276,13 +212,8 @@ def test_u_and_v_that_cannot_be_written_in_place_and_a_gain_too_few_are_refused(
 def test_two_runs_are_bit_identical():
     """Whichever program comes last takes the sum, and takes it in the same order."""
     shapes = ((512, 512, 3, 3), (512, 8192), (64, 3, 1, 1), (512, 513, 3, 3), (256, 128, 3, 3))
-    found = []
-    for _ in range(20):
-        weights, us, vs = layers(shapes, nhwc=True, dtype=torch.float32)
-        kernels.power_iteration(weights, us, vs)
-        found.append([*us, *vs, *values_and_grads(kernels.spectral_norm, weights, us, vs)])
-    weights, *other = layers(shapes, nhwc=True, dtype=torch.float32)
-    kernels.power_iteration_reference(weights, *other)
-    torch.testing.assert_close(found[0][:10], [t for each in other for t in each], rtol=1e-4, atol=1e-5)
+    made = layers(shapes, nhwc=True, dtype=torch.float32)
+    found = [derive(OURS, *made, 1) for _ in range(20)]
+    torch.testing.assert_close(found[0][:10], derive(PLAIN, *made, 1)[:10], rtol=1e-4, atol=1e-5)
     for each in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], each, strict=True))

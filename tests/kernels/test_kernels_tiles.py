@@ -11,19 +11,14 @@ import torch
 
 import kernels
 from kernels import choices
+from kernels.choices import Choice, Key
 from kernels.common import tiles
+from tests.kernels.opcases import BINOMIAL, forget_covers
 
 ROOT = Path(__file__).parents[2]
-FILTER = (0.125, 0.375, 0.375, 0.125)
 SHAPES = [
-    (8, 64, 256, 256),
-    (8, 512, 4, 4),
-    (32, 512, 1, 1),
-    (4, 3, 1024, 1024),
-    (5, 7, 3, 11),
-    (2, 1, 9, 9),
-    (6, 512),
-]
+    (8, 64, 256, 256), (8, 512, 4, 4), (32, 512, 1, 1), (4, 3, 1024, 1024), (5, 7, 3, 11), (2, 1, 9, 9), (6, 512),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -39,9 +34,7 @@ def test_tiles_cover_every_element_and_reductions_stay_small(shape, nhwc, merge,
     assert t.samples * channels * pixels == size.numel()
     assert sorted((stride_p, stride_c)) == sorted((1, channels if nhwc else pixels))
     assert (count - 1) * block_p < pixels <= count * block_p
-    assert (
-        -(-count // programs) - 1
-    ) * programs < count  # no program walks further than another by more than a tile
+    assert (-(-count // programs) - 1) * programs < count  # no program walks a tile further than another
     assert t.options["WALK"] == (programs < count)
     assert t.options["WHOLE"] == (pixels % block_p == 0 and channels % block_c == 0)
     assert t.grid == (t.samples * programs, -(-channels // block_c))
@@ -55,62 +48,61 @@ def test_offsets_within_a_tile_fit_32_bits_however_large_the_tensor(shape, nhwc)
     where = ("bias_act", "backward", torch.bfloat16, torch.device("cpu"), True)
     t = tiles.tiling(torch.Size(shape), nhwc, *where)
     _, pixels, stride_p, stride_c, *_ = t.sizes
-    extent = (t.options["BLOCK_P"] - 1) * stride_p + (t.options["BLOCK_C"] - 1) * stride_c
-    assert extent < 2**31
+    assert (t.options["BLOCK_P"] - 1) * stride_p + (t.options["BLOCK_C"] - 1) * stride_c < 2**31
     assert t.samples == 1 or pixels < 2**30  # pixels merged over samples are counted in 32 bits
 
 
-def test_where_no_row_says_medium_one_of_large_maps_decides(monkeypatch):
-    table = {
-        choices.Key("modulate", "forward"): choices.Choice(64, 8, 1),
-        choices.Key("modulate", "forward", *choices.H200): choices.Choice(128, 8, 1),
-        choices.Key("modulate", "backward", *choices.H200): choices.Choice(256, 8, 1),
-        choices.Key("modulate", "backward", *choices.H200[:3], "medium"): choices.Choice(512, 8, 1),
-    }
-    monkeypatch.setattr(choices, "TABLE", table)
+@pytest.fixture
+def table(monkeypatch):
+    """Returns a function that puts tables of {key: tile} in force. What was chosen and noted is forgotten."""
     monkeypatch.setattr(choices, "_chosen", {})
+    monkeypatch.setattr(choices, "_noted", {})
+    return lambda rows: monkeypatch.setattr(
+        choices, "TABLE", {key: Choice(tile, 8, 1) for key, tile in rows.items()}
+    )
+
+
+def test_where_no_row_says_medium_one_of_large_maps_decides(table):
+    table({
+        Key("modulate", "forward"): 64, Key("modulate", "forward", *choices.H200): 128,
+        Key("modulate", "backward", *choices.H200): 256,
+        Key("modulate", "backward", *choices.H200[:3], "medium"): 512,
+    })  # fmt: skip
     sizes = [choices.size_of(n) for n in (1 << 20, (1 << 20) + 1, (1 << 26) - 1, 1 << 26)]
     assert sizes == ["small", "medium", "medium", "large"]
-    for direction, tiles_ in (("forward", (64, 128, 128)), ("backward", (512, 256))):
-        wanted = ("small", "medium", "large") if direction == "forward" else ("medium", "large")
-        found = [choices.choose("modulate", direction, 2, "nhwc", 90, size).tile for size in wanted]
-        assert found == list(tiles_)
+    for direction, wanted in (
+        ("forward", {"small": 64, "medium": 128, "large": 128}),
+        ("backward", {"medium": 512, "large": 256}),
+    ):
+        for size, tile in wanted.items():
+            assert choices.choose("modulate", direction, 2, "nhwc", 90, size).tile == tile
     assert {row.get("size") for row in choices.used()} == {None, "large", "medium"}
 
 
-def test_the_most_specific_row_of_the_table_decides_and_can_be_asked_for(monkeypatch):
-    general, special = choices.Choice(64, 8, 1), choices.Choice(128, 8, 1)
-    table = {choices.Key("modulate", "forward"): general}
-    table[choices.Key("modulate", "forward", architecture=89)] = special
-    monkeypatch.setattr(choices, "TABLE", table)
-    monkeypatch.setattr(choices, "_chosen", {})
-    monkeypatch.setattr(choices, "_noted", {})
-    assert choices.choose("modulate", "forward", 2, "nhwc", 90, "large") == general
-    assert choices.choose("modulate", "forward", 2, "nhwc", 89, "large") == special
-    assert [(c["architecture"], c["tile"]) for c in choices.chosen()] == [(89, 128), (90, 64)]
-    assert choices.choose("modulate", "forward", 4, "nchw", 90, "small") == general
+def test_the_most_specific_row_of_the_table_decides_and_can_be_asked_for(table):
+    table({Key("modulate", "forward"): 64, Key("modulate", "forward", architecture=89): 128})
+    for itemsize, layout, architecture, size, tile in (
+        (2, "nhwc", 90, "large", 64), (2, "nhwc", 89, "large", 128), (4, "nchw", 90, "small", 64),
+    ):  # fmt: skip
+        assert choices.choose("modulate", "forward", itemsize, layout, architecture, size).tile == tile
+    assert [(c["architecture"], c["tile"]) for c in choices.chosen()][:2] == [(89, 128), (90, 64)]
     named = {"op": "modulate", "direction": "forward"}
-    assert choices.used() == [named | {"architecture": 89} | special._asdict(), named | general._asdict()]
+    rows = [named | {"architecture": 89} | Choice(128, 8, 1)._asdict(), named | Choice(64, 8, 1)._asdict()]
+    assert choices.used() == rows
 
 
 @pytest.mark.parametrize(
     ("op", "shape", "run"),
     [
-        ("upfirdn2d", (2, 4, 8, 8), lambda x: kernels.upfirdn2d(x, FILTER, up=2)),
-        ("filter_act", (2, 4, 8, 8), lambda x: kernels.filter_act(x, FILTER)),
+        ("upfirdn2d", (2, 4, 8, 8), lambda x: kernels.upfirdn2d(x, BINOMIAL, up=2)),
+        ("filter_act", (2, 4, 8, 8), lambda x: kernels.filter_act(x, BINOMIAL)),
         ("rgb", (2, 4, 8, 8), lambda x: kernels.to_rgb(x, torch.ones(3, 4, 1, 1), torch.ones(2, 4))),
-        (
-            "instance_norm_act planes",
-            (3, 88, 32, 32),
-            lambda x: kernels.instance_norm_act(x, *torch.ones(2, 3, 88)),
-        ),
+        ("instance_norm_act planes", (3, 88, 32, 32), lambda x: kernels.instance_norm_act(x, *torch.ones(2, 3, 88))),
     ],
-)
+)  # fmt: skip
 def test_what_other_tables_decide_is_told_with_the_rest(op, shape, run, monkeypatch):
     monkeypatch.setattr(choices, "_noted", {})
-    for module in ("upfirdn.upfirdn2d", "upfirdn.filtered_act_launch", "linear.rgb_kernels"):
-        for value in vars(sys.modules[f"kernels.{module}"]).values():
-            getattr(value, "cache_clear", lambda: None)()
+    forget_covers()
     run(torch.ones(shape))
     (row,) = (each for each in choices.used() if each["op"] == op)
     assert row["case"] and ("rows " in row["entry"] or "per_sm " in row["entry"])
@@ -119,8 +111,7 @@ def test_what_other_tables_decide_is_told_with_the_rest(op, shape, run, monkeypa
 def test_dense_copies_only_what_must_be_copied():
     x = torch.zeros(2, 3, 4, 5)
     nhwc = x.contiguous(memory_format=torch.channels_last)
-    assert tiles.dense(x) is x
-    assert tiles.dense(nhwc) is nhwc
+    assert tiles.dense(x) is x and tiles.dense(nhwc) is nhwc
     assert tiles.dense(nhwc[:, :, ::2]).is_contiguous(memory_format=torch.channels_last)
     assert tiles.dense(x[:, :, ::2]).is_contiguous()
 
@@ -174,9 +165,7 @@ def test_a_tensor_of_another_device_than_the_current_one_is_refused(monkeypatch)
     """Triton would launch on the current device, and read another one's memory."""
     elsewhere = SimpleNamespace(is_cuda=True, device=torch.device("cuda:1"), get_device=lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    with pytest.raises(
-        RuntimeError, match=r"on cuda:1 .* current device, cuda:0: call torch.cuda.set_device\(1\)"
-    ):
+    with pytest.raises(RuntimeError, match=r"cuda:1 .* device, cuda:0: call torch.cuda.set_device\(1\)"):
         tiles.check_device(elsewhere)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     tiles.check_device(elsewhere)

@@ -10,14 +10,17 @@ from click.testing import CliRunner
 
 from ladder.base.errors import UserError
 from ladder.cli import main as cli
+from ladder.core.records import Text, locate_problem
 from ladder.machine import environment
-from ladder.results import judging, schema
-from ladder.results.combine import belonging, comparing, resuming
+from ladder.results import file as file_records
+from ladder.results import judging
+from ladder.results.combine import comparing, merging, resuming
 from tests.support import made_up
 from tests.support.fake_runs import run, stored
 from tests.support.typed import Reading
 
-belonging = Reading(belonging)
+merging = Reading(merging)
+resuming = Reading(resuming)
 comparing = Reading(comparing)
 judging = Reading(judging)
 
@@ -57,20 +60,11 @@ def test_several_are_named_at_once():
 
 CHANGING = {
     "OMP_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "MKL_NUM_THREADS": "2",
     "KMP_AFFINITY": "granularity=fine,compact,1,0",
-    "GOMP_SPINCOUNT": "0",
-    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
     "PYTORCH_ALLOC_CONF": "max_split_size_mb:128",
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
-    "CUDA_MODULE_LOADING": "EAGER",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    "TORCH_CUDNN_V8_API_DISABLED": "1",
     "TORCHINDUCTOR_MAX_AUTOTUNE": "1",
-    "TRITON_DEBUG": "1",
-    "MALLOC_ARENA_MAX": "2",
-    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
 }
 
 
@@ -79,7 +73,7 @@ def test_what_changes_a_number_is_recorded_as_it_is_and_said(name):
     seen = environment.read_variables({name: CHANGING[name], "HOME": "/home/someone", "PATH": "/usr/bin"})
     assert seen == {name: CHANGING[name]}
     assert environment.describe_variables(seen) == [f"measured with {name}={CHANGING[name]}"]
-    assert schema.CONDITIONS[environment.KEY](seen) is None
+    assert locate_problem(dict[file_records.Variable, Text], seen) is None
 
 
 def test_a_run_sets_the_spin_count_of_every_rung_and_stores_it(tmp_path, monkeypatch):
@@ -103,7 +97,7 @@ def test_a_run_sets_the_spin_count_of_every_rung_and_stores_it(tmp_path, monkeyp
 def test_a_path_is_never_in_a_result_but_another_path_is_another_environment(name, value):
     seen, other = environment.read_variables({name: value}), environment.read_variables({name: value + "2"})
     assert "someone" not in json.dumps(seen) and seen.keys() == {name} and seen != other
-    assert schema.CONDITIONS[environment.KEY](seen) is None
+    assert locate_problem(dict[file_records.Variable, Text], seen) is None
 
 
 def test_a_preloaded_library_is_named_without_its_folder():
@@ -119,18 +113,13 @@ def test_a_preloaded_library_is_named_without_its_folder():
 def test_which_gpu_and_where_files_lie_are_not_recorded(name):
     assert environment.read_variables({name: "GPU-12345678"}) == {}
     older = {environment.KEY: {name: "GPU-12345678"}}  # as a version that took it down has stored it
-    assert (
-        environment.describe_variables(older[environment.KEY])
-        == []
-        == environment.list_differences(older, {environment.KEY: {}})
-    )
+    assert environment.describe_variables(older[environment.KEY]) == []
+    assert environment.list_differences(older[environment.KEY], {}) == []
 
 
 COMMANDS = {
     "run": ["run", "--workload", "tiny", "--device", "cpu", "--quick"],
     "kernels": ["kernels", "--device", "cpu"],
-    "precision": ["precision", "--device", "cpu"],
-    "sustain": ["sustain", "--device", "cpu"],
     "bench-compare": ["bench-compare", "--base", "HEAD", "--device", "cpu"],
 }
 
@@ -149,10 +138,10 @@ def made(**variables: str) -> dict:
 
 def test_results_of_two_environments_neither_merge_nor_compare():
     one, other = made(OMP_NUM_THREADS="1"), made(OMP_NUM_THREADS="2")
-    assert belonging.other_work(one, other) == ["OMP_NUM_THREADS: 1 and 2"]
+    assert merging.list_work_differences(one, other) == ["OMP_NUM_THREADS: 1 and 2"]
     assert "OMP_NUM_THREADS: 1 and 2" in comparing.differences(one, other)
     old = made_up.gpu_run()  # an earlier version does not say
-    assert belonging.other_work(old, one) == [] and comparing.differences(old, one) == []
+    assert merging.list_work_differences(old, one) == [] and comparing.differences(old, one) == []
 
 
 def test_a_run_goes_on_in_its_own_environment_alone(tmp_path):
@@ -160,6 +149,6 @@ def test_a_run_goes_on_in_its_own_environment_alone(tmp_path):
     with pytest.raises(
         UserError, match="OMP_NUM_THREADS was 1 and is not set here; set it as it was"
     ) as refusal:
-        resuming.refuse_other_environment(path, made(OMP_NUM_THREADS="1"), made())
+        resuming.continue_header(path, made(OMP_NUM_THREADS="1"), made())
     assert "\n" not in str(refusal.value)
-    resuming.refuse_other_environment(path, made_up.gpu_run(), made(OMP_NUM_THREADS="1"))
+    resuming.continue_header(path, made_up.gpu_run(), made(OMP_NUM_THREADS="1"))

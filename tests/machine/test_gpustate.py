@@ -9,7 +9,7 @@ import pytest
 
 from ladder.engine.pool import WorkerFailure
 from ladder.engine.visit import Visits
-from ladder.machine import gpu_state, nvml
+from ladder.machine import gpu_state
 from ladder.machine.gpu_state import Watch, describe_company, find_void_reason
 from tests.support.fake_nvml import UUID, FakeNvml
 
@@ -219,11 +219,6 @@ def test_absent_or_refused_nvml_is_unknown_and_voids_nothing(
     outcome(fault="NVML absent or refused", injected=says.partition(":")[0], outcome=said)
 
 
-def test_without_pynvml_or_a_driver_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
-    assert "NVML is not available" in nvml.Gpu(UUID).unknown
-
-
 @pytest.mark.parametrize(
     "name", [n for n in dir(FakeNvml) if n.startswith("nvmlDeviceGet") and "Handle" not in n]
 )
@@ -236,13 +231,6 @@ def test_each_refusal_costs_only_its_own_reading(name: str, outcome: Any) -> Non
     assert find_void_reason(summary) is None
     said = f"state: {summary['state']}, only its own readings are missing, no visit is void for it"
     outcome(fault="NVML absent or refused", injected="one function of NVML refuses", outcome=said)
-
-
-def test_an_older_driver_names_throttling_otherwise() -> None:
-    assert (
-        find_void_reason(visit(FakeNvml(bits=0x40, refuse={"nvmlDeviceGetCurrentClocksEventReasons"})))
-        is not None
-    )
 
 
 def test_a_driver_that_hangs_does_not_hold_the_run(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> None:

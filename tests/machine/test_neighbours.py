@@ -6,9 +6,10 @@ import os
 
 import pytest
 
+from ladder.base import text
 from ladder.machine import neighbours
 from ladder.report import view as viewing
-from ladder.results import publishable, store, values
+from ladder.results import publishable, store
 from tests.support import made_up
 from tests.support.typed import Reading
 
@@ -92,7 +93,7 @@ def test_visits_count_for_as_long_as_they_took_and_a_busy_cpu_is_not_publishable
     (line,) = neighbours.list_marks(rounds)
     assert "not publishable" in line and "18 percent" in line and "run again when idle" in line
     assert neighbours.list_marks([{neighbours.KEY: 0.15, "visit_s": 1.0}]) == []
-    assert values.TEXT(line) is None
+    assert text.TEXT.fullmatch(line)
 
 
 def test_a_result_of_a_busy_cpu_says_so_wherever_it_is_shown():

@@ -1,10 +1,8 @@
 """Torch is not asked while another run measures. The driver, torch's answers and the GPU are made up."""
 
 import json
-import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,9 +23,8 @@ HOLDS = "from ladder.base.locks import device_lock\nwith device_lock('cuda {}'):
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(tempfile, "tempdir", None)
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe.files, "cache", lambda name: tmp_path / name)
 
 
 @pytest.fixture
@@ -61,11 +58,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     monkeypatch.setattr(probe, "check_import", lambda: {"error": None})
     monkeypatch.setattr(probe, "probe", lambda: seen.append(dict(SAID)) or seen[-1])
     return seen
-
-
-def kept_file(folder: Path) -> Path:
-    (path,) = folder.glob("*.json")
-    return path
 
 
 def test_torch_is_not_asked_about_a_gpu_that_another_run_holds(measuring, asked, monkeypatch) -> None:
@@ -102,68 +94,21 @@ def test_a_run_waits_while_torch_is_asked(asked, monkeypatch) -> None:
     assert probe.answer() == SAID and asked
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"error": "out of memory"},
-        {"uuid": OTHER},
-        {"capability": [9]},
-        {"capability": ["9", "0"]},
-        {"memory": "much"},
-        {"bf16": None},
-        {"more": 1},
-        {"name": ...},
-    ],
-)
-def test_a_kept_answer_of_another_form_is_not_believed(change, measuring, asked, tmp_path) -> None:
-    probe.answer()
-    changed = {key: value for key, value in (SAID | change).items() if value is not ...}
-    kept_file(tmp_path).write_text(json.dumps(changed))
-    measuring(GPU)
-    assert probe.answer() == {"held": GPU}
-
-
-def test_only_a_plain_file_of_this_user_is_believed(measuring, asked, tmp_path, monkeypatch) -> None:
-    probe.answer()
-    path, whole = kept_file(tmp_path), kept_file(tmp_path).read_text()
-    assert path.stat().st_mode & 0o077 == 0
-    measuring(GPU)
-    for text in ("", "[]", "[" * 60_000, "\udcff", whole[:-1]):
-        path.write_bytes(text.encode(errors="surrogateescape"))
-        assert probe.answer() == {"held": GPU}
-    path.rename(tmp_path / "elsewhere")
-    (tmp_path / "elsewhere").write_text(whole)
-    path.symlink_to(tmp_path / "elsewhere")
-    assert probe.answer() == {"held": GPU}
-    path.unlink()
-    os.mkfifo(path)
-    assert probe.answer() == {"held": GPU}
-    path.unlink()
-    path.write_text(whole)
-    assert probe.answer() == SAID
-    monkeypatch.setattr(probe, "_path", lambda *_: path)
-    monkeypatch.setattr(os, "getuid", lambda: path.stat().st_uid + 1)
-    assert probe.answer() == {"held": GPU}
-
-
-def test_an_answer_that_does_not_tell_of_this_gpu_is_not_kept(
+def test_an_answer_that_is_damaged_or_about_another_gpu_is_not_used(
     measuring, asked, tmp_path, monkeypatch
 ) -> None:
     for said in ({"error": "out of memory"}, {**SAID, "uuid": OTHER}):
         monkeypatch.setattr(probe, "probe", lambda said=said: said)
-        assert probe.answer() == said and not list(tmp_path.glob("*.json"))
+        assert probe.answer() == said and not list(tmp_path.glob("probe/*"))
+    monkeypatch.setattr(probe, "probe", lambda: SAID)
+    probe.answer()
     measuring(GPU)
+    assert probe.answer() == SAID
+    (path,) = tmp_path.glob("probe/*")
+    path.write_text("{")
+    assert probe.answer() == {"held": GPU}
     monkeypatch.setattr(probe, "check_import", lambda: {"error": "torch 2.13.0 is built without CUDA"})
     assert probe.answer() == {"error": "torch 2.13.0 is built without CUDA"}, "nobody waits for that"
-
-
-def test_a_full_or_forbidden_folder_costs_the_kept_answer_alone(asked, tmp_path, monkeypatch) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(json, "dump", full)
-    assert probe.answer() == SAID
-    assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
 
 
 class Driver:

@@ -9,7 +9,6 @@ import torch
 from ladder.parity import adam_state, freshness, reference
 from ladder.parity import budget as budgets
 from ladder.parity import check as parity
-from ladder.parity import whole_steps as together
 from ladder.parity.reference import Exact, draw
 from stylegan_lite.config import Workload
 from stylegan_lite.step import PHASES
@@ -146,11 +145,10 @@ def test_what_is_right_is_within_its_budget(recipe, make, references):
 def test_the_budget_of_moments_is_for_gradients_that_are_none_too(references):
     """R1 moves no bias behind the minibatch's deviation, where all is linear in pieces. With zeros for its gradient the
     moments decay exactly; with None, which kernels of ours give, they stay where D_main's rounded gradient put them."""
-    ref = reference.get(Workload.from_dict(SMALL | {"resolution": 8}), "cpu", references)
+    workload = Workload.from_dict(SMALL | {"resolution": 8})
     # Every kind, as `parity.check` asks: a budget of other kinds would take the place of the kept one.
-    errors = budgets.get_spread(ref, "bf16", "cpu", lambda text: None, freshness.kinds(ref.workload))[
-        "errors"
-    ]
+    ref = reference.get(workload, "cpu", references, kinds=freshness.kinds(workload))
+    errors = budgets.get_spread(ref, "bf16", "cpu")["errors"]
     step = small({"precision": "bf16", "set_to_none": True}, resolution=8)
     step.keep_gradients, inner = True, step._compute
 
@@ -170,10 +168,10 @@ def test_the_budget_of_moments_is_for_gradients_that_are_none_too(references):
             )
 
     before, idle, step._compute = {}, ("conv.bias", "hidden.bias", "logit.bias"), compute
-    (seen, *_), _ = budgets.measure(step, ref, lambda text: None, [KIND])
+    (seen, *_), _ = budgets.measure(step, dataclasses.replace(ref, kinds=[KIND], held={}))
     budget = budgets.budgets(errors, "bf16")
     for name in (*idle, "*bias", "*all"):
-        key = f"{together.label('D_main', KIND)}/exp_avg_sq/{name}"
+        key = f"{reference.label('D_main', KIND)}/exp_avg_sq/{name}"
         assert max(1e-5, seen[key] / 8) < errors[key] and seen[key] <= budget[key], key
 
 
@@ -184,8 +182,8 @@ def test_the_budget_of_single_phases_is_for_gradients_that_are_none_too(referenc
     """
     ref = reference.get(Workload.from_dict(SMALL | {"resolution": 8}), "cpu", references)
     zeros, none = (alone({"precision": "bf16", "set_to_none": none}) for none in (False, True))
-    (allowed, *_), _ = budgets.measure(zeros, ref, lambda text: None, budget=True)
-    (seen, *_), _ = budgets.measure(none, ref, lambda text: None)
+    (allowed, *_), _ = budgets.measure(zeros, ref, budget=True)
+    (seen, *_), _ = budgets.measure(none, ref)
     further = {key: (error, allowed[key]) for key, error in seen.items() if error > 1.01 * allowed[key]}
     assert not further, further
 
@@ -211,7 +209,7 @@ def counted(monkeypatch):
     """How often a budget was made; none is measured for it."""
     made = []
 
-    def run_spellings(ref, precision, device, tell, kinds=None):
+    def run_spellings(ref, precision, device):
         made.append(precision)
         found = range(len(budgets.spellings(ref.workload, precision, device)))
         return {f"spelling {number}": [{"D_main/loss/loss": 0.0}] for number in found}, []
@@ -235,7 +233,6 @@ CHANGES = {
         budgets, "spellings", lambda *_: [{"precision": "fp32"}, {"precision": "fp32"}]
     ),
     "budget.py": lambda patch, path: changed(budgets, path, patch),
-    "together.py": lambda patch, path: changed(together, path, patch),
     "moments.py": lambda patch, path: changed(adam_state, path, patch),
     "cuDNN": lambda patch, path: patch.setattr(torch.backends.cudnn, "version", lambda: 99999),
 }
@@ -245,8 +242,8 @@ CHANGES = {
 def test_a_budget_is_made_anew_when_what_makes_it_changes(change, cache, tmp_path, monkeypatch):
     ref, made = reference.get(SMALLEST, "cpu", cache), counted(monkeypatch)
 
-    def budget(kinds=None):
-        return budgets.get_spread(ref, "fp32", "cpu", lambda text: None, kinds)
+    def budget(kinds=()):
+        return budgets.get_spread(dataclasses.replace(ref, kinds=list(kinds)), "fp32", "cpu")
 
     first = budget()
     made.clear()
@@ -262,20 +259,12 @@ def test_a_budget_is_made_anew_when_what_makes_it_changes(change, cache, tmp_pat
     assert len(made) == 2
 
 
-def test_whole_steps_are_made_anew_for_other_kinds_or_another_source(cache, tmp_path, monkeypatch):
-    ref, made = reference.get(SMALLEST, "cpu", cache), []
-    inner = together.run_kinds
-    monkeypatch.setattr(together, "run_kinds", lambda *args: made.append(args[2]) or inner(*args))
-
-    def anew(kinds):
-        made.clear()
-        together.exact(ref, kinds, lambda text: None)
-        return bool(made)
-
-    assert anew(KINDS) and not anew(KINDS)
-    assert anew([*KINDS, KIND]) and not anew([*KINDS, KIND])
-    changed(together, tmp_path, monkeypatch)
-    assert anew([*KINDS, KIND]) and not anew([*KINDS, KIND])
+def test_whole_steps_are_made_anew_for_other_kinds(cache, monkeypatch):
+    made, inner = [], reference.compute_all
+    monkeypatch.setattr(reference, "compute_all", lambda ref: made.append(ref.kinds) or inner(ref))
+    for kinds in (KINDS, KINDS, [*KINDS, KIND], [*KINDS, KIND]):
+        reference.get(SMALLEST, "cpu", cache, kinds=kinds).get_exact(0, "cpu")
+    assert made == [KINDS, [*KINDS, KIND]]
 
 
 def test_the_reference_takes_no_more_room_for_adam_s_state(cache):
@@ -283,8 +272,8 @@ def test_the_reference_takes_no_more_room_for_adam_s_state(cache):
     assert not {*adam_state.QUANTITIES} & {
         what for phases in ref.outcomes for found in phases.values() for what in found
     }
-    whole_steps = together.exact(ref, KINDS, lambda text: None)
-    assert not {*adam_state.QUANTITIES} & {what for found in whole_steps[0].values() for what in found}
+    whole = dataclasses.replace(ref, kinds=KINDS).get_exact(0, "cpu")
+    assert not {*adam_state.QUANTITIES} & {what for found in whole.values() for what in found}
 
 
 def test_an_update_may_stray_as_far_as_the_gradients_it_is_made_of():
@@ -293,7 +282,7 @@ def test_an_update_may_stray_as_far_as_the_gradients_it_is_made_of():
     A rung whose gradients were within budget was refused for an update that is 1.06 times its own.
     """
     kind, tensor = ("G_main", "G_pl", "D_main"), "blocks.5.conv1.noise_strength"
-    main, path, other = (together.label(phase, kind) for phase in kind)
+    main, path, other = (reference.label(phase, kind) for phase in kind)
     errors = {
         f"{main}/gradient/{tensor}": 0.0393,
         f"{path}/gradient/{tensor}": 0.02,
@@ -312,10 +301,10 @@ def test_an_update_may_stray_as_far_as_the_gradients_it_is_made_of():
     assert budget["G_pl/exp_avg_sq/const"] == 2.5 * 0.01
     usual = dict.fromkeys(errors, 0.0)
     assert parity.judge([usual | {key: 0.0223}] * 2, budget, errors) == []
-    ((_, missing),) = parity.judge([usual | {key: 1.0}] * 2, budget, errors)
+    (missing,) = parity.judge([usual | {key: 1.0}] * 2, budget, errors)
     assert missing.startswith(f"{main} update of {tensor}: error 1,")
     pools = parity.judge(
         [usual | {f"{main}/update/*noise_strength": 1.0, f"{main}/update/*all": 1.0}] * 2, budget, errors
     )
-    words = [line.partition(":")[0].removeprefix(f"{main} update of ") for _, line in pools]
+    words = [line.partition(":")[0].removeprefix(f"{main} update of ") for line in pools]
     assert words == ["all noise_strength", "everything"]  # a result's texts have no asterisk

@@ -50,11 +50,11 @@ def test_gradients_of_pieces_sum_to_those_of_the_batch_and_equal_the_steps_own(n
         for one in (pieces, whole):
             reference.adopt(one.step, state)
             seen.append(
-                reference.observe(one.step, phase, lambda one=one, phase=phase: one.run(phase, inputs))
+                reference.observe(one.step, phase, lambda one=one, phase=phase: one.run(phase, inputs))[phase]
             )
         reference.adopt(own, state)
         with inputs_are_ours(own):
-            seen.append(reference.observe(own, phase, lambda phase=phase: own.run_phase(phase)))
+            seen.append(reference.observe(own, phase, lambda phase=phase: own.run_phase(phase))[phase])
         for quantity, named in seen[0].items():
             for name, value in named.items():
                 for other in seen[1:]:
@@ -122,8 +122,8 @@ def test_without_memory_pieces_shrink_then_the_batch_then_the_device(monkeypatch
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     made = reference._make(workload, "cuda", silent)
     assert tried == reference.attempts(workload, "cuda")
-    assert (made["made_on"], made["batch"]) == ("cpu", 4)
-    assert len(made["notes"]) == 4 and "cuda, batch 16, 8 at a time: CUDA out of memory" in made["notes"][1]
+    assert (made.made_on, made.workload.batch) == ("cpu", 4)
+    assert len(made.notes) == 4 and "cuda, batch 16, 8 at a time: CUDA out of memory" in made.notes[1]
 
 
 def test_a_batch_that_would_take_too_long_is_halved_in_whole_groups(monkeypatch):
@@ -134,7 +134,7 @@ def test_a_batch_that_would_take_too_long_is_halved_in_whole_groups(monkeypatch)
         assert least(workload, "cpu")[0] == ("cpu", batch, batch)
     monkeypatch.setattr(reference, "shared_state", lambda *_: {})
     monkeypatch.setattr(reference, "compute", lambda *_: [])
-    assert reference._make(workload, "cpu", silent)["notes"] == [
+    assert reference._make(workload, "cpu", silent).notes == [
         "batch 4 of 24: FP64 of more would take too long"
     ]
 

@@ -9,7 +9,6 @@ ROOT = Path(__file__).resolve().parents[2]
 ORDER = (
     "base",
     "core",
-    "base.records",
     "machine",
     "images",
     "stats",
@@ -20,8 +19,8 @@ ORDER = (
     "results.combine",
     "parity",
     "engine",
-    "report",
     "show",
+    "report",
     "studies.frame",
     "studies.batch_search",
     "studies.kernelbench",

@@ -17,7 +17,9 @@ from tests.support.small import LEAST
 
 BF16 = {"precision": "bf16"}
 LAST = {"channels_last": True, "instance_norm": "var_mean"}
+FUSED_NORM, FUSED_ACT = {"fused_norm": True}, {"fused_act": True}
 fused = pytest.mark.skipif(kernels.available() is not None, reason="no GPU, and Triton is not interpreted")
+norms = pytest.mark.parametrize("norm", ["demod", "instance"])
 torch.set_num_threads(1)
 
 
@@ -25,7 +27,7 @@ def seen_of(recipe: dict, sabotage=None, **workload) -> dict:
     return gathered(make_step(LEAST | workload, recipe, device="cpu"), sabotage)
 
 
-@pytest.mark.parametrize("norm", ["demod", "instance"])
+@norms
 def test_a_cumulative_recipe_shows_the_receipts_of_all_its_rungs(norm):
     seen = seen_of(LAST | BF16 | {"set_to_none": True}, norm=norm)
     issued = receipts.issue(catalog.contained(seen["recipe"]), seen)
@@ -36,46 +38,94 @@ def test_a_cumulative_recipe_shows_the_receipts_of_all_its_rungs(norm):
     assert all(len(json.dumps(r)) < 1024 for r in issued.values())
 
 
-def test_the_baseline_is_pytorchs_defaults_and_nothing_else(refused):
-    def flip(step):  # the flag itself cannot be put back to "not set"
-        before = step.settings()
-        step.settings = lambda: before | {"matmul_fp32_precision": "tf32"}
+@fused
+@pytest.mark.parametrize(
+    ("recipe", "rungs", "norm"),
+    [
+        (FUSED_NORM | FUSED_ACT, ["fused_norm", "fused_act"], "demod"),
+        (FUSED_NORM | FUSED_ACT, ["fused_norm", "fused_act"], "instance"),
+        ({"resample": "triton"}, ["fused_resample"], "demod"),
+    ],
+)
+def test_fused_kernels_are_launched_and_what_they_replace_is_gone(recipe, rungs, norm):
+    seen = seen_of(recipe, norm=norm)
+    issued = receipts.issue(catalog.contained(seen["recipe"]), seen)
+    assert issued.keys() == {"baseline", *rungs} and all(each["engaged"] for each in issued.values())
 
-    assert receipt("baseline", seen_of({})).engaged
-    refused("baseline", seen_of({}, flip), "TF32", "tf32", sabotage="TF32 is switched on for matmuls")
+
+# Steps that are sabotaged: each of these changes a prepared step
 
 
-def test_the_baseline_notices_what_is_on_though_the_recipe_leaves_it_off(refused):
-    def half(step):
-        step.amp = lambda: losses.autocast("cpu", "bf16")
+def tf32_flag(step):
+    before = step.settings()  # the flag itself cannot be put back to "not set"
+    step.settings = lambda: before | {"matmul_fp32_precision": "tf32"}
 
-    def last(step):
+
+def autocast(precision):
+    def plant(step):
+        step.amp = lambda: losses.autocast("cpu", precision)
+
+    return plant
+
+
+def memory_format(layout):
+    def plant(step):
         for network in (step.G, step.D):
-            network.to(memory_format=torch.channels_last)
+            network.to(memory_format=layout)
 
-    def none(step):
-        for optimizer in (step.opt_G, step.opt_D):
-            optimizer.zero_grad = lambda set_to_none, f=optimizer.zero_grad: f(set_to_none=True)
-
-    refused("baseline", seen_of({}, half), "FP32", sabotage="an autocast to BF16 is left on")
-    refused("baseline", seen_of({}, last), "NCHW", sabotage="the networks are converted to channels_last")
-    refused("baseline", seen_of({}, none), "kept by zero_grad: 0", sabotage="gradients are set to None")
-    seen = seen_of({}) | {"kernels": {"bias_act_kernel": {"calls": 9, "dtypes": ["float32"]}}}
-    refused("baseline", seen, "bias_act_kernel", sabotage="a fused kernel is launched", planted="evidence")
+    return plant
 
 
-# channels_last
+def gradients_of_none(step):
+    for optimizer in (step.opt_G, step.opt_D):
+        optimizer.zero_grad = lambda set_to_none, f=optimizer.zero_grad: f(set_to_none=True)
 
 
-def test_channels_last_sabotaged_by_a_model_that_stays_nchw(refused):
-    def back(step):
-        for network in (step.G, step.D):
-            network.to(memory_format=torch.contiguous_format)
+def full_discriminator(step):
+    forward = step.D.forward
 
-    refused("channels_last", seen_of(LAST, back), "stored as NHWC: 0.00", sabotage="the model stays NCHW")
+    def full(x):
+        with losses.autocast("cpu", "fp32"):
+            return forward(x.float())
+
+    step.D.forward = full
 
 
-@pytest.mark.parametrize("norm", ["demod", "instance"])
+SABOTAGED = [
+    ("baseline", {}, tf32_flag, ["TF32", "tf32"], "TF32 is switched on for matmuls"),
+    ("baseline", {}, autocast("bf16"), ["FP32"], "an autocast to BF16 is left on"),
+    (
+        "baseline",
+        {},
+        memory_format(torch.channels_last),
+        ["NCHW"],
+        "the networks are converted to channels_last",
+    ),
+    ("baseline", {}, gradients_of_none, ["kept by zero_grad: 0"], "gradients are set to None"),
+    (
+        "channels_last",
+        LAST,
+        memory_format(torch.contiguous_format),
+        ["stored as NHWC: 0.00"],
+        "the model stays NCHW",
+    ),
+    ("bf16", BF16, autocast("fp32"), ["FLOPs in BF16: forward 0.000"], "an autocast that does nothing"),
+    ("bf16", BF16, full_discriminator, ["FLOPs in BF16"], "the discriminator leaves the autocast"),
+]
+
+
+@pytest.mark.parametrize(
+    ("rung", "recipe", "plant", "words", "sabotage"), SABOTAGED, ids=lambda x: str(x)[:40]
+)
+def test_a_sabotaged_step_is_not_engaged(rung, recipe, plant, words, sabotage, refused):
+    assert receipt(rung, seen_of(recipe)).engaged
+    refused(rung, seen_of(recipe, plant), *words, sabotage=sabotage)
+
+
+# Code that is sabotaged
+
+
+@norms
 def test_channels_last_sabotaged_by_one_op_that_answers_in_nchw(norm, monkeypatch, refused):
     name = "bias_act" if norm == "demod" else "instance_norm_act"
     honest = getattr(layers, name)
@@ -85,100 +135,46 @@ def test_channels_last_sabotaged_by_one_op_that_answers_in_nchw(norm, monkeypatc
     assert seen["relayouts"]["calls"] > 10
 
 
-# bf16
+def low_linear(x, w, b):
+    """As if the autocast guards around mapping, affines and logits were gone."""
+    return torch.addmm(b.bfloat16(), x.bfloat16(), w.bfloat16().t()).float()
 
 
-def test_bf16_sabotaged_by_an_autocast_that_does_nothing(refused):
-    def off(step):
-        step.amp = lambda: losses.autocast("cpu", "fp32")
-
-    refused(
-        "bf16", seen_of(BF16, off), "FLOPs in BF16: forward 0.000", sabotage="an autocast that does nothing"
-    )
-
-
-def test_bf16_sabotaged_in_one_network_only(refused):
-    def off(step):
-        forward = step.D.forward
-
-        def full(x):
-            with losses.autocast("cpu", "fp32"):
-                return forward(x.float())
-
-        step.D.forward = full
-
-    refused("bf16", seen_of(BF16, off), "FLOPs in BF16", sabotage="the discriminator leaves the autocast")
-
-
-@pytest.mark.parametrize("norm", ["demod", "instance"])
-def test_bf16_whose_islands_sink_is_not_engaged(norm, monkeypatch, refused):
-    sunk = []
-    with monkeypatch.context() as patch:
-        patch.setattr(networks, "full", lambda x: x)
-        sunk.append((seen_of(BF16, norm=norm), "minibatch std in bfloat16"))
-    with monkeypatch.context() as patch:  # the autocast guards around mapping, affines and logits are gone
-        patch.setattr(
-            torch.nn.functional,
-            "linear",
-            lambda x, w, b: torch.addmm(b.bfloat16(), x.bfloat16(), w.bfloat16().t()).float(),
-        )
-        sunk.append((seen_of(BF16, norm=norm), "mapping and affines in bfloat16"))
-    with monkeypatch.context() as patch:
-        patch.setattr(losses.F, "softplus", lambda x: torch.ops.aten.softplus(x.bfloat16()))
-        sunk.append((seen_of(BF16, norm=norm), "losses and penalties in bfloat16"))
-    for seen, said in sunk:
-        refused("bf16", seen, said, sabotage=f"an FP32 island sinks: {said}, norm {norm}")
-
-
-def test_bf16_weights_are_not_bf16(refused):
-    seen = seen_of(BF16)
-    seen["islands"]["weights"] = {"bfloat16": 3, "float32": 30}
-    refused("bf16", seen, "weights in bfloat16", sabotage="weights are kept in BF16", planted="evidence")
-    del seen["islands"]["moments"]
-    assert any("moments: not seen at all" in line for line in receipt("bf16", seen).lines)
-
-
-def test_fused_statistics_in_bf16_are_noticed(refused):
-    seen = seen_of(BF16) | {"kernels": {"demodulate_kernel": {"calls": 9, "dtypes": ["bfloat16", "float32"]}}}
-    refused(
-        "bf16",
-        seen,
-        "demodulate_kernel in bfloat16",
-        sabotage="a fused kernel takes its statistics in BF16",
-        planted="evidence",
-    )
-
-
-# fused_norm, fused_act
-
-
-@fused
-@pytest.mark.parametrize("norm", ["demod", "instance"])
-def test_fused_kernels_are_launched_and_what_they_replace_is_gone(norm):
-    seen = seen_of({"fused_norm": True, "fused_act": True}, norm=norm)
-    assert receipt("fused_norm", seen).engaged and receipt("fused_act", seen).engaged
-    assert receipt("baseline", seen).engaged
-    assert receipts.issue(catalog.contained(seen["recipe"]), seen).keys() == {
-        "baseline",
-        "fused_norm",
-        "fused_act",
-    }
+@norms
+@pytest.mark.parametrize(
+    ("module", "name", "low", "line"),
+    [
+        (networks, "full", lambda x: x, "minibatch std in bfloat16"),
+        (torch.nn.functional, "linear", low_linear, "mapping and affines in bfloat16"),
+        (
+            losses.F,
+            "softplus",
+            lambda x: torch.ops.aten.softplus(x.bfloat16()),
+            "losses and penalties in bfloat16",
+        ),
+    ],
+)
+def test_bf16_whose_islands_sink_is_not_engaged(module, name, low, line, norm, monkeypatch, refused):
+    monkeypatch.setattr(module, name, low)
+    refused("bf16", seen_of(BF16, norm=norm), line, sabotage=f"an FP32 island sinks: {line}, norm {norm}")
 
 
 @fused
 @pytest.mark.parametrize(
-    "norm, op, said",
-    [("demod", "modulate", "modulate_kernel launched 0x"), ("demod", "demodulate", "demodulate_kernel launched 0x"),
-     ("instance", "instance_norm_act", "instance_norm_act_kernel launched 0x")],
-)  # fmt: skip
-def test_fused_norm_sabotaged_by_an_op_that_falls_back_to_plain_pytorch(norm, op, said, monkeypatch, refused):
+    ("rung", "recipe", "norm", "op", "kernel"),
+    [
+        ("fused_norm", FUSED_NORM, "demod", "modulate", "modulate_kernel"),
+        ("fused_norm", FUSED_NORM, "demod", "demodulate", "demodulate_kernel"),
+        ("fused_norm", FUSED_NORM, "instance", "instance_norm_act", "instance_norm_act_kernel"),
+        ("fused_act", FUSED_ACT, "demod", "bias_act", "bias_act_kernel"),
+        ("fused_resample", {"resample": "triton"}, "demod", "upfirdn2d", "upfirdn2d_kernel"),
+    ],
+)
+def test_a_fused_op_that_falls_back_to_plain_pytorch(rung, recipe, norm, op, kernel, monkeypatch, refused):
     monkeypatch.setattr(kernels, op, getattr(kernels, f"{op}_reference"))
-    refused(
-        "fused_norm",
-        seen_of({"fused_norm": True}, norm=norm),
-        said,
-        sabotage=f"{op} falls back to plain PyTorch, norm {norm}",
-    )
+    where = f", norm {norm}" if rung == "fused_norm" else " "
+    sabotage = f"{op} falls back to plain PyTorch{where}".strip()
+    refused(rung, seen_of(recipe, norm=norm), f"{kernel} launched 0x", sabotage=sabotage)
 
 
 @fused
@@ -191,46 +187,8 @@ def test_fused_norm_sabotaged_in_one_kind_of_layer_only(monkeypatch, refused):
         return honest(x, weight, style, plain, **options)
 
     monkeypatch.setattr(layers, "modulated_conv2d", one)
-    refused(
-        "fused_norm",
-        seen_of({"fused_norm": True}),
-        "modulation in plain PyTorch: ToRGB 6x",
-        sabotage="ToRGB alone goes the plain way",
-    )
-
-
-@fused
-def test_fused_act_sabotaged_by_plain_pytorch(monkeypatch, refused):
-    monkeypatch.setattr(kernels, "bias_act", kernels.bias_act_reference)
-    seen = seen_of({"fused_act": True})
-    refused("fused_act", seen, "bias_act_kernel launched 0x", sabotage="bias_act falls back to plain PyTorch")
-    assert any("Conv" in line for line in receipt("fused_act", seen).lines if line.startswith(receipts.NOT))
-
-
-@fused
-def test_fused_act_alone_leaves_the_activation_of_instance_norm_to_fused_norm(refused):
-    seen = seen_of({"fused_act": True}, norm="instance", batch=1)
-    assert seen["recipe"]["fused_norm"] is False
-    seen["plain"]["act"] = {"NormalizedConv": 9}
-    assert receipt("fused_act", seen).engaged
-    seen["recipe"]["fused_norm"] = True
-    refused(
-        "fused_act",
-        seen,
-        "NormalizedConv 9x",
-        sabotage="leaky ReLU of instance norm goes the plain way",
-        planted="evidence",
-    )
-
-
-# fused_resample
-
-
-@fused
-def test_fused_resample_is_one_kernel_and_nothing_plain():
-    seen = seen_of({"resample": "triton"})
-    assert receipt("fused_resample", seen).engaged and receipt("baseline", seen).engaged
-    assert receipts.issue(catalog.contained(seen["recipe"]), seen).keys() == {"baseline", "fused_resample"}
+    line = "modulation in plain PyTorch: ToRGB 6x"
+    refused("fused_norm", seen_of(FUSED_NORM), line, sabotage="ToRGB alone goes the plain way")
 
 
 @pytest.mark.parametrize("how", ["depthwise", "bilinear", "folded", "subpixel"])
@@ -239,23 +197,42 @@ def test_fused_resample_sabotaged_by_any_plain_spelling(how, refused):
     seen = seen_of({"resample": how})
     assert {"Conv", "ModulatedConv", "SynthesisBlock"} == set(seen["plain"]["resample"])
     seen["kernels"] = {"upfirdn2d_kernel": {"calls": 9, "dtypes": ["float32"]}}
-    refused(
-        "fused_resample",
-        seen,
-        "resampling in plain PyTorch: Conv ",
-        sabotage=f"resampling goes by {how} instead",
-    )
+    line = "resampling in plain PyTorch: Conv "
+    refused("fused_resample", seen, line, sabotage=f"resampling goes by {how} instead")
+
+
+# Evidence that is changed
+
+
+@pytest.mark.parametrize(
+    ("rung", "recipe", "part", "value", "line", "sabotage"),
+    [
+        ("baseline", {}, "kernels", {"bias_act_kernel": {"calls": 9, "dtypes": ["float32"]}}, "bias_act_kernel",
+         "a fused kernel is launched"),
+        ("bf16", BF16, "kernels", {"demodulate_kernel": {"calls": 9, "dtypes": ["bfloat16", "float32"]}},
+         "demodulate_kernel in bfloat16", "a fused kernel takes its statistics in BF16"),
+        ("bf16", BF16, "islands", {"weights": {"bfloat16": 3, "float32": 30}}, "weights in bfloat16",
+         "weights are kept in BF16"),
+    ],
+)  # fmt: skip
+def test_changed_evidence_speaks_against_a_rung(rung, recipe, part, value, line, sabotage, refused):
+    seen = seen_of(recipe)
+    seen[part] = seen[part] | value
+    refused(rung, seen, line, sabotage=sabotage, planted="evidence")
+    if part == "islands":
+        del seen["islands"]["moments"]
+        assert any("moments: not seen at all" in line for line in receipt("bf16", seen).lines)
 
 
 @fused
-def test_fused_resample_sabotaged_by_an_op_that_falls_back(monkeypatch, refused):
-    monkeypatch.setattr(kernels, "upfirdn2d", kernels.upfirdn2d_reference)
-    refused(
-        "fused_resample",
-        seen_of({"resample": "triton"}),
-        "upfirdn2d_kernel launched 0x",
-        sabotage="upfirdn2d falls back to plain PyTorch",
-    )
+def test_fused_act_alone_leaves_the_activation_of_instance_norm_to_fused_norm(refused):
+    seen = seen_of(FUSED_ACT, norm="instance", batch=1)
+    assert seen["recipe"]["fused_norm"] is False
+    seen["plain"]["act"] = {"NormalizedConv": 9}
+    assert receipt("fused_act", seen).engaged
+    seen["recipe"]["fused_norm"] = True
+    sabotage = "leaky ReLU of instance norm goes the plain way"
+    refused("fused_act", seen, "NormalizedConv 9x", sabotage=sabotage, planted="evidence")
 
 
 # Around the rungs
@@ -267,10 +244,7 @@ def test_nothing_to_judge_is_not_engaged():
     assert receipts.judge((True, "a"), (None, "b")) == receipts.Receipt(True, ["a", "b"])
     found = receipts.judge((True, "a"), (False, "b"))
     assert not found.engaged and found.reason == "not engaged: b" and found.lines == ["a", "not engaged: b"]
-
-
-def test_the_reason_names_the_rung():
-    good, bad = receipts.judge((True, "a")).to_dict(), receipts.judge((False, "b")).to_dict()
+    good, bad = receipts.judge((True, "a")).to_dict(), found.to_dict()
     assert receipts.reason({"bf16": good}) is None
     assert receipts.reason({"bf16": good, "fused_act": bad}) == "fused_act: b"
 

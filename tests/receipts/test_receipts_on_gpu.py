@@ -42,46 +42,19 @@ def test_one_plain_operation_left_speaks_against_fused_norm(on_gpu, norm, op, re
     kernels = {name: {"calls": 9, "dtypes": ["float32"]} for name in names}
     seen = on_gpu | {"norm": norm, "kernels": kernels, "plain": {}}
     assert receipt("fused_norm", seen).engaged
-    refused(
-        "fused_norm",
-        seen | {"plain": {op: {"ModulatedConv": 1}}},
-        "ModulatedConv 1x",
-        sabotage=f"one plain {op} is left, norm {norm}",
-        planted="evidence",
-    )
+    left, sabotage = seen | {"plain": {op: {"ModulatedConv": 1}}}, f"one plain {op} is left, norm {norm}"
+    refused("fused_norm", left, "ModulatedConv 1x", sabotage=sabotage, planted="evidence")
     for name in names:
-        refused(
-            "fused_norm",
-            seen | {"kernels": {k: v for k, v in kernels.items() if k != name}},
-            f"{name} launched 0x",
-            sabotage=f"{name} is not launched, norm {norm}",
-            planted="evidence",
-        )
+        less = seen | {"kernels": {k: v for k, v in kernels.items() if k != name}}
+        sabotage = f"{name} is not launched, norm {norm}"
+        refused("fused_norm", less, f"{name} launched 0x", sabotage=sabotage, planted="evidence")
 
 
 def test_one_layer_s_share_of_flops_in_fp32_speaks_against_bf16(on_gpu, refused):
     flops = {"forward": {"bfloat16": 100.0}, "backward": {"bfloat16": 196.0, "float32": 4.0}}
-    refused(
-        "bf16",
-        on_gpu | {"flops": flops},
-        "backward 0.980",
-        sabotage="2 percent of the FLOPs of the backward pass in FP32",
-        planted="evidence",
-    )
+    sabotage = "2 percent of the FLOPs of the backward pass in FP32"
+    refused("bf16", on_gpu | {"flops": flops}, "backward 0.980", sabotage=sabotage, planted="evidence")
     assert receipt("bf16", on_gpu | {"flops": {"forward": {"bfloat16": 100.0}}}).engaged
-
-
-def test_set_to_none_whose_graph_still_fills_is_not_engaged(refused):
-    seen = seen_of({"set_to_none": True})
-    assert receipt("set_to_none", seen).engaged
-    seen["gradients"]["zero_kernels"] = seen["gradients"]["tensors"]
-    refused(
-        "set_to_none",
-        seen,
-        "fills in a timed step",
-        sabotage="the graph still fills with zeros",
-        planted="evidence",
-    )
 
 
 # cuda_graphs, data_loading: what a GPU would report, in the shape that tests/receipts/test_evidence.py checks on one
@@ -90,14 +63,8 @@ def test_set_to_none_whose_graph_still_fills_is_not_engaged(refused):
 @pytest.fixture(scope="module")
 def on_gpu() -> dict:
     seen = seen_of({"set_to_none": True})
-    batch = {
-        "to": "cuda",
-        "bytes": 1536,
-        "dtype": "uint8",
-        "pinned": True,
-        "non_blocking": True,
-        "side_stream": True,
-    }
+    batch = {"to": "cuda", "bytes": 1536, "dtype": "uint8"}
+    batch |= dict.fromkeys(("pinned", "non_blocking", "side_stream"), True)
     seen["recipe"] |= {"cuda_graphs": True, "adam": "capturable", "workers": 2}
     seen["graphs"] |= {"captured": sorted(evidence.PHASES), "operators": 6}
     seen["graphs"] |= {"launches": 14.0, "replays": 2.3125, "kernels": 2310.0}
@@ -116,6 +83,7 @@ SABOTAGE = [
     ("set_to_none", "gradients", {"kept": 3}, "kept 3", "three gradients are kept"),
     ("set_to_none", "gradients", {"filled": 3}, "zeros: 3", "three gradients are filled"),
     ("set_to_none", "gradients", {"accumulated": 3}, "old one: 3", "three gradients are accumulated"),
+    ("set_to_none", "gradients", {"zero_kernels": 1e3}, "fills in a timed step", "the graph still fills with zeros"),
     ("cuda_graphs", "graphs", {"captured": []}, "phases captured: none", "no phase is captured"),
     ("cuda_graphs", "graphs", {"captured": ["D_main", "G_main"]}, "phases captured: D_main, G_main",
      "the lazy phases are not captured"),

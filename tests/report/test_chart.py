@@ -19,7 +19,7 @@ from ladder.plan import catalog
 from ladder.report import chart as charting
 from ladder.report import drawing, tables
 from ladder.report import view as viewing
-from ladder.report.themes import DARK, LIGHT
+from ladder.show.themes import DARK, LIGHT
 from tests.support import made_up, two_clocks
 from tests.support.typed import Reading, typed
 

@@ -1,14 +1,12 @@
 """Charts do not hang on the user's settings of matplotlib, and a chart that fails costs nothing else."""
 
 import errno
-import io
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from ladder.base.errors import UserError
 from ladder.cli import main as cli
@@ -37,12 +35,9 @@ RC = b"backend: nonsense\ntext.usetex: True\nsavefig.bbox: tight\nfigure.dpi: 7\
 
 def drawn(folder, **environment):
     run = subprocess.run(
-        [sys.executable, "-c", DRAW],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
-        capture_output=True,
-        text=True,
-    )
+        [sys.executable, "-c", DRAW], cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True, text=True,
+    )  # fmt: skip
     assert run.returncode == 0 and run.stderr == "", run.stderr
     return run.stdout
 
@@ -64,16 +59,6 @@ def test_what_keeps_a_chart_from_being_drawn_is_one_line():
 
     with pytest.raises(UserError, match="a chart cannot be drawn: RuntimeError: no fonts"):
         drawing.save(broken, "png")
-
-
-def test_no_picture_is_wider_than_1600_pixels():
-    def figure(inches):
-        from matplotlib.figure import Figure
-
-        return lambda: Figure(figsize=(inches, 2))
-
-    sizes = [Image.open(io.BytesIO(drawing.save(figure(inches), "png"))).size for inches in (5, 10, 12.5)]
-    assert sizes == [(800, 320), (1600, 320), (1600, 256)]
 
 
 def test_a_chart_that_fails_loses_neither_run_nor_table(tmp_path, fakes, monkeypatch):

@@ -10,7 +10,7 @@ from PIL import Image
 from ladder.base.plain import Fields
 from ladder.publish import gallery
 from ladder.report import gpus
-from ladder.report.themes import DARK, LIGHT
+from ladder.show.themes import DARK, LIGHT
 from tests.report.test_chart import check_layout, full, lay_out
 from tests.report.test_drawing import git
 from tests.support import made_up, two_clocks
@@ -55,7 +55,7 @@ def three():
 
 def drawn(pairs, published=()):
     """Return (figure, its texts with their boxes in pixels)."""
-    return lay_out(lambda: gpus.figure(pairs, LIGHT, published))
+    return lay_out(lambda: gpus.draw_figure(pairs, LIGHT, published))
 
 
 @pytest.mark.parametrize("make", [one, two, three])

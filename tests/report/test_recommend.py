@@ -70,15 +70,6 @@ def test_the_reason_says_what_the_difference_of_gpu_work_is_made_of() -> None:
     assert found["fused_act"].reason.endswith(words)
     others = [found[name].reason for name in ("bf16", "cuda_graphs", "set_to_none", "data_loading")]
     assert not any("GPU work:" in each for each in others)  # no profile of both, or no difference
-    left_out = two_clocks.run(mode="leave-one-out")
-    for place, profile in ((0, test_explain.AFTER), (-1, test_explain.BEFORE)):
-        rung = left_out["rungs"][place]
-        rung["profile"], gpu_ms = profile
-        for each in rung["rounds"]:
-            each["profiled"] = [{**cycle, "gpu_ms": gpu_ms} for cycle in each["profiled"]]
-    row = left_out["rungs"][-1]
-    row["gpu_verdict"] = "faster"
-    assert advice(Sources(None, typed(recipes.given(left_out)), {}))[row["name"]].reason.endswith(words)
 
 
 def test_eager_work_that_nobody_captures_later_is_judged_by_the_step() -> None:
@@ -143,7 +134,7 @@ def test_a_rung_that_failed_is_broken_and_those_on_top_of_it_are_open(status: st
     last = found["fused_act"]
     assert (last.advice, last.reason) == ("undecided", "depends on bf16")
     assert last.decide == "ladder run -w article --mode solo"
-    assert recommend(sources).kept == ["baseline", "channels_last"]
+    assert recommend(sources).recipe_rungs == ["baseline", "channels_last"]
 
 
 def test_a_rung_that_this_machine_cannot_have_is_neither_broken_nor_open() -> None:
@@ -304,7 +295,7 @@ def held(found: Recommendation, tmp_path: Path) -> list[str]:
 
 def test_all_rungs_that_are_adopted_are_in_the_recipe(tmp_path: Path) -> None:
     found = of(staircase())
-    assert held(found, tmp_path) == list(found.kept) == ARTICLE
+    assert held(found, tmp_path) == list(found.recipe_rungs) == ARTICLE
     assert found.is_timed and found.timed_as == "fused_act" and found.remarks == []
 
 
@@ -316,11 +307,6 @@ def test_the_top_of_each_ladder_is_a_file_that_loads(tmp_path: Path, ladder: str
     advised = dataclasses.replace(of(staircase()), recipe=top)
     file.write_text(recommending.recipe_yaml(advised, "for a test"))
     assert catalog.load_recipe(str(file), []) == top
-
-
-def test_a_recipe_without_a_changed_field_is_a_file_that_loads(tmp_path: Path) -> None:
-    unchanged = dataclasses.replace(of(staircase()), recipe=recipes.of([]), kept=("baseline",))
-    assert held(unchanged, tmp_path) == ["baseline"]
 
 
 def test_a_rung_that_costs_time_is_left_out(tmp_path: Path) -> None:
@@ -350,32 +336,17 @@ def test_a_rung_that_another_one_needs_stays() -> None:
         "fused_dense", "fused_rgb", "lean_weights", "fused_update", "grouped_demod", "fused_residual",
     ]  # fmt: skip
     found = of(full(names, **dict.fromkeys(names[2:], "faster") | {"fused_act": "slower"}))
-    assert "fused_act" in found.kept and found.is_timed
+    assert "fused_act" in found.recipe_rungs and found.is_timed
     (line,) = found.remarks
     assert line.startswith("fused_act stays in the recipe although it is SKIP: needed by")
     assert "fused_residual" in line
-
-
-def test_a_rung_whose_change_another_one_contains_stays() -> None:
-    made = full(["baseline"])
-    made["rungs"] += [made_up.rung(name, 40.0) for name in ("fused_adam", "fp16")]
-    made["ladder"] |= {"name": "mine", "rungs": [rung["name"] for rung in made["rungs"]]}
-    found = of(recipes.given(judged(made, fused_adam="slower", fp16="faster")))
-    assert found.kept == ["baseline", "fused_adam", "fp16"] and found.is_timed
-    assert "the other rungs contain its change" in found.remarks[0]
-
-
-def test_a_rung_that_went_with_the_one_it_rests_on_does_not_stay() -> None:
-    names = ["fused_modulation", "accumulate_2", "accumulate_4"]
-    found = of(full(names, "accumulation", **dict.fromkeys(names[1:], "slower")))
-    assert found.kept[-1] == "fused_modulation" and found.is_timed and not found.remarks
 
 
 def test_of_a_ladder_that_is_gone_one_of_ours_has_the_rungs_below() -> None:
     made = full(["fused_modulation", "graph_fills"], graph_fills="faster")
     made["ladder"] |= {"name": "gone", "rungs": ["fused_modulation", "graph_fills"]}
     found = of(made)
-    assert list(found.kept) == [step.name for step in catalog.load_ladder("full").rungs]
+    assert list(found.recipe_rungs) == [step.name for step in catalog.load_ladder("full").rungs]
     assert found.is_timed and not found.remarks and found.recipe is not None
 
 
@@ -384,7 +355,7 @@ def test_a_gain_over_rungs_that_were_not_timed_names_them_and_they_go_together()
     (only,) = found.rungs
     assert list(only.between) == ["fused_act", "conv_double_backward", "fused_resample"]
     assert "together with fused_act, conv_double_backward, fused_resample, which" in only.reason
-    assert found.kept[-1] == "data_loading" and found.is_timed and found.timed_as == "data_loading"
+    assert found.recipe_rungs[-1] == "data_loading" and found.is_timed and found.timed_as == "data_loading"
 
 
 def test_a_leave_one_out_run_decides_and_the_staircase_has_the_units() -> None:
@@ -394,7 +365,7 @@ def test_a_leave_one_out_run_decides_and_the_staircase_has_the_units() -> None:
     assert each.saved_ms is not None and -1.5 < each.saved_ms < -1.1
     assert each.title == "BF16 mixed precision"
     assert {each.source for each in found.rungs} == {"leave-one-out"}
-    assert "bf16" not in found.kept and found.is_timed and found.timed_as == "all without bf16"
+    assert "bf16" not in found.recipe_rungs and found.is_timed and found.timed_as == "all without bf16"
     assert found.baseline and found.baseline.ms == 160.0
 
 
@@ -411,7 +382,7 @@ def test_a_broken_rung_stays_broken_whatever_another_run_says() -> None:
     stairs = staircase()
     stairs["rungs"][-1] |= made_up.rung("fused_act", status="failed: parity", reason="D_r1: error 1")
     found = of(stairs, left_out())
-    assert found.rungs[-1].advice == "BROKEN" and list(found.kept) == ARTICLE[:-1]
+    assert found.rungs[-1].advice == "BROKEN" and list(found.recipe_rungs) == ARTICLE[:-1]
 
 
 def test_a_leave_one_out_run_alone_has_no_baseline(tmp_path: Path) -> None:
@@ -432,7 +403,7 @@ def test_what_leaves_with_a_rung_of_a_leave_one_out_run_is_named() -> None:
     top["protocol"]["mode"] = "leave-one-out"
     top["rungs"][0]["name"] = "all"
     found = of(made, recipes.given(top))
-    assert "fused_act" not in found.kept and "fused_residual" not in found.kept
+    assert "fused_act" not in found.recipe_rungs and "fused_residual" not in found.recipe_rungs
     assert any(line.endswith("left out with fused_act, as it was measured") for line in found.remarks)
 
 
@@ -456,51 +427,15 @@ def test_the_top_of_another_ladder_is_no_rung() -> None:
     stairs["rungs"] = [made_up.rung(name, 50.0) for name in [*own, rival]]
     judged(stairs, **{rival: "faster"})
     found = of(stairs)
-    assert rival not in [each.name for each in found.rungs] and rival not in found.kept
-    assert any("against this ladder's top" in line and "1.10x faster" in line for line in found.remarks)
+    assert rival not in [each.name for each in found.rungs] and rival not in found.recipe_rungs
 
 
 # --- the rungs in plain PyTorch ---------------------------------------------------------------------------------------
 
-PAGE = """# Page
-### `bf16`
-Words.
-
-```py
-precise()
-```
-### Of no rung
-```py
-no()
-```
-### `fused_act`, `fused_norm`
-```py
-one()
-```
-```sh
-shell
-```
-```py
-two()
-```
-## The next part
-```py
-elsewhere()
-```
-"""
-
-
-def test_sections_have_their_rungs_anchor_and_blocks() -> None:
-    one, plain, two = recommending.read_sections(PAGE)
-    assert (one.rungs, one.anchor, one.blocks) == (("bf16",), "bf16", ("precise()\n",))
-    assert (two.rungs, two.anchor) == (("fused_act", "fused_norm"), "fused_act-fused_norm")
-    assert (plain.title, plain.rungs, plain.anchor) == ("Of no rung", (), "of-no-rung")
-    assert two.blocks == ("one()\n", "two()\n")
-
 
 def test_a_recommendation_names_the_page_and_its_markdown_has_the_code_of_its_rungs_alone() -> None:
     found = of(staircase())
-    adopted = recommending.find_anchors(found.kept)
+    adopted = recommending.find_anchors(found.recipe_rungs)
     assert adopted["bf16"] == "docs/adopt.md#bf16" and not recommending.list_code(["baseline"])
     shown = recommending.render_terminal(found, "for this machine", {})
     assert f"in a loop of your own: docs/adopt.md has {', '.join(adopted)}" in shown and "```" not in shown

@@ -8,15 +8,14 @@ import json
 
 import pytest
 
-from ladder.base import files
 from ladder.base.errors import UserError
+from ladder.base.protocol import AMBIGUOUS, FASTER, LESS_THAN, SLOWER, TOO_FEW
 from ladder.plan import catalog, modes, needs
 from ladder.report import checks as checking
 from ladder.report import tables as reporting
 from ladder.report import view as viewing
-from ladder.results import loading, publishable, ranking
-from ladder.results.values import AMBIGUOUS, FASTER, LESS_THAN, NO_GAIN, SLOWER, TOO_FEW
-from ladder.results.words import Seen, whole, word
+from ladder.results import loading, publishable
+from ladder.results.words import Seen, whole
 from ladder.show.table import render_text
 from ladder.studies.host import attach_host
 from tests.cli.test_cli import call
@@ -148,12 +147,6 @@ def test_a_difference_inside_the_noise_reads_less_than_whatever_its_sign(printed
     assert rows_of(made_up.judged_run(data_loading=33.0))["data_loading"].verdict == "slower"
 
 
-def test_the_floors_of_both_clocks_have_a_line_each(printed):
-    gpu, step = [line for line in printed(two_clocks.run()) if "noise floor" in line]
-    assert gpu.startswith("GPU time: ") and "0.3% for captured rungs" in gpu and "0.4% for eager rungs" in gpu
-    assert step.startswith("step time: ") and "smallest detectable difference" in step
-
-
 def test_why_there_are_no_verdicts_is_what_became_of_the_twins(printed):
     made = made_up.judged_run()
     lowest, highest = made["twins"]
@@ -192,35 +185,9 @@ def test_the_rounds_that_are_named_are_those_that_there_are():
         rung["rounds"] = rung["rounds"][:3]
     made["rungs"][1]["rounds"][0]["alloc_retries"] = 1
     assert view(made).protocol.startswith("rounds: 2 to 3, ")
-    made["rungs"][1].update(status="failed")
-    one = {"started": made["started"], "rounds": 3, "cpu": "a CPU", "cores": 16}
-    made["merged"] = [one, one]
-    assert view(made).protocol.startswith("rounds: 3 of 2 runs, ")
     for rung in made["rungs"]:
         rung.update(status="failed")
     assert view(made).protocol.startswith("rounds: 5 planned, none with a number")
-
-
-def test_what_lazy_phases_add_is_told_of_the_first_and_the_last_rung(printed):
-    times = (("baseline", 300.0), ("bf16", 200.0), ("cuda_graphs", 100.0))
-    rungs = [made_up.rung(name, ms) for name, ms in times]
-    for number, each in enumerate(rungs):
-        a_round = {"samples_ms": [1.0], "settled": True, "event_ms": None}
-        each["rounds"] = [a_round | {"round": r, "lazy_ms": {"G_pl": number + r / 10}} for r in range(3)]
-    text = "\n".join(printed(made_up.result(rungs)))
-    assert (
-        "cuda_graphs: path length adds 2.10 ms" in text
-        and "baseline: path" not in text
-        and "bf16: path" not in text
-    )
-
-
-@pytest.mark.parametrize("generations", [1, 2])
-def test_before_the_third_generation_there_is_no_verdict_and_no_interval(generations):
-    shown = view(two_clocks.run(generations))
-    assert shown.protocol.startswith(f"generations: {generations}, ")
-    assert {(row.verdict, row.gpu.verdict) for row in shown.rows[1:]} == {("too few generations",) * 2}
-    assert not any(row.gain or row.gpu.gain for row in shown.rows)
 
 
 def test_a_rung_that_was_timed_before_its_inspection_ended_is_marked(printed):
@@ -253,15 +220,6 @@ def test_the_advice_comes_from_leaving_the_rung_out_at_the_top(tmp_path, printed
     assert {row["advice"] for row in read_csv(joined)} >= {"ADOPT", "SKIP", "NO DIFFERENCE"}
 
 
-def test_leaving_out_shows_both_gains_and_one_advice(printed):
-    made = typed.fill(two_clocks.run(mode="leave-one-out"))
-    gains = Reading(ranking).top_gains(made)
-    assert gains["channels_last"]["advice"] == "ADOPT"
-    assert gains["channels_last"]["gpu_gain"] == pytest.approx(68.2 / 61.2)
-    row = next(line for line in printed(made) if line.startswith("channels_last "))
-    assert "1.11x faster" in row and "1.12x faster" in row and "ADOPT" in row
-
-
 def test_the_advice_counts_a_sure_step_first_then_gpu_time():
     assert modes.advice("slower", "faster") == "ADOPT"  # graphs cost GPU time and halve the step
     assert modes.advice("faster", "slower") == "SKIP"
@@ -291,18 +249,6 @@ def test_a_sentence_has_both_answers_and_blames_the_cpu_only_where_the_gpu_waits
     why = WHY.get((gpu, step))
     assert calm.partition(", ")[2] == (why or "")
     assert waiting.partition(", ")[2] == (why or ("the CPU sets the pace" if calm else ""))
-
-
-def test_a_step_that_changes_by_less_than_the_gpu_s_work_might_has_no_explanation():
-    gpu = Seen(LESS_THAN, 1.004, 0.012)
-    assert "because" not in viewing.describe_gain(gpu, Seen(FASTER, 1.01), waits=False)
-    assert "because" in viewing.describe_gain(gpu, Seen(FASTER, 1.02), waits=False)
-
-
-def test_the_word_of_a_table_has_its_number():
-    assert word(Seen(LESS_THAN, 1.0, 0.00123)) == "less than 0.13%"  # rounded up: it is a bound
-    assert word(Seen(LESS_THAN, 1.0, 0.69)) == "less than 100%"
-    assert [word(Seen(each)) for each in (FASTER, AMBIGUOUS, NO_GAIN, "")] == [FASTER, AMBIGUOUS, NO_GAIN, ""]
 
 
 @pytest.mark.parametrize(
@@ -436,13 +382,6 @@ def test_what_other_commands_wrote_into_a_folder_is_no_fault_of_it(folder):
         report.collect([asv])
 
 
-def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
-    (tmp_path / "file").write_text("old")
-    with pytest.raises(UserError, match="cannot be written"):
-        files.write(tmp_path / "file" / "t.md", "new")
-    assert (tmp_path / "file").read_text() == "old"
-
-
 def test_what_is_not_publishable_says_why_wherever_it_is_shown(printed):
     made = made_up.judged_run()
     assert publishable.publishable(made) == []
@@ -485,7 +424,8 @@ def test_the_table_says_whether_each_rung_was_on_and_computed_the_same(printed):
 def test_what_cannot_be_judged_is_no_error_of_the_rung():
     rung = made_up.rung("bf16", 1.0, parity=made_up.parity(0.2))  # a loss at 900 times its budget, unresolved
     assert rows_of(made_up.result([rung]))["bf16"].parity_share == pytest.approx(0.2)
-    assert ["not judged" in row for row in checks.tabulate_parity(rung).rows] == [False, False, True]
+    table = checking.tabulate_checks(typed.typed(made_up.result([rung])))[0]
+    assert ["not judged" in row for row in table.rows] == [False, False, True]
 
 
 def test_every_receipt_and_parity_error_is_printed_and_in_the_markdown(tmp_path):
@@ -493,16 +433,16 @@ def test_every_receipt_and_parity_error_is_printed_and_in_the_markdown(tmp_path)
     lines = ("islands in FP32 6 of 6", "not engaged: FLOPs 3 percent")
     made["rungs"][2]["receipts"] = made_up.receipts(*lines, engaged=False)
     write_run(tmp_path / "a.json", made)
-    shown = call("report", tmp_path / "a.json", "--receipts").stdout
-    for text in (shown, report.markdown(made).replace("\\", "")):
+    shown = call("report", tmp_path / "a.json", "--receipts", env={"COLUMNS": "200"}).stdout
+    for text in (" ".join(shown.split()), report.markdown(made).replace("\\", "").replace(" |", "")):
         for words in (
-            "bf16: not engaged: islands in FP32 6 of 6",
+            "bf16 not engaged islands in FP32 6 of 6",
             "not engaged: FLOPs 3 percent",
             "G.blocks.3.conv1.weight",
             "0.41",
             "reference: FP64 on cuda, batch 8",
-            "modulate backward: tile 2048, columns 512, warps 4, per_sm 10, stages 1; in fused_norm",
-            "(size large, itemsize 2, layout nhwc, architecture 90): tile 4096",
+            "modulate backward fused_norm, set_to_none tile 2048, columns 512, warps 4, per_sm 10, stages 1",
+            "size large, itemsize 2, layout nhwc, architecture 90, tile 4096",
         ):
             assert words in text
     assert "islands" not in call("report", tmp_path / "a.json").stdout

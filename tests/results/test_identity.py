@@ -14,14 +14,19 @@ from ladder.machine import environment
 from ladder.plan import catalog, content, needs
 from ladder.publish.validation import validate
 from ladder.results import code_digest, identity, judging
-from ladder.results.combine import belonging, comparing, resuming, series
+from ladder.results.combine import comparing, merging, resuming, series
 from tests.support import made_up, typed
 from tests.support.typed import Reading, problem_of
 
-belonging = Reading(belonging)
+merging = Reading(merging)
 comparing = Reading(comparing)
 judging = Reading(judging)
 series = Reading(series)
+
+
+def continue_header(path, before, fresh):
+    return resuming.continue_header(path, typed.typed(before), typed.typed(fresh))
+
 
 TINY = (catalog.WORKLOADS / "tiny.yaml").read_text()
 
@@ -88,8 +93,8 @@ def test_two_workloads_of_one_name_are_two_series():
     for each, width in ((one, 64), (other, 8)):
         each["workload"] |= {"name": "mine", "channel_max": width}
     assert series.key(one) != series.key(other)
-    assert belonging.other_work(one, other) == ["workload.channel_max: 64 and 8"]
-    assert "workload channel_max: 64 and 8" in comparing.differences(one, other)
+    assert merging.list_work_differences(one, other) == ["workload.channel_max: 64 and 8"]
+    assert "workload.channel_max: 64 and 8" in comparing.differences(one, other)
     labels = identity.labels([one["workload"], other["workload"], {"name": "article", "resolution": 256}])
     assert len(set(labels.values())) == 3 and "article" in labels.values()
     other["workload"]["channel_max"] = 64
@@ -99,7 +104,7 @@ def test_two_workloads_of_one_name_are_two_series():
 def test_a_field_that_a_file_lacks_is_at_its_default_in_a_comparison():
     one, other = made_up.gpu_run(), made_up.gpu_run()
     other["workload"]["spectral_norm"] = False  # as a newer version writes it
-    assert comparing.differences(one, other) == [] and belonging.other_work(one, other) == []
+    assert comparing.differences(one, other) == [] and merging.list_work_differences(one, other) == []
 
 
 def test_copies_are_found_whatever_workload_they_name():
@@ -128,7 +133,7 @@ def test_results_of_two_orders_of_a_users_ladder_are_two_series():
     for each, digest in ((one, "aaaaaa"), (other, "bbbbbb")):
         each["ladder"] |= {"name": "mine", "digest": digest}
     assert series.key(one) != series.key(other)
-    assert "ladder.digest: aaaaaa and bbbbbb" in belonging.differences(one, other)
+    assert "ladder.digest: aaaaaa and bbbbbb" in merging.list_differences(one, other)
 
 
 def test_a_strangers_ladder_in_another_order_is_not_the_articles():
@@ -175,7 +180,7 @@ def test_a_rung_whose_recipe_lacks_its_change_is_refused_by_results_of_now():
 def test_a_value_that_no_recipe_can_have_is_refused(changed, words):
     result = made_up.gpu_run()
     result["rungs"][0]["recipe"] = changed
-    assert problem_of(result) == f"rungs[0].recipe: {words}"
+    assert problem_of(result) == f"rung baseline.recipe: {words}"
 
 
 def test_a_value_that_no_workload_can_have_is_refused():
@@ -228,7 +233,7 @@ def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch):
 def with_images(digest: str | None) -> dict:
     result = made_up.gpu_run() | {environment.KEY: {}}
     result["workload"]["data"] = images.USER if digest else images.SAMPLE
-    return result | ({identity.IMAGES: {"count": 8, "digest": digest * 16}} if digest else {})
+    return result | ({"images": {"count": 8, "digest": digest * 16}} if digest else {})
 
 
 def test_a_run_does_not_go_on_with_other_pictures_nor_merge_with_theirs():
@@ -236,19 +241,20 @@ def test_a_run_does_not_go_on_with_other_pictures_nor_merge_with_theirs():
     with pytest.raises(
         UserError, match=r"other pictures: it was made with 8 images \(#aaaaaaaa\), and 8 images"
     ):
-        resuming.refuse_other_workload(path, with_images("a"), with_images("b"))
+        continue_header(path, with_images("a"), with_images("b"))
     with pytest.raises(UserError, match="its images were user-images and are sample-photographs here"):
-        resuming.refuse_other_workload(path, with_images("a"), with_images(None))
-    resuming.refuse_other_workload(path, with_images("a"), with_images("a"))
+        continue_header(path, with_images("a"), with_images(None))
+    continue_header(path, with_images("a"), with_images("a"))
     assert any(
-        line.startswith("images: ") for line in belonging.other_work(with_images("a"), with_images("b"))
+        line.startswith("images: ")
+        for line in merging.list_work_differences(with_images("a"), with_images("b"))
     )
     assert any(
         line.startswith("images: ") for line in comparing.differences(with_images("a"), with_images("b"))
     )
     old = with_images("a")
-    del old[environment.KEY], old[identity.IMAGES]  # of an earlier version: not known
-    resuming.refuse_other_workload(path, old, with_images("b"))
+    del old[environment.KEY], old["images"]  # of an earlier version: not known
+    continue_header(path, old, with_images("b"))
 
 
 @pytest.mark.parametrize(
@@ -263,7 +269,7 @@ def test_a_run_does_not_go_on_with_other_pictures_nor_merge_with_theirs():
 )
 def test_a_run_that_goes_on_asks_for_the_images_it_was_made_with(made_with, data, own, line):
     try:
-        resuming.ask_for_images(Path("run.json"), with_images(made_with), data, own)
+        resuming.ask_for_images(Path("run.json"), typed.run_of(with_images(made_with)), data, own)
         said = None
     except UserError as refusal:
         said = str(refusal)
@@ -276,11 +282,10 @@ def test_a_run_does_not_go_on_with_another_recipe_or_workload():
     for each, precision in ((before, "bf16"), (now, "fp16")):
         each["rungs"][2]["recipe"] = {"precision": precision}
     with pytest.raises(UserError, match="another recipe of bf16: precision was bf16 and is fp16 here"):
-        resuming.continued(
-            Path("run.json"), before, now, resuming.other_plans(typed.run_of(before), typed.run_of(now))
-        )
+        plans = resuming.list_other_plans(typed.run_of(before), typed.run_of(now))
+        resuming.continue_header(Path("run.json"), typed.run_of(before), typed.run_of(now), plans)
     now["rungs"][2]["recipe"] = {"precision": "bf16", "channels_last": False}  # said, and at its default
-    assert not [*resuming.other_plans(typed.run_of(before), typed.run_of(now))]
+    assert not [*resuming.list_other_plans(typed.run_of(before), typed.run_of(now))]
     now["workload"]["batch"] = 16
     with pytest.raises(UserError, match="another workload: batch was 8 and is 16 here"):
-        resuming.refuse_other_workload(Path("run.json"), before, now)
+        continue_header(Path("run.json"), before, now)

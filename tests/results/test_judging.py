@@ -1,14 +1,15 @@
 """What becomes of a rung: twins, skipped rungs, leave-one-out without a baseline, visits short of memory."""
 
 import copy
+from typing import get_args
 
 import pytest
 
 from ladder.cli import climb as climbing
 from ladder.plan import catalog, modes, needs
 from ladder.results import code_digest, derive, judging, record
-from ladder.results import store as results
 from ladder.results.combine import resuming
+from ladder.results.file import OUT, Status
 from tests.cli.test_cli import call
 from tests.engine import test_measure
 from tests.support import fake_runs, made_up, typed
@@ -47,7 +48,7 @@ def test_a_twin_that_was_measured_has_no_reason(tmp_path):
     assert [twin["reason"] for twin in result["twins"]] == [None, None]
 
 
-@pytest.mark.parametrize("status", results.OUT[1:])
+@pytest.mark.parametrize("status", OUT[1:])
 def test_what_contains_a_rung_that_is_out_is_skipped_with_its_twin(status):
     made = climbed()
     by_name(made)["cuda_graphs"].update(status=status, reason="why", failed_at={"round": 2})
@@ -219,7 +220,7 @@ def test_rounds_that_differ_much_are_a_result_that_validate_accepts(rounds, verd
     assert problem_of(made) is None
 
 
-@pytest.mark.parametrize("status", results.STATUSES)
+@pytest.mark.parametrize("status", get_args(Status))
 def test_a_run_with_a_rung_that_is_out_is_no_success(status, monkeypatch):
     made = made_up.judged_run()
     made["rungs"][-1]["status"] = status

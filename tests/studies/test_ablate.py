@@ -21,7 +21,7 @@ from ladder.machine import system
 from ladder.plan import catalog, needs
 from ladder.studies import ablate, frame
 from ladder.studies.ablate import LARGEST, PARITY, STUDY, Options, list_subsets, load_changes, pick_again
-from ladder.studies.ablate.record import is_beyond_noise
+from ladder.studies.ablate.record import Figures, is_beyond_noise
 from tests.support import committed, servers
 from tests.support import made_up_ablation as made_up
 from tests.support.commands import call, refused
@@ -37,7 +37,7 @@ def read(data):
 
 
 def derive(data):
-    return STUDY.derive(read(data))
+    return Figures(read(data))
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_planted_gains_and_interactions_come_back(whole):
     for pair in whole.pairs:
         wanted = TOGETHER.get(frozenset({pair.first, pair.second}), 0.0)
         assert pair.gain == pytest.approx(wanted, abs=1e-9)
-        assert is_beyond_noise(pair, whole) == (wanted != 0)
+        assert is_beyond_noise(pair, whole.noise, 21) == (wanted != 0)
     assert len(whole.pairs) == 21 and len(whole.worth) == 7
 
 
@@ -138,8 +138,7 @@ def test_many_pairs_share_one_level(whole):
     """A pair that is just beyond its own 95% interval is not beyond that of one in 21."""
     half = (whole.pairs[0].interval[1] - whole.pairs[0].interval[0]) / 2
     pair = msgspec.structs.replace(whole.pairs[0], gain=1.05 * half)
-    alone = msgspec.structs.replace(whole, pairs=[pair])
-    assert is_beyond_noise(pair, alone) and not is_beyond_noise(pair, whole)
+    assert is_beyond_noise(pair, whole.noise, 1) and not is_beyond_noise(pair, whole.noise, 21)
 
 
 def test_values_sum_to_the_whole_in_both_units(whole):
@@ -156,7 +155,7 @@ def test_the_share_of_the_order_is_none_without_interactions(whole):
     assert whole.total.moved == pytest.approx(sum(apart) / size, abs=1e-6)
     alone = derive(of_ablation(MACHINE, ARTICLE[:3], lambda subset: planted(subset, together={})))
     assert alone.total.moved == pytest.approx(0, abs=1e-6)
-    assert not any(is_beyond_noise(pair, alone) for pair in alone.pairs)
+    assert not any(is_beyond_noise(pair, alone.noise, 3) for pair in alone.pairs)
 
 
 def test_the_error_comes_from_fresh_processes_and_a_common_shift_is_no_error(whole):
@@ -165,16 +164,15 @@ def test_the_error_comes_from_fresh_processes_and_a_common_shift_is_no_error(who
     assert shifted.sd < 1e-6 and shifted.shift == pytest.approx(math.log(1.05), abs=1e-6)
     few = derive(of_ablation(MACHINE, ARTICLE[:3]))
     assert few.noise is None and few.worth[0].interval is None
-    assert "too few subsets repeated" in few.protocol.notes[-1]
+    assert "too few subsets repeated" in STUDY.list_cautions(read(of_ablation(MACHINE, ARTICLE[:3])))[-1]
 
 
-def test_other_kernels_in_a_fresh_process_are_a_caution(whole):
+def test_other_kernels_in_a_fresh_process_are_a_caution():
     data = of_ablation(MACHINE)
-    next(each for key, each in data["observed"].items() if key.endswith(ablate.AGAIN))["look"]["kernels"] = (
-        3400.0
-    )
-    assert "1 of 13 subsets launched other numbers of kernels" in derive(data).protocol.notes[-1]
-    assert whole.protocol.notes == []
+    assert STUDY.list_cautions(read(data)) == []
+    again = next(each for key, each in data["observed"].items() if key.endswith(ablate.AGAIN))
+    again["look"]["kernels"] = 3400.0
+    assert "1 of 13 subsets launched other numbers of kernels" in STUDY.list_cautions(read(data))[-1]
 
 
 def test_orders_that_pass_a_subset_without_a_time_do_not_count():
@@ -186,7 +184,7 @@ def test_orders_that_pass_a_subset_without_a_time_do_not_count():
 
 def test_a_longer_ladder_has_gains_at_its_top_and_pairs_there():
     file = read(made_up.of_longer(MACHINE))
-    found = STUDY.derive(file)
+    found = Figures(file)
     assert [each.gain for each in found.worth] == [None] * 9
     assert found.worth[-2].left_out == pytest.approx(0.05, abs=1e-6)
     (pair,) = found.pairs
@@ -291,7 +289,7 @@ def test_a_subset_that_fails_has_a_reason_and_is_tried_again(least, fake, tmp_pa
     monkeypatch.setattr(looks.Onlooker, "look", real)
     (path,) = (tmp_path / "out").glob("*.json")
     assert call("ablate", *least, "--resume", str(path)).exit_code == 0
-    assert STUDY.derive(frame.read_file(STUDY, path)).total.orders == 2
+    assert Figures(frame.read_file(STUDY, path)).total.orders == 2
 
 
 def test_without_a_time_at_either_end_nothing_else_is_tried(least, fake, monkeypatch):
@@ -343,7 +341,8 @@ def test_a_ladder_is_taken_apart_on_a_gpu(tmp_path, monkeypatch):
     result = call("ablate", *files, "--device", "cuda", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     (path,) = (tmp_path / "out").glob("*.json")
-    found = STUDY.derive(frame.read_file(STUDY, path))
-    assert found.protocol.clock == "gpu" and len(found.subsets) == 8
-    assert all(len(row.once.gpu_ms) == 2 for row in found.subsets)
-    assert not [note for note in found.protocol.notes if "numbers of kernels" in note]
+    file = frame.read_file(STUDY, path)
+    found = Figures(file)
+    assert found.clock == "gpu" and len(found.rows) == 8
+    assert all(len(once.look.gpu_ms) == 2 for _, once, _ in found.rows)
+    assert not [note for note in STUDY.list_cautions(file) if "numbers of kernels" in note]

@@ -138,6 +138,21 @@ def test_a_file_of_another_machine_or_code_is_not_continued(study):
         assert result.exit_code == 2 and "--resume" in result.output and study.calls == [0, 1]
 
 
+def test_what_another_host_or_an_unfinished_run_left_stays(study):
+    assert study.run("--out", str(study.out)).exit_code == 0
+    path = only(study, "*.json")
+    data = json.loads(path.read_text())
+    data["machine"]["cores"] += 1
+    path.write_text(json.dumps(data | {"started": "2026-01-01T00:00:00+00:00"}))
+    study.interrupted = (1,)
+    for _ in range(2):
+        assert study.run("--out", str(study.out)).exit_code == 130
+    study.interrupted = ()
+    assert study.run("--out", str(study.out)).exit_code == 0
+    assert json.loads(path.read_text())["machine"]["cores"] == data["machine"]["cores"]
+    assert len(list(study.out.glob("*-partial*.json"))) >= 1 and len(list(study.out.glob("*.json"))) >= 3
+
+
 def test_a_second_run_into_one_folder_is_refused_before_it_measures(study):
     with locks.folder_lock(study.out, text.slug(system.facts("cpu")["name"])):
         result = study.run("--out", str(study.out))

@@ -130,7 +130,7 @@ def test_a_bad_request_is_one_line(arguments, words, tmp_path):
 
 def test_efficiency_is_images_a_second_and_gpu_beside_the_fewest_gpus(data):
     file = read(data)
-    points = {(*point.series, point.gpus): point for point in STUDY.derive(file).points}
+    points = {(*point.series, point.gpus): point for point in derive_points(file)}
     for n in (2, 4, 8):
         exposed = made_up_scaled.COMMUNICATION_MS * 2 * (n - 1) / n
         weak = points["top", "weak", n]
@@ -154,7 +154,7 @@ def test_several_gpus_beside_themselves_have_no_efficiency_in_table_or_chart(dat
 
 def test_one_point_of_too_few_generations_is_named_with_its_gpus(data):
     data["observed"]["top, weak, 4"]["runs"].pop()
-    points = [point for point in STUDY.derive(read(data)).points if point.scaling == "weak"]
+    points = [point for point in derive_points(read(data)) if point.scaling == "weak"]
     assert list_short(points) == ["top on 4"]
     short = next(point for point in points if point.series == ("top", "weak") and point.gpus == 4)
     assert short.efficiency is not None and short.low is None
@@ -228,16 +228,15 @@ def test_ranks_on_a_cpu_are_measured_and_proved(tmp_path, kept_servers):
     result = run(tmp_path, *arguments)
     assert result.exit_code == 0, result.output
     path, file = written(tmp_path)
-    found = STUDY.derive(file)
-    points = {(point.way, point.gpus): point for point in found.points}
+    points = {(point.way, point.gpus): point for point in derive_points(file)}
     assert [points["flat", n].batch for n in (1, 2)] == [4, 8] and file.is_complete
     assert all(len(each.samples_ms) == 2 for n in (1, 2) for each in points["flat", n].runs)
     assert points["flat", 1].efficiency == 1.0 and 0 < points["flat", 2].efficiency < 2
     assert "reduce" not in points["flat", 1].recipe and points["flat", 2].recipe["ranks"] == 2
     assert points["top", 2].status == "n/a" and "CUDA" in points["top", 2].reason
-    (proof,) = found.proofs
-    assert (proof.way, proof.status, proof.parity, proof.batch) == ("flat", "ok", "ok", 8)
-    assert any(line.startswith("MB all-reduced: G_main 0.0") for line in proof.lines)
+    (proof,) = STUDY.derive(file)["proofs"]
+    assert [proof[key] for key in ("way", "status", "parity", "batch")] == ["flat", "ok", "ok", 8]
+    assert any(line.startswith("MB all-reduced: G_main 0.0") for line in proof["lines"])
     assert "not to be quoted" in result.output and path.stem.endswith("-little-flat-top-weak")
 
 
@@ -257,7 +256,7 @@ def test_a_rank_that_dies_takes_its_point_out_and_the_others_go_on(tmp_path, mon
     result = run(tmp_path, *arguments)
     _, file = written(tmp_path)
     assert result.exit_code == 1 and file.is_complete
-    alone, both = STUDY.derive(file).points
+    alone, both = derive_points(file)
     assert alone.status == "ok" and alone.batch == both.batch == 8
     assert both.status == "failed" and both.reason.startswith("rank 1 of 2: visit: worker killed by SIGKILL")
     assert "parity and receipts" not in str(frame.list_cautions(STUDY, file))  # only of ways that have a time
@@ -275,9 +274,7 @@ def test_a_run_that_is_ended_while_groups_prepare_calls_none_of_them_failed(
     result = run(tmp_path, "flat", *once)
     _, file = written(tmp_path)
     assert result.exit_code == 130 and not file.is_complete and file.observed == {}
-    assert [(point.status, point.reason) for point in STUDY.derive(file).points] == [
-        ("n/a", "not measured")
-    ] * 2
+    assert [(point.status, point.reason) for point in derive_points(file)] == [("n/a", "not measured")] * 2
 
 
 @pytest.mark.gpu
@@ -414,7 +411,7 @@ def test_a_rank_that_dies_in_a_later_generation_is_told_and_measured_again(tmp_p
     assert result.exit_code == 1 and ": 1 of 2 generations, a later one failed" in result.output
     assert ": failed: visit: worker killed by SIGKILL" in result.output and "go on:" in result.output
     path, file = written(tmp_path)
-    assert [point.status for point in STUDY.derive(file).points] == ["ok", "ok"]
+    assert [point.status for point in derive_points(file)] == ["ok", "ok"]
     again = run(tmp_path, "--resume", path, "--generations", 2, "--no-proof")
     assert again.exit_code == 0, again.output
     assert min(map(len, list_generations(written(tmp_path)[1]).values())) == 2

@@ -17,6 +17,7 @@ from ladder.publish.validation import validate
 from ladder.results import publishable, store
 from ladder.studies import frame
 from ladder.studies.scale import STUDY, TOO_FEW, describe_generations, joining, make_table
+from ladder.studies.scale.record import derive_points
 from tests.support import committed, made_up_scaled
 from tests.support.commands import call, refused
 
@@ -61,7 +62,7 @@ def join(*files, anyway=False):
 
 
 def point(file, way, gpus):
-    return next(each for each in STUDY.derive(file).points if (each.way, each.gpus) == (way, gpus))
+    return next(each for each in derive_points(file) if (each.way, each.gpus) == (way, gpus))
 
 
 def test_points_are_compared_inside_the_generations_of_their_run(whole):
@@ -81,14 +82,14 @@ def test_points_are_compared_inside_the_generations_of_their_run(whole):
     assert [(each.started, each.rounds) for each in merged.merged] == [
         (WHEN.format(1), 1), (WHEN.format(2), 2), (WHEN.format(3), 2),
     ]  # fmt: skip
-    assert [(proof.way, proof.status) for proof in STUDY.derive(merged).proofs] == [
+    assert [(proof["way"], proof["status"]) for proof in STUDY.derive(merged)["proofs"]] == [
         ("top", "ok"),
         ("ddp", "ok"),
     ]
     assert frame.list_cautions(STUDY, merged) == []
     again = join(write_record(join(a, c)), b)
-    assert [each.efficiency for each in STUDY.derive(again).points] == [
-        each.efficiency for each in STUDY.derive(merged).points
+    assert [each.efficiency for each in derive_points(again)] == [
+        each.efficiency for each in derive_points(merged)
     ]
 
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from ladder.base.plain import Plain
 from ladder.core.job import Job
 from ladder.core.records import write_record
 from ladder.machine import system
 from ladder.plan import catalog
 from ladder.results.file import ProfiledCycle, Round
-from ladder.results.types import Plain
 from ladder.studies import frame
 from ladder.studies.commits.judging import HEAD, SIDES
 from ladder.studies.commits.record import GENERATION, Case, Commit, File, Observed, Options, Visit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from ladder.plan import levers, mistakes
+from ladder.plan import beside
 from ladder.results import judging
 from tests.support import made_up, typed
 
@@ -17,10 +17,10 @@ MODELS = {"unchanged": 26.0, "separable": 13.0, "half_width": 11.0}
 def study(mode: str, times: dict[str, float], seed: int = 0, profiled: int = 3) -> dict[str, Any]:
     """A judged result of a study with GPU times in so many generations. The older files of mistakes have one."""
     rng = random.Random(seed)
-    known = {m.name: m for m in mistakes.MISTAKES}
+    known, title = beside.load_beside("mistakes").entries, beside.load_beside(mode).title
     made = made_up.result([made_up.rung(name, ms, 0.3) for name, ms in times.items()])
     made["protocol"] |= {"mode": mode, "rounds": 3}
-    made["ladder"] |= {"name": mode, "title": mistakes.TITLE if mode == "mistakes" else levers.TITLE}
+    made["ladder"] |= {"name": mode, "title": title}
     made["workload"] |= {"channel_base": 16384}
     for record in made["rungs"]:
         name, first = record["name"], record is made["rungs"][0]
@@ -28,7 +28,9 @@ def study(mode: str, times: dict[str, float], seed: int = 0, profiled: int = 3) 
             {"flops": 2.9e12, "parameters": 48_000_000} if mode == "levers" else {}
         )
         record["receipts"] = {name: {"engaged": True, "lines": ["calls: 2 a step"]}}
-        exempt = known[name].exempt if name in known else None if first else levers.EXEMPT
+        exempt = (
+            known[name].exempt if name in known else None if first else beside.load_beside("levers").exempt
+        )
         work = {"convolution": "separable"} if name == "separable" else {}
         updates = known[name].updates if name in known else 1
         if not (first and mode == "mistakes"):

@@ -71,7 +71,7 @@ def compare_commits(
 ) -> None:
     """Measure two commits as `ladder bench-compare` does; its tables go to stderr. Raises UserError."""
     options = study.Options(base=good, head=bad, rungs=",".join(rungs), ladder=LADDER)
-    request = frame.Request(workload, device, None, out, None, minutes, False)
+    request = frame.Request(workload=workload, device=device, out=out, budget=minutes)
     with contextlib.redirect_stdout(sys.stderr):
         job = frame.resolve_job(study.STUDY, options, request, system.facts(device))
         frame.run_study(study.STUDY, job)

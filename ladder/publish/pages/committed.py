@@ -14,13 +14,13 @@ from typing import Any
 
 from ladder.base import git
 from ladder.base.errors import UserError
+from ladder.base.plain import Plain
 from ladder.core.records import read_record
 from ladder.plan import modes
 from ladder.publish import gallery
 from ladder.results import loading, ranking
 from ladder.results import store as results
 from ladder.results.run import Result
-from ladder.results.types import Plain
 from ladder.studies import frame, scale
 from ladder.studies.frame import StudyFile
 from ladder.training.canary_file import KIND as CANARY
@@ -126,7 +126,7 @@ def find_shortfall(data: Plain) -> str | None:
         file = frame.decode_file(study, data)
         is_complete, is_enough = file.is_complete, results.few() not in study.list_cautions(file)
         if study is scale.STUDY:  # points are judged one by one, whole ones of a stopped run too
-            points = study.derive(file).points
+            points = scale.record.derive_points(file)
             is_complete = is_enough = any(
                 each.runs and not scale.record.is_short(each, points) for each in points
             )

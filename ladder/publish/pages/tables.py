@@ -247,7 +247,7 @@ def render_explanation(committed: Committed, name: str, before: str, after: str)
         if rung is None or profile is None:
             raise UserError(f"results/{path}: rung {wanted} has no profile")
         sides.append(explain.Side(Path(path), result, rung, profile))
-    shown = explain.markdown(explain.explain(*sides)).partition("\n\n")[2]
+    shown = explain.render_page(explain.explain(*sides)).partition("\n\n")[2]
     return f"{shown}\n*{' · '.join([link('samples', path), *map(escaped, publishable(result))])}*\n"
 
 

@@ -6,14 +6,16 @@ A function returns None where the files say nothing of its subject. The frame sh
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import astuple, replace
 from itertools import pairwise
 from pathlib import Path
 
-from ladder.base import files, records
+from ladder.base import files
 from ladder.base.errors import UserError
+from ladder.base.protocol import AMBIGUOUS, TOO_FEW
 from ladder.base.text import amount, bounds, factor, ms
+from ladder.core.records import write_whole
 from ladder.plan import modes
 from ladder.publish.report.inputs import KINDS, Inputs, shorten_path
 from ladder.receipts import categories
@@ -21,16 +23,15 @@ from ladder.report import chart, checks, explain, panels, recommend, tables
 from ladder.report.advising import LEFT_OUT, STAIRCASE, Sources
 from ladder.report.explain import Side
 from ladder.report.recommend import Recommendation
-from ladder.report.themes import DARK, LIGHT
 from ladder.report.view import Row, View, view
 from ladder.results import parts, publishable, store, words
 from ladder.results.parts import Parts
 from ladder.results.ranking import Stored
 from ladder.results.run import Result, RungResult
-from ladder.results.values import AMBIGUOUS, TOO_FEW
 from ladder.results.words import UNDECIDED, answer
 from ladder.show.page import Bar, Bars, Block, Chart, Code, Files, Fold, Head, Part, Section, render_page
 from ladder.show.table import Column, Table
+from ladder.show.themes import DARK, LIGHT
 from ladder.studies import frame
 from ladder.studies.roofline import derive
 
@@ -68,13 +69,6 @@ def list_sections(inputs: Inputs) -> list[Section]:
         show_files(inputs),
     ]
     return [section for section in sections if section is not None]
-
-
-def make_table(rows: Sequence[Sequence[str]], title: str = "") -> Table:
-    """Return the table of cells that are text already, headings first, without empty columns. The first names rows."""
-    headings, *body = rows
-    columns = [Column(heading, "amount" if k else "text") for k, heading in enumerate(headings)]
-    return Table(columns, body, title).drop_empty()
 
 
 # --- the outcome ------------------------------------------------------------------------------------------------------
@@ -174,7 +168,7 @@ def show_advice(inputs: Inputs) -> Section | None:
     except UserError:
         return None
     blocks: list[Block] = [
-        f"Recipe: {', '.join(advice.kept)}",
+        f"Recipe: {', '.join(advice.recipe_rungs)}",
         replace(recommend.tabulate_units(advice), title="The recommended recipe in units of practice"),
         replace(recommend.tabulate_rungs(advice), title="Advice on each rung"),
         recommend.list_notes(advice),
@@ -282,10 +276,9 @@ def show_steps(inputs: Inputs) -> Section | None:
     folds = []
     for step in (explain.explain(*pair) for pair in pairs):
         first, second = step.names
-        table = make_table([explain.head(step), *explain.rows(step)])
-        sentence = explain.sentence(step).removeprefix(f"{second}: ")
+        sentence = explain.describe(step).removeprefix(f"{second}: ")
         name = f"{first} → {second}"
-        folds.append(Fold(sentence, [table, explain.notes(step)], name, is_muted=not step.differs))
+        folds.append(Fold(sentence, [explain.tabulate(step)], name, is_muted=not step.differs))
     about = (
         "As `ladder explain A B` says it. A difference inside the noise, or not decided, is not explained."
     )
@@ -368,14 +361,8 @@ def show_memory(inputs: Inputs) -> Section | None:
 
 def show_proofs(inputs: Inputs) -> Section:
     """Return the receipts of each rung, which show that it was on, and its parity with the reference."""
-    folds = []
-    for rung in inputs.main.rungs:
-        receipts, parity = checks.receipt_lines(rung), checks.tabulate_parity(rung)
-        if receipts or parity.rows:
-            errors = [parity] if parity.rows else []
-            folds.append(Fold(rung.name, [receipts, checks.parity_lines(rung), *errors], on_paper=False))
-    if tiles := checks.choice_lines(inputs.main):
-        folds.append(Fold("Tiles that the kernels ran with", [tiles], on_paper=False))
+    tables = checks.tabulate_checks(inputs.main)
+    folds = [Fold(table.title, [replace(table, title="")], on_paper=False) for table in tables]
     about = "A receipt shows that a rung was on. Parity is the largest error as a share of its budget."
     return Section("proofs", "Receipts and parity", about, folds or ["This result has neither."])
 
@@ -384,7 +371,7 @@ def show_environment(inputs: Inputs) -> Section:
     """Return hardware, software, protocol, the GPU's state and the settings of PyTorch."""
     main = inputs.main
     gpu = main.gpu or None
-    facts = records.plain(main.machine) | {
+    facts = write_whole(main.machine) | {
         "started": main.started,
         "minutes": f"{main.seconds / 60:.1f}",
         "commit": f"{main.commit or 'unknown'}{' with changes' if main.dirty else ''}",
@@ -394,7 +381,7 @@ def show_environment(inputs: Inputs) -> Section:
     }
     folds = {
         "Workload": main.workload,
-        "Protocol": records.plain(main.protocol),
+        "Protocol": write_whole(main.protocol),
         "Variables": main.environment,
     }
     for rung in [rung for rung in main.rungs if rung.status == "ok"][-1:]:

@@ -8,7 +8,7 @@ from typing import Any
 from ladder.publish.history.series import Step
 from ladder.report import drawing
 from ladder.report.panels import short_ms
-from ladder.report.themes import Theme
+from ladder.show.themes import Theme
 
 WIDTH, HEIGHT, LEFT, RIGHT, BELOW = 9.0, 2.75, 0.95, 2.0, 0.75  # inches
 MOST_COMMITS = 12  # named under the axis

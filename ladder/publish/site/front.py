@@ -18,13 +18,13 @@ from ladder.publish.history.series import Point, Step
 from ladder.publish.site import figures
 from ladder.report import gpus
 from ladder.report.panels import short_ms
-from ladder.report.themes import DARK, LIGHT
 from ladder.report.view import Row, View, view
 from ladder.results import ranking, words
 from ladder.results.publishable import publishable
 from ladder.results.ranking import Stored
 from ladder.show.page import Block, Chart, Fold, Head, Section, render_page
 from ladder.show.table import Column, Table
+from ladder.show.themes import DARK, LIGHT
 
 TOO_FEW = "too few generations"  # GPU time without an interval is not to be quoted
 

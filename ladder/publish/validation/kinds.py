@@ -6,15 +6,15 @@ faults, asv's overhead and others. Unlisted keys are refused, so a new key must 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
+from ladder.base import text
+from ladder.base.plain import Plain
 from ladder.core import records as r
-from ladder.core.records import Record, between, locate_problem, matching, read_record, size
+from ladder.core.records import Record, between, matching, read_record, size, write_whole
 from ladder.results import publishable
-from ladder.results.check import Kind
-from ladder.results.code_digest import Head
 from ladder.results.file import Machine
+from ladder.results.loading import Kind
 from ladder.results.store import KIND_KEYS
 from ladder.studies import frame
 from ladder.studies.kernelbench import tuning
@@ -92,39 +92,42 @@ class Benchmarked(Record, kw_only=True):
 
 
 def _find_wrong_figures(file: Benchmarked) -> str | None:
+    """Return what is wrong with the machine's name or the figures of a benchmark, or None. Raises UserError, too."""
     for index, benchmark in enumerate(file.benchmarks):
         cells, seconds = dict(benchmark.stats), benchmark.stats.get("data", [])
         cells.pop("data", None)
         where = f"benchmarks[{index}].stats"
         read_record(Annotated[list[r.Seconds], size(10_000)], seconds, f"{where}.data")
         read_record(dict[r.Identifier, Cell], cells, where)
-    return None
+    return _find_misnamed(file)
 
 
 # --- how they are judged ----------------------------------------------------------------------------------------------
 
 
-def _make_kind(
-    name: str, record: Any, find: Callable[[Any], str | None] = lambda record: None, hardware: bool = True
-) -> Kind:
-    """Return how `ladder validate` judges the files of a record."""
+def _find_misnamed(record: Any) -> str | None:
+    """Return why the name of a file's machine is not made from its hardware, or None."""
+    machine = write_whole(record.machine_info if isinstance(record, Benchmarked) else record.machine)
+    cpu, gpu = machine["cpu"], machine.get("gpu")
+    cpu = cpu if isinstance(cpu, str) else cpu["brand_raw"]
+    first = gpu if machine.get("device", "cpu") == "cuda" else cpu
+    if first and machine["name"] in (text.slug(first), text.slug(gpu or cpu)):
+        return None
+    return f"machine.name: {machine['name']!r} is not made from its hardware"
 
-    def caution(data: dict[str, Any]) -> list[str]:
-        dirty = [publishable.DIRTY] * bool(data.get("dirty"))
-        return dirty + [publishable.PARTIAL] * (data.get("complete") is False)
 
-    def contradict(data: dict[str, Any]) -> str | None:
-        return find(read_record(record, data))
-
-    return Kind(
-        name, lambda data: locate_problem(record, data), contradict, hardware=hardware, cautions=caution
-    )
+def _list_cautions(record: Any) -> list[str]:
+    dirty = [publishable.DIRTY] * bool(getattr(record, "dirty", None))
+    return dirty + [publishable.PARTIAL] * (getattr(record, "complete", None) is False)
 
 
 CHECKS = (
-    _make_kind("asv overhead", AsvOverhead),
-    _make_kind(BENCHMARKS, Benchmarked, _find_wrong_figures),
-    *(_make_kind(what, Checked) for what in ("faults", "hostile", "planted-bugs", "sabotaged-rungs")),
+    Kind("asv overhead", AsvOverhead, _find_misnamed, _list_cautions),
+    Kind(BENCHMARKS, Benchmarked, _find_wrong_figures),
+    *(
+        Kind(what, Checked, _find_misnamed, _list_cautions)
+        for what in ("faults", "hostile", "planted-bugs", "sabotaged-rungs")
+    ),
 )
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -137,7 +140,7 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def kind_of(data: Head) -> Any:
+def kind_of(data: Plain) -> Any:
     """Return the kind that a file states, or None where it states none. pytest-benchmark's has a key of its own."""
     stated = [data[key] for key in KIND_KEYS if key in data]
     if not stated and "benchmarks" in data and "schema" not in data:
@@ -145,6 +148,7 @@ def kind_of(data: Head) -> Any:
     return stated[0] if stated else None
 
 
-def list_marks(data: Head) -> list[str]:
+def list_marks(data: Plain) -> list[str]:
     """Return why an accepted file must not be quoted."""
-    return KINDS[kind_of(data)].cautions(dict(data))
+    kind = KINDS[kind_of(data)]
+    return kind.list_cautions(read_record(kind.record, data))

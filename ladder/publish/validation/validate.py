@@ -27,7 +27,6 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.core.records import describe_value
 from ladder.publish.validation import asv_files, kinds
-from ladder.results import check as checks
 from ladder.results import judging, loading, store
 from ladder.results.loading import name_problem, printable, read_bytes, show_path, why
 from ladder.results.publishable import publishable
@@ -206,7 +205,7 @@ def check(data: Any) -> str | None:
             loading.read_run(data)
             return None
         if isinstance(kind, str) and kind in kinds.KINDS:
-            return checks.problem_of_kind(data, kinds.KINDS[kind])
+            return kinds.KINDS[kind].find_problem(data)
     except UserError as error:
         return str(error)
     like = difflib.get_close_matches(str(kind), kinds.KINDS, n=1)

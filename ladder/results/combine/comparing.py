@@ -6,25 +6,22 @@ What differs between two sessions of one machine (temperature, neighbours) is in
 say more than one.
 """
 
-import dataclasses
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import asdict as as_fields
 
 from ladder.base import text as texts
 from ladder.base.errors import UserError
-from ladder.machine import environment
-from ladder.plan import content
-from ladder.results import derive, identity, loading, parts, sources
-from ladder.results import store as results
+from ladder.base.protocol import FASTER, INSIDE, SLOWER
+from ladder.results import derive, loading, parts, sources, store
 from ladder.results.combine import gains
+from ladder.results.combine.merging import compare_fields, list_work_differences
 from ladder.results.publishable import publishable
 from ladder.results.run import Noise, Result, RungResult
-from ladder.results.types import head
-from ladder.results.values import FASTER, INSIDE, SLOWER
 from ladder.results.words import Seen, word
 from ladder.stats import answers, estimates, nested
 
@@ -40,7 +37,7 @@ _PROTOCOL = ("quick", "mode", "cycle_steps", "gpu_memory_limit_gb")
 class Compared:
     """One rung: ms a step in both, how many times faster the second is, and the verdict ("" with `reason` if none).
 
-    The same of GPU time, where both results have it.
+    The same of GPU time, where both results have it. `below` is X of "less than X%", a log ratio.
     """
 
     name: str
@@ -50,7 +47,7 @@ class Compared:
     interval: tuple[float, float] | None
     verdict: str
     reason: str
-    below: float | None = None  # log ratio, X of "less than X%"
+    below: float | None = None
     gpu_before_ms: float | None = None
     gpu_after_ms: float | None = None
     gpu_ratio: float | None = None
@@ -66,33 +63,15 @@ class Compared:
 
 def differences(before: Result, after: Result) -> list[str]:
     """Return why the two cannot be compared, a line each: what differs beside code and software."""
-    found = []
-    for key in gains.MACHINE:
-        was, now = getattr(before.machine, key), getattr(after.machine, key)
-        if was != now:
-            found.append(f"{key}: {was} and {now}")
-    works = [
-        content.fields_of(each.workload) | {k: each.workload.get(k) for k in ("name", "data")}
-        for each in (before, after)
-    ]
-    for key in sorted({*works[0], *works[1]}):
-        was, now = works[0].get(key), works[1].get(key)
-        if was != now:
-            found.append(f"workload {key}: {was} and {now}")
-    heads = head(before), head(after)
-    if images := identity.other_images(*heads):
-        found.append(f"images: {' and '.join(images)}")
-    found += [f"{name}: {was} and {now}" for name, was, now in environment.list_differences(*heads)]
-    for key in _PROTOCOL:
-        was, now = (getattr(each.protocol, key) for each in (before, after))
-        if was != now:
-            found.append(f"protocol {key}: {was} and {now}")
-    return found
+    machines, protocols = as_fields(before.machine), as_fields(before.protocol)
+    lines = compare_fields("machine", machines, as_fields(after.machine), gains.MACHINE)
+    lines += list_work_differences(before, after)
+    return lines + compare_fields("protocol", protocols, as_fields(after.protocol), _PROTOCOL)
 
 
 def software(before: Result, after: Result) -> list[str]:
     """Return what software differs, a line each. It may be compared, as code may; the two are no longer one series."""
-    versions = [(key, *(getattr(each.machine, key) for each in (before, after))) for key in results.SOFTWARE]
+    versions = [(key, *(getattr(each.machine, key) for each in (before, after))) for key in store.SOFTWARE]
     return [f"{key}: {was} and {now}" for key, was, now in versions if was != now]
 
 
@@ -104,70 +83,52 @@ def compare(before: Result, after: Result, anyway: bool = False) -> list[Compare
     """
     cards = [each.protocol.gpu_memory_limit_gb for each in (before, after)]
     if cards[0] != cards[1]:
-        said = " and ".join(f"{each:g} GiB" if each else "all of it" for each in cards)
-        raise UserError(f"not comparable: --gpu-memory: {said}; another card was simulated")
+        both = " and ".join(f"{each:g} GiB" if each else "all of it" for each in cards)
+        raise UserError(f"not comparable: --gpu-memory: {both}; another card was simulated")
     if sources.visits(before) & sources.visits(after):
         raise UserError("not comparable: visits of one run are in both, so both say the same")
-    if (found := differences(before, after)) and not anyway:
-        raise UserError(f"not comparable: {'; '.join(found)}; --anyway compares them nevertheless")
+    if (lines := differences(before, after)) and not anyway:
+        raise UserError(f"not comparable: {'; '.join(lines)}; --anyway compares them nevertheless")
     others = {rung.name: rung for rung in after.rungs}
     pairs = [(rung, others[rung.name]) for rung in before.rungs if rung.name in others]
     if not pairs:
         raise UserError("not comparable: no rung is in both")
-    reasons = {a.name: _why_not(a, b, before, after) for a, b in pairs}
+    reasons = {a.name: _explain_gap(a, b, before, after) for a, b in pairs}
     names = [name for name, reason in reasons.items() if not reason]
     kinds = {rung.name: rung.kind or "host" for rung in (*after.rungs, *before.rungs)}
-    steps = _judge(
-        names, kinds, [(derive.wall_values(each), each.noise or {}) for each in (before, after)], gpu=False
+    steps, works = (
+        _judge(names, kinds, [_take_side(each, is_gpu) for each in (before, after)], is_gpu)
+        for is_gpu in (False, True)
     )
-    work = _judge(
-        names, kinds, [(derive.gpu_values(each), each.gpu_noise or {}) for each in (before, after)], gpu=True
-    )
-    made = []
+    rows = []
     for a, b in pairs:
-        row = Compared(a.name, a.step_ms, b.step_ms, None, None, "", reasons[a.name])
-        if step := steps.get(a.name):
-            row = replace(
-                row, ratio=step.ratio, interval=step.interval, verdict=step.verdict, below=step.below
-            )
-        if gpu := work.get(a.name):
-            row = replace(
-                row,
-                gpu_before_ms=a.gpu_ms,
-                gpu_after_ms=b.gpu_ms,
-                gpu_ratio=gpu.ratio,
-                gpu_interval=gpu.interval,
-                gpu_verdict=gpu.verdict,
-                gpu_below=gpu.below,
-            )
-        made.append(row)
-    return made
+        step, gpu = steps.get(a.name, Seen()), works.get(a.name)
+        own = (step.ratio, step.interval, step.verdict, reasons[a.name], step.below)
+        on_gpu = (a.gpu_ms, b.gpu_ms, gpu.ratio, gpu.interval, gpu.verdict, gpu.below) if gpu else ()
+        rows.append(Compared(a.name, a.step_ms, b.step_ms, *own, *on_gpu))  # type: ignore[call-arg]
+    return rows
 
 
-def _why_not(a: RungResult, b: RungResult, before: Result, after: Result) -> str:
+def _explain_gap(a: RungResult, b: RungResult, before: Result, after: Result) -> str:
     for when, rung in (("first", a), ("second", b)):
         if not derive.is_timed(rung):
             return f"{rung.status} in the {when}"
-    recipes = a.recipe or {}, b.recipe or {}
-    if any(recipes[0][key] != recipes[1][key] for key in recipes[0].keys() & recipes[1].keys()):
+    one, two = a.recipe or {}, b.recipe or {}
+    if any(one[key] != two[key] for key in one.keys() & two.keys()):
         return "another recipe"  # a field that only one commit knows is at its default there
     return "" if before.noise and after.noise else UNKNOWN_NOISE
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """The answer on one rung and quantity: factor, its interval, the word, and X of "less than X%"."""
-
-    ratio: float
-    interval: tuple[float, float] | None
-    verdict: str
-    below: float | None
 
 
 Side = tuple[derive.Values, dict[str, Noise]]  # times in ms by rung and generation, noise by kind of rung
 
 
-def _judge(names: list[str], kinds: dict[str, str], sides: list[Side], *, gpu: bool) -> dict[str, _Answer]:
+def _take_side(result: Result, is_gpu: bool) -> Side:
+    if is_gpu:
+        return derive.gpu_values(result), result.gpu_noise or {}
+    return derive.wall_values(result), result.noise or {}
+
+
+def _judge(names: list[str], kinds: dict[str, str], sides: list[Side], is_gpu: bool) -> dict[str, Seen]:
     """Return the answers on one quantity of the rungs that both sides have, with Holm's correction over them."""
     shared = [name for name in names if all(times.get(name) and noise for times, noise in sides)]
     questions, effects = [], []
@@ -176,14 +137,14 @@ def _judge(names: list[str], kinds: dict[str, str], sides: list[Side], *, gpu: b
         few = min(len(first), len(second)) < nested.LEAST_GENERATIONS
         welch = None if few else estimates.welch_interval(first, second)
         difference = welch and nested.Difference(*welch[:3], min(len(first), len(second)))
-        floors = [_floor(kinds[name], noise) for _, noise in sides]
-        questions.append(answers.question(difference, floors, len(shared), gpu=gpu))
+        floors = [_find_floor(kinds[name], noise) for _, noise in sides]
+        questions.append(answers.question(difference, floors, len(shared), gpu=is_gpu))
         effects.append(float(np.exp(np.mean(first) - np.mean(second))))
-    found = answers.answer(questions)
-    return {
-        name: _Answer(ratio, _factors(each.interval), each.verdict, each.below)
-        for name, ratio, each in zip(shared, effects, found, strict=True)
-    }
+    judged = {}
+    for name, ratio, each in zip(shared, effects, answers.answer(questions), strict=True):
+        interval = each.interval and (math.exp(each.interval[0]), math.exp(each.interval[1]))
+        judged[name] = Seen(each.verdict, ratio, each.below, interval=interval)
+    return judged
 
 
 def seen(before: Result, name: str, after: Result, other: str, *, gpu: bool) -> Seen:
@@ -194,33 +155,22 @@ def seen(before: Result, name: str, after: Result, other: str, *, gpu: bool) -> 
     sides: list[Side] = []
     for result, rung in ((before, name), (after, other)):
         kind = next((each.kind for each in result.rungs if each.name == rung), None) or "host"
-        noise = (result.gpu_noise if gpu else result.noise) or {}
-        times = (derive.gpu_values if gpu else derive.wall_values)(result).get(rung, {})
-        sides.append(({"": times}, {"": noise[kind]} if kind in noise else noise))
-    found = _judge([""], {"": ""}, sides, gpu=gpu).get("")
-    return Seen(found.verdict, found.ratio, found.below) if found else Seen()
+        times, noise = _take_side(result, gpu)
+        sides.append(({"": times.get(rung, {})}, {"": noise[kind]} if kind in noise else noise))
+    return _judge([""], {"": ""}, sides, gpu).get("", Seen())
 
 
-def _floor(kind: str, noise: dict[str, Noise]) -> answers.Floor:
+def _find_floor(kind: str, noise: dict[str, Noise]) -> answers.Floor:
     """Return the floor of a kind of rung; the largest that there is, in a run without that kind's."""
-    found = noise[kind] if kind in noise else max(noise.values(), key=lambda each: each.floor)
-    return answers.Floor(found.floor, found.resolution or found.floor)
-
-
-def _factors(interval: tuple[float, float] | None) -> tuple[float, float] | None:
-    return interval and (float(np.exp(interval[0])), float(np.exp(interval[1])))
+    own = noise[kind] if kind in noise else max(noise.values(), key=lambda each: each.floor)
+    return answers.Floor(own.floor, own.resolution or own.floor)
 
 
 def heading(result: Result) -> str:
     """Return what tells one side from the other, in a line."""
-    machine = result.machine
-    parts = [
-        machine.gpu or machine.cpu,
-        f"PyTorch {machine.torch}",
-        texts.at_commits(sources.commits(head(result)), result.dirty),
-        result.started[:16],
-    ]
-    return ", ".join(str(part) for part in parts if part)
+    machine, at = result.machine, texts.at_commits(sources.commits(result), result.dirty)
+    words = [machine.gpu or machine.cpu, f"PyTorch {machine.torch}", at, result.started[:16]]
+    return ", ".join(str(each) for each in words if each)
 
 
 def show(before: Path, after: Path, anyway: bool, as_json: bool) -> bool:
@@ -231,25 +181,29 @@ def show(before: Path, after: Path, anyway: bool, as_json: bool) -> bool:
     unlike = {row.name: row.reason for row in rows if row.reason != UNKNOWN_NOISE}
     worth = gains.compare(first, second, unlike) if two else []
     if as_json:
-        of = {row.name: dataclasses.asdict(row) for row in worth}
-        data = [dataclasses.asdict(row) | {"gains": of.get(row.name)} for row in rows]
-        print(json.dumps(data, indent=1, allow_nan=False))
+        of = {row.name: asdict(row) for row in worth}
+        print(
+            json.dumps([asdict(row) | {"gains": of.get(row.name)} for row in rows], indent=1, allow_nan=False)
+        )
         return any(row.is_slower for row in rows)
-    lines = [texts.plain(f"before: {heading(first)}"), "after:  " + texts.plain(heading(second))]
-    lines += [f"warning: {line}" for line in map(texts.plain, differences(first, second))]
+    lines = [f"before: {heading(first)}", f"after:  {heading(second)}"]
+    lines += [f"warning: {line}" for line in differences(first, second)]
     for when, result in (("before", first), ("after", second)):
-        lines += [f"warning: {when}: {line}" for line in map(texts.plain, publishable(result))]
-    lines += [f"another series: {line}" for line in map(texts.plain, software(first, second))]
+        lines += [f"warning: {when}: {line}" for line in publishable(result)]
+    lines = [
+        *map(texts.plain, lines),
+        *(f"another series: {texts.plain(line)}" for line in software(first, second)),
+    ]
     wide = max(len(row.name) for row in rows)
     clocks = any(row.gpu_verdict for row in rows)
     for row in rows:
-        step = Seen(row.verdict, row.ratio, row.below)
-        said = _said(row.before_ms, row.after_ms, step, row.interval, row.reason)
-        lines.append(f"{row.name:<{wide}} {'step ' * clocks}{said}".rstrip())
+        step = Seen(row.verdict, row.ratio, row.below, interval=row.interval)
+        line = _format(row.before_ms, row.after_ms, step, row.reason)
+        lines.append(f"{row.name:<{wide}} {'step ' * clocks}{line}".rstrip())
         if row.gpu_verdict:
-            work = Seen(row.gpu_verdict, row.gpu_ratio, row.gpu_below)
-            said = _said(row.gpu_before_ms, row.gpu_after_ms, work, row.gpu_interval, "")
-            lines.append(f"{'':<{wide}} GPU  {said}".rstrip())
+            work = Seen(row.gpu_verdict, row.gpu_ratio, row.gpu_below, interval=row.gpu_interval)
+            line = _format(row.gpu_before_ms, row.gpu_after_ms, work)
+            lines.append(f"{'':<{wide}} GPU  {line}".rstrip())
             if made_of := _made_of(first, second, row):
                 lines.append(f"{'':<{wide}}      {made_of}")
     if any(map(_points_apart, rows)):
@@ -282,10 +236,8 @@ def _points_apart(row: Compared) -> bool:
     return False
 
 
-def _said(
-    before: float | None, after: float | None, seen: Seen, interval: tuple[float, float] | None, reason: str
-) -> str:
+def _format(before: float | None, after: float | None, seen: Seen, reason: str = "") -> str:
     """Return both times, the factor (nothing where it is inside the noise), its interval and the word."""
     times = f"{texts.ms(before):>9} -> {texts.ms(after):<9}"
     ratio = "" if seen.verdict in INSIDE else texts.factor(seen.ratio)
-    return f"{times} {ratio:>7}  {texts.bounds(interval):<16} {word(seen) or reason}"
+    return f"{times} {ratio:>7}  {texts.bounds(seen.interval):<16} {word(seen) or reason}"

@@ -10,13 +10,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ladder.base.protocol import FASTER, INSIDE, SLOWER
 from ladder.base.text import bounds, fine_factor, less_than, plain, rounded
 from ladder.plan import modes
 from ladder.receipts import categories
 from ladder.results import code_digest, judging, parts
 from ladder.results.run import Result
-from ladder.results.types import head
-from ladder.results.values import FASTER, INSIDE, SLOWER
 from ladder.stats import answers
 from ladder.stats.answers import Quantity
 from ladder.stats.nested import Difference
@@ -63,7 +62,7 @@ def other_machine(before: Result, after: Result) -> bool:
 
 def other_code(before: Result, after: Result) -> bool:
     """Return whether the two may have measured other code."""
-    return bool(code_digest.differences(head(before), head(after)))
+    return bool(code_digest.list_differences(before, after))
 
 
 def compare(before: Result, after: Result, reasons: Mapping[str, str]) -> list[Row]:
@@ -73,16 +72,18 @@ def compare(before: Result, after: Result, reasons: Mapping[str, str]) -> list[R
         reasons: by rung of both, why its two times cannot be compared; "" if they can.
     """
     pairs, others = ({name: (a, b) for name, a, b in judging.pairs(each)} for each in (before, after))
-    rows = {name: Row(name, _why_not(pairs[name], others[name], reasons)) for name in pairs if name in others}
-    asked = {name: pairs[name] for name, row in rows.items() if not row.reason}
-    steps, work = (_judge(asked, both) for both in zip(*map(judging.measured, (before, after)), strict=True))
-    for name, pair in asked.items():
-        step, gpu = steps.get(name), work.get(name)
-        rows[name] = Row(name, "", step, gpu, _lies_in(before, after, pair, step, gpu))
-    return list(rows.values())
+    gaps = {name: _explain_gap(pairs[name], others[name], reasons) for name in pairs if name in others}
+    asked = {name: pairs[name] for name, reason in gaps.items() if not reason}
+    steps, works = (_judge(asked, both) for both in zip(*map(judging.measured, (before, after)), strict=True))
+    rows = []
+    for name, reason in gaps.items():
+        step, gpu = steps.get(name), works.get(name)
+        place = "" if reason else _find_place(before, after, pairs[name], step, gpu)
+        rows.append(Row(name, reason, step, gpu, place))
+    return rows
 
 
-def _why_not(first: Pair, second: Pair, reasons: Mapping[str, str]) -> str:
+def _explain_gap(first: Pair, second: Pair, reasons: Mapping[str, str]) -> str:
     if first != second:
         return f"over {first[0]} in the first, over {second[0]} in the second"
     return next((f"{name}: {reasons[name]}" for name in first if reasons.get(name)), "")
@@ -129,105 +130,80 @@ def _apart(sides: tuple[Quantity, Quantity], pair: Pair) -> Difference | None:
 # --- where a difference lies ----------------------------------------------------------------------------------------
 
 
-def _lies_in(before: Result, after: Result, pair: Pair, step: Gain | None, gpu: Gain | None) -> str:
+def _find_place(before: Result, after: Result, pair: Pair, step: Gain | None, gpu: Gain | None) -> str:
     """Return where gains that differ do so: in kernels, or in the waiting; "" where none differs for sure."""
     if gpu and gpu.verdict in DIFFERS:
-        return _kernels(before, after, pair)
+        return _find_kernels(before, after, pair)
     if step and step.verdict in DIFFERS and gpu and gpu.verdict in INSIDE:
         return "the GPU's work gains alike: the difference lies in the waiting"
     return ""
 
 
-def _kernels(before: Result, after: Result, pair: Pair) -> str:
+def _find_kernels(before: Result, after: Result, pair: Pair) -> str:
     """Return the categories in which two gains of GPU time differ, and the family of kernels that differs most.
 
-    A share is the GPU time that the rung saves there, of all GPU time without the rung. Where all four profiles tell
+    A share is the GPU time that the rung saves there, of all GPU time without the rung. Where all four profiles show
     it, each instant counts for one family, so together the shares are what the rung saves.
     """
     sides = []
     for when, result in (("first", before), ("second", after)):
-        rungs = {rung.name: rung for rung in result.rungs}
-        without, rung = (parts.parts_of(rungs[name]) for name in pair)
+        rungs = [next(rung for rung in result.rungs if rung.name == name) for name in pair]
+        without, rung = map(parts.parts_of, rungs)
         if without is None or rung is None:
             return f"in which kernels is unknown: no profile in the {when}"
-        sides.append(([rungs[name] for name in pair], without.gpu_ms, parts.once(without, rung)))
-    once = all(told for *_, told in sides)
-    saved = []
-    for pair_of_rungs, gpu_ms, _ in sides:
-        was, now = (parts.by_family(rung, once) for rung in pair_of_rungs)
+        sides.append((rungs, without.gpu_ms, parts.once(without, rung)))
+    once = all(counts_once for *_, counts_once in sides)
+    saved: list[dict[str, float]] = []
+    for rungs, gpu_ms, _ in sides:
+        was, now = (parts.by_family(rung, once) for rung in rungs)
         saved.append({name: (was.get(name, 0.0) - now.get(name, 0.0)) / gpu_ms for name in was | now})
-    by_category = [_joined(each.items()) for each in saved]
-    both = {name: [each.get(name, 0.0) for each in by_category] for name in by_category[0] | by_category[1]}
-    order = sorted(both, key=lambda name: -abs(both[name][1] - both[name][0]))
-    largest = abs(both[order[0]][1] - both[order[0]][0]) if order else 0.0
-    told = []
+    shares: dict[str, list[float]] = {}
+    largest: dict[str, tuple[float, str]] = {}  # by category, of the family that differs most
+    families: dict[str, int] = {}
+    for family in saved[0] | saved[1]:
+        name, pair_of_shares = categories.category(family), [each.get(family, 0.0) for each in saved]
+        shares[name] = [a + b for a, b in zip(shares.get(name, (0.0, 0.0)), pair_of_shares, strict=True)]
+        apart = abs(pair_of_shares[1] - pair_of_shares[0])
+        largest[name] = max(largest.get(name, (-1.0, "")), (apart, family), key=lambda each: each[0])
+        families[name] = families.get(name, 0) + 1
+    order = sorted(shares, key=lambda name: -abs(shares[name][1] - shares[name][0]))
+    least = parts.LEAST * abs(shares[order[0]][1] - shares[order[0]][0]) if order else 0.0
+    named = []
     for name in order[: parts.MOST]:
-        apart = both[name][1] - both[name][0]
-        if abs(apart) >= max(_SEEN, parts.LEAST * largest):
-            shares = " and ".join(f"{rounded(100 * share, 1):.1f}%" for share in both[name])
-            told.append(f"{plain(name)} {shares}{_most(saved, name)}")
-    return f"saved of the GPU time without it: {', '.join(told)}" if told else ""
+        if abs(shares[name][1] - shares[name][0]) >= max(_SEEN, least):
+            both = " and ".join(f"{rounded(100 * share, 1):.1f}%" for share in shares[name])
+            most = f" (most of it: {plain(largest[name][1])})" if families[name] > 1 else ""
+            named.append(f"{plain(name)} {both}{most}")
+    return f"saved of the GPU time without it: {', '.join(named)}" if named else ""
 
 
-def _joined(shares: Iterable[tuple[str, float]]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for family, share in shares:
-        name = categories.category(family)
-        found[name] = found.get(name, 0.0) + share
-    return found
-
-
-def _most(saved: list[dict[str, float]], category: str) -> str:
-    """Return the family of a category in which the two differ most; "" where the category is one family."""
-    names = [name for name in saved[0] | saved[1] if categories.category(name) == category]
-    if len(names) < 2:
-        return ""
-    most = max(names, key=lambda name: abs(saved[1].get(name, 0.0) - saved[0].get(name, 0.0)))
-    return f" (most of it: {plain(most)})"
-
-
-# --- what is told ---------------------------------------------------------------------------------------------------
+# --- the lines --------------------------------------------------------------------------------------------------------
 
 
 def lines(before: Result, after: Result, rows: list[Row]) -> list[str]:
     """Return the lines on the gains: a sentence for each clock, then each rung by each clock."""
     if not rows:
         return ["gains: no rung is compared with another in both"]
-    mode = before.protocol.mode or modes.CUMULATIVE
-    first, second = _names(before, after)
-    made = []
-    if other_code(before, after):
-        made.append(f"warning: {OTHER_CODE}")
-    made.append(f"gains {_OVER.get(mode, 'over the first')}, on {first} and on {second}:")
-    wide = max(len(row.name) for row in rows)
-    clocks = any(row.gpu for row in rows)
+    first, second = (plain(each.machine.gpu or each.machine.cpu) for each in (before, after))
+    first, second = (first, second) if first != second else ("the first", "the second")
+    made = [f"warning: {OTHER_CODE}"] if other_code(before, after) else []
+    made.append(f"gains {_OVER.get(before.protocol.mode, 'over the first')}, on {first} and on {second}:")
+    wide, clocks = max(len(row.name) for row in rows), any(row.gpu for row in rows)
     for row in rows:
         name = f"{row.name:<{wide}} "
         if row.reason or not row.step:
             made.append(name + (row.reason or "no generation in common"))
             continue
-        made.append(f"{name}{'step ' * clocks}{_said(row.step)}")
-        if row.gpu:
-            made.append(f"{'':<{wide}} GPU  {_said(row.gpu)}")
-        if row.lies_in:
-            made.append(f"{'':<{wide}}      {row.lies_in}")
-    told = [
-        ("GPU time", [(row.name, row.gpu) for row in rows]),
-        ("step", [(row.name, row.step) for row in rows]),
-    ]
-    return [*made, *(f"{clock}: {said}" for clock, each in told if (said := summary(each, second)))]
+        made.append(f"{name}{'step ' * clocks}{_format(row.step)}")
+        made += [f"{'':<{wide}} GPU  {_format(row.gpu)}"] if row.gpu else []
+        made += [f"{'':<{wide}}      {row.lies_in}"] if row.lies_in else []
+    for clock, gains in (("GPU time", [row.gpu for row in rows]), ("step", [row.step for row in rows])):
+        if line := summary(zip((row.name for row in rows), gains, strict=True), second):
+            made.append(f"{clock}: {line}")
+    return made
 
 
-def _names(before: Result, after: Result) -> tuple[str, str]:
-    machines = before.machine, after.machine
-    for key in ("gpu", "cpu"):
-        first, second = (plain(getattr(each, key) or each.cpu) for each in machines)
-        if first != second:
-            return first, second
-    return "the first", "the second"
-
-
-def _said(gain: Gain) -> str:
+def _format(gain: Gain) -> str:
     ratio = "" if _agrees(gain) else fine_factor(gain.ratio)
     factors = f"{fine_factor(gain.before):>7} {fine_factor(gain.after):>7}"
     return f"{factors}  {ratio:>7}  {bounds(gain.interval):<16} {told(gain)}".rstrip()
@@ -235,7 +211,7 @@ def _said(gain: Gain) -> str:
 
 def told(gain: Gain) -> str:
     """Return in words how a gain on the second machine compares: `gains less`, `agree within 1.2%`, `ambiguous`."""
-    return _agree([gain]) if _agrees(gain) else gain.verdict
+    return _describe_agreement([gain]) if _agrees(gain) else gain.verdict
 
 
 def _agrees(gain: Gain) -> bool:
@@ -253,13 +229,13 @@ def summary(gains: Iterable[tuple[str, Gain | None]], second: str) -> str:
     made = []
     if agree:
         count = f"all {len(agree)}" if len(agree) == len(known) else f"{len(agree)} of {len(known)}"
-        made.append(f"{count} gains {_agree(agree)}")
+        made.append(f"{count} gains {_describe_agreement(agree)}")
     for verdict in [*(each for each in DIFFERS if each in others), *sorted(others - set(DIFFERS))]:
-        names = ", ".join(plain(name) for name, gain in known.items() if gain.verdict == verdict)
-        made.append(f"{verdict} on {second}: {names}" if verdict in DIFFERS else f"{verdict}: {names}")
+        named = ", ".join(plain(name) for name, gain in known.items() if gain.verdict == verdict)
+        made.append(f"{verdict} on {second}: {named}" if verdict in DIFFERS else f"{verdict}: {named}")
     return "; ".join(made)
 
 
-def _agree(gains: Sequence[Gain]) -> str:
+def _describe_agreement(gains: Sequence[Gain]) -> str:
     """Return how closely gains agree at least: `agree within 1.2%`."""
     return less_than(max(gain.below or 0.0 for gain in gains)).replace("less than", "agree within")

@@ -10,26 +10,142 @@ they are; a round only gets another number. Every derived number is computed ane
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.core.records import read_record, write_record
-from ladder.results import code_digest, derive, judging, loading, record, sources
-from ladder.results.combine import belonging
+from ladder.machine import environment
+from ladder.plan import content
+from ladder.results import code_digest, derive, identity, judging, loading, record, sources, store
 from ladder.results.derive import INTERRUPTED
-from ladder.results.file import OUT, KernelProfile
+from ladder.results.file import OUT, Header
 from ladder.results.run import Choice, Merged, Protocol, Result, Run, Rung, RunGpu, Twin
-from ladder.results.types import head
 from ladder.stats import rounds_budget
 
 Part = TypeVar("Part", Rung, Twin)
 Numbers = list[dict[int, int]]  # for each file, the new number of each round
-_CHECKED = ("inspection", "parity", "receipts")
+_MACHINE = ("name", "gpu", "gpu_memory_gb", "device", *store.SOFTWARE, "driver", "python", "os")
+_HOST = ("cpu", "cores")  # what may differ if it is asked for, on a GPU
+_PROTOCOL = ("mode", "quick", "cycles", "cycle_steps", "gpu_memory_limit_gb")
+
+
+# --- what two runs must agree in --------------------------------------------------------------------------------------
+
+
+def compare_fields(
+    place: str, one: Mapping[str, Any], other: Mapping[str, Any], keys: Iterable[str]
+) -> list[str]:
+    """Return the keys in which two mappings differ, a line each with both values. None is a value that is missing."""
+    pairs = {key: (one.get(key), other.get(key)) for key in keys}
+    named = {key: ["missing" if value is None else value for value in pair] for key, pair in pairs.items()}
+    return [f"{place}.{key}: {was} and {now}" for key, (was, now) in named.items() if was != now]
+
+
+def list_work_differences(first: Header, other: Header) -> list[str]:
+    """Return how workload, images and environment of the two differ, as far as both say: each with both values."""
+    one, two = first.workload or {}, other.workload or {}
+    works = [
+        content.fields_of(each) | {"data": each.get("data"), "name": each["name"]} for each in (one, two)
+    ]
+    lines = compare_fields("workload", works[0], works[1], sorted({*works[0], *works[1]}))
+    if images := identity.other_images(first, other):
+        lines.append(f"images: {' and '.join(images)}")
+    variables = environment.list_differences(first.environment, other.environment)
+    return [*lines, *(f"{name}: {was} and {now}" for name, was, now in variables)]
+
+
+def list_origin_differences(first: Header, other: Header, anyway: bool = False) -> list[str]:
+    """Return how machine, code and workload of the two differ; `anyway`, the CPU beside a GPU may."""
+    keys = _MACHINE if anyway and first.machine.device == "cuda" else (*_MACHINE, *_HOST)
+    lines = compare_fields("machine", asdict(first.machine), asdict(other.machine), keys)
+    return lines + code_digest.list_differences(first, other) + list_work_differences(first, other)
+
+
+def list_differences(first: Run, other: Run, anyway: bool = False) -> list[str]:
+    """Return why rounds of the two do not belong together: each key with both values."""
+    lines = list_origin_differences(first, other, anyway)
+    lines += compare_fields("ladder", asdict(first.ladder), asdict(other.ladder), ("digest", "name", "title"))
+    lines += compare_fields("protocol", asdict(first.protocol), asdict(other.protocol), _PROTOCOL)
+    if not lines and not anyway and not code_digest.is_known(first, other):
+        lines += [f"dirty: {first.dirty} and {other.dirty}"] if bool(first.dirty) != bool(other.dirty) else []
+    return lines or _list_rung_differences(first, other, anyway and first.machine.device == "cuda")
+
+
+def _list_rung_differences(first: Run, other: Run, anyway: bool) -> list[str]:
+    """Return rungs of one name that are two programs, or that one run did not let pass and another timed."""
+    lines: list[str] = []
+    for one, two in ((one, two) for one in first.rungs for two in other.rungs if one.name == two.name):
+        for a, b in ((one, two), (two, one)):
+            if a.status in (store.NOT_ENGAGED, store.FAILED_PARITY) and b.rounds:
+                lines.append(f"rung {one.name}: {one.status} and {two.status}")
+        for part in ("recipe", "settings") if one.rounds and two.rounds else ():
+            was, now = getattr(one, part) or {}, getattr(two, part) or {}
+            keys = sorted({*was, *now} - ({"cpu_threads"} if anyway else set()))
+            lines += compare_fields(f"rung {one.name}.{part}", was, now, keys)
+    return lines
+
+
+def refuse_others(
+    path: Path, other_path: Path, differ: Callable[[bool], list[str]], anyway: bool = False
+) -> None:
+    """Raise `UserError`, one line, if two files do not belong together. `differ` says why, with `--anyway` or not."""
+    if lines := differ(anyway):
+        hint = "; --anyway merges them nevertheless" if not anyway and not differ(True) else ""
+        raise UserError(f"{path} and {other_path} do not belong together: {'; '.join(lines)}{hint}")
+
+
+def refuse_the_same(files: Sequence[tuple[Path, Any]], visits: Callable[[Any], set[Any]]) -> None:
+    """Raise `UserError`, one line, if two files hold a visit together."""
+    for index, (path, result) in enumerate(files):
+        for other, earlier in files[:index]:
+            if visits(result) & visits(earlier):
+                raise UserError(f"{other} and {path} hold the same run of {result.started}")
+
+
+def order_rungs(runs: Sequence[Run]) -> list[str]:
+    """Return all rungs of the runs in the order of their ladder, of which a run may have measured a part (`--rungs`).
+
+    Raises:
+        UserError: the runs leave open, or contradict each other in, which of two rungs comes first.
+    """
+    left, order = [list(run.ladder.rungs) for run in runs], []
+    while heads := list(dict.fromkeys(names[0] for names in left if names)):
+        free = [name for name in heads if not any(name in names[1:] for names in left)]
+        if len(free) != 1:
+            raise UserError(
+                f"these do not belong together: rungs: no run says which of {' and '.join(free or heads)} comes first;"
+                " a run that has both does"
+            )
+        order += free
+        left = [names[names[:1] == free :] for names in left]
+    return order
+
+
+def find_problem(run: Run, anyway: bool = False) -> str | None:
+    """Return why the rounds of a run must not be merged, in one line, or None. No genuine run has an unproved rung."""
+    if not sources.end(run):
+        return "nothing was measured in it"
+    if run.reported_then:
+        return "its judgement was reported then: too old to be judged anew"
+    for rung in run.rungs:
+        if rung.rounds and not all(each.engaged for each in (rung.receipts or {}).values()):
+            return f"rung {rung.name}: not engaged, but timed"
+        parity = derive.judge_parity(rung.parity)
+        if rung.rounds and parity and parity.verdict != "ok":
+            return f"rung {rung.name}: {parity.verdict}, but timed"
+    unknown = not code_digest.is_known(run) and (run.commit is None or run.dirty)
+    if unknown and not anyway:
+        code = f"commit: {run.commit}, dirty: {run.dirty}"
+        return f"{code}: nobody knows which code it measured; --anyway merges it nevertheless"
+    return None
+
+
+# --- one run of several -----------------------------------------------------------------------------------------------
 
 
 def merge(paths: Sequence[Path], anyway: bool = False) -> Run:
@@ -38,88 +154,61 @@ def merge(paths: Sequence[Path], anyway: bool = False) -> Run:
     Raises:
         UserError: a file cannot be read, or they do not belong together; one line.
     """
-    found = sorted(
-        ((path, loading.load_record(path)) for path in paths), key=lambda each: _when(each[1].started)
+    files = sorted(
+        ((path, loading.load_record(path)) for path in paths), key=lambda each: each[1].started[:19]
     )
-    if len(found) == 1:
-        return found[0][1]
-    belonging.refuse_the_same(found, sources.visits)
-    for index, (path, run) in enumerate(found):
-        if not sources.end(run):
-            raise UserError(f"{path}: nothing was measured in it")
-        if run.reported_then:
-            raise UserError(f"{path}: its judgement was reported then: too old to be judged anew")
-        for earlier_path, earlier in found[:index]:
-            differ = functools.partial(belonging.differences, earlier, run)
-            belonging.refuse_others(earlier_path, path, differ, anyway)
-        if problem := belonging.unproven(run):
+    if len(files) == 1:
+        return files[0][1]
+    refuse_the_same(files, sources.visits)
+    for index, (path, run) in enumerate(files):
+        for earlier_path, earlier in files[:index]:
+            refuse_others(earlier_path, path, functools.partial(list_differences, earlier, run), anyway)
+        if problem := find_problem(run, anyway):
             raise UserError(f"{path}: {problem}")
-        if not anyway and (why := belonging.unknown_code(run)):
-            raise UserError(f"{path}: {why}; --anyway merges it nevertheless")
-    merged = read_record(Run, text.fit(write_record(_merged([run for _, run in found]))))
+    merged = read_record(Run, text.fit(write_record(_merge([run for _, run in files]))))
     if problem := loading.find_problem(merged):
         raise UserError(f"these cannot be one result: {problem}")
     return merged
 
 
-def _merged(found: list[Run]) -> Run:
+def _merge(runs: list[Run]) -> Run:
     """Return one run around the rounds of all, oldest first."""
-    newest, names = found[-1], belonging.one_order(found)
-    newer = {rung.name: rung for each in found for rung in each.rungs}
-    numbers, merged = _renumbered(found)
-    derived = [judging.derive_result(each) for each in found]
-    heads = [head(each) for each in found]
-    code: dict[str, Any] = {"commits": None} | sources.all_commits(heads)
-    made = replace(
+    newest, names = runs[-1], order_rungs(runs)
+    numbers, merged = _number_rounds(runs)
+    derived = [judging.derive_result(each) for each in runs]
+    twins = {twin.name: None for each in runs for twin in each.twins}
+    whole = replace(
         newest,
         ladder=replace(newest.ladder, rungs=names),
-        rungs=[
-            _join_rungs(newer[name], [_named(each.rungs, name) for each in found], numbers, derived)
-            for name in names
-        ],
-        twins=_twins(found, numbers),
+        rungs=[_join_rungs(name, runs, numbers, derived) for name in names],
+        twins=[_join([_find(each.twins, name) for each in runs], numbers) for name in twins],
         merged=merged,
-        measured_code=newest.measured_code if code_digest.known(*heads) else None,
-        dirty=True if any(each.dirty for each in found) else newest.dirty,
-        seconds=round(sum(each.seconds for each in found), 1),
+        measured_code=newest.measured_code if code_digest.is_known(*runs) else None,
+        dirty=True if any(each.dirty for each in runs) else newest.dirty,
+        seconds=round(sum(each.seconds for each in runs), 1),
         first_table_s=None,
         stored_twins=None,
-        gpu=_gpu(found) or newest.gpu,
-        choices=_choices(found),
-        **code,
+        gpu=_join_gpu_states(runs),
+        choices=_join_choices(runs),
+        **sources.join_commits(runs),
     )
-    return replace(made, protocol=_protocol(derived, made))
+    return replace(whole, protocol=_join_protocols(derived, whole))
 
 
-def _twins(found: list[Run], numbers: Numbers) -> list[Twin]:
-    """Return the twins of all runs, each with the rounds of all."""
-    twins = {twin.name: twin for each in reversed(found) for twin in reversed(each.twins)}
-    return [
-        _join(twin, [_named(each.twins, twin.name) for each in found], numbers)
-        for twin in reversed(twins.values())
-    ]
+def _find(parts: Sequence[Part], name: str) -> Part | None:
+    return next((each for each in parts if each.name == name), None)
 
 
-def _choices(found: list[Run]) -> list[Choice] | None:
-    """Return the rows of tables that decided in any run, each once, with its rungs."""
-    made: list[Choice] | None = found[-1].choices and []
-    for row in [row for each in (found[-1], *found[:-1]) for row in each.choices or []]:
-        used = {key: value for key, value in write_record(row).items() if key != "rungs"}
-        for name in row.rungs:
-            made = record.add_choices(made, name, [used])
-    return made
-
-
-def _renumbered(found: list[Run]) -> tuple[Numbers, list[Merged]]:
+def _number_rounds(runs: list[Run]) -> tuple[Numbers, list[Merged]]:
     """Return for each file the new number of each round, and all runs by their start: a file may be a merged one."""
     pieces = []
-    for index, result in enumerate(found):
+    for index, result in enumerate(runs):
         first = 0
         for run in sources.runs(result):
             pieces.append((run, index, first))
             first += run.rounds
-    pieces.sort(key=lambda piece: _when(piece[0].started))
-    numbers: Numbers = [{} for _ in found]
+    pieces.sort(key=lambda piece: piece[0].started[:19])
+    numbers: Numbers = [{} for _ in runs]
     free = 0
     for run, index, first in pieces:
         numbers[index] |= {first + number: free + number for number in range(run.rounds)}
@@ -127,26 +216,25 @@ def _renumbered(found: list[Run]) -> tuple[Numbers, list[Merged]]:
     return numbers, [run for run, _, _ in pieces]
 
 
-def _join(newest: Part, parts: Sequence[Part | None], numbers: Numbers) -> Part:
+def _join(parts: Sequence[Part | None], numbers: Numbers) -> Part:
     """Return a rung or twin with the rounds of all its `parts`, one from each file or None.
 
-    It is "ok" if it was in any run. What is known of it beside its rounds is the newest that there is.
+    It is "ok" if it was in any run; else the reason of a failure goes before a skipped one. The rest is the newest.
     """
+    known = [part for part in parts if part is not None]
+    timed = [part for part in known if part.rounds] or known
     rounds = [
         replace(visit, round=number[visit.round])
         for part, number in zip(parts, numbers, strict=True)
         for visit in (part.rounds if part else [])
     ]
-    known = [part for part in parts if part is not None]
-    timed = [part for part in known if part.rounds] or known
-    chosen = max(known, key=lambda part: _weight(part.status))
-    failed_at = None
-    if chosen.failed_at and chosen.status != "ok":
+    chosen = max(known, key=lambda part: {"ok": 3, "skipped": 1, "n/a": 0}.get(part.status, 2))
+    failed_at = None if chosen.status == "ok" else chosen.failed_at
+    if failed_at and failed_at.round is not None:
         number = numbers[next(index for index, part in enumerate(parts) if part is chosen)]
-        at = chosen.failed_at.round
-        failed_at = replace(chosen.failed_at, round=None if at is None else number.get(at))
+        failed_at = replace(failed_at, round=number.get(failed_at.round))
     return replace(
-        newest,
+        known[-1],
         rounds=sorted(rounds, key=lambda visit: visit.round),
         recipe=timed[-1].recipe,
         settings=timed[-1].settings,
@@ -156,56 +244,59 @@ def _join(newest: Part, parts: Sequence[Part | None], numbers: Numbers) -> Part:
     )
 
 
-def _join_rungs(newest: Rung, parts: Sequence[Rung | None], numbers: Numbers, derived: list[Result]) -> Rung:
-    """Return `_join` of a rung, with its findings, and with what runs in which it has no number say of it."""
-    made, known = _join(newest, parts, numbers), [part for part in parts if part is not None]
-    said = [note for part in known for note in part.elsewhere or []]
-    if made.status == "ok":
-        said += [
+def _join_rungs(name: str, runs: list[Run], numbers: Numbers, derived: list[Result]) -> Rung:
+    """Return `_join` of a rung, with its newest findings, and with what runs in which it has no number say of it.
+
+    An inspection that saw the GPU busy goes before others. The profile is that of the oldest run with profiled cycles.
+    """
+    parts = [_find(each.rungs, name) for each in runs]
+    joined, known = _join(parts, numbers), [part for part in parts if part is not None]
+    notes = [note for part in known for note in part.elsewhere or []]
+    if joined.status == "ok":
+        notes += [
             text.display(f"{rung.status} in the run of {run.started[:16]}: {rung.reason}")
             for run in derived
             for rung in run.rungs
-            if rung.name == made.name and rung.status in OUT
+            if rung.name == name and rung.status in OUT
         ]
-    return replace(made, **_checks(known), elsewhere=said[:64] or None, profile=_profile(known))
+    inspections = sorted(
+        filter(None, (each.inspection for each in known)), key=lambda each: bool(each.gpu_busy_ms)
+    )
+    return replace(
+        joined,
+        inspection=inspections[-1] if inspections else None,
+        parity=next((each.parity for each in reversed(known) if each.parity), None),
+        receipts=next((each.receipts for each in reversed(known) if each.receipts is not None), None),
+        elsewhere=notes[:64] or None,
+        profile=next((each.profile for each in known if any(visit.profiled for visit in each.rounds)), None),
+    )
 
 
-def _profile(known: Sequence[Rung]) -> KernelProfile | None:
-    """Return the profile of the oldest run with profiled cycles: a profile is that of the first of all cycles."""
-    return next((rung.profile for rung in known if any(each.profiled for each in rung.rounds)), None)
+def _join_choices(runs: list[Run]) -> list[Choice] | None:
+    """Return the rows of tables that decided in any run, each once, with its rungs."""
+    joined: list[Choice] | None = runs[-1].choices and []
+    for row in [row for each in (runs[-1], *runs[:-1]) for row in each.choices or []]:
+        fields = {key: value for key, value in write_record(row).items() if key != "rungs"}
+        for name in row.rungs:
+            joined = record.add_choices(joined, name, [fields])
+    return joined
 
 
-def _checks(known: Sequence[Rung]) -> dict[str, Any]:
-    """Return the newest inspection, parity and receipts; an inspection that saw the GPU busy before others."""
-    made = {}
-    for key in _CHECKED:
-        if there := [each for part in known if (each := getattr(part, key)) is not None]:
-            busy = [each for each in there if key == "inspection" and each.gpu_busy_ms]
-            made[key] = (busy or there)[-1]
-    return made
-
-
-def _weight(status: str) -> int:
-    """Return the weight of a rung's status where runs differ: a number, else why there is none, else not known."""
-    return {"ok": 3, "skipped": 1, "n/a": 0}.get(status, 2)
-
-
-def _protocol(found: list[Result], made: Run) -> Protocol:
+def _join_protocols(derived: list[Result], whole: Run) -> Protocol:
     """Return how all runs measured. A note says which of them lack something that the whole lacks, too."""
-    raw, merged = [each.protocol for each in found], made.merged or []
-    seeds = sorted({each.seed for each in raw})
-    notes = [
-        note
-        for each in found
-        for note in each.protocol.notes
-        if not note.startswith((derive.QUICK, derive.MERGED))
-    ]
-    for each in found:
-        if (some := len(each.rungs)) < (all_ := len(made.rungs)):
+    raw = [each.protocol for each in derived]
+    own = (derive.QUICK, derive.MERGED)
+    notes = [note for each in raw for note in each.notes if not note.startswith(own)]
+    for each in derived:
+        if (some := len(each.rungs)) < (all_ := len(whole.rungs)):
             notes.append(f"only {some} of {all_} rungs in the run of {each.started[:16]}")
-    if len(seeds) > 1:
+    if len(seeds := sorted({each.seed for each in raw})) > 1:
         notes.append(f"seeds {', '.join(map(str, seeds))}")
-    if all(each.complete for each in found) or _is_enough(made):
+    parts = [
+        each for each in sources.records(whole) if each.recipe is not None and each.status in ("ok", "n/a")
+    ]
+    enough = all(len(derive.counted(each)) >= rounds_budget.LEAST_ROUNDS for each in parts)
+    if enough or all(each.complete for each in derived):
         notes = [note for note in notes if not note.startswith(INTERRUPTED)]
     elif not any(note.startswith(INTERRUPTED) for note in notes):
         notes.append(f"{INTERRUPTED}: a run that was merged is not whole")
@@ -214,37 +305,21 @@ def _protocol(found: list[Result], made: Run) -> Protocol:
         raw[-1],
         fixed=fixed,
         budget_s=None if fixed else sum(each.budget_s or 0.0 for each in raw),
-        rounds=sum(run.rounds for run in merged),
+        rounds=sum(run.rounds for run in whole.merged or []),
         notes=list(dict.fromkeys(notes))[:60],
     )
 
 
-def _gpu(found: list[Run]) -> RunGpu | None:
+def _join_gpu_states(runs: list[Run]) -> RunGpu | None:
     """Return the state of the GPU over all runs: alone, or known, only if every run was. Noise stays noted."""
-    there = [each.gpu for each in found if each.gpu]
-    if not there:
+    known = [each.gpu for each in runs if each.gpu]
+    if not known:
         return None
-    words = {each.gpu.tenancy if each.gpu else "unknown" for each in found}
-    states = {each.gpu.state if each.gpu else "unknown" for each in found}
+    tenancies = {each.gpu.tenancy if each.gpu else "unknown" for each in runs}
+    states = {each.gpu.state if each.gpu else "unknown" for each in runs}
     return RunGpu(
         state="unknown" if "unknown" in states else "known",
-        tenancy="shared" if "shared" in words else "unknown" if "unknown" in words else "alone",
-        rejected_visits=sum(each.rejected_visits for each in there),
-        notes=sorted({note for each in there for note in each.notes})[:64],
+        tenancy="shared" if "shared" in tenancies else "unknown" if "unknown" in tenancies else "alone",
+        rejected_visits=sum(each.rejected_visits for each in known),
+        notes=sorted({note for each in known for note in each.notes})[:64],
     )
-
-
-def _is_enough(made: Run) -> bool:
-    """Return whether every rung and twin that can run here and is not out has the rounds of a whole run."""
-    parts = sources.records(made)
-    waiting = [each for each in parts if each.status == "n/a" and each.recipe is not None]
-    timed = [each for each in parts if each.status == "ok"]
-    return not waiting and all(len(derive.counted(each)) >= rounds_budget.LEAST_ROUNDS for each in timed)
-
-
-def _named(records: Sequence[Part], name: str) -> Part | None:
-    return next((each for each in records if each.name == name), None)
-
-
-def _when(started: str) -> str:
-    return started[:19]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ladder.base.errors import UserError
+from ladder.base.plain import Plain
 from ladder.base.text import fit, plain
 from ladder.machine import system
 from ladder.plan import content, modes
@@ -13,7 +14,6 @@ from ladder.results import loading, ranking, sources
 from ladder.results.combine import series
 from ladder.results.ranking import Stored
 from ladder.results.run import Result
-from ladder.results.types import Plain
 
 
 @dataclass(frozen=True)

@@ -12,26 +12,22 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.core.job import Job
 from ladder.machine import environment
 from ladder.plan import content
-from ladder.results import code_digest, identity, loading, sources
-from ladder.results import store as results
+from ladder.results import code_digest, identity, loading, sources, store
 from ladder.results.derive import INTERRUPTED
+from ladder.results.file import Header
 from ladder.results.run import Run, Rung, Twin
-from ladder.results.store import FAILED_PARITY, NOT_ENGAGED
-from ladder.results.types import head
 
-TRIED_AGAIN = ("failed",)  # statuses of rungs
 RESUMED = "resumed"  # a note
 Part = TypeVar("Part", Rung, Twin)
-MACHINE = (*results.SERIES, "driver", "python")  # what must not have changed
+MACHINE = (*store.SERIES, "driver", "python")  # what must not have changed
 
 
 def load(path: Path) -> Run:
-    """Read an unfinished (or finished) run. Raises `UserError` if it cannot be gone on with."""
+    """Read an unfinished (or finished) run. Raises `UserError` if it cannot be resumed."""
     if path.exists() and not path.is_file():  # a pipe without a writer would wait for ever
         raise UserError(f"{path}: --resume: not a regular file, and the run would be written back into it")
     run = loading.load_record(path)
@@ -40,91 +36,65 @@ def load(path: Path) -> Run:
     return run
 
 
-def continued(
-    path: Path, before: dict[str, Any], fresh: dict[str, Any], differences: Iterable[str] = ()
+def continue_header(
+    path: Path, before: Header, fresh: Header, differences: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Return the keys of the header with which a measurement continues that of the file: not complete, of all commits.
+    """Return the fields of the header with which a measurement continues that of the file: of all commits.
 
     Args:
-        before, fresh: the headers of the file and of the measurement that would begin now (`types.head`).
+        before, fresh: the file and the measurement that would begin now, whose workload may be None.
         differences: what else differs, in the kind's own settings. The first of them is reported.
 
     Raises:
         UserError: the two are not the same measurement; one line that names the difference.
     """
-    fresh = text.fit(fresh)  # as the texts of the file were when it was written
-    refuse_another_machine(path, before, fresh)
-    if "workload" in fresh:
-        refuse_other_workload(path, before, fresh)
-    for each in differences:
-        raise UserError(f"{path}: --resume: {each}")
-    refuse_other_code(path, before, fresh)
-    refuse_other_environment(path, before, fresh)
-    same = {key: before[key] for key in ("started", "seconds")}
-    return same | sources.gone_on_with(before, fresh) | {"complete": False}
+    problem = next(iter([*_list_differences(before, fresh), *differences]), None)
+    if problem is None and (found := code_digest.list_differences(before, fresh)):
+        problem = f"other code is measured here: {'; '.join(found)}; start a new run"
+    if problem is None and (rows := environment.list_differences(before.environment, fresh.environment)):
+        changed = "; ".join(f"{name} was {was} and is {now} here" for name, was, now in rows)
+        problem = f"{changed}; set it as it was, or start a new run"
+    if problem is not None:
+        raise UserError(f"{path}: --resume: {problem}")
+    dirty = bool(before.dirty or fresh.dirty) if before.commit else before.dirty
+    same = {"started": before.started, "seconds": before.seconds, "dirty": dirty}
+    return same | sources.join_commits([before, fresh])
 
 
-def refuse_another_machine(path: Path, before: dict[str, Any], fresh: dict[str, Any]) -> None:
-    """`UserError`, one line, unless `fresh`, made fit for a file, is of the machine and software of the file."""
+def _list_differences(before: Header, fresh: Header) -> Iterator[str]:
+    """Yield what differs in machine, software, workload and images, a line each."""
     for key in MACHINE:
-        was, now = before["machine"].get(key), fresh["machine"].get(key)
+        was, now = getattr(before.machine, key), getattr(fresh.machine, key)
         if was != now:
-            raise UserError(f"{path}: --resume: {key} was {was} and is {now} here; start a new run")
-
-
-def refuse_other_code(path: Path, before: dict[str, Any], fresh: dict[str, Any]) -> None:
-    """`UserError`, one line, unless the code that would be measured now is that of the file."""
-    if found := code_digest.differences(before, fresh):
-        raise UserError(f"{path}: --resume: other code is measured here: {'; '.join(found)}; start a new run")
-
-
-def refuse_other_workload(path: Path, before: dict[str, Any], fresh: dict[str, Any]) -> None:
-    """`UserError`, one line, unless the file and `fresh` train the same on the same images: by fields, not by name."""
-    was, now = before["workload"], fresh["workload"]
-    held = [content.fields_of(each) for each in (was, now)]
-    for key in sorted({*held[0], *held[1]}):
-        if held[0].get(key) != held[1].get(key):
-            raise UserError(
-                f"{path}: --resume: another workload: {key} was {held[0].get(key)} and is {held[1].get(key)} here"
-            )
-    refuse_other_images(path, before, fresh)
-
-
-def refuse_other_images(path: Path, before: dict[str, Any], fresh: dict[str, Any]) -> None:
-    """`UserError`, one line, unless the images are those of the file, as far as it says which they were."""
-    was, now = before["workload"].get("data"), fresh["workload"].get("data")
-    if was != now:
-        raise UserError(
-            f"{path}: --resume: its images were {was or 'random ones'} and are {now or 'random ones'} here"
-        )
+            yield f"{key} was {was} and is {now} here; start a new run"
+    if fresh.workload is None or before.workload is None:
+        return
+    held, wanted = content.fields_of(before.workload), content.fields_of(fresh.workload)
+    for key in sorted({*held, *wanted}):
+        if held.get(key) != wanted.get(key):
+            yield f"another workload: {key} was {held.get(key)} and is {wanted.get(key)} here"
+    images, now = (each.get("data") or "random ones" for each in (before.workload, fresh.workload))
+    if images != now:
+        yield f"its images were {images} and are {now} here"
     if found := identity.other_images(before, fresh):
-        raise UserError(
-            f"{path}: --resume: other pictures: it was made with {found[0]}, and {found[1]} are given"
-        )
+        yield f"other pictures: it was made with {found[0]}, and {found[1]} are given"
 
 
-def refuse_other_environment(path: Path, before: dict[str, Any], fresh: dict[str, Any]) -> None:
-    """`UserError`, one line, where a variable that changes what is measured was another, as far as the file says."""
-    if found := environment.list_differences(before, fresh):
-        said = "; ".join(f"{name} was {was} and is {now} here" for name, was, now in found)
-        raise UserError(f"{path}: --resume: {said}; set it as it was, or start a new run")
+def ask_for_images(path: Path, before: Run, data: str | None, own: str | None = None) -> None:
+    """Raise `UserError` where a run of the user's images has none now, or the other way round.
 
-
-def ask_for_images(path: Path, before: dict[str, Any], data: str | None, own: str | None = None) -> None:
-    """`UserError` where the file was made with images of the user's and none are given, or the other way round.
-
-    `data` is what `--data` says, `own` what the workload's file says.
+    `data` is the value of `--data`, `own` that of the workload's file.
     """
     from ladder.images import prepare as images
 
-    was = before["workload"].get("data")
+    was = before.workload.get("data")
     if was == images.USER and data is None and own is None:
         raise UserError(f"{path}: --resume: it was made with your images: give the same ones with --data")
     if was == images.SAMPLE and data is not None:
         raise UserError(f"{path}: --resume: it was made with the sample photographs: leave out --data")
 
 
-def other_plans(before: Run, fresh: Run) -> Iterator[str]:
+def list_other_plans(before: Run, fresh: Run) -> Iterator[str]:
     """Yield, in one line each, the differences of two runs' ladders, and of the recipes of rungs that were timed."""
     from stylegan_lite.config import Recipe
 
@@ -137,17 +107,9 @@ def other_plans(before: Run, fresh: Run) -> Iterator[str]:
         if not rung.rounds or was is None or now is None:
             continue
         was, now = usual | was, usual | now
-        if other := [key for key in sorted(now) if was.get(key) != now[key]]:
-            key = other[0]
-            yield f"another recipe of {rung.name}: {key} was {was.get(key)} and is {now[key]} here"
-
-
-def other_rules(before: object, fresh: object, rules: Iterable[str]) -> Iterator[str]:
-    """Yield, in one line each, the differences of two protocols in these keys."""
-    for key in rules:
-        was, now = getattr(before, key), getattr(fresh, key)
-        if was != now:
-            yield f"{key} was {was} and is {now} here"
+        for key in sorted(now):
+            if was.get(key) != now[key]:
+                yield f"another recipe of {rung.name}: {key} was {was.get(key)} and is {now[key]} here"
 
 
 def take_up(path: Path, fresh: Run, job: Job) -> Run:
@@ -155,13 +117,13 @@ def take_up(path: Path, fresh: Run, job: Job) -> Run:
 
     The rounds are those that the job names, if any; else the file's count, or the job's budget. Rungs that failed are
     tried again. Rungs that ran out of memory or were invalid stay out. Rungs without receipt or parity stay out too,
-    except at another commit, which may have mended them. Raises `UserError` as `continued` does.
+    except at another commit, which may have mended them. Raises `UserError` as `continue_header` does.
     """
     run = load(path)
-    header = continued(path, head(run), head(fresh), other_plans(run, fresh))
-    again = [*TRIED_AGAIN]
-    if fresh.commit and sources.commits(head(run))[-1:] != [fresh.commit]:
-        again += [NOT_ENGAGED, FAILED_PARITY]
+    header = continue_header(path, run, fresh, list_other_plans(run, fresh))
+    again = ["failed"]
+    if fresh.commit and sources.commits(run)[-1:] != [fresh.commit]:
+        again += [store.NOT_ENGAGED, store.FAILED_PARITY]
     protocol = run.protocol
     if job.options.rounds is not None:
         protocol = replace(protocol, rounds=job.options.rounds, fixed=True, budget_s=None)
@@ -170,9 +132,7 @@ def take_up(path: Path, fresh: Run, job: Job) -> Run:
     notes = [note for note in protocol.notes if not note.startswith((INTERRUPTED, RESUMED))]
     return replace(
         run,
-        commit=header["commit"],
-        commits=header.get("commits"),
-        dirty=header["dirty"],
+        **header,
         protocol=replace(protocol, notes=[*notes, RESUMED]),
         rungs=[_try_again(rung) if rung.status in again else rung for rung in run.rungs],
         twins=[_try_again(twin) if twin.status in again else twin for twin in run.twins],

@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from ladder.base.errors import UserError
 from ladder.base.text import counted, plain
 from ladder.plan import content, modes
-from ladder.results import code_digest, loading, ranking, sources, types
+from ladder.results import code_digest, loading, ranking, sources
 from ladder.results import store as results
-from ladder.results.combine import belonging
+from ladder.results.combine import merging
 from ladder.results.ranking import top_gains
 from ladder.results.run import Result
 
@@ -131,8 +131,8 @@ def left_out_of(result: Result, others: list[Result], any_code: bool = False) ->
         other
         for other in others
         if key(other) == wanted
-        and not belonging.other_work(other, result)
-        and (any_code or code_digest.same(types.head(other), types.head(result)))
+        and not merging.list_work_differences(other, result)
+        and (any_code or code_digest.is_same(other, result))
     ]
     return max(same, key=ranking.rank, default=None)
 

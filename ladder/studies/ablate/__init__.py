@@ -25,9 +25,9 @@ from ladder.base.paths import ROOT
 from ladder.core.job import Job
 from ladder.core.records import Fields
 from ladder.report import drawing
-from ladder.report.themes import LIGHT
 from ladder.results.record import read_findings
 from ladder.show.table import Column, Table
+from ladder.show.themes import LIGHT
 from ladder.stats.shapley import NOTHING, Subset
 from ladder.studies import frame
 from ladder.studies.ablate.record import (
@@ -37,7 +37,6 @@ from ladder.studies.ablate.record import (
     MOST_RUNGS,
     PARITY,
     WALL,
-    Ablation,
     Beside,
     Case,
     Figures,
@@ -45,8 +44,6 @@ from ladder.studies.ablate.record import (
     Observed,
     Options,
     Pair,
-    Proof,
-    Protocol,
     is_beyond_noise,
     time_ms,
 )
@@ -220,8 +217,7 @@ ladder ablate --resume results/ablation/MACHINE-article-article-partial.json
             return cases
         figures = Figures(file)
         if not figures.is_whole and not any(len(case.out) == 2 for case in cases.values()):
-            gains = {rung: figures.derive_worth(rung).left_out for rung in figures.rungs}
-            add({rung: gain for rung, gain in gains.items() if gain is not None})
+            add({each.rung: each.left_out for each in figures.worth if each.left_out is not None})
         if cases.keys() <= observed.keys() and not any(case.kind == "again" for case in cases.values()):
             keys = {frozenset(case.rungs): key for key, case in cases.items() if case.kind == "once"}
             for subset in pick_again(figures.times, job.options.seed):
@@ -252,35 +248,35 @@ ladder ablate --resume results/ablation/MACHINE-article-article-partial.json
         look = observation.look
         return "" if look is None else f"{texts.ms(time_ms(look, GPU if look.gpu_ms else WALL))} ms"
 
-    def derive(self, file: File) -> Ablation:
-        figures, parity = Figures(file), file.observed.get(PARITY, Observed())
-        worth = [figures.derive_worth(rung) for rung in figures.rungs]
+    def derive(self, file: File) -> Any:
+        figures = Figures(file)
+        parity = figures.parity
         verdict = parity.verdict if parity.status == "ok" else parity.status
-        return Ablation(
-            protocol=Protocol(
-                ladder=file.ladder or file.options.ladder,
-                rungs=figures.rungs,
-                skipped=parity.skipped,
-                whole=figures.is_whole,
-                clock=figures.clock,
-                seed=file.options.seed,
-                notes=frame.list_cautions(self, file),
-            ),
-            parity=Proof(verdict=verdict, reason=parity.reason, earlier=parity.earlier) if verdict else None,
-            subsets=figures.rows,
-            total=figures.derive_total(worth),
-            worth=worth,
-            pairs=figures.derive_pairs(),
-            noise=figures.noise,
-            beside=parity.beside,
-        )
+        proof = {"verdict": verdict, "reason": parity.reason, "earlier": parity.earlier}
+        protocol = {
+            "ladder": file.ladder or file.options.ladder,
+            "rungs": figures.rungs,
+            "skipped": parity.skipped,
+            "whole": figures.is_whole,
+            "clock": figures.clock,
+            "seed": file.options.seed,
+            "notes": frame.list_cautions(self, file),
+        }
+        subsets = [
+            {"rungs": case.rungs, "out": case.out, "status": once.status, "reason": once.reason, "once": once.look,
+             "again": again}
+            for case, once, again in figures.rows
+        ]  # fmt: skip
+        known = {key: getattr(figures, key) for key in ("total", "worth", "pairs", "noise")}
+        parts = {"parity": proof if verdict else None, "subsets": subsets, "beside": parity.beside}
+        return {"protocol": protocol, **parts, **known}
 
     def list_problems(self, file: File) -> Iterable[str]:
         if PARITY not in file.cases:
             yield f"cases: {PARITY!r} is missing"
             return
         figures, least = Figures(file), frame.find_floor_ms(file)
-        sets = [frozenset(row.rungs) for row in figures.rows]
+        sets = [frozenset(case.rungs) for case, _, _ in figures.rows]
         if len({*sets}) < len(sets) or not frozenset().union(*sets) <= {*figures.rungs}:
             yield "cases: a subset is there twice, or has rungs that the ladder lacks"
         for key, each in file.observed.items():
@@ -309,24 +305,21 @@ ladder ablate --resume results/ablation/MACHINE-article-article-partial.json
         return [*super().name_file(file), file.ladder or file.options.ladder]
 
     def summarize(self, file: File) -> list[str]:
-        ablation = self.derive(file)
+        figures = Figures(file)
         return [
-            f"What each rung is worth {ablation.place}: {file.machine.gpu or file.machine.cpu}",
-            f"Workload {frame.describe_workload(file)}, random images; ladder {ablation.protocol.ladder},"
-            f" {len(ablation.subsets)} subsets of {len(ablation.worth)} rungs, {describe_clock(ablation)} of two cycles"
-            f" each in one process; {file.observed.get(PARITY, Observed()).describe_parity()}."
-            f" {frame.describe_software(file)}",
+            f"What each rung is worth {figures.place}: {file.machine.gpu or file.machine.cpu}",
+            f"Workload {frame.describe_workload(file)}, random images; ladder {file.ladder or file.options.ladder},"
+            f" {len(figures.rows)} subsets of {len(figures.rungs)} rungs, {describe_clock(figures)} of two cycles each"
+            f" in one process; {figures.parity.describe_parity()}. {frame.describe_software(file)}",
         ]
 
     def list_tables(self, file: File) -> Iterable[Table]:
-        ablation = self.derive(file)
-        yield dataclasses.replace(make_table(ablation), notes=list_findings(ablation))
-        yield from (
-            table for table in (make_pairs_table(ablation), make_beside_table(ablation)) if table.rows
-        )
+        figures = Figures(file)
+        yield dataclasses.replace(make_table(figures), notes=list_findings(figures))
+        yield from (table for table in (make_pairs_table(figures), make_beside_table(figures)) if table.rows)
 
     def draw(self, file: File, kind: str) -> bytes:
-        return drawing.save(lambda: _draw_figure(self.derive(file), file), kind)
+        return drawing.save(lambda: _draw_figure(Figures(file), file), kind)
 
 
 STUDY = Ablate()
@@ -406,22 +399,22 @@ def _show(log: float | None) -> str:
     return texts.fine_factor(_factor(log))
 
 
-def describe_clock(ablation: Ablation) -> str:
+def describe_clock(figures: Figures) -> str:
     """Return the name of the clock."""
-    return "GPU time" if ablation.protocol.clock == GPU else "wall time on a CPU"
+    return "GPU time" if figures.clock == GPU else "wall time on a CPU"
 
 
-def make_table(ablation: Ablation) -> Table:
+def make_table(figures: Figures) -> Table:
     """Return the rungs in the order of the ladder, with what they gain; of a longer ladder only at its top."""
-    rungs, whole, total = ablation.protocol.rungs, ablation.protocol.whole, ablation.total
+    rungs, whole, total = figures.rungs, figures.is_whole, figures.total
     columns = [
         Column("rung"), Column("on average" if whole else "gain at top", "factor"), Column("95% interval", "interval"),
         Column("saves ms/step", "ms", 1), Column("in the ladder's order", "factor", 1), Column("first", "factor", 3),
         Column("last", "factor", 3), Column("all orders", "interval", 2), Column("leaves with it", priority=1),
     ]  # fmt: skip
-    left = {row.out[0]: {*row.rungs, row.out[0]} for row in ablation.subsets if len(row.out) == 1}
+    left = {out[0]: {*subset, out[0]} for out, subset in figures.outs.items() if len(out) == 1}
     rows: list[list[Any]] = []
-    for each in ablation.worth:
+    for each in figures.worth:
         gain, interval = (each.gain, each.interval) if whole else (each.left_out, each.left_out_interval)
         row = [each.rung, _factor(gain), _factors(interval), each.ms, _factor(each.staircase)]
         row += [_factor(each.alone), _factor(each.left_out)] if whole else [None, None]
@@ -433,9 +426,9 @@ def make_table(ablation: Ablation) -> Table:
     return Table(columns, rows).drop_empty()
 
 
-def make_pairs_table(ablation: Ablation) -> Table:
+def make_pairs_table(figures: Figures) -> Table:
     """Return the pairs that need or hinder each other most, with the factor and its interval."""
-    known = sorted((pair for pair in ablation.pairs if pair.gain is not None), key=_rank_pair)[:SHOWN]
+    known = sorted((pair for pair in figures.pairs if pair.gain is not None), key=_rank_pair)[:SHOWN]
     return Table(
         [Column("pair"), Column("interaction", "factor"), Column("95% interval", "interval")],
         [[f"{pair.first}, {pair.second}", _factor(pair.gain), _factors(pair.interval)] for pair in known],
@@ -446,7 +439,7 @@ def _rank_pair(pair: Pair) -> float:
     return -abs(pair.gain or 0.0)
 
 
-def make_beside_table(ablation: Ablation) -> Table:
+def make_beside_table(figures: Figures) -> Table:
     """Return what stored solo and leave-one-out runs say of the rungs, with their days: newer runs may say more."""
     columns = [
         Column("rung"), Column("run"), Column("GPU", "factor"), Column("interval", "interval", 1),
@@ -461,34 +454,36 @@ def make_beside_table(ablation: Ablation) -> Table:
             each.wall,
             each.wall_interval,
         ]
-        for each in ablation.beside
+        for each in figures.parity.beside
     ]
     return Table(columns, rows)
 
 
-def list_findings(ablation: Ablation) -> list[str]:
+def list_findings(figures: Figures) -> list[str]:
     """Return the findings, one sentence each: how much is the order, which pairs act on each other, the noise."""
-    parity, noise, total = ablation.parity, ablation.noise, ablation.total
-    skipped = [f"{name} is left out: {why}." for name, why in ablation.protocol.skipped.items()]
-    if parity is not None and parity.verdict != "ok":
+    parity, noise, total = figures.parity, figures.noise, figures.total
+    skipped = [f"{name} is left out: {why}." for name, why in figures.parity.skipped.items()]
+    if parity.status != "ok":
         return [f"Nothing was measured, because the whole ladder failed parity: {parity.reason}.", *skipped]
     findings = []
     if total is None:
         findings.append("The ladder's two ends were not both measured.")
-    elif not ablation.protocol.whole:
+    elif not figures.is_whole:
         findings.append(
             f"The whole ladder gains {_show(total.gain)}. Gains at the top do not multiply to it."
         )
     elif total.moved is not None:
-        most = max(ablation.worth, key=lambda each: abs((each.staircase or 0.0) - (each.gain or 0.0)))
+        most = max(figures.worth, key=lambda each: abs((each.staircase or 0.0) - (each.gain or 0.0)))
         findings.append(
-            f"{100 * total.moved:.0f}% of the staircase's {_show(total.gain)} in {describe_clock(ablation)} is its"
+            f"{100 * total.moved:.0f}% of the staircase's {_show(total.gain)} in {describe_clock(figures)} is its"
             f" order: on average over all {total.orders:,} orders that share goes to other rungs. {most.rung} depends"
             f" most on its place: {_show(most.staircase)} in the ladder's order, {_show(most.gain)} on average,"
             f" {_show(most.least)} to {_show(most.most)} from its worst place to its best."
         )
-    known = [each for each in ablation.pairs if each.gain is not None]
-    sure = sorted((each for each in known if is_beyond_noise(each, ablation)), key=_rank_pair)
+    known = [each for each in figures.pairs if each.gain is not None]
+    sure = sorted(
+        (each for each in known if is_beyond_noise(each, noise, len(figures.pairs))), key=_rank_pair
+    )
     findings += [
         f"{pair.first} and {pair.second} act on each other most: together they gain {_show(pair.gain)} the product of"
         " their gains without each other."
@@ -500,7 +495,7 @@ def list_findings(ablation: Ablation) -> list[str]:
             f"{noise.freedom + 1} subsets were measured again in fresh processes: one measurement has a standard"
             f" deviation of {100 * noise.sd:.2f}%, and fresh processes took {100 * noise.shift:+.2f}%."
         )
-    failed = [f"{row.status}: {row.reason}" for row in ablation.subsets if row.status != "ok"]
+    failed = [f"{once.status}: {once.reason}" for _, once, _ in figures.rows if once.status != "ok"]
     findings += [f"{len(failed)} subsets have no time: {reason}." for reason in failed[:1]]
     return [*findings, *skipped]
 
@@ -510,15 +505,15 @@ def list_findings(ablation: Ablation) -> list[str]:
 WIDE, ROW = 12.5, 0.42  # inches
 
 
-def _draw_figure(ablation: Ablation, file: File) -> Any:
+def _draw_figure(figures: Figures, file: File) -> Any:
     from matplotlib.figure import Figure
 
     from ladder.report.heatmap import heatmap
 
-    rungs, rules = [each.rung for each in ablation.worth], ablation.protocol
-    gains = {frozenset((pair.first, pair.second)): pair.gain for pair in ablation.pairs}
-    names = [rung for rung in rungs if rules.whole or any(rung in pair for pair in gains)]
-    findings = list_findings(ablation)[:2]
+    rungs = figures.rungs
+    gains = {frozenset((pair.first, pair.second)): pair.gain for pair in figures.pairs}
+    names = [rung for rung in rungs if figures.is_whole or any(rung in pair for pair in gains)]
+    findings = list_findings(figures)[:2]
     lines = [line for each in findings for line in drawing.wrapped(each, 9, WIDE - 0.5)]
     above = 0.95 + 0.19 * len(lines)
     high = above + 1.05 + ROW * max(len(rungs), 6)
@@ -527,7 +522,7 @@ def _draw_figure(ablation: Ablation, file: File) -> Any:
         1, 2, left=0.135, right=0.98, top=1 - above / high, bottom=0.9 / high, wspace=0.42, width_ratios=(1.05, 1)
     )  # fmt: skip
     bars, axes = (figure.add_subplot(cell) for cell in grid)
-    _draw_bars(bars, ablation)
+    _draw_bars(bars, figures)
     place = axes.get_position()
     tall = min(place.height, 1.35 * ROW * max(len(names) - 1, 1) / high)
     axes.set_position((place.x0, place.y1 - tall, place.width, tall))
@@ -536,14 +531,14 @@ def _draw_figure(ablation: Ablation, file: File) -> Any:
         for y, row in enumerate(names[1:])
     ]
     heatmap(axes, names[1:], names[:-1], cells, LIGHT, format_gain)
-    title = f"gain {'on average over all orders' if rules.whole else 'at the top of the ladder'}"
+    title = f"gain {'on average over all orders' if figures.is_whole else 'at the top of the ladder'}"
     for each, words in ((bars, title), (axes, "two rungs together, beyond each without the other")):
         each.set_title(words, loc="left", fontsize=10.5, fontweight="bold", color=LIGHT.ink)
-    notes = f" ({rules.notes[0]})" if rules.notes else ""
+    notes = next((f" ({line})" for line in frame.list_cautions(STUDY, file)), "")
     drawing.draw_heading(
         figure,
-        f"{file.machine.gpu or file.machine.cpu}: what each rung is worth {ablation.place}{notes}",
-        f"{frame.describe_workload(file)}; {describe_clock(ablation)}. Line in a bar: 95% interval. Diamond: in the"
+        f"{file.machine.gpu or file.machine.cpu}: what each rung is worth {figures.place}{notes}",
+        f"{frame.describe_workload(file)}; {describe_clock(figures)}. Line in a bar: 95% interval. Diamond: in the"
         f" ladder's order. Line under it: worst to best order. PyTorch {file.machine.torch}.",
         lines,
     )
@@ -558,9 +553,9 @@ def format_gain(log: float | None) -> str:
     return "0" if abs(change) < 0.05 else f"{change:+.1f}%"
 
 
-def _draw_bars(axes: Any, ablation: Ablation) -> None:
-    whole = ablation.protocol.whole
-    for place, each in enumerate(ablation.worth):
+def _draw_bars(axes: Any, figures: Figures) -> None:
+    whole = figures.is_whole
+    for place, each in enumerate(figures.worth):
         value, interval = (each.gain, each.interval) if whole else (each.left_out, each.left_out_interval)
         if value is None:
             axes.text(0, place, " no time", va="center", color=LIGHT.muted, fontsize=8.5)
@@ -579,8 +574,8 @@ def _draw_bars(axes: Any, ablation: Ablation) -> None:
             f"{math.exp(value):.3f}x", (end, place), xytext=(5, 0), textcoords="offset points", va="center",
             fontsize=8.5, color=LIGHT.ink,
         )  # fmt: skip
-    axes.set_yticks(range(len(ablation.worth)), [each.rung for each in ablation.worth])
-    axes.set_ylim(len(ablation.worth) - 0.4, -0.6)
+    axes.set_yticks(range(len(figures.worth)), [each.rung for each in figures.worth])
+    axes.set_ylim(len(figures.worth) - 0.4, -0.6)
     low, high = axes.get_xlim()
     low, high = min(low, -0.004), high + 0.18 * (high - min(low, 0))
     axes.axvline(0, color=LIGHT.muted, linewidth=0.8, zorder=1)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
-from collections.abc import Sequence
-from typing import Annotated, Literal, cast
+from typing import Annotated, Literal
 
 from ladder.core.options import Seed, option
 from ladder.core.records import Factor, Name, Record, Started, Text, size
-from ladder.results.file import Look, Status
+from ladder.results.file import Look
 from ladder.stats import estimates, shapley
 from ladder.stats.shapley import NOTHING, Subset, Weights
 from ladder.studies import frame
@@ -75,17 +75,6 @@ File = StudyFile[Options, Case, Observed]
 # --- what follows from the observations: `ladder report --json` prints it ---------------------------------------------
 
 
-class Row(Record, kw_only=True):
-    """A subset of the rungs: measured once in the one process, and some again in a fresh process."""
-
-    rungs: list[str]
-    out: list[str]
-    status: Status
-    reason: str | None
-    once: Look | None
-    again: Look | None
-
-
 class Worth(Record, kw_only=True):
     """The gains of one rung, as logarithms of time before over time after: 0.1 is a factor of 1.105.
 
@@ -135,44 +124,6 @@ class Whole(Record, kw_only=True):
     moved: float | None
 
 
-class Proof(Record, kw_only=True):
-    """The parity of the whole ladder."""
-
-    verdict: str
-    reason: str | None
-    earlier: bool | None
-
-
-class Protocol(Record, kw_only=True):
-    """How the subsets were measured, and why the figures must not be quoted."""
-
-    ladder: str
-    rungs: list[str]
-    skipped: dict[str, str]
-    whole: bool  # every allowed subset; else ends and leave-outs
-    clock: str
-    seed: int
-    notes: list[str]
-
-
-class Ablation(Record, kw_only=True):
-    """All that is derived of a file."""
-
-    protocol: Protocol
-    parity: Proof | None
-    subsets: list[Row]
-    total: Whole | None
-    worth: list[Worth]
-    pairs: list[Pair]
-    noise: Noise | None
-    beside: list[Beside]
-
-    @property
-    def place(self) -> str:
-        """Return for which place in the ladder the figures hold."""
-        return "in any order" if self.protocol.whole else "on top of all others"
-
-
 def time_ms(look: Look, clock: str) -> float | None:
     """Return the milliseconds a step of a look by a clock: the mean of its cycles."""
     cycles = look.gpu_ms if clock == GPU else look.wall_ms
@@ -183,27 +134,37 @@ class Figures:
     """The figures of the subsets that a file has."""
 
     def __init__(self, file: File) -> None:
-        self.rungs = file.cases[PARITY].rungs
+        self.rungs, self.parity = file.cases[PARITY].rungs, file.observed.get(PARITY, Observed())
         self.clock = GPU if file.machine.device == "cuda" else WALL
         self.is_whole = len(self.rungs) <= MOST_RUNGS
-        self.rows = []
-        for key, case in file.cases.items():
-            if case.kind == "once" and (once := file.observed.get(key)) is not None:
-                again = file.observed.get(key + AGAIN)
-                self.rows.append(
-                    Row(
-                        rungs=case.rungs, out=case.out, status=once.status, reason=once.reason, once=once.look,
-                        again=again.look if again else None,
-                    )
-                )  # fmt: skip
-        known = [row for row in self.rows if row.status == "ok" and row.once]
-        times = {frozenset(row.rungs): time_ms(cast(Look, row.once), self.clock) for row in known}
-        self.times: dict[Subset, float] = {subset: ms for subset, ms in times.items() if ms}
+        self.rows = [
+            (case, once, file.observed.get(key + AGAIN, Observed()).look)
+            for key, case in file.cases.items()
+            if case.kind == "once" and (once := file.observed.get(key)) is not None
+        ]
+        known = [
+            (frozenset(case.rungs), once.look)
+            for case, once, _ in self.rows
+            if once.status == "ok" and once.look
+        ]
+        self.times = {subset: ms for subset, look in known if (ms := time_ms(look, self.clock))}
         self.logs = {subset: math.log(ms) for subset, ms in self.times.items()}
-        self.outs = {tuple(row.out): frozenset(row.rungs) for row in self.rows if row.out}
-        self.both = [(row.once, row.again) for row in known if row.once and row.again]
+        self.outs = {tuple(case.out): frozenset(case.rungs) for case, _, _ in self.rows if case.out}
+        self.both = [
+            (once.look, again) for _, once, again in self.rows if once.status == "ok" and once.look and again
+        ]
         self.noise = self._derive_noise()
         self.means = shapley.values(self.rungs, self.logs) if self.is_whole else {}
+
+    @functools.cached_property
+    def worth(self) -> list[Worth]:
+        """Return the gains of every rung."""
+        return [self._derive_worth(rung) for rung in self.rungs]
+
+    @property
+    def place(self) -> str:
+        """Return for which place in the ladder the figures hold."""
+        return "in any order" if self.is_whole else "on top of all others"
 
     def _derive_noise(self) -> Noise | None:
         """Return the error of one measurement, None from fewer than three subsets that were repeated.
@@ -237,8 +198,7 @@ class Figures:
             return None
         return shapley.saving(before, after)
 
-    def derive_worth(self, rung: str) -> Worth:
-        """Return the gains of a rung."""
+    def _derive_worth(self, rung: str) -> Worth:
         place, whole, mean = self.rungs.index(rung), frozenset(self.rungs), self.means.get(rung)
         steps = shapley.steps(self.rungs, self.logs, rung) if mean else []
         gains = [shapley.applied(each, self.logs) for each in steps]
@@ -259,7 +219,8 @@ class Figures:
             left_out_interval=left_out_interval,
         )
 
-    def derive_pairs(self) -> list[Pair]:
+    @functools.cached_property
+    def pairs(self) -> list[Pair]:
         """Return every pair of rungs that was measured in all four ways; of a longer ladder those at its top."""
         pairs = []
         for first, second in shapley.pairs(self.rungs):
@@ -276,12 +237,13 @@ class Figures:
             pairs.append(Pair(first=first, second=second, gain=gain, interval=interval))
         return pairs
 
-    def derive_total(self, worth: Sequence[Worth]) -> Whole | None:
+    @functools.cached_property
+    def total(self) -> Whole | None:
         """Return the whole ladder against its base, None unless both have a time."""
         weights = self.weigh_saving(NOTHING, frozenset(self.rungs))
         if weights is None:
             return None
-        both = [(each.staircase, each.gain) for each in worth]
+        both = [(each.staircase, each.gain) for each in self.worth]
         sure = [(stair, mean) for stair, mean in both if stair is not None and mean is not None]
         apart = math.fsum(abs(stair - mean) for stair, mean in sure)
         whole = math.fsum(abs(stair) + abs(mean) for stair, mean in sure)
@@ -290,15 +252,15 @@ class Figures:
             interval=self.derive_gain(weights)[1],
             ms=shapley.applied(weights, self.times),
             orders=shapley.count(self.rungs, self.logs) if self.is_whole else None,
-            moved=apart / whole if whole and len(sure) == len(worth) else None,
+            moved=apart / whole if whole and len(sure) == len(self.rungs) else None,
         )
 
 
-def is_beyond_noise(pair: Pair, ablation: Ablation) -> bool:
-    """Return whether a pair's gain is beyond the noise, at a level shared by all pairs (Bonferroni)."""
-    if pair.gain is None or pair.interval is None or ablation.noise is None:
+def is_beyond_noise(pair: Pair, noise: Noise | None, many: int) -> bool:
+    """Return whether a pair's gain is beyond the noise, at a level shared by so many pairs (Bonferroni)."""
+    if pair.gain is None or pair.interval is None or noise is None:
         return False
-    freedom, level = ablation.noise.freedom, (1 - estimates.CONFIDENCE) / max(1, len(ablation.pairs))
-    wider = estimates.t_quantile(1 - level / 2, freedom)
-    wider /= estimates.t_quantile(0.5 + estimates.CONFIDENCE / 2, freedom)
+    level = (1 - estimates.CONFIDENCE) / max(1, many)
+    wider = estimates.t_quantile(1 - level / 2, noise.freedom)
+    wider /= estimates.t_quantile(0.5 + estimates.CONFIDENCE / 2, noise.freedom)
     return abs(pair.gain) > wider * (pair.interval[1] - pair.interval[0]) / 2

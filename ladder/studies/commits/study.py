@@ -24,7 +24,7 @@ from ladder.core.job import Job
 from ladder.core.records import read_record, write_record
 from ladder.machine import neighbours
 from ladder.report import output, tiles
-from ladder.results import parts, plausible, values
+from ladder.results import fields, parts, plausible
 from ladder.results.run import RunGpu
 from ladder.show.table import Column, Table
 from ladder.stats import answers, rounds_budget
@@ -312,8 +312,8 @@ def find_problems(file: File) -> Iterator[str]:
     first = next(iter(file.cases.values()))
     names = {f"{rung} {side}" for rung in first.recipes for side in SIDES}
     for rung, recipe in first.recipes.items():
-        if problem := values.RECIPE(recipe):
-            yield f"cases.recipes.{rung}{problem[0]}: {problem[1]}"
+        if problem := fields.find_recipe_problem(recipe, f"cases.recipes.{rung}"):
+            yield problem
     for number, (key, case) in enumerate(file.cases.items()):
         if key != f"{GENERATION}{number + 1}" or case != first:
             yield f"cases.{text.printable(key)}: not the generation after the one before it"
@@ -322,8 +322,8 @@ def find_problems(file: File) -> Iterator[str]:
             where = f"observed.{key}.programs.{text.printable(name)}"
             if name not in names:
                 yield f"{where}: not BASE, HEAD and BASE again of its rungs"
-            if problem := values.SETTINGS(visit.settings or {}):
-                yield f"{where}.settings{problem[0]}: {problem[1]}"
+            if problem := fields.find_settings_problem(visit.settings, f"{where}.settings"):
+                yield problem
             if (visit.status == "ok") != (visit.round is not None) or (visit.round is None) != bool(
                 visit.reason
             ):

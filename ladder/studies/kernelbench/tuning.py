@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from ladder.core.records import Amount, Bytes, Count, Identifier, Line, Record, Text, locate_problem, size
-from ladder.results.check import Kind
+from ladder.core.records import Amount, Bytes, Count, Identifier, Line, Record, Text, size
+from ladder.results.loading import Kind
 
 Numbers = Annotated[dict[Identifier, Amount | bool | None], size(16)]
 
@@ -53,10 +53,5 @@ class Tuning(Record, kw_only=True):
     notes: Annotated[list[Line], size(16)] = []
 
 
-def locate_fault(data: Any) -> tuple[str, str] | None:
-    """Return where a file is wrong, and how, or None."""
-    return locate_problem(Tuning, data)
-
-
 NAMES = ("filter tuning", "planes tuning", "sums tuning", "tuning")
-KINDS = tuple(Kind(name, locate_fault, hardware=False) for name in NAMES)
+KINDS = tuple(Kind(name, Tuning) for name in NAMES)

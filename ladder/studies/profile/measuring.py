@@ -41,23 +41,7 @@ from ladder.receipts import categories, evidence, kernel_families, kernel_names
 from ladder.results.file import KernelFamily, KernelProfile
 from ladder.studies import batch_search
 from ladder.studies.frame import Session
-from ladder.studies.profile import tools, tracing
-from ladder.studies.profile.record import (
-    BETWEEN,
-    UNKNOWN,
-    Case,
-    Gap,
-    Heavy,
-    Kind,
-    Layer,
-    MemorySizes,
-    Moment,
-    Observed,
-    Pass,
-    PhaseWork,
-    Search,
-    Step,
-)  # fmt: skip
+from ladder.studies.profile import record, tools, tracing
 from ladder.studies.profile.tracing import Label, Ran, Segment, Traced
 from ladder.studies.roofline import derive, floors
 from ladder.studies.roofline.derive import CONVOLUTIONS
@@ -83,7 +67,7 @@ def hold_device(session: Session) -> Iterator[None]:
         yield
 
 
-def profile_step(session: Session, case: Case) -> Step:
+def profile_step(session: Session, case: record.Case) -> record.Step:
     """Return what a fresh step shows: time it, trace a cycle, write the user's trace, and run each phase eagerly.
 
     Raises:
@@ -125,7 +109,7 @@ def profile_step(session: Session, case: Case) -> Step:
     labelled = list(tracing.label_segments(labels, traced.segments))
     groups = group_by(labelled, lambda _, ran, __: categories.category(ran.family))
     on_gpu = device == "cuda"
-    return Step(
+    return record.Step(
         walls_ms=walls,
         gpu_ms=to_ms([traced.busy_ns]),
         profile=list_kernels(labelled),
@@ -143,13 +127,13 @@ def profile_step(session: Session, case: Case) -> Step:
 
 def run_eagerly(
     step: Any, lasting: int
-) -> tuple[dict[str, list[Label]], dict[Any, list[Moment]], str | None]:
+) -> tuple[dict[str, list[Label]], dict[Any, list[record.Moment]], str | None]:
     """Run each phase once without graphs, which are gone afterwards.
 
     Return labels and memory by phase, and why there are none: layers and memory alone are lost then.
     """
     labels: dict[str, list[Label]] = {}
-    timeline: dict[Any, list[Moment]] = {}
+    timeline: dict[Any, list[record.Moment]] = {}
     if step.recipe.compile != "off":
         return labels, timeline, COMPILED
     try:
@@ -184,7 +168,7 @@ def release_memory(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def search_batch(session: Session, step: Step | None, recipe: Fields) -> Observed:
+def search_batch(session: Session, step: record.Step | None, recipe: Fields) -> record.Observed:
     """Return the largest batch, in multiples of `group_of`. Each try is a fresh process with random images."""
     job = session.job
     batch = int(job.workload["batch"])  # type: ignore[arg-type]
@@ -204,7 +188,9 @@ def search_batch(session: Session, step: Step | None, recipe: Fields) -> Observe
         if (largest := search.find_batch()) is not None:
             session.report(f"{job.options.rung}: images a second at a batch of {largest}")
             speed = try_batch(workers, job, recipe, largest, cycles=2)[1]
-    return Observed(largest=Search(settled=search.settled, tried=search.tried, images_per_s=speed))
+    return record.Observed(
+        largest=record.Search(settled=search.settled, tried=search.tried, images_per_s=speed)
+    )
 
 
 def try_batch(
@@ -227,19 +213,19 @@ def try_batch(
     return None, speed
 
 
-def count_kernels(session: Session, step: Step | None, recipe: Fields) -> Observed:
+def count_kernels(session: Session, step: record.Step | None, recipe: Fields) -> record.Observed:
     """Return Nsight Compute's counters of the heaviest kernels."""
     job, heaviest = session.job, step.heaviest if step else []
     phases = ", ".join(tools.list_phases(heaviest))
     session.report(f"{job.options.rung}: Nsight Compute counts in the heaviest kernels, in {phases}")
     sms = torch.cuda.get_device_properties(job.device).multi_processor_count
     try:
-        return Observed(counters=tools.count(heaviest, job.workload, recipe, tools.find_ncu(), sms))
+        return record.Observed(counters=tools.count(heaviest, job.workload, recipe, tools.find_ncu(), sms))
     except tools.Refused as error:
         raise WorkerFailure("failed", f"--ncu: {error}") from None
 
 
-def measure_memory(step: Any) -> MemorySizes:
+def measure_memory(step: Any) -> record.MemorySizes:
     """Return the memory of a prepared step in bytes, without a timeline. A storage counts once."""
     counted = set[int]()
 
@@ -264,7 +250,7 @@ def measure_memory(step: Any) -> MemorySizes:
         if step.graphs and all("segment_pool_id" in each for each in segments):
             pools = [each["total_size"] for each in segments if tuple(each["segment_pool_id"]) != (0, 0)]
             peaks["graph_pools"] = sum(pools)
-    return MemorySizes(
+    return record.MemorySizes(
         parameters=add(
             [x for each in networks for x in (*each.parameters(), *each.buffers())] + list_copies(step)
         ),
@@ -324,7 +310,7 @@ def list_allocations(profile: Any, device: str) -> list[tuple[int, int]]:
 
 def make_timeline(
     changes: Sequence[tuple[int, int]], gradients_at: Sequence[tuple[int, int]], before: int, lasting: int
-) -> list[Moment]:
+) -> list[record.Moment]:
     """Return the moments of one run: its beginning, `MOST_MOMENTS` at most, and its end.
 
     Each of those between is the one of its interval with the most memory.
@@ -352,7 +338,7 @@ def make_timeline(
         gradients = min(gradients_at[max(0, place - 1)][1] if gradients_at else 0, max(0, total - lasting))
         activations = max(0, total - lasting) - gradients
         moments.append(
-            Moment(at_ms=round((at - begin) / 1e6, 3), gradients=gradients, activations=activations)
+            record.Moment(at_ms=round((at - begin) / 1e6, 3), gradients=gradients, activations=activations)
         )
     return moments
 
@@ -400,13 +386,13 @@ def list_kernels(labels: Labels) -> KernelProfile:
     return KernelProfile(families=of_families, kernels=rows)
 
 
-def list_phases(labels: Labels) -> list[PhaseWork]:
+def list_phases(labels: Labels) -> list[record.PhaseWork]:
     """Return the rows of phases, in the order of a step."""
     groups = group_by(labels, _find_phase)
     runs = [name for segment, _ in labels for name in segment.phases]
     return [
-        PhaseWork(name=name, runs=runs.count(name) / CYCLE_STEPS or None, **sum_work(groups[name]))
-        for name in (*IN_ORDER, BETWEEN, UNKNOWN)
+        record.PhaseWork(name=name, runs=runs.count(name) / CYCLE_STEPS or None, **sum_work(groups[name]))
+        for name in (*IN_ORDER, record.BETWEEN, record.UNKNOWN)
         if name in groups
     ]
 
@@ -414,28 +400,28 @@ def list_phases(labels: Labels) -> list[PhaseWork]:
 def _find_phase(segment: Segment, _: Ran, label: Label | None) -> str:
     """Return the phase of what ran in a segment: the segment's only one, else that of the label."""
     if not segment.phases:
-        return BETWEEN
+        return record.BETWEEN
     if len(segment.phases) == 1:
         return segment.phases[0]
-    return label.phase if label else UNKNOWN
+    return label.phase if label else record.UNKNOWN
 
 
-def list_layers(labels: Labels) -> list[Layer]:
+def list_layers(labels: Labels) -> list[record.Layer]:
     """Return the rows of layers, the heaviest first."""
 
     def find_layer(segment: Segment, _: Ran, label: Label | None) -> str:
-        return label.layer if label else UNKNOWN if segment.phases else tracing.OUTSIDE
+        return label.layer if label else record.UNKNOWN if segment.phases else tracing.OUTSIDE
 
     rows = []
     for name, work in group_by(labels, find_layer).items():
         backward_ms = to_ms(ran.ns for ran, label in work if label and label.backward)
-        rows.append(Layer(name=name, backward_ms=backward_ms, **sum_work(work)))
+        rows.append(record.Layer(name=name, backward_ms=backward_ms, **sum_work(work)))
     return rows
 
 
-def list_gaps(traced: Traced) -> list[Gap]:
+def list_gaps(traced: Traced) -> list[record.Gap]:
     """Return when nothing ran inside runs of phases, by what stood at both ends, of any stream."""
-    gaps: dict[tuple[Kind, Kind], list[int]] = defaultdict(list)
+    gaps: dict[tuple[record.Kind, record.Kind], list[int]] = defaultdict(list)
     for segment in traced.segments:
         last = segment.ran[0]
         for ran in segment.ran if segment.phases else ():  # between them the trace waits
@@ -443,19 +429,21 @@ def list_gaps(traced: Traced) -> list[Gap]:
                 gaps[_find_kind(last), _find_kind(ran)].append(ran.begin - last.begin - last.ns)
             last = max(last, ran, key=lambda each: each.begin + each.ns)
     rows = [
-        Gap(*kinds, to_ms(each), round(len(each) / CYCLE_STEPS, 4), round(statistics.median(each) / 1e3, 3))
+        record.Gap(
+            *kinds, to_ms(each), round(len(each) / CYCLE_STEPS, 4), round(statistics.median(each) / 1e3, 3)
+        )
         for kinds, each in gaps.items()
     ]
     return sorted(rows, key=lambda row: -row.ms)
 
 
-def _find_kind(ran: Ran) -> Kind:
+def _find_kind(ran: Ran) -> record.Kind:
     if ran.family != kernel_families.TRANSFER:
         return "kernel"
     return "memset" if ran.name.lower().startswith("memset") else "copy"
 
 
-def list_heaviest(labels: Labels, most: int = HEAVIEST) -> list[Heavy]:
+def list_heaviest(labels: Labels, most: int = HEAVIEST) -> list[record.Heavy]:
     """Return the kernels that take most time, without copies, each with the phase that has most of its time."""
 
     def name_of(_: Segment, ran: Ran, __: Label | None) -> str | None:
@@ -471,7 +459,7 @@ def list_heaviest(labels: Labels, most: int = HEAVIEST) -> list[Heavy]:
         functions = [kernel_names.function(each) for each in spellings]
         alike = itertools.takewhile(lambda each: len(set(each)) == 1, zip(*functions, strict=False))
         rows.append(
-            Heavy(
+            record.Heavy(
                 kernel=texts.plain(name),
                 function=profiling.text("".join(each[0] for each in alike)),
                 word=profiling.text(word) if word else None,
@@ -483,7 +471,7 @@ def list_heaviest(labels: Labels, most: int = HEAVIEST) -> list[Heavy]:
     return rows
 
 
-def list_passes(labels: Labels, copied: Sequence[tuple[int, int]]) -> list[Pass]:
+def list_passes(labels: Labels, copied: Sequence[tuple[int, int]]) -> list[record.Pass]:
     """Return the kernels of ours, the heaviest first, each beside copies of as many bytes.
 
     Args:
@@ -494,7 +482,7 @@ def list_passes(labels: Labels, copied: Sequence[tuple[int, int]]) -> list[Pass]
         labels, lambda _, ran, __: ran.family if ran.family.startswith(kernel_families.OURS) else None
     )
     for family, work in groups.items() if copied else ():
-        row = Pass(profiling.text(family.removeprefix(kernel_families.OURS)), **sum_work(work))  # type: ignore[arg-type]
+        row = record.Pass(profiling.text(family.removeprefix(kernel_families.OURS)), **sum_work(work))  # type: ignore[arg-type]
         if known := list_known(work):
             row = msgspec.structs.replace(
                 row,

@@ -21,32 +21,7 @@ from ladder.results import plausible
 from ladder.show.table import Column, Table
 from ladder.studies import frame
 from ladder.studies.frame import Session, Study
-from ladder.studies.profile.record import (
-    COUNTERS,
-    CPU,
-    GPU,
-    LARGEST,
-    MOST_OTHER,
-    STEP,
-    UNKNOWN,
-    Case,
-    File,
-    Largest,
-    Layers,
-    Memory,
-    Observed,
-    Options,
-    Pass,
-    PhaseRow,
-    Profile,
-    Protocol,
-    Step,
-    compare_with_article,
-    derive_bound,
-    derive_categories,
-    derive_memory,
-    share_of_other,
-)  # fmt: skip
+from ladder.studies.profile import record
 
 TRACES, REPORTS = (".json.gz", ".json"), (".nsys-rep",)  # endings of the names of files
 ROUNDED_MS = 0.005  # parts are rounded, and there may be some hundreds of them
@@ -55,7 +30,7 @@ LAYERS = 24  # rows of a table; the others are one row
 MIB = 2**20
 
 
-class ProfileStudy(Study[Options, Case, Observed]):
+class ProfileStudy(Study[record.Options, record.Case, record.Observed]):
     """The step of one rung; on request the largest batch, and Nsight Compute's counters."""
 
     name, kind, folder = "profile", "profile", "profile"
@@ -79,7 +54,7 @@ ladder profile fused_act --nsys step.nsys-rep    and a report of Nsight Systems
     extendable = ("largest_batch", "ncu", "trace", "nsys")
     unstored = ("ladder", "trace", "nsys")
 
-    def list_cases(self, job: Job, file: File | None) -> dict[str, Case]:
+    def list_cases(self, job: Job, file: record.File | None) -> dict[str, record.Case]:
         from ladder.studies.profile import tools
 
         options = job.options
@@ -94,55 +69,61 @@ ladder profile fused_act --nsys step.nsys-rep    and a report of Nsight Systems
             tools.find_ncu()
         if options.nsys:
             tools.find_nsys()
-        cases = dict(file.cases) if file is not None and file.cases else {STEP: plan_step(job)}
-        others = ((LARGEST, options.largest_batch), (COUNTERS, options.ncu))
-        return cases | {key: Case() for key, is_wanted in others if is_wanted}
+        cases = dict(file.cases) if file is not None and file.cases else {record.STEP: plan_step(job)}
+        others = ((record.LARGEST, options.largest_batch), (record.COUNTERS, options.ncu))
+        return cases | {key: record.Case() for key, is_wanted in others if is_wanted}
 
     def announce(self, job: Job, cases: Any) -> str:
         return f"{job.options.rung}: profile on {job.name}, {job.device}"
 
-    def observe(self, session: Session, key: str, case: Case) -> Observed:
+    def observe(self, session: Session, key: str, case: record.Case) -> record.Observed:
         from ladder.studies.profile import measuring
 
         session.share(measuring.hold_device)
-        if key == STEP:
-            return Observed(step=measuring.profile_step(session, case))
-        step = session.file.observed[STEP].step
-        recipe = session.file.cases[STEP].recipe or {}
-        look = measuring.search_batch if key == LARGEST else measuring.count_kernels
+        if key == record.STEP:
+            return record.Observed(step=measuring.profile_step(session, case))
+        step = session.file.observed[record.STEP].step
+        recipe = session.file.cases[record.STEP].recipe or {}
+        look = measuring.search_batch if key == record.LARGEST else measuring.count_kernels
         return look(session, step, recipe)
 
-    def finish(self, job: Job, file: File) -> None:
+    def finish(self, job: Job, file: record.File) -> None:
         from ladder.machine import system
         from ladder.studies.profile import tools
 
         if job.options.nsys is not None and file.is_complete:
             with locks.device_lock(system.device_key(job.device)):
-                tools.record_report(job, file.cases[STEP].recipe or {})
+                tools.record_report(job, file.cases[record.STEP].recipe or {})
 
-    def derive(self, file: File) -> Profile:
-        case, step = file.cases.get(STEP, Case()), read_step(file)
+    def derive(self, file: record.File) -> record.Profile:
+        case, step = file.cases.get(record.STEP, record.Case()), read_step(file)
         on_gpu = file.machine.device == "cuda"
         cycles = (step.cycles or len(step.walls_ms)) if step else 0
-        protocol = Protocol(GPU if on_gpu else CPU, cycles, frame.list_cautions(self, file))
-        profile = Profile(ladder=case.ladder, rung=file.options.rung, recipe=case.recipe, protocol=protocol)
+        protocol = record.Protocol(
+            record.GPU if on_gpu else record.CPU, cycles, frame.list_cautions(self, file)
+        )
+        profile = record.Profile(
+            ladder=case.ladder, rung=file.options.rung, recipe=case.recipe, protocol=protocol
+        )
         if step is None:
             return profile
         values: dict[str, Any] = {}
-        if COUNTERS in file.observed and (counters := file.observed[COUNTERS].counters):
-            values["counters"] = [derive_bound(row) for row in counters]
-        if LARGEST in file.observed and (search := file.observed[LARGEST].largest):
-            values["largest"] = Largest(
+        if record.COUNTERS in file.observed and (counters := file.observed[record.COUNTERS].counters):
+            values["counters"] = [record.derive_bound(row) for row in counters]
+        if record.LARGEST in file.observed and (search := file.observed[record.LARGEST].largest):
+            values["largest"] = record.Largest(
                 tried=search.tried,
                 settled=search.settled,
                 images_per_s=search.images_per_s,
                 batch=search.find_batch(),
             )
-        rows = derive_categories(step)
-        layers = Layers([], reason=step.no_layers)
+        rows = record.derive_categories(step)
+        layers = record.Layers([], reason=step.no_layers)
         if step.no_layers is None:
-            unknown = sum(row.ms for row in step.layers if row.name == UNKNOWN)
-            layers = Layers(step.layers, round(unknown / (sum(row.ms for row in step.layers) or 1.0), 5))
+            unknown = sum(row.ms for row in step.layers if row.name == record.UNKNOWN)
+            layers = record.Layers(
+                step.layers, round(unknown / (sum(row.ms for row in step.layers) or 1.0), 5)
+            )
         return msgspec.structs.replace(
             profile,
             step_ms=round(statistics.median(step.walls_ms), 5),
@@ -150,45 +131,47 @@ ladder profile fused_act --nsys step.nsys-rep    and a report of Nsight Systems
             profile=step.profile,
             categories=rows,
             phases=[
-                PhaseRow(row.name, row.ms, row.launches, row.runs, row.runs and round(row.ms / row.runs, 5))
+                record.PhaseRow(
+                    row.name, row.ms, row.launches, row.runs, row.runs and round(row.ms / row.runs, 5)
+                )
                 for row in step.phases
             ],
             layers=layers,
-            expected=compare_with_article(rows),
-            memory=derive_memory(step.memory, on_gpu),
+            expected=record.compare_with_article(rows),
+            memory=record.derive_memory(step.memory, on_gpu),
             heaviest=step.heaviest,
             passes=step.passes,
             gaps=step.gaps,
             **values,
         )
 
-    def list_problems(self, file: File) -> Iterator[str]:
+    def list_problems(self, file: record.File) -> Iterator[str]:
         if (step := read_step(file)) is None:
             return
         least = plausible.floor_ms(write_whole(file.machine), file.workload or {})
         if least and min(step.walls_ms) < least[0]:
             yield "walls_ms: faster than this GPU can compute"
 
-    def list_cautions(self, file: File) -> list[str]:
+    def list_cautions(self, file: record.File) -> list[str]:
         if (step := read_step(file)) is None:
             return []
-        other = share_of_other(derive_categories(step))
+        other = record.share_of_other(record.derive_categories(step))
         lines = [each.reason for each in file.observed.values() if each.reason]
-        if other > MOST_OTHER:
+        if other > record.MOST_OTHER:
             lines.append(f"other is {100 * other:.1f} percent: names without a pattern")
         if step.uneven:
             names = ", ".join(step.uneven)
             lines.append(f"runs of {names} differ in their kernels: phases and layers may be cut wrongly")
         return lines
 
-    def summarize(self, file: File) -> list[str]:
+    def summarize(self, file: record.File) -> list[str]:
         return write_sentences(file, self.derive(file))
 
-    def list_tables(self, file: File) -> Iterator[Table]:
+    def list_tables(self, file: record.File) -> Iterator[Table]:
         return tabulate_profile(self.derive(file))
 
-    def name_file(self, file: File) -> list[str]:
-        ladder = file.cases[STEP].ladder if STEP in file.cases else None
+    def name_file(self, file: record.File) -> list[str]:
+        ladder = file.cases[record.STEP].ladder if record.STEP in file.cases else None
         names = [ladder] if ladder and ladder not in ("article", "full") else []
         return [*super().name_file(file), *names, file.options.rung or ""]
 
@@ -196,12 +179,12 @@ ladder profile fused_act --nsys step.nsys-rep    and a report of Nsight Systems
 STUDY = ProfileStudy()
 
 
-def read_step(file: File) -> Step | None:
+def read_step(file: record.File) -> record.Step | None:
     """Return the step that a file holds, if it was profiled."""
-    return file.observed[STEP].step if STEP in file.observed else None
+    return file.observed[record.STEP].step if record.STEP in file.observed else None
 
 
-def plan_step(job: Job) -> Case:
+def plan_step(job: Job) -> record.Case:
     """Return the case of the job's rung. Without a ladder it is the article's, or `full` if that lacks the rung.
 
     Raises:
@@ -217,16 +200,16 @@ def plan_step(job: Job) -> Case:
     if job.options.ladder is None and rung not in {each.name for each in ladder.rungs}:
         ladder = catalog.load_ladder("full")
     recipe = frame.plan_rungs(job, job.options.ladder or ladder.name, [rung])[rung]
-    return Case(ladder=ladder.name, recipe=Recipe.from_dict(recipe).to_dict())
+    return record.Case(ladder=ladder.name, recipe=Recipe.from_dict(recipe).to_dict())
 
 
-def write_sentences(file: File, profile: Profile) -> list[str]:
+def write_sentences(file: record.File, profile: record.Profile) -> list[str]:
     """Return the title of the page, what the step consists of, and how it was profiled."""
     machine, work = file.machine, file.workload or {}
     sentence = f"{profile.rung}: the step was not profiled"
     if profile.categories:
         first = profile.categories[0]
-        of = "GPU work" if profile.protocol.of == GPU else "operators' own time on the CPU"
+        of = "GPU work" if profile.protocol.of == record.GPU else "operators' own time on the CPU"
         sentence = (
             f"{profile.rung}: a step takes {profile.step_ms:.2f} ms, with {profile.gpu_ms:.2f} ms of {of};"
             f" {first.name} is {100 * first.share:.0f} percent of it"
@@ -239,7 +222,7 @@ def write_sentences(file: File, profile: Profile) -> list[str]:
     ]
 
 
-def tabulate_profile(profile: Profile) -> Iterator[Table]:
+def tabulate_profile(profile: record.Profile) -> Iterator[Table]:
     """Return all tables of a profile."""
     if not profile.categories or profile.layers is None or profile.memory is None:
         return
@@ -269,7 +252,7 @@ def tabulate_profile(profile: Profile) -> Iterator[Table]:
             ["inside runs of phases, in the traced cycle: its gaps are longer than those of a timed one"],
         )  # fmt: skip
     yield _tabulate_layers(profile.layers)
-    runs, starts = ("kernel", "launches") if profile.protocol.of == GPU else ("operator", "calls")
+    runs, starts = ("kernel", "launches") if profile.protocol.of == record.GPU else ("operator", "calls")
     if profile.heaviest:
         yield Table(
             [Column(runs), Column("ms a step", "ms"), Column("share", "share", 2), Column(starts, "amount", 3),
@@ -303,12 +286,12 @@ def tabulate_profile(profile: Profile) -> Iterator[Table]:
         )
 
 
-def name_whole(profile: Profile) -> str:
+def name_whole(profile: record.Profile) -> str:
     """Return the name of the row that all categories add up to."""
-    return "GPU time" if profile.protocol.of == GPU else "all operators"
+    return "GPU time" if profile.protocol.of == record.GPU else "all operators"
 
 
-def _tabulate_categories(profile: Profile) -> Table:
+def _tabulate_categories(profile: record.Profile) -> Table:
     rows: list[list[Any]] = []
     for row in profile.categories:
         rate, place = row.rate and f"{texts.amount(row.rate)} {row.unit}", None
@@ -317,14 +300,12 @@ def _tabulate_categories(profile: Profile) -> Table:
         rows.append([row.name, row.shown_ms, row.share, row.launches, rate, place])
     launches = sum(row.launches for row in profile.categories)
     rows.append([name_whole(profile), profile.gpu_ms, None, launches, None, None])
-    if profile.protocol.of == GPU:
+    if profile.protocol.of == record.GPU:
         waiting = max(0.0, (profile.step_ms or 0.0) - (profile.gpu_ms or 0.0))
         rows.append(["waiting", waiting, None, None, None, None])
     rows.append(["step", profile.step_ms, None, None, None, None])
-    notes = [
-        f"other is {100 * share_of_other(profile.categories):.1f} percent; above {100 * MOST_OTHER:.0f} the classifier"
-        " lacks names"
-    ]
+    other = record.share_of_other(profile.categories)
+    notes = [f"other is {other:.1%}; above {record.MOST_OTHER:.0%} the classifier lacks names"]
     if profile.overlap_ms >= ROUNDED_MS:
         where = "tables below" if profile.is_once else "tables"
         notes.append(
@@ -335,13 +316,13 @@ def _tabulate_categories(profile: Profile) -> Table:
         notes.append(f"took the place of: what other categories lost at that rung, by {', '.join(sources)}")
     columns = [
         Column("category"), Column("ms a step", "ms"), Column("share", "share"),
-        Column("launches" if profile.protocol.of == GPU else "calls", "amount"), Column("rate", priority=1),
+        Column("launches" if profile.protocol.of == record.GPU else "calls", "amount"), Column("rate", priority=1),
         Column("took the place of", priority=2),
     ]  # fmt: skip
     return Table(columns, rows, "By category", notes).drop_empty()
 
 
-def _tabulate_layers(layers: Layers) -> Table:
+def _tabulate_layers(layers: record.Layers) -> Table:
     columns = [Column("layer"), Column("ms a step", "ms"), Column("of it backward", "ms")]
     columns.append(Column("launches a step", "amount", 1))
     if layers.reason is not None:
@@ -355,7 +336,7 @@ def _tabulate_layers(layers: Layers) -> Table:
     return Table(columns, rows, "By layer", [f"unknown layers: {100 * (layers.unknown or 0):.1f} percent"])
 
 
-def tabulate_passes(passes: Sequence[Pass]) -> Table:
+def tabulate_passes(passes: Sequence[record.Pass]) -> Table:
     """Return the kernels of ours beside copies of as many bytes."""
     rows: list[list[Any]] = []
     far = []
@@ -381,13 +362,13 @@ def tabulate_passes(passes: Sequence[Pass]) -> Table:
     return Table(columns, rows, "Our kernels beside a copy", notes)
 
 
-def share_of_copy(rows: Iterable[Pass]) -> float | None:
+def share_of_copy(rows: Iterable[record.Pass]) -> float | None:
     """Return the time of copies of as many bytes by the kernels' time, or None if no bytes are known."""
     known = [(row.copy_ms, row.known_ms) for row in rows if row.copy_ms is not None and row.known_ms]
     return sum(copy for copy, _ in known) / sum(own for _, own in known) if known else None
 
 
-def _tabulate_memory(memory: Memory) -> Iterator[Table]:
+def _tabulate_memory(memory: record.Memory) -> Iterator[Table]:
     sizes = {
         "peak, allocated": memory.peak_allocated,
         "peak, reserved": memory.peak_reserved,

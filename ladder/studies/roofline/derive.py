@@ -23,7 +23,7 @@ from ladder.base.errors import UserError
 from ladder.base.text import slug
 from ladder.core import records
 from ladder.core.options import option
-from ladder.core.records import Fields, Record, between, matching, size
+from ladder.core.records import Fields, Record, between, locate_problem, matching, size
 from ladder.plan import content
 from ladder.receipts import kernel_families
 from ladder.results import store
@@ -355,13 +355,15 @@ class Rates:
 
 def read_copies(path: Path, gpu: str) -> dict[str, float]:
     """Return the highest rate of a copy in a file of kernels.tuning, or {} for another GPU or another kind of file."""
-    from ladder.studies.kernelbench.tuning import NAMES, locate_fault
+    from ladder.studies.kernelbench.tuning import NAMES, Tuning
 
     try:
         result = store.read(path)
     except UserError:
         return {}
-    is_tuning = isinstance(result, dict) and result.get("kind") in NAMES and locate_fault(result) is None
+    is_tuning = (
+        isinstance(result, dict) and result.get("kind") in NAMES and locate_problem(Tuning, result) is None
+    )
     if not is_tuning or slug(result["gpu"]) != gpu:
         return {}
     rates = [
@@ -580,13 +582,15 @@ def derive_roofline(file: File) -> Roofline:
     rates.add(traced, "today")
     floor = derive_floor(base, each.work, file.workload, rates)
     own = f"{'-'.join(map(slug, list_names(file)))}.json"  # later floors know what the file replaced
-    kept = {key: rate.value for key, rate in each.recorded.items() if rate.source == own}
+    replaced = {key: rate.value for key, rate in each.recorded.items() if rate.source == own}
     recorded = each.today.rates | traced
     return msgspec.structs.replace(
         floor,
         measured=split_distance(each.step, floor.step),
         today=each.today,
-        recorded={key: max(recorded.get(key, 0), kept.get(key, 0)) for key in sorted({*recorded, *kept})},
+        recorded={
+            key: max(recorded.get(key, 0), replaced.get(key, 0)) for key in sorted({*recorded, *replaced})
+        },
         floors_commit=each.floors_commit,
     )
 

@@ -151,7 +151,7 @@ def measure_distance(options: Options, workload: str | None, device: str | None,
             f"--roofline measures a GPU, and none is used here; for the floor alone: --gpu NAME ({gpus})"
         )
     environment.refuse(device)
-    request = frame.Request(workload, device, None, OUT, None, None, as_json)
+    request = frame.Request(workload, device, out=OUT, as_json=as_json)
     job = frame.resolve_job(STUDY, options, request, system.facts(device))
     with device_lock(system.device_key(device)):  # until the files are there: the context stays as long
         return frame.run_study(STUDY, job)
@@ -173,7 +173,7 @@ def show_floor(options: Options, workload: str | None, gpu: str, as_json: bool) 
     work = floors.count_work(fields, str(case.recipe["precision"]), layout)
     result, named = derive.derive_floor(base, work, fields, rates), {"name": name, **fields, "data": None}
     if as_json:
-        header = records.header("roofline", None, named) | {"complete": True}
+        header = records.make_header("roofline", None, named) | {"complete": True}
         click.echo(json.dumps(header | write_whole(result), indent=1, allow_nan=False))
     else:
         tables = map(render_text, list_tables(result))

@@ -11,14 +11,14 @@ from ladder.base.errors import UserError
 from ladder.core.job import Job
 from ladder.core.options import whole_numbers
 from ladder.report import drawing
-from ladder.report.themes import LIGHT
 from ladder.results import publishable
 from ladder.results import store as results
 from ladder.show.table import Column, Table
+from ladder.show.themes import LIGHT
 from ladder.studies import frame
 from ladder.studies.frame import Session, Study
 from ladder.studies.scale import record
-from ladder.studies.scale.record import STRONG, WAYS, WEAK, Case, File, Observed, Options, Protocol, Scaled
+from ladder.studies.scale.record import STRONG, WAYS, WEAK, Case, File, Observed, Options
 
 MOST = 64  # GPUs, or ranks on a CPU
 TOO_FEW = "too few generations"
@@ -113,19 +113,21 @@ ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.js
         lengths = [len(each.runs) for each in file.observed.values()]
         return super().has_answers(file) and not any(0 < n < file.options.generations for n in lengths)
 
-    def derive(self, file: File) -> Scaled:
-        return Scaled(
-            protocol=Protocol(
-                generations=file.options.generations,
-                visits=file.options.visits,
-                seed=file.options.seed,
-                backend="nccl" if file.machine.device == "cuda" else "gloo",
-                notes=frame.list_cautions(self, file),
-            ),
-            proofs=record.derive_proofs(file),
-            points=record.derive_points(file),
-            merged=file.merged,
-        )
+    def derive(self, file: File) -> Any:
+        options, proofs = file.options, []
+        for key, case in file.cases.items():
+            if case.kind == "proof" and (each := file.observed.get(key)) is not None:
+                about = {"way": case.way, "gpus": case.gpus, "batch": case.batch, "status": each.status}
+                proofs.append(about | {"reason": each.reason, "parity": each.verdict, "lines": each.lines})
+        protocol = {
+            "generations": options.generations,
+            "visits": options.visits,
+            "seed": options.seed,
+            "backend": name_backend(file),
+            "notes": frame.list_cautions(self, file),
+        }
+        points = record.derive_points(file)
+        return {"protocol": protocol, "proofs": proofs, "points": points, "merged": file.merged}
 
     def list_problems(self, file: File) -> Iterable[str]:
         points = {key: case for key, case in file.cases.items() if case.kind == "point"}
@@ -154,7 +156,8 @@ ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.js
         from ladder.machine import neighbours
 
         points = record.derive_points(file)
-        proved = {proof.way for proof in record.derive_proofs(file) if proof.status == "ok"}
+        proofs = {key: case.way for key, case in file.cases.items() if case.kind == "proof"}
+        proved = {proofs[key] for key, each in file.observed.items() if key in proofs and each.status == "ok"}
         lines = [] if any(point.runs for point in points) else [results.few()]
         if short := record.list_short(points):
             few = f"fewer than {results.FEWEST_ROUNDS} generations of"
@@ -175,11 +178,12 @@ ladder scale --resume results/scaled/MACHINE-article-b32-top-ddp-weak-partial.js
         return [*super().name_file(file), *(ways if len(ways) < len(WAYS) else []), *scalings]
 
     def summarize(self, file: File) -> list[str]:
-        work, rules = file.workload or {}, self.derive(file).protocol
+        work = file.workload or {}
         return [
             f"Several {name_ranks(file)}: {file.machine.gpu or file.machine.cpu}",
             f"Workload {work['name']}: {work['resolution']}x{work['resolution']}, R1 and path length included."
-            f" {describe_generations(file)}, of {rules.visits} visits each, over {rules.backend}."
+            f" {describe_generations(file)}, of {file.options.visits} visits each, over"
+            f" {name_backend(file)}."
             f" {frame.describe_software(file)}",
             "A sample is the slowest rank's 16-step cycle. Efficiency is images a second and GPU, relative to the same"
             " way on the fewest GPUs: the median over generations, each paired. Communication is profiled: the least of"
@@ -247,6 +251,11 @@ def count_gpus(option: str | None, there: int | None) -> list[int]:
 def name_ranks(file: File) -> str:
     """Return what a point has a number of: GPUs, or ranks that share a CPU."""
     return "GPUs" if file.machine.gpu else "ranks"
+
+
+def name_backend(file: File) -> str:
+    """Return what the ranks talk over."""
+    return "nccl" if file.machine.device == "cuda" else "gloo"
 
 
 def describe_generations(file: File) -> str:

@@ -16,8 +16,7 @@ from msgspec.structs import replace
 from ladder.base.errors import UserError
 from ladder.core.records import write_record
 from ladder.results import sources, store
-from ladder.results.combine import belonging
-from ladder.results.types import head
+from ladder.results.combine import merging
 from ladder.studies import frame
 from ladder.studies.scale import STUDY
 from ladder.studies.scale.record import STRONG, Case, File, Observed, find_end
@@ -34,12 +33,12 @@ def join(runs: Sequence[tuple[Path, File]], anyway: bool = False) -> File:
     runs = sorted(runs, key=lambda each: each[1].started[:19])
     if len(runs) == 1:
         return runs[0][1]
-    belonging.refuse_the_same(runs, list_visits)  # type: ignore[arg-type]
+    merging.refuse_the_same(runs, list_visits)  # type: ignore[arg-type]
     for index, (path, file) in enumerate(runs):
         if not any(each.runs for each in file.observed.values()):
             raise UserError(f"{path}: nothing was measured in it")
         for earlier_path, earlier in runs[:index]:
-            belonging.refuse_others(earlier_path, path, partial(list_differences, earlier, file), anyway)
+            merging.refuse_others(earlier_path, path, partial(list_differences, earlier, file), anyway)
     joined = _join([file for _, file in runs])
     try:
         return frame.decode_file(STUDY, write_record(joined))
@@ -56,7 +55,7 @@ def list_visits(file: File) -> set[tuple[Any, ...]]:
 def list_differences(first: File, other: File, anyway: bool = False) -> list[str]:
     """Return why points of the two cannot stand side by side: each difference with both values."""
     pair = first, other
-    lines = belonging.other_origin(*pair, anyway)  # type: ignore[arg-type]
+    lines = merging.list_origin_differences(*pair, anyway)  # type: ignore[arg-type]
     visits = [each.options.visits for each in pair]
     lines += [f"visits: {visits[0]} and {visits[1]}"] if visits[0] != visits[1] else []
     totals = [{case.batch for case in each.cases.values() if case.scaling == STRONG} for each in pair]
@@ -116,5 +115,5 @@ def _join(files: Sequence[File]) -> File:
         options=options,
         dirty=True if any(file.dirty for file in files) else newest.dirty,
         seconds=round(sum(file.seconds for file in files), 1),
-        **{"commits": None} | sources.all_commits([head(file) for file in files]),
+        **sources.join_commits(files),
     )

@@ -25,6 +25,7 @@ from ladder import receipts
 from ladder.base import text as texts
 from ladder.base.errors import one_line
 from ladder.base.locks import device_lock
+from ladder.base.plain import Plain
 from ladder.base.stopping import stop_on_sigterm
 from ladder.engine.gpu_time import is_captured, rest_s
 from ladder.engine.groups import Group
@@ -34,7 +35,6 @@ from ladder.machine import gpu_state, neighbours, system
 from ladder.results import record
 from ladder.results.derive import void_memory
 from ladder.results.store import FAILED_PARITY, NOT_ENGAGED
-from ladder.results.types import Plain
 from ladder.studies.frame import Session
 from ladder.studies.scale.record import STAYS, WAYS, Case, Observed, Run, find_end
 

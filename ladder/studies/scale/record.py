@@ -13,25 +13,10 @@ from msgspec.structs import replace
 from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.base.plain import Fields as Recipe
+from ladder.core import records as r
 from ladder.core.options import Seed, option
-from ladder.core.records import (
-    Amount,
-    Bytes,
-    Count,
-    Fields,
-    Ms,
-    Name,
-    Notes,
-    Record,
-    Seconds,
-    Share,
-    Text,
-    between,
-    size,
-)  # fmt: skip
 from ladder.results import store as results
 from ladder.results.file import Status
-from ladder.results.run import Merged
 from ladder.stats import estimates
 from ladder.studies import frame
 from ladder.studies.frame import StudyFile
@@ -56,7 +41,7 @@ WAYS: dict[str, tuple[str, str, Recipe]] = {
 class Options(frame.Options):
     """The options of `ladder scale`."""
 
-    ways: Annotated[list[Name], size(100), option("Ways.", argument=True, metavar="[WAY]...")] = []
+    ways: Annotated[list[r.Name], r.size(100), option("Ways.", argument=True, metavar="[WAY]...")] = []
     gpus: Annotated[
         str | None,
         option("Numbers of GPUs, or of ranks on a CPU. [default: 1, 2, 4, ... all]", metavar="N,N,..."),
@@ -83,12 +68,12 @@ class Case(frame.Case, kw_only=True):
     """A way on so many GPUs with a total batch, to be timed or to be proved. `problem`: why it cannot be here."""
 
     kind: Literal["point", "proof"]
-    way: Name
+    way: r.Name
     scaling: Literal["weak", "strong"] | None = None
-    gpus: Annotated[int, between(1, 4096)]
-    batch: Annotated[int, between(1, 2**20)]
-    recipe: Fields
-    problem: Text | None = None
+    gpus: Annotated[int, r.between(1, 4096)]
+    batch: Annotated[int, r.between(1, 2**20)]
+    recipe: r.Fields
+    problem: r.Text | None = None
 
     @property
     def series(self) -> tuple[str, str | None]:
@@ -104,32 +89,32 @@ class Case(frame.Case, kw_only=True):
         return shares.processes(Recipe.from_dict(self.recipe))
 
 
-class Run(Record, kw_only=True):
+class Run(r.Record, kw_only=True):
     """One process group of one generation.
 
     A sample is the slowest rank's cycle. Communication is that of a profiled step, the least of all ranks: one that
     waits for another waits inside NCCL's kernel. The exposed part is the most of all ranks.
     """
 
-    generation: Annotated[int, between(0, 9_999)]  # of a hundred merged runs
-    samples_ms: Annotated[list[Ms], size(100_000, 1)]
-    gpu_ms: Ms | None = None
-    comm_ms: Amount | None = None
-    exposed_ms: Amount | None = None
-    peak_reserved_bytes: Bytes | None = None
-    peak_allocated_bytes: Bytes | None = None
-    device_used_bytes: Bytes | None = None
-    peak_rss_bytes: Bytes
-    prepare_s: Seconds
-    rejected: Count
-    others_cpu: Share | None = None
+    generation: Annotated[int, r.between(0, 9_999)]  # of a hundred merged runs
+    samples_ms: Annotated[list[r.Ms], r.size(100_000, 1)]
+    gpu_ms: r.Ms | None = None
+    comm_ms: r.Amount | None = None
+    exposed_ms: r.Amount | None = None
+    peak_reserved_bytes: r.Bytes | None = None
+    peak_allocated_bytes: r.Bytes | None = None
+    device_used_bytes: r.Bytes | None = None
+    peak_rss_bytes: r.Bytes
+    prepare_s: r.Seconds
+    rejected: r.Count
+    others_cpu: r.Share | None = None
 
 
 class Observed(frame.Compared, kw_only=True):
     """The process groups of a point; or of a proof the parity of the rank that is furthest off, and receipts' lines."""
 
-    runs: Annotated[list[Run], size(1000)] = []
-    lines: Notes = []
+    runs: Annotated[list[Run], r.size(1000)] = []
+    lines: r.Notes = []
 
 
 File = StudyFile[Options, Case, Observed]
@@ -141,7 +126,7 @@ File = StudyFile[Options, Case, Observed]
 def list_points(
     names: Iterable[str],
     able: Mapping[str, str | None],
-    workload: Fields,
+    workload: r.Fields,
     gpus: Iterable[int],
     scalings: Iterable[str],
     total: int,
@@ -165,7 +150,7 @@ def list_points(
         way = planned[ladder.rungs[-1].name if rung == TOP else rung]
         for scaling, n in itertools.product([s for s in (WEAK, STRONG) if s in scalings], gpus):
             batch = int(workload["batch"] or 1) * n if scaling == WEAK else total
-            recipe: Fields = {} if way.recipe is None else way.recipe | over | {"ranks": n}
+            recipe: r.Fields = {} if way.recipe is None else way.recipe | over | {"ranks": n}
             if n == 1:
                 recipe = {key: value for key, value in recipe.items() if key not in ("ranks", "reduce")}
             problem = way.skipped
@@ -191,7 +176,7 @@ def name_case(case: Case) -> str:
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-class Point(Record, kw_only=True):
+class Point(r.Record, kw_only=True):
     """One way on so many GPUs, its process groups, and the figures that follow from them.
 
     `batch` is the total. Efficiency compares with the same way on the fewest GPUs: 1 is perfect.
@@ -201,7 +186,7 @@ class Point(Record, kw_only=True):
     scaling: str
     gpus: int
     batch: int
-    recipe: Fields
+    recipe: r.Fields
     status: Status
     reason: str | None
     runs: list[Run]
@@ -223,37 +208,6 @@ class Point(Record, kw_only=True):
     def medians(self) -> dict[int, float]:
         """Return the median ms of a step in each generation."""
         return {run.generation: statistics.median(run.samples_ms) for run in self.runs}
-
-
-class Proof(Record, kw_only=True):
-    """The receipts and the parity of one way on several GPUs, whose batch is one group a rank."""
-
-    way: str
-    gpus: int
-    batch: int
-    status: Status
-    reason: str | None
-    parity: str | None
-    lines: list[str]
-
-
-class Protocol(Record, kw_only=True):
-    """How the points were measured, and why the figures must not be quoted."""
-
-    generations: int
-    visits: int
-    seed: int
-    backend: str
-    notes: list[str]
-
-
-class Scaled(Record, kw_only=True):
-    """What `ladder report --json` prints beside the header."""
-
-    protocol: Protocol
-    proofs: list[Proof]
-    points: list[Point]
-    merged: list[Merged] | None
 
 
 def derive_points(file: File) -> list[Point]:
@@ -327,18 +281,6 @@ def list_short(points: Sequence[Point]) -> list[str]:
         is_whole = len(few) == sum(point.series == (way, scaling) for point in measured)
         names.append(name if is_whole else f"{name} on {' and '.join(few)}")
     return names
-
-
-def derive_proofs(file: File) -> list[Proof]:
-    """Return the proofs that were made."""
-    return [
-        Proof(
-            way=case.way, gpus=case.gpus, batch=case.batch, status=each.status, reason=each.reason,
-            parity=each.verdict, lines=each.lines,
-        )
-        for key, case in file.cases.items()
-        if case.kind == "proof" and (each := file.observed.get(key)) is not None
-    ]  # fmt: skip
 
 
 def find_end(file: File) -> int:

@@ -77,14 +77,14 @@ class Draws:
 
 
 class Gradients(UpstreamStep):
-    """Compare each phase's gradients with exact ones, which lie in the folder of another examination.
+    """Compare each phase's gradients with exact ones, which another examination wrote into the folder `exact`.
 
     No update follows, so every phase sees the same weights.
     """
 
     def __init__(self, workload: Fields, recipe: Fields, device: str, seed: int) -> None:
         self.findings, self.draws = Path(recipe["findings"]), Draws(seed)
-        self.exact = Path(recipe.get("exact", ""))
+        self.exact = Path(recipe["exact"])
         with self.draws:
             super().__init__(workload, Path(recipe["folder"]), device, seed)
             with torch.no_grad():
@@ -115,20 +115,20 @@ class Gradients(UpstreamStep):
                         for each in module.parameters()
                     ]
                     values = torch.cat([each.flatten() for each in grads]).double().cpu().numpy()
-                    found = self.judge(f"{phase}-{number}.npy", values, [each.numel() for each in grads])
-                    errors.setdefault(phase, []).append(found)
+                    error = self.judge(f"{phase}-{number}.npy", values, [each.numel() for each in grads])
+                    errors.setdefault(phase, []).append(error)
         weights, sizes = hashlib.sha256(), {}
         for name, net in (("G", self.G), ("D", self.D)):
             sizes[name] = [each.numel() for each in net.parameters()]
             for weight in net.parameters():
                 weights.update(weight.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
-        seen = {
+        findings = {
             "weights": weights.hexdigest(),
             "draws": self.draws.shapes.hexdigest(),
             "sizes": sizes,
             "errors": errors,
         }
-        (self.findings / SEEN).write_text(json.dumps(seen))
+        (self.findings / SEEN).write_text(json.dumps(findings))
 
     def judge(self, name: str, gradients: Any, sizes: list[int]) -> Any:
         """Return the errors of a phase's gradients."""
@@ -163,7 +163,7 @@ class ExactGradients(Gradients):
 
     def judge(self, name: str, gradients: Any, sizes: list[int]) -> None:
         """Write the gradients, rounded by 3e-8, for half as large a file."""
-        np.save(self.findings / name, gradients.astype(np.float32), allow_pickle=False)
+        np.save(self.exact / name, gradients.astype(np.float32), allow_pickle=False)
 
 
 class Wide:

@@ -258,24 +258,24 @@ def list_generations(file: File) -> list[Observed]:
     return [file.observed[key] for key in file.cases if key.startswith(GENERATION) and key in file.observed]
 
 
-def derive_patched_parity(seen: Observed) -> PatchedParity:
+def derive_patched_parity(each: Observed) -> PatchedParity:
     """Return the parity that the errors of all phases show, by today's budget."""
-    reason = seen.reason
-    if seen.status == "ok":
-        problems = {phase: each.find_problem() for phase, each in seen.errors.items()}
-        problems |= {phase: "not compared" for phase in IN_ORDER if phase not in seen.errors}  # type: ignore[misc]
+    reason = each.reason
+    if each.status == "ok":
+        problems = {phase: errors.find_problem() for phase, errors in each.errors.items()}
+        problems |= {phase: "not compared" for phase in IN_ORDER if phase not in each.errors}  # type: ignore[misc]
         reason = next((f"{phase}: {problem}" for phase, problem in problems.items() if problem), None)
-    return PatchedParity("failed: parity" if reason else "ok", reason, seen.batch, seen.errors)
+    return PatchedParity("failed: parity" if reason else "ok", reason, each.batch, each.errors)
 
 
 def find_refusal(file: File, side: str) -> tuple[Status, str | None] | None:
     """Return why a program must not be timed by what was seen before, as a status and its reason, or None."""
     for key in {OURS: (PROOF,), PATCHED: (ERRORS, PHASES)}.get(side, ()):
-        if (seen := file.observed.get(key)) is None:
+        if (each := file.observed.get(key)) is None:
             continue
-        if seen.status != "ok":
-            return seen.status, seen.reason
-        judged = derive_patched_parity(seen) if key == ERRORS else judge_parity(seen.parity)
+        if each.status != "ok":
+            return each.status, each.reason
+        judged = derive_patched_parity(each) if key == ERRORS else judge_parity(each.parity)
         if judged and judged.reason:
             return judged.verdict, judged.reason
     return None

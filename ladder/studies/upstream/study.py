@@ -379,21 +379,22 @@ def prove_ours(session: Session, case: Case) -> Observed:
     from ladder.engine.pool import Pool, WorkerFailure
     from ladder.machine import system
 
-    job, recipe = session.job, case.recipe or {}
-    known = inspection.Cache(job.workload, job.machine)
-    outcome: dict[str, Any] = {"status": "ok"}
-    if (seen := known.get(recipe)) is None:
+    job, recipe, outcome = session.job, case.recipe or {}, {"status": "ok"}
+    cache = inspection.Cache(job.workload, job.machine)
+    facts = cache.get(recipe)
+    if facts is None:
         try:
             with device_lock(system.device_key(job.device)), Pool() as workers:
-                seen = inspect_ours(session, workers, case)
-            known.put(recipe, seen)
+                facts = inspect_ours(session, workers, case)
+            cache.put(recipe, facts)
         except WorkerFailure as failure:
-            seen = getattr(failure, "found", {})
+            facts = getattr(failure, "found", {})
             outcome = {"status": failure.status, "reason": text.display(failure.reason)}
-    if parity := seen.get("parity"):
-        outcome["parity"] = {key: value for key, value in parity.items() if key not in ("verdict", "reason")}
-    facts = {key: seen.get(key) for key in ("receipts", "inspection")}
-    return read_record(Observed, text.fit(outcome | facts))
+    parity = {
+        key: value for key, value in (facts.get("parity") or {}).items() if key not in ("verdict", "reason")
+    }
+    fields = {key: facts.get(key) for key in ("receipts", "inspection")} | {"parity": parity or None}
+    return read_record(Observed, text.fit(outcome | fields))
 
 
 def inspect_ours(session: Session, workers: Pool, case: Case) -> dict[str, Any]:
@@ -407,89 +408,90 @@ def inspect_ours(session: Session, workers: Pool, case: Case) -> dict[str, Any]:
             keep_gradients=True,
         )  # fmt: skip
         peak = worker.call("prepare").get("peak_reserved_bytes")
-        seen = inspection.inspect(worker, lambda what: session.report(f"{case.rung}: {what}"))
+        facts = inspection.inspect(worker, lambda what: session.report(f"{case.rung}: {what}"))
         if peak:  # as a run's inspection has it, which takes this one's findings
-            seen["inspection"]["peak_reserved_bytes"] = peak
-        return seen
+            facts["inspection"]["peak_reserved_bytes"] = peak
+        return facts
 
 
 def examine_patched(session: Session, sitting: Sitting, key: str) -> Observed:
-    """Compare the gradients of both clones, or measure each phase's GPU time if they are right."""
+    """Compare the gradients of both clones, or measure each phase's GPU time if they are right.
+
+    Each process of a clone writes what it sees into a folder of its own, and is never timed.
+    """
     from ladder.base.locks import device_lock
     from ladder.engine.pool import Pool
     from ladder.machine import system
+    from ladder.studies.upstream.examined import TIMES
 
     if key == PHASES and (refusal := record.find_refusal(session.file, PATCHED)):
         return Observed(status=refusal[0], reason=refusal[1])
     with device_lock(system.device_key(session.job.device)), Pool(code=sitting.folder) as workers:
-        examiner = Examiner(session, sitting.clones, sitting.folder, workers)
-        return examiner.compare_gradients() if key == ERRORS else Observed(phases=examiner.time_phases())
-
-
-@dataclass(frozen=True)
-class Examiner:
-    """Processes of the clones that are never timed: each writes what it sees into a folder of its own."""
-
-    session: Session
-    clones: Mapping[str, Path]
-    folder: Path
-    workers: Pool
-
-    def compare_gradients(self) -> Observed:
-        """Compute the gradients of both clones and those in FP64, each in a process of its own, and compare them.
-
-        Raises:
-            WorkerFailure: a process failed; its reason says which.
-        """
-        from ladder.studies.upstream.examined import EXACT, GRADIENTS
-
-        batch = min(BATCH, int(self.session.job.workload["batch"] or BATCH))
-        exact = self.folder / "exact"
-        seen = {EXACT: self.examine(UPSTREAM, EXACT, exact, batch=batch)}
-        for side in (UPSTREAM, PATCHED):
-            seen[side] = self.examine(side, GRADIENTS, self.folder / f"gradients-{side}", exact, batch)
-        shutil.rmtree(exact)
-        for key, words in (("sizes", "networks"), ("draws", "noise"), ("weights", "weights")):
-            alike = [
-                seen[PATCHED],
-                *([] if key == "weights" else [seen[EXACT]]),
-            ]  # FP64 has other initial weights
-            if any(each[key] != seen[UPSTREAM][key] for each in alike):
-                reason = f"the contenders do not begin with the same {words}"
-                return Observed(status="failed: parity", reason=reason, batch=batch)
-        theirs, ours = seen[UPSTREAM]["errors"], seen[PATCHED]["errors"]
-        errors: dict[Any, PhaseErrors] = {
-            phase: join_errors(theirs[phase], ours[phase]) for phase in IN_ORDER
+        if key == ERRORS:
+            return compare_gradients(session, sitting.clones, workers)
+        times = {
+            side: examine_clone(session, workers, clone, TIMES) for side, clone in sitting.clones.items()
         }
-        return Observed(batch=batch, errors=errors)
+        return read_record(Observed, {"phases": times})
 
-    def time_phases(self) -> record.PhaseTimes:
-        """Return by side and phase the GPU time, of a process for each side. Raises WorkerFailure."""
-        from ladder.studies.upstream.examined import TIMES
 
-        times = {side: self.examine(side, TIMES, self.folder / f"times-{side}") for side in self.clones}
-        return read_record(record.PhaseTimes, times)  # type: ignore[no-any-return]
+def compare_gradients(session: Session, clones: Mapping[str, Path], workers: Pool) -> Observed:
+    """Compute the gradients of both clones and those in FP64, each in a process of its own, and compare them.
 
-    def examine(
-        self, side: str, what: str, findings: Path, exact: Path | None = None, batch: int | None = None
-    ) -> dict[str, Any]:
-        """Let a process examine a clone, and return what it wrote into the folder `findings`. Raises WorkerFailure."""
-        from ladder.engine.pool import WorkerFailure
-        from ladder.studies.upstream.examined import SEEN
+    Raises:
+        WorkerFailure: a process failed; its reason says which.
+    """
+    from ladder.studies.upstream.examined import EXACT, GRADIENTS
 
-        findings.mkdir()
-        self.session.report(f"{what}: {side}")
-        job, clone = self.session.job, str(self.clones[side])
-        recipe = {"folder": clone, "findings": str(findings), "what": what, "cudnn_benchmark": True}
-        recipe |= {"exact": str(exact)} if exact else {}
-        workload = job.workload | ({"batch": batch} if batch else {})
-        with contextlib.closing(self.workers.take()) as worker:
-            try:
-                worker.call("build", workload=workload, recipe=recipe, device=job.device, seed=0)
-                worker.call("prepare", patience=PATIENCE)
-            except WorkerFailure as failure:
-                raise WorkerFailure(failure.status, f"{what}: {failure.reason}", failure.reply) from None
-        return json.loads((findings / SEEN).read_text())  # type: ignore[no-any-return]
+    batch = min(BATCH, int(session.job.workload["batch"] or BATCH))
+    with tempfile.TemporaryDirectory() as folder:
+        in_fp64 = examine_clone(session, workers, clones[UPSTREAM], EXACT, folder, batch)
+        theirs, ours = (
+            examine_clone(session, workers, clones[side], GRADIENTS, folder, batch)
+            for side in (UPSTREAM, PATCHED)
+        )
+    alike = {
+        "networks": theirs["sizes"] == ours["sizes"] == in_fp64["sizes"],
+        "noise": theirs["draws"] == ours["draws"] == in_fp64["draws"],
+        "weights": theirs["weights"] == ours["weights"],  # those in FP64 are others
+    }
+    if not all(alike.values()):
+        words = next(name for name, same in alike.items() if not same)
+        reason = f"the contenders do not begin with the same {words}"
+        return Observed(status="failed: parity", reason=reason, batch=batch)
+    errors: dict[Any, PhaseErrors] = {
+        phase: join_errors(theirs["errors"][phase], ours["errors"][phase]) for phase in IN_ORDER
+    }
+    return Observed(batch=batch, errors=errors)
+
+
+def examine_clone(
+    session: Session, workers: Pool, clone: Path, what: str, exact: str = "", batch: int | None = None
+) -> dict[str, Any]:
+    """Let a process examine a clone, and return what it wrote. `exact` is the folder of gradients in FP64.
+
+    Raises:
+        WorkerFailure: the process failed.
+    """
+    from ladder.engine.pool import WorkerFailure
+    from ladder.studies.upstream.examined import SEEN
+
+    session.report(f"{what}: {clone.name}")
+    workload = session.job.workload | ({"batch": batch} if batch else {})
+    with tempfile.TemporaryDirectory() as findings, contextlib.closing(workers.take()) as worker:
+        recipe = {
+            "folder": str(clone),
+            "findings": findings,
+            "what": what,
+            "exact": exact,
+            "cudnn_benchmark": True,
+        }
+        try:
+            worker.call("build", workload=workload, recipe=recipe, device=session.job.device, seed=0)
+            worker.call("prepare", patience=PATIENCE)
+        except WorkerFailure as failure:
+            raise WorkerFailure(failure.status, f"{what}: {failure.reason}", failure.reply) from None
+        return json.loads((Path(findings) / SEEN).read_text())  # type: ignore[no-any-return]
 
 
 def join_errors(theirs: list[list[float]], ours: list[list[float]]) -> PhaseErrors:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ladder.base.errors import UserError
 from ladder.base.text import plain
-from ladder.training import checkpoint, origin
+from ladder.training import checkpoint
 from ladder.training.checkpoint import Content, State, Tensors
 from ladder.training.nvidia import architecture, names, pickles
 from ladder.training.nvidia.architecture import Attributes, Network
@@ -53,7 +53,7 @@ def convert(path: Path) -> Converted:
     if not isinstance(content, dict):
         raise UserError(f"{path}: {NEITHER}")
     if content.get("format") == checkpoint.FORMAT:
-        return convert_to_nvidia(origin.read_origin(path))
+        return convert_to_nvidia(checkpoint.read_origin(path))
     return convert_from_nvidia(str(path), content)
 
 
@@ -144,7 +144,7 @@ def _make_checkpoint(workload: Workload, networks: dict[str, Network]) -> Conten
     }  # fmt: skip
 
 
-def convert_to_nvidia(ours: origin.Origin) -> Converted:
+def convert_to_nvidia(ours: checkpoint.Origin) -> Converted:
     """Return state dicts under NVIDIA's names, with the arguments of the classes that load them."""
     workload = ours.workload
     if workload.norm != "demod" or workload.spectral_norm:

@@ -15,10 +15,10 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from ladder.base.errors import UserError
+from ladder.base.plain import Plain
 from ladder.cli.main import main
 from ladder.engine import rounds as interleaving
 from ladder.machine import stillness
-from ladder.results.types import Plain
 from ladder.stats import answers
 from ladder.studies import frame
 from ladder.studies.commits import judging, study

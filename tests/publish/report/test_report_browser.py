@@ -13,7 +13,7 @@ import pytest
 
 from ladder.publish.report.inputs import find_inputs
 from ladder.publish.report.page import write_report
-from ladder.report.themes import DARK, LIGHT
+from ladder.show.themes import DARK, LIGHT
 from tests.publish.report.test_report_page import RUN, write_studies
 from tests.support import browsing, committed
 from tests.support.browsing import BROWSER, CONTRAST, DRIVER, look, press, rgb

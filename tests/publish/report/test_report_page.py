@@ -14,14 +14,13 @@ import pytest
 from msgspec.structs import replace as change
 
 from ladder.base.errors import UserError
-from ladder.base.records import plain
 from ladder.cli import report_page
+from ladder.core.records import write_whole
 from ladder.publish.report import inputs, page
-from ladder.report.themes import DARK, LIGHT
 from ladder.results import loading, store
 from ladder.results.run import Result
-from ladder.results.types import head
 from ladder.show.page import list_colors, render_page
+from ladder.show.themes import DARK, LIGHT
 from ladder.studies.roofline import derive
 from tests.support import committed, made_up_ablation, made_up_profile, made_up_study, two_clocks
 from tests.support.commands import refused, succeed
@@ -71,7 +70,7 @@ class Page(html.parser.HTMLParser):
 
 def write_studies(folder: Path) -> Path:
     """Write results of every kind of study of the run's machine below a folder, and return it."""
-    machine = plain(loading.load_run(RUN).machine)
+    machine = write_whole(loading.load_run(RUN).machine)
     step = json.loads(committed.file("results/upstream/nvidia-h200-article.json").read_text())
     files = {
         "profile/bf16": made_up_profile.of_profile(machine, "bf16", made_up_profile.FUSED),
@@ -262,8 +261,8 @@ def of_study(mode: str) -> dict[str, Any]:
     run = loading.load_run(RUN)
     times = made_up_study.MODELS if mode == "levers" else made_up_study.TIMES
     return made_up_study.study(mode, times) | {
-        "machine": plain(run.machine),
-        "workload": plain(head(run)["workload"]),
+        "machine": write_whole(run.machine),
+        "workload": run.workload,
     }
 
 

@@ -14,8 +14,8 @@ from ladder.base.errors import UserError
 from ladder.publish import gallery
 from ladder.publish.history import series as asvseries
 from ladder.publish.site import building, figures, front
-from ladder.report.themes import LIGHT
 from ladder.results import loading
+from ladder.show.themes import LIGHT
 from tests.publish.validation.test_asvfiles import HOSTILE, plant
 from tests.support import committed, made_up_asv, published, two_clocks
 from tests.support.hostile_asv import RESULT_FILES

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ladder.report.themes import DARK, LIGHT
+from ladder.show.themes import DARK, LIGHT
 from tests.support import browsing, published
 from tests.support.browsing import BROWSER, CONTRAST, DRIVER, look, press, rgb, until
 

@@ -73,7 +73,7 @@ def put(*keys: Any) -> Callable[[dict[str, Any]], None]:
 REFUSED = {
     "unknown key": put("extra", 1),
     "rungs[0]: unknown key 'html'": put("rungs", 0, "html", "x"),
-    "rungs[0].settings: unknown key '__class__'": put("rungs", 0, "settings", "__class__", "x"),
+    "rung baseline.settings: unknown key '__class__'": put("rungs", 0, "settings", "__class__", "x"),
     "machine: unknown key 'hostname'": put("machine", "hostname", "x"),
     "machine.gpu: '<script>": put("machine", "gpu", "<script>alert(1)</script>"),
     "machine.cpu: '/home/x\\n": put("machine", "cpu", "/home/x\nrm"),

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from ladder.base.plain import Plain
 from ladder.core.records import write_record
 from ladder.publish.validation import kinds, validate
-from ladder.results.types import Plain
 from tests.support import committed, made_up_kernels
 from tests.support.judging_files import judge
 from tests.support.typed import problem_of

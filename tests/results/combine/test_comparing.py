@@ -82,7 +82,7 @@ def test_slower_is_status_1_and_a_refusal_2(tmp_path):
     assert rows[-1]["verdict"] == "slower" and rows[-1]["ratio"] == pytest.approx(25.3 / 26, rel=0.01)
     refusal = call("compare", paths[0], paths[3])
     assert refusal.exit_code == 2 and "A100" in refusal.stderr and refusal.stdout == ""
-    assert "warning: gpu" in call("compare", paths[0], paths[3], "--anyway").stdout
+    assert "warning: machine.gpu" in call("compare", paths[0], paths[3], "--anyway").stdout
 
 
 def test_gpu_time_is_compared_beside_the_step_where_both_have_it(tmp_path):

@@ -208,29 +208,6 @@ def test_a_patched_clone_that_was_timed_has_no_number_without_parity(finished: P
         assert program.status == "failed: parity" and words in program.reason
 
 
-@pytest.mark.slow
-def test_a_run_goes_on_without_comparing_again(finished: Path, clone: Path, tmp_path: Path) -> None:
-    """The comparison is kept. A run without --patched, or with other files, is another measurement."""
-    before = only(finished)
-    (tmp_path / "out").mkdir()
-    (stopped := tmp_path / "out" / "stopped.json").write_text(json.dumps(before))
-    run = resume(clone, tmp_path, stopped, "--rounds", "2")
-    assert run.exit_code == 0 and "gradients: " not in run.output, run.output
-    (path,) = {*stopped.parent.glob("*.json")} - {stopped}
-    result = json.loads(path.read_text())
-    assert result["observed"][record.ERRORS] == before["observed"][record.ERRORS]
-    assert [len(each.rounds) for each in derive(result).programs] == [2, 2, 2]
-    before["cases"]["generation 1"]["patch"] = "0" * 16
-    stopped.write_text(json.dumps(before))
-    run = resume(clone, tmp_path, stopped, "--rounds", "2")
-    assert run.exit_code == 2 and "the drop-in files differ" in run.output.splitlines()[-1], run.output
-
-
-def resume(clone: Path, folder: Path, path: Path, *more: object) -> Result:
-    asked = ["upstream", clone, "-w", file_of_least(folder), "--resume", path, *more]
-    return CliRunner().invoke(cli.main, [*map(str, asked)])
-
-
 def broken(monkeypatch: pytest.MonkeyPatch, path: str, right: str, wrong: str) -> None:
     """Plant a bug in a drop-in file."""
     texts = drop_in.contents(_origin())
@@ -253,37 +230,6 @@ def test_a_contender_with_other_gradients_is_not_timed(
     result = derive(only(tmp_path))
     assert [len(each.rounds) for each in result.programs] == [1, 0, 1]
     assert result.patched.parity.verdict == "failed: parity" and result.patched.ratio is None
-
-
-OTHER = {  # by file: the forward pass, and what only a second derivative has
-    "bias_act": ("x = x * gain if", "x = x * gain * 1.001 if", "G_main: error 0.0"),
-    "conv2d_gradfix": ("_Convolution.apply(g, weight, site", "_Convolution.apply(g, weight.detach(), site", "error"),
-}  # fmt: skip
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("file", OTHER)
-def test_other_gradients_are_seen_in_every_pass(
-    clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
-) -> None:
-    right, wrong, words = OTHER[file]
-    broken(monkeypatch, f"ops/{file}.py", right, wrong)
-    with examine(clone, tmp_path, "cpu") as examiner:
-        parity = record.derive_patched_parity(examiner.compare_gradients())
-    assert parity.verdict == "failed: parity" and words in (parity.reason or ""), parity
-
-
-@contextlib.contextmanager
-def examine(clone: Path, folder: Path, device: str) -> Iterator[study.Examiner]:
-    """Yield what examines the clone and its patched copy."""
-    study.add_package(folder)
-    texts = drop_in.contents(_origin())
-    facts = record.Source(source.networks_of(clone), source.digest_of(clone))
-    copy = study.copy_patched(study.Clone(clone, facts, texts, ""), folder / "patched")
-    job = SimpleNamespace(workload=WORKLOAD | {"data": None}, device=device)
-    session: Any = SimpleNamespace(job=job, report=print)
-    with Pool(code=folder) as workers:
-        yield study.Examiner(session, {UPSTREAM: clone, PATCHED: copy}, folder, workers)
 
 
 def _origin() -> object:
@@ -367,10 +313,18 @@ def test_gpu_times_reach_the_report(finished: Path, tmp_path: Path) -> None:
 @pytest.mark.gpu
 def test_a_gpu_has_the_same_gradients_and_tells_the_time_of_each_phase(clone: Path, tmp_path: Path) -> None:
     """The patched stand-in runs the fused ops, forward and through both derivatives."""
-    with examine(clone, tmp_path, "cuda") as examiner:
-        parity = record.derive_patched_parity(examiner.compare_gradients())
-        times = examiner.time_phases()
+    study.add_package(tmp_path)
+    facts = record.Source(source.networks_of(clone), source.digest_of(clone))
+    copy = study.copy_patched(
+        study.Clone(clone, facts, drop_in.contents(_origin()), ""), tmp_path / "patched"
+    )
+    job = SimpleNamespace(workload=WORKLOAD | {"data": None}, device="cuda")
+    session: Any = SimpleNamespace(job=job, report=print)
+    with Pool(code=tmp_path) as workers:
+        parity = record.derive_patched_parity(
+            study.compare_gradients(session, {UPSTREAM: clone, PATCHED: copy}, workers)
+        )
+        times = study.examine_clone(session, workers, copy, examined.TIMES)
     assert parity.verdict == "ok", parity
-    for phases in times.values():
-        assert set(phases) == set(IN_ORDER)
-        assert all(len(each.gpu_ms) == examined.REPEATS and each.kernels > 5 for each in phases.values())
+    assert set(times) == set(IN_ORDER)
+    assert all(len(each["gpu_ms"]) == examined.REPEATS and each["kernels"] > 5 for each in times.values())

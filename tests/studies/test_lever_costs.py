@@ -9,13 +9,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ladder.base import text
 from ladder.base.errors import UserError
-from ladder.plan import catalog, levers, modes, needs
+from ladder.plan import beside, catalog, modes, needs
 from ladder.results import plausible
-from ladder.studies.levers import variant
+from ladder.studies import levers
 from stylegan_lite import make_step
 from stylegan_lite.config import Recipe, Workload
 from tests.support.small import LITTLE
 
+STUDY = beside.load_beside("levers")
 ALL = dict.fromkeys(needs.NEEDS)
 NO_GPU = dict.fromkeys(needs.NEEDS, "needs a CUDA GPU") | {"bf16": None}
 
@@ -30,8 +31,8 @@ def stepped(**fields: Any) -> Any:
 def costs() -> dict[str, dict[str, Any]]:
     """The findings of `examine` for each entry, on one small workload."""
     workload = Workload.from_dict(LITTLE).to_dict()
-    changed = {levers.UNCHANGED: {}} | {name: levers.fields_of(name, workload) for name, *_ in levers.LEVERS}
-    return {name: variant.examine(stepped(**fields), name) for name, fields in changed.items()}
+    changed = {"unchanged": {}} | {name: each.list_fields(workload) for name, each in STUDY.entries.items()}
+    return {name: levers.examine(stepped(**fields), name) for name, fields in changed.items()}
 
 
 @pytest.mark.parametrize("groups", [1, 2, 8])
@@ -40,12 +41,12 @@ def test_a_convolution_s_gradients_take_as_many_flops_as_itself(groups: int, tra
     x = torch.randn(2, 8, 6, 6, requires_grad=True)
     weight = torch.randn(8, 8 // groups, 3, 3, requires_grad=True)
     op = F.conv_transpose2d if transposed else F.conv2d
-    with variant.Flops() as forward:
+    with levers.Flops() as forward:
         y = op(x, weight, padding=1, groups=groups)
-    with variant.Flops() as both:
+    with levers.Flops() as both:
         y.sum().backward()
     assert forward.total == 2 * y.numel() * 8 // groups * 9 and both.total == 2 * forward.total
-    with variant.Flops() as one:
+    with levers.Flops() as one:
         op(x.detach(), weight, padding=1, groups=groups).sum().backward()
     assert one.total == 2 * forward.total
 
@@ -54,7 +55,7 @@ def test_pytorch_s_own_counter_agrees_where_it_can_count() -> None:
     step = stepped()
     step.feed.next()
     for phase in ("G_main", "D_main"):
-        with variant.Flops() as ours:
+        with levers.Flops() as ours:
             step.run_phase(phase)
         with FlopCounterMode(display=False) as theirs:
             step.run_phase(phase)
@@ -62,8 +63,8 @@ def test_pytorch_s_own_counter_agrees_where_it_can_count() -> None:
 
 
 def test_cheaper_models_have_fewer_flops_and_parameters(costs: dict[str, dict[str, Any]]) -> None:
-    base = costs[levers.UNCHANGED]["inspection"]
-    for name, *_ in levers.LEVERS:
+    base = costs["unchanged"]["inspection"]
+    for name in STUDY.entries:
         found = costs[name]["inspection"]
         assert 0 < found["flops"] < base["flops"] and 0 < found["parameters"] < base["parameters"], name
         receipt = costs[name]["receipts"][name]
@@ -77,7 +78,7 @@ def test_flops_of_a_step_count_lazy_phases_as_often_as_they_run(monkeypatch: pyt
     monkeypatch.setattr(
         step, "run_phase", lambda phase: ran.append(phase) or torch.zeros(2, 2) @ torch.zeros(2, 2)
     )
-    assert variant.count(step) == pytest.approx(16 * (2 + 1 / 4 + 1 / 16))
+    assert levers.count(step) == pytest.approx(16 * (2 + 1 / 4 + 1 / 16))
     assert sorted(ran) == ["D_main", "D_r1", "G_main", "G_pl"]
 
 
@@ -87,7 +88,7 @@ def test_flops_of_a_step_count_lazy_phases_as_often_as_they_run(monkeypatch: pyt
 def test_each_lever_is_the_article_s_top_on_another_workload() -> None:
     _, workload = catalog.load_workload("article")
     found = {p.name: p for p in modes.plan("levers", catalog.load_ladder("full"), ALL, None, workload)}
-    assert list(found) == levers.names()
+    assert list(found) == STUDY.names
     recipe = found["unchanged"].recipe or {}
     assert recipe["fused_act"] and recipe["cuda_graphs"] and recipe["conv"] == "double_backward"
     assert all(each.recipe == recipe for each in found.values())
@@ -96,10 +97,10 @@ def test_each_lever_is_the_article_s_top_on_another_workload() -> None:
     for name, each in found.items():
         assert each.variant is not None and len(each.variant.why.split()) <= 20
         Recipe.from_dict(recipe).refuse_for(Workload.from_dict({**workload, **each.variant.workload}))
-        assert name == "unchanged" or (each.variant.exempt == levers.EXEMPT and each.variant.workload)
+        assert name == "unchanged" or (each.variant.exempt == STUDY.exempt and each.variant.workload)
     wide = found["half_width"].variant
     assert wide is not None and wide.workload == {"channel_base": 8192, "channel_max": 256}
-    assert text.TEXT.fullmatch(levers.EXEMPT)
+    assert text.TEXT.fullmatch(STUDY.exempt)
 
 
 def test_a_workload_that_cannot_have_a_lever_says_why() -> None:
@@ -116,13 +117,13 @@ def test_the_floor_of_a_cheaper_model_is_lower() -> None:
     _, workload = catalog.load_workload("article")
     usual = plausible.floor_ms(machine, workload)
     assert usual is not None
-    for name, *_ in levers.LEVERS:
-        own = plausible.floor_ms(machine, {**workload, **levers.fields_of(name, workload)})
+    for name, each in STUDY.entries.items():
+        own = plausible.floor_ms(machine, {**workload, **each.list_fields(workload)})
         assert own is not None and own[0] < usual[0] and own[1] < usual[1], name
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", levers.names())
+@pytest.mark.parametrize("name", STUDY.names)
 def test_a_lever_is_captured_and_trains_on_a_gpu(name: str) -> None:
     workload = Workload.from_dict(
         LITTLE | {"resolution": 16, "channel_base": 256, "channel_max": 16}
@@ -135,5 +136,5 @@ def test_a_lever_is_captured_and_trains_on_a_gpu(name: str) -> None:
     step.prepare()
     step.cycle()
     assert len(step.graphs) == 4 and step.check_finite() is None
-    assert variant.examine(step, name)["receipts"][name]["engaged"]
+    assert levers.examine(step, name)["receipts"][name]["engaged"]
     step.close()

@@ -13,9 +13,9 @@ from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.engine import inspection
 from ladder.engine.pool import WorkerFailure
-from ladder.plan import catalog, mistakes, modes, needs
+from ladder.plan import beside, catalog, modes, needs
 from ladder.plan.variants import Variant
-from ladder.studies.mistakes import proofs, variant
+from ladder.studies import mistakes
 from stylegan_lite import make_step
 from stylegan_lite.config import Recipe, Workload
 from tests.support.small import LITTLE
@@ -23,7 +23,8 @@ from tests.support.small import LITTLE
 ALL = dict.fromkeys(needs.NEEDS)
 NO_GPU = dict.fromkeys(needs.NEEDS, "needs a CUDA GPU") | {"bf16": None}
 CLEAN = {"channels_last": True, "instance_norm": "var_mean", "precision": "bf16", "set_to_none": True}
-BY_NAME = {mistake.name: mistake for mistake in mistakes.MISTAKES}
+STUDY = beside.load_beside("mistakes")
+BY_NAME = STUDY.entries
 ON_CPU = ("set_to_none", "precision")  # changes that a CPU can run
 CROSSES = {"blocking_copies": "no batch crosses a bus on a CPU"}
 SAME = [
@@ -40,7 +41,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     import torch._inductor.config
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: None)
-    monkeypatch.setattr(variant, "COMPILER", "eager")
+    monkeypatch.setattr(mistakes, "COMPILER", "eager")
     dynamo, inductor = torch._dynamo.config, torch._inductor.config
     limits = {name: getattr(dynamo, name) for name in ("recompile_limit", "accumulated_recompile_limit")}
     with dynamo.patch(limits), inductor.patch(force_disable_caches=inductor.force_disable_caches):
@@ -52,7 +53,7 @@ def made(name: str | None, recipe: dict[str, Any] | None = None) -> Any:
     change = {} if name is None else {k: v for k, v in BY_NAME[name].change.items() if k in ON_CPU}
     step = make_step(LITTLE, CLEAN | (change if recipe is None else recipe), device="cpu")
     if name is not None:
-        variant.apply(step, name)
+        mistakes.apply(step, name)
     step.prepare()
     return step
 
@@ -61,20 +62,22 @@ def made(name: str | None, recipe: dict[str, Any] | None = None) -> Any:
 def test_a_mistake_is_in_force_and_its_proof_is_red_without_it(
     name: str, cpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = variant.examine(made(name), name)["receipts"][name]
+    there = mistakes.examine(made(name), name)["receipts"][name]
     assert there["engaged"], there
     assert all(text.TEXT.fullmatch(line) for line in there["lines"])
-    monkeypatch.setitem(variant.PATCHES, name, ())  # the patch is gone, and with it the change of the recipe
+    monkeypatch.setitem(
+        mistakes.PATCHES, name, None
+    )  # the patch is gone, and with it the change of the recipe
     gone = made(name, {"workers": 1} if name == "too_few_workers" else {})
-    red = variant.examine(gone, name)["receipts"][name]
+    red = mistakes.examine(gone, name)["receipts"][name]
     gone.close()
     assert not red["engaged"] and any(line.startswith("not engaged: ") for line in red["lines"])
 
 
 def test_every_mistake_has_a_patch_or_a_change_and_a_proof() -> None:
-    assert variant.PATCHES.keys() == proofs.PROOFS.keys() == BY_NAME.keys()
-    assert all(variant.PATCHES[name] or mistake.change for name, mistake in BY_NAME.items())
-    for mistake in mistakes.MISTAKES:
+    assert mistakes.PATCHES.keys() == mistakes.PROOFS.keys() == BY_NAME.keys()
+    assert all(mistakes.PATCHES[name] or mistake.change for name, mistake in BY_NAME.items())
+    for mistake in BY_NAME.values():
         assert text.TEXT.fullmatch(mistake.title) and text.TEXT.fullmatch(mistake.exempt or "x")
         assert len(mistake.why.split()) <= 20 and not mistake.why.endswith(".")
         assert len(mistake.title) <= modes.LONGEST
@@ -145,7 +148,7 @@ def test_compiled_code_leaves_the_step_s_own_kernels_where_they_are(
     triton = pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", "elsewhere")
     monkeypatch.delenv("TRITON_CACHE_DIR")
-    variant.compile_shapes(types.SimpleNamespace(device="cpu", run=None))
+    mistakes.compile_shapes(types.SimpleNamespace(device="cpu", run=None))
     assert os.environ["TRITON_CACHE_DIR"] == triton.knobs.cache.dir
 
 
@@ -172,7 +175,7 @@ def crossing(**how: Any) -> dict[str, Any]:
     ],
 )
 def test_a_copy_blocks_if_it_comes_from_ordinary_memory(crossings: list[Any], engaged: bool) -> None:
-    assert proofs.blocking(crossings).engaged is engaged
+    assert mistakes.blocking(crossings).engaged is engaged
 
 
 def test_a_mistake_that_is_not_in_force_is_never_timed() -> None:
@@ -207,7 +210,7 @@ def planned(capabilities: dict[str, str | None], only: list[str] | None = None) 
 
 def test_the_clean_step_is_data_loading_without_graphs() -> None:
     found = planned(ALL)
-    assert list(found) == mistakes.names() and len(found) == 15
+    assert list(found) == STUDY.names and len(found) == 15
     recipe = found["clean"].recipe or {}
     assert recipe["async_copy"] and recipe["fused_norm"] and recipe["precision"] == "bf16"
     assert not {"cuda_graphs", "adam", "fused_act"} & recipe.keys() and found["clean"].variant is None
@@ -215,7 +218,7 @@ def test_the_clean_step_is_data_loading_without_graphs() -> None:
         Recipe.from_dict(found[name].recipe or {})
         assert found[name].recipe == {**recipe, **mistake.change}
     assert found["n_critic_5"].variant == Variant(
-        "mistakes", BY_NAME["n_critic_5"].why, mistakes.ANOTHER, updates=5
+        "mistakes", BY_NAME["n_critic_5"].why, BY_NAME["n_critic_5"].exempt, updates=5
     )
 
 
@@ -238,12 +241,12 @@ def test_a_mistake_is_in_force_on_a_gpu_and_the_clean_step_is_clean(name: str) -
     if name != "compile_shapes":  # its limits are those of the process
         clean = make_step(LITTLE, found["clean"].recipe or {}, device="cuda")
         clean.prepare()
-        assert not variant.examine(clean, name)["receipts"][name]["engaged"]
+        assert not mistakes.examine(clean, name)["receipts"][name]["engaged"]
         clean.close()
     step = make_step(LITTLE, found[name].recipe or {}, device="cuda")
-    variant.apply(step, name)
+    mistakes.apply(step, name)
     step.prepare()
     step.cycle()
-    receipt = variant.examine(step, name)["receipts"][name]
+    receipt = mistakes.examine(step, name)["receipts"][name]
     step.close()
     assert receipt["engaged"], receipt
