@@ -65,7 +65,7 @@ def export(folder: Path | None, ops: str | None, package: str | None, like: str 
         return
     if folder is None or ops is None or package is None:
         raise UserError("ladder export needs DIR, --ops A,B,... and --package NAME; --list names the ops")
-    chosen = exporting.chosen(ROOT, options.names(ops) or [])
+    chosen = exporting.choose_ops(ROOT, options.names(ops) or [])
     written = exporting.export(exporting.read_origin(), folder, chosen, package)
     click.echo(f"{near(folder / package)}: {counted(len(chosen), 'op')} in {len(written)} files")
     click.echo(f"check it: cd {shlex.quote(near(folder))}; python -m {package}.test_ops")

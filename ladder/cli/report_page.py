@@ -14,15 +14,14 @@ from ladder.base.text import plain
 
 RESULTS = ROOT / "results"
 REPORTS = RESULTS / "reports"
-USUAL = ".html"  # stands for a file that is named after the result
-SUFFIXES = (".html", ".htm")
+DEFAULT = ".html"  # stands for a file that is named after the result
 
 html_option = click.option(
     "--html",
     "page",
     metavar="[FILE.html]",
     is_flag=False,
-    flag_value=USUAL,
+    flag_value=DEFAULT,
     help="Write one self-contained page of everything about one machine and workload. [default: in results/reports]",
 )
 price_option = click.option(
@@ -44,18 +43,16 @@ def write_page(page: str, paths: Sequence[Path], price: str | None) -> None:
     from ladder.publish.report.page import write_report
     from ladder.report import recommend, tables
 
-    named = Path(page).expanduser()
-    into = named if named.suffix.lower() in SUFFIXES else None
-    if into is None and page != USUAL and named.suffix != ".json" and not named.exists():
+    first = Path(page).expanduser()
+    into = first if first.suffix.lower() in (".html", ".htm") else None
+    files = [*paths] if into or page == DEFAULT else [first, *paths]
+    if files and files[0].suffix != ".json" and not files[0].exists():
         raise UserError(
             f"--html {plain(page)}: the name of a page ends in .html, and no result has this name"
         )
-    files = [*paths] if into or page == USUAL else [named, *paths]
     tables.refuse_outputs([into] if into else [], files)
     inputs = reports.find_inputs(files, RESULTS, None if price is None else recommend.price_of(price))
     into = into or REPORTS / f"{reports.name_page(inputs.main)}.html"
     write_report(inputs, into)
     click.echo(plain(inputs.whose))
-    for mark in inputs.shown.marks:
-        click.echo(mark)
-    click.echo(f"page: {near(into)}")
+    click.echo("\n".join([*inputs.shown.marks, f"page: {near(into)}"]))

@@ -13,28 +13,20 @@ from ladder.base.errors import describe
 from ladder.base.starting import ROOT, read_version
 
 
-def lines() -> list[str]:
-    """Return one line each for version, commit, torch, CUDA and cuDNN. No CUDA context is created."""
-
+def list_versions() -> dict[str, str | None]:
+    """Return the versions of this project, torch, CUDA and cuDNN. Only a CUDA build of torch is imported: seconds."""
     commit, dirty = git.commit_of(ROOT)
     code = "unknown" if commit is None else commit[:12] + (" (dirty)" if dirty else "")
-    shown = {"ladder": read_version(), "commit": code, **_torch()}
-    return [f"{name} {value or 'none'}" for name, value in shown.items()]
-
-
-def _torch() -> dict[str, str | None]:
-    """Return the versions of torch and its libraries.
-
-    Only a CUDA build of torch is imported, because the import takes seconds.
-    """
+    versions: dict[str, str | None] = {"ladder": read_version(), "commit": code}
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        return {"torch": "not installed", "CUDA": None, "cuDNN": None}
+        return {**versions, "torch": "not installed", "CUDA": None, "cuDNN": None}
     built = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-    return {"torch": built["__version__"], "CUDA": built["cuda"], "cuDNN": built["cuda"] and _cudnn()}
+    cudnn = built["cuda"] and _read_cudnn()
+    return {**versions, "torch": built["__version__"], "CUDA": built["cuda"], "cuDNN": cudnn}
 
 
-def _cudnn() -> str | None:
+def _read_cudnn() -> str | None:
     from ladder.machine import system
 
     try:
@@ -42,12 +34,12 @@ def _cudnn() -> str | None:
 
         return system.dotted_cudnn(torch.backends.cudnn.version())
     except Exception as error:  # a library that does not load must not hide the other lines
-        return f"cannot be asked: {describe(error)}"
+        return f"unknown: {describe(error)}"
 
 
-def _print(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        click.echo("\n".join(lines()))
+def _print(ctx: click.Context, _: click.Parameter, is_wanted: bool) -> None:
+    if is_wanted and not ctx.resilient_parsing:
+        click.echo("\n".join(f"{name} {version or 'none'}" for name, version in list_versions().items()))
         ctx.exit()
 
 

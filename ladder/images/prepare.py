@@ -22,9 +22,9 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -266,22 +266,17 @@ def _list_types(names: list[str]) -> str:
 
 
 def _map_in_threads(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Yield the results in order, with few in memory at once. Pillow releases the GIL while it works."""
+    """Yield the results in order. Pillow releases the GIL while it works."""
     workers = min(
         8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    waiting: deque[Future[R]] = deque()
     with ThreadPoolExecutor(workers) as pool:
+        futures = [pool.submit(work, item) for item in items]
         try:
-            for item in items:
-                waiting.append(pool.submit(work, item))
-                if len(waiting) > 2 * workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
+            for future in futures:
+                yield future.result()
         finally:
-            for future in waiting:
-                future.cancel()
+            pool.shutdown(cancel_futures=True)
 
 
 def _save(picture: Image.Image, path: Path) -> None:

@@ -71,7 +71,7 @@ def answer() -> Probe | Held:
             return early
         try:
             return {**json.loads(path.read_text()), "uuids": gpus}
-        except (OSError, ValueError):
+        except (OSError, ValueError, TypeError):
             return {"held": gpus[0]}
 
 

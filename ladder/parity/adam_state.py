@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STEPS = "steps"  # one tensor [parameters], so that the host waits for the GPU once and not for every count
@@ -46,7 +46,10 @@ def judged(beta1: float) -> tuple[str, ...]:
 
 def clones(step: Any) -> dict[str, Moments]:
     """Return {"G" | "D": a copy of its optimizer's state}, with zeros for a state that does not exist yet."""
-    return {net: _map(_of(*pair), torch.clone) for net, pair in _pairs(step).items()}
+    return {
+        net: {quantity: {name: t.clone() for name, t in named.items()} for quantity, named in moments.items()}
+        for net, moments in _read(step).items()
+    }
 
 
 def moved(step: Any, before: dict[str, Moments]) -> dict[str, Moments]:
@@ -54,9 +57,9 @@ def moved(step: Any, before: dict[str, Moments]) -> dict[str, Moments]:
     return {
         net: {
             quantity: {name: t - before[net][quantity][name] for name, t in named.items()}
-            for quantity, named in _of(*pair).items()
+            for quantity, named in moments.items()
         }
-        for net, pair in _pairs(step).items()
+        for net, moments in _read(step).items()
     }
 
 
@@ -110,27 +113,19 @@ def passed_over(state: State, net: str, seen: list[Tensors], exact: list[Tensors
 
 def betas(step: Any) -> dict[str, tuple[float, float]]:
     """Return both optimizers' decays."""
-    return {net: tuple(optimizer.param_groups[0]["betas"]) for net, (_, optimizer) in _pairs(step).items()}
+    return {net: tuple(getattr(step, f"opt_{net}").param_groups[0]["betas"]) for net in ("G", "D")}
 
 
-def _pairs(step: Any) -> dict[str, tuple[nn.Module, torch.optim.Adam]]:
-    return {"G": (step.G, step.opt_G), "D": (step.D, step.opt_D)}
-
-
-def _of(network: nn.Module, optimizer: torch.optim.Adam) -> Moments:
-    named, state = dict(network.named_parameters()), optimizer.state
-    beta1, _ = optimizer.param_groups[0]["betas"]
-    moments: Moments = {
-        moment: {name: _moment(state, p, moment) for name, p in named.items()} for moment in judged(beta1)
-    }
-    counts = [torch.as_tensor(state[p]["step"] if state.get(p) else 0.0).float() for p in named.values()]
-    place = counts[0].device
-    return moments | {STEPS: {STEPS: torch.stack([count.detach().to(place) for count in counts])}}
-
-
-def _moment(state: dict[Tensor, dict[str, Tensor]], parameter: Tensor, moment: str) -> Tensor:
-    return state[parameter][moment].detach() if state.get(parameter) else torch.zeros_like(parameter).detach()
-
-
-def _map(tree: Moments, change: Any) -> Moments:
-    return {quantity: {name: change(t) for name, t in named.items()} for quantity, named in tree.items()}
+def _read(step: Any) -> dict[str, Moments]:
+    states: dict[str, Moments] = {}
+    for net, decays in betas(step).items():
+        named, state = dict(getattr(step, net).named_parameters()), getattr(step, f"opt_{net}").state
+        counts = [torch.as_tensor(state[p]["step"] if state.get(p) else 0.0).float() for p in named.values()]
+        steps = torch.stack([count.detach().to(counts[0].device) for count in counts])
+        states[net] = {STEPS: {STEPS: steps}}
+        for moment in judged(decays[0]):
+            states[net][moment] = {
+                name: (state[p][moment] if state.get(p) else torch.zeros_like(p)).detach()
+                for name, p in named.items()
+            }
+    return states

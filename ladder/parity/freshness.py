@@ -38,20 +38,17 @@ DECODERS = 20 / 127.5
 def draws_anew(step: TrainingStep) -> list[str]:
     """Return a line for each buffer that a fill leaves unchanged, and for phases with the same numbers."""
     problems = []
-    first: dict[str, list[Tensor]] = {}
     for phase in step.inputs:
         step._fill(phase)
-    for phase in step.inputs:  # all are filled by now, so a buffer that two phases share shows
-        first[phase] = [part.clone() for part in _parts(step, phase)]
+    # all are filled by now, so a buffer that two phases share shows
+    first = {phase: [part.clone() for part in _parts(step, phase)] for phase in step.inputs}
     for phase, before in first.items():
         step._fill(phase)
         if any(_share_equal(a, b) > 0.01 for a, b in zip(before, _parts(step, phase), strict=True)):
             problems.append(f"{phase}: a replay is given the numbers of the one before")
-    names = list(first)
-    for k, phase in enumerate(names):
-        for other in names[k + 1 :]:
-            if any(_share_equal(a, b) > 0.01 for a, b in zip(first[phase], first[other], strict=False)):
-                problems.append(f"{phase} and {other}: the phases share their latents or noise")
+    for phase, other in itertools.combinations(first, 2):
+        if any(_share_equal(a, b) > 0.01 for a, b in zip(first[phase], first[other], strict=False)):
+            problems.append(f"{phase} and {other}: the phases share their latents or noise")
     return problems
 
 
@@ -76,16 +73,17 @@ def images(step: TrainingStep) -> list[str]:
     Returns one message for the first wrong image, else [].
     """
     w, feed, on_gpu = step.workload, step.feed, getattr(step.recipe, "gpu_decode", False)
-    if w.data is None:
-        source = RandomImages(w.resolution, True, w.batch)
-    else:
+    source: Any = RandomImages(w.resolution, True, w.batch)
+    if w.data is not None:
         source = ImageFolder(w.data, w.resolution, True)
     epoch, done, orders = feed.epoch, feed.consumed, {}
     ranks = getattr(step, "ranks", None)
     mine = slice(None) if ranks is None else slice(ranks.rank, None, ranks.size)
     for number in range(BATCHES):
         if epoch not in orders:
-            orders[epoch] = _order(len(source), step.seed, w.flips, epoch)
+            sampler = EpochSampler(len(source), step.seed, w.flips)
+            sampler.epoch = epoch
+            orders[epoch] = list(sampler)
             if sorted(index for index, _ in orders[epoch]) != list(range(len(source))):
                 return ["an epoch does not visit each image once"]
             if len(source) > 8 and orders[epoch] == orders.get(epoch - 1):
@@ -99,19 +97,12 @@ def images(step: TrainingStep) -> list[str]:
             if on_gpu:
                 off, room = off.mean(), DECODERS
             if not off.max() <= room:
-                return [
-                    f"image {k + 1} of batch {number + 1} is not the one that was drawn: off by {off.max():.2g}"
-                ]
+                where = f"image {k + 1} of batch {number + 1}"
+                return [f"{where} is not the one that was drawn: off by {off.max():.2g}"]
         done += 1
         if done == len(source) // w.batch:
             epoch, done = epoch + 1, 0
     return []
-
-
-def _order(length: int, seed: int, flips: bool, epoch: int) -> list[tuple[int, bool]]:
-    sampler = EpochSampler(length, seed, flips)
-    sampler.epoch = epoch
-    return list(sampler)
 
 
 def _plain(source: Any, index: int, flip: bool, as_jpeg: bool) -> Tensor:
@@ -129,11 +120,8 @@ def _plain(source: Any, index: int, flip: bool, as_jpeg: bool) -> Tensor:
 
 def phases(workload: Workload, index: int, lazy: bool = True) -> tuple[str, ...]:
     """Return the phases of one step of a cycle, from the intervals alone."""
-    due = {
-        "G_pl": lazy and index % workload.pl_interval == 0,
-        "D_r1": lazy and index % workload.r1_interval == 0,
-    }
-    return tuple(phase for phase in PHASES if due.get(phase, True))
+    every = {"G_pl": workload.pl_interval, "D_r1": workload.r1_interval}
+    return tuple(phase for phase in PHASES if phase not in every or (lazy and index % every[phase] == 0))
 
 
 def kinds(workload: Workload) -> list[tuple[str, ...]]:
@@ -156,7 +144,10 @@ def schedule(step: TrainingStep) -> list[str]:
             step.cycle(lazy=lazy)
         if problems := _differences(name, calls, expected):
             return problems
-    return _left_out(step)
+    whole = getattr(step.recipe, "whole_step_graph", False)
+    needed = ["+".join(kind) for kind in kinds(step.workload)] if whole else PHASES
+    missing = [name for name in needed if step.graphs and name not in step.graphs]
+    return [f"no graph of {name}: it runs eagerly" for name in missing]
 
 
 def _calls(step: TrainingStep, index: int, lazy: bool) -> list[str]:
@@ -201,10 +192,7 @@ def recording(step: TrainingStep, seen: list[str]) -> Iterator[None]:
 
 
 def _differences(name: str, seen: list[str], expected: list[str]) -> list[str]:
-    """Return the differences that help a reader.
-
-    These are missing phases, else missing images and numbers, else the first wrong step.
-    """
+    """Return the first differences: missing phases, else missing images and numbers, else the first wrong step."""
     ran, due = ([phase for call in calls for phase in call.split("+")] for calls in (seen, expected))
     for words, things in (
         ("runs {} {} times", PHASES),
@@ -221,11 +209,3 @@ def _differences(name: str, seen: list[str], expected: list[str]) -> list[str]:
     at = next(k for k, (a, b) in enumerate(zip([*seen, ""], [*expected, ""], strict=False)) if a != b)
     call, due = ([*calls, "nothing"][at] for calls in (seen, expected))
     return [f"step {expected[: at + 1].count(NEXT)} of {name}: {call} where {due} is due"]
-
-
-def _left_out(step: TrainingStep) -> list[str]:
-    """Return a line for each graph that a cycle needs and a captured step lacks: it would run eagerly."""
-    whole = getattr(step.recipe, "whole_step_graph", False)
-    needed = ["+".join(kind) for kind in kinds(step.workload)] if whole else PHASES
-    missing = [name for name in needed if step.graphs and name not in step.graphs]
-    return [f"no graph of {name}: it runs eagerly" for name in missing]

@@ -116,8 +116,9 @@ def new_round(number: int, prepared: dict[str, Any], seen: dict[str, Any]) -> di
     graphs, `cache_s` for images, `compile_s` for torch.compile, `compile_kernels_s` for Triton kernels that were not
     in its cache), and lead-in with timing.
     """
-    spent = prepared | seen
-    peaks = {key: value for key, value in seen.items() if key.startswith("peak_")}
+    spent = {"beside": 0} | prepared | seen
+    as_told = ("start_s", "build_s", "beside", "visit_s", "lead_in_cycles", "settled", "alloc_retries")
+    parts = ("capture_s", "cache_s", "compile_s", "compile_kernels_s")
     return {
         "round": number,
         "samples_ms": [1000 * s for s in seen["samples_s"]],
@@ -125,19 +126,10 @@ def new_round(number: int, prepared: dict[str, Any], seen: dict[str, Any]) -> di
         "main_ms": None if seen["main_s"] is None else 1000 * seen["main_s"],
         "lazy_ms": seen.get("lazy_s") and {phase: 1000 * s for phase, s in seen["lazy_s"].items()},
         "prepare_s": prepared["prepare_s"],
-        "capture_s": prepared.get("capture_s"),
-        "cache_s": prepared.get("cache_s"),
-        "compile_s": prepared.get("compile_s"),
-        "compile_kernels_s": prepared.get("compile_kernels_s"),
-        "lead_in_cycles": seen["lead_in_cycles"],
-        "settled": seen["settled"],
-        "start_s": spent.get("start_s"),
-        "build_s": spent.get("build_s"),
-        "beside": spent.get("beside", 0),
-        "visit_s": spent.get("visit_s"),
+        **{key: prepared.get(key) for key in parts},
+        **{key: spent.get(key) for key in as_told},
         neighbours.KEY: seen.get(neighbours.KEY),
-        **peaks,
-        "alloc_retries": seen.get("alloc_retries"),
+        **{key: value for key, value in seen.items() if key.startswith("peak_")},
     }
 
 

@@ -60,18 +60,18 @@ CLAIMS = {  # the article's figures for FP16 and BF16 against FP32
     "memory": ("memory halved", 0.5),
     "batch": ("batch doubled", 2.0),
 }
-MEMORY = {
-    "baseline": "allocated_gib",
-    "top": "device_gib",
-}  # PyTorch's allocator does not see pools of graphs
+MEMORY = {"baseline": "allocated_gib", "top": "device_gib"}  # graphs' pools are not PyTorch's allocator's
 DEFAULTS = {  # of options that the user left out
     "cuda": {"generations": 3, "cycles": 2, "batch_seconds": 75.0, "steps": 4000},
     "cpu": {"generations": 1, "cycles": 1, "batch_seconds": 0.0, "steps": 32},
 }
+BYTES = {  # of a worker's reply
+    **{"allocated_gib": "peak_allocated_bytes", "reserved_gib": "peak_reserved_bytes"},
+    **{"device_gib": "device_used_bytes", "rss_gib": "peak_rss_bytes"},
+}
 CPU_INTERVAL = 8  # updates after which a loss scale grows in a smoke test
 SETTLE = {"settle_s": 2.5, "settle_cycles": 16}  # the most that a row runs before its first timed cycle
-
-
+ONLY = option("Precisions, of fp32, tf32, bf16, fp16 and fp8. [default: all]", metavar="A,B,...")
 GENERATIONS = option("Fresh processes of each row. [default: 3; CPU: 1]", flags=["--generations", "--rounds"])
 CYCLES = option("Timed cycles of each process. [default: 2; CPU: 1]")
 BATCH_SECONDS = option("Seconds of each search for the largest batch; 0: none. [default: 75; CPU: 0]")
@@ -81,12 +81,7 @@ STEPS = option("Steps of the FP16 training that records loss scales; 0: none. [d
 class Options(frame.Options):
     """The options of `ladder precision`."""
 
-    only: (
-        Annotated[
-            str, option("Precisions, of fp32, tf32, bf16, fp16 and fp8. [default: all]", metavar="A,B,...")
-        ]
-        | None
-    ) = None
+    only: Annotated[str, ONLY] | None = None
     on: Annotated[Bases, option("Measure the baseline in each precision, or the top of the ladder.")] = "both"
     ladder: Annotated[str, option("The ladder whose top is measured.", metavar="NAME|FILE")] = "full"
     generations: Annotated[int, Meta(ge=1, le=100), GENERATIONS] | None = None
@@ -282,11 +277,8 @@ ladder precision -w article-b32 --json > precision.json
     def observe(self, session: Session, key: str, case: Case) -> Observed:
         if case.reason:
             return Observed(status="n/a", reason=texts.display(case.reason))
-        if case.part == "parity":
-            return check_parity(session, case)
-        if case.part == "generation":
-            return time_row(session, case)
-        return (follow_scales if case.part == "loss scales" else find_largest_batch)(session, case)
+        parts = {"parity": check_parity, "generation": time_row, "loss scales": follow_scales}
+        return parts.get(case.part, find_largest_batch)(session, case)
 
     def describe(self, observation: Observed) -> str:
         if observation.round:
@@ -445,13 +437,8 @@ def time_row(session: Session, case: Case) -> Observed:
         before = neighbours.take_sample()
         reply = worker.call("visit", cycles=cycles, main=False, **settle)
         others = neighbours.derive_share(before, neighbours.take_sample())
-    sizes = {
-        "allocated_gib": reply.get("peak_allocated_bytes"),
-        "reserved_gib": reply.get("peak_reserved_bytes"),
-        "device_gib": reply.get("device_used_bytes"),
-        "rss_gib": reply.get("peak_rss_bytes"),
-    }
-    gib = {key: None if value is None else round(value / 2**30, 4) for key, value in sizes.items()}
+    known = {key: reply.get(name) for key, name in BYTES.items()}
+    gib = {key: None if value is None else round(value / 2**30, 4) for key, value in known.items()}
     samples = [round(1000 * seconds, 5) for seconds in reply["samples_s"]]
     return Observed(round=Round(round=case.round, samples_ms=samples, others_cpu=others, **gib))
 
@@ -594,65 +581,49 @@ def _draw_figure(file: File, derived: Precisions) -> Any:
     """Draw time, memory and largest batch of each row as bars, and FP16's loss scales below."""
     from matplotlib.figure import Figure
 
-    from ladder.report.drawing import fitted
-    from ladder.report.panels import ARTICLE, BUSY, GRID, IDLE, INK, MUTED
+    from ladder.report.drawing import clear_axes, draw_heading
+    from ladder.report.themes import LIGHT
 
     figure, rules = Figure(figsize=(12.5, 7.2)), derived.protocol
     grid = figure.add_gridspec(2, 3, left=0.06, right=0.98, top=0.82, bottom=0.12, hspace=0.42, wspace=0.2)
-    lower = figure.add_subplot(grid[1, :])
-    panels: dict[str, Callable[[Row], Any]] = {
+    lower, panels = figure.add_subplot(grid[1, :]), [figure.add_subplot(grid[0, k]) for k in range(3)]
+    values: dict[str, Callable[[Row], Any]] = {
         "ms a step": lambda row: row.step_ms,
         "GiB, at most": lambda row: row.device_gib or row.rss_gib,
         "largest batch": lambda row: row.largest and row.largest.batch,
     }
     shown = list(dict.fromkeys(row.precision for row in derived.rows))
-    for column, (title, value_of) in enumerate(panels.items()):
-        axes = figure.add_subplot(grid[0, column])
+    for axes, (title, value_of) in zip(panels, values.items(), strict=True):
         axes.set_title(title, loc="left", fontweight="bold")
-        for side, (on, color) in enumerate({"baseline": IDLE, "top": BUSY}.items()):
-            rows = [row for row in derived.rows if row.on == on]
-            values = [value_of(row) or 0 for row in rows]
-            places = [shown.index(row.precision) + 0.4 * side for row in rows]
-            bars = axes.bar(places, values, 0.38, color=color, label=on if column == 0 else None)
-            axes.bar_label(
-                bars, [f"{value:.3g}" if value else "-" for value in values], padding=2, fontsize=8
-            )
-            for place, row in zip(places, rows, strict=True):
-                if column == 0 and row.interval_ms:
-                    axes.plot([place, place], row.interval_ms, color=INK)
+        for side, (on, color) in enumerate({"baseline": LIGHT.idle, "top": LIGHT.busy}.items()):
+            rows = {shown.index(row.precision) + 0.4 * side: row for row in derived.rows if row.on == on}
+            heights = [value_of(row) or 0 for row in rows.values()]
+            bars = axes.bar([*rows], heights, 0.38, color=color, label=on)
+            axes.bar_label(bars, [f"{each:.3g}" if each else "-" for each in heights], padding=2, fontsize=8)
+            for x, row in rows.items() if axes is panels[0] else ():
+                axes.plot([x, x], row.interval_ms or (row.step_ms, row.step_ms), color=LIGHT.ink)
         axes.set_xticks(
-            [k + 0.2 for k in range(len(shown))], [NAMES[name].replace(", ", "\n") for name in shown]
+            [k + 0.2 for k in range(len(shown))], [NAMES[each].replace(", ", "\n") for each in shown]
         )
     lower.set_title("FP16: loss scales while training", loc="left", fontweight="bold")
-    if history := derived.history:
-        steps = [change[0] for change in history.changes] + [history.steps + 1]
-        for place, (name, color) in enumerate({"G": BUSY, "D": ARTICLE}.items(), start=1):
+    for place, (name, color) in enumerate({"G": LIGHT.busy, "D": LIGHT.article}.items(), start=1):
+        if history := derived.history:
+            steps = [change[0] for change in history.changes] + [history.steps + 1]
             scales = [change[place] for change in history.changes]
             label = f"{name}: {history.skipped[name]} of {history.updates[name]} updates skipped"
             lower.step(steps, [*scales, scales[-1]], where="post", color=color, label=label)
-        lower.set_yscale("log", base=2)
-        lower.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
-        lower.set_xlabel("step", color=MUTED)
-        lower.legend(frameon=False)
-    else:
-        lower.text(0.5, 0.5, "not followed", transform=lower.transAxes, ha="center", color=MUTED)
+            lower.set_yscale("log", base=2)
+            lower.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
+            lower.legend(frameon=False)
     for axes in figure.axes:
-        axes.spines[:].set_visible(False)
-        axes.grid(axis="y", color=GRID)
-        axes.set_axisbelow(True)
+        clear_axes(axes)
     facts, work = file.machine, file.workload or {}
     note = f" ({rules.notes[0]})" if rules.notes else ""
-    headline = f"{facts.gpu or facts.cpu}: FP32, TF32, BF16 and FP16, {work['name']}{note}"
-    fitted(figure, 0.02, 0.955, headline, 15, fontweight="bold")
-    figure.legend(
-        *figure.axes[1].get_legend_handles_labels(),
-        loc="upper left",
-        bbox_to_anchor=(0.012, 0.945),
-        ncols=2,
-        frameon=False,
-    )
+    title = f"{facts.gpu or facts.cpu}: FP32, TF32, BF16 and FP16, {work['name']}{note}"
     line = (
         f"batch {work['batch']}, {texts.counted(rules.rounds, 'generation')}; PyTorch {facts.torch}. Lower is"
     )
-    fitted(figure, 0.02, 0.02, f"{line} better in time and memory. Error bars: 95% interval.", 8, color=MUTED)
+    draw_heading(figure, title, f"{line} better in time and memory. Error bars: 95% interval.")
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="upper left", bbox_to_anchor=(0.012, 0.925), ncols=2, frameon=False)
     return figure

@@ -150,8 +150,8 @@ def test_the_console_command_calls_itself_ladder(tmp_path: Path) -> None:
 
 
 def test_version_says_what_a_report_of_a_fault_needs() -> None:
-    names = [line.split()[0] for line in about.lines()]
+    names = list(about.list_versions())
     assert names == ["ladder", "commit", "torch", "CUDA", "cuDNN"]
-    assert about.lines()[0] == f"ladder {starting.read_version()}" and re.match(
+    assert about.list_versions()["ladder"] == starting.read_version() and re.match(
         r"\d+\.\d+", starting.read_version()
     )

@@ -331,6 +331,27 @@ def test_compiled_it_is_one_graph_of_operators_that_say_what_they_are(case, layo
                 opcheck(target, (*detach(args[:-1]), some), kwargs, test_utils="test_faketensor")
 
 
+@every(("bias_act", "to_rgb"), layouts=False)
+def test_batch_and_resolution_may_change_under_the_compiler(case):
+    """The compiler knows the sizes of parameters, and has symbols for those of data."""
+    letters = [each.strip("+'.") for each in CASES[case].inputs.split()]
+    for function in functions(case):
+        torch._dynamo.reset()
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=True)
+        for n, size in ((2, 4), (4, 6)):
+            inputs = make_inputs(case, (n, 3, size, size), "nchw", torch.float32)
+            for k, shape in enumerate(letters):
+                if not set(shape) & set("NHWhw"):
+                    inputs[k] = torch.nn.Parameter(inputs[k].detach(), inputs[k].requires_grad)
+            found = []
+            for f in (compiled, function):
+                ys = flatten(f(*inputs))
+                found.append(
+                    [*ys, *torch.autograd.grad(sum(y.square().sum() for y in ys), differentiable(inputs))]
+                )
+            torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.covering
 @pytest.mark.parametrize("layout", opcases.FORMATS)
 @pytest.mark.parametrize("case", sorted(COMPILED - {"down layer", "style layer"}))

@@ -19,7 +19,7 @@ from stylegan_lite import imagecache
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.data import DataFeed, EpochSampler
 from stylegan_lite.step import TrainingStep
-from tests.rungs.test_rung_prefetch_stream import Streams
+from tests.support.fake_graphs import Streams
 from tests.support.rung_steps import gathered, receipt, small
 from tests.support.small import SMALL
 

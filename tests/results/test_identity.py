@@ -12,7 +12,6 @@ from ladder.base.errors import UserError
 from ladder.images import prepare as images
 from ladder.machine import environment
 from ladder.plan import catalog, content, needs
-from ladder.publish.validation import validate
 from ladder.results import code_digest, identity, judging
 from ladder.results.combine import comparing, merging, resuming, series
 from tests.support import made_up, typed
@@ -105,12 +104,6 @@ def test_a_field_that_a_file_lacks_is_at_its_default_in_a_comparison():
     one, other = made_up.gpu_run(), made_up.gpu_run()
     other["workload"]["spectral_norm"] = False  # as a newer version writes it
     assert comparing.differences(one, other) == [] and merging.list_work_differences(one, other) == []
-
-
-def test_copies_are_found_whatever_workload_they_name():
-    one, other = judged(), judged()
-    other["workload"]["name"] = "mine"
-    assert validate.fingerprint(one) == validate.fingerprint(other)
 
 
 # --- ladders --------------------------------------------------------------------------------------------------------

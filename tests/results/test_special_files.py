@@ -7,7 +7,7 @@ import pytest
 
 from ladder.base import yamlfile
 from ladder.base.errors import UserError
-from ladder.publish.history import machines, notes, screening
+from ladder.publish.history import notes
 from ladder.results import loading, ranking
 from ladder.studies import frame, noise
 from ladder.studies.roofline import study
@@ -23,9 +23,7 @@ def reject(read):
 READERS = {
     "report, list, merge": ("m/r.json", lambda at, pipe: ranking.stored(at, ["m"]) == []),
     "strangers' files": ("m/r.json", lambda at, pipe: reject(lambda: frame.read_file(noise.STUDY, pipe))),
-    "history": ("m/r.json", lambda at, pipe: screening._comparisons(at, []) == []),
     "notes of asv": ("notes/r.json", lambda at, pipe: notes.read_note(at / "r.json") is None),
-    "machines of asv": ("m/machine.json", lambda at, pipe: machines._stored(at) == {}),
     "roofline": ("roofline/m-a.json", lambda at, pipe: study.load_rates("m", at / "roofline").known == {}),
     "recipe": ("r.yaml", lambda at, pipe: reject(lambda: yamlfile.read(pipe))),
     "a file by name": ("r.json", lambda at, pipe: reject(lambda: loading.load_run(pipe))),

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 import kernels
 from stylegan_lite import losses, networks, resample, spectral
 from stylegan_lite.networks import minibatch_std
-from stylegan_lite.step import TrainingStep
+from stylegan_lite.step import PHASES, TrainingStep
 from tests.support.small import LEAST
 
 Recipe = dict[str, Any]
@@ -552,3 +552,163 @@ NEED_A_GPU = (
     GRAPHS,
     {"dependent_launch": True} | NORM,
 )
+
+
+# ---- forged evidence: a receipt that is earned, and one thing in it that is not so -----------------------------------
+
+
+class Forged(NamedTuple):
+    """Evidence that a rung accepts beside that of a plain step, and what its receipt refuses.
+
+    Both are changes of an evidence, merged into its records. `words` are those of the reason.
+    """
+
+    rung: str
+    good: dict[str, Any]
+    bad: dict[str, Any]
+    what: str
+    words: tuple[str, ...] = ()
+
+
+def merge(seen: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return an evidence with other values in its records."""
+    merged = dict(seen)
+    for name, value in changes.items():
+        is_record = isinstance(value, dict) and isinstance(merged.get(name), dict)
+        merged[name] = merged[name] | value if is_record else value
+    return merged
+
+
+WHOLE = [("G_main", "D_main"), ("G_main", "G_pl", "D_main"), ("G_main", "G_pl", "D_main", "D_r1")]
+KINDS = ["+".join(kind) for kind in WHOLE]
+WHOLE_GRAPH = {
+    "graphs": {"captured": KINDS, "together": KINDS, "replays": 1.0, "operators": 9, "launches": 12.0, "kernels": 2e3},
+    "adam": {"capturable": True, "steps_on": ["cuda"]},
+}  # fmt: skip
+COPIED = {"to": "cuda", "non_blocking": True, "side_stream": True}
+PREFETCHED = {"data": {"crossings": [COPIED], "operators": 1, "overlap": 0.9, "waiting_ms": 0.1}}
+FILLED = {"fills": {"found": 8, "replaced": 8, "left": {}, "memsets": 0.0}}
+DECODED = {"data": {"decoded": 0, "mapped": 0, "decoded_on_gpu": 20, "waiting_ms": 0.1, "fetched": 1.0}}
+BENCHMARK = {"settings": {"cudnn_benchmark": True}}
+TF32 = {"settings": {"matmul_fp32_precision": "tf32", "conv_fp32_precision": "tf32"}}
+DEPENDENT = {
+    "kernels": {
+        "bias_act_kernel": {"calls": 5, "dtypes": ["bf16"], "tensors": ["x"], "dependent": 5},
+        "dense_kernel": {"calls": 2, "dtypes": [], "tensors": [], "dependent": 2},
+        "instance_norm_act_forward": {"calls": 3, "dtypes": [], "tensors": [], "cpp": True},  # no launch of Triton's
+    }
+}  # fmt: skip
+IN_TWO = {"Discriminator": [4] * 2 + [8] * 2 + [4] * 2}
+PASSES = {
+    "passes": IN_TWO | {"SynthesisBlock": [4] * 12, "DiscriminatorBlock": [4] * 20},
+    "recipe": {"joint_batch": True, "micro_batches": 2},
+}
+# Two parts: three blocks in D and in G, whose passes run again in the main phases.
+AGAIN = {"act_filter": (24, 6), "filter_act_modulate": (30, 6), "bias_act_modulate": (30, 6)}
+FUSED_PASSES = {
+    "passes": IN_TWO | {"Generator": [4] * 2 + [2] * 4 + [4] * 2},
+    "recipe": {"joint_batch": True, "micro_batches": 2, "fused_modulation": True},
+    "kernels": {f"{op}_kernel": {"calls": calls, "backward": again} for op, (calls, again) in AGAIN.items()},
+    "norm": "demod",
+}
+REDUCED = {
+    "reduced": {
+        "ranks": 2, "gpus": 2, "bytes": dict.fromkeys(PHASES, 10**8),
+        "comm_ms": 2.0, "exposed_ms": 0.5, "comm_bursts": 11.0,
+    },
+    "graphs": {"together": KINDS[:2], "captured": KINDS[:2], "replays": 1.0, "phases_per_step": 2.0},
+}  # fmt: skip
+SILENT = {"reduced": {"comm_ms": 0.0, "exposed_ms": 0.0, "comm_bursts": 0.0}}
+HOME = {"reduced": {"bytes": dict.fromkeys(PHASES[:3], 10**8)}}
+
+
+def list_forged() -> Iterator[Forged]:
+    """Yield every forged evidence of which the tables of a ladder's rungs have one."""
+    for captured, what in (
+        ([*PHASES], "every phase has its graph"), ([], "nothing is captured"),
+        (KINDS[2:], "one kind of step of three is captured"),
+    ):  # fmt: skip
+        yield Forged("whole_step_graph", WHOLE_GRAPH, {"graphs": {"captured": captured}}, what)
+    yield Forged("whole_step_graph", WHOLE_GRAPH, {"graphs": {"replays": 2.31}}, "every phase is replayed")
+    for graphs, what in (
+        ({"captured": ["G_main+D_main"]}, "one kind of step"),
+        ({"together": []}, "no kinds of steps"),
+    ):
+        yield Forged("cuda_graphs", WHOLE_GRAPH, {"graphs": graphs}, what)
+    for bad, what in (
+        ({"operators": 4}, "the step normalizes the batch"), ({"crossings": []}, "no batch is copied"),
+        ({"crossings": [COPIED | {"side_stream": False}]}, "batches are copied on the step's stream"),
+    ):  # fmt: skip
+        yield Forged("prefetch_stream", PREFETCHED, {"data": bad}, what)
+    for bad, words, what in (
+        ({"replaced": 0, "left": {"with programmatic edges": 8}}, "0 of 8", "graphs that are left as they are"),
+        ({"found": 0, "replaced": 0}, "0 of 0", "a step without memsets"),
+        ({"memsets": 58.75}, "58.8 a step", "graphs that were instantiated before"),
+    ):  # fmt: skip
+        yield Forged("graph_fills", FILLED, {"fills": bad}, what, (words,))
+    bad = {"data": {"decoded_on_gpu": 0}}
+    yield Forged("gpu_decode", DECODED, bad, "nothing was decoded there", ("images decoded on the GPU: 0",))
+    for flag, value in (("cudnn_benchmark", False), ("cudnn_benchmark", None), ("cudnn_deterministic", True)):
+        yield Forged(
+            "cudnn_benchmark", BENCHMARK, {"settings": {flag: value}}, f"{flag} is {value}", (str(value),)
+        )
+    for flag, value in (("matmul_fp32_precision", "none"), ("conv_fp32_precision", "ieee")):
+        yield Forged("tf32", TF32, {"settings": {flag: value}}, f"{flag} is {value}", (value,))
+    for name, count in (("dense_kernel", 1), ("bias_act_kernel", 0)):
+        bad = {"kernels": {name: DEPENDENT["kernels"][name] | {"dependent": count}}}
+        yield Forged(
+            "dependent_launch", DEPENDENT, bad, f"launches of {name} that carry no attribute", ("of 7",)
+        )
+    bad = {"passes": {"Discriminator": [8, 16, 8]}}
+    yield Forged("accumulate_2", PASSES, bad, "each phase runs its whole batch", ("8, 16, 8",))
+    yield Forged("accumulate_2", PASSES, {"passes": {"Discriminator": []}}, "D is given nothing")
+    for block, count, what in (
+        ("SynthesisBlock", 24, "path length is checkpointed, too"),
+        ("DiscriminatorBlock", 30, "R1 is checkpointed, too"),
+        ("SynthesisBlock", 0, "the networks keep their activations"),
+    ):  # fmt: skip
+        yield Forged("checkpointing", PASSES, {"passes": {block: [4] * count}}, what, (f"{block} {count}x",))
+    for op, calls, again, what in (
+        ("act_filter", 18, 0, "D keeps the results of its passes"),
+        ("act_filter", 30, 12, "R1 is checkpointed, too"),
+        ("filter_act_modulate", 27, 3, "one part keeps the results of its passes"),
+        ("bias_act_modulate", 42, 18, "path length is checkpointed, too"),
+    ):
+        bad = {"kernels": {f"{op}_kernel": {"calls": calls, "backward": again}}}
+        yield Forged("checkpointing", FUSED_PASSES, bad, f"{what} ({op})", (f"{op} in backward: {again}x",))
+    bad = {"passes": {"DiscriminatorBlock": [8] * 6}}
+    words = ("SynthesisBlock 0x, DiscriminatorBlock 6x",)
+    yield Forged("checkpointing", FUSED_PASSES, bad, "blocks run again too", words)
+    for rung in ("ddp", "flat_reduce", "captured_reduce", "data_parallel"):
+        words = ("GPUs of the process: 1" if rung == "data_parallel" else "ranks: 1",)
+        yield Forged(rung, REDUCED, {"reduced": {"ranks": 1, "gpus": 1}}, "one GPU alone", words)
+        yield Forged(rung, REDUCED, SILENT, "nothing moves between GPUs", ("communication: 0.000 ms",))
+        if rung != "data_parallel":
+            yield Forged(rung, REDUCED, HOME, "R1's gradients are not reduced", ("D_r1 0.000",))
+    late = {"reduced": {"comm_bursts": 3.0, "exposed_ms": 2.0}}
+    yield Forged("ddp", REDUCED, late, "gradients are reduced after backward", ("bursts a phase: 1.5",))
+    bad = {"graphs": {"captured": KINDS[:1]}}
+    yield Forged(
+        "captured_reduce", REDUCED, bad, "one kind of step of two is captured", ("captured: 1 of 2",)
+    )
+
+
+# Evidence beside that of a plain step that is accepted too: what was not profiled, and what a slow host shows.
+ACCEPTED = [
+    ("cuda_graphs", WHOLE_GRAPH, ""),
+    ("graph_fills", merge(FILLED, {"fills": {"memsets": None}}), "memsets in replayed graphs: not profiled"),
+    ("graph_fills",
+        {"fills": {"found": 8, "replaced": 6, "left": {"of several rows": 1, "empty or too long": 1}, "memsets": 2.1}},
+        "memset nodes that stay: empty or too long 1, of several rows 1"),
+    ("ddp", merge(REDUCED, {"reduced": {"exposed_ms": 2.0}}), ""),
+    ("flat_reduce", merge(REDUCED, {"reduced": {"comm_bursts": 3.0, "exposed_ms": 2.0}}), ""),
+    *(
+        (rung, merge(REDUCED, {"reduced": dict.fromkeys(("comm_ms", "exposed_ms", "comm_bursts"))}),
+            "communication: not profiled")
+        for rung in ("ddp", "flat_reduce", "captured_reduce", "data_parallel")
+    ),
+    ("ddp", REDUCED, "communication: 2.000 ms a step, 0.500 ms of it exposed, bursts a phase: 5.5"),
+    ("baseline",
+        {"settings": {"cudnn_benchmark": True, "matmul_fp32_precision": "tf32"},
+         "recipe": {"cudnn_benchmark": True, "fp32_precision": "tf32"}}, ""),
+]  # fmt: skip

@@ -8,19 +8,21 @@ import copy
 
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
 
 from ladder.parity import check as parity
 from ladder.plan import catalog, needs
 from ladder.receipts import evidence
 from ladder.results import record
-from stylegan_lite import Recipe, compiled, make_step, resample
-from tests.support.rung_steps import receipt
+from stylegan_lite import Recipe, compiled, make_step, networks, resample
+from tests.rungs.cases import BF16, GRAPHS, OURS
+from tests.support import rung_steps
+from tests.support.rung_steps import assert_engaged, receipt
 from tests.support.small import SMALL
 
 TINY = SMALL | {"resolution": 8, "mapping_layers": 1}  # Dynamo's time goes by layers
-LAST = {"channels_last": True, "instance_norm": "var_mean"}
-BF16 = LAST | {"precision": "bf16"}
 DEFAULT = {"compile": "default"}
+ONE_EACH = {"G_main": 1, "D_main": 1}
 torch.set_num_threads(1)
 
 
@@ -29,9 +31,7 @@ def as_it_is(graph, inputs, mode):
 
 
 def by_autograd(graph, inputs, mode):
-    from torch._dynamo.backends.registry import lookup_backend
-
-    return lookup_backend("aot_eager")(graph, inputs)
+    return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +49,7 @@ def prepared(recipe, **workload):
 
 def gathered(step, trace=None):
     step.keep_gradients = False
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evidence, "trace_steps", lambda step, ran, align: (step.cycle(), (trace or {}, 16))[1])
-        return evidence.gather(step)
+    return rung_steps.gathered(step, steps=16, trace=trace)
 
 
 @pytest.fixture(scope="module")
@@ -62,25 +60,21 @@ def once():
         return prepared(DEFAULT)
 
 
-# The recipe
+# ---- the recipe ------------------------------------------------------------------------------------------------------
 
 
 def test_inside_our_graphs_no_mode_brings_its_own():
-    ours = {"cuda_graphs": True, "adam": "capturable", "set_to_none": True}
     modes = {"default": "default", "autotune": "autotune", "max-autotune": "max-autotune-no-cudagraphs"}
     for mode, inside in modes.items():
-        recipe = Recipe.from_dict(ours | {"compile": mode})
+        recipe = Recipe.from_dict(GRAPHS | {"set_to_none": True, "compile": mode})
         assert compiled.mode_of(recipe) == inside and not compiled.brings_graphs(recipe)
         assert not compiled.options_of(inside).get("triton.cudagraphs")
     for mode in ("max-autotune", "reduce-overhead"):
         recipe = Recipe.from_dict({"set_to_none": True, "compile": mode})
         assert compiled.mode_of(recipe) == mode and compiled.brings_graphs(recipe)
         assert torch._inductor.list_mode_options(mode)["triton.cudagraphs"]
-
-
-def test_autotune_is_max_autotune_without_its_descent_and_without_templates_for_matmuls():
     whole, ours = compiled.options_of("max-autotune-no-cudagraphs"), dict(compiled.options_of("autotune"))
-    assert ours.pop("max_autotune_gemm_backends") == "ATEN"
+    assert ours.pop("max_autotune_gemm_backends") == "ATEN"  # no templates for matmuls
     assert ours | {"coordinate_descent_tuning": True} == whole
 
 
@@ -89,34 +83,23 @@ def test_autotune_is_max_autotune_without_its_descent_and_without_templates_for_
 )
 def test_a_ladder_of_an_alternative_contains_its_rungs_and_no_kernel_of_ours(name):
     ladder = catalog.load_ladder(name)
-    top = catalog.climb(ladder, dict.fromkeys(needs.NEEDS))[
-        len(ladder.rungs) - 1
-    ].recipe  # a rival comes after
+    planned = catalog.climb(ladder, dict.fromkeys(needs.NEEDS))
+    top = planned[len(ladder.rungs) - 1].recipe  # a rival comes after
     assert set(catalog.contained(top)) == {rung.name for rung in ladder.rungs}
     assert not any(top.get(field) for field in ("fused_act", "fused_norm")) and top["resample"] == "shifts"
 
 
-# The step
+# ---- the step --------------------------------------------------------------------------------------------------------
 
 
 def test_each_main_phase_is_one_graph_compiled_once_and_the_lazy_phases_are_not(once):
     found = once.compiled
     assert found.failed is None and found.own_graphs is False
-    assert dict(found.graphs) == {"G_main": 1, "D_main": 1} and not found.breaks
-    ran = []
-    functions = dict(found.functions)
-    found.functions = {
-        phase: lambda phase=phase: (ran.append(phase), functions[phase]())[1] for phase in functions
-    }
+    assert dict(found.graphs) == ONE_EACH and not found.breaks
     before = dict(found.runs)
     once.cycle()
-    found.functions = functions
-    assert ran == ["G_main", "D_main"] * 16
-    assert {phase: found.runs[phase] - before.get(phase, 0) for phase in functions} == {
-        "G_main": 16,
-        "D_main": 16,
-    }
-    assert sum(found.late.values()) == 0
+    ran = {phase: runs - before.get(phase, 0) for phase, runs in found.runs.items()}
+    assert ran == {"G_main": 16, "D_main": 16} and sum(found.late.values()) == 0
 
 
 def test_compiling_is_part_of_preparing_and_is_reported(once):
@@ -126,7 +109,7 @@ def test_compiling_is_part_of_preparing_and_is_reported(once):
     assert kept["compile_s"] == once.took["compile_s"] == record.read_round(kept).compile_s
 
 
-def test_preparing_leaves_weights_and_random_state_as_they_were(once):
+def test_preparing_leaves_weights_and_random_state_as_they_were():
     fresh = make_step(TINY, DEFAULT, device="cpu")
     before = copy.deepcopy(fresh.state_dict())
     fresh.compiled.functions = dict.fromkeys(compiled.PHASES, None)  # as if compiled: a mistake would show
@@ -142,7 +125,7 @@ def test_preparing_leaves_weights_and_random_state_as_they_were(once):
 @pytest.mark.parametrize(
     "recipe",
     [
-        BF16 | DEFAULT | {"conv": "double_backward"},
+        BF16 | DEFAULT | OURS,
         pytest.param(DEFAULT, marks=pytest.mark.exhaustive),
         pytest.param(BF16 | DEFAULT | {"resample": "shifts"}, marks=pytest.mark.exhaustive),
     ],
@@ -151,35 +134,30 @@ def test_preparing_leaves_weights_and_random_state_as_they_were(once):
 def test_compiled_phases_agree_with_the_reference(recipe, references, monkeypatch):
     monkeypatch.setattr(compiled, "inductor", by_autograd)
     step = prepared(recipe, mapping_layers=2)  # of which there is a reference
-    assert step.compiled.failed is None and dict(step.compiled.graphs) == {"G_main": 1, "D_main": 1}
+    assert step.compiled.failed is None and dict(step.compiled.graphs) == ONE_EACH
     found = parity.check(step, cache=references)
     assert found["verdict"] == "ok", found["problems"]
     assert sum(step.compiled.late.values()) == 0 and step.compiled.runs["G_main"] > 1
 
 
-def test_the_filter_as_shifted_slices_is_the_filter():
+@pytest.mark.parametrize(
+    ("padding", "stride", "up"), [(1, 1, False), (2, 1, False), (1, 2, False), (1, 2, True)]
+)
+def test_the_filter_as_shifted_slices_is_the_filter(padding, stride, up):
     x = torch.randn(2, 3, 7, 10, dtype=torch.float64).to(memory_format=torch.channels_last)
-    for how in (
-        {"padding": 1},
-        {"padding": 2},
-        {"padding": 1, "stride": 2},
-        {"padding": 1, "stride": 2, "up": True},
-    ):
-        want = resample._filter(x, "depthwise", 4.0, **how)
-        got = resample._shifted(x, 4.0, how["padding"], how.get("stride", 1), how.get("up", False))
-        torch.testing.assert_close(got, want)
-    assert resample._shifted(x.bfloat16(), 1.0, 1, 1, False).dtype == torch.bfloat16
+    want = resample._filter(x, "depthwise", 4.0, padding=padding, stride=stride, up=up)
+    torch.testing.assert_close(resample._shifted(x, 4.0, padding, stride, up), want)
+    assert resample._shifted(x.bfloat16(), 4.0, padding, stride, up).dtype == torch.bfloat16
 
 
-def test_a_compiled_graph_makes_its_filter_on_the_device(monkeypatch):
-    for dtype in (torch.float64, torch.bfloat16):
-        want = resample.fir(torch.device("cpu"), dtype, 4.0)
-        with monkeypatch.context() as patch:
-            patch.setattr(torch.compiler, "is_compiling", lambda: True)
-            assert torch.equal(resample.fir(torch.device("cpu"), dtype, 4.0), want)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_a_compiled_graph_makes_its_filter_on_the_device(dtype, monkeypatch):
+    want = resample.fir(torch.device("cpu"), dtype, 4.0)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert torch.equal(resample.fir(torch.device("cpu"), dtype, 4.0), want)
 
 
-# Failures and receipts
+# ---- failures and receipts -------------------------------------------------------------------------------------------
 
 
 def broken(graph, inputs, mode):
@@ -188,26 +166,23 @@ def broken(graph, inputs, mode):
 
 def breaking(graph, inputs, mode):
     """Fails in the backward pass only, which Inductor compiles when it first runs."""
-    from torch._dynamo.backends.common import aot_autograd
-
-    return aot_autograd(fw_compiler=lambda gm, _: gm.forward, bw_compiler=lambda gm, _: broken(gm, _, mode))(
-        graph, inputs
+    backend = aot_autograd(
+        fw_compiler=lambda gm, _: gm.forward, bw_compiler=lambda gm, _: broken(gm, _, mode)
     )
+    return backend(graph, inputs)
 
 
 @pytest.mark.parametrize("compiler", [broken, pytest.param(breaking, marks=pytest.mark.exhaustive)])
 def test_what_cannot_be_compiled_runs_as_it_is_and_says_so(compiler, monkeypatch, refused):
     monkeypatch.setattr(compiled, "inductor", compiler)
-    step = prepared(DEFAULT)
+    step, plain = prepared(DEFAULT), prepared({})
     assert step.compiled.failed == "RuntimeError: no C++ compiler" and not step.compiled.functions
-    plain = prepared({})
     for each in (plain, step):
         torch.manual_seed(1)
         each.cycle()
     assert step.losses() == plain.losses()
-    refused(
-        "compile", gathered(step), "no C++ compiler", sabotage=f"the compiler fails ({compiler.__name__})"
-    )
+    what = f"the compiler fails ({compiler.__name__})"
+    refused("compile", gathered(step), "no C++ compiler", sabotage=what)
 
 
 def test_out_of_memory_is_not_taken_for_a_compiler_s_failure(monkeypatch):
@@ -219,23 +194,29 @@ def test_out_of_memory_is_not_taken_for_a_compiler_s_failure(monkeypatch):
         prepared(DEFAULT)
 
 
-def test_compile_shows_its_receipt_beside_those_of_the_rungs_below(once):
+def test_compile_shows_its_receipt_and_what_only_a_gpu_shows_is_refused(once, refused):
+    assert receipt("compile", gathered(once)).engaged  # where the profiler may not be used
     seen = gathered(once, {"inductor_kernels": 210.0})
     found = receipt("compile", seen)
-    assert (
-        found.engaged
-        and "graph breaks: 0" in found.lines
-        and "kernels by the compiler: 210 a step" in found.lines
-    )
+    assert found.engaged and {"graph breaks: 0", "kernels by the compiler: 210 a step"} <= {*found.lines}
     assert seen["graphs"]["operators_eager"] > 500  # the watch saw the modules, not the compiled graph
-    assert receipt("compile", gathered(once)).engaged  # where the profiler may not be used
-    assert once.compiled is not None
+
+    def change(**fields):
+        return seen | {"compile": seen["compile"] | fields}
+
+    assert receipt("shifted_resample", change(filters=0)).engaged
     for mode in ("autotune", "max_autotune", "reduce_overhead"):
-        assert not receipt(f"compile_{mode}", seen).engaged
-        tuned = seen | {"compile": seen["compile"] | {"mode": mode.replace("_", "-")}}
-        assert receipt(f"compile_{mode}", tuned).engaged
-    assert not receipt("shifted_resample", seen).engaged
-    assert receipt("shifted_resample", seen | {"compile": seen["compile"] | {"filters": 0}}).engaged
+        assert receipt(f"compile_{mode}", change(mode=mode.replace("_", "-"))).engaged
+        refused(f"compile_{mode}", seen, "mode", sabotage="another mode than the rung's", planted="evidence")
+    for bad, rung, words, what in (
+        ({"kernels": 0.0}, "compile", "0 a step", "the timed step runs no generated kernel"),
+        ({"mode": "max-autotune"}, "compile", "mode", "another mode than the rung's"),
+        ({"filters": 16}, "shifted_resample", "with the filter", "compiled graphs convolve with the filter"),
+    ):
+        refused(rung, change(**bad), words, sabotage=what, planted="evidence")
+    inside = change(mode="max-autotune") | {"recipe": seen["recipe"] | {"cuda_graphs": True}}
+    what = "graphs of its own inside ours"
+    refused("compile_max_autotune", inside, "max-autotune", sabotage=what, planted="evidence")
 
 
 def test_compile_sabotaged_in_a_step(once, refused):
@@ -250,8 +231,6 @@ def test_compile_sabotaged_in_a_step(once, refused):
 
 
 def test_compile_sabotaged_by_what_the_compiler_cannot_see_through(monkeypatch, refused):
-    from stylegan_lite import networks
-
     # The first layer of both phases: Dynamo goes on behind it, and has no long way to trace twice.
     monkeypatch.setattr(networks.Mapping, "forward", torch._dynamo.disable(networks.Mapping.forward))
     step = prepared(DEFAULT)
@@ -262,55 +241,29 @@ def test_compile_sabotaged_by_what_the_compiler_cannot_see_through(monkeypatch, 
 def test_compile_sabotaged_by_shapes_that_change(once, refused):
     """In a second step, which does not share what was compiled for the first."""
     other = prepared(DEFAULT, batch=8)
-    assert dict(other.compiled.graphs) == {"G_main": 1, "D_main": 1}
     once.cycle()
-    assert dict(once.compiled.graphs) == {"G_main": 1, "D_main": 1}
+    assert dict(other.compiled.graphs) == dict(once.compiled.graphs) == ONE_EACH
     other.real = torch.zeros(4, 3, 8, 8)
     other.run_phase("D_main")
     refused("compile", gathered(other), "compiled after warm-up: ", sabotage="a batch of another size")
 
 
-def test_what_only_a_gpu_shows_is_refused(once, refused):
-    seen = gathered(once)
-    for bad, rung, what in (
-        ({"kernels": 0.0}, "compile", "the timed step runs no generated kernel"),
-        ({"mode": "max-autotune"}, "compile", "another mode than the rung's"),
-        ({"mode": "default"}, "compile_max_autotune", "another mode than the rung's"),
-        ({"mode": "default"}, "compile_autotune", "another mode than the rung's"),
-        ({"mode": "default"}, "compile_reduce_overhead", "another mode than the rung's"),
-        ({"filters": 16}, "shifted_resample", "compiled graphs convolve with the filter"),
-    ):
-        words = {"filters": "with the filter", "mode": "mode", "kernels": "0 a step"}[next(iter(bad))]
-        refused(rung, seen | {"compile": seen["compile"] | bad}, words, sabotage=what, planted="evidence")
-    inside = seen | {"recipe": seen["recipe"] | {"cuda_graphs": True}}
-    bad = inside | {"compile": seen["compile"] | {"mode": "max-autotune"}}
-    refused(
-        "compile_max_autotune",
-        bad,
-        "max-autotune",
-        sabotage="graphs of its own inside ours",
-        planted="evidence",
-    )
-
-
 @pytest.mark.gpu
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("graphs", [True, False])
-def test_inductor_s_phases_agree_are_captured_and_show_their_receipts(graphs, references):
-    ours = {"cuda_graphs": True, "adam": "capturable"} if graphs else {}
-    recipe = BF16 | DEFAULT | {"set_to_none": True, "conv": "double_backward"} | ours
-    for changed in ({}, {"resample": "shifts"}, {} if graphs else {"compile": "reduce-overhead"}):
-        step = make_step(SMALL, recipe | changed, device="cuda")
-        step.keep_gradients = True
-        step.prepare()
-        assert step.compiled.failed is None, step.compiled.failed
-        found = parity.check(step, cache=references)
-        assert found["verdict"] == "ok", found["problems"]
-        step.keep_gradients = False
-        seen = evidence.gather(step)
-        assert seen["compile"]["kernels"] is None or seen["compile"]["kernels"] > 0
-        for name in catalog.contained(step.recipe.to_dict()):
-            issued = receipt(name, seen)
-            assert issued.engaged, (name, issued.lines)
-        step.close()
+@pytest.mark.parametrize("graphs", [GRAPHS, {}])
+@pytest.mark.parametrize("changed", [{}, {"resample": "shifts"}, {"compile": "reduce-overhead"}], ids=str)
+def test_inductor_s_phases_agree_are_captured_and_show_their_receipts(graphs, changed, references):
+    if graphs and "compile" in changed:
+        pytest.skip("reduce-overhead brings graphs of its own")
+    step = make_step(SMALL, BF16 | DEFAULT | {"set_to_none": True} | OURS | graphs | changed, device="cuda")
+    step.keep_gradients = True
+    step.prepare()
+    assert step.compiled.failed is None, step.compiled.failed
+    found = parity.check(step, cache=references)
+    assert found["verdict"] == "ok", found["problems"]
+    step.keep_gradients = False
+    seen = evidence.gather(step)
+    step.close()
+    assert seen["compile"]["kernels"] is None or seen["compile"]["kernels"] > 0
+    assert_engaged(seen, catalog.contained(step.recipe.to_dict()))

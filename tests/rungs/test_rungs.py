@@ -111,6 +111,32 @@ def test_a_sabotaged_step_is_not_engaged(case, refused):
     refused(case.rung, seen, *case.words, sabotage=case.what)
 
 
+@pytest.fixture(scope="module")
+def seen():
+    """The evidence of a plain step."""
+    return gathered(small())
+
+
+@pytest.mark.parametrize("case", list(cases.list_forged()), ids=lambda case: f"{case.rung}: {case.what}")
+def test_forged_evidence_is_not_engaged(case, seen, refused):
+    good = cases.merge(seen, case.good)
+    assert receipt(case.rung, good).engaged, receipt(case.rung, good).lines
+    bad = cases.merge(good, case.bad)
+    refused(case.rung, bad, *case.words, sabotage=case.what, planted="evidence")
+
+
+@pytest.mark.parametrize(("rung", "changes", "line"), cases.ACCEPTED)
+def test_what_was_not_profiled_or_had_to_stay_is_accepted(rung, changes, line, seen):
+    found = receipt(rung, cases.merge(seen, changes))
+    assert found.engaged and (not line or line in found.lines), found.lines
+
+
+def test_a_flag_is_not_blamed_on_a_recipe_that_asks_for_it(seen):
+    assert not receipt("baseline", cases.merge(seen, cases.BENCHMARK)).engaged
+    assert not receipt("dependent_launch", {"kernels": {}}).engaged
+    assert not receipt("joint_batch", {"passes": {}, "recipe": {"fused_norm": False}}).engaged
+
+
 @pytest.mark.parametrize("bug", cases.BUGS)
 def test_a_planted_bug_is_outside_the_budget(bug, in_plain_pytorch, monkeypatch, planted_bug, references):
     case = cases.BUGS[bug]

@@ -70,3 +70,34 @@ def capture(step: TrainingStep, patch: pytest.MonkeyPatch) -> list[int]:
     preparing._capture(step)
     preparing._drop_gradients(step)
     return counts
+
+
+class Streams:
+    """CUDA's streams and events on a CPU: everything happens at once, and it is noted who waited for what."""
+
+    def __init__(self, monkeypatch):
+        self.log, self.on, log = [], "compute", self
+
+        class Event:
+            def record(self, stream=None):
+                log.log.append(("record", id(self), log.on if stream is None else stream.name))
+
+        class Stream:
+            def __init__(self, name="side"):
+                self.name = name
+
+            def wait_event(self, event):
+                log.log.append(("wait", id(event), self.name))
+
+            def wait_stream(self, other):
+                log.log.append(("wait", other.name, self.name))
+
+        @contextlib.contextmanager
+        def stream(chosen):
+            before, self.on = self.on, chosen.name
+            yield
+            self.on = before
+
+        for name, fake in (("Event", Event), ("Stream", Stream), ("stream", stream)):
+            monkeypatch.setattr(torch.cuda, name, fake)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream(self.on))

@@ -40,7 +40,7 @@ def of_profile(machine: dict[str, Any], rung: str, kernels: Mapping[str, float])
     )
     total = sum(kernels.values())
     segments = tuple(Segment((phase,), ran) for phase in ("G_main", "D_main") for _ in range(CYCLE_STEPS))
-    labels = list(tracing.label_segments({}, segments))
+    labels = tracing.label_segments({}, segments)
     step = Step(
         walls_ms=[total + 1.0],
         gpu_ms=total,

@@ -107,6 +107,45 @@ def assert_the_same(found: Computed, expected: Computed, atol: float = 1e-12) ->
             )
 
 
+def train_alike(
+    one: TrainingStep, other: TrainingStep, updates: bool = False, tolerance: float = 1e-9
+) -> None:
+    """Two steps in float64 have the same losses and gradients; with `updates` also the same weights and statistics."""
+    assert one.losses() == pytest.approx(other.losses(), rel=tolerance)
+    for phase in other.gradients:
+        assert one.gradients[phase].keys() == other.gradients[phase].keys()
+        for name, gradient in other.gradients[phase].items():
+            wrong = (one.gradients[phase][name] - gradient).norm()
+            assert wrong <= tolerance * gradient.norm() + 1e-12, (phase, name)
+    for network in ("G", "D", "G_ema") if updates else ():
+        a, b = (getattr(step, network).state_dict() for step in (one, other))
+        for name in b:
+            torch.testing.assert_close(a[name], b[name], rtol=1e-9, atol=1e-11)
+
+
+def resume_alike(recipe: dict, other: dict, **workload: Any) -> None:
+    """A run that goes on with another recipe has the losses of the run that went on; with the same one, to the bit."""
+    step = cold(small(recipe, **workload))
+    for _ in range(3):
+        step.step()
+    state = copy.deepcopy(step.state_dict())
+    for _ in range(2):
+        step.step()
+    resumed = make_step(SMALL | workload, other, device="cpu", seed=99)
+    resumed.feed.sampler.seed = step.feed.sampler.seed
+    resumed.load_state_dict(state)  # and PyTorch's random numbers
+    for _ in range(2):
+        resumed.step()
+    exact = {"rel": 0, "abs": 0} if other == recipe else {"rel": 1e-2}
+    for phase in ("G_main", "D_main"):
+        assert resumed.losses()[phase] == pytest.approx(step.losses()[phase], **exact)
+    for a, b in zip(step.opt_G.state.values(), resumed.opt_G.state.values(), strict=True):
+        assert torch.is_tensor(a["step"]) and float(a["step"]) == float(b["step"]) > 0
+    if other == recipe:
+        z = torch.randn(2, step.workload.z_dim)
+        assert torch.equal(step.sample(z), resumed.sample(z))
+
+
 def checked(step: TrainingStep, cache: Path) -> dict[str, Any]:
     """The step, prepared, against the FP64 reference."""
     step.keep_gradients = True
@@ -116,9 +155,12 @@ def checked(step: TrainingStep, cache: Path) -> dict[str, Any]:
 
 
 def gathered(
-    step: TrainingStep, sabotage: Callable[[TrainingStep], Any] | None = None, steps: int = 0
+    step: TrainingStep,
+    sabotage: Callable[[TrainingStep], Any] | None = None,
+    steps: int = 0,
+    trace: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Evidence of the prepared step as if the profiler had seen nothing, in a cycle of so many `steps`."""
+    """Evidence of the prepared step as if the profiler had seen `trace` alone, in a cycle of so many `steps`."""
     if not step.prepared:
         cold(step)
     if sabotage:
@@ -127,7 +169,7 @@ def gathered(
     def traced(step: TrainingStep, *_: Any) -> tuple[dict, int]:
         for _ in range(steps):
             step.step()
-        return {}, 16
+        return trace or {}, 16
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evidence, "trace_steps", traced)

@@ -27,37 +27,31 @@ _PLACES = (
 )
 
 
-def contents(origin: Origin) -> dict[str, str]:
+def render_files(origin: Origin) -> dict[str, str]:
     """Return the path of each file below `torch_utils` -> its text. The same sources give the same files."""
-    ops = package.contents(origin, package.chosen(origin.root, OPS))
-    for name in _SHARED:
-        ops[f"{name}.py"] = _inside(_placed((HERE / f"{name}.py").read_text(encoding="utf-8")))
-    ops["README.md"] = _page(origin) + ops["README.md"].partition("\n")[2]
-    found = {f"{FOLDER}/{PACKAGE}/{path}": text for path, text in ops.items()}
-    for name in REPLACED:
-        text = (HERE / f"{name}.py").read_text(encoding="utf-8")
-        found[f"{FOLDER}/{name}.py"] = _placed(text)
-    return dict(sorted(found.items()))
+    texts = package.render_package(origin, package.choose_ops(origin.root, OPS))
+    for name in _SHARED:  # modules of the package itself
+        text = _place(name).replace(f"from .{PACKAGE}.", "from .")
+        texts[f"{name}.py"] = text.replace(f"from .{PACKAGE} import", "from . import")
+    texts["README.md"] = _render_page(origin) + texts["README.md"].partition("\n")[2]
+    texts = {f"{FOLDER}/{PACKAGE}/{path}": text for path, text in texts.items()}
+    return dict(sorted((texts | {f"{FOLDER}/{name}.py": _place(name) for name in REPLACED}).items()))
 
 
-def _placed(text: str) -> str:
+def _place(name: str) -> str:
     """Return a source with its imports from this project turned into relative ones."""
+    text = (HERE / f"{name}.py").read_text(encoding="utf-8")
     for pattern, instead in _PLACES:
         text = re.sub(rf"^{pattern}", instead, text, flags=re.MULTILINE)
     return text
 
 
-def _inside(text: str) -> str:
-    """Return such a source as a module of the package itself."""
-    return text.replace(f"from .{PACKAGE}.", "from .").replace(f"from .{PACKAGE} import", "from . import")
+def digest_sources() -> str:
+    """Return 16 digits of the SHA-256 of the sources of the drop-in files."""
+    return files.digest(HERE, sorted(HERE.glob("*.py")))[:16]
 
 
-def digest() -> str:
-    """Return the SHA-256 of the sources of the drop-in files."""
-    return files.digest(HERE, sorted(HERE.glob("*.py")))
-
-
-def digest_of(texts: Mapping[str, str]) -> str:
+def digest_files(texts: Mapping[str, str]) -> str:
     """Return a hash of these files, but not of the pages and the commit among them."""
     whole = hashlib.sha256()
     for path, text in sorted(texts.items()):
@@ -68,7 +62,7 @@ def digest_of(texts: Mapping[str, str]) -> str:
 
 def export(origin: Origin, folder: Path) -> list[Path]:
     """Write `torch_utils` into `folder`, whole or not at all, and return its files. Raises UserError."""
-    return package.write(folder, TOP, contents(origin))
+    return package.write(folder, TOP, render_files(origin))
 
 
 def refuse_patched(clone: Path) -> None:
@@ -82,14 +76,14 @@ def refuse_patched(clone: Path) -> None:
             )
 
 
-def _page(origin: Origin) -> str:
+def _render_page(origin: Origin) -> str:
     """Return how to use the files, which stands before the page of the ops."""
     named = ", ".join(f"`{name}.py`" for name in REPLACED)
-    pytorch, triton = package.version_text(package.PYTORCH_FUSED), package.version_text(package.TRITON)
+    pytorch, triton = (".".join(map(str, version)) for version in (package.PYTORCH_FUSED, package.TRITON))
     return f"""# Ops in place of NVIDIA's
 
 Exported by `ladder export --like nvidia` of the StyleGAN2 optimization ladder {origin.version}, commit
-{origin.commit or "unknown"}. The digest of the drop-in files is `{digest()[:16]}`.
+{origin.commit or "unknown"}. The digest of the drop-in files is `{digest_sources()}`.
 
 {named} have the names, arguments and results of the files in `torch_utils/ops` of NVIDIA's stylegan3 and
 stylegan2-ada-pytorch. They were written anew and contain no code of NVIDIA's. Copy `torch_utils` over a clone's:

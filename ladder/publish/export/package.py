@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import difflib
-import importlib.machinery
 import importlib.util
 import json
 import keyword
@@ -13,9 +11,7 @@ import re
 import shutil
 import sys
 import textwrap
-import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,16 +20,17 @@ from ladder.base.errors import UserError
 from ladder.base.starting import ROOT, near, read_version
 
 ALL = "all"  # among the names of ops
-LONGEST = 100  # letters of a package: a file system takes 255 bytes, and a temporary folder adds to them
 # Names of this project, of what an export needs, and of operators that PyTorch registers itself.
-TAKEN = ("kernels", "ladder", "stylegan_lite", "benches", "torch", "triton")
-TORCH = "aten c10d higher_order import_module inductor prim prims profiler quantized".split()
+TAKEN = {
+    "kernels", "ladder", "stylegan_lite", "benches", "torch", "triton", "aten", "c10d", "higher_order",
+    "import_module", "inductor", "prim", "prims", "profiler", "quantized",
+}  # fmt: skip
 # The oldest versions with which an export was seen to pass its test. PyTorch before 2.7 cannot register the operators.
 PYTORCH, PYTORCH_FUSED, TRITON = (2, 4), (2, 7), (3, 4)
-EVERYWHERE = (
+EVERYWHERE = {
     "conv2d",
     "conv_transpose2d",
-)  # PyTorch computes these everywhere. Only their derivatives are ours.
+}  # PyTorch computes these everywhere; only their derivatives are ours
 ADDED = ("LICENSE", "README.md", "dispatch.py", "test_ops.py")  # go into every package
 
 
@@ -45,8 +42,7 @@ class Op(NamedTuple):
     function: str  # its name there; an alias has another
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class Origin(NamedTuple):
     """The state of this project that an export is made from."""
 
     root: Path
@@ -57,9 +53,7 @@ class Origin:
 def read_origin() -> Origin:
     """Return the state of this checkout, which an export names."""
     commit, dirty = git.commit_of(ROOT)
-    return Origin(
-        root=ROOT, version=read_version(), commit=f"{commit} (dirty)" if commit and dirty else commit
-    )
+    return Origin(ROOT, read_version(), f"{commit} (dirty)" if commit and dirty else commit)
 
 
 # ---- the ops -----------------------------------------------------------------------------------------------------
@@ -83,57 +77,42 @@ def list_ops(root: Path) -> dict[str, Op]:
 
 def summarize_ops(root: Path) -> dict[str, str]:
     """Return op -> the first sentence of its docstring."""
-    return {op.name: _summarize(root / "kernels", op) for op in list_ops(root).values()}
+    sentences = {}
+    for op in list_ops(root).values():
+        source = (root / "kernels").joinpath(*op.module.split(".")).with_suffix(".py").read_bytes()
+        functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+        paragraph = (ast.get_docstring(functions[op.function]) or "").partition("\n\n")[0]
+        sentences[op.name] = re.split(r"(?<=[.]) (?=[A-Z])", " ".join(paragraph.split()))[0]
+    return sentences
 
 
-def _summarize(kernels: Path, op: Op) -> str:
-    path = kernels.joinpath(*op.module.split(".")).with_suffix(".py")
-    for node in ast.parse(path.read_bytes()).body:
-        if isinstance(node, ast.FunctionDef) and node.name == op.function:
-            paragraph = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
-            return re.split(r"(?<=[.]) (?=[A-Z])", paragraph)[0]
-    raise UserError(f"{near(path)} defines no {op.function}")
-
-
-def chosen(root: Path, names: Iterable[str]) -> list[Op]:
+def choose_ops(root: Path, names: Iterable[str]) -> list[Op]:
     """Return the ops of these names in order, and all if "all" is among them. Raises UserError for an unknown name."""
-    known, names = list_ops(root), list(names)
-    for name in names:
-        if name not in (*known, ALL):
-            like = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {like[0]!r}?" if like else "`ladder export --list` names all"
-            raise UserError(f"--ops: there is no op {name!r}; {hint}")
+    known, names = list_ops(root), {*names}
+    if unknown := sorted(names - {*known, ALL}):
+        like = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f"did you mean {like[0]!r}?" if like else "`ladder export --list` names all"
+        raise UserError(f"--ops: there is no op {unknown[0]!r}; {hint}")
     if not names:
         raise UserError("--ops names no op; `ladder export --list` names all")
-    if ALL in names:
-        return list(known.values())
-    return [known[name] for name in sorted(set(names))]
+    return [op for name, op in known.items() if name in names or ALL in names]
 
 
 def check_name(package: str) -> None:
     """Refuse a name that Python cannot import, or that would hide another module. Raises UserError."""
-    plain = package.isascii() and package.isidentifier() and not package.startswith("__")
-    if not plain or keyword.iskeyword(package):
+    is_plain = package.isascii() and package.isidentifier() and not package.startswith("__")
+    if not is_plain or keyword.iskeyword(package):
         raise UserError(f"--package: {package!r} is no name that Python can import")
-    if len(package) > LONGEST:
-        raise UserError(f"--package: a name of {len(package)} letters; at most {LONGEST}")
-    if package in sys.stdlib_module_names:
-        raise UserError(f"--package: {package!r} is a module of Python's standard library")
-    if package in TAKEN or _is_installed(package):
-        raise UserError(f"--package: {package!r} is the name of another package, which would be hidden")
-    if package in TORCH:
-        raise UserError(f"--package: PyTorch registers operators of its own as {package!r}")
+    if package in TAKEN or package in sys.stdlib_module_names or _is_installed(package):
+        raise UserError(f"--package: {package!r} is the name of another module, which would be hidden")
 
 
 def _is_installed(name: str) -> bool:
     """Return whether a module has this name. A folder of the working folder, without code, is no module."""
-    try:
-        found = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return True
-    if found is None or found.origin is not None:
-        return found is not None
-    return any(Path(place).parent != Path.cwd() for place in found.submodule_search_locations or ())
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is not None:
+        return spec is not None
+    return any(Path(place).parent != Path.cwd() for place in spec.submodule_search_locations or ())
 
 
 # ---- the files ---------------------------------------------------------------------------------------------------
@@ -143,67 +122,57 @@ def export(origin: Origin, folder: Path, ops: list[Op], package: str) -> list[Pa
     """Write the package into `folder`, whole or not at all, and return its files.
 
     Raises:
-        UserError: a folder that is not empty or that cannot be written.
+        UserError: a name that is taken, or a folder that is not empty or that cannot be written.
     """
     check_name(package)
-    return write(folder, package, contents(origin, ops))
+    return write(folder, package, render_package(origin, ops))
 
 
 def write(folder: Path, name: str, texts: Mapping[str, str]) -> list[Path]:
     """Write files, by their paths, into `folder/name`, whole or not at all, and return them. Raises UserError."""
-    target, made = folder / name, [each for each in (folder, *folder.parents) if not each.exists()]
-    temporary = folder / f".{name}-{uuid.uuid4().hex}.tmp"
+    temporary, is_new = folder / f".{name}.tmp", not folder.exists()
     try:
-        if not made and any(folder.iterdir()):
+        if not is_new and any(folder.iterdir()):
             raise UserError(f"{near(folder)} is not empty; name a new folder")
         for path, text in texts.items():
             (temporary / path).parent.mkdir(parents=True, exist_ok=True)
             (temporary / path).write_text(text, encoding="utf-8", newline="\n")
-        temporary.rename(target)
+        temporary.rename(folder / name)
     except OSError as error:
+        shutil.rmtree(folder if is_new else temporary, ignore_errors=True)
         raise UserError(f"{near(folder)}: cannot be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if not target.exists():
-            for each in made:
-                with contextlib.suppress(OSError):  # it was not reached
-                    each.rmdir()
-    return [target / path for path in texts]
+    return [folder / name / path for path in texts]
 
 
-def contents(origin: Origin, ops: list[Op]) -> dict[str, str]:
+def render_package(origin: Origin, ops: list[Op]) -> dict[str, str]:
     """Return the path of each file within the package -> its text. The same sources give the same files."""
     kernels = origin.root / "kernels"
-    paths = needed_files(kernels, [*ADDED, *(f"{op.module.replace('.', '/')}.py" for op in ops)])
+    paths = list_files(kernels, [*ADDED, *(f"{op.module.replace('.', '/')}.py" for op in ops)])
     sources = [kernels / path for path in paths if path.endswith(".py")]
     texts = {path: (kernels / path).read_text(encoding="utf-8") for path in paths}
-    return texts | {"__init__.py": _init(origin, ops, files.digest(kernels, sources))}
+    return texts | {"__init__.py": _render_init(origin, ops, files.digest(kernels, sources))}
 
 
-def needed_files(package: Path, start: Iterable[str]) -> list[str]:
+def list_files(package: Path, start: Iterable[str]) -> list[str]:
     """Return the paths of these files of a package and of all that they import from it, sorted.
 
     The package's own `__init__.py` is left out.
     """
     paths: set[str] = set()
-    waiting = [*start]
+    waiting = {package / path for path in start}
     while waiting:
         path = waiting.pop()
-        if path in paths:
-            continue
-        paths.add(path)
-        folder = (package / path).parent
-        places = [folder / "__init__.py"]
-        tree = ast.parse((package / path).read_bytes() if path.endswith(".py") else "")
-        for node in ast.walk(tree):
+        paths.add(path.relative_to(package).as_posix())
+        places = {path.parent / "__init__.py"}
+        for node in ast.walk(ast.parse(path.read_bytes() if path.suffix == ".py" else "")):
             if isinstance(node, ast.ImportFrom) and node.level:
-                place = (folder / "_").parents[node.level - 1].joinpath(*(node.module or "").split("."))
-                places += [place.with_suffix(".py"), *(place / f"{each.name}.py" for each in node.names)]
-        waiting += [
-            place.relative_to(package).as_posix()
-            for place in places
-            if place.is_file() and place != package / "__init__.py"
-        ]
+                place = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+                places |= {place.with_suffix(".py"), *(place / f"{each.name}.py" for each in node.names)}
+        waiting |= {
+            place
+            for place in places - {package / "__init__.py"}
+            if place.is_file() and place.relative_to(package).as_posix() not in paths
+        }
     return sorted(paths)
 
 
@@ -235,11 +204,11 @@ __all__ = {public}
 """
 
 
-def _init(origin: Origin, ops: list[Op], digest: str) -> str:
+def _render_init(origin: Origin, ops: list[Op], digest: str) -> str:
     """Return the `__init__.py` of a package with these ops."""
     names = [op.name for op in ops]
     references = [f"{name}_reference" for name in names]
-    least = PYTORCH if {*names} <= {*EVERYWHERE} else PYTORCH_FUSED
+    least = PYTORCH if {*names} <= EVERYWHERE else PYTORCH_FUSED
     imports = [
         f"from .{op.module} import {op.function} as {op.name}, {op.function}_reference as {op.name}_reference"
         for op in sorted(ops, key=lambda op: op[1:])
@@ -247,7 +216,7 @@ def _init(origin: Origin, ops: list[Op], digest: str) -> str:
     return _INIT.format(
         summary=textwrap.fill(f'"""Ops for StyleGAN-style networks: {", ".join(names)}.', 110),
         least=least,
-        words=version_text(least),
+        words=".".join(map(str, least)),
         imports="\n".join(imports),
         version=origin.version,
         commit=origin.commit,
@@ -255,8 +224,3 @@ def _init(origin: Origin, ops: list[Op], digest: str) -> str:
         names=json.dumps(names, indent=4),
         public=json.dumps(sorted(["OPS", "SOURCE_DIGEST", *names, *references]), indent=4),
     )
-
-
-def version_text(numbers: tuple[int, int]) -> str:
-    """Return a version as text."""
-    return ".".join(map(str, numbers))

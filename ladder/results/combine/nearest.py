@@ -15,19 +15,24 @@ from ladder.results.combine import series
 from ladder.results.ranking import Stored
 from ladder.results.run import Result
 
+OWN = "for this machine, {}, from its own results"
+SAME = (
+    "no result of this machine yet: this is of {} in another host, and a step's waiting belongs to the host"
+)
+
 
 @dataclass(frozen=True)
 class Nearest:
     """A staircase, the leave-one-out run that goes with it, or that run alone, with their files.
 
-    `whose` is a line that says on which machine they ran. `other_code` is the file of a leave-one-out run that measured
-    other code than the staircase, if there is no better one.
+    `whose` is a line that says on which machine they ran, `here` whether it is this one. `other_code` is the file of a
+    leave-one-out run that measured other code than the staircase, if there is no better one.
     """
 
     staircase: Stored | None
     left_out: Stored | None
     whose: str
-    here: bool  # whether this machine measured them
+    here: bool
     other_code: Path | None = None
 
 
@@ -38,11 +43,9 @@ def of_file(path: Path) -> Nearest:
         how = "--recipe" if mode == modes.RECIPE else f"--mode {mode}"
         raise UserError(f"{path}: a run of {how}; name a staircase or a leave-one-out run")
     folder = path.resolve().parent
-    beside = ranking.stored(folder.parent, [folder.name])
     here = any(_is_own(result, name) for name in ranking.machines_here())
-    return _with_left_out(
-        (path, result), beside, f"for {_machine(result)}, from the file that you named", here
-    )
+    whose = f"for {_name_machine(result)}, from the file that you named"
+    return _add_left_out((path, result), ranking.stored(folder.parent, [folder.name]), whose, here)
 
 
 def find(folder: Path, workload: tuple[str, Plain] | None) -> Nearest:
@@ -56,41 +59,29 @@ def find(folder: Path, workload: tuple[str, Plain] | None) -> Nearest:
     """
     names = sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []
     read = [each for each in ranking.stored(folder, names) if ranking.mode(each[1]) not in modes.BESIDE]
-    kept = {id(each) for each in sources.without_sources([result for _, result in read])}
-    found = [each for each in read if id(each[1]) in kept]
+    whole = {id(each) for each in sources.without_sources([result for _, result in read])}
+    able = [each for each in read if id(each[1]) in whole and _list_timed(each)]
     if workload is not None:
-        found = [each for each in found if _is_of(each[1], *workload)]
-    found = [each for each in found if any(rung.status == "ok" for rung in each[1].rungs)]
-    if not found:
+        key = (workload[0], content.of_workload(workload[1]))
+        able = [
+            each for each in able if (each[1].workload["name"], content.of_workload(each[1].workload)) == key
+        ]
+    if not able:
         of = f" of workload {plain(workload[0])}" if workload else ""
         command = f"ladder run -w {plain(workload[0])}" if workload else "ladder run"
         raise UserError(f"no stored result{of}: `{command}` measures this machine")
     here = ranking.machines_here()
-    own = [each for name in here for each in found if _is_own(each[1], name)]
-    same = [each for name in here for each in found if each[1].machine.name == name]
-    if own or same:
-        near = [each for each in own or same if each[1].machine.name == (own or same)[0][1].machine.name]
-        chosen = _best(near) if own else _longest(near)
-        return _with_left_out(chosen, found, (OWN if own else SAME).format(_machine(chosen[1])), bool(own))
-    chosen = _longest([each for each in found if each[1].machine.gpu] or found)
-    said = f"no result of this machine ({here[0]}) yet: this is advice for {_machine(chosen[1])}"
-    return _with_left_out(chosen, found, said, here=False)
-
-
-OWN = "for this machine, {}, from its own results"
-SAME = (
-    "no result of this machine yet: this is of {} in another host, and a step's waiting belongs to the host"
-)
-
-
-def _best(near: list[Stored]) -> Stored:
-    """Return the newest staircase of highest standing."""
-    return max(near, key=lambda each: (_rank(each), each[1].started))
-
-
-def _longest(near: list[Stored]) -> Stored:
-    """Return the staircase with the most timed rungs, among those of equal standing but for their time."""
-    return max(near, key=lambda each: (_rank(each), len(_timed(each)), each[1].started))
+    for name in here:
+        if own := [each for each in able if _is_own(each[1], name)]:
+            chosen = max(own, key=lambda each: (_rank(each), each[1].started))
+            return _add_left_out(chosen, able, OWN.format(_name_machine(chosen[1])), True)
+    for name in here:
+        if same := [each for each in able if each[1].machine.name == name]:
+            chosen = max(same, key=_rank_length)
+            return _add_left_out(chosen, able, SAME.format(_name_machine(chosen[1])), False)
+    chosen = max([each for each in able if each[1].machine.gpu] or able, key=_rank_length)
+    whose = f"no result of this machine ({here[0]}) yet: this is advice for {_name_machine(chosen[1])}"
+    return _add_left_out(chosen, able, whose, False)
 
 
 def _rank(each: Stored) -> tuple[object, ...]:
@@ -99,10 +90,15 @@ def _rank(each: Stored) -> tuple[object, ...]:
     A staircase from the baseline goes before others: a run of a ladder's last rungs says nothing of those below.
     """
     *standing, _ = ranking.standing(each[1])
-    return _is_staircase(each[1]), *standing, _timed(each)[0] == "baseline"
+    is_staircase = ranking.mode(each[1]) == modes.CUMULATIVE
+    return is_staircase, *standing, _list_timed(each)[0] == "baseline"
 
 
-def _timed(each: Stored) -> list[str]:
+def _rank_length(each: Stored) -> tuple[object, ...]:
+    return _rank(each), len(_list_timed(each)), each[1].started
+
+
+def _list_timed(each: Stored) -> list[str]:
     return [rung.name for rung in each[1].rungs if rung.status == "ok"]
 
 
@@ -113,24 +109,16 @@ def _is_own(result: Result, name: str) -> bool:
     return machine.name == name and (machine.cpu, machine.cores) == host
 
 
-def _machine(result: Result) -> str:
+def _name_machine(result: Result) -> str:
     return plain(result.machine.gpu or result.machine.cpu)
 
 
-def _is_staircase(result: Result) -> bool:
-    return ranking.mode(result) == modes.CUMULATIVE
-
-
-def _is_of(result: Result, name: str, fields: Plain) -> bool:
-    same = content.of_workload(result.workload) == content.of_workload(fields)
-    return same and result.workload["name"] == name
-
-
-def _with_left_out(chosen: Stored, others: list[Stored], whose: str, here: bool) -> Nearest:
-    if not _is_staircase(chosen[1]):
+def _add_left_out(chosen: Stored, others: list[Stored], whose: str, here: bool) -> Nearest:
+    """Return the chosen result with the leave-one-out run that goes with it."""
+    if ranking.mode(chosen[1]) != modes.CUMULATIVE:
         return Nearest(None, chosen, whose, here)
-    runs = [result for _, result in others]
     files = {id(result): path for path, result in others}
+    runs = [result for _, result in others]
     if (left_out := series.left_out_of(chosen[1], runs)) is not None:
         return Nearest(chosen, (files[id(left_out)], left_out), whose, here)
     other = series.left_out_of(chosen[1], runs, any_code=True)

@@ -50,39 +50,35 @@ def collect(paths: list[Path]) -> tuple[list[Result], list[str]]:
     Raises:
         UserError: a named file is not a result, or there is none at all.
     """
-    found: list[Result] = []
+    chosen: list[Result] = []
     others: list[Result] = []
     refused: list[str] = []
     elsewhere: list[str] = []  # of other commands
     for path in paths:
         if not path.is_dir():
-            found.append(loading.load_run(path))
+            chosen.append(loading.load_run(path))
             others += readable(path.parent)
             continue
-        shown: dict[tuple[Any, ...], Result] = {}
         read = []
         for file in sorted(path.rglob("*.json")):
             try:
-                result = loading.load_run(file)
+                read.append(loading.load_run(file))
             except UserError as error:
                 if _is_asvs(file):
                     elsewhere.append(f"{file}: a file of asv: `ladder history` tells what it says")
                 else:
                     (elsewhere if isinstance(error, loading.OtherKind) else refused).append(str(error))
-                continue
-            read.append(result)
+        best: dict[tuple[Any, ...], Result] = {}
         for result in sources.without_sources(read):
             others.append(result)
-            before = shown.get(key(result))
-            if before is None or ranking.rank(result) > ranking.rank(before):
-                shown[key(result)] = result
-        found += shown.values()
-    if not found:
+            best[key(result)] = max(best.get(key(result), result), result, key=ranking.rank)
+        chosen += best.values()
+    if not chosen:
         where = ", ".join(str(path) for path in paths)
         raise UserError(
             next(iter([*refused, *elsewhere]), f"{where}: no results here; `ladder run` makes one")
         )
-    return [with_top(result, [*found, *others]) for result in found], refused
+    return [with_top(result, [*chosen, *others]) for result in chosen], refused
 
 
 def _is_asvs(file: Path) -> bool:

@@ -21,7 +21,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -42,7 +42,7 @@ from ladder.results.file import KernelFamily, KernelProfile
 from ladder.studies import batch_search
 from ladder.studies.frame import Session
 from ladder.studies.profile import record, tools, tracing
-from ladder.studies.profile.tracing import Label, Ran, Segment, Traced
+from ladder.studies.profile.tracing import Label, Labels, Ran, Segment, Traced
 from ladder.studies.roofline import derive, floors
 from ladder.studies.roofline.derive import CONVOLUTIONS
 from stylegan_lite import make_step
@@ -55,8 +55,15 @@ MOST_MOMENTS = 48  # that a phase's timeline keeps
 HEAVIEST = 8  # kernels that are shown, and whose counters are read
 KNOWN = 0.9  # of a category's time: with fewer known bytes it has no rate
 
-Labels = Sequence[tuple[Segment, Sequence[Label | None]]]
 Work = list[tuple[Ran, Label | None]]
+
+
+class Eager(NamedTuple):
+    """The findings of the eager runs: labels and memory by phase, or why there are none."""
+
+    labels: dict[str, list[Label]]
+    timeline: dict[Any, list[record.Moment]]
+    reason: str | None = None
 
 
 @contextlib.contextmanager
@@ -97,7 +104,7 @@ def profile_step(session: Session, case: record.Case) -> record.Step:
             if job.options.trace is not None:
                 session.report(f"{rung}: {job.options.trace}: {tracing.write_trace(step, job.options.trace)}")
             session.report(f"{rung}: one eager run of each phase")
-            labels, timeline, reason = run_eagerly(step, memory.lasting)
+            eager = run_eagerly(step, memory.lasting)
             release_memory(device)
             copied: list[tuple[int, int]] = []
             with contextlib.suppress(torch.OutOfMemoryError):  # a yardstick alone is lost
@@ -106,7 +113,7 @@ def profile_step(session: Session, case: record.Case) -> record.Step:
         short = f"{rung} on {job.name} does not fit into the memory of this machine"
         raise UserError(f"{short}; take a workload with a smaller batch") from None
     release_memory(device)
-    labelled = list(tracing.label_segments(labels, traced.segments))
+    labelled = tracing.label_segments(eager.labels, traced.segments)
     groups = group_by(labelled, lambda _, ran, __: categories.category(ran.family))
     on_gpu = device == "cuda"
     return record.Step(
@@ -115,27 +122,21 @@ def profile_step(session: Session, case: record.Case) -> record.Step:
         profile=list_kernels(labelled),
         work=count_work(groups, job.workload, str(recipe["precision"])),
         phases=list_phases(labelled),
-        layers=[] if reason else list_layers(labelled),
-        no_layers=reason,
+        layers=[] if eager.reason else list_layers(labelled),
+        no_layers=eager.reason,
         heaviest=list_heaviest(labelled),
         passes=list_passes(labelled, copied) if on_gpu else None,
         gaps=list_gaps(traced) if on_gpu else None,
         uneven=tracing.list_uneven(traced) if on_gpu else [],
-        memory=msgspec.structs.replace(memory, timeline=timeline),
+        memory=msgspec.structs.replace(memory, timeline=eager.timeline),
     )
 
 
-def run_eagerly(
-    step: Any, lasting: int
-) -> tuple[dict[str, list[Label]], dict[Any, list[record.Moment]], str | None]:
-    """Run each phase once without graphs, which are gone afterwards.
-
-    Return labels and memory by phase, and why there are none: layers and memory alone are lost then.
-    """
-    labels: dict[str, list[Label]] = {}
-    timeline: dict[Any, list[record.Moment]] = {}
+def run_eagerly(step: Any, lasting: int) -> Eager:
+    """Run each phase once without graphs, which are gone afterwards. Where that fails, layers and memory are lost."""
     if step.recipe.compile != "off":
-        return labels, timeline, COMPILED
+        return Eager({}, {}, COMPILED)
+    eager = Eager({}, {})
     try:
         step.graphs.clear()
         step.held.clear()
@@ -152,12 +153,12 @@ def run_eagerly(
                     before = int(torch.cuda.memory_allocated())
                 how = {"host": True, "record_shapes": True, "profile_memory": True}
                 profile = tracing.run_profiled(functools.partial(step.run_phase, phase), step.device, **how)
-            labels[phase] = tracing.label_events(profile, phase, step.device, launches)
+            eager.labels[phase] = tracing.label_events(profile, phase, step.device, launches)
             changes = list_allocations(profile, step.device)
-            timeline[phase] = make_timeline(changes, gradients, before, lasting)
+            eager.timeline[phase] = make_timeline(changes, gradients, before, lasting)
     except Exception as error:
-        return {}, {}, texts.display(f"the eager run failed: {describe(error)}")
-    return labels, timeline, None
+        return Eager({}, {}, texts.display(f"the eager run failed: {describe(error)}"))
+    return eager
 
 
 def release_memory(device: str) -> None:

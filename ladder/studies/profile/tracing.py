@@ -29,6 +29,7 @@ from torch.profiler import record_function
 from ladder.base import files
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.receipts import categories, kernel_families, traces
+from ladder.receipts.kernel_families import Event
 from ladder.receipts.traces import once, union
 from ladder.receipts.watch import intercept_launches
 from ladder.studies.profile.record import UNKNOWN
@@ -94,6 +95,11 @@ class Label:
     moved: int | None
 
 
+Labels = list[tuple[Segment, list[Label | None]]]
+Mark = tuple[tuple[str, ...], int]  # phases, and when they had ended: ns since 1970
+Size = tuple[str, int]  # a launch of a kernel of ours, and the bytes of the tensors that it is given
+
+
 @dataclass(frozen=True)
 class Traced:
     """The segments of a cycle, and the time in which anything ran: the union over all streams. Nanoseconds."""
@@ -104,7 +110,7 @@ class Traced:
 
 def trace_cycle(step: Any) -> Traced:
     """Return a traced cycle of a prepared `TrainingStep`."""
-    marks: list[tuple[tuple[str, ...], int]] = []
+    marks: list[Mark] = []
 
     def cycle() -> None:
         with mark_phases(step, marks):
@@ -113,11 +119,10 @@ def trace_cycle(step: Any) -> Traced:
     profile = run_profiled(cycle, step.device)
     if step.device == "cuda":
         return cut_events(traces.events(profile), marks, step.device)
-    operators = [event for event in profile.profiler.kineto_results.events() if is_operator(event)]
-    events = [
-        (each.name(), False, each.start_thread_id(), each.start_ns(), each.start_ns() + each.duration_ns())
-        for each in operators
-    ]
+    events: list[Event] = []
+    for event in filter(is_operator, profile.profiler.kineto_results.events()):
+        end = event.start_ns() + event.duration_ns()
+        events.append((event.name(), False, event.start_thread_id(), event.start_ns(), end))
     return cut_events(events, marks, step.device)
 
 
@@ -133,7 +138,7 @@ def run_profiled(run: Callable[[], None], device: str, *, host: bool = False, **
 
 
 @contextlib.contextmanager
-def mark_phases(step: Any, marks: list[tuple[tuple[str, ...], int]]) -> Iterator[None]:
+def mark_phases(step: Any, marks: list[Mark]) -> Iterator[None]:
     """Add (phases, ns since 1970) at each end of phases, or of whole steps where one graph holds a step.
 
     Each mark waits for the GPU. The pauses lie on both of its sides, because the GPU's clock may be a little ahead of
@@ -188,9 +193,7 @@ def is_operator(event: Any) -> bool:
     return name_activity(event) == "cpu_op" and event.name() != MEMORY
 
 
-def cut_events(
-    events: Iterable[kernel_families.Event], marks: Sequence[tuple[tuple[str, ...], int]], device: str
-) -> Traced:
+def cut_events(events: Iterable[Event], marks: Sequence[Mark], device: str) -> Traced:
     """Return the segments that marks cut events into. The last segment has all that begins later."""
     if device == "cuda":
         kernels = [e for e in events if e[1] and not e[0].startswith(kernel_families.WAITING)]
@@ -218,7 +221,7 @@ def list_uneven(traced: Traced) -> list[str]:
     return ["+".join(phases) for phases, numbers in counts.items() if phases and len(numbers) > 1]
 
 
-def take_own_times(operators: Iterable[kernel_families.Event]) -> list[Ran]:
+def take_own_times(operators: Iterable[Event]) -> list[Ran]:
     """Return operators with their own time: without the operators that ran inside them, in the same thread."""
     own: list[Ran] = []
     stacks: dict[int, list[tuple[int, int]]] = {}  # by thread: place in `own`, and end of what still runs
@@ -234,9 +237,7 @@ def take_own_times(operators: Iterable[kernel_families.Event]) -> list[Ran]:
     return own
 
 
-def label_events(
-    profile: Any, phase: str, device: str, launches: Iterable[tuple[str, int]] = ()
-) -> list[Label]:
+def label_events(profile: Any, phase: str, device: str, launches: Sequence[Size] = ()) -> list[Label]:
     """Return the kernels of a profiled eager run in order, each with its layer; on a CPU its operators.
 
     A kernel belongs to the operator that launched it. Without one it belongs where its launch was: to the host's event,
@@ -252,7 +253,7 @@ def label_events(
         if event.device_type() == torch.autograd.DeviceType.CUDA:
             if activity not in NO_KERNELS and not event.name().startswith((MEMORY, *kernel_families.WAITING)):
                 kernels.append(event)
-        elif activity in LAUNCHING:
+        elif activity in LAUNCHING and event.correlation_id():
             calls[event.correlation_id()] = event.start_ns()
         elif is_range(event) or is_operator(event):
             hosts.append(event)
@@ -266,11 +267,7 @@ def label_events(
     counted: set[int] = set()  # operators whose bytes one of their kernels has
     sizes = match_launches([each.name() for each in kernels], launches)
     for kernel, moved in zip(kernels, sizes, strict=True):
-        name, number, begin = (
-            kernel.name(),
-            kernel.linked_correlation_id(),
-            calls.get(kernel.correlation_id()),
-        )
+        name, number = kernel.name(), kernel.linked_correlation_id()
         if number and number in operators:
             operator = hosts[operators[number]]
             place = places[operators[number]]
@@ -278,7 +275,8 @@ def label_events(
                 moved = count_moved(operator.name(), operator.shapes(), operator.dtypes())
                 moved = 0 if moved is not None and number in counted else moved
                 counted.add(number)
-        elif kernel.correlation_id() and begin is not None:
+        elif kernel.correlation_id() in calls:
+            begin = calls[kernel.correlation_id()]
             at = bisect.bisect_right(starts, begin) - 1
             while at >= 0 and starts[at] + hosts[at].duration_ns() <= begin:
                 at -= 1
@@ -350,10 +348,9 @@ def _unify_name(name: str) -> str:
     return match[1].lower() if match else name
 
 
-def label_segments(
-    eager: dict[str, list[Label]], segments: Iterable[Segment]
-) -> Iterator[tuple[Segment, list[Label | None]]]:
-    """Yield each segment with the labels of all that ran in it. Segments without phases have none."""
+def label_segments(eager: Mapping[str, list[Label]], segments: Iterable[Segment]) -> Labels:
+    """Return each segment with the labels of all that ran in it. Segments without phases have none."""
+    labels: Labels = []
     matched: dict[Any, list[int | None]] = {}
     for segment in segments:
         expected = [label for phase in segment.phases for label in eager.get(phase, [])]
@@ -361,7 +358,8 @@ def label_segments(
         key = segment.phases, names
         if key not in matched:
             matched[key] = match_names([each.name for each in expected], names)
-        yield segment, [None if at is None else expected[at] for at in matched[key]]
+        labels.append((segment, [None if at is None else expected[at] for at in matched[key]]))
+    return labels
 
 
 def count_moved(name: str, shapes: Sequence[Any], dtypes: Sequence[str]) -> int | None:
@@ -388,7 +386,7 @@ def count_moved(name: str, shapes: Sequence[Any], dtypes: Sequence[str]) -> int 
     return read + result * max(size for _, size in tensors)
 
 
-def match_launches(kernels: Sequence[str], launches: Iterable[tuple[str, int]]) -> list[int | None]:
+def match_launches(kernels: Sequence[str], launches: Sequence[Size]) -> list[int | None]:
     """Return the bytes of each kernel of a trace, by the launches that were noted; None where they are unknown.
 
     The launches of a name are matched in order, if as many were noted as ran.
@@ -469,12 +467,9 @@ def layer_name(network: str, path: str, resolutions: Sequence[int]) -> str | Non
 
 
 @contextlib.contextmanager
-def note_launches() -> Iterator[list[tuple[str, int]]]:
-    """Note (kernel, bytes of the tensors that it is given) of each launch of our Triton kernels while entered.
-
-    A tensor that is given twice counts once.
-    """
-    launches: list[tuple[str, int]] = []
+def note_launches() -> Iterator[list[Size]]:
+    """Note each launch of our Triton kernels while entered. A tensor that is given twice counts once."""
+    launches: list[Size] = []
 
     def note(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any], _: Any) -> None:
         sizes: dict[int, int] = {}

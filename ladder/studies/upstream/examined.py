@@ -52,8 +52,8 @@ class Draws:
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
-        self.own = {name: getattr(torch, name) for name in ("randn", "rand", "randn_like")}
         self.shapes = hashlib.sha256()
+        self.own = {name: getattr(torch, name) for name in ("randn", "rand", "randn_like")}
 
     def __enter__(self) -> Draws:
         torch.randn = functools.partial(self._draw, self.own["randn"])
@@ -88,10 +88,8 @@ class Gradients(UpstreamStep):
         with self.draws:
             super().__init__(workload, Path(recipe["folder"]), device, seed)
             with torch.no_grad():
-                for weight in [
-                    *self.G.parameters(),
-                    *self.D.parameters(),
-                ]:  # in FP32, so that FP64 gets the same
+                for weight in [*self.G.parameters(), *self.D.parameters()]:
+                    # in FP32, so that FP64 gets the same numbers
                     moves = torch.randn(weight.shape, device=self.device, dtype=torch.float32)
                     weight.copy_(weight.float() + MOVED * moves)
 
@@ -102,32 +100,21 @@ class Gradients(UpstreamStep):
         with self.draws:
             torch.manual_seed(0)  # for whole numbers, which are drawn on the device
             for number in range(INPUTS):
-                images = (
-                    torch.randint(256, shape, generator=self.draws.generator).to(torch.float32) / 127.5 - 1
-                )
-                images = images.to(self.device, torch.get_default_dtype())
+                levels = torch.randint(256, shape, generator=self.draws.generator).to(torch.float32)
+                images = (levels / 127.5 - 1).to(self.device, torch.get_default_dtype())
                 for update in self.updates:
                     z = torch.randn([len(images), self.workload["z_dim"]], device=self.device)
                     self.accumulate(update, images, z)
                     phase, module = NAMES[update[0]], update[1]
-                    grads = [
-                        each.grad if each.grad is not None else torch.zeros_like(each)
-                        for each in module.parameters()
-                    ]
+                    weights = [*module.parameters()]
+                    grads = [torch.zeros_like(each) if each.grad is None else each.grad for each in weights]
                     values = torch.cat([each.flatten() for each in grads]).double().cpu().numpy()
                     error = self.judge(f"{phase}-{number}.npy", values, [each.numel() for each in grads])
                     errors.setdefault(phase, []).append(error)
-        weights, sizes = hashlib.sha256(), {}
-        for name, net in (("G", self.G), ("D", self.D)):
-            sizes[name] = [each.numel() for each in net.parameters()]
-            for weight in net.parameters():
-                weights.update(weight.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
-        findings = {
-            "weights": weights.hexdigest(),
-            "draws": self.draws.shapes.hexdigest(),
-            "sizes": sizes,
-            "errors": errors,
-        }
+        digest = hashlib.sha256()
+        for weight in [*self.G.parameters(), *self.D.parameters()]:
+            digest.update(weight.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
+        findings = {"weights": digest.hexdigest(), "draws": self.draws.shapes.hexdigest(), "errors": errors}
         (self.findings / SEEN).write_text(json.dumps(findings))
 
     def judge(self, name: str, gradients: Any, sizes: list[int]) -> Any:

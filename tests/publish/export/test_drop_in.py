@@ -357,14 +357,14 @@ print(y.shape[2], bool(w.grad.abs().sum() > 0), bias_act._init(), upfirdn2d._ini
 
 
 def test_the_files_import_nothing_of_ours_and_overwrite_only_what_they_replace() -> None:
-    texts = drop_in.contents(ORIGIN)
+    texts = drop_in.render_files(ORIGIN)
     assert {path for path in texts if path.count("/") == 1} == {f"ops/{name}.py" for name in drop_in.REPLACED}
     for path, text in texts.items():
         found = re.findall(r"^\s*(?:from|import) (?:kernels|ladder|stylegan_lite)\b.*", text, re.MULTILINE)
         assert not (path.endswith(".py") and found), (path, found)
         assert str(cases.ROOT) not in text, path
     page = texts[f"ops/{drop_in.PACKAGE}/README.md"]
-    assert drop_in.digest()[:16] in page and "ops.upfirdn2d(" in page
+    assert drop_in.digest_sources() in page and "ops.upfirdn2d(" in page
     assert "NVIDIA CORPORATION" not in "".join(texts.values())
 
 

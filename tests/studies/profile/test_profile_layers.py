@@ -155,9 +155,9 @@ def test_layers_of_compiled_code_get_no_hooks(mode: str, hooks: bool) -> None:
 
 def test_layers_that_cannot_be_recorded_leave_the_rest() -> None:
     compiled = SimpleNamespace(recipe=SimpleNamespace(compile="default"))
-    assert measuring.run_eagerly(compiled, 0)[2] == measuring.COMPILED
+    assert measuring.run_eagerly(compiled, 0).reason == measuring.COMPILED
     broken = SimpleNamespace(recipe=SimpleNamespace(compile="off"), graphs={}, held={}, device="cpu")
-    assert "the eager run failed" in (measuring.run_eagerly(broken, 0)[2] or "")
+    assert "the eager run failed" in (measuring.run_eagerly(broken, 0).reason or "")
 
 
 def test_a_timeline_tells_gradients_from_the_rest() -> None:

@@ -72,7 +72,7 @@ def traced() -> Traced:
 
 @pytest.fixture(scope="module")
 def unlabelled(traced: Traced) -> measuring.Labels:
-    return list(tracing.label_segments({}, traced.segments))
+    return tracing.label_segments({}, traced.segments)
 
 
 def derive_categories(
@@ -102,7 +102,7 @@ def test_every_instant_belongs_to_one_category_so_their_sum_is_gpu_time() -> Non
     planted = [(CONV, 7, 0, 4000), ("a_gemm", 8, 3000, 6000), (COPY, 9, 5000, 5500)]
     events = [(name, True, stream, begin * US, end * US) for name, stream, begin, end in planted]
     traced = tracing.cut_events(events, [(("G_main",), 10**12)], "cuda")
-    rows = derive_categories(list(tracing.label_segments({}, traced.segments)))
+    rows = derive_categories(tracing.label_segments({}, traced.segments))
     us = {row.name: (16_000 * row.ms, 16_000 * row.shown_ms) for row in rows}
     assert us == {
         categories.CONVOLUTION: pytest.approx((4000, 4000)),
@@ -161,7 +161,7 @@ def test_a_heavy_kernel_of_several_functions_is_found_by_what_they_share() -> No
     names = [f"{CONV}_tilesize128x128x64_g1_{end}" for end in ("k_on_kernel", "k_off_kernel")]
     events = [(name, True, 7, 10 * n, 10 * n + 5) for n, name in enumerate(names)]
     whole = tracing.cut_events(events, [(("G_main", "D_main"), 1000)], "cuda")  # a whole step, without layers
-    (row,) = measuring.list_heaviest(list(tracing.label_segments({}, whole.segments)))
+    (row,) = measuring.list_heaviest(tracing.label_segments({}, whole.segments))
     assert row.kernel == "sm90_xmma_fprop_bf16_nhwc_128x128x64" and row.phase == "unknown"
     assert row.function == f"{CONV}_tilesize128x128x64_g1_k_o"[:96]
 
@@ -264,7 +264,7 @@ def test_layers_and_phases_of_a_whole_step_come_from_the_eager_runs() -> None:
         "D_main": [make_label("a", "D conv", "D_main"), make_label("c", "D conv", "D_main")],
     }
     ran = tuple(make_ran(name, 5, 10 * n) for n, name in enumerate("abacx"))
-    labelled = list(tracing.label_segments(eager, [Segment(("G_main", "D_main"), ran)] * CYCLE_STEPS))
+    labelled = tracing.label_segments(eager, [Segment(("G_main", "D_main"), ran)] * CYCLE_STEPS)
     phases = {row.name: row.launches for row in measuring.list_phases(labelled)}
     assert phases == {"G_main": 2, "D_main": 2, "unknown": 1}
     rows = measuring.list_layers(labelled)
@@ -277,7 +277,7 @@ def test_a_layer_has_the_milliseconds_of_its_planted_kernels(traced: Traced) -> 
         "G_main": [make_label(name, f"layer of {PLANTED[name][0]}") for name in PLANTED if name != COPY],
         "D_main": [make_label(CONV, "first", "D_main"), make_label(CONV, "second", "D_main")],
     }
-    rows = measuring.list_layers(list(tracing.label_segments(eager, traced.segments)))
+    rows = measuring.list_layers(tracing.label_segments(eager, traced.segments))
     us = {row.name: 1000 * row.ms for row in rows}
     expected = {f"layer of {category}": us for name, (category, us) in PLANTED.items() if name != COPY}
     expected |= {"first": 400, "second": 400, tracing.OUTSIDE: 60}  # the copy between the phases

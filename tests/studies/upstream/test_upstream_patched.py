@@ -210,9 +210,9 @@ def test_a_patched_clone_that_was_timed_has_no_number_without_parity(finished: P
 
 def broken(monkeypatch: pytest.MonkeyPatch, path: str, right: str, wrong: str) -> None:
     """Plant a bug in a drop-in file."""
-    texts = drop_in.contents(_origin())
+    texts = drop_in.render_files(_origin())
     assert right in texts[path]
-    monkeypatch.setattr(drop_in, "contents", lambda _: texts | {path: texts[path].replace(right, wrong)})
+    monkeypatch.setattr(drop_in, "render_files", lambda _: texts | {path: texts[path].replace(right, wrong)})
 
 
 @pytest.mark.slow
@@ -241,7 +241,7 @@ def _origin() -> object:
 def test_a_clone_that_lacks_a_replaced_file_is_refused_before_anything_is_written(
     clone: Path, tmp_path: Path
 ) -> None:
-    for path in study.list_replaced(drop_in.contents(_origin())):
+    for path in study.list_replaced(drop_in.render_files(_origin())):
         text = (clone / "torch_utils" / path).read_text()
         (clone / "torch_utils" / path).unlink()
         run = ask(clone, tmp_path)
@@ -266,7 +266,7 @@ def test_a_clone_with_the_drop_in_files_in_it_is_not_measured_as_nvidias(
 
 
 def test_the_copy_has_the_drop_in_files_and_else_the_clones(clone: Path, tmp_path: Path) -> None:
-    texts = drop_in.contents(_origin())
+    texts = drop_in.render_files(_origin())
     (clone / "training" / "data.zip").write_bytes(b"x")
     facts = record.Source(source.networks_of(clone), source.digest_of(clone))
     copy = study.copy_patched(study.Clone(clone, facts, texts, ""), tmp_path / "copy")
