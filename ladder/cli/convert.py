@@ -9,7 +9,7 @@ import click
 
 from ladder.base.errors import UserError
 from ladder.base.starting import command, near
-from ladder.cli import options
+from ladder.core import options
 
 
 @click.command(

@@ -17,7 +17,8 @@ import click
 from ladder.base import bounds, files, starting
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
-from ladder.cli import duration, options
+from ladder.cli import duration
+from ladder.core import options
 from ladder.core.options import make_command, option
 from ladder.core.records import Record, read_record, write_whole
 from ladder.machine import system

@@ -9,11 +9,8 @@ from pathlib import Path
 from ladder.base.errors import UserError
 from ladder.base.starting import near
 from ladder.base.text import counted
-from ladder.core.records import write_whole
-from ladder.machine import neighbours
 from ladder.plan import modes
 from ladder.results import loading
-from ladder.results.run import Result, RungResult, Twin
 from ladder.stats import rounds_budget
 
 USUAL = {"cpu": "tiny", "cuda": "article"}
@@ -45,36 +42,17 @@ class PlannedRun:
 
 
 def read_visit_seconds(folder: Path, workload: str) -> float | None:
-    """Return the seconds of one visit in the newest result of a workload, or None if the folder has no such result.
-
-    A result that other programs disturbed counts only if there is no other.
-    """
-    disturbed = None
+    """Return the seconds of one visit in the newest result of a workload, or None if the folder has no such result."""
     for path in sorted(folder.glob(f"{workload}-*-2*.json"), key=lambda path: path.stem[-16:], reverse=True):
         try:
             result = loading.load_run(path)
         except UserError:
             continue
-        if result.protocol.mode == modes.MISTAKES:  # whose visits are short
-            continue
-        if count := _count_visits(result):
-            seconds = result.seconds / count
-            rounds = (write_whole(each) for part in _parts(result) for each in part.rounds)
-            if not neighbours.list_marks(rounds):
-                return seconds
-            disturbed = disturbed or seconds
-    return disturbed
-
-
-def _parts(result: Result) -> list[RungResult | Twin]:
-    """Return the rungs of a result and their twins."""
-    return [*result.rungs, *(result.twins or ())]
-
-
-def _count_visits(result: Result) -> int:
-    """Return how many visits a result holds, inspections included."""
-    visits = sum(len(part.rounds) for part in _parts(result))
-    return visits + sum(bool(rung.inspection) for rung in result.rungs)
+        visits = sum(len(part.rounds) for part in (*result.rungs, *(result.twins or ())))
+        visits += sum(bool(rung.inspection) for rung in result.rungs)
+        if visits and result.protocol.mode != modes.MISTAKES:  # whose visits are short
+            return result.seconds / visits
+    return None
 
 
 def fit_minutes(run: PlannedRun, seconds: float) -> float:
@@ -111,10 +89,6 @@ def render_first_line(run: PlannedRun, resumed: Path | None = None) -> str:
     what = f"{run.workload} on {run.device}: {counted(run.rungs, 'rung')}"
     if resumed is not None:
         return f"{what}, going on with {near(resumed)}"
-    number = run.exact_rounds
-    rounds = (
-        f"{rounds_budget.LEAST_ROUNDS} to {rounds_budget.MOST_ROUNDS} generations"
-        if number is None
-        else counted(number, "generation")
-    )
+    most = f"{rounds_budget.LEAST_ROUNDS} to {rounds_budget.MOST_ROUNDS} generations"
+    rounds = counted(run.exact_rounds, "generation") if run.exact_rounds else most
     return f"{what}, {rounds}, {render_minutes(estimate_minutes(run))}"

@@ -10,7 +10,7 @@ import click
 from ladder.base import files
 from ladder.base.paths import ROOT
 from ladder.base.text import plain
-from ladder.cli import options
+from ladder.core import options
 
 RESULTS = ROOT / "results" / "ladder"
 

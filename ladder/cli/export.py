@@ -11,7 +11,7 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.starting import near
 from ladder.base.text import counted
-from ladder.cli import options
+from ladder.core import options
 
 
 @click.command(

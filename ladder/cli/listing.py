@@ -16,7 +16,7 @@ from ladder.base.paths import ROOT
 from ladder.base.protocol import FASTER, SLOWER
 from ladder.base.starting import named
 from ladder.base.yamlfile import remarks
-from ladder.cli import options
+from ladder.core import options
 from ladder.plan import beside, catalog, modes, needs
 from ladder.results import parts, ranking, words
 from ladder.results.publishable import publishable

@@ -10,7 +10,7 @@ import click
 
 from ladder.base import locks, text
 from ladder.base.errors import UserError
-from ladder.cli import options
+from ladder.core import options
 
 
 @click.command(
@@ -23,9 +23,7 @@ Examples:
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=options.FILE)
 @click.option("--out", metavar="FILE", type=options.FILE, help="Write the result to this file.")
 @click.option(
-    "--anyway",
-    is_flag=True,
-    help="Also merge generations of another CPU or core count, and of unknown code.",
+    "--anyway", is_flag=True, help="Also merge generations of another CPU or core count, and of unknown code."
 )
 @options.json_option
 def merge(files: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool) -> None:
@@ -37,57 +35,45 @@ def merge(files: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool
     computed again. No file is deleted, and only a single FILE is overwritten.
     """
     from ladder.core.records import write_record
-    from ladder.report import output as ending
-    from ladder.report import tables
+    from ladder.report import output, tables
     from ladder.results import judging
     from ladder.results.combine import merging
+    from ladder.studies import frame, scale
+    from ladder.studies.scale import joining
 
-    if out is not None:
-        _refuse_out(out, files)
-    if scaled := _are_scaled(files):
-        from ladder.studies import frame, scale
-        from ladder.studies.scale import joining
+    def refuse() -> None:
+        if out is not None:
+            refuse_out(out, files)
 
+    refuse()
+    scaled = [path for path in files if (stored := frame.open_stored(path)) and stored[0] is scale.STUDY]
+    if scaled and (others := [path for path in files if path not in scaled]):
+        raise UserError(f"{scaled[0]} is of ladder scale, and {others[0]} is not: merge files of one command")
+    if scaled:
         points = joining.join([(path, frame.read_file(scale.STUDY, path)) for path in files], anyway)
         result, derived = write_record(points), frame.write_derived(scale.STUDY, points)
     else:
         run = merging.merge(files, anyway)
         whole = judging.derive_result(run)
         result, derived = write_record(run), tables.data_of(whole)
-    paths = [] if out is None else [out]
+    paths = []
     if out is not None:
         held = text.slug(points.machine.name) if scaled else ""  # as its command holds a folder
-        write(out, result, lambda: _refuse_out(out, files), held)
-        paths += frame.write_pages(scale.STUDY, points, out) if scaled else []
+        write(out, result, refuse, held)
+        paths = [out, *(frame.write_pages(scale.STUDY, points, out) if scaled else [])]
     if as_json:
         click.echo(json.dumps(derived, indent=1, allow_nan=False))
+    elif scaled:
+        click.echo(frame.render_terminal(scale.STUDY, points))
     else:
-        if scaled:
-            click.echo(frame.render_terminal(scale.STUDY, points))
-        else:
-            tables.print_table(whole)
-        if out is None:
-            click.echo("not written: --out FILE keeps it")
-    ending.say_files(paths, as_json)
+        tables.print_table(whole)
+    if out is None and not as_json:
+        click.echo("not written: --out FILE keeps it")
+    output.say_files(paths, as_json)
 
 
-def _are_scaled(paths: tuple[Path, ...]) -> bool:
-    """Return whether these are files of `ladder scale`. Raises UserError if some are and others are not."""
-    from ladder.results import store
-    from ladder.studies import scale
-
-    read = {
-        path: store.read(path) for path in paths if path.is_file() or not path.exists()
-    }  # a pipe is read once
-    ours = [
-        path for path, data in read.items() if isinstance(data, dict) and data.get("kind") == scale.STUDY.kind
-    ]
-    if ours and (others := [path for path in paths if path not in ours]):
-        raise UserError(f"{ours[0]} is of ladder scale, and {others[0]} is not: merge files of one command")
-    return bool(ours)
-
-
-def _refuse_out(out: Path, files: tuple[Path, ...]) -> None:
+def refuse_out(out: Path, files: tuple[Path, ...]) -> None:
+    """Raise UserError for a file that is no result's, or is there already and is none of one FILE alone."""
     from ladder.results import loading
 
     if problem := loading.name_problem(out):
@@ -104,14 +90,12 @@ def write(
     Raises:
         UserError: the file cannot be written, or `refuse`, called under the lock, raises it.
     """
-    from ladder.results import loading
-    from ladder.results import store as results
+    from ladder.results import loading, store
 
-    size = len(json.dumps(text.fit(result), indent=1)) + 1
-    if size > loading.MOST_BYTES:
+    if (size := len(json.dumps(text.fit(result), indent=1)) + 1) > loading.MOST_BYTES:
         raise UserError(
             f"--out {out}: {size} bytes, and a result has at most {loading.MOST_BYTES}: merge fewer"
         )
     with locks.folder_lock(out.parent, held):
         refuse()
-        results.write(out, result)
+        store.write(out, result)

@@ -10,7 +10,7 @@ import click
 from ladder.base import files, starting
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
-from ladder.cli import options
+from ladder.core import options
 
 RESULTS = ROOT / "results" / "ladder"
 

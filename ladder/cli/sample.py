@@ -9,7 +9,7 @@ import click
 from ladder.base import files
 from ladder.base.starting import near
 from ladder.base.text import counted
-from ladder.cli import options
+from ladder.core import options
 
 
 @click.command(

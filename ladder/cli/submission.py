@@ -18,28 +18,22 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base import git, starting
-from ladder.base.errors import UserError, one_line
+from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.text import counted, last_line
-from ladder.cli import climb as climbing
+from ladder.cli import climb
 from ladder.images import for_workload
-from ladder.machine import environment
-from ladder.machine import system as machine
+from ladder.machine import environment, system
 from ladder.plan import catalog, needs
-from ladder.publish.history import machines as asvmachines
-from ladder.publish.history import series as asvseries
+from ladder.publish.history import machines, series
 from ladder.publish.validation import asv_files, validate
-from ladder.results import code_digest, loading
-from ladder.results import store as results
-from ladder.results.run import Result
+from ladder.results import code_digest, loading, store
 
 CODE = ("kernels", "stylegan_lite", "ladder", "benches", "asv.conf.json", "requirements.lock")
 MINUTES = 18.0  # for measuring; with start-up and drawing 20 on a current GPU
 PAIRED = 0.4  # share of MINUTES; 7.2 minutes are three rounds of the article's ladder and its inspections on an H200
 LADDER = "article"
-ASV = ("asv", "asv_runner")  # its packages
 GROUP = {"cuda": 6, "cpu": 1}  # rungs in one call of asv; their workers import side by side
-Say = Callable[[str], None]
 
 
 @dataclass
@@ -51,7 +45,7 @@ class Submission:
     device: str
     facts: dict[str, Any]
     minutes: float
-    say: Say
+    say: Callable[[str], None]
     quick: bool = False  # whether `ladder run` is a quick one
     begin: float = field(default_factory=time.monotonic)
 
@@ -62,13 +56,10 @@ class Submission:
     @property
     def machine(self) -> str:
         """Return the name of this machine's folder under results/asv."""
-        return asvmachines.identify(self.facts, self.root / "results" / "asv")["machine"]
-
-    def left_s(self) -> float:
-        return 60 * self.minutes - (time.monotonic() - self.begin)
+        return machines.identify(self.facts, self.root / "results" / "asv")["machine"]
 
 
-def prepare(minutes: float | None, say: Say, root: Path = ROOT) -> Submission:
+def prepare(minutes: float | None, say: Callable[[str], None], root: Path = ROOT) -> Submission:
     """Return the submission of this machine and commit.
 
     Without a GPU and with `minutes` None, `ladder run` is a quick one.
@@ -77,10 +68,10 @@ def prepare(minutes: float | None, say: Say, root: Path = ROOT) -> Submission:
         UserError: there is no commit, it has uncommitted changes, or the GPU is unusable. Nothing was measured.
     """
     commit = refuse_changes(root)
-    device = machine.choose_device()
+    device = system.choose_device()
     environment.refuse(device)
     quick = device == "cpu" and minutes is None
-    return Submission(root, commit, device, machine.facts(device), minutes or MINUTES, say, quick)
+    return Submission(root, commit, device, system.facts(device), minutes or MINUTES, say, quick)
 
 
 def refuse_changes(root: Path = ROOT) -> str:
@@ -95,123 +86,109 @@ def refuse_changes(root: Path = ROOT) -> str:
     return commit
 
 
-# --- ladder run ---------------------------------------------------------------------------------------------------
-
-
-def paired(submission: Submission, climb: Callable[..., Result] = climbing.run) -> Path | None:
+def measure_ladder(submission: Submission) -> Path | None:
     """Measure or continue the article's ladder, and return its file, or None if the run was interrupted."""
     folder = submission.root / "results" / "ladder" / submission.facts["name"]
-    path, done = _started(submission, folder)
-    if done:
-        submission.say(f"ladder run: {path.name} is there and complete")
+    path, is_complete = find_run(submission, folder)
+    if is_complete:
+        submission.say(f"ladder run: {path.name if path else ''} is there and complete")
         return path
-    before = loading.load_run(path).protocol if path else None
-    quick = submission.quick and (before is None or before.quick)
-    request = climbing.Request(
+    protocol = loading.load_run(path).protocol if path else None
+    quick = submission.quick and (protocol is None or protocol.quick)
+    is_fixed = quick or (protocol is not None and protocol.fixed)
+    budget = None if is_fixed else max(1.0, PAIRED * submission.minutes)
+    request = climb.Request(
         workload=None if path else submission.workload,
         ladder=LADDER,
-        rungs=None,
-        budget=None if quick or (before and before.fixed) else max(1.0, PAIRED * submission.minutes),
-        rounds=None,
-        cycles=None,
-        seed=None,
+        budget=budget,
         quick=quick,
-        mode=None,
         resume=path,
-        data=None,
         device=submission.device,
         out=folder.parent,
     )
-    took = (
-        "going on with " + path.name
-        if path
-        else "a quick one"
-        if quick
-        else f"about {request.budget:.0f} min"
-    )
-    submission.say(f"ladder run: {submission.workload} on {submission.device}, {took}")
+    how = f"going on with {path.name}" if path else "a quick one" if quick else f"about {budget:.0f} min"
+    submission.say(f"ladder run: {submission.workload} on {submission.device}, {how}")
     paths: list[Path] = []
-    result = climb(request, on_file=paths.append)
+    result = climb.run(request, on_file=paths.append)
     return paths[0] if result.complete else None
 
 
-def _started(submission: Submission, folder: Path) -> tuple[Path | None, bool]:
+def find_run(submission: Submission, folder: Path) -> tuple[Path | None, bool]:
     """Return the newest result of this commit's ladder on this machine, and whether it is complete.
 
     A quick result counts only for a quick submission.
     """
-    found = []
+    runs = []
     for path in folder.glob(f"{submission.workload}-{LADDER}-2*.json"):
         try:
-            result = loading.load_run(path)
+            run = loading.load_run(path)
         except UserError:
             continue
-        same = [getattr(result.machine, key) == submission.facts[key] for key in results.SERIES]
-        ours = result.commit == submission.commit and not result.dirty and code_digest.is_known(result)
-        kind = result.ladder.name == LADDER and not result.merged
-        kind = kind and not result.protocol.gpu_memory_limit_gb
-        if ours and all(same) and kind and (submission.quick or not result.protocol.quick):
-            found.append((result.complete, result.started, path))
-    return (max(found)[2], max(found)[0]) if found else (None, False)
+        protocol, facts = run.protocol, submission.facts
+        ours = run.commit == submission.commit and not run.dirty and code_digest.is_known(run)
+        same = all(getattr(run.machine, key) == facts[key] for key in store.SERIES)
+        kind = run.ladder.name == LADDER and not run.merged and not protocol.gpu_memory_limit_gb
+        if ours and same and kind and (submission.quick or not protocol.quick):
+            runs.append((run.complete, run.started, path))
+    return (max(runs)[2], max(runs)[0]) if runs else (None, False)
 
 
-# --- asv run ------------------------------------------------------------------------------------------------------
+# --- asv run ----------------------------------------------------------------------------------------------------------
 
 
 def lacks_asv() -> str | None:
     """Return one line that says how to get asv, or None if this Python has it. The history is left out without it."""
-    if all(importlib.util.find_spec(name) for name in ASV):
+    if all(importlib.util.find_spec(name) for name in ("asv", "asv_runner")):
         return None
     python = starting.near(sys.executable)
     return f"asv is not installed for {python}: `{starting.install(python)}`, then `ladder submit` adds its point"
 
 
-def history(submission: Submission, run: Callable[..., int] | None = None) -> list[str]:
+def measure_history(submission: Submission) -> list[str]:
     """Add a point for every rung to asv's history while time is left, and return the rungs without one."""
-    run = run or _asv
-    wanted = _rungs(submission)
-    have = _measured(submission)
-    missing = [rung for rung in wanted if rung not in have]
-    submission.say(
-        f"asv run: {counted(len(wanted), 'rung')} of {submission.workload}, {len(wanted) - len(missing)} already stored"
+    rungs, say = list_rungs(submission), submission.say
+    stored = list_measured(submission)
+    missing = [rung for rung in rungs if rung not in stored]
+    say(
+        f"asv run: {counted(len(rungs), 'rung')} of {submission.workload}, {len(rungs) - len(missing)} stored"
     )
     if submission.machine != submission.facts["name"]:
-        submission.say(
+        say(
             f"asv run: results/asv/{submission.facts['name']} is another machine; this one is {submission.machine}"
         )
-    longest, tried, failures, size = 0.0, 0, 0, GROUP[submission.device]
-    for group in (missing[i : i + size] for i in range(0, len(missing), size)):
-        if tried and submission.left_s() < longest * len(group):
-            left = len(missing) - tried
-            submission.say(f"asv run: the time is over; {counted(left, 'rung')} left for the next call")
-            break
-        reached = len(wanted) - len(missing) + tried + len(group)
-        submission.say(f"asv run: {', '.join(group)} ({reached} of {len(wanted)})")
+    longest_s, size = 0.0, GROUP[submission.device]
+    for first in range(0, len(missing), size):
+        group = missing[first : first + size]
         begin = time.monotonic()
+        left_s = submission.begin + 60 * submission.minutes - begin
+        if first and left_s < longest_s * len(group):
+            say(f"asv run: the time is over; {counted(len(missing) - first, 'rung')} left for the next call")
+            break
+        say(f"asv run: {', '.join(group)} ({len(rungs) - len(missing) + first + len(group)} of {len(rungs)})")
         names = "|".join(map(re.escape, group))
-        status = run(submission, rf"^rungs\.Rung\.\w+\('{submission.workload}', '({names})'\)$")
-        if status not in (0, 2):  # 2: a benchmark failed
-            where = ", ".join(group)
-            raise UserError(f"`asv run` ended with status {status} at {where}; what it said stands above")
-        failures += bool(status)
-        tried += len(group)
-        longest = max(longest, (time.monotonic() - begin) / len(group))
-    have = _measured(submission)
-    failed = [rung for rung in missing[:tried] if rung not in have] if failures else []
-    if failed:
-        submission.say(f"asv run: failed: {', '.join(failed)}")
-    return [rung for rung in wanted if rung not in have]
+        status = run_asv(submission, rf"^rungs\.Rung\.\w+\('{submission.workload}', '({names})'\)$")
+        if status == 2:  # a benchmark failed
+            say(
+                f"asv run: failed: {', '.join(rung for rung in group if rung not in list_measured(submission))}"
+            )
+        elif status:
+            raise UserError(
+                f"`asv run` ended with status {status} at {', '.join(group)}; its output stands above"
+            )
+        longest_s = max(longest_s, (time.monotonic() - begin) / len(group))
+    stored = list_measured(submission)
+    return [rung for rung in rungs if rung not in stored]
 
 
-def _asv(submission: Submission, regex: str) -> int:
-    """Run asv and return its status. Print its words where it fails; its tables name all rungs each time."""
+def run_asv(submission: Submission, regex: str) -> int:
+    """Run asv and return its status. Print its output where it fails; its tables name all rungs each time."""
     command = [sys.executable, "-m", "asv", "run", f"{submission.commit}^!", "--bench", regex]
     command += ["--machine", submission.machine]
     with subprocess.Popen(
         command, cwd=submission.root, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True
     ) as process:
         try:
-            said = [*(process.stdout or ())]
+            lines = [*(process.stdout or ())]
             status = process.wait()
         except KeyboardInterrupt:  # asv got the signal too, and ends its own processes first
             try:
@@ -220,96 +197,74 @@ def _asv(submission: Submission, regex: str) -> int:
                 process.terminate()
             raise
     if status:
-        print("".join(line for line in said if not line.rstrip().endswith("n/a")), end="", flush=True)
+        print("".join(line for line in lines if not line.rstrip().endswith("n/a")), end="", flush=True)
     return status
 
 
-def _rungs(submission: Submission) -> list[str]:
+def list_rungs(submission: Submission) -> list[str]:
     """Return the rungs that asv measures and this machine can run, in the order of the ladder."""
-    there = needs.possible(
-        machine.capabilities(submission.device), catalog.load_workload(submission.workload)[1]
-    )
-    planned = catalog.climb(catalog.load_ladder("full"), there)
+    workload = catalog.load_workload(submission.workload)[1]
+    able = needs.possible(system.capabilities(submission.device), workload)
+    planned = catalog.climb(catalog.load_ladder("full"), able)
+    order = {rung.name: place for place, rung in enumerate(planned)}
     skipped = {rung.name for rung in planned if rung.recipe is None}
-    order = [rung.name for rung in planned]
-    ours = [name for name in _series(submission) if name not in skipped]
-    return sorted(ours, key=lambda name: order.index(name) if name in order else len(order))
-
-
-def _series(submission: Submission) -> list[str]:
-    """Return the rungs of the workload whose series is not retired.
-
-    A process asks `benches`, because nothing in `ladder` imports it.
-    """
-    command = [sys.executable, "-m", "benches.series"]
-    run = subprocess.run(command, cwd=submission.root, capture_output=True, text=True)
+    # A process lists the series, because nothing in `ladder` imports `benches`.
+    run = subprocess.run(
+        [sys.executable, "-m", "benches.series"], cwd=submission.root, capture_output=True, text=True
+    )
     if run.returncode:
         raise UserError(f"asv's list of series cannot be read: {last_line(run.stderr)}")
-    lines = [line.split() for line in run.stdout.splitlines()]
-    return [rung for workload, rung, _, *retired in lines if workload == submission.workload and not retired]
+    rows = [line.split() for line in run.stdout.splitlines()]
+    rungs = [rung for name, rung, _, *retired in rows if name == submission.workload and not retired]
+    return sorted(
+        (rung for rung in rungs if rung not in skipped), key=lambda rung: order.get(rung, len(order))
+    )
 
 
-def _measured(submission: Submission) -> set[str]:
+def list_measured(submission: Submission) -> set[str]:
     """Return the rungs with a time in asv's results of this commit and machine."""
-    found = set()
-    for path in asv_results(submission):
-        data = asv_files.parse(path.read_bytes(), "results")
-        row = data["results"].get(asvseries.STEP)
-        if row is None or row[0] is None:
-            continue
-        for index, pair in asv_files.combinations(row):
-            if pair[0] == submission.workload and asv_files.number(row[0][index]) is not None:
-                found.add(pair[1])
-    return found
+    rungs = set()
+    for path in find_asv_results(submission):
+        row = asv_files.parse(path.read_bytes(), "results")["results"].get(series.STEP)
+        if row is not None and row[0] is not None:
+            for index, (workload, rung) in asv_files.combinations(row):
+                if workload == submission.workload and asv_files.number(row[0][index]) is not None:
+                    rungs.add(rung)
+    return rungs
 
 
-def asv_results(submission: Submission) -> list[Path]:
+def find_asv_results(submission: Submission) -> list[Path]:
     """Return asv's files of the unchanged commit on this hardware with these libraries."""
-    facts, found = submission.facts, []
-    hardware = {
-        "gpu": facts["gpu"] or "none",
-        "cpu": facts["cpu"],
-        "torch": (facts["torch"] or "").split("+")[0],
-    }
+    facts, paths = submission.facts, []
+    torch = (facts["torch"] or "").split("+")[0]
+    hardware = {"gpu": facts["gpu"] or "none", "cpu": facts["cpu"], "torch": torch}
     folder = submission.root / "results" / "asv" / submission.machine
-    for path in folder.glob(f"{submission.commit[:8]}-*.json"):
-        if validate.problem_of(path) is not None:
-            continue
-        data = asv_files.parse(path.read_bytes(), "results")
-        same = all(data["params"].get(key) == value for key, value in hardware.items())
-        if same and data["commit_hash"] == submission.commit and not asv_files.list_marks(data, "results"):
-            found.append(path)
-    return sorted(found)
+    for path in sorted(folder.glob(f"{submission.commit[:8]}-*.json")):
+        if validate.problem_of(path) is None:
+            data = asv_files.parse(path.read_bytes(), "results")
+            same = hardware.items() <= data["params"].items() and data["commit_hash"] == submission.commit
+            if same and not asv_files.list_marks(data, "results"):
+                paths.append(path)
+    return paths
 
 
-# --- what is sent -------------------------------------------------------------------------------------------------
-
-
-def files(submission: Submission, ladder: Path | None) -> list[Path]:
-    """Return the files of the pull request: the result, asv's files of this commit, their notes and machine
-    records.
-    """
-    found = [ladder] if ladder else []
-    for path in asv_results(submission):
+def list_files(submission: Submission, ladder: Path) -> list[Path]:
+    """Return the files of the pull request: the result, and asv's of this commit with machine records and notes."""
+    paths = [ladder]
+    for path in find_asv_results(submission):
         note = path.parent / asv_files.NOTES / path.name
-        found += [path.parent / "machine.json", path, *([note] if note.is_file() else [])]
-    return list(dict.fromkeys(found))
+        paths += [path.parent / "machine.json", path, *([note] if note.is_file() else [])]
+    return list(dict.fromkeys(paths))
 
 
-def refused(paths: list[Path]) -> list[str]:
-    """Return one line for each file that validation refuses."""
-    return [f"{each.path}: {each.problem}" for each in validate.validate(paths) if each.problem]
-
-
-def commands(submission: Submission, paths: list[Path]) -> list[str]:
+def list_commands(submission: Submission, paths: list[Path]) -> list[str]:
     """Return the shell commands that send the files, for the root of the repository."""
     name = submission.facts["name"]
     names = " ".join(path.relative_to(submission.root).as_posix() for path in paths)
     branch = f"results-{name}-{submission.commit[:8]}"
-    said = one_line(f"Results of {name}")
     return [
         f"git switch -c {branch}",
         f"git add {names}",
-        f'git commit -m "{said}"',
+        f'git commit -m "Results of {name}"',
         f"git push -u origin {branch}",
     ]

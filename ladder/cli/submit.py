@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import click
 from click.core import ParameterSource
@@ -13,7 +13,10 @@ from click.core import ParameterSource
 from ladder.base.errors import UserError
 from ladder.base.starting import named
 from ladder.base.text import counted
-from ladder.cli import options
+from ladder.core import options
+
+if TYPE_CHECKING:
+    from ladder.publish.fleet import Fleet
 
 
 @click.command(
@@ -25,34 +28,22 @@ Examples:
                                  two workloads on a node of each partition of a Slurm cluster"""
 )
 @click.option(
-    "--budget",
-    metavar="MINUTES",
-    type=options.FloatRange(2, 600),
+    "--budget", metavar="MINUTES", type=options.FloatRange(2, 600),
     help="Time of this call: two fifths for `ladder run`, the rest for asv, which the next call continues."
     " [default: 18; without a GPU `ladder run --quick`, then asv]",
-)
+)  # fmt: skip
 @click.option(
-    "--slurm",
-    "partitions",
-    multiple=True,
-    metavar="PARTITION",
+    "--slurm", "partitions", multiple=True, metavar="PARTITION",
     help="Measure a node of this partition instead of this machine; may be repeated. docs/distributed.md",
-)
+)  # fmt: skip
 @click.option(
-    "-w",
-    "--workload",
-    "workloads",
-    multiple=True,
-    metavar="NAME|FILE",
+    "-w", "--workload", "workloads", multiple=True, metavar="NAME|FILE",
     help="With --slurm: a workload; may be repeated. [default: article]",
-)
+)  # fmt: skip
 @click.option(
-    "--sbatch",
-    "extra",
-    multiple=True,
-    metavar="OPTION",
+    "--sbatch", "extra", multiple=True, metavar="OPTION",
     help="With --slurm: an option of sbatch's; may be repeated.",
-)
+)  # fmt: skip
 @click.option(
     "--out",
     type=options.FOLDER,
@@ -77,89 +68,86 @@ def submit(
     Exit status: 0 if everything is measured. 1 if a rung has no number or is left for the next call. 2 if it is
     impossible here. 130 if interrupted.
     """
-    from ladder.cli import submission as submitting
+    from ladder.publish.fleet import Fleet
 
-    if partitions:
-        if budget is not None:
-            raise UserError(
-                "--budget is for this machine: with --slurm give it to `ladder run`: -- --budget MINUTES"
-            )
-        _to_cluster(partitions, workloads or ("article",), extra, out or Path("runs/fleet"), arguments)
-        return
-    given = {"--workload": workloads, "--sbatch": extra, "--out": out, "arguments behind --": arguments}
-    if lone := next((name for name, value in given.items() if value), None):
-        raise UserError(f"{lone}: only with --slurm PARTITION")
-
-    def say(line: str) -> None:
-        click.echo(click.style(line, bold=True), err=True)
-
-    submission = submitting.prepare(budget, say)
-    if lacking := submitting.lacks_asv():
-        say(f"without asv's history: {named(lacking)}")
-    ladder = submitting.paired(submission)
-    if ladder is None:
-        click.echo(named("ladder: interrupted; `ladder submit` goes on"), err=True)
-        sys.exit(130)
-    left, problem = [], lacking
-    if lacking is None:
-        try:
-            left = submitting.history(submission)
-        except UserError as error:
-            problem = str(error)  # the run of the ladder can be sent all the same
-        except KeyboardInterrupt:
-            click.echo(named("ladder: interrupted; `ladder submit` goes on"), err=True)
-            sys.exit(130)
-    paths = submitting.files(submission, ladder)
-    if wrong := submitting.refused(paths):
-        click.echo(
-            "These files would be refused, which is a mistake of this project; please report it:", err=True
+    if not partitions:
+        alone = {"--workload": workloads, "--sbatch": extra, "--out": out, "arguments behind --": arguments}
+        if name := next((name for name, value in alone.items() if value), None):
+            raise UserError(f"{name}: only with --slurm PARTITION")
+        sys.exit(_submit_machine(budget))
+    if budget is not None:
+        raise UserError(
+            "--budget is for this machine: with --slurm give it to `ladder run`: -- --budget MINUTES"
         )
-        click.echo("\n".join(wrong), err=True)
-        sys.exit(1)
+    folder = out or Path("runs/fleet")
+    sys.exit(_submit_fleet(Fleet(folder, partitions, workloads or ("article",), arguments, extra)))
+
+
+def _submit_machine(budget: float | None) -> int:
+    """Measure this machine, print the files and the commands that send them, and return the exit status."""
+    from ladder.cli import submission as work
+    from ladder.publish.validation import validate
+
+    submission = work.prepare(budget, lambda line: click.echo(click.style(line, bold=True), err=True))
+    if problem := work.lacks_asv():
+        submission.say(f"without asv's history: {named(problem)}")
+    ladder, is_over = work.measure_ladder(submission), False
+    try:
+        if ladder is not None and problem is None and (left := work.measure_history(submission)):
+            problem = f"asv has no time of {', '.join(left)}: call `ladder submit` again"
+    except UserError as error:
+        problem = str(error)  # the run of the ladder can be sent all the same
+    except KeyboardInterrupt:
+        is_over = True
+    if ladder is None or is_over:
+        click.echo(named("ladder: interrupted; `ladder submit` goes on"), err=True)
+        return 130
+    paths = work.list_files(submission, ladder)
+    if refused := [f"{each.path}: {each.problem}" for each in validate.validate(paths) if each.problem]:
+        lines = [
+            "These files would be refused, which is a mistake of this project; please report it:",
+            *refused,
+        ]
+        click.echo("\n".join(lines), err=True)
+        return 1
     click.echo(named(f"{counted(len(paths), 'file')} to send, all accepted by `ladder validate`:"))
     for path in paths:
         click.echo(f"  {path.relative_to(submission.root)}")
     click.echo("To send them as a pull request, in a fork of the repository:")
-    for line in submitting.commands(submission, paths):
+    for line in work.list_commands(submission, paths):
         click.echo(f"  {line}")
-    if left:
-        problem = f"asv has no time of {', '.join(left)}: call `ladder submit` again"
     if problem:
         click.echo(named(f"{problem}; what is there can be sent all the same"))
-        sys.exit(1)
+    return 1 if problem else 0
 
 
-def _to_cluster(
-    partitions: tuple[str, ...],
-    workloads: tuple[str, ...],
-    extra: tuple[str, ...],
-    out: Path,
-    arguments: tuple[str, ...],
-) -> None:
-    """Give a fleet to Slurm, and say where its results come. Exits with 1 if a partition refused, with 2 if all did."""
-    from ladder.cli import submission as submitting
-    from ladder.publish import fleet
+def _submit_fleet(fleet: Fleet) -> int:
+    """Give a fleet to Slurm, print where its results come, and return the exit status: 2 if every partition refused."""
+    from ladder.cli.submission import refuse_changes
+    from ladder.publish import fleet as slurm
 
-    _refuse_arguments(arguments)
-    submitting.refuse_changes()
-    jobs = fleet.submit(fleet.Fleet(out, partitions, workloads, arguments, extra))
+    _refuse_arguments(fleet.arguments)
+    refuse_changes()
+    jobs = slurm.submit(fleet)
+    numbers = [job.number for job in jobs if job.number]
     for job in jobs:
-        what = f"job {job.number}, {len(workloads)} tasks" if job.number else f"refused: {job.problem}"
+        what = f"job {job.number}, {len(fleet.workloads)} tasks" if job.number else f"refused: {job.problem}"
         click.echo(f"{job.partition}: {what}", err=job.number is None)
-    given = [job.number for job in jobs if job.number]
-    if given:
-        click.echo(f"`squeue -j {','.join(given)}` shows them, {out / 'logs'} has their words; then:")
-        click.echo(named(f"  ladder report {shlex.quote(str(out / 'results' / 'ladder'))}"))
-    if len(given) < len(jobs):
-        sys.exit(1 if given else 2)
+    if numbers:
+        click.echo(
+            f"`squeue -j {','.join(numbers)}` shows them, {fleet.folder / 'logs'} has their logs; then:"
+        )
+        click.echo(named(f"  ladder report {shlex.quote(str(fleet.folder / 'results' / 'ladder'))}"))
+    if len(numbers) == len(jobs):
+        return 0
+    return 1 if numbers else 2
 
 
 def _refuse_arguments(arguments: tuple[str, ...]) -> None:
     """Raise UserError for what `ladder run` does not take, or the tasks set: a task would fail after its turn."""
     from ladder.plan import catalog, modes, needs
 
-    here = click.get_current_context()
-    run = cast("click.Group", here.find_root().command).commands["run"]
+    run = cast("click.Group", click.get_current_context().find_root().command).commands["run"]
     context = click.Context(run, info_name="ladder run")
     try:
         run.parse_args(context, [*arguments])
@@ -168,7 +156,7 @@ def _refuse_arguments(arguments: tuple[str, ...]) -> None:
     for name in ("workload", "out", "resume"):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise UserError(f"behind --: --{name} is set by each task: leave it out")
-    asked = context.params
-    ladder = catalog.load_ladder(asked["ladder_name"] or "article")
+    values = context.params
     able = dict.fromkeys(needs.NEEDS)  # a node has what this machine may lack
-    modes.plan(asked["mode"] or modes.CUMULATIVE, ladder, able, options.names(asked["rungs"]))
+    ladder = catalog.load_ladder(values["ladder"] or "article")
+    modes.plan(values["mode"] or modes.CUMULATIVE, ladder, able, options.names(values["rungs"]))

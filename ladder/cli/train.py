@@ -17,7 +17,7 @@ from ladder.base.errors import UserError
 from ladder.base.plain import Fields
 from ladder.base.starting import near
 from ladder.base.text import counted
-from ladder.cli import options as shared
+from ladder.core import options as shared
 from ladder.core.options import Seed, make_command, option
 from ladder.core.records import Record
 

@@ -157,6 +157,15 @@ json_option = click.option(
 )
 
 
+def refuse_idle(why: str, *names: str) -> None:
+    """Raise UserError, "--option WHY", for the first of these parameters that the user gave: nothing reads it."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        default = context.get_parameter_source(parameter.name or "") in (None, ParameterSource.DEFAULT)
+        if parameter.name in names and not default:
+            raise UserError(f"{next(each for each in parameter.opts if each.startswith('--'))} {why}")
+
+
 # --- commands from records --------------------------------------------------------------------------------------------
 
 

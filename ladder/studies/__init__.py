@@ -7,6 +7,7 @@ A study may know the packages before it in tests/project/test_order.py, but not 
 # command of two words is an option of another one, which asks the study itself.
 STUDIES = {
     "ablate": "ablate",
+    "bench-compare": "commits.study",
     "train --canary": "canary",
     "host": "host",
     "kernels": "kernelbench.study",

@@ -277,6 +277,14 @@ class Study(Generic[P, C, O]):
         """Return whether every observation answers its question, if only by running out of memory."""
         return all(each.status in self.answers for each in file.observed.values())
 
+    def find_status(self, file: StudyFile[P, C, O]) -> int:
+        """Return the exit status of a complete measurement."""
+        return 0 if self.has_answers(file) else 1
+
+    def answer(self, options: P) -> int | None:
+        """Do what the options ask for in place of measuring, and return the exit status; None if they do not."""
+        return None
+
     def describe(self, observation: O) -> str:
         """Return what a line on stderr says of an observation that was just made, such as its time; "" for none."""
         return ""
@@ -645,9 +653,7 @@ def run_study(study: Study[P, C, O], job: Job) -> int:
         paths[:] = save_file(study, file, job.out, pages=True)
         study.finish(job, file)
     show_result(study, file, paths, job.quiet)
-    if not file.is_complete:
-        return 130
-    return 0 if study.has_answers(file) else 1
+    return study.find_status(file) if file.is_complete else 130
 
 
 def update_cases(study: Study[P, C, O], job: Job, file: StudyFile[P, C, O]) -> StudyFile[P, C, O]:
@@ -728,6 +734,8 @@ def study_command(study: Study[Any, Any, Any]) -> click.Command:
     """Return the command of a study: its options are the fields of `Options`, with the frame's own behind them."""
 
     def call(options: Any, **values: Any) -> None:
+        if (status := study.answer(options)) is not None:
+            sys.exit(status)
         sys.exit(run_request(study, options, Request(**values)))
 
     default = f"{study.default_workload['cuda']} on a GPU, {study.default_workload['cpu']} on the CPU"

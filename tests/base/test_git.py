@@ -12,8 +12,7 @@ from ladder.base import files, git
 from ladder.base.errors import UserError
 from ladder.cli import submission
 from ladder.machine import system
-from ladder.publish.history import screening as history
-from ladder.publish.regressions import checkouts
+from ladder.studies.commits import checkouts
 from tests.support import repositories
 from tests.support.repositories import commit_all
 
@@ -193,9 +192,6 @@ def test_a_shallow_clone_says_how_to_get_what_it_lacks(root, tmp_path):
     assert git.commit(shallow) == git.commit(root)
     with pytest.raises(UserError, match="no such commit; this clone is shallow: `git fetch --unshallow`"):
         checkouts.commit_of(older, "BASE", shallow)
-    (line,) = history._left_out({older}, "HEAD", shallow)
-    assert "not in this shallow clone: left out; `git fetch --unshallow` gets them" in line
-    assert history._left_out({"0" * 40}, "HEAD", root) == ["1 measured commits are not on HEAD: left out"]
     repositories.git(shallow, "fetch", "-q", "--unshallow")
     assert checkouts.commit_of(older, "BASE", shallow) == older
 

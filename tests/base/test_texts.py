@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from ladder.base import text
 from ladder.base.text import between, bounds, counted, printable
 from ladder.cli import main as cli
-from ladder.cli import options
+from ladder.core import options
 from ladder.images import for_workload
 from ladder.images import prepare as images
 from tests.support.pictures import encode, plain

@@ -60,12 +60,6 @@ def test_a_tilde_that_the_shell_leaves_is_the_home_folder(result, tmp_path, monk
     assert (tmp_path / "home" / "t.csv").is_file() and not (tmp_path / "~").exists()
 
 
-@pytest.mark.parametrize("arguments", [("report", "--csv="), ("compare", "", ""), ("validate", "")])
-def test_an_empty_path_is_not_the_working_folder(arguments):
-    done = called(*arguments)
-    assert done.exit_code == 2 and "a path is missing" in done.stderr
-
-
 def test_a_run_that_belongs_to_no_commit_says_so(monkeypatch, capsys):
     monkeypatch.setattr(git, "problem", lambda root: "git was not found")
     environment.print_conditions()
@@ -83,11 +77,6 @@ def test_a_system_error_nobody_expected_is_one_line(monkeypatch, result):
     assert done.exit_code == 2 and done.stderr == "ladder: /tmp/some\\x1bthing: No space left on device\n"
     monkeypatch.setattr(tables, "print_table", lambda _: (_ for _ in ()).throw(KeyError("ours")))
     assert isinstance(called("report", result).exception, KeyError)  # a fault of ours keeps its traceback
-
-
-def test_user_error_is_a_line(result):
-    with pytest.raises(UserError, match="would be overwritten"):
-        tables.refuse_outputs([result], [result])
 
 
 def test_a_run_is_not_gone_on_with_in_a_device():

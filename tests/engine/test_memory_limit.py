@@ -170,13 +170,10 @@ def test_a_card_that_cannot_be_simulated_here_is_refused_in_one_line(
 def test_a_run_goes_on_with_the_memory_of_its_file(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     write_run(path, limited())
-    options: dict[str, Any] = dict.fromkeys(
-        ("workload", "rungs", "budget", "rounds", "cycles", "seed", "mode", "data", "device")
-    )
-    asked_ = climb.Request(**options, ladder="article", quick=False, resume=path, out=tmp_path)
-    assert climb.continued(asked_).gpu_memory == 24.0
+    request = climb.Request(resume=path, out=tmp_path, ladder="article")
+    assert climb.continue_request(request).gpu_memory == 24.0
     with pytest.raises(UserError, match="that run has another --gpu-memory; leave it out"):
-        climb.continued(climb.dataclasses.replace(asked_, gpu_memory=16.0))
+        climb.continue_request(climb.replace(request, gpu_memory=16.0))
 
 
 @pytest.mark.gpu

@@ -168,7 +168,7 @@ def test_merge_looks_again_once_it_holds_the_folder(tmp_path):
     out = tmp_path / "whole.json"
 
     def refuse():
-        cli_merge._refuse_out(out, ())
+        cli_merge.refuse_out(out, ())
 
     out.write_text("the other's")
     with pytest.raises(UserError, match="is there already"):

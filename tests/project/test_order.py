@@ -39,7 +39,7 @@ ORDER = (
     "studies.canary",
     "studies.mistakes",
     "studies.levers",
-    "publish.regressions",
+    "studies.commits",
     "publish.validation",
     "publish.report",
     "publish.history",

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from ladder.base import locks, text
 from ladder.base.errors import EnvironmentFailure
-from ladder.cli.options import Group
+from ladder.cli.group import Group
 from ladder.core.options import option
 from ladder.core.records import Ms
 from ladder.engine.pool import WorkerFailure

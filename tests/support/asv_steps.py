@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from ladder.plan import catalog
 from ladder.publish.history import notes as asvnotes
 from ladder.publish.history import screening as history
-from ladder.publish.regressions import known
-from ladder.publish.regressions.schema import Judged
 from ladder.report import tiles
-from tests.support.made_up_comparison import made_up, stored
+from ladder.studies.commits import known
+from ladder.studies.commits.record import File
+from tests.support.made_up_comparison import made_up, stored, with_commits
 from tests.support.repositories import git
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -90,23 +90,20 @@ class Toy:
 
     def compare(self, good: int, bad: int, head: float = 1.0, noise: float = 0.0002, **machine: Any) -> None:
         """A comparison of two of the commits, of bf16 of `article`."""
-        result = made_up(head, noise=noise)
-        article = catalog.load_workload("article")[1]
-        self.write(
-            replace(
-                result,
-                base=replace(result.base, commit=self.commits[good]),
-                head=replace(result.head, commit=self.commits[bad]),
-                machine=replace(
-                    result.machine, **{"name": MACHINE, "cpu": "Some GPU", "torch": "2.13.0+cpu"} | machine
-                ),
-                workload=article | {"name": "article", "data": result.workload["data"]},
-                programs=[replace(each, rung="bf16") for each in result.programs],
-                rungs=[replace(each, name="bf16") for each in result.rungs],
+        file = with_commits(made_up(head, noise=noise), base=self.commits[good], head=self.commits[bad])
+        cases = {key: replace(case, recipes={"bf16": {}}) for key, case in file.cases.items()}
+        observed = {
+            key: replace(
+                each, programs={name.replace("baseline", "bf16"): v for name, v in each.programs.items()}
             )
-        )
+            for key, each in file.observed.items()
+        }
+        article = catalog.load_workload("article")[1] | {"name": "article", "data": "sample-photographs"}
+        facts = {"name": MACHINE, "cpu": "Some GPU", "torch": "2.13.0+cpu"} | machine
+        host = replace(file.machine, **facts)
+        self.write(replace(file, machine=host, workload=article, cases=cases, observed=observed))
 
-    def write(self, result: Judged) -> None:
+    def write(self, result: File) -> None:
         """A comparison among those that are known."""
         path = self.compared / f"{len(list(self.compared.iterdir()))}.json"
         path.write_text(json.dumps(stored(result)))

@@ -1,6 +1,7 @@
-"""Made-up comparisons of two commits, on a CPU or a GPU."""
+"""Made-up comparisons of two commits, on a CPU or a GPU, and jobs for code that sleeps."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,78 +10,89 @@ from msgspec.structs import replace
 
 from ladder.base.plain import Plain
 from ladder.core.job import Job
-from ladder.core.records import read_record, write_record
+from ladder.core.records import write_record
 from ladder.machine import system
 from ladder.plan import catalog
-from ladder.publish.regressions import comparing, judging
-from ladder.publish.regressions.judging import HEAD
-from ladder.publish.regressions.schema import Compared, Judged
 from ladder.results.file import ProfiledCycle, Round
+from ladder.studies import frame
+from ladder.studies.commits.judging import HEAD, SIDES
+from ladder.studies.commits.record import GENERATION, Case, Commit, File, Observed, Options, Visit
+from ladder.studies.commits.study import STUDY
 
 FAKE = Path(__file__).resolve().parent / "fake_code"
+Change = Callable[[Visit], Visit | None]
 
 
-def make_job(
-    out: Path, rungs: list[catalog.Planned], base: Path = FAKE, head: Path = FAKE, **plan: Any
-) -> Job:
-    """The job of a comparison on the CPU, with code that sleeps."""
+def make_job(out: Path, **options: Any) -> Job:
+    """The job of a comparison on the CPU."""
     _, workload = catalog.load_workload("tiny")
-    sides = [
-        comparing.Side(letter * 40, label, code)
-        for letter, label, code in (("a", "main", base), ("b", "HEAD", head))
-    ]
-    options = comparing.Plan(rungs, *sides, **plan)
-    return Job("cpu", "tiny", workload, "sample-photographs", system.facts("cpu"), options, out, minutes=10.0)
+    work, facts = workload | {"data": "/pictures"}, system.facts("cpu")
+    return Job("cpu", "tiny", work, "sample-photographs", facts, Options(**options), out, quiet=True)
 
 
-def made_up(head: float = 1.0, rounds: int = 5, noise: float = 0.0002) -> Judged:
+def begin(job: Job, rounds: int, **recipes: Plain) -> File:
+    """The file of a comparison that has not begun."""
+    base, head = (Commit(letter * 40, name, {}) for letter, name in (("a", "main"), ("b", "HEAD")))
+    case = Case(replace(base, measured_code={"kernels": "0" * 16}), head, recipes)
+    return replace(frame.begin_file(STUDY, job), cases={f"{GENERATION}{k + 1}": case for k in range(rounds)})
+
+
+def made_up(head: float = 1.0, rounds: int = 5, noise: float = 0.0002) -> File:
     """A comparison of one rung: HEAD takes `head` times as long."""
     draw = random.Random(1)
-    result = comparing.start_file(make_job(Path(), [catalog.Planned("baseline", "Baseline", {}, None, None)]))
-
-    def visits(side: str) -> list[Round]:
-        size = head if side == HEAD else 1.0
-        samples = [[1000 * size * (1 + draw.gauss(0, noise)) for _ in range(2)] for _ in range(rounds)]
-        more = {"prepare_s": 1.0, "lead_in_cycles": 1, "alloc_retries": 0}
-        return [Round(round=number, samples_ms=ms, **more) for number, ms in enumerate(samples)]
-
-    programs = [replace(each, status="ok", rounds=visits(each.side)) for each in result.programs]
-    return judging.judge(replace(result, complete=True, programs=programs))
+    file = begin(make_job(Path()), rounds, baseline={})
+    observed: dict[str, dict[str, Visit]] = {key: {} for key in file.cases}
+    for side in SIDES:
+        for number, visits in enumerate(observed.values()):
+            samples = [1000 * (head if side == HEAD else 1.0) * (1 + draw.gauss(0, noise)) for _ in range(2)]
+            one = Round(round=number, samples_ms=samples, prepare_s=1.0, lead_in_cycles=1, alloc_retries=0)
+            visits[f"baseline {side}"] = Visit(round=one)
+    return replace(
+        file, seconds=60.0, observed={key: Observed(programs=each) for key, each in observed.items()}
+    )
 
 
 def on_a_gpu(
     wall: float = 1.0, gpu: float = 1.0, noise: float = 0.0002, rounds: int = 3, void: str = ""
-) -> Judged:
+) -> File:
     """A comparison on a GPU: HEAD takes `wall` times as long, and its GPU works `gpu` times as long."""
-    rng, result = np.random.default_rng(4), made_up(wall, rounds=rounds, noise=noise)
+    rng, file = np.random.default_rng(4), made_up(wall, rounds=rounds, noise=noise)
+    for side in SIDES:
 
-    def cycles(side: str) -> list[ProfiledCycle]:
-        ms = 800 * (gpu if side == HEAD else 1.0) * float(np.exp(rng.normal(0, 0.0005)))
-        return [ProfiledCycle(ms, 1100.0, 9.0, 1980)] * 2
+        def profile(visit: Visit, size: float = gpu if side == HEAD else 1.0) -> Visit:
+            ms = 800 * size * float(np.exp(rng.normal(0, 0.0005)))
+            cycles = [ProfiledCycle(ms, 1100.0, 9.0, 1980)] * 2
+            return replace(visit, round=replace(visit.round, profiled=cycles, gpu_void=void or None))
 
-    programs = [
-        replace(
-            each, rounds=[replace(r, profiled=cycles(each.side), gpu_void=void or None) for r in each.rounds]
-        )
-        for each in result.programs
-    ]
-    machine = replace(result.machine, device="cuda", gpu="NVIDIA Some GPU", name="nvidia-some-gpu")
-    return rejudge(result, machine=machine, programs=programs)
+        file = with_side(file, side, profile)
+    return replace(
+        file, machine=replace(file.machine, device="cuda", gpu="NVIDIA Some GPU", name="nvidia-some-gpu")
+    )
 
 
-def stored(result: Judged) -> Plain:
+def with_side(file: File, side: str, change: Change) -> File:
+    """The comparison with other visits of one side; None leaves a visit out."""
+    observed = {}
+    for key, each in file.observed.items():
+        visits = {
+            name: change(visit) if name.endswith(side) else visit for name, visit in each.programs.items()
+        }
+        observed[key] = replace(each, programs={name: visit for name, visit in visits.items() if visit})
+    return replace(file, observed=observed)
+
+
+def fail(status: str, reason: str) -> Change:
+    """A visit without a number, for `with_side`."""
+    return lambda visit: Visit(status=status, reason=reason)
+
+
+def with_commits(file: File, **commits: str) -> File:
+    """The comparison of other commits: `base` and `head`."""
+    case = next(iter(file.cases.values()))
+    sides = {side: replace(getattr(case, side), commit=commit) for side, commit in commits.items()}
+    return replace(file, cases=dict.fromkeys(file.cases, replace(case, **sides)))
+
+
+def stored(file: File) -> Plain:
     """What a file holds of a comparison."""
-    data = {key: value for key, value in write_record(result).items() if key in Compared.__struct_fields__}
-    names = ("name", "title", "skipped")
-    return data | {"rungs": [{key: rung[key] for key in names if key in rung} for rung in data["rungs"]]}
-
-
-def rejudge(result: Judged, **changes: Any) -> Judged:
-    """The comparison with other observations, judged anew."""
-    return judging.judge(read_record(Compared, stored(replace(result, **changes))))
-
-
-def with_side(result: Judged, side: str, **changes: Any) -> Judged:
-    """The comparison with other visits of one side, judged anew."""
-    programs = [replace(each, **changes) if each.side == side else each for each in result.programs]
-    return rejudge(result, programs=programs)
+    return write_record(file)

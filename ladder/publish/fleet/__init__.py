@@ -1,7 +1,7 @@
 """Runs of the ladder on many kinds of machines of a cluster, by Slurm's `sbatch`.
 
 A fleet is a folder that all nodes see. Each partition gets one job array with a task for each workload. The tasks run
-`job.sh`, a plain script. They know nothing of each other, so a node that fails holds nobody up. docs/distributed.md
+`job.sh`. They know nothing of each other, so a node that fails holds nobody up. docs/distributed.md
 shows the folder.
 """
 
@@ -13,7 +13,6 @@ import shutil
 import string
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,36 +48,36 @@ class Job:
     problem: str | None = None
 
 
-def script(fleet: Fleet, root: Path = ROOT) -> str:
-    """Return the script of a fleet's tasks.
+def write_script(fleet: Fleet) -> None:
+    """Write the script of a fleet's tasks into its folder.
 
     Raises:
-        UserError: a workload is unknown, or two have the same name.
+        UserError: a workload is unknown, two have the same name, or the folder cannot be written.
     """
-    names, workloads = [], []
-    for workload in fleet.workloads:
-        name, _ = catalog.load_workload(workload)
-        names.append(slug(name))
-        workloads.append(
-            str(Path(workload).resolve()) if Path(workload).suffix in (".yaml", ".yml") else workload
-        )
+    names = [slug(catalog.load_workload(workload)[0]) for workload in fleet.workloads]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"two workloads are named {twice}: the tasks would share a folder")
+    is_file = [Path(workload).suffix in (".yaml", ".yml") for workload in fleet.workloads]
     words = {
-        "root": [str(root)],
+        "root": [str(ROOT)],
         "fleet": [str(fleet.folder.resolve())],
         "python": [sys.executable],
         "names": names,
-        "workloads": workloads,
+        "workloads": [
+            str(Path(each).resolve()) if own else each
+            for each, own in zip(fleet.workloads, is_file, strict=True)
+        ],
         "arguments": fleet.arguments,
         "wait_s": [str(WAIT_S)],
     }
-    filled = {key: shlex.join(value) for key, value in words.items()}
-    return string.Template(SCRIPT.read_text(encoding="utf-8")).substitute(filled)
+    template = string.Template(SCRIPT.read_text(encoding="utf-8"))
+    script = template.substitute({key: shlex.join(value) for key, value in words.items()})
+    files.write(fleet.folder / "job.sh", script)
+    (fleet.folder / "logs").mkdir(exist_ok=True)
 
 
 def submit(fleet: Fleet) -> list[Job]:
-    """Write the script, and give it to `sbatch` once for each partition.
+    """Write the script, and give it to `sbatch` once for each partition. One that is refused holds no other up.
 
     Raises:
         UserError: there is no `sbatch`, a name is none, a workload is unknown, or the folder cannot be written.
@@ -87,42 +86,29 @@ def submit(fleet: Fleet) -> list[Job]:
         raise UserError(
             "--slurm: no sbatch on the PATH: call this on a machine that submits to a Slurm cluster"
         )
-    for partition in fleet.partitions:
-        if not PARTITION.fullmatch(partition):
-            raise UserError(
-                f"--slurm: {one_line(partition)!r} is no name of a partition (letters, digits, . _ -)"
+    for name in fleet.partitions:
+        if not PARTITION.fullmatch(name):
+            raise UserError(f"--slurm: {one_line(name)!r} is no name of a partition (letters, digits, . _ -)")
+    write_script(fleet)
+    folder, jobs = fleet.folder.resolve(), []
+    logs = str(folder / "logs").replace("%", "%%")  # % begins a pattern
+    for partition in dict.fromkeys(fleet.partitions):
+        command = [
+            "sbatch",
+            "--parsable",
+            f"--partition={partition}",
+            f"--array=0-{len(fleet.workloads) - 1}",
+        ]
+        command += [f"--output={logs}/{partition}-%a.log", *fleet.options, str(folder / "job.sh")]
+        try:
+            run = subprocess.run(
+                command, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL
             )
-    text = script(fleet)
-    files.write(fleet.folder / "job.sh", text)
-    (fleet.folder / "logs").mkdir(exist_ok=True)
-    return [_give(fleet, partition) for partition in dict.fromkeys(fleet.partitions)]
-
-
-def _give(fleet: Fleet, partition: str) -> Job:
-    """Give the script to `sbatch` for one partition. A partition that is refused holds no other up."""
-    folder = fleet.folder.resolve()
-    command: Sequence[str] = [
-        "sbatch",
-        "--parsable",
-        f"--partition={partition}",
-        f"--array=0-{len(fleet.workloads) - 1}",
-        f"--output={_escaped(folder / 'logs')}/{partition}-%a.log",
-        *fleet.options,
-        str(folder / "job.sh"),
-    ]
-    try:
-        run = subprocess.run(
-            command, capture_output=True, text=True, timeout=SECONDS, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
-        return Job(partition, None, f"sbatch did not answer in {SECONDS} s")
-    except OSError as error:
-        return Job(partition, None, f"sbatch: {error.strerror}")
-    if run.returncode:
-        return Job(partition, None, last_line(run.stderr, "refused"))
-    return Job(partition, run.stdout.strip().partition(";")[0])
-
-
-def _escaped(path: Path) -> str:
-    """Return a path for sbatch's --output, in which % begins a pattern."""
-    return str(path).replace("%", "%%")
+        except subprocess.TimeoutExpired:
+            jobs.append(Job(partition, None, f"sbatch did not answer in {SECONDS} s"))
+            continue
+        if run.returncode:
+            jobs.append(Job(partition, None, last_line(run.stderr, "refused")))
+        else:
+            jobs.append(Job(partition, run.stdout.strip().partition(";")[0]))
+    return jobs

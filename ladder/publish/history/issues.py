@@ -5,7 +5,9 @@ An issue is about one confirmed commit, or about a range where the commits in be
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,9 +23,9 @@ from ladder.publish.history.screening import (
     list_remarks,
     list_rungs,
 )
-from ladder.publish.regressions import comparing
-from ladder.publish.regressions.report import break_mentions
 from ladder.show.table import Column, Table, render_markdown
+from ladder.studies import frame
+from ladder.studies.commits import study
 
 MARK = "<!-- ladder regression {where} -->"  # one issue for each: whoever opens them looks for it first
 LADDER = "full"
@@ -31,13 +33,11 @@ COLUMNS = [Column(title) for title in ("series", "machine", "step in the history
 Tell = Callable[[str], None]
 
 
-def confirm_steps(
-    steps: Sequence[Step], most: int, out: Path, minutes: float | None, tell: Tell, root: Path = ROOT
-) -> int:
+def confirm_steps(steps: Sequence[Step], most: int, out: Path, minutes: float | None, tell: Tell) -> int:
     """Measure the commits of up to `most` groups of this machine's candidates. Return the number of groups measured.
 
     Candidates between the same two commits, of one workload, are measured together. A group whose rung left the ladder
-    or changed its recipe is not measured, and one that `comparing` refuses does not stop the others.
+    or changed its recipe is not measured, and one that is refused does not stop the others.
     """
     device = system.choose_device()
     facts = system.facts(device)
@@ -59,15 +59,22 @@ def confirm_steps(
         good, bad, workload, rungs = group[0].good, group[0].bad, group[0].series.params[0], list_rungs(known)
         tell(f"confirming {good[:10]}..{bad[:10]}: {workload}, {', '.join(rungs)}")
         try:
-            comparing.measure(
-                comparing.Request(good, bad, rungs, LADDER, workload, budget=minutes, device=device, out=out),
-                tell,
-                root,
-            )
+            compare_commits(good, bad, rungs, workload, device, out, minutes)
             measured += 1
         except UserError as error:
             tell(f"not measured: {error}")
     return measured
+
+
+def compare_commits(
+    good: str, bad: str, rungs: list[str], workload: str, device: str, out: Path, minutes: float | None
+) -> None:
+    """Measure two commits as `ladder bench-compare` does; its tables go to stderr. Raises UserError."""
+    options = study.Options(base=good, head=bad, rungs=",".join(rungs), ladder=LADDER)
+    request = frame.Request(workload=workload, device=device, out=out, budget=minutes)
+    with contextlib.redirect_stdout(sys.stderr):
+        job = frame.resolve_job(study.STUDY, options, request, system.facts(device))
+        frame.run_study(study.STUDY, job)
 
 
 def _list_recipes() -> set[str]:
@@ -112,7 +119,7 @@ def write_issues(steps: Sequence[Step]) -> list[dict[str, str]]:
             ]
             for one in rows
         ]
-        lines = [mark, sentence, "", break_mentions(render_markdown(Table(COLUMNS, cells))), ""]
+        lines = [mark, sentence, "", study.break_mentions(render_markdown(Table(COLUMNS, cells))), ""]
         if between and (commands := dict.fromkeys(filter(None, map(format_bisect, rows)))):
             lines += ["To bisect, on such a machine:", "", "```", *commands, "```", ""]
         lines += [

@@ -20,12 +20,13 @@ from ladder.base.paths import ROOT
 from ladder.publish.history import notes as asvnotes
 from ladder.publish.history import series as recorded
 from ladder.publish.history.series import Series
-from ladder.publish.regressions import judging, known, report
-from ladder.publish.regressions.judging import BROKEN
-from ladder.publish.regressions.schema import Answered, Judged
 from ladder.publish.validation import asv_accepted
 from ladder.show.table import format_value
 from ladder.stats import answers
+from ladder.studies import frame
+from ladder.studies.commits import judging, known, study
+from ladder.studies.commits.judging import BROKEN
+from ladder.studies.commits.record import Answered, File
 
 THRESHOLD = 0.01
 MOST_CHOICES = 4  # that are named beside a step
@@ -92,10 +93,10 @@ def screen(
     """Return (steps, lines that a reader must know). Raises `UserError`."""
     order = git.read(root, "rev-list", "--first-parent", "--reverse", branch, "--").splitlines()
     place = {commit: number for number, commit in enumerate(order)}
-    every, lines, comparisons = recorded.read(folder), list[str](), list[Judged]()
+    every, lines, comparisons = recorded.read(folder), list[str](), list[File]()
     for path in sorted(compared.rglob("*.json")):
         try:
-            comparisons.append(judging.load(path))
+            comparisons.append(frame.read_file(study.STUDY, path))
         except UserError as error:
             lines.append(str(error))
     comparisons.sort(key=lambda each: each.started)
@@ -130,7 +131,7 @@ def find_steps(one: Series, place: dict[str, int], threshold: float = THRESHOLD)
 
 def _settle(
     step: Step,
-    comparisons: list[Judged],
+    comparisons: list[File],
     entries: Sequence[known.Entry],
     every: Sequence[Series],
     root: Path,
@@ -163,31 +164,32 @@ def _settle(
         step.why = "not measured by bench-compare: look at it"
 
 
-def _find_answer(step: Step, comparisons: list[Judged]) -> Answered | None:
+def _find_answer(step: Step, comparisons: list[File]) -> Answered | None:
     """Return the newest verdict on the two commits, in the quantity of the step; None where there is none.
 
     The comparison must be of this rung on this machine, with this torch. A broken rung is broken in both quantities.
     """
     one = step.series
-    for result in reversed(comparisons):
-        machine, torch = result.machine, str(result.machine.torch).partition("+")[0]
-        for rung in result.rungs:
-            pair = result.base.commit, result.head.commit, machine.name, (result.workload["name"], rung.name)
-            if pair != (step.good, step.bad, one.machine, one.rung) or one.torch not in (None, "", torch):
-                continue
-            answer = rung.gpu if one.is_gpu and rung.verdict != BROKEN else rung
-            if answer and answer.verdict:
-                return answer
+    for file in reversed(comparisons):
+        case, torch = next(iter(file.cases.values())), str(file.machine.torch).partition("+")[0]
+        pair = case.base.commit, case.head.commit, file.machine.name
+        if pair != (step.good, step.bad, one.machine) or one.torch not in (None, "", torch):
+            continue
+        for rung in judging.judge(file).rungs:
+            if one.rung == ((file.workload or {})["name"], rung.name):
+                answer = rung.gpu if one.is_gpu and rung.verdict != BROKEN else rung
+                if answer and answer.verdict:
+                    return answer
     return None
 
 
 def _describe(answer: Answered) -> str:
     """Return the verdict of a comparison with the change, its interval and the number of generations."""
-    change, interval = report.derive_change(answer)
+    change, interval = study.derive_change(answer)
     if change is None:
-        return report.describe_verdict(answer)
+        return study.describe_verdict(answer)
     shown = f"{format_value('change', change)} ({format_value('changes', interval)})"
-    return f"{report.describe_verdict(answer)}, {shown} in {texts.counted(answer.rounds, 'generation')}"
+    return f"{study.describe_verdict(answer)}, {shown} in {texts.counted(answer.rounds, 'generation')}"
 
 
 def _find_both_levels(step: Step, every: Sequence[Series]) -> str | None:

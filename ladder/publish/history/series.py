@@ -11,9 +11,9 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ladder.base.text import plain, slug
 from ladder.plan import catalog
@@ -45,12 +45,18 @@ class Series:
     params: tuple[str, ...]
     torch: str | None
     quoted: tuple[str, ...] = ()  # the parameters as asv writes them: "'bf16'"
+    facts: Mapping[str, str] = field(default_factory=dict)  # asv's parameters: gpu, cpu, torch, ...
+    dates: dict[str, int] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     weights: dict[str, float | None] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
     by_host: dict[str, list[float]] = field(default_factory=dict)  # values of each host
     gpu: dict[str, float] = field(default_factory=dict)  # behind a wall time: GPU seconds of that process
-    card: str = "none"  # the machine's GPU
+
+    @property
+    def card(self) -> str:
+        """Return the machine's GPU, or none."""
+        return self.facts.get("gpu") or "none"
 
     @property
     def is_gpu(self) -> bool:
@@ -127,25 +133,8 @@ class Step:
     marks: tuple[str, ...] = ()  # "cuDNN 9.19.0 -> 9.20.1", since the step before with the same software
 
 
-class _Value(NamedTuple):
-    """A number that asv has of a benchmark."""
-
-    quoted: tuple[str, ...]  # the parameters as asv writes them
-    value: float
-    weight: float | None
-
-
-def _load_results(accepted: Path) -> Iterator[tuple[Path, Any]]:
-    """Yield asv's result files, opened. asv's own way looks into our notes, and complains of them."""
-    from asv.results import Results
-
-    for path in sorted(accepted.glob("*/*.json")):
-        if asv_files.kind_of(path) == "results":
-            yield path, Results.load(str(path))
-
-
-def _list_values(result: Any, benchmark: str) -> Iterator[_Value]:
-    """Yield each combination of parameters for which a result of asv has a positive number."""
+def _list_values(result: Any, benchmark: str) -> Iterator[tuple[tuple[str, ...], float, float | None]]:
+    """Yield the parameters as asv writes them, the positive number and its weight of each combination that has one."""
     from asv import _stats
 
     params = result.get_result_params(benchmark) or []
@@ -153,31 +142,36 @@ def _list_values(result: Any, benchmark: str) -> Iterator[_Value]:
     for each, value, stat in zip(itertools.product(*params), values, stats, strict=True):
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if is_number and math.isfinite(value) and value > 0:
-            yield _Value(tuple(map(str, each)), float(value), _stats.get_weight(stat))
+            yield tuple(map(str, each)), float(value), _stats.get_weight(stat)
 
 
 def read(folder: Path) -> list[Series]:
     """Return every series of a folder of accepted results (`ladder.publish.validation.asv_accepted`)."""
+    from asv.results import Results
+
     every: dict[tuple[str, ...], Series] = {}
-    for path, result in _load_results(folder):
-        commit, facts, note = result.commit_hash, result.params, asvnotes.read_note(path)
-        taken = [(name, each) for name in result.get_all_result_keys() for each in _list_values(result, name)]
-        gpu = {(name, quoted): value for name, (quoted, value, _) in taken if is_gpu_time(name)}
-        for benchmark, (quoted, value, weight) in taken:
-            params = tuple(map(_unquote, quoted))
-            where, libraries = path.parent.name, result.env_name
+    for path in sorted(folder.glob("*/*.json")):
+        if asv_files.kind_of(path) != "results":  # asv's own way looks into our notes, and complains of them
+            continue
+        result, note = Results.load(str(path)), asvnotes.read_note(path)
+        commit, params = result.commit_hash, result.params
+        taken = [
+            (name, *each) for name in result.get_all_result_keys() for each in _list_values(result, name)
+        ]
+        gpu = {(name, quoted): value for name, quoted, value, _ in taken if is_gpu_time(name)}
+        for benchmark, quoted, value, weight in taken:
+            facts = {key: plain(each) for key, each in params.items() if isinstance(each, str)}
+            where, libraries, values = path.parent.name, result.env_name, tuple(map(_unquote, quoted))
             if is_gpu_time(benchmark):
-                known = _find_gpu_facts(facts, asvnotes.find_conditions(note, benchmark))
-                software = [f"{name} {known[name]}" for name in GPU_SOFTWARE if name in known]
-                where, libraries = known["machine"], ", ".join(software) or "unknown software"
-            key = (where, libraries, benchmark, str(result.benchmark_version.get(benchmark)), *params)
-            one = every.setdefault(
-                key, Series(where, libraries, benchmark, params, facts.get("torch"), quoted)
-            )
+                facts = _find_gpu_facts(facts, asvnotes.find_conditions(note, benchmark))
+                software = [f"{name} {facts[name]}" for name in GPU_SOFTWARE if name in facts]
+                where, libraries = facts["machine"], ", ".join(software) or "unknown software"
+            key = (where, libraries, benchmark, str(result.benchmark_version.get(benchmark)), *values)
+            fresh = Series(where, libraries, benchmark, values, params.get("torch"), quoted, facts)
+            one = every.setdefault(key, fresh)
             one.by_host.setdefault(commit, []).append(value)
             one.values[commit] = float(statistics.median(one.by_host[commit]))
-            one.weights[commit], one.files[commit] = weight, path
-            one.card = str(facts.get("gpu") or "none")
+            one.weights[commit], one.files[commit], one.dates[commit] = weight, path, result.date or 0
             beside = benchmark.replace("samples_step_time", "samples_gpu_time"), quoted
             if not one.is_gpu and beside in gpu:
                 one.gpu[commit] = gpu[beside]
@@ -208,31 +202,26 @@ def points(accepted: Path, benchmark: str = STEP) -> list[Point]:
     Args:
         benchmark: STEP for wall time, by machine. GPU_STEP for GPU time: hosts with one GPU and one software are one.
     """
-    together: dict[tuple[Any, ...], list[tuple[Point, dict[str, float]]]] = {}
-    for path, result in _load_results(accepted):
-        facts = {key: plain(value) for key, value in result.params.items() if isinstance(value, str)}
-        if benchmark not in result.get_all_result_keys() or _UNCOMMITTED in facts or not facts.get("machine"):
-            continue
+    times: dict[tuple[Any, ...], dict[str, Series]] = {}
+    for one in read(accepted):
+        if (
+            one.benchmark == benchmark
+            and one.rung
+            and one.facts.get("machine")
+            and _UNCOMMITTED not in one.facts
+        ):
+            workload, rung = one.rung
+            for commit in one.values:
+                times.setdefault((tuple(sorted(one.facts.items())), commit, workload), {})[rung] = one
+    height, every = _heights(), []
+    for (facts, commit, workload), series in times.items():
+        rungs = sorted(series, key=lambda rung: (height.get(rung, -1), rung))
+        ms = tuple((rung, 1000 * series[rung].values[commit]) for rung in rungs)
+        newest = series[rungs[-1]]
+        path, machine = newest.files[commit], newest.facts["machine"]
         conditions = asvnotes.find_conditions(asvnotes.read_note(path), benchmark)
-        if is_gpu_time(benchmark):
-            facts = _find_gpu_facts(facts, conditions)
-        times: dict[str, dict[str, float]] = {}
-        for quoted, seconds, _ in _list_values(result, benchmark):
-            if len(quoted) == 2:
-                workload, rung = map(_unquote, quoted)
-                times.setdefault(workload, {})[rung] = 1000 * seconds
-        known, place = tuple(sorted(facts.items())), path.relative_to(accepted).as_posix()
-        for workload, ms in times.items():
-            head = facts["machine"], known, result.commit_hash, result.date or 0, workload
-            key = (known, result.commit_hash, workload) if is_gpu_time(benchmark) else (place, workload)
-            together.setdefault(key, []).append((Point(*head, (), place, conditions), ms))
-    height = _heights()
-    every = []
-    for same in together.values():
-        rungs = dict.fromkeys(rung for _, ms in same for rung in ms)
-        medians = {rung: float(statistics.median(ms[rung] for _, ms in same if rung in ms)) for rung in rungs}
-        ordered = sorted(medians.items(), key=lambda item: (height.get(item[0], -1), item[0]))
-        every.append(replace(same[-1][0], ms=tuple(ordered)))
+        place = path.relative_to(accepted).as_posix()
+        every.append(Point(machine, facts, commit, newest.dates[commit], workload, ms, place, conditions))
     return every
 
 

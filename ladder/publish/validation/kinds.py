@@ -12,7 +12,6 @@ from ladder.base import text
 from ladder.base.plain import Plain
 from ladder.core import records as r
 from ladder.core.records import Record, between, matching, read_record, size, write_whole
-from ladder.publish.regressions import schema as comparison
 from ladder.results import publishable
 from ladder.results.file import Machine
 from ladder.results.loading import Kind
@@ -22,6 +21,7 @@ from ladder.studies.kernelbench import tuning
 
 RUN, BENCHMARKS = "ladder", "pytest-benchmark"  # of `ladder run`, and of `make bench-kernels`
 ShortLine = Annotated[str, matching(r"[ -~]{1,300}", "a line of at most 300 printable ASCII characters")]
+Cell = bool | r.Real | ShortLine | None
 Difference = Annotated[float, between(-1e6, 1e6)]  # of times, possibly negative
 
 
@@ -33,7 +33,7 @@ class Checked(Record, kw_only=True):
     dirty: bool | None = None
     what: Literal["faults", "hostile", "planted-bugs", "sabotaged-rungs"]
     machine: Machine
-    rows: Annotated[list[dict[r.Identifier, bool | r.Real | r.Text | None]], size(10_000)]
+    rows: Annotated[list[dict[r.Identifier, Cell]], size(10_000)]
 
 
 class AsvOverhead(Record, kw_only=True):
@@ -68,36 +68,15 @@ class _CommitInfo(Record):
     dirty: bool
 
 
-class _Stats(Record):
-    min: r.Amount
-    max: r.Amount
-    mean: r.Amount
-    stddev: r.Amount
-    median: r.Amount
-    iqr: r.Amount
-    q1: r.Amount
-    q3: r.Amount
-    ld15iqr: r.Amount
-    hd15iqr: r.Amount
-    ops: r.Amount
-    total: r.Amount
-    rounds: r.Count
-    iqr_outliers: r.Count
-    stddev_outliers: r.Count
-    iterations: r.Count
-    outliers: Annotated[str, matching(r"\d+;\d+", "two counts")]
-    data: Annotated[list[r.Seconds], size(10_000)]
-
-
 class _Benchmark(Record, kw_only=True):
     group: ShortLine | None = None
     name: ShortLine
     fullname: ShortLine
-    params: dict[r.Identifier, ShortLine] | None = None
+    params: dict[r.Identifier, Cell] | None = None
     param: ShortLine | None = None
-    extra_info: dict[r.Identifier, ShortLine | r.Count | None]
-    options: dict[r.Identifier, bool | r.Seconds | r.Text]
-    stats: _Stats
+    extra_info: dict[r.Identifier, Cell]
+    options: dict[r.Identifier, Cell]
+    stats: dict[r.Identifier, Any]  # cells, and the seconds of each round under `data`
 
 
 class Benchmarked(Record, kw_only=True):
@@ -109,6 +88,17 @@ class Benchmarked(Record, kw_only=True):
     datetime: Annotated[str, matching(r"20\d\d-\d\d-\d\dT[0-9:.+]{8,24}", "a time")]
     version: r.Text
     note: ShortLine | None = None
+
+
+def _find_wrong_figures(file: Benchmarked) -> str | None:
+    """Return what is wrong with the machine's name or the figures of a benchmark, or None. Raises UserError, too."""
+    for index, benchmark in enumerate(file.benchmarks):
+        cells, seconds = dict(benchmark.stats), benchmark.stats.get("data", [])
+        cells.pop("data", None)
+        where = f"benchmarks[{index}].stats"
+        read_record(Annotated[list[r.Seconds], size(10_000)], seconds, f"{where}.data")
+        read_record(dict[r.Identifier, Cell], cells, where)
+    return _find_misnamed(file)
 
 
 # --- how they are judged ----------------------------------------------------------------------------------------------
@@ -132,12 +122,11 @@ def _list_cautions(record: Any) -> list[str]:
 
 CHECKS = (
     Kind("asv overhead", AsvOverhead, _find_misnamed, _list_cautions),
-    Kind(BENCHMARKS, Benchmarked, _find_misnamed),
+    Kind(BENCHMARKS, Benchmarked, _find_wrong_figures),
     *(
         Kind(what, Checked, _find_misnamed, _list_cautions)
         for what in ("faults", "hostile", "planted-bugs", "sabotaged-rungs")
     ),
-    Kind("compare", comparison.Compared, comparison.find_problem, _list_cautions),
 )
 KINDS: dict[str, Kind] = {
     kind.name: kind

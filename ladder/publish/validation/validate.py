@@ -200,17 +200,17 @@ def check(data: Any) -> str | None:
     kind = kinds.kind_of(data) if isinstance(data, dict) else None
     if not isinstance(data, dict) or ("schema" not in data and kind != kinds.BENCHMARKS):
         return NO_OBJECT
-    if kind in (None, kinds.RUN):
-        try:
+    try:
+        if kind in (None, kinds.RUN):
             loading.read_run(data)
-        except UserError as error:
-            return str(error)
-        return None
-    if not isinstance(kind, str) or kind not in kinds.KINDS:
-        like = difflib.get_close_matches(str(kind), kinds.KINDS, n=1)
-        nearest = f"; did you mean {like[0]!r}?" if like else ""
-        return f"kind: {describe_value(kind)} is none that this project writes{nearest}"
-    return kinds.KINDS[kind].find_problem(data)
+            return None
+        if isinstance(kind, str) and kind in kinds.KINDS:
+            return kinds.KINDS[kind].find_problem(data)
+    except UserError as error:
+        return str(error)
+    like = difflib.get_close_matches(str(kind), kinds.KINDS, n=1)
+    nearest = f"; did you mean {like[0]!r}?" if like else ""
+    return f"kind: {describe_value(kind)} is none that this project writes{nearest}"
 
 
 def _refuse_copies(accepted: list[Judged]) -> None:

@@ -14,10 +14,11 @@ from ladder.cli.main import main
 from ladder.publish.history import issues
 from ladder.publish.history import screening as history
 from ladder.publish.history.screening import CANDIDATE, CONFIRMED, KNOWN, REFUTED
-from ladder.publish.regressions import known
+from ladder.studies import frame
+from ladder.studies.commits import judging, known, study
 from tests.support import committed, hostile_asv, made_up_asv
 from tests.support.asv_steps import ENVIRONMENT, MACHINE, STEP, Toy, toy
-from tests.support.made_up_comparison import judging, made_up, stored, with_side
+from tests.support.made_up_comparison import fail, made_up, stored, with_side
 from tests.support.repositories import git
 
 __all__ = ["toy"]  # a fixture
@@ -85,24 +86,22 @@ def test_memory_that_differs_between_processes_of_one_commit_is_no_step(toy: Toy
 
 
 def test_a_comparison_of_an_accepted_commit_is_no_alarm_unless_it_is_broken(toy: Toy) -> None:
-    result = made_up(1.05)
-    entries = [entry("b" * 40, "tiny/baseline")]
-    marked = known.mark(result, entries)
+    file, entries = made_up(1.05), [entry("b" * 40, "tiny/baseline")]
+    marked = known.mark(file, entries)
     assert judging.find_status(marked) == 0 and "wider tile" in marked.rungs[0].known
-    broken = with_side(result, "head", status="failed", reason="it fails")
+    broken = with_side(file, "head", fail("failed", "it fails"))
     assert judging.find_status(known.mark(broken, entries)) == 1
-    assert known.list_in_force([entry(toy.commits[7])], toy.commits[6], toy.commits[9], toy.root)
-    for base, head in ((7, 9), (2, 6)):
-        assert not known.list_in_force(
-            [entry(toy.commits[7])], toy.commits[base], toy.commits[head], toy.root
-        )
+    accepted = [entry(toy.commits[7])]
+    for base, head, is_in_force in ((6, 9, True), (7, 9, False), (2, 6, False)):
+        commits = toy.commits[base], toy.commits[head]
+        assert bool(known.list_in_force(accepted, *commits, toy.root)) == is_in_force
 
 
 def test_what_is_broken_cannot_be_accepted_in_the_history_either(toy: Toy) -> None:
     toy.slower_from(7)
     toy.compare(6, 7, 1.0)
     (path,) = toy.compared.iterdir()
-    broken = with_side(judging.load(path), "head", status="failed", reason="it fails", rounds=[])
+    broken = with_side(frame.read_file(study.STUDY, path), "head", fail("failed", "it fails"))
     path.write_text(json.dumps(stored(broken)))
     step = toy.only(entry(toy.commits[7]))
     assert step.status == CONFIRMED and "broken" in step.why
@@ -114,12 +113,12 @@ def test_a_rung_that_has_left_the_ladder_stops_no_night(
     """The rung left in its place may have another recipe. One refusal must not lose the other candidates."""
     asked: list[list[str]] = []
 
-    def measure(request: Any, *_: Any) -> None:
-        asked.append(request.rungs)
-        if request.base == toy.commits[2]:
+    def compare(good: str, bad: str, rungs: list[str], *_: Any) -> None:
+        asked.append(rungs)
+        if good == toy.commits[2]:
             raise UserError("this commit has no such recipe")
 
-    monkeypatch.setattr(issues.comparing, "measure", measure)
+    monkeypatch.setattr(issues, "compare_commits", compare)
     monkeypatch.setattr(issues.system, "facts", lambda device: {"name": MACHINE, "torch": "2.13.0"})
     toy.slower_from(7)
     step, told = toy.only(), []
@@ -133,7 +132,7 @@ def test_a_rung_that_has_left_the_ladder_stops_no_night(
             ("bf16", toy.commits[2]),
         )
     ]
-    assert issues.confirm_steps([*steps, step], 1, toy.compared, None, told.append, toy.root) == 1
+    assert issues.confirm_steps([*steps, step], 1, toy.compared, None, told.append) == 1
     assert all(rungs == ["bf16"] for rungs in asked)
     said = "\n".join(told)
     assert (
@@ -143,12 +142,12 @@ def test_a_rung_that_has_left_the_ladder_stops_no_night(
     (tmp_path / "results" / "asv" / "benchmarks.json").write_text(json.dumps({"x": [["'bf16'", "'bf16-2'"]]}))
     with monkeypatch.context() as renamed:  # of the recipe before
         renamed.setattr(issues, "ROOT", tmp_path)
-        assert issues.confirm_steps([step], 1, toy.compared, None, told.append, toy.root) == 0
-    assert issues.confirm_steps(steps[2:], 1, toy.compared, None, told.append, toy.root) == 0
+        assert issues.confirm_steps([step], 1, toy.compared, None, told.append) == 0
+    assert issues.confirm_steps(steps[2:], 1, toy.compared, None, told.append) == 0
     assert "not measured: this commit has no such recipe" in told
     assert "nothing to confirm" not in "\n".join(told)
     monkeypatch.setattr(issues.system, "facts", lambda device: {"name": "another", "torch": "2.13.0"})
-    assert issues.confirm_steps(steps, 1, toy.compared, None, told.append, toy.root) == 0
+    assert issues.confirm_steps(steps, 1, toy.compared, None, told.append) == 0
     assert told[-1] == "nothing to confirm: no candidate's step was timed by another with torch 2.13.0"
 
 

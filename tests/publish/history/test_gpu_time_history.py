@@ -8,13 +8,15 @@ from msgspec.structs import replace
 
 from ladder.publish.history import screening, series
 from ladder.publish.history.screening import CANDIDATE, CONFIRMED, CUDNN, DRIVER, KNOWN, REFUTED
-from ladder.publish.regressions import judging
-from ladder.publish.regressions.judging import HEAD
 from ladder.publish.site.front import collect_histories, list_sections, render_front
 from ladder.results.file import ProfiledCycle
+from ladder.studies import frame
+from ladder.studies.commits.record import HEAD, SIDES
+from ladder.studies.commits.study import STUDY
 from tests.publish.history.test_accepted_steps import entry
 from tests.support import made_up_asv
 from tests.support.asv_steps import ENVIRONMENT, MACHINE, RUNGS, STEP, Toy, toy
+from tests.support.made_up_comparison import with_side
 
 __all__ = ["toy"]  # a fixture
 
@@ -125,16 +127,14 @@ def compared(toy: Toy, gpu: float) -> None:
     """A comparison whose wall time says nothing and whose GPU time takes `gpu` times as long on HEAD."""
     toy.compare(6, 7, 1.0, noise=0.05)
     path = sorted(toy.compared.iterdir())[-1]
-    result = judging.load(path)
-    programs = []
-    for each in result.programs:
-        ms = 50.0 * (gpu if each.side == HEAD else 1.0)
-        cycle = ProfiledCycle(ms, 60.0, 9.0, 1980)
-        rounds = [replace(r, profiled=[cycle] * 2, gpu_void=None) for r in each.rounds]
-        programs.append(replace(each, rounds=rounds))
-    machine = replace(result.machine, device="cuda", gpu="Some GPU", cpu="Some CPU")
+    file = frame.read_file(STUDY, path)
     path.unlink()
-    toy.write(replace(result, programs=programs, machine=machine))
+    for side in SIDES:
+        cycle = ProfiledCycle(50.0 * (gpu if side == HEAD else 1.0), 60.0, 9.0, 1980)
+        file = with_side(
+            file, side, lambda v, cycle=cycle: replace(v, round=replace(v.round, profiled=[cycle] * 2))
+        )
+    toy.write(replace(file, machine=replace(file.machine, device="cuda", gpu="Some GPU", cpu="Some CPU")))
 
 
 def test_a_step_of_gpu_time_is_found_over_hosts_and_confirmed_by_gpu_time(toy: Toy) -> None:

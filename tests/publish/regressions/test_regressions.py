@@ -5,6 +5,8 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,13 @@ from ladder.base.plain import Plain
 from ladder.cli.main import main
 from ladder.engine import rounds as interleaving
 from ladder.machine import stillness
-from ladder.plan import catalog
-from ladder.publish.regressions import comparing, judging, report
-from ladder.publish.regressions.judging import BASE, BROKEN, HEAD, TWIN
-from ladder.publish.regressions.schema import Judged
 from ladder.stats import answers
-from tests.support.made_up_comparison import FAKE, made_up, make_job, stored, with_side
+from ladder.studies import frame
+from ladder.studies.commits import judging, study
+from ladder.studies.commits.judging import BROKEN, HEAD, SIDES, TWIN, judge
+from ladder.studies.commits.record import BASE, Judged
+from ladder.studies.commits.study import STUDY
+from tests.support.made_up_comparison import FAKE, begin, fail, made_up, make_job, stored, with_side
 from tests.support.repositories import commit_all, git
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -50,22 +53,23 @@ Step.cycle = cycle
     ],
 )
 def test_the_exit_status_is_that_of_the_verdicts(head: float, noise: float, word: str, status: int) -> None:
-    result = made_up(head, noise=noise)
-    assert (result.rungs[0].verdict, judging.find_status(result)) == (word, status)
-    assert report.conclude(result).startswith("HEAD is slower") == bool(status)
+    judged = judge(made_up(head, noise=noise))
+    assert (judged.rungs[0].verdict, judging.find_status(judged)) == (word, status)
+    assert study.conclude(judged).startswith("HEAD is slower") == bool(status)
 
 
 def test_many_samples_of_few_processes_support_no_verdict() -> None:
-    result = made_up(2.0, rounds=2)
-    for side in judging.SIDES:
-        rounds = judging.find_sides(result, "baseline")[side].rounds
-        result = with_side(result, side, rounds=[replace(r, samples_ms=50 * r.samples_ms) for r in rounds])
-    assert result.rungs[0].verdict is None and judging.find_status(result) == 2
-    assert "2 of 3 generations" in result.rungs[0].reason
+    file = made_up(2.0, rounds=2)
+    for side in SIDES:
+        file = with_side(
+            file, side, lambda v: replace(v, round=replace(v.round, samples_ms=50 * v.round.samples_ms))
+        )
+    (rung,) = (judged := judge(file)).rungs
+    assert rung.verdict is None and judging.find_status(judged) == 2 and "2 of 3 generations" in rung.reason
 
 
 def test_without_base_a_second_time_the_noise_is_unknown_and_there_is_no_verdict() -> None:
-    assert judging.find_status(with_side(made_up(2.0), TWIN, rounds=[], status="n/a")) == 2
+    assert judging.find_status(judge(with_side(made_up(2.0), TWIN, lambda visit: None))) == 2
 
 
 @pytest.mark.parametrize(
@@ -77,19 +81,17 @@ def test_without_base_a_second_time_the_noise_is_unknown_and_there_is_no_verdict
     ],
 )
 def test_head_that_fails_where_base_ran_is_an_alarm(status: str, reason: str, exit_status: int) -> None:
-    result = with_side(made_up(), HEAD, status=status, reason=reason)
-    assert judging.find_status(result) == exit_status
-    assert (result.rungs[0].verdict == BROKEN) == (exit_status == 1) and reason in report.render_terminal(
-        result
-    )
+    file = with_side(made_up(), HEAD, fail(status, reason))
+    judged = judge(file)
+    assert judging.find_status(judged) == exit_status
+    assert (judged.rungs[0].verdict == BROKEN) == (exit_status == 1)
+    assert reason in frame.render_terminal(STUDY, file, 200)
 
 
 def test_the_programs_of_a_rung_are_neighbours_in_an_order_that_changes() -> None:
     rounds = interleaving.Interleaved("cpu", cycles=1, seed=3)
     programs = [
-        interleaving.Program(f"{rung} {side}", rung, side, {}, {}, FAKE)
-        for rung in "abc"
-        for side in judging.SIDES
+        interleaving.Program(f"{rung} {side}", rung, side, {}, {}, FAKE) for rung in "abc" for side in SIDES
     ]
     orders = [[each.name for each in rounds.order(number, programs)] for number in range(6)]
     for order in orders:
@@ -102,86 +104,62 @@ def test_the_programs_of_a_rung_are_neighbours_in_an_order_that_changes() -> Non
 
 # --- files of strangers, and what is made of them ---------------------------------------------------------------------
 
-
-def write(tmp_path: Path, result: Plain) -> Path:
-    path = tmp_path / "r.json"
-    path.write_text(json.dumps(result))
-    return path
-
-
+FIRST = "observed.generation 1.programs.baseline base"
 SPOILT: dict[str, Any] = {
-    "base.name": "<img src=x>",
-    "programs.0.reason": "a\n| b",
-    "rungs.0.name": "../../x",
-    "more": 1,
-    "programs.0.rounds.0.samples_ms": [-1.0],
-    "programs.1.rounds.0.samples_ms": [],
-    "programs.0.rounds.0.round": 1,
-    "programs.2.rounds.0.samples_ms": [0.001],
-    "head.commit": "main",
-    "programs": [],
-    "kind": "kernels",
-    "rungs.0.verdict": "faster",
-    "schema": 1,
-    "machine.name": "another",
-    "started": "2099-01-01T00:00:00+00:00",
+    "cases.generation 1.base.name": "<img src=x>",
+    "cases.generation 1.head.commit": "main",
+    "cases.generation 2.recipes": {"bf16": {}},
+    f"{FIRST}.reason": "a\n| b",
+    f"{FIRST}.status": "failed",
+    f"{FIRST}.settings": {"more": 1},
+    f"{FIRST}.round.round": 1,
+    f"{FIRST}.round.samples_ms": [],
+    "observed.generation 1.programs.bf16 head": {"reason": "x", "status": "oom"},
+    "observed.generation 2.programs.baseline twin.round.samples_ms": [0.001],
 }
 
 
 @pytest.mark.parametrize("place", SPOILT)
-def test_spoilt_files_are_refused_in_one_line_with_the_place(tmp_path: Path, place: str) -> None:
-    data = stored(made_up())
-    *keys, last = [int(key) if key.isdigit() else key for key in place.split(".")]
+def test_spoilt_files_are_refused_in_one_line_with_the_place(place: str) -> None:
+    data = json.loads(json.dumps(stored(made_up())))
+    *keys, last = place.split(".")
     inner = data
     for key in keys:
         inner = inner[key]
     inner[last] = SPOILT[place]
     with pytest.raises(UserError) as error:
-        judging.load(write(tmp_path, data))
-    where = f"programs[{keys[1]}]" if len(keys) > 2 else str(last)
-    assert where in str(error.value) or str(last) in str(error.value)
-    assert "\n" not in str(error.value)
+        frame.decode_file(STUDY, data)
+    assert keys[1] in str(error.value) and "\n" not in str(error.value)
 
 
-def test_what_is_no_json_no_file_or_too_large_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "r.json"
-    for raw in (b"", b"[]", b"null", b'{"schema": NaN}', b"\xff\xfe", b"[" * 5000, b" " * (2**21 + 1)):
-        path.write_bytes(raw)
-        with pytest.raises(UserError):
-            judging.load(path)
-    (tmp_path / "link.json").symlink_to(path)
-    for other in (tmp_path / "link.json", tmp_path, tmp_path / "none.json"):
-        with pytest.raises(UserError):
-            judging.load(other)
-
-
-def test_a_stored_comparison_is_reported_by_both_commands(tmp_path: Path) -> None:
-    path, runner = write(tmp_path, stored(made_up(1.05))), CliRunner()
-    (tmp_path / "out").mkdir()
-    files = ["--markdown", str(tmp_path / "out" / "t.md")]
-    reported = runner.invoke(main, ["report", str(path), *files])
-    judged = runner.invoke(main, ["bench-compare", "--report", str(path)])
+def test_a_stored_comparison_is_judged_by_both_commands(tmp_path: Path) -> None:
+    path, runner, page = tmp_path / "r.json", CliRunner(), tmp_path / "comment.md"
+    path.write_text(json.dumps(stored(made_up(1.05))))
+    reported = runner.invoke(main, ["report", str(path)])
+    judged = runner.invoke(main, ["bench-compare", "--report", str(path), "--markdown", str(page)])
     assert (reported.exit_code, judged.exit_code) == (0, 1) and reported.stdout == judged.stdout
-    derived = json.loads(runner.invoke(main, ["report", str(path), "--json"]).stdout)
-    assert derived["rungs"][0]["verdict"] == answers.SLOWER
-    assert (tmp_path / "out" / "t.md").read_text().startswith(report.MARK)
-    other = runner.invoke(main, ["bench-compare", "--report", str(path), "--head", "c" * 40])
-    assert other.exit_code == 2 and other.stderr.count("\n") == 1
+    assert page.read_text().startswith(study.MARK)
+    for words in (["--head", "c" * 40], ["--rungs", "bf16"], ["--rounds", "5"]):
+        other = runner.invoke(main, ["bench-compare", "--report", str(path), *words])
+        assert other.exit_code == 2 and other.stderr.count("\n") == 1
 
 
-def test_the_comment_cannot_carry_markup_links_or_mentions() -> None:
+def test_the_comment_cannot_carry_markup_links_or_mentions(tmp_path: Path) -> None:
     """Whatever validation lets through: text is escaped where it is written."""
-    result = made_up(1.05)
     nasty = "<script>x</script> | [a](http://b) `c` @octocat #12 ![i](j) <!-- **d** https://e www.f.org\n# g"
-    rungs = [replace(each, name=nasty) for each in result.rungs]
-    programs = [replace(each, rung=nasty) for each in result.programs]
-    base = replace(result.base, name=nasty)
-    page = report.render_markdown(replace(result, base=base, rungs=rungs, programs=programs, notes=[nasty]))
-    assert page.startswith(report.MARK + "\n") and page.count("<") == 1
+    file, page = made_up(1.05), tmp_path / "c.md"
+    case = next(iter(file.cases.values()))
+    hostile = replace(case, base=replace(case.base, name=nasty), recipes={nasty: {}})
+    observed = {
+        key: replace(each, programs={n.replace("baseline", nasty): v for n, v in each.programs.items()})
+        for key, each in file.observed.items()
+    }
+    file = replace(file, cases=dict.fromkeys(file.cases, hostile), observed=observed)
+    STUDY.write_comment(study.Options(markdown=page), file)
+    text = page.read_text()
+    assert text.startswith(study.MARK + "\n") and text.count("<") == 1
     for bare in ("[a](", "`c`", "@octocat", "#12", "**d**", "https://", "www.f", "\n# g"):
-        assert bare not in page, bare
-    row = next(line for line in page.splitlines() if "🔴" in line)
-    assert len([c for i, c in enumerate(row) if c == "|" and row[i - 1] != "\\"]) == len(report.COLUMNS) + 1
+        assert bare not in text, bare
 
 
 # --- real workers -----------------------------------------------------------------------------------------------------
@@ -201,45 +179,56 @@ def copy_code(folder: Path, more: str) -> Path:
     return folder
 
 
-def compare(
-    tmp_path: Path, base: Path, head: Path, recipe: Plain, *more: catalog.Planned, seed: int = 0
-) -> Judged:
-    rungs = [catalog.Planned("baseline", "Baseline", recipe, None, None), *more]
-    job = make_job(tmp_path / "out", rungs, base, head, rounds=5, cycles=1, torch=False, seed=seed)
-    result, path = comparing.run(job)
-    assert json.loads(path.read_text()) == stored(result)
-    return result
+@pytest.fixture
+def compare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Measure two folders of code that sleeps; the recipes by rung are no genuine ones."""
+
+    def run(base: Path, head: Path, seed: int = 0, **recipes: Plain) -> Judged:
+        @contextmanager
+        def check_out(commits: list[str]) -> Iterator[list[Path]]:
+            yield [base, head]
+
+        monkeypatch.setattr(study.checkouts, "checked_out", check_out)
+        monkeypatch.setattr(study, "find_problems", lambda file: iter(()))
+        job = make_job(tmp_path / f"out-{seed}", rounds=5, seed=seed)
+        file = frame.observe_cases(STUDY, job, begin(job, 5, **recipes), [])
+        assert file.is_complete
+        return judge(file)
+
+    monkeypatch.setattr(study, "CYCLES", 1)
+    return run
 
 
-def test_every_visit_is_a_fresh_process_and_a_rung_that_fails_leaves_the_others(tmp_path: Path) -> None:
+def test_every_visit_is_a_fresh_process_and_a_rung_that_fails_leaves_the_others(
+    tmp_path: Path, compare: Any
+) -> None:
     slow, recipe = copy_code(tmp_path / "slow", SLOWER), {"log": str(tmp_path / "log"), "sleep": 0.01}
-    failing = catalog.Planned("bf16", "BF16", {"fault": "raise"}, None, None)
-    unable = catalog.Planned("cuda_graphs", "Graphs", None, "needs a CUDA GPU", None)
-    result = compare(tmp_path, FAKE, slow, recipe, failing, unable)
-    assert [each.verdict for each in result.rungs] == [answers.SLOWER, None, None]
-    assert "weight of model.py" in result.rungs[1].reason and "CUDA" in result.rungs[2].reason
-    assert judging.find_status(result) == 1
-    assert [len(each.rounds) for each in result.programs if each.rung == "baseline"] == [5, 5, 5]
+    judged = compare(FAKE, slow, baseline=recipe, bf16={"fault": "raise"})
+    assert [each.verdict for each in judged.rungs] == [answers.SLOWER, None]
+    assert "weight of model.py" in judged.rungs[1].reason and judging.find_status(judged) == 1
+    assert [len(each.rounds) for each in judged.programs if each.rung == "baseline"] == [5, 5, 5]
 
 
 def find_seed(first: str) -> int:
     """A seed whose first round begins with that side."""
-    programs = [interleaving.Program(side, "baseline", side, {}, {}, FAKE) for side in judging.SIDES]
+    programs = [interleaving.Program(side, "baseline", side, {}, {}, FAKE) for side in SIDES]
     orders = (interleaving.Interleaved("cpu", cycles=1, seed=seed).order(0, programs) for seed in range(99))
     return next(seed for seed, order in enumerate(orders) if order[0].side == first)
 
 
-def test_a_head_that_raises_is_broken_and_a_commit_without_the_contract_is_not(tmp_path: Path) -> None:
+def test_a_head_that_raises_is_broken_and_a_commit_without_the_contract_is_not(
+    tmp_path: Path, compare: Any
+) -> None:
     fault = '\n\ndef prepare(self):\n    raise RuntimeError("no")\n\n\nStep.prepare = prepare\n'
     broken = copy_code(tmp_path / "broken", fault)
     for first in (HEAD, BASE):
-        result = compare(tmp_path, FAKE, broken, {}, seed=find_seed(first))
-        assert result.rungs[0].verdict == BROKEN and judging.find_status(result) == 1
-        sides = judging.find_sides(result, "baseline")
-        assert sides[BASE].rounds and len(sides[TWIN].rounds) <= 1
+        judged = compare(FAKE, broken, find_seed(first), baseline={})
+        assert judged.rungs[0].verdict == BROKEN and judging.find_status(judged) == 1
+        base, _, twin = judged.programs
+        assert base.rounds and len(twin.rounds) <= 1
     (tmp_path / "empty").mkdir()
-    result = compare(tmp_path, tmp_path / "empty", FAKE, {})
-    assert judging.find_status(result) == 2 and "no package stylegan_lite" in result.rungs[0].reason
+    judged = compare(tmp_path / "empty", FAKE, baseline={})
+    assert judging.find_status(judged) == 2 and "no package stylegan_lite" in judged.rungs[0].reason
 
 
 # --- the command, in a repository of its own --------------------------------------------------------------------------
@@ -271,7 +260,7 @@ def test_make_ends_with_the_status_of_the_comparison(tmp_path: Path) -> None:
         pytest.skip("make is not installed")
     make_toy(tmp_path)
 
-    def make(base: str, head: str, rungs: str = "baseline") -> tuple[int, str]:
+    def make(base: str, head: str, rungs: str = "baseline") -> tuple[int, str, str]:
         command = [
             "make",
             "bench-compare",
@@ -282,19 +271,19 @@ def test_make_ends_with_the_status_of_the_comparison(tmp_path: Path) -> None:
         ]
         command += ["ARGS=--device cpu", f"BASE={base}", f"HEAD={head}"]
         run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        return run.returncode, run.stderr
+        return run.returncode, run.stdout + run.stderr, run.stderr
 
-    status, stderr = make("fast", "slow")
-    assert status == 1 and "HEAD is slower or broken: baseline" in stderr
+    status, stdout, _ = make("fast", "slow")
+    assert status == 1 and "HEAD is slower or broken: baseline" in stdout
     assert make("slow", "slow")[0] == 0
     for base, rungs, reason in (
         ("nope", "baseline", "BASE nope: git knows no such commit"),
         ("it's", "baseline", "BASE it's: git knows no such commit"),  # quoted for the shell
         ("fast", "cuda_graphs", "needs a CUDA GPU"),
     ):
-        status, stderr = make(base, "slow", rungs)
+        status, _, stderr = make(base, "slow", rungs)
         assert status == 2 and reason in stderr
     files = sorted((tmp_path / "results" / "compare").rglob("*.json"))
     assert len(files) == 2 and all(file.with_suffix(".md").is_file() for file in files)
-    assert judging.load(files[0]).complete
+    assert frame.read_file(STUDY, files[0]).is_complete
     assert git(tmp_path, "worktree", "list").count("\n") == 0

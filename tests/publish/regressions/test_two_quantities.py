@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from ladder.base.plain import Plain
-from ladder.core.records import write_record
+from ladder.core.records import read_record
 from ladder.engine import profiling
 from ladder.engine.outcomes import Visited
-from ladder.publish.regressions import comparing, judging, known, report
-from ladder.publish.regressions.judging import BASE, HEAD, MOST_ROUNDS, SIDES, TWIN
+from ladder.results.file import KernelProfile
 from ladder.stats import answers
-from tests.support.made_up_comparison import made_up, on_a_gpu, rejudge
+from ladder.studies import frame
+from ladder.studies.commits import judging, known, study
+from ladder.studies.commits.judging import BASE, HEAD, MOST_ROUNDS, SIDES, TWIN, judge
+from ladder.studies.commits.record import Visit
+from ladder.studies.commits.study import STUDY
+from tests.support.made_up_comparison import made_up, on_a_gpu, with_side
 from tests.support.simulation import CYCLES, FAMILIES, KINDS
 
 GPU_SD = {"captured": 0.0003, "eager": 0.002}  # of GPU time between processes
@@ -90,82 +93,76 @@ def test_identical_programs_are_not_called_different(family: str, rounds: int) -
 # --- results --------------------------------------------------------------------------------------------------------
 
 
-def test_gpu_work_alone_is_an_alarm_and_the_line_says_which_quantity() -> None:
-    result = on_a_gpu(gpu=1.05, noise=NOISY)
-    (rung,) = result.rungs
-    assert rung.gpu and rung.gpu.verdict == answers.SLOWER and rung.verdict != answers.SLOWER
-    assert judging.find_status(result) == 1
-    assert report.conclude(result) == "HEAD is slower or broken: baseline (GPU time)"
-    (row,) = [
-        line
-        for line in report.render_terminal(result).splitlines()
-        if " GPU time " in line and "slower" in line
-    ]
-    assert row.split()[:4] == ["baseline", "GPU", "time", "799.8"]
-    assert report.render_markdown(result).count("🔴") == 1
-
-
-def test_a_delay_of_the_host_alone_is_an_alarm_of_wall_time() -> None:
-    result = on_a_gpu(wall=1.05)
-    (rung,) = result.rungs
-    assert rung.verdict == answers.SLOWER and rung.gpu and rung.gpu.verdict == answers.LESS
-    assert report.conclude(result) == "HEAD is slower or broken: baseline (wall time)"
-    both = on_a_gpu(wall=1.05, gpu=1.05)
-    assert report.conclude(both).endswith("baseline (wall time and GPU time)")
-    assert report.conclude(on_a_gpu()) == "nothing is slower" and judging.find_status(on_a_gpu()) == 0
+@pytest.mark.parametrize(
+    "wall, gpu, noise, verdicts, slower",
+    [
+        (1.0, 1.05, NOISY, (None, answers.SLOWER), "GPU time"),
+        (1.05, 1.0, 0.0002, (answers.SLOWER, answers.LESS), "wall time"),
+        (1.05, 1.05, 0.0002, (answers.SLOWER, answers.SLOWER), "wall time and GPU time"),
+        (1.0, 1.0, 0.0002, (answers.LESS, answers.LESS), ""),
+    ],
+)
+def test_the_line_says_which_quantity_shows_a_slowdown(
+    wall: float, gpu: float, noise: float, verdicts: tuple[str | None, str], slower: str
+) -> None:
+    judged = judge(on_a_gpu(wall, gpu, noise))
+    (rung,) = judged.rungs
+    assert rung.gpu and rung.gpu.verdict == verdicts[1] and verdicts[0] in (None, rung.verdict)
+    assert judging.find_status(judged) == bool(slower)
+    line = f"HEAD is slower or broken: baseline ({slower})" if slower else "nothing is slower"
+    assert study.conclude(judged) == line
 
 
 def test_without_gpu_times_the_wall_decides_and_the_reason_is_there() -> None:
-    result = on_a_gpu(wall=1.05, void="the profiler saw no kernels")
-    (rung,) = result.rungs
+    judged = judge(on_a_gpu(wall=1.05, void="the profiler saw no kernels"))
+    (rung,) = judged.rungs
     assert rung.gpu and rung.gpu.verdict is None and rung.gpu.reason == "the profiler saw no kernels"
-    assert judging.find_status(result) == 1 and "the profiler saw no kernels" in report.render_terminal(
-        result
-    )
-    assert made_up().rungs[0].gpu is None and "GPU time" not in report.render_terminal(made_up())  # on a CPU
+    assert judging.find_status(judged) == 1
+    assert judge(made_up()).rungs[0].gpu is None  # on a CPU
 
 
 def test_an_accepted_slowdown_of_gpu_time_is_silent() -> None:
-    result = on_a_gpu(gpu=1.05)
+    file = on_a_gpu(gpu=1.05)
     entry = known.Entry("b" * 40, "tiny/baseline", "wider tile", known.today())
-    assert judging.find_status(result) == 1 and judging.find_status(known.mark(result, [entry])) == 0
-    assert report.render_terminal(known.mark(result, [entry])).count("wider tile") == 1
+    marked = known.mark(file, [entry])
+    assert judging.find_status(judge(file)) == 1 and judging.find_status(marked) == 0
+    assert "wider tile" in marked.rungs[0].known
 
 
-def profiled(**us: float) -> tuple[Plain, float]:
-    """The profile of kernels that follow one another, and its GPU ms; microseconds of a step by name."""
+def profile(**us: float) -> KernelProfile:
+    """The profile of kernels that follow one another; microseconds of a step by name."""
     at, events = 0, []
     for name, size in us.items():
         events.append((name, True, 7, at, at + round(size * 16_000)))
         at += round(size * 16_000)
-    return profiling.composition(events), sum(us.values()) / 1000
+    return read_record(KernelProfile, profiling.composition(events))
 
 
 def test_a_difference_of_gpu_work_is_explained_by_category_and_kernel() -> None:
-    """The profile of a program's first process stays in the file."""
-    result, programs = on_a_gpu(gpu=1.05), []
-    kernels = {
-        BASE: profiled(nvjet_gemm=700_000, reduce_kernel=100_000),
-        HEAD: profiled(nvjet_gemm=700_000, bias_act_kernel=140_000),
-    }
-    for each in result.programs:
-        profile, ms = kernels[HEAD if each.side == HEAD else BASE]
-        filled = replace(each, rounds=[])
-        for number, one in enumerate(map(write_record, each.rounds)):
-            one["profiled"] = [cycle | {"gpu_ms": ms} for cycle in one["profiled"]]
-            profile = profile if number == 0 else profiled(later=9.0)[0]
-            visited = Visited(SimpleNamespace(), "ok", None, one, {}, {}, [], profile)
-            filled = comparing.enter_visit(filled, visited)
-        programs.append(filled)
-    result = rejudge(result, programs=programs)
-    assert [bool(each.profile) for each in result.programs] == [True, True, False]  # BASE again needs none
-    text = report.render_terminal(result)
-    assert (
+    """The profile of a program's first process stays in the file; BASE a second time needs none."""
+    file = on_a_gpu(gpu=1.05)
+    kernels = {BASE: {"nvjet_gemm": 700_000, "reduce_kernel": 100_000}}
+    kernels[HEAD] = {"nvjet_gemm": 700_000, "bias_act_kernel": 140_000}
+    for side in SIDES:
+
+        def visit(before: Visit, side: str = side) -> Visit:
+            program, own = SimpleNamespace(side=side), kernels.get(side, kernels[BASE])
+            cycles = [replace(each, gpu_ms=sum(own.values()) / 1000) for each in before.round.profiled]
+            one, is_first = replace(before.round, profiled=cycles), before.round.round == 0
+            shown = profile(**own) if is_first else profile(later=9.0)
+            return study.make_visit(Visited(program, "ok", None, one, {}, {}, [], shown), is_first)
+
+        file = with_side(file, side, visit)
+    assert [bool(each.profile) for each in judge(file).programs] == [True, True, False]
+    text = frame.render_terminal(STUDY, file, 200)
+    for words in (
         "baseline: +40.00 ms GPU work in the profiled cycles:"
-        " fused: activation and bias +140.00 ms, reductions -100.00 ms" in text
-    )
-    assert "baseline: kernels that appeared: bias_act_kernel 140.00 ms" in text
-    assert "baseline: kernels that went: reduce_kernel 100.00 ms" in text and "later" not in text
+        " fused: activation and bias +140.00 ms, reductions -100.00 ms",
+        "baseline: kernels that appeared: bias_act_kernel 140.00 ms",
+        "baseline: kernels that went: reduce_kernel 100.00 ms",
+    ):
+        assert words in text
+    assert "later" not in text
 
 
 def test_rounds_are_added_until_gpu_time_is_sharp_whatever_the_host_does() -> None:
@@ -181,20 +178,17 @@ def test_rounds_are_added_until_gpu_time_is_sharp_whatever_the_host_does() -> No
 
 def test_passes_and_base_again_are_taken_together() -> None:
     """A slow pass that HEAD missed does not make HEAD faster; the two processes of BASE count alike."""
-    result = made_up(rounds=3, noise=0.0)
-    slow = {BASE: [0, 1, 2], TWIN: [0, 1, 2], HEAD: [0, 2]}
+    file = made_up(rounds=3, noise=0.0)
     samples = {0: 1000.0, 1: 1500.0, 2: 1000.0}
-    programs = [
-        replace(
-            each,
-            rounds=[
-                replace(r, samples_ms=[samples[at] for at in slow[each.side]], passes=slow[each.side])
-                for r in each.rounds
-            ],
+    for side in SIDES:
+        passes = [0, 2] if side == HEAD else [0, 1, 2]
+        ms = [samples[each] for each in passes]
+        file = with_side(
+            file,
+            side,
+            lambda v, ms=ms, passes=passes: replace(v, round=replace(v.round, samples_ms=ms, passes=passes)),
         )
-        for each in result.programs
-    ]
-    (rung,) = rejudge(result, programs=programs).rungs
+    (rung,) = judge(file).rungs
     assert rung.ratio == pytest.approx(1.0) and rung.verdict == answers.LESS
     times = {side: dict.fromkeys(range(3), 100.0) for side in SIDES}
     times[TWIN] = dict.fromkeys(range(3), 102.0)

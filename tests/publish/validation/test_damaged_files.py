@@ -21,12 +21,11 @@ from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.plan import catalog
 from ladder.publish.history import series as asvseries
-from ladder.publish.regressions import judging, known
-from ladder.publish.regressions import report as comparison
 from ladder.publish.validation import asv_accepted, kinds, validate
 from ladder.report import tables
 from ladder.results import loading
 from ladder.studies import frame
+from ladder.studies.commits import known
 from stylegan_lite.config import Recipe
 from tests.support import committed
 
@@ -101,8 +100,6 @@ def read_result(path: Path, out: Path) -> str | None:
         (out / "table.csv").write_text(tables.csv_text([loading.load_run(path)]), encoding="utf-8")
     elif (study := frame.load_studies().get(kind)) is not None:
         frame.render_page(study, frame.decode_file(study, data))
-    elif kind == "compare":
-        comparison.render_markdown(judging.load(path))
     return None
 
 

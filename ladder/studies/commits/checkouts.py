@@ -30,6 +30,12 @@ def commit_of(name: str, option: str, root: Path = ROOT) -> str:
         raise UserError(f"{option} {one_line(name)}: git knows no such commit{older}") from None
 
 
+def read_hashes(commit: str, root: Path = ROOT) -> dict[str, str]:
+    """Return the first 16 digits of git's hashes of a commit's packages, by name."""
+    rows = [row.split() for row in git.read(root, "ls-tree", "-d", commit, *PACKAGES).splitlines()]
+    return {name: digest[:16] for *_, digest, name in rows}
+
+
 @contextlib.contextmanager
 def checked_out(commits: list[str], root: Path = ROOT) -> Iterator[list[Path]]:
     """Yield a folder for each commit, in order, and remove the folders at the end. Raises `UserError`."""

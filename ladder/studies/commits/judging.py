@@ -13,29 +13,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 import numpy as np
 from msgspec.structs import replace
 
-from ladder.machine import environment
-from ladder.publish.regressions import schema
-from ladder.publish.regressions.schema import (
-    BASE,
-    HEAD,
-    SIDES,
-    TWIN,
-    Answered,
-    Compared,
-    Judged,
-    JudgedRung,
-    Program,
-)
 from ladder.results import derive
 from ladder.results.file import OUT
 from ladder.stats import answers, estimates, nested
 from ladder.stats.answers import Answer, Quantity
 from ladder.stats.nested import Difference
+from ladder.studies.commits.record import (
+    BASE,
+    GENERATION,
+    HEAD,
+    SIDES,
+    TWIN,
+    Answered,
+    File,
+    Judged,
+    JudgedRung,
+    Program,
+)
 
 LEAST_ROUNDS, MOST_ROUNDS = nested.LEAST_GENERATIONS, nested.MOST_GENERATIONS
 ENOUGH = 0.02  # the slowdown that is to be seen, if twelve rounds can; captured rungs are there after three
@@ -43,6 +41,7 @@ BROKEN = "broken"  # HEAD fails where BASE has a number: worse than slower
 WALL, GPU = "wall time", "GPU time"
 SAME_OR_FASTER, SLOWER, NOTHING = 0, 1, 2  # exit statuses
 Times = Mapping[str, Mapping[int, float]]  # milliseconds a step of one rung, by side and round
+Programs = Mapping[str, Program]  # by name, "fused_act head"
 
 
 def list_complete(times: Times) -> list[int]:
@@ -96,13 +95,14 @@ def find_resolution(of: Quantity, rung: str) -> float | None:
     return None if floor is None else floor.resolution
 
 
-def wants_rounds(result: Compared, alive: Iterable[str]) -> bool:
+def wants_rounds(file: File, alive: Iterable[str]) -> bool:
     """Return whether one more round is worth it: below twelve, while a slowdown of 2% of a living rung might be missed.
 
     The widths of the intervals and the floors decide, never the places of the intervals. GPU time decides where it is
     known: on a noisy host no number of rounds makes the wall time of an eager step that sharp.
     """
-    wall, gpu = (read_quantity(result, is_gpu=is_gpu) for is_gpu in (False, True))
+    programs = list_programs(file)
+    wall, gpu = (read_quantity(programs, file.machine.device, is_gpu=is_gpu)[1] for is_gpu in (False, True))
     wide, counts = False, []
     for rung in alive:
         of = gpu if f"{rung} {HEAD}" in gpu.kinds else wall
@@ -114,40 +114,68 @@ def wants_rounds(result: Compared, alive: Iterable[str]) -> bool:
     return min(counts) < LEAST_ROUNDS or wide
 
 
-def load(path: Path) -> Judged:
-    """Return the comparison in a file, judged anew. Raises `UserError` with the problem in one line."""
-    return judge(schema.read_compared(path))
+# --- the programs of a file -------------------------------------------------------------------------------------------
 
 
-def judge(result: Compared) -> Judged:
-    """Return the comparison with the verdicts of each rung, computed from the programs' raw rounds."""
-    wall, gpu = (derive_answers(result, is_gpu=is_gpu) for is_gpu in (False, True))
+def list_programs(file: File) -> dict[str, Program]:
+    """Return the rungs on each side by name, with what all generations showed."""
+    observed = [file.observed[key] for key in sorted(file.observed, key=read_number)]
+    programs = {}
+    for rung, recipe in next(iter(file.cases.values())).recipes.items():
+        for side in SIDES:
+            name = f"{rung} {side}"
+            visits = [each.programs[name] for each in observed if name in each.programs]
+            rounds = [visit.round for visit in visits if visit.round]
+            out = next((visit for visit in visits if visit.status != "ok"), None)
+            status, reason = (out.status, out.reason) if out else ("ok" if rounds else "n/a", None)
+            if rounds and not out and all(each.alloc_retries for each in rounds):
+                status, reason = "invalid", derive.void_memory(rounds[-1].alloc_retries or None)
+            first = {
+                key: next((value for visit in visits if (value := getattr(visit, key)) is not None), None)
+                for key in ("settings", "choices", "profile")
+            }
+            programs[name] = Program(
+                rung=rung, side=side, status=status, reason=reason, recipe=recipe, rounds=rounds, **first
+            )
+    return programs
+
+
+def read_number(generation: str) -> int:
+    return int(generation.removeprefix(GENERATION))
+
+
+def is_alive(programs: Programs, rung: str, side: str) -> bool:
+    """Return whether a program is to be visited: every program of its rung is still in the run.
+
+    BASE is visited once even where HEAD failed first: only a rung that BASE can do is broken.
+    """
+    out = [each for each in SIDES if programs[f"{rung} {each}"].reason]
+    return not out or (out == [HEAD] and side == BASE and not programs[f"{rung} {BASE}"].rounds)
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+def judge(file: File) -> Judged:
+    """Return the verdicts of each rung, computed from the programs' raw rounds."""
+    programs, case, device = list_programs(file), next(iter(file.cases.values())), file.machine.device
+    wall, gpu = (derive_answers(programs, device, is_gpu=is_gpu) for is_gpu in (False, True))
     rungs = []
-    for rung in result.rungs:
-        sides = find_sides(result, rung.name)
-        of_wall, of_gpu = wall.get(rung.name, Answered()), None
-        if rung.skipped:
-            of_wall = replace(of_wall, reason=rung.skipped)
-        elif reason := _find_failure(sides):
-            of_wall = replace(of_wall, reason=reason, verdict=BROKEN if _is_broken(sides) else None)
-        elif result.machine.device == "cuda":
-            of_gpu = gpu[rung.name]
+    for rung in case.recipes:
+        of_wall, of_gpu = wall[rung], gpu[rung] if device == "cuda" else None
+        sides = {side: programs[f"{rung} {side}"] for side in SIDES}
+        if reason := _find_failure(sides):
+            verdict = BROKEN if _is_broken(sides) else None
+            of_wall, of_gpu = replace(of_wall, reason=reason, verdict=verdict), None
         shown = {name: getattr(of_wall, name) for name in Answered.__struct_fields__}
-        rungs.append(JudgedRung(name=rung.name, title=rung.title, skipped=rung.skipped, gpu=of_gpu, **shown))
-    notes = environment.describe_variables(result.environment)
-    if result.base.measured_code == result.head.measured_code:
-        notes = [
-            "kernels and stylegan_lite are the same in both commits: whatever differs is noise",
-            *notes,
-        ]
-    stored = {name: getattr(result, name) for name in Compared.__struct_fields__}
-    return Judged(**{**stored, "rungs": rungs}, notes=notes)
+        rungs.append(JudgedRung(name=rung, gpu=of_gpu, **shown))
+    return Judged(base=case.base, head=case.head, rungs=rungs, programs=list(programs.values()))
 
 
-def derive_answers(result: Compared, *, is_gpu: bool) -> dict[str, Answered]:
-    """Return what wall or GPU time shows of each rung that has programs."""
-    times_by_rung, of = list_times(result, is_gpu=is_gpu), read_quantity(result, is_gpu=is_gpu)
-    decided, answered = decide(of, [rung.name for rung in result.rungs]), {}
+def derive_answers(programs: Programs, device: str, *, is_gpu: bool) -> dict[str, Answered]:
+    """Return what wall or GPU time shows of each rung."""
+    times_by_rung, of = read_quantity(programs, device, is_gpu=is_gpu)
+    decided, answered = decide(of, times_by_rung), {}
     for rung, times in times_by_rung.items():
         answer, rounds = decided.get(rung), len(list_complete(times))
         shown = Answered(
@@ -168,46 +196,31 @@ def derive_answers(result: Compared, *, is_gpu: bool) -> dict[str, Answered]:
                 below=answer.below,
             )
             continue
-        void = [each.gpu_void for side in find_sides(result, rung).values() for each in side.rounds]
+        void = [
+            each.gpu_void for side in SIDES for each in programs[f"{rung} {side}"].rounds if each.gpu_void
+        ]
         reason = f"{rounds} of {LEAST_ROUNDS} generations: too few for a verdict"
-        if is_gpu and not rounds:
-            reason = next(filter(None, void), "no generation has GPU times of BASE, BASE again and HEAD")
-        answered[rung] = replace(shown, reason=reason)
+        answered[rung] = replace(shown, reason=void[0] if is_gpu and void and not rounds else reason)
     return answered
 
 
-def read_quantity(result: Compared, *, is_gpu: bool) -> Quantity:
-    """Return the wall times or the GPU times of a comparison, as statistics take them."""
-    kinds = {each.rung: derive.kind(each, result.machine.device) for each in result.programs}
-    return build_quantity(list_times(result, is_gpu=is_gpu), kinds, is_gpu=is_gpu)
+def read_quantity(programs: Programs, device: str, *, is_gpu: bool) -> tuple[Mapping[str, Times], Quantity]:
+    """Return the wall times or the GPU times of each rung, and the quantity that statistics take."""
+    by_name = derive.gpu_times(programs) if is_gpu else derive.walls(programs, device)
+    rungs = dict.fromkeys(each.rung for each in programs.values())
+    times = {rung: {side: by_name.get(f"{rung} {side}", {}) for side in SIDES} for rung in rungs}
+    kinds = {rung: derive.kind(programs[f"{rung} {BASE}"], device) for rung in rungs}
+    return times, build_quantity(times, kinds, is_gpu=is_gpu)
 
 
-def list_times(result: Compared, *, is_gpu: bool) -> dict[str, Times]:
-    """Return the wall times or the GPU times of each rung that has programs."""
-    programs = {f"{each.rung} {each.side}": each for each in result.programs}
-    by_name = derive.gpu_times(programs) if is_gpu else derive.walls(programs, result.machine.device)
-    return {
-        rung: {side: by_name.get(f"{rung} {side}", {}) for side in SIDES}
-        for rung in dict.fromkeys(each.rung for each in result.programs)
-    }
-
-
-def find_sides(result: Compared, rung: str) -> dict[str, Program]:
-    return {each.side: each for each in result.programs if each.rung == rung}
-
-
-def _find_failure(sides: Mapping[str, Program]) -> str | None:
+def _find_failure(sides: Programs) -> str | None:
     """Return why a rung has no verdict for a program that is out of the run, or None."""
     names = {BASE: "BASE", HEAD: "HEAD", TWIN: "BASE's second visit"}
-    failures = (
-        f"{names[side]}: {each.status}: {each.reason}"
-        for side, each in sides.items()
-        if each.status in (*OUT, "n/a") and each.reason
-    )
+    failures = (f"{names[side]}: {each.status}: {each.reason}" for side, each in sides.items() if each.reason)
     return next(failures, None)
 
 
-def _is_broken(sides: Mapping[str, Program]) -> bool:
+def _is_broken(sides: Programs) -> bool:
     base, head = sides[BASE], sides[HEAD]
     throttled = (head.reason or "").startswith(
         "throttled:"

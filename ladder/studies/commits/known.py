@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from ladder.base import git, text, yamlfile
 from ladder.base.paths import ROOT
 from ladder.core.records import Name, Record, Text, matching, read_record
-from ladder.publish.regressions import judging
-from ladder.publish.regressions.schema import Judged, JudgedRung
+from ladder.studies.commits import judging
+from ladder.studies.commits.record import File as Compared
+from ladder.studies.commits.record import Judged, JudgedRung
 
 FILE = ROOT / "benches" / "known-regressions.yaml"
 
@@ -63,16 +64,17 @@ def list_in_force(entries: list[Entry], base: str, head: str, root: Path = ROOT)
     return [each for each in entries if each.expires >= today() and has(head, each) and not has(base, each)]
 
 
-def mark(result: Judged, entries: list[Entry]) -> Judged:
-    """Return a comparison whose accepted slowdowns are marked; `entries` are those in force."""
+def mark(file: Compared, entries: list[Entry]) -> Judged:
+    """Return the verdicts of a comparison, with the slowdowns marked that entries in force accept."""
+    workload = (file.workload or {})["name"]
 
     def describe(rung: JudgedRung) -> str | None:
-        series = f"{result.workload['name']}/{rung.name}"
-        accepted = [each for each in entries if each.is_of(series, result.machine.name)]
+        accepted = [each for each in entries if each.is_of(f"{workload}/{rung.name}", file.machine.name)]
         slower = judging.list_slower(rung)  # what is broken is never accepted
         return text.display(accepted[0].describe()) if accepted and slower else None
 
-    return replace(result, rungs=[replace(rung, known=describe(rung)) for rung in result.rungs])
+    judged = judging.judge(file)
+    return replace(judged, rungs=[replace(rung, known=describe(rung)) for rung in judged.rungs])
 
 
 def list_idle(entries: list[Entry], root: Path = ROOT) -> list[str]:

@@ -1,4 +1,4 @@
-"""Options that several commands of `ladder` share, and the way in which an error ends a command."""
+"""The group of commands: the questions they answer, and the way in which an error ends a command."""
 
 from __future__ import annotations
 
@@ -7,29 +7,11 @@ import os
 from typing import Any
 
 import click
-from click.core import ParameterSource
 
 from ladder.base import starting
 from ladder.base.errors import UserError, of_environment
 from ladder.base.text import printable
-from ladder.core.options import ANY as ANY
-from ladder.core.options import FILE as FILE
-from ladder.core.options import FOLDER as FOLDER
-from ladder.core.options import FloatRange as FloatRange
-from ladder.core.options import IntRange as IntRange
-from ladder.core.options import Text as Text
-from ladder.core.options import UserPath as UserPath
-from ladder.core.options import data_option as data_option
-from ladder.core.options import device_option as device_option
-from ladder.core.options import json_option as json_option
-from ladder.core.options import ladder_option as ladder_option
-from ladder.core.options import names as names
-from ladder.core.options import out_option as out_option
-from ladder.core.options import resume_option as resume_option
-from ladder.core.options import rounds_option as rounds_option
-from ladder.core.options import seed_option as seed_option
-from ladder.core.options import whole_numbers as whole_numbers
-from ladder.core.options import workload_option as workload_option
+from ladder.core.options import Text
 from ladder.studies import STUDIES
 
 # The commands by the question that a user has, in the order of a first look.
@@ -123,12 +105,3 @@ def _name_the_program(command: click.Command) -> None:
         for part in ("help", "epilog"):
             if text := getattr(owner, part, None):
                 setattr(owner, part, starting.named(text))
-
-
-def refuse_idle(why: str, *names: str) -> None:
-    """Raise UserError, "--option WHY", for the first of these parameters that the user gave: nothing reads it."""
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        default = context.get_parameter_source(parameter.name or "") in (None, ParameterSource.DEFAULT)
-        if parameter.name in names and not default:
-            raise UserError(f"{next(each for each in parameter.opts if each.startswith('--'))} {why}")

@@ -1,1 +1,0 @@
-"""Did a commit make anything slower? Two commits measured side by side, history screened, what is accepted."""
