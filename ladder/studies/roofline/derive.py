@@ -192,9 +192,9 @@ Row = dict[str, Any]  # of JSON
 class Roofline(Record, kw_only=True):
     """What `ladder report --json` prints beside the header; without a measured step the floor alone.
 
-    A phase, and the amortized `step`, have FLOPs, bytes and ms by name; `light_ms` is the floor. `in_step` has the parts
-    that a traced step lowered, `convolutions` the shapes with their rates, `measured` the timed step with its groups and
-    families of kernels beside the floor. `recorded` are rates for later floors.
+    A phase, and the amortized `step`, have FLOPs, bytes and ms by name; `light_ms` is the floor. `in_step` has the
+    parts that a traced step lowered, `convolutions` the shapes with their rates, `measured` the timed step with its
+    groups and families of kernels beside the floor. `recorded` are rates for later floors.
     """
 
     ladder: str | None
