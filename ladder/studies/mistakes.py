@@ -393,7 +393,11 @@ def count_calls(*methods: tuple[Any, str]) -> Iterator[list[list[None]]]:
     calls: list[list[None]] = [[] for _ in methods]
 
     def make(counted: list[None], method: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **more: (counted.append(None), method(*args, **more))[1]
+        def call(*args: Any, **more: Any) -> Any:
+            counted.append(None)
+            return method(*args, **more)
+
+        return call
 
     with contextlib.ExitStack() as stack:
         for (owner, name), counted in zip(methods, calls, strict=True):
