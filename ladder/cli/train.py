@@ -100,11 +100,13 @@ def call(own: Options, **values: Any) -> None:
             "is for a single training: leave it out of --canary",
             *("seed", "sample_every", "log_every", "truncation"),
         )
-        if own.resume is not None or own.recipe is not None or request.start is not None:
-            raise UserError(
-                "--canary trains every rung from the start: leave out --resume, --from and --recipe"
-            )
-        sys.exit(run_canary(request))
+        if own.recipe is not None or request.start is not None:
+            raise UserError("--canary trains every rung from the start: leave out --from and --recipe")
+        from ladder.studies import canary, frame
+
+        options = canary.Options(own.ladder, own.steps, own.seeds, own.jobs)
+        place = (request.workload, request.device, request.data, request.out, own.resume)
+        sys.exit(frame.run_request(canary.STUDY, options, frame.Request(*place, as_json=request.as_json)))
     shared.refuse_idle("is for --canary", "seeds", "jobs")
     if own.resume is not None and request.start is not None:
         raise UserError("--from begins a training and --resume goes on with one: give one of them")
@@ -219,11 +221,15 @@ def _train_here(
     from ladder.base.stopping import stop_on_sigterm
     from ladder.images import for_workload
     from ladder.machine import system
+    from ladder.training import checkpoint
     from ladder.training.train import follow, train
 
     is_writer = ranks is None or ranks.is_writer
-    if is_writer:
-        _refuse_folder(settings)
+    if is_writer:  # before images are made
+        files.refuse_unwritable(settings.out)
+        if settings.resume is None:
+            with locks.folder_lock(settings.out):  # a log that is being written is no remainder
+                checkpoint.refuse_occupied(settings.out)
     several = "" if ranks is None else f", {ranks.size} ranks"
     line = f"training: {name} on {settings.device}{several}, up to step {settings.steps}"
     first = progress.First(line, quiet or not is_writer)
@@ -244,69 +250,6 @@ def _train_here(
                 draw(event)
 
             return train(workload, recipe, images, settings, on_event, ranks)
-
-
-def _refuse_folder(settings: Settings) -> None:
-    """Refuse a folder that cannot be written, or that holds a training already, before images are made.
-
-    A training that runs there holds the lock. Its log must not be taken for what a dead one left, to be deleted.
-    """
-    from ladder.training import checkpoint
-
-    files.refuse_unwritable(settings.out)
-    if settings.resume is None:
-        with locks.folder_lock(settings.out):
-            checkpoint.refuse_occupied(settings.out)
-
-
-def run_canary(request: Request) -> int:
-    """Train every rung of a ladder from several seeds, by default on `tiny`; return the exit status.
-
-    Raises:
-        UserError: the request is impossible.
-    """
-    from ladder.base import progress
-    from ladder.cli.climb import of_machine
-    from ladder.core.job import Job
-    from ladder.images import for_workload
-    from ladder.machine import system
-    from ladder.plan import catalog, needs
-    from ladder.report import output
-
-    own, quiet = request.own, request.as_json
-    ladder, device = catalog.load_ladder(own.ladder), system.choose_device(request.device)
-    name, workload = catalog.load_workload(request.workload or "tiny")
-    from ladder.training import canary, canary_file  # this imports torch
-
-    out = request.out or canary.OUT
-    files.refuse_unwritable(of_machine(out, device))
-    planned = catalog.climb(ladder, needs.possible(system.capabilities(device), workload))
-    many = counted(own.seeds * sum(rung.recipe is not None for rung in planned), "training")
-    first = progress.First(f"canary: {name} on {device}, {many} of {counted(own.steps, 'step')}", quiet)
-    images = for_workload.prepare_images(request.data or workload["data"], workload, quiet, first)
-    paths: list[Path] = []
-
-    def on_event(event: Event) -> None:
-        if event["event"] == "start":
-            first()
-        elif event["event"] == "end":
-            paths.append(Path(event["path"]))
-        elif not quiet:
-            distance = "broke" if event["distance"] is None else f"{event['distance']:.1f}"
-            rung = f"{event['done']}/{event['total']} {event['rung']}, seed {event['seed']}"
-            click.echo(f"{rung}: {distance}", err=True)
-
-    chosen = canary.Options(ladder.name, own.steps, own.seeds, own.jobs)
-    job = Job(device, name, workload, images.source, system.facts(device), chosen, out)
-    file = canary.run(job, planned, images, on_event)
-    if quiet:
-        click.echo(json.dumps(canary_file.write_derived(file), indent=1, allow_nan=False))
-    else:
-        click.echo(canary_file.render_terminal(file, output.measure_width()))
-    output.say_where(paths[-1], quiet)
-    if not file.is_complete:
-        return 130
-    return 1 if any(file.judge(rung) in ("worse", "broke") for rung in file.rungs) else 0
 
 
 out_option = click.option(

@@ -6,18 +6,13 @@ Losses and penalties, the gradient of every parameter, and the moves of weights 
 relative L2 errors. An update is compared, not the weight: beside a weight of 1 a missing update of 0.001 would not
 show. Phases that are launched as one graph are run as one, in sequence.
 
-Gradients are read from copies, which the timed step does not make. So a step that passes stops keeping them, and its
-graphs are captured anew. Losses, updates, Adam's state and moving average are then compared once more. That is the step
-that is traced afterwards, and timed in other processes. Each of those is compared after its times were taken
-(``compare_timed_step``): the very graphs whose times count.
+Gradients are read from copies, which the timed step does not make. So a step that passes stops keeping them, its graphs
+are captured anew, and all but gradients is compared once more. That is the step that is traced afterwards, and timed in
+other processes. Each of those is compared after its times were taken (``compare_timed_step``).
 
-The budget is how far plain PyTorch of the same precision strays from FP64 by itself. It is the largest error of
-several spellings and algorithms, times a factor (``ladder.parity.budget``). Some quantities have an error above a
-quarter in plain PyTorch itself (a scalar that cancels in BF16). They cannot be judged and are counted as unresolved.
-
-There are checks beyond errors (``ladder.parity.freshness``). Two replays must differ, every fill must draw anew, and
-phases must not share numbers. Batches must be the images whose turn it is. A cycle must draw, fetch and run each
-phase when it is due.
+The budget is how far plain PyTorch of the same precision strays from FP64 by itself (``ladder.parity.budget``). Some
+quantities have an error above a quarter in plain PyTorch itself (a scalar that cancels in BF16). They cannot be judged
+and are counted as unresolved. What errors cannot show is in ``ladder.parity.freshness``.
 """
 
 from __future__ import annotations
@@ -121,12 +116,18 @@ def check(
             compared.close()
     if other and not on_any_rank(step, problems):
         step.stop_keeping()
+    # by phase: of the kind of step whose replays are nearest to each other
+    replays: dict[str, Distance] = {}
+    for label, each in sorted(
+        distances.items(), key=lambda pair: pair[1]["rung"] / max(pair[1]["reference"], 1e-12)
+    ):
+        replays.setdefault(label.split(" ", 1)[0], each)
     parity: Parity = {
         "verdict": "failed: parity" if problems else "ok",
         "reason": problems[0] if problems else None,
         "problems": problems[:8],
         "phases": summarize(runs, budget, spread["errors"]),
-        "replays": fold_distances(distances),
+        "replays": replays,
         "budget": {"factor": FACTOR} | {key: spread[key] for key in ("precision", "spellings", "left_out")},
         "reference": {
             "made_on": ref.made_on,
@@ -261,16 +262,6 @@ def summarize(runs: list[Errors], budget: Errors, spread: Errors) -> Summary:
         if other is None or near[nearest] > other["nearest_error"] / max(other["nearest_budget"], 1e-12):
             of_phase[quantity] = entry
     return table
-
-
-def fold_distances(distances: dict[str, Distance]) -> dict[str, Distance]:
-    """Return the two replays' distances by phase: of the kind of step whose replays are nearest to each other."""
-    folded: dict[str, Distance] = {}
-    for label, each in sorted(
-        distances.items(), key=lambda pair: pair[1]["rung"] / max(pair[1]["reference"], 1e-12)
-    ):
-        folded.setdefault(label.split(" ", 1)[0], each)
-    return folded
 
 
 def _in_words(name: str) -> str:

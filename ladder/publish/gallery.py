@@ -58,11 +58,7 @@ def list_drawings(files_of: Callable[[str], list[Path]]) -> dict[str, Write]:
 def remove_stale(root: Path, written: Iterable[Path]) -> tuple[list[Path], list[Path]]:
     """Remove the files of the gallery that no committed result stands behind: all but the written ones.
 
-    Returns:
-        (the removed files, those that stay because git does not have them)
-
-    Raises:
-        UserError: a file cannot be removed.
+    Return the removed files, and those that stay because git does not have them.
     """
     kept, known = {path.name for path in written}, git.read(root, "ls-files", "-z", "--", CHARTS).split("\0")
     old = [
@@ -72,10 +68,7 @@ def remove_stale(root: Path, written: Iterable[Path]) -> tuple[list[Path], list[
     ]
     removed = [path for path in old if f"{CHARTS}/{path.name}" in known]
     for path in removed:
-        try:
-            path.unlink()
-        except OSError as error:
-            raise UserError(f"{CHARTS}/{path.name} cannot be removed: {error.strerror or error}") from None
+        path.unlink()
     return removed, [path for path in old if path not in removed]
 
 

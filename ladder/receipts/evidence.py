@@ -69,6 +69,9 @@ def gather(step: Any, traced: Traced | None = None) -> Evidence:
         if weight.dim() == 4:
             layouts[layout(weight)] += weight.nbytes
     adam = step.opt_G.param_groups[0]
+    sizes = {
+        net: sum(len(group["params"]) for group in getattr(step, f"opt_{net}").param_groups) for net in "GD"
+    }
     states = [state for optimizer in (step.opt_G, step.opt_D) for state in optimizer.state.values()]
     counts = [state["step"] for state in states if "step" in state]
     moments = [value for state in states for key, value in state.items() if key != "step"]
@@ -102,7 +105,7 @@ def gather(step: Any, traced: Traced | None = None) -> Evidence:
             "filled": watch.fills,
             "accumulated": watch.accumulated,
             "zero_kernels": figures.get("zero_kernels"),
-            "tensors": sum(frequency(step, phase) * _count_parameters(step, phase) for phase in PHASES),
+            "tensors": sum(frequency(step, phase) * sizes[phase[0]] for phase in PHASES),
         },
         "adam": {
             "capturable": adam["capturable"],
@@ -201,12 +204,6 @@ def _differ(a: torch.Tensor, b: torch.Tensor, relative: float) -> bool:
 
 def _count_dtypes(tensors: list[torch.Tensor]) -> dict[str, int]:
     return dict(sorted(Counter(name_of(x.dtype) for x in tensors if torch.is_tensor(x)).items()))
-
-
-def _count_parameters(step: Any, phase: str) -> int:
-    """Return how many tensors a phase's optimizer has. Its ``zero_grad`` may have to fill them."""
-    optimizer = step.opt_G if phase.startswith("G") else step.opt_D
-    return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
 def frequency(step: Any, phase: str) -> float:

@@ -290,7 +290,10 @@ def intercept_launches(
 def launches(package: str = "kernels") -> Iterator[dict[str, Launches]]:
     """Count launches of kernels defined in `package`, by kernel; with "kernels" those of its CUDA C++, too."""
     seen: dict[str, Launches] = {}
-    cpp = _import_cuda_calls() if package == "kernels" else None
+    cpp: Any = None
+    if package == "kernels":
+        with contextlib.suppress(ImportError):  # code of old commits
+            from kernels.cuda import calls as cpp
     function: Any = getattr(cpp, "function", None)
 
     def note(kernel: Any, arguments: Sequence[Any], options: Mapping[str, Any], compiled: Any) -> None:
@@ -321,12 +324,3 @@ def launches(package: str = "kernels") -> Iterator[dict[str, Launches]]:
             stack.callback(setattr, cpp, "function", function)
             cpp.function = count_cpp
         yield seen
-
-
-def _import_cuda_calls() -> Any:
-    """Return the module that calls CUDA C++, or None for the code of old commits."""
-    try:
-        from kernels.cuda import calls
-    except ImportError:
-        return None
-    return calls

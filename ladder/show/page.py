@@ -27,6 +27,7 @@ PALETTES = {
 }  # fmt: skip
 # A figure's room, in percent of the narrowest chart with figures: around it, and for each of its characters.
 MARGIN, CHARACTER = 1.5, 2.4
+ROOM = 1.02  # the longest bar of a chart leaves two percent
 LINE_Y, STOP = 24, 3  # pixels: the middle of an interval below a bar, and half the height of its ends
 
 
@@ -56,17 +57,21 @@ class Bar:
 
 @dataclass(frozen=True)
 class Bars:
-    """A chart of bars, a row each. `most` is the length of the longest that fits; `legend` has (class, name).
+    """A chart of bars, a row each. `legend` has (class, name); `most` is the longest length, else that of a bar.
 
     Its pictures have no width of their own, so they fit a phone. All figures stand beside them as text.
     """
 
     kind: ClassVar[str] = "bars"
     bars: Sequence[Bar]
-    most: float
     label: str
     legend: Sequence[tuple[str, str]] = ()
-    heading: str = ""
+    most: float = 0.0
+
+    @property
+    def width(self) -> float:
+        """Return the length that fills the chart: the longest with two percent of room."""
+        return ROOM * max([self.most, *(sum(part.size for part in bar.parts) for bar in self.bars)])
 
     @property
     def has_words(self) -> bool:
@@ -77,7 +82,7 @@ class Bars:
         """Yield (tone, left, width, middle, figure) of the parts of a bar, in percent of the chart's width."""
         at = 0.0
         for part in bar.parts:
-            share = 100 * max(part.size, 0.0) / self.most
+            share = 100 * max(part.size, 0.0) / self.width
             room = (each for each in part.figures if share >= MARGIN + CHARACTER * len(each))
             left, width, middle = (f"{value:.3f}" for value in (at, share, at + share / 2))
             yield part.tone, left, width, middle, next(room, "")
@@ -87,7 +92,7 @@ class Bars:
         """Return (x1, x2, y1, y2) of the lines of an interval. An end beyond the chart has no stop."""
         if bar.interval is None:
             return []
-        left, right = (100 * end / self.most for end in bar.interval)
+        left, right = (100 * end / self.width for end in bar.interval)
         lines = [(left, right, LINE_Y, LINE_Y)]
         lines += [(x, x, LINE_Y - STOP, LINE_Y + STOP) for x in (left, right) if x <= 100]
         return [(f"{min(a, 100):.3f}", f"{min(b, 100):.3f}", c, d) for a, b, c, d in lines]

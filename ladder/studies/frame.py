@@ -713,26 +713,30 @@ def show_result(study: Study[P, C, O], file: StudyFile[P, C, O], paths: list[Pat
     output.say_files(paths, as_json, again=not (file.is_complete and study.has_answers(file)))
 
 
+def run_request(study: Study[Any, Any, Any], options: Any, request: Request) -> int:
+    """Resolve and run the request of the current command, and return the exit status. Raises UserError."""
+    from ladder.machine import environment, system
+
+    if request.resume is not None:
+        file = read_file(study, request.resume)
+        options = continue_options(study, request.resume, file.options, shared.list_given(options))
+        name = None if file.workload is None else str(file.workload["name"])
+        workload, device = request.workload or name, request.device or file.machine.device
+        request = replace(request, workload=workload, device=device)
+    device = system.choose_device(request.device)
+    if study.needs_gpu and device == "cpu" and request.device != "cpu":
+        raise UserError(f"{study.needs_gpu}, and there is none; --device cpu is a smoke test")
+    environment.refuse(device)
+    return run_study(study, resolve_job(study, options, request, system.facts(device)))
+
+
 def study_command(study: Study[Any, Any, Any]) -> click.Command:
     """Return the command of a study: its options are the fields of `Options`, with the frame's own behind them."""
 
     def call(options: Any, **values: Any) -> None:
-        from ladder.machine import environment, system
-
         if (status := study.answer(options)) is not None:
             sys.exit(status)
-        request = Request(**values)
-        if request.resume is not None:
-            file = read_file(study, request.resume)
-            options = continue_options(study, request.resume, file.options, shared.list_given(options))
-            name = None if file.workload is None else str(file.workload["name"])
-            workload, device = request.workload or name, request.device or file.machine.device
-            request = replace(request, workload=workload, device=device)
-        device = system.choose_device(request.device)
-        if study.needs_gpu and device == "cpu" and request.device != "cpu":
-            raise UserError(f"{study.needs_gpu}, and there is none; --device cpu is a smoke test")
-        environment.refuse(device)
-        sys.exit(run_study(study, resolve_job(study, options, request, system.facts(device))))
+        sys.exit(run_request(study, options, Request(**values)))
 
     default = f"{study.default_workload['cuda']} on a GPU, {study.default_workload['cpu']} on the CPU"
     budget = "no limit" if study.gpu_minutes is None else f"{study.gpu_minutes:g}; CPU: no limit"

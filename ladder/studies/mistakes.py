@@ -249,14 +249,14 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def losses_read(step: Any) -> Receipt:
+def prove_losses_read(step: Any) -> Receipt:
     """Count the losses that the CPU reads in a step without lazy phases."""
     with Operators([loss.data_ptr() for loss in step.loss.values()]) as operators:
         step.run(MAIN)
     return judge((operators.read > 0, f"losses that the CPU reads: {operators.read} a step"))
 
 
-def numbers_allocated(step: Any) -> Receipt:
+def prove_allocations(step: Any) -> Receipt:
     """Count the tensors of random numbers that a step without lazy phases allocates."""
     with Operators() as operators:
         for phase in MAIN:
@@ -265,109 +265,89 @@ def numbers_allocated(step: Any) -> Receipt:
     return judge((new > 0, f"tensors of random numbers allocated: {new} a step, filled in place: {there}"))
 
 
-def blocks_in_nchw(step: Any) -> Receipt:
+def prove_nchw(step: Any) -> Receipt:
     """Count the blocks of a channels_last step whose results are NCHW."""
-    seen: list[str] = []
+    layouts: list[str] = []
 
     def look(block: nn.Module, given: Any, result: Any) -> None:
-        seen.append(layout(result[0] if isinstance(result, tuple) else result))
+        layouts.append(layout(result[0] if isinstance(result, tuple) else result))
 
     with contextlib.ExitStack() as hooks:
         for block in [*step.G.blocks, *step.D.blocks]:
             hooks.callback(block.register_forward_hook(look).remove)
         for phase in MAIN:
             step.run_phase(phase)
-    nchw = sum(each in ("nchw", "either") for each in seen)
+    nchw = sum(each in ("nchw", "either") for each in layouts)
     return judge(
         (step.recipe.channels_last, f"the recipe's channels_last: {step.recipe.channels_last}"),
-        (0 < nchw == len(seen), f"results of blocks in NCHW: {nchw} of {len(seen)}"),
+        (0 < nchw == len(layouts), f"results of blocks in NCHW: {nchw} of {len(layouts)}"),
     )
 
 
-def without_scales(step: Any) -> Receipt:
+def prove_no_scales(step: Any) -> Receipt:
     """Look for loss scales, and say what becomes of gradients and weights in a few steps."""
     with step.amp():
         half = torch.get_autocast_dtype(step.device)
-    scales, checked = (
-        len(step.scales),
-        type(step).check_finite == getattr(step.check_finite, "__func__", None),
-    )
+    scales, check = len(step.scales), type(step).check_finite
+    checked = check == getattr(step.check_finite, "__func__", None)
     step.run_phase("G_main")
     gradients = torch.cat([p.grad.flatten() for p in step.G.parameters() if p.grad is not None])
     zero, broken = (float(x.double().mean()) for x in (gradients == 0, ~gradients.isfinite()))
     for _ in range(FEW):
         step.step()
-    after = type(step).check_finite(step) or "all is finite"
     return judge(
         (half == torch.float16, f"autocast in {str(half).removeprefix('torch.')}"),
         (scales == 0, f"loss scales: {scales}"),
         (not checked, f"NaN and infinity are looked for: {checked}"),
         (None, f"gradients of G_main: {zero:.3f} of them 0, {broken:.3f} not finite"),
-        (None, f"after {FEW} steps: {after}"[:96]),
+        (None, f"after {FEW} steps: {check(step) or 'all is finite'}"[:96]),
     )
 
 
-def generator_gradients(step: Any) -> Receipt:
-    """Count the weights of G with a gradient after D's update."""
-    count, _ = _after_d_main(step)
-    return judge((count > 0, f"weights of G with a gradient after D_main: {count}"))
+def prove_generator(gradients: bool) -> Callable[[Any], Receipt]:
+    """Return the proof that D's images have a graph behind them, with or without gradients of G's weights."""
+
+    def proof(step: Any) -> Receipt:
+        step.opt_G.zero_grad(set_to_none=True)
+        graphs: list[bool] = []
+        hook = step.G.register_forward_hook(lambda network, given, image: graphs.append(image.requires_grad))
+        try:
+            step.run_phase("D_main")
+        finally:
+            hook.remove()
+        count = sum(p.grad is not None for p in step.G.parameters())
+        line = f"weights of G with a gradient after D_main: {count}"
+        graph = (any(graphs), f"the images of D_main come with a graph: {any(graphs)}")
+        return judge((count > 0, line)) if gradients else judge(graph, (count == 0, line))
+
+    return proof
 
 
-def generator_graph(step: Any) -> Receipt:
-    """See whether D's images have a graph behind them that no gradient goes through."""
-    count, graph = _after_d_main(step)
-    return judge(
-        (graph, f"the images of D_main come with a graph: {graph}"),
-        (count == 0, f"weights of G with a gradient after D_main: {count}"),
-    )
-
-
-def _after_d_main(step: Any) -> tuple[int, bool]:
-    """Run D_main. Return how many weights of G then have a gradient, and whether its images have a graph."""
-    step.opt_G.zero_grad(set_to_none=True)
-    graphs: list[bool] = []
-    hook = step.G.register_forward_hook(lambda network, given, image: graphs.append(image.requires_grad))
-    try:
-        step.run_phase("D_main")
-    finally:
-        hook.remove()
-    return sum(p.grad is not None for p in step.G.parameters()), any(graphs)
-
-
-def gradients_filled(step: Any) -> Receipt:
+def prove_fills(step: Any) -> Receipt:
     """Count the gradients that `zero_grad` fills with zeros."""
     step.run_phase("G_main")
     had = [p for p in step.G.parameters() if p.grad is not None]
     step._zero_grad(step.G, step.opt_G)
-    kept = [p.grad for p in had if p.grad is not None and not bool(p.grad.any())]
-    return judge((0 < len(kept) == len(had), f"gradients filled with zeros: {len(kept)} of {len(had)}"))
+    filled = [p for p in had if p.grad is not None and not bool(p.grad.any())]
+    return judge((0 < len(filled) == len(had), f"gradients filled with zeros: {len(filled)} of {len(had)}"))
 
 
-def copies_block(step: Any) -> Receipt:
-    """Look at the copies of a batch to the GPU."""
-    return blocking(watch_data(step)[0])
-
-
-def blocking(crossings: Sequence[Crossing]) -> Receipt:
+def judge_copies(crossings: Sequence[Crossing]) -> Receipt:
     """Return whether copies to the GPU come from ordinary memory and block."""
     batches = [each for each in crossings if each["to"] == "cuda"]
     slow = [each for each in batches if not (each["pinned"] or each["non_blocking"] or each["side_stream"])]
-    return judge(
-        (
-            0 < len(slow) == len(batches),
-            f"copies that block, of ordinary memory: {len(slow)} of {len(batches)}",
-        )
-    )
+    line = f"copies that block, of ordinary memory: {len(slow)} of {len(batches)}"
+    return judge((0 < len(slow) == len(batches), line))
 
 
-def no_workers(step: Any) -> Receipt:
+def prove_no_workers(step: Any) -> Receipt:
     """Count the processes that decode images."""
     step.feed.next()  # which starts them
     workers = evidence.count_workers(step.feed)
     return judge((workers == 0, f"processes that decode images beside the training: {workers}"))
 
 
-def compilations(step: Any) -> Receipt:
+def prove_compilations(step: Any) -> Receipt:
     """Count what Dynamo compiles in two cycles whose phases are left out."""
     from torch._dynamo.utils import counters
 
@@ -375,72 +355,69 @@ def compilations(step: Any) -> Receipt:
     with replaced(step, "run_phase", lambda phase: None):
         for _ in range(2 * CYCLE_STEPS):
             step.run(MAIN)
-    made = counters["stats"]["unique_graphs"] - before
-    return judge((made >= 2, f"graphs compiled in two cycles after the first: {made}"))
+    graphs = counters["stats"]["unique_graphs"] - before
+    return judge((graphs >= 2, f"graphs compiled in two cycles after the first: {graphs}"))
 
 
-def count_in_step(name: str, what: str) -> Callable[[Any], Receipt]:
+def prove_calls(name: str, what: str) -> Callable[[Any], Receipt]:
     """Return the proof that a function of `torch.cuda` is called in a step without lazy phases."""
 
     def proof(step: Any) -> Receipt:
-        with calls(torch.cuda, name) as count:
+        with count_calls((torch.cuda, name)) as (calls,):
             step.run(MAIN)
-        return judge((count["calls"] > 0, f"{what}: {count['calls']} a step"))
+        return judge((len(calls) > 0, f"{what}: {len(calls)} a step"))
 
     return proof
 
 
-def updates_of_d(updates: int) -> Callable[[Any], Receipt]:
+def prove_updates(updates: int) -> Callable[[Any], Receipt]:
     """Return the proof that D is updated so often for each update of G, with one moving average."""
 
     def proof(step: Any) -> Receipt:
-        with contextlib.ExitStack() as stack:
-            counted = {
-                name: stack.enter_context(calls(thing, method))
-                for name, thing, method in (
-                    ("D", step.opt_D, "step"),
-                    ("G", step.opt_G, "step"),
-                    ("batches", step.feed, "next"),
-                    ("average", step, "_update_ema"),
-                )
-            }
+        methods = (step.opt_D, "step"), (step.opt_G, "step"), (step.feed, "next"), (step, "_update_ema")
+        with count_calls(*methods) as calls:
             step.step(lazy=False)
-        seen = {name: each["calls"] for name, each in counted.items()}
+        of_d, of_g, batches, averages = map(len, calls)
         return judge(
-            (seen["D"] == updates * seen["G"] > 0, f"updates of D: {seen['D']}, of G: {seen['G']}"),
-            (seen["batches"] == updates, f"batches of images: {seen['batches']}"),
-            (seen["average"] == seen["G"], f"moving averages: {seen['average']}"),
+            (of_d == updates * of_g > 0, f"updates of D: {of_d}, of G: {of_g}"),
+            (batches == updates, f"batches of images: {batches}"),
+            (averages == of_g, f"moving averages: {averages}"),
         )
 
     return proof
 
 
 @contextlib.contextmanager
-def calls(thing: Any, name: str) -> Iterator[dict[str, int]]:
-    """Yield {"calls": n} of a method, which still does its work."""
-    counted, method = {"calls": 0}, getattr(thing, name)
+def count_calls(*methods: tuple[Any, str]) -> Iterator[list[list[None]]]:
+    """Yield a list for each method that grows with its calls. Each still does its work."""
+    calls: list[list[None]] = [[] for _ in methods]
 
-    def call(*args: Any, **how: Any) -> Any:
-        counted["calls"] += 1
-        return method(*args, **how)
+    def make(counted: list[None], method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **more: Any) -> Any:
+            counted.append(None)
+            return method(*args, **more)
 
-    with replaced(thing, name, call):
-        yield counted
+        return call
+
+    with contextlib.ExitStack() as stack:
+        for (owner, name), counted in zip(methods, calls, strict=True):
+            stack.enter_context(replaced(owner, name, make(counted, getattr(owner, name))))
+        yield calls
 
 
 PROOFS: dict[str, Callable[[Any], Receipt]] = {
-    "item_each_step": losses_read,
-    "latents_in_loop": numbers_allocated,
-    "nchw_left_in": blocks_in_nchw,
-    "fp16_unmonitored": without_scales,
-    "g_not_frozen": generator_gradients,
-    "g_graph_kept": generator_graph,
-    "zero_grad_fills": gradients_filled,
-    "blocking_copies": copies_block,
-    "too_few_workers": no_workers,
-    "compile_shapes": compilations,
-    "empty_cache": count_in_step("empty_cache", "calls of empty_cache"),
-    "n_critic_2": updates_of_d(2),
-    "n_critic_5": updates_of_d(5),
-    "sync_timing": count_in_step("synchronize", "synchronizations"),
+    "item_each_step": prove_losses_read,
+    "latents_in_loop": prove_allocations,
+    "nchw_left_in": prove_nchw,
+    "fp16_unmonitored": prove_no_scales,
+    "g_not_frozen": prove_generator(gradients=True),
+    "g_graph_kept": prove_generator(gradients=False),
+    "zero_grad_fills": prove_fills,
+    "blocking_copies": lambda step: judge_copies(watch_data(step)[0]),
+    "too_few_workers": prove_no_workers,
+    "compile_shapes": prove_compilations,
+    "empty_cache": prove_calls("empty_cache", "calls of empty_cache"),
+    "n_critic_2": prove_updates(2),
+    "n_critic_5": prove_updates(5),
+    "sync_timing": prove_calls("synchronize", "synchronizations"),
 }

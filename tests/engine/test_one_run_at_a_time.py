@@ -15,8 +15,9 @@ from ladder.base.errors import UserError
 from ladder.cli import main as cli
 from ladder.cli import merge as cli_merge
 from ladder.engine import parts
-from ladder.images import for_workload
+from ladder.images import for_workload, prepare
 from ladder.machine import environment, system
+from ladder.results import identity
 from ladder.studies import frame
 from ladder.studies.kernelbench.bench import Bench
 from ladder.studies.kernelbench.study import KernelStudy
@@ -26,9 +27,6 @@ from ladder.studies.roofline import study as roofline
 from ladder.training import canary, ranks, sample, train
 from tests.support import made_up
 from tests.support.typed import run_of
-from tests.training.test_canary import go, images
-
-__all__ = ["images"]  # a fixture
 
 
 @contextmanager
@@ -145,11 +143,15 @@ def test_what_is_timed_without_a_command_holds_the_gpu(gpu, tmp_path, monkeypatc
     assert seen == ["alone"]
 
 
-def test_what_nobody_times_shares_the_gpu(images, gpu, tmp_path, monkeypatch, capsys):
+def test_what_nobody_times_shares_the_gpu(gpu, monkeypatch, tmp_path):
     seen = gpu(canary, "train_all")
-    with pytest.raises(UserError, match="enough"):
-        go(images, tmp_path)
-    assert seen == ["shared"]
+    monkeypatch.setattr(
+        for_workload, "prepare_images", lambda *_: prepare.ImageSet("x", 1, "user-images", [])
+    )
+    monkeypatch.setattr(identity, "of_images", lambda _: None)
+    asked = ["train", "--canary", "--steps", "1", "--device", "cpu", "--out", str(tmp_path)]
+    said = CliRunner().invoke(cli.main, asked)
+    assert said.exit_code == 2 and seen == ["shared"], said.output
     for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
     for name in ranks.MEETING:
@@ -159,23 +161,6 @@ def test_what_nobody_times_shares_the_gpu(images, gpu, tmp_path, monkeypatch, ca
     with pytest.raises(UserError, match="enough"), ranks.join_ranks("cpu"):
         pass
     assert seen == ["shared"] and counts == [2], "a rank that waits for its own GPU alone may wait for ever"
-
-
-def test_a_second_canary_into_one_folder_is_refused(images, tmp_path):
-    name = text.slug(system.facts("cpu")["name"])
-    with locks.folder_lock(tmp_path / name), pytest.raises(UserError, match="another run is writing here"):
-        go(images, tmp_path)
-
-
-def test_what_a_canary_s_training_lacks_is_a_cause(images, tmp_path, monkeypatch):
-    trace = "Caught MemoryError in DataLoader worker process 0.\nOriginal Traceback\n  File x\nMemoryError\n"
-
-    def lacks(*_, **__):
-        raise MemoryError(trace)
-
-    monkeypatch.setattr(canary.stylegan_lite, "make_step", lacks)
-    (training, *_) = go(images, tmp_path, seeds=2).rungs[0].runs
-    assert training.reason.startswith("the memory of this machine is full")
 
 
 def test_merge_looks_again_once_it_holds_the_folder(tmp_path):

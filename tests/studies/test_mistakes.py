@@ -175,7 +175,7 @@ def crossing(**how: Any) -> dict[str, Any]:
     ],
 )
 def test_a_copy_blocks_if_it_comes_from_ordinary_memory(crossings: list[Any], engaged: bool) -> None:
-    assert mistakes.blocking(crossings).engaged is engaged
+    assert mistakes.judge_copies(crossings).engaged is engaged
 
 
 def test_a_mistake_that_is_not_in_force_is_never_timed() -> None:

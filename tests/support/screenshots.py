@@ -33,7 +33,7 @@ def main() -> None:
         history = browser.execute_script(
             "const box = document.querySelector('#history').getBoundingClientRect(); return [box.top, box.height]"
         )
-        save(browser, "site-history", history[1] + 40, history[0] - 20)
+        save(browser, "site-history", min(history[1] + 40, 900), history[0] - 20)
 
 
 def visit(browser: Any, page: str) -> None:

@@ -88,8 +88,18 @@ def fill_text(text: str, page: Path, committed: Committed) -> str:
         return UserError(f"{page}:{text.count(chr(10), 0, start) + 1}: {problem}")
 
     def fill(region: re.Match[str]) -> str:
+        name, *arguments = region[2].split() or [""]
+        if name not in TABLES:
+            near = difflib.get_close_matches(name, TABLES, 1)
+            raise fail(
+                region.start(), f"no table {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+            )
         try:
-            body = render_table(region[2].split(), committed)
+            inspect.signature(TABLES[name]).bind(committed, *arguments)
+        except TypeError as error:
+            raise fail(region.start(), f"table {name!r}: {error}") from None
+        try:
+            body = TABLES[name](committed, *arguments)
         except UserError as error:
             raise fail(region.start(), error) from None
         up = "(" + "../" * (len(page.parts) - 1)
@@ -100,19 +110,6 @@ def fill_text(text: str, page: Path, committed: Committed) -> str:
         if opening.start() not in whole:
             raise fail(opening.start(), "the region has no line `<!-- end -->`")
     return REGION.sub(fill, text)
-
-
-def render_table(words: list[str], committed: Committed) -> str:
-    """Return the Markdown of one table: its name, then its arguments. Raises UserError."""
-    name, *arguments = words or [""]
-    if name not in TABLES:
-        near = difflib.get_close_matches(name, TABLES, 1)
-        raise UserError(f"no table {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-    try:
-        inspect.signature(TABLES[name]).bind(committed, *arguments)
-    except TypeError as error:
-        raise UserError(f"table {name!r}: {error}") from None
-    return TABLES[name](committed, *arguments)
 
 
 def redraw_pages(root: Path) -> list[Path]:

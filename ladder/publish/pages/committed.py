@@ -15,7 +15,6 @@ from typing import Any
 from ladder.base import git
 from ladder.base.errors import UserError
 from ladder.base.plain import Plain
-from ladder.core.records import read_record
 from ladder.plan import modes
 from ladder.publish import gallery
 from ladder.results import loading, ranking
@@ -23,8 +22,6 @@ from ladder.results import store as results
 from ladder.results.run import Result
 from ladder.studies import frame, scale
 from ladder.studies.frame import StudyFile
-from ladder.training.canary_file import KIND as CANARY
-from ladder.training.canary_file import Canary
 
 Key = tuple[str, str, str, str]  # machine, workload, ladder, mode
 
@@ -130,8 +127,6 @@ def find_shortfall(data: Plain) -> str | None:
             is_complete = is_enough = any(
                 each.runs and not scale.record.is_short(each, points) for each in points
             )
-    elif data.get("kind") == CANARY.name:
-        is_complete, is_enough = read_record(Canary, data).is_complete, True
     else:
         is_complete = data.get("complete") is not False
         is_enough = (data.get("protocol") or {}).get("rounds", results.FEWEST_ROUNDS) >= results.FEWEST_ROUNDS

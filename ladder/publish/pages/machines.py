@@ -62,7 +62,7 @@ def render_page(committed: Committed, machine: str) -> str:
 
 def _link_others(committed: Committed, machine: str) -> dict[str, list[str]]:
     """Return links to the results of other commands, by kind."""
-    names = {"canary": committed.list_names(f"canary/{machine}/*.json")}
+    names = {}
     for kind in frame.load_studies():
         names[kind] = [name for name, _ in committed.list_files(kind, f"{machine}*")]
     return {

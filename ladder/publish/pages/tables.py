@@ -31,7 +31,7 @@ from ladder.studies.kernelbench.record import describe_lack, list_reached
 from ladder.studies.kernelbench.study import STUDY as KERNELS
 from ladder.studies.profile.study import STUDY as PROFILE
 from ladder.studies.profile.study import tabulate_passes
-from ladder.studies.upstream.study import STUDY as UPSTREAM
+from ladder.studies.upstream.record import Figures
 
 CARDS, DRIVERS = (6, 8, 10, 12, 16, 24, 32, 40, 48, 80), 0.5  # GiB of memory, and what no process gets of it
 LEAST_SHOWN_MS = 0.05  # a step
@@ -133,8 +133,8 @@ def render_gpus(committed: Committed) -> str:
             rows.append({"rung": f"all {count} rungs of {link('`full`', committed.find_chart(full))}"})
             rows[-1] |= {"ms/step": top.step_ms, "GPU ms": top.gpu and top.gpu.ms, "total": top.total}
         for _, file in committed.list_files("upstream", f"{result.machine.name}-{ARTICLE}"):
-            steps = UPSTREAM.derive(file)
-            rows.append({"rung": "NVIDIA's own", "ms/step": steps.find_program("upstream").step_ms})
+            steps = Figures(file)
+            rows.append({"rung": "NVIDIA's own", "ms/step": steps.programs["upstream"].step_ms})
             rows[-1] |= {"GPU ms": steps.derive_gpu_ms("upstream")}
         cells = [[escaped(row[0]), *row[1:]] for row in table.rows]
         cells += [[row.get(column.title) for column in table.columns] for row in rows]
@@ -322,5 +322,5 @@ def _summarize_kernels(rows: Sequence[Kernel]) -> list[Any]:
 
 def render_targets(committed: Committed) -> str:
     """Return every target: the figure of a whole run, or the command that would give it."""
-    rows = [target(committed) for target in targets.TARGETS]
-    return render([(title, "markdown") for title in ("target", "seen", "where")], rows)
+    columns = [(title, "markdown") for title in ("target", "seen", "where")]
+    return render(columns, [*targets.list_targets(committed)])

@@ -35,7 +35,6 @@ from ladder.show.themes import DARK, LIGHT
 from ladder.studies import frame
 from ladder.studies.roofline import derive
 
-ROOM = 1.02  # the longest bar of a chart leaves two percent
 FUSED = "fused kernels"
 LEAST_MS = 0.005  # less is 0.00 in a table
 # The categories in the order in which a bar holds them, each with its colour class in the style sheet.
@@ -114,9 +113,9 @@ def show_staircase(inputs: Inputs) -> Section:
     shown = inputs.shown
     chart = Bars(
         [_draw_step(row, shown, number) for number, row in enumerate(shown.rows)],
-        panels.most_ms(shown) * ROOM,
         f"Milliseconds a step of each rung, {panels.NAMED[shown.mode]}",
         [("busy", "GPU working"), ("idle", "GPU waiting")],
+        panels.most_ms(shown),
     )
     return Section(
         "staircase",
@@ -259,8 +258,7 @@ def show_categories(inputs: Inputs) -> Section | None:
     )
     tones = {part.tone for bar in bars for part in bar.parts if part.size >= LEAST_MS}
     legend = [(tone, name) for name, tone in TONES.items() if tone in tones] + [("idle", "waiting")]
-    longest = max(sum(part.size for part in bar.parts) for bar in bars)
-    picture = Bars(bars, longest * ROOM, "Milliseconds of GPU work of each rung by category", legend)
+    picture = Bars(bars, "Milliseconds of GPU work of each rung by category", legend)
     about = "GPU milliseconds a step by category of kernels, of the first profiled cycle, and the median of waiting."
     return Section(
         "categories", "What the GPU does", about, [picture, Fold("Milliseconds by category", [table])]
@@ -308,37 +306,31 @@ def show_study(inputs: Inputs, kind: str) -> Section | None:
 
 def _tabulate_scores(inputs: Inputs, frozen: derive.Frozen) -> Table:
     """Return the score of each rung by the floor that is frozen for the machine and workload."""
-    columns = [
-        Column("rung"),
-        Column("ms/step", "ms"),
-        Column("times the floor", "decimal"),
-        Column("score", "ratio"),
-    ]
+    kinds = {"rung": "text", "ms/step": "ms", "times the floor": "decimal", "score": "ratio"}
+    times = {rung.name: rung.step_ms for rung in inputs.main.rungs if rung.status == "ok" and rung.step_ms}
     rows = [
         [
-            each.name,
+            name,
             step_ms,
             step_ms / frozen.floor_ms,
             derive.derive_score(step_ms, frozen.base_ms, frozen.floor_ms),
         ]
-        for each in inputs.main.rungs
-        if each.status == "ok" and (step_ms := each.step_ms)
+        for name, step_ms in times.items()
     ]
     notes = [
         "score: 1 / (1 + (t - floor) / (base - floor)), as SOL-ExecBench defines it: 1 at the floor, 0.5 at the base",
         f"floor: {frozen.floor_ms:.2f} ms, frozen on {frozen.since} ({frozen.floor_of})",
         f"base: {frozen.base_ms:.2f} ms, torch.compile ({frozen.base_of})",
     ]
-    return Table(columns, rows, "Speed-of-light score of each rung", notes)
+    return Table([Column(*each) for each in kinds.items()], rows, "Speed-of-light score of each rung", notes)
 
 
 def show_memory(inputs: Inputs) -> Section | None:
     """Return what was allocated, reserved, and held on the device; None where no rung knows it."""
     bars = []
     for row in inputs.shown.rows:
-        sizes = [(row.allocated, "busy"), (row.memory, "idle"), (row.device, "more")]
-        drawn, reached = list[Part](), 0.0
-        for size, tone in sizes:  # each is drawn beyond the one before
+        drawn, reached = list[Part](), 0.0  # each size is drawn beyond the one before
+        for size, tone in ((row.allocated, "busy"), (row.memory, "idle"), (row.device, "more")):
             if size and size > reached:
                 drawn.append(Part(size - reached, tone))
                 reached = size
@@ -346,14 +338,9 @@ def show_memory(inputs: Inputs) -> Section | None:
             bars.append(Bar(row.title, drawn, f"{amount(reached)} GiB"))
     if not bars:
         return None
-    most = max(sum(part.size for part in bar.parts) for bar in bars)
-    legend = [
-        ("busy", "allocated"),
-        ("idle", inputs.shown.memory.partition(",")[0]),
-        ("more", "on the device"),
-    ]
-    chart = Bars(bars, most * ROOM, "GiB of each rung", legend)
-    return Section("memory", "Memory", "Peaks of one process of each rung, in GiB.", [chart])
+    tones = {"busy": "allocated", "idle": inputs.shown.memory.partition(",")[0], "more": "on the device"}
+    picture = Bars(bars, "GiB of each rung", [*tones.items()])
+    return Section("memory", "Memory", "Peaks of one process of each rung, in GiB.", [picture])
 
 
 # --- proofs, circumstances, files -------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from ladder.results.loading import Kind
 from ladder.results.store import KIND_KEYS
 from ladder.studies import frame
 from ladder.studies.kernelbench import tuning
-from ladder.training import canary_file
 
 RUN, BENCHMARKS = "ladder", "pytest-benchmark"  # of `ladder run`, and of `make bench-kernels`
 ShortLine = Annotated[str, matching(r"[ -~]{1,300}", "a line of at most 300 printable ASCII characters")]
@@ -132,7 +131,6 @@ CHECKS = (
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
-        canary_file.KIND,
         *tuning.KINDS,
         *CHECKS,
         *map(frame.as_kind, frame.load_studies().values()),

@@ -286,11 +286,6 @@ def tabulate_profile(profile: record.Profile) -> Iterator[Table]:
         )
 
 
-def name_whole(profile: record.Profile) -> str:
-    """Return the name of the row that all categories add up to."""
-    return "GPU time" if profile.protocol.of == record.GPU else "all operators"
-
-
 def _tabulate_categories(profile: record.Profile) -> Table:
     rows: list[list[Any]] = []
     for row in profile.categories:
@@ -299,7 +294,8 @@ def _tabulate_categories(profile: record.Profile) -> Table:
             place = f"{was.lost_ms:.2f} ms by {was.fused_ms:.2f} at {was.at}"
         rows.append([row.name, row.shown_ms, row.share, row.launches, rate, place])
     launches = sum(row.launches for row in profile.categories)
-    rows.append([name_whole(profile), profile.gpu_ms, None, launches, None, None])
+    whole = "GPU time" if profile.protocol.of == record.GPU else "all operators"
+    rows.append([whole, profile.gpu_ms, None, launches, None, None])
     if profile.protocol.of == record.GPU:
         waiting = max(0.0, (profile.step_ms or 0.0) - (profile.gpu_ms or 0.0))
         rows.append(["waiting", waiting, None, None, None, None])

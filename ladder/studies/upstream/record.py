@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
 from ladder.base.protocol import IN_ORDER
@@ -15,7 +14,7 @@ from ladder.core.records import Fields, Record, size
 from ladder.results import derive as deriving
 from ladder.results.derive import judge_parity
 from ladder.results.file import Phase, Round, Status
-from ladder.results.run import Inspection, JudgedParity, Parity, Receipts, RunGpu
+from ladder.results.run import Inspection, Parity, Receipts, RunGpu
 from ladder.stats import estimates
 from ladder.studies import frame
 from ladder.studies.frame import StudyFile
@@ -142,25 +141,36 @@ File = StudyFile[Options, Case, Observed]
 # --- what follows from it ---------------------------------------------------------------------------------------------
 
 
-class Program(Record, kw_only=True):
-    """NVIDIA's step or ours: its rounds, and the figures that follow from them. NVIDIA's has no rung or recipe."""
+class Ratio(Record):
+    """NVIDIA's time over ours, or over that of the patched clone, paired by generation."""
 
-    side: Side
-    rung: records.Name | None
-    recipe: Fields | None
-    status: Status
-    reason: records.Text | None
-    settings: Fields | None
-    rounds: list[Round]
-    step_ms: float | None
-    interval_ms: tuple[float, float] | None
+    median: float
+    interval: tuple[float, float] | None
 
-    @property
-    def medians(self) -> dict[int, float]:
-        """Return the median step time in ms of each generation without allocator retries."""
-        return {
-            each.round: statistics.median(each.samples_ms) for each in self.rounds if not each.alloc_retries
-        }
+
+class Program:
+    """NVIDIA's step or ours in a file, with its generations. Trouble of any kind, then and before, takes it out.
+
+    NVIDIA's has no rung or recipe.
+    """
+
+    def __init__(self, file: File, side: Side) -> None:
+        visits = [each.programs[side] for each in list_generations(file) if side in each.programs]
+        own = file.cases[PROOF] if side == OURS and PROOF in file.cases else Case()
+        self.side, self.rung, self.recipe = side, own.rung, own.recipe
+        self.settings = next((each.settings for each in reversed(visits) if each.settings), None)
+        self.rounds = [each.round for each in visits if each.round]
+        self.medians = deriving.round_medians(self)  # type: ignore[arg-type]
+        self.step_ms = estimates.median([*self.medians.values()])
+        self.interval_ms = estimates.log_interval([*self.medians.values()])
+        self.status, self.reason = "ok", None
+        failures = [(each.status, each.reason) for each in visits if each.status != "ok"]
+        if trouble := find_refusal(file, side) or next(iter(failures), None):
+            self.status, self.reason = trouble
+        elif not self.rounds:
+            self.status, self.reason = "n/a", "not measured"
+        elif not self.medians:
+            self.status, self.reason = "invalid", deriving.void_memory(self.rounds[-1].alloc_retries)
 
     def derive_walls(self) -> dict[str, float]:
         """Return the median wall ms of a step without lazy phases ("main"), and of what each lazy phase adds."""
@@ -171,81 +181,31 @@ class Program(Record, kw_only=True):
         return {name: statistics.median(each) for name, each in values.items() if each}
 
 
-class Protocol(Record):
-    """How the steps were timed, and why the figures must not be quoted. `rounds` are the finished generations."""
+class Figures:
+    """What follows from a file: its programs, NVIDIA's first, and their ratios."""
 
-    rounds: int
-    cycles: int
-    seed: int
-    inspected: bool
-    notes: list[str]
-
-
-class Ratio(Record):
-    """NVIDIA's time over ours, or over that of the patched clone, paired by generation."""
-
-    median: float
-    interval: tuple[float, float] | None
-
-
-class PatchedParity(Record):
-    """The parity of the patched clone: both clones' gradients against FP64, of the same weights, inputs and noise."""
-
-    verdict: Literal["ok", "failed: parity"]
-    reason: str | None
-    batch: int | None
-    phases: Errors
-
-
-class Patched(Record):
-    """The patched clone beside the clone as it is. `digest` is of the drop-in files."""
-
-    digest: str | None
-    parity: PatchedParity | None
-    phases: PhaseTimes | None
-    ratio: Ratio | None
-    gpu_ratio: Ratio | None
-
-
-class Upstream(Record, kw_only=True):
-    """What `ladder report --json` prints beside the header: NVIDIA's program, the patched one, then ours."""
-
-    source: Source | None
-    protocol: Protocol
-    programs: list[Program]
-    parity: JudgedParity | None
-    receipts: Receipts | None
-    inspection: Inspection | None
-    ratio: Ratio | None
-    gpu: RunGpu | None
-    patched: Patched | None = None
-
-    def find_program(self, side: str) -> Program:
-        return next(each for each in self.programs if each.side == side)
-
-    def derive_gpu_times(self, side: str) -> dict[int, float]:
-        """Return the GPU time of a step in ms of each generation that has one."""
-        return deriving.gpu_times({each.side: each for each in self.programs}).get(side, {})  # type: ignore[misc]
+    def __init__(self, file: File) -> None:
+        self.programs = {side: Program(file, side) for side in list_sides(file.options)}
+        self.gpu_times = deriving.gpu_times(self.programs)  # type: ignore[arg-type]
 
     def derive_gpu_ms(self, side: str) -> float | None:
         """Return the median GPU time of a step in ms."""
-        return estimates.median([*self.derive_gpu_times(side).values()])
+        return estimates.median([*self.gpu_times.get(side, {}).values()])
 
     def derive_gpu_ratio(self, side: str = OURS) -> Ratio | None:
         """Return how many times less GPU time a side's step takes than NVIDIA's, or None."""
-        return derive_ratio(self.derive_gpu_times(UPSTREAM), self.derive_gpu_times(side))
+        return derive_ratio(self.gpu_times.get(UPSTREAM, {}), self.gpu_times.get(side, {}))
 
-    def derive_wall_ratio(self, side: str) -> Ratio | None:
+    def derive_wall_ratio(self, side: Side = "ours") -> Ratio | None:
         """Return how many times as fast a side's step is as NVIDIA's by the wall clock, or None."""
-        return derive_ratio(self.find_program(UPSTREAM).medians, self.find_program(side).medians)
+        return derive_ratio(self.programs["upstream"].medians, self.programs[side].medians)
 
 
 def derive_ratio(reference: dict[int, float], other: dict[int, float]) -> Ratio | None:
     """Return the factor between the times of two programs, by generation."""
     factor = estimates.speedup(reference, other)
-    return (
-        Ratio(factor, estimates.log_interval(estimates.paired_ratios(reference, other))) if factor else None
-    )
+    interval = estimates.log_interval(estimates.paired_ratios(reference, other))
+    return Ratio(factor, interval) if factor else None
 
 
 def list_sides(options: Options) -> list[Side]:
@@ -258,14 +218,13 @@ def list_generations(file: File) -> list[Observed]:
     return [file.observed[key] for key in file.cases if key.startswith(GENERATION) and key in file.observed]
 
 
-def derive_patched_parity(each: Observed) -> PatchedParity:
-    """Return the parity that the errors of all phases show, by today's budget."""
-    reason = each.reason
-    if each.status == "ok":
-        problems = {phase: errors.find_problem() for phase, errors in each.errors.items()}
-        problems |= {phase: "not compared" for phase in IN_ORDER if phase not in each.errors}  # type: ignore[misc]
-        reason = next((f"{phase}: {problem}" for phase, problem in problems.items() if problem), None)
-    return PatchedParity("failed: parity" if reason else "ok", reason, each.batch, each.errors)
+def find_parity_problem(each: Observed) -> str | None:
+    """Return why the gradients of the patched clone are wrong by today's budget, in one line, or None."""
+    if each.status != "ok":
+        return each.reason
+    problems = {phase: errors.find_problem() for phase, errors in each.errors.items()}
+    problems |= {phase: "not compared" for phase in IN_ORDER if phase not in each.errors}  # type: ignore[misc]
+    return next((f"{phase}: {problem}" for phase, problem in problems.items() if problem), None)
 
 
 def find_refusal(file: File, side: str) -> tuple[Status, str | None] | None:
@@ -275,31 +234,8 @@ def find_refusal(file: File, side: str) -> tuple[Status, str | None] | None:
             continue
         if each.status != "ok":
             return each.status, each.reason
-        judged = derive_patched_parity(each) if key == ERRORS else judge_parity(each.parity)
-        if judged and judged.reason:
+        if key == ERRORS and (problem := find_parity_problem(each)):
+            return "failed: parity", problem
+        if (judged := judge_parity(each.parity)) and judged.reason:
             return judged.verdict, judged.reason
     return None
-
-
-def derive_program(file: File, side: Side) -> Program:
-    """Return a side's program with its generations. Trouble of any kind, then and before, takes it out."""
-    visits = [each.programs[side] for each in list_generations(file) if side in each.programs]
-    own = file.cases[PROOF] if side == OURS and PROOF in file.cases else Case()
-    settings = next((each.settings for each in reversed(visits) if each.settings), None)
-    rounds = [each.round for each in visits if each.round]
-    program = Program(
-        side=side, rung=own.rung, recipe=own.recipe, status="ok", reason=None, settings=settings, rounds=rounds,
-        step_ms=None, interval_ms=None,
-    )  # fmt: skip
-    medians = [*program.medians.values()]
-    trouble = find_refusal(file, side)
-    trouble = trouble or next(((each.status, each.reason) for each in visits if each.status != "ok"), None)
-    if not trouble and not rounds:
-        trouble = "n/a", "not measured"
-    elif not trouble and not medians:
-        trouble = "invalid", deriving.void_memory(rounds[-1].alloc_retries)
-    status, reason = trouble or ("ok", None)
-    return msgspec.structs.replace(
-        program, status=status, reason=reason,
-        step_ms=estimates.median(medians), interval_ms=estimates.log_interval(medians),
-    )  # fmt: skip

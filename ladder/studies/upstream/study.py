@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
@@ -36,10 +34,8 @@ from ladder.studies.upstream.record import (
     File,
     Observed,
     Options,
-    Patched,
     PhaseErrors,
     Source,
-    Upstream,
     Visit,
 )
 
@@ -117,44 +113,42 @@ ladder upstream ../stylegan3 --json > upstream.json
         timed = [(side, each.round) for side, each in observation.programs.items() if each.round]
         return ", ".join(f"{side} {text.ms(statistics.median(each.samples_ms))} ms" for side, each in timed)
 
-    def derive(self, file: File) -> Upstream:
+    def derive(self, file: File) -> Any:
         generations, proof = record.list_generations(file), file.observed.get(PROOF) or Observed()
-        first = file.cases.get(f"{GENERATION}1") or Case()
-        options = file.options
-        result = Upstream(
-            source=first.source,
-            protocol=record.Protocol(
-                rounds=len(generations),
-                cycles=count_cycles(options, file.machine.device),
-                seed=options.seed,
-                inspected=options.inspect,
-                notes=frame.list_cautions(self, file),
-            ),
-            programs=[record.derive_program(file, side) for side in record.list_sides(options)],
-            parity=judge_parity(proof.parity),
-            receipts=proof.receipts,
-            inspection=proof.inspection,
-            ratio=None,
-            gpu=generations[-1].gpu if generations else None,
+        figures, first, options = (
+            record.Figures(file),
+            file.cases.get(f"{GENERATION}1") or Case(),
+            file.options,
         )
-        result = msgspec.structs.replace(result, ratio=result.derive_wall_ratio(OURS))
-        if not options.patched:
-            return result
-        compared, timed = file.observed.get(ERRORS), file.observed.get(PHASES)
-        patched = Patched(
-            digest=first.patch,
-            parity=record.derive_patched_parity(compared) if compared and compared.batch else None,
-            phases=timed.phases if timed else None,
-            ratio=result.derive_wall_ratio(PATCHED),
-            gpu_ratio=result.derive_gpu_ratio(PATCHED),
-        )
-        return msgspec.structs.replace(result, patched=patched)
+        protocol = {
+            "rounds": len(generations), "cycles": count_cycles(options, file.machine.device), "seed": options.seed,
+            "inspected": options.inspect, "notes": frame.list_cautions(self, file),
+        }  # fmt: skip
+        keys = ("side", "rung", "recipe", "status", "reason", "settings", "rounds", "step_ms", "interval_ms")
+        patched = None
+        if options.patched:
+            compared, timed = file.observed.get(ERRORS) or Observed(), file.observed.get(PHASES) or Observed()
+            problem = record.find_parity_problem(compared)
+            parity: dict[str, Any] = {"verdict": "failed: parity" if problem else "ok", "reason": problem}
+            parity |= {"batch": compared.batch, "phases": compared.errors}
+            patched = {
+                "digest": first.patch, "parity": parity if compared.batch else None, "phases": timed.phases,
+                "ratio": figures.derive_wall_ratio("patched"), "gpu_ratio": figures.derive_gpu_ratio(PATCHED),
+            }  # fmt: skip
+        return {
+            "source": first.source, "protocol": protocol,
+            "programs": [{key: getattr(each, key) for key in keys} for each in figures.programs.values()],
+            "parity": judge_parity(proof.parity), "receipts": proof.receipts, "inspection": proof.inspection,
+            "ratio": figures.derive_wall_ratio(), "gpu": generations[-1].gpu if generations else None,
+            "patched": patched,
+        }  # fmt: skip
 
     def list_problems(self, file: File) -> Iterable[str]:
         if f"{GENERATION}1" not in file.cases or PROOF not in file.cases:
             yield "cases: no generation, or not our rung"
         least = plausible.floor_ms(write_whole(file.machine), file.workload or {})
-        if problem := plausible.program_too_fast(write_whole(record.derive_program(file, "ours")), least):
+        rounds = record.Program(file, "ours").rounds
+        if problem := plausible.program_too_fast({"rounds": write_whole(rounds)}, least):
             yield f"ours: {problem}"
         for key, each in file.observed.items():
             if any(visit.status == "ok" and not visit.round for visit in each.programs.values()):
@@ -163,41 +157,41 @@ ladder upstream ../stylegan3 --json > upstream.json
     def list_cautions(self, file: File) -> list[str]:
         from ladder.machine import neighbours
 
-        programs = [record.derive_program(file, side) for side in record.list_sides(file.options)]
-        lines = [store.few()] if min(len(each.rounds) for each in programs) < store.FEWEST_ROUNDS else []
-        lines += neighbours.list_marks(write_whole(each) for program in programs for each in program.rounds)
+        rounds = [each.rounds for each in record.Figures(file).programs.values()]
+        lines = [store.few()] if min(map(len, rounds)) < store.FEWEST_ROUNDS else []
+        lines += neighbours.list_marks(write_whole(each) for program in rounds for each in program)
         if not file.options.inspect:
             lines.append("neither parity nor receipts of ours were asked for: not to be quoted")
         return lines
 
     def summarize(self, file: File) -> list[str]:
-        facts, work, result = file.machine, file.workload or {}, self.derive(file)
-        networks, digest = (result.source.networks, result.source.digest) if result.source else ("", "")
+        source_ = (file.cases.get(f"{GENERATION}1") or Case()).source or Source("networks", "")
+        generations = text.counted(len(record.list_generations(file)), "generation")
+        cycles = text.counted(count_cycles(file.options, file.machine.device), "16-step cycle")
         return [
-            f"NVIDIA's own StyleGAN2 and ours on {facts.gpu or facts.cpu}",
-            f"Workload {work['name']}: {work['resolution']}x{work['resolution']}, batch {work['batch']}, R1 and path"
-            f" length included; {text.counted(result.protocol.rounds, 'generation')} of"
-            f" {text.counted(result.protocol.cycles, '16-step cycle')}, each in fresh processes, in turn. PyTorch"
-            f" {facts.torch}, commit {(file.commit or 'unknown')[:12]}. NVIDIA's: training/{networks}.py of"
-            f" NVlabs/stylegan3 or of a copy, sources {digest}, as --cfg=stylegan2 --aug=noaug.",
+            f"NVIDIA's own StyleGAN2 and ours on {file.machine.gpu or file.machine.cpu}",
+            f"Workload {frame.describe_workload(file)}, R1 and path length included; {generations} of {cycles}, each in"
+            f" fresh processes, in turn. {frame.describe_software(file)} NVIDIA's: training/{source_.networks}.py of"
+            f" NVlabs/stylegan3 or of a copy, sources {source_.digest}, as --cfg=stylegan2 --aug=noaug.",
         ]
 
     def list_tables(self, file: File) -> Iterable[Table]:
-        result = self.derive(file)
-        yield tabulate_steps(result, int((file.workload or {})["batch"] or 0))
-        if result.patched:
-            yield tabulate_phases(result, result.patched)
+        figures = record.Figures(file)
+        yield tabulate_steps(file, figures)
+        if file.options.patched:
+            yield tabulate_phases(file, figures)
 
 
 STUDY = UpstreamStudy()
 
 
-def tabulate_steps(result: Upstream, batch: int) -> Table:
+def tabulate_steps(file: File, figures: record.Figures) -> Table:
     """Return a row for each program, by the wall clock and in GPU time, with what was checked below it."""
     rows: list[list[Any]] = []
-    for each in result.programs:
-        ms, busy = each.step_ms, result.derive_gpu_ms(each.side)
-        wall, gpu = result.derive_wall_ratio(each.side), result.derive_gpu_ratio(each.side)
+    batch = int((file.workload or {})["batch"] or 0)
+    for each in figures.programs.values():
+        ms, busy = each.step_ms, figures.derive_gpu_ms(each.side)
+        wall, gpu = figures.derive_wall_ratio(each.side), figures.derive_gpu_ratio(each.side)
         if each.side == UPSTREAM:
             wall = gpu = None
         memory = [each.peak_allocated_bytes for each in each.rounds if each.peak_allocated_bytes]
@@ -210,20 +204,21 @@ def tabulate_steps(result: Upstream, batch: int) -> Table:
             f"{each.status}: {each.reason}" if each.reason else each.status,
         ])  # fmt: skip
     notes = []
-    if result.patched:
-        notes.append(f"patched: drop-in files {result.patched.digest}")
-        if parity := result.patched.parity:
-            notes.append(
-                f"patched: parity {parity.verdict} at batch {parity.batch}, of gradients against FP64"
-            )
-    if settings := result.programs[0].settings:
+    if file.options.patched:
+        compared = file.observed.get(ERRORS) or Observed()
+        notes.append(f"patched: drop-in files {file.cases[f'{GENERATION}1'].patch}")
+        if compared.batch:
+            verdict = "failed: parity" if record.find_parity_problem(compared) else "ok"
+            notes.append(f"patched: parity {verdict} at batch {compared.batch}, of gradients against FP64")
+    if settings := figures.programs["upstream"].settings:
         ops, backward = ("on" if settings[each] else "off" for each in ("cuda_ops", "fast_double_backward"))
         layers = f"FP16 in {settings['fp16_resolutions']} resolutions"
         notes.append(f"NVIDIA's: {layers}, its CUDA ops {ops}, its fast double backward {backward}")
-    if result.parity:
-        receipts = result.receipts or {}
+    proof = file.observed.get(PROOF) or Observed()
+    if judged := judge_parity(proof.parity):
+        receipts = proof.receipts or {}
         engaged = sum(each.engaged for each in receipts.values())
-        notes.append(f"ours: parity {result.parity.verdict}, {engaged} of {len(receipts)} receipts")
+        notes.append(f"ours: parity {judged.verdict}, {engaged} of {len(receipts)} receipts")
     columns = [
         Column("step"), Column("ms/step", "ms"), Column("95% interval", "ms interval", 4), Column("GPU ms", "ms", 1),
         Column("waits for the host", "percent", 5), Column("without R1, path length", "ms", 6),
@@ -235,21 +230,22 @@ def tabulate_steps(result: Upstream, batch: int) -> Table:
     return Table(columns, rows, "", notes)
 
 
-def tabulate_phases(result: Upstream, patched: Patched) -> Table:
+def tabulate_phases(file: File, figures: record.Figures) -> Table:
     """Return a row for each phase of the patched comparison.
 
     Wall time is that of both main phases together, and of a lazy phase what it adds to a step that has it.
     """
-    walls = [result.find_program(side).derive_walls() for side in (UPSTREAM, PATCHED)]
+    times, compared = file.observed.get(PHASES) or Observed(), file.observed.get(ERRORS) or Observed()
+    walls = [figures.programs[side].derive_walls() for side in ("upstream", "patched")]  # type: ignore[index]
     rows: list[list[Any]] = [["both main phases", *(each.get("main") for each in walls), *[None] * 7]]
     for phase in IN_ORDER:
         gpu: list[Any] = [None, None]
-        timed = [each[phase] for each in (patched.phases or {}).values() if phase in each]
+        timed = [each[phase] for each in (times.phases or {}).values() if phase in each]
         if len(timed) == 2:
             gpu = [statistics.median(each.gpu_ms) for each in timed]
         errors: list[Any] = [None] * 4
-        if patched.parity and (found := patched.parity.phases.get(phase)):  # type: ignore[call-overload]
-            errors = [found.unpatched, found.patched, found.unpatched_tensors, found.patched_tensors]
+        if compared.batch and (each := compared.errors.get(phase)):  # type: ignore[call-overload]
+            errors = [each.unpatched, each.patched, each.unpatched_tensors, each.patched_tensors]
         factor = gpu[0] / gpu[1] if gpu[0] and gpu[1] else None
         rows.append([phase, *(each.get(phase) for each in walls), *gpu, factor, *errors])
     columns = [
@@ -511,7 +507,7 @@ def time_generation(session: Session, sitting: Sitting, number: int) -> Observed
     the same way.
     """
     sides = record.list_sides(session.job.options)
-    before = {side: record.derive_program(session.file, side) for side in sides}
+    before = {side: record.Program(session.file, side) for side in sides}
     due = [each for each in sitting.programs if before[each.name].status in ("ok", "n/a")]  # type: ignore[index]
     visits: dict[str, Visit] = {}
     with contextlib.closing(sitting.rounds.round(number, due)) as visited:

@@ -19,7 +19,7 @@ from ladder.engine import inspection
 from ladder.engine.rounds import Interleaved
 from ladder.publish.validation import validate
 from ladder.studies import frame
-from ladder.studies.upstream import examined, source, step
+from ladder.studies.upstream import examined, record, source, step
 from ladder.studies.upstream.study import STUDY, count_weights
 from stylegan_lite.config import Workload
 from tests.support import servers
@@ -223,18 +223,18 @@ def test_an_op_is_imported_by_the_name_it_was_built_under(monkeypatch, tmp_path)
 
 
 def derive(path):
-    return STUDY.derive(frame.read_file(STUDY, path))
+    return record.Figures(frame.read_file(STUDY, path))
 
 
 @pytest.mark.slow
 def test_both_are_timed_in_turn_and_the_file_is_accepted(finished):
     result = derive(finished)
     assert validate.problem_of(finished) is None
-    theirs, ours = result.programs
+    theirs, ours = result.programs.values()
     assert [len(each.rounds) for each in (theirs, ours)] == [2, 2] and theirs.settings["loader_workers"] == 3
     pairs = zip(theirs.rounds, ours.rounds, strict=True)
     ratios = [a.samples_ms[0] / b.samples_ms[0] for a, b in pairs]
-    assert min(ratios) <= result.ratio.median <= max(ratios)
+    assert min(ratios) <= result.derive_wall_ratio().median <= max(ratios)
     assert str(finished.parent.parent) not in finished.read_text()
     page = finished.with_suffix(".md").read_text()
     assert "neither parity nor receipts" in page
@@ -252,8 +252,8 @@ def test_a_run_goes_on_where_it_was_stopped(finished, clone, workload, tmp_path)
     assert run.exit_code == 0, run.output
     (path,) = set(tmp_path.glob("*.json")) - {stopped}
     result = derive(path)
-    assert validate.problem_of(path) is None and result.protocol.rounds == 3
-    for each in result.programs:
+    assert validate.problem_of(path) is None
+    for each in result.programs.values():
         assert [visit.round for visit in each.rounds] == [0, 1, 2] and each.status == "ok"
     after = json.loads(path.read_text())
     assert after["observed"]["generation 1"] == begun["observed"]["generation 1"]
@@ -286,8 +286,9 @@ def test_what_ours_cannot_show_is_not_timed(clone, workload, tmp_path, monkeypat
     run = ask(clone, workload, out)
     assert run.exit_code == 1 and "failed: parity: G_main: error 1" in run.output
     result = only(out)
-    assert result.ratio is None and [len(each.rounds) for each in result.programs] == [1, 0]
-    assert result.find_program("ours").status == "failed: parity"
+    assert result.derive_wall_ratio() is None
+    assert [len(each.rounds) for each in result.programs.values()] == [1, 0]
+    assert result.programs["ours"].status == "failed: parity"
 
 
 def test_what_was_seen_of_ours_is_not_asked_again_of_the_same_code(clone, workload, tmp_path, monkeypatch):
@@ -299,8 +300,9 @@ def test_what_was_seen_of_ours_is_not_asked_again_of_the_same_code(clone, worklo
         ask(clone, workload, tmp_path / each)
     assert asked == ["inspected"]
     for each in ("1", "2"):
-        result = only(tmp_path / each)
-        assert result.inspection is not None and result.receipts == {}
+        (path,) = (tmp_path / each).glob("*.json")
+        proof = json.loads(path.read_text())["observed"][record.PROOF]
+        assert "inspection" in proof and proof["receipts"] == {}
     monkeypatch.setattr(inspection, "source_digest", lambda: "another commit")
     ask(clone, workload, tmp_path / "3")
     assert asked == ["inspected"] * 2
@@ -313,7 +315,8 @@ def test_networks_of_another_size_are_no_comparison(clone, workload, tmp_path):
     run = ask(clone, workload, out, "--no-inspect", "--rounds", "1")
     assert run.exit_code == 1 and "failed: weights: " in run.output and ", where ours has " in run.output
     result = only(out)
-    assert result.ratio is None and [each.status for each in result.programs] == ["failed", "ok"]
+    assert result.derive_wall_ratio() is None
+    assert [each.status for each in result.programs.values()] == ["failed", "ok"]
 
 
 def test_ours_have_as_many_weights_as_nvidias():
