@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -178,13 +177,7 @@ def test_on_a_gpu_two_fifths_of_the_time_are_paired_rounds_and_nothing_is_quick(
     monkeypatch.setattr(system, "choose_device", lambda requested=None: "cuda")
     monkeypatch.setattr(system, "facts", lambda device: submission.facts)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # set for other tests
-    requests: list[climb.Request] = []
-
-    def run(request: climb.Request, on_file: Any) -> Any:
-        requests.append(request)
-        return SimpleNamespace(complete=False)
-
-    monkeypatch.setattr(climb, "run", run)
+    requests = fake_ladder(monkeypatch, submission, complete=False)
     work.measure_ladder(work.prepare(None, print, submission.root))
     (request,) = requests
     assert request.workload == "article" and not request.quick and request.budget == pytest.approx(7.2)

@@ -25,42 +25,31 @@ def caused(line: str, by: OSError) -> Exception:
 
 
 FULL = OSError(errno.ENOSPC, "No space left on device", "/home/someone/.cache/parity/reference.pt")
+SHARED = "DataLoader worker is killed: Bus error. You are out of shared memory."
+LACKS = {
+    FULL: "No space left on device: reference.pt",
+    OSError(errno.EROFS, "x", "/srv/.cache/parity"): "Read-only file system: parity",
+    PermissionError(errno.EACCES, "x", "/opt/.triton/cache"): "Permission denied: cache",
+    OSError(errno.EMFILE, "x"): "Too many open files",
+    OSError(errno.EDQUOT, "x"): os.strerror(errno.EDQUOT),
+    caused("recipe: cached_images: 1 GB cannot be written", FULL): "No space left on device: reference.pt",
+    RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 512 vs 406"): "No space left",
+    RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"): "No space left",
+    RuntimeError("InductorError: OSError: [Errno 28] No space left on device"): "No space left on device",
+    RuntimeError(
+        SHARED
+    ): "No space left on device: shared memory is full; in a container start it with --shm-size=2g",
+    RuntimeError("can't start new thread"): os.strerror(errno.EAGAIN),
+}
+RUNG = type("Rung", (), {"memory": lambda self: {}})
 
 
-@pytest.mark.parametrize(
-    "error, words",
-    [
-        (FULL, "No space left on device: reference.pt"),
-        (OSError(errno.EROFS, "x", "/srv/.cache/parity"), "Read-only file system: parity"),
-        (PermissionError(errno.EACCES, "x", "/opt/.triton/cache"), "Permission denied: cache"),
-        (OSError(errno.EMFILE, "x"), "Too many open files"),
-        (OSError(errno.EDQUOT, "x"), os.strerror(errno.EDQUOT)),
-        (
-            caused("recipe: cached_images: 1 GB cannot be written", FULL),
-            "No space left on device: reference.pt",
-        ),
-        (
-            RuntimeError("[enforce fail at inline_container.cc:664] . unexpected pos 512 vs 406"),
-            "No space left",
-        ),
-        (RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"), "No space left"),
-        (
-            RuntimeError("InductorError: OSError: [Errno 28] No space left on device"),
-            "No space left on device",
-        ),
-        (
-            RuntimeError("DataLoader worker is killed: Bus error. You are out of shared memory."),
-            "No space left on device: shared memory is full; in a container start it with --shm-size=2g",
-        ),
-        (RuntimeError("can't start new thread"), os.strerror(errno.EAGAIN)),
-    ],
-)
-def test_what_the_system_lacks_is_told_from_what_a_rung_does_wrong(error, words):
+@pytest.mark.parametrize("error", LACKS, ids=str)
+def test_what_the_system_lacks_is_told_from_what_a_rung_does_wrong(error: Exception) -> None:
     line = errors.of_environment(error)
-    assert line.startswith(words) and "/" not in line.split(": ")[0] and "someone" not in line
-    rung = type("Rung", (), {"memory": lambda self: {}})()
-    reply = worker.failure(error, "parity", rung)
-    assert (reply["ok"], reply["status"]) == (False, pool.ENVIRONMENT) and words in reply["reason"]
+    assert line.startswith(LACKS[error]) and "/" not in line.split(": ")[0] and "someone" not in line
+    reply = worker.failure(error, "parity", RUNG())
+    assert (reply["ok"], reply["status"]) == (False, pool.ENVIRONMENT) and LACKS[error] in reply["reason"]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +64,7 @@ def test_what_the_system_lacks_is_told_from_what_a_rung_does_wrong(error, words)
 )
 def test_what_a_rung_does_wrong_stays_the_rungs(error, status):
     assert errors.of_environment(error) is None
-    assert worker.failure(error, "build", type("Rung", (), {"memory": lambda self: {}})())["status"] == status
+    assert worker.failure(error, "build", RUNG())["status"] == status
 
 
 def fails_once_full(monkeypatch: pytest.MonkeyPatch, do: str, calls: int, what: Exception) -> None:
