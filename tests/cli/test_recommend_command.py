@@ -69,7 +69,7 @@ def test_the_newest_result_of_this_machine_that_may_be_quoted(stored: Path) -> N
     put(stored, newer, "b.json", name="nvidia-x", gpu="NVIDIA X")
     said = succeed("recommend").stdout
     assert said.startswith("for this machine, NVIDIA H200, from its own results\n")
-    assert "nvidia-h200/a.json (3 generations, 2026-11-21)" in said and "not to be quoted" not in said
+    assert "nvidia-h200/a.json (generations: 3, 2026-11-21)" in said and "not to be quoted" not in said
 
 
 def test_the_same_gpu_in_another_host_then_any_gpu_is_named(
@@ -171,7 +171,7 @@ def test_money_and_hours_of_a_training(stored: Path) -> None:
     at = next(k for k, line in enumerate(lines) if "hours for 1.8M images" in line)
     assert lines[at + 1].split() == ["baseline", "160.0", "20.00", "50.0", "10.0", "20.00"]
     assert lines[at + 2].split() == ["recommended", "61.30", "7.66", "131", "3.83", "7.66"]
-    assert lines[at + 3].split() == ["saved", "98.7", "12.34", "6.17", "12.34"]
+    assert lines[at + 3].split() == ["saved", "98.70", "12.34", "6.17", "12.34"]
 
 
 def test_the_recipe_is_a_file_that_a_training_takes(stored: Path, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_json_says_the_same(stored: Path) -> None:
 @pytest.mark.parametrize(
     "arguments, says",
     [
-        (["--images", "many"], "--images 'many': give a number of images, such as 25M"),
+        (["--images", "many"], "--images 'many': give a number of images: 25M"),
         (["--price", "x"], "--price 'x': give the price of an hour, such as 2.5/h"),
         (["-w", "nosuch"], "no workload 'nosuch'"),
         (["--recipe", "best"], "--recipe best: a recipe's file ends in .yaml"),

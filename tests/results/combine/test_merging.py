@@ -122,7 +122,7 @@ def test_a_merged_file_is_valid_without_its_sources_and_is_resumed(tmp_path):
     for path in paths:
         path.unlink()
     assert validate.problem_of(out) is None
-    assert "10 rounds" in call("report", out).stdout
+    assert "rounds: 10 of 2 runs" in call("report", out).stdout
     merged = untyped(loading.load_run(out))
     taken = typed.take_up(out, merged)
     assert sources.end(taken) == 10 and taken["merged"] == merged["merged"]
