@@ -30,9 +30,6 @@ SMALLEST = 32  # resolution; a smaller layer is a few microseconds of launches w
 # Memory-bound ops come first, on large maps: the main question is how near they come to a copy.
 MEMORY_BOUND = ("bias_act", "modulate", "upfirdn2d")
 LARGE_MAPS, THEIR_BATCHES = (128, 256), (8, 32)
-# Public ops of `kernels` and `kernels.cuda` ("cuda.") without an entry, with the reason.
-NOT_TIMED = {"scale_channels": "another name of modulate", "cuda.empty": "does nothing, and has no input"}
-NO_OPS = {"available", "cuda.available", "cuda.Flags", "cuda.Resources", "cuda.resources", "cuda.Unavailable"}
 
 ORDER = "NCOIHWRK"  # of the letters of a case
 Sizes = dict[str, int]  # letter of a shape -> its value; R is the layer's resolution
