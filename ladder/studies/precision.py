@@ -11,7 +11,7 @@ import contextlib
 import functools
 import random
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -279,6 +279,23 @@ ladder precision -w article-b32 --json > precision.json
             if row.on in list_bases(options.batch_of) and row.precision != "fp8":
                 cases.append(msgspec.structs.replace(row, part="largest batch"))
         return {each.key: each for each in cases}
+
+    def announce(self, job: Job, cases: Mapping[str, Case]) -> str:
+        """Return the first line of the command. Raises UserError for an option that no row reads."""
+        options = job.options
+        if "fp16" not in (shared.names(options.only) or NAMES) and options.steps:
+            only = "--only leaves FP16 out: leave out --steps, or add fp16"
+            shared.refuse_idle(f"is for FP16's recorded training, and {only}", "steps")
+        if options.on == "baseline":
+            shared.refuse_idle("is for --on top", "ladder")
+        if not options.choose("batch_seconds", job.device):
+            shared.refuse_idle(
+                "is for the search of the largest batch: give --batch-seconds", "most", "batch_of"
+            )
+        elif not {*list_bases(options.on)} & {*list_bases(options.batch_of)}:
+            why = f"searches no row: --on is {options.on}, and --batch-of {options.batch_of}"
+            shared.refuse_idle(why, "batch_seconds", "batch_of", "most")
+        return super().announce(job, cases)
 
     def observe(self, session: Session, key: str, case: Case) -> Observed:
         if case.reason:
