@@ -581,8 +581,7 @@ def _draw_figure(file: File, derived: Precisions) -> Any:
     """Draw time, memory and largest batch of each row as bars, and FP16's loss scales below."""
     from matplotlib.figure import Figure
 
-    from ladder.report.drawing import clear_axes, draw_heading
-    from ladder.report.themes import LIGHT
+    from ladder.report.drawing import LIGHT, clear_axes, draw_heading
 
     figure, rules = Figure(figsize=(12.5, 7.2)), derived.protocol
     grid = figure.add_gridspec(2, 3, left=0.06, right=0.98, top=0.82, bottom=0.12, hspace=0.42, wspace=0.2)

@@ -17,7 +17,6 @@ pytest.importorskip("triton")
 from kernels import choices
 from tests.support import compiling
 from tests.support.compiling import FULLY, SHARED_KIB
-from tests.support.lanes import contracted_sums
 from tests.support.programs import end_with_parent
 
 ROOT = Path(__file__).parents[2]
@@ -71,27 +70,6 @@ def assert_compiled(found: list[dict]) -> None:
         where = f"{name} on sm_{capability}"
         assert not differing, f"{where}: a sum over lanes is another number in each: {differing[0]}"
         assert shared_bytes <= SHARED_KIB[capability] * 1024, where
-
-
-LANES = {  # of two values: what a thread does with them, and whether lanes then differ
-    "fma.rn.f32 %r4, %r1, %r2, %r9;": True,
-    "@%p1 fma.rn.f32 %r4, %r1, %r2, %r9;": True,
-    "fma.rn.f32 %r4, %r9, %r2, %r1;": False,  # a factor
-    "add.f32 %r4, %r3, %r9;": True,  # to the product: ptxas makes it an fma
-    "add.f32 %r4, %r9, %r3;": True,
-    "add.f32 %r4, %r5, %r9;": False,  # to a sum
-    "add.rn.f32 %r4, %r3, %r9;": False,
-    "mov.b32 %r8, %r9; add.f32 %r4, %r3, %r8;": True,
-    "mov.b64 %rd1, {%r7, %r9}; fma.rn.f64 %rd4, %rd2, %rd3, %rd1;": True,
-}
-
-
-@pytest.mark.parametrize("instructions", LANES)
-def test_a_product_that_takes_in_a_neighbours_sum_is_seen(instructions):
-    before = "mul.f32 %r3, %r1, %r2; add.f32 %r5, %r3, %r6; shfl.sync.bfly.b32 %r9, %r3, 1, 31, -1; "
-    lines = "\n".join(f"\t{each.strip()};" for each in (before + instructions).split(";") if each.strip())
-    assert bool(contracted_sums(lines)) == LANES[instructions]
-    assert not contracted_sums(lines.replace("bfly", "idx"))
 
 
 def jit_kernels() -> set[str]:

@@ -257,13 +257,6 @@ def test_what_is_reported_is_a_row_of_the_table(text, row, words):
     assert all(each in text for each in words)
 
 
-def test_a_row_that_failed_says_why():
-    broken = row_of_planes(KEYS[0], WALKS[0], 400.0, current=True)
-    broken["runs"] = [{"shape": planes.SHAPE, "error": "OutOfResources: shared memory"}]
-    said = planes.report([broken, row_of_planes(KEYS[0], None, 320.0)])
-    assert "now: OutOfResources: shared memory" in said
-
-
 @pytest.mark.parametrize(
     ("kind", "row"),
     [
@@ -324,15 +317,6 @@ def test_a_bench_times_what_it_is_given_and_says_what_fails(
     given = [in_force(bench.shape) if how is None and taking is tiles.taking else how for how in candidates]
     assert taken == given and [run.get("share") for run in runs] == [0.5, 0.5, None]
     assert runs[2]["error"] == "ZeroDivisionError: division by zero"
-
-
-def test_a_bench_has_calls_on_buffers_of_its_own(monkeypatch):
-    made = []
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(timing, "buffers", lambda *_: 3)
-    monkeypatch.setattr(timing, "copy_seconds", lambda total, device, count: total * count)
-    bench = timing.Bench(lambda: (made.append(0), 8), (2, 3, 4, 4), torch.float32, tiles.taking)
-    assert (len(made), len(bench.calls), bench.bytes, bench.copy) == (3, 3, 8, 24)
 
 
 def test_what_is_forced_is_over_when_it_is_over(walked):

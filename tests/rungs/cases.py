@@ -659,8 +659,11 @@ def list_forged() -> Iterator[Forged]:
         yield Forged(
             "dependent_launch", DEPENDENT, bad, f"launches of {name} that carry no attribute", ("of 7",)
         )
-    bad = {"passes": {"Discriminator": [8, 16, 8]}}
-    yield Forged("accumulate_2", PASSES, bad, "each phase runs its whole batch", ("8, 16, 8",))
+    for parts in (2, 4, 8):
+        given = [8 // parts] * parts + [16 // parts] * parts + [8 // parts] * parts
+        good = {"passes": {"Discriminator": given}, "recipe": {"joint_batch": True, "micro_batches": parts}}
+        bad = {"passes": {"Discriminator": [8, 16, 8]}}
+        yield Forged(f"accumulate_{parts}", good, bad, "each phase runs its whole batch", ("8, 16, 8",))
     yield Forged("accumulate_2", PASSES, {"passes": {"Discriminator": []}}, "D is given nothing")
     for block, count, what in (
         ("SynthesisBlock", 24, "path length is checkpointed, too"),

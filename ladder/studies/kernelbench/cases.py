@@ -86,65 +86,65 @@ def size_map(w: Workload, r: int, pixels: int | None = None) -> Sizes:
     return {"N": w.batch, "C": w.fmaps(r), "H": pixels or r, "W": pixels or r, "R": r}
 
 
-def every_layer(w: Workload) -> list[Sizes]:
+def list_layers(w: Workload) -> list[Sizes]:
     """Return the activations of both networks: the synthesis layers, and the discriminator's, which mirror them."""
     return [size_map(w, r) for r in w.resolutions]
 
 
-def synthesis(w: Workload) -> list[Sizes]:
+def list_synthesis(w: Workload) -> list[Sizes]:
     """Return the activations behind the synthesis network's demodulated convolutions."""
-    return every_layer(w) if w.norm == "demod" else []
+    return list_layers(w) if w.norm == "demod" else []
 
 
-def normalized(w: Workload) -> list[Sizes]:
+def list_normalized(w: Workload) -> list[Sizes]:
     """Return the activations behind the synthesis network's convolutions if instance norm replaces demodulation."""
-    return every_layer(w) if w.norm == "instance" else []
+    return list_layers(w) if w.norm == "instance" else []
 
 
-def transposed(w: Workload) -> list[Sizes]:
+def list_transposed(w: Workload) -> list[Sizes]:
     """Return the results of transposed convolutions: a pixel more than the resolution."""
     return [size_map(w, r, r + 1) for r in w.resolutions[1:]] if w.norm == "demod" else []
 
 
-def widest(w: Workload, pixels: Callable[[int], int] = lambda r: r) -> list[Sizes]:
+def list_widest(w: Workload, pixels: Callable[[int], int] = lambda r: r) -> list[Sizes]:
     """Return the activations of the two highest resolutions, where resampling and convolutions cost the most."""
     return [size_map(w, r, pixels(r)) for r in w.resolutions[-2:] if r > 4]
 
 
-def weights(w: Workload) -> list[Sizes]:
+def list_weights(w: Workload) -> list[Sizes]:
     """Return the demodulated 3x3 weights of each resolution's second layer. The first's have up to twice the inputs."""
     rows = [{"N": w.batch, "O": w.fmaps(r), "I": w.fmaps(r), "R": r} for r in w.resolutions]
     return rows if w.norm == "demod" else []
 
 
-def dense_layers(w: Workload) -> list[Sizes]:
+def list_dense(w: Workload) -> list[Sizes]:
     """Return the first dense layers of the discriminator and of the mapping network, which takes 2 latents a sample."""
     top, r = w.fmaps(4), w.resolution
     mapping = {"N": 2 * w.batch, "O": w.w_dim, "I": w.w_dim, "R": r}
     return [{"N": w.batch, "O": top, "I": 16 * top, "R": r}] + [mapping] * (w.mapping_layers > 1)
 
 
-def affine_layers(w: Workload) -> list[Sizes]:
+def list_affine(w: Workload) -> list[Sizes]:
     """Return the styles of the convolutions of each width, computed from latents."""
     return [{"N": w.batch, "O": w.fmaps(r), "I": w.w_dim, "R": r} for r in w.resolutions]
 
 
-def normed_layers(w: Workload) -> list[Sizes]:
+def list_normed(w: Workload) -> list[Sizes]:
     """Return the second layer of each of the discriminator's blocks, in every workload, normalized or not."""
     return [{"O": w.fmaps(r // 2), "I": w.fmaps(r), "K": 9 * w.fmaps(r), "R": r} for r in w.resolutions[1:]]
 
 
-def square_layers(w: Workload) -> list[Sizes]:
+def list_square(w: Workload) -> list[Sizes]:
     """Return the discriminator's convolutions that keep their channels."""
     return [{"O": w.fmaps(r), "I": w.fmaps(r), "K": 9 * w.fmaps(r), "R": r} for r in w.resolutions]
 
 
-def convolved_up(w: Workload) -> list[Sizes]:
+def list_convolved_up(w: Workload) -> list[Sizes]:
     """Return the convolutions into the two highest resolutions: half as many pixels a side, more channels."""
     return [size_map(w, r, r // 2) | {"C": w.fmaps(r // 2), "O": w.fmaps(r)} for r in w.resolutions[1:][-2:]]
 
 
-def skipped(w: Workload) -> list[Sizes]:
+def list_skipped(w: Workload) -> list[Sizes]:
     """Return the results of the discriminator's blocks, with the channels that their skips read."""
     pairs = itertools.pairwise(reversed(w.resolutions))
     return [size_map(w, r) | {"I": w.fmaps(above)} for above, r in pairs]
@@ -230,10 +230,14 @@ def call_dense(function: Callable[..., Any], x: Tensor, **t: Tensor) -> Any:
     return function(x, pick_group(t, "weight"), pick_group(t, "bias"), tuple(range(LAYERS)))
 
 
-def iterate(function: Callable[..., Any], **t: Tensor) -> list[Tensor]:
+def call_iteration(function: Callable[..., Any], **t: Tensor) -> list[Tensor]:
     us, vs = pick_group(t, "u"), pick_group(t, "v")
     function(pick_group(t, "weight"), us, vs)
     return [*us, *vs]
+
+
+def call_by_plane(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    return function(x.flatten(2).flatten(0, 1))
 
 
 def call_spectral(function: Callable[..., Any], weight: Any, u: Any, v: Any, **options: Any) -> Any:
@@ -243,7 +247,7 @@ def call_spectral(function: Callable[..., Any], weight: Any, u: Any, v: Any, **o
 # --- the table --------------------------------------------------------------------------------------------------------
 
 
-def resample(sizes: Callable[[Workload], Sequence[Sizes]], **how: Any) -> Op:
+def make_resampling(sizes: Callable[[Workload], Sequence[Sizes]], **how: Any) -> Op:
     """Return upfirdn2d by the networks' filter. R1 differentiates it twice, and so does path length in synthesis."""
     options = {"taps": TAPS, **how}
     counted = {name: value for name, value in options.items() if name != "gain"}
@@ -253,13 +257,13 @@ def resample(sizes: Callable[[Workload], Sequence[Sizes]], **how: Any) -> Op:
     )  # fmt: skip
 
 
-def pair(name: str, dtype: str = "fp32", passes: int = 2, **more: Any) -> Op:
+def make_pair(name: str, dtype: str = "fp32", passes: int = 2, **more: Any) -> Op:
     """Return a function of `kernels.cuda` that crosses memory `passes` times: batch 8, highest resolution.
 
     These functions are in no network and have no gradients.
     """
     return Op(
-        f"cuda.{name}", X, lambda w: [widest(w)[-1] | {"N": 8}], lambda op, t, backward: passes * t["x"].nbytes,
+        f"cuda.{name}", X, lambda w: [list_widest(w)[-1] | {"N": 8}], lambda op, t, backward: passes * t["x"].nbytes,
         data=("x",), settings=((dtype, "NCHW"),), needs=("nvcc",), **more,
     )  # fmt: skip
 
@@ -272,52 +276,52 @@ FILTERED = NOISY | {"noise": "N1RR"}  # the noise behind a filter
 UP, DOWN = {"padding": 1, "filter_gain": 4 / 64}, {"padding": 2, "filter_gain": 1 / 64}
 # fmt: off
 INSTANCE_NORM = Op(
-    "instance_norm_act", {"x": "NCHW", "scale": "NC", "bias": "NC", "noise": "N1HW", "strength": ""}, normalized,
+    "instance_norm_act", {"x": "NCHW", "scale": "NC", "bias": "NC", "noise": "N1HW", "strength": ""}, list_normalized,
     count_bytes("x", "noise"), data=("noise",), penalty=("x", "scale", "bias"))
 DEMODULATION = Op(
-    "demodulate_group", name_group("energy", "OI") | name_group("style", "NI"), weights, count_demodulation,
+    "demodulate_group", name_group("energy", "OI") | name_group("style", "NI"), list_weights, count_demodulation,
     activations=(), penalty=(*name_group("style"),), positive=(*name_group("energy"),), settings=FLOAT,
     call=call_demodulate)
 OPS: dict[str, Op] = {
     "bias_act noise scale": Op(
-        "bias_act", BIASED | NOISY, synthesis, count_bytes("x", "noise"), data=("noise",), penalty=("x", "scale")),
-    "bias_act": Op("bias_act", BIASED, every_layer, count_bytes("x"), penalty=("x",)),
-    "modulate": Op("modulate", X | {"style": "NC"}, every_layer, count_bytes("x"), penalty=("x", "style")),
+        "bias_act", BIASED | NOISY, list_synthesis, count_bytes("x", "noise"), data=("noise",), penalty=("x", "scale")),
+    "bias_act": Op("bias_act", BIASED, list_layers, count_bytes("x"), penalty=("x",)),
+    "modulate": Op("modulate", X | {"style": "NC"}, list_layers, count_bytes("x"), penalty=("x", "style")),
     "instance_norm_act": INSTANCE_NORM,
     "demodulate": Op(
-        "demodulate", {"weight": "OI33", "style": "NI"}, weights, count_bytes("weight", "style"),
+        "demodulate", {"weight": "OI33", "style": "NI"}, list_weights, count_bytes("weight", "style"),
         activations=(), penalty=("style",), settings=FLOAT),
     # A transposed convolution returns a pixel more than the resolution; a strided one takes a pixel more.
-    "upfirdn2d after up": resample(lambda w: widest(w, lambda r: r + 1), padding=1, gain=4 / 64),
-    "upfirdn2d before down": resample(widest, padding=2, gain=1 / 64),
-    "upfirdn2d down": resample(widest, down=2, padding=1, gain=1 / 64),
+    "upfirdn2d after up": make_resampling(lambda w: list_widest(w, lambda r: r + 1), padding=1, gain=4 / 64),
+    "upfirdn2d before down": make_resampling(list_widest, padding=2, gain=1 / 64),
+    "upfirdn2d down": make_resampling(list_widest, down=2, padding=1, gain=1 / 64),
     # The gradient of the entry above. The networks themselves call it with images only.
-    "upfirdn2d up": resample(lambda w: widest(w, lambda r: r // 2), up=2, padding=(2, 1), gain=4 / 64),
+    "upfirdn2d up": make_resampling(lambda w: list_widest(w, lambda r: r // 2), up=2, padding=(2, 1), gain=4 / 64),
     "conv2d": Op(  # layers that keep channels and resolution, so y is like x
-        "conv2d", X | {"weight": "CC33"}, widest, count_bytes("x", "weight", "x"),
+        "conv2d", X | {"weight": "CC33"}, list_widest, count_bytes("x", "weight", "x"),
         activations=("x", "weight"), penalty=("x",), options={"padding": 1}),
     # Fused pairs, few channels, whole layers.
-    "scale_act": Op("scale_act", X | {"scale": "NC"}, synthesis, count_bytes("x"), penalty=("x", "scale")),
+    "scale_act": Op("scale_act", X | {"scale": "NC"}, list_synthesis, count_bytes("x"), penalty=("x", "scale")),
     "act_filter": Op(  # behind the first layer of each of the discriminator's blocks
-        "act_filter", BIASED, lambda w: every_layer(w)[1:],
+        "act_filter", BIASED, lambda w: list_layers(w)[1:],
         lambda op, t, backward: op.bytes_moved(t["x"], TAPS, padding=2, backward=backward),
         penalty=("x",), options={"taps": TAPS, **DOWN}),
     "filter_act": Op(
-        "filter_act", BIASED | FILTERED, transposed,
+        "filter_act", BIASED | FILTERED, list_transposed,
         lambda op, t, backward: op.bytes_moved(t["x"], TAPS, padding=1, noise=t["noise"], backward=backward),
         data=("noise",), penalty=("x", "scale"), positive=("scale",), options={"taps": TAPS, **UP}),
     "filter_act_modulate": Op(
-        "filter_act_modulate", X | {"style": "NC", "bias": "C"} | FILTERED, transposed,
+        "filter_act_modulate", X | {"style": "NC", "bias": "C"} | FILTERED, list_transposed,
         lambda op, t, backward: op.bytes_moved(t["x"], TAPS, padding=1, noise=t["noise"], backward=backward),
         data=("noise",), penalty=("x", "scale", "style"), positive=("scale",), options={"taps": TAPS, **UP}),
     "bias_act_modulate": Op(  # activations that toRGB and the next block's first layer read
-        "bias_act_modulate", BIASED | {"style": "NC"} | NOISY, lambda w: synthesis(w)[:-1],
+        "bias_act_modulate", BIASED | {"style": "NC"} | NOISY, lambda w: list_synthesis(w)[:-1],
         count_bytes("x", "noise"), data=("noise",), penalty=("x", "scale", "style")),
     "bias_act_residual": Op(  # results of the discriminator's blocks
-        "bias_act_residual", BIASED | {"residual": "NCHW"}, lambda w: every_layer(w)[:-1], count_bytes("x"),
+        "bias_act_residual", BIASED | {"residual": "NCHW"}, lambda w: list_layers(w)[:-1], count_bytes("x"),
         activations=("x", "residual"), penalty=("x",), options={"gain": 1.0}),
     "fork_upfirdn2d": Op(  # moves x and its filtered half: the other result is x itself
-        "fork_upfirdn2d", X, lambda w: every_layer(w)[1:],
+        "fork_upfirdn2d", X, lambda w: list_layers(w)[1:],
         lambda op, t, backward: op.fork_bytes_moved(t["x"], TAPS, down=2, padding=1, backward=backward),
         penalty=("x",), options={"taps": TAPS, "down": 2, "padding": 1, "gain": 1 / 64}),
     "minibatch_std": Op(  # behind the discriminator's last block, in one size for every resolution
@@ -325,58 +329,58 @@ OPS: dict[str, Op] = {
         lambda w: [size_map(w, w.resolution, 4) | {"N": PARTS * w.batch, "C": w.fmaps(4)}],
         count_std, penalty=("x",), options={"group": 4, "parts": PARTS, "multiple": MULTIPLE}),
     "to_rgb": Op(
-        "to_rgb", X | {"weight": "3C11", "style": "NC", "bias": "3"}, every_layer, count_rgb,
+        "to_rgb", X | {"weight": "3C11", "style": "NC", "bias": "3"}, list_layers, count_rgb,
         penalty=("x", "style"), options={"dtype": torch.float32}),
     "to_rgb image": Op(  # styles are in the weights; 4x4 has no image below it
-        "to_rgb", X | {"weight": "N3C", "bias": "3", "image": "N3HW"}, lambda w: every_layer(w)[1:], count_rgb,
+        "to_rgb", X | {"weight": "N3C", "bias": "3", "image": "N3HW"}, lambda w: list_layers(w)[1:], count_rgb,
         penalty=("x", "weight"), options={"dtype": torch.float32}),
     "from_rgb": Op(  # fakes and reals together, as images come in BF16
         "from_rgb", {"image": "N3HW", "weight": "C311", "bias": "C"},
         lambda w: [size_map(w, w.resolution) | {"N": PARTS * w.batch}], count_rgb,
         activations=("image",), penalty=("image",)),
     "dense": Op(
-        "dense", {"x": "NI", "weight": "OI", "bias": "O"}, dense_layers, count_bytes("x", "weight"), activations=(),
+        "dense", {"x": "NI", "weight": "OI", "bias": "O"}, list_dense, count_bytes("x", "weight"), activations=(),
         penalty=("x",), options={"act": True, "gain": math.sqrt(2)}, settings=FLOAT),
     "spectral_norm": Op(  # one layer: the rung shows the savings of all layers side by side
-        "spectral_norm", {"weight": "OI33", "u": "O", "v": "K"}, normed_layers,
+        "spectral_norm", {"weight": "OI33", "u": "O", "v": "K"}, list_normed,
         lambda op, t, backward: op.bytes_moved(
             [t["weight"]], [t["weight"].detach().to(torch.bfloat16)], backward=backward),
         activations=(), data=("u", "v"), options={"dtype": torch.bfloat16}, settings=FLOAT, call=call_spectral),
     # Groups of layers.
     "demodulate_group": DEMODULATION,
     "demodulate_group_fork": Op(  # backward: and the styles' other gradients
-        "demodulate_group_fork", DEMODULATION.inputs, weights,
+        "demodulate_group_fork", DEMODULATION.inputs, list_weights,
         lambda op, t, backward: count_demodulation(op, t, backward) + backward * count_group(t, "style"),
         activations=(), penalty=DEMODULATION.penalty, positive=DEMODULATION.positive, settings=FLOAT, call=call_fork),
     "weight_energies": Op(  # weights and a ninth of them; backward: both, and the weights' gradients
-        "weight_energies", name_group("weight", "OI33"), weights,
+        "weight_energies", name_group("weight", "OI33"), list_weights,
         lambda op, t, backward: (1 + backward) * count_group(t, "weight") + count_group(t, "weight") // 9,
         activations=(), settings=FLOAT, call=lambda function, **t: function(pick_group(t, "weight"))),
     "dense_group": Op(
-        "dense_group", {"x": f"N{LAYERS}I"} | name_group("weight", "OI") | name_group("bias", "O"), affine_layers,
+        "dense_group", {"x": f"N{LAYERS}I"} | name_group("weight", "OI") | name_group("bias", "O"), list_affine,
         count_dense, activations=(), penalty=("x",), settings=FLOAT, call=call_dense),
     "power_iteration": Op(  # weights, and u and v twice: the second read of a weight comes from the cache
-        "power_iteration", name_group("weight", "OI33") | name_group("u", "O") | name_group("v", "K"), square_layers,
+        "power_iteration", name_group("weight", "OI33") | name_group("u", "O") | name_group("v", "K"), list_square,
         lambda op, t, backward: count_group(t, "weight") + 2 * count_group(t, "u", "v"), activations=(),
-        data=(*name_group("weight"), *name_group("u"), *name_group("v")), settings=FLOAT, call=iterate),
+        data=(*name_group("weight"), *name_group("u"), *name_group("v")), settings=FLOAT, call=call_iteration),
     "conv_transpose2d": Op(
-        "conv_transpose2d", X | {"weight": "CO33"}, convolved_up, count_up,
+        "conv_transpose2d", X | {"weight": "CO33"}, list_convolved_up, count_up,
         activations=("x", "weight"), penalty=("x",), options={"stride": 2}),
     "bias_act_skip": Op(  # other settings are calls of `conv2d` and `bias_act_residual`
-        "bias_act_skip", BIASED | {"low": "NIHW", "weight": "CI11"}, skipped, count_bytes("x", "low", "weight"),
+        "bias_act_skip", BIASED | {"low": "NIHW", "weight": "CI11"}, list_skipped, count_bytes("x", "low", "weight"),
         activations=("x", "low", "weight"), penalty=("x", "low"), options={"gain": 1.0}, settings=SETTINGS[:1]),
     # CUDA C++.
     "cuda instance_norm_act": Op(
-        "cuda.instance_norm_act", INSTANCE_NORM.inputs, normalized, INSTANCE_NORM.moved,
+        "cuda.instance_norm_act", INSTANCE_NORM.inputs, list_normalized, INSTANCE_NORM.moved,
         data=INSTANCE_NORM.data, penalty=INSTANCE_NORM.penalty, needs=("nvcc",)),
-    "cuda strided_act": pair("strided_act"),
-    "cuda coalesced_act": pair("coalesced_act"),
-    "cuda divergent": pair("divergent", options={"steps": 64}),
-    "cuda predicated": pair("predicated", options={"steps": 64}),
-    "cuda shared_sum": pair("shared_sum", passes=1, call=lambda function, x: function(x.flatten(2).flatten(0, 1))),
-    "cuda shuffle_sum": pair("shuffle_sum", passes=1, call=lambda function, x: function(x.flatten(2).flatten(0, 1))),
-    "cuda scalar_copy": pair("scalar_copy", "bf16"),
-    "cuda vector_copy": pair("vector_copy", "bf16"),
+    "cuda strided_act": make_pair("strided_act"),
+    "cuda coalesced_act": make_pair("coalesced_act"),
+    "cuda divergent": make_pair("divergent", options={"steps": 64}),
+    "cuda predicated": make_pair("predicated", options={"steps": 64}),
+    "cuda shared_sum": make_pair("shared_sum", passes=1, call=call_by_plane),
+    "cuda shuffle_sum": make_pair("shuffle_sum", passes=1, call=call_by_plane),
+    "cuda scalar_copy": make_pair("scalar_copy", "bf16"),
+    "cuda vector_copy": make_pair("vector_copy", "bf16"),
 }
 # fmt: on
 

@@ -186,57 +186,15 @@ Works = Mapping[Any, Work]  # by phase
 # --- what is derived --------------------------------------------------------------------------------------------------
 
 
-class Convolution(Record):
-    """A shape of the workload: its FLOPs a step, and the rate of its floor."""
-
-    name: str
-    flops: float
-    rate: float
-    source: str
-
-    @property
-    def is_measured(self) -> bool:
-        return not self.source.startswith("not measured")
-
-
-class Lowered(Record):
-    """A part of the floor that a traced step has lowered, with its time by the ceilings alone."""
-
-    alone_ms: float
-    ms: float
-    source: str
-
-
-class Group(Record):
-    """A part of a step: its time, its floor, and its part of the distance between both."""
-
-    ms: float
-    floor_ms: float
-    of_distance: float | None
-
-
-class Family(Kernels):
-    """A family of kernels, with its parts of the step and of the distance."""
-
-    group: str = ""
-    of_step: float = 0.0
-    of_distance: float | None = None
-
-
-class Measured(Timed, kw_only=True):
-    """The timed and traced step beside its floor."""
-
-    times_light: float
-    distance_ms: float
-    families: list[Family]  # type: ignore[assignment]
-    groups: dict[str, Group]
+Row = dict[str, Any]  # of JSON
 
 
 class Roofline(Record, kw_only=True):
     """What `ladder report --json` prints beside the header; without a measured step the floor alone.
 
-    A phase, and the amortized `step`, have FLOPs, bytes and ms by name; `light_ms` is the floor. `recorded` are rates
-    for later floors.
+    A phase, and the amortized `step`, have FLOPs, bytes and ms by name; `light_ms` is the floor. `in_step` has the
+    parts that a traced step lowered, `convolutions` the shapes with their rates, `measured` the timed step with its
+    groups and families of kernels beside the floor. `recorded` are rates for later floors.
     """
 
     ladder: str | None
@@ -247,9 +205,9 @@ class Roofline(Record, kw_only=True):
     ceilings: dict[str, Rate] = {}
     phases: dict[str, dict[str, float]] = {}
     step: dict[str, float] = {}
-    in_step: dict[str, Lowered] = {}
-    convolutions: list[Convolution] = []
-    measured: Measured | None = None
+    in_step: dict[str, Row] = {}
+    convolutions: list[Row] = []
+    measured: Row | None = None
     today: Today | None = None
     recorded: dict[str, float] | None = None
     floors_commit: str | None = None
@@ -449,8 +407,8 @@ def derive_step_rates(
     }
 
 
-def split_distance(timed: Timed, step: dict[str, float]) -> Measured:
-    """Return where the time beyond the floor goes: by group, and by family of kernels.
+def split_distance(timed: Timed, step: dict[str, float]) -> Row:
+    """Return the timed step, and where its time beyond the floor goes: by group, and by family of kernels.
 
     Each group has its part of the floor: convolutions theirs, other kernels the bytes and matmuls, and idle time
     none. 1x1 convolutions count as other kernels, as cuDNN's kernels for them are named as matmuls. Inside a group
@@ -458,28 +416,22 @@ def split_distance(timed: Timed, step: dict[str, float]) -> Measured:
     """
     gap = timed.step_ms - step["light_ms"]
     took = sum_parts(timed.families)
-    groups = {
-        CONVOLUTIONS: (took[CONVOLUTIONS], step["convolutions_ms"] - step["pointwise_ms"]),
-        OTHERS: (took[OTHERS], step["bytes_ms"] + step["matmul_ms"] + step["pointwise_ms"]),
-        IDLE: (max(0.0, timed.step_ms - timed.busy_ms), 0.0),
+    groups: dict[str, Row] = {
+        CONVOLUTIONS: {"ms": took[CONVOLUTIONS], "floor_ms": step["convolutions_ms"] - step["pointwise_ms"]},
+        OTHERS: {"ms": took[OTHERS], "floor_ms": step["bytes_ms"] + step["matmul_ms"] + step["pointwise_ms"]},
+        IDLE: {"ms": max(0.0, timed.step_ms - timed.busy_ms), "floor_ms": 0.0},
     }
+    for each in groups.values():
+        each["of_distance"] = (each["ms"] - each["floor_ms"]) / gap if gap else None
     families = []
     for row in timed.families:
         group = CONVOLUTIONS if kernel_families.is_convolution(row.family) else OTHERS
-        ms, floor = groups[group]
-        beyond = row.us / 1000 * (1 - floor / ms) if ms else 0.0
-        share, of_distance = row.us / 1000 / timed.step_ms, beyond / gap if gap else None
-        families.append(
-            Family(**msgspec.structs.asdict(row), group=group, of_step=share, of_distance=of_distance)
-        )
-    return Measured(
-        **msgspec.structs.asdict(timed) | {"families": families},
-        times_light=timed.step_ms / step["light_ms"],
-        distance_ms=gap,
-        groups={
-            name: Group(ms, low, (ms - low) / gap if gap else None) for name, (ms, low) in groups.items()
-        },
-    )
+        ms, whole = row.us / 1000, groups[group]
+        beyond = ms * (1 - whole["floor_ms"] / whole["ms"]) if whole["ms"] else 0.0
+        shares = {"of_step": ms / timed.step_ms, "of_distance": beyond / gap if gap else None}
+        families.append({**msgspec.structs.asdict(row), "group": group, **shares})
+    times = {"times_light": timed.step_ms / step["light_ms"], "distance_ms": gap}
+    return {**msgspec.structs.asdict(timed), **times, "families": families, "groups": groups}
 
 
 # --- the floor --------------------------------------------------------------------------------------------------------
@@ -495,7 +447,8 @@ def derive_floor(base: Roofline, works: Works, workload: Fields, rates: Rates) -
     times = {phase: _time_phase(works[phase], base.layout, rates) for phase in often}
     alone = {part: sum(times[phase][part] * n for phase, n in often.items()) for part in times["G_main"]}
     factors = dict.fromkeys(alone, 1.0)  # of the times at the ceilings
-    amounts, lowered = sum_amounts(works, workload), {}
+    amounts = sum_amounts(works, workload)
+    lowered: dict[str, Row] = {}
     for part in PARTS:
         own = (
             [part] if part in KINDS else [each for each in alone if (each in KINDS) == (part == CONVOLUTIONS)]
@@ -507,13 +460,14 @@ def derive_floor(base: Roofline, works: Works, workload: Fields, rates: Rates) -
             )
             if after < before:
                 factors |= {each: factors[each] * after / before for each in own}
-                lowered[part] = Lowered(before, after, rate.source)
+                lowered[part] = {"alone_ms": before, "ms": after, "source": rate.source}
     peak = rates.get_ceiling(str(base.recipe["precision"])).value
     phases = {phase: _derive_phase(works[phase], times[phase], factors, peak) for phase in often}
     convolutions = []
     for op, flops in sorted(weigh_ops(works, workload).items(), key=lambda item: -item[1]):
         seconds, source = rates.time_convolution(op, base.layout)
-        convolutions.append(Convolution(op.key(base.layout), flops, op.flops / seconds, source))
+        rate_of_floor = {"rate": op.flops / seconds, "source": source}
+        convolutions.append({"name": op.key(base.layout), "flops": flops, **rate_of_floor})
     return msgspec.structs.replace(
         base,
         ceilings={key: rates.known[key] for key in CEILINGS if key in rates.known},

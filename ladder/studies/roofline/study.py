@@ -30,7 +30,7 @@ from ladder.show.table import Column, Table, render_text
 from ladder.studies import frame
 from ladder.studies.frame import RungCase, Session, Study
 from ladder.studies.roofline import derive
-from ladder.studies.roofline.derive import File, Measured, Observed, Options, Rates, Roofline
+from ladder.studies.roofline.derive import File, Observed, Options, Rates, Roofline
 
 OUT = ROOT / "results" / "roofline"
 MOST_FAMILIES = 24
@@ -116,8 +116,8 @@ class RooflineStudy(Study[Options, RungCase, Observed]):
 
     def list_cautions(self, file: File) -> list[str]:
         measured = self.derive(file).measured
-        groups = measured.groups if measured else {}
-        below = [name for name, group in groups.items() if group.ms < group.floor_ms * (1 - 1e-9)]
+        groups = measured["groups"] if measured else {}
+        below = [name for name, each in groups.items() if each["ms"] < each["floor_ms"] * (1 - 1e-9)]
         return [f"no floor: {name} took less" for name in below]
 
     def summarize(self, file: File) -> list[str]:
@@ -296,14 +296,14 @@ def write_sentences(workload: Fields, result: Roofline) -> list[str]:
     if (measured := result.measured) is None:
         lines.append("Nothing was measured: floors from recorded rates.")
     else:
+        step_ms, times, gap = (measured[key] for key in ("step_ms", "times_light", "distance_ms"))
         lines.append(
-            f"A step of {result.rung} on {workload['name']} takes {measured.step_ms:.2f} ms,"
-            f" {measured.times_light:.2f} times the floor ({light_ms:.2f} ms);"
-            f" {measured.distance_ms:.2f} ms lie between."
+            f"A step of {result.rung} on {workload['name']} takes {step_ms:.2f} ms, {times:.2f} times the floor"
+            f" ({light_ms:.2f} ms); {gap:.2f} ms lie between."
         )
         if known := derive.find_frozen(result.gpu, workload):
             floors = known.floor_ms, light_ms
-            scores = [derive.derive_score(measured.step_ms, known.base_ms, floor) for floor in floors]
+            scores = [derive.derive_score(step_ms, known.base_ms, floor) for floor in floors]
             frozen, today = ("none" if score is None else f"{score:.3f}" for score in scores)
             lines.append(
                 f"Speed-of-light score: {frozen} by the floor of {known.floor_ms:.2f} ms frozen on {known.since} and a"
@@ -313,8 +313,8 @@ def write_sentences(workload: Fields, result: Roofline) -> list[str]:
             lines.append(f"Not measured today: {len(skipped)} shapes ({next(iter(skipped.values()))}).")
         if result.floors_commit:
             lines.append(f"Floors as commit {result.floors_commit[:10]} computes them.")
-    total = sum(row.flops for row in result.convolutions)
-    if unknown := sum(row.flops for row in result.convolutions if not row.is_measured):
+    total = sum(row["flops"] for row in result.convolutions)
+    if unknown := sum_unmeasured(result.convolutions):
         lines.append(
             f"{unknown / total:.0%} of the convolutions' FLOPs are of shapes without a measurement: they take the"
             " highest rate of their kind, so the floor can be too low, not too high."
@@ -329,7 +329,7 @@ def list_tables(result: Roofline) -> list[Table]:
     measured, distance = result.measured, Column("of the distance", "share")
     took: dict[str, float] = {}
     if measured:
-        took = {**measured.phases_ms, "step": measured.step_ms}  # type: ignore[dict-item]
+        took = {**measured["phases_ms"], "step": measured["step_ms"]}  # type: ignore[dict-item]
     keys = {
         "convolutions": "convolutions_ms",
         "bytes": "bytes_ms",
@@ -354,13 +354,20 @@ def list_tables(result: Roofline) -> list[Table]:
     if measured is None:
         return tables
     columns = [Column("a step's time"), Column("ms", "ms"), Column("floor ms", "ms"), distance]
-    rows = [[name, each.ms, each.floor_ms, each.of_distance] for name, each in divide_step(measured).items()]
+    keys_of = ("ms", "floor_ms", "of_distance")
+    rows = [[name, *(each[key] for key in keys_of)] for name, each in measured["groups"].items()]
+    took_both = sum(measured["groups"][name]["ms"] for name in (derive.CONVOLUTIONS, derive.OTHERS))
+    if (
+        twice := took_both - measured["busy_ms"]
+    ) > UNSEEN_MS:  # on parallel streams: each instant counts once
+        gap = measured["distance_ms"]
+        rows.append([OVERLAP, -twice, 0.0, -twice / gap if gap else None])
     tables.append(Table(columns, rows))
     columns = [Column("kernels"), Column("us a step", "count"), Column("kernels a step", "count", 1)]
     columns += [Column("of the step", "share"), distance, Column("heaviest", priority=2)]
     rows = [
-        [row.family, row.us, row.kernels, row.of_step, row.of_distance, row.heaviest]
-        for row in measured.families[:MOST_FAMILIES]
+        [row[key] for key in ("family", "us", "kernels", "of_step", "of_distance", "heaviest")]
+        for row in measured["families"][:MOST_FAMILIES]
     ]
     return [*tables, Table(columns, rows)]
 
@@ -374,13 +381,13 @@ def _list_ceilings(result: Roofline) -> Table:
         [TITLES[key], rate.value / 1e12, rate.source, tera.get(key)] for key, rate in result.ceilings.items()
     ]
     for kind in derive.KINDS:
-        own = [row for row in result.convolutions if row.name.startswith(f"{kind}, ")]
-        total = sum(row.flops for row in own)
-        heavy = [row for row in own if row.flops >= 0.01 * total]
+        own = [row for row in result.convolutions if row["name"].startswith(f"{kind}, ")]
+        total = sum(row["flops"] for row in own)
+        heavy = [row for row in own if row["flops"] >= 0.01 * total]
         if heavy:
-            share = sum(row.flops for row in own if row.is_measured) / total
-            highest = [row.rate / 1e12 for row in heavy]
-            now = [tera[row.name] for row in heavy if row.name in tera]
+            share = 1 - sum_unmeasured(own) / total
+            highest = [row["rate"] / 1e12 for row in heavy]
+            now = [tera[row["name"]] for row in heavy if row["name"] in tera]
             spans = [f"{min(rates):.0f} to {max(rates):.0f}" if rates else None for rates in (highest, now)]
             rows.append(
                 [f"convolution {kind}, TFLOP/s", spans[0], f"{share:.0%} of the FLOPs measured", spans[1]]
@@ -388,14 +395,6 @@ def _list_ceilings(result: Roofline) -> Table:
     return Table([*columns, Column("today", "amount", 1)], rows)
 
 
-def divide_step(measured: Measured) -> dict[str, derive.Group]:
-    """Return the groups, and below zero what ran at the same time as another kernel: each instant counts once.
-
-    A group holds all milliseconds of its kernels. On parallel streams they are more than the step has.
-    """
-    groups = dict(measured.groups)
-    twice = sum(groups[name].ms for name in (derive.CONVOLUTIONS, derive.OTHERS)) - measured.busy_ms
-    if twice > UNSEEN_MS:
-        gap = measured.distance_ms
-        groups[OVERLAP] = derive.Group(-twice, 0.0, -twice / gap if gap else None)
-    return groups
+def sum_unmeasured(convolutions: list[derive.Row]) -> float:
+    """Return the FLOPs of the shapes that were not measured."""
+    return sum(row["flops"] for row in convolutions if row["source"].startswith("not measured"))

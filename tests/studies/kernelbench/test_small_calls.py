@@ -2,7 +2,6 @@
 
 import pytest
 
-from ladder.base.paths import ROOT
 from tests.support import programs, sanitize, small_calls
 from tests.support.small_calls import NAMES
 
@@ -41,20 +40,6 @@ def test_the_calls_launch_every_kernel(small):
     assert seen == jit_kernels() if device == "cpu" else seen >= jit_kernels()
 
 
-def test_every_jit_function_that_is_launched_counts_as_a_kernel():
-    """By the launches in the source, whatever a kernel is called."""
-    import re
-
-    from tests.kernels.test_kernels_compile import jit_kernels
-
-    text = "\n".join(path.read_text() for path in (ROOT / "kernels").rglob("*.py"))
-    jitted = set(re.findall(r"@triton\.jit.*\ndef (\w+)\(", text))
-    by_name = set(re.findall(r"\b(\w+)\[[^\]\n]+\]\(", text))  # kernel[grid](...)
-    handed_on = set(re.findall(r"[(:] ?(\w+_kernel)\b", text))  # to a function or a table that launches it
-    assert jit_kernels() <= jitted
-    assert jitted & (by_name | handed_on) == jit_kernels()
-
-
 def test_the_names_are_those_of_all_calls(monkeypatch):
     """A request for calls by name leaves none out."""
 
@@ -88,24 +73,3 @@ def test_every_kernel_in_cuda_is_launched(monkeypatch):
                 small_calls.differentiate_twice(call.function, call.inputs)
     asked = {name for name in calls.signatures() if name == "error_text" or name.endswith("_kernels")}
     assert set(calls.signatures()) - asked <= set(seen)
-
-
-def test_programs_that_walk_are_launched():
-    """Programs walk on large maps. Without `walking` each program has one tile of maps as small as these."""
-    import torch
-
-    from kernels.common import tiles
-
-    def walks():
-        shape, device = torch.Size(sanitize.SHAPES[-1]), torch.device("cpu")
-        return {
-            tiles.tiling(shape, nhwc, op, direction, torch.float32, device).options["WALK"]
-            for nhwc in (True, False)
-            for op in ("scaled_bias_act", "modulate", "instance_norm_act")
-            for direction in ("forward", "backward", "double_backward")
-        }
-
-    assert walks() == {False}
-    with small_calls.walking():
-        assert walks() == {True}
-    assert walks() == {False}
