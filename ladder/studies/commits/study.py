@@ -23,7 +23,7 @@ from ladder.core import options as shared
 from ladder.core.job import Job
 from ladder.core.records import read_record, write_record
 from ladder.machine import neighbours
-from ladder.report import output, tiles
+from ladder.report import output, tables, tiles
 from ladder.results import fields, parts, plausible
 from ladder.results.run import RunGpu
 from ladder.show.table import Column, Table
@@ -89,32 +89,19 @@ ladder bench-compare --base v1 --head v2 --rungs baseline,bf16,cuda_graphs
 ladder bench-compare --head $(git stash create)       the working tree as it is
 ladder bench-compare --report results/compare/FILE.json --markdown comment.md"""
     gpu_minutes = rounds_budget.MINUTES
-    extendable, unstored, in_order = (
-        ("rounds", "report", "markdown"),
-        ("base", "head", "report", "markdown"),
-        True,
-    )
+    extendable = ("rounds", "report", "markdown")
+    unstored = ("base", "head", "report", "markdown")
+    in_order = True
 
     def answer(self, options: Options) -> int | None:
         """Judge the file of --report again, and return the status; None where the commits are to be measured."""
         if options.rounds is not None:
             shared.refuse_idle("fits the number of generations: leave out --generations", "budget")
         if options.markdown is not None:
-            files.refuse_unwritable(options.markdown.parent)
+            tables.refuse_outputs([options.markdown], [options.report] if options.report else [])
         if options.report is None:
             return None
-        measuring = (
-            "rungs",
-            "ladder",
-            "workload",
-            "rounds",
-            "budget",
-            "seed",
-            "device",
-            "data",
-            "resume",
-            "out",
-        )
+        measuring = "rungs ladder workload rounds budget seed device data resume out".split()
         shared.refuse_idle("has no effect: --report measures nothing", *measuring)
         file = frame.read_file(self, options.report)
         case = next(iter(file.cases.values()))
