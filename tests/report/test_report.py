@@ -286,7 +286,7 @@ def test_markdown_leaves_a_strangers_text_as_text():
     assert "<script" not in page and "\x1b" not in page and "\u202e" not in page
     assert "http:" not in page and "![" not in page
     table = [line for line in page.splitlines() if line.startswith("|")]
-    assert len(table) == 2 + len(made["rungs"])
+    assert len(table) == 2 + len(result.rungs)
     assert (
         len({line.replace("\\|", "").count("|") for line in table}) == 1
     )  # no cell breaks out of its column
