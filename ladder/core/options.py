@@ -103,28 +103,9 @@ def workload_option(default: str) -> Any:
     )
 
 
-def ladder_option(default: str | None = "article", text: str = "The ladder whose rungs are used.") -> Any:
-    """Return `--ladder`. `default` None tells a command that none was named."""
-    return click.option(
-        "--ladder", "ladder_name", metavar="NAME|FILE", default=default, show_default=True, help=text
-    )
-
-
 resume_option = click.option(
     "--resume", metavar="FILE", type=FILE, help="Continue the run of this file: measure what is missing."
 )
-
-
-def seed_option(of: str, default: int | None = 0) -> Any:
-    """Return `--seed`. `default` None tells a command that no seed was given; it then uses 0, or its file's."""
-    return click.option(
-        "--seed", type=IntRange(0, 2**31 - 1), default=default, help=f"Seed for {of}. [default: 0]"
-    )
-
-
-def rounds_option(least: int, text: str) -> Any:
-    """Return the option for the number of generations. Its older name is `--rounds`."""
-    return click.option("--generations", "--rounds", "rounds", type=IntRange(least, 100), help=text)
 
 
 def out_option(default: str) -> Any:

@@ -210,14 +210,8 @@ def _merged_notes(result: Result) -> list[str]:
     if not result.merged:
         return []
     rounds = sum(run.rounds for run in result.merged)
-    commits = result.commits or [result.commit] if result.commit or result.commits else []
-    at = (
-        str(commits[0])
-        if len(commits) == 1
-        else f"{len(commits)} commits"
-        if commits
-        else "an unknown commit"
-    )
+    commits = sources.commits(result) or ["an unknown commit"]
+    at = commits[0] if len(commits) == 1 else f"{len(commits)} commits"
     unit = sources.unit(result) + "s" * (rounds != 1)
     notes = [f"{MERGED}{rounds} {unit} of {len(result.merged)} runs at {at}"]
     if not sources.one_host(result):

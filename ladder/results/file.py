@@ -43,6 +43,7 @@ Phase = Literal["G_main", "D_main", "G_pl", "D_r1"]
 Variable = Annotated[str, matching(r"[A-Z][A-Z0-9_]{0,63}", "the name of a variable")]
 Violation = Literal["power", "thermal", "board_limit", "reliability"]
 Tenancy = Literal["alone", "shared", "unknown"]
+Difference = Annotated[float, between(-1e8, 1e8)]
 
 
 class Machine(Record):
@@ -146,22 +147,22 @@ class KernelProfile(Record):
 
 
 class Round(Record, kw_only=True):
-    """One process of a rung in one generation. Times in ms are of one step, samples in the order of time."""
+    """One process of a rung in one generation. Times in ms are of one step, samples in the order of time.
+
+    `passes` are those over all rungs that each sample was taken in. `lazy_ms` is what a phase adds; noise may
+    exceed it.
+    """
 
     round: Count
     samples_ms: Samples  # one for each timed cycle
-    passes: Annotated[list[Count], size(100_000)] | None = (
-        None  # the pass over all rungs that each sample was taken in
-    )
+    passes: Annotated[list[Count], size(100_000)] | None = None
     profiled: Annotated[list[ProfiledCycle], size(8)] | None = None
     gpu_void: Text | None = None  # why the profiled cycles do not count
     after: Text | None = None  # "ok", or why the step was not compared after timing
     still_s: Seconds | None = None  # longest wait for a visited process to be idle
     event_ms: Samples | None = None
     main_ms: Ms | None = None  # without the lazy phases
-    lazy_ms: Annotated[dict[Phase, Annotated[float, between(-1e8, 1e8)]], size(16)] | None = (
-        None  # what a phase adds; noise may exceed it
-    )
+    lazy_ms: Annotated[dict[Phase, Difference], size(16)] | None = None
     prepare_s: Seconds | None = None
     capture_s: Seconds | None = None
     cache_s: Seconds | None = None

@@ -22,9 +22,7 @@ from ladder.results import code_digest, fields, identity, plausible, sources, st
 from ladder.results.file import OUT, SCHEMA, Header
 from ladder.results.run import Result, Run, Rung, Twin
 
-MOST_BYTES = (
-    2**22
-)  # a ladder takes some hundred kilobytes, all kernels with every sample more than a megabyte
+MOST_BYTES = 2**22  # a ladder has some hundred kilobytes, all kernels with every sample over a megabyte
 _FILE = re.compile(r"(?=.{1,240}$)[a-z0-9][a-z0-9._-]*(-\d{8}T\d{6}Z)?(-\d+)?\.json")
 
 

@@ -41,10 +41,8 @@ from ladder.results.file import Header, KernelProfile, Phase, Round, Status, Ten
 Mode = Literal["cumulative", "solo", "leave-one-out", "mistakes", "levers", "recipe"]
 if TYPE_CHECKING:  # keys of a dict, which mypy does not convert
     Kind = str
-else:
-    Kind = Literal[
-        "captured", "eager", "host", "gpu"
-    ]  # of a rung; until 25 November 2026 what bounds it: host or gpu
+else:  # of a rung; until 25 November 2026 what bounds it: host or gpu
+    Kind = Literal["captured", "eager", "host", "gpu"]
 Verdict = Literal["faster", "slower", "less than", "ambiguous", "too few generations"]
 assert Verdict.__args__ == (FASTER, SLOWER, LESS_THAN, AMBIGUOUS, TOO_FEW)  # type: ignore[attr-defined]
 Pair = Annotated[list[Rate], size(2, 2)]
@@ -150,10 +148,8 @@ class Parity(Record, kw_only=True):
     """A rung's parity with the reference (`ladder.parity.check`): errors and budgets, and problems, a line each."""
 
     problems: Notes = msgspec.field(default_factory=list)
-    phases: Annotated[dict[Phase, Annotated[dict[Identifier, ParityEntry], size(16)]], size(16)] | None = None
-    replays: Annotated[dict[Phase, Annotated[dict[Identifier, Amount | Text], size(16)]], size(16)] | None = (
-        None
-    )
+    phases: dict[Phase, Annotated[dict[Identifier, ParityEntry], size(16)]] | None = None
+    replays: dict[Phase, Annotated[dict[Identifier, Amount | Text], size(16)]] | None = None
     budget: ParityBudget | None = None
     reference: ParityReference | None = None
     seconds: Seconds | None = None
@@ -306,10 +302,7 @@ class Run(Header, kw_only=True):
     first_table_s: Seconds | None = None  # until the first generation was whole
     merged: Annotated[list[Merged], size(100, 2)] | None = None
     choices: Annotated[list[Choice], size(100)] | None = None
-    stored_twins: (
-        Annotated[dict[Kind, Annotated[list[Annotated[float, between(-100, 100)]], size(1000)]], size(4)]
-        | None
-    ) = None
+    stored_twins: dict[Kind, Annotated[list[Annotated[float, between(-100, 100)]], size(1000)]] | None = None
     reported_then: Reported | None = None
 
 
@@ -381,8 +374,7 @@ class Result(Run, kw_only=True):
     """A run with the figures and verdicts that follow from it.
 
     `noise` is of wall time, `gpu_noise` of GPU time. `at_top` comes from the leave-one-out run that goes with it
-    (`ladder.results.combine.series.with_top`), `host` from `ladder host` on the same host, `part_of` is the ladder of
-    the run where these are some of its rungs.
+    (`ladder.results.combine.series.with_top`), `host` from `ladder host` on the same host.
     """
 
     rungs: Annotated[list[RungResult], size(100, 1)]  # type: ignore[assignment]
@@ -392,4 +384,3 @@ class Result(Run, kw_only=True):
     gpu_noise: Annotated[dict[Kind, Noise], size(4)] | None = None
     at_top: dict[str, TopGain] | None = None
     host: dict[str, HostTime] | None = None
-    part_of: str | None = None

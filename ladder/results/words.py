@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from ladder.base.protocol import INSIDE, LESS_THAN, TOO_FEW
 from ladder.base.text import factor, fine_factor, less_than
@@ -26,11 +24,6 @@ class Seen:
 def word(seen: Seen) -> str:
     """Return the verdict as tables show it: `less than 0.41%` instead of `less than`."""
     return less_than(seen.below) if seen.verdict == LESS_THAN and seen.below is not None else seen.verdict
-
-
-def of_row(row: Mapping[str, Any]) -> str:
-    """Return the verdict of a comparison that is plain data, with its number. Older files lack the number."""
-    return word(Seen(row["verdict"], below=row.get("below")))
 
 
 def kind(verdict: str) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from ladder.base import text
@@ -120,19 +121,17 @@ class Canary(Study[Options, Case, Observed]):
                     session.report(f"{done}/{len(waiting)} {key}: {distance}")
 
     def has_answers(self, file: File) -> bool:
-        return super().has_answers(file) and "worse" not in judge_rungs(file).values()
+        return super().has_answers(file) and all(rung.verdict != "worse" for rung in list_rungs(file))
 
     def derive(self, file: File) -> Any:
-        verdicts, rungs = judge_rungs(file), []
-        for name, trainings in group_trainings(file).items():
-            case = next(case for case in file.cases.values() if case.rung == name)
-            runs = [
-                {"seed": seed, "levels": each.levels, "reason": each.reason}
-                for seed, each in trainings.items()
-                if each.status != "n/a"
-            ]
-            about = {"name": name, "title": case.title, "recipe": case.recipe, "skipped": case.problem}
-            rungs.append(about | {"runs": runs, "distance": average(trainings), "verdict": verdicts[name]})
+        rungs = [
+            {
+                "name": rung.name, "title": rung.case.title, "recipe": rung.case.recipe, "skipped": rung.case.problem,
+                "runs": [{"seed": k, "levels": each.levels, "reason": each.reason} for k, each in rung.runs.items()],
+                "distance": rung.distance, "verdict": rung.verdict,
+            }
+            for rung in list_rungs(file)
+        ]  # fmt: skip
         counts = {"steps": file.options.steps, "seeds": file.options.seeds, "samples": count_samples(file)}
         return {"ladder": file.ladder, **counts, "band": derive_band(file), "rungs": rungs}
 
@@ -156,36 +155,53 @@ class Canary(Study[Options, Case, Observed]):
         ]
 
     def list_tables(self, file: File) -> Iterable[Table]:
-        rows: list[list[Any]] = []
-        for name, trainings in group_trainings(file).items():
-            each = ", ".join(
-                "broke" if one.distance is None else f"{one.distance:.1f}"
-                for one in trainings.values()
-                if one.status != "n/a"
-            )
-            reason = next((one.reason for one in trainings.values() if one.reason), None)
-            mean, verdict = average(trainings), judge_rungs(file)[name]
-            shown = verdict or ("n/a" if any(one.status == "n/a" for one in trainings.values()) else "")
-            rows.append([name, mean and f"{mean:.1f}", shown, "; ".join(filter(None, (each, reason)))])
-        columns = [
-            Column("rung"),
-            Column("mean", "ratio"),
-            Column("verdict", "verdict"),
-            Column("each seed"),
-        ]
+        rows = []
+        for rung in list_rungs(file):
+            each = ["broke" if one.distance is None else f"{one.distance:.1f}" for one in rung.runs.values()]
+            reasons = [one.reason for one in rung.runs.values() if one.reason] + [rung.case.problem]
+            about = "; ".join(filter(None, (", ".join(each), reasons[0])))
+            verdict = rung.verdict or ("n/a" if rung.case.problem else "")
+            rows.append([rung.name, rung.distance and f"{rung.distance:.1f}", verdict, about])
+        columns = [Column("rung"), Column("mean", "ratio"), Column("verdict", "verdict"), Column("each seed")]
         yield Table(columns, rows)
 
 
 STUDY = Canary()
 
 
-def group_trainings(file: File) -> dict[str, dict[int, Observed]]:
-    """Return the trainings of each rung that were observed, by seed."""
-    groups: dict[str, dict[int, Observed]] = {case.rung: {} for case in file.cases.values()}
+@dataclass(frozen=True)
+class Rung:
+    """A rung with its trainings by seed, and its verdict: None while seeds are missing, or where it cannot run."""
+
+    name: str
+    case: Case
+    runs: dict[int, Observed]
+    verdict: str | None = None
+
+    @property
+    def distance(self) -> float | None:
+        """Return the mean of the trainings, None if one broke or there is none."""
+        distances = [each.distance for each in self.runs.values()]
+        return None if None in distances or not distances else round(sum(distances) / len(distances), 3)  # type: ignore[arg-type]
+
+
+def list_rungs(file: File) -> list[Rung]:
+    """Return every rung, judged: "as good", "better", "worse" or "broke"."""
+    rungs: dict[str, Rung] = {}
     for key, case in file.cases.items():
-        if key in file.observed:
-            groups[case.rung][case.seed] = file.observed[key]
-    return groups
+        rung = rungs.setdefault(case.rung, Rung(case.rung, case, {}))
+        if case.problem is None and key in file.observed:
+            rung.runs[case.seed] = file.observed[key]
+    base, band = next(iter(rungs.values())), derive_band(file)
+    judged = []
+    for rung in rungs.values():
+        mean, verdict = rung.distance, None
+        if rung.runs and mean is None:
+            verdict = "broke"
+        elif mean is not None and band is not None and len(rung.runs) == len(base.runs):
+            verdict = "worse" if mean > band[1] else "better" if mean < band[0] else "as good"
+        judged.append(replace(rung, verdict=verdict))
+    return judged
 
 
 def count_samples(file: File) -> int:
@@ -193,37 +209,16 @@ def count_samples(file: File) -> int:
     return max((each.samples for each in file.observed.values()), default=0)
 
 
-def average(trainings: Mapping[int, Observed]) -> float | None:
-    """Return the mean distance of a rung, None if a training broke or there is none."""
-    distances = [each.distance for each in trainings.values()]
-    return None if None in distances or not distances else round(sum(distances) / len(distances), 3)  # type: ignore[arg-type]
-
-
 def derive_band(file: File) -> tuple[float, float] | None:
     """Return mean +- t * sd * sqrt(2 / n) of the baseline, None if it broke or has one seed."""
-    baseline = next(iter(group_trainings(file).values()))
-    distances = [each.distance for each in baseline.values() if each.distance is not None]
-    if len(distances) < max(2, len(baseline)):
+    base = next(iter(file.cases.values())).rung
+    runs = [
+        file.observed[key] for key, case in file.cases.items() if case.rung == base and key in file.observed
+    ]
+    distances = [each.distance for each in runs if each.distance is not None]
+    if len(distances) < max(2, len(runs)):
         return None
     mean = sum(distances) / len(distances)
     t = estimates.t_quantile(0.5 + CONFIDENCE / 2, len(distances) - 1)
     half = t * estimates.standard_error(distances) * math.sqrt(2)
     return round(max(0.0, mean - half), 3), round(mean + half, 3)
-
-
-def judge_rungs(file: File) -> dict[str, str | None]:
-    """Return "as good", "better", "worse" or "broke" for each rung, None while seeds are missing or it cannot run."""
-    groups, band = group_trainings(file), derive_band(file)
-    many = len(next(iter(groups.values())))
-    verdicts: dict[str, str | None] = {}
-    for name, trainings in groups.items():
-        mean, statuses = average(trainings), [each.status for each in trainings.values()]
-        if not statuses or "n/a" in statuses:
-            verdicts[name] = None
-        elif mean is None:
-            verdicts[name] = "broke"
-        elif band is None or len(trainings) < many:
-            verdicts[name] = None
-        else:
-            verdicts[name] = "worse" if mean > band[1] else "better" if mean < band[0] else "as good"
-    return verdicts

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import random
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -69,6 +69,7 @@ BYTES = {  # of a worker's reply
     **{"allocated_gib": "peak_allocated_bytes", "reserved_gib": "peak_reserved_bytes"},
     **{"device_gib": "device_used_bytes", "rss_gib": "peak_rss_bytes"},
 }
+TIMED = ("parity", "generation")  # parts that a row must have for the others
 CPU_INTERVAL = 8  # updates after which a loss scale grows in a smoke test
 SETTLE = {"settle_s": 2.5, "settle_cycles": 16}  # the most that a row runs before its first timed cycle
 ONLY = option("Precisions, of fp32, tf32, bf16, fp16 and fp8. [default: all]", metavar="A,B,...")
@@ -251,7 +252,7 @@ ladder precision --minutes 9                a part, then the rest of it:
 ladder precision --resume results/precision/MACHINE-partial.json
 ladder precision -w article-b32 --json > precision.json
 """
-    budget_flag = "--minutes"
+    budget_flag, case_seconds = "--minutes", {"cuda": 26.0}
     answers, final = ("ok", "n/a"), ("ok", "n/a", "failed: parity")
     extendable = ("only", "on", "generations", "parity", "batch_seconds", "batch_of", "most", "steps")
 
@@ -259,7 +260,12 @@ ladder precision -w article-b32 --json > precision.json
         options, observed = job.options, file.observed if file else {}
         choose = functools.partial(options.choose, device=job.device)
         rows = plan_rows(job)
-        failed = {file.cases[key].title for key, each in observed.items() if each.status not in self.answers}
+        timed = {key: case for key, case in (file.cases if file else {}).items() if case.part in TIMED}
+        failed = {
+            case.title
+            for key, case in timed.items()
+            if key in observed and observed[key].status not in self.answers
+        }
         able = {row.title: row for row in rows if not row.reason and row.title not in failed}
         cases = [row for row in rows if row.reason or options.parity]
         rng = random.Random(options.seed)
@@ -273,6 +279,23 @@ ladder precision -w article-b32 --json > precision.json
             if row.on in list_bases(options.batch_of) and row.precision != "fp8":
                 cases.append(msgspec.structs.replace(row, part="largest batch"))
         return {each.key: each for each in cases}
+
+    def announce(self, job: Job, cases: Mapping[str, Case]) -> str:
+        """Return the first line of the command. Raises UserError for an option that no row reads."""
+        options = job.options
+        if "fp16" not in (shared.names(options.only) or NAMES) and options.steps:
+            only = "--only leaves FP16 out: leave out --steps, or add fp16"
+            shared.refuse_idle(f"is for FP16's recorded training, and {only}", "steps")
+        if options.on == "baseline":
+            shared.refuse_idle("is for --on top", "ladder")
+        if not options.choose("batch_seconds", job.device):
+            shared.refuse_idle(
+                "is for the search of the largest batch: give --batch-seconds", "most", "batch_of"
+            )
+        elif not {*list_bases(options.on)} & {*list_bases(options.batch_of)}:
+            why = f"searches no row: --on is {options.on}, and --batch-of {options.batch_of}"
+            shared.refuse_idle(why, "batch_seconds", "batch_of", "most")
+        return super().announce(job, cases)
 
     def observe(self, session: Session, key: str, case: Case) -> Observed:
         if case.reason:
@@ -493,7 +516,7 @@ def derive_rows(file: File) -> list[Row]:
     rows = []
     for on, precision in sorted(parts, key=lambda each: (each[0], [*NAMES].index(each[1]))):
         own = parts[on, precision]
-        timed = [each for case, each in own if case.part in ("parity", "generation")]
+        timed = [each for case, each in own if case.part in TIMED]
         failed = next((each for each in timed if each.reason), None)
         rounds = sorted((each.round for _, each in own if each.round), key=lambda each: each.round)
         most = {

@@ -184,3 +184,18 @@ def test_a_row_without_memory_ends_the_command_with_status_1(tmp_path, monkeypat
     monkeypatch.setattr(precision, "time_row", fail)
     run = invoke(tmp_path, "--only", "fp32", "--on", "baseline", "--no-parity", "--steps", "0")
     assert run.exit_code == 1 and "FP32 on the baseline: oom: out of memory" in run.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--only", "bf16", "--steps", "9"), "leaves FP16 out: leave out --steps, or add fp16"),
+        (("--on", "baseline", "--ladder", "full"), "--ladder is for --on top"),
+        (("--most", "64"), "--most is for the search of the largest batch"),
+        (("--on", "top", "--batch-seconds", "9"), "--batch-seconds searches no row"),
+    ],
+)
+def test_an_option_that_no_row_reads_is_one_line(arguments, words, tmp_path):
+    run = invoke(tmp_path, *arguments)
+    assert run.exit_code == 2 and words in run.stderr and run.stderr.count("\n") == 1
+    assert not list(tmp_path.glob("out/*"))

@@ -80,11 +80,12 @@ def test_a_rung_that_computes_the_same_is_as_good_and_one_that_breaks_is_named(
     monkeypatch.setattr(TrainingStep, "step", diverge)
     result, file = go(arguments, tmp_path, "--steps", "16")
     assert result.exit_code == 1 and file.is_complete
-    assert study.judge_rungs(file) == {
+    rungs = study.list_rungs(file)
+    assert {rung.name: rung.verdict for rung in rungs} == {
         "baseline": "as good", "channels_last": "as good", "bf16": "broke", "cuda_graphs": None,
     }  # fmt: skip
     low, high = study.derive_band(file)
-    assert low < study.average(study.group_trainings(file)["baseline"]) < high
+    assert low < rungs[0].distance < high
     assert "NaN" in file.observed["bf16, seed 0"].reason and "9/9 bf16, seed 2: broke" in result.stderr
     assert "needs a CUDA GPU" in result.stdout and "as good" in result.stdout and "broke" in result.stdout
     assert STUDY.derive(file)["rungs"][2]["verdict"] == "broke"
@@ -105,7 +106,13 @@ def test_a_worse_mean_is_distinguished_from_the_spread_of_seeds() -> None:
             cases[f"{rung}, {seed}"] = Case(rung=rung, title=rung, recipe={}, seed=seed)
             observed[f"{rung}, {seed}"] = Observed(levels={"8": float(distance)})
     file = frame.msgspec.structs.replace(golden, cases=cases, observed=observed)
-    assert [*study.judge_rungs(file).values()] == ["as good", "as good", "worse", "better", None]
+    assert [rung.verdict for rung in study.list_rungs(file)] == [
+        "as good",
+        "as good",
+        "worse",
+        "better",
+        None,
+    ]
     low, high = study.derive_band(file)
     assert (low + high) / 2 == pytest.approx(51)
     assert 7 < high - 51 < 9  # t(0.995, 2) = 9.92, sd 1: 9.92 sqrt(2/3)
@@ -115,7 +122,7 @@ def test_the_committed_canary_has_the_verdicts_of_its_day() -> None:
     (path,) = (ROOT / "results" / "canary").glob("*.json")
     file = frame.read_file(STUDY, path)
     assert study.derive_band(file) == pytest.approx((88.4, 264.4), abs=0.1)
-    assert {*study.judge_rungs(file).values()} == {"as good"}
+    assert {rung.verdict for rung in study.list_rungs(file)} == {"as good"}
 
 
 @pytest.mark.parametrize(

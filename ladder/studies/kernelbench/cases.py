@@ -30,9 +30,6 @@ SMALLEST = 32  # resolution; a smaller layer is a few microseconds of launches w
 # Memory-bound ops come first, on large maps: the main question is how near they come to a copy.
 MEMORY_BOUND = ("bias_act", "modulate", "upfirdn2d")
 LARGE_MAPS, THEIR_BATCHES = (128, 256), (8, 32)
-# Public ops of `kernels` and `kernels.cuda` ("cuda.") without an entry, with the reason.
-NOT_TIMED = {"scale_channels": "another name of modulate", "cuda.empty": "does nothing, and has no input"}
-NO_OPS = {"available", "cuda.available", "cuda.Flags", "cuda.Resources", "cuda.resources", "cuda.Unavailable"}
 
 ORDER = "NCOIHWRK"  # of the letters of a case
 Sizes = dict[str, int]  # letter of a shape -> its value; R is the layer's resolution
@@ -122,32 +119,6 @@ def list_dense(w: Workload) -> list[Sizes]:
     top, r = w.fmaps(4), w.resolution
     mapping = {"N": 2 * w.batch, "O": w.w_dim, "I": w.w_dim, "R": r}
     return [{"N": w.batch, "O": top, "I": 16 * top, "R": r}] + [mapping] * (w.mapping_layers > 1)
-
-
-def list_affine(w: Workload) -> list[Sizes]:
-    """Return the styles of the convolutions of each width, computed from latents."""
-    return [{"N": w.batch, "O": w.fmaps(r), "I": w.w_dim, "R": r} for r in w.resolutions]
-
-
-def list_normed(w: Workload) -> list[Sizes]:
-    """Return the second layer of each of the discriminator's blocks, in every workload, normalized or not."""
-    return [{"O": w.fmaps(r // 2), "I": w.fmaps(r), "K": 9 * w.fmaps(r), "R": r} for r in w.resolutions[1:]]
-
-
-def list_square(w: Workload) -> list[Sizes]:
-    """Return the discriminator's convolutions that keep their channels."""
-    return [{"O": w.fmaps(r), "I": w.fmaps(r), "K": 9 * w.fmaps(r), "R": r} for r in w.resolutions]
-
-
-def list_convolved_up(w: Workload) -> list[Sizes]:
-    """Return the convolutions into the two highest resolutions: half as many pixels a side, more channels."""
-    return [size_map(w, r, r // 2) | {"C": w.fmaps(r // 2), "O": w.fmaps(r)} for r in w.resolutions[1:][-2:]]
-
-
-def list_skipped(w: Workload) -> list[Sizes]:
-    """Return the results of the discriminator's blocks, with the channels that their skips read."""
-    pairs = itertools.pairwise(reversed(w.resolutions))
-    return [size_map(w, r) | {"I": w.fmaps(above)} for above, r in pairs]
 
 
 # --- the bytes that must cross memory ---------------------------------------------------------------------------------
@@ -341,8 +312,11 @@ OPS: dict[str, Op] = {
     "dense": Op(
         "dense", {"x": "NI", "weight": "OI", "bias": "O"}, list_dense, count_bytes("x", "weight"), activations=(),
         penalty=("x",), options={"act": True, "gain": math.sqrt(2)}, settings=FLOAT),
-    "spectral_norm": Op(  # one layer: the rung shows the savings of all layers side by side
-        "spectral_norm", {"weight": "OI33", "u": "O", "v": "K"}, list_normed,
+    # The second layer of each of the discriminator's blocks, in every workload, normalized or not: one layer, as the
+    # rung shows the savings of all layers side by side.
+    "spectral_norm": Op(
+        "spectral_norm", {"weight": "OI33", "u": "O", "v": "K"},
+        lambda w: [{"O": w.fmaps(r // 2), "I": w.fmaps(r), "K": 9 * w.fmaps(r), "R": r} for r in w.resolutions[1:]],
         lambda op, t, backward: op.bytes_moved(
             [t["weight"]], [t["weight"].detach().to(torch.bfloat16)], backward=backward),
         activations=(), data=("u", "v"), options={"dtype": torch.bfloat16}, settings=FLOAT, call=call_spectral),
@@ -356,18 +330,27 @@ OPS: dict[str, Op] = {
         "weight_energies", name_group("weight", "OI33"), list_weights,
         lambda op, t, backward: (1 + backward) * count_group(t, "weight") + count_group(t, "weight") // 9,
         activations=(), settings=FLOAT, call=lambda function, **t: function(pick_group(t, "weight"))),
-    "dense_group": Op(
-        "dense_group", {"x": f"N{LAYERS}I"} | name_group("weight", "OI") | name_group("bias", "O"), list_affine,
-        count_dense, activations=(), penalty=("x",), settings=FLOAT, call=call_dense),
-    "power_iteration": Op(  # weights, and u and v twice: the second read of a weight comes from the cache
-        "power_iteration", name_group("weight", "OI33") | name_group("u", "O") | name_group("v", "K"), list_square,
+    "dense_group": Op(  # the styles of the convolutions of each width, computed from latents
+        "dense_group", {"x": f"N{LAYERS}I"} | name_group("weight", "OI") | name_group("bias", "O"),
+        lambda w: [{"N": w.batch, "O": w.fmaps(r), "I": w.w_dim, "R": r} for r in w.resolutions], count_dense,
+        activations=(), penalty=("x",), settings=FLOAT, call=call_dense),
+    # Of the discriminator's convolutions that keep their channels: weights, and u and v twice, as the second read of a
+    # weight comes from the cache.
+    "power_iteration": Op(
+        "power_iteration", name_group("weight", "OI33") | name_group("u", "O") | name_group("v", "K"),
+        lambda w: [{"O": w.fmaps(r), "I": w.fmaps(r), "K": 9 * w.fmaps(r), "R": r} for r in w.resolutions],
         lambda op, t, backward: count_group(t, "weight") + 2 * count_group(t, "u", "v"), activations=(),
         data=(*name_group("weight"), *name_group("u"), *name_group("v")), settings=FLOAT, call=call_iteration),
-    "conv_transpose2d": Op(
-        "conv_transpose2d", X | {"weight": "CO33"}, list_convolved_up, count_up,
+    "conv_transpose2d": Op(  # into the two highest resolutions: half as many pixels a side, more channels
+        "conv_transpose2d", X | {"weight": "CO33"},
+        lambda w: [size_map(w, r // 2) | {"O": w.fmaps(r), "R": r} for r in w.resolutions[1:][-2:]], count_up,
         activations=("x", "weight"), penalty=("x",), options={"stride": 2}),
-    "bias_act_skip": Op(  # other settings are calls of `conv2d` and `bias_act_residual`
-        "bias_act_skip", BIASED | {"low": "NIHW", "weight": "CI11"}, list_skipped, count_bytes("x", "low", "weight"),
+    # Results of the discriminator's blocks, with the channels that their skips read. Other settings are calls of
+    # `conv2d` and `bias_act_residual`.
+    "bias_act_skip": Op(
+        "bias_act_skip", BIASED | {"low": "NIHW", "weight": "CI11"},
+        lambda w: [size_map(w, r) | {"I": w.fmaps(a)} for a, r in itertools.pairwise(reversed(w.resolutions))],
+        count_bytes("x", "low", "weight"),
         activations=("x", "low", "weight"), penalty=("x", "low"), options={"gain": 1.0}, settings=SETTINGS[:1]),
     # CUDA C++.
     "cuda instance_norm_act": Op(
