@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from msgspec.structs import replace
 
+from ladder.base.protocol import CYCLE_STEPS
+from ladder.plan import catalog
 from ladder.results import derive
 from ladder.results.file import OUT
 from ladder.stats import answers, estimates, nested
@@ -24,6 +26,7 @@ from ladder.stats.answers import Answer, Quantity
 from ladder.stats.nested import Difference
 from ladder.studies.commits.record import (
     BASE,
+    CYCLES,
     GENERATION,
     HEAD,
     SIDES,
@@ -33,6 +36,7 @@ from ladder.studies.commits.record import (
     Judged,
     JudgedRung,
     Program,
+    Protocol,
 )
 
 LEAST_ROUNDS, MOST_ROUNDS = nested.LEAST_GENERATIONS, nested.MOST_GENERATIONS
@@ -168,8 +172,20 @@ def judge(file: File) -> Judged:
             verdict = BROKEN if _is_broken(sides) else None
             of_wall, of_gpu = replace(of_wall, reason=reason, verdict=verdict), None
         shown = {name: getattr(of_wall, name) for name in Answered.__struct_fields__}
-        rungs.append(JudgedRung(name=rung, gpu=of_gpu, **shown))
-    return Judged(base=case.base, head=case.head, rungs=rungs, programs=list(programs.values()))
+        title = catalog.load_rung(rung).title if rung in catalog.rungs() else rung
+        rungs.append(JudgedRung(name=rung, title=title, gpu=of_gpu, **shown))
+    notes = ["kernels and stylegan_lite are the same in both commits: whatever differs is noise"]
+    return Judged(
+        base=case.base,
+        head=case.head,
+        protocol=Protocol(
+            file.options.rounds is not None, len(file.observed), CYCLES, CYCLE_STEPS, file.options.seed
+        ),
+        gpu=next((each.gpu for each in reversed(file.observed.values()) if each.gpu), None),
+        notes=notes * (case.base.measured_code == case.head.measured_code),
+        rungs=rungs,
+        programs=list(programs.values()),
+    )
 
 
 def derive_answers(programs: Programs, device: str, *, is_gpu: bool) -> dict[str, Answered]:

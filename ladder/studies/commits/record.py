@@ -21,7 +21,7 @@ from ladder.studies.frame import StudyFile
 
 BASE, HEAD, TWIN = "base", "head", "twin"
 SIDES = (BASE, HEAD, TWIN)
-MOST_RUNGS = 32
+MOST_RUNGS, CYCLES = 32, 2  # of a comparison, and of each process
 GENERATION = "generation "
 
 
@@ -127,8 +127,19 @@ class JudgedRung(Answered, kw_only=True):
     """A rung of a comparison, with its wall time and its GPU time (None on a CPU)."""
 
     name: str
+    title: str
     known: str | None = None  # who accepted the slowdown, and until when
     gpu: Answered | None = None
+
+
+class Protocol(Record):
+    """How a comparison was measured. `fixed`: the number of generations was given."""
+
+    fixed: bool
+    rounds: int
+    cycles: int
+    cycle_steps: int
+    seed: int
 
 
 class Judged(Record, kw_only=True):
@@ -136,5 +147,8 @@ class Judged(Record, kw_only=True):
 
     base: Commit
     head: Commit
+    protocol: Protocol
+    gpu: RunGpu | None = None
+    notes: list[str]
     rungs: list[JudgedRung]
     programs: list[Program]

@@ -33,6 +33,7 @@ from ladder.studies.commits import checkouts, judging, known
 from ladder.studies.commits.judging import BROKEN, GPU, LEAST_ROUNDS, MOST_ROUNDS, WALL
 from ladder.studies.commits.record import (
     BASE,
+    CYCLES,
     GENERATION,
     HEAD,
     SIDES,
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from ladder.engine.outcomes import Program, Visited
     from ladder.engine.rounds import Interleaved
 
-CYCLES = 2  # of each process
 MARK = "<!-- ladder bench-compare -->"  # by which the comment of an earlier run is found and replaced
 COLUMNS = (
     Column("rung"),
@@ -198,9 +198,9 @@ ladder bench-compare --report results/compare/FILE.json --markdown comment.md"""
         return list(find_problems(file))
 
     def list_cautions(self, file: File) -> list[str]:
-        gpu = [each.gpu for each in file.observed.values() if each.gpu][-1:]
-        rounds = (write_record(each) for side in judging.list_programs(file).values() for each in side.rounds)
-        return [*(note for each in gpu for note in each.notes or ()), *neighbours.list_marks(rounds)]
+        judged = judging.judge(file)
+        rounds = (write_record(each) for side in judged.programs for each in side.rounds)
+        return [*(judged.gpu.notes or () if judged.gpu else ()), *neighbours.list_marks(rounds)]
 
     def summarize(self, file: File) -> list[str]:
         judged, machine = self.derive(file), file.machine
@@ -360,9 +360,7 @@ def conclude(judged: Judged) -> str:
 
 def explain_differences(judged: Judged) -> list[str]:
     """Return that both commits are one, what a difference of GPU work consists of, and other tuning choices."""
-    lines = []
-    if judged.base.measured_code == judged.head.measured_code:
-        lines.append("kernels and stylegan_lite are the same in both commits: whatever differs is noise")
+    lines = [*judged.notes]
     by_name = {f"{each.rung} {each.side}": each for each in judged.programs}
     for rung in judged.rungs:
         base, head = (by_name[f"{rung.name} {side}"] for side in (BASE, HEAD))
