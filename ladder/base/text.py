@@ -11,16 +11,8 @@ from ladder.base.errors import one_line
 from ladder.base.protocol import AMBIGUOUS, LESS_THAN
 
 FAR = 1000.0  # digits of a factor beyond it say nothing
-WIDEST = 10.0  # upper end over lower end of an interval: above this, two rounds of a noisy rung say nothing
 NO_TIME = "the time (--minutes) was used up"
 MOST_OPEN = math.log(2)  # log ratio: a reader can act on "less than X%" up to a factor of two, 100%
-
-
-def between(interval: tuple[float, float] | None) -> str:
-    """Return an interval of an older result, whose rounds are too few for one that excludes anything: then "any"."""
-    if not interval:
-        return ""
-    return "any" if interval[1] > WIDEST * interval[0] else bounds(interval)
 
 
 def at_commits(commits: Sequence[str], dirty: bool | None) -> str:

@@ -345,8 +345,6 @@ def _describe_noise(result: Result) -> list[str]:
 def _list_remarks(result: Result, rows: list[Row]) -> list[str]:
     """Return what a reader must know of a result, a line each."""
     base, mode, lines = result.baseline, result.protocol.mode, []
-    if result.part_of:
-        lines.append(f"these are rungs of a run of {plain(result.part_of)}")
     if result.reported_then:
         lines.append(REPORTED_THEN)
     if base is None:

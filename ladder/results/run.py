@@ -381,8 +381,7 @@ class Result(Run, kw_only=True):
     """A run with the figures and verdicts that follow from it.
 
     `noise` is of wall time, `gpu_noise` of GPU time. `at_top` comes from the leave-one-out run that goes with it
-    (`ladder.results.combine.series.with_top`), `host` from `ladder host` on the same host, `part_of` is the ladder of
-    the run where these are some of its rungs.
+    (`ladder.results.combine.series.with_top`), `host` from `ladder host` on the same host.
     """
 
     rungs: Annotated[list[RungResult], size(100, 1)]  # type: ignore[assignment]
@@ -392,4 +391,3 @@ class Result(Run, kw_only=True):
     gpu_noise: Annotated[dict[Kind, Noise], size(4)] | None = None
     at_top: dict[str, TopGain] | None = None
     host: dict[str, HostTime] | None = None
-    part_of: str | None = None

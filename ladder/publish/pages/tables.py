@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,14 +41,8 @@ LEFT_OUT = {
     "at the top (GPU)", "receipts", "in force", "parity", "rejected", "images/s", "total (GPU)", "article ms",
     "article total",
 }  # fmt: skip
-FEW = {
-    "95% interval",
-    "total interval",
-    "main ms",
-    "reserved GiB",
-    "allocated GiB",
-    "device GiB",
-}  # nor README
+# Those that the README leaves out, too.
+FEW = {"95% interval", "total interval", "main ms", "reserved GiB", "allocated GiB", "device GiB"}
 OF_ARTICLE = {"article ms", "article total"}
 
 
@@ -72,8 +66,13 @@ def render(columns: Sequence[tuple[str, str]], rows: Sequence[Sequence[Any]], *s
 
 def render_table(table: Table, *sources: str) -> str:
     """Return a table as Markdown, with the line of its sources below it."""
-    below = " · ".join(filter(None, sources))
-    return render_markdown(table) + "\n" + (f"\n*{below}*\n" if below else "")
+    return f"{render_markdown(table)}\n{join_sources(sources)}"
+
+
+def join_sources(sources: Iterable[str]) -> str:
+    """Return the line below a table or a page of them, "" without any."""
+    line = " · ".join(filter(None, sources))
+    return f"\n*{line}*\n" if line else ""
 
 
 def describe_absence(command: str) -> str:
@@ -183,7 +182,7 @@ def render_advice(committed: Committed, name: str) -> str:
     reasons = list_reasons([each for each in advice.rungs if each.advice != ADOPT])
     both = "\n\n".join(map(render_markdown, (tabulate_rungs(advice), tabulate_units(advice))))
     lines = "".join(f"- {escaped(line)}\n" for line in reasons)
-    return f"{both}\n\n{lines}\n*{' · '.join(filter(None, cite(committed, result)))}*\n"
+    return f"{both}\n\n{lines}{join_sources(cite(committed, result))}"
 
 
 def render_workloads(committed: Committed, machine: str, ladder: str) -> str:
@@ -248,7 +247,7 @@ def render_explanation(committed: Committed, name: str, before: str, after: str)
             raise UserError(f"results/{path}: rung {wanted} has no profile")
         sides.append(explain.Side(Path(path), result, rung, profile))
     shown = explain.render_page(explain.explain(*sides)).partition("\n\n")[2]
-    return f"{shown}\n*{' · '.join([link('samples', path), *map(escaped, publishable(result))])}*\n"
+    return shown + join_sources([link("samples", path), *map(escaped, publishable(result))])
 
 
 # --- other commands ---------------------------------------------------------------------------------------------------
@@ -265,7 +264,7 @@ def render_files(kind: str, shown: slice) -> Callable[..., str]:
             tables = [render_markdown(table) for table in list(study.list_tables(file))[shown]]
             sources = [link_page("page", name), link("samples", name)]
             sources += map(escaped, frame.list_cautions(study, file))
-            blocks.append("\n\n".join([about, *tables]) + f"\n\n*{' · '.join(sources)}*\n")
+            blocks.append("\n\n".join([about, *tables]) + "\n" + join_sources(sources))
         return "\n".join(blocks) or describe_absence(f"ladder {study.name}")
 
     return fill
@@ -277,11 +276,8 @@ def render_passes(committed: Committed, name: str) -> str:
         if passes := PROFILE.derive(file).passes:
             table = tabulate_passes(passes)
             rows = [row for row in table.rows if row[1] >= LEAST_SHOWN_MS]
-            return render_table(
-                replace(table, rows=rows, title=""),
-                link_page("profile", path),
-                f"commit {(file.commit or '')[:7]}",
-            )
+            commit = f"commit {(file.commit or '')[:7]}"
+            return render_table(replace(table, rows=rows, title=""), link_page("profile", path), commit)
     return describe_absence("ladder profile graph_fills")
 
 
@@ -309,11 +305,8 @@ def render_kernels(committed: Committed, machine: str) -> str:
 def _summarize_kernels(rows: Sequence[Kernel]) -> list[Any]:
     shares = [targets.find_share(row) for row in targets.list_large(rows)]
     between = f"{100 * min(shares):.0f}-{100 * max(shares):.0f}%" if shares else None
-    cells: list[Any] = [
-        len(shares),
-        between,
-        sum(share >= targets.ENOUGH for share in shares) if shares else None,
-    ]
+    enough = sum(share >= targets.ENOUGH for share in shares) if shares else None
+    cells: list[Any] = [len(shares), between, enough]
     for other in ("compile", "plain"):
         won = [row.against[other].times_faster for row in rows if row.verdict == f"{other} faster"]
         cells += [len(won), 1 / min(won) if won else None]
