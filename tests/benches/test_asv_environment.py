@@ -134,24 +134,6 @@ def test_the_command_that_the_history_prints_bisects_to_the_commit(history):
     assert f"Greatest regression found: {git(history, 'rev-parse', '--short=8', 'v4')}" in said, said
 
 
-def test_a_fresh_clone_without_a_terminal_needs_nothing(history):
-    """On a branch that is not called main, then on none, then as it stands with changes."""
-    clone = history.parent / "fresh" / "clone"
-    clone.parent.mkdir()
-    git(history, "clone", "-q", str(history), str(clone))
-    git(clone, "checkout", "-q", "-b", "somebodys-branch", "v5")
-    ok(asv(clone, "run"))
-    assert values(clone, MEMORY) == {"v5": 5}
-    git(clone, "checkout", "-q", "v2")
-    ok(asv(clone, "run"))
-    assert values(clone, MEMORY) == {"v5": 5, "v2": 2}
-    toyhistory.write_toy(clone, 0.7, 70)
-    ok(asv(clone, "run", "--python=same"))
-    assert values(clone, MEMORY, "*/*-treedirty-*.json") == {"v2": 70}
-    no_private_words(clone)
-    assert [path.name for path in (clone.parent / "home").iterdir()] == []
-
-
 # --- which Python, which torch --------------------------------------------------------------------------------------
 
 
@@ -171,39 +153,6 @@ def test_torch_triton_and_cuda_are_parameters_and_begin_series(history):
         "3.6.0",
         "12.9",
     )
-
-
-def test_where_asv_has_no_torch_the_one_in_venv_measures(history):
-    asvs = toyhistory.interpreter(history.parent / "asvs", without=toyhistory.TORCH)
-    said = asv(history, "run", python=asvs)
-    assert (said.returncode, said.stderr.count("\n")) == (
-        2,
-        1,
-    ) and "torch is not installed for" in said.stderr, said.stderr
-
-    files = toyhistory.torch_files("2.14.0", "3.8.0", None)
-    made = toyhistory.interpreter(history.parent / "made", without=toyhistory.TORCH, files=files)
-    (history / ".venv").symlink_to(made.parent.parent)
-    ok(asv(history, "run", python=asvs))
-    (data,) = results(history).values()
-    assert data["requirements"] == {"torch": "2.14.0", "triton": "3.8.0", "cuda": "none"}
-    no_private_words(history)
-
-
-@pytest.mark.parametrize("missing", ["torch", "asv_runner", "working interpreter"])
-def test_what_is_missing_is_said_in_one_line(history, missing):
-    files = {} if missing == "torch" else toyhistory.torch_files("2.13.0", "3.7.1")
-    bare = (*toyhistory.TORCH, *(["asv_runner"] if missing == "asv_runner" else []))
-    python = toyhistory.interpreter(history.parent / "bare", without=bare, files=files)
-    if missing == "working interpreter":
-        python.unlink()
-        python.write_text("#!/bin/sh\nexit 3\n")
-        python.chmod(0o755)
-    run = asv(history, "run", f"--python={python}")
-    assert run.returncode == 2
-    assert run.stderr.count("\n") == 1 and f"has no {missing}: `make ladder`" in run.stderr
-    assert "Traceback" not in run.stdout + run.stderr
-    assert not list((history / "results").glob(f"asv/{CHECKOUT}"))
 
 
 # --- environments that asv manages ----------------------------------------------------------------------------------

@@ -74,12 +74,6 @@ def test_what_a_machine_or_a_commit_cannot_do_is_not_applicable(here, monkeypatc
         kernel.setup(FIRST, "forward")
 
 
-def test_cold_and_hot_are_asked_for_by_name(here, monkeypatch):
-    monkeypatch.setattr(kernelbench, "alone", lambda case, *rest: [case.name, *rest])
-    assert bench.Kernel().samples_cold(FIRST, "backward") == [FIRST, "backward", "cold", "ours"]
-    assert bench.Kernel().samples_hot(FIRST, "backward") == [FIRST, "backward", "hot", "ours"]
-
-
 @pytest.mark.parametrize("alternative", bench.ALTERNATIVES)
 def test_alternatives_of_an_op_have_series_of_their_own(here, monkeypatch, alternative):
     monkeypatch.setattr(kernelbench, "alone", lambda case, *rest: [case.name, *rest])

@@ -11,10 +11,9 @@ from ladder.engine import pool
 from ladder.engine import run as measure
 from ladder.engine.gpu_time import beyond
 from ladder.engine.pool import Worker, WorkerFailure
-from ladder.engine.rounds import Interleaved
 from ladder.engine.visit import Visits
 from ladder.plan import modes
-from ladder.results.file import KernelProfile, Round
+from ladder.results.file import KernelProfile
 from tests.support.fake_runs import FAKE, by_name, run, stored
 
 
@@ -189,47 +188,6 @@ def test_a_step_that_computes_something_else_after_timing_loses_its_times(
     stored(tmp_path)
 
 
-def test_a_step_that_could_not_be_compared_after_timing_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measure._Run, "inspect_all", lambda self, pool: None)
-    why = "its batch of 32 does not fit a reference of 16"
-    commands(monkeypatch, {"prove": {"problem": None, "left_out": why}})
-    rung = by_name(run(tmp_path, {"a": {}}, rounds=2, inspect=True))["a"]
-    assert [each["after"] for each in rung["rounds"]] == [f"not compared: {why}"] * 2
-    assert rung["step_ms"] and rung["notes"] == [f"after timing not compared: {why}"]
-
-
-def test_a_visit_whose_process_stays_busy_has_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits = {"a": iter([0.0, 0.0]), "b": iter([None, 0.1])}
-    real = Interleaved._visit
-
-    def visit(self: Interleaved, process: Any, **how: Any) -> None:
-        real(self, process, **how)
-        process.still_s[-1] = next(waits.get(process.program.name, iter([0.0])))
-
-    monkeypatch.setattr(Interleaved, "_visit", visit)
-    found = by_name(run(tmp_path, {"a": {}, "b": {}}, rounds=2))
-    assert found["b"]["notes"] == ["still busy 2 s after a visit in generation 1"]
-    assert found["a"]["notes"] == []
-
-
-def test_the_next_server_starts_when_nothing_is_timed_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    happened: list[str] = []
-    seen = commands(monkeypatch, {})
-    real = pool.ForkServer.__init__
-
-    def begins(self: Any, *how: Any) -> None:
-        happened.append(f"server after {sum(do == 'cycle' for _, do in seen)}")
-        real(self, *how)
-
-    monkeypatch.setattr(pool.ForkServer, "__init__", begins)
-    run(tmp_path, {"a": {}, "b": {}}, rounds=3)
-    assert happened == ["server after 0", "server after 3", "server after 6"]
-
-
 def test_a_process_takes_of_the_gpu_what_is_free_again_once_it_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,18 +214,3 @@ def test_a_process_takes_of_the_gpu_what_is_free_again_once_it_has_ended(
         assert [each["device_used_bytes"] for each in rung["rounds"]] == [1400, None]
     # One generation ends its processes one by one for it. The other's end together.
     assert [do for _, do in seen].count("release") == 3 and not alive
-
-
-def test_memory_that_an_inspection_saw_lets_the_first_generation_prepare_side_by_side() -> None:
-    made = Interleaved("cpu", cycles=1, seed=0)
-    made.recall("a", [], None)
-    made.recall("b", [], 5)
-    made.recall(
-        "c",
-        [
-            Round(round=0, samples_ms=[], peak_reserved_bytes=7),
-            Round(round=1, samples_ms=[], peak_reserved_bytes=8),
-        ],
-        5,
-    )
-    assert made.peaks == {"b": 5, "c": 8}

@@ -13,7 +13,6 @@ from click.testing import CliRunner
 from ladder.base import locks, text
 from ladder.base.errors import UserError
 from ladder.cli import main as cli
-from ladder.cli import merge as cli_merge
 from ladder.engine import parts
 from ladder.images import for_workload, prepare
 from ladder.machine import environment, system
@@ -25,8 +24,6 @@ from ladder.studies.precision import PrecisionStudy
 from ladder.studies.roofline import measure as roofline_measure
 from ladder.studies.roofline import study as roofline
 from ladder.training import canary, ranks, sample, train
-from tests.support import made_up
-from tests.support.typed import run_of
 
 
 @contextmanager
@@ -161,42 +158,3 @@ def test_what_nobody_times_shares_the_gpu(gpu, monkeypatch, tmp_path):
     with pytest.raises(UserError, match="enough"), ranks.join_ranks("cpu"):
         pass
     assert seen == ["shared"] and counts == [2], "a rank that waits for its own GPU alone may wait for ever"
-
-
-def test_merge_looks_again_once_it_holds_the_folder(tmp_path):
-    """Two merges into one new file: neither finds it before, one writes it first."""
-    out = tmp_path / "whole.json"
-
-    def refuse():
-        cli_merge.refuse_out(out, ())
-
-    out.write_text("the other's")
-    with pytest.raises(UserError, match="is there already"):
-        cli_merge.write(out, {"a": 1}, refuse)
-    assert out.read_text() == "the other's"
-
-
-def test_two_merges_at_a_time_leave_the_first_s_file(tmp_path, monkeypatch):
-    from ladder.results.combine import merging
-
-    out, source = tmp_path / "whole.json", tmp_path / "a.json"
-    source.write_text("{}")
-
-    def merge(files, anyway):
-        out.write_text("the other's")  # meanwhile
-        return run_of(made_up.judged_run())
-
-    monkeypatch.setattr(merging, "merge", merge)
-    said = CliRunner().invoke(cli.main, ["merge", str(source), str(source), "--out", str(out)])
-    assert said.exit_code == 2 and "is there already" in said.output
-    assert out.read_text() == "the other's"
-
-
-def test_a_folder_that_was_made_for_nothing_goes_again(tmp_path):
-    with pytest.raises(UserError), locks.folder_lock(tmp_path / "a" / "b"):
-        assert (tmp_path / "a" / "b").exists()
-        raise UserError("refused")
-    assert not list(tmp_path.iterdir())
-    with locks.folder_lock(tmp_path / "a" / "b"):
-        (tmp_path / "a" / "b" / "result.json").write_text("{}")
-    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["result.json"]

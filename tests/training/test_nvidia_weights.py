@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from ladder.base.errors import UserError
 from ladder.training import checkpoint
-from ladder.training.nvidia import architecture, names, pickles
+from ladder.training.nvidia import architecture, names
 from ladder.training.nvidia.convert import convert
 from stylegan_lite import Recipe, Workload, make_step
 from stylegan_lite.networks import Discriminator, Generator
@@ -39,13 +38,6 @@ def converted(source: Path) -> Path:
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     alike = (torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype for name in one)
     return one.keys() == other.keys() and all(alike)
-
-
-def test_the_command_names_what_comes_next(source: Path, tmp_path: Path) -> None:
-    seen = succeed("convert", source, tmp_path / "my out.pt")
-    assert all(line.startswith("note: ") for line in seen.stderr.splitlines())
-    _, _, *line = shlex.split(seen.stdout.splitlines()[-1])  # for a shell, also with a space in a name
-    assert line[:4] == ["ladder", "train", "--from", str(tmp_path / "my out.pt")]
 
 
 def test_the_workload_is_that_of_the_networks(converted: Path) -> None:
@@ -146,12 +138,6 @@ def _own(path: Path, workload: dict[str, Any]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("fields", [{"norm": "instance"}, {"spectral_norm": True}])
-def test_models_that_nvidia_does_not_have_are_refused(fields: dict, tmp_path: Path) -> None:
-    said = refused("convert", _own(tmp_path / "own.pt", LEAST | fields), tmp_path / "out.pt")
-    assert "norm: demod and spectral_norm: false alone" in said and not (tmp_path / "out.pt").exists()
-
-
 def _change(path: str, **attributes: Any) -> Callable[[dict], None]:
     label, _, name = path.partition(".")
     return lambda made: (made[label][name] if name else made[label]).attributes.update(attributes)
@@ -208,13 +194,6 @@ def test_another_architecture_is_one_line_and_no_file(
     assert "\n" not in str(error.value)
 
 
-def test_modules_that_hold_themselves_are_refused() -> None:
-    record = pickles.Record({"class_name": "Generator", "state": {"_modules": {}}})
-    record.state["_modules"] |= {str(k): record for k in range(50)}
-    with pytest.raises(UserError, match="is no module of NVIDIA's"):
-        architecture.read_network("a.pkl: G", record)
-
-
 @pytest.mark.parametrize("group, ours, batch", [(None, architecture.WHOLE, 8), (3, 3, 9), (32, 32, 32)])
 def test_groups_of_the_minibatch_deviation(group: int | None, ours: int, batch: int, tmp_path: Path) -> None:
     """Without a group NVIDIA's layer takes the whole batch, as old networks do that its legacy.py converted."""
@@ -226,15 +205,6 @@ def test_groups_of_the_minibatch_deviation(group: int | None, ours: int, batch: 
     assert back.content["kwargs"]["D"]["epilogue_kwargs"] == {"mbstd_group_size": group}
     checkpoint.write(tmp_path / "b.pt", back.content)
     assert convert(tmp_path / "b.pt").workload == back.workload
-
-
-def test_frozen_layers_of_d_are_taken_and_told(tmp_path: Path) -> None:
-    made = theirs.networks()
-    layer = made["D"]["b16.conv0"]
-    layer.buffers |= layer.parameters
-    layer.parameters = {}
-    found = convert(theirs.write(tmp_path / "a.pkl", made))
-    assert "2 tensors of D were frozen (Freeze-D); here all are trained" in found.notes
 
 
 def test_bad_arguments_are_one_line_and_leave_files_alone(source: Path, tmp_path: Path) -> None:

@@ -97,12 +97,6 @@ def test_seeds_are_numbers_and_ranges(text: str, seeds: list[int]) -> None:
     assert sampling.parse_seeds(text) == seeds
 
 
-@pytest.mark.parametrize("text", ["a", "-3", "3-", "1,,2", "5-2", "4294967296", "0-10000", "1.5", "²"])
-def test_other_seeds_are_refused_in_one_line(own: Path, text: str, tmp_path: Path) -> None:
-    assert refused("sample", own, "--out", tmp_path / "s", f"--seeds={text}").startswith("ladder: --seeds")
-    assert not (tmp_path / "s").exists()
-
-
 def test_a_file_that_is_no_checkpoint_is_refused_and_nothing_is_made(own: Path, tmp_path: Path) -> None:
     assert "no such checkpoint" in refused("sample", tmp_path / "none.pt", "--out", tmp_path / "s")
     theirs.write(tmp_path / "a.pkl", theirs.networks())
@@ -112,9 +106,3 @@ def test_a_file_that_is_no_checkpoint_is_refused_and_nothing_is_made(own: Path, 
     checkpoint.write(tmp_path / "bad.pt", content)
     assert "damaged checkpoint" in refused("sample", tmp_path / "bad.pt", "--out", tmp_path / "s")
     assert not (tmp_path / "s").exists()
-
-
-def test_a_folder_that_cannot_be_written_is_one_line(own: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    said = refused("sample", own, "--out", tmp_path / "file" / "s", "--seeds", "1")
-    assert "cannot be written" in said
