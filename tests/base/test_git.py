@@ -13,8 +13,6 @@ from ladder.studies.commits import checkouts
 from tests.support import repositories
 from tests.support.repositories import commit_all
 
-# Settings that users have in ~/.gitconfig: each changed an answer of some command.
-
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
@@ -118,21 +116,6 @@ def test_where_git_knows_no_commit_one_line_says_what_helps(root, monkeypatch, c
         with pytest.raises(UserError, match=said) as refused:
             ask(None, print, root)
         assert "\n" not in str(refused.value) and str(refused.value) == git.problem(root)
-
-
-def test_a_shallow_clone_says_how_to_get_what_it_lacks(root, tmp_path):
-    older = repositories.git(root, "rev-parse", "HEAD~1")
-    shallow = tmp_path / "shallow"
-    repositories.git(tmp_path, "clone", "-q", "--depth=1", f"file://{root}", str(shallow))
-    assert git.is_shallow(shallow) and not git.is_shallow(root)
-    assert git.commit(shallow) == git.commit(root)
-    with pytest.raises(UserError, match="no such commit; this clone is shallow: `git fetch --unshallow`"):
-        checkouts.commit_of(older, "BASE", shallow)
-    repositories.git(shallow, "fetch", "-q", "--unshallow")
-    assert checkouts.commit_of(older, "BASE", shallow) == older
-
-
-# --- line ends ------------------------------------------------------------------------------------------------------
 
 
 def test_the_digest_of_a_file_with_plain_line_ends_is_what_it_was(tmp_path):

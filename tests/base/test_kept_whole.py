@@ -1,13 +1,11 @@
 """What is kept on disk: whole or not at all, known to git as it is, and bounded."""
 
 import os
-import time
 from pathlib import Path
 
 import pytest
 
 from kernels.tuning import timing as tuning
-from ladder.machine import caches
 from ladder.publish.site import building
 
 
@@ -30,29 +28,6 @@ def test_what_was_tuned_is_not_lost_to_a_full_disk(tmp_path, monkeypatch):
     with pytest.raises(OSError):
         tuning.write(path, "tiles", [{"more": 1}])
     assert path.read_text() == before and os.listdir(tmp_path) == ["timed.json"]
-
-
-def test_builds_of_old_sources_go_but_not_the_last_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr(caches, "MOST_BUILDS", 3)
-    code, root = tmp_path / "code", tmp_path / "extensions"
-    (code / "kernels").mkdir(parents=True)
-    (code / "kernels" / "a.cu").write_text("a")
-    wanted = Path(caches.choose_build_folder(code, root)["TORCH_EXTENSIONS_DIR"])
-    day = 24 * 3600
-    ages = (
-        {wanted: 90 * day} | {root / f"{n}-torch2": n * day for n in (9, 8, 7, 6)} | {root / "mine": 99 * day}
-    )
-    for folder, age in ages.items():
-        folder.mkdir(parents=True)
-        os.utime(folder, (time.time() - age,) * 2)
-    caches.choose_build_folder(code, root)
-    assert sorted(each.name for each in root.iterdir()) == sorted(
-        [wanted.name, "6-torch2", "7-torch2", "mine"]
-    )
-    for folder in (root / "9-torch2", root / "8-torch2"):
-        folder.mkdir()  # used just now: a run may read it
-    caches.choose_build_folder(code, root)
-    assert (root / "9-torch2").is_dir() and (root / "8-torch2").is_dir()
 
 
 def test_ctrl_c_while_the_new_site_takes_its_place_leaves_the_old_one(tmp_path, monkeypatch):

@@ -79,40 +79,6 @@ def test_a_missing_package_is_one_line_with_the_command_that_helps(asked: str, t
     assert "is not installed for" in line and re.search(r"`make setup`|`\.venv/bin/\S+", line), line
 
 
-def test_only_what_a_command_needs_is_asked_for(tmp_path: Path) -> None:
-    """A page of results is made where there is no torch; what measures says that it needs it."""
-    site = tmp_path / "bare" / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
-    bare(tmp_path, "ladder")
-    for name in ("click", "yaml", "_yaml", "msgspec"):
-        found = next(Path(path) / name for path in sys.path if (Path(path) / name).is_dir())
-        shutil.copytree(found, site / name, ignore=shutil.ignore_patterns("__pycache__"))
-    assert bare(tmp_path, "ladder", "run", "--help").returncode == 0
-    run = bare(tmp_path, "ladder", "report")
-    (line,) = run.stderr.splitlines()
-    assert run.returncode == 2 and "ladder: numpy is not installed for" in line
-
-
-def ladder(*arguments: str, cwd: Path = ROOT) -> str:
-    run = subprocess.run(
-        [sys.executable, "-m", "ladder", *arguments],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    return run.stdout + run.stderr
-
-
-def test_help_and_errors_of_the_module_say_python_m_ladder(tmp_path: Path) -> None:
-    said = ladder("run", "--help", cwd=tmp_path)
-    assert said.startswith("Usage: python -m ladder run") and "  python -m ladder run --quick" in said
-    assert not re.search(r"(?m)^ {2,4}ladder ", said)  # an example; deeper lines are prose
-    assert "`python -m ladder run` makes one" in ladder("report", str(tmp_path), cwd=tmp_path)
-    listed = ladder("list", cwd=tmp_path)
-    assert "`python -m ladder show full`" in listed and "`ladder" not in listed
-    assert "`python -m ladder run --mode mistakes" in ladder("show", "n_critic_5", cwd=tmp_path)
-
-
 def test_version_says_what_a_report_of_a_fault_needs() -> None:
     names = list(about.list_versions())
     assert names == ["ladder", "commit", "torch", "CUDA", "cuDNN"]

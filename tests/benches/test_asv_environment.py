@@ -1,6 +1,5 @@
 """asv's commands with our environments, over a history whose every number is known; nothing is ever installed twice."""
 
-import ast
 import importlib.metadata
 import json
 import re
@@ -197,52 +196,3 @@ def test_managed_environments_have_a_torch_each(history, wheels):
     said = ok(asv(history, "run", *MANAGED, "v4^!", "-b", "time"))
     assert "managed-py" in said and not re.search("nstalling|wheel", said)
     no_private_words(history)
-
-
-def test_the_managed_configuration_installs_what_measuring_imports():
-    """Followed through every module of ours that a benchmark's process may reach."""
-    known = {"PIL": "pillow", "yaml": "pyyaml", "pynvml": "nvidia-ml-py", "skimage": "scikit-image"}
-    starts = [f"benches.{p.stem}" for p in (ROOT / "benches").glob("*.py") if p.stem != "unfrozen"]
-    starts = [name for name in starts if not name.startswith("benches._")] + [
-        "benches",
-        "ladder.engine.worker",
-    ]
-    needed = {known.get(name, name) for name in _imports(starts)} | {
-        "scikit-image"
-    }  # found without an import
-    needed -= {"torchvision"}  # of gpu_decode alone, which no series has
-    assert needed - {"torch", "triton", "asv_runner"} == set(_configured("dependencies"))
-    assert list(_configured("matrix")["req"]) == ["torch"]
-
-
-def _imports(todo: list[str]) -> set[str]:
-    """Packages of others that these modules import, at any depth."""
-    seen, others = set(), set()
-    while todo:
-        if (name := todo.pop()) in seen:
-            continue
-        seen.add(name)
-        path = ROOT.joinpath(*name.split("."))
-        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        nodes = list(ast.walk(ast.parse(file.read_text()))) if file.is_file() else []
-        for_types = {
-            inner
-            for node in nodes
-            if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-            for each in node.body
-            for inner in ast.walk(each)
-        }
-        for node in nodes:
-            names = []
-            if node in for_types:
-                continue
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                parents = (name if path.is_dir() else name.rpartition(".")[0]).split(".")
-                above = parents[: len(parents) - node.level + 1] if node.level else []
-                module = ".".join([*above, *filter(None, [node.module])])
-                names = [module, *(f"{module}.{alias.name}" for alias in node.names)]
-            todo += [n for n in names if n.split(".")[0] in ("benches", "ladder", "stylegan_lite", "kernels")]
-            others |= {n.split(".")[0] for n in names} - set(sys.stdlib_module_names)
-    return others - {"benches", "ladder", "stylegan_lite", "kernels"}

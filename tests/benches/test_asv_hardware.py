@@ -138,12 +138,6 @@ def test_the_visible_gpu_is_described(history, gpus, visible, gpu):
     assert "aaaa" not in run.stdout and "bbbb" not in run.stdout
 
 
-def test_a_hidden_gpu_stops_in_one_line(history, gpus):
-    run = asv(history, "run", python=gpus, CUDA_VISIBLE_DEVICES="")
-    assert run.returncode == 2 and "CUDA_VISIBLE_DEVICES hides it" in run.stderr
-    assert run.stderr.count("\n") == 1 and not (history / "results").exists()
-
-
 def test_a_new_driver_or_cudnn_is_noted_and_splits_no_series(history, gpus):
     for commits, driver in (("v3^!", "580.65.06"), ("v4^!", "590.10")):
         fake = {"FAKE_DRIVER": driver, "FAKE_CUDNN": {"580.65.06": "91900", "590.10": "92001"}[driver]}

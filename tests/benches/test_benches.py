@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 from asv_runner.benchmarks.mark import SkipNotImplemented
 
-from benches import ROOT, _measure, _spawning, preparing, series, unfrozen, workloads
+from benches import ROOT, _measure, _spawning, preparing, series, workloads
 from benches.rungs import Rung
 from ladder.engine import once, pool
 from ladder.machine import system
 from ladder.plan import catalog, needs
-from ladder.rungs import data_loading, prefetch_stream
+from ladder.rungs import data_loading
 from stylegan_lite.config import Recipe, Workload
 
 PAIRS = sorted(series.SERIES)
@@ -94,13 +94,6 @@ def test_a_series_needs_what_its_rungs_need():
         assert set(series.SERIES["article", step.name].needs) == needs, step.name
 
 
-def test_a_rung_that_means_something_else_now_is_named(monkeypatch):
-    monkeypatch.setitem(prefetch_stream.change, "prefetch_stream", False)
-    said = unfrozen.lines()
-    assert said and all(line.startswith("# article ") and "no longer" in line for line in said)
-    assert "prefetch_stream" in said[0] and "whole_step_graph" not in said[0]
-
-
 def _capabilities(device: str) -> dict[str, str | None]:
     return system.capabilities("cpu") if device == "cpu" else dict.fromkeys(system.CAPABILITIES)
 
@@ -161,24 +154,6 @@ def test_a_missing_capability_is_not_applicable(handover):
     assert _measure.available("article", "channels_last")
     with pytest.raises(NotImplementedError, match="BF16"):
         _measure.available("article", "fused_act")
-
-
-def test_one_visit_yields_time_and_memory(handover, monkeypatch):
-    visits = []
-
-    def measure_once(workload, recipe, device, cycles, code=None, workers=None):
-        visits.append((recipe, device))
-        return {"samples_s": [0.5, 0.25], "peak_rss_bytes": 7, "peak_reserved_bytes": None, "recipe": recipe}
-
-    _without_images(monkeypatch)
-    monkeypatch.setattr(once, "measure_once", measure_once)
-    rung = Rung()
-    rung.setup("tiny", "bf16")
-    assert rung.samples_step_time("tiny", "bf16") == [0.5, 0.25]
-    assert rung.track_peak_memory("tiny", "bf16") == 7
-    assert visits == [(series.SERIES["tiny", "bf16"].recipe, "cpu")] and _measure.CYCLES >= 6
-    rung.samples_step_time("tiny", "bf16")  # asv's next round: a fresh process
-    assert len(visits) == 2
 
 
 class Workers:

@@ -2,16 +2,10 @@
 
 import types
 
-import asv.benchmarks
-import asv.commands.update
-import asv.environment
-import asv.machine
-import asv.results
-import asv.runner
 import pytest
 from asv_runner.benchmarks.mark import SkipNotImplemented
 
-from benches import _measure, _plugin
+from benches import _measure
 from benches import kernels as bench
 from ladder.machine import system
 from ladder.studies.kernelbench import bench as kernelbench
@@ -38,17 +32,6 @@ def test_a_name_gives_the_case_it_came_from(name):
     case = kernelcases.parse_case(name)
     assert case.name == name
     assert kernelcases.hash_entry(case.op) == bench.FINGERPRINTS[case.op], "a new meaning needs a new name"
-
-
-def test_every_case_is_found_by_its_name():
-    for case in made_up_kernels.cases():
-        found = kernelcases.parse_case(case.name)
-        assert (found.op, found.sizes, found.dtype, found.layout) == (
-            case.op,
-            case.sizes,
-            case.dtype,
-            case.layout,
-        )
 
 
 @pytest.fixture
@@ -88,36 +71,3 @@ def test_alternatives_of_an_op_have_series_of_their_own(here, monkeypatch, alter
     here["capabilities"]["cuda"] = "needs a CUDA GPU"
     with pytest.raises(NotImplementedError, match="CUDA"):
         kernel.setup(FIRST, "forward", alternative)
-
-
-def test_they_run_only_if_they_are_asked_for(monkeypatch):
-    found = [
-        {"name": name, "params": [], "version": "1"}
-        for name in ("kernels.Kernel.samples_cold", "rungs.Rung.x")
-    ]
-    kind = asv.benchmarks.Benchmarks
-    monkeypatch.setattr(kind, "_disc_benchmarks", classmethod(lambda *_: found))
-    monkeypatch.setattr(kind, "discover", classmethod(kind.discover.__func__))  # put back afterwards
-    for thing, name in (  # whatever the plugin puts into asv
-        (asv.environment, "get_environment_class"),
-        (asv.environment, "get_environment_class_by_name"),
-        (asv.machine.Machine, "load"),
-        (asv.machine.MachineCollection, "update"),
-        (asv.results, "os"),
-        (asv.commands.update, "os"),
-        (asv.results.Results, "save"),
-        (asv.runner, "Spawner"),
-    ):
-        monkeypatch.setattr(thing, name, vars(thing)[name])
-    _plugin.setup()
-    conf = types.SimpleNamespace(benchmark_dir="benches")
-
-    def run(regex):
-        return set(kind.discover(conf, None, [], [], regex=regex))
-
-    assert run(None) == run([]) == {"rungs.Rung.x"}
-    assert run(["kernels"]) == {"kernels.Kernel.samples_cold"}
-    assert set(kind(conf, found)) == {
-        "rungs.Rung.x",
-        "kernels.Kernel.samples_cold",
-    }  # publish and show have all

@@ -11,7 +11,6 @@ from ladder.engine import pool
 from ladder.engine import run as measure
 from ladder.engine.gpu_time import beyond
 from ladder.engine.pool import Worker, WorkerFailure
-from ladder.engine.visit import Visits
 from ladder.plan import modes
 from ladder.results.file import KernelProfile
 from tests.support.fake_runs import FAKE, by_name, run, stored
@@ -186,31 +185,3 @@ def test_a_step_that_computes_something_else_after_timing_loses_its_times(
     assert found["b"]["step_ms"] is None and found["a"]["rounds"][0]["after"] == "ok"
     assert [do for name, do in seen if name == "b"].count("prove") == 1
     stored(tmp_path)
-
-
-def test_a_process_takes_of_the_gpu_what_is_free_again_once_it_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its peak was 700, 300 of it are still with its allocator when it ends, and 1000 of the GPU are free then."""
-    alive: list[int] = []
-    close = Worker.close
-
-    def ends(worker: Worker) -> None:
-        alive[:] = [pid for pid in alive if pid != worker.pid]
-        close(worker)
-
-    def begins(worker: Worker, **_: Any) -> dict[str, Any]:
-        alive.append(worker.pid)
-        return {}
-
-    monkeypatch.setattr(Worker, "close", ends)
-    monkeypatch.setattr(Visits, "used_bytes", lambda visits: 50 + 1000 * len(alive))
-    memory = {"peak_reserved_bytes": 700, "peak_allocated_bytes": 600, "peak_rss_bytes": 1}
-    finished = {"main_s": None, "lazy_s": None, "alloc_retries": 0, **memory}
-    answers = {"begin": begins, "finish": finished, "release": {"reserved_bytes": 300}}
-    seen = commands(monkeypatch, answers)
-    result = run(tmp_path, {"a": {}, "b": {}}, rounds=2)
-    for rung in [*result["rungs"], *result["twins"]]:
-        assert [each["device_used_bytes"] for each in rung["rounds"]] == [1400, None]
-    # One generation ends its processes one by one for it. The other's end together.
-    assert [do for _, do in seen].count("release") == 3 and not alive

@@ -43,16 +43,6 @@ def test_workers_of_one_server_are_forks_that_imported_once(tmp_path: Path) -> N
     assert log.read_text() == "x" and not any(alive(worker.pid) for worker in pids)
 
 
-def test_processes_of_loaders_are_forks_whatever_python_makes_by_default(tmp_path: Path) -> None:
-    log = tmp_path / "method"
-    says = f"open({str(log)!r}, 'w').write(str(multiprocessing.get_start_method(allow_none=True)))"
-    with Pool(
-        code=code_that(f"import multiprocessing\nCONTRACT = 1\n{says}\n", tmp_path), torch=False
-    ) as workers:
-        workers.take().call("threads")
-    assert log.read_text() == "fork"
-
-
 def test_a_worker_leads_a_session_of_its_own() -> None:
     with Pool(code=FAKE, torch=False) as workers:
         worker = workers.take()
@@ -121,20 +111,3 @@ time.sleep(60)
     orchestrator.kill()
     orchestrator.communicate()
     wait_for(lambda: not any(alive(pid) for pid in pids))
-
-
-def test_another_ctrl_c_while_workers_end_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers = Pool(code=FAKE, torch=False)
-    pids = [workers.take().pid for _ in range(3)]
-    real, pressed = ForkServer.reap, []
-
-    def reap(server: ForkServer, pid: int) -> int | None:
-        if not pressed:
-            pressed.append(pid)
-            raise KeyboardInterrupt
-        return real(server, pid)
-
-    monkeypatch.setattr(ForkServer, "reap", reap)
-    with pytest.raises(KeyboardInterrupt):
-        workers.kill()
-    assert pressed and not any(alive(pid) for pid in pids)

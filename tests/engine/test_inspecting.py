@@ -1,8 +1,6 @@
 """Before a rung is timed it must show that it is on and computes the same: what happens where it cannot."""
 
-import os
 import shutil
-import signal
 import threading
 import time
 from pathlib import Path
@@ -266,24 +264,3 @@ def test_what_runs_out_of_memory_beside_others_is_inspected_again_alone(lanes: d
     result = run(tmp_path / "out", {"a": {}, "big": {}, "b": {}}, inspect=True)
     assert by_name(result)["big"]["status"] == "ok" and known(by_name(result)["big"]["parity"]) == known(OK)
     assert lanes["calls"].count(("big", "parity")) == 2
-
-
-def test_who_is_killed_beside_others_is_inspected_again_alone(
-    lanes: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The system may have run out of memory for them all."""
-    real, killed = Worker.call, []
-
-    def call(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:
-        if do == "prepare" and worker.recipe["name"] == "dies" and not killed:
-            killed.append(worker.pid)
-            os.kill(worker.pid, signal.SIGKILL)
-        return real(worker, do, **fields)
-
-    monkeypatch.setattr(Worker, "call", call)
-    result = run(tmp_path / "out", {"a": {}, "dies": {}, "b": {}}, inspect=True)
-    assert (
-        killed
-        and by_name(result)["dies"]["status"] == "ok"
-        and known(by_name(result)["dies"]["parity"]) == known(OK)
-    )

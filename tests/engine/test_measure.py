@@ -11,9 +11,8 @@ import pytest
 
 from ladder.base import locks
 from ladder.engine import run as measure
-from ladder.engine.pool import Worker, WorkerFailure
+from ladder.engine.pool import WorkerFailure
 from ladder.results import judging
-from tests.support import made_up
 from tests.support.fake_runs import (
     FAKE,
     WORKLOAD,
@@ -28,22 +27,6 @@ from tests.support.fake_runs import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def test_a_result_holds_the_tile_choices_of_its_rungs_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, row = Worker.call, made_up.choices()[0]
-
-    def call(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:
-        if do == "build":
-            worker.uses = fields["recipe"]["name"] == "kernels"
-        return {"choices": [row] if worker.uses else []} if do == "choices" else real(worker, do, **fields)
-
-    monkeypatch.setattr(Worker, "call", call)
-    run(tmp_path, {"baseline": {}, "kernels": {}}, rounds=2)
-    (kept,) = stored(tmp_path)["choices"]
-    assert {key: value for key, value in kept.items() if value is not None} == row | {"rungs": ["kernels"]}
 
 
 def test_every_fault_is_a_record_and_the_others_go_on(tmp_path: Path) -> None:
@@ -203,17 +186,6 @@ def test_measure_once_gives_seconds_for_a_step(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailure, match="out of memory") as failure:
         measure.measure_once(WORKLOAD, {"fault": "oom", "at": "prepare"}, "cpu", 1, code=FAKE)
     assert failure.value.status == "oom"
-
-
-def test_code_without_the_contract_is_not_applicable(tmp_path: Path) -> None:
-    with pytest.raises(WorkerFailure, match="no package stylegan_lite of its own") as failure:
-        measure.measure_once(WORKLOAD, {}, "cpu", 1, code=tmp_path)
-    assert failure.value.status == "n/a"
-    (tmp_path / "stylegan_lite").mkdir()
-    (tmp_path / "stylegan_lite" / "__init__.py").write_text("CONTRACT = 2\n")
-    with pytest.raises(WorkerFailure, match="CONTRACT is not 1") as failure:
-        measure.measure_once(WORKLOAD, {}, "cpu", 1, code=tmp_path)
-    assert failure.value.status == "n/a"
 
 
 def test_twins_of_the_lowest_and_the_highest_rung_are_in_every_round(tmp_path: Path) -> None:

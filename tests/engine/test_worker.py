@@ -101,13 +101,6 @@ def test_what_a_lazy_phase_adds_to_a_step_that_has_it(monkeypatch: pytest.Monkey
     assert rung.lazy_costs() == {"G_pl": 3.0, "D_r1": 4.0}
 
 
-def test_nothing_is_added_where_no_two_kinds_of_steps_differ_by_one_phase() -> None:
-    assert asides.added([("a", "b", "c"), ("a",)], [3.0, 1.0]) == {}
-    rung = Rung(None, None)
-    rung.step = type("Step", (), {"cycle": lambda lazy=True: None})  # of an old commit
-    assert rung.lazy_costs() is None
-
-
 CAPTURE = "CUDA error: operation failed due to a previous error during capture"
 
 

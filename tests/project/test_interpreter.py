@@ -45,23 +45,6 @@ def test_bf16_is_what_triton_makes_of_it_bit_for_bit():
 
 
 @triton.jit
-def masked_kernel(x_ptr, y_ptr, other):
-    at = tl.arange(0, 2)[:, None] * 4 + tl.arange(0, 4)[None, :]
-    tl.store(y_ptr + at, tl.load(x_ptr + at, at < 3, 0.0).to(tl.float32))
-    tl.store(y_ptr + 8 + at, tl.load(x_ptr + at, (tl.arange(0, 2) < 1)[:, None], 0.0).to(tl.float32))
-    tl.store(y_ptr + 16 + at, tl.load(x_ptr + at, at < 3, other).to(tl.float32))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_what_is_masked_is_what_was_asked_for(dtype):
-    x, y = torch.arange(1.0, 9).to(dtype), torch.empty(24)
-    for other in (5.0, 0.0, -2.0):
-        masked_kernel[(1,)](x, y, other)
-        kept = torch.tensor([1.0, 2, 3, *[0.0] * 5, 1, 2, 3, 4, *[0.0] * 4, 1, 2, 3, *[other] * 5])
-        assert torch.equal(y, kept)
-
-
-@triton.jit
 def mixed_kernel(a_ptr, b_ptr, i_ptr, k_ptr, out_ptr, n, big, bound, steps):
     at = tl.arange(0, 4)
     a, b = tl.load(a_ptr + at), tl.load(b_ptr + at)

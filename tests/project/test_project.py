@@ -5,8 +5,6 @@ import functools
 import os
 import platform
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -156,21 +154,6 @@ def test_documents_name_only_files_that_exist(document):
         if folder != ".cache" and (ROOT / folder).is_dir() and not (ROOT / code).exists():
             missing.append(code)
     assert not missing, f"{document} names {missing}"
-
-
-def _make(*args: str) -> str:
-    if not shutil.which("make"):
-        pytest.skip("make is not installed")
-    return subprocess.run(
-        ["make", "--no-print-directory", *args], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout
-
-
-def test_make_with_no_venv_installs_nothing():
-    said = _make("-n", "ladder", "NO_VENV=1", "PYTHON=some-python", "ARGS=--quick")
-    assert "some-python -m ladder run" in said and said.rstrip().endswith("--quick")
-    assert ".venv" not in said
-    assert ".venv" not in _make("-n", "test", "NO_VENV=1", "PYTHON=some-python")
 
 
 def test_no_figure_of_the_code_is_beyond_its_budget(capsys):

@@ -67,11 +67,6 @@ def test_fused_ops_compute_the_same_in_every_phase(in_plain_pytorch: None) -> No
     assert_the_same(found[1], found[0])
 
 
-def test_without_a_bound_nothing_of_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "clamp", None)
-    make_step(LEAST, {}, device="cpu").run_phase("G_main")
-
-
 @pytest.mark.parametrize("key", ["fused_filter", "fused_residual"])
 def test_passes_that_go_on_behind_the_activation_are_refused(key: str) -> None:
     recipe = Recipe.from_dict({"fused_act": True, "resample": "triton", key: True})

@@ -17,7 +17,7 @@ from ladder.training.nvidia.convert import convert
 from stylegan_lite import Recipe, Workload, make_step
 from stylegan_lite.networks import Discriminator, Generator
 from tests.support import nvidia_networks as theirs
-from tests.support.commands import refused, succeed
+from tests.support.commands import succeed
 from tests.support.small import LEAST
 
 NETWORKS = ("G", "D", "G_ema")
@@ -101,18 +101,6 @@ def test_channels_are_found_by_shapes_alone(channels: dict, fields: tuple, tmp_p
     found = convert(theirs.write(tmp_path / "a.pkl", made)).workload
     assert [found.fmaps(r) for r in channels] == [*channels.values()]
     assert (found.channel_base // max(channels), found.channel_max) == (fields[0] // max(channels), fields[1])
-
-
-def test_state_dicts_alone_are_taken_with_a_note(source: Path, tmp_path: Path) -> None:
-    made = theirs.networks(clamp=None)
-    torch.save({label: made[label].state_dict() for label in NETWORKS}, tmp_path / "a.pt")
-    seen = succeed("convert", tmp_path / "a.pt", tmp_path / "b.pt")
-    assert "note: no kwargs beside the state dicts: taken are conv_clamp none, mbstd_group 4\n" in seen.stderr
-    assert seen.stdout.splitlines()[0].endswith("channel_base 64, no clamp")
-    old = tmp_path / "old.pt"
-    content = {label: made[label].state_dict() for label in NETWORKS}
-    torch.save(content, old, _use_new_zipfile_serialization=False)
-    assert same(convert(old).content["state"]["D"], checkpoint.load(tmp_path / "b.pt")["state"]["D"])
 
 
 def test_a_model_that_was_never_nvidias_gets_its_buffers(tmp_path: Path) -> None:
@@ -205,27 +193,3 @@ def test_groups_of_the_minibatch_deviation(group: int | None, ours: int, batch: 
     assert back.content["kwargs"]["D"]["epilogue_kwargs"] == {"mbstd_group_size": group}
     checkpoint.write(tmp_path / "b.pt", back.content)
     assert convert(tmp_path / "b.pt").workload == back.workload
-
-
-def test_bad_arguments_are_one_line_and_leave_files_alone(source: Path, tmp_path: Path) -> None:
-    there = tmp_path / "there.pt"
-    there.write_text("a training of a week")
-    assert "is there already: give another OUT" in refused("convert", source, there)
-    assert there.read_text() == "a training of a week"
-    assert "no such folder" in refused("convert", source, tmp_path / "none" / "out.pt")
-    assert "No such file" in refused("convert", tmp_path / "none.pkl", tmp_path / "out.pt")
-    torch.save({"G": 1}, tmp_path / "other.pt")
-    assert "has no D" in refused("convert", tmp_path / "other.pt", tmp_path / "out.pt")
-    torch.save([1], tmp_path / "list.pt")
-    assert "no network pickle, no state dicts" in refused(
-        "convert", tmp_path / "list.pt", tmp_path / "out.pt"
-    )
-    wrong = {label: {"a": torch.ones(1)} for label in NETWORKS} | {"kwargs": {"G": 1}}
-    torch.save(wrong, tmp_path / "kwargs.pt")
-    assert "kwargs: not those" in refused("convert", tmp_path / "kwargs.pt", tmp_path / "out.pt")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "kwargs.pt",
-        "list.pt",
-        "other.pt",
-        "there.pt",
-    ]

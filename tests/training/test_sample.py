@@ -84,12 +84,6 @@ def test_truncation_to_nothing_leaves_the_noise(own: Path, nvidias: Path, tmp_pa
         assert (pixels(out / "seed0001.png") == pixels(out / "seed0002.png")).all() == alike
 
 
-def test_a_grid_has_the_first_images_in_full_rows(own: Path, tmp_path: Path) -> None:
-    sampling.draw_images(own, tmp_path, list(range(11)), truncation=1.0, device="cpu")
-    assert pixels(tmp_path / "grid.png").shape == (64, 8 * 64, 3)
-    assert len([*tmp_path.glob("seed*.png")]) == 11
-
-
 @pytest.mark.parametrize(
     "text, seeds", [("0-3,7", [0, 1, 2, 3, 7]), ("5", [5]), (" 2 , 2,1", [2, 1]), ("4294967295", [2**32 - 1])]
 )

@@ -105,24 +105,3 @@ def test_what_does_not_go_together_is_one_line() -> None:
         (("--canary", "--from", "a.pt"), "leave out --from and --recipe"),
     ):
         assert says in refused(*train(*arguments)) and not Path("out").exists()
-
-
-@pytest.mark.parametrize(
-    ("recipe", "says"),
-    [
-        ({"micro_batches": 3}, "r.yaml: micro_batches: 3 cuts groups of minibatch standard deviation"),
-        ({"ranks": 2, "reduce": "flat"}, "needs a process group of 2"),
-        (None, "out: holds the loss log"),
-    ],
-)
-def test_the_impossible_is_refused_before_images_are_made(
-    recipe: dict | None, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prepare, "prepare_images", None)
-    Path("mine.yaml").write_text(yaml.safe_dump(FIELDS | {"batch": 4, "mbstd_group": 2}))
-    Path("r.yaml").write_text(yaml.safe_dump(recipe or {}))
-    if recipe is None:
-        Path("out").mkdir()
-        Path("out/losses.jsonl").write_text("{}\n")
-    assert says in refused(*train("--workload", "mine.yaml", "--recipe", "r.yaml"))
-    assert recipe is None or not Path("out").exists()

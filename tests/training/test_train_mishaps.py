@@ -166,18 +166,6 @@ def interrupted_after(number: int, images, out, **options):
         TrainingStep.step = real
 
 
-def test_a_log_that_cannot_be_written_loses_no_step(images, eleven, tmp_path, monkeypatch):
-    def full(path, text):
-        raise UserError(f"{path}: cannot be written: No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("ladder.training.losslog.append_text", full)
-        said = refused(images, tmp_path, 11)
-    assert "losses.jsonl: cannot be written: No space left on device; go on from step 1 with" in said
-    go(images, tmp_path, 11, resume=tmp_path / "checkpoint.pt")
-    assert same_as_unbroken(tmp_path, eleven)
-
-
 # Data workers
 
 

@@ -21,20 +21,16 @@ import torch.distributed as dist
 import yaml
 from PIL import Image
 
-from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.images.prepare import ImageSet
-from ladder.training import checkpoint, mishaps
-from ladder.training.ranks import Ranks, join_ranks
+from ladder.training import checkpoint
+from ladder.training.ranks import Ranks
 from ladder.training.train import Settings, follow, train
 from tests.support import process_groups
 from tests.support.small import LITTLE
 
 WORKLOAD = LITTLE | {"batch": 8, "pl_interval": 2, "r1_interval": 4}
 FP64 = {"precision": "fp64"}
-GIVEN = {  # what torchrun sets
-    "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
-}  # fmt: skip
 COUNT = 22  # images: an epoch of two batches, and six images left out
 
 
@@ -127,31 +123,6 @@ def test_only_one_rank_writes_and_its_losses_are_those_of_the_total_batch(traine
 def test_all_ranks_stop_after_the_step_in_which_one_was_told_to(trained):
     stopped = state(trained / "stopped")
     assert 0 < stopped["count"] < 100_000  # both returned: no rank waits for the other
-
-
-@pytest.mark.parametrize("port", ["a word", "65536", "taken"])
-def test_ranks_that_cannot_meet_are_told_in_one_line(port, monkeypatch):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        number = str(taken.getsockname()[1]) if port == "taken" else port
-        for name, value in (GIVEN | {"RANK": "0", "MASTER_PORT": number}).items():
-            monkeypatch.setenv(name, value)
-        with pytest.raises(UserError, match=rf"cannot meet at 127.0.0.1:{number}: "), join_ranks("cpu"):
-            pass
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        "pair.cc:547] Connection closed by peer [127.0.0.1]:31",
-        "pair.cc:547] Read error [127.0.0.1]:31: Connection reset by peer",
-        "unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete",
-    ],
-)
-def test_a_peer_that_is_gone_is_one_line(said):
-    found = mishaps.explain(RuntimeError(f"[gloo/transport/tcp/{said}"))
-    assert found == "another rank has ended, or its network: see what it said"
 
 
 # torchrun itself

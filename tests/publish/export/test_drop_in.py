@@ -193,16 +193,6 @@ def test_a_filter_is_read_once_for_each_state_and_never_inside_a_capture(
     assert len(module._known) == before
 
 
-def test_a_filter_that_is_of_rank_one_in_fp32_alone_is_exact_on_a_float64_image(ops: cases.Ops) -> None:
-    x, f = torch.randn(1, 1, 6, 6, dtype=torch.float64), ops.upfirdn2d.setup_filter([1, 5, 3])
-    with pytest.warns(UserWarning, match="only in FP32, on a float64 image"):
-        y = ops.upfirdn2d.upfirdn2d(x, f)
-    assert torch.equal(y, ops.upfirdn2d.upfirdn2d(x, f, impl="ref"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ops.upfirdn2d.upfirdn2d(x.float(), f)
-
-
 @pytest.mark.gpu
 def test_a_layer_is_captured_once_its_filter_is_known(ops: cases.Ops) -> None:
     """A graph replays what eager code computes, in FP16 and channels_last, with a filter on the GPU."""

@@ -91,18 +91,6 @@ def test_a_package_needs_nothing_of_this_project_and_writes_nothing(tmp_path: Pa
     assert not any(home.iterdir())
 
 
-@pytest.mark.parametrize("interpret", ["0", "1"])
-def test_the_packages_own_test_ends_well_and_says_how_it_ran(tmp_path: Path, interpret: str) -> None:
-    out = tmp_path / "my out"
-    said = succeed("export", out, "--ops", "modulate,conv2d", "--package", "mine").stdout.splitlines()
-    assert said[1] == f"check it: cd '{out}'; python -m mine.test_ops"
-    environment = {**os.environ, "TRITON_INTERPRET": interpret, "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "mine.test_ops"]
-    run = subprocess.run(command, cwd=out, env=environment, capture_output=True, text=True)
-    how = "" if interpret == "1" else "; no fused kernel can run on this machine"
-    assert run.stdout.strip() == f"every op agrees with plain PyTorch{how}", run.stderr
-
-
 def test_a_package_imports_nothing_of_ours_and_names_no_place() -> None:
     texts = package.render_package(ORIGIN, package.choose_ops(ROOT, ["all"]))
     for path, text in texts.items():
@@ -113,16 +101,6 @@ def test_a_package_imports_nothing_of_ours_and_names_no_place() -> None:
         assert not (path.endswith(".py") and imports), path
         assert path == "__init__.py" or text == (ROOT / "kernels" / path).read_text(), path  # as it stands
     assert texts["LICENSE"] == (ROOT / "LICENSE").read_text()
-
-
-def test_an_exported_op_has_only_the_files_that_it_needs() -> None:
-    files = {
-        name: {*package.render_package(ORIGIN, package.choose_ops(ROOT, [name]))}
-        for name in ("conv2d", "bias_act")
-    }
-    rooms = {name: {path.partition("/")[0] for path in paths if "/" in path} for name, paths in files.items()}
-    assert rooms == {"conv2d": {"common", "linear"}, "bias_act": {"common", "linear", "pointwise"}}
-    assert not {"linear/dense.py", "alternatives.py", "precompile.py"} & (files["conv2d"] | files["bias_act"])
 
 
 # ---- right -------------------------------------------------------------------------------------------------------
