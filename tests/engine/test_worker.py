@@ -137,25 +137,6 @@ def test_each_failure_has_its_status(error: Exception, status: str) -> None:
     assert asides.peak_rss() >= reply["peak_rss_bytes"] > 2**20
 
 
-class Graph:
-    """torch's, as far as captures go: `graph` makes the calls of `CUDAGraph` inside its own."""
-
-    def capture_begin(self, pool: object = None) -> None: ...
-
-    def capture_end(self) -> None: ...
-
-
-class graph:
-    def __init__(self, of: Graph) -> None:
-        self.of = of
-
-    def __enter__(self) -> None:
-        self.of.capture_begin(pool="a pool")
-
-    def __exit__(self, *_: object) -> None:
-        self.of.capture_end()
-
-
 @pytest.mark.gpu
 def test_a_capture_takes_a_part_of_preparing() -> None:
     import torch

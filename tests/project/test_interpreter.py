@@ -1,6 +1,5 @@
 """The interpreter as the tests speed it up: what it says of a kernel, and that it leaves the language as it was."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -28,20 +27,6 @@ def test_an_offset_past_31_bits_is_an_error(stride):
         far_kernel[(4,)](y, stride)
     far_kernel[(1,)](y, 7)  # and the next launch finds everything in order
     assert int(y) == 0
-
-
-def test_bf16_is_what_triton_makes_of_it_bit_for_bit():
-    convert = interpreter._convert_float
-    shorts = np.arange(1 << 16, dtype=np.uint16)
-    edges = shorts.astype(np.uint32) << 16
-    for numbers, pair in (
-        (shorts, (tl.bfloat16, tl.float32)),
-        (shorts[0x80:0x100], (tl.bfloat16, tl.float32)),  # none that is next to zero
-        (np.concatenate([edges, edges + 1, edges + 0xFFFF]).view(np.float32), (tl.float32, tl.bfloat16)),
-        (edges[0x80:0x100].view(np.float32), (tl.float32, tl.bfloat16)),
-    ):
-        found, wanted = (each(numbers, *pair, None) for each in (convert, convert.__wrapped__))
-        assert found.dtype == wanted.dtype and np.array_equal(found, wanted)
 
 
 @triton.jit

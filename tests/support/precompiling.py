@@ -262,6 +262,7 @@ def together(cache: Path) -> list[dict]:
 
 def faults(folder: Path) -> dict:
     """What goes wrong in a process that compiles, each with a cache of its own."""
+    sys.path.insert(0, str(folder))
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # which tells the helper from this process
     good, deadly, edited = planted(folder, "good"), planted(folder, "deadly", True), planted(folder, "edited")
     found = {"does not compile": fault(folder / "broken", launching(good, 64))}
