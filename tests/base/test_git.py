@@ -1,13 +1,10 @@
 """Calls of git: the same answer whatever the environment and the user's settings are, and one line where none is."""
 
-import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from benches import ROOT
 from ladder.base import files, git
 from ladder.base.errors import UserError
 from ladder.cli import submission
@@ -15,45 +12,6 @@ from ladder.machine import system
 from ladder.studies.commits import checkouts
 from tests.support import repositories
 from tests.support.repositories import commit_all
-
-SIGNED = """tree {tree}
-parent {parent}
-author n <a@b> 1700000000 +0000
-committer n <a@b> 1700000001 +0000
-gpgsig -----BEGIN SSH SIGNATURE-----
- U1NIU0lHAAAAAQ==
- -----END SSH SIGNATURE-----
-
-signed
-"""
-# Settings that users have in ~/.gitconfig: each changed an answer of some command.
-SETTINGS = """
-[log]
-    showSignature = true
-    date = relative
-[color]
-    ui = always
-[core]
-    pager = false
-    quotePath = true
-    excludesFile = {ignored}
-[status]
-    showUntrackedFiles = no
-    short = true
-[diff]
-    noprefix = true
-    external = false
-[format]
-    pretty = oneline
-[gpg]
-    format = ssh
-[gpg "ssh"]
-    program = {keygen}
-    allowedSignersFile = {ignored}
-"""
-KEYGEN = """#!/bin/sh
-test "$2" = find-principals && echo a@b || echo 'Good "git" signature for a@b with ED25519 key SHA256:x'
-"""
 
 
 @pytest.fixture
@@ -119,30 +77,6 @@ def test_no_variable_of_git_leads_to_another_repository(root, other, monkeypatch
     assert answers(root) == expected
 
 
-def test_no_setting_of_the_user_changes_an_answer(root, tmp_path, monkeypatch):
-    """The commit is a signed one, as log.showSignature writes about each of those in the middle of the output."""
-    names = {"tree": "HEAD^{tree}", "parent": "HEAD"}
-    made = SIGNED.format(**{key: repositories.git(root, "rev-parse", name) for key, name in names.items()})
-    (tmp_path / "signed").write_text(made)
-    signed = repositories.git(root, "hash-object", "-t", "commit", "-w", str(tmp_path / "signed"))
-    repositories.git(root, "reset", "-q", "--soft", signed)
-    (root / "kernels" / "größe.py").touch()  # it would be imported, whatever the user's .gitignore hides
-    expected = answers(root)
-    assert expected[1] == (signed, True) and expected[2] == ["kernels/größe.py"]
-    assert expected[3] == {signed: 1_700_000_000}
-    (tmp_path / "ignored").write_text("*.py\n")
-    (tmp_path / "keygen").write_text(KEYGEN)
-    (tmp_path / "keygen").chmod(0o755)
-    (tmp_path / "settings").write_text(
-        SETTINGS.format(ignored=tmp_path / "ignored", keygen=tmp_path / "keygen")
-    )
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "settings"))
-    for name in ("LANG", "LC_ALL", "LANGUAGE"):
-        monkeypatch.setenv(name, "de_DE.UTF-8")
-    (root / ".git" / "info" / "exclude").write_text("*.py\n")
-    assert answers(root) == expected
-
-
 def test_a_folder_of_another_repository_has_no_commit_for_run_nor_for_submit(root, tmp_path, monkeypatch):
     """An archive unpacked and committed inside somebody's repository."""
     monkeypatch.setattr(system, "choose_device", lambda requested=None: "cpu")
@@ -184,71 +118,8 @@ def test_where_git_knows_no_commit_one_line_says_what_helps(root, monkeypatch, c
         assert "\n" not in str(refused.value) and str(refused.value) == git.problem(root)
 
 
-def test_a_shallow_clone_says_how_to_get_what_it_lacks(root, tmp_path):
-    older = repositories.git(root, "rev-parse", "HEAD~1")
-    shallow = tmp_path / "shallow"
-    repositories.git(tmp_path, "clone", "-q", "--depth=1", f"file://{root}", str(shallow))
-    assert git.is_shallow(shallow) and not git.is_shallow(root)
-    assert git.commit(shallow) == git.commit(root)
-    with pytest.raises(UserError, match="no such commit; this clone is shallow: `git fetch --unshallow`"):
-        checkouts.commit_of(older, "BASE", shallow)
-    repositories.git(shallow, "fetch", "-q", "--unshallow")
-    assert checkouts.commit_of(older, "BASE", shallow) == older
-
-
-# --- line ends ------------------------------------------------------------------------------------------------------
-
-
-def test_line_ends_make_no_other_code_of_one_commit(root, tmp_path):
-    """A clone as Windows makes it: its files, a commit taken out of it, and digests of files with either line end."""
-    shutil.copy(ROOT / ".gitattributes", root)
-    (root / "kernels" / "b.py").write_text("1\n2\n")
-    attributed = commit_all(root, "with attributes")
-    repositories.git(root, "rm", "-q", ".gitattributes")
-    bare = commit_all(root, "without")
-
-    clone = tmp_path / "windows"
-    repositories.git(tmp_path, "clone", "-q", "-c", "core.autocrlf=true", str(root), str(clone))
-    lf, crlf = ((folder / "kernels" / "b.py") for folder in (root, clone))
-    assert lf.read_bytes() == b"1\n2\n" and crlf.read_bytes() == b"1\r\n2\r\n"
-    assert files.digest(root, [lf]) == files.digest(clone, [crlf])
-    assert git.commit_of(clone) == (bare, False)
-    with checkouts.checked_out([bare], clone) as (taken,):
-        assert (taken / "kernels" / "b.py").read_bytes() == lf.read_bytes()
-    repositories.git(clone, "checkout", "-q", attributed)
-    repositories.git(clone, "rm", "-q", "-r", "--cached", ".")
-    repositories.git(clone, "reset", "-q", "--hard")
-    assert crlf.read_bytes() == lf.read_bytes()
-
-
 def test_the_digest_of_a_file_with_plain_line_ends_is_what_it_was(tmp_path):
     """Stored results hold such digests."""
     (tmp_path / "a.py").write_bytes(b"x = 1\ny = 2\n")
     found = files.digest(tmp_path, [tmp_path / "a.py"])
     assert found == "be37e11d2b72807f4e43e8bfa703813d3439848a2bb8793866ee292445d06d42"
-
-
-# --- the kind -------------------------------------------------------------------------------------------------------
-
-
-def test_nobody_else_calls_git():
-    """A call of its own would read the environment and the settings again."""
-    calls = [
-        path.relative_to(ROOT).as_posix()
-        for package in ("kernels", "stylegan_lite", "ladder", "benches")
-        for path in (ROOT / package).rglob("*.py")
-        if '"git",' in path.read_text() or "'git'," in path.read_text()
-    ]
-    assert calls == ["ladder/base/git.py"]
-
-
-def test_what_git_lists_as_local_to_a_repository_is_dropped(monkeypatch):
-    listed = subprocess.run(
-        ["git", "rev-parse", "--local-env-vars"], capture_output=True, text=True, check=True
-    )
-    names = listed.stdout.split()
-    assert "GIT_DIR" in names
-    for name in names:
-        monkeypatch.setenv(name, "0")
-    assert not set(names) & git.environment().keys()
-    assert git.environment()["PATH"] == os.environ["PATH"]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from ladder.base import progress
 from ladder.base.paths import ROOT
 from ladder.cli import duration
 from tests.support import made_up
@@ -70,12 +69,6 @@ def test_a_log_gets_a_first_line_one_for_each_visit_and_now_and_then_what_is_don
     assert run.stderr.splitlines() == LINES
 
 
-@pytest.mark.parametrize("term", ["dumb", "unknown", "", "DUMB"])
-def test_a_terminal_that_cannot_move_its_cursor_gets_the_same_lines(term: str) -> None:
-    said = on_a_terminal(TERM=term)
-    assert said.split("\r\n")[:-1] == LINES and "\x1b" not in said
-
-
 @pytest.mark.parametrize("columns", [100, 40])
 def test_a_terminal_gets_a_bar_of_one_line_and_the_first_line(columns: int) -> None:
     """A bar that wraps cannot be redrawn: each update would leave a line behind."""
@@ -85,25 +78,6 @@ def test_a_terminal_gets_a_bar_of_one_line_and_the_first_line(columns: int) -> N
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.removeprefix(LINES[0]))
     assert "3/3" in plain and max(map(len, re.split(r"[\r\n]+", plain))) <= columns
     assert "\x1b[1A\x1b[2K\x1b[1A" not in said  # two lines up: the mark of a bar of two
-
-
-def test_no_color_is_respected() -> None:
-    said = on_a_terminal(TERM="xterm-256color", NO_COLOR="1")
-    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m|\x1b\[38;", said)
-
-
-def test_what_is_quiet_says_nothing(capsys) -> None:
-    progress.First("a line", True)()
-    with progress.bar("images", True) as tell:
-        tell(1, 2)
-    assert capsys.readouterr().err == ""
-
-
-def test_a_first_line_is_said_once(capsys) -> None:
-    first = progress.First("a line", False)
-    first()
-    first()
-    assert capsys.readouterr().err == "a line\n"
 
 
 # --- how long it takes ---
@@ -133,16 +107,3 @@ def test_a_budget_holds_between_three_rounds_and_twelve() -> None:
     assert about(10.0, None) == 10 and about(10.0, 5) == 5
     assert about(1.0, None) == pytest.approx((4 + 12 * 6) / 60)  # all rounds that are made take less
     assert about(600.0, 2) == pytest.approx(10 * (4 + 3 * 6))
-
-
-def test_the_first_line_names_rungs_rounds_and_minutes(tmp_path: Path) -> None:
-    def line(*protocol: object, rungs: int = 4, workload: str = "tiny") -> str:
-        return duration.render_first_line(duration.PlannedRun(tmp_path, workload, "cpu", rungs, *protocol))
-
-    assert line(True, None, None) == "tiny on cpu: 4 rungs, 3 generations, about 5 minutes"
-    assert line(False, 1, None, rungs=1) == "tiny on cpu: 1 rung, 1 generation, about 1 minute"
-    assert line(False, None, None) == "tiny on cpu: 4 rungs, 3 to 12 generations, about 10 minutes"
-    assert "the first visit will tell" in line(True, None, None, workload="large")
-    run = duration.PlannedRun(tmp_path, "tiny", "cpu", 4, True, share=duration.EAGER)
-    short = duration.render_first_line(run)
-    assert short == "tiny on cpu: 4 rungs, 3 generations, about 2 minutes"

@@ -64,13 +64,6 @@ def test_an_installation_without_its_checkout_is_refused_in_one_line(tmp_path: P
     assert run.returncode == 2 and "pip install -e ." in line and str(copy.name) in line
 
 
-def test_a_python_that_is_too_old_is_told_so(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setattr(sys, "version_info", (3, 9, 1))
-    with pytest.raises(SystemExit) as ended:
-        starting.watch()
-    assert ended.value.code == 2 and "is Python 3.9; 3.10 or newer is needed" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "asked",
     [
@@ -84,69 +77,6 @@ def test_a_missing_package_is_one_line_with_the_command_that_helps(asked: str, t
     (line,) = run.stderr.splitlines()
     assert run.returncode == 2 and not run.stdout
     assert "is not installed for" in line and re.search(r"`make setup`|`\.venv/bin/\S+", line), line
-
-
-def test_only_what_a_command_needs_is_asked_for(tmp_path: Path) -> None:
-    """A page of results is made where there is no torch; what measures says that it needs it."""
-    site = tmp_path / "bare" / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
-    bare(tmp_path, "ladder")
-    for name in ("click", "yaml", "_yaml", "msgspec"):
-        found = next(Path(path) / name for path in sys.path if (Path(path) / name).is_dir())
-        shutil.copytree(found, site / name, ignore=shutil.ignore_patterns("__pycache__"))
-    assert bare(tmp_path, "ladder", "run", "--help").returncode == 0
-    run = bare(tmp_path, "ladder", "report")
-    (line,) = run.stderr.splitlines()
-    assert run.returncode == 2 and "ladder: numpy is not installed for" in line
-
-
-def test_another_error_is_not_taken_for_a_missing_package() -> None:
-    assert "pillow is not installed" in starting.missing(ModuleNotFoundError("no", name="PIL.Image"))
-    assert starting.missing(ModuleNotFoundError("no", name="ladder.nothing")) is None
-    assert starting.missing(ImportError("libcuda.so", name="torch")) is None
-    assert starting.missing(ValueError("other")) is None
-
-
-def test_texts_name_the_program_as_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "Start with `ladder doctor`.\n  ladder run --quick   a first look\na ladder of rungs; ladder: no"
-    assert starting.named(text) == text
-    monkeypatch.setattr(starting, "program", lambda: "python -m ladder")
-    assert starting.named(text) == (
-        "Start with `python -m ladder doctor`.\n  python -m ladder run --quick   a first look\n"
-        "a ladder of rungs; ladder: no"
-    )
-
-
-def ladder(*arguments: str, cwd: Path = ROOT) -> str:
-    run = subprocess.run(
-        [sys.executable, "-m", "ladder", *arguments],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    return run.stdout + run.stderr
-
-
-def test_help_and_errors_of_the_module_say_python_m_ladder(tmp_path: Path) -> None:
-    said = ladder("run", "--help", cwd=tmp_path)
-    assert said.startswith("Usage: python -m ladder run") and "  python -m ladder run --quick" in said
-    assert not re.search(r"(?m)^ {2,4}ladder ", said)  # an example; deeper lines are prose
-    assert "`python -m ladder run` makes one" in ladder("report", str(tmp_path), cwd=tmp_path)
-    listed = ladder("list", cwd=tmp_path)
-    assert "`python -m ladder show full`" in listed and "`ladder" not in listed
-    assert "`python -m ladder run --mode mistakes" in ladder("show", "n_critic_5", cwd=tmp_path)
-
-
-def test_the_console_command_calls_itself_ladder(tmp_path: Path) -> None:
-    """The script is as pip writes it, and is called from any folder."""
-    script = tmp_path / "ladder"
-    script.write_text(
-        f"#!{sys.executable}\nimport sys; sys.path.append({str(ROOT)!r})\n"
-        "from ladder.__main__ import main\nsys.exit(main())\n"
-    )
-    script.chmod(0o755)
-    run = subprocess.run([script, "run", "--help"], cwd=tmp_path, capture_output=True, text=True)
-    assert run.stdout.startswith("Usage: ladder run") and "\n    ladder run --quick" in run.stdout, run.stderr
 
 
 def test_version_says_what_a_report_of_a_fault_needs() -> None:

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from ladder.base import text
 from ladder.base.text import bounds, counted, printable
 from ladder.cli import main as cli
-from ladder.core import options
+from ladder.cli.group import Group
 from ladder.images import for_workload
 from ladder.images import prepare as images
 from tests.support.pictures import encode, plain
@@ -38,7 +38,7 @@ def test_whatever_the_commands_say_of_a_file_has_no_controls(command, tmp_path, 
     bad.write_bytes(b"no picture")
     if command == "images":
         (folder / "good.png").write_bytes(encode(plain()))
-        group = options.Group(
+        group = Group(
             callback=lambda: for_workload.prepare_images(
                 str(folder), {"resolution": 16, "batch": 1}, quiet=False
             ),
@@ -84,10 +84,6 @@ def test_whatever_the_commands_say_of_a_file_has_no_controls(command, tmp_path, 
 def test_a_number_that_is_rounded_up_has_no_digit_more(value, ms, amount):
     """A training of 9.997 hours read `10.00 h` beside `53.1 h`."""
     assert (text.ms(value), text.amount(value)) == (ms, amount)
-
-
-def test_a_difference_that_rounds_to_zero_has_no_minus():
-    assert [f"{text.rounded(value, 1):+.1f}" for value in (-0.04, 0.04, -0.06)] == ["+0.0", "+0.0", "-0.1"]
 
 
 def test_one_thing_is_not_told_as_several() -> None:

@@ -107,12 +107,3 @@ def test_comments_docstrings_imports_and_layout_do_not_count(was, now, tmp_path)
 )
 def test_code_counts(was, now, tmp_path):
     assert was in SOURCE and digest_of(SOURCE.replace(was, now), tmp_path) != DIGEST
-
-
-def test_other_files_count_by_their_bytes(tmp_path):
-    source = tmp_path / "a.cu"
-    digests = set()
-    for content in ("int x;", "int x;  // comment"):
-        source.write_text(content)
-        digests.add(digest(tmp_path, [source], by_tokens=True))
-    assert len(digests) == 2

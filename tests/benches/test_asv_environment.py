@@ -1,6 +1,5 @@
 """asv's commands with our environments, over a history whose every number is known; nothing is ever installed twice."""
 
-import ast
 import importlib.metadata
 import json
 import re
@@ -134,24 +133,6 @@ def test_the_command_that_the_history_prints_bisects_to_the_commit(history):
     assert f"Greatest regression found: {git(history, 'rev-parse', '--short=8', 'v4')}" in said, said
 
 
-def test_a_fresh_clone_without_a_terminal_needs_nothing(history):
-    """On a branch that is not called main, then on none, then as it stands with changes."""
-    clone = history.parent / "fresh" / "clone"
-    clone.parent.mkdir()
-    git(history, "clone", "-q", str(history), str(clone))
-    git(clone, "checkout", "-q", "-b", "somebodys-branch", "v5")
-    ok(asv(clone, "run"))
-    assert values(clone, MEMORY) == {"v5": 5}
-    git(clone, "checkout", "-q", "v2")
-    ok(asv(clone, "run"))
-    assert values(clone, MEMORY) == {"v5": 5, "v2": 2}
-    toyhistory.write_toy(clone, 0.7, 70)
-    ok(asv(clone, "run", "--python=same"))
-    assert values(clone, MEMORY, "*/*-treedirty-*.json") == {"v2": 70}
-    no_private_words(clone)
-    assert [path.name for path in (clone.parent / "home").iterdir()] == []
-
-
 # --- which Python, which torch --------------------------------------------------------------------------------------
 
 
@@ -171,39 +152,6 @@ def test_torch_triton_and_cuda_are_parameters_and_begin_series(history):
         "3.6.0",
         "12.9",
     )
-
-
-def test_where_asv_has_no_torch_the_one_in_venv_measures(history):
-    asvs = toyhistory.interpreter(history.parent / "asvs", without=toyhistory.TORCH)
-    said = asv(history, "run", python=asvs)
-    assert (said.returncode, said.stderr.count("\n")) == (
-        2,
-        1,
-    ) and "torch is not installed for" in said.stderr, said.stderr
-
-    files = toyhistory.torch_files("2.14.0", "3.8.0", None)
-    made = toyhistory.interpreter(history.parent / "made", without=toyhistory.TORCH, files=files)
-    (history / ".venv").symlink_to(made.parent.parent)
-    ok(asv(history, "run", python=asvs))
-    (data,) = results(history).values()
-    assert data["requirements"] == {"torch": "2.14.0", "triton": "3.8.0", "cuda": "none"}
-    no_private_words(history)
-
-
-@pytest.mark.parametrize("missing", ["torch", "asv_runner", "working interpreter"])
-def test_what_is_missing_is_said_in_one_line(history, missing):
-    files = {} if missing == "torch" else toyhistory.torch_files("2.13.0", "3.7.1")
-    bare = (*toyhistory.TORCH, *(["asv_runner"] if missing == "asv_runner" else []))
-    python = toyhistory.interpreter(history.parent / "bare", without=bare, files=files)
-    if missing == "working interpreter":
-        python.unlink()
-        python.write_text("#!/bin/sh\nexit 3\n")
-        python.chmod(0o755)
-    run = asv(history, "run", f"--python={python}")
-    assert run.returncode == 2
-    assert run.stderr.count("\n") == 1 and f"has no {missing}: `make ladder`" in run.stderr
-    assert "Traceback" not in run.stdout + run.stderr
-    assert not list((history / "results").glob(f"asv/{CHECKOUT}"))
 
 
 # --- environments that asv manages ----------------------------------------------------------------------------------
@@ -248,52 +196,3 @@ def test_managed_environments_have_a_torch_each(history, wheels):
     said = ok(asv(history, "run", *MANAGED, "v4^!", "-b", "time"))
     assert "managed-py" in said and not re.search("nstalling|wheel", said)
     no_private_words(history)
-
-
-def test_the_managed_configuration_installs_what_measuring_imports():
-    """Followed through every module of ours that a benchmark's process may reach."""
-    known = {"PIL": "pillow", "yaml": "pyyaml", "pynvml": "nvidia-ml-py", "skimage": "scikit-image"}
-    starts = [f"benches.{p.stem}" for p in (ROOT / "benches").glob("*.py") if p.stem != "unfrozen"]
-    starts = [name for name in starts if not name.startswith("benches._")] + [
-        "benches",
-        "ladder.engine.worker",
-    ]
-    needed = {known.get(name, name) for name in _imports(starts)} | {
-        "scikit-image"
-    }  # found without an import
-    needed -= {"torchvision"}  # of gpu_decode alone, which no series has
-    assert needed - {"torch", "triton", "asv_runner"} == set(_configured("dependencies"))
-    assert list(_configured("matrix")["req"]) == ["torch"]
-
-
-def _imports(todo: list[str]) -> set[str]:
-    """Packages of others that these modules import, at any depth."""
-    seen, others = set(), set()
-    while todo:
-        if (name := todo.pop()) in seen:
-            continue
-        seen.add(name)
-        path = ROOT.joinpath(*name.split("."))
-        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        nodes = list(ast.walk(ast.parse(file.read_text()))) if file.is_file() else []
-        for_types = {
-            inner
-            for node in nodes
-            if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-            for each in node.body
-            for inner in ast.walk(each)
-        }
-        for node in nodes:
-            names = []
-            if node in for_types:
-                continue
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                parents = (name if path.is_dir() else name.rpartition(".")[0]).split(".")
-                above = parents[: len(parents) - node.level + 1] if node.level else []
-                module = ".".join([*above, *filter(None, [node.module])])
-                names = [module, *(f"{module}.{alias.name}" for alias in node.names)]
-            todo += [n for n in names if n.split(".")[0] in ("benches", "ladder", "stylegan_lite", "kernels")]
-            others |= {n.split(".")[0] for n in names} - set(sys.stdlib_module_names)
-    return others - {"benches", "ladder", "stylegan_lite", "kernels"}

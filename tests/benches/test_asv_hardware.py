@@ -9,7 +9,6 @@ import pytest
 from benches import _hardware
 from ladder.publish.history import machines as asvmachines
 from ladder.publish.history import notes as asvnotes
-from ladder.publish.validation import asv_files
 from tests.support import toyhistory
 from tests.support.repositories import git
 from tests.support.toyhistory import STEP, asv
@@ -56,13 +55,6 @@ def test_this_machine_has_no_host_name_and_no_release():
     assert platform.node() not in words.split() and platform.release() not in words
 
 
-def test_what_an_update_takes_of_the_memory_begins_no_series(describe, tmp_path):
-    first = describe()
-    keep(first, tmp_path)
-    assert describe(ram_gb=125.0, gpu_memory_gb=139.3) == first == describe(ram_gb=123.0)
-    assert describe(ram_gb=252.0)["machine"] != first["machine"]
-
-
 @pytest.mark.parametrize(
     "other", [{"cpu": "AMD EPYC"}, {"cores": 32}, {"ram_gb": 504.0}, {"os": "Darwin arm64"}]
 )
@@ -74,18 +66,6 @@ def test_two_machines_with_one_gpu_are_two(describe, tmp_path, other):
     assert second["machine"].startswith("nvidia-h200-") and second == describe(**other)
     keep(second, tmp_path)
     assert describe(**other) == second and describe() == first
-
-
-def test_damaged_and_foreign_records_do_not_matter(describe, tmp_path):
-    for name, text in (
-        ("a", "{"),
-        ("b", "[]"),
-        ("nvidia-h200", '{"machine": "c", "gpu": []}'),
-        ("d", "\xff"),
-    ):
-        (tmp_path / "asv" / name).mkdir(parents=True)
-        (tmp_path / "asv" / name / "machine.json").write_text(text, encoding="latin-1")
-    assert describe()["machine"] == "nvidia-h200"
 
 
 # --- the whole of asv, with a GPU that is made up -------------------------------------------------------------------
@@ -158,12 +138,6 @@ def test_the_visible_gpu_is_described(history, gpus, visible, gpu):
     assert "aaaa" not in run.stdout and "bbbb" not in run.stdout
 
 
-def test_a_hidden_gpu_stops_in_one_line(history, gpus):
-    run = asv(history, "run", python=gpus, CUDA_VISIBLE_DEVICES="")
-    assert run.returncode == 2 and "CUDA_VISIBLE_DEVICES hides it" in run.stderr
-    assert run.stderr.count("\n") == 1 and not (history / "results").exists()
-
-
 def test_a_new_driver_or_cudnn_is_noted_and_splits_no_series(history, gpus):
     for commits, driver in (("v3^!", "580.65.06"), ("v4^!", "590.10")):
         fake = {"FAKE_DRIVER": driver, "FAKE_CUDNN": {"580.65.06": "91900", "590.10": "92001"}[driver]}
@@ -194,33 +168,6 @@ def test_a_new_driver_or_cudnn_is_noted_and_splits_no_series(history, gpus):
     assert len(index["graph_param_list"]) == 1 and len(index["revision_to_hash"]) >= 2
 
 
-# --- other projects -------------------------------------------------------------------------------------------------
-
-
-DAMAGED = ("{", (("update",),))
-COMMANDS = (("machine", "--yes"), ("run", "v1..v2"), ("update",))
-
-
-@pytest.mark.parametrize(
-    ("stored", "commands"), [('{"other": {"machine": "other"},\n"version": 1}', COMMANDS), DAMAGED]
-)
-def test_other_projects_records_stay_as_they_are(history, stored, commands):
-    """To the byte, and nothing comes beside them; a damaged one does not matter here."""
-    home = history.parent / "home"
-    home.mkdir()
-    (home / ".asv-machine.json").write_text(stored)
-    (history / "results/asv").mkdir(parents=True)
-    (history / "results/asv/benchmarks.json").write_text('{"version": 2}')
-    for command in commands:
-        run = asv(history, *command)
-        assert run.returncode == 0, run.stdout + run.stderr
-    assert (home / ".asv-machine.json").read_text() == stored
-    assert [path.name for path in home.iterdir()] == [".asv-machine.json"]
-    names = [path.parent.name for path in (history / "results/asv").glob("*/machine.json")]
-    ours = _hardware.facts()["name"]
-    assert names == ([ours] if commands is COMMANDS else [])
-
-
 # --- notes ----------------------------------------------------------------------------------------------------------
 
 
@@ -247,63 +194,3 @@ def test_what_was_measured_later_has_its_own_driver(tmp_path):
     assert both["environment"] == LONG
     assert changes(both, newer, "early") == {"driver": "580 -> 590"}
     assert changes(both, newer, "late") == {} == changes(both, newer)
-
-
-def test_what_is_not_known_is_not_called_a_change():
-    known, cpu = note(kernel_release="6.2"), note(driver=None)
-    assert changes(None, known) == changes(known, None) == {}
-    assert changes(cpu, known) == {"kernel_release": "6.1 -> 6.2"}
-    assert (
-        asvnotes.list_excuses(*map(asvnotes.find_conditions, (note(), known))) == ()
-    )  # a kernel excuses nothing
-
-
-def test_a_genuine_note_is_accepted_also_an_older_one_without_cudnn():
-    path = Path("notes") / f"{'a' * 8}-checkout-py3.12.json"
-    new = note(environment="checkout-py3.12", cudnn="9.19.0", benchmarks=[STEP])
-    older = {key: value for key, value in new.items() if key != "cudnn"}
-    for each in (new, older):
-        assert asv_files.find_problem(each, "note", path) is None
-    for wrong in (9190, "<b>"):
-        assert asv_files.find_problem(new | {"cudnn": wrong}, "note", path)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "null",
-        "[" * 100_000,
-        '{"schema": 2}',
-        json.dumps(note() | {"driver": "<b>"}),
-        json.dumps(note() | {"driver": 580}),
-        json.dumps(note() | {"commit": "HEAD"}),
-        json.dumps(note() | {"environment": "<script>"}),
-        json.dumps(note() | {"started": "now"}),
-        json.dumps(note() | {"benchmarks": {"x": None}}),
-        json.dumps(note() | {"benchmarks": {"x<": note()}}),
-        json.dumps(note() | {"choices": {"s": [None]}}),
-        json.dumps(note() | {"more": 1}),
-        json.dumps(
-            note() | {"choices": {"s": ["x" * 90] * 1999, "t": ["x" * 90] * 1999, "u": ["x" * 600_000]}}
-        ),
-    ],
-)
-def test_a_note_that_is_none_is_refused_in_one_line(text):
-    try:
-        problem = asv_files.find_problem(asv_files.parse(text.encode(), "note"), "note", Path("notes/a.json"))
-    except ValueError as error:
-        problem = str(error)
-    assert problem and "\n" not in problem and len(problem) < 300
-
-
-def test_a_note_that_cannot_be_read_is_replaced(tmp_path):
-    result = tmp_path / "aaaaaaaa-env.json"
-    asvnotes.find_path(result).parent.mkdir()
-    for text in ("", "[]", "null", "[" * 100_000, json.dumps(note() | {"benchmarks": [1]})):
-        asvnotes.find_path(result).write_text(text)
-        asvnotes.add_note(result, note())
-        assert asvnotes.read_note(result)["driver"] == "580"
-    asvnotes.add_note(result, note(commit="b" * 40))  # the same eight digits, another commit
-    assert asvnotes.read_note(result)["commit"] == "b" * 40

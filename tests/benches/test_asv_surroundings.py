@@ -2,19 +2,14 @@
 
 import json
 import os
-import re
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from benches import ROOT, _hardware
-from ladder.base.errors import UserError
+from benches import _hardware
 from ladder.publish.history import machines as asvmachines
 from ladder.publish.validation import validate
-from tests.base.test_git import KEYGEN, SETTINGS
 from tests.support import repositories
 from tests.support.repositories import git
 from tests.support.toyhistory import asv
@@ -49,71 +44,6 @@ def commits(history: Path) -> list[str]:
 
 
 # --- git ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_hook_and_the_users_settings_lead_asv_nowhere_else(history, tmp_path):
-    other = tmp_path / "other"
-    other.mkdir()
-    git(other, "init", "-q")
-    git(other, "commit", "-q", "--allow-empty", "-m", "other")
-    (tmp_path / "ignored").touch()
-    (tmp_path / "keygen").write_text(KEYGEN)
-    (tmp_path / "keygen").chmod(0o755)
-    settings = SETTINGS.format(ignored=tmp_path / "ignored", keygen=tmp_path / "keygen")
-    hooks = tmp_path / "hooks"
-    hooks.mkdir()
-    (hooks / "post-checkout").write_text("#!/bin/sh\nexit 1\n")
-    (hooks / "post-checkout").chmod(0o755)
-    settings += f'[core]\n    hooksPath = {hooks}\n[protocol "file"]\n    allow = never\n'
-    (tmp_path / "settings").write_text(settings)
-    env = {"GIT_CONFIG_GLOBAL": str(tmp_path / "settings"), "LANG": "de_DE.UTF-8"}
-    env |= {"GIT_DIR": str(other / ".git"), "GIT_INDEX_FILE": str(other / ".git/index")}
-    ok(asv(history, *ONE, **env))
-    ok(asv(history, "run", "--python=same", "-b", "tiny", **env))
-    assert sorted(commits(history)) == sorted(git(history, "rev-parse", name) for name in ("v2", "HEAD"))
-    ok(asv(history, "publish", **env))
-    assert git(other, "status", "--porcelain") == ""
-
-
-def _no_git(history: Path, home: Path) -> dict[str, str]:
-    return {"PATH": str(home)}
-
-
-def _no_repository(history: Path, home: Path) -> dict[str, str]:
-    shutil.rmtree(history / ".git")
-    return {}
-
-
-def _inside_another(history: Path, home: Path) -> dict[str, str]:
-    shutil.rmtree(history / ".git")
-    git(history.parent, "init", "-q")
-    return {}
-
-
-def _of_another_user(history: Path, home: Path) -> dict[str, str]:
-    """git's own way to test this, which reaches it past what is dropped."""
-    wrapper = home / "git"
-    wrapper.write_text(f'#!/bin/sh\nGIT_TEST_ASSUME_DIFFERENT_OWNER=1 exec {shutil.which("git")} "$@"\n')
-    wrapper.chmod(0o755)
-    return {"PATH": f"{home}{os.pathsep}{os.environ['PATH']}"}
-
-
-@pytest.mark.parametrize(
-    ("spoil", "said", "commands"),
-    [
-        (_no_git, "git was not found", ("run",)),
-        (_no_repository, "no git repository", ("run", "publish")),
-        (_inside_another, "a folder of another git repository", ("run",)),
-        (_of_another_user, "git config --global --add safe.directory", ("run",)),
-    ],
-)
-def test_without_a_commit_asv_stops_in_one_line_and_writes_nothing(history, tmp_path, spoil, said, commands):
-    home = tmp_path / "bin"
-    home.mkdir()
-    env = spoil(history, home)
-    for command in commands:
-        refused(asv(history, command, **env), said)
-    assert files(history) == {} and not (history / ".asv").exists()
 
 
 @pytest.mark.parametrize(
@@ -158,80 +88,10 @@ def test_a_wrong_question_about_results_is_one_line_and_removes_nothing(history)
     assert commits(history) == [git(history, "rev-parse", "v2")]
 
 
-def test_a_stream_or_port_that_cannot_be_used_is_no_traceback(history):
-    ok(asv(history, *ONE))
-    (history / ".asv/html").mkdir(parents=True)
-    refused(asv(history, "preview", "--port", "99999"), "port must be 0-65535")
-    for into, status, said in ((" > /dev/full", 2, "asv: standard output: No space left"), ("| true", 1, "")):
-        run = subprocess.run(
-            ["bash", "-c", f"{sys.executable} -m asv show v2 {into}; exit ${{PIPESTATUS[0]}}"],
-            cwd=history,
-            capture_output=True,
-            text=True,
-        )
-        assert run.returncode == status and run.stderr.startswith(said), run.stderr
-        assert run.stderr.count("\n") <= 1
-
-
-def test_asv_setup_is_done_when_its_environments_are(history):
-    """asv itself ends with status 1 and prints a list of objects."""
-    ok(run := asv(history, "setup"))
-    assert run.stderr == ""
-
-
 @pytest.mark.parametrize("command", [("check",), ("run", "v2^!")])
 def test_benchmarks_that_cannot_be_imported_are_one_line_with_the_place(history, command):
     (history / "benches/broken.py").write_text("\nx = (\n")
     refused(asv(history, *command), "benches/broken.py:2: SyntaxError: '(' was never closed")
-
-
-@pytest.mark.exhaustive
-def test_a_worktree_a_submodule_and_a_read_only_home_are_measured_like_any_clone(history, tmp_path):
-    """Each has a `.git` that is a file. Without HOME git has no settings of the user."""
-    worktree, outer = tmp_path / "worktree", tmp_path / "outer"
-    git(history, "worktree", "add", "-q", "--detach", str(worktree), "v2")
-    outer.mkdir()
-    git(outer, "init", "-q")
-    git(outer, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(history), "inner")
-    home = tmp_path / "home"
-    home.mkdir(exist_ok=True)
-    home.chmod(0o555)
-    try:
-        for folder in (worktree, outer / "inner"):
-            ok(asv(folder, "run", "-b", "tiny", HOME=str(home)))
-            assert commits(folder) == [git(folder, "rev-parse", "HEAD")]
-    finally:
-        home.chmod(0o755)
-
-
-@pytest.mark.exhaustive
-def test_publishing_from_a_shallow_clone_says_what_is_not_drawn(history, tmp_path):
-    (tmp_path / "both").write_text("v2\nv6")
-    ok(asv(history, "run", f"HASHFILE:{tmp_path / 'both'}"))
-    git(history, "switch", "-q", "--detach", "v6")
-    shallow = tmp_path / "shallow"
-    git(tmp_path, "clone", "-q", "--depth=1", f"file://{history}", str(shallow))
-    shutil.copytree(history / "results", shallow / "results")
-    run = asv(shallow, "publish")
-    ok(run)
-    assert "this clone is shallow: `git fetch --unshallow` gets them" in run.stderr
-    refused(asv(shallow, "run", "v1..v2"), "this clone is shallow")
-
-
-@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
-def test_an_interruption_outside_a_measurement_is_one_line(name, status):
-    """A process of asv's own pools, which asv ends by SIGTERM, says nothing."""
-    code = f"""
-import multiprocessing, signal, time
-from benches import _plugin
-_plugin.setup()
-forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
-forked.start()
-forked.terminate()
-forked.join()
-signal.raise_signal(signal.{name})"""
-    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert (run.returncode, run.stdout, run.stderr) == (status, "", "asv: interrupted\n")
 
 
 @pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
@@ -279,36 +139,3 @@ def test_where_the_folder_is_anothers_a_new_name_is_asked_for_before_measuring(h
     assert {name: files(history)[name] for name in before} == before
     judged = list(validate.validate([history / "results/asv" / new]))
     assert [each.problem for each in judged] == [None] * 5, judged
-
-
-def test_the_name_of_the_hardware_may_have_six_digits_of_the_users_choice(tmp_path):
-    """Two machines that no fact tells apart."""
-    first = asvmachines.choose(H200, tmp_path)
-    (tmp_path / "nvidia-h200").mkdir()
-    (tmp_path / "nvidia-h200" / "machine.json").write_text(json.dumps(first))
-    second = asvmachines.choose(H200, tmp_path, "nvidia-h200-000002")
-    assert second == first | {"machine": "nvidia-h200-000002"} and asvmachines.choose(H200, tmp_path) == first
-
-
-@pytest.mark.parametrize(
-    ("other", "named"),
-    [
-        ({"cores": 32}, "nvidia-h200"),
-        ({"ram_gb": 1024.0}, "nvidia-h200"),
-        ({"cpu": "AMD EPYC"}, "nvidia-h200"),
-        ({}, "mybox"),
-        ({}, "nvidia-h200-2"),
-        ({}, "nvidia-h200-00000G"),
-        ({}, "../nvidia-h200"),
-        ({}, "amd-epyc"),
-    ],
-)
-def test_a_name_that_would_be_refused_later_is_refused_at_once(tmp_path, other, named):
-    first = asvmachines.choose(H200, tmp_path)
-    (tmp_path / "nvidia-h200").mkdir()
-    (tmp_path / "nvidia-h200" / "machine.json").write_text(json.dumps(first))
-    with pytest.raises(UserError, match=r"^--machine .*nvidia-h200") as line:
-        asvmachines.choose(H200 | other, tmp_path, named)
-    right = re.search(r"this machine (?:is|with --machine) ([\w-]+)", str(line.value))[1]
-    assert asvmachines.choose(H200 | other, tmp_path, right)["machine"] == right
-    assert (right == "nvidia-h200") is not bool(other) and "\n" not in str(line.value)

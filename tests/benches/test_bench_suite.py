@@ -42,18 +42,6 @@ def test_every_public_op_is_timed_or_says_why_not():
     assert all(NOT_TIMED.values())
 
 
-def test_a_round_of_many_calls_counts_as_one_of_them(monkeypatch):
-    """Twice the calls in a graph that takes as long: half the seconds."""
-    now = iter((10.0, 14.0, 20.0, 24.0))
-    monkeypatch.setattr(bench_kernels.time, "perf_counter", lambda: next(now))
-    monkeypatch.setattr(bench_kernels, "GPU", False)
-    clock, took = bench_kernels.PerCall(), []
-    for clock.calls in (1, 2):
-        start = clock()
-        took.append(clock() - start)
-    assert took == [4.0, 2.0]
-
-
 def test_its_file_is_a_smoke_test_s_and_names_no_host(tmp_path):
     out = tmp_path / "out.json"
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "tests.bench_plugin"]

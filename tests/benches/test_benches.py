@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 from asv_runner.benchmarks.mark import SkipNotImplemented
 
-from benches import ROOT, _measure, _spawning, preparing, series, unfrozen, workloads
+from benches import ROOT, _measure, _spawning, preparing, series, workloads
 from benches.rungs import Rung
 from ladder.engine import once, pool
 from ladder.machine import system
 from ladder.plan import catalog, needs
-from ladder.rungs import data_loading, prefetch_stream
+from ladder.rungs import data_loading
 from stylegan_lite.config import Recipe, Workload
 
 PAIRS = sorted(series.SERIES)
@@ -94,29 +94,6 @@ def test_a_series_needs_what_its_rungs_need():
         assert set(series.SERIES["article", step.name].needs) == needs, step.name
 
 
-def test_lines_for_rungs_without_a_series_are_printed(monkeypatch):
-    assert unfrozen.lines() == []
-    pair, small = ("article", "whole_step_graph"), ("tiny", "fused_adam")
-    gone = {p: series.SERIES[p].fingerprint for p in (pair, small)}
-    for p in gone:
-        monkeypatch.delitem(series.SERIES, p)
-    monkeypatch.setattr(series, "RUNGS", [name for name in series.RUNGS if name != "fused_adam"])
-    assert unfrozen.lines() == [
-        '_WHOLE_STEP_GRAPH = _PREFETCH_STREAM | {"whole_step_graph": True}',
-        f'("article", "whole_step_graph"): Series("cuda", _GRAPHS, _ARTICLE, _WHOLE_STEP_GRAPH, "{gone[pair]}"),',
-        'RUNGS: "fused_adam",',
-        '_CPU_FUSED_ADAM = _CPU_CONV_DOUBLE_BACKWARD | {"fused_adam": True, "ema": "foreach"}',
-        f'("tiny", "fused_adam"): Series("cpu", ("bf16",), _TINY, _CPU_FUSED_ADAM, "{gone[small]}"),',
-    ]
-
-
-def test_a_rung_that_means_something_else_now_is_named(monkeypatch):
-    monkeypatch.setitem(prefetch_stream.change, "prefetch_stream", False)
-    said = unfrozen.lines()
-    assert said and all(line.startswith("# article ") and "no longer" in line for line in said)
-    assert "prefetch_stream" in said[0] and "whole_step_graph" not in said[0]
-
-
 def _capabilities(device: str) -> dict[str, str | None]:
     return system.capabilities("cpu") if device == "cpu" else dict.fromkeys(system.CAPABILITIES)
 
@@ -168,12 +145,6 @@ def handover(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("pair", [("article", "baseline"), ("tiny", "cuda_graphs"), ("tiny", "fused_act")])
-def test_what_the_machine_cannot_do_is_not_applicable(handover, pair):
-    with pytest.raises(NotImplementedError):  # in setup: asv's n/a
-        Rung().setup(*pair)
-
-
 def test_a_missing_capability_is_not_applicable(handover):
     here = {
         "device": "cuda",
@@ -183,24 +154,6 @@ def test_a_missing_capability_is_not_applicable(handover):
     assert _measure.available("article", "channels_last")
     with pytest.raises(NotImplementedError, match="BF16"):
         _measure.available("article", "fused_act")
-
-
-def test_one_visit_yields_time_and_memory(handover, monkeypatch):
-    visits = []
-
-    def measure_once(workload, recipe, device, cycles, code=None, workers=None):
-        visits.append((recipe, device))
-        return {"samples_s": [0.5, 0.25], "peak_rss_bytes": 7, "peak_reserved_bytes": None, "recipe": recipe}
-
-    _without_images(monkeypatch)
-    monkeypatch.setattr(once, "measure_once", measure_once)
-    rung = Rung()
-    rung.setup("tiny", "bf16")
-    assert rung.samples_step_time("tiny", "bf16") == [0.5, 0.25]
-    assert rung.track_peak_memory("tiny", "bf16") == 7
-    assert visits == [(series.SERIES["tiny", "bf16"].recipe, "cpu")] and _measure.CYCLES >= 6
-    rung.samples_step_time("tiny", "bf16")  # asv's next round: a fresh process
-    assert len(visits) == 2
 
 
 class Workers:
@@ -255,23 +208,6 @@ def test_a_process_goes_on_with_what_asv_asks_for_next(told, monkeypatch):
     assert told[6:] == ["baseline"]
 
 
-def test_what_is_there_already_is_not_measured_ahead(told, monkeypatch):
-    step_time("channels_last")
-    monkeypatch.setenv(_measure.NEXT, json.dumps([("tiny", "baseline"), ("tiny", "set_to_none")]))
-    step_time("channels_last")  # the next round: nobody has taken the other two
-    assert told[6:] == ["channels_last"]
-    step_time("set_to_none")
-    step_time("channels_last")
-    assert told[7:] == ["begun", "channels_last", "set_to_none", "ended"]
-
-
-def test_a_process_that_took_long_leaves_the_rest_to_others(told, monkeypatch):
-    monkeypatch.setattr(_measure, "AHEAD_S", -1)
-    assert step_time("channels_last") == [2.0]
-    assert told == ["begun", "channels_last", "ended"]
-    assert _measure.AHEAD_S * 3 <= Rung.timeout
-
-
 def test_a_process_whose_asv_was_killed_measures_no_more_and_leaves_nothing(told, handover, monkeypatch):
     """The folder may be the next run's by then, which measures other code."""
     parents = iter([1000, 1000, 1, 1])
@@ -281,13 +217,6 @@ def test_a_process_whose_asv_was_killed_measures_no_more_and_leaves_nothing(told
     assert told == ["begun", "channels_last", "baseline", "ended"]
     left = {path.stem for path in handover.iterdir()}
     assert left == {"machine", series.SERIES["tiny", "channels_last"].fingerprint}
-
-
-def test_alone_a_process_measures_its_own_series_only(told, monkeypatch):
-    monkeypatch.delenv(_measure.HANDOVER)
-    monkeypatch.setattr(_measure, "machine_here", lambda: {"device": "cpu", "capabilities": {"bf16": None}})
-    step_time("channels_last")
-    assert told == ["channels_last"]
 
 
 @pytest.mark.parametrize(

@@ -280,10 +280,3 @@ def test_a_broken_commit_fails_the_run(clone):
     run = run_asv(clone, "run", "--show-stderr", *asv_clone.BASELINE_ONLY)
     assert run.returncode == 2
     assert "failed: build: ValueError: no" in run.stdout
-
-
-def test_another_python_is_refused_in_one_line(clone):
-    commit_all(clone, "any")
-    run = run_asv(clone, "run", "--python=3.99")
-    assert run.returncode == 2
-    assert "there is no Python 3.99" in run.stderr and "Traceback" not in run.stderr

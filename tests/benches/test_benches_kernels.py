@@ -2,16 +2,10 @@
 
 import types
 
-import asv.benchmarks
-import asv.commands.update
-import asv.environment
-import asv.machine
-import asv.results
-import asv.runner
 import pytest
 from asv_runner.benchmarks.mark import SkipNotImplemented
 
-from benches import _measure, _plugin
+from benches import _measure
 from benches import kernels as bench
 from ladder.machine import system
 from ladder.studies.kernelbench import bench as kernelbench
@@ -40,17 +34,6 @@ def test_a_name_gives_the_case_it_came_from(name):
     assert kernelcases.hash_entry(case.op) == bench.FINGERPRINTS[case.op], "a new meaning needs a new name"
 
 
-def test_every_case_is_found_by_its_name():
-    for case in made_up_kernels.cases():
-        found = kernelcases.parse_case(case.name)
-        assert (found.op, found.sizes, found.dtype, found.layout) == (
-            case.op,
-            case.sizes,
-            case.dtype,
-            case.layout,
-        )
-
-
 @pytest.fixture
 def here(monkeypatch):
     machine_ = {"device": "cuda", "capabilities": dict.fromkeys(system.CAPABILITIES)}
@@ -74,12 +57,6 @@ def test_what_a_machine_or_a_commit_cannot_do_is_not_applicable(here, monkeypatc
         kernel.setup(FIRST, "forward")
 
 
-def test_cold_and_hot_are_asked_for_by_name(here, monkeypatch):
-    monkeypatch.setattr(kernelbench, "alone", lambda case, *rest: [case.name, *rest])
-    assert bench.Kernel().samples_cold(FIRST, "backward") == [FIRST, "backward", "cold", "ours"]
-    assert bench.Kernel().samples_hot(FIRST, "backward") == [FIRST, "backward", "hot", "ours"]
-
-
 @pytest.mark.parametrize("alternative", bench.ALTERNATIVES)
 def test_alternatives_of_an_op_have_series_of_their_own(here, monkeypatch, alternative):
     monkeypatch.setattr(kernelbench, "alone", lambda case, *rest: [case.name, *rest])
@@ -94,36 +71,3 @@ def test_alternatives_of_an_op_have_series_of_their_own(here, monkeypatch, alter
     here["capabilities"]["cuda"] = "needs a CUDA GPU"
     with pytest.raises(NotImplementedError, match="CUDA"):
         kernel.setup(FIRST, "forward", alternative)
-
-
-def test_they_run_only_if_they_are_asked_for(monkeypatch):
-    found = [
-        {"name": name, "params": [], "version": "1"}
-        for name in ("kernels.Kernel.samples_cold", "rungs.Rung.x")
-    ]
-    kind = asv.benchmarks.Benchmarks
-    monkeypatch.setattr(kind, "_disc_benchmarks", classmethod(lambda *_: found))
-    monkeypatch.setattr(kind, "discover", classmethod(kind.discover.__func__))  # put back afterwards
-    for thing, name in (  # whatever the plugin puts into asv
-        (asv.environment, "get_environment_class"),
-        (asv.environment, "get_environment_class_by_name"),
-        (asv.machine.Machine, "load"),
-        (asv.machine.MachineCollection, "update"),
-        (asv.results, "os"),
-        (asv.commands.update, "os"),
-        (asv.results.Results, "save"),
-        (asv.runner, "Spawner"),
-    ):
-        monkeypatch.setattr(thing, name, vars(thing)[name])
-    _plugin.setup()
-    conf = types.SimpleNamespace(benchmark_dir="benches")
-
-    def run(regex):
-        return set(kind.discover(conf, None, [], [], regex=regex))
-
-    assert run(None) == run([]) == {"rungs.Rung.x"}
-    assert run(["kernels"]) == {"kernels.Kernel.samples_cold"}
-    assert set(kind(conf, found)) == {
-        "rungs.Rung.x",
-        "kernels.Kernel.samples_cold",
-    }  # publish and show have all

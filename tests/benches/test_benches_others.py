@@ -4,10 +4,9 @@ import json
 import re
 
 import pytest
-from asv_runner.benchmarks.mark import SkipNotImplemented
 
 from benches import _frozen, _measure, loading, phases, preparing, series, workloads
-from ladder.engine import once, parts, pool
+from ladder.engine import once, parts
 from ladder.machine import caches, system
 from ladder.plan import catalog, needs
 from ladder.publish.history import notes as asvnotes
@@ -162,28 +161,3 @@ def test_cold_and_warm_come_from_processes_that_share_a_folder_nobody_else_has(h
         (preparing.Capturing, "warm"): [2.0] * 3,
     }
     assert len(folders) == 4 and len(set(folders)) == 1
-
-
-def test_a_loader_is_measured_on_the_device_that_is_here(here, monkeypatch):
-    asked = []
-
-    def fake(workload, recipe, device):
-        asked.append((workload["data"], workload["resolution"], device))
-        return {"samples_s": [0.25], "recipe": Recipe.from_dict(recipe).to_dict()}
-
-    monkeypatch.setattr(parts, "loading", fake)
-    benchmark = loading.Loading()
-    benchmark.setup("article", "prefetch_stream")
-    assert benchmark.samples_seconds_per_image("article", "prefetch_stream") == [0.25]
-    assert asked == [("unused", 256, "cuda")]
-
-
-def test_what_a_commit_does_not_know_is_not_applicable(here, monkeypatch):
-    def old(*_, **__):
-        raise pool.WorkerFailure("failed", "build: ConfigError: recipe: unknown key 'prefetch_stream'")
-
-    monkeypatch.setattr(parts, "loading", old)
-    benchmark = loading.Loading()
-    benchmark.setup("article", "prefetch_stream")
-    with pytest.raises(SkipNotImplemented, match="unknown key"):
-        benchmark.samples_seconds_per_image("article", "prefetch_stream")

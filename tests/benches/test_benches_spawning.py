@@ -19,7 +19,6 @@ from benches.workloads import Workload
 from ladder.machine import system
 from ladder.publish.history import notes as asvnotes
 from ladder.report import tiles
-from ladder.studies.kernelbench import cases as kernelcases
 
 NAME = "rungs.Rung.samples_step_time"
 ROW = {"op": "act", "direction": "forward", "tile": 64, "columns": 8, "warps": 4, "per_sm": 0, "stages": 1}
@@ -98,23 +97,6 @@ def test_no_process_is_started_for_what_this_machine_cannot_do(handover):
     assert _measure.HANDOVER not in os.environ and _measure.SERIES_NAME not in os.environ
 
 
-def test_the_environments_own_python_says_what_it_can_do(handover):
-    """Its torch may see a GPU that the torch of asv's Python does not."""
-    here = {"device": "cuda", "capabilities": dict.fromkeys(system.CAPABILITIES)}
-    (handover / "machine.json").write_text(json.dumps(here))
-    environment = Environment()
-    measured(environment)
-    assert environment.started == [f"{NAME}-{index('article', rung)}" for rung in ("baseline", "cuda_graphs")]
-    (handover / "machine.json").unlink()  # not known yet: each process answers for itself
-    measured(environment)
-    assert len(environment.started) == 2 + 4
-
-
-def test_what_is_wrong_with_a_benchmark_is_said_by_its_process(handover):
-    assert not _spawning.not_applicable("rungs.Rung.samples_step_time-100000", handover)
-    assert not _spawning.not_applicable("nowhere.Rung.samples_step_time-0", handover)
-
-
 def test_every_process_leaves_its_choices_under_its_series(handover):
     environment = Environment()
     measured(environment, rungs=("baseline", "bf16"))
@@ -165,23 +147,6 @@ def test_no_process_is_started_for_what_an_earlier_one_left(handover, monkeypatc
     assert environment.started[1:] == [f"{NAME}-{index('tiny', 'baseline')}"]
 
 
-def test_what_may_measure_in_any_process_never_does_in_asvs_own(handover, monkeypatch):
-    from benches import kernels, loading, phases, series
-
-    assert not hasattr(kernels.Kernel, "one_visit") and not hasattr(loading.Loading, "one_visit")
-    for name in ("kernels.Kernel.samples_cold-0", "loading.Loading.samples_seconds_per_image-11"):
-        assert _spawning.at_hand(name, handover) is None
-    monkeypatch.setattr(_measure, "_record", lambda *_: pytest.fail("measured"))
-    for name in (
-        f"{NAME}-{index('tiny', 'baseline')}",
-        f"phases.Phase.samples_time-{len(phases.PHASES) * len(series.RUNGS)}",
-    ):
-        assert _spawning.at_hand(name, handover) is None
-    (handover / "machine.json").unlink()
-    monkeypatch.setattr(system, "choose_device", lambda: pytest.fail("torch was imported"))
-    assert _spawning.at_hand(f"{NAME}-{index('tiny', 'baseline')}", handover) is None
-
-
 # --- what the commit refuses ----------------------------------------------------------------------------------------
 
 
@@ -222,29 +187,3 @@ def test_a_commit_is_asked_for_what_a_benchmark_measures(cls, tmp_path):
     assert set(refused) == {one.fingerprint for one in every.values() if "uint8_input" in one.recipe}
     assert all("unknown key 'uint8_input'" in line for line in refused.values())
     assert _spawning.find_refused(ROOT, every.values()) == {}
-
-
-def test_a_commit_that_cannot_be_asked_is_asked_by_a_worker(tmp_path):
-    every = series.SERIES.values()
-    assert _spawning.find_refused(tmp_path, every) == {}  # no package
-    (tmp_path / "stylegan_lite").mkdir()
-    for text in ("CONTRACT = 1", "raise ValueError", "print('{}')\nRecipe = Workload = ConfigError = None"):
-        (tmp_path / "stylegan_lite" / "__init__.py").write_text(text)
-        assert _spawning.find_refused(tmp_path, every) == {}
-
-
-def test_what_ops_lack_and_need_is_known_without_torch(monkeypatch):
-    from benches import kernels
-
-    asked = []
-    monkeypatch.setattr(kernels, "able", asked.append)
-    for name in kernels.CASES:
-        asked.clear()
-        kernels.Kernel().setup(name, "forward")
-        assert asked == [("cuda", "triton", *kernelcases.parse_case(name).entry.needs)]
-        for direction in kernels.DIRECTIONS:
-            if direction in kernelcases.parse_case(name).directions:
-                kernels.Kernel().setup(name, direction)
-            else:
-                with pytest.raises(NotImplementedError, match=f"has no {direction}"):
-                    kernels.Kernel().setup(name, direction)

@@ -11,10 +11,8 @@ from ladder.engine import pool
 from ladder.engine import run as measure
 from ladder.engine.gpu_time import beyond
 from ladder.engine.pool import Worker, WorkerFailure
-from ladder.engine.rounds import Interleaved
-from ladder.engine.visit import Visits
 from ladder.plan import modes
-from ladder.results.file import KernelProfile, Round
+from ladder.results.file import KernelProfile
 from tests.support.fake_runs import FAKE, by_name, run, stored
 
 
@@ -187,87 +185,3 @@ def test_a_step_that_computes_something_else_after_timing_loses_its_times(
     assert found["b"]["step_ms"] is None and found["a"]["rounds"][0]["after"] == "ok"
     assert [do for name, do in seen if name == "b"].count("prove") == 1
     stored(tmp_path)
-
-
-def test_a_step_that_could_not_be_compared_after_timing_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measure._Run, "inspect_all", lambda self, pool: None)
-    why = "its batch of 32 does not fit a reference of 16"
-    commands(monkeypatch, {"prove": {"problem": None, "left_out": why}})
-    rung = by_name(run(tmp_path, {"a": {}}, rounds=2, inspect=True))["a"]
-    assert [each["after"] for each in rung["rounds"]] == [f"not compared: {why}"] * 2
-    assert rung["step_ms"] and rung["notes"] == [f"after timing not compared: {why}"]
-
-
-def test_a_visit_whose_process_stays_busy_has_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits = {"a": iter([0.0, 0.0]), "b": iter([None, 0.1])}
-    real = Interleaved._visit
-
-    def visit(self: Interleaved, process: Any, **how: Any) -> None:
-        real(self, process, **how)
-        process.still_s[-1] = next(waits.get(process.program.name, iter([0.0])))
-
-    monkeypatch.setattr(Interleaved, "_visit", visit)
-    found = by_name(run(tmp_path, {"a": {}, "b": {}}, rounds=2))
-    assert found["b"]["notes"] == ["still busy 2 s after a visit in generation 1"]
-    assert found["a"]["notes"] == []
-
-
-def test_the_next_server_starts_when_nothing_is_timed_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    happened: list[str] = []
-    seen = commands(monkeypatch, {})
-    real = pool.ForkServer.__init__
-
-    def begins(self: Any, *how: Any) -> None:
-        happened.append(f"server after {sum(do == 'cycle' for _, do in seen)}")
-        real(self, *how)
-
-    monkeypatch.setattr(pool.ForkServer, "__init__", begins)
-    run(tmp_path, {"a": {}, "b": {}}, rounds=3)
-    assert happened == ["server after 0", "server after 3", "server after 6"]
-
-
-def test_a_process_takes_of_the_gpu_what_is_free_again_once_it_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its peak was 700, 300 of it are still with its allocator when it ends, and 1000 of the GPU are free then."""
-    alive: list[int] = []
-    close = Worker.close
-
-    def ends(worker: Worker) -> None:
-        alive[:] = [pid for pid in alive if pid != worker.pid]
-        close(worker)
-
-    def begins(worker: Worker, **_: Any) -> dict[str, Any]:
-        alive.append(worker.pid)
-        return {}
-
-    monkeypatch.setattr(Worker, "close", ends)
-    monkeypatch.setattr(Visits, "used_bytes", lambda visits: 50 + 1000 * len(alive))
-    memory = {"peak_reserved_bytes": 700, "peak_allocated_bytes": 600, "peak_rss_bytes": 1}
-    finished = {"main_s": None, "lazy_s": None, "alloc_retries": 0, **memory}
-    answers = {"begin": begins, "finish": finished, "release": {"reserved_bytes": 300}}
-    seen = commands(monkeypatch, answers)
-    result = run(tmp_path, {"a": {}, "b": {}}, rounds=2)
-    for rung in [*result["rungs"], *result["twins"]]:
-        assert [each["device_used_bytes"] for each in rung["rounds"]] == [1400, None]
-    # One generation ends its processes one by one for it. The other's end together.
-    assert [do for _, do in seen].count("release") == 3 and not alive
-
-
-def test_memory_that_an_inspection_saw_lets_the_first_generation_prepare_side_by_side() -> None:
-    made = Interleaved("cpu", cycles=1, seed=0)
-    made.recall("a", [], None)
-    made.recall("b", [], 5)
-    made.recall(
-        "c",
-        [
-            Round(round=0, samples_ms=[], peak_reserved_bytes=7),
-            Round(round=1, samples_ms=[], peak_reserved_bytes=8),
-        ],
-        5,
-    )
-    assert made.peaks == {"b": 5, "c": 8}

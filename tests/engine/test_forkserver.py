@@ -4,15 +4,13 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from ladder.engine import forkserver
 from ladder.engine.forkserver import ForkServer
-from ladder.engine.pool import Pool, Worker, WorkerFailure
+from ladder.engine.pool import Pool, WorkerFailure
 from tests.support.fake_runs import FAKE, ROOT, alive, wait_for
 
 
@@ -45,16 +43,6 @@ def test_workers_of_one_server_are_forks_that_imported_once(tmp_path: Path) -> N
     assert log.read_text() == "x" and not any(alive(worker.pid) for worker in pids)
 
 
-def test_processes_of_loaders_are_forks_whatever_python_makes_by_default(tmp_path: Path) -> None:
-    log = tmp_path / "method"
-    says = f"open({str(log)!r}, 'w').write(str(multiprocessing.get_start_method(allow_none=True)))"
-    with Pool(
-        code=code_that(f"import multiprocessing\nCONTRACT = 1\n{says}\n", tmp_path), torch=False
-    ) as workers:
-        workers.take().call("threads")
-    assert log.read_text() == "fork"
-
-
 def test_a_worker_leads_a_session_of_its_own() -> None:
     with Pool(code=FAKE, torch=False) as workers:
         worker = workers.take()
@@ -66,16 +54,6 @@ def test_a_worker_leads_a_session_of_its_own() -> None:
         assert worker.returncode == -signal.SIGTERM
 
 
-@pytest.mark.timeout(60)
-def test_a_worker_can_be_killed_before_it_leads_a_group() -> None:
-    """It calls `setsid` a moment after the fork. Whoever interrupts a run may be faster."""
-    with Pool(code=FAKE, torch=False) as workers:
-        for _ in range(20):
-            worker = workers.take()
-            worker.kill()
-            assert worker.returncode == -signal.SIGKILL and not alive(worker.pid)
-
-
 def test_a_server_outlives_a_question_on_a_worker_that_another_thread_has_just_reaped() -> None:
     """Else one rank's end took the server, and every later process of the generation, with it."""
     with Pool(code=FAKE, torch=False) as workers:
@@ -84,14 +62,6 @@ def test_a_server_outlives_a_question_on_a_worker_that_another_thread_has_just_r
         worker.kill()
         assert server.ended(worker.pid) and server.reap(worker.pid) == -signal.SIGKILL
         assert workers.take().call("threads")
-
-
-def test_a_killed_worker_that_the_system_does_not_let_end_is_waited_for_no_longer_than_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(forkserver, "_LONGEST_END_S", 0.05)
-    with Pool(code=FAKE, torch=False) as workers:
-        assert workers._server.reap(workers.take().pid) is None  # it runs on: nobody killed it
 
 
 @pytest.mark.parametrize(
@@ -123,25 +93,6 @@ def test_an_import_that_hangs_is_ended_by_the_watchdog(tmp_path: Path) -> None:
     assert time.monotonic() - begin < 30
 
 
-def test_a_pool_that_is_killed_while_it_imports_does_not_wait(tmp_path: Path) -> None:
-    code = code_that("import time\ntime.sleep(60)\n", tmp_path)
-    said: list[str] = []
-    workers = Pool(code=code, torch=False)
-
-    def take() -> None:
-        try:
-            workers.take()
-        except WorkerFailure as failure:
-            said.append(failure.reason)
-
-    thread = threading.Thread(target=take)
-    thread.start()
-    time.sleep(0.2)
-    workers.kill()
-    thread.join(60)
-    assert not thread.is_alive() and said
-
-
 def test_a_server_does_not_outlive_its_orchestrator() -> None:
     program = f"""
 import time
@@ -160,33 +111,3 @@ time.sleep(60)
     orchestrator.kill()
     orchestrator.communicate()
     wait_for(lambda: not any(alive(pid) for pid in pids))
-
-
-def test_workers_have_the_servers_end_said_and_can_be_closed() -> None:
-    with Pool(code=FAKE, torch=False) as workers:
-        worker: Worker = workers.take()
-        worker.call("threads")
-        os.kill(workers._server.pid, signal.SIGKILL)
-        wait_for(lambda: not alive(workers._server.pid))
-        worker.close()
-        assert worker.ended
-        wait_for(lambda: not alive(worker.pid))
-        with pytest.raises(WorkerFailure, match="killed by SIGKILL"):
-            workers.take()
-
-
-def test_another_ctrl_c_while_workers_end_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    workers = Pool(code=FAKE, torch=False)
-    pids = [workers.take().pid for _ in range(3)]
-    real, pressed = ForkServer.reap, []
-
-    def reap(server: ForkServer, pid: int) -> int | None:
-        if not pressed:
-            pressed.append(pid)
-            raise KeyboardInterrupt
-        return real(server, pid)
-
-    monkeypatch.setattr(ForkServer, "reap", reap)
-    with pytest.raises(KeyboardInterrupt):
-        workers.kill()
-    assert pressed and not any(alive(pid) for pid in pids)

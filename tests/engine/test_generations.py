@@ -12,15 +12,13 @@ from typing import Any
 
 import pytest
 
-from ladder.engine import lanes, pool, rounds
-from ladder.engine import run as measure
+from ladder.engine import lanes, rounds
 from ladder.engine.outcomes import Program
 from ladder.engine.pool import Worker, WorkerFailure
 from ladder.engine.rounds import Interleaved
-from ladder.engine.visit import Visits
 from ladder.machine import system
 from tests.support import servers
-from tests.support.fake_runs import FAKE, WORKLOAD, Planned, alive, by_name, job, run, stored
+from tests.support.fake_runs import FAKE, WORKLOAD, by_name, run, stored
 
 kept_servers = servers.kept_servers
 pytestmark = pytest.mark.usefixtures("kept_servers")
@@ -117,20 +115,6 @@ def test_the_order_is_a_function_of_seed_generation_and_pass() -> None:
     }
 
 
-def test_side_by_side_each_has_its_share_of_the_cores(
-    three: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held, real = [], Worker.call
-
-    def call(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:
-        held.extend([fields.get("threads")] * (do == "build"))
-        return real(worker, do, **fields)
-
-    monkeypatch.setattr(Worker, "call", call)
-    run(tmp_path, {name: {} for name in "abc"})
-    assert held == [5, 5, 5, None]  # three, and the twin alone
-
-
 def test_what_runs_out_of_memory_beside_others_is_tried_again_alone(
     calls: Calls, three: None, tmp_path: Path
 ) -> None:
@@ -144,25 +128,6 @@ def test_what_runs_out_of_memory_beside_others_is_tried_again_alone(
         assert [each["beside"] for each in by_name(result)[name]["rounds"]] == [0]
 
 
-def test_whoever_has_died_is_no_process_of_ours_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its place in the GPU's list of processes would be another's, who would be taken for it."""
-    seen: list[int] = []
-    real = Visits.cycle
-
-    def cycle(self: Visits, worker: Worker, alive: set[int], *rest: Any) -> Any:
-        seen.append(len(alive))
-        assert worker.pid in alive
-        return real(self, worker, alive, *rest)
-
-    monkeypatch.setattr(Visits, "cycle", cycle)
-    dies = {"fault": "kill", "once": str(tmp_path / "once")}  # its first cycle makes the file
-    result = run(tmp_path / "out", {"a": {}, "dies": dies, "c": {}}, cycles=3)
-    assert by_name(result)["dies"]["status"] == "failed" and seen[0] == 4
-    assert seen == sorted(seen, reverse=True) and seen[-4:] == [3, 3, 3, 1]
-
-
 def test_a_rung_that_never_fits_or_breaks_is_out_and_the_others_go_on(calls: Calls, tmp_path: Path) -> None:
     rungs = {
         "baseline": {},
@@ -174,30 +139,6 @@ def test_a_rung_that_never_fits_or_breaks_is_out_and_the_others_go_on(calls: Cal
     assert [found[name]["status"] for name in rungs] == ["ok", "oom", "failed", "ok"]
     assert sum(each[0] == "broken" for each in calls) == 1  # what is no matter of memory is not repeated
     assert len(found["last"]["rounds"]) == 2
-
-
-def test_what_chooses_by_measuring_is_prepared_alone(calls: Calls, three: None, tmp_path: Path) -> None:
-    rungs = {name: {} for name in "abc"} | {"tuned": {"cudnn_benchmark": True}}
-    run(tmp_path, rungs | {"compiled": {"compile": "max-autotune"}, "z": {}}, rounds=2)
-    alone = [each for each in calls if each[0] in ("tuned", "compiled")]
-    assert len(alone) == 8 and all(at_work(calls, each) == 0 for each in alone)
-
-
-def test_what_tunes_while_it_prepares_may_be_silent_for_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen, real = {}, Worker.call
-
-    def call(worker: Any, do: str, **fields: Any) -> dict[str, Any]:
-        if do == "build":
-            worker.named = fields["recipe"]["name"]
-        if do == "prepare":
-            seen[worker.named] = (fields.get("patience") or 0) > pool.TIMEOUTS["prepare"]
-        return real(worker, do, **fields)
-
-    monkeypatch.setattr(Worker, "call", call)
-    result = run(tmp_path, {"plain": {}, "tuned": {"compile": "max-autotune"}})
-    assert seen == {"plain": False, "tuned": True} and result["complete"]
 
 
 def test_processes_come_in_shifts_where_memory_does_not_hold_them(
@@ -232,37 +173,6 @@ def test_how_many_fit_depends_on_the_memory_that_was_seen(
     assert made._fits([], *(Program(name, name, name, {}, {}, None) for name in more)) is fits
 
 
-@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_keeps_whole_generations_and_the_run_is_taken_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: signal.Signals
-) -> None:
-    workers: list[int] = []
-    prepare = Interleaved._prepare
-
-    def interrupted(self: Interleaved, *how: Any) -> Any:
-        found = prepare(self, *how)
-        if self.accepted.get("a"):
-            workers.append(found.worker.pid)
-            if len(workers) == 1:
-                threading.Timer(0.05, os.kill, (os.getpid(), sign)).start()
-        return found
-
-    monkeypatch.setattr(Interleaved, "_prepare", interrupted)
-    rungs = {name: {"prepare": 0.1} for name in "abc"}
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it may be ignored
-    try:
-        result = run(tmp_path, rungs, rounds=2)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert not result["complete"] and stored(tmp_path) == result and workers
-    assert {(rung["status"], len(rung["rounds"])) for rung in result["rungs"]} == {("ok", 1)}
-    assert not any(alive(pid) for pid in workers)
-    monkeypatch.undo()
-    (path,) = tmp_path.glob("*/*.json")
-    again = run(tmp_path, rungs, rounds=2, resume=path)
-    assert again["complete"] and all(len(rung["rounds"]) == 2 for rung in again["rungs"])
-
-
 def test_who_was_killed_beside_others_is_tried_again_alone(
     calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,21 +191,6 @@ def test_who_was_killed_beside_others_is_tried_again_alone(
     assert [each["beside"] for each in by_name(result)["big"]["rounds"]] == [0]
 
 
-def test_what_depends_on_one_that_failed_beside_it_has_no_number(tmp_path: Path) -> None:
-    oom = {"fault": "raise"}
-    plan = [
-        Planned("a", {}),
-        Planned("b", oom),
-        Planned("c", {"fault": "raise", "at": "close", "capacity": 1}),
-    ]
-    plan.append(Planned("d", {"sleep": 0.001}))
-    plan[2] = Planned("c", {"fault": "raise", "at": "close"})
-    measure.run_ladder(job(tmp_path, plan, rounds=1))
-    found = by_name(stored(tmp_path))
-    assert {name: found[name]["status"] for name in "abd"} == {"a": "ok", "b": "failed", "d": "ok"}
-    assert found["c"]["status"] == "skipped" and found["c"]["step_ms"] is None
-
-
 def test_whoever_stops_in_the_middle_leaves_no_worker() -> None:
     made = Interleaved("cpu", cycles=1, seed=0, torch=False)
     taken: list[Worker] = []
@@ -306,15 +201,3 @@ def test_whoever_stops_in_the_middle_leaves_no_worker() -> None:
             (one,) = made._pools.values()
             taken += one._taken
     assert taken and all(worker.ended for worker in taken)
-
-
-def test_an_interrupt_while_jobs_are_handed_out_stops_those_that_run() -> None:
-    stopped = threading.Event()
-
-    def jobs() -> Iterator[Any]:
-        yield lambda: stopped.wait(3)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        lanes.each(jobs(), 2, stopped.set)
-    assert stopped.is_set()

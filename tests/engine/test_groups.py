@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, cast
 
 import pytest
 
-from ladder.engine import joining
 from ladder.engine.groups import Group, at_fault
-from ladder.engine.pool import Pool, WorkerFailure, reason_of_abort
+from ladder.engine.pool import Pool, WorkerFailure
 from tests.support.small import LITTLE
 
 WORKLOAD = LITTLE | {"batch": 8}
@@ -144,77 +141,3 @@ def test_the_rank_at_fault_died_or_failed_by_itself_or_is_furthest_behind():
     assert at_fault([(0, silent), (1, aborted)], [3, 3])[0] == 1
     stopped = failure("visit: no sign of life for 4 s (its process is stopped), worker ended by the watchdog")
     assert at_fault([(1, silent), (0, stopped)], [8, 8])[0] == 0
-
-
-def test_a_rank_that_aborts_tells_what_its_watchdog_has_seen(group):
-    """Not its own exception but a thread of NCCL's ends a process whose GPU has failed."""
-    said = "terminate called after throwing an instance of 'c10::DistBackendError'"
-    lines = [said, "  what():  [PG ID 0] CUDA error: an illegal memory access", "frame #0: c10::Error", ""]
-    assert reason_of_abort(lines) == "[PG ID 0] CUDA error: an illegal memory access"
-    assert reason_of_abort([*lines[:1], " "]) == said and reason_of_abort([]) is None
-    reason = end_at_random(group, 1, signal.SIGABRT, 0.2).reason
-    assert reason.startswith("rank 1 of 2: visit: worker killed by SIGABRT")
-
-
-def test_gloo_connects_over_the_loopback_interface_unless_the_user_names_another(monkeypatch):
-    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
-    monkeypatch.delenv(joining._INTERFACE, raising=False)
-    joining.stay_on_this_host()
-    assert os.environ[joining._INTERFACE] == "lo"
-    monkeypatch.setenv(joining._INTERFACE, "eth0")
-    joining.stay_on_this_host()
-    assert os.environ[joining._INTERFACE] == "eth0"
-
-
-@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-def test_ranks_that_are_ended_while_they_are_asked_fail_in_words():
-    class Ended:
-        pid, ended = 2**22, True
-
-        def call(self, *_: Any, **__: Any) -> None:
-            raise ValueError("seek of closed file")
-
-        def kill(self) -> None:
-            pass
-
-    class Workers:
-        take = Ended
-
-    with pytest.raises(WorkerFailure, match="the run was ended"):
-        Group(cast(Pool, Workers()), 2, "cpu").call("cycle")
-
-
-@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-def test_any_other_exception_of_asking_a_rank_ends_the_group_and_is_raised_in_the_caller():
-    class Answering:
-        pid = 2**22
-
-        def __init__(self) -> None:
-            self.killed = threading.Event()
-
-        @property
-        def ended(self) -> bool:
-            return self.killed.is_set()
-
-        def call(self, do: str, **_: Any) -> dict[str, Any]:
-            if do == "join":
-                return {}
-            if self is group.workers[1]:
-                raise KeyError("planted")
-            waited.append(self.killed.wait(20))  # an all-reduce, whose peer never comes
-            raise ValueError("seek of closed file")
-
-        def kill(self) -> None:
-            self.killed.set()
-
-    class Workers:
-        take = Answering
-
-    waited: list[bool] = []
-    group = Group(cast(Pool, Workers()), 2, "cpu")
-    with pytest.raises(KeyError, match="planted"):
-        group.call("cycle")
-    assert waited == [True]  # until it was ended, not for as long as it waits
-    assert all(worker.ended for worker in group.workers) and not group.folder.exists()
-    with pytest.raises(IndexError):  # fields for fewer ranks than there are
-        group.call("cycle", each=[{}])

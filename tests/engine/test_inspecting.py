@@ -1,9 +1,6 @@
 """Before a rung is timed it must show that it is on and computes the same: what happens where it cannot."""
 
-import json
-import os
 import shutil
-import signal
 import threading
 import time
 from pathlib import Path
@@ -11,15 +8,10 @@ from typing import Any
 
 import pytest
 
-from ladder.base.files import COMPILED
-from ladder.core.records import read_record
 from ladder.engine import inspection
 from ladder.engine import run as measure
-from ladder.engine.pool import Pool, Worker, WorkerFailure
+from ladder.engine.pool import Worker, WorkerFailure
 from ladder.engine.visit import Visits
-from ladder.results import code_digest
-from ladder.results import store as results
-from ladder.results.run import Run
 from tests.support import servers
 from tests.support.fake_runs import by_name, known, run, stored
 
@@ -163,28 +155,6 @@ def test_a_worker_on_another_gpu_stops_the_run_at_once(
     outcome(fault="wrong GPU", injected="in a run", outcome=f"the run ends: {error.value}", number=False)
 
 
-def test_the_result_of_an_inspected_run_is_a_valid_one(asked: list, tmp_path: Path) -> None:
-    run(tmp_path / "out", {"a": {}, "b": {"receipts": "off"}, "c": {"parity": "wrong"}}, inspect=True)
-    (path,) = (tmp_path / "out").glob("*/*.json")
-    assert read_record(Run, results.read(path)).rungs[1].receipts
-
-
-def test_a_cache_that_is_damaged_or_cannot_be_written_costs_time_alone(tmp_path: Path) -> None:
-    cache = inspection.Cache({"data": "/somewhere"}, {"gpu": "a"}, tmp_path / "cache")
-    found = {"parity": OK, "receipts": ON, "inspection": {"error": None}}
-    assert cache.get({}) is None
-    cache.put({}, found)
-    assert cache.get({}) == found and cache.get({"precision": "bf16"}) is None
-    assert inspection.Cache({"data": "/elsewhere"}, {"gpu": "a"}, tmp_path / "cache").get({}) == found
-    assert inspection.Cache({"data": None}, {"gpu": "a"}, tmp_path / "cache").get({}) is None
-    assert inspection.Cache({"data": "/somewhere"}, {"gpu": "b"}, tmp_path / "cache").get({}) is None
-    for damage in ("", "[]", "{}", json.dumps(found)[:-9]):
-        cache.path({}).write_text(damage)
-        assert cache.get({}) is None
-    (tmp_path / "file").touch()
-    inspection.Cache({}, {}, tmp_path / "file" / "cache").put({}, found)
-
-
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """This project's sources, to be changed and put back, and their digest."""
@@ -223,29 +193,6 @@ def test_a_change_of_what_a_finding_depends_on_is_another_inspection(
     after = inspection.source_digest(root)
     (root / changed).write_text(text)
     assert (after != before) is other
-
-
-@pytest.mark.parametrize("suffix", COMPILED)
-def test_a_change_of_a_compiled_source_or_of_what_it_includes_is_another_inspection(
-    suffix: str, tmp_path: Path
-) -> None:
-    (tmp_path / "kernels" / "cuda").mkdir(parents=True)
-    source = tmp_path / "kernels" / "cuda" / f"pixels{suffix}"
-    source.write_text("1\n")
-    before = inspection.source_digest(tmp_path), code_digest.digests(code=tmp_path)
-    source.write_text("#error\n")
-    after = inspection.source_digest(tmp_path), code_digest.digests(code=tmp_path)
-    assert after[0] != before[0] and after[1]["kernels"] != before[1]["kernels"]
-
-
-def test_every_compiled_source_that_is_there_is_one_of_them() -> None:
-    files = [path for path in (inspection.ROOT / "kernels" / "cuda").iterdir() if path.is_file()]
-    assert {path.suffix for path in files} <= {".py", *COMPILED}
-
-
-def test_without_a_profiler_the_busy_time_is_unknown_and_on_a_cpu_it_is_not_missed() -> None:
-    assert inspection.busy({"device": "cuda", "graphs": {"busy_ms": None}})["error"]
-    assert inspection.busy({"device": "cpu", "graphs": {}}) == {"error": None}
 
 
 # --- several at once ---
@@ -313,58 +260,7 @@ def test_inspectors_work_side_by_side_but_for_the_trace(lanes: dict, large: bool
     assert stored(tmp_path / "out") == result and result["complete"]
 
 
-def test_what_chooses_by_measuring_is_inspected_alone(lanes: dict, tmp_path: Path) -> None:
-    """Inductor keeps what it chose for the processes that are timed."""
-    rungs = {name: {} for name in "abcd"} | {"tuned": {"compile": "autotune"}, "e": {}, "f": {}}
-    run(tmp_path / "out", rungs, inspect=True)
-    at = lanes["calls"].index(("tuned", "prepare"))
-    alone = ("prepare", "parity", "trace", "receipts")
-    assert lanes["calls"][at : at + 4] == [("tuned", do) for do in alone]
-    assert sorted(name for name, do in lanes["calls"][:at] if do == "receipts") == list("abcdef")
-
-
-def test_what_makes_the_longest_budget_is_the_first_of_them(lanes: dict, large: bool, tmp_path: Path) -> None:
-    whole = {"whole_step_graph": True}
-    lanes["alone"] = 4 if large else 0
-    run(tmp_path / "out", {name: {} for name in "abcdef"} | {"x": whole, "y": whole}, inspect=True)
-    order = [name for name, do in lanes["calls"] if do == "prepare"]
-    beside = order[large : large + 3]
-    assert (not large or order[0] == "a") and "x" in beside and "y" not in beside
-
-
 def test_what_runs_out_of_memory_beside_others_is_inspected_again_alone(lanes: dict, tmp_path: Path) -> None:
     result = run(tmp_path / "out", {"a": {}, "big": {}, "b": {}}, inspect=True)
     assert by_name(result)["big"]["status"] == "ok" and known(by_name(result)["big"]["parity"]) == known(OK)
     assert lanes["calls"].count(("big", "parity")) == 2
-
-
-def test_who_is_killed_beside_others_is_inspected_again_alone(
-    lanes: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The system may have run out of memory for them all."""
-    real, killed = Worker.call, []
-
-    def call(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:
-        if do == "prepare" and worker.recipe["name"] == "dies" and not killed:
-            killed.append(worker.pid)
-            os.kill(worker.pid, signal.SIGKILL)
-        return real(worker, do, **fields)
-
-    monkeypatch.setattr(Worker, "call", call)
-    result = run(tmp_path / "out", {"a": {}, "dies": {}, "b": {}}, inspect=True)
-    assert (
-        killed
-        and by_name(result)["dies"]["status"] == "ok"
-        and known(by_name(result)["dies"]["parity"]) == known(OK)
-    )
-
-
-def test_a_stop_ends_all_inspectors(lanes: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started, real = [], Pool.take
-    monkeypatch.setattr(Pool, "take", lambda pool: started.append(real(pool)) or started[-1])
-    seen = iter([None, "the worker runs on another GPU"])
-    monkeypatch.setattr(Visits, "check_gpu", lambda visits, uuid: next(seen, None))
-    with pytest.raises(measure.UserError, match="another GPU"):
-        run(tmp_path / "out", {name: {} for name in "abcdefg"}, inspect=True)
-    assert len(started) < 7 and all(worker.ended for worker in started)
-    assert not stored(tmp_path / "out")["complete"]

@@ -119,11 +119,6 @@ def test_an_onlooker_takes_look_after_look_in_one_process_and_leaves_it_in_time(
     assert second.asked == ["build", "load", "prepare", "kinds", "release"]
 
 
-def test_a_process_that_failed_takes_no_other_look(visits: Visits) -> None:
-    full, well = Worker(prepare=WorkerFailure("oom", "out of memory in prepare")), Worker(**OF_GPU)
-    assert looked(visits, [ON_GPU] * 2, full, well) == ["oom", "ok"]
-
-
 def test_a_void_look_is_repeated_once_in_a_fresh_process(visits: Visits) -> None:
     void = [
         Worker(**OF_GPU | {"kinds": {"cycles": None, "gpu_void": "launched 3 and 4 kernels"}})
@@ -131,13 +126,6 @@ def test_a_void_look_is_repeated_once_in_a_fresh_process(visits: Visits) -> None
     ]
     assert looked(visits, [ON_GPU], void[0], Worker(**OF_GPU)) == ["ok"]
     assert looked(visits, [ON_GPU], *void[1:]) == ["invalid"]
-
-
-def test_a_recipe_that_chooses_by_measuring_has_a_process_of_its_own(visits: Visits) -> None:
-    tasks = [ON_GPU, Task(LEAST, {"cudnn_benchmark": True}, "cuda"), ON_GPU]
-    workers = [Worker(**OF_GPU) for _ in tasks]
-    assert looked(visits, tasks, *workers) == ["ok"] * 3
-    assert [worker.asked.count("build") for worker in workers] == [1, 1, 1]
 
 
 def test_a_real_process_leaves_a_step_and_builds_the_next(kept_servers: None, visits: Visits) -> None:

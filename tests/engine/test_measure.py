@@ -1,7 +1,6 @@
 """Runs of a whole ladder of fake steps: what a fault in one rung does to the result, and what it must not do."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -10,13 +9,10 @@ from typing import Any
 
 import pytest
 
-from ladder.base import git as gits
 from ladder.base import locks
 from ladder.engine import run as measure
-from ladder.engine.pool import Worker, WorkerFailure
+from ladder.engine.pool import WorkerFailure
 from ladder.results import judging
-from ladder.results import store as results
-from tests.support import made_up
 from tests.support.fake_runs import (
     FAKE,
     WORKLOAD,
@@ -29,25 +25,8 @@ from tests.support.fake_runs import (
     stored,
     wait_for,
 )
-from tests.support.repositories import commit_all, git
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def test_a_result_holds_the_tile_choices_of_its_rungs_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, row = Worker.call, made_up.choices()[0]
-
-    def call(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:
-        if do == "build":
-            worker.uses = fields["recipe"]["name"] == "kernels"
-        return {"choices": [row] if worker.uses else []} if do == "choices" else real(worker, do, **fields)
-
-    monkeypatch.setattr(Worker, "call", call)
-    run(tmp_path, {"baseline": {}, "kernels": {}}, rounds=2)
-    (kept,) = stored(tmp_path)["choices"]
-    assert {key: value for key, value in kept.items() if value is not None} == row | {"rungs": ["kernels"]}
 
 
 def test_every_fault_is_a_record_and_the_others_go_on(tmp_path: Path) -> None:
@@ -200,37 +179,6 @@ def test_a_sample_is_the_time_of_one_step(tmp_path: Path) -> None:
     assert rung["step_ms"] < 160  # not the time of a cycle, even on a busy machine
 
 
-def test_events_tell_how_far_a_run_is(tmp_path: Path) -> None:
-    events: list[dict] = []
-    run(tmp_path, {"a": {}, "b": {"fault": "raise"}, "c": None}, rounds=2, on_event=events.append)
-    assert events[0]["event"] == "start" and events[0]["total"] == 6  # a, its twin, b
-    assert events[-1]["event"] == "end" and Path(events[-1]["path"]).is_file()
-    assert events[-1]["done"] == events[-1]["total"] == 5  # b failed in round 1 and was not tried again
-    first = next(k for k, event in enumerate(events) if event["event"] == "round")
-    assert all(event["left_s"] is None for event in events[:first])  # no generation to reckon from
-    left = [event["left_s"] for event in events[first + 1 :]]
-    assert None not in left and left[-1] == 0 and max(left) < events[-1]["elapsed_s"]
-    (failed,) = [event for event in events if event["event"] == "failed"]
-    assert failed["rung"] == "b" and failed["status"] == "failed" and "RuntimeError" in failed["reason"]
-
-
-def test_a_full_disk_leaves_one_line_and_the_last_whole_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, calls = results.write, []
-
-    def write(path: Path, data: dict) -> None:
-        calls.append(path)
-        if len(calls) > 2:
-            raise measure.UserError(f"{path}: cannot be written: No space left on device")
-        real(path, data)
-
-    monkeypatch.setattr(results, "write", write)
-    with pytest.raises(measure.UserError, match="No space left on device"):
-        run(tmp_path, {"a": {}, "b": {}})
-    assert sum(len(rung["rounds"]) for rung in stored(tmp_path)["rungs"]) == 1
-
-
 def test_measure_once_gives_seconds_for_a_step(tmp_path: Path) -> None:
     once = measure.measure_once(WORKLOAD, {"sleep": 0.016}, "cpu", 3, code=FAKE)
     assert len(once["samples_s"]) == 3 and min(once["samples_s"]) >= 0.001
@@ -238,38 +186,6 @@ def test_measure_once_gives_seconds_for_a_step(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailure, match="out of memory") as failure:
         measure.measure_once(WORKLOAD, {"fault": "oom", "at": "prepare"}, "cpu", 1, code=FAKE)
     assert failure.value.status == "oom"
-
-
-def test_code_without_the_contract_is_not_applicable(tmp_path: Path) -> None:
-    with pytest.raises(WorkerFailure, match="no package stylegan_lite of its own") as failure:
-        measure.measure_once(WORKLOAD, {}, "cpu", 1, code=tmp_path)
-    assert failure.value.status == "n/a"
-    (tmp_path / "stylegan_lite").mkdir()
-    (tmp_path / "stylegan_lite" / "__init__.py").write_text("CONTRACT = 2\n")
-    with pytest.raises(WorkerFailure, match="CONTRACT is not 1") as failure:
-        measure.measure_once(WORKLOAD, {}, "cpu", 1, code=tmp_path)
-    assert failure.value.status == "n/a"
-
-
-def test_the_commit_is_known_where_git_knows_it(tmp_path: Path) -> None:
-    assert gits.commit_of(tmp_path) == (None, None)
-    (tmp_path / "ladder").mkdir()
-    code = tmp_path / "ladder" / "a.py"
-    code.write_text("1\n")
-    git(tmp_path, "init", "-q")
-    commit_all(tmp_path, "x")
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "r.json").write_text("{}")  # a result is no change of the code
-    commit, dirty = gits.commit_of(tmp_path)
-    assert len(commit) == 40 and dirty is False
-    code.write_text("2\n")
-    assert gits.commit_of(tmp_path) == (commit, True)
-    assert gits.commit_of(tmp_path / "ladder") == (None, None)  # a folder inside somebody's repository
-
-
-def test_measuring_does_not_import_torch() -> None:
-    check = "import sys, ladder.engine.run; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, env=os.environ).returncode == 0
 
 
 def test_twins_of_the_lowest_and_the_highest_rung_are_in_every_round(tmp_path: Path) -> None:
@@ -285,36 +201,6 @@ def test_twins_of_the_lowest_and_the_highest_rung_are_in_every_round(tmp_path: P
     assert stored(tmp_path) == result
     quick = run(tmp_path / "quick", rungs)
     assert [twin["of"] for twin in quick["twins"]] == ["a"]
-
-
-def test_a_twin_goes_with_its_rung(tmp_path: Path) -> None:
-    result = run(tmp_path, {"a": {"fault": "raise"}, "b": {}}, rounds=2)
-    (twin,) = result["twins"]
-    assert len(twin["rounds"]) < 2 and result["noise"] == {}
-    assert by_name(result)["b"]["verdict"] is None  # without twins nobody knows what is noise
-
-
-def test_a_killed_rung_is_measured_when_the_run_is_resumed_and_nothing_else(tmp_path: Path) -> None:
-    once, log = str(tmp_path / "once"), tmp_path / "log"
-    rungs: dict[str, dict | None] = {"a": {"log": str(log)}, "b": {"fault": "kill", "once": once}}
-    Path(once).touch()
-    before = run(tmp_path / "out", rungs, rounds=2)
-    (path,) = (tmp_path / "out").glob("*/*.json")
-    kept, cycles = by_name(before)["a"]["rounds"], log.read_text()
-    assert by_name(before)["b"]["status"] == "failed"
-    rungs["b"] = {"fault": None}
-    after = run(tmp_path / "out", rungs, rounds=2, resume=path)
-    assert list((tmp_path / "out").glob("*/*.json")) == [path] and stored(tmp_path / "out") == after
-    found = by_name(after)
-    assert found["a"]["rounds"] == kept and log.read_text() == cycles
-    assert found["b"]["status"] == "ok" and len(found["b"]["rounds"]) == 2 and found["b"]["reason"] is None
-    assert after["complete"] and after["started"] == before["started"]
-    assert before["first_table_s"] == after["first_table_s"] <= before["seconds"]
-    events: list[dict] = []
-    longer = run(tmp_path / "out", rungs, rounds=3, resume=path, on_event=events.append)
-    visited = [event["left_s"] for event in events if event["event"] == "visited"]
-    assert visited and set(visited) == {None}  # generations of the earlier sitting took no time in this one
-    assert {len(rung["rounds"]) for rung in [*longer["rungs"], *longer["twins"]]} == {3}
 
 
 def test_a_run_is_not_resumed_as_something_else(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """`ladder run --gpu-memory`: every process is held to a smaller card, and its result stands beside no other."""
 
-import json
 import sys
 import types
 from pathlib import Path
@@ -18,14 +17,12 @@ from ladder.engine.timed_rung import Rung
 from ladder.engine.worker import failure
 from ladder.machine import system
 from ladder.publish import gallery
-from ladder.publish.validation import validate
-from ladder.report import advising, tables
 from ladder.results import publishable, ranking
 from ladder.results.combine import comparing, merging, series
 from ladder.results.run import Result
 from tests.cli.test_cli import call
 from tests.engine.test_inspecting import asked
-from tests.support import committed, made_up, servers, typed
+from tests.support import made_up, servers, typed
 from tests.support.fake_runs import run
 from tests.support.typed import write_run
 
@@ -125,26 +122,6 @@ def test_a_limited_result_is_compared_merged_and_shown_with_no_other(tmp_path: P
     for options in ((), ("--anyway",)):
         refused = call("compare", tmp_path / "a.json", tmp_path / "b.json", *options)
         assert refused.exit_code == 2 and "--gpu-memory: all of it and 24 GiB" in refused.stderr
-
-
-def test_the_title_says_so_wherever_the_table_is_shown() -> None:
-    small = read(limited())
-    assert "in 24 GiB of GPU memory on NVIDIA H200" in tables.markdown(small).splitlines()[0]
-    assert publishable.LIMITED in tables.markdown(small)
-    assert advising._write_command(small).endswith("ladder run -w article --gpu-memory 24")
-
-
-def test_its_file_is_a_valid_one_and_an_absurd_memory_is_not(tmp_path: Path) -> None:
-    genuine = committed.RUN
-    data = json.loads(genuine.read_text())
-    folder = tmp_path / data["machine"]["name"]
-    folder.mkdir()
-    for name, value, problem in (("24", 24.0, None), ("0", 0.0, "gpu_memory_limit_gb")):
-        data["protocol"]["gpu_memory_limit_gb"] = value
-        path = folder / f"article-article-limited-20261121T01532{name[0]}Z.json"
-        path.write_text(json.dumps(data))
-        found = validate.problem_of(path)
-        assert found is None if problem is None else problem in str(found)
 
 
 @pytest.mark.parametrize(

@@ -46,19 +46,6 @@ def test_what_the_measured_code_says_of_its_preparing_stands_in_no_place_of_a_cl
     assert found["warmup_s"] == 0.001  # which nobody else can tell, and which fits
 
 
-def test_timing_once_tells_the_choices_and_asks_for_them_afterwards(monkeypatch):
-    asked, real = [], Worker.call
-
-    def call(self, do, **fields):
-        asked.append(do)
-        return {"choices": None} if do == "choices" else real(self, do, **fields)
-
-    monkeypatch.setattr(Worker, "call", call)
-    found = once.measure_once(WORKLOAD, {}, "cpu", 2, code=FAKE)
-    assert asked == ["build", "prepare", "visit", "choices"]
-    assert found["choices"] is None and len(found["samples_s"]) == 2
-
-
 def test_timing_once_runs_no_cycle_that_asv_has_no_number_of(tmp_path):
     log = tmp_path / "cycles"
     once.measure_once(WORKLOAD, {"name": "a", "log": str(log)}, "cpu", 2, code=FAKE)
@@ -76,14 +63,6 @@ def test_rows_share_a_pool_that_imports_once_and_each_has_a_worker_that_ends(mon
     assert len({worker.pid for worker in taken}) == 2
     with pytest.raises(WorkerFailure, match="the run was ended"):
         once.measure_once(WORKLOAD, {"name": "a"}, "cpu", 1, code=FAKE, workers=workers)
-
-
-def test_a_worker_that_fails_is_ended(monkeypatch):
-    ended, real = [], Worker.kill
-    monkeypatch.setattr(Worker, "kill", lambda self: ended.append(self) or real(self))
-    with pytest.raises(WorkerFailure):
-        once.prepare_once(WORKLOAD, {"fault": "raise", "at": "prepare"}, "cpu", code=FAKE)
-    assert ended
 
 
 def on_a_gpu(monkeypatch, answer, cycles=({"gpu_ms": 8.0}, {"gpu_ms": 8.02}), void=None):
@@ -153,8 +132,3 @@ def test_a_gpu_time_that_cannot_be_true_is_taken_once_more_after_a_rest(monkeypa
     found = measured_on_a_gpu({"cuda_graphs": True})
     assert found["gpu_s"] == pytest.approx([0.0104] * 2) and found["gpu_void"] is None
     assert asked.count("profile record") == 2
-
-
-def test_a_cpu_has_no_gpu_time_and_no_profiler():
-    found = once.measure_once(WORKLOAD, {}, "cpu", 1, code=FAKE)
-    assert found["gpu_s"] is None and found["gpu_void"] is None

@@ -7,26 +7,21 @@ import tempfile
 from contextlib import contextmanager
 
 import pytest
-import torch
 from click.testing import CliRunner
 
 from ladder.base import locks, text
 from ladder.base.errors import UserError
 from ladder.cli import main as cli
-from ladder.cli import merge as cli_merge
 from ladder.engine import parts
-from ladder.images import for_workload, prepare
+from ladder.images import for_workload
 from ladder.machine import environment, system
-from ladder.results import identity
 from ladder.studies import frame
 from ladder.studies.kernelbench.bench import Bench
 from ladder.studies.kernelbench.study import KernelStudy
 from ladder.studies.precision import PrecisionStudy
 from ladder.studies.roofline import measure as roofline_measure
 from ladder.studies.roofline import study as roofline
-from ladder.training import canary, ranks, sample, train
-from tests.support import made_up
-from tests.support.typed import run_of
+from ladder.training import sample, train
 
 
 @contextmanager
@@ -141,62 +136,3 @@ def test_what_is_timed_without_a_command_holds_the_gpu(gpu, tmp_path, monkeypatc
     with pytest.raises(UserError, match="enough"):
         roofline.measure_distance(roofline.Options(rung="baseline"), "tiny", None, True)
     assert seen == ["alone"]
-
-
-def test_what_nobody_times_shares_the_gpu(gpu, monkeypatch, tmp_path):
-    seen = gpu(canary, "train_all")
-    monkeypatch.setattr(
-        for_workload, "prepare_images", lambda *_: prepare.ImageSet("x", 1, "user-images", [])
-    )
-    monkeypatch.setattr(identity, "of_images", lambda _: None)
-    asked = ["train", "--canary", "--steps", "1", "--device", "cpu", "--out", str(tmp_path)]
-    said = CliRunner().invoke(cli.main, asked)
-    assert said.exit_code == 2 and seen == ["shared"], said.output
-    for name, value in {"RANK": 1, "WORLD_SIZE": 2, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
-        monkeypatch.setenv(name, str(value))
-    for name in ranks.MEETING:
-        monkeypatch.setenv(name, "1")
-    seen, counts = gpu(torch.distributed, "init_process_group"), []
-    monkeypatch.setattr(system, "device_keys", lambda device, count: counts.append(count) or ["a gpu"])
-    with pytest.raises(UserError, match="enough"), ranks.join_ranks("cpu"):
-        pass
-    assert seen == ["shared"] and counts == [2], "a rank that waits for its own GPU alone may wait for ever"
-
-
-def test_merge_looks_again_once_it_holds_the_folder(tmp_path):
-    """Two merges into one new file: neither finds it before, one writes it first."""
-    out = tmp_path / "whole.json"
-
-    def refuse():
-        cli_merge.refuse_out(out, ())
-
-    out.write_text("the other's")
-    with pytest.raises(UserError, match="is there already"):
-        cli_merge.write(out, {"a": 1}, refuse)
-    assert out.read_text() == "the other's"
-
-
-def test_two_merges_at_a_time_leave_the_first_s_file(tmp_path, monkeypatch):
-    from ladder.results.combine import merging
-
-    out, source = tmp_path / "whole.json", tmp_path / "a.json"
-    source.write_text("{}")
-
-    def merge(files, anyway):
-        out.write_text("the other's")  # meanwhile
-        return run_of(made_up.judged_run())
-
-    monkeypatch.setattr(merging, "merge", merge)
-    said = CliRunner().invoke(cli.main, ["merge", str(source), str(source), "--out", str(out)])
-    assert said.exit_code == 2 and "is there already" in said.output
-    assert out.read_text() == "the other's"
-
-
-def test_a_folder_that_was_made_for_nothing_goes_again(tmp_path):
-    with pytest.raises(UserError), locks.folder_lock(tmp_path / "a" / "b"):
-        assert (tmp_path / "a" / "b").exists()
-        raise UserError("refused")
-    assert not list(tmp_path.iterdir())
-    with locks.folder_lock(tmp_path / "a" / "b"):
-        (tmp_path / "a" / "b" / "result.json").write_text("{}")
-    assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["result.json"]

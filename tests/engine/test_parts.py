@@ -98,24 +98,3 @@ def test_loading_is_seconds_for_an_image_over_whole_epochs(monkeypatch, clock, f
     found = parts.loading(SMALL | {"data": folder}, recipe, "cpu", epochs=3)
     assert found["samples_s"] == [0.5, 0.5, 0.5]
     assert found["recipe"]["uint8_input"] == bool(recipe)
-
-
-def test_loading_from_workers_and_from_the_cache_of_bytes(folder):
-    for recipe in ({"workers": 1, "prefetch_factor": 2}, {"uint8_input": True, "cached_images": True}):
-        found = parts.loading(SMALL | {"data": folder}, recipe, "cpu", epochs=2)
-        assert len(found["samples_s"]) == 2 and min(found["samples_s"]) > 0
-
-
-def test_what_a_commits_feed_refuses_is_told_as_a_worker_would(monkeypatch, folder):
-    with pytest.raises(WorkerFailure, match="build: ConfigError") as failure:
-        parts.loading(SMALL | {"data": folder}, {"from_the_future": 1}, "cpu")
-    assert failure.value.status == "failed"  # benches: n/a
-
-    class Other:
-        def __init__(self, everything):
-            pass
-
-    monkeypatch.setattr(data, "DataFeed", Other)
-    with pytest.raises(WorkerFailure, match="takes other arguments") as failure:
-        parts.loading(SMALL | {"data": folder}, {}, "cpu")
-    assert failure.value.status == "n/a"

@@ -40,13 +40,6 @@ def test_a_worker_that_is_closed_has_exited_by_itself(worker: Worker) -> None:
     worker.close()
 
 
-def test_a_failed_command_leaves_a_worker_that_can_still_be_closed(worker: Worker) -> None:
-    with pytest.raises(WorkerFailure, match="RuntimeError"):
-        build(worker, fault="raise", at="build")
-    worker.close()
-    assert worker.returncode == 0
-
-
 def test_a_worker_killed_while_idle_is_noticed_at_the_next_command(worker: Worker) -> None:
     build(worker)
     os.kill(worker.pid, signal.SIGKILL)
@@ -75,14 +68,6 @@ def test_a_known_cycle_shortens_the_limit_of_the_next(worker: Worker, monkeypatc
     os.kill(worker.pid, signal.SIGSTOP)
     with pytest.raises(WorkerFailure, match="no sign of life for 2 s"):
         worker.call("cycle")
-
-
-def test_a_visit_and_its_parts_tell_the_same(worker: Worker) -> None:
-    build(worker)
-    whole = visit(worker)
-    parts = worker.call("begin") | worker.call("cycle")
-    parts |= worker.call("finish", main=False)
-    assert {*whole} == {*parts, "visit_s", "lead_in_cycles", "settled"} and len(parts["samples_s"]) == 1
 
 
 def test_workers_do_not_outlive_an_orchestrator_that_is_killed() -> None:

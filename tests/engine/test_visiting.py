@@ -122,12 +122,6 @@ def test_a_canary_that_stays_off_voids() -> None:
     assert visits.summary([])["rejected_visits"] == 4
 
 
-def test_a_canary_that_was_off_for_a_moment_is_asked_again() -> None:
-    seen = finish(gpu()[1], FakeWorker(canaries=[1.02e-4, 1.001e-4]), [1e-4] * 2)
-    assert seen["canary_s"] == 1.001e-4 and seen["rejected"] == ["canary kernel 102 us, usually 100"]
-    assert finish(gpu()[1], FakeWorker(canaries=[1.02e-4]), [1e-4])["rejected"] == []  # nothing is usual yet
-
-
 def test_a_clock_that_is_not_the_rungs_own_voids() -> None:
     fake, visits = gpu()
     own = [{"sm_mhz": 1980, "reasons": []}] * 2
@@ -175,20 +169,6 @@ def test_without_nvml_nothing_is_void_and_nothing_is_known(outcome: Any) -> None
     outcome(fault="NVML absent or refused", injected="in a run", outcome=said, number=True)
 
 
-def test_a_cpu_run_says_nothing_of_a_gpu() -> None:
-    visits = Visits("cpu")
-    seen = cycle(visits, FakeWorker())
-    assert seen["gpu"] == {} and visits.summary([a_round(seen)]) is None
-    assert visits.used_bytes() is None
-
-
-def test_another_gpu_than_the_watched_one_is_named() -> None:
-    _, visits = gpu()
-    assert visits.check_gpu(UUID) is None and visits.check_gpu(UUID.removeprefix("GPU-")) is None
-    assert "another GPU" in visits.check_gpu(UUID[:-1] + "9")
-    assert Visits("cpu").check_gpu(None) is None
-
-
 # --- others of ours hold a context, too
 
 
@@ -205,8 +185,3 @@ def test_whoever_is_there_beside_all_of_ours_is_company() -> None:
         _, visits = gpu(compute=dict.fromkeys(numbers, 2**30))
         seen = cycle(visits, FakeWorker(), others=[101, 102])["gpu"]
         assert (seen["foreign_processes"], seen["tenancy"]) == (1, "shared")
-
-
-def test_the_memory_in_use_is_the_whole_gpus() -> None:
-    fake, visits = gpu()
-    assert visits.used_bytes() == fake.beyond + fake.compute[100]

@@ -1,17 +1,15 @@
 """Inside the worker: when a step time stands still, how long a GPU was busy, what kind of failure it was."""
 
-import sys
 import time
 import types
 
 import pytest
 
-from ladder.engine import asides, capturing, timed_rung
+from ladder.engine import asides
 from ladder.engine.asides import is_settled
 from ladder.engine.channel import Nobody
 from ladder.engine.timed_rung import Invalid, NoContract, Rung
 from ladder.engine.worker import failure
-from tests.support.small import LEAST
 
 
 @pytest.mark.parametrize(
@@ -103,13 +101,6 @@ def test_what_a_lazy_phase_adds_to_a_step_that_has_it(monkeypatch: pytest.Monkey
     assert rung.lazy_costs() == {"G_pl": 3.0, "D_r1": 4.0}
 
 
-def test_nothing_is_added_where_no_two_kinds_of_steps_differ_by_one_phase() -> None:
-    assert asides.added([("a", "b", "c"), ("a",)], [3.0, 1.0]) == {}
-    rung = Rung(None, None)
-    rung.step = type("Step", (), {"cycle": lambda lazy=True: None})  # of an old commit
-    assert rung.lazy_costs() is None
-
-
 CAPTURE = "CUDA error: operation failed due to a previous error during capture"
 
 
@@ -144,54 +135,6 @@ def test_each_failure_has_its_status(error: Exception, status: str) -> None:
     reply = failure(error, "prepare", Rung(None, None))
     assert reply["status"] == status and not reply["ok"] and reply["reason"]
     assert asides.peak_rss() >= reply["peak_rss_bytes"] > 2**20
-
-
-def test_tile_choices_are_asked_of_the_measured_code_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    rung = Rung(None, None)
-    for name in ("kernels", "kernels.choices"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    assert rung.do_choices() == {"choices": []}  # kernels were never imported: none of ours ran
-    monkeypatch.setitem(sys.modules, "kernels", types.ModuleType("kernels"))
-    assert rung.do_choices() == {"choices": None}  # a commit whose kernels do not say
-    table = types.SimpleNamespace(used=lambda: [{"op": "modulate"}])
-    monkeypatch.setitem(sys.modules, "kernels.choices", table)
-    assert rung.do_choices() == {"choices": [{"op": "modulate"}]}
-
-
-class Graph:
-    """torch's, as far as captures go: `graph` makes the calls of `CUDAGraph` inside its own."""
-
-    def capture_begin(self, pool: object = None) -> None: ...
-
-    def capture_end(self) -> None: ...
-
-
-class graph:
-    def __init__(self, of: Graph) -> None:
-        self.of = of
-
-    def __enter__(self) -> None:
-        self.of.capture_begin(pool="a pool")
-
-    def __exit__(self, *_: object) -> None:
-        self.of.capture_end()
-
-
-def test_captures_are_timed_where_torch_begins_and_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = types.SimpleNamespace(cuda=types.SimpleNamespace(CUDAGraph=Graph, graph=graph))
-    before = dict(vars(graph)), dict(vars(Graph))
-    ticks = iter((10.0, 10.5, 12.0, 20.0, 25.0))
-    monkeypatch.setattr(timed_rung.time, "perf_counter", lambda: next(ticks))
-    with capturing.captures(torch) as took:
-        with graph(Graph()):
-            pass
-        other = Graph()
-        other.capture_begin()
-        other.capture_end()
-    assert took == [2.0, 5.0] and before == (dict(vars(graph)), dict(vars(Graph)))
-    with capturing.captures(None) as none:  # the measured code has not imported it
-        pass
-    assert none == []
 
 
 @pytest.mark.gpu
@@ -236,26 +179,3 @@ def test_the_profiler_sees_what_a_spin_kernel_takes() -> None:
     seen = traces.traced(rung.step.cycle)
     assert seen["kernels"] == 1 and seen["busy_ms"] == pytest.approx(1000 * wall, rel=0.05)
     assert event == pytest.approx(wall, rel=0.05)
-
-
-def test_what_is_measured_has_the_threads_that_pytorch_chose(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number alone changes here: threads that wait for a core of a busy machine spin for minutes."""
-    import torch
-
-    import stylegan_lite
-
-    now = [2]
-    monkeypatch.setattr(torch, "get_num_threads", lambda: now[0])
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: now.__setitem__(0, count))
-    rung = Rung(None, types.SimpleNamespace(send=lambda message: None))
-    rung.package = stylegan_lite
-    for threads, held in ((None, 2), (4, 2), (1, 1)):
-        built = rung.do_build(LEAST, {}, "cpu", 0, threads=threads)
-        rung.do_prepare()
-        assert built["settings"]["cpu_threads"] == 2  # as it is measured, not as it is prepared
-        assert torch.get_num_threads() == held
-        rung.do_visit(cycles=1, settle_s=0, settle_cycles=0, main=False)
-        assert torch.get_num_threads() == 2
-    rung.do_build(LEAST, {}, "cpu", 0, threads=1)
-    rung.do_receipts([])
-    assert torch.get_num_threads() == 2

@@ -37,15 +37,8 @@ PARTS = [
     ("cold", {"launched": 0, "compiled_here": 0, "problem": None, "whole": False}),
     ("after", {"compiled_here": 0}),
     ("warm", {"whole": True, "missing": 0, "compiled_here": 0}),
-    ("another triton",
-        {"problem": "not known how this Triton compiles", "whole": False, "launched": 0, "missing": 0}),
-    ("another ends", {"waits": True, "problem": None, "elsewhere": 0}),
     ("child dies", {"problem": "a process that compiled ended early", "missing": 2, "compiled": 1, "launched": 0,
         "compiled_after": 1, "launched_after": 2}),
-    ("no helper", {"problem": "no process to compile in: FileNotFoundError", "missing": 2, "compiled": 0,
-        "launched": 0, "compiled_after": 2, "launched_after": 2}),
-    ("helper raises", {"problem": "ended early: RuntimeError: planted", "missing": 2, "compiled": 0, "launched": 0,
-        "compiled_after": 2, "launched_after": 2}),
     ("source changed", {"problem": "the source of double has changed", "missing": 2, "compiled": 1, "launched": 0,
         "compiled_after": 1, "launched_after": 2}),
     ("does not compile", {"problem": "planted_kernel, ahead of time: CompileTimeAssertionFailure", "missing": 2,
@@ -53,8 +46,6 @@ PARTS = [
     # Constants of every kind are the same in the other process: types, None, tuples of tuples, kernels.
     ("raises", {"problem": "the run without launches: ValueError: planted", "whole": False, "missing": 2,
         "compiled": 2, "raised_after": "planted", "compiled_after": 0, "launched_after": 2}),
-    ("local kernel", {"problem": "no other process can import local.<locals>.inner_kernel", "whole": True,
-        "missing": 0, "compiled_here": 1, "launched": 1, "compiled_after": 0}),
 ]  # fmt: skip
 
 
@@ -68,8 +59,7 @@ def test_what_is_missing_is_compiled_once_and_what_fails_is_left_to_its_first_la
 def test_a_run_ahead_leaves_everything_in_the_cache_and_the_real_one_launches_everything(found):
     serial = found["serial"]["launched"]
     assert found["after"]["launched"] == found["warm"]["launched"] == serial > 5
-    for part, least in (("cold", 6), ("another ends", 2)):
-        assert found[part]["missing"] == found[part]["compiled"] >= least
+    assert found["cold"]["missing"] == found["cold"]["compiled"] >= 6
 
 
 def test_a_kernel_is_found_again_whatever_was_launched_before(found):
@@ -82,7 +72,7 @@ def test_two_programs_with_one_empty_cache_compile_each_kernel_once(found):
     seen = found["together"]
     assert all(each["missing"] == each["compiled"] and each["problem"] is None for each in seen)
     own = sum(each["missing"] - each["elsewhere"] for each in seen)
-    assert own == found["another ends"]["missing"]
+    assert own == max(each["missing"] for each in seen) >= 2
 
 
 # ---- a training step ---------------------------------------------------------------------------------------------

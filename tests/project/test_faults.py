@@ -19,11 +19,11 @@ import pytest
 
 from ladder.base.errors import UserError
 from ladder.engine.pool import Worker
-from ladder.machine import stillness, system
+from ladder.machine import stillness
 from ladder.report import tables
 from ladder.results import loading, record
 from ladder.results.loading import find_problem
-from tests.support import commands, fake_runs
+from tests.support import commands
 from tests.support.commands import call
 from tests.support.fake_runs import alive, be_impatient, by_name, run, stored, wait_for
 from tests.support.typed import Reading
@@ -224,16 +224,6 @@ def test_an_outlying_process_is_kept_and_shown(
     )
     injected = "a process that is stopped for a second while it is timed"
     outcome(fault="outlying process", injected=injected, outcome=said, number=True, kept=True)
-
-
-def test_names_that_a_file_spells_otherwise_do_not_hinder_resuming(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(system, "cpu_name", lambda: "Genuine® [CPU] 50%")
-    monkeypatch.setattr(fake_runs.Ladder, "title", "Mine & yours; <all>!")
-    run(tmp_path, {"a": {}})
-    assert stored(tmp_path)["machine"]["cpu"] == "Genuine- (CPU) 50 percent"
-    assert run(tmp_path, {"a": {}}, rounds=2, resume=the_file(tmp_path))["complete"]
 
 
 # --- the whole run --------------------------------------------------------------------------------------------------

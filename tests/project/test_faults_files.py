@@ -11,14 +11,10 @@ import pytest
 
 from ladder.base.errors import UserError
 from ladder.publish.validation import validate
-from ladder.report import tables
 from tests.project.test_faults import another_process, the_file
 from tests.support import committed
 from tests.support.commands import call
 from tests.support.fake_runs import run, stored
-from tests.support.typed import Reading
-
-tables = Reading(tables)
 
 
 @pytest.fixture

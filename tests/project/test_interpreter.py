@@ -1,8 +1,5 @@
 """The interpreter as the tests speed it up: what it says of a kernel, and that it leaves the language as it was."""
 
-import inspect
-
-import numpy as np
 import pytest
 import torch
 
@@ -17,37 +14,8 @@ from triton.runtime import interpreter
 
 
 @triton.jit
-def _doubled(x):
-    return tl.sum(x + x, 0)
-
-
-@triton.jit
-def doubled_kernel(x_ptr, y_ptr, n, block: tl.constexpr):
-    offsets = tl.arange(0, block)
-    x = tl.load(x_ptr + offsets, mask=offsets < n, other=0.0)
-    tl.store(y_ptr, _doubled(x) + tl.program_id(0))
-
-
-@triton.jit
 def far_kernel(y_ptr, stride):
     tl.store(y_ptr, tl.program_id(0) * stride + tl.program_id(0))
-
-
-def members():
-    found = dict(inspect.getmembers(tl)) | {f"tensor.{k}": v for k, v in inspect.getmembers(tl.tensor)}
-    found |= {f"core.{k}": v for k, v in inspect.getmembers(tl.core)}
-    return {name: value for name, value in found.items() if inspect.isfunction(value)}
-
-
-def test_it_is_faster_here_and_the_language_is_put_back_after_each_launch():
-    assert interpreter._sped_up
-    before = members()
-    x, y = torch.arange(5.0), torch.zeros(1)
-    for _ in range(2):
-        doubled_kernel[(3,)](x, y, 5, 8)
-        assert float(y) == 22
-    changed = [name for name, value in members().items() if before[name] is not value]
-    assert not changed
 
 
 @pytest.mark.parametrize("stride", [2**30, -(2**30)])
@@ -59,50 +27,6 @@ def test_an_offset_past_31_bits_is_an_error(stride):
         far_kernel[(4,)](y, stride)
     far_kernel[(1,)](y, 7)  # and the next launch finds everything in order
     assert int(y) == 0
-
-
-def test_bf16_is_what_triton_makes_of_it_bit_for_bit():
-    convert = interpreter._convert_float
-    shorts = np.arange(1 << 16, dtype=np.uint16)
-    edges = shorts.astype(np.uint32) << 16
-    for numbers, pair in (
-        (shorts, (tl.bfloat16, tl.float32)),
-        (shorts[0x80:0x100], (tl.bfloat16, tl.float32)),  # none that is next to zero
-        (np.concatenate([edges, edges + 1, edges + 0xFFFF]).view(np.float32), (tl.float32, tl.bfloat16)),
-        (edges[0x80:0x100].view(np.float32), (tl.float32, tl.bfloat16)),
-    ):
-        found, wanted = (each(numbers, *pair, None) for each in (convert, convert.__wrapped__))
-        assert found.dtype == wanted.dtype and np.array_equal(found, wanted)
-
-
-@triton.jit
-def masked_kernel(x_ptr, y_ptr, other):
-    at = tl.arange(0, 2)[:, None] * 4 + tl.arange(0, 4)[None, :]
-    tl.store(y_ptr + at, tl.load(x_ptr + at, at < 3, 0.0).to(tl.float32))
-    tl.store(y_ptr + 8 + at, tl.load(x_ptr + at, (tl.arange(0, 2) < 1)[:, None], 0.0).to(tl.float32))
-    tl.store(y_ptr + 16 + at, tl.load(x_ptr + at, at < 3, other).to(tl.float32))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_what_is_masked_is_what_was_asked_for(dtype):
-    x, y = torch.arange(1.0, 9).to(dtype), torch.empty(24)
-    for other in (5.0, 0.0, -2.0):
-        masked_kernel[(1,)](x, y, other)
-        kept = torch.tensor([1.0, 2, 3, *[0.0] * 5, 1, 2, 3, 4, *[0.0] * 4, 1, 2, 3, *[other] * 5])
-        assert torch.equal(y, kept)
-
-
-def test_numbers_types_and_shapes_are_those_of_triton():
-    @triton.jit
-    def shapes_kernel(x_ptr, y_ptr):
-        x = tl.load(x_ptr + tl.arange(0, 4)[:, None] * 2 + tl.arange(0, 2)[None, :])
-        y = tl.reshape(tl.trans(x).to(tl.float64) * 0.5, (2, 4))
-        tl.store(y_ptr + tl.arange(0, 2)[:, None] * 4 + tl.arange(0, 4)[None, :], y)
-
-    for dtype in (torch.float16, torch.float32, torch.int32, torch.uint8):
-        x, y = torch.arange(8).to(dtype), torch.zeros(8, dtype=torch.float64)
-        shapes_kernel[(1,)](x, y)
-        assert torch.equal(y.view(2, 4), x.view(4, 2).T.double() * 0.5)
 
 
 @triton.jit

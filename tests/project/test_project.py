@@ -5,15 +5,12 @@ import functools
 import os
 import platform
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from ladder.base import git
-from ladder.plan import catalog
 from tests.support import committed, house, plant
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,72 +154,6 @@ def test_documents_name_only_files_that_exist(document):
         if folder != ".cache" and (ROOT / folder).is_dir() and not (ROOT / code).exists():
             missing.append(code)
     assert not missing, f"{document} names {missing}"
-
-
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_a_documented_training_names_a_rung_of_its_ladder(document):
-    text = (ROOT / document).read_text(encoding="utf-8").replace("\\\n", " ")
-    for line in re.findall(r"^ {4}.*\bladder (train .*--recipe [a-z].*)", text, re.MULTILINE):
-        (recipe,), ladder = re.findall(r"--recipe (\S+)", line), re.findall(r"--ladder (\S+)", line)
-        rungs = [rung.name for rung in catalog.load_ladder(*(ladder or ["article"])).rungs]
-        assert recipe in rungs or recipe.endswith(".yaml"), line
-
-
-def _make(*args: str) -> str:
-    if not shutil.which("make"):
-        pytest.skip("make is not installed")
-    return subprocess.run(
-        ["make", "--no-print-directory", *args], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout
-
-
-def test_make_offers_its_targets():
-    said = _make("help")
-    for target in ("ladder", "test", "lint", "clean"):
-        assert f"make {target}" in said
-    rows = [re.fullmatch(r"(  make [a-z-]+ +)\S.*", line) for line in said.splitlines()]
-    assert len({len(row[1]) for row in rows}) == 1, said
-
-
-def test_make_with_no_venv_installs_nothing():
-    said = _make("-n", "ladder", "NO_VENV=1", "PYTHON=some-python", "ARGS=--quick")
-    assert "some-python -m ladder run" in said and said.rstrip().endswith("--quick")
-    assert ".venv" not in said
-    assert ".venv" not in _make("-n", "test", "NO_VENV=1", "PYTHON=some-python")
-
-
-def test_ci_runs_what_a_developer_runs():
-    commands = [
-        line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")
-    ]
-    assert commands[-1] == "exec make test"
-    quick, every = _make("-n", "test"), _make("-n", "test-all")
-    assert quick.rstrip().endswith('-m "not gpu and not exhaustive"')
-    assert every == quick.replace(" and not exhaustive", "")  # in one run, which shares what tests share
-
-
-def test_results_are_kept_and_working_files_are_not():
-    tracked()
-    check = ["git", "check-ignore", "-q", "--no-index"]
-    ignored = [
-        ".venv",
-        ".cache/images/x",
-        "ladder/__pycache__/x.pyc",
-        ".asv/env/x",
-        "results/ladder/m/a.json.tmp",
-        "results/ladder/m/.lock",
-        "results/upstream/.m-article.lock",
-    ]
-    kept = [
-        "results/asv/m/machine.json",
-        "results/ladder/m/a.json",
-        "results/charts/a.png",
-        "requirements.lock",
-    ]
-    for name in ignored:
-        assert subprocess.run([*check, name], cwd=ROOT).returncode == 0, f"{name} would be committed"
-    for name in kept:
-        assert subprocess.run([*check, name], cwd=ROOT).returncode == 1, f"{name} would be ignored"
 
 
 def test_no_figure_of_the_code_is_beyond_its_budget(capsys):

@@ -137,12 +137,3 @@ def test_what_validates_needs_no_more_of_the_lock_than_is_installed_for_it(tmp_p
         )
         used = {each for each in seen.stderr.split() if not each.startswith(("_", "cython"))}
         assert used - allowed == {"ladder", "stylegan_lite"}, used - allowed
-
-
-# --- no single run is ever called a regression ----------------------------------------------------------------------
-
-
-def test_nowhere_does_plain_asv_output_decide() -> None:
-    """`asv compare` and `asv continuous` judge by samples of one process."""
-    for path in [*FOLDER.glob("*.yml"), ROOT / "Makefile", ROOT / ".ci" / "run"]:
-        assert not re.search(r"asv (compare|continuous)", path.read_text()), path

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import kernels
-from ladder.plan import catalog, content, needs
 from stylegan_lite import ConfigError, Recipe, Workload, make_step
 from stylegan_lite.layers import Conv, ModulatedConv, ToRGB
 from tests.support.rung_steps import assert_the_same, every_phase
@@ -68,37 +67,9 @@ def test_fused_ops_compute_the_same_in_every_phase(in_plain_pytorch: None) -> No
     assert_the_same(found[1], found[0])
 
 
-def test_without_a_bound_nothing_of_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "clamp", None)
-    make_step(LEAST, {}, device="cpu").run_phase("G_main")
-
-
-def test_older_results_name_the_same_workload() -> None:
-    assert "conv_clamp" not in Workload.from_dict(LEAST).to_dict()
-    assert content.of_workload(LEAST) == content.of_workload(LEAST | {"conv_clamp": None})
-    assert content.of_workload(LEAST) != content.of_workload(LEAST | CLAMP)
-    assert Workload.from_dict(LEAST | {"conv_clamp": 256}).to_dict()["conv_clamp"] == 256.0
-
-
-@pytest.mark.parametrize("wrong", [{"conv_clamp": 0}, {"conv_clamp": -1.0}, {"norm": "instance"} | CLAMP])
-def test_an_impossible_bound_is_refused_in_one_line(wrong: dict) -> None:
-    with pytest.raises(ConfigError, match=r"^workload: conv_clamp must be positive, and needs norm: demod$"):
-        Workload.from_dict(LEAST | wrong)
-
-
 @pytest.mark.parametrize("key", ["fused_filter", "fused_residual"])
 def test_passes_that_go_on_behind_the_activation_are_refused(key: str) -> None:
     recipe = Recipe.from_dict({"fused_act": True, "resample": "triton", key: True})
     with pytest.raises(ConfigError, match=rf"^recipe: {key} must be false: .* conv_clamp: 0\.05$"):
         recipe.refuse_for(Workload.from_dict(LEAST | CLAMP))
     recipe.refuse_for(Workload.from_dict(LEAST))
-
-
-def test_on_a_ladder_these_rungs_are_not_available_and_the_others_stay() -> None:
-    workload = catalog.load_workload("article")[1] | {"conv_clamp": 256.0}
-    able = needs.possible(dict.fromkeys(needs.NEEDS), workload)
-    planned = {rung.name: rung for rung in catalog.climb(catalog.load_ladder("full"), able)}
-    gone = {name for name, rung in planned.items() if rung.recipe is None}
-    assert gone == {"fused_filter", "fused_residual", "fused_modulation"}
-    assert all("conv_clamp: 256" in str(planned[name].skipped) for name in gone)
-    Recipe.from_dict(planned["cached_uint8"].recipe or {}).refuse_for(Workload.from_dict(workload))

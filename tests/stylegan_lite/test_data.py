@@ -1,4 +1,3 @@
-import errno
 from io import BytesIO
 
 import numpy as np
@@ -6,9 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from stylegan_lite import ConfigError, Recipe, Workload, imagecache, make_step
+from stylegan_lite import ConfigError, Recipe, Workload, imagecache
 from stylegan_lite.data import DataFeed, EpochSampler
-from tests.support.small import SMALL
 
 
 @pytest.fixture
@@ -144,26 +142,6 @@ def test_a_picture_that_cannot_be_decoded_is_named_in_one_line(folder, monkeypat
     text = str(refusal.value)
     assert text.startswith(f"workload: data: {name} cannot be read: ") and said in text and "\n" not in text
     assert list((folder / "cache").glob("*")) == []
-
-
-def test_a_step_stops_at_such_a_picture_and_a_worker_says_the_size(folder):
-    workload = SMALL | {"data": str(folder)}
-    Image.new("RGB", (8, 8)).save(folder / "new\nline.png")
-    step = make_step(workload, {"workers": 1}, device="cpu")
-    with pytest.raises(ConfigError) as refusal:
-        for _ in range(3):
-            step.step()
-    step.close()
-    assert str(refusal.value) == r"workload: data: 'new\nline.png' is 8x8, expected 16x16"
-
-
-def test_a_machine_without_files_left_is_no_fault_of_a_picture(folder, monkeypatch):
-    def full(*args, **kwargs):
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(Image, "open", full)
-    with pytest.raises(OSError, match="Too many open files"):
-        feed(folder).next()
 
 
 @pytest.mark.gpu

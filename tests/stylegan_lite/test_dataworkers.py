@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import sys
 import tempfile
 from pathlib import Path
 
@@ -16,19 +15,10 @@ from stylegan_lite import dataworkers
 
 
 class Zeros(Dataset):
-    def __init__(self, lack: int | None = None) -> None:
-        self.lack = lack  # in its worker, no more files than this may be open
-
     def __len__(self) -> int:
         return 8
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if self.lack is not None:
-            import resource
-
-            used, hard = set(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-            most = next(number for number in range(hard) if str(number) not in used) + self.lack
-            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         return torch.zeros(64, 64)
 
 
@@ -39,12 +29,6 @@ def batches(dataset: Dataset) -> int:
         return sum(1 for _ in found)
     finally:
         found._shutdown_workers()  # or torch tells of their end whatever runs then
-
-
-def why(error: BaseException) -> str | None:
-    """The cause; torch does not always see with which status a worker ended."""
-    said = mishaps.explain(error)
-    return None if said and said.startswith("a data worker ended;") else said
 
 
 @pytest.fixture
@@ -77,62 +61,6 @@ def test_a_long_temporary_folder_is_no_hindrance(temporary, tmp_path):
     assert batches(Zeros()) == 2
     assert len(os.fsencode(config["tempdir"])) + len("/listener-12345678") <= 107
     assert tempfile.gettempdir() == str(folder)  # for everything else it is as the user set it
-
-
-def test_a_temporary_folder_that_fits_is_used(temporary):
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        config = temporary(folder)
-        dataworkers.make_socket_folder()
-        assert os.path.dirname(config["tempdir"]) == folder
-        os.rmdir(config["tempdir"])
-        dataworkers.make_socket_folder()  # somebody has removed it meanwhile
-        assert os.path.isdir(config["tempdir"])
-
-
-def test_a_temporary_folder_that_is_gone_or_cannot_be_written_is_no_hindrance(temporary, tmp_path):
-    config = temporary(tmp_path / "gone")
-    assert batches(Zeros()) == 2
-    assert os.path.isdir(config["tempdir"])
-
-
-def test_without_any_short_folder_it_is_one_line(temporary, tmp_path, monkeypatch):
-    temporary(tmp_path / ("x" * 100))
-    monkeypatch.setattr(dataworkers, "_FOLDERS", (str(tmp_path / "none"),))
-    with pytest.raises(
-        OSError, match="no folder for their sockets: set TMPDIR to a writable one of at most 75"
-    ):
-        batches(Zeros())
-
-
-def test_a_path_that_is_too_long_all_the_same_ends_the_worker(temporary, tmp_path, monkeypatch, capfd):
-    folder = tmp_path / ("x" * 100)
-    folder.mkdir()
-    temporary(folder)
-    monkeypatch.setattr(dataworkers, "make_socket_folder", lambda: None)
-    with pytest.raises(RuntimeError) as error:
-        batches(Zeros())
-    assert why(error.value) in (None, "a data worker cannot hand over its batch: File name too long")
-    assert "Traceback" not in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("lack", [0, 1])
-def test_a_worker_that_may_open_no_more_files_ends(lack, capfd):
-    with pytest.raises((RuntimeError, OSError)) as error:
-        batches(Zeros(lack))
-    assert "too many open files" in (why(error.value) or "too many open files")
-    assert "Traceback" not in capfd.readouterr().err
-
-
-@pytest.mark.parametrize(("number", "status"), [(24, 124), (32, 0)])
-def test_a_thread_of_a_worker_that_lacks_files_ends_it_and_no_other_error_does(number, status):
-    """The thread that hands over file descriptors calls ``sys.excepthook`` and goes on."""
-    child = os.fork()
-    if not child:
-        sys.stderr = open(os.devnull, "w")
-        dataworkers.begin(0)
-        sys.excepthook(OSError, OSError(number, "refused"), None)
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
 
 
 def test_workers_that_cannot_be_started_are_one_error_without_noise(capfd):

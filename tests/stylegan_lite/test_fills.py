@@ -12,8 +12,6 @@ from stylegan_lite.graphnodes import Memset
 from tests.support import fake_nodes
 
 M, N = (Memset(4096 * (1 + k), k, 4, 100 + k, 1) for k in range(2))
-WIDE = Memset(8192, 0, 4, 64, 2)
-ODD = Memset(4097, 0, 1, 64, 1)
 GRAPHS = {  # chains of nodes
     "between two kernels": ("A>m>B",),
     "at a root": ("m>A>B",),
@@ -50,22 +48,6 @@ def test_a_kernel_stands_where_the_memset_stood(driver, chains):
     }
 
 
-def test_what_no_kernel_fills_stays_and_is_counted(driver):
-    graph = driver.made("A>m>w>o>B", "A>v>B", m=M, w=WIDE, o=ODD, v=WIDE._replace(address=1 << 20))
-    before = graph.work()
-    found = replace_memsets(graph, None, driver)
-    assert (found.found, found.replaced, found.left) == (4, 2, {"of several rows": 2})
-    assert graph.work() == before and len(graph.memsets()) == 2 and graph.instantiated == 1
-
-
-@pytest.mark.parametrize("chains", [("A>B",), ("A>w>B",), ("A>allocation>B",)])
-def test_nothing_is_captured_for_a_graph_without_such_memsets(driver, chains):
-    graph = driver.made(*chains, w=WIDE)
-    left = {"of several rows": 1} if graph.memsets() else {}
-    assert replace_memsets(graph, None, driver) == Fills(len(left), 0, left)
-    assert graph.instantiated == 1
-
-
 def test_a_graph_with_other_edges_or_allocations_stays_as_it_is(driver):
     graph = driver.made("A>m>n>B", m=M, n=N)
     (second,) = (node for node, work in graph.nodes.items() if work == N)
@@ -87,14 +69,6 @@ def test_an_error_in_the_middle_is_raised_and_leaves_a_graph_that_computes_the_s
     assert len(graph.memsets()) == 1 and not graph.instantiated
 
 
-def test_a_capture_that_holds_something_else_is_refused(driver, monkeypatch):
-    monkeypatch.setattr(fills, "fill_words", lambda *fill: None)
-    graph = driver.made("A>m>B", m=M)
-    with pytest.raises(RuntimeError, match="1 fills were captured as 0 nodes"):
-        replace_memsets(graph, None, driver)
-    assert graph.memsets() == [M]
-
-
 @pytest.mark.parametrize(
     "memset, expected",
     [
@@ -113,13 +87,6 @@ def test_a_capture_that_holds_something_else_is_refused(driver, monkeypatch):
 )
 def test_a_memset_is_as_many_words_of_its_value_repeated(memset, expected):
     assert fill_of(memset) == expected
-
-
-def test_a_torch_that_keeps_no_graph_is_named(monkeypatch):
-    assert fills.unavailable() is None
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
-    monkeypatch.setattr(torch, "__version__", "2.7.1")
-    assert fills.unavailable().endswith("of torch 2.8 and later; this is torch 2.7.1")
 
 
 # ---- on a GPU ----

@@ -1,7 +1,6 @@
 """The cache of decoded images: bounded, without files whose images are gone, and none removed that somebody reads."""
 
 import os
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -55,18 +54,6 @@ def test_a_file_goes_when_its_images_are_gone(tmp_path, cache):
     assert len(list(cache.iterdir())) == 1
 
 
-def test_a_file_that_is_read_stays(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(imagecache, "LIMIT_GB", 0.0)
-    reader = prepared(Pictures(tmp_path / "a", 10))
-    prepared(Pictures(tmp_path / "a", 11))
-    assert len(list(cache.iterdir())) == 2
-    worker = pickle.loads(pickle.dumps(reader))  # one that is not forked maps the file when it begins
-    assert worker.file is None and (worker[1, False] == 10).all() and worker.tally()["decoded"] == 0
-    del reader, worker
-    prepared(Pictures(tmp_path / "a", 12))
-    assert len(list(cache.iterdir())) == 1
-
-
 def test_what_was_used_longest_ago_makes_room(tmp_path, cache, monkeypatch):
     sources = {name: Pictures(tmp_path / name, ord(name)) for name in "abcd"}
     for k, source in enumerate(sources.values()):
@@ -80,19 +67,3 @@ def test_what_was_used_longest_ago_makes_room(tmp_path, cache, monkeypatch):
     assert len(list(cache.iterdir())) == 3
     monkeypatch.setattr(imagecache, "_make", lambda *a: pytest.fail("made again"))
     prepared(sources["a"]), prepared(sources["d"])
-
-
-def test_a_file_that_is_removed_while_it_is_opened_is_made_again(tmp_path, cache, monkeypatch):
-    source = Pictures(tmp_path / "a", 7)
-    prepared(source)
-    flock = imagecache.fcntl.flock
-
-    def too_late(file, how):
-        monkeypatch.undo()
-        monkeypatch.setattr(imagecache, "CACHE", cache)
-        Path(file.name).unlink()
-        flock(file, how)
-
-    monkeypatch.setattr(imagecache.fcntl, "flock", too_late)
-    found = prepared(source)
-    assert os.fstat(found.file.fileno()).st_nlink == 1

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from ladder.plan import content
-from stylegan_lite import ConfigError, Recipe, Workload, make_step
+from stylegan_lite import Recipe, Workload, make_step
 from stylegan_lite.levers import Cheaper, Spatial, discriminator_layer, synthesis_layer
 from stylegan_lite.losses import d_r1, g_pl
 from stylegan_lite.networks import Discriminator, Generator
@@ -169,28 +168,3 @@ def test_an_inverted_residual_adds_the_image_where_both_fit():
     halves, keeps = (discriminator_layer(known, Recipe(), 8, 8, **how) for how in ({"down": True}, {}))
     assert keeps.sums and not halves.sums
     assert synthesis_layer(workload(), Recipe(), 8, 8, up=True).weight.shape == (8, 8, 3, 3)
-
-
-def test_what_a_recipe_or_workload_cannot_join_is_refused_in_one_line():
-    for changed, recipe, says in (
-        ({"block_layers": 3}, {}, "block_layers must be 1 or 2, got 3"),
-        ({"convolution": "separable", "norm": "instance"}, {}, "convolution: separable needs norm: demod"),
-        ({"convolution": "depthwise"}, {}, "convolution must be one of full, separable"),
-        (
-            {"block_layers": 1},
-            {"demodulation": "grouped"},
-            "demodulation needs a workload with convolution: full",
-        ),
-    ):
-        with pytest.raises(ConfigError, match=says):
-            make_step(LITTLE | changed, recipe, device="cpu")
-
-
-def test_levers_at_their_defaults_change_no_identity():
-    plain = workload()
-    assert not {"convolution", "block_layers"} & plain.to_dict().keys()
-    told = LITTLE | {"convolution": "full", "block_layers": 2}
-    assert content.of_workload(told) == content.of_workload(LITTLE)
-    assert content.of_workload(LITTLE | {"block_layers": 1}) != content.of_workload(LITTLE)
-    lever = workload(convolution="grouped")
-    assert lever.to_dict()["convolution"] == "grouped" and Workload.from_dict(lever.to_dict()) == lever

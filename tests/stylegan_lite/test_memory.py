@@ -65,13 +65,6 @@ def test_a_part_has_whole_groups_and_every_sample_comes_once():
     assert torch.equal(torch.stack([part.noise[0] for part in parts], 1).flatten(0, 1), inputs.noise[0])
 
 
-@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
-def test_a_part_lies_in_memory_as_the_batch_does(format):
-    x = torch.randn(8, 3, 4, 4).contiguous(memory_format=format)
-    part = micro.samples(x, 1, 2)
-    assert part.is_contiguous(memory_format=format) and torch.equal(part, x[1::2])
-
-
 def kept_bytes(change: dict[str, Any], phase: str) -> int:
     """Return the bytes that autograd keeps for backward in one phase."""
     step = make_step(WORKLOAD | {"resolution": 32}, change, device="cpu")

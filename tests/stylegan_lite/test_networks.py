@@ -1,10 +1,8 @@
 import pytest
 import torch
 
-from stylegan_lite import ConfigError, Recipe, Workload, networks
-from stylegan_lite.data import DataFeed
+from stylegan_lite import Recipe, Workload
 from stylegan_lite.networks import Discriminator, Generator, minibatch_std
-from stylegan_lite.step import TrainingStep
 from tests.support.small import SMALL
 
 SPELLINGS = [
@@ -106,30 +104,3 @@ def test_minibatch_std_groups_are_strided_and_never_mix():
 def test_minibatch_std_keeps_channels_last():
     x = torch.randn(8, 3, 4, 4).contiguous(memory_format=torch.channels_last)
     assert minibatch_std(x, 4).is_contiguous(memory_format=torch.channels_last)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        Generator,
-        Discriminator,
-        networks.Mapping,
-        lambda *both: networks.SynthesisBlock(*both, 8),
-        lambda *both: networks.DiscriminatorBlock(*both, 8),
-        lambda *both: TrainingStep(*both, device="cpu", seed=0),
-        lambda *both: DataFeed(*both, torch.empty(4, 3, 16, 16), 0),
-    ],
-)
-def test_a_dict_in_place_of_a_workload_or_recipe_is_refused_in_one_line(make):
-    workload, recipe = Workload.from_dict(SMALL), Recipe()
-    for both, name in (
-        ((SMALL, {}), "Workload"),
-        ((workload, {}), "Recipe"),
-        ((None, recipe), "Workload"),
-        ((recipe, workload), "Workload"),
-    ):
-        with pytest.raises(ConfigError) as refusal:
-            make(*both)
-        said = str(refusal.value)
-        assert said.startswith(f"{name.lower()} must be a {name} ({name}.from_dict({{...}})), got ")
-        assert "\n" not in said and len(said) < 120

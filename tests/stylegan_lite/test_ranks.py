@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import threading
 from typing import Any
 
 import pytest
@@ -109,12 +107,6 @@ def test_one_process_goes_on_where_two_ranks_stopped(ranks):
     assert furthest(resumed, tensors(trained(FP64, STEPS + 3))) < 1e-9
 
 
-def test_a_state_of_before_ranks_counts_batches():
-    step = trained(FP64, 0)
-    step.feed.load_state_dict({"epoch": 1, "consumed": 3})
-    assert step.feed.state_dict() == {"epoch": 1, "images": 24}
-
-
 # Shares
 
 
@@ -198,52 +190,6 @@ def test_a_contradiction_is_one_line(recipe, words):
 def test_a_batch_that_cannot_be_shared_is_refused(batch, ranks, words):
     recipe = Recipe.from_dict({"ranks": ranks, "reduce": "flat"})
     assert words in (shares.problem_with(recipe, Workload.from_dict(WORKLOAD | {"batch": batch})) or "")
-
-
-def test_smaller_groups_are_a_named_option():
-    recipe = Recipe.from_dict({"ranks": 4, "reduce": "flat", "rank_statistics": "local"})
-    assert shares.problem_with(recipe, Workload.from_dict(WORKLOAD)) is None
-
-
-def test_ranks_without_a_process_group_are_refused():
-    with pytest.raises(ConfigError, match="needs a process group of 2"):
-        make_step(WORKLOAD, {"ranks": 2, "reduce": "flat"}, device="cpu")
-
-
-def test_the_new_fields_leave_older_recipes_as_they_were():
-    new = {"ranks", "reduce", "rank_statistics", "micro_batches", "checkpointing", "graph_fills"}
-    assert Recipe().to_dict().keys() == {field.name for field in dataclasses.fields(Recipe)} - new
-    asked = {
-        "ranks": 2,
-        "reduce": "flat",
-        "rank_statistics": "local",
-        "micro_batches": 2,
-        "checkpointing": True,
-    }
-    assert asked.items() <= Recipe.from_dict(asked).to_dict().items()
-
-
-def test_nn_dataparallel_is_one_process_that_shares_nothing_on_a_cpu(alone):
-    step = trained(FP64 | {"ranks": 2, "reduce": "data_parallel"})
-    assert step.ranks.size == 1 and furthest(tensors(step), alone["plain"]) < 1e-9
-
-
-def test_threads_of_nn_dataparallel_compute_in_the_recipes_precision():
-    """They switch autocast on with its default dtype, on a CPU BF16 and on a GPU FP16."""
-    step = make_step(WORKLOAD, {"precision": "fp16", "ranks": 2, "reduce": "data_parallel"}, device="cpu")
-    seen: list[torch.dtype] = []
-    step.G.blocks[-1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
-    ws = torch.zeros(2, step.G.num_ws, step.workload.w_dim)
-    noise = [torch.zeros(shape) for shape in step.G.noise_shapes(2)]
-
-    def on_a_gpu() -> None:  # as torch.nn.parallel.parallel_apply does
-        with torch.no_grad(), torch.autocast("cpu", enabled=True):
-            step.replicas[0](ws, noise)
-
-    thread = threading.Thread(target=on_a_gpu)
-    thread.start()
-    thread.join()
-    assert seen == [torch.float16]
 
 
 def test_each_gpu_of_nn_dataparallel_gets_the_samples_of_a_rank_as_they_lie_in_memory():

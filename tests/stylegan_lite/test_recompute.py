@@ -155,19 +155,6 @@ def test_a_pass_runs_once_more_for_all_its_results_and_frees_each_behind_its_las
     assert all(map(torch.equal, grads, torch.autograd.grad(total, (x, w))))
 
 
-def test_outside_and_without_gradients_a_call_is_plain():
-    x = torch.ones(2, requires_grad=True)
-    with recompute.passes("blocks"):
-        assert recompute._active() is None
-    with torch.no_grad(), recompute.passes("passes"):
-        assert recompute._active() is None
-    with pytest.raises(RuntimeError, match="stop"), recompute.passes("passes"):
-        raise RuntimeError("stop")
-    y = recompute.recomputed(torch.square, x)
-    recompute.spent(y)
-    assert recompute._active() is None and y.tolist() == [1, 1]
-
-
 def test_a_pass_runs_again_in_the_dtype_of_its_first_run():
     x, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
 

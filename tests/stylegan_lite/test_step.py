@@ -185,11 +185,6 @@ def test_what_is_no_state_of_the_workload_is_refused_before_anything_is_loaded()
         assert torch.equal(value, before["G"][name])
 
 
-def test_graphs_are_refused_on_the_cpu():
-    with pytest.raises(ConfigError, match="cuda_graphs"):
-        small(GRAPHS)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("fused", [False, True])

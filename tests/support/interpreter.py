@@ -5,8 +5,6 @@ Nothing that a kernel computes changes. By itself the interpreter repeats this w
 - a call of a jitted function from another replaces some 300 members of `triton.language` that are replaced already
 - an operation builds a table of number types, compares types and shapes, and widens its operands
 - a result makes its shape anew
-- a load makes the zeros for what is masked, and converts them
-- BF16 is taken to pieces and put together again, where a shift will do
 - an overflow of an integer is computed and ignored, where here it is an error
 
 These names are Triton's own and may go: a name that is not found is left alone.
@@ -38,7 +36,6 @@ def speed_up() -> None:
         interpreter._get_np_dtype = _looked_up(interpreter._get_np_dtype, core)
     if hasattr(core, "tuple"):
         core.tensor.__init__ = _with_known_shape(core)
-        core.block_type.__init__ = _with_known_numbers(core)
     semantic = getattr(sys.modules.get("triton.language.semantic"), "TritonSemantic", None)
     if hasattr(semantic, "binary_op_sanitize_overflow_impl"):
         semantic.binary_op_sanitize_overflow_impl = _overflowing()
@@ -49,14 +46,6 @@ def speed_up() -> None:
                 setattr(semantic, name, make(getattr(semantic, name), operation))
         if hasattr(semantic, "broadcast_impl_value"):
             semantic.broadcast_impl_value = by_types.widened(semantic.broadcast_impl_value)
-        if hasattr(semantic, "_load_legacy"):
-            semantic._load_legacy = _with_known_zeros(semantic._load_legacy, core.tensor, interpreter)
-    if hasattr(interpreter, "_convert_float"):
-        interpreter._convert_float = _by_shifts(interpreter._convert_float)
-    if hasattr(interpreter, "_patch_attr") and hasattr(interpreter, "interpreter_semantic"):
-        interpreter._patch_attr = _given_the_semantics(interpreter)
-    if hasattr(interpreter, "_patch_builtin") and hasattr(interpreter, "_LangPatchScope"):
-        interpreter._patch_builtin = _listed_once(interpreter._patch_builtin)
 
 
 def round_to_nearest(monkeypatch: Any) -> None:
@@ -135,23 +124,6 @@ def _with_known_shape(core: Any) -> Callable[..., None]:
         else:
             self.handle, self.type, self.dtype = handle, type, type.scalar
             self.shape, self.numel = known[shape]
-
-    return init
-
-
-def _with_known_numbers(core: Any) -> Callable[..., None]:
-    known: dict[tuple, tuple[Any, Any, str]] = {}
-    make = core.block_type.__init__
-
-    def init(self: Any, element_ty: Any, shape: Any) -> None:
-        sizes = builtins.tuple(size.value if isinstance(size, core.constexpr) else size for size in shape)
-        if sizes not in known:
-            make(self, element_ty, shape)
-            known[sizes] = self.shape, self.numel, str(self.shape)
-        else:
-            self.element_ty = element_ty
-            self.shape, self.numel, text = known[sizes]
-            self.name = f"<{text}, {element_ty}>"
 
     return init
 
@@ -288,89 +260,10 @@ class _ByTypes:
         return widen
 
 
-def _with_known_zeros(load: Callable[..., Any], tensor: Any, interpreter: Any) -> Callable[..., Any]:
-    """A load that is masked with 0.0: the tile of zeros, which is otherwise made and converted each time, is kept."""
-    import numpy as np
-
-    known: dict[tuple[str, tuple[int, ...]], Any] = {}
-
-    def load_masked(semantic: Any, ptr: Any, mask: Any, other: Any, *rest: Any) -> Any:
-        if (
-            other is not None
-            and other.dtype.name == "fp32"
-            and ptr.type.is_block()
-            and not other.type.is_block()
-        ):
-            element, shape = ptr.dtype.element_ty, builtins.tuple(ptr.shape)
-            if element.is_floating() and not other.handle.data.view(np.uint32).any():
-                key = element.name, shape
-                if key not in known:
-                    zeros = np.zeros(shape, interpreter._get_np_dtype(element))
-                    type_ = ptr.type.with_element_ty(element)
-                    known[key] = tensor(interpreter.TensorHandle(zeros, element), type_)
-                other = known[key]
-        return load(semantic, ptr, mask, other, *rest)
-
-    return load_masked
-
-
-def _by_shifts(convert: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a conversion of BF16 and, by cutting, FP32 to Triton's bits. Triton converts numbers next to zero."""
-    import numpy as np
-
-    @functools.wraps(convert)
-    def convert_by_shifts(data: Any, source: Any, target: Any, mode: Any) -> Any:
-        pair = source.name, target.name
-        if mode is None and pair == ("bf16", "fp32"):
-            found = data.view(np.uint16).astype(np.uint32) << 16
-        elif mode is None and pair == ("fp32", "bf16"):
-            found = (data.view(np.uint32) >> 16).astype(np.uint16)
-        else:
-            return convert(data, source, target, mode)
-        wide = data.view(np.uint32) if pair[0] == "fp32" else found
-        small = (wide & 0x7FFFFFFF) - 1 < 0x7FFFFF  # neither zero nor normal
-        return convert(data, source, target, mode) if small.any() else found
-
-    return convert_by_shifts
-
-
-def _given_the_semantics(interpreter: Any) -> Callable[..., None]:
-    """A member of the language is called with the interpreter's semantics, whichever it was called with."""
-
-    def patch_attr(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
-        semantic = interpreter.interpreter_semantic
-        while getattr(member, "__triton_builtin__", False) and hasattr(member, "__wrapped__"):
-            member = member.__wrapped__  # without its question whether it was given semantics
-
-        def called(*args: Any, **kwargs: Any) -> Any:
-            kwargs["_semantic"] = semantic
-            return member(*args, **kwargs)
-
-        scope.set_attr(obj, name, called)
-
-    return patch_attr
-
-
 def _same(found: Any, result: Any) -> bool:
     """Whether NumPy's array is what the result holds, bit for bit."""
     wanted = result.handle.data
     return (found.dtype, found.shape, found.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes())
-
-
-def _listed_once(patch_builtin: Callable[..., None]) -> Callable[..., None]:
-    """Return a `_patch_builtin` that looks once for what it replaces: at a launch a package is as it was."""
-    made: dict[int, list[tuple[str, Any]]] = {}
-
-    def patch(package: Any, builder: Any, scope: Any) -> None:
-        if id(package) not in made:
-            before = len(scope._changes)
-            patch_builtin(package, builder, scope)
-            made[id(package)] = [(name, getattr(package, name)) for _, name, _ in scope._changes[before:]]
-            return
-        for name, member in made[id(package)]:
-            scope.set_attr(package, name, member)
-
-    return patch
 
 
 def _overflowing() -> Callable[..., None]:

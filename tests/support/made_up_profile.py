@@ -18,12 +18,6 @@ from stylegan_lite.config import Recipe
 HEAD = {"schema": 2, "kind": "profile", "commit": "a" * 40, "dirty": False, "seconds": 60.0}
 HEAD |= {"started": "2026-01-01T00:00:00+00:00", "measured_code": {"kernels": "0" * 16}}
 AT = "void at::native::"
-BASELINE = {  # kernel -> ms a step
-    "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nchw__5x_cudnn": 50.0,
-    AT + "elementwise_kernel<128, 4, MulFunctor<float> >": 20.0,
-    AT + "reduce_kernel<512, 1, at::native::ReduceOp<float> >": 5.0,
-    "Memset (Device)": 0.5,
-}
 FUSED = {
     "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc__5x_cudnn": 30.0,
     AT + "elementwise_kernel<128, 4, MulFunctor<float> >": 8.0,

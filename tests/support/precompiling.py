@@ -5,14 +5,10 @@ Each part of `main` has a cache to itself and says what was missing, compiled, l
 
 import json
 import os
-import select
 import sys
 from pathlib import Path
-from unittest import mock
 
 from tests.support.programs import Warm
-
-HELD_S = 2  # on most machines compiling is over by then if nothing holds it up
 
 
 class FakeDriver:
@@ -156,11 +152,6 @@ def planted_kernel(x, more, BLOCK: tl.constexpr, WIDE: tl.constexpr, KINDS: tl.c
     tl.static_assert(BLOCK != 64)
     tl.store(x + at, F(tl.load(x + at).to(WIDE)) + KINDS[1][0])
 
-def local():
-    @triton.jit
-    def inner_kernel(x):
-        tl.store(x, 1.0)
-    return inner_kernel
 """
 
 
@@ -224,8 +215,6 @@ def keys_that_depend_on_order() -> list[str]:
 def main(folder: Path) -> None:
     import triton
 
-    from kernels.compile import jobs as compiling
-
     warm = Warm()
     triton.runtime.driver.set_active(FakeDriver())
     for name, module in list(sys.modules.items()):
@@ -239,11 +228,9 @@ def main(folder: Path) -> None:
     found["after"] = {"compiled_here": here, "launched": after}
     found["warm"] = ahead()
 
-    found |= without_a_helper(folder)
     with warm.helping():
         found["together"] = together(folder / "together")
-        found["another ends"] = another_ends(folder / "ends", compiling)
-        found |= faults(folder, compiling)
+        found |= faults(folder)
     print(json.dumps(found))
 
 
@@ -273,39 +260,9 @@ def together(cache: Path) -> list[dict]:
     return [read_all(pipe) for pipe in [forked(lambda: ahead(activation)) for _ in range(2)]]
 
 
-def another_ends(cache: Path, compiling) -> dict:
-    """A program that had every kernel's turn is killed, and has compiled nothing."""
-    import fcntl
-    import signal
-
-    import triton
-
-    triton.knobs.cache.dir = str(cache)
-    ready, tell = os.pipe()
-    if (holder := os.fork()) == 0:
-        turns = compiling.Turns(str(cache))
-        fcntl.lockf(turns.file, fcntl.LOCK_EX)  # all of its bytes
-        os.write(tell, b"x")
-        signal.pause()
-    os.read(ready, 1)
-    pipe = forked(lambda: ahead(activation))
-    waits = not select.select([pipe], [], [], HELD_S)[0]
-    os.kill(holder, signal.SIGKILL)
-    os.waitpid(holder, 0)
-    return read_all(pipe) | {"waits": waits}
-
-
-def without_a_helper(folder: Path) -> dict:
-    """No process can be started."""
+def faults(folder: Path) -> dict:
+    """What goes wrong in a process that compiles, each with a cache of its own."""
     sys.path.insert(0, str(folder))
-    with mock.patch.object(sys, "executable", "/nowhere/python"):
-        return {"no helper": fault(folder / "nowhere", launching(planted(folder, "plain")))}
-
-
-def faults(folder: Path, compiling) -> dict:
-    """Everything that can go wrong, each with a cache of its own."""
-    import torch
-
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # which tells the helper from this process
     good, deadly, edited = planted(folder, "good"), planted(folder, "deadly", True), planted(folder, "edited")
     found = {"does not compile": fault(folder / "broken", launching(good, 64))}
@@ -313,21 +270,12 @@ def faults(folder: Path, compiling) -> dict:
     path = folder / "edited.py"
     path.write_text(path.read_text().replace("x + x", "x * 2"))
     found["source changed"] = fault(folder / "edited", launching(edited))
-    kept, compiling.HELPER = compiling.HELPER, "raise RuntimeError('planted')"
-    found["helper raises"] = fault(folder / "raises", launching(good))
-    compiling.HELPER = kept
 
     def raises():
         launching(good)()
         raise ValueError("planted")
 
     found["raises"] = fault(folder / "raised", raises)
-    JITFunction = sys.modules["triton"].runtime.JITFunction
-    kept, JITFunction._do_compile = JITFunction._do_compile, lambda self, key: None
-    found["another triton"] = ahead(raises)
-    JITFunction._do_compile = kept
-    local = good.local()
-    found["local kernel"] = fault(folder / "local", lambda: local[(1,)](torch.zeros(64)))
     return found
 
 

@@ -115,11 +115,6 @@ def write_run(path: Path, made: Plain) -> Path:
     return path
 
 
-def lazy_costs(rung: Plain) -> dict[str, tuple[float, tuple[float, float] | None]]:
-    """Return what each lazy phase adds to a step of a rung."""
-    return derive.lazy_costs(typed(rung))
-
-
 def round_medians(rung: Plain) -> dict[int, float]:
     """Return the median step time in ms of each round of a rung or twin."""
     return derive.round_medians(typed(rung))

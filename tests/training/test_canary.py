@@ -17,7 +17,6 @@ from click.testing import Result
 from PIL import Image
 
 from ladder.base.paths import ROOT
-from ladder.machine import system
 from ladder.studies import canary as study
 from ladder.studies import frame
 from ladder.studies.canary import STUDY, Case, File, Observed
@@ -26,7 +25,7 @@ from ladder.training.canary import Outcome
 from stylegan_lite.step import TrainingStep
 from tests.studies.test_contract import read
 from tests.support.commands import call
-from tests.support.fake_runs import alive, wait_for
+from tests.support.fake_runs import alive
 from tests.support.small import LITTLE
 
 WORKLOAD = LITTLE | {"ema_images": 8}
@@ -161,14 +160,6 @@ def test_an_interrupt_keeps_what_is_finished_and_it_is_gone_on_with(
         assert file.is_complete and kept.items() <= file.observed.items()
 
 
-@pytest.mark.slow
-def test_trainings_side_by_side_give_the_same_result(
-    arguments: list[str], tmp_path: Path, imported_once: None
-) -> None:
-    one, two = (go(arguments, tmp_path / str(n), "--seeds", "2", "--jobs", str(n))[1] for n in (1, 2))
-    assert two.is_complete and one.observed == two.observed
-
-
 def pretend(folder: Path, task: tuple[str, int]) -> Outcome:
     """Stand for training; what a task is called is what happens to it."""
     name, number = task
@@ -198,17 +189,3 @@ def test_a_training_that_dies_is_a_record_and_the_others_go_on(tmp_path: Path, i
     ]
     assert len(list(tmp_path.iterdir())) == 5  # a process for each
     assert not any(list_alive(tmp_path))
-
-
-def test_no_training_goes_on_when_nobody_waits_for_it(tmp_path: Path) -> None:
-    running = canary.run_parallel(pretend, tmp_path, [("fine", 0), ("waits", 1)], 2)
-    assert next(running)[0] == ("fine", 0)
-    wait_for(lambda: len(list(tmp_path.iterdir())) == 2)
-    running.close()
-    assert not any(list_alive(tmp_path))
-
-
-def test_a_gpu_trains_several_at_a_time_and_a_cpu_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cores, jobs in ((1, 1), (8, 2), (16, 4), (64, 4)):
-        monkeypatch.setattr(system, "usable_cores", lambda cores=cores: cores)
-        assert canary.choose_jobs("cuda") == jobs and canary.choose_jobs("cpu") == 1

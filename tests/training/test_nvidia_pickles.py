@@ -133,34 +133,6 @@ def test_a_tensorflow_pickle_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_a_network_of_stylegan3s_own_configurations_is_named(tmp_path: Path) -> None:
-    made = theirs.networks()
-    made["G"]["synthesis"].attributes["cutoffs"] = np.linspace(2, 8, 4)
-    said = refused("convert", theirs.write(tmp_path / "t.pkl", made), tmp_path / "out.pt")
-    assert "a numpy array: StyleGAN3's T and R do, networks of --cfg=stylegan2 do not" in said
-
-
-class Changed:
-    """Pickled as an object of NVIDIA's whose attributes are set anew afterwards."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return theirs.reconstruct, ({"class_name": "Generator", "state": {}},), (None, {"state": 5})
-
-
-def test_a_record_keeps_the_state_that_it_began_with(tmp_path: Path) -> None:
-    path = theirs.write(tmp_path / "a.pkl", {**theirs.networks(), "G": Changed()})
-    assert "refused, and nothing of it was run: it changes a Generator" in refused(
-        "convert", path, tmp_path / "out.pt"
-    )
-
-
-def test_a_dictionary_with_a_method_of_its_own_and_a_lone_tensor_are_one_line(tmp_path: Path) -> None:
-    own = b"\x80\x04" + _global("collections", "OrderedDict") + b")R}\x8c\x03getK\x05sb."
-    for content, says in ((own, "has no G"), (pickle.dumps(torch.ones(3)), "no network pickle, no state")):
-        (tmp_path / "a.pkl").write_bytes(content)
-        assert says in refused("convert", tmp_path / "a.pkl", tmp_path / "out.pt")
-
-
 @pytest.mark.parametrize("target", [*pickles.NAMES], ids=[name for _, name in pickles.NAMES])
 def test_no_class_of_the_table_can_be_changed(target: tuple[str, str], tmp_path: Path) -> None:
     """BUILD with a pair as state sets attributes, also of a class."""
@@ -195,9 +167,3 @@ def test_a_pickle_with_wrong_bytes_is_refused_in_one_line_or_converted(tmp_path:
             refusals += 1
             assert "\n" not in str(error)
     assert refusals > 30
-
-
-def test_numbers_of_numpy_become_pythons(tmp_path: Path) -> None:
-    kinds = [np.float64(0.5), np.float32(0.25), np.int64(-7), np.bool_(True), np.array(3.0, ">f8")[()]]
-    found = pickles.read_pickle(theirs.write(tmp_path / "a.pkl", kinds))
-    assert found == [0.5, 0.25, -7, True, 3.0] and [type(each) for each in found[:3]] == [float, float, int]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,12 @@ from torch import Tensor
 
 from ladder.base.errors import UserError
 from ladder.training import checkpoint
-from ladder.training.nvidia import architecture, names, pickles
+from ladder.training.nvidia import architecture, names
 from ladder.training.nvidia.convert import convert
 from stylegan_lite import Recipe, Workload, make_step
 from stylegan_lite.networks import Discriminator, Generator
 from tests.support import nvidia_networks as theirs
-from tests.support.commands import refused, succeed
+from tests.support.commands import succeed
 from tests.support.small import LEAST
 
 NETWORKS = ("G", "D", "G_ema")
@@ -39,13 +38,6 @@ def converted(source: Path) -> Path:
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     alike = (torch.equal(one[name], other[name]) and one[name].dtype == other[name].dtype for name in one)
     return one.keys() == other.keys() and all(alike)
-
-
-def test_the_command_names_what_comes_next(source: Path, tmp_path: Path) -> None:
-    seen = succeed("convert", source, tmp_path / "my out.pt")
-    assert all(line.startswith("note: ") for line in seen.stderr.splitlines())
-    _, _, *line = shlex.split(seen.stdout.splitlines()[-1])  # for a shell, also with a space in a name
-    assert line[:4] == ["ladder", "train", "--from", str(tmp_path / "my out.pt")]
 
 
 def test_the_workload_is_that_of_the_networks(converted: Path) -> None:
@@ -111,18 +103,6 @@ def test_channels_are_found_by_shapes_alone(channels: dict, fields: tuple, tmp_p
     assert (found.channel_base // max(channels), found.channel_max) == (fields[0] // max(channels), fields[1])
 
 
-def test_state_dicts_alone_are_taken_with_a_note(source: Path, tmp_path: Path) -> None:
-    made = theirs.networks(clamp=None)
-    torch.save({label: made[label].state_dict() for label in NETWORKS}, tmp_path / "a.pt")
-    seen = succeed("convert", tmp_path / "a.pt", tmp_path / "b.pt")
-    assert "note: no kwargs beside the state dicts: taken are conv_clamp none, mbstd_group 4\n" in seen.stderr
-    assert seen.stdout.splitlines()[0].endswith("channel_base 64, no clamp")
-    old = tmp_path / "old.pt"
-    content = {label: made[label].state_dict() for label in NETWORKS}
-    torch.save(content, old, _use_new_zipfile_serialization=False)
-    assert same(convert(old).content["state"]["D"], checkpoint.load(tmp_path / "b.pt")["state"]["D"])
-
-
 def test_a_model_that_was_never_nvidias_gets_its_buffers(tmp_path: Path) -> None:
     made = convert(_own(tmp_path / "own.pt", LEAST))
     assert made.notes == ("noise_const is new: this model was never NVIDIA's",) and not made.is_checkpoint
@@ -144,12 +124,6 @@ def _own(path: Path, workload: dict[str, Any]) -> Path:
     images: checkpoint.Images = {"source": "user-images", "count": 9}
     checkpoint.write(path, checkpoint.make_content(step, seed=0, seconds=0.0, images=images, run="a"))
     return path
-
-
-@pytest.mark.parametrize("fields", [{"norm": "instance"}, {"spectral_norm": True}])
-def test_models_that_nvidia_does_not_have_are_refused(fields: dict, tmp_path: Path) -> None:
-    said = refused("convert", _own(tmp_path / "own.pt", LEAST | fields), tmp_path / "out.pt")
-    assert "norm: demod and spectral_norm: false alone" in said and not (tmp_path / "out.pt").exists()
 
 
 def _change(path: str, **attributes: Any) -> Callable[[dict], None]:
@@ -208,13 +182,6 @@ def test_another_architecture_is_one_line_and_no_file(
     assert "\n" not in str(error.value)
 
 
-def test_modules_that_hold_themselves_are_refused() -> None:
-    record = pickles.Record({"class_name": "Generator", "state": {"_modules": {}}})
-    record.state["_modules"] |= {str(k): record for k in range(50)}
-    with pytest.raises(UserError, match="is no module of NVIDIA's"):
-        architecture.read_network("a.pkl: G", record)
-
-
 @pytest.mark.parametrize("group, ours, batch", [(None, architecture.WHOLE, 8), (3, 3, 9), (32, 32, 32)])
 def test_groups_of_the_minibatch_deviation(group: int | None, ours: int, batch: int, tmp_path: Path) -> None:
     """Without a group NVIDIA's layer takes the whole batch, as old networks do that its legacy.py converted."""
@@ -226,36 +193,3 @@ def test_groups_of_the_minibatch_deviation(group: int | None, ours: int, batch: 
     assert back.content["kwargs"]["D"]["epilogue_kwargs"] == {"mbstd_group_size": group}
     checkpoint.write(tmp_path / "b.pt", back.content)
     assert convert(tmp_path / "b.pt").workload == back.workload
-
-
-def test_frozen_layers_of_d_are_taken_and_told(tmp_path: Path) -> None:
-    made = theirs.networks()
-    layer = made["D"]["b16.conv0"]
-    layer.buffers |= layer.parameters
-    layer.parameters = {}
-    found = convert(theirs.write(tmp_path / "a.pkl", made))
-    assert "2 tensors of D were frozen (Freeze-D); here all are trained" in found.notes
-
-
-def test_bad_arguments_are_one_line_and_leave_files_alone(source: Path, tmp_path: Path) -> None:
-    there = tmp_path / "there.pt"
-    there.write_text("a training of a week")
-    assert "is there already: give another OUT" in refused("convert", source, there)
-    assert there.read_text() == "a training of a week"
-    assert "no such folder" in refused("convert", source, tmp_path / "none" / "out.pt")
-    assert "No such file" in refused("convert", tmp_path / "none.pkl", tmp_path / "out.pt")
-    torch.save({"G": 1}, tmp_path / "other.pt")
-    assert "has no D" in refused("convert", tmp_path / "other.pt", tmp_path / "out.pt")
-    torch.save([1], tmp_path / "list.pt")
-    assert "no network pickle, no state dicts" in refused(
-        "convert", tmp_path / "list.pt", tmp_path / "out.pt"
-    )
-    wrong = {label: {"a": torch.ones(1)} for label in NETWORKS} | {"kwargs": {"G": 1}}
-    torch.save(wrong, tmp_path / "kwargs.pt")
-    assert "kwargs: not those" in refused("convert", tmp_path / "kwargs.pt", tmp_path / "out.pt")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "kwargs.pt",
-        "list.pt",
-        "other.pt",
-        "there.pt",
-    ]

@@ -13,7 +13,7 @@ from PIL import Image
 
 from ladder.base.errors import UserError
 from ladder.images.prepare import ImageSet
-from ladder.training import checkpoint, grid, losslog
+from ladder.training import checkpoint, losslog
 from ladder.training.losslog import Diverged
 from ladder.training.train import Settings, train
 from stylegan_lite import losses
@@ -138,68 +138,6 @@ def test_a_line_is_the_mean_of_its_steps(images, eleven, tmp_path):
             assert line[phase] == pytest.approx(sum(ran) / len(ran), rel=1e-12)
 
 
-def test_losses_are_not_read_step_by_step(tmp_path, monkeypatch):
-    """Reading a tensor waits for the device; between the lines of the log nothing may."""
-    reads = []
-    for name in ("item", "tolist", "__float__", "cpu", "numpy"):
-        monkeypatch.setattr(torch.Tensor, name, watch_reads(name, reads))
-    log = losslog.LossLog(tmp_path / "l.jsonl", PHASES, every=4, batch=4, device="cpu")
-    read_in = []
-    for number in range(1, 13):
-        reads.clear()
-        log.add(losslog.Row(number, PHASES, 0.0), dict.fromkeys(PHASES, torch.zeros([])))
-        read_in += [number] * bool(reads)
-    assert read_in == [4, 8, 12]
-
-
-def watch_reads(name: str, reads: list[str]):
-    real = getattr(torch.Tensor, name)
-
-    def watched(self, *args, **kwargs):
-        reads.append(name)
-        return real(self, *args, **kwargs)
-
-    return watched
-
-
-def test_grid_shows_the_averaged_generator_in_reading_order(tmp_path):
-    shades = torch.linspace(-1, 1, 6).view(6, 1, 1, 1).expand(6, 3, 64, 64).clone()
-    shades[:, 2] = -1
-    grid.write_grid(shades, 3, tmp_path / "grid.png")
-    sheet = np.asarray(Image.open(tmp_path / "grid.png"))
-    assert sheet.shape == (128, 192, 3)
-    assert [int(sheet[y, x, 0]) for y in (5, 70) for x in (5, 70, 135)] == [0, 51, 102, 153, 204, 255]
-    assert sheet[..., 2].max() == 0
-
-
-def test_samples_use_the_same_latents_all_along_and_truncation_narrows_them(images, tmp_path):
-    go(images, tmp_path / "a", 4, sample_every=2)
-    assert sorted(path.name for path in (tmp_path / "a").glob("*.png")) == [
-        "samples-000002.png",
-        "samples-000004.png",
-    ]
-    go(images, tmp_path / "b", 4, truncation=0.0)
-    tiles = np.asarray(Image.open(tmp_path / "b" / "samples-000004.png")).reshape(4, 64, 8, 64, 3)
-    assert np.ptp(tiles, axis=(0, 2)).max() <= 1  # every w is the average
-    free = np.asarray(Image.open(tmp_path / "a" / "samples-000004.png")).reshape(4, 64, 8, 64, 3)
-    assert np.ptp(free, axis=(0, 2)).max() > 5
-    assert torch.equal(grid.draw_latents(8, 16, 3), grid.draw_latents(8, 16, 3))
-    assert not torch.equal(grid.draw_latents(8, 16, 3), grid.draw_latents(8, 16, 4))
-
-
-def test_events_and_summary_tell_what_was_written(images, tmp_path):
-    events = []
-    summary = go(images, tmp_path, 4, sample_every=2, on_event=events.append)
-    assert [event["event"] for event in events if event["event"] != "log"] == [
-        "checked", "start", "sample", "checkpoint", "sample", "checkpoint", "end",
-    ]  # fmt: skip
-    assert (summary["step"], summary["images"]) == (4, 16)
-    assert summary["losses"] == {phase: lines(tmp_path)[-1][phase] for phase in PHASES}
-    assert all((tmp_path / name).is_file() for name in summary["files"].values())
-    assert json.loads(json.dumps(summary)) == summary
-    assert not list(tmp_path.glob(".*"))  # no temporary file left
-
-
 # Stopping
 
 
@@ -315,14 +253,6 @@ def test_a_checkpoint_of_something_else_is_refused(images, eleven, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_another_recipe_may_go_on_and_is_noted(images, eleven, tmp_path):
-    events = []
-    recipe = {"channels_last": True}
-    go(images, tmp_path, 12, recipe=recipe, resume=eleven / "checkpoint.pt", on_event=events.append)
-    assert any(event["event"] == "note" and "another recipe" in event["text"] for event in events)
-    assert [line["step"] for line in lines(tmp_path)] == [12]
-
-
 def test_a_folder_that_holds_a_run_is_not_overwritten(images, eleven):
     before = {path.name: path.read_bytes() for path in eleven.iterdir()}
     message = refused(images, eleven, 2)
@@ -345,10 +275,6 @@ def test_a_failed_save_keeps_the_old_checkpoint(images, tmp_path, monkeypatch):
         go(images, tmp_path, 6, checkpoint_every=3)
     assert checkpoint.load(tmp_path / "checkpoint.pt")["state"]["count"] == 3
     assert not list(tmp_path.glob(".*"))
-
-
-def test_a_checkpoint_holds_no_path_of_this_machine(images, eleven):
-    assert Path(images.path).name.encode() not in (eleven / "checkpoint.pt").read_bytes()
 
 
 # On a GPU

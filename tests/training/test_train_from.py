@@ -10,7 +10,6 @@ import torch
 import yaml
 from PIL import Image
 
-from ladder.base.errors import UserError
 from ladder.images import prepare
 from ladder.machine import system
 from ladder.training import checkpoint
@@ -97,37 +96,6 @@ def test_nvidias_buffers_go_with_the_training_and_come_back() -> None:
     )
 
 
-def test_a_named_workload_decides_the_training_and_must_have_the_same_networks() -> None:
-    succeed(*train("--from", "a.pt", "--workload", "mine.yaml"))
-    assert checkpoint.load(Path("out/checkpoint.pt"))["workload"]["batch"] == 2
-    for key, value, says in (
-        ("conv_clamp", None, "conv_clamp is 0.8 there, None here"),
-        ("w_dim", 8, "w_dim is 4 there, 8 here"),
-        ("channel_max", 8, "channels at 4x4 is 4 there, 8 here"),
-        ("mapping_layers", 2, "mapping_layers is 1 there, 2 here"),
-    ):
-        Path("other.yaml").write_text(yaml.safe_dump(FIELDS | {key: value}))
-        said = refused(*train("--from", "a.pt", "--workload", "other.yaml", out="none"))
-        assert f"a.pt: networks of another workload: {says}" in said and not Path("none").exists()
-
-
-def test_resuming_needs_no_name_of_the_workload_either() -> None:
-    succeed(*train("--from", "a.pt"))
-    said = refused(*train("--resume", "out/checkpoint.pt", "--seed", "5", steps=2))
-    assert "--resume: that training has --seed 0: leave yours out" in said
-    succeed(*train("--resume", "out/checkpoint.pt", "--seed", "0", steps=2))
-    assert state("out/checkpoint.pt")["count"] == 2
-
-
-def test_a_bound_that_only_the_checkpoint_has_is_another_workload() -> None:
-    content = checkpoint.load(Path("a.pt"))
-    here = {key: value for key, value in content["workload"].items() if key != "conv_clamp"}
-    with pytest.raises(
-        UserError, match=r"checkpoint of another workload: conv_clamp is 0\.8 there, None here"
-    ):
-        checkpoint.refuse_other(Path("a.pt"), content, here, content["images"], "cpu")
-
-
 def test_what_does_not_go_together_is_one_line() -> None:
     for arguments, says in (
         (("--from", "a.pt", "--resume", "a.pt"), "give one of them"),
@@ -137,48 +105,3 @@ def test_what_does_not_go_together_is_one_line() -> None:
         (("--canary", "--from", "a.pt"), "leave out --from and --recipe"),
     ):
         assert says in refused(*train(*arguments)) and not Path("out").exists()
-
-
-@pytest.mark.parametrize(
-    ("recipe", "says"),
-    [
-        ({"micro_batches": 3}, "r.yaml: micro_batches: 3 cuts groups of minibatch standard deviation"),
-        ({"ranks": 2, "reduce": "flat"}, "needs a process group of 2"),
-        (None, "out: holds the loss log"),
-    ],
-)
-def test_the_impossible_is_refused_before_images_are_made(
-    recipe: dict | None, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(prepare, "prepare_images", None)
-    Path("mine.yaml").write_text(yaml.safe_dump(FIELDS | {"batch": 4, "mbstd_group": 2}))
-    Path("r.yaml").write_text(yaml.safe_dump(recipe or {}))
-    if recipe is None:
-        Path("out").mkdir()
-        Path("out/losses.jsonl").write_text("{}\n")
-    assert says in refused(*train("--workload", "mine.yaml", "--recipe", "r.yaml"))
-    assert recipe is None or not Path("out").exists()
-
-
-def test_a_damaged_network_is_one_line_and_begins_nothing() -> None:
-    content = checkpoint.load(Path("a.pt"))
-    content["state"]["D"].pop("logit.bias")
-    checkpoint.write(Path("bad.pt"), content)
-    assert "bad.pt: damaged checkpoint" in refused(*train("--from", "bad.pt"))
-    assert not Path("out/checkpoint.pt").exists()
-
-
-def test_a_folder_with_a_converted_checkpoint_says_so() -> None:
-    Path("runs").mkdir()
-    checkpoint.write(Path("runs/checkpoint.pt"), checkpoint.load(Path("a.pt")))
-    with pytest.raises(
-        UserError, match="runs: holds a converted checkpoint: give another --out, and --from runs"
-    ):
-        checkpoint.refuse_occupied(Path("runs"))
-
-
-def test_buffers_of_a_wrong_type_are_refused() -> None:
-    content = checkpoint.load(Path("a.pt"))
-    checkpoint.write(Path("bad.pt"), {**content, "kept": {"G": 1}})
-    with pytest.raises(UserError, match="damaged checkpoint: kept is"):
-        checkpoint.load(Path("bad.pt"))

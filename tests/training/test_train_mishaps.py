@@ -61,56 +61,6 @@ def test_a_signal_saves_as_ctrl_c_does_however_often_it_comes(images, eleven, tm
     assert same_as_unbroken(tmp_path, eleven)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_that_is_ignored_stays_so(images, tmp_path, number):
-    with set_to(number, signal.SIG_IGN):
-        try:
-            go(images, tmp_path, 3, on_event=at(2, lambda: os.kill(os.getpid(), number)))
-        except KeyboardInterrupt:
-            pytest.fail("the training stopped")
-        with stopping.stop_on_sigterm():
-            assert signal.getsignal(number) is signal.SIG_IGN
-        assert signal.getsignal(number) is signal.SIG_IGN
-    assert len(lines(tmp_path)) == 3
-
-
-def test_sighup_ends_a_run_and_what_follows_does_not_break_into_its_saving():
-    saved = False
-    with set_to(signal.SIGHUP, nothing), set_to(signal.SIGTERM, nothing), stopping.stop_on_sigterm():
-        try:
-            os.kill(os.getpid(), signal.SIGHUP)
-        except KeyboardInterrupt:
-            os.kill(os.getpid(), signal.SIGTERM)
-            os.kill(os.getpid(), signal.SIGHUP)
-            saved = True
-    assert saved
-
-
-def test_after_a_terminal_is_gone_words_to_it_are_no_error():
-    master, slave = os.openpty()
-    kept = os.dup(2)
-    os.dup2(slave, 2)
-    os.close(slave)
-    os.close(master)
-    try:
-        with pytest.raises(OSError):
-            os.write(2, b"x")
-        # `nohup make test` ignores SIGHUP, and a signal that is ignored stays so.
-        with set_to(signal.SIGHUP, signal.SIG_DFL), stopping.stop_between() as stopped:
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert stopped() and os.write(2, b"x") == 1
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
-def test_a_display_that_is_gone_ends_no_training(images, tmp_path):
-    def gone(event):
-        raise BrokenPipeError(32, "Broken pipe")
-
-    assert go(images, tmp_path, 2, on_event=gone)["step"] == 2
-
-
 # Errors of the machine
 
 
@@ -155,33 +105,6 @@ def test_the_last_whole_step_is_saved_when_memory_is_full(
         assert same_as_unbroken(tmp_path, eleven)
     else:
         assert losses_of(tmp_path) == losses_of(eleven)  # lines of steps that had none yet, too
-
-
-def test_without_a_copy_a_broken_step_is_not_saved(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint.Copy, "take", lambda *_: None)
-    break_in(monkeypatch, "d_main", 5, MemoryError())
-    said = refused(images, tmp_path, 11, checkpoint_every=3)
-    assert said.endswith("the checkpoint of step 3 is kept")
-    assert checkpoint.load(tmp_path / "checkpoint.pt")["state"]["count"] == 3
-
-
-def test_memory_that_is_full_at_the_first_step_leaves_nothing_to_save(images, tmp_path, monkeypatch):
-    break_in(monkeypatch, "d_main", 1, MemoryError())
-    said = refused(images, tmp_path / "out", 11)
-    assert "training stopped after step 0" in said and said.endswith("there is no checkpoint yet")
-    assert not (tmp_path / "out").exists()
-
-
-def test_memory_that_is_full_before_the_first_step_is_one_line(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(TrainingStep, "prepare", lambda self: (_ for _ in ()).throw(OOM))
-    assert "training cannot begin: the memory of the GPU is full" in refused(images, tmp_path, 2)
-
-
-def test_an_error_that_nobody_foresaw_is_shown_as_it_is_and_the_state_saved(images, tmp_path, monkeypatch):
-    break_in(monkeypatch, "d_main", 4, ZeroDivisionError("ours"))
-    with pytest.raises(ZeroDivisionError, match="ours"):
-        go(images, tmp_path, 11)
-    assert checkpoint.load(tmp_path / "checkpoint.pt")["state"]["count"] == 3
 
 
 def test_a_state_that_is_not_finite_is_not_saved_when_memory_is_full(images, tmp_path, monkeypatch):
@@ -243,51 +166,6 @@ def interrupted_after(number: int, images, out, **options):
         TrainingStep.step = real
 
 
-def test_a_log_that_cannot_be_written_loses_no_step(images, eleven, tmp_path, monkeypatch):
-    def full(path, text):
-        raise UserError(f"{path}: cannot be written: No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("ladder.training.losslog.append_text", full)
-        said = refused(images, tmp_path, 11)
-    assert "losses.jsonl: cannot be written: No space left on device; go on from step 1 with" in said
-    go(images, tmp_path, 11, resume=tmp_path / "checkpoint.pt")
-    assert same_as_unbroken(tmp_path, eleven)
-
-
-# Causes
-
-
-WORKER = "DataLoader worker (pid 7) "
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (RuntimeError(WORKER + "is killed by signal: Killed. "), "ended from outside (Killed); the system may"),
-        (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), "a data worker ended"),
-        (RuntimeError(WORKER + "is killed by signal: Bus error. It is"), "/dev/shm ("),
-        (RuntimeError("unable to write to file </torch_1_2_3>: No space left on device (28)"), "/dev/shm ("),
-        (RuntimeError(WORKER + "exited unexpectedly with exit code 124. Details"), "too many open files"),
-        (RuntimeError(WORKER + "exited unexpectedly with exit code 128. Details"), "No space left on device"),
-        (RuntimeError("can't start new thread"), "ulimit -u"),
-        (RuntimeError("could not create a primitive"), "memory of this machine is full (could not create a prim"),
-        (OSError(30, "Read-only file system", "/x/y"), "/x/y: Read-only file system"),
-        (RuntimeError("CUDA error: an illegal memory access was encountered\nmore"), "the GPU failed: CUDA error: an"),
-    ],
-)  # fmt: skip
-def test_a_cause_is_one_line_with_what_helps(error, words):
-    said = mishaps.explain(error)
-    assert words in said and "\n" not in said
-
-
-def test_a_worker_s_error_is_what_it_said_there():
-    trace = "Original Traceback (most recent call last):\n  File x\n"
-    text = "Caught {0} in DataLoader worker process 0.\n" + trace + "{0}: no memory\n"
-    assert "(no memory)" in mishaps.explain(MemoryError(text.format("MemoryError")))
-    assert mishaps.describe_error(ValueError(text.format("ValueError"))) == "ValueError: no memory"
-
-
 # Data workers
 
 
@@ -311,25 +189,3 @@ def test_a_data_worker_that_is_ended_costs_no_step(images, eleven, tmp_path, mon
     assert "step 4: a data worker " in said and "ended" in said and "go on from step" in said
     go(images, tmp_path, 11, resume=tmp_path / "checkpoint.pt")
     assert same_as_unbroken(tmp_path, eleven)
-
-
-def test_ctrl_c_leaves_data_workers_to_the_training(images, eleven, tmp_path, monkeypatch):
-    real, recipe, seen = TrainingStep.step, {"workers": 1, "persistent_workers": True}, []
-
-    def step(self, lazy=True):
-        real(self, lazy)
-        if self.count == 4:
-            os.kill(worker_of(self), signal.SIGINT)
-            os.kill(worker_of(self), signal.SIGHUP)
-        seen.append(self.count)
-
-    monkeypatch.setattr(TrainingStep, "step", step)
-    go(images, tmp_path, 11, recipe=recipe)
-    assert same_as_unbroken(tmp_path, eleven)
-
-
-def test_the_end_of_a_capture_does_not_hide_that_memory_ran_out() -> None:
-    ended = RuntimeError("CUDA error: operation failed due to a previous error during capture")
-    assert "the GPU failed" in (mishaps.explain(ended) or "")
-    ended.__context__ = OOM
-    assert "the memory of the GPU is full" in (mishaps.explain(ended) or "")

@@ -21,20 +21,16 @@ import torch.distributed as dist
 import yaml
 from PIL import Image
 
-from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.images.prepare import ImageSet
-from ladder.training import checkpoint, mishaps
-from ladder.training.ranks import Ranks, join_ranks, read_environment
+from ladder.training import checkpoint
+from ladder.training.ranks import Ranks
 from ladder.training.train import Settings, follow, train
 from tests.support import process_groups
 from tests.support.small import LITTLE
 
 WORKLOAD = LITTLE | {"batch": 8, "pl_interval": 2, "r1_interval": 4}
 FP64 = {"precision": "fp64"}
-GIVEN = {  # what torchrun sets
-    "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
-}  # fmt: skip
 COUNT = 22  # images: an epoch of two batches, and six images left out
 
 
@@ -127,65 +123,6 @@ def test_only_one_rank_writes_and_its_losses_are_those_of_the_total_batch(traine
 def test_all_ranks_stop_after_the_step_in_which_one_was_told_to(trained):
     stopped = state(trained / "stopped")
     assert 0 < stopped["count"] < 100_000  # both returned: no rank waits for the other
-
-
-def test_torchruns_variables_are_read_and_nothing_else():
-    assert read_environment(GIVEN) == Ranks(3, 4, 1)
-    assert read_environment({}) is None and read_environment(GIVEN | {"WORLD_SIZE": "1"}) is None
-    with pytest.raises(UserError, match="must be numbers"):
-        read_environment(GIVEN | {"RANK": "first"})
-
-
-@pytest.mark.parametrize("missing", ["RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
-def test_a_launcher_that_sets_only_some_variables_is_refused(missing):
-    """Without LOCAL_RANK each of the processes trained alone; without a port PyTorch's traceback was the answer."""
-    with pytest.raises(UserError, match=f"{missing} not: start with torchrun"):
-        read_environment({name: value for name, value in GIVEN.items() if name != missing})
-
-
-@pytest.mark.parametrize("port", ["a word", "65536", "taken"])
-def test_ranks_that_cannot_meet_are_told_in_one_line(port, monkeypatch):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        number = str(taken.getsockname()[1]) if port == "taken" else port
-        for name, value in (GIVEN | {"RANK": "0", "MASTER_PORT": number}).items():
-            monkeypatch.setenv(name, value)
-        with pytest.raises(UserError, match=rf"cannot meet at 127.0.0.1:{number}: "), join_ranks("cpu"):
-            pass
-
-
-def test_a_recipe_gets_the_flat_all_reduce_unless_it_names_a_way():
-    ranks = Ranks(0, 2, 0)
-    assert ranks.adapt_recipe({}) == {"ranks": 2, "reduce": "flat"}
-    assert ranks.adapt_recipe({"reduce": "ddp"})["reduce"] == "ddp"
-    with pytest.raises(UserError, match="without torchrun"):
-        ranks.adapt_recipe({"reduce": "data_parallel"})
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        "pair.cc:547] Connection closed by peer [127.0.0.1]:31",
-        "pair.cc:547] Read error [127.0.0.1]:31: Connection reset by peer",
-        "unbound_buffer.cc:78] Timed out waiting 1800000ms for recv operation to complete",
-    ],
-)
-def test_a_peer_that_is_gone_is_one_line(said):
-    found = mishaps.explain(RuntimeError(f"[gloo/transport/tcp/{said}"))
-    assert found == "another rank has ended, or its network: see what it said"
-
-
-@pytest.mark.parametrize("said", ["gloo/transport/tcp/pair.cc:547] Connection closed by peer", "a mistake"])
-def test_a_rank_that_writes_nothing_tells_in_one_line_that_a_peer_is_gone(said, monkeypatch):
-    for name, value in GIVEN.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(dist, "init_process_group", lambda backend: None)
-    with pytest.raises(
-        RuntimeError if said == "a mistake" else UserError, match=r"rank 3: another|a mistake"
-    ):
-        with join_ranks("cpu"):
-            raise RuntimeError(said)
 
 
 # torchrun itself

@@ -159,22 +159,6 @@ def test_weight_gradients_are_left_out_while_the_backward_pass_runs_inside(ops: 
     assert not gradfix.weight_gradients_disabled
 
 
-def test_convolutions_are_pytorchs_until_they_are_enabled(
-    ops: cases.Ops, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x, weight = torch.randn(1, 2, 4, 4), torch.randn(2, 2, 3, 3, requires_grad=True)
-
-    def kinds() -> list[str]:
-        made = (ops.conv2d_gradfix.conv2d(x, weight), ops.conv2d_gradfix.conv_transpose2d(x, weight))
-        return [type(y.grad_fn).__name__ for y in made]
-
-    assert kinds() == ["_ConvolutionBackward"] * 2
-    monkeypatch.setattr(ops.conv2d_gradfix, "enabled", False)
-    assert kinds() == ["ConvolutionBackward0"] * 2
-    source = (Path(ops.conv2d_gradfix.__file__)).read_text()
-    assert "\nenabled = False" in source and "\nweight_gradients_disabled = False" in source
-
-
 # ---- filters -----------------------------------------------------------------------------------------------------
 
 
@@ -209,43 +193,6 @@ def test_a_filter_is_read_once_for_each_state_and_never_inside_a_capture(
     assert len(module._known) == before
 
 
-def test_factors_may_be_lists_at_the_first_call_with_a_filter_too(ops: cases.Ops) -> None:
-    x, up = torch.randn(1, 2, 4, 4, dtype=torch.float64), ops.upfirdn2d.upfirdn2d
-    for given in ({"up": [2, 2]}, {"down": [2, 2]}):
-        f = ops.upfirdn2d.setup_filter([1, 3, 3, 1])
-        wanted = up(x, f, **{key: tuple(value) for key, value in given.items()}, padding=2, impl="ref")
-        for _ in range(2):
-            torch.testing.assert_close(up(x, f, **given, padding=[2, 2]), wanted)
-
-
-@pytest.mark.parametrize(
-    ("values", "taps", "gain"),
-    [
-        ([[1.0, 2.0], [2.0, 4.0]], (0.5, 1.0), 4.0),
-        ([[-1.0, 2.0], [2.0, -4.0]], (-0.5, 1.0), -4.0),
-        ([[0.0, 0.0], [0.0, 0.0]], (0.0, 0.0), 0.0),
-        ([0.25, 0.75], (0.25, 0.75), 1.0),
-        ([[1.0, 0.0], [0.0, 1.0]], "a 2x2 filter of rank above 1", None),
-        ([[1.0, 2.0], [3.0, 6.0]], "a filter with other taps along x than along y", None),
-        ([[1.0, 2.0, 3.0]], "a filter with other taps along x than along y", None),
-        ([[0.0, 1.0], [0.0, 0.0]], "a filter with other taps along x than along y", None),
-    ],
-)
-def test_a_filter_of_rank_one_becomes_taps(ops: cases.Ops, values: list, taps: object, gain: float) -> None:
-    found = ops.upfirdn2d._factorized(values)
-    assert found == taps if isinstance(taps, str) else (found[0], found[1]) == (pytest.approx(taps), gain)
-
-
-def test_a_filter_that_is_of_rank_one_in_fp32_alone_is_exact_on_a_float64_image(ops: cases.Ops) -> None:
-    x, f = torch.randn(1, 1, 6, 6, dtype=torch.float64), ops.upfirdn2d.setup_filter([1, 5, 3])
-    with pytest.warns(UserWarning, match="only in FP32, on a float64 image"):
-        y = ops.upfirdn2d.upfirdn2d(x, f)
-    assert torch.equal(y, ops.upfirdn2d.upfirdn2d(x, f, impl="ref"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        ops.upfirdn2d.upfirdn2d(x.float(), f)
-
-
 @pytest.mark.gpu
 def test_a_layer_is_captured_once_its_filter_is_known(ops: cases.Ops) -> None:
     """A graph replays what eager code computes, in FP16 and channels_last, with a filter on the GPU."""
@@ -275,28 +222,6 @@ def test_a_layer_is_captured_once_its_filter_is_known(ops: cases.Ops) -> None:
 
 
 # ---- said --------------------------------------------------------------------------------------------------------
-
-
-def test_what_no_fused_op_serves_is_said_once(ops: cases.Ops) -> None:
-    x, rows = torch.randn(1, 2, 4, 4), torch.ones(2)
-    up, act = ops.upfirdn2d.upfirdn2d, ops.bias_act.bias_act
-    weight = torch.ones(1, 2, 2, 2)
-    said = {
-        "upfirdn2d: a 2x2 filter of rank above 1": lambda: up(x, torch.eye(2)),
-        "upfirdn2d: a filter of 9 taps": lambda: up(x, torch.ones(9), padding=9),
-        "upfirdn2d: down by (3, 3)": lambda: up(x, None, down=3),
-        "bias_act: activation swish": lambda: act(x, rows, act="swish"),
-        "bias_act: a bias along dimension 0": lambda: act(x, torch.ones(1), dim=0),
-        "bias_act: a tensor of 3 dimensions": lambda: act(x[0], torch.ones(4)),
-        "conv2d_gradfix.conv2d: dilation 2": lambda: ops.conv2d_gradfix.conv2d(x, weight, dilation=2),
-    }
-    for words, call in said.items():
-        with pytest.warns(UserWarning) as caught:
-            call()
-            call()
-        assert [str(each.message) for each in caught] == [
-            f"{words}: no fused op serves it, plain PyTorch computes it"
-        ]
 
 
 @pytest.mark.parametrize(

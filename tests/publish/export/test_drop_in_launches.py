@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
@@ -134,49 +133,6 @@ def test_a_convolution_computes_what_pytorch_computes(ops: cases.Ops) -> None:
 # ---- without questions -------------------------------------------------------------------------------------------
 
 
-def test_arguments_are_checked_once_for_each_shape_layout_and_setting(
-    ops: cases.Ops, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    for module in (ops.bias_act, ops.upfirdn2d, ops.conv2d_gradfix):
-        checked = module._checked
-        monkeypatch.setattr(
-            module, "_checked", lambda *all, checked=checked: asked.append("") or checked(*all)
-        )
-    made = inside(".prepared_act").Pass
-    fma_made: list[Any] = []
-    monkeypatch.setattr(made, "__init__", _noting(made.__init__, fma_made))
-    f, b, weight = ops.upfirdn2d.setup_filter([1, 2]), torch.ones(3), torch.randn(3, 3, 1, 1)
-    calls: list[Callable[[Tensor], Tensor]] = [
-        lambda x: ops.bias_act.bias_act(x, b, act="lrelu"),
-        lambda x: ops.upfirdn2d.upfirdn2d(x, f, padding=[1, 0]),
-        lambda x: ops.conv2d_gradfix.conv2d(x, weight),
-    ]
-    for call in calls:
-        results = []
-        for layout, questions in ((NHWC, 1), (torch.contiguous_format, 1), (NHWC, 0)):
-            asked.clear()
-            x = torch.arange(48.0).reshape(1, 3, 4, 4).contiguous(memory_format=layout)
-            results.append(call(x))
-            assert len(asked) == questions and results[-1].is_contiguous(memory_format=layout)
-        torch.testing.assert_close(results[0], results[1])
-        torch.testing.assert_close(results[0], results[2])
-    x, fma_made[:] = torch.ones(1, 3, 4, 4), []
-    for _ in range(2):
-        ops.fma.fma(x, torch.ones(1, 3, 1, 1), torch.ones(1, 1, 4, 4))
-    assert len(fma_made) == 1
-    one = ops.bias_act.bias_act(x, b, act="lrelu", gain=1)
-    torch.testing.assert_close(ops.bias_act.bias_act(x, b, act="lrelu", gain=3), 3 * one)
-
-
-def _noting(original: Callable[..., None], seen: list[Any]) -> Callable[..., None]:
-    def noted(self: Any, *given: Any) -> None:
-        seen.append(given)
-        original(self, *given)
-
-    return noted
-
-
 class _Counted(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
@@ -291,61 +247,3 @@ def test_a_kernel_is_launched_itself_after_triton_has_compiled_it(machine: Simpl
     machine.device = 1
     launch(x, None)
     assert kernel.log[3][0] == "itself" and kernel.log[3][3] == "stream 0" and machine.entered == [0]
-
-
-def test_triton_is_always_asked_where_it_is_older_or_compiles_nothing(machine: SimpleNamespace) -> None:
-    kernel, x, odd = _Kernel(), torch.zeros(16, device="cpu"), torch.zeros(17, device="cpu")[1:]
-    launch = inside(".launches").Launch(kernel, (1,), (5,), {"FLAG": True, "BLOCK": 64})
-    machine.triton.__version__ = "3.5.1"
-    launch(x, x)
-    launch(x, x)
-    launch(odd, x)
-    machine.triton.__version__ = "3.10.0"
-    launch(odd, x)
-    assert [each[0] for each in kernel.log] == ["Triton"] * 4
-    launch(x, x)
-    launch(x, x)
-    assert [each[0] for each in kernel.log[4:]] == ["Triton", "itself"]
-
-
-def test_the_prepared_launches_name_every_constant_of_their_kernels(ops: cases.Ops) -> None:
-    """All parameters behind the tensors and numbers are constants with a value, so none lacks at a later launch."""
-    prepared = inside(".prepared_act")
-    bias_act = inside(".pointwise.bias_act")
-    x, b = torch.randn(LAYER).contiguous(memory_format=NHWC), torch.randn(40)
-    scale, noise, strength = torch.randn(2, 40), torch.randn(2, 1, 9, 9), torch.ones(())
-    made = prepared.Pass(bias_act.Call(1.0, 1.0, None, True, x.dtype), x, b, scale, noise, strength)
-    backward, sums = made._prepare((True, True, True))
-    double, more = made._prepare_double((False, False, False, True, True))
-    f = inside(".prepared_filter").Filtering(
-        inside(".upfirdn.upfirdn2d")._plan(x, (1.0, 1.0), 1, 1, 0, 1.0, False), x.shape, x.dtype, x.device
-    )
-    for launch, tensors in (
-        *((made.first, 6), (backward, 10), (double, 13), (sums.add, 6), (more.add, 6), (f.launch, 3)),
-        (f.adjoint().launch, 3),
-    ):
-        names = launch.kernel.arg_names[tensors + len(launch.numbers) :]
-        assert names and set(names) <= launch.constants.keys()
-        assert all(name.isupper() for name in names), names
-
-
-def test_a_gpu_on_which_no_fused_op_can_run_is_told_once(
-    ops: cases.Ops, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Triton before 3.4 is there and serves nothing. NVIDIA's files tell of a plugin that cannot be built."""
-    calls, asked = inside(".calls"), []
-    monkeypatch.setattr(calls, "can_run_fused", lambda x: False)
-    monkeypatch.setattr(calls, "_said", set())
-    gpu = SimpleNamespace(is_cuda=True)
-    with pytest.warns(UserWarning, match="bias_act: this GPU with this Triton: no fused op") as caught:
-        assert not calls.can_run("bias_act", gpu) and not calls.can_run("bias_act", gpu)
-    assert len(caught) == 1
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert not calls.can_run("bias_act", torch.zeros(1, device="cpu"))
-    for module in (ops.bias_act, ops.upfirdn2d):
-        monkeypatch.setattr(module, "can_run", lambda function, x: asked.append(function))
-    x = image(1, 2, 5, 3)
-    ops.bias_act.bias_act(x, act="relu", gain=3)
-    ops.upfirdn2d.upfirdn2d(x, ops.upfirdn2d.setup_filter([1, 1]))
-    assert asked == ["bias_act", "upfirdn2d"]
