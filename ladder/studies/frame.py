@@ -526,16 +526,6 @@ def continue_file(study: Study[P, C, O], job: Job, file: StudyFile[P, C, O]) -> 
     return msgspec.structs.replace(fresh, **header, cases=cases, observed=kept)
 
 
-def continue_options(study: Study[P, C, O], path: Path, options: P, given: Mapping[str, Any]) -> P:
-    """Return the options of a file that is resumed. Raises UserError for one that was given and differs."""
-    for name, value in given.items():
-        if name not in study.extendable and getattr(options, name) != value:
-            raise UserError(f"{path}: --resume: that run has another {name}: leave it out")
-    return msgspec.structs.replace(
-        options, **{name: given[name] for name in study.extendable if name in given}
-    )
-
-
 def as_kind(study: Study[Any, Any, Any]) -> loading.Kind:
     """Return how `ladder validate` judges the files of a study."""
     judge, caution = functools.partial(find_problem, study), functools.partial(list_cautions, study)
@@ -718,11 +708,14 @@ def run_request(study: Study[Any, Any, Any], options: Any, request: Request) -> 
     from ladder.machine import environment, system
 
     if request.resume is not None:
-        file = read_file(study, request.resume)
-        options = continue_options(study, request.resume, file.options, shared.list_given(options))
-        name = None if file.workload is None else str(file.workload["name"])
-        workload, device = request.workload or name, request.device or file.machine.device
-        request = replace(request, workload=workload, device=device)
+        file, given = read_file(study, request.resume), shared.list_given(options)
+        for name, value in given.items():
+            if name not in study.extendable and getattr(file.options, name) != value:
+                raise UserError(f"{request.resume}: --resume: that run has another {name}: leave it out")
+        more = {name: given[name] for name in study.extendable if name in given}
+        options = msgspec.structs.replace(file.options, **more)
+        workload = request.workload or (str(file.workload["name"]) if file.workload else None)
+        request = replace(request, workload=workload, device=request.device or file.machine.device)
     device = system.choose_device(request.device)
     if study.needs_gpu and device == "cpu" and request.device != "cpu":
         raise UserError(f"{study.needs_gpu}, and there is none; --device cpu is a smoke test")

@@ -115,7 +115,7 @@ SABOTAGED = [
 
 
 @pytest.mark.parametrize(
-    ("rung", "recipe", "plant", "words", "sabotage"), SABOTAGED, ids=lambda x: str(x)[:40]
+    ("rung", "recipe", "plant", "words", "sabotage"), SABOTAGED, ids=[each[-1] for each in SABOTAGED]
 )
 def test_a_sabotaged_step_is_not_engaged(rung, recipe, plant, words, sabotage, refused):
     assert receipt(rung, seen_of(recipe)).engaged

@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 
+import msgspec
 import pytest
 
 from ladder.base.errors import UserError
@@ -274,13 +275,18 @@ def test_a_factor_stands_beside_two_times_only_if_it_is_decided_and_they_agree(
 
 
 def test_markdown_leaves_a_strangers_text_as_text():
-    made = made_up.gpu_run()
-    made["rungs"][0]["title"] = made["machine"]["gpu"] = made["ladder"]["title"] = HOSTILE
-    page = report.markdown(made)
+    result, replace = typed.typed(made_up.gpu_run()), msgspec.structs.replace
+    hostile = replace(
+        result,
+        machine=replace(result.machine, gpu=HOSTILE),
+        ladder=replace(result.ladder, title=HOSTILE),
+        rungs=[replace(result.rungs[0], title=HOSTILE), *result.rungs[1:]],
+    )
+    page = reporting.markdown(hostile)
     assert "<script" not in page and "\x1b" not in page and "\u202e" not in page
     assert "http:" not in page and "![" not in page
     table = [line for line in page.splitlines() if line.startswith("|")]
-    assert len(table) == 2 + len(made["rungs"])
+    assert len(table) == 2 + len(result.rungs)
     assert (
         len({line.replace("\\|", "").count("|") for line in table}) == 1
     )  # no cell breaks out of its column

@@ -122,7 +122,7 @@ REFUSED = {
     "another driver": (set_in("machine", "driver", "1.0"), "machine.driver: "),
     "other code": (set_in("measured_code", "kernels", "1" * 16), "measured_code.kernels: "),
     "another workload": (set_in("workload", "name", "mine"), "workload.name: article-b32 and mine"),
-    "other images": (set_in("workload", "data", None), "workload.data: sample-photographs and None"),
+    "other images": (set_in("workload", "data", None), "workload.data: sample-photographs and missing"),
     "other visits": (set_in("options", "visits", 9), "visits: 2 and 9"),
     "another recipe": (set_in("cases", "top, weak, 4", "recipe", {"ranks": 4}), "recipe of top, weak, 4: "),
     "failed": (

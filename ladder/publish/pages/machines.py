@@ -62,15 +62,12 @@ def render_page(committed: Committed, machine: str) -> str:
 
 def _link_others(committed: Committed, machine: str) -> dict[str, list[str]]:
     """Return links to the results of other commands, by kind."""
-    names = {}
-    for kind in frame.load_studies():
-        names[kind] = [name for name, _ in committed.list_files(kind, f"{machine}*")]
     return {
         kind: [
             tables.link_page(Path(name).stem.removeprefix(machine).strip("-") or machine, name)
-            for name in each
+            for name, _ in committed.list_files(kind, f"{machine}*")
         ]
-        for kind, each in names.items()
+        for kind in frame.load_studies()
     }
 
 
@@ -107,13 +104,7 @@ def render_machines(committed: Committed) -> str:
     rows = []
     for machine in committed.machines:
         runs = _list_runs(committed, machine)
-        ladders = ", ".join(
-            tables.link(
-                f"`{workload}` on `{ladder}`" + f", {mode}" * (mode != modes.CUMULATIVE),
-                committed.find_chart(run),
-            )
-            for (_, workload, ladder, mode), run in runs.items()
-        )
+        ladders = ", ".join(f"`{name}`" for name in dict.fromkeys(key[2] for key in runs))
         others = [kind for kind, links in _link_others(committed, machine).items() if links]
         page = f"[{escaped(_name_gpu(runs))}](@/{FOLDER}/{PREFIX}{machine}.md)"
         newest = max(run.started for run in runs.values())[:10]
