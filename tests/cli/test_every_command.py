@@ -227,7 +227,7 @@ def _split(part: str) -> list[str]:
 @pytest.mark.parametrize("asked", [*MEASURING, "train", "train --canary"])
 def test_a_folder_that_another_run_holds_is_the_only_line(asked: str, tmp_path: Path) -> None:
     name, out = text.slug(system.facts("cpu")["name"]), tmp_path / "out"
-    folder = out / name if asked in ("run", "train --canary") else out
+    folder = out / name if asked == "run" else out
     with locks.folder_lock(folder, "" if folder != out or asked == "train" else name):
         line = refused(*asked.split(), "--device", "cpu", "--out", out)
     assert line.startswith(f"ladder: {folder}: another run is writing here")
@@ -253,11 +253,11 @@ def test_a_run_of_another_machine_or_folder_is_the_only_line(tmp_path: Path) -> 
 
 
 def test_outputs_without_a_folder_are_refused_before_minutes_of_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ladder.report import sides
+    from ladder.report import explain
 
     monkeypatch.setattr(checkouts, "commit_of", lambda *_: "a" * 40)
     monkeypatch.setattr(doctor, "ROOT", Path())
-    monkeypatch.setattr(sides, "sides", lambda *_: ())  # a made-up result has no profiles
+    monkeypatch.setattr(explain, "find_sides", lambda *_: ())  # a made-up result has no profiles
     for name in ("file", "results"):
         Path(name).touch()
     write_run(Path("r.json"), gpu_run())
