@@ -35,7 +35,7 @@ help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 24
 
 setup: $(READY)  ## make .venv: the packages of requirements.lock and the command `ladder`
-	@$(PY) -m ladder.base.installed click yaml rich numpy scipy torch
+	@$(PY) -m ladder.core.installed click yaml rich numpy scipy torch
 
 ladder: $(READY)  ## climb the article's ladder on the hardware found here (ARGS: options of `ladder run`)
 	@quick=$$($(PY) -m ladder.machine.system) && set -x && \
@@ -58,7 +58,7 @@ endif
 endif
 
 publish: $(READY)  ## build the site of all results in results/ into .asv/html
-	@$(PY) -m ladder.base.installed asv
+	@$(PY) -m ladder.core.installed asv
 	$(PY) -m asv publish $(ARGS)
 
 docs: $(READY)  ## draw results/charts, fill the tables of README and docs, make pages beside results anew: from committed results
@@ -75,31 +75,31 @@ test-all: WANTED := not gpu
 
 # Tests of a GPU run one at a time: they time and fill it. They come first, so that the summary of the many ends the log.
 test test-all:
-	@$(PY) -m ladder.base.installed torch pytest pytest_timeout xdist
+	@$(PY) -m ladder.core.installed torch pytest pytest_timeout xdist
 	@if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then set -x; $(PY) -m pytest -q -m gpu; \
 	else echo "make: torch finds no GPU here: the tests marked gpu are left out"; fi
 	$(PY) -m pytest $(SIDE_BY_SIDE) -m "$(WANTED)"
 
 faults: $(READY)  ## inject every fault, bug and sabotage that is tested; write results/faults
-	@$(PY) -m ladder.base.installed torch pytest pytest_timeout
+	@$(PY) -m ladder.core.installed torch pytest pytest_timeout
 	$(PY) -m pytest -q -p no:cacheprovider --record-outcomes=results/faults tests
 
 quick: lint  ## lint, then the tests of what changed, without the slow ones: seconds
-	@$(PY) -m ladder.base.installed torch pytest pytest_timeout xdist
+	@$(PY) -m ladder.core.installed torch pytest pytest_timeout xdist
 	@$(PY) -m tests.support.quick
 
 lint: $(READY)  ## ruff, rules and formatting, and mypy
-	@$(PY) -m ladder.base.installed ruff mypy
+	@$(PY) -m ladder.core.installed ruff mypy
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
 sanitize: $(READY)  ## every fused kernel under compute-sanitizer's memcheck and racecheck; needs a CUDA GPU
-	@$(PY) -m ladder.base.installed torch triton
+	@$(PY) -m ladder.core.installed torch triton
 	$(PY) -m tests.support.sanitize
 
 bench-kernels: $(READY)  ## every op as a pytest-benchmark, at asv's cases; write results/benchmarks (ARGS: options of pytest; PART=-some: of the file's name)
-	@$(PY) -m ladder.base.installed torch pytest pytest_benchmark
+	@$(PY) -m ladder.core.installed torch pytest pytest_benchmark
 	@mkdir -p results/benchmarks && \
 	name=$$($(PY) -m tests.bench_plugin) && set -x && \
 	$(PY) -m pytest -q -n 0 -p tests.bench_plugin tests/bench_kernels.py --benchmark-json="results/benchmarks/$$name$(PART).json" \

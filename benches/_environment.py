@@ -25,9 +25,9 @@ from benches import CODE, ROOT
 from benches._hardware import machine_here
 from benches._interpreter import interpreter, lacks, libraries, stop
 from benches._measure import HANDOVER
-from ladder.base import git
-from ladder.base.errors import UserError
-from ladder.base.text import last_line
+from ladder.core import git
+from ladder.core.errors import UserError
+from ladder.core.text import last_line
 from ladder.machine import environment as environments
 
 CODE_UNDER_TEST = ("stylegan_lite", "kernels")
@@ -188,7 +188,7 @@ def _run(environment: Any, python: Path, args: list[str], **kwargs: Any) -> Any:
     folder.mkdir(parents=True, exist_ok=True)
     here = {key: machine_here(python)[key] for key in ("device", "capabilities")}
     try:
-        environments.refuse(here["device"])
+        environments.refuse_variables(here["device"])
     except UserError as error:
         stop(str(error))
     (folder / "machine.json").write_text(json.dumps(here))
@@ -221,6 +221,6 @@ def _forget(environment: Any) -> None:
 
 def _dirty() -> bool:
     try:
-        return bool(git.changes(ROOT, CODE_UNDER_TEST))
+        return bool(git.list_changes(ROOT, CODE_UNDER_TEST))
     except UserError:
         return True  # code that cannot be compared with its commit counts as changed

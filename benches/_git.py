@@ -1,4 +1,4 @@
-"""asv's calls of git with our settings (`ladder.base.git`), so that they answer for this repository.
+"""asv's calls of git with our settings (`ladder.core.git`), so that they answer for this repository.
 
 Without git, or in a checkout that git does not know, asv stops in one line before it measures, writes or
 publishes.
@@ -14,13 +14,13 @@ from asv.plugins.git import Git
 
 from benches import ROOT
 from benches._interpreter import stop
-from ladder.base import git
-from ladder.base.errors import UserError
+from ladder.core import git
+from ladder.core.errors import UserError
 
 
 def refuse_unknown_commit(root: Path = ROOT) -> None:
     """Stop in one line if results of the checkout at `root` would belong to no commit."""
-    if problem := git.problem(root):
+    if problem := git.find_problem(root):
         stop(problem)
 
 
@@ -34,14 +34,14 @@ def setup() -> None:
         start(self, url, mirror_path)
 
     def _run_git(self: Git, args: list[str], cwd: Any = True, **kwargs: Any) -> str:
-        kwargs["env"] = git.environment(kwargs.get("env"))
+        kwargs["env"] = git.clean_environment(kwargs.get("env"))
         return call(self, [*git.OVERRIDES, *git.LF, *args], cwd, **kwargs)
 
     def get_hashes_from_range(self: Git, range_spec: str) -> list[str]:
         try:
             if not (words := shlex.split(range_spec)):
                 stop("an empty range of commits: name a commit, or a range such as main~9..main")
-            git.read(Path(self._path), "rev-list", "--max-count=0", *words, "--")
+            git.read_output(Path(self._path), "rev-list", "--max-count=0", *words, "--")
         except (UserError, ValueError) as error:
             older = f"; this clone is shallow: {git.DEEPEN}" if git.is_shallow(Path(self._path)) else ""
             stop(f"commits {range_spec!a}: {error}{older}")

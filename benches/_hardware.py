@@ -20,9 +20,9 @@ from asv.console import log
 from benches import ROOT
 from benches._git import refuse_unknown_commit
 from benches._interpreter import ask, interpreter, stop
-from ladder.base import files
-from ladder.base.errors import UserError, describe
-from ladder.base.text import last_line
+from ladder.core import files
+from ladder.core.errors import UserError, format_error
+from ladder.core.text import last_line
 from ladder.machine import environment
 from ladder.publish.history import machines as asvmachines
 from ladder.publish.history import notes as asvnotes
@@ -31,7 +31,7 @@ RECORDS = ROOT / "results" / "asv"
 
 _ASK = """
 import json
-from ladder.base import errors; from ladder.machine import system as machine
+from ladder.core import errors; from ladder.machine import system as machine
 try:
     device = machine.choose_device()
     found = {"device": device, "capabilities": machine.capabilities(device), "facts": machine.facts(device)}
@@ -53,7 +53,7 @@ def machine_here(python: Path) -> dict[str, Any]:
     except (IndexError, ValueError):
         found = {"error": f"the Python that measures failed: {last_line(run.stderr)}"}
     except (OSError, subprocess.SubprocessError) as error:
-        found = {"error": f"the Python that measures cannot be asked: {describe(error)}"}
+        found = {"error": f"the Python that measures cannot be asked: {format_error(error)}"}
     if "error" in found:
         stop(found["error"])
     return found

@@ -75,7 +75,7 @@ def machine_here() -> dict[str, Any]:
     from ladder.machine import system as machine  # this import takes almost a second, too long for n/a
 
     device = machine.choose_device()
-    return {"device": device, "capabilities": machine.capabilities(device)}
+    return {"device": device, "capabilities": machine.list_capabilities(device)}
 
 
 # --- what is measured -----------------------------------------------------------------------------------------------
@@ -134,7 +134,10 @@ def _one_by_one(due: list[Series], measure: Callable[[Series, Any], dict[str, An
 
     begin = time.monotonic()
     code, asv = code_under_test(), os.getppid()
-    with caches.set_variables(caches.choose_build_folder(code)), once.pool(due[0].device, code) as workers:
+    with (
+        caches.set_variables(caches.choose_build_folder(code)),
+        once.open_pool(due[0].device, code) as workers,
+    ):
         for place, one in enumerate(due):
             if place and time.monotonic() - begin > AHEAD_S:
                 return
@@ -157,7 +160,7 @@ def phases(series: Series, phase: str) -> list[float]:
         from ladder.engine import parts
 
         code_under_test()
-        return parts.phases(series.workload, recipe, series.device)
+        return parts.time_phases(series.workload, recipe, series.device)
 
     name = f"{series.fingerprint}-phases"
     return shared(name, phase, measure, series.workload, recipe)["samples_s"][phase]
@@ -170,7 +173,7 @@ def loading(name: str, workload: dict[str, Any], recipe: dict[str, Any]) -> list
         from ladder.engine import parts
 
         code_under_test()
-        return parts.loading(workload | {"data": images(workload)}, recipe, machine_here()["device"])
+        return parts.time_loading(workload | {"data": images(workload)}, recipe, machine_here()["device"])
 
     return shared(name, "seconds", measure, workload, recipe)["samples_s"]
 
@@ -304,7 +307,7 @@ def images(workload: dict[str, Any]) -> str:
 
 
 def _record(measure: Measure, workload: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
-    from ladder.base import errors
+    from ladder.core import errors
     from ladder.engine import pool
     from ladder.machine import caches
 

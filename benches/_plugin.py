@@ -36,9 +36,9 @@ from benches._environment import WorkingTree
 from benches._hardware import file_record, load_machine, note, save_machine
 from benches._interpreter import stop
 from benches.series import DEFAULT
-from ladder.base import starting, stopping
-from ladder.base.errors import one_line
-from ladder.base.text import last_line
+from ladder.core import starting, stopping
+from ladder.core.errors import one_line
+from ladder.core.text import last_line
 from ladder.publish.history import notes as asvnotes
 
 WANTED = [DEFAULT]  # runs without --bench
@@ -46,7 +46,7 @@ WANTED = [DEFAULT]  # runs without --bench
 
 def setup() -> None:
     """Install our replacements in asv. asv calls this hook once, in its own process."""
-    starting.watch()  # an asv from another environment may lack packages that the pages need
+    starting.check_python()  # an asv from another environment may lack packages that the pages need
     _interruption()
     _commands()
     _git.setup()
@@ -118,7 +118,7 @@ def _or_one_line(run: Callable[..., Any]) -> Callable[..., Any]:
         except OSError as error:
             if error.errno == errno.EPIPE:  # `| head`
                 raise SystemExit(1) from None
-            where = starting.near(error.filename) if error.filename else "standard output"
+            where = starting.shorten_path(error.filename) if error.filename else "standard output"
             stop(f"{where}: {error.strerror or error}")
         except OverflowError as error:  # of a port
             stop(one_line(str(error)))

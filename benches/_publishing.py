@@ -30,7 +30,7 @@ def publish(original: Any, conf: Any, range_spec: Any, pull: bool) -> Any:
     if str(ROOT) not in sys.path:  # the front page needs every package of the project
         sys.path.append(str(ROOT))
     from benches._git import refuse_unknown_commit
-    from ladder.base.errors import UserError
+    from ladder.core.errors import UserError
     from ladder.publish.site import building
 
     refuse_unknown_commit(Path(conf.repo))
@@ -86,9 +86,9 @@ def _discover(conf: Any) -> None:
 
 def _lacking(commits: set[str], root: Path) -> str:
     """Return the remedy if a shallow clone lacks some of these commits, else an empty text."""
-    from ladder.base import git
+    from ladder.core import git
 
-    if not git.is_shallow(root) or not commits - git.dates(root, commits).keys():
+    if not git.is_shallow(root) or not commits - git.read_dates(root, commits).keys():
         return ""
     return f"; this clone is shallow: {git.DEEPEN}"
 

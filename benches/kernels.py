@@ -335,7 +335,7 @@ def _measured(name: str, direction: str, temperature: str, contender: str = "our
         if error.name != "kernels":
             raise
         raise SkipNotImplemented("this commit has no package kernels") from None
-    from ladder.base.locks import device_lock
+    from ladder.core.locks import device_lock
 
     case = kernelcases.parse_case(name)
     if kernelcases.hash_entry(case.op) != FINGERPRINTS[case.op]:

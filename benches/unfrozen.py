@@ -23,9 +23,9 @@ def planned(device: str) -> dict[str, tuple[tuple[str, ...], dict[str, Any]]]:
     from ladder.plan import catalog
     from ladder.rungs import data_loading
 
-    there = system.capabilities("cpu") if device == "cpu" else dict.fromkeys(system.CAPABILITIES)
+    there = system.list_capabilities("cpu") if device == "cpu" else dict.fromkeys(system.CAPABILITIES)
     found, needs = {}, ["cuda"] if device == "cuda" else []
-    for rung in catalog.climb(catalog.load_ladder(LADDER), there):
+    for rung in catalog.plan_climb(catalog.load_ladder(LADDER), there):
         if rung.recipe is None:
             continue
         wanted = catalog.load_rung(

@@ -12,9 +12,9 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from ladder.base.errors import UserError
-from ladder.base.files import replacing
-from ladder.base.stopping import stop_between
+from ladder.core.errors import UserError
+from ladder.core.files import replace_file
+from ladder.core.stopping import stop_between
 from ladder.images.for_workload import DEFAULT_WORKLOAD, prepare_images
 from ladder.machine import system
 from ladder.plan import catalog, needs
@@ -27,7 +27,9 @@ def train(folder: str, out: Path, steps: int, preset: str | None) -> int:
     """Train up to step `steps`, from the checkpoint in `out` if there is one, and return the exit status."""
     device = system.choose_device()
     _, workload = catalog.load_workload(preset or DEFAULT_WORKLOAD[device])
-    rungs = catalog.climb(catalog.load_ladder("full"), needs.possible(system.capabilities(device), workload))
+    rungs = catalog.plan_climb(
+        catalog.load_ladder("full"), needs.join_capabilities(system.list_capabilities(device), workload)
+    )
     recipe = [rung.recipe for rung in rungs if rung.recipe is not None][-1]  # the highest that runs here
     images = prepare_images(folder, workload, quiet=False)  # cropped and resized once, kept in a cache
     out.mkdir(parents=True, exist_ok=True)
@@ -36,7 +38,7 @@ def train(folder: str, out: Path, steps: int, preset: str | None) -> int:
     from ladder.training import checkpoint, grid
 
     path, seen = out / "checkpoint.pt", checkpoint.Images(source=images.source, count=images.count)
-    if saved := checkpoint.load(path) if path.exists() else None:
+    if saved := checkpoint.load_checkpoint(path) if path.exists() else None:
         checkpoint.refuse_other(path, saved, workload, seen, device)
     seed, run = (saved["seed"], saved["run"]) if saved else (0, checkpoint.new_run())
     step = make_step({**workload, "data": images.path}, recipe, device=device, seed=seed)
@@ -47,7 +49,7 @@ def train(folder: str, out: Path, steps: int, preset: str | None) -> int:
             sys.exit(f"train_mine: {bad}; the checkpoint before it is kept")
         seconds = time.perf_counter() - started
         content = checkpoint.make_content(step, seed=seed, run=run, images=seen, seconds=seconds)
-        checkpoint.write(path, content)
+        checkpoint.write_checkpoint(path, content)
         grid.write_samples(step, out / f"samples-{step.count:06d}.png", seed=seed)
         losses = {phase: round(loss, 3) for phase, loss in step.losses().items()}
         print(f"step {step.count}, {seconds:.0f} s: {losses}", flush=True)
@@ -55,13 +57,13 @@ def train(folder: str, out: Path, steps: int, preset: str | None) -> int:
     with closing(step), stop_between() as stopped:  # Ctrl-C and SIGTERM end the loop between two steps
         step.prepare()  # compiles kernels and captures the CUDA graphs; the weights stay as they were
         if saved:
-            checkpoint.restore(path, saved, step)  # in place: graphs keep their addresses
+            checkpoint.restore_step(path, saved, step)  # in place: graphs keep their addresses
         while step.count < steps and not stopped():
             step.step()  # only launches work: nothing here reads a value from the GPU
             if step.count % EVERY == 0 and step.count < steps:
                 save()
         save()
-        with replacing(out / "G_ema.pt") as temporary:
+        with replace_file(out / "G_ema.pt") as temporary:
             torch.save({name: value.cpu() for name, value in step.G_ema.state_dict().items()}, temporary)
         return 130 if step.count < steps else 0
 

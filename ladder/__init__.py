@@ -6,6 +6,6 @@ Importing this package costs nothing: only the worker processes import torch.
 import sys
 
 if sys.argv[:1] == ["-m"]:  # `python -m ladder...`: the requested module has not been read yet
-    from ladder.base import starting
+    from ladder.core import starting
 
-    starting.watch()
+    starting.check_python()

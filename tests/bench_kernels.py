@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from benches.kernels import CASES, DIRECTIONS
-from ladder.base.errors import Missing
+from ladder.core.errors import Missing
 from ladder.studies.kernelbench import bench as kernelcalls
 from ladder.studies.kernelbench import cases as kernelcases
 from ladder.studies.kernelbench.cases import Case

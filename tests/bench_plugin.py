@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ladder.base import git
+from ladder.core import git
 
 NOTE = "CPU smoke test: Triton's interpreter at tiny sizes, not to be quoted"
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,7 +28,7 @@ def name() -> str:
     from ladder.machine import system
 
     where = device()
-    return system.facts(where)["name"] + ("-smoke" if where == "cpu" else "")
+    return system.describe_machine(where)["name"] + ("-smoke" if where == "cpu" else "")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -36,7 +36,7 @@ def pytest_benchmark_generate_machine_info(config: pytest.Config) -> dict[str, A
     """The project's record of a machine; `pytest-benchmark compare` reads node, machine and the CPU's name."""
     from ladder.machine import system
 
-    facts = system.facts(device())
+    facts = system.describe_machine(device())
     return facts | {"node": facts["name"], "machine": facts["os"], "cpu": {"brand_raw": facts["cpu"]}}
 
 
@@ -56,7 +56,7 @@ def free_name() -> str:
     from ladder.machine import system
     from ladder.results import store
 
-    path, now = ROOT / "results" / "benchmarks" / f"{name()}.json", system.facts(device())
+    path, now = ROOT / "results" / "benchmarks" / f"{name()}.json", system.describe_machine(device())
     before = store.read(path) if path.exists() else None
     commit = before and before["commit_info"]["id"]
     if before is None or (before["machine_info"].get("cores"), commit) == (

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ladder.base import git, text
+from ladder.core import git, text
 from tests.support import interpreter, sweeps
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 # A hook that runs the tests exports GIT_DIR: commands that the tests start must not work on the user's repository.
-for name in os.environ.keys() - git.environment().keys():
+for name in os.environ.keys() - git.clean_environment().keys():
     del os.environ[name]
 # A program that a script starts with `&` ignores Ctrl-C, and so do its children; tests interrupt programs on purpose.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -11,15 +11,15 @@ from typing import Any
 import click
 from msgspec.structs import replace
 
-from ladder.base import files, progress
-from ladder.base import text as texts
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
-from ladder.base.plain import Fields
-from ladder.base.starting import near
 from ladder.cli import duration
 from ladder.cli.request import RESULTS, Request
+from ladder.core import files, progress
+from ladder.core import text as texts
+from ladder.core.errors import UserError
 from ladder.core.job import Job, RunPlan
+from ladder.core.paths import ROOT
+from ladder.core.plain import Fields
+from ladder.core.starting import shorten_path
 from ladder.engine import run as measure
 from ladder.engine.pool import Pool
 from ladder.images.for_workload import DEFAULT_WORKLOAD, prepare_images
@@ -72,7 +72,7 @@ def run(request: Request, quiet: bool = False, on_file: Callable[[Path], None] |
     if not quiet:
         tables.print_table(shown)
         if written:
-            click.echo(f"{near(stem)}{', '.join(each.suffix for each in written)}")
+            click.echo(f"{shorten_path(stem)}{', '.join(each.suffix for each in written)}")
     return result
 
 
@@ -83,10 +83,10 @@ def resolve_job(request: Request, ladder: catalog.Ladder, quiet: bool) -> tuple[
         UserError: the request cannot be measured here.
     """
     device = system.choose_device(request.device)
-    environment.refuse(device)
+    environment.refuse_variables(device)
     refuse_memory(request.gpu_memory, device)
     name, workload = catalog.load_workload(request.workload or DEFAULT_WORKLOAD[device])
-    able = needs.possible(system.capabilities(device), workload)
+    able = needs.join_capabilities(system.list_capabilities(device), workload)
     mode, ladder, planned = plan_run(request, ladder, able, workload, device)
     if all(rung.skipped for rung in planned):
         raise UserError(f"none of these rungs can run here: {planned[0].name}: {planned[0].skipped}")
@@ -112,7 +112,7 @@ def resolve_job(request: Request, ladder: catalog.Ladder, quiet: bool) -> tuple[
         gpu_memory_gb=request.gpu_memory,
         images=identity.of_images(pictures.path),
     )
-    trained, facts = {**workload, "data": pictures.path}, system.facts(device)
+    trained, facts = {**workload, "data": pictures.path}, system.describe_machine(device)
     minutes = minutes or budget.MINUTES
     return Job(
         device, name, trained, pictures.source, facts, plan, out, request.resume, minutes, quiet
@@ -154,7 +154,7 @@ def refuse_memory(limit: float | None, device: str) -> None:
         return
     if device != "cuda":
         raise UserError("--gpu-memory simulates a smaller GPU, and this run is on the CPU: leave it out")
-    if (has := system.facts(device)["gpu_memory_gb"]) and limit >= has:
+    if (has := system.describe_machine(device)["gpu_memory_gb"]) and limit >= has:
         raise UserError(f"--gpu-memory {limit:g}: this GPU has {has:g} GiB: give less, or leave it out")
 
 
@@ -175,7 +175,7 @@ def plan_run(
     """
     if request.recipe is None:
         mode = request.mode or modes.CUMULATIVE
-        planned = modes.plan(mode, ladder, able, request.rungs, workload)
+        planned = modes.plan_run(mode, ladder, able, request.rungs, workload)
         return mode, modes.ladder_of(mode, ladder), planned
     fields = choose_recipe(request.recipe, ladder, able, device)
     Recipe.from_dict(fields, where=request.recipe).refuse_for(Workload.from_dict(workload), request.recipe)
@@ -192,7 +192,7 @@ def continue_request(request: Request) -> Request:
     run = resuming.load(path)
     protocol, ladder, where = run.protocol, run.ladder.name, f"{path}: --resume:"
     workload = str(run.workload["name"])
-    if request.workload is None and workload not in catalog.workloads():
+    if request.workload is None and workload not in catalog.list_workloads():
         raise UserError(f"{where} its workload is a file of yours; name it with --workload")
     own = None if request.workload is None else catalog.load_workload(request.workload)[1]["data"]
     resuming.ask_for_images(path, run, request.data, None if own is None else str(own))
@@ -215,7 +215,7 @@ def continue_request(request: Request) -> Request:
         raise UserError(
             f"{where} that run has a fixed number of generations: give --generations, no --budget"
         )
-    is_known = ladder in catalog.ladders()
+    is_known = ladder in catalog.list_ladders()
     if protocol.mode not in (modes.RECIPE, *modes.STUDIES):
         if request.ladder is None and not is_known:
             raise UserError(f"{where} its ladder is a file of yours, or gone; name it with --ladder")
@@ -230,7 +230,7 @@ def choose_recipe(
     recipe: str | None, ladder: catalog.Ladder, able: dict[str, str | None], device: str
 ) -> dict[str, Any]:
     """Return the recipe of a rung (with all below it), of a YAML file, or of the highest rung that runs here."""
-    planned = catalog.climb(ladder, able)
+    planned = catalog.plan_climb(ladder, able)
     if recipe is None:
         return next((rung.recipe for rung in reversed(planned) if rung.recipe is not None), {})
     for rung in planned:
@@ -238,7 +238,7 @@ def choose_recipe(
             if rung.recipe is None:
                 raise UserError(f"--recipe {recipe}: {rung.skipped}")
             return rung.recipe
-    if where := catalog.holding(recipe):
+    if where := catalog.find_holder(recipe):
         raise UserError(f"--recipe {recipe}: not in ladder {ladder.name}{where}")
     fields = catalog.load_recipe(recipe, [rung.name for rung in planned])
     Recipe.from_dict(fields, where=recipe).refuse_on(device, where=recipe)
@@ -247,4 +247,4 @@ def choose_recipe(
 
 def of_machine(out: Path, device: str) -> Path:
     """Return the folder of this machine's results."""
-    return out / texts.slug(system.facts(device)["name"])
+    return out / texts.make_slug(system.describe_machine(device)["name"])

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from ladder.base.errors import UserError
-from ladder.base.starting import command, near
 from ladder.core import options
+from ladder.core.errors import UserError
+from ladder.core.starting import format_command, shorten_path
 
 
 @click.command(
@@ -34,19 +34,21 @@ def convert(source: Path, target: Path) -> None:
     if os.path.lexists(target):
         raise UserError(f"{target}: is there already: give another OUT")
     if not target.absolute().parent.is_dir():
-        raise UserError(f"{target}: no such folder as {near(target.absolute().parent)}")
+        raise UserError(f"{target}: no such folder as {shorten_path(target.absolute().parent)}")
     from ladder.training import checkpoint
     from ladder.training.nvidia import convert as converting
 
-    converted = converting.convert(source)
-    checkpoint.write(target, converted.content)
+    converted = converting.convert_file(source)
+    checkpoint.write_checkpoint(target, converted.content)
     for note in converted.notes:
         click.echo(f"note: {note}", err=True)
     what = "a checkpoint" if converted.is_checkpoint else "state dicts for NVIDIA's classes"
     w = converted.workload
     bound = "no clamp" if w.conv_clamp is None else f"conv_clamp {w.conv_clamp:g}"
     click.echo(
-        f"{near(target)}: {what}, {w.resolution}x{w.resolution}, channel_base {w.channel_base}, {bound}"
+        f"{shorten_path(target)}: {what}, {w.resolution}x{w.resolution}, channel_base {w.channel_base}, {bound}"
     )
     if converted.is_checkpoint:
-        click.echo(f"go on: {command('train', '--from', near(target), '--data', 'PATH', '--out', 'DIR')}")
+        click.echo(
+            f"go on: {format_command('train', '--from', shorten_path(target), '--data', 'PATH', '--out', 'DIR')}"
+        )

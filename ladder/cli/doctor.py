@@ -14,12 +14,11 @@ from typing import Annotated
 
 import click
 
-from ladder.base import bounds, files, starting
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
 from ladder.cli import duration
-from ladder.core import options
-from ladder.core.options import make_command, option
+from ladder.core import bounds, files, options, starting
+from ladder.core.errors import UserError
+from ladder.core.options import declare_option, make_command
+from ladder.core.paths import ROOT
 from ladder.core.records import Record, read_record, write_whole
 from ladder.machine import system
 from ladder.plan import catalog, needs
@@ -87,14 +86,14 @@ class Findings(Record):
 class Request(Record):
     """The options of the command."""
 
-    ladder: Annotated[str | None, option(LADDER, metavar="NAME|FILE")] = None
+    ladder: Annotated[str | None, declare_option(LADDER, metavar="NAME|FILE")] = None
     roofline: Annotated[
-        bool, option("Show how far a step is from this GPU's limit; writes results/roofline.")
+        bool, declare_option("Show how far a step is from this GPU's limit; writes results/roofline.")
     ] = False
-    workload: Annotated[str | None, option(WORKLOAD, flags=["-w"], metavar="NAME|FILE")] = None
-    rung: Annotated[str | None, option(RUNG, metavar="RUNG")] = None
-    gpu: Annotated[str | None, option(GPU, metavar="NAME")] = None
-    again: Annotated[Path | None, option(AGAIN, metavar="FILE")] = None
+    workload: Annotated[str | None, declare_option(WORKLOAD, flags=["-w"], metavar="NAME|FILE")] = None
+    rung: Annotated[str | None, declare_option(RUNG, metavar="RUNG")] = None
+    gpu: Annotated[str | None, declare_option(GPU, metavar="NAME")] = None
+    again: Annotated[Path | None, declare_option(AGAIN, metavar="FILE")] = None
 
 
 HELP = """Say which rungs can run here, and how far the roofline is.
@@ -144,8 +143,8 @@ def examine(requested: str | None, ladder: catalog.Ladder) -> Findings:
     capabilities: dict[str, str | None]
     try:
         device = system.choose_device(requested)
-        facts = read_record(Machine, system.facts(device))
-        capabilities = {needs.RANKS: needs.ONE_PROCESS, **system.capabilities(device)}
+        facts = read_record(Machine, system.describe_machine(device))
+        capabilities = {needs.RANKS: needs.ONE_PROCESS, **system.list_capabilities(device)}
         about = f"{facts.cpu}, {facts.cores} cores; no GPU is used"
         if facts.gpu:
             about = f"{facts.gpu}, {facts.gpu_memory_gb:.0f} GiB, driver {facts.driver}"
@@ -153,7 +152,7 @@ def examine(requested: str | None, ladder: catalog.Ladder) -> Findings:
     except UserError as error:
         device, facts, capabilities = (
             None,
-            read_record(Machine, system.facts("cpu")),
+            read_record(Machine, system.describe_machine("cpu")),
             dict.fromkeys(needs.NEEDS, ""),
         )
         checks.append(Check("device", "missing", str(error)))
@@ -161,7 +160,7 @@ def examine(requested: str | None, ladder: catalog.Ladder) -> Findings:
         checks += _check_gpu(capabilities["triton"])
     rungs = [
         RungHere(plan.name, plan.title, plan.skipped if device else "no device, see above")
-        for plan in catalog.climb(ladder, capabilities)
+        for plan in catalog.plan_climb(ladder, capabilities)
     ]
     blocked = next((f"{check.name}: {check.detail}" for check in checks if check.status == "missing"), None)
     able = sum(not rung.skipped for rung in rungs)
@@ -194,9 +193,9 @@ def _check_packages() -> list[Check]:
         if importlib.util.find_spec(module) is None:
             status = "missing" if module in NEEDED else "warning"
             checks.append(Check(module, status, f"not installed: {lost}", INSTALL))
-    old = [line.partition(": ") for line in map(bounds.older, bounds.oldest()) if line]
+    old = [line.partition(": ") for line in map(bounds.describe_older, bounds.read_oldest_versions()) if line]
     checks += [Check("packages", "warning", detail, remedy) for detail, _, remedy in old]
-    usual = f"torch {bounds.installed('torch')} and the others are installed"
+    usual = f"torch {bounds.find_version('torch')} and the others are installed"
     return checks or [Check("packages", "ok", usual)]
 
 
@@ -204,7 +203,7 @@ def _check_gpu(triton: str | None) -> list[Check]:
     """Check Triton, which fails for the reason `triton`, and /dev/shm, through which data workers pass batches."""
     checks = [Check("triton", "ok", "compiles and runs a kernel")]
     if triton is not None:
-        remedy = "" if bounds.installed("triton") else "pip install triton"
+        remedy = "" if bounds.find_version("triton") else "pip install triton"
         if not (remedy or shutil.which("gcc") or shutil.which("clang")):
             remedy = "apt-get install gcc (Triton needs a C compiler)"
         checks = [Check("triton", "warning", triton, remedy)]
@@ -233,7 +232,7 @@ def print_findings(findings: Findings) -> None:
         word = click.style("n/a     ", fg="yellow") if rung.skipped else click.style("can run ", fg="green")
         click.echo(f"  {word}  {rung.name:<{width}}  {rung.skipped or ''}".rstrip())
     if following := findings.next:
-        command = starting.named(f"`{following.command}`")
+        command = starting.name_program(f"`{following.command}`")
         minutes = duration.render_minutes(following.minutes)
         click.echo(f"{click.style('next', bold=True)}  {command}: {minutes}")
 

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from ladder.base.errors import UserError
-from ladder.base.starting import near
-from ladder.base.text import counted
+from ladder.core.errors import UserError
+from ladder.core.starting import shorten_path
+from ladder.core.text import format_count
 from ladder.plan import modes
 from ladder.results import loading
 from ladder.stats import rounds_budget
@@ -81,14 +81,14 @@ def render_minutes(minutes: float | None) -> str:
     """Return the duration as text, `about 3 minutes`, in whole minutes and at least one."""
     if minutes is None:
         return "for how long the first visit will tell"
-    return f"about {counted(max(1, math.ceil(minutes - 0.25)), 'minute')}"
+    return f"about {format_count(max(1, math.ceil(minutes - 0.25)), 'minute')}"
 
 
 def render_first_line(run: PlannedRun, resumed: Path | None = None) -> str:
     """Return the first line of `ladder run`: what it measures, and about how long it takes."""
-    what = f"{run.workload} on {run.device}: {counted(run.rungs, 'rung')}"
+    what = f"{run.workload} on {run.device}: {format_count(run.rungs, 'rung')}"
     if resumed is not None:
-        return f"{what}, going on with {near(resumed)}"
+        return f"{what}, going on with {shorten_path(resumed)}"
     most = f"{rounds_budget.LEAST_ROUNDS} to {rounds_budget.MOST_ROUNDS} generations"
-    rounds = counted(run.exact_rounds, "generation") if run.exact_rounds else most
+    rounds = format_count(run.exact_rounds, "generation") if run.exact_rounds else most
     return f"{what}, {rounds}, {render_minutes(estimate_minutes(run))}"

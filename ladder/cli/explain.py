@@ -7,10 +7,9 @@ from pathlib import Path
 
 import click
 
-from ladder.base import files
-from ladder.base.paths import ROOT
-from ladder.base.text import plain
-from ladder.core import options
+from ladder.core import files, options
+from ladder.core.paths import ROOT
+from ladder.core.text import clean_line
 
 RESULTS = ROOT / "results" / "ladder"
 
@@ -56,7 +55,7 @@ def explain(
     if file is None and explaining.split_name(before)[0] is None:
         machine, here = pair[0].result.machine, ranking.machines_here()
         if machine.name not in here:
-            whose = plain(machine.gpu or machine.cpu)
+            whose = clean_line(machine.gpu or machine.cpu)
             click.echo(f"no profile of both on this machine ({here[0]}) yet: this is {whose}'s", err=True)
     found = explaining.explain(*pair)
     if as_json:
@@ -64,4 +63,4 @@ def explain(
     else:
         click.echo(explaining.render_terminal(found, output.measure_width()))
     if markdown is not None:
-        files.write(markdown, explaining.render_page(found))
+        files.write_file(markdown, explaining.render_page(found))

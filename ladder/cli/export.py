@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
-from ladder.base.starting import near
-from ladder.base.text import counted
 from ladder.core import options
+from ladder.core.errors import UserError
+from ladder.core.paths import ROOT
+from ladder.core.starting import shorten_path
+from ladder.core.text import format_count
 
 
 @click.command(
@@ -59,13 +59,13 @@ def export(folder: Path | None, ops: str | None, package: str | None, like: str 
             raise UserError(f"--like {like} needs DIR and nothing else: the ops and their names are {like}'s")
         written = drop_in.export(exporting.read_origin(), folder)
         click.echo(
-            f"{near(folder / drop_in.TOP)}: {len(drop_in.REPLACED)} drop-in files, {len(written)} in all"
+            f"{shorten_path(folder / drop_in.TOP)}: {len(drop_in.REPLACED)} drop-in files, {len(written)} in all"
         )
-        click.echo(f"use them: cp -r {shlex.quote(near(folder / drop_in.TOP))} CLONE/")
+        click.echo(f"use them: cp -r {shlex.quote(shorten_path(folder / drop_in.TOP))} CLONE/")
         return
     if folder is None or ops is None or package is None:
         raise UserError("ladder export needs DIR, --ops A,B,... and --package NAME; --list names the ops")
-    chosen = exporting.choose_ops(ROOT, options.names(ops) or [])
+    chosen = exporting.choose_ops(ROOT, options.split_names(ops) or [])
     written = exporting.export(exporting.read_origin(), folder, chosen, package)
-    click.echo(f"{near(folder / package)}: {counted(len(chosen), 'op')} in {len(written)} files")
-    click.echo(f"check it: cd {shlex.quote(near(folder))}; python -m {package}.test_ops")
+    click.echo(f"{shorten_path(folder / package)}: {format_count(len(chosen), 'op')} in {len(written)} files")
+    click.echo(f"check it: cd {shlex.quote(shorten_path(folder))}; python -m {package}.test_ops")

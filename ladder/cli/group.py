@@ -8,10 +8,10 @@ from typing import Any
 
 import click
 
-from ladder.base import starting
-from ladder.base.errors import UserError, of_environment
-from ladder.base.text import printable
+from ladder.core import starting
+from ladder.core.errors import UserError, of_environment
 from ladder.core.options import Text
+from ladder.core.text import escape_controls
 from ladder.studies import STUDIES
 
 # The commands by the question that a user has, in the order of a first look.
@@ -68,15 +68,17 @@ class Group(click.Group):
         try:
             return super().invoke(ctx)
         except (UserError, ConfigError) as error:
-            click.echo(f"ladder: {printable(' '.join(starting.named(str(error)).split()))}", err=True)
+            click.echo(
+                f"ladder: {escape_controls(' '.join(starting.name_program(str(error)).split()))}", err=True
+            )
             ctx.exit(2)
         except ModuleNotFoundError as error:
-            if (line := starting.missing(error)) is None:
+            if (line := starting.describe_missing(error)) is None:
                 raise
             click.echo(line, err=True)
             ctx.exit(2)
         except click.ClickException as error:  # click prints it, and it quotes arguments such as file names
-            vars(error)["message"] = printable(error.message)  # click declares it final
+            vars(error)["message"] = escape_controls(error.message)  # click declares it final
             raise
         except KeyboardInterrupt:
             click.echo("ladder: interrupted", err=True)
@@ -89,14 +91,16 @@ class Group(click.Group):
         except Exception as error:  # torch, compilers and workers wrap errors of the system
             if (line := of_environment(error)) is None:
                 raise
-            click.echo(f"ladder: {printable(line)}", err=True)
+            click.echo(f"ladder: {escape_controls(line)}", err=True)
             ctx.exit(2)
 
 
 def _of_system(error: OSError) -> str:
     """Return an error of the system as one line with its path."""
-    where = f"{printable(os.fsdecode(error.filename))}: " if isinstance(error.filename, str | bytes) else ""
-    return f"{where}{printable(error.strerror or error)}"
+    where = (
+        f"{escape_controls(os.fsdecode(error.filename))}: " if isinstance(error.filename, str | bytes) else ""
+    )
+    return f"{where}{escape_controls(error.strerror or error)}"
 
 
 def _name_the_program(command: click.Command) -> None:
@@ -104,4 +108,4 @@ def _name_the_program(command: click.Command) -> None:
     for owner in (command, *command.params):
         for part in ("help", "epilog"):
             if text := getattr(owner, part, None):
-                setattr(owner, part, starting.named(text))
+                setattr(owner, part, starting.name_program(text))

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import click
 
-from ladder.base import files
-from ladder.base import text as texts
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
-from ladder.core import options
+from ladder.core import files, options
+from ladder.core import text as texts
+from ladder.core.errors import UserError
+from ladder.core.paths import ROOT
 
 
 def print_line(line: str) -> None:
-    click.echo(texts.printable(line), err=True)
+    click.echo(texts.escape_controls(line), err=True)
 
 
 @click.command(
@@ -104,7 +103,7 @@ def history(
         steps, lines = look()
     lines += known.list_idle(entries)
     if issues is not None:
-        files.write(issues, json.dumps(nightly.write_issues(steps), indent=1) + "\n")
+        files.write_file(issues, json.dumps(nightly.write_issues(steps), indent=1) + "\n")
     if as_json:
         listed = {"steps": [screening.write_step(step) for step in steps], "notes": lines}
         click.echo(json.dumps(listed, indent=1, allow_nan=False))

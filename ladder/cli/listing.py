@@ -10,13 +10,13 @@ from pathlib import Path
 
 import click
 
-from ladder.base import text as texts
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
-from ladder.base.protocol import FASTER, SLOWER
-from ladder.base.starting import named
-from ladder.base.yamlfile import remarks
 from ladder.core import options
+from ladder.core import text as texts
+from ladder.core.errors import UserError
+from ladder.core.paths import ROOT
+from ladder.core.protocol import FASTER, SLOWER
+from ladder.core.starting import name_program
+from ladder.core.yamlfile import read_comments
 from ladder.plan import beside, catalog, modes, needs
 from ladder.results import parts, ranking, words
 from ladder.results.publishable import publishable
@@ -42,13 +42,15 @@ def list_(as_json: bool) -> None:
     A rung stands under the first ladder that contains it, with its needs and its gain in the results stored for
     this machine.
     """
-    ladders = sorted(catalog.ladders(), key=lambda name: (FIRST.get(name, len(FIRST)), name))
+    ladders = sorted(catalog.list_ladders(), key=lambda name: (FIRST.get(name, len(FIRST)), name))
     steps = {name: [step.name for step in catalog.load_ladder(name).rungs] for name in ladders}
-    left = list(dict.fromkeys([*(rung for each in steps.values() for rung in each), *catalog.rungs()]))
+    left = list(dict.fromkeys([*(rung for each in steps.values() for rung in each), *catalog.list_rungs()]))
     about = {
         "rungs": {name: catalog.load_rung(name).summary for name in left},
-        "ladders": {name: catalog.describe(catalog.LADDERS, name) for name in ladders},
-        "workloads": {name: catalog.describe(catalog.WORKLOADS, name) for name in catalog.workloads()},
+        "ladders": {name: catalog.describe_file(catalog.LADDERS, name) for name in ladders},
+        "workloads": {
+            name: catalog.describe_file(catalog.WORKLOADS, name) for name in catalog.list_workloads()
+        },
     }
     if as_json:
         click.echo(json.dumps(about, indent=1))
@@ -63,7 +65,7 @@ def list_(as_json: bool) -> None:
         new = [name for name in names if name in left]
         left = [name for name in left if name not in new]
         heading = [["rung", "needs", "gain here", "what it does"]] if not lines else []
-        about_ladder = f"ladder of {texts.counted(len(names), 'rung')}: {about['ladders'][ladder]}"
+        about_ladder = f"ladder of {texts.format_count(len(names), 'rung')}: {about['ladders'][ladder]}"
         lines.append(f"{click.style(ladder, bold=True)}  {about_ladder}")
         lines += _align([*heading, *(rows[name] for name in new)], "  ")
         if len(new) < len(names):
@@ -71,7 +73,7 @@ def list_(as_json: bool) -> None:
     if left:
         lines += [click.style("rungs of no ladder", bold=True), *_align([rows[name] for name in left], "  ")]
     lines += [click.style("workloads", bold=True), *_align([*map(list, about["workloads"].items())], "  ")]
-    click.echo(named("\n".join(lines)))
+    click.echo(name_program("\n".join(lines)))
 
 
 @click.command(epilog="""\b
@@ -90,9 +92,9 @@ def show(name: str) -> None:
     """
     entries = {each[0]: (study, *each[1:]) for study, (*_, rows) in STUDIES.items() for each in rows}
     shown: list[list[str]] = []
-    if name in catalog.rungs():
+    if name in catalog.list_rungs():
         shown.append(_render_rung(name))
-    if name in catalog.ladders() or Path(name).suffix in (".yaml", ".yml") or len(Path(name).parts) > 1:
+    if name in catalog.list_ladders() or Path(name).suffix in (".yaml", ".yml") or len(Path(name).parts) > 1:
         shown.append(_render_ladder(name))
     if name in entries:
         study, title, why = entries[name]
@@ -105,18 +107,18 @@ def show(name: str) -> None:
         shown.append([head, f"Measured by `ladder run --mode {name}`, beside `{first}`.", "", *table])
     if name in entries or name in STUDIES:
         shown[-1].append("docs/attribute.md has what was measured.")
-    if name in catalog.workloads():
-        head = click.style(f"{catalog.describe(catalog.WORKLOADS, name)}: workload {name}", bold=True)
+    if name in catalog.list_workloads():
+        head = click.style(f"{catalog.describe_file(catalog.WORKLOADS, name)}: workload {name}", bold=True)
         fields = catalog.load_workload(name)[1].items()
         shown.append([head, "", *_align([[key, json.dumps(value)] for key, value in fields])])
     if not shown:
         if name in modes.MODES:
             raise UserError(f"{name} is a way to lay out a run: `ladder run --mode {name}`")
         known = dict.fromkeys(
-            [*catalog.rungs(), *catalog.ladders(), *STUDIES, *catalog.workloads(), *entries]
+            [*catalog.list_rungs(), *catalog.list_ladders(), *STUDIES, *catalog.list_workloads(), *entries]
         )
         raise UserError(f"no rung, ladder, workload or study {name!r}{suggestion(name, known)}")
-    click.echo(named("\n\n".join("\n".join(lines) for lines in shown)))
+    click.echo(name_program("\n\n".join("\n".join(lines) for lines in shown)))
 
 
 def _render_ladder(name: str) -> list[str]:
@@ -128,9 +130,9 @@ def _render_ladder(name: str) -> list[str]:
     if ladder.rival:
         top = catalog.load_ladder(ladder.rival).rungs[-1].name
         rows.append(["", top, "", "", f"the top of {ladder.rival}, in the same generations"])
-    path = catalog.LADDERS / f"{name}.yaml" if name in catalog.ladders() else Path(name).expanduser()
-    title = f"{ladder.title}: ladder {ladder.name}, {texts.counted(len(ladder.rungs), 'rung')}"
-    return [click.style(title, bold=True), "", *_align(rows), "", *remarks(path)]
+    path = catalog.LADDERS / f"{name}.yaml" if name in catalog.list_ladders() else Path(name).expanduser()
+    title = f"{ladder.title}: ladder {ladder.name}, {texts.format_count(len(ladder.rungs), 'rung')}"
+    return [click.style(title, bold=True), "", *_align(rows), "", *read_comments(path)]
 
 
 def _render_rung(name: str) -> list[str]:
@@ -173,10 +175,10 @@ def _list_measured(name: str) -> list[str]:
             cells = [
                 result.machine.gpu or machine,
                 result.workload["name"],
-                texts.ms(rung.step_ms),
+                texts.format_ms(rung.step_ms),
                 *_answer(rung),
             ]
-            rows.append([*map(texts.plain, (*cells, over, advice)), f"{os.path.relpath(path)}{marks}"])
+            rows.append([*map(texts.clean_line, (*cells, over, advice)), f"{os.path.relpath(path)}{marks}"])
             if machine in here and mode == modes.CUMULATIVE:
                 changes = _list_changes(result, rung)
     return ["", "Measured:", *_align(rows, "  "), *changes] if len(rows) > 1 else []
@@ -218,4 +220,4 @@ def _join(change: Mapping[str, object]) -> str:
 def _align(rows: Sequence[Sequence[str]], indent: str = "") -> list[str]:
     """Return rows as lines with aligned columns. A column that is empty in every row is left out."""
     columns = [column for column in zip(*rows, strict=True) if any(column)]
-    return [f"{indent}{line}" for line in texts.aligned([*zip(*columns, strict=True)])]
+    return [f"{indent}{line}" for line in texts.align_rows([*zip(*columns, strict=True)])]

@@ -20,9 +20,6 @@ from typing import Any
 import click
 from msgspec.structs import asdict
 
-from ladder.base import files, starting
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
 from ladder.cli import (
     convert,
     doctor,
@@ -40,7 +37,9 @@ from ladder.cli import (
     version,
 )
 from ladder.cli.request import RESULTS, Request, RunOptions
-from ladder.core import options
+from ladder.core import files, options, starting
+from ladder.core.errors import UserError
+from ladder.core.paths import ROOT
 from ladder.results.file import OUT
 
 
@@ -70,7 +69,7 @@ def run_ladder(own: RunOptions, as_json: bool, **shared: Any) -> None:
     from ladder.cli import climb
     from ladder.report import output, tables
 
-    request = Request(**{**asdict(own), **shared, "rungs": own.without or options.names(own.rungs)})
+    request = Request(**{**asdict(own), **shared, "rungs": own.without or options.split_names(own.rungs)})
     resume, out = request.resume, request.out
     if resume is not None and out is not None and out.resolve() not in resume.resolve().parents:
         raise UserError(f"{resume}: --resume goes on in its own file: leave out --out")
@@ -233,11 +232,11 @@ def report(
             if receipts:
                 tables.print_checks(result)
     for line in remarks:
-        click.echo(starting.named(line), err=as_json)
+        click.echo(starting.name_program(line), err=as_json)
     if markdown is not None:
-        files.write(markdown, "\n".join(tables.markdown(result) for result in results))
+        files.write_file(markdown, "\n".join(tables.markdown(result) for result in results))
     if csv is not None:
-        files.write(csv, tables.csv_text(results))
+        files.write_file(csv, tables.csv_text(results))
     for path in charts:
         chart.draw(results[0], path)
     sys.exit(bool(refused))

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import click
 
-from ladder.base import locks, text
-from ladder.base.errors import UserError
-from ladder.core import options
+from ladder.core import locks, options, text
+from ladder.core.errors import UserError
 
 
 @click.command(
@@ -58,7 +57,7 @@ def merge(files: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool
         result, derived = write_record(run), tables.data_of(whole)
     paths = []
     if out is not None:
-        held = text.slug(points.machine.name) if scaled else ""  # as its command holds a folder
+        held = text.make_slug(points.machine.name) if scaled else ""  # as its command holds a folder
         write(out, result, refuse, held)
         paths = [out, *(frame.write_pages(scale.STUDY, points, out) if scaled else [])]
     if as_json:
@@ -92,7 +91,7 @@ def write(
     """
     from ladder.results import loading, store
 
-    if (size := len(json.dumps(text.fit(result), indent=1)) + 1) > loading.MOST_BYTES:
+    if (size := len(json.dumps(text.fit_texts(result), indent=1)) + 1) > loading.MOST_BYTES:
         raise UserError(
             f"--out {out}: {size} bytes, and a result has at most {loading.MOST_BYTES}: merge fewer"
         )

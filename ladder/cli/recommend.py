@@ -7,10 +7,9 @@ from pathlib import Path
 
 import click
 
-from ladder.base import files, starting
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
-from ladder.core import options
+from ladder.core import files, options, starting
+from ladder.core.errors import UserError
+from ladder.core.paths import ROOT
 
 RESULTS = ROOT / "results" / "ladder"
 
@@ -85,7 +84,7 @@ def recommend(
         else nearest.find(RESULTS, catalog.load_workload(workload) if workload else None)
     )
     found_in = {advising.STAIRCASE: chosen.staircase, advising.LEFT_OUT: chosen.left_out}
-    named = {kind: starting.near(each[0]) for kind, each in found_in.items() if each}
+    named = {kind: starting.shorten_path(each[0]) for kind, each in found_in.items() if each}
     sources = advising.Sources(
         chosen.staircase[1] if chosen.staircase else None,
         chosen.left_out[1] if chosen.left_out else None,
@@ -95,13 +94,13 @@ def recommend(
     if recipe is not None:
         if made.recipe is None:
             raise UserError(f"--recipe: {recommending.NO_RECIPE}")
-        files.write(recipe, recommending.recipe_yaml(made, chosen.whose))
+        files.write_file(recipe, recommending.recipe_yaml(made, chosen.whose))
     if markdown is not None:
-        files.write(markdown, recommending.render_advice(made, chosen.whose))
+        files.write_file(markdown, recommending.render_advice(made, chosen.whose))
     if as_json:
         click.echo(json.dumps(recommending.write_data(made, chosen.whose, named), indent=1, allow_nan=False))
     else:
-        other_code = str(starting.near(chosen.other_code)) if chosen.other_code else None
-        click.echo(starting.named(recommending.render_terminal(made, chosen.whose, named, other_code)))
+        other_code = str(starting.shorten_path(chosen.other_code)) if chosen.other_code else None
+        click.echo(starting.name_program(recommending.render_terminal(made, chosen.whose, named, other_code)))
     for written in filter(None, (recipe, markdown)):
-        click.echo(starting.near(written), err=as_json)
+        click.echo(starting.shorten_path(written), err=as_json)

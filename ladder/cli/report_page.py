@@ -7,10 +7,10 @@ from pathlib import Path
 
 import click
 
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
-from ladder.base.starting import near
-from ladder.base.text import plain
+from ladder.core.errors import UserError
+from ladder.core.paths import ROOT
+from ladder.core.starting import shorten_path
+from ladder.core.text import clean_line
 
 RESULTS = ROOT / "results"
 REPORTS = RESULTS / "reports"
@@ -48,11 +48,11 @@ def write_page(page: str, paths: Sequence[Path], price: str | None) -> None:
     files = [*paths] if into or page == DEFAULT else [first, *paths]
     if files and files[0].suffix != ".json" and not files[0].exists():
         raise UserError(
-            f"--html {plain(page)}: the name of a page ends in .html, and no result has this name"
+            f"--html {clean_line(page)}: the name of a page ends in .html, and no result has this name"
         )
     tables.refuse_outputs([into] if into else [], files)
     inputs = reports.find_inputs(files, RESULTS, None if price is None else recommend.price_of(price))
     into = into or REPORTS / f"{reports.name_page(inputs.main)}.html"
     write_report(inputs, into)
-    click.echo(plain(inputs.whose))
-    click.echo("\n".join([*inputs.shown.marks, f"page: {near(into)}"]))
+    click.echo(clean_line(inputs.whose))
+    click.echo("\n".join([*inputs.shown.marks, f"page: {shorten_path(into)}"]))

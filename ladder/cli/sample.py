@@ -6,10 +6,9 @@ from pathlib import Path
 
 import click
 
-from ladder.base import files
-from ladder.base.starting import near
-from ladder.base.text import counted
-from ladder.core import options
+from ladder.core import files, options
+from ladder.core.starting import shorten_path
+from ladder.core.text import format_count
 
 
 @click.command(
@@ -43,6 +42,6 @@ def sample(path: Path, out: Path, seeds: str, truncation: float, device: str | N
     chosen = sampling.parse_seeds(seeds)
     device = system.choose_device(device)
     files.refuse_unwritable(out)
-    with system.untimed(device):
+    with system.hold_untimed(device):
         paths = sampling.draw_images(path, out, chosen, truncation=truncation, device=device)
-    click.echo(f"{near(paths[-1])}, and {counted(len(chosen), 'image')} beside it")
+    click.echo(f"{shorten_path(paths[-1])}, and {format_count(len(chosen), 'image')} beside it")

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder.base import git, starting
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
-from ladder.base.text import counted, last_line
 from ladder.cli import climb
+from ladder.core import git, starting
+from ladder.core.errors import UserError
+from ladder.core.paths import ROOT
+from ladder.core.text import format_count, last_line
 from ladder.images import for_workload
 from ladder.machine import environment, system
 from ladder.plan import catalog, needs
@@ -69,15 +69,15 @@ def prepare(minutes: float | None, say: Callable[[str], None], root: Path = ROOT
     """
     commit = refuse_changes(root)
     device = system.choose_device()
-    environment.refuse(device)
+    environment.refuse_variables(device)
     quick = device == "cpu" and minutes is None
-    return Submission(root, commit, device, system.facts(device), minutes or MINUTES, say, quick)
+    return Submission(root, commit, device, system.describe_machine(device), minutes or MINUTES, say, quick)
 
 
 def refuse_changes(root: Path = ROOT) -> str:
     """Return the commit of the checkout. Raises UserError where it has none, or has uncommitted changes."""
-    commit = git.commit(root)
-    if changed := git.changes(root, CODE):
+    commit = git.read_commit(root)
+    if changed := git.list_changes(root, CODE):
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise UserError(
             f"uncommitted changes in {loading.show_path(changed[0])}{more}: commit or stash them, so that others can"
@@ -140,8 +140,9 @@ def lacks_asv() -> str | None:
     """Return one line that says how to get asv, or None if this Python has it. The history is left out without it."""
     if all(importlib.util.find_spec(name) for name in ("asv", "asv_runner")):
         return None
-    python = starting.near(sys.executable)
-    return f"asv is not installed for {python}: `{starting.install(python)}`, then `ladder submit` adds its point"
+    python = starting.shorten_path(sys.executable)
+    install = starting.install_command(python)
+    return f"asv is not installed for {python}: `{install}`, then `ladder submit` adds its point"
 
 
 def measure_history(submission: Submission) -> list[str]:
@@ -150,7 +151,7 @@ def measure_history(submission: Submission) -> list[str]:
     stored = list_measured(submission)
     missing = [rung for rung in rungs if rung not in stored]
     say(
-        f"asv run: {counted(len(rungs), 'rung')} of {submission.workload}, {len(rungs) - len(missing)} stored"
+        f"asv run: {format_count(len(rungs), 'rung')} of {submission.workload}, {len(rungs) - len(missing)} stored"
     )
     if submission.machine != submission.facts["name"]:
         say(
@@ -162,7 +163,9 @@ def measure_history(submission: Submission) -> list[str]:
         begin = time.monotonic()
         left_s = submission.begin + 60 * submission.minutes - begin
         if first and left_s < longest_s * len(group):
-            say(f"asv run: the time is over; {counted(len(missing) - first, 'rung')} left for the next call")
+            say(
+                f"asv run: the time is over; {format_count(len(missing) - first, 'rung')} left for the next call"
+            )
             break
         say(f"asv run: {', '.join(group)} ({len(rungs) - len(missing) + first + len(group)} of {len(rungs)})")
         names = "|".join(map(re.escape, group))
@@ -204,8 +207,8 @@ def run_asv(submission: Submission, regex: str) -> int:
 def list_rungs(submission: Submission) -> list[str]:
     """Return the rungs that asv measures and this machine can run, in the order of the ladder."""
     workload = catalog.load_workload(submission.workload)[1]
-    able = needs.possible(system.capabilities(submission.device), workload)
-    planned = catalog.climb(catalog.load_ladder("full"), able)
+    able = needs.join_capabilities(system.list_capabilities(submission.device), workload)
+    planned = catalog.plan_climb(catalog.load_ladder("full"), able)
     order = {rung.name: place for place, rung in enumerate(planned)}
     skipped = {rung.name for rung in planned if rung.recipe is None}
     # A process lists the series, because nothing in `ladder` imports `benches`.

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, cast
 import click
 from click.core import ParameterSource
 
-from ladder.base.errors import UserError
-from ladder.base.starting import named
-from ladder.base.text import counted
 from ladder.core import options
+from ladder.core.errors import UserError
+from ladder.core.starting import name_program
+from ladder.core.text import format_count
 
 if TYPE_CHECKING:
     from ladder.publish.fleet import Fleet
@@ -90,7 +90,7 @@ def _submit_machine(budget: float | None) -> int:
 
     submission = work.prepare(budget, lambda line: click.echo(click.style(line, bold=True), err=True))
     if problem := work.lacks_asv():
-        submission.say(f"without asv's history: {named(problem)}")
+        submission.say(f"without asv's history: {name_program(problem)}")
     ladder, is_over = work.measure_ladder(submission), False
     try:
         if ladder is not None and problem is None and (left := work.measure_history(submission)):
@@ -100,7 +100,7 @@ def _submit_machine(budget: float | None) -> int:
     except KeyboardInterrupt:
         is_over = True
     if ladder is None or is_over:
-        click.echo(named("ladder: interrupted; `ladder submit` goes on"), err=True)
+        click.echo(name_program("ladder: interrupted; `ladder submit` goes on"), err=True)
         return 130
     paths = work.list_files(submission, ladder)
     if refused := [f"{each.path}: {each.problem}" for each in validate.validate(paths) if each.problem]:
@@ -110,14 +110,16 @@ def _submit_machine(budget: float | None) -> int:
         ]
         click.echo("\n".join(lines), err=True)
         return 1
-    click.echo(named(f"{counted(len(paths), 'file')} to send, all accepted by `ladder validate`:"))
+    click.echo(
+        name_program(f"{format_count(len(paths), 'file')} to send, all accepted by `ladder validate`:")
+    )
     for path in paths:
         click.echo(f"  {path.relative_to(submission.root)}")
     click.echo("To send them as a pull request, in a fork of the repository:")
     for line in work.list_commands(submission, paths):
         click.echo(f"  {line}")
     if problem:
-        click.echo(named(f"{problem}; what is there can be sent all the same"))
+        click.echo(name_program(f"{problem}; what is there can be sent all the same"))
     return 1 if problem else 0
 
 
@@ -137,7 +139,7 @@ def _submit_fleet(fleet: Fleet) -> int:
         click.echo(
             f"`squeue -j {','.join(numbers)}` shows them, {fleet.folder / 'logs'} has their logs; then:"
         )
-        click.echo(named(f"  ladder report {shlex.quote(str(fleet.folder / 'results' / 'ladder'))}"))
+        click.echo(name_program(f"  ladder report {shlex.quote(str(fleet.folder / 'results' / 'ladder'))}"))
     if len(numbers) == len(jobs):
         return 0
     return 1 if numbers else 2
@@ -159,4 +161,4 @@ def _refuse_arguments(arguments: tuple[str, ...]) -> None:
     values = context.params
     able = dict.fromkeys(needs.NEEDS)  # a node has what this machine may lack
     ladder = catalog.load_ladder(values["ladder"] or "article")
-    modes.plan(values["mode"] or modes.CUMULATIVE, ladder, able, options.names(values["rungs"]))
+    modes.plan_run(values["mode"] or modes.CUMULATIVE, ladder, able, options.split_names(values["rungs"]))

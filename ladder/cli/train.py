@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import click
 from msgspec import Meta
 
-from ladder.base import files, locks
-from ladder.base.errors import UserError
-from ladder.base.plain import Fields
-from ladder.base.starting import near
-from ladder.base.text import counted
+from ladder.core import files, locks
 from ladder.core import options as shared
-from ladder.core.options import Seed, make_command, option
+from ladder.core.errors import UserError
+from ladder.core.options import Seed, declare_option, make_command
+from ladder.core.plain import Fields
 from ladder.core.records import Record
+from ladder.core.starting import shorten_path
+from ladder.core.text import format_count
 
 if TYPE_CHECKING:
-    from ladder.base.events import Event
+    from ladder.core.events import Event
     from ladder.training.checkpoint import Origin
     from ladder.training.ranks import Ranks
     from ladder.training.train import Settings, Summary
@@ -48,34 +48,47 @@ class Options(Record):
 
     recipe: Annotated[
         str | None,
-        option("A rung (with all below it) or a YAML file of recipe fields. [default: the highest rung this machine"
-               " can do]", metavar="RUNG|FILE"),
-    ] = None  # fmt: skip
-    ladder: Annotated[str, option("The ladder whose rungs are used.", metavar="NAME|FILE")] = "article"
-    steps: Annotated[Steps, option("Step to train up to.")] = 500
+        declare_option(
+            "A rung (with all below it) or a YAML file of recipe fields. [default: the highest rung this machine"
+            " can do]",
+            metavar="RUNG|FILE",
+        ),
+    ] = None
+    ladder: Annotated[str, declare_option("The ladder whose rungs are used.", metavar="NAME|FILE")] = (
+        "article"
+    )
+    steps: Annotated[Steps, declare_option("Step to train up to.")] = 500
     resume: Annotated[
         Path | None,
-        option("Continue from a checkpoint exactly as if the training had not stopped.", metavar="FILE"),
+        declare_option(
+            "Continue from a checkpoint exactly as if the training had not stopped.", metavar="FILE"
+        ),
     ] = None
-    sample_every: Annotated[Steps, option("Steps between sample grids and between checkpoints.")] = 250
-    log_every: Annotated[Steps, option("Steps between lines of the loss log: 16 are a cycle.")] = 16
+    sample_every: Annotated[Steps, declare_option("Steps between sample grids and between checkpoints.")] = (
+        250
+    )
+    log_every: Annotated[Steps, declare_option("Steps between lines of the loss log: 16 are a cycle.")] = 16
     truncation: Annotated[
         Annotated[float, Meta(ge=0, le=1)],
-        option("Truncation of the sample grids: below 1, latents move towards their average."),
+        declare_option("Truncation of the sample grids: below 1, latents move towards their average."),
     ] = 1.0
     seed: Annotated[
         Seed | None,
-        option("Seed for weights, latents and the order of images; --resume goes on with the checkpoint's."
+        declare_option("Seed for weights, latents and the order of images; --resume goes on with the checkpoint's."
                " [default: 0]"),
     ] = None  # fmt: skip
     canary: Annotated[
         bool,
-        option("Train every rung from several seeds; compare its samples' distance to the data with the baseline's."),
+        declare_option(
+            "Train every rung from several seeds; compare its samples' distance to the data with the baseline's."
+        ),
     ] = False  # fmt: skip
-    seeds: Annotated[Annotated[int, Meta(ge=2, le=100)], option("Trainings of each rung in the canary.")] = 3
+    seeds: Annotated[
+        Annotated[int, Meta(ge=2, le=100)], declare_option("Trainings of each rung in the canary.")
+    ] = 3
     jobs: Annotated[
         Annotated[int, Meta(ge=1, le=64)] | None,
-        option("Parallel trainings of the canary. [default: 1 on the CPU, up to 4 on a GPU]"),
+        declare_option("Parallel trainings of the canary. [default: 1 on the CPU, up to 4 on a GPU]"),
     ] = None
 
 
@@ -140,8 +153,8 @@ def run_training(request: Request) -> int:
     if request.as_json:
         click.echo(json.dumps(summary, indent=1))
     else:
-        done = f"{counted(summary['step'], 'step')}, {counted(summary['images'], 'image')}"
-        samples = near(out / summary["files"]["samples"])
+        done = f"{format_count(summary['step'], 'step')}, {format_count(summary['images'], 'image')}"
+        samples = shorten_path(out / summary["files"]["samples"])
         click.echo(f"{done}, {summary['seconds']:.0f} s of training: {samples}")
     output.say_where(out / summary["files"]["checkpoint"], request.as_json)
     return 0
@@ -179,7 +192,7 @@ def _train(request: Request) -> Summary | None:
         request.out, device, own.steps, own.seed or 0, own.resume, origin if request.start else None,
         own.sample_every, own.log_every, truncation=own.truncation,
     )  # fmt: skip
-    able = needs.possible(system.capabilities(device), workload)
+    able = needs.join_capabilities(system.list_capabilities(device), workload)
     recipe = choose_recipe(own.recipe, ladder, able, device)
     with join_ranks(device) as ranks:
         if ranks is not None:
@@ -217,12 +230,12 @@ def _train_here(
     ranks: Ranks | None, name: str, workload: Fields, recipe: Fields, settings: Settings, quiet: bool
 ) -> Summary | None:
     """Train in this process, alone or as one of several ranks. Only the one that writes has a summary."""
-    from ladder.base import progress
-    from ladder.base.stopping import stop_on_sigterm
+    from ladder.core import progress
+    from ladder.core.stopping import stop_on_sigterm
     from ladder.images import for_workload
     from ladder.machine import system
     from ladder.training import checkpoint
-    from ladder.training.train import follow, train
+    from ladder.training.train import follow_training, train_model
 
     is_writer = ranks is None or ranks.is_writer
     if is_writer:  # before images are made
@@ -237,10 +250,10 @@ def _train_here(
     images = prepare() if ranks is None else ranks.run_in_turn(prepare)
     with stop_on_sigterm():
         if ranks is not None and not is_writer:
-            follow(workload, recipe, images, settings, ranks)
+            follow_training(workload, recipe, images, settings, ranks)
             return None
         with (
-            system.untimed(settings.device, int(recipe.get("ranks", 1)) if ranks is None else 1),
+            system.hold_untimed(settings.device, int(recipe.get("ranks", 1)) if ranks is None else 1),
             progress.training_progress(settings.steps, first.quiet) as draw,
         ):
 
@@ -249,7 +262,7 @@ def _train_here(
                     first()
                 draw(event)
 
-            return train(workload, recipe, images, settings, on_event, ranks)
+            return train_model(workload, recipe, images, settings, on_event, ranks)
 
 
 out_option = click.option(

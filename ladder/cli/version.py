@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from ladder.base import git
-from ladder.base.errors import describe
-from ladder.base.starting import ROOT, read_version
+from ladder.core import git
+from ladder.core.errors import format_error
+from ladder.core.starting import ROOT, read_version
 
 
 def list_versions() -> dict[str, str | None]:
@@ -34,7 +34,7 @@ def _read_cudnn() -> str | None:
 
         return system.dotted_cudnn(torch.backends.cudnn.version())
     except Exception as error:  # a library that does not load must not hide the other lines
-        return f"unknown: {describe(error)}"
+        return f"unknown: {format_error(error)}"
 
 
 def _print(ctx: click.Context, _: click.Parameter, is_wanted: bool) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ladder.base.plain import Fields
+from ladder.core.plain import Fields
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Job:
     """What is to be measured, on which device, and where its files go.
 
     `workload` has all fields of `stylegan_lite.config.Workload`, with the path of its images; `source` is what a
-    result file names in place of that path. `machine` are the facts of `ladder.machine.system.facts`. `options` is
+    result file names in place of that path. `machine` are the facts of `ladder.machine.system`. `options` is
     the record of the command's own options.
     """
 
@@ -32,7 +32,7 @@ class Job:
 
 
 class Planned(Protocol):
-    """One rung to measure, as `ladder.plan.catalog.climb` gives it: a recipe, or one line why it is skipped."""
+    """One rung to measure, as `ladder.plan.catalog.plan_climb` gives it: a recipe, or one line why it is skipped."""
 
     @property
     def name(self) -> str: ...
@@ -76,7 +76,7 @@ class RunPlan:
         rounds: generations; by default 3 to 12 as far as the minutes allow (`ladder.stats.rounds_budget`).
         cycles: timed in each process; by default two.
         quick: one timed cycle a process and no second twin. The result is not to be quoted.
-        gpu_memory_gb: memory of a smaller card, which each process is held to (`ladder.engine.lanes.allocatable`).
+        gpu_memory_gb: memory of a smaller card, which each process is held to (`ladder.engine.lanes`).
         images: facts on a user's images (`ladder.results.identity.of_images`).
         code: another checkout with the measured packages. The inspection does not know it.
         inspect: whether parity and receipts of each rung are checked before it is timed.

@@ -18,8 +18,8 @@ import msgspec
 from click.core import ParameterSource
 from msgspec import Meta
 
-from ladder.base.errors import UserError
-from ladder.base.text import plain
+from ladder.core.errors import UserError
+from ladder.core.text import clean_line
 
 
 class UserPath(click.Path):
@@ -78,7 +78,7 @@ class FloatRange(_Number, click.FloatRange):
     """A range of finite numbers."""
 
 
-def names(text: str | None) -> list[str] | None:
+def split_names(text: str | None) -> list[str] | None:
     """Return the names in a comma-separated list, or None if no list was given."""
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
@@ -89,11 +89,11 @@ def whole_numbers(option: str, said: str | None, most: int) -> list[int] | None:
     Raises:
         UserError: a part of the list is no whole number from 1 to ``most``.
     """
-    parts = names(said)
+    parts = split_names(said)
     if parts is None:
         return None
     if not parts or not all(re.fullmatch("[0-9]{1,9}", part) and 1 <= int(part) <= most for part in parts):
-        raise UserError(f"{option} {plain(said)!r}: give whole numbers from 1 to {most}, such as 2,4")
+        raise UserError(f"{option} {clean_line(said)!r}: give whole numbers from 1 to {most}, such as 2,4")
     return list(dict.fromkeys(map(int, parts)))
 
 
@@ -150,7 +150,7 @@ def refuse_idle(why: str, *names: str) -> None:
 # --- commands from records --------------------------------------------------------------------------------------------
 
 
-def option(
+def declare_option(
     help: str, *, flags: Sequence[str] = (), metavar: str | None = None, argument: bool = False
 ) -> Meta:
     """Describe a field of a record as an option of a command; with `argument` it is given without a flag."""

@@ -19,8 +19,8 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from ladder.base.errors import UserError
-from ladder.base.text import LONGEST_TEXT, printable
+from ladder.core.errors import UserError
+from ladder.core.text import LONGEST_TEXT, escape_controls
 
 T = TypeVar("T")
 LONGEST_VALUE = 40  # characters of a value in a message
@@ -44,61 +44,61 @@ else:
 # --- values, each with the range that a genuine machine can produce ---------------------------------------------------
 
 
-def matching(pattern: str, description: str) -> Meta:
+def text_matching(pattern: str, description: str) -> Meta:
     """Require a text that the regular expression matches as a whole; the description appears in errors."""
     return Meta(pattern=rf"^(?:{pattern})$(?!\n)", description=description)
 
 
-def between(low: float, high: float) -> Meta:
+def number_between(low: float, high: float) -> Meta:
     """Require a number from `low` to `high`."""
     return Meta(ge=low, le=high, description=f"a number from {low:g} to {high:g}")
 
 
-def size(most: int, least: int = 0) -> Meta:
+def size_between(most: int, least: int = 0) -> Meta:
     """Require a list or an object of `least` to `most` entries."""
     return Meta(min_length=least, max_length=most, description=f"{least} to {most} entries")
 
 
 Text = Annotated[
     str,
-    matching(
+    text_matching(
         rf"[A-Za-z0-9 ._()+:@,/'#=-]{{1,{LONGEST_TEXT}}}",
         f"plain text (1 to {LONGEST_TEXT} of letters, digits and  ._()+:@,/'#=-)",
     ),
 ]
 Name = Annotated[
-    str, matching(r"[a-z0-9][a-z0-9._-]{0,95}", "a name of a-z, 0-9, dot, underscore and hyphen")
+    str, text_matching(r"[a-z0-9][a-z0-9._-]{0,95}", "a name of a-z, 0-9, dot, underscore and hyphen")
 ]
-Identifier = Annotated[str, matching(r"[A-Za-z][A-Za-z0-9_. ]{0,63}", "a name")]
-Line = Annotated[str, matching(r"[ -~]{1,1000}", "a line of printable ASCII")]
-Commit = Annotated[str, matching(r"[0-9a-f]{40}", "a commit of 40 hexadecimal digits")]
-Digest = Annotated[str, matching(r"[0-9a-f]{16}", "a digest of 16 digits")]
-CodeDigest = Annotated[str, matching(r"[0-9a-f]{16}|[1-9]\d{0,3}", "a digest of 16 digits or a number")]
+Identifier = Annotated[str, text_matching(r"[A-Za-z][A-Za-z0-9_. ]{0,63}", "a name")]
+Line = Annotated[str, text_matching(r"[ -~]{1,1000}", "a line of printable ASCII")]
+Commit = Annotated[str, text_matching(r"[0-9a-f]{40}", "a commit of 40 hexadecimal digits")]
+Digest = Annotated[str, text_matching(r"[0-9a-f]{16}", "a digest of 16 digits")]
+CodeDigest = Annotated[str, text_matching(r"[0-9a-f]{16}|[1-9]\d{0,3}", "a digest of 16 digits or a number")]
 Started = Annotated[
     str,
-    matching(
+    text_matching(
         r"20\d\d-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\+00:00|Z)",
         "a UTC time like 2026-01-31T12:00:00+00:00",
     ),
 ]
-Ms = Annotated[float, between(1e-4, 1e8)]
-Microseconds = Annotated[float, between(1e-6, 1e12)]
-Seconds = Annotated[float, between(0, 1e8)]
-Bytes = Annotated[int, between(0, 2**50)]
-Count = Annotated[int, between(0, 10**9)]
-Positive = Annotated[int, between(1, 10**9)]
-Cores = Annotated[int, between(1, 10**5)]
-Factor = Annotated[float, between(1e-6, 1e6)]
-Rate = Annotated[float, between(1e-30, 1e30)]
-Share = Annotated[float, between(0, 1)]
-Percent = Annotated[float, between(0, 100)]
-Clock = Annotated[float, between(0, 1e5)]  # MHz
-LogRatio = Annotated[float, between(0, 100)]
-Amount = Annotated[float, between(0, 1e30)]
-Real = Annotated[float, between(-1e30, 1e30)]
-Samples = Annotated[list[Ms], size(100_000)]
-Notes = Annotated[list[Text], size(64)]
-Names = Annotated[list[Name], size(100, 1)]
+Ms = Annotated[float, number_between(1e-4, 1e8)]
+Microseconds = Annotated[float, number_between(1e-6, 1e12)]
+Seconds = Annotated[float, number_between(0, 1e8)]
+Bytes = Annotated[int, number_between(0, 2**50)]
+Count = Annotated[int, number_between(0, 10**9)]
+Positive = Annotated[int, number_between(1, 10**9)]
+Cores = Annotated[int, number_between(1, 10**5)]
+Factor = Annotated[float, number_between(1e-6, 1e6)]
+Rate = Annotated[float, number_between(1e-30, 1e30)]
+Share = Annotated[float, number_between(0, 1)]
+Percent = Annotated[float, number_between(0, 100)]
+Clock = Annotated[float, number_between(0, 1e5)]  # MHz
+LogRatio = Annotated[float, number_between(0, 100)]
+Amount = Annotated[float, number_between(0, 1e30)]
+Real = Annotated[float, number_between(-1e30, 1e30)]
+Samples = Annotated[list[Ms], size_between(100_000)]
+Notes = Annotated[list[Text], size_between(64)]
+Names = Annotated[list[Name], size_between(100, 1)]
 if typing.TYPE_CHECKING:  # whose keys say what a value is
     Fields = dict[str, Any]
 else:
@@ -121,7 +121,7 @@ def read_record(kind: Any, data: Any, where: str = "") -> Any:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
         place, problem = locate_problem(kind, data) or ("", str(error))
-        parts = (printable(where), place.lstrip("."), problem)
+        parts = (escape_controls(where), place.lstrip("."), problem)
         raise UserError(": ".join(part for part in parts if part)) from None
 
 
@@ -170,7 +170,7 @@ def _parts_of(kind: Any, data: Any) -> list[tuple[str, Any, Any]]:
         return [(f".{name}", hints[name], value) for name, value in fields]
     if origin is dict and isinstance(data, dict):
         keys = [(f" key {describe_value(key)}", inner[0], key) for key in data]
-        return [*keys, *((f".{printable(key)}", inner[1], value) for key, value in data.items())]
+        return [*keys, *((f".{escape_controls(key)}", inner[1], value) for key, value in data.items())]
     if origin is list and isinstance(data, list):
         return [(f"[{index}]", inner[0], value) for index, value in enumerate(data)]
     return []

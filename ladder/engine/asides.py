@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ladder.base.protocol import CYCLE_STEPS
+from ladder.core.protocol import CYCLE_STEPS
 
 MEASURED = ("stylegan_lite", "kernels")
 CLOCK = time.perf_counter  # as it was before any measured code was imported
@@ -65,7 +65,7 @@ def replaced_timer(device: str) -> str | None:
     return None
 
 
-def added(kinds: list[tuple[str, ...]], seconds: list[float]) -> dict[str, float]:
+def derive_added(kinds: list[tuple[str, ...]], seconds: list[float]) -> dict[str, float]:
     """Return the seconds that each phase adds, if some steps differ by it alone: medians with it less those without."""
     took: dict[tuple[str, ...], list[float]] = {}
     for kind, each in zip(kinds, seconds, strict=True):
@@ -100,7 +100,7 @@ def study_of(variant: list[str]) -> Any:
     return importlib.import_module(f"ladder.studies.{variant[0]}")
 
 
-def foreign(code: Path) -> str | None:
+def find_foreign(code: Path) -> str | None:
     """Return one line if a measured package was imported from elsewhere than the folder `code`, else None.
 
     Another checkout's package may be installed, PyPI has an unrelated `kernels`, and a commit may lack its own.
@@ -124,7 +124,7 @@ def peak_rss() -> int | None:
         return None
 
 
-def drain(step: Any) -> None:
+def drain_loader(step: Any) -> None:
     """Take as many batches as idle loaders hold ready, untrained, then run some steps at the loaders' pace.
 
     NVIDIA's step and those of old commits have no feed of ours: they train on what is held.

@@ -7,7 +7,7 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def captures(torch: Any) -> Iterator[list[float]]:
+def time_captures(torch: Any) -> Iterator[list[float]]:
     """Yield a list that gets the seconds of each capture of a CUDA graph inside the block.
 
     They are timed where torch's own calls begin and end a capture. With `torch` None the list stays empty.

@@ -34,9 +34,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
-from ladder.base import files
-from ladder.base.errors import EnvironmentFailure, one_line, raise_if_environment
-from ladder.base.paths import ROOT
+from ladder.core import files
+from ladder.core.errors import EnvironmentFailure, one_line, raise_if_environment
+from ladder.core.paths import ROOT
 from ladder.machine.threads import QUIET
 
 _MOST = 4096  # bytes of a message
@@ -171,7 +171,7 @@ class ForkServer:
         return f"worker ended with status {status}" + (f": {one_line(said[-1])}" if said else "")
 
 
-def _serve(connection: socket.socket, code: Path | None) -> None:
+def _serve_requests(connection: socket.socket, code: Path | None) -> None:
     """Answer requests until the orchestrator closes its side."""
     reaped: dict[int, int] = {}  # exit statuses; a thread may ask for a worker that another has just reaped
     while True:
@@ -184,7 +184,7 @@ def _serve(connection: socket.socket, code: Path | None) -> None:
             pid = os.fork()
             if pid == 0:
                 connection.close()
-                _work(ends, (begun, begins), code)
+                _become_worker(ends, (begun, begins), code)
             os.close(begins)
             os.read(begun, 1)  # it leads a group now, which the orchestrator may kill
             os.close(begun)
@@ -201,11 +201,11 @@ def _serve(connection: socket.socket, code: Path | None) -> None:
                 reaped[pid] = os.waitstatus_to_exitcode(found[1])
             reply = {"status": reaped.get(pid)}
         else:
-            reply = {"threads": _threads(), "start_s": _START_S}
+            reply = {"threads": _count_threads(), "start_s": _START_S}
         connection.send(json.dumps({**reply, "number": request["number"]}).encode())
 
 
-def _work(ends: list[int], told: tuple[int, int], code: Path | None) -> None:
+def _become_worker(ends: list[int], told: tuple[int, int], code: Path | None) -> None:
     """Become a worker with these descriptors, in a session of its own. Never returns."""
     try:
         os.setsid()
@@ -216,7 +216,7 @@ def _work(ends: list[int], told: tuple[int, int], code: Path | None) -> None:
             os.close(end)
         from ladder.engine import worker
 
-        worker.run(code)
+        worker.run_worker(code)
     except SystemExit as said:
         if isinstance(said.code, int):
             os._exit(said.code)
@@ -228,7 +228,7 @@ def _work(ends: list[int], told: tuple[int, int], code: Path | None) -> None:
         os._exit(1)
 
 
-def _threads() -> int:
+def _count_threads() -> int:
     """Return the threads of this process as the system counts them."""
     try:
         return len(os.listdir("/proc/self/task"))
@@ -254,7 +254,7 @@ def main() -> None:
     before = os.environ.get(_ALONE)
     os.environ[_ALONE] = "1"
     try:
-        worker.preload(asked.code, asked.torch)
+        worker.preload_code(asked.code, asked.torch)
     finally:
         del os.environ[_ALONE]
         if before is not None:
@@ -262,7 +262,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # pages that no collection writes to stay shared
     _START_S = time.perf_counter() - begin
-    _serve(socket.socket(fileno=asked.socket), asked.code)
+    _serve_requests(socket.socket(fileno=asked.socket), asked.code)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ladder.base.protocol import CYCLE_STEPS
+from ladder.core.protocol import CYCLE_STEPS
 
 PROFILED = 2  # cycles of each process
 RECORDINGS = 2  # at most, of a process whose cycles do not count
@@ -28,7 +28,7 @@ def rest_s(samples_s: Sequence[float], captured: bool) -> float:
     return min(CYCLE_STEPS * statistics.median(samples_s), REST_S) if captured and samples_s else 0.0
 
 
-def recorded(
+def record_counted(
     record: Callable[[float], dict[str, Any]], samples_s: Sequence[float], captured: bool
 ) -> tuple[dict[str, Any], str | None]:
     """Record profiled cycles of a process, and once more if they do not count.
@@ -44,13 +44,15 @@ def recorded(
     """
     for _ in range(RECORDINGS):
         found = record(rest_s(samples_s, captured))
-        void = found["gpu_void"] or beyond(found["cycles"], samples_s, captured)
+        void = found["gpu_void"] or find_excess(found["cycles"], samples_s, captured)
         if not void:
             break
     return found, void
 
 
-def beyond(cycles: list[dict[str, Any]] | None, samples_s: Sequence[float], captured: bool) -> str | None:
+def find_excess(
+    cycles: list[dict[str, Any]] | None, samples_s: Sequence[float], captured: bool
+) -> str | None:
     """Return one line if a captured step's GPU time exceeds its wall time, which is timed without a profiler.
 
     At a power limit a profiled cycle may run at a lower SM clock than a timed one, so the line tells that clock.

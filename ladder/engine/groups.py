@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder.base.errors import one_line
+from ladder.core.errors import one_line
 from ladder.engine import joining
 from ladder.engine.pool import Pool, Worker, WorkerFailure, is_stopped
 from ladder.machine import threads
@@ -167,7 +167,7 @@ class Group:
             return failure
         reason = f"rank {rank} of {self.ranks}: {failure.reason}"
         if is_silence(failure):
-            reason += f" (furthest behind: {counts(self.beats)})"
+            reason += f" (furthest behind: {count_beats(self.beats)})"
         return WorkerFailure(failure.status, one_line(reason), failure.reply | {"rank": rank})
 
 
@@ -191,7 +191,7 @@ def is_silence(failure: WorkerFailure) -> bool:
     return "no sign of life" in failure.reason
 
 
-def counts(beats: list[int]) -> str:
+def count_beats(beats: list[int]) -> str:
     return "all-reduces and replays begun: " + ", ".join(f"rank {k} {n}" for k, n in enumerate(beats))
 
 

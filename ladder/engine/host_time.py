@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from ladder.base.protocol import CYCLE_STEPS
+from ladder.core.protocol import CYCLE_STEPS
 
 STEP = "ladder::host_step"  # the range around the calls of a step
 BLOCKED_NS = 100_000  # a launch that takes longer waits for room in the GPU's queue
@@ -21,7 +21,7 @@ INHERITED = (OPTIMIZER, DATA, CASTS)  # what is called inside of these is a part
 Call = tuple[int, int, str]  # begin and end in ns, name
 
 
-def measure(rung: Any, cycles: int) -> dict[str, Any]:
+def measure_host(rung: Any, cycles: int) -> dict[str, Any]:
     """Return the host and wall milliseconds of a step in each of so many cycles, then the operators of one more.
 
     `rung` is a prepared `ladder.engine.timed_rung.Rung`. All figures are of one step.
@@ -115,7 +115,7 @@ def sum_calls(steps: Iterable[Call], calls: list[Call], own: set[str]) -> list[d
                 continue
             sums.setdefault((top[2], top[3]), [0.0, 0.0])[1] += max(0, entering[0] - clock)
             clock = max(clock, entering[0])
-            part = classify(entering, top[3], own)
+            part = classify_call(entering, top[3], own)
             sums.setdefault((entering[2], part), [0.0, 0.0])[0] += 1
             stack.append((entering[0], min(entering[1], top[1]), entering[2], part))
             at += 1
@@ -125,7 +125,7 @@ def sum_calls(steps: Iterable[Call], calls: list[Call], own: set[str]) -> list[d
     ]
 
 
-def classify(call: Call, outer: str, own: set[str]) -> str:
+def classify_call(call: Call, outer: str, own: set[str]) -> str:
     """Return the part that a call belongs to, inside of a call of the part `outer`."""
     begin, end, name = call
     if name.startswith(("cuda", "cuLaunch", "cuMem")):

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from ladder import receipts
-from ladder.base import files
-from ladder.base.files import COMPILED, below, digest, replacing
-from ladder.base.paths import ROOT
-from ladder.engine.pool import Worker, WorkerFailure, plain
+from ladder.core import files
+from ladder.core.files import COMPILED, digest_sources, list_below, replace_file
+from ladder.core.paths import ROOT
+from ladder.engine.pool import Worker, WorkerFailure, strip_protocol
 from ladder.plan.variants import Variant
 from ladder.results import closure
 from ladder.results.store import FAILED_PARITY, NOT_ENGAGED
 
-CACHE = files.cache("inspections")
+CACHE = files.cache_folder("inspections")
 KEPT = 500  # files of some ten kilobytes
 SOURCES = ("kernels", "stylegan_lite", "ladder/rungs")  # the measured code; the inspecting code is
 STUDIES = ("ladder.studies.mistakes", "ladder.studies.levers")
@@ -46,7 +46,7 @@ class Examined:
     variant: Variant
 
 
-def inspect(
+def inspect_worker(
     worker: Worker,
     tell: Callable[[str], None],
     alone: Alone = contextlib.nullcontext,
@@ -61,11 +61,11 @@ def inspect(
     parity = None
     if entry is None or entry.variant.exempt is None:
         tell("parity")
-        parity = plain(worker.call("parity"))
+        parity = strip_protocol(worker.call("parity"))
         if parity["verdict"] != "ok":
             raise Objection(FAILED_PARITY, parity["reason"], {"parity": parity})
     if entry is None or not entry.variant.patched:
-        found = traced(worker, tell, alone, parity)
+        found = trace_cycle(worker, tell, alone, parity)
     else:
         found = {"parity": parity, "receipts": {}, "inspection": {"error": None}}
     if entry is not None:
@@ -78,7 +78,7 @@ def inspect(
     return found
 
 
-def traced(worker: Worker, tell: Callable[[str], None], alone: Alone, parity: Found | None) -> Found:
+def trace_cycle(worker: Worker, tell: Callable[[str], None], alone: Alone, parity: Found | None) -> Found:
     """Return the findings of a traced cycle. Raises `Objection` if a rung of the recipe is not engaged."""
     worker.call("profile", part="load")  # which takes seconds, and no GPU
     with contextlib.ExitStack() as gate:
@@ -89,7 +89,7 @@ def traced(worker: Worker, tell: Callable[[str], None], alone: Alone, parity: Fo
     found = {"parity": parity, "receipts": seen["receipts"]}
     if reason := receipts.reason(seen["receipts"]):
         raise Objection(NOT_ENGAGED, reason, found)
-    return found | {"inspection": busy(seen["evidence"])}
+    return found | {"inspection": derive_busy(seen["evidence"])}
 
 
 class Objection(WorkerFailure):
@@ -100,7 +100,7 @@ class Objection(WorkerFailure):
         self.found = found
 
 
-def busy(evidence: dict[str, Any]) -> dict[str, Any]:
+def derive_busy(evidence: dict[str, Any]) -> dict[str, Any]:
     """Return the inspection's record: how long the GPU works in a step, in ms, and on how many kernels."""
     trace = evidence["graphs"]
     if evidence["device"] != "cuda":
@@ -144,7 +144,7 @@ class Cache:
         """Keep a finding. A folder that cannot be written only costs the next run its time."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with replacing(self.path(recipe, entry)) as temporary:
+            with replace_file(self.path(recipe, entry)) as temporary:
                 temporary.write_text(json.dumps(found))
             files = sorted(self.folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
             for old in files[:-KEPT]:
@@ -155,6 +155,6 @@ class Cache:
 
 def source_digest(root: Path = ROOT) -> str:
     """Return a digest of every source and YAML file that a finding depends on. Uncommitted changes count as well."""
-    below_them = [path for each in SOURCES for path in below(root / each, (".py", ".yaml", *COMPILED))]
+    below_them = [path for each in SOURCES for path in list_below(root / each, (".py", ".yaml", *COMPILED))]
     rungs = [f"ladder.rungs.{path.stem}" for path in (root / "ladder" / "rungs").glob("*.py")]
-    return digest(root, sorted({*below_them, *closure.files(root, (*FINDERS, *rungs))}))
+    return digest_sources(root, sorted({*below_them, *closure.files(root, (*FINDERS, *rungs))}))

@@ -11,7 +11,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
-from ladder.base.protocol import CYCLE_STEPS
+from ladder.core.protocol import CYCLE_STEPS
 from ladder.engine import profiling
 from ladder.engine.gpu_time import PROFILED
 from ladder.receipts import traces
@@ -41,7 +41,7 @@ def of_cycle(step: Any) -> list[tuple[int, int]]:
     return [(indices[0], len(indices)) for indices in counted.values()]
 
 
-def record(rung: Any, number: int = PROFILED) -> Found:
+def record_kinds(rung: Any, number: int = PROFILED) -> Found:
     """Run each kind of step so many times under one profiler, and return as many cycles.
 
     There is no GPU time of a step that computed NaN or Inf, either.
@@ -58,13 +58,13 @@ def record(rung: Any, number: int = PROFILED) -> Found:
         for index, _ in kinds * number:
             recorded.run(functools.partial(of_kind, index))
 
-    recorded.profile = traces.profiled(steps, lambda: rung.channel.send({"progress": "ran"}))
+    recorded.profile = traces.profile_cycle(steps, lambda: rung.channel.send({"progress": "ran"}))
     if broken := step.check_finite():
-        return void(broken)
-    return composed(recorded.cycles(), recorded.wall_s, [count for _, count in kinds])
+        return make_void(broken)
+    return compose_cycles(recorded.cycles(), recorded.wall_s, [count for _, count in kinds])
 
 
-def composed(steps: Sequence[Sequence[Event]], wall_s: Sequence[float], counts: Sequence[int]) -> Found:
+def compose_cycles(steps: Sequence[Sequence[Event]], wall_s: Sequence[float], counts: Sequence[int]) -> Found:
     """Return the cycles that follow from the events of steps, kind after kind and cycle after cycle.
 
     No cycle follows if a step has no kernel, a kernel has no duration, or two steps of a kind differ in their kernels.
@@ -78,19 +78,19 @@ def composed(steps: Sequence[Sequence[Event]], wall_s: Sequence[float], counts: 
         made = slice(begin, begin + len(counts))
         cycle = Cycle(gpu_ms=0.0, wall_ms=0.0, kernels=0.0)
         for events, seconds, count in zip(steps[made], wall_s[made], counts, strict=True):
-            ran = traces.kernels(events)
+            ran = traces.list_kernels(events)
             if not ran:
-                return void(traces.why_none())
+                return make_void(traces.why_none())
             if timeless := sum(end <= first for *_, first, end in ran):
-                return void(f"the profiler gave {timeless} of {len(ran)} kernels no duration")
+                return make_void(f"the profiler gave {timeless} of {len(ran)} kernels no duration")
             cycle["gpu_ms"] += count * traces.busy_ms(list(events))  # which is a sixteenth
             cycle["wall_ms"] += 1000 * count * seconds / CYCLE_STEPS
             cycle["kernels"] += count * len(ran) / CYCLE_STEPS
         found.append(cycle)
-    reason = profiling.differing([cycle["kernels"] for cycle in found])
-    return void(reason) if reason else Found(cycles=found, gpu_void=None)
+    reason = profiling.find_difference([cycle["kernels"] for cycle in found])
+    return make_void(reason) if reason else Found(cycles=found, gpu_void=None)
 
 
-def void(reason: str) -> Found:
+def make_void(reason: str) -> Found:
     """Return that there is no GPU time, and why."""
     return Found(cycles=None, gpu_void=reason)

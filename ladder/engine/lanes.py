@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Any
 
-from ladder.base.stopping import surely
+from ladder.core.stopping import end_surely
 from ladder.engine.pool import Pool, WorkerFailure
 from ladder.machine.threads import share_threads
 
@@ -23,7 +23,7 @@ SHARE = 0.85  # of the GPU's memory for all processes of a generation
 CONTEXT_BYTES = 2**30  # beside the allocator's: CUDA's context, cuDNN's and cuBLAS's workspaces
 
 
-def allocatable(card_gb: float | None) -> int | None:
+def allocatable_bytes(card_gb: float | None) -> int | None:
     """Return the bytes that a process may allocate on a card of so many GiB; None without a card to simulate."""
     return None if card_gb is None else max(1, int(card_gb * 2**30) - CONTEXT_BYTES)
 
@@ -71,7 +71,7 @@ class Gate:
                 self._inside += 1
 
 
-def each(jobs: Iterable[Callable[[], None]], lanes: int, stop: Callable[[], None]) -> None:
+def run_each(jobs: Iterable[Callable[[], None]], lanes: int, stop: Callable[[], None]) -> None:
     """Run the jobs, `lanes` at a time.
 
     At the first exception, Ctrl-C included, call `stop`, start no more and raise it.
@@ -89,11 +89,11 @@ def each(jobs: Iterable[Callable[[], None]], lanes: int, stop: Callable[[], None
                     job.cancel()
                 stop()
 
-            surely(end)
+            end_surely(end)
             raise
 
 
-def inspect(run: Any, pool: Pool, names: Sequence[str], lanes: int) -> None:
+def inspect_rungs(run: Any, pool: Pool, names: Sequence[str], lanes: int) -> None:
     """Inspect rungs of a `ladder.engine.run` run, `lanes` at a time.
 
     A failure that other rungs may have caused is left undecided.
@@ -104,7 +104,7 @@ def inspect(run: Any, pool: Pool, names: Sequence[str], lanes: int) -> None:
     gate, held = Gate(), share_threads(min(lanes, len(names)))
     with run.device_lock():
         jobs = [functools.partial(_inspect_one, run, pool, name, gate, held) for name in names]
-        each(jobs, lanes, pool.kill)
+        run_each(jobs, lanes, pool.kill)
 
 
 def _inspect_one(run: Any, pool: Pool, name: str, gate: Gate, held: int | None) -> None:
@@ -128,7 +128,7 @@ def _inspect_one(run: Any, pool: Pool, name: str, gate: Gate, held: int | None) 
     run.visited(name, None)
 
 
-def chooses(recipe: dict[str, Any]) -> bool:
+def chooses_kernels(recipe: dict[str, Any]) -> bool:
     """Return whether preparing times candidates and keeps the fastest. Work beside it would falsify that choice."""
     return bool(recipe.get("cudnn_benchmark")) or recipe.get("compile", "off") != "off"
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ladder.base.plain import Plain
+from ladder.core.plain import Plain
 from ladder.engine import lanes
-from ladder.engine.gpu_time import PROFILED, is_captured, recorded
+from ladder.engine.gpu_time import PROFILED, is_captured, record_counted
 from ladder.engine.pool import TUNING, Pool, Worker, WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.machine import gpu_state, neighbours
@@ -42,8 +42,8 @@ def in_fresh_process(worker: Worker, task: Task, visits: Visits, cycles: int) ->
     Raises:
         WorkerFailure: there is no number; its status and reason say why.
     """
-    _build(worker, task, visits)
-    prepared = _prepare(worker, task)
+    _build_step(worker, task, visits)
+    prepared = _prepare_step(worker, task)
     found: Plain = {}
     void: str | None = None
     before = neighbours.take_sample()
@@ -53,7 +53,7 @@ def in_fresh_process(worker: Worker, task: Task, visits: Visits, cycles: int) ->
             raise WorkerFailure("oom", reason, seen)
         if task.device == "cuda":
             worker.call("profile", part="load")
-            found, void = recorded(
+            found, void = record_counted(
                 lambda rest: worker.call("profile", part="record", rest_s=rest),
                 seen["samples_s"],
                 is_captured(task.recipe),
@@ -63,7 +63,7 @@ def in_fresh_process(worker: Worker, task: Task, visits: Visits, cycles: int) ->
     if reason := gpu_state.find_void_reason(state):
         raise WorkerFailure("invalid", reason)
     used = prepared | seen
-    return _look(
+    return _make_look(
         [1000 * s for s in seen["samples_s"]],
         [] if void else cycled,
         prepared["prepare_s"],
@@ -108,7 +108,7 @@ class Onlooker:
         self.worker, self.taken = None, 0
 
     def _look(self, task: Task, visits: Visits) -> Look:
-        alone = lanes.chooses(task.recipe)
+        alone = lanes.chooses_kernels(task.recipe)
         if alone or self.taken >= self.most:
             self.close()
         if fresh := self.worker is None:
@@ -116,10 +116,10 @@ class Onlooker:
         worker = self.worker
         assert worker is not None
         self.taken = self.most if alone else self.taken + 1
-        _build(worker, task, visits)
+        _build_step(worker, task, visits)
         if fresh and task.device == "cuda":
             worker.call("profile", part="load")  # before any capture, so that all graphs are profiled alike
-        prepared, found, wall, cycled = _prepare(worker, task), {}, [], []
+        prepared, found, wall, cycled = _prepare_step(worker, task), {}, [], []
         before = neighbours.take_sample()
         with visits.watched({worker.pid}) as state:
             if task.device == "cuda":
@@ -133,10 +133,10 @@ class Onlooker:
             raise WorkerFailure("invalid", reason)
         worker.call("release", leave=True)
         used = prepared.get("device_used_bytes")
-        return _look(wall, cycled, prepared["prepare_s"], used, share, state, None)
+        return _make_look(wall, cycled, prepared["prepare_s"], used, share, state, None)
 
 
-def _build(worker: Worker, task: Task, visits: Visits) -> None:
+def _build_step(worker: Worker, task: Task, visits: Visits) -> None:
     """Build a step in a worker. Raises `WorkerFailure` if the worker is on another GPU than the watched one."""
     built = worker.call(
         "build",
@@ -149,13 +149,13 @@ def _build(worker: Worker, task: Task, visits: Visits) -> None:
         raise WorkerFailure("invalid", reason)
 
 
-def _prepare(worker: Worker, task: Task) -> Plain:
+def _prepare_step(worker: Worker, task: Task) -> Plain:
     """Prepare the built step. Return the worker's reply."""
-    tunes: Plain = {"patience": TUNING} if lanes.chooses(task.recipe) else {}
+    tunes: Plain = {"patience": TUNING} if lanes.chooses_kernels(task.recipe) else {}
     return worker.call("prepare", **tunes)
 
 
-def _look(
+def _make_look(
     wall: list[float], cycled: list[Plain], prepare_s: float, used: int | None, share: float | None, state: Plain,
     void: str | None,
 ) -> Look:  # fmt: skip
@@ -172,7 +172,7 @@ def _look(
     )
 
 
-def marks(looks: Iterable[Look]) -> list[str]:
+def find_marks(looks: Iterable[Look]) -> list[str]:
     """Return why looks must not be published: others on the CPU or on the GPU."""
     known = [*looks]
     why = sorted({each.company for each in known if each.company})

@@ -11,7 +11,9 @@ MOST_CHANGES = (
 )
 
 
-def follow(step: Any, steps: int, on_step: Callable[[int], None] = lambda number: None) -> dict[str, Any]:
+def follow_scales(
+    step: Any, steps: int, on_step: Callable[[int], None] = lambda number: None
+) -> dict[str, Any]:
     """Train for `steps` and return both scales at each step where they, or the counts of skipped updates, changed.
 
     Each step costs two small launches more; nothing waits for the device.

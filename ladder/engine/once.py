@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ladder.base.locks import device_lock
-from ladder.engine.gpu_time import is_captured, recorded
-from ladder.engine.pool import Pool, Worker, WorkerFailure, plain
+from ladder.core.locks import device_lock
+from ladder.engine.gpu_time import is_captured, record_counted
+from ladder.engine.pool import Pool, Worker, WorkerFailure, strip_protocol
 from ladder.machine import system
 
 
@@ -38,12 +38,12 @@ def measure_once(
     it.
     """
     empty = {"peak_reserved_bytes": None, "peak_allocated_bytes": None}
-    with _prepared(workload, recipe, device, code, seed, workers) as (worker, prepared):
+    with _prepare_worker(workload, recipe, device, code, seed, workers) as (worker, prepared):
         seen = worker.call("visit", cycles=cycles, settle_s=0, settle_cycles=0, main=False)
         used = worker.call("choices")["choices"]
         # Last, because nothing is timed in a process that was profiled.
-        gpu = _profiled(worker, recipe, device, seen["samples_s"])
-        return plain(empty | prepared | seen | {"choices": used} | gpu)
+        gpu = _profile_cycles(worker, recipe, device, seen["samples_s"])
+        return strip_protocol(empty | prepared | seen | {"choices": used} | gpu)
 
 
 def prepare_once(
@@ -60,16 +60,16 @@ def prepare_once(
     warmup_s, capture_s and, if there were any, compile_s, compile_kernels_s and cache_s. Raises `WorkerFailure` as
     `measure_once`.
     """
-    with _prepared(workload, recipe, device, code, seed) as (worker, prepared):
-        return plain(prepared | {"choices": worker.call("choices")["choices"]})
+    with _prepare_worker(workload, recipe, device, code, seed) as (worker, prepared):
+        return strip_protocol(prepared | {"choices": worker.call("choices")["choices"]})
 
 
-def pool(device: str, code: Path | None) -> Pool:
+def open_pool(device: str, code: Path | None) -> Pool:
     """Return a pool of workers for `measure_once`, with this code and for this device."""
     return Pool(code=code, torch=code is None or device == "cuda")
 
 
-def _profiled(
+def _profile_cycles(
     worker: Worker, recipe: dict[str, Any], device: str, samples_s: list[float]
 ) -> dict[str, list[float] | str | None]:
     """Profile whole cycles of a process that is never timed again. Return gpu_s and gpu_void of `measure_once`."""
@@ -77,7 +77,7 @@ def _profiled(
         return {"gpu_s": None, "gpu_void": None}
     try:
         worker.call("profile", part="load")
-        seen, void = recorded(
+        seen, void = record_counted(
             lambda rest: worker.call("profile", part="record", rest_s=rest), samples_s, is_captured(recipe)
         )
     except WorkerFailure as failure:  # the wall times stand
@@ -88,7 +88,7 @@ def _profiled(
 
 
 @contextmanager
-def _prepared(
+def _prepare_worker(
     workload: dict[str, Any],
     recipe: dict[str, Any],
     device: str,
@@ -98,7 +98,7 @@ def _prepared(
 ) -> Iterator[tuple[Worker, dict[str, Any]]]:
     """Yield a prepared worker and its words about building and preparing. The worker ends afterwards."""
     with contextlib.ExitStack() as stack:
-        forks = workers or stack.enter_context(pool(device, code))
+        forks = workers or stack.enter_context(open_pool(device, code))
         stack.enter_context(device_lock(system.device_key(device)))
         worker = forks.take()
         stack.callback(worker.kill)  # its context ends before the lock does

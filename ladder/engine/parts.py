@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ladder.base.errors import raise_if_environment
-from ladder.base.locks import device_lock
-from ladder.base.protocol import PHASES
+from ladder.core.errors import raise_if_environment
+from ladder.core.locks import device_lock
+from ladder.core.protocol import PHASES
 from ladder.engine import worker
 from ladder.engine.channel import Nobody
 from ladder.engine.pool import WorkerFailure
@@ -28,7 +28,7 @@ SAMPLES = 6
 _FEED = ["workload", "recipe", "real", "seed"]  # of stylegan_lite.data.DataFeed; others must have defaults
 
 
-def phases(
+def time_phases(
     workload: dict[str, Any],
     recipe: dict[str, Any],
     device: str,
@@ -50,36 +50,36 @@ def phases(
     rung = Rung(None, Nobody())
     with device_lock(system.device_key(device)):
         try:
-            with _failing("import", rung):
+            with _convert_failures("import", rung):
                 rung.do_import(torch=device == "cuda")
-            with _failing("build", rung):
+            with _convert_failures("build", rung):
                 built = rung.do_build(workload, recipe, device, seed)
             if not hasattr(rung.step, "run_phase"):
                 raise WorkerFailure("n/a", "this commit cannot run a phase alone")
-            with _failing("prepare", rung):
+            with _convert_failures("prepare", rung):
                 rung.do_prepare()
-            with _failing("phases", rung):
-                took = _windows(rung, samples, window)
+            with _convert_failures("phases", rung):
+                took = _time_windows(rung, samples, window)
             return {"samples_s": took, "recipe": built["recipe"], **rung.do_choices()}
         finally:
             if rung.step is not None:
                 rung.step.close()
 
 
-def _windows(rung: Rung, samples: int, window: int) -> dict[str, list[float]]:
+def _time_windows(rung: Rung, samples: int, window: int) -> dict[str, list[float]]:
     """Time the phases in turns, so that a drift of the clock favours none. A run before each window is not timed."""
     took: dict[str, list[float]] = {phase: [] for phase in PHASES}
     for _ in range(samples):
         for phase, seen in took.items():
             rung.step.run_phase(phase)
             run = functools.partial(rung.step.run_phase, phase)
-            seen.append(_seconds(run, window, rung.synchronize) / window)
+            seen.append(_time_calls(run, window, rung.synchronize) / window)
     if broken := rung.step.check_finite():
         raise Invalid(broken)
     return took
 
 
-def loading(
+def time_loading(
     workload: dict[str, Any], recipe: dict[str, Any], device: str, *, epochs: int = SAMPLES, seed: int = 0
 ) -> dict[str, Any]:
     """Return the seconds for one image, from its file to the batch on the device, with no other work.
@@ -94,13 +94,13 @@ def loading(
     """
     rung = Rung(None, Nobody())
     rung.device = device
-    with _failing("import", rung):
+    with _convert_failures("import", rung):
         rung.do_import(torch=False)
     with device_lock(system.device_key(device)):
-        with _failing("build", rung):
-            feed, told = _feed(workload, recipe, device, seed)
+        with _convert_failures("build", rung):
+            feed, told = _make_feed(workload, recipe, device, seed)
         try:
-            with _failing("loading", rung):
+            with _convert_failures("loading", rung):
                 feed.prepare()
                 batch = workload["batch"]
                 batches = len(feed.dataset) // batch
@@ -109,13 +109,13 @@ def loading(
                     feed.next()
                     feed.prefetch()
 
-                took = [_seconds(one, batches, rung.synchronize) for _ in range(1 + epochs)]
+                took = [_time_calls(one, batches, rung.synchronize) for _ in range(1 + epochs)]
             return {"samples_s": [each / (batches * batch) for each in took[1:]], "recipe": told}
         finally:
             feed.close()
 
 
-def _feed(
+def _make_feed(
     workload: dict[str, Any], recipe: dict[str, Any], device: str, seed: int
 ) -> tuple[Any, dict[str, Any]]:
     """Return the measured code's data feed into a buffer of one batch, and the recipe as that code understands it."""
@@ -138,7 +138,7 @@ def _feed(
     return DataFeed(what, how, real, seed), how.to_dict()
 
 
-def _seconds(function: Callable[[], object], times: int, synchronize: Callable[[], None]) -> float:
+def _time_calls(function: Callable[[], object], times: int, synchronize: Callable[[], None]) -> float:
     synchronize()
     begin = time.perf_counter()
     for _ in range(times):
@@ -148,7 +148,7 @@ def _seconds(function: Callable[[], object], times: int, synchronize: Callable[[
 
 
 @contextmanager
-def _failing(did: str, rung: Rung) -> Iterator[None]:
+def _convert_failures(did: str, rung: Rung) -> Iterator[None]:
     """Turn an exception into the failure that a worker would have replied with."""
     try:
         yield
@@ -156,7 +156,7 @@ def _failing(did: str, rung: Rung) -> Iterator[None]:
         raise
     except Exception as error:
         raise_if_environment(error)
-        reply = worker.failure(error, did, rung)
+        reply = worker.make_failure(error, did, rung)
         if reply["status"] == "failed":
             sys.excepthook(type(error), error, error.__traceback__)
         raise WorkerFailure(reply["status"], reply["reason"], reply) from error

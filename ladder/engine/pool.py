@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder.base.errors import EnvironmentFailure, one_line, raise_if_environment
-from ladder.base.stopping import surely
+from ladder.core.errors import EnvironmentFailure, one_line, raise_if_environment
+from ladder.core.stopping import end_surely
 from ladder.engine.channel import ENVIRONMENT, SPOKEN
 from ladder.engine.forkserver import ForkServer, ServerEnded
 
@@ -279,7 +279,7 @@ def is_stopped(pid: int) -> bool:
     return state in ("T", "t")
 
 
-def plain(reply: dict[str, Any]) -> dict[str, Any]:
+def strip_protocol(reply: dict[str, Any]) -> dict[str, Any]:
     """Return a worker's reply, or several in one, without the keys of the pipe's protocol, which are never stored."""
     return {key: value for key, value in reply.items() if key not in ("ok", "did", "gpu_uuid")}
 
@@ -321,7 +321,7 @@ class Pool:
     def kill(self) -> None:
         """End every worker, busy ones included: a thread that waits for one is told that it died."""
         self.ended = True
-        surely(self._end)
+        end_surely(self._end)
 
     def _end(self) -> None:
         if not self._lock.acquire(timeout=0.2):  # another thread waits for the server, which imports

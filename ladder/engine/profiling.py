@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ladder.base.protocol import CYCLE_STEPS
+from ladder.core.protocol import CYCLE_STEPS
 from ladder.engine.gpu_time import PROFILED
 from ladder.receipts import kernel_families, kernel_names, traces
 
@@ -43,22 +43,22 @@ class Recorded:
     def cycles(self) -> list[list[kernel_families.Event]]:
         """Return the events of each cycle, which begin before its end and after that of the cycle before."""
         found: list[list[kernel_families.Event]] = [[] for _ in self.wall_s]
-        for event in traces.events(self.profile):
+        for event in traces.list_events(self.profile):
             found[min(bisect.bisect_right(self.ended_ns, event[3]), len(found) - 1)].append(event)
         return found
 
 
-def load() -> None:
+def load_profiler() -> None:
     """Start and stop the profiler once. The first start takes seconds.
 
     Kineto must not finalize CUPTI between sessions: a process with CUDA graphs may not survive that
     (github.com/pytorch/pytorch/pull/112507). Some versions do so by default (github.com/pytorch/kineto/pull/1264).
     """
     os.environ["TEARDOWN_CUPTI"] = "0"
-    traces.profiled(lambda: None)
+    traces.profile_cycle(lambda: None)
 
 
-def record(rung: Any, number: int = PROFILED, rest_s: float = 0.0) -> Recorded:
+def record_cycles(rung: Any, number: int = PROFILED, rest_s: float = 0.0) -> Recorded:
     """Run so many whole cycles of a `ladder.engine.timed_rung.Rung` under one profiler, whose start takes a second.
 
     There is no lead-in: how long the GPU works does not depend on batches that loaders hold. The GPU rests for
@@ -76,11 +76,11 @@ def record(rung: Any, number: int = PROFILED, rest_s: float = 0.0) -> Recorded:
             rung.align()
             recorded.run(cycle)
 
-    recorded.profile = traces.profiled(cycles, lambda: rung.channel.send({"progress": "ran"}))
+    recorded.profile = traces.profile_cycle(cycles, lambda: rung.channel.send({"progress": "ran"}))
     return recorded
 
 
-def digest(recorded: Recorded, varies: float = 0.0) -> dict[str, Any]:
+def digest_cycles(recorded: Recorded, varies: float = 0.0) -> dict[str, Any]:
     """Return the figures of recorded cycles, and what the first consists of.
 
     Args:
@@ -93,7 +93,7 @@ def digest(recorded: Recorded, varies: float = 0.0) -> dict[str, Any]:
     """
     found, first = [], []
     for wall, events in zip(recorded.wall_s, recorded.cycles(), strict=True):
-        ran = traces.kernels(events)
+        ran = traces.list_kernels(events)
         if not ran:
             return {"cycles": None, "profile": None, "gpu_void": traces.why_none()}
         found.append(
@@ -106,8 +106,8 @@ def digest(recorded: Recorded, varies: float = 0.0) -> dict[str, Any]:
         first = first or events
     return {
         "cycles": found,
-        "profile": composition(first),
-        "gpu_void": differing([c["kernels"] for c in found], varies),
+        "profile": derive_composition(first),
+        "gpu_void": find_difference([c["kernels"] for c in found], varies),
     }
 
 
@@ -115,10 +115,10 @@ def between_gpus(recorded: Recorded) -> dict[str, Any]:
     """Return the communication of a step in the first recorded cycle, or None without kernels."""
     first = next(iter(recorded.cycles()), [])
     ran = [event for event in first if event[1] and not event[0].startswith(kernel_families.WAITING)]
-    return {"communication": dict(traces.communication(ran, CYCLE_STEPS)) if ran else None}
+    return {"communication": dict(traces.derive_communication(ran, CYCLE_STEPS)) if ran else None}
 
 
-def differing(kernels: list[float], varies: float = 0.0) -> str | None:
+def find_difference(kernels: list[float], varies: float = 0.0) -> str | None:
     """Return one line if the numbers of kernels of the cycles differ by more than a share, else None."""
     if not kernels or max(kernels) - min(kernels) <= varies * max(kernels):
         return None
@@ -126,30 +126,34 @@ def differing(kernels: list[float], varies: float = 0.0) -> str | None:
     return f"profiled cycles launched {seen} kernels"
 
 
-def composition(events: list[kernel_families.Event]) -> dict[str, list[dict[str, Any]]]:
+def derive_composition(events: list[kernel_families.Event]) -> dict[str, list[dict[str, Any]]]:
     """Return milliseconds and launches of a step by family and by kernel: the heaviest, and the rest as one row."""
     ran = [event for event in events if event[1] and not event[0].startswith(kernel_families.WAITING)]
     own: dict[str, int] = defaultdict(int)
     took: dict[str, list[float]] = defaultdict(list)
-    for (name, _, _, begin, end), alone in zip(ran, traces.once([each[2:] for each in ran]), strict=True):
-        own[kernel_families.family(name)] += alone
-        took[text(kernel_names.stored(name))].append((end - begin) / 1e6 / CYCLE_STEPS)
+    for (name, _, _, begin, end), alone in zip(
+        ran, traces.count_once([each[2:] for each in ran]), strict=True
+    ):
+        own[kernel_families.name_family(name)] += alone
+        took[clean_name(kernel_names.name_stored(name))].append((end - begin) / 1e6 / CYCLE_STEPS)
     families = [
-        _row(text(row["family"]), row["us"] / 1000, row["kernels"])
+        _make_row(clean_name(row["family"]), row["us"] / 1000, row["kernels"])
         | {"own_ms": round(own[row["family"]] / 1e6 / CYCLE_STEPS, 5)}
-        for row in kernel_families.shares(ran, CYCLE_STEPS)
+        for row in kernel_families.derive_shares(ran, CYCLE_STEPS)
     ]
     heaviest = sorted(took, key=lambda name: -sum(took[name]))
-    kept = [_row(name, sum(took[name]), len(took[name]) / CYCLE_STEPS) for name in heaviest[:HEAVIEST]]
+    kept = [_make_row(name, sum(took[name]), len(took[name]) / CYCLE_STEPS) for name in heaviest[:HEAVIEST]]
     if rest := [each for name in heaviest[HEAVIEST:] for each in took[name]]:
-        kept.append(_row(f"{len(heaviest) - HEAVIEST} other kernels", sum(rest), len(rest) / CYCLE_STEPS))
+        kept.append(
+            _make_row(f"{len(heaviest) - HEAVIEST} other kernels", sum(rest), len(rest) / CYCLE_STEPS)
+        )
     return {"families": families, "kernels": kept}
 
 
-def _row(name: str, ms: float, launches: float) -> dict[str, Any]:
+def _make_row(name: str, ms: float, launches: float) -> dict[str, Any]:
     return {"name": name, "ms": round(ms, 5), "launches": round(launches, 4)}
 
 
-def text(name: str) -> str:
+def clean_name(name: str) -> str:
     """Return a kernel's name as a result may hold it."""
     return _UNPRINTABLE.sub("_", name.replace("<", "(").replace(">", ")"))[:96] or "unnamed"

@@ -21,11 +21,11 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder.base.errors import UserError
-from ladder.base.locks import device_lock
+from ladder.core.errors import UserError
+from ladder.core.locks import device_lock
 from ladder.core.records import write_whole
 from ladder.engine import lanes
-from ladder.engine.gpu_time import recorded
+from ladder.engine.gpu_time import record_counted
 from ladder.engine.outcomes import Process, Program, Visited, new_round
 from ladder.engine.pool import TUNING, Pool, WorkerFailure
 from ladder.engine.visit import Visits
@@ -67,7 +67,7 @@ class Interleaved:
         self.memory_limit = memory_limit
         self.device, self.cycles, self.seed, self.profile = device, cycles, seed, profile
         self.torch, self.timeouts, self.on_wait, self.on_phase = torch, timeouts, on_wait, on_phase
-        gpu = system.probe() if device == "cuda" else {}
+        gpu = system.probe_gpu() if device == "cuda" else {}
         self.visits = visits or Visits(device, gpu.get("uuid"))
         self.memory = float(gpu.get("memory") or 0)
         self.peaks: dict[str, int] = {}  # bytes reserved on the GPU, by program
@@ -160,7 +160,7 @@ class Interleaved:
             self._each(alive, failed, self._end)
         finally:
             processes = [process.worker for process in alive]
-            lanes.each([worker.close for worker in processes], max(1, len(processes)), self.kill)
+            lanes.run_each([worker.close for worker in processes], max(1, len(processes)), self.kill)
         by_name = {process.program.name: process for process in alive}
         for program in asked:
             if program.name in by_name:
@@ -193,7 +193,7 @@ class Interleaved:
                 if process := self._prepare(each, failed, held, len(lane)):  # noqa: B023
                     found.append(process)
 
-            lanes.each([functools.partial(prepare, each) for each in lane], len(lane), self.kill)
+            lanes.run_each([functools.partial(prepare, each) for each in lane], len(lane), self.kill)
             alive += sorted(found, key=lambda process: lane.index(process.program))
         return alive
 
@@ -203,7 +203,7 @@ class Interleaved:
         lane: list[Program] = []
         for program in left[:most]:
             known = self.peaks.get(program.name) is not None or self.device != "cuda"
-            if not known or lanes.chooses(program.recipe) or not self._fits(alive, *lane, program):
+            if not known or lanes.chooses_kernels(program.recipe) or not self._fits(alive, *lane, program):
                 break
             lane.append(program)
         return lane or [left[0]]
@@ -239,7 +239,7 @@ class Interleaved:
             if any(built["recipe"].get(key) != value for key, value in program.recipe.items()):
                 raise WorkerFailure("n/a", "this commit gives the recipe another meaning")
             self.on_phase(program, "prepare")
-            tunes: dict[str, Any] = {"patience": TUNING} if lanes.chooses(program.recipe) else {}
+            tunes: dict[str, Any] = {"patience": TUNING} if lanes.chooses_kernels(program.recipe) else {}
             spent = worker.call("prepare", **tunes)
             spent |= {"start_s": worker.start_s, "build_s": built.get("build_s"), "beside": beside}
             worker.call("begin")
@@ -306,7 +306,7 @@ class Interleaved:
             return
         try:
             process.worker.call("profile", part="load")
-            process.profiled, process.gpu_void = recorded(
+            process.profiled, process.gpu_void = record_counted(
                 functools.partial(self._record, process), process.samples_s(), process.program.is_captured()
             )
         except WorkerFailure as failure:
@@ -371,7 +371,7 @@ class Interleaved:
         most: dict[str, int],
     ) -> None:
         jobs = [functools.partial(self._staged, process, failed, stage) for process in alive]
-        lanes.each(jobs, most.get(self.device, 1), self.kill)
+        lanes.run_each(jobs, most.get(self.device, 1), self.kill)
         alive[:] = [process for process in alive if process.program.name not in failed]
 
     def _staged(self, process: Process, failed: dict[str, Visited], stage: Callable[[Process], None]) -> None:

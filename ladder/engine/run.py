@@ -15,12 +15,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ladder.base import locks, text
-from ladder.base.errors import EnvironmentFailure, UserError
-from ladder.base.locks import device_lock
-from ladder.base.stopping import stop_on_sigterm
+from ladder.core import locks, text
+from ladder.core.errors import EnvironmentFailure, UserError
 from ladder.core.job import Job, RunPlan
+from ladder.core.locks import device_lock
 from ladder.core.records import write_whole
+from ladder.core.stopping import stop_on_sigterm
 from ladder.engine import inspection
 from ladder.engine import lanes as sidebyside
 from ladder.engine.once import measure_once as measure_once
@@ -67,7 +67,7 @@ def run_ladder(job: Job, on_event: OnEvent | None = None, importing: Pool | None
             system fails (a full disk). The file then holds the finished part, and no rung is blamed.
     """
     plan: RunPlan = job.options
-    folder = Path(job.out) / text.slug(job.machine["name"]) if job.resume is None else job.resume.parent
+    folder = Path(job.out) / text.make_slug(job.machine["name"]) if job.resume is None else job.resume.parent
     with locks.folder_lock(folder, movable=job.resume is None):
         run = record.new_run(job)
         if job.resume is not None:
@@ -89,7 +89,7 @@ class _Run(RunState):
 
     def measure(self, pool: Pool) -> None:
         """Inspect, then make all generations, the first from `pool`. The file is written, also when interrupted."""
-        self.limit = sidebyside.allocatable(self.protocol.gpu_memory_limit_gb)
+        self.limit = sidebyside.allocatable_bytes(self.protocol.gpu_memory_limit_gb)
         self.maker = Interleaved(
             self.job.device,
             memory_limit=self.limit,
@@ -135,7 +135,7 @@ class _Run(RunState):
 
     def note(self, line: str) -> None:
         """Add a note on an event of the run to its protocol."""
-        notes = [*self.protocol.notes, text.display(line)]
+        notes = [*self.protocol.notes, text.make_display(line)]
         self.protocol = replace(self.protocol, notes=notes)
 
     def recall(self) -> None:
@@ -222,8 +222,8 @@ class _Run(RunState):
                 rounds=[*part.rounds, visited.round],
                 status="ok",
                 reason=None,
-                recipe=text.fit(visited.recipe),
-                settings=text.fit(visited.settings),
+                recipe=text.fit_texts(visited.recipe),
+                settings=text.fit_texts(visited.settings),
             )
             if visited.profile and isinstance(part, Rung) and not part.profile:
                 self.change(name, profile=visited.profile)
@@ -276,9 +276,9 @@ class _Run(RunState):
         )
         if problem := self.visits.check_gpu(built.get("gpu_uuid")):
             raise UserError(problem)
-        self.change(name, recipe=text.fit(built["recipe"]), settings=text.fit(built["settings"]))
+        self.change(name, recipe=text.fit_texts(built["recipe"]), settings=text.fit_texts(built["settings"]))
         self.emit("phase", phase="prepare")
-        tunes: dict[str, Any] = {"patience": TUNING} if sidebyside.chooses(self.recipes[name]) else {}
+        tunes: dict[str, Any] = {"patience": TUNING} if sidebyside.chooses_kernels(self.recipes[name]) else {}
         self.prepared[name] = worker.call("prepare", **tunes).get("peak_reserved_bytes")
 
     def inspect_all(self, pool: Pool) -> None:
@@ -300,10 +300,10 @@ class _Run(RunState):
                 # The first is alone, as it makes the reference. Beside others its batch might have to shrink.
                 self.each(pool, names[:1])
             # Rungs that choose by measuring are left to the end, alone: timed processes find their choices in a cache.
-            rest = [name for name in names if not sidebyside.chooses(self.recipes[name])]
+            rest = [name for name in names if not sidebyside.chooses_kernels(self.recipes[name])]
             # The budget of whole steps takes longest to make; others make theirs meanwhile.
             whole = [name for name in rest if self.recipes[name].get("whole_step_graph")][:1]
-            sidebyside.inspect(self, pool, list(dict.fromkeys([*whole, *rest])), lanes)
+            sidebyside.inspect_rungs(self, pool, list(dict.fromkeys([*whole, *rest])), lanes)
         self.each(pool, names)  # all, or those that ran out of memory beside others
 
     def inspect(self, worker: Worker, name: str, alone: inspection.Alone = contextlib.nullcontext) -> None:
@@ -313,7 +313,7 @@ class _Run(RunState):
         """
         try:
             variant = self.variants.get(name)
-            found = inspection.inspect(
+            found = inspection.inspect_worker(
                 worker,
                 lambda phase: self.emit("phase", phase=phase),
                 alone,

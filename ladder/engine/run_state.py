@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ladder.base import text
+from ladder.core import text
 from ladder.core.job import Job, RunPlan
 from ladder.core.records import Fields, read_record, write_record
 from ladder.engine.gpu_time import PROFILED
@@ -46,7 +46,7 @@ class RunState:
         self.seconds = run.seconds
         self.begin = time.monotonic() - run.seconds  # the beginning of a resumed run, too
         self.done = sum(len(each.rounds) for each in self.parts.values())
-        uuid = system.probe().get("uuid") if job.device == "cuda" else None
+        uuid = system.probe_gpu().get("uuid") if job.device == "cuda" else None
         self.visits = Visits(job.device, uuid)
         self.place = threading.local()  # the rung and round of this thread
         self.number = 0  # of the generation that is being made
@@ -69,7 +69,7 @@ class RunState:
             rungs=[each for each in parts if isinstance(each, Rung)],
             twins=[each for each in parts if isinstance(each, Twin)],
             choices=self.choices,
-            gpu=read_record(RunGpu, text.fit(gpu)) if gpu else self.first.gpu,
+            gpu=read_record(RunGpu, text.fit_texts(gpu)) if gpu else self.first.gpu,
             first_table_s=self.first_table_s,
             seconds=self.seconds,
         )
@@ -143,7 +143,7 @@ class RunState:
         peaks = {key: value for key, value in failure.reply.items() if key.startswith("peak_")}
         status = "failed" if failure.status == "n/a" else failure.status
         failed_at = read_record(FailedAt, {"round": number, **peaks})
-        self.change(name, status=status, reason=text.display(reason), failed_at=failed_at)
+        self.change(name, status=status, reason=text.make_display(reason), failed_at=failed_at)
         self.emit("failed", status=status, reason=reason)
 
     def save(self) -> None:

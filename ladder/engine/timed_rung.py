@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ladder.base.paths import ROOT
-from ladder.base.protocol import CYCLE_STEPS
+from ladder.core.paths import ROOT
+from ladder.core.protocol import CYCLE_STEPS
 from ladder.engine import asides, capturing
-from ladder.engine.asides import added, foreign, is_settled, peak_rss, stood_still, weights_of
+from ladder.engine.asides import derive_added, find_foreign, is_settled, peak_rss, stood_still, weights_of
 from ladder.engine.channel import Channel, Nobody
 from ladder.engine.gpu_time import PROFILED
 from ladder.engine.joining import Member
@@ -97,7 +97,7 @@ class Rung(Member):
 
     def refuse_foreign(self) -> None:
         """Raise `NoContract` if a measured package came from elsewhere. Some are imported only at their first use."""
-        if found := foreign(self.code or ROOT):
+        if found := find_foreign(self.code or ROOT):
             raise NoContract(found)
 
     def gpu_uuid(self) -> str | None:
@@ -109,7 +109,7 @@ class Rung(Member):
 
     def do_prepare(self) -> dict[str, Any]:
         """Prepare the step. The whole and the captures are timed here; the measured code reports other parts."""
-        with capturing.captures(sys.modules.get("torch")) as captured:
+        with capturing.time_captures(sys.modules.get("torch")) as captured:
             begin = time.perf_counter()
             said = self.step.prepare() or {}
             self.synchronize()
@@ -186,12 +186,12 @@ class Rung(Member):
         from ladder.engine import kinds, profiling
 
         if part == "kinds":
-            return {**kinds.record(self, cycles)}
+            return {**kinds.record_kinds(self, cycles)}
         if part == "record":
-            recorded = profiling.record(self, cycles, rest_s)
-            found = profiling.digest(recorded, getattr(self.step, "LAUNCHES_VARY", 0.0))
+            recorded = profiling.record_cycles(self, cycles, rest_s)
+            found = profiling.digest_cycles(recorded, getattr(self.step, "LAUNCHES_VARY", 0.0))
             return found | (profiling.between_gpus(recorded) if self.joined else {})
-        profiling.load()
+        profiling.load_profiler()
         return {}
 
     def do_prove(self) -> dict[str, Any]:
@@ -229,7 +229,7 @@ class Rung(Member):
 
     def drain(self) -> None:
         """Empty what idle loaders hold ready: a timed cycle then goes at their pace."""
-        asides.drain(self.step)
+        asides.drain_loader(self.step)
         self.synchronize()
 
     def canary(self, peaks: dict[str, Any]) -> float | None:
@@ -306,7 +306,7 @@ class Rung(Member):
         self.synchronize()
         took = [self.between(a, b) for a, b in itertools.pairwise(marks)]
         self.channel.send({"progress": "cycle", "seconds": sum(took[1:])})
-        return added(kinds[1:], took[1:])
+        return derive_added(kinds[1:], took[1:])
 
     def mark(self) -> Any:
         """Return a moment of the GPU's stream. On a CPU, where a returned step is done, it is the host's clock."""
@@ -327,7 +327,9 @@ class Rung(Member):
         from ladder.receipts import evidence
 
         self.threads.release()
-        self.traced = evidence.trace(self.step, lambda: self.channel.send({"progress": "ran"}), self.align)
+        self.traced = evidence.trace_step(
+            self.step, lambda: self.channel.send({"progress": "ran"}), self.align
+        )
         return {}
 
     def do_receipts(self, rungs: list[str] | None = None) -> dict[str, Any]:
@@ -338,11 +340,11 @@ class Rung(Member):
         if self.traced is None:
             self.do_trace()
         traced, self.traced = self.traced, None  # the step trains on
-        seen = evidence.gather(self.step, traced)
+        seen = evidence.gather_evidence(self.step, traced)
         if rungs is None:
             from ladder.plan import catalog
 
-            rungs = catalog.contained(seen["recipe"])
+            rungs = catalog.list_contained(seen["recipe"])
         return {"receipts": receipts.issue(rungs, seen), "evidence": seen}
 
     def do_examine(self, variant: list[str]) -> Any:
@@ -353,7 +355,7 @@ class Rung(Member):
         """Compare the prepared step with the FP64 reference, and leave it as it is timed: gradients no longer kept."""
         from ladder.parity import check as parity
 
-        return parity.check(self.step, tell=lambda text: self.channel.send({"progress": text}))
+        return parity.check_step(self.step, tell=lambda text: self.channel.send({"progress": text}))
 
     def do_choices(self) -> dict[str, Any]:
         """Return the tiles that our kernels were launched with, after timing.
@@ -378,7 +380,7 @@ class Rung(Member):
             if number % CYCLE_STEPS == 0:
                 self.channel.send({"progress": f"step {number}"})
 
-        found = loss_scales.follow(self.step, steps, on_step)
+        found = loss_scales.follow_scales(self.step, steps, on_step)
         if broken := self.step.check_finite():
             raise Invalid(broken)
         return found
@@ -388,7 +390,7 @@ class Rung(Member):
         from ladder.engine import host_time
 
         self.threads.release()
-        return {"host": host_time.measure(self, cycles)}
+        return {"host": host_time.measure_host(self, cycles)}
 
     def do_exit(self) -> dict[str, Any]:
         if self.step is not None:

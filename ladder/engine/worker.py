@@ -15,17 +15,17 @@ commands send `{"progress": ...}` lines before it, which feed the watchdog.
 | cycle | | samples_s, event_s: of one cycle, after what idle loaders hold |
 | finish | main: bool, lazy: bool | main_s, lazy_s, canary_s, and the memory |
 | canary | | canary_s |
-| profile | part: "load", "record" or "kinds", cycles | those of `profiling.digest` or `kinds.record` |
+| profile | part: "load", "record" or "kinds", cycles | those of `profiling.digest_cycles` or `kinds.record_kinds` |
 | prove | | problem, left_out: one line or null, see `ladder.parity.check` |
 | release | leave: bool, the step, too | reserved_bytes that the allocator keeps, null on a CPU |
-| parity | | those of `ladder.parity.check.check`; needs "keep_gradients": true in "build" |
+| parity | | those of `ladder.parity.check.check_step`; needs "keep_gradients": true in "build" |
 | trace | | none; what "receipts" needs of a step that has the GPU for itself |
 | receipts | rungs: list or null | receipts: {rung: {}}, evidence |
 | examine | variant | receipts and inspection of an entry of a study, see `ladder.plan.variants` |
 | choices | | choices: rows of `kernels.choices` that decided here, null if the measured code does not say |
 | threads | | cpu_threads, null without torch |
-| scales | steps | those of `ladder.engine.loss_scales.follow` (FP16: the loss scales of a training) |
-| host | cycles | host: those of `ladder.engine.host_time.measure` |
+| scales | steps | those of `ladder.engine.loss_scales.follow_scales` (FP16: the loss scales of a training) |
+| host | cycles | host: those of `ladder.engine.host_time.measure_host` |
 | exit | | none; the process ends |
 
 threads: CPU threads until a visit.
@@ -49,14 +49,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ladder.base.errors import describe, of_environment, one_line
+from ladder.core.errors import format_error, of_environment, one_line
 from ladder.engine.channel import ENVIRONMENT, SPOKEN, Channel, Nobody
 from ladder.engine.timed_rung import Invalid, NoContract, Rung
 
 _OOM_SIGNS = ("out of memory", "can't allocate memory", "annot allocate memory", "ALLOC_FAILED")
 
 
-def failure(error: BaseException, did: str, rung: Rung) -> dict[str, Any]:
+def make_failure(error: BaseException, did: str, rung: Rung) -> dict[str, Any]:
     """Return the reply for an exception: its status, one line why, and the memory peaks."""
     did = SPOKEN.get(did, did)
     try:
@@ -76,7 +76,7 @@ def failure(error: BaseException, did: str, rung: Rung) -> dict[str, Any]:
         at_peak = f", at most {peak / 2**30:.2f} GiB {name}" if peak is not None else ""
         status, reason = "oom", f"out of memory in {did}{at_peak}"
     else:
-        status, reason = "failed", one_line(f"{did}: {describe(error)}")
+        status, reason = "failed", one_line(f"{did}: {format_error(error)}")
     return {"ok": False, "did": did, "status": status, "reason": reason, **memory}
 
 
@@ -91,7 +91,7 @@ def out_of_memory(error: BaseException) -> bool:
     return hidden is not None and out_of_memory(hidden)
 
 
-def preload(code: Path | None, torch: bool) -> None:
+def preload_code(code: Path | None, torch: bool) -> None:
     """Import the code that workers need, so that their forks have it. A fork imports again and tells a failure."""
     if torch:
         with contextlib.suppress(Exception):
@@ -102,7 +102,7 @@ def preload(code: Path | None, torch: bool) -> None:
         return
 
 
-def run(code: Path | None) -> None:
+def run_worker(code: Path | None) -> None:
     """Answer commands until one says "exit"."""
     channel = Channel()
     rung = Rung(code, channel)
@@ -112,7 +112,7 @@ def run(code: Path | None) -> None:
         try:
             reply = {"ok": True, "did": did, **getattr(rung, f"do_{did}")(**command)}
         except Exception as error:
-            reply = failure(error, did, rung)
+            reply = make_failure(error, did, rung)
             if reply["status"] == "failed":
                 sys.excepthook(type(error), error, error.__traceback__)
         channel.send(reply)

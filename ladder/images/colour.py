@@ -72,7 +72,7 @@ def convert_to_srgb(
     """
     if image.mode.startswith("I"):  # 16-bit PNG; Pillow's own conversion clips at 255
         image = image.convert("I").point(lambda value: value * (1 / 257)).convert("L")
-    mode, transform = ("", None) if profile is None else _transform(profile)
+    mode, transform = ("", None) if profile is None else _make_transform(profile)
     sound = profile is None or image.mode in TAKES.get(mode, ())
     if transform is None or not sound:
         return fit(_over_white(image, image)), sound
@@ -107,8 +107,8 @@ def make_profile(exponent: float, points: Sequence[float]) -> bytes:
     curve = b"curv\0\0\0\0" + struct.pack(">IHxx", 1, round(exponent * 256))
     name = b"desc\0\0\0\0" + struct.pack(">I", 4) + b"RGB\0" + bytes(78)
     tags = {
-        "desc": name + b"\0\0", "wtpt": _xyz(D50), "rXYZ": _xyz(red), "gXYZ": _xyz(green),
-        "bXYZ": _xyz(blue),
+        "desc": name + b"\0\0", "wtpt": _read_xyz(D50), "rXYZ": _read_xyz(red), "gXYZ": _read_xyz(green),
+        "bXYZ": _read_xyz(blue),
     }  # fmt: skip
     tags |= {"rTRC": curve, "gTRC": curve, "bTRC": curve}
     at = 128 + 4 + 12 * len(tags)
@@ -117,10 +117,10 @@ def make_profile(exponent: float, points: Sequence[float]) -> bytes:
         table += tag.encode() + struct.pack(">II", at + len(body), len(content))
         body += content
     kind = struct.pack(">I4xI4s4s4s12x4s28x", at + len(body), 0x02400000, b"mntr", b"RGB ", b"XYZ ", b"acsp")
-    return (kind + _xyz(D50)[8:]).ljust(128, b"\0") + table + body
+    return (kind + _read_xyz(D50)[8:]).ljust(128, b"\0") + table + body
 
 
-def _xyz(value: np.ndarray) -> bytes:
+def _read_xyz(value: np.ndarray) -> bytes:
     return b"XYZ \0\0\0\0" + b"".join(struct.pack(">i", round(65536 * each)) for each in value)
 
 
@@ -143,7 +143,7 @@ def _is_adobe_rgb(image: Image.Image) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _transform(profile: bytes) -> tuple[str, ImageCms.ImageCmsTransform | None]:
+def _make_transform(profile: bytes) -> tuple[str, ImageCms.ImageCmsTransform | None]:
     """Return the mode that a profile describes and its transform to sRGB.
 
     Returns ("", None) for a damaged profile, and None as the transform of sRGB itself.
@@ -154,7 +154,7 @@ def _transform(profile: bytes) -> tuple[str, ImageCms.ImageCmsTransform | None]:
         transform = ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), mode, "RGB")
         if mode not in ("RGB", "L"):
             return mode, transform
-        probe = _probe().convert(mode)
+        probe = _make_probe().convert(mode)
         moved = np.asarray(ImageCms.applyTransform(probe, transform), int) - np.asarray(
             probe.convert("RGB"), int
         )
@@ -163,7 +163,7 @@ def _transform(profile: bytes) -> tuple[str, ImageCms.ImageCmsTransform | None]:
         return "", None
 
 
-def _probe() -> Image.Image:
+def _make_probe() -> Image.Image:
     """Return a picture of 18 levels of each colour combined with each other, and of all greys."""
     grid = np.stack(np.meshgrid(*[np.arange(0, 256, 15)] * 3), axis=-1).reshape(-1, 3)
     greys = np.repeat(np.arange(256), 3).reshape(-1, 3)

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ladder.base import progress
-from ladder.base import text as texts
-from ladder.base.plain import Fields, Scalar
+from ladder.core import progress
+from ladder.core import text as texts
+from ladder.core.plain import Fields, Scalar
 
 if TYPE_CHECKING:
     from ladder.images.prepare import ImageSet
@@ -29,10 +29,10 @@ def prepare_images(
 
     folder = None if data is None else str(data)
     resolution, batch = int(workload["resolution"]), int(workload["batch"])
-    with progress.bar("images", quiet, first) as on_progress:
+    with progress.show_bar("images", quiet, first) as on_progress:
         prepared = images.prepare_images(folder, resolution, progress=on_progress, at_least=batch)
     for note in prepared.notes:
-        line = f"images: {texts.printable(note)}"
+        line = f"images: {texts.escape_controls(note)}"
         if first is not None:
             first.note(line)
         elif not quiet:

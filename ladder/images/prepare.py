@@ -32,9 +32,9 @@ from typing import IO, TypeVar
 
 from PIL import Image
 
-from ladder.base import bounds, files
-from ladder.base.errors import UserError
-from ladder.base.text import counted
+from ladder.core import bounds, files
+from ladder.core.errors import UserError
+from ladder.core.text import format_count
 from ladder.images import colour
 from ladder.images import user as userimages
 
@@ -42,7 +42,7 @@ SAMPLE = "sample-photographs"
 USER = "user-images"
 JPEG_QUALITY = 90
 VERSION = 2  # of the cache's content: raise it when the same input gives other images
-CACHE = files.cache("images")
+CACHE = files.cache_folder("images")
 OURS = files.ROOT / ".cache" / "images"  # read even if it cannot be written
 NAMED = 20  # unreadable files named in the notes; the rest are counted
 # scikit-image's other colour pictures are left out: some are drawn, and for some no free licence is stated.
@@ -108,7 +108,7 @@ def prepare_images(
     if images.count < at_least:
         what = "sample photographs" if data is None else f"--data {data}"
         raise UserError(
-            f"{what}: {counted(images.count, 'usable image')}, fewer than one batch of {at_least}: "
+            f"{what}: {format_count(images.count, 'usable image')}, fewer than one batch of {at_least}: "
             "add images or use a workload with a smaller batch"
         )
     return images
@@ -184,7 +184,7 @@ def _prepare_sample(resolution: int, cache: Path, progress: Progress) -> ImageSe
             picture = pictures[crop.photograph].resize(
                 (resolution, resolution), Image.Resampling.LANCZOS, box=box, reducing_gap=3.0
             )
-            _save(picture, folder / f"{index:06d}.jpg")
+            _save_picture(picture, folder / f"{index:06d}.jpg")
 
         for done, _ in enumerate(_map_in_threads(make, enumerate(crops)), 1):
             progress(done, len(crops))
@@ -227,7 +227,7 @@ def _fill_user(
             picture, remarks = userimages.make_square(collection.read(candidate), resolution)
         except userimages.Unreadable as error:
             return f"{candidate.name}: {error}", None
-        _save(picture, folder / f"{index:06d}.jpg")
+        _save_picture(picture, folder / f"{index:06d}.jpg")
         return candidate.name, remarks
 
     total = len(collection.candidates)
@@ -245,7 +245,7 @@ def _fill_user(
     if len(skipped) > NAMED:
         notes.append(f"skipped {len(skipped) - NAMED} more unreadable files")
     if others := collection.other_types:
-        notes.append(f"ignored, not JPEG or PNG: {counted(len(others), 'file')}{_list_types(others)}")
+        notes.append(f"ignored, not JPEG or PNG: {format_count(len(others), 'file')}{_list_types(others)}")
     if left_out := counts[userimages.PROFILE_LEFT_OUT]:
         notes.append(f"a colour profile cannot be applied, used without it: {left_out} of {used} images")
     if upscaled := counts[userimages.UPSCALED]:
@@ -279,7 +279,7 @@ def _map_in_threads(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
             pool.shutdown(cancel_futures=True)
 
 
-def _save(picture: Image.Image, path: Path) -> None:
+def _save_picture(picture: Image.Image, path: Path) -> None:
     encoded = io.BytesIO()  # written by Python, whose error names a full disk; Pillow's does not
     picture.save(encoded, "JPEG", quality=JPEG_QUALITY)
     path.write_bytes(encoded.getvalue())
@@ -292,8 +292,8 @@ def find_entry(entry: Path) -> ImageSet | None:
     """Return the finished entry and hold it; None if there is none or some of its files are gone."""
     if not (entry / "manifest.json").exists():
         return None
-    _hold(entry)
-    images = _read(entry)
+    _hold_entry(entry)
+    images = _read_entry(entry)
     with suppress(OSError):  # moved away, perhaps made again, while we waited for the lock
         lock = _locks.get(entry)
         if lock and not os.path.samestat(os.fstat(lock.fileno()), os.stat(entry / LOCK)):
@@ -335,7 +335,7 @@ def make_entry(entry: Path, source: str, fill: Callable[[Path], list[str]], repl
         except OSError:  # there already: another process was faster, or the entry is damaged
             if (ready := find_entry(entry)) is not None:
                 return ready
-            if not _remove(entry):
+            if not _remove_entry(entry):
                 raise UserError(
                     f"image cache {entry}: files are missing, and another process uses it"
                 ) from None
@@ -349,7 +349,7 @@ def make_entry(entry: Path, source: str, fill: Callable[[Path], list[str]], repl
     return replace(images, notes=[*images.notes, note]) if gone else images
 
 
-def _read(entry: Path) -> ImageSet | None:
+def _read_entry(entry: Path) -> ImageSet | None:
     try:
         manifest = json.loads((entry / "manifest.json").read_text(encoding="utf-8"))
         images = ImageSet(path=str(entry / "images"), **manifest)
@@ -359,7 +359,7 @@ def _read(entry: Path) -> ImageSet | None:
     return images if present == images.count else None
 
 
-def _hold(entry: Path) -> None:
+def _hold_entry(entry: Path) -> None:
     """Lock the entry against removal until this process ends. On a file system without locks nobody removes entries."""
     release_entry(entry)
     for mode in ("r+b", "rb"):  # a cache may be read-only
@@ -376,7 +376,7 @@ def release_entry(entry: Path) -> None:
         _locks.pop(entry).close()
 
 
-def _remove(entry: Path) -> bool:
+def _remove_entry(entry: Path) -> bool:
     """Delete an entry unless it is in use. Return whether it is gone; it is moved first, so nobody finds half of it."""
     try:
         with open(entry / LOCK, "r+b") as file:
@@ -404,13 +404,13 @@ def _make_room(entry: Path, replaces: str) -> int:
     for other in entry.parent.glob(replaces):
         if other != entry:
             release_entry(other)  # a caller of the source as it is now no longer needs the source as it was
-            _remove(other)
+            _remove_entry(other)
     sizes = {each: measure_entry(each) for each in entry.parent.iterdir() if not each.name.startswith(".")}
     total, gone = sum(size for size, _ in sizes.values()), 0
     for other in sorted(sizes, key=lambda each: sizes[each][1]):
         if total <= LIMIT_GB * 1e9:
             break
-        if other != entry and _remove(other):
+        if other != entry and _remove_entry(other):
             total, gone = total - sizes[other][0], gone + 1
     return gone
 

@@ -26,7 +26,7 @@ from typing import IO
 
 from PIL import Image, ImageOps
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.images import colour
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -82,7 +82,7 @@ def find_images(data: str) -> Collection:
         if path.is_file() and zipfile.is_zipfile(path):
             return _find_in_zip(path)
     except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise UserError(f"--data {data}: cannot be read: {_reason(error)}") from error
+        raise UserError(f"--data {data}: cannot be read: {_describe_reason(error)}") from error
     raise UserError(f"--data {data}: is neither a folder nor a zip file of JPEG or PNG images")
 
 
@@ -96,7 +96,7 @@ def make_square(content: bytes, resolution: int) -> tuple[Image.Image, set[str]]
         Unreadable: not a whole JPEG or PNG that Pillow can decode, or one with more than ``MAX_PIXELS`` pixels.
     """
     try:
-        size, upright, profile = _decode(content, resolution)
+        size, upright, profile = _decode_image(content, resolution)
         picture, sound = colour.convert_to_srgb(
             upright,
             profile,
@@ -108,7 +108,7 @@ def make_square(content: bytes, resolution: int) -> tuple[Image.Image, set[str]]
     return picture, {remark for remark, holds in remarks.items() if holds}
 
 
-def _decode(content: bytes, resolution: int) -> tuple[tuple[int, int], Image.Image, bytes | None]:
+def _decode_image(content: bytes, resolution: int) -> tuple[tuple[int, int], Image.Image, bytes | None]:
     """Return the size in the file, the upright image and its colour profile. A JPEG may be decoded smaller."""
     try:
         with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
@@ -122,7 +122,7 @@ def _decode(content: bytes, resolution: int) -> tuple[tuple[int, int], Image.Ima
             with contextlib.suppress(*colour.RAISED_BY_PILLOW):  # damaged metadata beside sound pixels
                 upright = ImageOps.exif_transpose(image)
     except colour.RAISED_BY_PILLOW as error:
-        raise Unreadable(_reason(error)) from error
+        raise Unreadable(_describe_reason(error)) from error
     if damaged := find_damage(content):
         raise Unreadable(damaged)
     return size, upright, profile
@@ -136,7 +136,7 @@ def _find_in_folder(root: Path) -> Collection:
     visited: set[str] = set()
 
     def complain(error: OSError) -> None:
-        skipped.append(f"{os.path.relpath(error.filename, root)}: {_reason(error)}")
+        skipped.append(f"{os.path.relpath(error.filename, root)}: {_describe_reason(error)}")
 
     for folder, folders, files in os.walk(root, onerror=complain, followlinks=True):
         if (real := os.path.realpath(folder)) in visited:
@@ -155,7 +155,7 @@ def _find_in_folder(root: Path) -> Collection:
             raise Unreadable("not a regular file")
         return open(root / name, "rb")
 
-    return _collect(names, skipped, stamp, open_file, lambda: None)
+    return _collect_candidates(names, skipped, stamp, open_file, lambda: None)
 
 
 def _find_in_zip(path: Path) -> Collection:
@@ -183,10 +183,10 @@ def _find_in_zip(path: Path) -> Collection:
         info = follow(name)
         return info.file_size, info.CRC
 
-    return _collect(members, [], stamp, lambda name: archive.open(follow(name)), archive.close)
+    return _collect_candidates(members, [], stamp, lambda name: archive.open(follow(name)), archive.close)
 
 
-def _collect(
+def _collect_candidates(
     names: Iterable[str],
     skipped: list[str],
     stamp: Callable[[str], tuple[int, ...]],
@@ -200,7 +200,7 @@ def _collect(
             with open_file(candidate.name) as stream:
                 content = stream.read(MAX_BYTES + 1)  # whatever size the directory of a zip claims
         except Exception as error:  # of a zip: encrypted, unknown compression, wrong checksum, damaged stream
-            raise Unreadable(_reason(error)) from error
+            raise Unreadable(_describe_reason(error)) from error
         if len(content) > MAX_BYTES:
             raise Unreadable(f"larger than {MAX_BYTES // 2**20} MiB")
         return content
@@ -216,7 +216,7 @@ def _collect(
         try:
             collection.candidates.append(Candidate(name, stamp(name)))
         except Exception as error:  # of a zip: a link that cannot be followed
-            collection.skipped.append(f"{name}: {_reason(error)}")
+            collection.skipped.append(f"{name}: {_describe_reason(error)}")
     return collection
 
 
@@ -225,7 +225,7 @@ def _is_hidden(part: str) -> bool:
     return (part.startswith(".") and part not in (".", "..")) or part.lower() in NOT_THE_USERS
 
 
-def _reason(error: BaseException) -> str:
+def _describe_reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = " ".join(str(error).split())

@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ladder.base import files
-from ladder.base.paths import ROOT
+from ladder.core import files
+from ladder.core.paths import ROOT
 
 VARIABLES = {
     "TRITON_CACHE_DIR": "triton",
@@ -40,10 +40,10 @@ def choose_build_folder(code: Path, root: Path = BUILDS) -> dict[str, str]:
     Each state of the sources has its own folder: torch names it by the extension alone, so a commit would find
     another commit's build there. Empty if `code` has no such sources.
     """
-    sources = files.below(Path(code) / "kernels", files.COMPILED)
+    sources = files.list_below(Path(code) / "kernels", files.COMPILED)
     if not sources:
         return {}
-    digest = files.digest(Path(code), sources)[:16]
+    digest = files.digest_sources(Path(code), sources)[:16]
     about = f"torch{importlib.metadata.version('torch')}-py{platform.python_version()}"
     folder = Path(root) / f"{digest}-{about}"
     with contextlib.suppress(OSError):  # of the others keep the last used ones and those that may be in use

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ladder.base.errors import describe
+from ladder.core.errors import format_error
 from ladder.machine.nvml import complete_uuid, open_nvml
 
 PART = 0.75  # of the highest SM clock: power and heat seldom force a clock below it
@@ -40,7 +40,7 @@ def lock_clock(uuid: str | None, is_requested: bool, nvml: Any = None) -> Iterat
     try:
         nvml = open_nvml(nvml)
     except Exception as error:
-        yield ClockLock(None, f"NVML is not available: {describe(error)}")
+        yield ClockLock(None, f"NVML is not available: {format_error(error)}")
         return
     gpu, state = None, None
     try:
@@ -50,20 +50,21 @@ def lock_clock(uuid: str | None, is_requested: bool, nvml: Any = None) -> Iterat
             nvml.nvmlDeviceSetGpuLockedClocks(gpu, mhz, mhz)
             state = ClockLock(mhz, None)
         except Exception as error:
-            gpu, state = None, ClockLock(None, f"NVML does not permit it: {describe(error)}")
+            gpu, state = None, ClockLock(None, f"NVML does not permit it: {format_error(error)}")
         yield state
     finally:
         if gpu is not None:  # also after Ctrl-C while it was being locked
-            _release(nvml, gpu)
+            _release_clock(nvml, gpu)
         with contextlib.suppress(Exception):  # what was measured is not lost for that
             nvml.nvmlShutdown()
 
 
-def _release(nvml: Any, handle: Any) -> None:
+def _release_clock(nvml: Any, handle: Any) -> None:
     """Unlock the clock. If NVML refuses, say how to do it by hand; what was measured stays."""
     try:
         nvml.nvmlDeviceResetGpuLockedClocks(handle)
     except Exception as error:
         print(
-            f"ladder: the SM clock is still locked: {describe(error)}; try `nvidia-smi -rgc`", file=sys.stderr
+            f"ladder: the SM clock is still locked: {format_error(error)}; try `nvidia-smi -rgc`",
+            file=sys.stderr,
         )

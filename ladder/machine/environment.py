@@ -15,9 +15,9 @@ from pathlib import PurePath
 
 import click
 
-from ladder.base import git, text
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
+from ladder.core import git, text
+from ladder.core.errors import UserError
+from ladder.core.paths import ROOT
 
 KEY = "environment"
 MOST = 64  # variables of one result
@@ -97,13 +97,13 @@ def _hide_paths(name: str, value: str) -> str:
         [PurePath(each).name for each in re.split(r"[ :]+", value) if each] if name == "LD_PRELOAD" else []
     )
     if libraries and all(map(_LIBRARY.fullmatch, libraries)):
-        return text.display(" ".join(libraries))
+        return text.make_display(" ".join(libraries))
     if not libraries and _PLAIN.fullmatch(value):
-        return text.display(value)
+        return text.make_display(value)
     return f"not shown, #{hashlib.sha256(value.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 
 
-def refuse(device: str, environ: Mapping[str, str] | None = None) -> None:
+def refuse_variables(device: str, environ: Mapping[str, str] | None = None) -> None:
     """Raise `UserError`, one line, if a variable falsifies what is measured on this device ("cuda" or "cpu")."""
     variables = os.environ if environ is None else environ
     rules = FALSIFIES | (ON_A_GPU if device == "cuda" else {})
@@ -116,12 +116,12 @@ def refuse(device: str, environ: Mapping[str, str] | None = None) -> None:
 def describe_variables(recorded: Mapping[str, str] | None) -> list[str]:
     """Return a line for each variable that was set. Empty if there were none, or none are known."""
     return [
-        text.display(f"measured with {name}={value}")
-        for name, value in sorted(_filter(recorded or {}).items())
+        text.make_display(f"measured with {name}={value}")
+        for name, value in sorted(_filter_recorded(recorded or {}).items())
     ]
 
 
-def _filter(recorded: Mapping[str, str]) -> dict[str, str]:
+def _filter_recorded(recorded: Mapping[str, str]) -> dict[str, str]:
     """Return what is recorded without variables that older versions took down, too."""
     return {name: value for name, value in recorded.items() if not _NO_MATTER.fullmatch(str(name))}
 
@@ -131,7 +131,7 @@ def print_conditions(quiet: bool = False, without: Collection[str] = ()) -> None
     if quiet:
         return
     lines = describe_variables(read_variables(without=without))
-    if problem := git.problem(ROOT):
+    if problem := git.find_problem(ROOT):
         lines.append(f"without a commit: {problem}")
     for line in lines:
         click.echo(line, err=True)
@@ -143,6 +143,6 @@ def list_differences(
     """Return (variable, value in the first, value in the other) of two environments. Empty if one is not known."""
     if first is None or other is None:
         return []
-    one, two = _filter(first), _filter(other)
+    one, two = _filter_recorded(first), _filter_recorded(other)
     rows = [(name, str(one.get(name, _UNSET)), str(two.get(name, _UNSET))) for name in sorted({*one, *two})]
     return [row for row in rows if row[1] != row[2]]

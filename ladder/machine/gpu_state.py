@@ -109,7 +109,7 @@ class Window:
         """Return plain data for the result. `quiet_percent` is what `Watch.quiet` gave before the visit."""
         if self._gpu.unknown is not None or self._stuck:
             return make_unknown(self._gpu.unknown or "NVML stopped answering")
-        return summarize(list(self._readings), self._before, self._after, quiet_percent)
+        return summarize_visit(list(self._readings), self._before, self._after, quiet_percent)
 
 
 def make_unknown(reason: str) -> Seen:
@@ -117,7 +117,7 @@ def make_unknown(reason: str) -> Seen:
     return {"state": "unknown", "reason": reason, "tenancy": "unknown"}
 
 
-def summarize(
+def summarize_visit(
     readings: Sequence[Reading], before: Counters, after: Counters, quiet_percent: int | None
 ) -> Seen:
     """Return the summary of a visit's readings."""

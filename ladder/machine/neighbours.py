@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder.base.text import number
+from ladder.core.text import as_number
 
 MOST = 0.15  # of the cores
 LEAST_S = 0.05  # core seconds: less cannot be told from the clock's steps of 10 ms
@@ -39,7 +39,7 @@ def take_sample(at: float | None = None, pid: int | None = None) -> Sample | Non
     try:
         tick = float(os.sysconf("SC_CLK_TCK"))
         own = _own_ticks(os.getpid() if pid is None else pid) / tick
-        if (quota := _quota()) is not None:
+        if (quota := _read_quota()) is not None:
             used, cores = quota
             return Sample(at, used, own, cores)
         ticks, cores = _all_ticks()
@@ -62,9 +62,9 @@ def derive_share(before: Sample | None, after: Sample | None) -> float | None:
 def average_rounds(rounds: Iterable[Mapping[str, Any]]) -> float | None:
     """Return the share over all visits, each weighted by its duration; None if no visit knows it."""
     known = [
-        (value, number(each.get("visit_s"), zero=True) or 1e-9)
+        (value, as_number(each.get("visit_s"), zero=True) or 1e-9)
         for each in rounds
-        if (value := number(each.get(KEY), zero=True)) is not None
+        if (value := as_number(each.get(KEY), zero=True)) is not None
     ]
     whole = sum(seconds for _, seconds in known)
     return sum(value * seconds for value, seconds in known) / whole if known else None
@@ -92,7 +92,7 @@ def _all_ticks() -> tuple[int, int]:
     return sum(ticks.values()), len(ticks)
 
 
-def _quota() -> tuple[float, float] | None:
+def _read_quota() -> tuple[float, float] | None:
     """Return (core seconds used, cores of the quota) of this container; None without a quota below its cores."""
     try:
         limit, period = (CGROUP / "cpu.max").read_text().split()

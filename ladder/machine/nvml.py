@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ladder.base.errors import describe
+from ladder.core.errors import format_error
 
 # NVML's bits of nvmlClocksEventReasons. `hw_slowdown` is also set with each of the two that name its cause.
 REASONS = {
@@ -63,7 +63,7 @@ class Gpu:
         try:
             nvml = open_nvml(nvml)
         except Exception as error:
-            self.unknown = f"NVML is not available: {describe(error)}"
+            self.unknown = f"NVML is not available: {format_error(error)}"
             return
         self._nvml = nvml
         try:

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypedDict
 
-from ladder.base import files
-from ladder.base.errors import UserError, describe, one_line
-from ladder.base.locks import device_lock
+from ladder.core import files
+from ladder.core.errors import UserError, format_error, one_line
+from ladder.core.locks import device_lock
 
 _COUNTING = re.compile(r"Unexpected error from cudaGetDeviceCount\(\).*?(?=Error \d+)", re.DOTALL)
 
@@ -52,18 +52,18 @@ class _Busy(Exception):
     """A run holds the lock of the GPU."""
 
 
-def answer() -> Probe | Held:
+def answer_facts() -> Probe | Held:
     """Return the facts without a CUDA context on a GPU that a run measures on."""
     driver, gpus = list_visible()
     if not gpus:  # no lock is known
-        return probe()
+        return probe_torch()
     path = _locate_stored(gpus[0], driver)
     try:
-        with device_lock(f"cuda {gpus[0]}", _refuse, shared=True):
-            facts = probe()
+        with device_lock(f"cuda {gpus[0]}", _refuse_wait, shared=True):
+            facts = probe_torch()
             if facts["error"] is None and facts["uuid"] == gpus[0]:
                 with contextlib.suppress(UserError):
-                    files.write(path, json.dumps(facts))
+                    files.write_file(path, json.dumps(facts))
             return facts
     except _Busy:
         early = check_import()
@@ -75,7 +75,7 @@ def answer() -> Probe | Held:
             return {"held": gpus[0]}
 
 
-def _refuse() -> NoReturn:
+def _refuse_wait() -> NoReturn:
     raise _Busy
 
 
@@ -107,7 +107,7 @@ def _locate_stored(gpu: str, driver: int) -> Path:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions.append(importlib.metadata.version(package))
     key = json.dumps([gpu, driver, sys.prefix, versions, sorted(Probe.__annotations__)])
-    return files.cache("probe") / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    return files.cache_folder("probe") / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 
 def check_import() -> Probe:
@@ -115,14 +115,14 @@ def check_import() -> Probe:
     try:
         import torch
     except Exception as error:
-        return {"error": f"torch cannot be imported: {describe(error)}"}
+        return {"error": f"torch cannot be imported: {format_error(error)}"}
     facts: Probe = {"error": None, "torch": torch.__version__, "cuda": torch.version.cuda}
     if torch.version.cuda is None:
         facts["error"] = f"torch {torch.__version__} is built without CUDA"
     return facts
 
 
-def probe() -> Probe:
+def probe_torch() -> Probe:
     """Return the facts, as far as torch can tell them."""
     facts = check_import()
     if facts["error"]:
@@ -161,7 +161,7 @@ def _find_error(attempt: Callable[[Any], str | None], torch: Any) -> str | None:
     try:
         return attempt(torch)
     except Exception as error:
-        return describe(error)
+        return format_error(error)
 
 
 def _try_nvjpeg(torch: Any) -> str | None:
@@ -201,4 +201,4 @@ def _try_nvcc(torch: Any) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n" + json.dumps(answer()) + "\n")
+    sys.stdout.write("\n" + json.dumps(answer_facts()) + "\n")

@@ -20,11 +20,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from ladder.base import bounds, starting
-from ladder.base.errors import UserError, one_line
-from ladder.base.locks import device_lock
-from ladder.base.paths import ROOT
-from ladder.base.text import last_line, slug
+from ladder.core import bounds, starting
+from ladder.core.errors import UserError, one_line
+from ladder.core.locks import device_lock
+from ladder.core.paths import ROOT
+from ladder.core.text import last_line, make_slug
 from ladder.machine import gpu_causes
 from ladder.machine.gpu_causes import SeenGpu
 from ladder.machine.nvml import open_nvml
@@ -38,7 +38,7 @@ CAPABILITIES = ("cuda", "triton", "bf16", "cuda_graphs", "nvcc", "nvjpeg", "fp8"
 def choose_device(requested: str | None = None) -> str:
     """Return "cuda" if torch can use a GPU, else "cpu". Raises `UserError` rather than ignore a GPU that is there."""
     if importlib.util.find_spec("torch") is None:
-        raise UserError(starting.lacking("torch").removeprefix("ladder: "))
+        raise UserError(starting.describe_lacking("torch").removeprefix("ladder: "))
     if requested == "cpu":
         return "cpu"
     gpus = gpus_seen()
@@ -49,7 +49,7 @@ def choose_device(requested: str | None = None) -> str:
             more = f"; {hidden}" if hidden else ""
             raise UserError(f"no NVIDIA GPU was found on this machine; run with --device cpu{more}")
         return "cpu"
-    answer = probe()
+    answer = probe_gpu()
     if answer["error"] is None:
         return "cuda"
     there = gpus or sign or gpu_causes.is_about_gpu(answer["error"])
@@ -57,26 +57,26 @@ def choose_device(requested: str | None = None) -> str:
         return "cpu"
     name = gpus[0]["name"] if gpus else f"an NVIDIA GPU ({sign})" if sign else "a GPU driver"
     raise UserError(
-        f"{name} is here but torch cannot use it: {answer['error']}. {gpu_causes.advise(answer, gpus, sign)}"
+        f"{name} is here but torch cannot use it: {answer['error']}. {gpu_causes.advise_user(answer, gpus, sign)}"
     )
 
 
-def facts(device: str) -> dict[str, Any]:
+def describe_machine(device: str) -> dict[str, Any]:
     """Return the machine as stored with a result: display strings and numbers (GB = 2**30 bytes), or None."""
     cpu = cpu_name()
     known: dict[str, Any] = {
-        "name": slug(cpu), "gpu": None, "gpu_memory_gb": None, "driver": None, "cuda": None, "cudnn": None,
-        "torch": bounds.installed("torch"), "triton": bounds.installed("triton"),
+        "name": make_slug(cpu), "gpu": None, "gpu_memory_gb": None, "driver": None, "cuda": None, "cudnn": None,
+        "torch": bounds.find_version("torch"), "triton": bounds.find_version("triton"),
         "python": platform.python_version(), "cpu": cpu, "cores": usable_cores(), "ram_gb": ram_gb(),
         "os": f"{platform.system()} {platform.machine()}", "device": device,
     }  # fmt: skip
     if device == "cpu":
         return known
-    answer, gpus = probe(), gpus_seen()
+    answer, gpus = probe_gpu(), gpus_seen()
     if answer["error"]:
         raise UserError(f"torch cannot use the GPU: {answer['error']}")
     return known | {
-        "name": slug(answer["name"]),
+        "name": make_slug(answer["name"]),
         "gpu": answer["name"],
         "gpu_memory_gb": round(answer["memory"] / 2**30, 1),
         "driver": gpus[0]["driver"] if gpus else None,
@@ -86,11 +86,11 @@ def facts(device: str) -> dict[str, Any]:
     }
 
 
-def capabilities(device: str) -> dict[str, str | None]:
+def list_capabilities(device: str) -> dict[str, str | None]:
     """Return {capability: None if this device has it, else one line why not}."""
     if device == "cpu":
         return {name: None if name == "bf16" else "needs a CUDA GPU" for name in CAPABILITIES}
-    answer = probe()
+    answer = probe_gpu()
     error, triton = answer["error"], answer["error"] or answer["triton_error"]
     capability = tuple(answer.get("capability", (0, 0)))
     major, minor = capability
@@ -113,7 +113,7 @@ def capabilities(device: str) -> dict[str, str | None]:
 
 def torch_warning() -> str | None:
     """Return one line if the installed torch is older than this project supports, else None."""
-    torch = bounds.installed("torch")
+    torch = bounds.find_version("torch")
     match = re.match(r"(\d+)\.(\d+)", torch or "")
     if match is None or (int(match[1]), int(match[2])) >= OLDEST_TORCH:
         return None
@@ -122,12 +122,12 @@ def torch_warning() -> str | None:
 
 def device_key(device: str) -> str | None:
     """Return a name of one GPU of this host, for locks only and never stored. The CPU's is None: it needs no lock."""
-    return f"cuda {probe().get('uuid', '')}" if device == "cuda" else None
+    return f"cuda {probe_gpu().get('uuid', '')}" if device == "cuda" else None
 
 
 def gpu_uuids() -> list[str]:
     """Return the UUIDs of all GPUs that torch sees, in its order. On a machine without one there are none."""
-    return list(probe().get("uuids", []))
+    return list(probe_gpu().get("uuids", []))
 
 
 def device_keys(device: str, count: int) -> list[str]:
@@ -136,7 +136,7 @@ def device_keys(device: str, count: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def untimed(device: str, count: int = 1) -> Iterator[None]:
+def hold_untimed(device: str, count: int = 1) -> Iterator[None]:
     """Use the first GPUs for work that nobody times: wait while a run measures on one, then keep runs away."""
     with contextlib.ExitStack() as held:
         for key in device_keys(device, count):
@@ -145,7 +145,7 @@ def untimed(device: str, count: int = 1) -> Iterator[None]:
 
 
 @functools.cache
-def probe() -> Probe:
+def probe_gpu() -> Probe:
     """Return what torch says about its first GPU (see `ladder.machine.probe`), asked once in another process.
 
     It waits for a run that measures on that GPU, if torch was never asked before: torch's context would disturb it.
@@ -179,10 +179,10 @@ def gpus_seen() -> list[SeenGpu]:
     """Return the NVIDIA GPUs that NVML knows, whatever torch says."""
     try:
         nvml = open_nvml()
-        number, driver = nvml.nvmlSystemGetCudaDriverVersion(), _text(nvml.nvmlSystemGetDriverVersion())
+        number, driver = nvml.nvmlSystemGetCudaDriverVersion(), _clean_text(nvml.nvmlSystemGetDriverVersion())
         cuda = f"{number // 1000}.{number % 1000 // 10}"
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-        names = [_text(nvml.nvmlDeviceGetName(handle)) for handle in handles]
+        names = [_clean_text(nvml.nvmlDeviceGetName(handle)) for handle in handles]
         nvml.nvmlShutdown()
     except Exception:
         return []
@@ -200,7 +200,7 @@ def _driver_library() -> bool:
 
 def cpu_name() -> str:
     """Return the processor's marketing name, else its architecture."""
-    for line in (_read("/proc/cpuinfo") or "").splitlines():
+    for line in (_read_text("/proc/cpuinfo") or "").splitlines():
         key, _, value = line.partition(":")
         if key.strip().lower() in ("model name", "cpu model", "hardware") and value.strip():
             return " ".join(value.split())
@@ -210,7 +210,7 @@ def cpu_name() -> str:
 def usable_cores() -> int:
     """Return the number of cores that this process may use, by its affinity and a container's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = (_read("/sys/fs/cgroup/cpu.max") or "max").split()
+    quota = (_read_text("/sys/fs/cgroup/cpu.max") or "max").split()
     if len(quota) == 2 and quota[0].isdigit():
         cores = min(cores, max(1, math.ceil(int(quota[0]) / int(quota[1]))))
     return cores
@@ -219,13 +219,13 @@ def usable_cores() -> int:
 def ram_gb() -> float:
     """Return the memory that this process may use, in whole 2**30 bytes."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = (_read("/sys/fs/cgroup/memory.max") or "max").strip()
+    limit = (_read_text("/sys/fs/cgroup/memory.max") or "max").strip()
     if limit.isdigit():
         total = min(total, int(limit))
     return round(total / 2**30)
 
 
-def _read(path: str) -> str | None:
+def _read_text(path: str) -> str | None:
     try:
         return Path(path).read_text(errors="replace")
     except OSError:
@@ -240,7 +240,7 @@ def dotted_cudnn(number: int | None) -> str | None:
     return f"{number // unit}.{number % unit // 100}.{number % 100}"
 
 
-def _text(value: str | bytes) -> str:
+def _clean_text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 

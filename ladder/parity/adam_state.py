@@ -39,31 +39,31 @@ class State(TypedDict):
     betas: dict[str, tuple[float, float]]  # "G" | "D" -> decays
 
 
-def judged(beta1: float) -> tuple[str, ...]:
+def list_judged(beta1: float) -> tuple[str, ...]:
     """Return the moments that a later update reads."""
     return MOMENTS if beta1 else MOMENTS[1:]
 
 
-def clones(step: Any) -> dict[str, Moments]:
+def clone_states(step: Any) -> dict[str, Moments]:
     """Return {"G" | "D": a copy of its optimizer's state}, with zeros for a state that does not exist yet."""
     return {
         net: {quantity: {name: t.clone() for name, t in named.items()} for quantity, named in moments.items()}
-        for net, moments in _read(step).items()
+        for net, moments in _read_state(step).items()
     }
 
 
-def moved(step: Any, before: dict[str, Moments]) -> dict[str, Moments]:
+def measure_moves(step: Any, before: dict[str, Moments]) -> dict[str, Moments]:
     """Return how far each moment and count moved since ``before``, in its own dtype."""
     return {
         net: {
             quantity: {name: t - before[net][quantity][name] for name, t in named.items()}
             for quantity, named in moments.items()
         }
-        for net, moments in _read(step).items()
+        for net, moments in _read_state(step).items()
     }
 
 
-def expected(state: State, net: str, gradients: list[Tensors], counted: Tensor) -> Moments:
+def expect_moves(state: State, net: str, gradients: list[Tensors], counted: Tensor) -> Moments:
     """Return how far updates with these gradients, one after the other, move the moments of ``state``.
 
     ``counted`` [parameters] is how often the judged step updated each parameter. It decides for parameters whose
@@ -74,7 +74,7 @@ def expected(state: State, net: str, gradients: list[Tensors], counted: Tensor) 
     names = list(gradients[0])
     there = [torch.stack([g[name].any() for name in names]).tolist() for g in gradients]
     needed = torch.tensor(there).sum(0).tolist()
-    moves: Moments = {quantity: {} for quantity in judged(beta1)}
+    moves: Moments = {quantity: {} for quantity in list_judged(beta1)}
     counts = counted.nan_to_num().tolist()
     steps = []
     for k, name in enumerate(names):
@@ -105,25 +105,25 @@ def passed_over(state: State, net: str, seen: list[Tensors], exact: list[Tensors
     """
     never = torch.zeros(len(exact[0]))
     ours, theirs = (
-        {what: named for what, named in expected(state, net, gradients, never).items() if what != STEPS}
+        {what: named for what, named in expect_moves(state, net, gradients, never).items() if what != STEPS}
         for gradients in (seen, exact)
     )
     return ours, theirs
 
 
-def betas(step: Any) -> dict[str, tuple[float, float]]:
+def read_betas(step: Any) -> dict[str, tuple[float, float]]:
     """Return both optimizers' decays."""
     return {net: tuple(getattr(step, f"opt_{net}").param_groups[0]["betas"]) for net in ("G", "D")}
 
 
-def _read(step: Any) -> dict[str, Moments]:
+def _read_state(step: Any) -> dict[str, Moments]:
     states: dict[str, Moments] = {}
-    for net, decays in betas(step).items():
+    for net, decays in read_betas(step).items():
         named, state = dict(getattr(step, net).named_parameters()), getattr(step, f"opt_{net}").state
         counts = [torch.as_tensor(state[p]["step"] if state.get(p) else 0.0).float() for p in named.values()]
         steps = torch.stack([count.detach().to(counts[0].device) for count in counts])
         states[net] = {STEPS: {STEPS: steps}}
-        for moment in judged(decays[0]):
+        for moment in list_judged(decays[0]):
             states[net][moment] = {
                 name: (state[p][moment] if state.get(p) else torch.zeros_like(p)).detach()
                 for name, p in named.items()

@@ -18,12 +18,12 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from ladder.base.errors import describe
-from ladder.base.files import one_at_a_time, replacing
-from ladder.base.plain import Fields
+from ladder.core.errors import format_error
+from ladder.core.files import one_at_a_time, replace_file
+from ladder.core.plain import Fields
 from ladder.parity import adam_state, reference
 from ladder.parity.reference import Draw, Outcome, Reference
-from ladder.receipts.evidence import replaced
+from ladder.receipts.evidence import replace_method
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.step import PHASES, TrainingStep
 
@@ -48,7 +48,7 @@ EXACT = ("untouched", adam_state.STEPS)  # tensors that must not move, and Adam'
 FLOOR = {"fp32": 1e-6, "tf32": 2**-12, "bf16": 2**-9, "fp16": 2**-12}  # one rounding is never outside
 
 
-def measure(
+def measure_errors(
     step: TrainingStep, ref: Reference, budget: bool = False
 ) -> tuple[list[Errors], dict[str, Distance]]:
     """Return errors of each replay, and distances of the replays' gradients by label.
@@ -65,24 +65,28 @@ def measure(
     distances: dict[str, Distance] = {}
     with inputs_are_ours(step):
         for number, inputs in enumerate(ref.draws()):
-            load(step, inputs)  # all phases first: phases that share a buffer then see the wrong numbers
+            load_inputs(
+                step, inputs
+            )  # all phases first: phases that share a buffer then see the wrong numbers
             errors: Errors = {}
             for name, outcomes, exact in run_compared(step, ref, number, f"replay {number + 1}"):
                 outcome = outcomes[name]
-                errors |= compare(name, outcome, add_adam(ref, exact, name, outcome))
+                errors |= compare_phase(name, outcome, add_adam(ref, exact, name, outcome))
                 if budget and adam_state.STEPS in outcome:
                     place = next(iter(outcome["gradient"].values())).device
                     both = (list_gradients(each, name, place) for each in (outcomes, exact))
-                    skipped = compare(name, *adam_state.passed_over(ref.state, name[0], *both))
+                    skipped = compare_phase(name, *adam_state.passed_over(ref.state, name[0], *both))
                     errors |= {key: max(error, errors[key]) for key, error in skipped.items()}
                 if number == 0:
                     first[name] = outcome["gradient"], exact[name]
                 else:
                     gradient, right = first[name]
-                    here, there = (move(each, step.device)["gradient"] for each in (right, exact[name]))
+                    here, there = (
+                        move_outcome(each, step.device)["gradient"] for each in (right, exact[name])
+                    )
                     distances[name] = {
-                        "rung": distance(gradient, outcome["gradient"]),
-                        "reference": distance(here, there),
+                        "rung": measure_distance(gradient, outcome["gradient"]),
+                        "reference": measure_distance(here, there),
                     }
             runs.append(errors)
     return runs, distances
@@ -107,16 +111,18 @@ def add_adam(ref: Reference, exact: dict[str, Outcome], name: str, outcome: Outc
         return exact[name]
     place = next(iter(outcome["gradient"].values())).device
     counts = outcome[adam_state.STEPS][adam_state.STEPS]
-    return exact[name] | adam_state.expected(ref.state, name[0], list_gradients(exact, name, place), counts)
+    return exact[name] | adam_state.expect_moves(
+        ref.state, name[0], list_gradients(exact, name, place), counts
+    )
 
 
 def list_gradients(outcomes: dict[str, Outcome], name: str, place: Any) -> list[dict[str, Tensor]]:
     """Return the gradients of a label's network, of its phases in this kind of step in order, on the device."""
     labels = reference.of_network(name)
-    return [move({"gradient": outcomes[each]["gradient"]}, place)["gradient"] for each in labels]
+    return [move_outcome({"gradient": outcomes[each]["gradient"]}, place)["gradient"] for each in labels]
 
 
-def move(outcome: Outcome, device: Any) -> Outcome:
+def move_outcome(outcome: Outcome, device: Any) -> Outcome:
     """Return one label's outcome on the device. Those of all kinds at once would take too much of a GPU."""
     return {what: {name: t.to(device) for name, t in named.items()} for what, named in outcome.items()}
 
@@ -131,9 +137,9 @@ def settle_scales(step: TrainingStep, ref: Reference) -> None:
         for _ in range(SETTLING if scales else 0):
             before = [int(scale.skipped) for scale in scales]
             for inputs in ref.draws():
-                load(step, inputs)
+                load_inputs(step, inputs)
                 for what in ref.kinds or PHASES:
-                    reference.adopt(step, ref.state)
+                    reference.adopt_state(step, ref.state)
                     step.run(what) if ref.kinds else step.run_phase(what)  # type: ignore[arg-type]
             if before == [int(scale.skipped) for scale in scales]:
                 return
@@ -144,11 +150,11 @@ def inputs_are_ours(step: TrainingStep) -> Iterator[None]:
     """Run phases as they are timed, except that nothing is drawn into their buffers."""
     with contextlib.ExitStack() as stack:
         for inputs in step.inputs.values():
-            stack.enter_context(replaced(inputs, "fill", lambda: None))
+            stack.enter_context(replace_method(inputs, "fill", lambda: None))
         yield
 
 
-def load(step: TrainingStep, inputs: Draw) -> None:
+def load_inputs(step: TrainingStep, inputs: Draw) -> None:
     """Copy given numbers into the step's static buffers, each into its view (layouts differ between recipes).
 
     One of several ranks takes its samples of the total batch.
@@ -170,7 +176,7 @@ def load(step: TrainingStep, inputs: Draw) -> None:
 # Errors
 
 
-def compare(phase: str, seen: Outcome, exact: Outcome) -> Errors:
+def compare_phase(phase: str, seen: Outcome, exact: Outcome) -> Errors:
     """Return the relative L2 error of each tensor, of each kind together (*weight, *bias, ...), and of all (*all)."""
     errors: Errors = {}
     for quantity, named in exact.items():
@@ -181,7 +187,7 @@ def compare(phase: str, seen: Outcome, exact: Outcome) -> Errors:
                 off = (off.cpu() - named[name].cpu()).abs().max()
             errors[f"{phase}/{quantity}/{name}"] = float(off) if float(off) < 1e9 else 1e9  # NaN too
             continue
-        sums = _squares(seen[quantity], named)
+        sums = _sum_squares(seen[quantity], named)
         pools = dict(sums)
         kinds = dict.fromkeys(f"*{kind_of(name)}" for name in sums)
         for pool in ("*all", *kinds) if len(sums) > 1 else ():
@@ -189,18 +195,18 @@ def compare(phase: str, seen: Outcome, exact: Outcome) -> Errors:
             pools[pool] = sum(wrong for wrong, _ in inside), sum(size for _, size in inside)
         total = sum(size for _, size in sums.values())
         for name, (wrong, size) in pools.items():
-            errors[f"{phase}/{quantity}/{name}"] = _relative(wrong, size, total)
+            errors[f"{phase}/{quantity}/{name}"] = _divide_roots(wrong, size, total)
     return errors
 
 
-def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+def measure_distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     """Return the relative L2 distance between two sets of tensors as wholes; 1e9 if it is not finite."""
-    pairs = _squares(a, b).values()
+    pairs = _sum_squares(a, b).values()
     size = sum(size for _, size in pairs)
-    return _relative(sum(wrong for wrong, _ in pairs), size, size)
+    return _divide_roots(sum(wrong for wrong, _ in pairs), size, size)
 
 
-def _squares(values: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, tuple[float, float]]:
+def _sum_squares(values: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, tuple[float, float]]:
     """Return the sums of squares of (the difference, the exact value) for each name of ``exact``, in float64.
 
     They stay on the device until all are there: waiting for each would stop the GPU some thousand times a step.
@@ -214,7 +220,7 @@ def _squares(values: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, t
     return dict(zip(exact, map(tuple, torch.stack(sums).tolist()), strict=True))
 
 
-def _relative(wrong: float, size: float, total: float) -> float:
+def _divide_roots(wrong: float, size: float, total: float) -> float:
     if wrong == 0:
         return 0.0
     if not math.isfinite(wrong + size):  # NaN or infinity; errors are stored as JSON
@@ -239,7 +245,7 @@ def is_exact(key: str) -> bool:
 # The budget
 
 
-def spellings(workload: Workload, precision: str, device: str) -> list[Fields]:
+def list_spellings(workload: Workload, precision: str, device: str) -> list[Fields]:
     """Return plain-PyTorch ways to compute the same step in one precision: recipes, plus cuDNN's flags on a GPU."""
     grouped, var_mean = {"modconv": "grouped"}, {"instance_norm": "var_mean"}
     one, other = (grouped, {}) if workload.norm == "demod" else ({}, var_mean)
@@ -286,7 +292,7 @@ def get_spread(ref: Reference, precision: str, device: str) -> Spread:
     path = ref.folder / f"spread-{slug}{'-together' if ref.kinds else ''}.json"
     made_of = {
         "by": reference.made_by(__file__, adam_state.__file__),
-        "spellings": spellings(ref.workload, precision, device),
+        "spellings": list_spellings(ref.workload, precision, device),
         "kinds": [*map(list, ref.kinds)],
         "cudnn": torch.backends.cudnn.version(),
     }
@@ -300,9 +306,9 @@ def get_spread(ref: Reference, precision: str, device: str) -> Spread:
             "spellings": list(runs),
             "left_out": left_out,
             "made_of": made_of,
-            "errors": worst(runs),
+            "errors": find_worst(runs),
         }
-        with replacing(path) as temporary:
+        with replace_file(path) as temporary:
             temporary.write_text(json.dumps(content))
     return content
 
@@ -317,7 +323,7 @@ def run_spellings(ref: Reference, precision: str, device: str) -> tuple[dict[str
     left_out = []
     tell = ref.tell
     ref = dataclasses.replace(ref.on(device), tell=lambda text: tell(f"budget, {text}"))
-    for number, recipe in enumerate(spellings(ref.workload, precision, device)):
+    for number, recipe in enumerate(list_spellings(ref.workload, precision, device)):
         label = ", ".join(f"{k}: {v}" for k, v in recipe.items())
         flag = str(recipe.pop("cudnn", "benchmark"))
         before = getattr(torch.backends.cudnn, flag)
@@ -325,10 +331,10 @@ def run_spellings(ref: Reference, precision: str, device: str) -> tuple[dict[str
         try:
             step = TrainingStep(ref.workload, Recipe.from_dict(recipe), device=device, seed=0)
             step.keep_gradients = True
-            errors = measure(step, ref, budget=True)[0]
+            errors = measure_errors(step, ref, budget=True)[0]
             runs[label if label not in runs else f"{label}, run {number + 1}"] = errors
         except (RuntimeError, NotImplementedError) as error:  # no kernel for it, or no memory
-            left_out.append(f"{label}: {describe(error)}")
+            left_out.append(f"{label}: {format_error(error)}")
         finally:
             setattr(torch.backends.cudnn, flag, before)
         if device == "cuda":
@@ -338,7 +344,7 @@ def run_spellings(ref: Reference, precision: str, device: str) -> tuple[dict[str
     return runs, left_out
 
 
-def worst(runs: dict[str, list[Errors]]) -> Errors:
+def find_worst(runs: dict[str, list[Errors]]) -> Errors:
     """Return the largest error of each quantity over all spellings and replays."""
     largest: Errors = {}
     for errors in itertools.chain.from_iterable(runs.values()):
@@ -346,7 +352,7 @@ def worst(runs: dict[str, list[Errors]]) -> Errors:
     return largest
 
 
-def budgets(spread: Errors, precision: str, factor: float = FACTOR) -> Errors:
+def derive_budgets(spread: Errors, precision: str, factor: float = FACTOR) -> Errors:
     """Return ``factor`` x the spread of each tensor, or of the median tensor of its kind if that is larger.
 
     The median guards tensors of few numbers, whose spellings may all be close by luck. The budget is 0 if nothing may
@@ -354,11 +360,11 @@ def budgets(spread: Errors, precision: str, factor: float = FACTOR) -> Errors:
     """
     groups: dict[str, list[float]] = {}
     for name, error in spread.items():
-        groups.setdefault(_group(name), []).append(error)
+        groups.setdefault(_name_group(name), []).append(error)
     usual = {group: statistics.median(errors) for group, errors in groups.items()}
     budget = {}
     for name, error in spread.items():
-        wide = factor * max(error, min(usual[_group(name)], RESOLVED), FLOOR[precision])
+        wide = factor * max(error, min(usual[_name_group(name)], RESOLVED), FLOOR[precision])
         budget[name] = 0.0 if is_exact(name) else min(wide, LIMIT)
     for name in budget:
         judged = [budget[each] for each in _made_of(name) if spread.get(each, 1.0) <= RESOLVED]
@@ -379,7 +385,7 @@ def _made_of(name: str) -> list[str]:
     return [f"{each}/gradient/{tensor}" for each in reference.of_network(phase)]
 
 
-def _group(key: str) -> str:
+def _name_group(key: str) -> str:
     """Return the group of a tensor: those of one kind in one quantity of one phase have comparable errors."""
     phase, quantity, name = key.split("/", 2)
     return f"{phase}/{quantity}/{name if name.startswith('*') else kind_of(name)}"

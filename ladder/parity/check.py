@@ -32,14 +32,14 @@ from ladder.parity.budget import (
     Distance,
     Errors,
     add_adam,
-    budgets,
-    compare,
+    compare_phase,
+    derive_budgets,
     get_spread,
     inputs_are_ours,
     is_whole,
-    load,
-    measure,
-    move,
+    load_inputs,
+    measure_errors,
+    move_outcome,
     precision_of,
     run_compared,
     settle_scales,
@@ -80,7 +80,7 @@ class Parity(TypedDict):
     seconds: float
 
 
-def check(
+def check_step(
     step: TrainingStep, *, cache: Path | None = None, tell: Tell | None = None, seed: int = 0
 ) -> dict[str, Any]:
     """Compare a prepared step, whose ``keep_gradients`` was set before, with the reference.
@@ -93,10 +93,10 @@ def check(
     begin = time.perf_counter()
     if not step.keep_gradients:
         raise ValueError("parity: keep_gradients must be set before the step is prepared")
-    problems = [*freshness.schedule(step), *freshness.draws_anew(step), *freshness.images(step)]
+    problems = [*freshness.check_schedule(step), *freshness.draws_anew(step), *freshness.check_images(step)]
     ref = get_reference(step, cache, tell)
     spread = get_spread(ref, precision_of(step.recipe), step.device)
-    budget = budgets(spread["errors"], spread["precision"])
+    budget = derive_budgets(spread["errors"], spread["precision"])
     compared = step
     if other := ref.workload.batch != step.workload.batch:
         compared = TrainingStep(ref.workload, step.recipe, device=step.device, seed=seed)
@@ -104,8 +104,8 @@ def check(
         compared.prepare()
     here = ref if other else ref.on(step.device)
     try:
-        runs, distances = measure(compared, here)
-        problems += find_same_replays(distances) + judge(runs, budget, spread["errors"])
+        runs, distances = measure_errors(compared, here)
+        problems += find_same_replays(distances) + judge_runs(runs, budget, spread["errors"])
         if not on_any_rank(compared, problems):
             ref.tell("as it is timed")
             compared.stop_keeping()  # which captures the graphs anew
@@ -126,7 +126,7 @@ def check(
         "verdict": "failed: parity" if problems else "ok",
         "reason": problems[0] if problems else None,
         "problems": problems[:8],
-        "phases": summarize(runs, budget, spread["errors"]),
+        "phases": summarize_runs(runs, budget, spread["errors"]),
         "replays": replays,
         "budget": {"factor": FACTOR} | {key: spread[key] for key in ("precision", "spellings", "left_out")},
         "reference": {
@@ -143,8 +143,8 @@ def check(
 
 def get_reference(step: TrainingStep, cache: Path | None, tell: Tell | None) -> Reference:
     """Return the reference of a step: of whole steps if it launches them so, not by the step's own words."""
-    kinds = freshness.kinds(step.workload) if getattr(step, "together", []) else []
-    return reference.get(step.workload, step.device, cache, tell, kinds)
+    kinds = freshness.list_kinds(step.workload) if getattr(step, "together", []) else []
+    return reference.get_reference(step.workload, step.device, cache, tell, kinds)
 
 
 def on_any_rank(step: TrainingStep, problems: Sequence[object]) -> bool:
@@ -164,13 +164,13 @@ def compare_as_timed(step: TrainingStep, ref: Reference, budget: Errors, spread:
     for number, inputs in enumerate(ref.draws()):
         errors: Errors = {}
         with inputs_are_ours(step):
-            load(step, inputs)
+            load_inputs(step, inputs)
             for name, outcomes, exact in run_compared(step, ref, number, "as it is timed"):
                 right = add_adam(ref, exact, name, outcomes[name])
                 right = {quantity: named for quantity, named in right.items() if quantity != "gradient"}
-                errors |= compare(name, outcomes[name], move(right, step.device))
+                errors |= compare_phase(name, outcomes[name], move_outcome(right, step.device))
         runs.append(errors)
-        problems = judge(runs, {key: room for key, room in budget.items() if key in errors}, spread)
+        problems = judge_runs(runs, {key: room for key, room in budget.items() if key in errors}, spread)
         if not on_any_rank(step, problems):
             break
     return problems
@@ -197,7 +197,7 @@ def compare_timed_step(step: TrainingStep, tell: Tell) -> Comparison:
         return {"problem": None, "left_out": why}
     precision = precision_of(step.recipe)
     spread = get_spread(ref, precision, step.device)["errors"]
-    budget = budgets(spread, precision)
+    budget = derive_budgets(spread, precision)
     try:
         problems = compare_as_timed(step, ref.on(step.device), budget, spread)
     except torch.OutOfMemoryError:  # beside other processes: the reference stays on the CPU
@@ -206,7 +206,7 @@ def compare_timed_step(step: TrainingStep, tell: Tell) -> Comparison:
     return {"problem": problems[0] if problems else None, "left_out": None}
 
 
-def judge(runs: list[Errors], budget: Errors, spread: Errors) -> list[str]:
+def judge_runs(runs: list[Errors], budget: Errors, spread: Errors) -> list[str]:
     """Return a line for every resolved quantity outside its budget.
 
     The worst of each phase and quantity come first, then the others, each worst first. Adam's state comes after the
@@ -235,7 +235,7 @@ def judge(runs: list[Errors], budget: Errors, spread: Errors) -> list[str]:
     return [line for _, line, _ in problems]
 
 
-def summarize(runs: list[Errors], budget: Errors, spread: Errors) -> Summary:
+def summarize_runs(runs: list[Errors], budget: Errors, spread: Errors) -> Summary:
     """Return phase -> quantity -> figures; of whole steps those of the kind that is nearest to its budget."""
     groups: dict[tuple[str, str], list[str]] = {}
     for key in runs[0]:

@@ -18,9 +18,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ladder.base.protocol import CYCLE_STEPS
-from ladder.base.protocol import IN_ORDER as PHASES
-from ladder.receipts.evidence import replaced
+from ladder.core.protocol import CYCLE_STEPS
+from ladder.core.protocol import IN_ORDER as PHASES
+from ladder.receipts.evidence import replace_method
 from stylegan_lite.config import Workload
 from stylegan_lite.data import EpochSampler, ImageFolder, RandomImages
 from stylegan_lite.gpudecode import JpegFiles
@@ -41,10 +41,10 @@ def draws_anew(step: TrainingStep) -> list[str]:
     for phase in step.inputs:
         step._fill(phase)
     # all are filled by now, so a buffer that two phases share shows
-    first = {phase: [part.clone() for part in _parts(step, phase)] for phase in step.inputs}
+    first = {phase: [part.clone() for part in _split_parts(step, phase)] for phase in step.inputs}
     for phase, before in first.items():
         step._fill(phase)
-        if any(_share_equal(a, b) > 0.01 for a, b in zip(before, _parts(step, phase), strict=True)):
+        if any(_share_equal(a, b) > 0.01 for a, b in zip(before, _split_parts(step, phase), strict=True)):
             problems.append(f"{phase}: a replay is given the numbers of the one before")
     for phase, other in itertools.combinations(first, 2):
         if any(_share_equal(a, b) > 0.01 for a, b in zip(first[phase], first[other], strict=False)):
@@ -52,7 +52,7 @@ def draws_anew(step: TrainingStep) -> list[str]:
     return problems
 
 
-def _parts(step: TrainingStep, phase: str) -> list[Tensor]:
+def _split_parts(step: TrainingStep, phase: str) -> list[Tensor]:
     """Return latents, cutoff and noise, in an order that pairs them between phases."""
     inputs = step.inputs[phase]
     image = [] if inputs.image_noise is None else [inputs.image_noise]
@@ -67,7 +67,7 @@ def _share_equal(a: Tensor, b: Tensor) -> float:
 # Images
 
 
-def images(step: TrainingStep) -> list[str]:
+def check_images(step: TrainingStep) -> list[str]:
     """Check the next batches against the expected order, flips and normalization.
 
     Returns one message for the first wrong image, else [].
@@ -93,7 +93,7 @@ def images(step: TrainingStep) -> list[str]:
         real = step.real.detach().cpu().float()
         batch = orders[epoch][done * w.batch : (done + 1) * w.batch]
         for k, (index, flip) in enumerate(batch[mine]):
-            off, room = (real[k] - _plain(source, index, flip, on_gpu)).abs(), ROUNDING
+            off, room = (real[k] - _make_image(source, index, flip, on_gpu)).abs(), ROUNDING
             if on_gpu:
                 off, room = off.mean(), DECODERS
             if not off.max() <= room:
@@ -105,7 +105,7 @@ def images(step: TrainingStep) -> list[str]:
     return []
 
 
-def _plain(source: Any, index: int, flip: bool, as_jpeg: bool) -> Tensor:
+def _make_image(source: Any, index: int, flip: bool, as_jpeg: bool) -> Tensor:
     pixels = source.decode(index)
     if as_jpeg and not hasattr(source, "files"):  # it became a file first
         data, *_ = JpegFiles(source)[index, False]
@@ -118,18 +118,20 @@ def _plain(source: Any, index: int, flip: bool, as_jpeg: bool) -> Tensor:
 # The order of a cycle
 
 
-def phases(workload: Workload, index: int, lazy: bool = True) -> tuple[str, ...]:
+def list_phases(workload: Workload, index: int, lazy: bool = True) -> tuple[str, ...]:
     """Return the phases of one step of a cycle, from the intervals alone."""
     every = {"G_pl": workload.pl_interval, "D_r1": workload.r1_interval}
     return tuple(phase for phase in PHASES if phase not in every or (lazy and index % every[phase] == 0))
 
 
-def kinds(workload: Workload) -> list[tuple[str, ...]]:
+def list_kinds(workload: Workload) -> list[tuple[str, ...]]:
     """Return the kinds of steps in cycles, each a sequence of phases."""
-    return sorted({phases(workload, index, lazy) for index in range(CYCLE_STEPS) for lazy in (True, False)})
+    return sorted(
+        {list_phases(workload, index, lazy) for index in range(CYCLE_STEPS) for lazy in (True, False)}
+    )
 
 
-def schedule(step: TrainingStep) -> list[str]:
+def check_schedule(step: TrainingStep) -> list[str]:
     """Return a line for each thing that a cycle does at a wrong time, or not at all.
 
     Nothing is computed, drawn or fetched meanwhile. A step fetches the next batch, then draws for and runs each
@@ -138,21 +140,21 @@ def schedule(step: TrainingStep) -> list[str]:
     """
     for lazy in (True, False):
         name = "a cycle" if lazy else "a cycle without lazy phases"
-        expected = [call for index in range(CYCLE_STEPS) for call in _calls(step, index, lazy)]
+        expected = [call for index in range(CYCLE_STEPS) for call in _record_calls(step, index, lazy)]
         calls: list[str] = []
-        with recording(step, calls):
+        with record_calls(step, calls):
             step.cycle(lazy=lazy)
-        if problems := _differences(name, calls, expected):
+        if problems := _list_differences(name, calls, expected):
             return problems
     whole = getattr(step.recipe, "whole_step_graph", False)
-    needed = ["+".join(kind) for kind in kinds(step.workload)] if whole else PHASES
+    needed = ["+".join(kind) for kind in list_kinds(step.workload)] if whole else PHASES
     missing = [name for name in needed if step.graphs and name not in step.graphs]
     return [f"no graph of {name}: it runs eagerly" for name in missing]
 
 
-def _calls(step: TrainingStep, index: int, lazy: bool) -> list[str]:
-    due = phases(step.workload, index, lazy)
-    drawn = {phase: [_numbers(step, phase)] if phase in DRAWN else [] for phase in due}
+def _record_calls(step: TrainingStep, index: int, lazy: bool) -> list[str]:
+    due = list_phases(step.workload, index, lazy)
+    drawn = {phase: [_name_numbers(step, phase)] if phase in DRAWN else [] for phase in due}
     if getattr(step.recipe, "whole_step_graph", False):
         run = [*itertools.chain(*drawn.values()), "+".join(due)]
     else:
@@ -160,7 +162,7 @@ def _calls(step: TrainingStep, index: int, lazy: bool) -> list[str]:
     return [NEXT, *run, *([PREFETCH] if hasattr(step.feed, "prefetch") else [])]
 
 
-def _numbers(step: TrainingStep, phase: str) -> str:
+def _name_numbers(step: TrainingStep, phase: str) -> str:
     """Return the name of a phase's numbers, after the first phase with this buffer.
 
     `draws_anew` finds shared buffers.
@@ -169,7 +171,7 @@ def _numbers(step: TrainingStep, phase: str) -> str:
 
 
 @contextlib.contextmanager
-def recording(step: TrainingStep, seen: list[str]) -> Iterator[None]:
+def record_calls(step: TrainingStep, seen: list[str]) -> Iterator[None]:
     """Record a step's calls below its own choices. The step is unchanged afterwards."""
     count = step.count
 
@@ -179,19 +181,19 @@ def recording(step: TrainingStep, seen: list[str]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for inputs in {id(inputs): inputs for inputs in step.inputs.values()}.values():
             phase = next(name for name in step.inputs if step.inputs[name] is inputs)
-            stack.enter_context(replaced(inputs, "fill", note(_numbers(step, phase))))
-        stack.enter_context(replaced(step, "replay", seen.append))
-        stack.enter_context(replaced(step, "replay_together", lambda due: seen.append("+".join(due))))
-        stack.enter_context(replaced(step.feed, "next", note(NEXT)))
+            stack.enter_context(replace_method(inputs, "fill", note(_name_numbers(step, phase))))
+        stack.enter_context(replace_method(step, "replay", seen.append))
+        stack.enter_context(replace_method(step, "replay_together", lambda due: seen.append("+".join(due))))
+        stack.enter_context(replace_method(step.feed, "next", note(NEXT)))
         if hasattr(step.feed, "prefetch"):
-            stack.enter_context(replaced(step.feed, "prefetch", note(PREFETCH)))
+            stack.enter_context(replace_method(step.feed, "prefetch", note(PREFETCH)))
         try:
             yield
         finally:
             step.count = count
 
 
-def _differences(name: str, seen: list[str], expected: list[str]) -> list[str]:
+def _list_differences(name: str, seen: list[str], expected: list[str]) -> list[str]:
     """Return the first differences: missing phases, else missing images and numbers, else the first wrong step."""
     ran, due = ([phase for call in calls for phase in call.split("+")] for calls in (seen, expected))
     for words, things in (

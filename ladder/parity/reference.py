@@ -34,16 +34,16 @@ import torch
 from torch import Tensor
 
 import stylegan_lite
-from ladder.base import files
-from ladder.base.errors import one_line
-from ladder.base.files import below, digest, one_at_a_time, replacing
+from ladder.core import files
+from ladder.core.errors import one_line
+from ladder.core.files import digest_sources, list_below, one_at_a_time, replace_file
 from ladder.parity import adam_state
 from ladder.parity.adam_state import State
 from stylegan_lite import losses
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.step import PHASES, TrainingStep
 
-CACHE = files.cache("parity")
+CACHE = files.cache_folder("parity")
 KEPT = 4  # cache entries; one of the article's workload is 3 GB
 STEPS = 32
 REPLAYS = 2
@@ -105,7 +105,7 @@ class Draw:
         return Draw(mine, self.real[rank::ranks])
 
 
-def draw(workload: Workload, number: int) -> Draw:
+def draw_inputs(workload: Workload, number: int) -> Draw:
     """Return the ``number``-th set of inputs: a function of the workload's shapes and the number."""
     generator = torch.Generator().manual_seed(7_919 * (number + 1))
     r, layers = workload.resolution, [x for x in workload.resolutions for _ in range(1 if x == 4 else 2)]
@@ -166,7 +166,7 @@ class Exact:
             yield from self._path_length(inputs.phases[phase])
             return
         w_avg = step.G.mapping.w_avg.clone()
-        for samples in chunks(w.batch, w.mbstd_group, self.chunk):
+        for samples in split_chunks(w.batch, w.mbstd_group, self.chunk):
             share = len(samples) / w.batch
             real = inputs.real[samples].to(device=self.device, dtype=step.dtype)
             if phase == "D_r1":
@@ -210,7 +210,7 @@ class Exact:
             yield share * penalty(part, step.pl_mean, 0.0)
 
 
-def chunks(batch: int, group: int, size: int) -> list[Tensor]:
+def split_chunks(batch: int, group: int, size: int) -> list[Tensor]:
     """Return sample numbers in pieces of about ``size``: whole minibatch-std groups, in order.
 
     Groups are strided (sample n is in group n mod (N / group)), and within a piece they must be strided again.
@@ -243,7 +243,7 @@ class Reference:
 
     def draws(self) -> list[Draw]:
         """Return the inputs that belong to the outcomes."""
-        return [draw(self.workload, replay) for replay in range(REPLAYS)]
+        return [draw_inputs(self.workload, replay) for replay in range(REPLAYS)]
 
     def on(self, device: str) -> Reference:
         """Return the reference on the device, once for all phases and spellings; unchanged if it takes too much memory.
@@ -251,7 +251,7 @@ class Reference:
         Single numbers of the state stay on the CPU: Adam's step counts belong there unless they are captured.
         """
         tree = {"state": self.state, "outcomes": dict(enumerate(self.outcomes))}
-        if (there := resident(tree, device, but={"state"})) is tree:
+        if (there := move_resident(tree, device, but={"state"})) is tree:
             return self
         return dataclasses.replace(self, state=there["state"], outcomes=list(there["outcomes"].values()))
 
@@ -265,25 +265,25 @@ class Reference:
             return self.outcomes[number]
         if device not in self.held:
             whole = dict(enumerate(compute_whole(self)))
-            self.held[device] = list(resident(whole, device).values())
+            self.held[device] = list(move_resident(whole, device).values())
         return self.held[device][number]
 
 
-def observe(step: TrainingStep, what: str | Kind, run: Callable[[], None]) -> dict[str, Outcome]:
+def observe_phase(step: TrainingStep, what: str | Kind, run: Callable[[], None]) -> dict[str, Outcome]:
     """Run a phase, or a whole step. Return its outcome by label: loss, gradients, and how far the state moved, float64.
 
     Adam's state moves in its own dtype. Of a phase alone the entry ``untouched`` is how far anything moved that it must
     not move. That includes the other network's moments and step counts.
     """
-    before, adam = clones(step), adam_state.clones(step)
+    before, adam = clone_tensors(step), adam_state.clone_states(step)
     run()
-    moves, adam = moved(step, before), adam_state.moved(step, adam)
+    moves, adam = measure_moves(step, before), adam_state.measure_moves(step, adam)
     if not isinstance(what, str):
-        seen = {phase: computed(step, phase) for phase in what}
+        seen = {phase: read_computed(step, phase) for phase in what}
         seen["G_main"] |= {"update": moves["G"]} | adam["G"]
         seen["D_main"] |= {"update": moves["D"], "ema": moves["ema"]} | adam["D"]
-        return {label(phase, what): outcome for phase, outcome in seen.items()}
-    outcome = computed(step, what) | {"update": moves.pop(what[0])} | adam.pop(what[0])
+        return {label_phase(phase, what): outcome for phase, outcome in seen.items()}
+    outcome = read_computed(step, what) | {"update": moves.pop(what[0])} | adam.pop(what[0])
     if what == "D_main":
         outcome["ema"] = moves.pop("ema")
     rest = [t.abs().max() for named in moves.values() for t in named.values()]
@@ -293,7 +293,7 @@ def observe(step: TrainingStep, what: str | Kind, run: Callable[[], None]) -> di
     return {what: outcome | {"untouched": {"others": torch.stack(rest).max()}}}
 
 
-def label(phase: str, kind: Kind) -> str:
+def label_phase(phase: str, kind: Kind) -> str:
     """Return the name of a phase of a whole step among errors, budgets and findings."""
     return f"{phase} in {'+'.join(kind)}"
 
@@ -309,13 +309,13 @@ def observe_all(
 ) -> Iterator[tuple[str, dict[str, Outcome]]]:
     """Run each phase, or each kind of step, from the shared state on loaded inputs. Yield (label, all its outcomes)."""
     for each in ref.kinds or PHASES:
-        adopt(step, ref.state)
-        outcomes = observe(step, each, functools.partial(run, each))
+        adopt_state(step, ref.state)
+        outcomes = observe_phase(step, each, functools.partial(run, each))
         yield from ((name, outcomes) for name in outcomes)
         ref.tell(f"{each if isinstance(each, str) else '+'.join(each)}, {what}")
 
 
-def watched(step: TrainingStep) -> dict[str, dict[str, Tensor]]:
+def watch_tensors(step: TrainingStep) -> dict[str, dict[str, Tensor]]:
     """Return everything that a phase may move: {"G" | "D" | "ema": {name: tensor}}."""
     tensors = {"G": dict(step.G.named_parameters()), "D": dict(step.D.named_parameters())}
     tensors["D"] |= dict(step.D.named_buffers())  # of spectral normalization; no other layer has any
@@ -324,19 +324,21 @@ def watched(step: TrainingStep) -> dict[str, dict[str, Tensor]]:
     return tensors
 
 
-def clones(step: TrainingStep) -> dict[str, dict[str, Tensor]]:
-    return {net: {k: t.detach().clone() for k, t in named.items()} for net, named in watched(step).items()}
-
-
-def moved(step: TrainingStep, before: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-    """Return how far each tensor moved since ``before``, float64."""
+def clone_tensors(step: TrainingStep) -> dict[str, dict[str, Tensor]]:
     return {
-        net: {k: t.detach().double() - before[net][k].double() for k, t in named.items()}
-        for net, named in watched(step).items()
+        net: {k: t.detach().clone() for k, t in named.items()} for net, named in watch_tensors(step).items()
     }
 
 
-def computed(step: TrainingStep, phase: str) -> Outcome:
+def measure_moves(step: TrainingStep, before: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """Return how far each tensor moved since ``before``, float64."""
+    return {
+        net: {k: t.detach().double() - before[net][k].double() for k, t in named.items()}
+        for net, named in watch_tensors(step).items()
+    }
+
+
+def read_computed(step: TrainingStep, phase: str) -> Outcome:
     """Return a phase's loss and gradients, float64. A parameter without a gradient has zeros."""
     gradients = step.gradients.get(phase, {})
     parameters = (step.G if phase[0] == "G" else step.D).named_parameters()
@@ -349,7 +351,7 @@ def computed(step: TrainingStep, phase: str) -> Outcome:
     }
 
 
-def adopt(step: TrainingStep, state: State) -> None:
+def adopt_state(step: TrainingStep, state: State) -> None:
     """Set networks, averages and optimizers to ``state``, in place if the step is prepared (graphs)."""
     for name in ("G", "D", "G_ema"):
         getattr(step, name).load_state_dict(state.get(name))
@@ -368,7 +370,7 @@ def shared_state(workload: Workload, device: str, chunk: int, tell: Tell) -> Sta
     """Run ``STEPS`` steps of the FP32 baseline, then move noise strengths and biases off zero. Return the state."""
     baseline = Exact(workload, "fp32", device, chunk)
     for index in range(STEPS):
-        inputs = draw(workload, 100 + index)
+        inputs = draw_inputs(workload, 100 + index)
         baseline.run("G_main", inputs)
         if index % workload.pl_interval == 0:
             baseline.run("G_pl", inputs)
@@ -386,10 +388,12 @@ def shared_state(workload: Workload, device: str, chunk: int, tell: Tell) -> Sta
                 tensor.data.add_((scale * (number + 0.5 * number.sign())).to(tensor))
     state = baseline.step.state_dict()
     tensors = {name: state[name] for name in ("G", "D", "G_ema", "opt_G", "opt_D", "pl_mean")}
-    return _map(tensors | {"betas": adam_state.betas(baseline.step)}, lambda t: t.detach().cpu().clone())
+    return _map_tree(
+        tensors | {"betas": adam_state.read_betas(baseline.step)}, lambda t: t.detach().cpu().clone()
+    )
 
 
-def compute(
+def compute_reference(
     workload: Workload, state: State, device: str, chunk: int, tell: Tell
 ) -> list[dict[str, Outcome]]:
     """Run all phases for every replay in FP64, each from ``state``. Return float32 on the CPU, as `to_cpu` does."""
@@ -422,12 +426,12 @@ def compute_whole(ref: Reference) -> list[dict[str, Outcome]]:
             if content.get("made_of") == kinds:
                 return content["outcomes"]
         outcomes = compute_all(ref)
-        with replacing(path) as temporary:
+        with replace_file(path) as temporary:
             torch.save({"made_of": kinds, "outcomes": outcomes}, temporary)
     return outcomes
 
 
-def get(
+def get_reference(
     workload: Workload,
     device: str,
     cache: Path | None = None,
@@ -436,16 +440,16 @@ def get(
 ) -> Reference:
     """Return the reference of a workload, computed now or read from ``cache``."""
     workload = dataclasses.replace(workload, data=None)
-    folder = (cache or CACHE) / key(workload)
+    folder = (cache or CACHE) / make_key(workload)
     tell = tell or (lambda text: None)
     with one_at_a_time(folder / "reference.pt"):
         if not (folder / "reference.pt").exists():
-            made = _make(workload, device, tell)
+            made = _make_reference(workload, device, tell)
             folder.mkdir(parents=True, exist_ok=True)
             content = {name: getattr(made, name) for name in FIELDS} | {"batch": made.workload.batch}
-            with replacing(folder / "reference.pt") as temporary:
+            with replace_file(folder / "reference.pt") as temporary:
                 torch.save(content, temporary)
-            _prune(folder)
+            _prune_cache(folder)
     # Mapped, not read: a process touches only those of the 3 GB that it copies to the GPU, from the shared page cache.
     stored = torch.load(folder / "reference.pt", map_location="cpu", weights_only=True, mmap=True)
     used = dataclasses.replace(workload, batch=stored["batch"])
@@ -455,27 +459,27 @@ def get(
 
 def made_by(*files: str) -> list[str]:
     """Return digests of these modules' sources. A file made by other sources is made anew."""
-    return [digest(path.parent, [path])[:16] for path in map(Path, files)]
+    return [digest_sources(path.parent, [path])[:16] for path in map(Path, files)]
 
 
-def key(workload: Workload) -> str:
+def make_key(workload: Workload) -> str:
     """Return the cache key: a hash of workload, sources of model and reference, and versions of torch and cuDNN.
 
     Torch counts because its generator makes the inputs.
     """
     model, own = Path(stylegan_lite.__file__).parent, Path(__file__)
-    sources = [digest(model, below(model, (".py",))), digest(own.parent, [own])]
+    sources = [digest_sources(model, list_below(model, (".py",))), digest_sources(own.parent, [own])]
     parts = [workload.to_dict() | {"data": None}, sources, torch.__version__, torch.backends.cudnn.version()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def attempts(workload: Workload, device: str) -> list[tuple[str, int, int]]:
+def list_attempts(workload: Workload, device: str) -> list[tuple[str, int, int]]:
     """Return (device, batch, samples at a time), best first: smaller pieces, then batch 4, then the CPU.
 
     The batch is halved, in whole groups, while FP64 of all of it would take too long.
     """
     n, group = workload.batch, min(workload.mbstd_group, workload.batch)
-    while n * work(workload) > MOST_WORK and n // 2 >= group:
+    while n * estimate_work(workload) > MOST_WORK and n // 2 >= group:
         n = n // 2 // group * group
     sizes, size = [n], n // 2
     while size >= group:
@@ -489,15 +493,15 @@ def attempts(workload: Workload, device: str) -> list[tuple[str, int, int]]:
     return tries
 
 
-def work(workload: Workload) -> float:
+def estimate_work(workload: Workload) -> float:
     """Return a sample's work up to a factor: pixels times channels squared, summed over the resolutions."""
     return float(sum(size**2 * workload.fmaps(size) ** 2 for size in workload.resolutions))
 
 
-def _make(workload: Workload, device: str, tell: Tell) -> Reference:
+def _make_reference(workload: Workload, device: str, tell: Tell) -> Reference:
     states: dict[int, State] = {}  # by batch; made on the GPU if possible: in FP32 it is cheap
     notes, skip_device = [], False
-    tries = attempts(workload, device)
+    tries = list_attempts(workload, device)
     if (most := tries[0][1]) < workload.batch:
         notes.append(f"batch {most} of {workload.batch}: FP64 of more would take too long")
     for where, batch, chunk in tries:
@@ -507,7 +511,7 @@ def _make(workload: Workload, device: str, tell: Tell) -> Reference:
         try:
             if batch not in states:
                 states[batch] = shared_state(used, where, chunk, tell)
-            outcomes = compute(used, states[batch], where, chunk, tell)
+            outcomes = compute_reference(used, states[batch], where, chunk, tell)
             return Reference(used, where, chunk, notes, states[batch], outcomes, Path())
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             if (where, batch, chunk) == tries[-1]:
@@ -519,7 +523,7 @@ def _make(workload: Workload, device: str, tell: Tell) -> Reference:
     raise AssertionError("unreachable: the last attempt raises")
 
 
-def _prune(newest: Path) -> None:
+def _prune_cache(newest: Path) -> None:
     """Keep the ``KEPT`` entries made last."""
     entries = []
     for path in newest.parent.iterdir():
@@ -530,17 +534,17 @@ def _prune(newest: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def resident(tree: dict[Any, Any], device: str, but: Collection[str] = ()) -> dict[Any, Any]:
+def move_resident(tree: dict[Any, Any], device: str, but: Collection[str] = ()) -> dict[Any, Any]:
     """Return the tensors of a tree on the device, or the tree itself if they take too much memory.
 
     All of them are moved, as they take part in computations: a loss and the gradient of a noise strength are single
     numbers, too. In the entries of ``but`` single numbers stay on the CPU, as Adam's step counts do in a state.
     """
-    if device != "cuda" or _bytes(tree) > RESIDENT * torch.cuda.get_device_properties(0).total_memory:
+    if device != "cuda" or _count_bytes(tree) > RESIDENT * torch.cuda.get_device_properties(0).total_memory:
         return tree
 
     def placed(key: Any, each: Any) -> Any:
-        return _map(each, lambda t: t.to(device) if t.ndim or key not in but else t)
+        return _map_tree(each, lambda t: t.to(device) if t.ndim or key not in but else t)
 
     try:
         return {key: placed(key, each) for key, each in tree.items()}
@@ -548,23 +552,23 @@ def resident(tree: dict[Any, Any], device: str, but: Collection[str] = ()) -> di
         return tree
 
 
-def _bytes(tree: Any) -> int:
+def _count_bytes(tree: Any) -> int:
     if isinstance(tree, dict):
-        return sum(map(_bytes, tree.values()))
+        return sum(map(_count_bytes, tree.values()))
     return tree.nbytes if isinstance(tree, Tensor) else 0
 
 
 def to_cpu(tree: Any) -> Any:
     """Return outcomes as they are kept: float32 (differences have been taken) on the CPU, without Adam's state.
 
-    The expected move of that state follows from the gradients (``adam_state.expected``).
+    The expected move of that state follows from the gradients (``adam_state.expect_moves``).
     """
     if isinstance(tree, dict):
         return {key: to_cpu(value) for key, value in tree.items() if key not in adam_state.QUANTITIES}
     return tree.float().cpu()
 
 
-def _map(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def _map_tree(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(tree, dict):
-        return {key: _map(value, change) for key, value in tree.items()}
+        return {key: _map_tree(value, change) for key, value in tree.items()}
     return change(tree) if isinstance(tree, Tensor) else tree

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.base import yamlfile
-from ladder.base.plain import Fields
-from ladder.core import records
+from ladder.core import records, yamlfile
+from ladder.core.plain import Fields
 from ladder.core.records import Record, read_record
 from ladder.plan import catalog
 from ladder.plan.catalog import Planned
@@ -62,7 +61,7 @@ class Beside(Record, kw_only=True):
 def load_beside(mode: str) -> Beside:
     """Return the entries of a mode."""
     path = Path(__file__).with_name(f"{mode}.yaml")
-    return read_record(Beside, yamlfile.read(path), path.name)  # type: ignore[no-any-return]
+    return read_record(Beside, yamlfile.read_yaml(path), path.name)  # type: ignore[no-any-return]
 
 
 def plan(
@@ -79,14 +78,14 @@ def plan(
         UserError: `only` names something else.
     """
     study = load_beside(mode)
-    chosen = catalog.chosen(study.names, only, f"the {mode}")
+    chosen = catalog.choose_names(study.names, only, f"the {mode}")
     recipe = make_recipe(mode, catalog.load_ladder("article"), capabilities)
     base = Variant(mode, study.first_why, patched=False) if study.first_why else None
     planned = [Planned(study.first, study.first_title, recipe, None, None, base)]
     for name, entry in study.entries.items():
         if name in chosen:
             fields = {} if workload is None else entry.list_fields(workload)
-            lacks = catalog.missing(entry.needs, capabilities) or _find_impossible(workload, fields)
+            lacks = catalog.find_missing(entry.needs, capabilities) or _find_impossible(workload, fields)
             exempt = entry.exempt or study.exempt
             variant = Variant(mode, entry.why, exempt, workload=fields, updates=entry.updates)
             changed = None if lacks else {**recipe, **entry.change}
@@ -99,11 +98,11 @@ def make_recipe(mode: str, ladder: catalog.Ladder, capabilities: dict[str, str |
 
     The clean step has every rung up to `data_loading` but CUDA graphs; the unchanged model has the ladder's top.
     """
-    climbed = [rung for rung in catalog.climb(ladder, capabilities) if rung.recipe is not None]
+    climbed = [rung for rung in catalog.plan_climb(ladder, capabilities) if rung.recipe is not None]
     if mode == LEVERS:
         return {**(climbed[-1].recipe if climbed else {}), **catalog.load_rung(ALSO).change}  # type: ignore[dict-item]
     recipe: Fields = {}
-    order = catalog.order(ladder)
+    order = catalog.list_order(ladder)
     for rung in climbed:
         if rung.name != LEFT_OUT and order.index(rung.name) <= order.index(LAST):
             recipe |= catalog.load_rung(rung.name).change

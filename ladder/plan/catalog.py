@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ladder.base import yamlfile
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
-from ladder.base.plain import Fields
+from ladder.core import yamlfile
+from ladder.core.errors import UserError
+from ladder.core.paths import ROOT
+from ladder.core.plain import Fields
 from ladder.plan import content as contents
 from ladder.plan.content import of_workload
 from ladder.plan.needs import NEEDS, OF_WORKLOAD, of_change
@@ -91,18 +91,18 @@ class Planned:
     variant: Variant | None = None
 
 
-def workloads() -> list[str]:
+def list_workloads() -> list[str]:
     """Return the names of the presets, from small to large."""
     names = [path.stem for path in WORKLOADS.glob("*.yaml")]
-    return sorted(names, key=lambda name: (_size(name), name))
+    return sorted(names, key=lambda name: (_estimate_size(name), name))
 
 
-def ladders() -> list[str]:
+def list_ladders() -> list[str]:
     """Return the names of the ladders that ship with this package."""
     return sorted(path.stem for path in LADDERS.glob("*.yaml"))
 
 
-def rungs() -> list[str]:
+def list_rungs() -> list[str]:
     """Return the names of all rungs, one for each file in ``ladder/rungs/``."""
     return sorted(path.stem for path in RUNGS.glob("*.py") if path.stem != "__init__")
 
@@ -121,19 +121,19 @@ def load_workload(name_or_path: str) -> tuple[str, Fields]:
     Raises:
         UserError: no such workload, bad YAML, an unknown key or a wrong type; one line.
     """
-    path = _resolve(name_or_path, WORKLOADS, "workload", workloads())
-    fields = yamlfile.read(path)
+    path = _resolve_path(name_or_path, WORKLOADS, "workload", list_workloads())
+    fields = yamlfile.read_yaml(path)
     try:
-        workload = Workload.from_dict(fields, where=yamlfile.shown(path)).to_dict()
+        workload = Workload.from_dict(fields, where=yamlfile.show_path(path)).to_dict()
     except ConfigError as error:
         raise UserError(str(error)) from None
     if workload["resolution"] > MOST_RESOLUTION:
         raise UserError(
-            f"{yamlfile.shown(path)}: resolution must be at most {MOST_RESOLUTION}, got {workload['resolution']}"
+            f"{yamlfile.show_path(path)}: resolution must be at most {MOST_RESOLUTION}, got {workload['resolution']}"
         )
     if workload["data"] is not None:
         workload["data"] = str((path.parent / Path(workload["data"]).expanduser()).resolve())
-    name = _slug(path)
+    name = _make_slug(path)
     if path.parent != WORKLOADS and (preset := of_a_preset(name)):
         content = contents.of_workload(workload)
         name = name if content == preset else f"{name}-{content}"
@@ -148,14 +148,14 @@ def load_recipe(path: str, names: list[str]) -> Fields:
     Raises:
         UserError: no such rung or file, bad YAML, an unknown key or a wrong type; one line.
     """
-    fields = yamlfile.read(_resolve(path, LADDERS, "recipe", names))
+    fields = yamlfile.read_yaml(_resolve_path(path, LADDERS, "recipe", names))
     try:
         return Recipe.from_dict(fields, where=path).to_dict()
     except ConfigError as error:
         raise UserError(str(error)) from None
 
 
-def describe(path_folder: Path, name: str) -> str:
+def describe_file(path_folder: Path, name: str) -> str:
     """Return the first comment line of a YAML file of ours, which describes it."""
     first = (path_folder / f"{name}.yaml").read_text(encoding="utf-8").split("\n", 1)[0]
     return first.lstrip("# ").strip() if first.startswith("#") else ""
@@ -167,9 +167,9 @@ def load_ladder(name_or_path: str) -> Ladder:
     Raises:
         UserError: no such ladder, bad YAML, an unknown key or rung, a rung twice; one line.
     """
-    path = _resolve(name_or_path, LADDERS, "ladder", ladders())
-    where = yamlfile.shown(path)
-    fields = yamlfile.read(path)
+    path = _resolve_path(name_or_path, LADDERS, "ladder", list_ladders())
+    where = yamlfile.show_path(path)
+    fields = yamlfile.read_yaml(path)
     for key in fields:
         if key not in KEYS:
             raise UserError(f"{where}: unknown key {key!r}{suggestion(key, KEYS, 'known')}")
@@ -187,28 +187,28 @@ def load_ladder(name_or_path: str) -> Ladder:
             raise UserError(f"{where}: rungs: {name!r} is there twice")
     rival = fields.get("rival")
     if rival is not None:
-        if rival not in ladders() or rival == path.stem:
-            raise UserError(f"{where}: rival: no other ladder {rival!r}{suggestion(rival, ladders())}")
+        if rival not in list_ladders() or rival == path.stem:
+            raise UserError(f"{where}: rival: no other ladder {rival!r}{suggestion(rival, list_ladders())}")
         if (top := load_ladder(rival).rungs[-1].name) in names:
             raise UserError(f"{where}: rival: {top}, the top of {rival}, is a rung here, too")
-    made = Ladder(_slug(path), title, steps, reference, rival)
-    return made if path.parent == LADDERS else _named(made)
+    made = Ladder(_make_slug(path), title, steps, reference, rival)
+    return made if path.parent == LADDERS else _name_ladder(made)
 
 
-def _named(ladder: Ladder) -> Ladder:
+def _name_ladder(ladder: Ladder) -> Ladder:
     """Return a user's ladder with a digest of its content. If it has a preset's name, the digest joins its name."""
-    if ladder.name in ladders():
+    if ladder.name in list_ladders():
         preset = load_ladder(ladder.name)
         if replace(preset, title=ladder.title) == ladder:
             return ladder
-    content = contents.digest(
+    content = contents.digest_content(
         [[step.name, step.article_ms] for step in ladder.rungs] + [ladder.reference, ladder.rival]
     )
-    name = f"{ladder.name}-{content}" if ladder.name in ladders() else ladder.name
+    name = f"{ladder.name}-{content}" if ladder.name in list_ladders() else ladder.name
     return replace(ladder, name=name, digest=content)
 
 
-def order(ladder: Ladder) -> list[str]:
+def list_order(ladder: Ladder) -> list[str]:
     """Return the names of a ladder's rungs, then the top of its rival."""
     return [step.name for step in ladder.rungs] + [
         load_ladder(each).rungs[-1].name for each in [ladder.rival] if each
@@ -223,7 +223,7 @@ def load_rung(name: str) -> Rung:
             no recipe has.
     """
     if not _is_rung(name):
-        raise UserError(f"no rung {name!r}{suggestion(name, rungs())}")
+        raise UserError(f"no rung {name!r}{suggestion(name, list_rungs())}")
     where = f"ladder/rungs/{name}.py"
     module = importlib.import_module(f"ladder.rungs.{name}")
     text = (module.__doc__ or "").strip()
@@ -248,19 +248,19 @@ def load_rung(name: str) -> Rung:
             raise UserError(str(error)) from None  # else: impossible alone, perhaps not on top of others
     rests_on = getattr(module, "rests_on", ())
     if not isinstance(rests_on, tuple) or not all(map(_is_rung, rests_on)):
-        raise UserError(f"{where}: rests_on must be a tuple of rungs: {', '.join(rungs())}")
+        raise UserError(f"{where}: rests_on must be a tuple of rungs: {', '.join(list_rungs())}")
     summary = text.split("\n", 1)[0].strip()
     return Rung(name, title, summary, text, dict(change), needs, receipt, rests_on)
 
 
-def contained(recipe: Mapping[str, Any]) -> list[str]:
+def list_contained(recipe: Mapping[str, Any]) -> list[str]:
     """Return the rungs whose whole change is in ``recipe`` (all fields, or the changed ones), the baseline first."""
     fields = Recipe.from_dict(dict(recipe)).to_dict()
-    names = [name for name in rungs() if load_rung(name).change.items() <= fields.items()]
+    names = [name for name in list_rungs() if load_rung(name).change.items() <= fields.items()]
     return sorted(names, key=lambda name: (bool(load_rung(name).change), name))
 
 
-def climb(
+def plan_climb(
     ladder: Ladder,
     capabilities: dict[str, str | None],
     only: Iterable[str] | None = None,
@@ -277,14 +277,14 @@ def climb(
         UserError: ``only`` names a rung that is not in the ladder, a cumulative recipe is impossible, or a rung takes
             back what one below it changed.
     """
-    picked = chosen(order(ladder), only, f"ladder {ladder.name}", of_ladder=True)
+    picked = choose_names(list_order(ladder), only, f"ladder {ladder.name}", of_ladder=True)
     if not alone:
         refuse_contradictions(ladder)
     recipe: Fields = {}
     planned = []
     for step in ladder.rungs:
         rung = load_rung(step.name)
-        skipped = missing(rung.needs, capabilities) or of_change(rung.change, capabilities)
+        skipped = find_missing(rung.needs, capabilities) or of_change(rung.change, capabilities)
         if skipped is None:
             recipe = {**recipe, **rung.change}
             try:
@@ -296,7 +296,7 @@ def climb(
             planned.append(Planned(rung.name, rung.title, kept, skipped, step.article_ms))
     if ladder.rival:
         rival = replace(load_ladder(ladder.rival), rival=None)  # its own highest rung, not its rival's
-        top = climb(rival, capabilities)[-1]
+        top = plan_climb(rival, capabilities)[-1]
         if top.name in picked:
             planned.append(replace(top, title=f"the top of {ladder.rival}", article_ms=None))
     return planned
@@ -321,7 +321,7 @@ def refuse_contradictions(ladder: Ladder) -> None:
                 )
 
 
-def missing(needs: Iterable[str], capabilities: dict[str, str | None]) -> str | None:
+def find_missing(needs: Iterable[str], capabilities: dict[str, str | None]) -> str | None:
     """Return why something that needs these cannot run, in one line, or None."""
     for need in needs:
         unknown = None if need in OF_WORKLOAD else f"{need} is not known of this machine"
@@ -331,19 +331,21 @@ def missing(needs: Iterable[str], capabilities: dict[str, str | None]) -> str | 
     return None
 
 
-def holding(rung: str) -> str:
+def find_holder(rung: str) -> str:
     """Return which of our ladders has a rung, as the end of a line; nothing if none has."""
-    names = ["full", *ladders()] if _is_rung(rung) else []
-    found = next((name for name in names if rung in order(load_ladder(name))), None)
+    names = ["full", *list_ladders()] if _is_rung(rung) else []
+    found = next((name for name in names if rung in list_order(load_ladder(name))), None)
     return f"; `--ladder {found}` has it" if found else ""
 
 
-def chosen(names: list[str], only: Iterable[str] | None, where: str, of_ladder: bool = False) -> set[str]:
+def choose_names(
+    names: list[str], only: Iterable[str] | None, where: str, of_ladder: bool = False
+) -> set[str]:
     """Return the names that `--rungs` picks. Raises UserError for one that is not there, and for none."""
     picked = set(names if only is None else only)
     unknown = sorted(picked - set(names))
     if unknown:
-        has = (holding(unknown[0]) if of_ladder else "") or suggestion(unknown[0], names, "it has")
+        has = (find_holder(unknown[0]) if of_ladder else "") or suggestion(unknown[0], names, "it has")
         raise UserError(f"--rungs: {', '.join(unknown)} not in {where}{has}")
     if not picked:
         raise UserError(f"--rungs: name one rung or more{suggestion('', names)}")
@@ -360,12 +362,12 @@ def _ladder_rung(entry: Any, where: str) -> LadderRung:
             raise UserError(f"{where}: rungs: {name}: expected milliseconds a step, got {article_ms!r}")
     if not isinstance(name, str):
         raise UserError(f"{where}: rungs: expected NAME or NAME: MILLISECONDS, got {str(entry)[:60]!r}")
-    if name not in rungs():
-        raise UserError(f"{where}: rungs: no rung {name!r}{suggestion(name, rungs())}")
+    if name not in list_rungs():
+        raise UserError(f"{where}: rungs: no rung {name!r}{suggestion(name, list_rungs())}")
     return LadderRung(name, None if article_ms is None else float(article_ms))
 
 
-def _resolve(name_or_path: str, folder: Path, kind: str, names: list[str]) -> Path:
+def _resolve_path(name_or_path: str, folder: Path, kind: str, names: list[str]) -> Path:
     """Return the file of a preset by name, else the user's file. A file that lies around never hides a preset."""
     if name_or_path in names:
         return folder / f"{name_or_path}.yaml"
@@ -379,22 +381,22 @@ def _resolve(name_or_path: str, folder: Path, kind: str, names: list[str]) -> Pa
     )
 
 
-def _slug(path: Path) -> str:
+def _make_slug(path: Path) -> str:
     """Return a name for files and tables of only [a-z0-9._-], also for a user's file."""
     return re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("-.")[:60] or "unnamed"
 
 
-def _size(name: str) -> tuple[int, int]:
-    fields = yamlfile.read(WORKLOADS / f"{name}.yaml")
+def _estimate_size(name: str) -> tuple[int, int]:
+    fields = yamlfile.read_yaml(WORKLOADS / f"{name}.yaml")
     return fields.get("resolution", 0), fields.get("channel_base", 0) * fields.get("batch", 0)
 
 
 @functools.cache
-def _preset(name: str) -> Fields | None:
-    return load_workload(name)[1] if name in workloads() else None
+def _find_preset(name: str) -> Fields | None:
+    return load_workload(name)[1] if name in list_workloads() else None
 
 
 def of_a_preset(name: str) -> str | None:
     """Return the content digest of the preset of this name, or None if there is no such preset."""
-    preset = _preset(name)
+    preset = _find_preset(name)
     return None if preset is None else of_workload(preset)

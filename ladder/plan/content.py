@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ladder.base.plain import Fields
+from ladder.core.plain import Fields
 
 DIGITS = 6  # of a workload's or ladder's content
 
@@ -17,7 +17,7 @@ _NOT_CONTENT = ("name", "data")
 
 
 @functools.cache
-def _defaults() -> Fields:
+def _default_fields() -> Fields:
     """Return the fields that a workload may leave out.
 
     Imported late: if asv measures a commit, the class is that commit's.
@@ -28,7 +28,7 @@ def _defaults() -> Fields:
     return {k: v for k, v in found.items() if k not in _NOT_CONTENT and v is not dataclasses.MISSING}
 
 
-def digest(content: Any, digits: int = DIGITS) -> str:
+def digest_content(content: Any, digits: int = DIGITS) -> str:
     """Return the first hexadecimal digits of the SHA-256 of plain data."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:digits]
 
@@ -39,7 +39,7 @@ def fields_of(workload: Mapping[str, Any]) -> Fields:
     The name and the images are not among them.
     """
     held = {key: value for key, value in workload.items() if key not in _NOT_CONTENT}
-    return {key: _one_number(value) for key, value in (_defaults() | held).items()}
+    return {key: _one_number(value) for key, value in (_default_fields() | held).items()}
 
 
 def _one_number(value: Any) -> Any:
@@ -54,4 +54,4 @@ def of_workload(workload: Mapping[str, Any]) -> str:
     """
     usual = fields_of({})
     told = {k: v for k, v in fields_of(workload).items() if k not in usual or v != usual[k]}
-    return digest(told)
+    return digest_content(told)

@@ -14,9 +14,9 @@ import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ladder.base.errors import UserError
-from ladder.base.plain import Fields
-from ladder.base.protocol import AMBIGUOUS, FASTER, LESS_THAN, NO_GAIN, SLOWER, TOO_FEW
+from ladder.core.errors import UserError
+from ladder.core.plain import Fields
+from ladder.core.protocol import AMBIGUOUS, FASTER, LESS_THAN, NO_GAIN, SLOWER, TOO_FEW
 
 if TYPE_CHECKING:  # measuring must not import the catalog: an old commit's stylegan_lite may lack its fields
     from ladder.plan import catalog
@@ -40,7 +40,7 @@ ADVICE = {  # by verdict
 }
 
 
-def advice(gpu: str, wall: str) -> str:
+def choose_advice(gpu: str, wall: str) -> str:
     """Return what to do about a rung, by the verdicts on the GPU's work and on the step; "" without either.
 
     A step that is surely faster or slower decides: a user gets that time. Else GPU time decides, which no host hides.
@@ -53,7 +53,7 @@ def advice(gpu: str, wall: str) -> str:
     return next((each for each in left if each != NO_DIFFERENCE), NO_DIFFERENCE) if left else ""
 
 
-def plan(
+def plan_run(
     mode: str,
     ladder: catalog.Ladder,
     capabilities: dict[str, str | None],
@@ -78,10 +78,10 @@ def plan(
         return beside.plan(mode, capabilities, only, workload)
     if mode != CUMULATIVE:
         ladder = dataclasses.replace(ladder, rival=None)  # the rival is no part of the whole
-    climbed = catalog.climb(ladder, capabilities, only, alone=mode == SOLO)
+    climbed = catalog.plan_climb(ladder, capabilities, only, alone=mode == SOLO)
     if mode == CUMULATIVE:
         return climbed
-    whole = catalog.climb(ladder, capabilities, alone=mode == SOLO)
+    whole = catalog.plan_climb(ladder, capabilities, alone=mode == SOLO)
     base, chosen = whole[0], {rung.name for rung in climbed}
     if base.recipe is None:
         raise UserError(f"--mode {mode}: {base.name} is n/a here: {base.skipped}")
@@ -90,8 +90,8 @@ def plan(
     if mode == LEAVE_ONE_OUT:
         if not picked:
             raise UserError(f"--mode {mode}: {base.name} alone leaves nothing out; name another rung")
-        base = catalog.Planned(ALL, "all rungs", _laid(changes), None, None)
-    return [base, *(_one(mode, rung, whole[0].name, changes) for rung in picked)]
+        base = catalog.Planned(ALL, "all rungs", _lay_changes(changes), None, None)
+    return [base, *(_plan_one(mode, rung, whole[0].name, changes) for rung in picked)]
 
 
 def ladder_of(mode: str, ladder: catalog.Ladder) -> catalog.Ladder:
@@ -120,7 +120,7 @@ def beside_baseline(
         catalog.Planned(base, rung.title, dict(rung.change), None, None),
         catalog.Planned(RECIPE, f"the recipe {name}"[:LONGEST], fields, None, None),
     ]
-    digest = content.digest(fields)
+    digest = content.digest_content(fields)
     return catalog.Ladder(RECIPE, "One recipe beside the baseline", ladder.rungs[:1], digest=digest), planned
 
 
@@ -152,7 +152,7 @@ def depends_on(
     return None
 
 
-def _one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, Fields]) -> catalog.Planned:
+def _plan_one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, Fields]) -> catalog.Planned:
     """Return one rung alone, or the ladder without it and its dependents."""
     from ladder.plan import catalog
     from stylegan_lite.config import ConfigError, Recipe
@@ -161,15 +161,15 @@ def _one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, Fields]
     if rung.recipe is None:
         return catalog.Planned(rung.name, title, None, rung.skipped, None)
     if mode == SOLO:
-        recipe = _laid({name: changes[name] for name in (base, rung.name)})
+        recipe = _lay_changes({name: changes[name] for name in (base, rung.name)})
     else:
-        kept = without(rung.name, changes)
-        recipe = _laid(kept)
+        kept = drop_rung(rung.name, changes)
+        recipe = _lay_changes(kept)
         also = [catalog.load_rung(name).title for name in changes if name not in kept and name != rung.name]
         title = " and without ".join([title, *also])
         title = title if len(title) <= LONGEST else f"without {rung.title} and {len(also)}{NEED_IT}"
     try:
-        same = Recipe.from_dict(recipe, where="it") == Recipe.from_dict(_laid(changes), where="it")
+        same = Recipe.from_dict(recipe, where="it") == Recipe.from_dict(_lay_changes(changes), where="it")
     except ConfigError as error:
         reason = f"impossible {'alone' if mode == SOLO else 'to leave out'}: {error}"
         return catalog.Planned(rung.name, title, None, reason, None)
@@ -179,7 +179,7 @@ def _one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, Fields]
     return catalog.Planned(rung.name, title, recipe, None, None)
 
 
-def without(out: str, changes: dict[str, Fields]) -> dict[str, Fields]:
+def drop_rung(out: str, changes: dict[str, Fields]) -> dict[str, Fields]:
     """Return the changes without those of one rung, of rungs that join or extend it, and of rungs that rest on it.
 
     A recipe with a rung that extends a missing one is refused.
@@ -192,14 +192,14 @@ def without(out: str, changes: dict[str, Fields]) -> dict[str, Fields]:
         if name == out or out in catalog.load_rung(name).rests_on:
             continue
         try:
-            Recipe.from_dict(_laid(kept | {name: change}))
+            Recipe.from_dict(_lay_changes(kept | {name: change}))
         except ConfigError:
             continue
         kept[name] = change
     return kept
 
 
-def _laid(changes: dict[str, Fields]) -> Fields:
+def _lay_changes(changes: dict[str, Fields]) -> Fields:
     recipe: Fields = {}
     for change in changes.values():
         recipe |= change

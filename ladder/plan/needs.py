@@ -17,7 +17,7 @@ FIELDS = {
 }
 OF_WORKLOAD = tuple(FIELDS)
 
-# ladder.machine.system.capabilities
+# ladder.machine.system.list_capabilities
 OF_MACHINE = ("cuda", "triton", "bf16", "cuda_graphs", "nvcc", "nvjpeg", "fp8", "dependent_launch")
 
 # Several processes, which `ladder scale` and torchrun start.
@@ -29,7 +29,9 @@ PARTS = (2, 4, 8)  # of a batch, which rungs cut
 NEEDS = (*OF_MACHINE, *OF_WORKLOAD, RANKS)
 
 
-def possible(capabilities: dict[str, str | None], workload: Mapping[str, Any]) -> dict[str, str | None]:
+def join_capabilities(
+    capabilities: dict[str, str | None], workload: Mapping[str, Any]
+) -> dict[str, str | None]:
     """Return a machine's capabilities and the workload's: {need: None if it is met, else one line}."""
     norm = workload["norm"]
     missing = None if norm == "demod" else f"needs demodulation, this workload has norm: {norm}"
@@ -49,11 +51,11 @@ def possible(capabilities: dict[str, str | None], workload: Mapping[str, Any]) -
         "kept_weights": kept,
         "no_clamp": clamps,
         RANKS: ONE_PROCESS,
-        **{f"micro_batches: {n}": _parts(n, workload) for n in PARTS},
+        **{f"micro_batches: {n}": _check_parts(n, workload) for n in PARTS},
     }
 
 
-def _parts(n: int, workload: Mapping[str, Any]) -> str | None:
+def _check_parts(n: int, workload: Mapping[str, Any]) -> str | None:
     batch = workload.get("batch", 0)
     group = min(workload.get("mbstd_group", 1), batch)
     if holds_parts(batch, n, group):

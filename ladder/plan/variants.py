@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from ladder.base.plain import Fields
+from ladder.core.plain import Fields
 from ladder.receipts import Issued
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder.base import files, git, text
-from ladder.base.errors import UserError
+from ladder.core import files, git, text
+from ladder.core.errors import UserError
 from ladder.core.job import Planned
 from ladder.plan import catalog, modes, needs
 from ladder.report import advising, chart, checks, gpus, tables
@@ -51,7 +51,7 @@ def list_drawings(files_of: Callable[[str], list[Path]]) -> dict[str, Write]:
     if pairs := pair_gpus(runs):
         for suffix, theme in (("", LIGHT), ("-dark", DARK)):
             draw = functools.partial(gpus.render, pairs, theme=theme)
-            drawn[f"gpus-{ARTICLE}{suffix}"] = functools.partial(files.draw, render=draw)
+            drawn[f"gpus-{ARTICLE}{suffix}"] = functools.partial(files.draw_pictures, render=draw)
     return drawn
 
 
@@ -60,7 +60,10 @@ def remove_stale(root: Path, written: Iterable[Path]) -> tuple[list[Path], list[
 
     Return the removed files, and those that stay because git does not have them.
     """
-    kept, known = {path.name for path in written}, git.read(root, "ls-files", "-z", "--", CHARTS).split("\0")
+    kept, known = (
+        {path.name for path in written},
+        git.read_output(root, "ls-files", "-z", "--", CHARTS).split("\0"),
+    )
     old = [
         path
         for path in sorted((root / CHARTS).glob("*"))
@@ -78,7 +81,7 @@ def list_tracked(root: Path, folder: str) -> list[Path]:
     Raises:
         UserError: git cannot say, or such a file is missing here, so its charts would go.
     """
-    names = sorted(git.read(root, "ls-files", "-z", "--", folder).split("\0"))
+    names = sorted(git.read_output(root, "ls-files", "-z", "--", folder).split("\0"))
     paths = [root / name for name in names if name.endswith(".json")]
     if lost := next((path.relative_to(root) for path in paths if not path.is_file()), None):
         raise UserError(
@@ -94,14 +97,14 @@ def _write_run(result: Result, stem: Path) -> list[Path]:
 
 def write_tables(result: Result, stem: Path) -> list[Path]:
     """Write the tables of a result of `ladder run`, named ``stem`` with .md and .csv. Raises UserError."""
-    files.write(markdown := Path(f"{stem}.md"), tables.markdown(result))
-    files.write(csv := Path(f"{stem}.csv"), tables.csv_text([result]))
+    files.write_file(markdown := Path(f"{stem}.md"), tables.markdown(result))
+    files.write_file(csv := Path(f"{stem}.csv"), tables.csv_text([result]))
     return [markdown, csv]
 
 
 def write_charts(result: Result, stem: Path) -> list[Path]:
     """Draw a result of `ladder run` as ``stem`` with .png and .svg. Raises UserError."""
-    return files.draw(stem, lambda kind: chart.render(result, kind))
+    return files.draw_pictures(stem, lambda kind: chart.render(result, kind))
 
 
 def name_files(result: Result) -> str:
@@ -113,7 +116,7 @@ def name_files(result: Result) -> str:
     words += [mode for mode in [ranking.mode(result)] if mode not in (modes.CUMULATIVE, words[-1])]
     words += ["quick"] * result.protocol.quick + ["limited"] * bool(result.protocol.gpu_memory_limit_gb)
     words += ["partial"] if not result.complete else ["some-rungs"] * (not is_whole(result))
-    return "-".join(map(text.slug, words))
+    return "-".join(map(text.make_slug, words))
 
 
 # --- which run is shown -----------------------------------------------------------------------------------------------
@@ -203,10 +206,15 @@ def _plan_ladder(result: Result) -> Sequence[Planned]:
     A rung that the workload cannot have is no part of the recipes.
     """
     name = result.ladder.name
-    possible = {**needs.possible(dict.fromkeys(needs.OF_MACHINE), result.workload), needs.RANKS: None}
-    return _plan(name, ranking.mode(result), tuple(possible.items())) if name in catalog.ladders() else ()
+    possible = {
+        **needs.join_capabilities(dict.fromkeys(needs.OF_MACHINE), result.workload),
+        needs.RANKS: None,
+    }
+    return (
+        _plan(name, ranking.mode(result), tuple(possible.items())) if name in catalog.list_ladders() else ()
+    )
 
 
 @functools.cache
 def _plan(ladder: str, mode: str, possible: tuple[tuple[str, str | None], ...]) -> tuple[Planned, ...]:
-    return tuple(modes.plan(mode, catalog.load_ladder(ladder), dict(possible)))
+    return tuple(modes.plan_run(mode, catalog.load_ladder(ladder), dict(possible)))

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from ladder.base.protocol import PHASES
-from ladder.base.text import display
+from ladder.core.protocol import PHASES
+from ladder.core.text import make_display
 from ladder.receipts.records import Evidence
 
 NOT = "not engaged: "  # begins every line that speaks against a rung
@@ -162,7 +162,7 @@ def judge_compilation(seen: Mapping[str, Any], *modes: str) -> Receipt:
     if not compiled:
         return judge((False, "nothing was given to torch.compile"))
     if compiled["failed"]:
-        return judge((False, display(compiled["failed"])))
+        return judge((False, make_display(compiled["failed"])))
     ran = list_compiled_phases(seen)
     graphs = ", ".join(f"{phase} {count}" for phase, count in compiled["graphs"].items())
     kernels = compiled["kernels"]
@@ -171,7 +171,7 @@ def judge_compilation(seen: Mapping[str, Any], *modes: str) -> Receipt:
         (len(ran) == 2, f"phases that ran compiled: {', '.join(ran) or 'none'}"),
         (None, f"graphs compiled: {graphs or 'none'}"),
         (compiled["breaks"] == 0, f"graph breaks: {compiled['breaks']}"),
-        *((None, display(f"first break: {reason}")) for reason in compiled["why_broken"]),
+        *((None, make_display(f"first break: {reason}")) for reason in compiled["why_broken"]),
         (compiled["late"] == 0, f"graphs compiled after warm-up: {compiled['late']}"),
         (
             None if kernels is None else kernels > 0,

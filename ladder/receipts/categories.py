@@ -64,7 +64,7 @@ OF_OURS = (
 )
 
 
-def category(family: str) -> str:
+def name_category(family: str) -> str:
     """Return the category of a family of kernels, as a profile names it.
 
     A kernel of ours without a line in the table is "fused: " and its name. Another unknown family is "other".

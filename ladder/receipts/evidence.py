@@ -19,12 +19,19 @@ from typing import Any
 
 import torch
 
-from ladder.base.protocol import CYCLE_STEPS
-from ladder.base.protocol import IN_ORDER as PHASES
-from ladder.base.text import display
+from ladder.core.protocol import CYCLE_STEPS
+from ladder.core.protocol import IN_ORDER as PHASES
+from ladder.core.text import make_display
 from ladder.receipts import traces
 from ladder.receipts.records import Copies, Crossing, Evidence, Launches, Trace
-from ladder.receipts.watch import Watch, alternatives_taken, launches, layers_named, layout, name_of
+from ladder.receipts.watch import (
+    Watch,
+    alternatives_taken,
+    count_launches,
+    layers_named,
+    name_layout,
+    name_of,
+)
 
 SETTINGS = ("conv_fp32_precision", "matmul_fp32_precision", "cudnn_benchmark", "cudnn_deterministic")
 ON_CPU = 4  # traced steps, instead of a cycle
@@ -43,19 +50,19 @@ class Traced:
     tallied: dict[str, int]  # images, by the way in which they were read
 
 
-def gather(step: Any, traced: Traced | None = None) -> Evidence:
+def gather_evidence(step: Any, traced: Traced | None = None) -> Evidence:
     """Return the evidence of one prepared ``TrainingStep``, which is traced now if it was not before.
 
     All but the trace counts, and times nothing. ``ladder.receipts.records``, ``ladder.receipts.watch`` and
     ``stylegan_lite.parallel`` describe the values. What an older commit's step lacks is empty.
     """
-    traced = traced or trace(step)
+    traced = traced or trace_step(step)
     figures, taken = traced.trace, alternatives_taken()
     captured, graphs = sorted(step.graphs), [*getattr(step, "fills", {}).values()]
     left = sum((Counter(each.left) for each in graphs), Counter[str]())
     copies, entries = compute_copies(step), list_entries(step)
     energies = [e for e in entries if getattr(e, "energy", None) is not None]
-    stale_energies = [_differ(e.energy, e.weight.square().sum((2, 3)), 1e-5) for e in energies]
+    stale_energies = [_has_difference(e.energy, e.weight.square().sum((2, 3)), 1e-5) for e in energies]
     try:
         watch, zeroed, kernels = watch_phases(step)
     except torch.OutOfMemoryError:  # eager activations beside the graphs' pools; the graphs have been seen
@@ -67,7 +74,7 @@ def gather(step: Any, traced: Traced | None = None) -> Evidence:
     layouts: Counter[str] = Counter()
     for weight in weights:
         if weight.dim() == 4:
-            layouts[layout(weight)] += weight.nbytes
+            layouts[name_layout(weight)] += weight.nbytes
     adam = step.opt_G.param_groups[0]
     sizes = {
         net: sum(len(group["params"]) for group in getattr(step, f"opt_{net}").param_groups) for net in "GD"
@@ -105,7 +112,7 @@ def gather(step: Any, traced: Traced | None = None) -> Evidence:
             "filled": watch.fills,
             "accumulated": watch.accumulated,
             "zero_kernels": figures.get("zero_kernels"),
-            "tensors": sum(frequency(step, phase) * sizes[phase[0]] for phase in PHASES),
+            "tensors": sum(derive_frequency(step, phase) * sizes[phase[0]] for phase in PHASES),
         },
         "adam": {
             "capturable": adam["capturable"],
@@ -119,7 +126,7 @@ def gather(step: Any, traced: Traced | None = None) -> Evidence:
             "operators": watch.calls if traced.replayed is None else traced.replayed,
             "operators_eager": watch.calls,
             "together": ["+".join(kind) for kind in getattr(step, "together", [])],
-            "phases_per_step": sum(frequency(step, phase) for phase in PHASES),
+            "phases_per_step": sum(derive_frequency(step, phase) for phase in PHASES),
             "launches": figures.get("launches"),
             "replays": figures.get("replays"),
             "kernels": figures.get("kernels"),
@@ -148,12 +155,12 @@ def gather(step: Any, traced: Traced | None = None) -> Evidence:
         if compiled is None
         else {
             "mode": compiled.mode,
-            "failed": compiled.failed and display(compiled.failed),
+            "failed": compiled.failed and make_display(compiled.failed),
             "graphs": dict(compiled.graphs),
             "late": sum(compiled.late.values()),
             "runs": dict(compiled.runs),
             "breaks": sum(compiled.breaks.values()),
-            "why_broken": [display(reason) for reason in list(compiled.breaks)[:1]],
+            "why_broken": [make_display(reason) for reason in list(compiled.breaks)[:1]],
             "filters": compiled.filters,
             "kernels": figures.get("inductor_kernels"),
         },
@@ -187,7 +194,8 @@ def compute_copies(step: Any) -> Copies:
     """Return compute copies of convolution weights by dtype, and how many differ from their weight."""
     entries = list_entries(step)
     stale = [
-        _differ(e.copy.to(e.weight.dtype), e.weight * e.gain, torch.finfo(e.copy.dtype).eps) for e in entries
+        _has_difference(e.copy.to(e.weight.dtype), e.weight * e.gain, torch.finfo(e.copy.dtype).eps)
+        for e in entries
     ]
     return {"kept": _count_dtypes([e.copy for e in entries]), "stale": sum(stale), "reworked": 0}
 
@@ -198,7 +206,7 @@ def count_workers(feed: Any) -> int:
     return sum(w.is_alive() for iterator in iterators.values() for w in getattr(iterator, "_workers", []))
 
 
-def _differ(a: torch.Tensor, b: torch.Tensor, relative: float) -> bool:
+def _has_difference(a: torch.Tensor, b: torch.Tensor, relative: float) -> bool:
     return not bool(((a - b).abs() <= relative * b.abs()).all())  # NaN differs from everything
 
 
@@ -206,7 +214,7 @@ def _count_dtypes(tensors: list[torch.Tensor]) -> dict[str, int]:
     return dict(sorted(Counter(name_of(x.dtype) for x in tensors if torch.is_tensor(x)).items()))
 
 
-def frequency(step: Any, phase: str) -> float:
+def derive_frequency(step: Any, phase: str) -> float:
     """Return how often a phase runs in a step."""
     return 1 / {"G_pl": step.workload.pl_interval, "D_r1": step.workload.r1_interval}.get(phase, 1)
 
@@ -234,23 +242,23 @@ def watch_phases(step: Any) -> tuple[Watch, dict[str, int], dict[str, Launches]]
         return zero_grad
 
     with (
-        eager(step),
-        replaced(step.opt_G, "zero_grad", watch_zero_grad(step.opt_G)),
-        replaced(step.opt_D, "zero_grad", watch_zero_grad(step.opt_D)),
+        run_eager(step),
+        replace_method(step.opt_G, "zero_grad", watch_zero_grad(step.opt_G)),
+        replace_method(step.opt_D, "zero_grad", watch_zero_grad(step.opt_D)),
         layers_named(watch, step.G, step.D),
-        launches() as kernels,
+        count_launches() as kernels,
         torch.autograd.set_multithreading_enabled(False),  # backward in this thread, where the mode sees it
     ):
         for phase in PHASES:
-            watch.start(frequency(step, phase))
+            watch.start(derive_frequency(step, phase))
             with watch:
                 step.run_phase(phase)
-        synchronize(step)
+        synchronize_device(step)
     return watch, zeroed, kernels
 
 
 @contextlib.contextmanager
-def eager(step: Any) -> Iterator[None]:
+def run_eager(step: Any) -> Iterator[None]:
     """Run phases without their graphs and uncompiled: the code that was captured or compiled."""
     graphs, step.graphs = step.graphs, {}
     compiled, step.compiled = getattr(step, "compiled", None), None
@@ -260,7 +268,7 @@ def eager(step: Any) -> Iterator[None]:
         step.graphs, step.compiled = graphs, compiled
 
 
-def trace(
+def trace_step(
     step: Any, ran: Callable[[], None] = lambda: None, align: Callable[[], None] = lambda: None
 ) -> Traced:
     """Trace a prepared ``TrainingStep`` as it is timed. The GPU must do nothing else until `ran` is called.
@@ -271,7 +279,7 @@ def trace(
     """
     crossings, copying = watch_data(step)
     replayed = count_operators(step) if step.graphs else None
-    before = tally(step)  # after the batches that were fetched here: only a cycle's own count
+    before = tally_images(step)  # after the batches that were fetched here: only a cycle's own count
     calls, spent_s, first, fetch = 0, 0.0, step.count, step.feed._fetch
 
     def fetch_timed() -> Any:
@@ -281,16 +289,16 @@ def trace(
         calls, spent_s = calls + 1, spent_s + time.perf_counter() - begin
         return batch
 
-    with replaced(step.feed, "_fetch", fetch_timed):
+    with replace_method(step.feed, "_fetch", fetch_timed):
         for _ in range(
             math.ceil(step.data_capacity)
         ):  # batches that idle workers hold would hide the waiting
             step.step()
-        synchronize(step)
+        synchronize_device(step)
         spent_s = 0.0
         figures, steps = trace_steps(step, ran, align)
     waiting_ms, fetched = round(1000 * spent_s / steps, 3), round(calls / max(1, step.count - first), 3)
-    tallied = {key: count - before[key] for key, count in tally(step).items()}
+    tallied = {key: count - before[key] for key, count in tally_images(step).items()}
     return Traced(crossings, copying, replayed, figures, waiting_ms, fetched, tallied)
 
 
@@ -302,14 +310,14 @@ def trace_steps(step: Any, ran: Callable[[], None], align: Callable[[], None]) -
         step.cycle()
 
     if step.device == "cuda":
-        return traces.traced(cycle, ran), CYCLE_STEPS
+        return traces.trace_cycle(cycle, ran), CYCLE_STEPS
     for _ in range(ON_CPU):
         step.step()
     ran()
     return {}, ON_CPU
 
 
-def tally(step: Any) -> dict[str, int]:
+def tally_images(step: Any) -> dict[str, int]:
     """Return how many images were decoded, and how many read from a memory map, so far.
 
     Loader's workers are included.
@@ -349,17 +357,17 @@ def count_operators(step: Any) -> int:
             for run in each:
                 run()
         counts.append(watch.calls)
-    synchronize(step)
+    synchronize_device(step)
     return max(counts)
 
 
-def synchronize(step: Any) -> None:
+def synchronize_device(step: Any) -> None:
     if step.device == "cuda":
         torch.cuda.synchronize()
 
 
 @contextlib.contextmanager
-def replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
+def replace_method(thing: Any, name: str, value: Any) -> Iterator[None]:
     """Replace a method of one instance while the block runs."""
     before = vars(thing).get(name)
     setattr(thing, name, value)

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import TypedDict
 
-from ladder.base.paths import ROOT
+from ladder.core.paths import ROOT
 from ladder.receipts import kernel_names
 
 KERNELS = ROOT / "kernels"
@@ -82,11 +82,11 @@ OPERATORS = tuple(
 CONVOLUTIONS = (FORWARD, DGRAD, WGRAD, UNTOLD, SGEMM)  # depthwise ones resample: no FLOPs in a floor
 FUNCTION = re.compile(r"(?:void )?(\w+)\b")  # of a demangled name: what stands before templates and arguments
 WAITING = ("Stream Wait", "Stream Sync", "Event Sync", "Context Sync")
-Event = tuple[str, bool, int, int, int]  # as `ladder.receipts.traces.events` gives them
+Event = tuple[str, bool, int, int, int]  # as `ladder.receipts.traces.list_events` gives them
 
 
 @functools.lru_cache(maxsize=4096)  # a cycle has 50,000 events of some hundred names
-def family(name: str) -> str:
+def name_family(name: str) -> str:
     """Return the family of one kernel, or of a copy as the profiler names it ("Memcpy HtoD (Pinned -> Device)")."""
     if name in own_kernels():
         return OURS + name
@@ -129,7 +129,7 @@ class Share(TypedDict):
     heaviest: str  # name of the kernel that takes most
 
 
-def shares(events: Iterable[Event], steps: int) -> list[Share]:
+def derive_shares(events: Iterable[Event], steps: int) -> list[Share]:
     """Return the families' shares, the longest first.
 
     ``events`` are those of ``steps`` steps. Events of the host and of waiting streams do not count.
@@ -137,7 +137,7 @@ def shares(events: Iterable[Event], steps: int) -> list[Share]:
     took: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for name, on_device, _, begin, end in events:
         if on_device and not name.startswith(WAITING):
-            took[family(name)][name].append(end - begin)
+            took[name_family(name)][name].append(end - begin)
     rows: list[Share] = []
     for name, kernels in took.items():
         heaviest = max(kernels, key=lambda each: sum(kernels[each]))
@@ -146,7 +146,7 @@ def shares(events: Iterable[Event], steps: int) -> list[Share]:
                 "family": name,
                 "us": sum(map(sum, kernels.values())) / 1000 / steps,
                 "kernels": sum(map(len, kernels.values())) / steps,
-                "heaviest": kernel_names.stored(heaviest),
+                "heaviest": kernel_names.name_stored(heaviest),
             }
         )
     return sorted(rows, key=lambda row: -row["us"])

@@ -41,58 +41,60 @@ _XMMA_LAYOUT = re.compile(r"_(?:nhwc|nchw|ndhwc|ncdhw)[a-z]+_(nhwc|nchw|ndhwc|nc
 _TILE = re.compile(r"_tilesize(\d+x\d+x\d+).*")
 
 
-def function(name: str) -> str:
+def name_function(name: str) -> str:
     """Return the name of a kernel's function, without namespaces, templates and arguments."""
-    return _path(name).rsplit("::", 1)[-1]
+    return _name_path(name).rsplit("::", 1)[-1]
 
 
-def _path(name: str) -> str:
+def _name_path(name: str) -> str:
     """Return the name of a kernel's function with its namespaces."""
     return re.split(r"[(<]", _RETURNED.sub("", _UNNAMED.sub("", name)), maxsplit=1)[0].split(" ")[-1]
 
 
 @functools.lru_cache(maxsize=4096)  # a cycle has 50,000 events of some hundred names
-def stored(name: str) -> str:
+def name_stored(name: str) -> str:
     """Return the name of a kernel or a copy as a result stores it: a label, whole up to `KEPT` characters."""
-    return _cut(re.split(r" ?[(<]", _label(name), maxsplit=1)[0], KEPT)  # "Memcpy DtoD (Device -> Device)"
+    return _cut_name(
+        re.split(r" ?[(<]", _make_label(name), maxsplit=1)[0], KEPT
+    )  # "Memcpy DtoD (Device -> Device)"
 
 
 @functools.lru_cache(maxsize=4096)
-def label(name: str) -> str:
+def name_label(name: str) -> str:
     """Return a kernel's name for a table. A label is its own label."""
-    return _cut(_label(name), LONGEST)
+    return _cut_name(_make_label(name), LONGEST)
 
 
-def _label(name: str) -> str:
+def _make_label(name: str) -> str:
     if name.startswith(("aten::", "autograd::")) or " " in name.split("<")[0].split("(")[0].removeprefix(
         "void "
     ):
         return name  # an operator of a CPU, or a label
-    own = function(name)
+    own = name_function(name)
     if _XMMA.match(own):
-        return _xmma(own)
-    if own in _WRAPPERS and (work := word(name)):
+        return _shorten_xmma(own)
+    if own in _WRAPPERS and (work := find_word(name)):
         work = work.replace("_tensorop_", "_")
         return work if work.startswith("cutlass_") else f"{own} {work}"
     if own in _SAYS_NOTHING:
-        own = "::".join(_path(name).split("::")[-2:])
-    return " ".join(filter(None, (own, *_told(_within(name), function(name)))))
+        own = "::".join(_name_path(name).split("::")[-2:])
+    return " ".join(filter(None, (own, *_read_arguments(_find_arguments(name), name_function(name)))))
 
 
-def word(name: str) -> str:
+def find_word(name: str) -> str:
     """Return the word of a template's arguments that tells what the kernel does, or an empty one."""
-    own, within = function(name), _within(name)
+    own, within = name_function(name), _find_arguments(name)
     if own in _WRAPPERS and (work := _WORK.search(within)):
         return work[0]
-    return _told(within, own)[0]
+    return _read_arguments(within, own)[0]
 
 
-def _within(name: str) -> str:
+def _find_arguments(name: str) -> str:
     """Return the arguments of a template, with all that stands behind them."""
     return _RETURNED.sub("", _UNNAMED.sub("", name)).partition("<")[2]
 
 
-def _told(within: str, own: str) -> tuple[str, str]:
+def _read_arguments(within: str, own: str) -> tuple[str, str]:
     """Return (operation, type of the tensors) that a template's arguments tell, each empty if they do not."""
     for found in _OPERATION.finditer(within):
         if found[0] not in _AROUND and found[0] != own:
@@ -103,7 +105,7 @@ def _told(within: str, own: str) -> tuple[str, str]:
     return "", _TYPES.get(first[0], "") if first else ""
 
 
-def _xmma(name: str) -> str:
+def _shorten_xmma(name: str) -> str:
     """Return the short form of such a name: operation, arithmetic, layout and tile."""
     name = _TILE.sub(r"_\1", name)
     if _CONVOLUTION.search(name):
@@ -111,6 +113,6 @@ def _xmma(name: str) -> str:
     return _XMMA_LAYOUT.sub(r"_\1", _XMMA_TYPES.sub(r"_\1", name))
 
 
-def _cut(name: str, longest: int) -> str:
+def _cut_name(name: str, longest: int) -> str:
     """Return a name of at most so many characters. The end is kept, because alike names differ there."""
     return name if len(name) <= longest else f"{name[: longest - 26]}..{name[-24:]}"

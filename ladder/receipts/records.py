@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from ladder.base.plain import Fields
+from ladder.core.plain import Fields
 
 Counts = dict[str, dict[str, float]]  # stage or layer -> kind -> amount
 
@@ -44,7 +44,7 @@ class Trace(TypedDict, total=False):
     graph_memsets: float  # memsets that no call of the CPU asked for: nodes of replayed graphs
     copy_ms: float  # host to device
     overlap: float | None  # the part of copy_ms in which kernels of other streams ran; None without copies
-    comm_ms: float  # these three: see `ladder.receipts.traces.communication`
+    comm_ms: float  # these three: see `ladder.receipts.traces.derive_communication`
     exposed_ms: float
     comm_bursts: float
 

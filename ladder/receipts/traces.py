@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ladder.base.protocol import CYCLE_STEPS
+from ladder.core.protocol import CYCLE_STEPS
 from ladder.receipts.kernel_families import WAITING, Event
 from ladder.receipts.records import Trace
 
@@ -23,17 +23,17 @@ BETWEEN = 3  # other kernels that begin in between make another burst
 COMMUNICATION = re.compile(r"nccl|Memcpy PtoP", re.IGNORECASE)
 
 
-def traced(cycle: Callable[[], None], ran: Callable[[], None] = lambda: None) -> Trace:
+def trace_cycle(cycle: Callable[[], None], ran: Callable[[], None] = lambda: None) -> Trace:
     """Return the profiler's figures of one cycle; see `digest` and `profiled`."""
-    return digest(list(events(profiled(cycle, ran))))
+    return digest_events(list(list_events(profile_cycle(cycle, ran))))
 
 
-def recorded(cycle: Callable[[], None]) -> list[Event]:
+def record_events(cycle: Callable[[], None]) -> list[Event]:
     """Return the events of one cycle under the profiler; see `events`."""
-    return list(events(profiled(cycle)))
+    return list(list_events(profile_cycle(cycle)))
 
 
-def profiled(
+def profile_cycle(
     cycle: Callable[[], None], ran: Callable[[], None] = lambda: None
 ) -> torch.profiler.profile | None:
     """Return the profile of a cycle, or of what else is given.
@@ -63,7 +63,7 @@ def why_none() -> str:
     return "the profiler saw no kernels" + ("" if sees_kernels() else ": this PyTorch has no CUPTI")
 
 
-def events(profile: Any) -> Iterator[Event]:
+def list_events(profile: Any) -> Iterator[Event]:
     """Yield (name, on the device, stream, start ns, end ns) of each recorded event, without annotations."""
     if profile is None:
         return
@@ -77,14 +77,14 @@ def events(profile: Any) -> Iterator[Event]:
         yield event.name(), device, event.device_resource_id(), begin, begin + event.duration_ns()
 
 
-def kernels(found: Iterable[Event]) -> list[Event]:
+def list_kernels(found: Iterable[Event]) -> list[Event]:
     """Return the kernels among the events of a trace: no copies, no memsets, nothing of the CPU."""
     return [event for event in found if event[1] and not event[0].startswith(NOT_KERNELS)]
 
 
-def digest(found: list[Event]) -> Trace:
+def digest_events(found: list[Event]) -> Trace:
     """Return figures of a step from one profiled cycle. Empty if the profiler saw no kernels."""
-    ran = kernels(found)
+    ran = list_kernels(found)
     if not ran:
         return {}
     calls = [name for name, on_device, *_ in found if not on_device]
@@ -92,7 +92,9 @@ def digest(found: list[Event]) -> Trace:
     memsets -= sum(name.startswith("cudaMemset") for name in calls)  # launched one by one
     copies = [e for e in found if e[1] and e[0].startswith("Memcpy HtoD")]
     took = sum(end - begin for *_, begin, end in copies)
-    beside = sum(covered(copy[3:], _joined([e[3:] for e in ran if e[2] != copy[2]])) for copy in copies)
+    beside = sum(
+        measure_covered(copy[3:], _join_spans([e[3:] for e in ran if e[2] != copy[2]])) for copy in copies
+    )
     launched = sum(
         "LaunchKernel" in n or "GraphLaunch" in n or n.startswith(("cudaMemcpy", "cudaMemset")) for n in calls
     )
@@ -102,21 +104,23 @@ def digest(found: list[Event]) -> Trace:
         "kernels": len(ran) / CYCLE_STEPS,
         "inductor_kernels": sum(e[0].startswith("triton_") for e in ran) / CYCLE_STEPS,
         "busy_ms": busy_ms(found),
-        "parallel_ms": (sum(e[4] - e[3] for e in ran) - union([e[3:] for e in ran])) / 1e6 / CYCLE_STEPS,
+        "parallel_ms": (sum(e[4] - e[3] for e in ran) - measure_union([e[3:] for e in ran]))
+        / 1e6
+        / CYCLE_STEPS,
         "zero_kernels": sum("ZeroFunctor" in e[0] or "FillFunctor" in e[0] for e in ran) / CYCLE_STEPS,
         "graph_memsets": max(memsets, 0) / CYCLE_STEPS,
         "copy_ms": round(took / 1e6 / CYCLE_STEPS, 4),
         "overlap": round(beside / took, 3) if took else None,
-        **communication((e for e in found if e[1] and not e[0].startswith(WAITING)), CYCLE_STEPS),
+        **derive_communication((e for e in found if e[1] and not e[0].startswith(WAITING)), CYCLE_STEPS),
     }
 
 
 def busy_ms(found: list[Event]) -> float:
     """Return the milliseconds a step in which anything ran or was copied, of the events of a cycle."""
-    return union([e[3:] for e in found if e[1] and not e[0].startswith(WAITING)]) / 1e6 / CYCLE_STEPS
+    return measure_union([e[3:] for e in found if e[1] and not e[0].startswith(WAITING)]) / 1e6 / CYCLE_STEPS
 
 
-def communication(ran: Iterable[Event], steps: int) -> Trace:
+def derive_communication(ran: Iterable[Event], steps: int) -> Trace:
     """Return the communication of one step, from the kernels and copies of `steps` steps of one GPU.
 
     `comm_ms`: the union of NCCL's kernels and of copies between GPUs. A kernel that waits for a slower rank counts.
@@ -132,17 +136,21 @@ def communication(ran: Iterable[Event], steps: int) -> Trace:
         else:
             since += 1
             others.append((begin, end))
-    exposed = union([*ours, *others]) - union(others)
+    exposed = measure_union([*ours, *others]) - measure_union(others)
     unit = 1e6 * steps
-    return {"comm_ms": union(ours) / unit, "exposed_ms": exposed / unit, "comm_bursts": bursts / steps}
+    return {
+        "comm_ms": measure_union(ours) / unit,
+        "exposed_ms": exposed / unit,
+        "comm_bursts": bursts / steps,
+    }
 
 
-def union(spans: list[tuple[int, int]]) -> int:
+def measure_union(spans: list[tuple[int, int]]) -> int:
     """Return the length of the union of intervals. Kernels on parallel streams count once."""
-    return int(sum(last - first for first, last in _joined(spans)))
+    return int(sum(last - first for first, last in _join_spans(spans)))
 
 
-def once(spans: Sequence[tuple[int, int, int]]) -> list[int]:
+def count_once(spans: Sequence[tuple[int, int, int]]) -> list[int]:
     """Return the nanoseconds of each span (stream, begin, end) that count for it, so that they sum to the union.
 
     An instant of several streams belongs to the busiest one. On one stream it belongs to what began first.
@@ -157,13 +165,13 @@ def once(spans: Sequence[tuple[int, int, int]]) -> list[int]:
         for place in sorted(streams[stream], key=lambda at: spans[at][1:]):
             first, last = max(spans[place][1], end), spans[place][2]
             if first < last:
-                own[place] = int(last - first) - covered((int(first), last), taken)
+                own[place] = int(last - first) - measure_covered((int(first), last), taken)
             end = max(end, last)
-        taken = _joined([*taken, *(spans[at][1:] for at in streams[stream])])
+        taken = _join_spans([*taken, *(spans[at][1:] for at in streams[stream])])
     return own
 
 
-def covered(span: tuple[int, int], taken: Sequence[tuple[int, int]]) -> int:
+def measure_covered(span: tuple[int, int], taken: Sequence[tuple[int, int]]) -> int:
     """Return the nanoseconds of a span that disjoint sorted intervals cover."""
     total, place = 0, bisect.bisect_right(taken, span[0], key=lambda each: each[1])
     while place < len(taken) and taken[place][0] < span[1]:
@@ -172,7 +180,7 @@ def covered(span: tuple[int, int], taken: Sequence[tuple[int, int]]) -> int:
     return total
 
 
-def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _join_spans(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return disjoint sorted intervals with the same union."""
     joined: list[tuple[int, int]] = []
     for first, last in sorted(spans):

@@ -24,7 +24,7 @@ LOSSES = ("softplus", "pow", "mean", "sum", "sqrt")  # of losses and penalties, 
 STATISTICS = ("mean", "var", "var_mean", "linalg_vector_norm", "rsqrt")
 
 
-def layout(x: Tensor) -> str:
+def name_layout(x: Tensor) -> str:
     """Return the memory format of [N, C, H, W]: "nhwc", "nchw", "either" (C or H x W is 1) or "other"."""
     nhwc = x.is_contiguous(memory_format=torch.channels_last)
     return LAYOUTS[nhwc, x.is_contiguous()]
@@ -140,8 +140,8 @@ class Watch(TorchDispatchMode):
         stage = self.stage(node)
         self.flops[stage][name_of(images[0].dtype)] += flops * self.weight
         for x in images:
-            self.inputs[stage][layout(x)] += x.nbytes * self.weight
-        self.weights[stage][layout(weight)] += weight.nbytes * self.weight
+            self.inputs[stage][name_layout(x)] += x.nbytes * self.weight
+        self.weights[stage][name_layout(weight)] += weight.nbytes * self.weight
         seen = self.convolutions[stage]
         seen["calls"] += 1
         seen["largest"] = max(seen["largest"], *weight.shape[2:])
@@ -161,7 +161,7 @@ class Watch(TorchDispatchMode):
                     "side_stream": out.is_cuda and torch.cuda.current_stream() != torch.cuda.default_stream(),
                 }
             )
-        if source.dim() == 4 and {layout(source), layout(out)} == {"nhwc", "nchw"}:
+        if source.dim() == 4 and {name_layout(source), name_layout(out)} == {"nhwc", "nchw"}:
             self.relayouts += self.weight
             self.relayout_bytes += out.nbytes * self.weight
 
@@ -194,7 +194,7 @@ class Watch(TorchDispatchMode):
             self.plain["resample"][layer] += 1
         elif op == "add" and layer == "DiscriminatorBlock":
             self.plain["residual"][layer] += 1
-        elif op == "mul" and modulates(args):
+        elif op == "mul" and is_modulation(args):
             self.plain["modulate"][layer] += 1
 
     def island(self, name: str, out: Any) -> None:
@@ -203,7 +203,7 @@ class Watch(TorchDispatchMode):
             self.islands[name][name_of(out.dtype)] += 1
 
 
-def modulates(args: tuple) -> bool:
+def is_modulation(args: tuple) -> bool:
     """Return whether a product scales channels for each sample.
 
     That is [N, C, H, W] * [N, C, 1, 1], or a product of per-sample weights (5-D).
@@ -287,7 +287,7 @@ def intercept_launches(
 
 
 @contextlib.contextmanager
-def launches(package: str = "kernels") -> Iterator[dict[str, Launches]]:
+def count_launches(package: str = "kernels") -> Iterator[dict[str, Launches]]:
     """Count launches of kernels defined in `package`, by kernel; with "kernels" those of its CUDA C++, too."""
     seen: dict[str, Launches] = {}
     cpp: Any = None

@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ladder.base.protocol import FASTER, INSIDE, SLOWER, TOO_FEW
-from ladder.base.text import amount
+from ladder.core.protocol import FASTER, INSIDE, SLOWER, TOO_FEW
+from ladder.core.text import format_amount
 from ladder.plan import catalog, modes
 from ladder.report.view import UNPROVED, Row, list_untimed, view
 from ladder.report.view import contains as contains
@@ -96,7 +96,7 @@ def derive_preparing(result: Result, name: str, than: str) -> float | None:
 
 def find_rival(result: Result) -> str | None:
     """Return the entry of a staircase that is the top of another ladder, or None."""
-    known = catalog.load_ladder(result.ladder.name) if result.ladder.name in catalog.ladders() else None
+    known = catalog.load_ladder(result.ladder.name) if result.ladder.name in catalog.list_ladders() else None
     return catalog.load_ladder(known.rival).rungs[-1].name if known and known.rival else None
 
 
@@ -129,7 +129,7 @@ def choose_advice(gpu: Seen, step: Seen, waits: bool, removed: bool) -> str:
         return UNDECIDED
     counts = removed or not waits
     return _rule_out(
-        modes.advice(gpu.verdict if counts else "", step.verdict), [step, *([gpu] if counts else [])]
+        modes.choose_advice(gpu.verdict if counts else "", step.verdict), [step, *([gpu] if counts else [])]
     )
 
 
@@ -194,7 +194,7 @@ def _advise_top(sources: Sources, result: Result) -> list[Advised]:
     whole = next((row for row in rows if row.name == modes.ALL), None)
     advised = []
     for row in rows:
-        title = catalog.load_rung(row.name).title if row.name in catalog.rungs() else row.name
+        title = catalog.load_rung(row.name).title if row.name in catalog.list_rungs() else row.name
         if row is whole:
             continue
         if whole and row.status == "ok" and row.advice:
@@ -224,9 +224,8 @@ def _finish(
     (without, with_it), reason = pair, each.reason
     if each.advice != ADOPT and without.memory and with_it.memory:
         if without.memory >= with_it.memory * math.exp(COUNTS):  # a rung may be there for that alone
-            reason += (
-                f"; it takes less memory, {amount(with_it.memory)} GiB instead of {amount(without.memory)}"
-            )
+            amounts = f"{format_amount(with_it.memory)} GiB instead of {format_amount(without.memory)}"
+            reason += f"; it takes less memory, {amounts}"
     if row.gpu and row.gpu.verdict in (FASTER, SLOWER):
         entries = {rung.name: rung for rung in result.rungs}
         was, now = (parts.parts_of(entries[end.name]) for end in pair)
@@ -262,9 +261,9 @@ def _find_command(row: Row, source: str, result: Result, sources: Sources) -> st
 def _write_command(result: Result, mode: str = "") -> str:
     """Return a command that measures the workload and ladder of a result anew."""
     name, ladder = result.workload["name"], result.ladder.name
-    words = ["ladder run -w", name if name in catalog.workloads() else f"{name}.yaml"]
+    words = ["ladder run -w", name if name in catalog.list_workloads() else f"{name}.yaml"]
     if ladder != "article":
-        words += ["--ladder", ladder if ladder in catalog.ladders() else f"{ladder}.yaml"]
+        words += ["--ladder", ladder if ladder in catalog.list_ladders() else f"{ladder}.yaml"]
     if limit := result.protocol.gpu_memory_limit_gb:
         words += [f"--gpu-memory {limit:g}"]
     return " ".join([*words, mode]).strip()

@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ladder.base import files
-from ladder.base.errors import UserError
+from ladder.core import files
+from ladder.core.errors import UserError
 from ladder.plan import modes
 from ladder.report import drawing, panels
 from ladder.report.drawing import measured, wrapped
@@ -31,7 +31,7 @@ def draw(result: Result, path: Path) -> None:
     Raises:
         UserError: another suffix, or the file cannot be written; one line.
     """
-    files.write(path, render(result, kind_of(path)))
+    files.write_file(path, render(result, kind_of(path)))
 
 
 def kind_of(path: Path) -> str:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from ladder.base.errors import UserError
-from ladder.base.text import plain
+from ladder.core.errors import UserError
+from ladder.core.text import clean_line
 from ladder.show.themes import LIGHT, Theme
 
 STYLE = {
@@ -55,7 +55,7 @@ def save(make: Callable[[], Any], kind: str, theme: Theme | None = None) -> byte
                     facecolor=theme.ground if theme else "white",
                 )  # fmt: skip
     except Exception as error:  # whatever it is, the numbers are there without the picture
-        raise UserError(f"a chart cannot be drawn: {type(error).__name__}: {plain(error)}") from error
+        raise UserError(f"a chart cannot be drawn: {type(error).__name__}: {clean_line(error)}") from error
     return out.getvalue()
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder.base.errors import UserError
-from ladder.base.protocol import FASTER, INSIDE, SLOWER
-from ladder.base.text import escaped, plain
+from ladder.core.errors import UserError
+from ladder.core.protocol import FASTER, INSIDE, SLOWER
+from ladder.core.text import clean_line, escape_markdown
 from ladder.plan import catalog, content, modes
 from ladder.report import view
 from ladder.results import derive, judging, loading, parts, ranking
@@ -61,7 +61,7 @@ class Explained:
     @property
     def names(self) -> tuple[str, str]:
         """The names of the two sides: those of the rungs if they differ."""
-        first, second = plain(self.before.rung.name), plain(self.after.rung.name)
+        first, second = clean_line(self.before.rung.name), clean_line(self.after.rung.name)
         return (first, second) if first != second else (f"{first} before", f"{second} after")
 
 
@@ -126,7 +126,7 @@ def _read_side(path: Path, result: Result, name: str | None) -> Side:
     if (profile := parts.parts_of(rung)) is None:
         why = "its run stored none that fits" if result.machine.device == "cuda" else "a CPU's run has none"
         if void := next((each.gpu_void for each in rung.rounds if each.profiled and each.gpu_void), None):
-            why = f"it is of a process whose GPU time is void ({plain(void)})"
+            why = f"it is of a process whose GPU time is void ({clean_line(void)})"
         raise UserError(f"{path}: rung {rung.name} has no profile: {why}; `ladder run` on a GPU stores it")
     return Side(path, result, rung, profile)
 
@@ -246,7 +246,9 @@ def tabulate(step: Explained) -> Table:
     """Return a row for each category if there is a difference, then GPU time, waiting and step."""
     a, b = step.before.parts, step.after.parts
     works = (
-        [(plain(row.category), row.before, row.after) for row in parts.changes(a, b)] if step.differs else []
+        [(clean_line(row.category), row.before, row.after) for row in parts.changes(a, b)]
+        if step.differs
+        else []
     )
     if step.differs and _has_overlap(step) and not parts.once(a, b):
         works.append((OVERLAP, Work(-a.overlap_ms), Work(-b.overlap_ms)))
@@ -276,13 +278,17 @@ def _list_origins(step: Explained) -> list[str]:
     """Return the lines on where the numbers come from: one for one file, two for two, with what sets them apart."""
     before, after = step.before.result, step.after.result
     origins = [
-        plain(f"{each.result.workload['name']}, {comparing.heading(each.result)}, {each.path}")
+        clean_line(f"{each.result.workload['name']}, {comparing.heading(each.result)}, {each.path}")
         for each in (step.before, step.after)
     ]
     if before is after:
         return origins[:1]
     apart = comparing.differences(before, after) + comparing.software(before, after)
-    return [f"before: {origins[0]}", f"after:  {origins[1]}", *(f"differs: {plain(line)}" for line in apart)]
+    return [
+        f"before: {origins[0]}",
+        f"after:  {origins[1]}",
+        *(f"differs: {clean_line(line)}" for line in apart),
+    ]
 
 
 def render_terminal(step: Explained, width: int = PIPE_WIDTH) -> str:
@@ -292,8 +298,12 @@ def render_terminal(step: Explained, width: int = PIPE_WIDTH) -> str:
 
 def render_page(step: Explained) -> str:
     """Return the explanation as a section of Markdown."""
-    lines = [f"### {escaped(' and '.join(step.names))}", "", escaped(describe(step)), ""]
-    lines += [*(f"- {escaped(line)}" for line in _list_origins(step)), "", render_markdown(tabulate(step))]
+    lines = [f"### {escape_markdown(' and '.join(step.names))}", "", escape_markdown(describe(step)), ""]
+    lines += [
+        *(f"- {escape_markdown(line)}" for line in _list_origins(step)),
+        "",
+        render_markdown(tabulate(step)),
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ladder.base.protocol import FASTER, LESS_THAN, SLOWER, TOO_FEW
-from ladder.base.text import factor, fine_factor, less_than
+from ladder.core.protocol import FASTER, LESS_THAN, SLOWER, TOO_FEW
+from ladder.core.text import fine_factor, format_factor, less_than
 from ladder.plan import catalog
 from ladder.report import drawing, panels
 from ladder.report.drawing import measured, wrapped
@@ -159,7 +159,7 @@ def _read_machine(article: Result, longer: Result | None) -> Machine:
 
 def rungs_up_to(result: Result, name: str) -> int:
     """Return how many rungs of its ladder a rung holds, itself included. A run may have timed some of them alone."""
-    ladder, known = result.ladder.name, catalog.ladders()
+    ladder, known = result.ladder.name, catalog.list_ladders()
     order = [step.name for step in catalog.load_ladder(ladder).rungs] if ladder in known else []
     return (order if name in order else [rung.name for rung in result.rungs]).index(name) + 1
 
@@ -199,12 +199,12 @@ def _list_cells(bar: Bar, theme: Theme) -> list[list[Line]]:
     """Return the gain by GPU time and by the step, and the total by both."""
     row, gpu = bar.row, bar.row.gpu
     if bar.article:
-        return [[], [], [], [Line(factor(row.article_total), theme.article, 9)]]
+        return [[], [], [], [Line(format_factor(row.article_total), theme.article, 9)]]
     if row.step_ms is None:
         return [[], [], [], []]
     gains = [[_show_gain(seen, theme)] if seen and bar.gains else [] for seen in (gpu and gpu.seen, row.seen)]
-    total = Line(factor(row.total), theme.busy, 9, True)
-    return [*gains, [Line(factor(gpu.total) if gpu else "", theme.ink, 9)], [total]]
+    total = Line(format_factor(row.total), theme.busy, 9, True)
+    return [*gains, [Line(format_factor(gpu.total) if gpu else "", theme.ink, 9)], [total]]
 
 
 def _show_gain(seen: Seen, theme: Theme) -> Line:

@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from ladder.base import starting
-from ladder.base.starting import near
+from ladder.core import starting
+from ladder.core.starting import shorten_path
 from ladder.show.table import PIPE_WIDTH
 
 
@@ -23,7 +23,7 @@ def say_files(paths: Iterable[Path], as_json: bool, again: bool = False, drop: C
     """Print what is made of a result, then, last, its file; see `say_where`. The first path is that file."""
     first, *others = [*paths] or [None]
     for path in others if not as_json else ():
-        click.echo(near(path))
+        click.echo(shorten_path(path))
     say_where(first, as_json, again, drop)
 
 
@@ -31,7 +31,7 @@ def say_where(path: Path | None, as_json: bool, again: bool = False, drop: Colle
     """Print where a result is and, if `again`, the command that goes on with it: on stderr beside JSON."""
     if path is None:
         return
-    click.echo(f"result: {near(path)}", err=as_json)
+    click.echo(f"result: {shorten_path(path)}", err=as_json)
     if again:
         click.echo(f"go on:  {resuming_command(path, drop)}", err=as_json)
 
@@ -51,4 +51,4 @@ def resuming_command(path: Path, drop: Collection[str] = ()) -> str:
             words.append(option if value else parameter.secondary_opts[0])
         else:
             words += [word for each in values for word in (option, str(each)) if word]
-    return starting.command(context.command.name, "--resume", near(path), *words)
+    return starting.format_command(context.command.name, "--resume", shorten_path(path), *words)

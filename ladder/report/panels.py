@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ladder.base.protocol import FASTER, SLOWER
-from ladder.base.text import amount as short_ms  # milliseconds; the interval is in the table
-from ladder.base.text import bounds, factor
+from ladder.core.protocol import FASTER, SLOWER
+from ladder.core.text import format_amount as short_ms  # milliseconds; the interval is in the table
+from ladder.core.text import format_bounds, format_factor
 from ladder.plan import modes
 from ladder.report.drawing import fitted, measured, sheet, wrapped
 from ladder.report.view import Interval, Row, View, shown_top, turn_row
@@ -245,15 +245,17 @@ def columns_of(shown: View, theme: Theme = LIGHT) -> list[Column]:
         of_clock = zip(pairs, words, strict=True)
         clocks.append([Line(clock if word.text else "", theme.muted) for (clock, *_), word in of_clock])
         gains.append(words)
-        intervals.append([Line(bounds(gain).rstrip("x"), theme.muted, 8) for *_, gain in pairs])
+        intervals.append([Line(format_bounds(gain).rstrip("x"), theme.muted, 8) for *_, gain in pairs])
     tops = []  # in a leave-one-out run the rows themselves are about the top
     for row in shown.rows:
         is_sure = row.advice in ("ADOPT", "SKIP")
         color = theme.bad if row.advice == "SKIP" else theme.ink if is_sure else theme.muted
         lines = [Line("" if leave_out else shown_top(row), theme.ink), Line(row.advice, color, 8, is_sure)]
         tops.append([line for line in lines if line.text])
-    totals = [[Line(factor(row.total) if whole else "", theme.busy, 10.5, True)] for row in shown.rows]
-    article = [[Line(factor(row.article_total) if whole else "", theme.article, 9.5)] for row in shown.rows]
+    totals = [[Line(format_factor(row.total) if whole else "", theme.busy, 10.5, True)] for row in shown.rows]
+    article = [
+        [Line(format_factor(row.article_total) if whole else "", theme.article, 9.5)] for row in shown.rows
+    ]
     columns = [
         *([Column("", clocks)] if shown.has_gpu_time else []), Column(shown.versus, gains, gap=0.08),
         Column("interval", intervals, "right", gap=0.1),

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ladder.base import text
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
-from ladder.base.plain import Fields, Plain
+from ladder.core import text
+from ladder.core.errors import UserError
+from ladder.core.paths import ROOT
+from ladder.core.plain import Fields, Plain
 from ladder.plan import catalog, modes
 from ladder.report import advising
 from ladder.report.advising import LEFT_OUT, SKIP, STAIRCASE, UNDECIDED, Advised, Sources
@@ -87,7 +87,7 @@ def images_of(words: str) -> int:
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kmg]?)", words.strip().lower())
     number = float(match[1]) * THOUSANDS[match[2]] if match else 0.0
     if not 1 <= number <= 1e15:
-        raise UserError(f"--images {text.plain(words)!r}: give a number of images: 25M, 200k or 1000000")
+        raise UserError(f"--images {text.clean_line(words)!r}: give a number of images: 25M, 200k or 1000000")
     return round(number)
 
 
@@ -95,7 +95,7 @@ def price_of(words: str) -> float:
     """Return the price of an hour given as `2.5/h` or `2.5`. Raises UserError."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(?:/h)?", words.strip().lower())
     if not match or not 0 < float(match[1]) <= 1e9:
-        raise UserError(f"--price {text.plain(words)!r}: give the price of an hour, such as 2.5/h")
+        raise UserError(f"--price {text.clean_line(words)!r}: give the price of an hour, such as 2.5/h")
     return float(match[1])
 
 
@@ -172,7 +172,9 @@ def _choose_recipe(
     """
     result, top_recipe = sources.main, _complete(top.recipe or {})
     timed = {rung.name for rung in result.rungs if rung.status == "ok"}
-    known = {each: catalog.load_rung(each).change for each in list_ladder(result) if each in catalog.rungs()}
+    known = {
+        each: catalog.load_rung(each).change for each in list_ladder(result) if each in catalog.list_rungs()
+    }
     changes = {
         each: change for each, change in known.items() if each in timed or contains(top_recipe, change)
     }
@@ -184,7 +186,7 @@ def _choose_recipe(
         if name not in changes:  # It went with a rung that it rests on.
             continue
         rest = functools.reduce(
-            lambda left, each: modes.without(each, left), (name, *advised.between), changes
+            lambda left, each: modes.drop_rung(each, left), (name, *advised.between), changes
         )
         lost = [each for each in changes if each not in rest and each not in (*skips, *advised.between)]
         if lost and advised.source == STAIRCASE:
@@ -298,12 +300,12 @@ def render_terminal(
 
 def render_advice(advice: Recommendation, whose: str) -> str:
     """Return the recommendation as a section of Markdown, with the code of its rungs in plain PyTorch."""
-    lines = [f"### What to switch on: {text.escaped(advice.machine)}", ""]
-    lines += [text.escaped(f"{whose}; {advice.workload}"), ""]
-    lines += [f"**{text.escaped(mark)}**\n" for mark in advice.marks]
+    lines = [f"### What to switch on: {text.escape_markdown(advice.machine)}", ""]
+    lines += [text.escape_markdown(f"{whose}; {advice.workload}"), ""]
+    lines += [f"**{text.escape_markdown(mark)}**\n" for mark in advice.marks]
     lines += [render_markdown(tabulate_rungs(advice)), "", render_markdown(tabulate_units(advice)), ""]
     notes = [*list_reasons(advice.rungs), f"recipe: {', '.join(advice.recipe_rungs)}", *list_notes(advice)]
-    lines += [f"- {text.escaped(line)}" for line in notes]
+    lines += [f"- {text.escape_markdown(line)}" for line in notes]
     return "\n".join([*lines, *list_code(advice.recipe_rungs)]) + "\n"
 
 
@@ -342,7 +344,7 @@ def recipe_yaml(advice: Recommendation, whose: str) -> str:
     about += map(publishable.told, advice.marks)
     about += [] if advice.is_timed else [f"not timed itself; the figures are those of {advice.timed_as}"]
     changed = [f"{key}: {json.dumps(value)}" for key, value in advice.recipe.items() if value != usual[key]]
-    return "\n".join([*(f"# {text.plain(line)}" for line in about), *(changed or ["{}"])]) + "\n"
+    return "\n".join([*(f"# {text.clean_line(line)}" for line in about), *(changed or ["{}"])]) + "\n"
 
 
 # --- the rungs in plain PyTorch ---------------------------------------------------------------------------------------

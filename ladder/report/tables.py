@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from ladder.base import files, starting
-from ladder.base.errors import UserError
-from ladder.base.plain import Plain
-from ladder.base.protocol import INSIDE, LESS_THAN
-from ladder.base.text import counted, escaped, plain
+from ladder.core import files, starting
+from ladder.core.errors import UserError
+from ladder.core.plain import Plain
+from ladder.core.protocol import INSIDE, LESS_THAN
 from ladder.core.records import write_whole
+from ladder.core.text import clean_line, escape_markdown, format_count
 from ladder.plan import modes
 from ladder.report import checks, output
 from ladder.report.view import Row, View, shown_top, turn_row, view
@@ -133,7 +133,7 @@ def print_table(result: Result) -> None:
     shown = view(result)
     heading = [f"{shown.title} on {shown.machine}", f"{shown.workload}; {shown.protocol}", *shown.marks]
     table = render_text(tabulate(shown), output.measure_width())
-    click.echo(starting.named("\n".join([*heading, table, ""])))
+    click.echo(starting.name_program("\n".join([*heading, table, ""])))
 
 
 def interim(result: Result, width: int) -> list[str]:
@@ -141,15 +141,15 @@ def interim(result: Result, width: int) -> list[str]:
     shown = view(result)
     table = replace(tabulate(shown), notes=shown.sentences)
     done = max((len(rung.rounds) for rung in result.rungs), default=0)
-    return [f"after {counted(done, shown.unit)}:", *render_text(table, width).splitlines()]
+    return [f"after {format_count(done, shown.unit)}:", *render_text(table, width).splitlines()]
 
 
 def markdown(result: Result) -> str:
     """Return the table as a section of Markdown, with receipts and parity errors of every rung that has them."""
     shown = view(result)
-    lines = [f"### {escaped(shown.title)} on {escaped(shown.machine)}", ""]
-    lines += [f"{escaped(shown.workload)}; {escaped(shown.protocol)}", ""]
-    lines += [f"**{escaped(mark)}**\n" for mark in shown.marks]
+    lines = [f"### {escape_markdown(shown.title)} on {escape_markdown(shown.machine)}", ""]
+    lines += [f"{escape_markdown(shown.workload)}; {escape_markdown(shown.protocol)}", ""]
+    lines += [f"**{escape_markdown(mark)}**\n" for mark in shown.marks]
     lines.append(render_markdown(tabulate(shown, titles=True)))
     lines += [f"\n{render_markdown(table)}" for table in checks.tabulate_checks(result)]
     return "\n".join(lines) + "\n"
@@ -215,7 +215,7 @@ def _clean_cell(cell: Any) -> Any:
         return str(cell).lower()
     if isinstance(cell, float):
         return float(f"{cell:.12g}")  # the last digits of a derived figure depend on the processor
-    return plain(cell) if isinstance(cell, str) else cell
+    return clean_line(cell) if isinstance(cell, str) else cell
 
 
 def refuse_outputs(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from ladder.base import text
-from ladder.base.plain import Plain
-from ladder.base.protocol import FASTER, LESS_THAN, SLOWER
-from ladder.base.text import at_commits, difference, factor, plain
+from ladder.core import text
+from ladder.core.plain import Plain
+from ladder.core.protocol import FASTER, LESS_THAN, SLOWER
+from ladder.core.text import at_commits, clean_line, format_difference, format_factor
 from ladder.machine import environment
 from ladder.plan import beside, catalog, modes
 from ladder.report import checks
@@ -170,14 +170,14 @@ def view(result: Result) -> View:
         if ms := article.get(rung.name):
             row = replace(row, article_ms=ms, article_total=article_base / ms if article_base else None)
         rows.append(replace(row, host_ms=host[rung.name].ms) if rung.name in host else row)
-    known = catalog.load_ladder(ladder.name).reference if ladder.name in catalog.ladders() else None
+    known = catalog.load_ladder(ladder.name).reference if ladder.name in catalog.list_ladders() else None
     limit = result.protocol.gpu_memory_limit_gb
     return View(
         machine=_describe_machine(result.machine), workload=_describe_workload(result.workload),
         protocol=_describe_protocol(result), rows=tuple(rows),
-        title=plain(f"{ladder.title}{f' in {limit:g} GiB of GPU memory' if limit else ''}"), mode=mode,
-        marks=tuple(map(plain, publishable(result))), remarks=tuple(_list_remarks(result, rows)),
-        noise=tuple(_describe_noise(result)), reference=plain(known or ARTICLE),
+        title=clean_line(f"{ladder.title}{f' in {limit:g} GiB of GPU memory' if limit else ''}"), mode=mode,
+        marks=tuple(map(clean_line, publishable(result))), remarks=tuple(_list_remarks(result, rows)),
+        noise=tuple(_describe_noise(result)), reference=clean_line(known or ARTICLE),
         memory="peak RSS, GiB" if result.machine.device == "cpu" else "reserved GiB",
         baseline=result.baseline, unit=sources.unit(result),
     )  # fmt: skip
@@ -202,7 +202,8 @@ def _make_row(rung: RungResult, top: TopGain | None, mode: str, on_cpu: bool) ->
     peak = rung.peak_reserved_bytes or (_find_most(rung, "peak_rss_bytes") if on_cpu else None)
     device, seen = _find_most(rung, "device_used_bytes"), rung.inspection
     row = Row(
-        name=plain(rung.name), title=plain(rung.title), status=rung.status, reason=plain(rung.reason or ""),
+        name=clean_line(rung.name), title=clean_line(rung.title), status=rung.status,
+        reason=clean_line(rung.reason or ""),
         step_ms=rung.step_ms if ok else None, gpu=gpu, interval=_pair(rung.interval_ms) if ok else None,
         previous=gain.ratio if gain else rung.speedup_previous if mode == modes.CUMULATIVE else None,
         gain=_pair(gain.interval) if gain else None, verdict=rung.verdict or "",
@@ -281,7 +282,7 @@ def _turn(clock: C) -> C:
 
 def shown_top(row: Row) -> str:
     """Return the factor that a rung gains at the top; nothing inside the noise."""
-    return "" if row.advice == modes.NO_DIFFERENCE else factor(row.top_gain)
+    return "" if row.advice == modes.NO_DIFFERENCE else format_factor(row.top_gain)
 
 
 # --- the words around the table ---------------------------------------------------------------------------------------
@@ -292,13 +293,13 @@ def _describe_machine(machine: Machine) -> str:
     parts = [machine.gpu, memory] if machine.gpu else [machine.cpu, f"{machine.cores} cores"]
     versions = (("PyTorch", machine.torch), ("CUDA", machine.cuda))
     parts += [f"{name} {version}" for name, version in versions if version]
-    return plain(", ".join(filter(None, parts)))
+    return clean_line(", ".join(filter(None, parts)))
 
 
 def _describe_workload(workload: Plain) -> str:
     resolution, norm = workload.get("resolution"), workload.get("norm")
     norm = f"{norm}, spectral norm" if workload.get("spectral_norm") else norm
-    return plain(f"{workload['name']}: {resolution}x{resolution}, batch {workload.get('batch')}, {norm}")
+    return clean_line(f"{workload['name']}: {resolution}x{resolution}, batch {workload.get('batch')}, {norm}")
 
 
 def _describe_protocol(result: Result) -> str:
@@ -313,7 +314,7 @@ def _describe_protocol(result: Result) -> str:
         "lazy regularization included", at_commits(sources.commits(result), result.dirty),
         result.started[:10],
     ]  # fmt: skip
-    return plain(", ".join(filter(None, parts)))
+    return clean_line(", ".join(filter(None, parts)))
 
 
 def _describe_range(numbers: Iterable[int]) -> str:
@@ -327,8 +328,12 @@ def _describe_noise(result: Result) -> list[str]:
     lines = []
     for name, noise in (("GPU time", result.gpu_noise), ("step time", result.noise)):
         floors = [
-            f"{difference(each.floor)} for {kind} rungs"
-            + (f", smallest detectable difference {difference(each.resolution)}" if each.resolution else "")
+            f"{format_difference(each.floor)} for {kind} rungs"
+            + (
+                f", smallest detectable difference {format_difference(each.resolution)}"
+                if each.resolution
+                else ""
+            )
             for kind, each in (noise or {}).items()
         ]
         lines += [f"{name}: noise floor {'; '.join(floors)}"] if floors else []
@@ -338,7 +343,7 @@ def _describe_noise(result: Result) -> list[str]:
             for twin in result.twins
             if twin.status in OUT
         ]
-        lines.append(f"no verdicts: {plain('; '.join(lost) or 'too few generations of twins')}")
+        lines.append(f"no verdicts: {clean_line('; '.join(lost) or 'too few generations of twins')}")
     return lines
 
 
@@ -350,7 +355,7 @@ def _list_remarks(result: Result, rows: list[Row]) -> list[str]:
     if base is None:
         lines.append("no rung has a number")
     elif base != "baseline" and mode not in (modes.LEAVE_ONE_OUT, *modes.STUDIES):
-        lines.append(f"speedups refer to {plain(base)}: the baseline has no number here")
+        lines.append(f"speedups refer to {clean_line(base)}: the baseline has no number here")
     pairs: list[tuple[str, str]] = []
     for row, rung in zip(rows, result.rungs, strict=True):
         if row.status != "ok":
@@ -358,25 +363,25 @@ def _list_remarks(result: Result, rows: list[Row]) -> list[str]:
         if row.receipts == UNPROVED:
             pairs.append((row.name, f"{UNPROVED}: timed before its inspection ended"))
         if row.parity == checks.EXEMPT and rung.variant:
-            pairs.append((row.name, f"exempt from parity: {plain(rung.variant.exempt)}"))
-        pairs += [(row.name, plain(note)) for note in rung.notes]
+            pairs.append((row.name, f"exempt from parity: {clean_line(rung.variant.exempt)}"))
+        pairs += [(row.name, clean_line(note)) for note in rung.notes]
     lines += join_lines(pairs)
     lines += [f"host time of {each.change}" for each in (result.host or {}).values() if each.change]
     if mode == modes.CUMULATIVE:
         for name, untimed in list_untimed(result).items():
-            lines.append(f"part of {plain(name)} and not measured here: {', '.join(untimed)}")
+            lines.append(f"part of {clean_line(name)} and not measured here: {', '.join(untimed)}")
     costs = {rung.name: cost for rung in result.rungs if (cost := derive.lazy_costs(rung))}
     for name in dict.fromkeys([*list(costs)[:1], *list(costs)[-1:]]):
         added = [
-            f"{LAZY.get(phase, phase)} adds {text.ms(ms)} ms"
-            + (f" ({text.ms(interval[0])} to {text.ms(interval[1])})" if interval else "")
+            f"{LAZY.get(phase, phase)} adds {text.format_ms(ms)} ms"
+            + (f" ({text.format_ms(interval[0])} to {text.format_ms(interval[1])})" if interval else "")
             for phase, (ms, interval) in sorted(costs[name].items())
             if ms > 0 and not (interval and interval[0] <= 0)  # else it is within the noise
         ]
-        lines += [f"{plain(name)}: {', '.join(added)} to a step that has it"] if added else []
+        lines += [f"{clean_line(name)}: {', '.join(added)} to a step that has it"] if added else []
     if sources.in_generations(result) and result.seconds:
         lines.append(f"the run took {result.seconds / 60:.1f} minutes")
-    return [*lines, *map(plain, environment.describe_variables(result.environment or None))]
+    return [*lines, *map(clean_line, environment.describe_variables(result.environment or None))]
 
 
 # --- the rungs that a recipe contains ---------------------------------------------------------------------------------
@@ -390,7 +395,7 @@ def contains(recipe: Mapping[str, Any], change: Mapping[str, Any]) -> bool:
 def list_ladder(result: Result) -> list[str]:
     """Return the rungs of the whole ladder of a run. One of ours may hold the rungs of a ladder that is gone."""
     name, names = result.ladder.name, result.ladder.rungs
-    ours = [name] if name in catalog.ladders() else catalog.ladders()
+    ours = [name] if name in catalog.list_ladders() else catalog.list_ladders()
     orders = ([step.name for step in catalog.load_ladder(each).rungs] for each in ours)
     return next((each for each in orders if {*names} <= {*each} or len(ours) == 1), names)
 
@@ -398,7 +403,7 @@ def list_ladder(result: Result) -> list[str]:
 def list_untimed(result: Result) -> dict[str, list[str]]:
     """Return by timed rung what it contains beside the rung before it, although the run did not time that."""
     entries = {rung.name for rung in result.rungs}
-    others = [name for name in list_ladder(result) if name in catalog.rungs() and name not in entries]
+    others = [name for name in list_ladder(result) if name in catalog.list_rungs() and name not in entries]
     changes = {name: catalog.load_rung(name).change for name in others}
     untimed, below = dict[str, list[str]](), list[str]()
     for rung in result.rungs:

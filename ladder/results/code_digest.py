@@ -18,8 +18,8 @@ from pathlib import Path
 
 import yaml
 
-from ladder.base.files import COMPILED, below, digest, significant_tokens
-from ladder.base.paths import ROOT
+from ladder.core.files import COMPILED, digest_sources, list_below, significant_tokens
+from ladder.core.paths import ROOT
 from ladder.results import sources
 from ladder.results.file import Header
 
@@ -38,7 +38,7 @@ def digests(root: Path = ROOT, code: Path | None = None) -> dict[str, str]:
     `code` is where the measured packages come from if not from `root`.
     """
     parts = {
-        name: digest(code or root, _sources((code or root) / name), by_tokens=True)
+        name: digest_sources(code or root, _sources((code or root) / name), by_tokens=True)
         for name in ("kernels", "stylegan_lite")
     }
     parts = {part: value[:DIGITS] for part, value in parts.items()}
@@ -47,14 +47,14 @@ def digests(root: Path = ROOT, code: Path | None = None) -> dict[str, str]:
 
 def _sources(package: Path) -> list[Path]:
     """Return a package's sources without its tests."""
-    return [path for path in below(package, (".py", *COMPILED)) if not path.name.startswith("test_")]
+    return [path for path in list_below(package, (".py", *COMPILED)) if not path.name.startswith("test_")]
 
 
 def digest_rungs(root: Path = ROOT) -> str:
     """Return the digest of every rung's change and needs, and of the order of each ladder."""
     ladder = root / "ladder"
-    rungs = {path.stem: _tokens_of(path) for path in below(ladder / "rungs", (".py",))}
-    orders = {path.stem: _order(path) for path in below(ladder / "ladders", (".yaml",))}
+    rungs = {path.stem: _tokens_of(path) for path in list_below(ladder / "rungs", (".py",))}
+    orders = {path.stem: _order(path) for path in list_below(ladder / "ladders", (".yaml",))}
     return hashlib.sha256(json.dumps([rungs, orders], sort_keys=True).encode()).hexdigest()[:DIGITS]
 
 

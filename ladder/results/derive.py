@@ -253,7 +253,7 @@ def _speedup(values: Values, reference: str | None, name: str) -> float | None:
     """Return the factor whose interval verdicts show: the geometric mean over common generations. None if unknown."""
     first, second = values.get(reference or "", {}), values.get(name, {})
     apart = estimates.log_ratios(first, second)
-    return float(np.exp(np.mean(apart))) if apart else estimates.speedup(first, second)
+    return float(np.exp(np.mean(apart))) if apart else estimates.estimate_speedup(first, second)
 
 
 def _own_numbers(rung: RungResult) -> RungResult:

@@ -31,19 +31,19 @@ from ladder.core.records import (
     Share,
     Started,
     Text,
-    between,
-    matching,
-    size,
+    number_between,
+    size_between,
+    text_matching,
 )
 
 SCHEMA: Literal[2] = 2
 Status = Literal["ok", "n/a", "skipped", "failed", "oom", "invalid", "not engaged", "failed: parity"]
 OUT = ("skipped", "failed", "oom", "invalid", "not engaged", "failed: parity")  # takes a rung out of a run
 Phase = Literal["G_main", "D_main", "G_pl", "D_r1"]
-Variable = Annotated[str, matching(r"[A-Z][A-Z0-9_]{0,63}", "the name of a variable")]
+Variable = Annotated[str, text_matching(r"[A-Z][A-Z0-9_]{0,63}", "the name of a variable")]
 Violation = Literal["power", "thermal", "board_limit", "reliability"]
 Tenancy = Literal["alone", "shared", "unknown"]
-Difference = Annotated[float, between(-1e8, 1e8)]
+Difference = Annotated[float, number_between(-1e8, 1e8)]
 
 
 class Machine(Record):
@@ -83,12 +83,12 @@ class Header(Record, kw_only=True):
     kind: Name
     machine: Machine
     workload: Fields | None = None
-    environment: Annotated[dict[Variable, Text], size(64)] | None = None
+    environment: Annotated[dict[Variable, Text], size_between(64)] | None = None
     images: Images | None = None
     commit: Commit | None = None
-    commits: Annotated[list[Commit], size(100, 2)] | None = None
+    commits: Annotated[list[Commit], size_between(100, 2)] | None = None
     dirty: bool | None = None
-    measured_code: Annotated[dict[Identifier, CodeDigest], size(8)] | None = None
+    measured_code: Annotated[dict[Identifier, CodeDigest], size_between(8)] | None = None
     started: Started
     seconds: Seconds = 0.0
 
@@ -103,15 +103,17 @@ class GpuState(Record, kw_only=True):
     tenancy: Tenancy
     reason: Text | None = None
     polls: Count | None = None
-    longest_gap_ms: Annotated[float, between(0, 1e8)] | None = None
+    longest_gap_ms: Annotated[float, number_between(0, 1e8)] | None = None
     sm_mhz: Clock | None = None
     sm_mhz_min: Clock | None = None
     memory_mhz: Clock | None = None
-    temperature_c: Annotated[float, between(-100, 300)] | None = None
-    power_w: Annotated[float, between(0, 1e5)] | None = None
-    reasons: Annotated[list[Name], size(16)] | None = None
-    violation_ms: Annotated[dict[Violation, Annotated[float, between(-1e12, 1e12)]], size(16)] | None = None
-    ecc_errors: Annotated[float, between(-1e12, 1e12)] | None = None
+    temperature_c: Annotated[float, number_between(-100, 300)] | None = None
+    power_w: Annotated[float, number_between(0, 1e5)] | None = None
+    reasons: Annotated[list[Name], size_between(16)] | None = None
+    violation_ms: (
+        Annotated[dict[Violation, Annotated[float, number_between(-1e12, 1e12)]], size_between(16)] | None
+    ) = None
+    ecc_errors: Annotated[float, number_between(-1e12, 1e12)] | None = None
     foreign_processes: Count | None = None
     display_processes: Count | None = None
     drift_bytes: Bytes | None = None
@@ -123,7 +125,7 @@ class ProfiledCycle(Record):
 
     gpu_ms: Ms  # union of kernels and copies over all streams
     wall_ms: Ms  # with the profiler's own cost: never a sample
-    kernels: Annotated[float, between(0, 1e7)]
+    kernels: Annotated[float, number_between(0, 1e7)]
     sm_mhz: Clock | None = None
 
 
@@ -134,16 +136,16 @@ class KernelFamily(Record):
     """
 
     name: Text
-    ms: Annotated[float, between(0, 1e8)]
-    launches: Annotated[float, between(0, 1e7)]
-    own_ms: Annotated[float, between(0, 1e8)] | None = None
+    ms: Annotated[float, number_between(0, 1e8)]
+    launches: Annotated[float, number_between(0, 1e7)]
+    own_ms: Annotated[float, number_between(0, 1e8)] | None = None
 
 
 class KernelProfile(Record):
     """What a rung's profiled step consists of: by family, and its heaviest kernels with the rest as one row."""
 
-    families: Annotated[list[KernelFamily], size(200)]
-    kernels: Annotated[list[KernelFamily], size(41)]
+    families: Annotated[list[KernelFamily], size_between(200)]
+    kernels: Annotated[list[KernelFamily], size_between(41)]
 
 
 class Round(Record, kw_only=True):
@@ -155,14 +157,14 @@ class Round(Record, kw_only=True):
 
     round: Count
     samples_ms: Samples  # one for each timed cycle
-    passes: Annotated[list[Count], size(100_000)] | None = None
-    profiled: Annotated[list[ProfiledCycle], size(8)] | None = None
+    passes: Annotated[list[Count], size_between(100_000)] | None = None
+    profiled: Annotated[list[ProfiledCycle], size_between(8)] | None = None
     gpu_void: Text | None = None  # why the profiled cycles do not count
     after: Text | None = None  # "ok", or why the step was not compared after timing
     still_s: Seconds | None = None  # longest wait for a visited process to be idle
     event_ms: Samples | None = None
     main_ms: Ms | None = None  # without the lazy phases
-    lazy_ms: Annotated[dict[Phase, Difference], size(16)] | None = None
+    lazy_ms: Annotated[dict[Phase, Difference], size_between(16)] | None = None
     prepare_s: Seconds | None = None
     capture_s: Seconds | None = None
     cache_s: Seconds | None = None
@@ -179,7 +181,7 @@ class Round(Record, kw_only=True):
     peak_allocated_bytes: Bytes | None = None
     device_used_bytes: Bytes | None = None
     alloc_retries: Count | None = None
-    canary_s: Annotated[float, between(1e-9, 10)] | None = None
+    canary_s: Annotated[float, number_between(1e-9, 10)] | None = None
     gpu: GpuState | None = None
     rejected: Notes | None = None
     others_cpu: Share | None = None
@@ -194,11 +196,11 @@ class Look(Record, kw_only=True):
     `company` are others on the GPU, `gpu_void` why there is no GPU time beside the wall time.
     """
 
-    wall_ms: Annotated[list[Ms], size(1000, 1)] | None = None
-    gpu_ms: Annotated[list[Ms], size(1000, 1)] | None = None
+    wall_ms: Annotated[list[Ms], size_between(1000, 1)] | None = None
+    gpu_ms: Annotated[list[Ms], size_between(1000, 1)] | None = None
     kernels: Amount | None = None
     prepare_s: Seconds
-    device_gib: Annotated[float, between(0, 1e6)] | None = None
+    device_gib: Annotated[float, number_between(0, 1e6)] | None = None
     others_cpu: Share | None = None
     tenancy: Tenancy | None = None
     company: Text | None = None

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.plan.catalog import _preset, of_a_preset
+from ladder.plan.catalog import _find_preset, of_a_preset
 from ladder.plan.content import fields_of, of_workload
 from ladder.results.file import Header
 from ladder.results.run import Run
@@ -30,7 +30,7 @@ def misnamed(workload: Mapping[str, Any]) -> str | None:
     A field without a default that the file lacks is not known, and held against nobody.
     """
     name = workload["name"]
-    if (preset := _preset(name)) is None or of_workload(workload) in EARLIER.get(name, ()):
+    if (preset := _find_preset(name)) is None or of_workload(workload) in EARLIER.get(name, ()):
         return None
     held, right = fields_of(workload), fields_of(preset)
     for key in sorted(held.keys() & right.keys()):
@@ -52,17 +52,17 @@ def misordered(result: Run) -> str | None:
         first = beside.load_beside(mode).first
         if name != mode or result.ladder.rungs[:1] != [first]:
             return f"ladder: mode {mode} measures {first} and what stands beside it"
-    if name not in catalog.ladders():
+    if name not in catalog.list_ladders():
         return None
     now = _of_now(result)
     names = [rung for rung in result.ladder.rungs if rung != modes.ALL]
-    if (now or name == ARTICLE) and not _is_part(names, catalog.order(catalog.load_ladder(name))):
+    if (now or name == ARTICLE) and not _is_part(names, catalog.list_order(catalog.load_ladder(name))):
         return f"ladder: named like {name}, but with other rungs or in another order"
     if not now or result.protocol.mode == modes.LEAVE_ONE_OUT:
         return None
     for rung in result.rungs:
         recipe = rung.recipe if rung.rounds else None
-        if recipe and rung.name in catalog.rungs():
+        if recipe and rung.name in catalog.list_rungs():
             change = catalog.load_rung(rung.name).change
             lacks = [key for key in change if key != "workers" and recipe.get(key) != change[key]]
             if lacks:  # how many loader processes there are depends on the machine

@@ -91,7 +91,7 @@ def measured(result: Result) -> tuple[Quantity, Quantity]:
         {name: {number: math.log(ms) for number, ms in each.items()} for name, each in values.items()}
         for values in (derive.wall_values(result), derive.gpu_values(result))
     )
-    return answers.quantity(wall, kinds, twins, is_gpu=False), answers.quantity(
+    return answers.make_quantity(wall, kinds, twins, is_gpu=False), answers.make_quantity(
         gpu, kinds, twins, is_gpu=True
     )
 

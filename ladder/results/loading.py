@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder.base import files, text
-from ladder.base.errors import UserError
+from ladder.core import files, text
+from ladder.core.errors import UserError
 from ladder.core.records import describe_value, locate_problem, read_record, write_whole
 from ladder.results import code_digest, fields, identity, plausible, sources, store
 from ladder.results.file import OUT, SCHEMA, Header
@@ -37,7 +37,7 @@ def name_problem(path: Path) -> str | None:
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
     """Return the bytes of a regular file that is not too large, and no link. Raises OSError or ValueError."""
-    return files.read(path, most, links=False)
+    return files.read_file(path, most, links=False)
 
 
 def show_path(path: Path | str) -> str:
@@ -126,7 +126,7 @@ def find_header_problem(header: Header) -> str | None:
     """Return why the header of a file cannot be genuine, in one line, or None."""
     machine = header.machine
     hardware = machine.gpu if machine.device == "cuda" else machine.cpu
-    if hardware is None or machine.name != text.slug(hardware):
+    if hardware is None or machine.name != text.make_slug(hardware):
         return f"machine.name: {machine.name!r} is not made from its hardware, {describe_value(hardware)}"
     tomorrow = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(days=1)
     if header.started[:19] > tomorrow.isoformat()[:19]:

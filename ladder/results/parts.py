@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ladder.base.text import plain
+from ladder.core.text import clean_line
 from ladder.receipts import categories, kernel_families
 from ladder.results.file import KernelFamily, KernelProfile, Round
 
@@ -126,7 +126,7 @@ def by_family(rung: Profiled, once: bool) -> dict[str, float]:
 def _sum_categories(rows: Iterable[tuple[KernelFamily, float]]) -> dict[str, Work]:
     sums: dict[str, Work] = {}
     for family, ms in rows:
-        name = categories.category(family.name)
+        name = categories.name_category(family.name)
         before = sums.get(name, Work())
         sums[name] = Work(before.ms + ms, before.launches + family.launches)
     return sums
@@ -163,7 +163,7 @@ def came_and_went(before: Parts, after: Parts) -> list[str]:
     """Return a line on the kernels that appeared and one on those that went, with the heaviest; none without any."""
     lines = []
     for word, names in (("appeared", appeared(before, after)), ("went", appeared(after, before))):
-        named = [f"{plain(name)} {ms:.2f} ms" for name, ms in list(names.items())[:SHOWN]]
+        named = [f"{clean_line(name)} {ms:.2f} ms" for name, ms in list(names.items())[:SHOWN]]
         more = [f"{len(names) - SHOWN} more"] if len(names) > SHOWN else []
         lines += [f"kernels that {word}: {', '.join([*named, *more])}"] if named else []
     return lines
@@ -181,5 +181,5 @@ def made_of(before: Parts, after: Parts, most: int = MOST) -> str:
         rows.sort(key=lambda row: -abs(row.ms))
     named = [row for row in rows[:most] if row.ms and abs(row.ms) >= LEAST * abs(rows[0].ms)]
     rest = after.gpu_ms - before.gpu_ms - sum(row.ms for row in named)
-    words = [f"{plain(row.category)} {row.ms:+.2f} ms" for row in named]
+    words = [f"{clean_line(row.category)} {row.ms:+.2f} ms" for row in named]
     return ", ".join([*words, *([f"the rest {rest:+.2f} ms"] if abs(rest) >= 0.005 else [])])

@@ -9,8 +9,8 @@ import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from ladder.base import text
-from ladder.base.errors import UserError
+from ladder.core import text
+from ladder.core.errors import UserError
 from ladder.machine import system
 from ladder.plan import modes
 from ladder.results import loading
@@ -51,7 +51,7 @@ def mode(result: Result) -> str:
 def machines_here() -> list[str]:
     """Return the names under which this machine's results are stored: its GPUs', then its CPU's. Without torch."""
     names = [gpu["name"] for gpu in system.gpus_seen()]
-    return list(dict.fromkeys(map(text.slug, [*names, system.cpu_name()])))
+    return list(dict.fromkeys(map(text.make_slug, [*names, system.cpu_name()])))
 
 
 def stored(folder: Path, machines: Iterable[str]) -> list[Stored]:
@@ -78,12 +78,12 @@ def newest(found: Iterable[Stored]) -> Stored | None:
 def advice(result: Result, rung: RungResult) -> str:
     """Return what a leave-one-out result advises about a rung.
 
-    The step decides where it is sure, else GPU time (`modes.advice`), if the ladder without the rung is of the same
+    The step decides where it is sure, else GPU time (`plan.modes`), if the ladder without the rung is of the same
     kind. CUDA graphs save the time in which the GPU waits, so wall time alone decides about them.
     """
     whole = next((each for each in result.rungs if each.name == modes.ALL), None)
     by_gpu = whole is not None and rung.kind == whole.kind
-    return modes.advice((rung.gpu_verdict or "") if by_gpu else "", rung.verdict or "")
+    return modes.choose_advice((rung.gpu_verdict or "") if by_gpu else "", rung.verdict or "")
 
 
 def rung_of(result: Result, name: str) -> RungResult | None:

@@ -10,11 +10,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ladder.base import text
-from ladder.base.git import commit_of
-from ladder.base.paths import ROOT
-from ladder.base.protocol import CYCLE_STEPS
+from ladder.core import text
+from ladder.core.git import commit_of
 from ladder.core.job import Job, RunPlan
+from ladder.core.paths import ROOT
+from ladder.core.protocol import CYCLE_STEPS
 from ladder.core.records import Fields, read_record, write_record
 from ladder.machine import environment, neighbours
 from ladder.machine.threads import QUIET
@@ -45,7 +45,7 @@ def new_run(job: Job) -> Run:
     head |= {environment.KEY: environment.read_variables(without=QUIET)}
     ladder = Ladder(plan.ladder.name, plan.ladder.title, [each.name for each in rungs], plan.ladder.digest)
     made = {"ladder": ladder, "protocol": plan_protocol(job), "rungs": rungs}
-    run = read_record(Run, text.fit(head | {key: write_record(each) for key, each in made.items()}))
+    run = read_record(Run, text.fit_texts(head | {key: write_record(each) for key, each in made.items()}))
     return replace(run, twins=judging.plan_twins(run.rungs, plan.mode, plan.quick))
 
 
@@ -88,7 +88,7 @@ def make_header(
     """Return the fields of `ladder.results.file.Header` for a measurement that begins now.
 
     Args:
-        facts: the machine (`ladder.machine.system.facts`).
+        facts: the machine (`ladder.machine.system.describe_machine`).
         workload: the workload with its name. The source of its images stands for their path.
         images: which images of a user's they are (`ladder.results.identity.of_images`).
         code: the folder of the measured packages, if they are not from here.
@@ -135,12 +135,12 @@ def new_round(number: int, prepared: dict[str, Any], seen: dict[str, Any]) -> di
 
 def read_round(made: Mapping[str, Any]) -> Round:
     """Return the round that has these fields."""
-    return read_record(Round, text.fit(dict(made)))
+    return read_record(Round, text.fit_texts(dict(made)))
 
 
 def read_profile(made: Mapping[str, Any]) -> KernelProfile:
     """Return what a rung's profiled step consists of, as a worker tells it."""
-    return read_record(KernelProfile, text.fit(dict(made)))
+    return read_record(KernelProfile, text.fit_texts(dict(made)))
 
 
 def read_findings(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def read_findings(found: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in found.items():
         if key == "parity" and value is not None:  # the verdict follows from the errors and what was found
             value = {each: value[each] for each in value if each not in ("verdict", "reason")}
-        made[key] = None if value is None else read_record(kinds[key], text.fit(value))  # type: ignore[type-var]
+        made[key] = None if value is None else read_record(kinds[key], text.fit_texts(value))  # type: ignore[type-var]
     return made
 
 
@@ -181,5 +181,5 @@ def name_file(out: Path, run: Run) -> Path:
         marks.append(run.protocol.mode)
     if run.protocol.gpu_memory_limit_gb is not None:
         marks.append("limited")
-    stem = "-".join([*(text.slug(str(each)) for each in marks), text.stamp(run.started)])
-    return results.unused(Path(out) / text.slug(run.machine.name) / f"{stem}.json")
+    stem = "-".join([*(text.make_slug(str(each)) for each in marks), text.format_stamp(run.started)])
+    return results.unused(Path(out) / text.make_slug(run.machine.name) / f"{stem}.json")

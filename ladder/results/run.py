@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
-from ladder.base.protocol import AMBIGUOUS, FASTER, LESS_THAN, SLOWER, TOO_FEW
+from ladder.core.protocol import AMBIGUOUS, FASTER, LESS_THAN, SLOWER, TOO_FEW
 from ladder.core.records import (
     Amount,
     Bytes,
@@ -31,9 +31,9 @@ from ladder.core.records import (
     Share,
     Started,
     Text,
-    between,
-    matching,
-    size,
+    number_between,
+    size_between,
+    text_matching,
 )
 from ladder.plan.content import DIGITS
 from ladder.results.file import Header, KernelProfile, Phase, Round, Status, Tenancy
@@ -45,9 +45,9 @@ else:  # of a rung; until 25 November 2026 what bounds it: host or gpu
     Kind = Literal["captured", "eager", "host", "gpu"]
 Verdict = Literal["faster", "slower", "less than", "ambiguous", "too few generations"]
 assert Verdict.__args__ == (FASTER, SLOWER, LESS_THAN, AMBIGUOUS, TOO_FEW)  # type: ignore[attr-defined]
-Pair = Annotated[list[Rate], size(2, 2)]
-Rounds = Annotated[list[Round], size(1000)]
-Gigabytes = Annotated[float, between(0.1, 1e5)]
+Pair = Annotated[list[Rate], size_between(2, 2)]
+Rounds = Annotated[list[Round], size_between(1000)]
+Gigabytes = Annotated[float, number_between(0.1, 1e5)]
 Scalar = bool | int | float | Text | None
 
 
@@ -60,7 +60,9 @@ class Ladder(Record):
     name: Name
     title: Text
     rungs: Names
-    digest: Annotated[str, matching(rf"[0-9a-f]{{{DIGITS}}}", f"a digest of {DIGITS} digits")] | None = None
+    digest: Annotated[str, text_matching(rf"[0-9a-f]{{{DIGITS}}}", f"a digest of {DIGITS} digits")] | None = (
+        None
+    )
 
 
 class Protocol(Record, kw_only=True):
@@ -69,10 +71,10 @@ class Protocol(Record, kw_only=True):
     `gpu_memory_limit_gb`: GiB of the card that was simulated; a run that had all of its own lacks it.
     """
 
-    rounds: Annotated[int, between(1, 1000)]
-    cycles: Annotated[int, between(1, 100_000)]
-    cycle_steps: Annotated[int, between(16, 16)]
-    seed: Annotated[int, between(0, 2**32)]
+    rounds: Annotated[int, number_between(1, 1000)]
+    cycles: Annotated[int, number_between(1, 100_000)]
+    cycle_steps: Annotated[int, number_between(16, 16)]
+    seed: Annotated[int, number_between(0, 2**32)]
     mode: Mode
     fixed: bool
     quick: bool = False
@@ -96,11 +98,11 @@ class Inspection(Record):
     """What the profiled step of a rung showed."""
 
     error: Text | None = None
-    gpu_busy_ms: Annotated[float, between(0, 1e8)] | None = None
-    kernels_per_step: Annotated[float, between(0, 1e7)] | None = None
+    gpu_busy_ms: Annotated[float, number_between(0, 1e8)] | None = None
+    kernels_per_step: Annotated[float, number_between(0, 1e7)] | None = None
     peak_reserved_bytes: Bytes | None = None  # of the inspector, once it was prepared
     flops: Amount | None = None  # of an average step
-    parameters: Annotated[int, between(0, 10**12)] | None = None  # of both networks
+    parameters: Annotated[int, number_between(0, 10**12)] | None = None  # of both networks
 
 
 class FailedAt(Record):
@@ -130,8 +132,8 @@ class ParityBudget(Record):
 
     factor: Amount
     precision: Text
-    spellings: Annotated[list[Text], size(32)]
-    left_out: Annotated[list[Text], size(32)]
+    spellings: Annotated[list[Text], size_between(32)]
+    left_out: Annotated[list[Text], size_between(32)]
 
 
 class ParityReference(Record):
@@ -141,15 +143,15 @@ class ParityReference(Record):
     batch: Count
     chunk: Count | None = None
     steps: Count | None = None
-    notes: Annotated[list[Text], size(32)] = msgspec.field(default_factory=list)
+    notes: Annotated[list[Text], size_between(32)] = msgspec.field(default_factory=list)
 
 
 class Parity(Record, kw_only=True):
     """A rung's parity with the reference (`ladder.parity.check`): errors and budgets, and problems, a line each."""
 
     problems: Notes = msgspec.field(default_factory=list)
-    phases: dict[Phase, Annotated[dict[Identifier, ParityEntry], size(16)]] | None = None
-    replays: dict[Phase, Annotated[dict[Identifier, Amount | Text], size(16)]] | None = None
+    phases: dict[Phase, Annotated[dict[Identifier, ParityEntry], size_between(16)]] | None = None
+    replays: dict[Phase, Annotated[dict[Identifier, Amount | Text], size_between(16)]] | None = None
     budget: ParityBudget | None = None
     reference: ParityReference | None = None
     seconds: Seconds | None = None
@@ -162,7 +164,7 @@ class Receipt(Record):
     lines: Notes
 
 
-Receipts = Annotated[dict[Name, Receipt], size(64)]
+Receipts = Annotated[dict[Name, Receipt], size_between(64)]
 
 
 class Choice(Record, kw_only=True):
@@ -170,8 +172,8 @@ class Choice(Record, kw_only=True):
 
     op: Identifier
     rungs: Names
-    case: Annotated[str, matching(r"[ -~]{1,96}", "a line of printable ASCII")] | None = None
-    entry: Annotated[str, matching(r"[ -~]{1,300}", "a line of printable ASCII")] | None = None
+    case: Annotated[str, text_matching(r"[ -~]{1,96}", "a line of printable ASCII")] | None = None
+    entry: Annotated[str, text_matching(r"[ -~]{1,300}", "a line of printable ASCII")] | None = None
     direction: Identifier | None = None
     tile: Count | None = None
     columns: Count | None = None
@@ -193,8 +195,8 @@ class Variant(Record):
     """What an entry of `mistakes` or `levers` changes beside its recipe (`ladder.plan.variants`)."""
 
     exempt: Text | None = None  # why parity is not judged
-    updates: Annotated[int, between(1, 100)] = 1  # of D for each update of G
-    workload: Annotated[dict[Identifier, Scalar], size(16)] = msgspec.field(default_factory=dict)
+    updates: Annotated[int, number_between(1, 100)] = 1  # of D for each update of G
+    workload: Annotated[dict[Identifier, Scalar], size_between(16)] = msgspec.field(default_factory=dict)
 
 
 class Merged(Record):
@@ -247,8 +249,8 @@ class ReportedRung(Record, kw_only=True):
 class Reported(Record, kw_only=True):
     """The judgement of a run in visits (until 24 November 2026) as it was reported then. It is never derived again."""
 
-    rungs: Annotated[dict[Name, ReportedRung], size(100)]
-    noise: Annotated[dict[Kind, Noise], size(4)] | None = None
+    rungs: Annotated[dict[Name, ReportedRung], size_between(100)]
+    noise: Annotated[dict[Kind, Noise], size_between(4)] | None = None
 
 
 class Twin(Record, kw_only=True):
@@ -296,13 +298,15 @@ class Run(Header, kw_only=True):
     workload: Fields
     ladder: Ladder
     protocol: Protocol
-    rungs: Annotated[list[Rung], size(100, 1)]
-    twins: Annotated[list[Twin], size(100)] = msgspec.field(default_factory=list)
+    rungs: Annotated[list[Rung], size_between(100, 1)]
+    twins: Annotated[list[Twin], size_between(100)] = msgspec.field(default_factory=list)
     gpu: RunGpu | None = None
     first_table_s: Seconds | None = None  # until the first generation was whole
-    merged: Annotated[list[Merged], size(100, 2)] | None = None
-    choices: Annotated[list[Choice], size(100)] | None = None
-    stored_twins: dict[Kind, Annotated[list[Annotated[float, between(-100, 100)]], size(1000)]] | None = None
+    merged: Annotated[list[Merged], size_between(100, 2)] | None = None
+    choices: Annotated[list[Choice], size_between(100)] | None = None
+    stored_twins: (
+        dict[Kind, Annotated[list[Annotated[float, number_between(-100, 100)]], size_between(1000)]] | None
+    ) = None
     reported_then: Reported | None = None
 
 
@@ -332,7 +336,7 @@ class RungResult(Rung, kw_only=True):
     q75_ms: Ms | None = None
     interval_ms: Pair | None = None
     main_ms: Ms | None = None
-    images_per_s: Annotated[float, between(1e-6, 1e9)] | None = None
+    images_per_s: Annotated[float, number_between(1e-6, 1e9)] | None = None
     speedup_previous: Factor | None = None
     speedup_total: Factor | None = None
     main_speedup_total: Factor | None = None
@@ -341,12 +345,12 @@ class RungResult(Rung, kw_only=True):
     peak_allocated_bytes: Bytes | None = None
     prepare_s: Seconds | None = None
     host_bound: Share | None = None
-    gpu_busy_ms: Annotated[float, between(0, 1e8)] | None = None
+    gpu_busy_ms: Annotated[float, number_between(0, 1e8)] | None = None
     verdict: Verdict | None = None
     gain: Gain | None = None
     gpu_ms: Ms | None = None
     gpu_interval_ms: Pair | None = None
-    waiting_ms: Annotated[float, between(0, 1e8)] | None = None
+    waiting_ms: Annotated[float, number_between(0, 1e8)] | None = None
     gpu_speedup_previous: Factor | None = None
     gpu_speedup_total: Factor | None = None
     gpu_verdict: Verdict | None = None
@@ -377,10 +381,10 @@ class Result(Run, kw_only=True):
     (`ladder.results.combine.series.with_top`), `host` from `ladder host` on the same host.
     """
 
-    rungs: Annotated[list[RungResult], size(100, 1)]  # type: ignore[assignment]
+    rungs: Annotated[list[RungResult], size_between(100, 1)]  # type: ignore[assignment]
     complete: bool = False
     baseline: Name | None = None
-    noise: Annotated[dict[Kind, Noise], size(4)] | None = None
-    gpu_noise: Annotated[dict[Kind, Noise], size(4)] | None = None
+    noise: Annotated[dict[Kind, Noise], size_between(4)] | None = None
+    gpu_noise: Annotated[dict[Kind, Noise], size_between(4)] | None = None
     at_top: dict[str, TopGain] | None = None
     host: dict[str, HostTime] | None = None

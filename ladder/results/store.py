@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.base import files
-from ladder.base.errors import UserError
-from ladder.base.text import fit
+from ladder.core import files
+from ladder.core.errors import UserError
+from ladder.core.text import fit_texts
 
 NOT_ENGAGED, FAILED_PARITY = "not engaged", "failed: parity"  # statuses
 SMOKE_NOTE = "CPU smoke test: not to be quoted"
@@ -44,7 +44,7 @@ def write(path: Path, data: Mapping[str, Any]) -> None:
         UserError: the file cannot be written.
         ValueError: a number is not finite.
     """
-    files.write(path, json.dumps(fit(dict(data)), indent=1, allow_nan=False) + "\n")
+    files.write_file(path, json.dumps(fit_texts(dict(data)), indent=1, allow_nan=False) + "\n")
 
 
 def few(unit: str = "generation") -> str:
@@ -55,7 +55,7 @@ def few(unit: str = "generation") -> str:
 def read(path: Path) -> Any:
     """What a result file holds, of whatever kind, not checked. Raises `UserError` as `load` does."""
     try:
-        return parse(files.read(path, _MOST_READ))
+        return parse(files.read_file(path, _MOST_READ))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ladder.base.protocol import INSIDE, LESS_THAN, TOO_FEW
-from ladder.base.text import factor, fine_factor, less_than
+from ladder.core.protocol import INSIDE, LESS_THAN, TOO_FEW
+from ladder.core.text import fine_factor, format_factor, less_than
 
 UNDECIDED = "not decided"
 
@@ -56,4 +56,4 @@ def whole(
         return ""
     open_ = interval is not None and interval[0] <= 1 <= interval[1]
     contrary = (total - 1) * (before_ms - after_ms) < 0
-    return UNDECIDED if open_ or contrary else factor(total)
+    return UNDECIDED if open_ or contrary else format_factor(total)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ladder.base import text as texts
+from ladder.core import text as texts
 from ladder.show.templates import render_template
 
 if TYPE_CHECKING:
@@ -19,50 +19,50 @@ GAP = 2  # spaces between two columns
 
 
 def _format_text(value: Any) -> str:
-    return texts.plain(value)
+    return texts.clean_line(value)
 
 
 def _format_span(value: Sequence[float]) -> str:
-    return f"{texts.ms(value[0])}-{texts.ms(value[1])}"
+    return f"{texts.format_ms(value[0])}-{texts.format_ms(value[1])}"
 
 
 def _format_interval(value: Sequence[float]) -> str:
-    return texts.bounds((value[0], value[1]))
+    return texts.format_bounds((value[0], value[1]))
 
 
 def _format_change(value: float) -> str:
-    return f"{texts.rounded(100 * value, 2):+.2f}%"
+    return f"{texts.round_number(100 * value, 2):+.2f}%"
 
 
 FORMATS: dict[str, Callable[[Any], str]] = {
     "text": _format_text,
     "verdict": _format_text,
     "markdown": str,
-    "ms": texts.ms,
+    "ms": texts.format_ms,
     "ms_interval": _format_span,
-    "speedup": texts.factor,
+    "speedup": texts.format_factor,
     "factor": texts.fine_factor,
     "ratio": "{:.3f}".format,
     "interval": _format_interval,
-    "percent": texts.percent,
+    "percent": texts.format_percent,
     "share": "{:.1%}".format,
     "shares": lambda value: f"{100 * value[0]:.1f} to {100 * value[1]:.1f}%",
-    "difference": texts.difference,
+    "difference": texts.format_difference,
     "change": _format_change,
     "changes": lambda value: " to ".join(map(_format_change, value)),
-    "amount": texts.amount,
+    "amount": texts.format_amount,
     "decimal": "{:,.2f}".format,
     "count": lambda value: f"{value:,.0f}",
-    "gib": lambda value: texts.amount(value / 2**30),
-    "microseconds": texts.amount,
-    "ms interval": lambda value: "-".join(map(texts.ms, value)),
+    "gib": lambda value: texts.format_amount(value / 2**30),
+    "microseconds": texts.format_amount,
+    "ms interval": lambda value: "-".join(map(texts.format_ms, value)),
     "error": "{:.2g}".format,
     "link": lambda value: value[0],  # (text, address), a link in HTML
     "saving": lambda value: f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}",
-    "more_ms": lambda value: f"{texts.rounded(value, 2):+.2f}",
+    "more_ms": lambda value: f"{texts.round_number(value, 2):+.2f}",
     "launches": "{:,.1f}".format,
     "hours": lambda value: f"{value:,.1f}" if abs(value) >= 10 else f"{value:,.2f}",
-    "seconds": lambda value: f"{texts.rounded(value, 1):+.1f}",
+    "seconds": lambda value: f"{texts.round_number(value, 1):+.1f}",
 }
 WORDS = ("text", "verdict", "markdown", "link")  # kinds of columns that are aligned to the left
 
@@ -165,23 +165,23 @@ def render_text(table: Table, width: int = PIPE_WIDTH) -> str:
     cells = [*map(list, zip(*heads, strict=True)), *shown.format_cells()]
     words = [k for k, column in enumerate(shown.columns) if column.is_words]
     lines = [
-        line if len(line) <= width else f"{line[: width - 3]}..." for line in texts.aligned(cells, words)
+        line if len(line) <= width else f"{line[: width - 3]}..." for line in texts.align_rows(cells, words)
     ]
     left_out = len(table.columns) - len(shown.columns)
     if left_out:
-        lines.append(f"{texts.counted(left_out, 'column')} left out for the width")
+        lines.append(f"{texts.format_count(left_out, 'column')} left out for the width")
     return "\n".join([*([table.title] if table.title else []), *lines, *table.notes])
 
 
 def render_markdown(table: Table) -> str:
     """Return the table as Markdown, its notes as a list."""
     words = [k for k, column in enumerate(table.columns) if column.is_words]
-    safe = [str if column.kind == "markdown" else texts.escaped for column in table.columns]
+    safe = [str if column.kind == "markdown" else texts.escape_markdown for column in table.columns]
     cells = [[column.heading for column in table.columns], *table.format_cells()]
     cells = [[show(cell) for show, cell in zip(safe, row, strict=True)] for row in cells]
-    notes = [f"- {texts.escaped(note)}" for note in table.notes]
-    title = [f"**{texts.escaped(table.title)}**", ""] if table.title else []
-    return "\n".join([*title, *texts.piped(cells, words, show=str), *([""] if notes else []), *notes])
+    notes = [f"- {texts.escape_markdown(note)}" for note in table.notes]
+    title = [f"**{texts.escape_markdown(table.title)}**", ""] if table.title else []
+    return "\n".join([*title, *texts.pipe_rows(cells, words, show=str), *([""] if notes else []), *notes])
 
 
 def render_csv(tables: Sequence[Table]) -> str:

@@ -2,7 +2,7 @@
 
 - faster, slower: the whole interval lies beyond the floor.
 - less than: the difference is smaller than the far end of the interval.
-- ambiguous: that far end says too little (`ladder.base.text.inside`).
+- ambiguous: that far end says too little (`ladder.core.text.choose_word`).
 - too few generations: there are fewer than three.
 
 Every interval is at Holm's level over the verdicts of one run and one quantity. All numbers are log ratios, positive
@@ -15,12 +15,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ladder.base.protocol import AMBIGUOUS as AMBIGUOUS
-from ladder.base.protocol import FASTER as FASTER
-from ladder.base.protocol import LESS_THAN as LESS
-from ladder.base.protocol import SLOWER as SLOWER
-from ladder.base.protocol import TOO_FEW as TOO_FEW
-from ladder.base.text import inside
+from ladder.core.protocol import AMBIGUOUS as AMBIGUOUS
+from ladder.core.protocol import FASTER as FASTER
+from ladder.core.protocol import LESS_THAN as LESS
+from ladder.core.protocol import SLOWER as SLOWER
+from ladder.core.protocol import TOO_FEW as TOO_FEW
+from ladder.core.text import choose_word
 from ladder.stats import estimates, nested
 from ladder.stats.nested import Difference, Group
 
@@ -72,11 +72,11 @@ def floor_of(group: Group, twins: Iterable[tuple[str, str]], verdicts_: int) -> 
     if residual is None:
         return None
     floor = max(residual, pairs or 0.0)
-    half = residual * _hardest(verdicts_, group.freedom) / estimates.t_quantile(0.975, group.freedom)
+    half = residual * _hardest_quantile(verdicts_, group.freedom) / estimates.t_quantile(0.975, group.freedom)
     return Floor(floor, max(LEAST_DIFFERENCE, floor) + half)
 
 
-def question(
+def make_question(
     difference: Difference | None, floors: Sequence[Floor | None], verdicts_: int, *, gpu: bool
 ) -> Question:
     """Return the question that a difference puts, with the floors of the two rungs' kinds.
@@ -91,7 +91,7 @@ def question(
         return Question(difference, floor, GPU_RESOLUTION)
     if known:
         return Question(difference, floor, max(each.resolution for each in known))
-    half = _hardest(verdicts_, freedom) * error
+    half = _hardest_quantile(verdicts_, freedom) * error
     return Question(difference, floor, max(LEAST_DIFFERENCE, floor) + half)
 
 
@@ -110,11 +110,11 @@ class Quantity:
 
     def paired(self, reference: str, other: str) -> dict[int, float]:
         """Return the reference's value minus the other's in each generation that has both."""
-        return nested.paired(self.group(reference), self.group(other), reference, other)
+        return nested.pair_values(self.group(reference), self.group(other), reference, other)
 
     def difference(self, reference: str, other: str) -> Difference | None:
         """Return the difference of two rungs, or None for fewer than three common generations."""
-        return nested.difference(self.group(reference), self.group(other), reference, other)
+        return nested.estimate_difference(self.group(reference), self.group(other), reference, other)
 
     def floors(self, verdicts_: int) -> dict[str, Floor]:
         """Return the floor of each kind that shows its noise, for so many verdicts."""
@@ -127,39 +127,42 @@ class Quantity:
 
     def answers(self, asked: Sequence[tuple[str, str]]) -> list[Answer]:
         """Return the answers to the differences of (reference, other), in order."""
-        return answer(self.questions(asked, len(asked)))
+        return answer_questions(self.questions(asked, len(asked)))
 
     def questions(self, asked: Sequence[tuple[str, str]], verdicts_: int) -> list[Question]:
         """Return the questions about (reference, other), in order, of a run with so many verdicts."""
         floors, questions = self.floors(verdicts_), []
         for pair in asked:
             known = [floors.get(self.kinds.get(name, "")) for name in pair]
-            questions.append(question(self.difference(*pair), known, verdicts_, gpu=self.is_gpu))
+            questions.append(make_question(self.difference(*pair), known, verdicts_, gpu=self.is_gpu))
         return questions
 
 
-def quantity(
+def make_quantity(
     values: nested.Values, kinds: Mapping[str, str], twins: Sequence[tuple[str, str]], *, is_gpu: bool
 ) -> Quantity:
     """Return the quantity with these logarithms by rung or twin and by generation."""
     known = {name: kinds[name] for name in values if values[name]}
     groups = {
-        kind: nested.group({name: values[name] for name in known if known[name] == kind})
+        kind: nested.estimate_group({name: values[name] for name in known if known[name] == kind})
         for kind in dict.fromkeys(known.values())
     }
     return Quantity(known, groups, twins, is_gpu)
 
 
-def answer(asked: Sequence[Question]) -> list[Answer]:
+def answer_questions(asked: Sequence[Question]) -> list[Answer]:
     """Return the answers to all questions about one quantity of a run, in order."""
     known = [each.difference for each in asked if each.difference is not None]
     least = [max(LEAST_DIFFERENCE, each.floor) for each in asked if each.difference is not None]
     p_values = [_p_beyond(d.mean, d.error, d.freedom, at) for d, at in zip(known, least, strict=True)]
     levels = iter(estimates.holm_levels(p_values))
-    return [_answer(each, next(levels) if each.difference else 1 - estimates.CONFIDENCE) for each in asked]
+    return [
+        _answer_at_level(each, next(levels) if each.difference else 1 - estimates.CONFIDENCE)
+        for each in asked
+    ]
 
 
-def _answer(asked: Question, level: float) -> Answer:
+def _answer_at_level(asked: Question, level: float) -> Answer:
     least = max(LEAST_DIFFERENCE, asked.floor)
     if asked.difference is None:
         return Answer(TOO_FEW, None, None, 1 - level, asked.floor, least, None)
@@ -167,7 +170,7 @@ def _answer(asked: Question, level: float) -> Answer:
     half *= estimates.t_quantile(1 - level / 2, asked.difference.freedom)
     low, high = estimates.within_everything(mean - half, mean + half)
     below = max(abs(low), abs(high))
-    word = FASTER if low > least else SLOWER if high < -least else inside(below, asked.widest)
+    word = FASTER if low > least else SLOWER if high < -least else choose_word(below, asked.widest)
     return Answer(word, mean, (low, high), 1 - level, asked.floor, least, below if word == LESS else None)
 
 
@@ -199,6 +202,6 @@ def wants_generations(done: int, differences: Sequence[Difference | None]) -> bo
     return len(halves) < len(differences) or max(halves) > ENOUGH
 
 
-def _hardest(verdicts_: int, freedom: float) -> float:
+def _hardest_quantile(verdicts_: int, freedom: float) -> float:
     """Return the quantile at Holm's first and hardest level."""
     return estimates.t_quantile(1 - (1 - estimates.CONFIDENCE) / 2 / max(1, verdicts_), freedom)

@@ -124,7 +124,7 @@ def welch_interval(
     return difference, error, freedom, float(special.stdtrit(freedom, 0.5 + confidence / 2)) * error
 
 
-def speedup(reference: dict[int, float], other: dict[int, float]) -> float | None:
+def estimate_speedup(reference: dict[int, float], other: dict[int, float]) -> float | None:
     """Return how many times faster `other` is than `reference`: the median paired log ratio as a factor.
 
     The arguments are {round: value}. Without a common round (two partial runs) it is the ratio of the medians, which

@@ -84,7 +84,7 @@ class Difference:
     generations: int
 
 
-def group(values: Values) -> Group:
+def estimate_group(values: Values) -> Group:
     """Return the rungs of one kind with their joint error.
 
     The rung that varies most is tried against all others: F is the variance that it adds over the others' variance.
@@ -95,11 +95,11 @@ def group(values: Values) -> Group:
     numbers = sorted({number for each in values.values() for number in each})
     table = np.array([[values[name].get(number, np.nan) for number in numbers] for name in kept])
     table = table.reshape(len(kept), len(numbers))
-    each, freedom, drift = _residual(table)
+    each, freedom, drift = _estimate_residual(table)
     while len(kept) > 2:
         worst = int(np.argmax(each / np.maximum(1, (~np.isnan(table)).sum(axis=1) - 1)))
         others = np.delete(table, worst, axis=0)
-        rest = _residual(others)
+        rest = _estimate_residual(others)
         if _p_of_added(each.sum(), freedom, rest[0].sum(), rest[1]) >= ODD / len(kept):
             break
         odd.add(kept.pop(worst))
@@ -115,13 +115,13 @@ def group(values: Values) -> Group:
     )
 
 
-def paired(first: Group, second: Group, reference: str, other: str) -> dict[int, float]:
+def pair_values(first: Group, second: Group, reference: str, other: str) -> dict[int, float]:
     """Return the reference's value minus the other's in each generation that has both."""
     a, b = first.values.get(reference, {}), second.values.get(other, {})
     return {number: a[number] - b[number] for number in sorted(a.keys() & b.keys())}
 
 
-def difference(first: Group, second: Group, reference: str, other: str) -> Difference | None:
+def estimate_difference(first: Group, second: Group, reference: str, other: str) -> Difference | None:
     """Return the difference of a rung of `first` and a rung of `second`, or None below three common generations.
 
     Its variance in one generation is
@@ -133,7 +133,7 @@ def difference(first: Group, second: Group, reference: str, other: str) -> Diffe
     The second has Satterthwaite's degrees of freedom. So kinds that drift alike cost nothing, and kinds that do not
     leave those of the generations.
     """
-    apart = paired(first, second, reference, other)
+    apart = pair_values(first, second, reference, other)
     if len(apart) < LEAST_GENERATIONS:
         return None
     common = list(apart)
@@ -162,14 +162,14 @@ def residual_bound(of: Group) -> float | None:
 
 def twins_bound(of: Group, twins: Iterable[tuple[str, str]]) -> float | None:
     """Return the upper 95% bound of the largest |difference| between a rung and its twin, or None."""
-    found = [each for pair in twins if (each := difference(of, of, *pair)) is not None]
+    found = [each for pair in twins if (each := estimate_difference(of, of, *pair)) is not None]
     return max(
         (abs(each.mean) + estimates.t_quantile(0.95, each.freedom) * each.error for each in found),
         default=None,
     )
 
 
-def _residual(table: np.ndarray) -> tuple[np.ndarray, int, np.ndarray]:
+def _estimate_residual(table: np.ndarray) -> tuple[np.ndarray, int, np.ndarray]:
     """Return each rung's sum of squares, the degrees of freedom of all together, and each generation's effect.
 
     Args:

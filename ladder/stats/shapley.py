@@ -18,7 +18,9 @@ Weights = dict[Subset, float]  # of the numbers that were measured; a saving is 
 NOTHING: Subset = frozenset()
 
 
-def orders(names: Sequence[str], known: Collection[Subset]) -> tuple[dict[Subset, int], dict[Subset, int]]:
+def count_orders(
+    names: Sequence[str], known: Collection[Subset]
+) -> tuple[dict[Subset, int], dict[Subset, int]]:
     """Return, for each known subset, how many allowed orders lead to it, and how many lead on from it to everything."""
     sizes = sorted(known, key=len)
     to: dict[Subset, int] = dict.fromkeys(sizes, 0)
@@ -31,33 +33,33 @@ def orders(names: Sequence[str], known: Collection[Subset]) -> tuple[dict[Subset
     return to, onward
 
 
-def count(names: Sequence[str], known: Collection[Subset]) -> int:
+def count_all(names: Sequence[str], known: Collection[Subset]) -> int:
     """Return the number of allowed orders of all names; 0 where an end is not known."""
-    return orders(names, known)[1].get(NOTHING, 0) if frozenset(names) in known else 0
+    return count_orders(names, known)[1].get(NOTHING, 0) if frozenset(names) in known else 0
 
 
-def values(names: Sequence[str], known: Collection[Subset]) -> dict[str, Weights]:
+def derive_values(names: Sequence[str], known: Collection[Subset]) -> dict[str, Weights]:
     """Return, by name, the weights of what it saves on average over all allowed orders; empty without an order."""
-    to, onward = orders(names, known)
-    whole = count(names, known)
+    to, onward = count_orders(names, known)
+    whole = count_all(names, known)
     found: dict[str, Weights] = {}
     for name in names if whole else ():
         weights: Weights = {}
         for subset in to:
             joined = subset | {name}
             if name not in subset and (passing := to[subset] * onward.get(joined, 0)):
-                _add(weights, {subset: passing / whole, joined: -passing / whole})
+                _add_weights(weights, {subset: passing / whole, joined: -passing / whole})
         found[name] = weights
     return found
 
 
-def pair(names: Sequence[str], known: Collection[Subset], first: str, second: str) -> Weights | None:
+def derive_pair(names: Sequence[str], known: Collection[Subset], first: str, second: str) -> Weights | None:
     """Return the weights of what two names save together beyond what each saves without the other.
 
     It is the mean over the allowed orders in which the two follow each other and may change places. Without
     constraints that is the Shapley interaction index (Grabisch and Roubens 1999). Returns None if no order is so.
     """
-    to, onward = orders(names, known)
+    to, onward = count_orders(names, known)
     weights: Weights = {}
     whole = 0
     for subset in to:
@@ -66,37 +68,37 @@ def pair(names: Sequence[str], known: Collection[Subset], first: str, second: st
             continue
         passing = to[subset] * onward[corners[3]]
         whole += passing
-        _add(weights, dict(zip(corners, (-passing, passing, passing, -passing), strict=True)))
+        _add_weights(weights, dict(zip(corners, (-passing, passing, passing, -passing), strict=True)))
     return {subset: weight / whole for subset, weight in weights.items() if weight} if whole else None
 
 
-def steps(names: Sequence[str], known: Collection[Subset], name: str) -> list[Weights]:
+def derive_steps(names: Sequence[str], known: Collection[Subset], name: str) -> list[Weights]:
     """Return the weights of what a name saves at each of its places in an allowed order."""
-    to, onward = orders(names, known)
+    to, onward = count_orders(names, known)
     places = (subset for subset in to if name not in subset and to[subset] * onward.get(subset | {name}, 0))
-    return [saving(subset, subset | {name}) for subset in places]
+    return [derive_saving(subset, subset | {name}) for subset in places]
 
 
-def saving(before: Subset, after: Subset) -> Weights:
+def derive_saving(before: Subset, after: Subset) -> Weights:
     """Return the weights of what the second subset saves against the first."""
     return {before: 1.0, after: -1.0}
 
 
-def applied(weights: Weights, measured: Mapping[Subset, float]) -> float:
+def apply_weights(weights: Weights, measured: Mapping[Subset, float]) -> float:
     """Return the sum of measured numbers with their weights."""
     return math.fsum(weight * measured[subset] for subset, weight in weights.items())
 
 
-def error(weights: Weights, one: float) -> float:
+def estimate_error(weights: Weights, one: float) -> float:
     """Return the standard error of such a sum, if every number has the standard error `one` of its own."""
     return one * math.sqrt(math.fsum(weight**2 for weight in weights.values()))
 
 
-def pairs(names: Sequence[str]) -> list[tuple[str, str]]:
+def list_pairs(names: Sequence[str]) -> list[tuple[str, str]]:
     """Return all pairs of names, in their order."""
     return list(itertools.combinations(names, 2))
 
 
-def _add(weights: Weights, more: Mapping[Subset, float]) -> None:
+def _add_weights(weights: Weights, more: Mapping[Subset, float]) -> None:
     for subset, weight in more.items():
         weights[subset] = weights.get(subset, 0.0) + weight

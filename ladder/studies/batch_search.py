@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Annotated
 
-from ladder.core.records import Count, Fields, Line, Record, size
+from ladder.core.records import Count, Fields, Line, Record, size_between
 
 LARGEST = 2**15
 
@@ -22,7 +22,7 @@ class Search(Record):
     """The tries in order. More than the largest batch may fit where the search is not settled."""
 
     settled: bool
-    tried: Annotated[list[Try], size(200)]
+    tried: Annotated[list[Try], size_between(200)]
 
     def find_batch(self) -> int | None:
         """Return the largest batch that fitted, or None."""

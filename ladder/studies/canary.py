@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from ladder.base import text
-from ladder.base.errors import UserError
 from ladder.core import records as r
+from ladder.core import text
+from ladder.core.errors import UserError
 from ladder.core.job import Job
 from ladder.show.table import Column, Table
 from ladder.stats import estimates
@@ -51,7 +51,10 @@ class Observed(frame.Observation, kw_only=True):
     """The distances of a training's samples to the data by resolution, and how many images were compared."""
 
     levels: (
-        Annotated[dict[Annotated[str, r.matching(r"\d{1,5}", "a size")], r.Amount], r.size(16, 1)] | None
+        Annotated[
+            dict[Annotated[str, r.text_matching(r"\d{1,5}", "a size")], r.Amount], r.size_between(16, 1)
+        ]
+        | None
     ) = None
     samples: r.Count = 0
 
@@ -79,8 +82,8 @@ class Canary(Study[Options, Case, Observed]):
 
         if file is not None and file.cases:
             return file.cases
-        able = needs.possible(system.capabilities(job.device), job.workload)
-        base, *rest = catalog.climb(catalog.load_ladder(job.options.ladder), able)
+        able = needs.join_capabilities(system.list_capabilities(job.device), job.workload)
+        base, *rest = catalog.plan_climb(catalog.load_ladder(job.options.ladder), able)
         if base.skipped:
             raise UserError(f"--canary: the baseline cannot run here: {base.skipped}")
         cases = {}
@@ -94,25 +97,25 @@ class Canary(Study[Options, Case, Observed]):
         return cases
 
     def announce(self, job: Job, cases: Mapping[str, Case]) -> str:
-        many = text.counted(sum(case.problem is None for case in cases.values()), "training")
-        return f"canary: {job.name} on {job.device}, {many} of {text.counted(job.options.steps, 'step')}"
+        many = text.format_count(sum(case.problem is None for case in cases.values()), "training")
+        return f"canary: {job.name} on {job.device}, {many} of {text.format_count(job.options.steps, 'step')}"
 
     def observe_all(self, session: Session) -> None:
-        from ladder.base.stopping import stop_on_sigterm
+        from ladder.core.stopping import stop_on_sigterm
         from ladder.machine import system
         from ladder.training import canary
 
         job, waiting = session.job, []
         for key, case in session.file.cases.items():
             if case.problem is not None:
-                session.keep(key, Observed(status="n/a", reason=text.display(case.problem)))
+                session.keep(key, Observed(status="n/a", reason=text.make_display(case.problem)))
             elif key not in session.file.observed:
                 waiting.append((key, case.recipe or {}, case.seed))
         setup = canary.Setup(job.workload, job.device, job.options.steps)
-        with stop_on_sigterm(), system.untimed(job.device):
+        with stop_on_sigterm(), system.hold_untimed(job.device):
             with contextlib.closing(canary.train_all(setup, waiting, job.options.jobs)) as trainings:
                 for done, ((key, *_), each) in enumerate(trainings, 1):
-                    reason = each.reason and text.display(each.reason)
+                    reason = each.reason and text.make_display(each.reason)
                     observed = Observed(
                         status="failed" if reason else "ok", reason=reason, levels=each.levels, samples=each.samples
                     )  # fmt: skip
@@ -148,7 +151,7 @@ class Canary(Study[Options, Case, Observed]):
         between = f"{band[0]:.1f} to {band[1]:.1f}" if band else "none, the baseline did not finish"
         return [
             f"Quality canary: {file.ladder} on {file.machine.gpu or file.machine.cpu}",
-            f"Workload {frame.describe_workload(file)}, {text.counted(file.options.steps, 'step')} from"
+            f"Workload {frame.describe_workload(file)}, {text.format_count(file.options.steps, 'step')} from"
             f" {file.options.seeds} seeds each: sliced Wasserstein distance x 1000 of {count_samples(file)} samples to"
             f" the data, mean of the levels; the baseline's band ({CONFIDENCE:.0%}): {between}.",
             frame.describe_software(file),

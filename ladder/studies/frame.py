@@ -22,13 +22,12 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args
 import click
 import msgspec
 
-from ladder.base import files, locks, text
-from ladder.base.errors import EnvironmentFailure, UserError
-from ladder.base.paths import ROOT
-from ladder.base.progress import First
-from ladder.base.starting import near
+from ladder.core import files, locks, text
 from ladder.core import options as shared
+from ladder.core.errors import EnvironmentFailure, UserError
 from ladder.core.job import Job
+from ladder.core.paths import ROOT
+from ladder.core.progress import First
 from ladder.core.records import (
     Fields,
     Line,
@@ -36,10 +35,11 @@ from ladder.core.records import (
     Record,
     Text,
     read_record,
-    size,
+    size_between,
     write_record,
 )
 from ladder.core.records import write_whole as write_whole
+from ladder.core.starting import shorten_path
 from ladder.results import code_digest, fields, identity, loading, plausible, store
 from ladder.results import record as records
 from ladder.results.combine import resuming
@@ -66,7 +66,9 @@ class RungCase(Case):
 
 
 Rungs = Annotated[
-    list[Name], size(100), shared.option("Rungs, each with all below it.", argument=True, metavar="[RUNG]...")
+    list[Name],
+    size_between(100),
+    shared.declare_option("Rungs, each with all below it.", argument=True, metavar="[RUNG]..."),
 ]
 
 
@@ -129,7 +131,7 @@ class StudyFile(Header, Generic[P, C, O], kw_only=True):
     """
 
     ladder: Name | None = None
-    merged: Annotated[list[Merged], size(100, 2)] | None = None
+    merged: Annotated[list[Merged], size_between(100, 2)] | None = None
     setup: Fields | None = None
     options: P
     cases: dict[Line, C]  # all that are to be observed, by key
@@ -157,7 +159,7 @@ class Session:
     def _sitting(self) -> tuple[Any, Any]:
         from ladder.engine import sitting
 
-        return self._stack.enter_context(sitting.opened(self.job.device))
+        return self._stack.enter_context(sitting.open_sitting(self.job.device))
 
     @property
     def pool(self) -> Any:
@@ -255,9 +257,9 @@ class Study(Generic[P, C, O]):
             try:
                 observation = self.observe(session, key, session.file.cases[key])
             except WorkerFailure as failure:
-                observation = self.types[2](status=failure.status, reason=text.display(failure.reason))
+                observation = self.types[2](status=failure.status, reason=text.make_display(failure.reason))
             except EnvironmentFailure as failure:  # a resumed run makes it last, after the others
-                session.keep(key, self.types[2](status="failed", reason=text.display(str(failure))))
+                session.keep(key, self.types[2](status="failed", reason=text.make_display(str(failure))))
                 raise
             session.keep(key, observation)
             done += 1
@@ -326,10 +328,10 @@ class Study(Generic[P, C, O]):
 
     def announce(self, job: Job, cases: Mapping[str, C]) -> str:
         """Return the first line of the command: what is measured, and about how long the cases take."""
-        about = f"{job.name} on {job.device}: {text.counted(len(cases), 'case')}"
+        about = f"{job.name} on {job.device}: {text.format_count(len(cases), 'case')}"
         if job.name == self.default_workload[job.device] and job.device in self.case_seconds:
             minutes = max(1, math.ceil(len(cases) * self.case_seconds[job.device] / 60))
-            about += f", about {text.counted(minutes, 'minute')}"
+            about += f", about {text.format_count(minutes, 'minute')}"
         return about if job.minutes is None else f"{about}, at most {job.minutes:g}"
 
     @classmethod
@@ -359,8 +361,8 @@ def plan_rungs(job: Job, ladder: str, rungs: Sequence[str]) -> dict[str, Fields]
     from ladder.plan import catalog, needs
     from stylegan_lite.config import suggestion
 
-    able = needs.possible(system.capabilities(job.device), job.workload)
-    planned = {each.name: each for each in catalog.climb(catalog.load_ladder(ladder), able)}
+    able = needs.join_capabilities(system.list_capabilities(job.device), job.workload)
+    planned = {each.name: each for each in catalog.plan_climb(catalog.load_ladder(ladder), able)}
     recipes = {name: each.recipe for name, each in planned.items() if each.recipe is not None}
     if not recipes:
         raise UserError(f"ladder {ladder}: none of its rungs runs here")
@@ -424,7 +426,7 @@ def find_problem(study: Study[P, C, O], file: StudyFile[P, C, O]) -> str | None:
     if unknown := [key for key in file.observed if key not in file.cases]:
         return f"observed: {unknown[0]!r} is none of its cases"
     for key, case in file.cases.items():
-        place = f"cases.{text.printable(key)}.recipe"
+        place = f"cases.{text.escape_controls(key)}.recipe"
         if problem := fields.find_recipe_problem(getattr(case, "recipe", None), place):
             return problem
     for key, each in file.observed.items():
@@ -467,7 +469,7 @@ def save_file(study: Study[P, C, O], file: StudyFile[P, C, O], folder: Path, pag
 
     The name ends in "-partial" until the file is complete. What another host or commit left under that name stays.
     """
-    stem = "-".join(map(text.slug, study.name_file(file)))
+    stem = "-".join(map(text.make_slug, study.name_file(file)))
     partial = _find_place(study, folder / f"{stem}-partial.json", file)
     path = _find_place(study, folder / f"{stem}.json", file) if file.is_complete else partial
     paths = write_file(study, file, path, pages)
@@ -479,15 +481,15 @@ def save_file(study: Study[P, C, O], file: StudyFile[P, C, O], folder: Path, pag
 
 def write_file(study: Study[P, C, O], file: StudyFile[P, C, O], path: Path, pages: bool) -> list[Path]:
     """Write the file to `path` and, with `pages`, what is derived from it beside it. Return all paths."""
-    content = json.dumps(text.fit(write_record(file)), indent=1, allow_nan=False) + "\n"
-    files.write(path, content)
+    content = json.dumps(text.fit_texts(write_record(file)), indent=1, allow_nan=False) + "\n"
+    files.write_file(path, content)
     return [path, *(write_pages(study, file, path) if pages else [])]
 
 
 def write_pages(study: Study[P, C, O], file: StudyFile[P, C, O], path: Path) -> list[Path]:
     """Write the page and the chart beside a file, and return their paths."""
     page = path.with_suffix(".md")
-    files.write(page, render_page(study, file))
+    files.write_file(page, render_page(study, file))
     if study.draw(file, "svg") is None:
         return [page]
     return [page, *files.try_draw(path.with_suffix(""), lambda kind: study.draw(file, kind) or b"")]
@@ -502,7 +504,7 @@ def _find_place(study: Study[P, C, O], path: Path, file: StudyFile[P, C, O]) -> 
         is_earlier = before.is_complete and (before.machine, before.commit) == (file.machine, file.commit)
         if before.started == file.started or is_earlier:
             return path
-    return path.with_stem(f"{path.stem}-{text.stamp(file.started)}")
+    return path.with_stem(f"{path.stem}-{text.format_stamp(file.started)}")
 
 
 def continue_file(study: Study[P, C, O], job: Job, file: StudyFile[P, C, O]) -> StudyFile[P, C, O]:
@@ -538,9 +540,9 @@ def as_kind(study: Study[Any, Any, Any]) -> loading.Kind:
 def render_page(study: Study[P, C, O], file: StudyFile[P, C, O]) -> str:
     """Return the Markdown page beside a file."""
     title, *sentences = study.summarize(file)
-    blocks = [f"# {text.escaped(title)}", *map(text.escaped, sentences)]
+    blocks = [f"# {text.escape_markdown(title)}", *map(text.escape_markdown, sentences)]
     blocks += map(render_markdown, study.list_tables(file))
-    blocks.append("\n".join(f"- {text.escaped(line)}" for line in list_cautions(study, file)))
+    blocks.append("\n".join(f"- {text.escape_markdown(line)}" for line in list_cautions(study, file)))
     return "\n\n".join(blocks).rstrip() + "\n"
 
 
@@ -571,9 +573,11 @@ def report_stored(paths: Sequence[Path], as_json: bool, markdown: Path | None, c
     for study, file in stored if not as_json else ():
         click.echo(render_terminal(study, file, output.measure_width()))
     if markdown is not None:
-        files.write(markdown, "\n".join(render_page(study, file) for study, file in stored))
+        files.write_file(markdown, "\n".join(render_page(study, file) for study, file in stored))
     if csv is not None:
-        files.write(csv, render_csv([table for study, file in stored for table in study.list_tables(file)]))
+        files.write_file(
+            csv, render_csv([table for study, file in stored for table in study.list_tables(file)])
+        )
     return True
 
 
@@ -615,7 +619,7 @@ def begin_file(study: Study[P, C, O], job: Job) -> StudyFile[P, C, O]:
     empty = {"options": write_record(options), "cases": {}, "observed": {}}
     if (ladder := getattr(job.options, "ladder", None)) is not None:
         empty["ladder"] = catalog.load_ladder(ladder).name
-    return read_record(study.file_type(), text.fit(header) | empty)
+    return read_record(study.file_type(), text.fit_texts(header) | empty)
 
 
 def run_study(study: Study[P, C, O], job: Job) -> int:
@@ -624,7 +628,7 @@ def run_study(study: Study[P, C, O], job: Job) -> int:
     from ladder.machine import environment
 
     paths: list[Path] = []
-    with locks.folder_lock(job.out, text.slug(job.machine["name"]), movable=job.resume is None):
+    with locks.folder_lock(job.out, text.make_slug(job.machine["name"]), movable=job.resume is None):
         earlier = read_file(study, job.resume) if job.resume else None  # another run may have continued it
         cases = study.list_cases(job, earlier)  # before images are made: it refuses what cannot be observed
         kept = {} if earlier is None else study.pick_kept(earlier)
@@ -685,7 +689,7 @@ def observe_cases(
         if study.save_every_s:
             with contextlib.suppress(UserError, EnvironmentFailure):
                 paths[:] = save_file(study, session.file, job.out, pages=False)
-        where = next((f"; go on with --resume {near(path)}" for path in paths[:1]), "")
+        where = next((f"; go on with --resume {shorten_path(path)}" for path in paths[:1]), "")
         raise EnvironmentFailure(f"{failure}{where}") from failure
     finally:
         session.close()
@@ -719,8 +723,8 @@ def run_request(study: Study[Any, Any, Any], options: Any, request: Request) -> 
     device = system.choose_device(request.device)
     if study.needs_gpu and device == "cpu" and request.device != "cpu":
         raise UserError(f"{study.needs_gpu}, and there is none; --device cpu is a smoke test")
-    environment.refuse(device)
-    return run_study(study, resolve_job(study, options, request, system.facts(device)))
+    environment.refuse_variables(device)
+    return run_study(study, resolve_job(study, options, request, system.describe_machine(device)))
 
 
 def study_command(study: Study[Any, Any, Any]) -> click.Command:

@@ -15,11 +15,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ladder.base.errors import UserError
-from ladder.base.text import ms
+from ladder.core.errors import UserError
 from ladder.core.job import Job
-from ladder.core.options import Seed, option
-from ladder.core.records import Ms, Record, Samples, between, read_record, size
+from ladder.core.options import Seed, declare_option
+from ladder.core.records import Ms, Record, Samples, number_between, read_record, size_between
+from ladder.core.text import format_ms
 from ladder.plan import content
 from ladder.results import ranking
 from ladder.results.file import Status
@@ -52,9 +52,9 @@ class Options(frame.Options):
     """The options of `ladder host`."""
 
     rungs: frame.Rungs = []
-    ladder: Annotated[str, option("The ladder of the rungs.", metavar="NAME|FILE")] = "article"
-    cycles: Annotated[int, Meta(ge=1, le=100), option("Timed 16-step cycles of each rung.")] = 3
-    seed: Annotated[Seed, option("Seed for weights, latents and the order of images.")] = 0
+    ladder: Annotated[str, declare_option("The ladder of the rungs.", metavar="NAME|FILE")] = "article"
+    cycles: Annotated[int, Meta(ge=1, le=100), declare_option("Timed 16-step cycles of each rung.")] = 3
+    seed: Annotated[Seed, declare_option("Seed for weights, latents and the order of images.")] = 0
 
 
 class Operator(Record):
@@ -62,8 +62,8 @@ class Operator(Record):
 
     name: Annotated[str, Meta(max_length=300)]
     part: Part
-    calls: Annotated[float, between(0, 1e7)]
-    ms: Annotated[float, between(0, 1e8)]
+    calls: Annotated[float, number_between(0, 1e7)]
+    ms: Annotated[float, number_between(0, 1e8)]
 
 
 class Observed(frame.Observation, kw_only=True):
@@ -72,7 +72,7 @@ class Observed(frame.Observation, kw_only=True):
     host_ms: Samples = []
     wall_ms: Samples = []
     profiled_ms: Ms | None = None
-    operators: Annotated[list[Operator], size(200)] = []
+    operators: Annotated[list[Operator], size_between(200)] = []
 
 
 class Rung(Record):
@@ -135,7 +135,7 @@ ladder host baseline bf16 -w article-b32
         with session.prepare_worker(case.recipe, options.seed) as worker:
             reply = worker.call("host", cycles=options.cycles)
         observed = read_record(Observed, reply["host"])
-        session.report(f"{key}: {ms(statistics.median(observed.host_ms))} ms of the CPU a step")
+        session.report(f"{key}: {format_ms(statistics.median(observed.host_ms))} ms of the CPU a step")
         return observed
 
     def derive(self, file: File) -> Hosts:
@@ -250,7 +250,7 @@ def _draw_figure(file: File, derived: Hosts) -> Any:
             width = 6.2 * rung.parts_ms[part] / widest
             axes.barh(y + 0.14, width, height=0.28, left=x, color=colour)
             x += width
-        axes.text(x + 0.08, y + 0.14, f"{ms(rung.host_ms)} ms", va="center", fontsize=9)
+        axes.text(x + 0.08, y + 0.14, f"{format_ms(rung.host_ms)} ms", va="center", fontsize=9)
     for k, (part, colour) in enumerate(zip(PARTS, colours, strict=True)):
         x, y = 0.3 + 1.0 * k, 0.95 + 0.42 * len(shown)
         axes.barh(y, 0.12, height=0.12, left=x, color=colour)

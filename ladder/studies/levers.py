@@ -15,7 +15,7 @@ from torch.utils.flop_counter import flop_registry
 
 from ladder.plan.variants import Examination
 from ladder.receipts import judge
-from ladder.receipts.evidence import eager, frequency
+from ladder.receipts.evidence import derive_frequency, run_eager
 from stylegan_lite.step import PHASES
 
 
@@ -44,11 +44,11 @@ def count(step: Any) -> float:
     Each phase runs once, eagerly and uncompiled. Triton kernels of ours are not seen.
     """
     total = 0.0
-    with eager(step), torch.autograd.set_multithreading_enabled(False):
+    with run_eager(step), torch.autograd.set_multithreading_enabled(False):
         for phase in PHASES:
             with Flops() as flops:
                 step.run_phase(phase)
-            total += frequency(step, phase) * flops.total
+            total += derive_frequency(step, phase) * flops.total
     return total
 
 

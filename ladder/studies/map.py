@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ladder.base import text as texts
-from ladder.base.errors import UserError
-from ladder.base.text import fine_factor
+from ladder.core import text as texts
+from ladder.core.errors import UserError
 from ladder.core.job import Job
-from ladder.core.options import Seed, option, whole_numbers
-from ladder.core.records import Fields, Name, between, size
+from ladder.core.options import Seed, declare_option, whole_numbers
+from ladder.core.records import Fields, Name, number_between, size_between
+from ladder.core.text import fine_factor
 from ladder.report import drawing
 from ladder.results.file import Look
 from ladder.show.table import Column, Table
@@ -46,30 +46,33 @@ Cell = tuple[int, int]  # resolution and batch
 class Options(frame.Options):
     """The options of `ladder map`."""
 
-    ladder: Annotated[str, option("The ladder whose rungs are used.", metavar="NAME|FILE")] = "article"
+    ladder: Annotated[str, declare_option("The ladder whose rungs are used.", metavar="NAME|FILE")] = (
+        "article"
+    )
     rung: Annotated[
         list[Name],
-        size(100),
-        option(
+        size_between(100),
+        declare_option(
             "A rung whose gain is mapped; give two. [default: cuda_graphs and channels_last]", metavar="RUNG"
         ),
     ] = []
     resolutions: Annotated[
         str | None,
-        option("Resolutions of the cells. [default: 32,64,128,256; CPU: 16,32]", metavar="A,B,..."),
+        declare_option("Resolutions of the cells. [default: 32,64,128,256; CPU: 16,32]", metavar="A,B,..."),
     ] = None
     batches: Annotated[
-        str | None, option("Batches of the cells. [default: 4,8,16,32,64; CPU: 4,8]", metavar="A,B,...")
+        str | None,
+        declare_option("Batches of the cells. [default: 4,8,16,32,64; CPU: 4,8]", metavar="A,B,..."),
     ] = None
-    seed: Annotated[Seed, option("Seed for weights, latents and the order of images.")] = 0
+    seed: Annotated[Seed, declare_option("Seed for weights, latents and the order of images.")] = 0
 
 
 class Case(frame.Case, kw_only=True):
     """A recipe in a cell: the top of the ladder without the rungs in `out`."""
 
-    resolution: Annotated[int, between(4, 2**16)]
-    batch: Annotated[int, between(1, 2**16)]
-    out: Annotated[list[Name], size(2)] = []
+    resolution: Annotated[int, number_between(4, 2**16)]
+    batch: Annotated[int, number_between(1, 2**16)]
+    out: Annotated[list[Name], size_between(2)] = []
 
 
 class Observed(frame.Observation, kw_only=True):
@@ -187,7 +190,7 @@ ladder map --resume results/map/MACHINE-article-article-partial.json
 
     def describe(self, observation: Observed) -> str:
         cycles = observation.look.wall_ms if observation.look else None
-        return f"{texts.ms(statistics.median(cycles))} ms" if cycles else ""
+        return f"{texts.format_ms(statistics.median(cycles))} ms" if cycles else ""
 
     def derive(self, file: File) -> Any:
         cells = Cells(file)
@@ -232,7 +235,7 @@ ladder map --resume results/map/MACHINE-article-article-partial.json
     def list_cautions(self, file: File) -> list[str]:
         from ladder.engine import looks
 
-        return looks.marks(each.look for each in file.observed.values() if each.look)
+        return looks.find_marks(each.look for each in file.observed.values() if each.look)
 
     def name_file(self, file: File) -> list[str]:
         pair = Cells(file).pair

@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ladder.base.protocol import CYCLE_STEPS
+from ladder.core.protocol import CYCLE_STEPS
 from ladder.plan.variants import Examination
 from ladder.receipts import Receipt, evidence, judge
-from ladder.receipts.evidence import replaced, synchronize, watch_data
+from ladder.receipts.evidence import replace_method, synchronize_device, watch_data
 from ladder.receipts.records import Crossing
-from ladder.receipts.watch import layout
+from ladder.receipts.watch import name_layout
 from stylegan_lite import losses
 
 COMPILER = "inductor"  # tests, which have no time to compile, take "eager"
@@ -44,7 +44,7 @@ def apply(step: Any, name: str) -> None:
 def examine(step: Any, name: str) -> Examination:
     """Return the receipt of a mistake: whether it is in force, read from the running step."""
     receipt = PROOFS[name](step)
-    synchronize(step)
+    synchronize_device(step)
     return {"receipts": {name: receipt.to_dict()}, "inspection": {}}
 
 
@@ -270,7 +270,7 @@ def prove_nchw(step: Any) -> Receipt:
     layouts: list[str] = []
 
     def look(block: nn.Module, given: Any, result: Any) -> None:
-        layouts.append(layout(result[0] if isinstance(result, tuple) else result))
+        layouts.append(name_layout(result[0] if isinstance(result, tuple) else result))
 
     with contextlib.ExitStack() as hooks:
         for block in [*step.G.blocks, *step.D.blocks]:
@@ -352,7 +352,7 @@ def prove_compilations(step: Any) -> Receipt:
     from torch._dynamo.utils import counters
 
     before = counters["stats"]["unique_graphs"]
-    with replaced(step, "run_phase", lambda phase: None):
+    with replace_method(step, "run_phase", lambda phase: None):
         for _ in range(2 * CYCLE_STEPS):
             step.run(MAIN)
     graphs = counters["stats"]["unique_graphs"] - before
@@ -401,7 +401,7 @@ def count_calls(*methods: tuple[Any, str]) -> Iterator[list[list[None]]]:
 
     with contextlib.ExitStack() as stack:
         for (owner, name), counted in zip(methods, calls, strict=True):
-            stack.enter_context(replaced(owner, name, make(counted, getattr(owner, name))))
+            stack.enter_context(replace_method(owner, name, make(counted, getattr(owner, name))))
         yield calls
 
 

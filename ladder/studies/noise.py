@@ -19,13 +19,13 @@ from typing import Annotated, Any
 
 from msgspec import Meta, structs
 
-from ladder.base import text as texts
-from ladder.base.locks import device_lock
-from ladder.base.text import difference, percent
 from ladder.core import records as r
+from ladder.core import text as texts
 from ladder.core.job import Job, RunPlan
-from ladder.core.options import Seed, option
+from ladder.core.locks import device_lock
+from ladder.core.options import Seed, declare_option
 from ladder.core.records import write_whole
+from ladder.core.text import format_difference, format_percent
 from ladder.machine import neighbours
 from ladder.results import derive, judging, loading, record, sources
 from ladder.results.file import Header, KernelProfile, Round, Status
@@ -48,14 +48,20 @@ class Options(frame.Options):
     """The options of `ladder noise`."""
 
     rung: Annotated[
-        r.Name | None, option("The rung, with all below it.", argument=True, metavar="[RUNG]")
+        r.Name | None, declare_option("The rung, with all below it.", argument=True, metavar="[RUNG]")
     ] = None
-    ladder: Annotated[str, option("The ladder whose rungs are used.", metavar="NAME|FILE")] = "article"
-    minutes: Annotated[float, Meta(gt=0, le=1440), option("Time to measure; three generations at least.")] = (
-        2.0
+    ladder: Annotated[str, declare_option("The ladder whose rungs are used.", metavar="NAME|FILE")] = (
+        "article"
     )
-    lock_clocks: Annotated[bool, option("Lock the GPU's SM clock meanwhile, if this user may.")] = False
-    seed: Annotated[Seed, option("Seed for weights, latents, and the order of images and visits.")] = 0
+    minutes: Annotated[
+        float, Meta(gt=0, le=1440), declare_option("Time to measure; three generations at least.")
+    ] = 2.0
+    lock_clocks: Annotated[bool, declare_option("Lock the GPU's SM clock meanwhile, if this user may.")] = (
+        False
+    )
+    seed: Annotated[
+        Seed, declare_option("Seed for weights, latents, and the order of images and visits.")
+    ] = 0
 
 
 class Case(frame.RungCase):
@@ -81,7 +87,7 @@ class Copy(r.Record):
     status: Status
     reason: r.Text | None = None
     settings: r.Fields | None = None
-    rounds: Annotated[list[Round], r.size(1000)] = []
+    rounds: Annotated[list[Round], r.size_between(1000)] = []
 
 
 class Observed(frame.Observation, kw_only=True):
@@ -95,7 +101,7 @@ class Observed(frame.Observation, kw_only=True):
     seconds: r.Seconds = 0.0
     gpu: RunGpu | None = None
     profile: KernelProfile | None = None
-    choices: Annotated[list[Choice], r.size(1000)] | None = None
+    choices: Annotated[list[Choice], r.size_between(1000)] | None = None
 
 
 class Sight(r.Record):
@@ -160,12 +166,12 @@ ladder noise --lock-clocks                with a locked clock, where that is per
         return f"{rung} twice on {job.name}, {job.device}: about {job.options.minutes:g} min"
 
     def observe(self, session: Session, key: str, case: Case) -> Observed:
-        from ladder.base.progress import ladder_progress
-        from ladder.base.stopping import stop_on_sigterm
+        from ladder.core.progress import ladder_progress
+        from ladder.core.stopping import stop_on_sigterm
         from ladder.machine import clocks, system
 
         job, is_locked = session.job, session.job.options.lock_clocks
-        uuid = system.probe().get("uuid") if job.device == "cuda" else None
+        uuid = system.probe_gpu().get("uuid") if job.device == "cuda" else None
         with contextlib.ExitStack() as stack:
             on_event = stack.enter_context(ladder_progress(f"{key} twice on {job.device}", job.quiet))
             if is_locked:  # another run that measures now keeps its clock
@@ -175,7 +181,7 @@ ladder noise --lock-clocks                with a locked clock, where that is per
             lock = stack.enter_context(clocks.lock_clock(uuid, is_locked))
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             run = run_twice(job, key, folder, on_event)
-        return read_run(run, Clocks(is_locked, lock.mhz, lock.reason and texts.display(lock.reason)))
+        return read_run(run, Clocks(is_locked, lock.mhz, lock.reason and texts.make_display(lock.reason)))
 
     def derive(self, file: File) -> Any:
         run, (key, each) = judging.derive_result(restore_run(file)), _observed(file)
@@ -217,7 +223,9 @@ ladder noise --lock-clocks                with a locked clock, where that is per
         run, key = judging.derive_result(restore_run(file)), _observed(file)[0]
         sights = zip(("the step's time", "GPU time"), derive_sights(run), strict=True)
         known = [
-            f"{difference(each.resolution)} in {name}" for name, each in sights if each and each.resolution
+            f"{format_difference(each.resolution)} in {name}"
+            for name, each in sights
+            if each and each.resolution
         ]
         failed = next((each.reason for each in run.rungs if each.reason), None)
         answer = f"nothing is known yet: {failed or 'fewer than three generations'}"
@@ -278,8 +286,8 @@ def plan_rung(job: Job, rung: str) -> tuple[Any, list[Any]]:
     from ladder.plan import catalog, modes, needs
 
     ladder = catalog.load_ladder(job.options.ladder)
-    able = needs.possible(system.capabilities(job.device), job.workload)
-    return ladder, modes.plan(modes.CUMULATIVE, ladder, able, [rung])
+    able = needs.join_capabilities(system.list_capabilities(job.device), job.workload)
+    return ladder, modes.plan_run(modes.CUMULATIVE, ladder, able, [rung])
 
 
 def run_twice(job: Job, rung: str, folder: Path, on_event: Callable[[Any], None]) -> Run:
@@ -440,23 +448,23 @@ def list_limits(run: Result, wall: Sight, gpu: Sight | None) -> list[Limit]:
     limits = []
     if gpu is not None and gpu.between is not None:
         by, facts = _limit_gpu(run)
-        facts = f"{by}: GPU time of processes scatters by {percent(gpu.between)}; {facts}"
+        facts = f"{by}: GPU time of processes scatters by {format_percent(gpu.between)}; {facts}"
         limits.append(Limit(GPU, by, facts))
     if wall.between is None:
         return limits
-    by, line = HOST, f"step times of processes scatter by {percent(wall.between)}"
-    line += "" if wall.inside is None else f", cycles of a process by {percent(wall.inside)}"
+    by, line = HOST, f"step times of processes scatter by {format_percent(wall.between)}"
+    line += "" if wall.inside is None else f", cycles of a process by {format_percent(wall.inside)}"
     others = neighbours.average_rounds(write_whole(each) for each in list_rounds(run))
     waits = next((each.host_bound for each in run.rungs if each.host_bound is not None), None)
     scatter = gpu.between if gpu is not None and gpu.between is not None else math.inf
     if others is not None and others > neighbours.MOST:
-        by, line = NEIGHBOURS, f"{line}; others took {percent(others)} of the CPU"
+        by, line = NEIGHBOURS, f"{line}; others took {format_percent(others)} of the CPU"
     elif limits:
-        line += f"; GPU time scatters by {percent(scatter)}"
+        line += f"; GPU time scatters by {format_percent(scatter)}"
         if wall.between <= TWICE * scatter:
             by, line = limits[0].by, f"{line}: the GPU's own scatter is most of it"
         elif waits is not None:
-            line += f"; the GPU waits in {percent(waits)} of the step"
+            line += f"; the GPU waits in {format_percent(waits)} of the step"
     return [Limit(WALL, by, f"{by}: {line}"), *limits]
 
 

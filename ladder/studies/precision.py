@@ -17,11 +17,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ladder.base import text as texts
-from ladder.base.errors import UserError
 from ladder.core import options as shared
+from ladder.core import text as texts
+from ladder.core.errors import UserError
 from ladder.core.job import Job
-from ladder.core.options import Seed, option
+from ladder.core.options import Seed, declare_option
 from ladder.core.records import (
     Amount,
     Count,
@@ -31,8 +31,8 @@ from ladder.core.records import (
     Record,
     Share,
     Text,
-    between,
-    size,
+    number_between,
+    size_between,
     write_whole,
 )
 from ladder.results import plausible, store
@@ -46,7 +46,7 @@ from ladder.studies.frame import Session, Study, StudyFile
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "fp8"]
 Base = Literal["baseline", "top"]
 Bases = Literal["baseline", "top", "both"]
-Gib = Annotated[float, between(0, 1e6)] | None
+Gib = Annotated[float, number_between(0, 1e6)] | None
 NAMES = {"fp32": "FP32", "tf32": "TF32", "bf16": "BF16", "fp16": "FP16", "fp8": "FP8 dense, BF16"}
 FLOATS: dict[str, Fields] = {
     "fp32": {"precision": "fp32", "fp32_precision": "ieee"},
@@ -72,27 +72,33 @@ BYTES = {  # of a worker's reply
 TIMED = ("parity", "generation")  # parts that a row must have for the others
 CPU_INTERVAL = 8  # updates after which a loss scale grows in a smoke test
 SETTLE = {"settle_s": 2.5, "settle_cycles": 16}  # the most that a row runs before its first timed cycle
-ONLY = option("Precisions, of fp32, tf32, bf16, fp16 and fp8. [default: all]", metavar="A,B,...")
-GENERATIONS = option("Fresh processes of each row. [default: 3; CPU: 1]", flags=["--generations", "--rounds"])
-CYCLES = option("Timed cycles of each process. [default: 2; CPU: 1]")
-BATCH_SECONDS = option("Seconds of each search for the largest batch; 0: none. [default: 75; CPU: 0]")
-STEPS = option("Steps of the FP16 training that records loss scales; 0: none. [default: 4000; CPU: 32]")
+ONLY = declare_option("Precisions, of fp32, tf32, bf16, fp16 and fp8. [default: all]", metavar="A,B,...")
+GENERATIONS = declare_option(
+    "Fresh processes of each row. [default: 3; CPU: 1]", flags=["--generations", "--rounds"]
+)
+CYCLES = declare_option("Timed cycles of each process. [default: 2; CPU: 1]")
+BATCH_SECONDS = declare_option("Seconds of each search for the largest batch; 0: none. [default: 75; CPU: 0]")
+STEPS = declare_option(
+    "Steps of the FP16 training that records loss scales; 0: none. [default: 4000; CPU: 32]"
+)
 
 
 class Options(frame.Options):
     """The options of `ladder precision`."""
 
     only: Annotated[str, ONLY] | None = None
-    on: Annotated[Bases, option("Measure the baseline in each precision, or the top of the ladder.")] = "both"
-    ladder: Annotated[str, option("The ladder whose top is measured.", metavar="NAME|FILE")] = "full"
+    on: Annotated[
+        Bases, declare_option("Measure the baseline in each precision, or the top of the ladder.")
+    ] = "both"
+    ladder: Annotated[str, declare_option("The ladder whose top is measured.", metavar="NAME|FILE")] = "full"
     generations: Annotated[int, Meta(ge=1, le=100), GENERATIONS] | None = None
     cycles: Annotated[int, Meta(ge=1, le=1000), CYCLES] | None = None
-    parity: Annotated[bool, option("Compare each row with FP64 before it is timed.")] = True
+    parity: Annotated[bool, declare_option("Compare each row with FP64 before it is timed.")] = True
     batch_seconds: Annotated[float, Meta(ge=0), BATCH_SECONDS] | None = None
-    batch_of: Annotated[Bases, option("Rows whose largest batch is searched.")] = "baseline"
-    most: Annotated[int, Meta(ge=1, le=2**15), option("Largest batch that is tried.")] = 4096
+    batch_of: Annotated[Bases, declare_option("Rows whose largest batch is searched.")] = "baseline"
+    most: Annotated[int, Meta(ge=1, le=2**15), declare_option("Largest batch that is tried.")] = 4096
     steps: Annotated[int, Meta(ge=0), STEPS] | None = None
-    seed: Annotated[Seed, option("Seed for weights, latents, and the order of images and rows.")] = 0
+    seed: Annotated[Seed, declare_option("Seed for weights, latents, and the order of images and rows.")] = 0
 
     def choose(self, name: str, device: str) -> Any:
         """Return an option, or its default on this device."""
@@ -133,7 +139,7 @@ class Round(Sizes, kw_only=True):
     """A visit of a row. Times are in ms a step."""
 
     round: Count
-    samples_ms: Annotated[list[Ms], size(1000, 1)]
+    samples_ms: Annotated[list[Ms], size_between(1000, 1)]
     others_cpu: Share | None = None
 
 
@@ -154,7 +160,7 @@ class History(Record):
     initial: Amount
     interval: Count
     images: bool
-    changes: Annotated[list[Annotated[list[Amount], size(5, 5)]], size(4000, 1)]
+    changes: Annotated[list[Annotated[list[Amount], size_between(5, 5)]], size_between(4000, 1)]
     updates: dict[str, Count]
     skipped: dict[str, Count]
 
@@ -283,7 +289,7 @@ ladder precision -w article-b32 --json > precision.json
     def announce(self, job: Job, cases: Mapping[str, Case]) -> str:
         """Return the first line of the command. Raises UserError for an option that no row reads."""
         options = job.options
-        if "fp16" not in (shared.names(options.only) or NAMES) and options.steps:
+        if "fp16" not in (shared.split_names(options.only) or NAMES) and options.steps:
             only = "--only leaves FP16 out: leave out --steps, or add fp16"
             shared.refuse_idle(f"is for FP16's recorded training, and {only}", "steps")
         if options.on == "baseline":
@@ -299,13 +305,13 @@ ladder precision -w article-b32 --json > precision.json
 
     def observe(self, session: Session, key: str, case: Case) -> Observed:
         if case.reason:
-            return Observed(status="n/a", reason=texts.display(case.reason))
+            return Observed(status="n/a", reason=texts.make_display(case.reason))
         parts = {"parity": check_parity, "generation": time_row, "loss scales": follow_scales}
         return parts.get(case.part, find_largest_batch)(session, case)
 
     def describe(self, observation: Observed) -> str:
         if observation.round:
-            return f"{texts.ms(statistics.median(observation.round.samples_ms))} ms"
+            return f"{texts.format_ms(statistics.median(observation.round.samples_ms))} ms"
         return format_parity(observation.parity) or "done"
 
     def derive(self, file: File) -> Precisions:
@@ -344,8 +350,8 @@ ladder precision -w article-b32 --json > precision.json
         facts, work, rules = file.machine, file.workload or {}, self.derive(file).protocol
         return [
             f"Precisions on {facts.gpu or facts.cpu}",
-            f"Workload {work['name']}, batch {work['batch']}; {texts.counted(rules.rounds, 'generation')} of"
-            f" {texts.counted(rules.cycles, 'cycle')}, each in fresh processes. PyTorch {facts.torch}, commit"
+            f"Workload {work['name']}, batch {work['batch']}; {texts.format_count(rules.rounds, 'generation')} of"
+            f" {texts.format_count(rules.cycles, 'cycle')}, each in fresh processes. PyTorch {facts.torch}, commit"
             f" {(file.commit or 'unknown')[:12]}{' with changes' if file.dirty else ''}.",
             f"baseline: nothing changed but the precision. top: the ladder {rules.ladder} with its precision exchanged,"
             " phases in graphs of their own. FP32 is IEEE in every matmul and convolution; PyTorch's default, TF32 in"
@@ -396,11 +402,11 @@ def plan_rows(job: Job) -> list[Case]:
     from stylegan_lite.config import ConfigError, Recipe, suggestion
 
     options: Options = job.options
-    precisions = list(NAMES) if options.only is None else shared.names(options.only) or [options.only]
+    precisions = list(NAMES) if options.only is None else shared.split_names(options.only) or [options.only]
     if unknown := [name for name in precisions if name not in NAMES]:
         raise UserError(f"no precision {unknown[0]!r}{suggestion(unknown[0], NAMES)}")
-    able = needs.possible(system.capabilities(job.device), job.workload)
-    climbed = catalog.climb(catalog.load_ladder(options.ladder), able)
+    able = needs.join_capabilities(system.list_capabilities(job.device), job.workload)
+    climbed = catalog.plan_climb(catalog.load_ladder(options.ladder), able)
     top = next((rung.recipe for rung in reversed(climbed) if rung.recipe is not None), {})
     rows = []
     for on in list_bases(options.on):
@@ -433,11 +439,11 @@ def prepare_row(session: Session, case: Case, workload: Fields | None = None, **
 
 def check_parity(session: Session, case: Case) -> Observed:
     """Compare with FP64. A row that fails is not timed, except FP8: it is outside the budget by design."""
-    from ladder.engine.pool import plain
+    from ladder.engine.pool import strip_protocol
     from ladder.report import checks
 
     with prepare_row(session, case, keep_gradients=True) as worker:
-        found = msgspec.convert(texts.fit(plain(worker.call("parity"))), JudgedParity)
+        found = msgspec.convert(texts.fit_texts(strip_protocol(worker.call("parity"))), JudgedParity)
     share, phases = checks.parity_share(found), found.phases or {}
     parity = Parity(
         verdict=found.verdict,
@@ -468,14 +474,14 @@ def time_row(session: Session, case: Case) -> Observed:
 
 def follow_scales(session: Session, case: Case) -> Observed:
     """Return both loss scales over a training from the start."""
-    from ladder.engine.pool import plain
+    from ladder.engine.pool import strip_protocol
     from stylegan_lite.config import Recipe
 
     job, data = session.job, session.job.workload["data"]
     faster = {"loss_scale_interval": CPU_INTERVAL} if job.device == "cpu" else {}
     case = msgspec.structs.replace(case, recipe=case.recipe | faster)
     with prepare_row(session, case, {"data": data}) as worker:
-        reply = plain(worker.call("scales", steps=job.options.choose("steps", job.device)))
+        reply = strip_protocol(worker.call("scales", steps=job.options.choose("steps", job.device)))
     interval = Recipe.from_dict(case.recipe).loss_scale_interval
     return Observed(history=History(interval=interval, images=data is not None, **reply))
 
@@ -492,7 +498,7 @@ def find_largest_batch(session: Session, case: Case) -> Observed:
             with prepare_row(session, case, {"batch": batch}):
                 return None
         except WorkerFailure as failure:
-            return texts.display(failure.reason)
+            return texts.make_display(failure.reason)
 
     row = next(
         row for row in derive_rows(session.file) if (row.precision, row.on) == (case.precision, case.on)
@@ -548,7 +554,7 @@ def derive_claims(rows: Iterable[Row]) -> Iterator[Claim]:
                 each.largest.batch if each.largest and each.largest.settled else None for each in (row, other)
             ]
             ours = {
-                "throughput": estimates.speedup(other.medians, row.medians),
+                "throughput": estimates.estimate_speedup(other.medians, row.medians),
                 "memory": _divide(getattr(row, MEMORY[on]), getattr(other, MEMORY[on])),
                 "batch": _divide(*batches),
             }
@@ -582,7 +588,7 @@ def list_notes(found: Precisions) -> Iterator[str]:
             f"{name}: {history.skipped[name]} of {history.updates[name]} updates skipped, scale {scale:g} at the end"
             for name, scale in zip(("G", "D"), history.changes[-1][1:3], strict=True)
         ]
-        where = f"{texts.counted(history.steps, 'step')} on {'images' if history.images else 'noise'}"
+        where = f"{texts.format_count(history.steps, 'step')} on {'images' if history.images else 'noise'}"
         yield f"FP16's loss scales over {where} from {history.initial:g}: {'; '.join(ends)}"
 
 
@@ -642,9 +648,7 @@ def _draw_figure(file: File, derived: Precisions) -> Any:
     facts, work = file.machine, file.workload or {}
     note = f" ({rules.notes[0]})" if rules.notes else ""
     title = f"{facts.gpu or facts.cpu}: FP32, TF32, BF16 and FP16, {work['name']}{note}"
-    line = (
-        f"batch {work['batch']}, {texts.counted(rules.rounds, 'generation')}; PyTorch {facts.torch}. Lower is"
-    )
+    line = f"batch {work['batch']}, {texts.format_count(rules.rounds, 'generation')}; PyTorch {facts.torch}. Lower is"
     draw_heading(figure, title, f"{line} better in time and memory. Error bars: 95% interval.")
     handles = panels[0].get_legend_handles_labels()
     figure.legend(*handles, loc="upper left", bbox_to_anchor=(0.012, 0.925), ncols=2, frameon=False)

@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from ladder.base.protocol import CYCLE_STEPS
-from ladder.base.text import ms
 from ladder.core import records as r
 from ladder.core.job import Job
-from ladder.core.options import Seed, option
+from ladder.core.options import Seed, declare_option
+from ladder.core.protocol import CYCLE_STEPS
+from ladder.core.text import format_ms
 from ladder.report import drawing
 from ladder.show.table import Column, Table
 from ladder.show.themes import LIGHT
@@ -34,9 +34,9 @@ class Options(frame.Options):
     """The options of `ladder sustain`."""
 
     rungs: frame.Rungs = []
-    ladder: Annotated[str, option("The ladder of the rungs.", metavar="NAME|FILE")] = "full"
-    seconds: Annotated[float, Meta(ge=1, le=86_400), option("Seconds for each rung.")] = 60.0
-    seed: Annotated[Seed, option("Seed for weights, latents and the order of images.")] = 0
+    ladder: Annotated[str, declare_option("The ladder of the rungs.", metavar="NAME|FILE")] = "full"
+    seconds: Annotated[float, Meta(ge=1, le=86_400), declare_option("Seconds for each rung.")] = 60.0
+    seed: Annotated[Seed, declare_option("Seed for weights, latents and the order of images.")] = 0
 
 
 class Window(r.Record):
@@ -51,7 +51,7 @@ class Window(r.Record):
     sm_mhz: r.Amount | None = None
     power_w: r.Amount | None = None
     temperature_c: r.Amount | None = None
-    reasons: Annotated[list[r.Text], r.size(20)] | None = None
+    reasons: Annotated[list[r.Text], r.size_between(20)] | None = None
     energy_j: r.Amount | None = None
     steps: r.Count | None = None
 
@@ -59,7 +59,7 @@ class Window(r.Record):
 class Observed(frame.Observation, kw_only=True):
     """The rows of one rung, the share of the CPU that other programs took, and whether parity was seen here."""
 
-    windows: Annotated[list[Window], r.size(50_000)] = []
+    windows: Annotated[list[Window], r.size_between(50_000)] = []
     others_cpu: r.Share | None = None
     inspected: bool = False
 
@@ -134,7 +134,9 @@ ladder sustain --seconds 600              ten minutes
                 cycles = min(MOST_CYCLES, max(1, round(WINDOW_S / (16 * windows[-1].step_ms / 1000))))
                 session.growing = Observed(windows=windows, inspected=is_inspected)
             share = neighbours.derive_share(before, neighbours.take_sample())
-            session.report(f"{key}: {ms(windows[0].step_ms)} ms at first, {ms(windows[-1].step_ms)} at last")
+            session.report(
+                f"{key}: {format_ms(windows[0].step_ms)} ms at first, {format_ms(windows[-1].step_ms)} at last"
+            )
             return Observed(windows=windows, inspected=is_inspected, others_cpu=share)
 
     def derive(self, file: File) -> Any:
@@ -273,7 +275,7 @@ def _draw_figure(file: File) -> Any:
                 (row.at_s, value / unit) for row in rung.windows if (value := getattr(row, key)) is not None
             ]
             axes.plot(*zip(*known, strict=True), color=color, linestyle=style, marker="o", markersize=3)
-        upper.lines[-1].set_label(f"{name}: {ms(rung.first_ms)} to {ms(rung.sustained_ms)} ms")
+        upper.lines[-1].set_label(f"{name}: {format_ms(rung.first_ms)} to {format_ms(rung.sustained_ms)} ms")
     for axes, label in ((upper, "step time, first = 1"), (lower, "MHz")):
         axes.set_ylabel(label, color=LIGHT.muted)
         drawing.clear_axes(axes)

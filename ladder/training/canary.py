@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import stylegan_lite
-from ladder.base.plain import Fields
+from ladder.core.plain import Fields
 from ladder.machine import system
 from ladder.training import mishaps, swd
 from stylegan_lite.data import ImageFolder
@@ -56,10 +56,10 @@ def train_task(setup: Setup, task: Task) -> Outcome:
     """Train a rung from a seed, in a process of its own."""
     if setup.threads is not None:  # equal to the parent process, because another number rounds differently
         torch.set_num_threads(setup.threads)
-    return train(setup, task[1], read_real(setup), task[2])
+    return train_rung(setup, task[1], read_real(setup), task[2])
 
 
-def train(setup: Setup, recipe: Fields, real: Tensor, seed: int) -> Outcome:
+def train_rung(setup: Setup, recipe: Fields, real: Tensor, seed: int) -> Outcome:
     """Train a rung from a seed. ``real`` are images [N, 3, R, R] in [-1, 1]."""
     try:
         step = stylegan_lite.make_step(setup.workload, recipe, device=setup.device, seed=seed)
@@ -112,7 +112,7 @@ def train_all(
     jobs = min(jobs or choose_jobs(setup.device), len(tasks))
     if jobs == 1:
         real = read_real(setup)
-        yield from ((task, train(setup, task[1], real, task[2])) for task in tasks)
+        yield from ((task, train_rung(setup, task[1], real, task[2])) for task in tasks)
     else:
         cpu = setup.device == "cpu"
         threads = torch.get_num_threads() if cpu else max(1, system.usable_cores() // jobs)
@@ -134,7 +134,7 @@ def run_parallel(
             while waiting and len(running) < jobs:
                 task = waiting.popleft()
                 here, there = context.Pipe()
-                process = context.Process(target=_work, args=(there, do, setup, task))
+                process = context.Process(target=_run_task, args=(there, do, setup, task))
                 process.start()
                 there.close()  # so that the pipe ends with the process
                 running[here] = process, task
@@ -164,7 +164,7 @@ def _end_process(process: multiprocessing.process.BaseProcess) -> None:
     process.join()
 
 
-def _work(connection: Connection, do: Callable[[Any, Any], Outcome], setup: Any, task: Any) -> None:
+def _run_task(connection: Connection, do: Callable[[Any, Any], Outcome], setup: Any, task: Any) -> None:
     os.setpgid(0, 0)  # Ctrl-C goes to the parent, which ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:

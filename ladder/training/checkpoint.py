@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, cast
 import torch
 from torch import Tensor
 
-from ladder.base.errors import UserError, one_line
-from ladder.base.files import replacing
-from ladder.base.plain import Fields
+from ladder.core.errors import UserError, one_line
+from ladder.core.files import replace_file
+from ladder.core.plain import Fields
 from ladder.training import losslog, mishaps
 from ladder.training.nvidia import names
 from stylegan_lite.config import ConfigError, Workload
@@ -101,10 +101,10 @@ def new_run() -> str:
     return secrets.token_hex(8)
 
 
-def write(path: Path, content: Mapping[str, Any]) -> None:
+def write_checkpoint(path: Path, content: Mapping[str, Any]) -> None:
     """Write tensors and plain data as one file, whole or not at all. Raises UserError."""
     try:
-        with replacing(path) as temporary, open(temporary, "wb") as file:
+        with replace_file(path) as temporary, open(temporary, "wb") as file:
             stream = _Stream(file)
             try:
                 torch.save(content, stream)
@@ -129,7 +129,7 @@ class _Stream:
             raise
 
 
-def load(path: Path) -> Content:
+def load_checkpoint(path: Path) -> Content:
     """Read a checkpoint on the CPU. Raises UserError: missing, damaged, or not a checkpoint of this project."""
     if not path.is_file():
         raise UserError(f"{path}: no such checkpoint file")
@@ -189,7 +189,7 @@ def refuse_other(path: Path, content: Content, workload: Fields, images: Images,
         raise UserError(f"{path}: trained on {content['device']}: go on with --device {content['device']}")
 
 
-def restore(path: Path, content: Content, step: TrainingStep) -> None:
+def restore_step(path: Path, content: Content, step: TrainingStep) -> None:
     """Load the state into a prepared step. Raises UserError if the tensors do not fit."""
     try:
         step.load_state_dict(dict(content["state"]))
@@ -211,7 +211,7 @@ def refuse_occupied(out: Path) -> None:
             )
         return
     try:
-        content = load(path)
+        content = load_checkpoint(path)
     except UserError as error:
         raise UserError(f"{out}: holds a training that cannot go on ({error}): give another --out") from None
     if content["images"] == NO_IMAGES:
@@ -232,7 +232,7 @@ def refuse_other_run(out: Path, resume: Path, content: Content) -> None:
     """
     path, step = out / CHECKPOINT, content["state"]["count"]
     if path.exists() and not path.samefile(resume):
-        here = load(path)
+        here = load_checkpoint(path)
         if here["run"] != content["run"]:
             problem = f"holds another training run than {resume}"
         elif here["state"]["count"] > step:
@@ -296,7 +296,7 @@ class Copy:
                 self.state["count"], self.state["data"] = now["count"], now["data"]
             self.seconds = seconds
         except (MemoryError, RuntimeError) as error:
-            if mishaps.explain(error) is None:
+            if mishaps.explain_mishap(error) is None:
                 raise
             self.state = None
 
@@ -363,7 +363,7 @@ def read_origin(path: Path) -> Origin:
                 raise UserError(
                     f"{path}: a pickle and no checkpoint: make one with `ladder convert {path} OUT`"
                 )
-    content = load(path)
+    content = load_checkpoint(path)
     try:
         workload = Workload.from_dict({**content["workload"], "data": None}, where=f"{path}: workload")
     except ConfigError as error:

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ladder.base.files import replacing
+from ladder.core.files import replace_file
 
 if TYPE_CHECKING:
     from stylegan_lite.step import TrainingStep
@@ -43,12 +43,12 @@ def write_samples(step: TrainingStep, path: Path, *, seed: int, truncation: floa
     columns, rows = choose_layout(step.workload.resolution)
     latents = draw_latents(columns * rows, step.workload.z_dim, seed)
     generator = torch.Generator().manual_seed(NOISE_SEED + seed)
-    images = [_draw(step, z, generator, truncation).cpu() for z in latents.split(step.workload.batch)]
+    images = [_draw_images(step, z, generator, truncation).cpu() for z in latents.split(step.workload.batch)]
     write_grid(torch.cat(images), columns, path)
 
 
 @torch.no_grad()
-def _draw(step: TrainingStep, z: Tensor, generator: torch.Generator, truncation: float) -> Tensor:
+def _draw_images(step: TrainingStep, z: Tensor, generator: torch.Generator, truncation: float) -> Tensor:
     """Return images [N, 3, R, R], float32, of latents [N, z_dim].
 
     The noise comes from the CPU, so that it is equal on every device.
@@ -76,5 +76,5 @@ def write_grid(images: Tensor, columns: int, path: Path, *, enlarge: bool = True
     )
     zoom = max(1, TILE // width) if enlarge else 1
     sheet = sheet.resize((sheet.width * zoom, sheet.height * zoom), Image.Resampling.NEAREST)
-    with replacing(path) as temporary:
+    with replace_file(path) as temporary:
         sheet.save(temporary, "PNG")

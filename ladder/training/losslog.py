@@ -16,8 +16,8 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from ladder.base.errors import UserError
-from ladder.base.files import replacing
+from ladder.core.errors import UserError
+from ladder.core.files import replace_file
 
 # Numbers of some steps: step, images, seconds, the mean loss of each phase, and what else is logged.
 Line = dict[str, float | None]
@@ -203,5 +203,5 @@ def trim_log(path: Path, step: int, unwritten: list[Unwritten]) -> None:
                 lines.append(line + "\n")
         except (ValueError, KeyError, TypeError):
             continue  # half a line of a killed run
-    with replacing(path) as temporary:
+    with replace_file(path) as temporary:
         temporary.write_text("".join(lines), encoding="utf-8")

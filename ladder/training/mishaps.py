@@ -9,7 +9,7 @@ import resource
 import shutil
 import signal
 
-from ladder.base.errors import describe, one_line, words_of
+from ladder.core.errors import format_error, one_line, words_of
 from stylegan_lite.dataworkers import FAILED
 
 MEMORY = (
@@ -22,10 +22,10 @@ SHM, ROOM = "/dev/shm", 64 * 2**20  # with this many bytes free, a batch had roo
 
 def describe_error(error: BaseException) -> str:
     """Return one line for any error: that of ``explain``, else its type and message."""
-    return explain(error) or describe(error)
+    return explain_mishap(error) or format_error(error)
 
 
-def explain(error: BaseException) -> str | None:
+def explain_mishap(error: BaseException) -> str | None:
     """Return one line about a failure of the machine, or None for any other error, such as a mistake of ours."""
     text = words_of(error)
     low, number = text.lower(), error.errno if isinstance(error, OSError) else None
@@ -34,7 +34,7 @@ def explain(error: BaseException) -> str | None:
         about = f" ({one_line(text)})" if text else ""
         remedy = "end what else uses it; a smaller batch or 16-bit precision needs less"
         return f"the memory of {'the GPU' if is_gpu else 'this machine'} is full{about}: {remedy}"
-    if "capture" in low and error.__context__ is not None and (first := explain(error.__context__)):
+    if "capture" in low and error.__context__ is not None and (first := explain_mishap(error.__context__)):
         return first  # the end of a capture fails after what broke it, and hides that error
     if match := re.search(r"DataLoader worker \(pid\(?s?\)? ?[\d, ]+\) (.*)", text):
         return _explain_worker(match[1])

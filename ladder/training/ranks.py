@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ladder.base.errors import UserError, describe
-from ladder.base.plain import Fields
+from ladder.core.errors import UserError, format_error
+from ladder.core.plain import Fields
 from ladder.machine import system
 from ladder.training import mishaps
 
@@ -97,7 +97,7 @@ def join_ranks(device: str) -> Iterator[Ranks | None]:
 
     here = os.environ.get("LOCAL_WORLD_SIZE", "")
     # Every rank of a host takes the locks of all: with its own alone, ranks and a run could wait for each other.
-    with system.untimed(device, int(here) if here.isdigit() else place.size):
+    with system.hold_untimed(device, int(here) if here.isdigit() else place.size):
         if device == "cuda":
             if place.local >= torch.cuda.device_count():
                 raise UserError(
@@ -109,13 +109,13 @@ def join_ranks(device: str) -> Iterator[Ranks | None]:
             dist.init_process_group("nccl" if device == "cuda" else "gloo")
         except (ValueError, dist.DistError) as error:
             where = ":".join(os.environ[name] for name in MEETING)
-            raise UserError(f"the ranks cannot meet at {where}: {describe(error)}") from error
+            raise UserError(f"the ranks cannot meet at {where}: {format_error(error)}") from error
         waiting = dist.new_group(backend="gloo") if device == "cuda" else dist.group.WORLD
         try:
             yield Ranks(place.rank, place.size, place.local, waiting)
             dist.barrier(waiting)
         except RuntimeError as error:  # what the rank that writes has not told already
-            if (why := mishaps.explain(error)) is None:
+            if (why := mishaps.explain_mishap(error)) is None:
                 raise
             raise UserError(f"rank {place.rank}: {why}") from error
         dist.destroy_process_group()

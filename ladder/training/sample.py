@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.training import checkpoint, grid
 from ladder.training.nvidia import names
 from stylegan_lite.config import Recipe

@@ -25,10 +25,10 @@ def build_pyramid(images: Tensor) -> list[Tensor]:
     """
     levels = []
     while images.shape[-1] > LEAST:
-        small = _blur(images)[:, :, ::2, ::2]
+        small = _blur_images(images)[:, :, ::2, ::2]
         spread = torch.zeros_like(images)
         spread[:, :, ::2, ::2] = small
-        levels.append(images - 4 * _blur(spread))
+        levels.append(images - 4 * _blur_images(spread))
         images = small
     return [*levels, images]
 
@@ -75,7 +75,7 @@ def _compare_patches(a: Tensor, b: Tensor, generator: torch.Generator) -> float:
     return total / REPEATS
 
 
-def _blur(x: Tensor) -> Tensor:
+def _blur_images(x: Tensor) -> Tensor:
     """Apply the pyramid's 5x5 binomial filter [1, 4, 6, 4, 1], mirrored at the border."""
     taps = torch.tensor([1.0, 4.0, 6.0, 4.0, 1.0]) / 16
     kernel = torch.outer(taps, taps).to(x).expand(x.shape[1], 1, 5, 5)

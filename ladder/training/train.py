@@ -18,11 +18,11 @@ from typing import TypedDict
 import torch
 
 import stylegan_lite
-from ladder.base import locks
-from ladder.base.errors import UserError, words_of
-from ladder.base.events import Event, OnEvent
-from ladder.base.plain import Fields
-from ladder.base.stopping import stop_between
+from ladder.core import locks
+from ladder.core.errors import UserError, words_of
+from ladder.core.events import Event, OnEvent
+from ladder.core.plain import Fields
+from ladder.core.stopping import stop_between
 from ladder.images.prepare import ImageSet
 from ladder.training import checkpoint, grid, losslog, mishaps
 from ladder.training.checkpoint import CHECKPOINT, LOG, Content, Origin
@@ -81,7 +81,7 @@ class Summary(TypedDict):
     files: Files
 
 
-def train(
+def train_model(
     workload: Fields,
     recipe: Fields,
     images: ImageSet,
@@ -135,7 +135,7 @@ def train(
         except (UserError, ConfigError, Diverged):
             raise
         except Exception as error:  # errors before the first step; `_Run.train` handles later ones
-            if (cause := mishaps.explain(error)) is None:
+            if (cause := mishaps.explain_mishap(error)) is None:
                 raise
             raise UserError(f"{out}: training cannot begin: {cause}") from error
         finally:
@@ -143,7 +143,9 @@ def train(
                 step.close()
 
 
-def follow(workload: Fields, recipe: Fields, images: ImageSet, settings: Settings, ranks: Ranks) -> None:
+def follow_training(
+    workload: Fields, recipe: Fields, images: ImageSet, settings: Settings, ranks: Ranks
+) -> None:
     """Train as a rank that writes nothing, step by step with the one that calls `train`.
 
     Raises:
@@ -154,7 +156,7 @@ def follow(workload: Fields, recipe: Fields, images: ImageSet, settings: Setting
     try:
         step.prepare()
         if content is not None:
-            checkpoint.restore(settings.resume, content, step)
+            checkpoint.restore_step(settings.resume, content, step)
         with stop_between() as stopped:
             any_stopped = ranks.share_stop(stopped)
             # Like `_Run.train`: ask before each step whether to stop, and not after the last.
@@ -169,10 +171,10 @@ def follow(workload: Fields, recipe: Fields, images: ImageSet, settings: Setting
 def load_content(workload: Fields, images: ImageSet, settings: Settings) -> Content:
     """Return the checkpoint to resume from. Raises UserError if it is of another training, or has all its steps."""
     resume = settings.resume
-    content = checkpoint.load(resume)
+    content = checkpoint.load_checkpoint(resume)
     checkpoint.refuse_converted(resume, content)
     full = stylegan_lite.Workload.from_dict({**workload, "data": None}).to_dict()
-    checkpoint.refuse_other(resume, content, full, _identify(images), settings.device)
+    checkpoint.refuse_other(resume, content, full, _identify_images(images), settings.device)
     if content["state"]["count"] >= settings.steps:
         raise UserError(f"{resume}: is at step {content['state']['count']} already: give --steps above that")
     return content
@@ -186,7 +188,7 @@ def _make_step(
     return stylegan_lite.make_step(workload, recipe, device=settings.device, seed=seed)
 
 
-def _identify(images: ImageSet) -> checkpoint.Images:
+def _identify_images(images: ImageSet) -> checkpoint.Images:
     return {"source": images.source, "count": images.count}
 
 
@@ -228,7 +230,7 @@ class _Run:
     def _restore(self, content: Content) -> None:
         """Go on from a checkpoint."""
         path = self.settings.resume
-        checkpoint.restore(path, content, self.step)
+        checkpoint.restore_step(path, content, self.step)
         self.seed, self.before, self.kept = content["seed"], content["seconds"], content.get("kept")
         if not checkpoint.is_fork(self.settings.out, path):
             self.name = content["run"]
@@ -305,7 +307,9 @@ class _Run:
 
         Returns one line on cause and state, or None if the cause is unknown.
         """
-        cause = words_of(error) if isinstance(error, UserError | ConfigError) else mishaps.explain(error)
+        cause = (
+            words_of(error) if isinstance(error, UserError | ConfigError) else mishaps.explain_mishap(error)
+        )
         number = self.step.count
         traceback.clear_frames(error.__traceback__)  # saving needs the memory that the failed step held
         gc.collect()
@@ -360,13 +364,13 @@ class _Run:
             raise Diverged(problem)
         seconds = self._count_seconds() if state is None else self.copy.seconds
         content = checkpoint.make_content(
-            self.step, seed=self.seed, seconds=seconds, images=_identify(self.images), run=self.name, state=state
+            self.step, seed=self.seed, seconds=seconds, images=_identify_images(self.images), run=self.name, state=state
         )  # fmt: skip
         content["log"] = unwritten
         if self.kept:
             content["kept"] = self.kept
         try:
-            checkpoint.write(self.path, content)
+            checkpoint.write_checkpoint(self.path, content)
         except UserError:
             self.is_disk_full = True
             raise

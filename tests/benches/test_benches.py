@@ -64,9 +64,9 @@ def test_a_series_measures_what_the_ladder_climbs(among, pair, monkeypatch):
     _, workload = catalog.load_workload(name)
     assert Workload.from_dict(frozen.workload).to_dict() == workload | {"data": None}
     able = _capabilities(frozen.device)
-    able = able if among is series.SERIES else needs.possible(able, workload)
+    able = able if among is series.SERIES else needs.join_capabilities(able, workload)
     ladder = catalog.load_ladder("compile_default" if rung == "compile" else "full")
-    planned = {p.name: p for p in catalog.climb(ladder, able)}
+    planned = {p.name: p for p in catalog.plan_climb(ladder, able)}
     assert planned[rung].recipe is not None, (
         f"the ladder skips it on {frozen.device}: {planned[rung].skipped}"
     )
@@ -78,7 +78,7 @@ def test_every_rung_of_the_ladder_has_its_series():
     ladder = [step.name for step in catalog.load_ladder("full").rungs]
     on_cpu = [
         p.name
-        for p in catalog.climb(catalog.load_ladder("full"), _capabilities("cpu"))
+        for p in catalog.plan_climb(catalog.load_ladder("full"), _capabilities("cpu"))
         if p.recipe is not None
     ]
     current = [pair for pair in PAIRS if pair not in series.RETIRED]
@@ -95,7 +95,7 @@ def test_a_series_needs_what_its_rungs_need():
 
 
 def _capabilities(device: str) -> dict[str, str | None]:
-    return system.capabilities("cpu") if device == "cpu" else dict.fromkeys(system.CAPABILITIES)
+    return system.list_capabilities("cpu") if device == "cpu" else dict.fromkeys(system.CAPABILITIES)
 
 
 # --- what a process of asv does -----------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def test_discovery_imports_neither_torch_nor_triton_nor_pytest(tmp_path):
 @pytest.fixture
 def handover(tmp_path, monkeypatch):
     """The folder that the plugin gives to benchmark processes, on a machine without a GPU."""
-    here = {"device": "cpu", "capabilities": system.capabilities("cpu")}
+    here = {"device": "cpu", "capabilities": system.list_capabilities("cpu")}
     (tmp_path / "machine.json").write_text(json.dumps(here))
     monkeypatch.setenv(_measure.HANDOVER, str(tmp_path))
     return tmp_path
@@ -184,7 +184,7 @@ def told(handover, monkeypatch):
 
     _without_images(monkeypatch)
     monkeypatch.setattr(once, "measure_once", measure_once)
-    monkeypatch.setattr(once, "pool", lambda device, code: Workers(told))
+    monkeypatch.setattr(once, "open_pool", lambda device, code: Workers(told))
     after = [("tiny", "baseline"), ("tiny", "cuda_graphs"), ("tiny", "bf16"), ("tiny", "set_to_none")]
     monkeypatch.setenv(_measure.NEXT, json.dumps(after))
     return told
@@ -307,7 +307,7 @@ def test_without_a_figure_that_counts_gpu_time_is_not_applicable_and_the_wall_ti
 def test_on_a_cpu_it_is_not_applicable_and_no_process_is_started(tmp_path, monkeypatch):
     handover = tmp_path
     (handover / "machine.json").write_text(
-        json.dumps({"device": "cpu", "capabilities": system.capabilities("cpu")})
+        json.dumps({"device": "cpu", "capabilities": system.list_capabilities("cpu")})
     )
     monkeypatch.setattr(_measure, "_record", lambda *_: pytest.fail("measured"))
     index = len(series.RUNGS) * series.WORKLOADS.index("tiny")

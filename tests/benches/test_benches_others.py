@@ -33,9 +33,11 @@ def test_parameter_values_are_only_ever_appended():
 def test_every_other_workload_has_its_baseline_and_the_ladders_top():
     ladder = catalog.load_ladder("full")
     known = set(series.WORKLOADS) | {"article-sn"}  # of another ladder, `more`
-    assert set(workloads.WORKLOADS) == set(catalog.workloads()) - known
+    assert set(workloads.WORKLOADS) == set(catalog.list_workloads()) - known
     for name in workloads.WORKLOADS:
-        climbed = catalog.climb(ladder, needs.possible(EVERYTHING, catalog.load_workload(name)[1]))
+        climbed = catalog.plan_climb(
+            ladder, needs.join_capabilities(EVERYTHING, catalog.load_workload(name)[1])
+        )
         top = [rung.name for rung in climbed if not rung.skipped][-1]  # of adain-256 a rung less
         assert {(name, "baseline"), (name, top)} <= set(workloads.SERIES)
     assert ("article", ladder.rungs[-1].name) in preparing.SERIES
@@ -88,7 +90,7 @@ def here(tmp_path, monkeypatch):
 
 
 def test_what_a_machine_cannot_do_is_not_applicable(here):
-    cpu = {"device": "cpu", "capabilities": system.capabilities("cpu")}
+    cpu = {"device": "cpu", "capabilities": system.list_capabilities("cpu")}
     (here / "handover" / "machine.json").write_text(json.dumps(cpu))
     for benchmark, *params in (
         (workloads.Workload, "large", "baseline"),
@@ -117,7 +119,7 @@ def test_all_phases_come_from_one_process_and_are_captured_apart(here, monkeypat
         seconds = {phase: [float(index)] for index, phase in enumerate(phases.PHASES)}
         return {"samples_s": seconds, "recipe": recipe | {"more": 1}, "choices": [row]}
 
-    monkeypatch.setattr(parts, "phases", fake)
+    monkeypatch.setattr(parts, "time_phases", fake)
     for rung in ("fused_act", "cached_uint8"):
         for index, phase in enumerate(phases.PHASES):
             benchmark = phases.Phase()

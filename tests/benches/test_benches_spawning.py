@@ -53,7 +53,7 @@ def handover(tmp_path, monkeypatch):
     """asv with the plugin, put back afterwards, on a machine without a GPU."""
     monkeypatch.setattr(asv.runner, "Spawner", asv.runner.Spawner)
     monkeypatch.setattr(_environment, "handover", lambda environment: tmp_path)
-    here = {"device": "cpu", "capabilities": system.capabilities("cpu")}
+    here = {"device": "cpu", "capabilities": system.list_capabilities("cpu")}
     (tmp_path / "machine.json").write_text(json.dumps(here))
     monkeypatch.setattr(_spawning, "selection", {})
     _spawning.setup()

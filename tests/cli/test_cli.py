@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from ladder.base import text
+from ladder.core import text
 from ladder.engine import run as measure
 from ladder.machine import system
 from ladder.publish.validation import validate
@@ -53,7 +53,7 @@ def test_show_teaches_and_tells_the_change():
 
 def test_a_chart_folder_that_cannot_be_written_is_refused_too(tmp_path, fakes):
     """Charts lie beside the result: the machine's folder takes both, or the run is refused."""
-    folder = tmp_path / text.slug(system.facts("cpu")["name"])
+    folder = tmp_path / text.make_slug(system.describe_machine("cpu")["name"])
     folder.write_text("")
     line = refused("run", "--workload", "tiny", "--rounds", 1, "--quick", "--out", tmp_path)
     assert f"{folder.name}: cannot be written" in line
@@ -142,7 +142,7 @@ def test_train_gets_the_recipe_of_the_rung_and_a_divergence_is_status_1(tmp_path
         files = {"samples": "s.png", "checkpoint": "c.pt"}
         return {"step": settings.steps, "images": 192, "seconds": 1.5, "files": files}
 
-    monkeypatch.setattr(train, "train", training)
+    monkeypatch.setattr(train, "train_model", training)
     common = ("train", "--workload", "tiny", "--steps", 48, "--out", tmp_path / "t")
     assert json.loads(succeed(*common, "--recipe", "channels_last", "--json").stdout)["step"] == 48
     assert calls[0]["channels_last"] is True and "precision" not in calls[0]
@@ -159,7 +159,7 @@ def test_the_canary_trains_every_rung_and_ends_with_1_where_one_is_worse(tmp_pat
         worse = recipe.get("precision") == "bf16" and not recipe.get("set_to_none")
         return canary.Outcome({"32": (200.0 if worse else 50.0) + seed}, 16)
 
-    monkeypatch.setattr(canary, "train", training)
+    monkeypatch.setattr(canary, "train_rung", training)
     monkeypatch.setattr(canary, "read_real", lambda *_: None)
     common = ("train", "--canary", "--steps", 2, "--device", "cpu", "--out", tmp_path)
     seen = call(*common)

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from ladder.base import bounds
-from ladder.base.errors import UserError
 from ladder.cli import doctor
+from ladder.core import bounds
+from ladder.core.errors import UserError
 from ladder.core.records import read_record
 from ladder.machine import system
 from ladder.plan import catalog, needs
@@ -19,10 +19,10 @@ GPU = {"name": "nvidia-h200", "gpu": "NVIDIA H200", "gpu_memory_gb": 139.8, "dri
 
 @pytest.fixture
 def gpu(monkeypatch):
-    facts = {**system.facts("cpu"), **GPU}
+    facts = {**system.describe_machine("cpu"), **GPU}
     monkeypatch.setattr(system, "choose_device", lambda requested: "cuda")
-    monkeypatch.setattr(system, "facts", lambda device: facts)
-    monkeypatch.setattr(system, "capabilities", lambda device: dict.fromkeys(needs.NEEDS))
+    monkeypatch.setattr(system, "describe_machine", lambda device: facts)
+    monkeypatch.setattr(system, "list_capabilities", lambda device: dict.fromkeys(needs.NEEDS))
 
 
 def examine(device=None):
@@ -90,8 +90,8 @@ def test_a_missing_package_comes_with_the_command_that_helps(monkeypatch):
 
 
 def test_an_old_torch_is_a_warning_and_no_refusal(monkeypatch):
-    real = bounds.installed
-    monkeypatch.setattr(bounds, "installed", lambda name: "2.8.0" if name == "torch" else real(name))
+    real = bounds.find_version
+    monkeypatch.setattr(bounds, "find_version", lambda name: "2.8.0" if name == "torch" else real(name))
     found = examine("cpu")
     assert check(found, "packages").status == "warning" and found.blocked is None
     assert [each.detail for each in found.checks if "2.8.0" in each.detail] == [
@@ -101,7 +101,7 @@ def test_an_old_torch_is_a_warning_and_no_refusal(monkeypatch):
 
 def test_triton_without_a_compiler_says_which_package(gpu, monkeypatch):
     reasons = {"triton": "RuntimeError: Failed to find C compiler"}
-    monkeypatch.setattr(system, "capabilities", lambda device: {**dict.fromkeys(needs.NEEDS), **reasons})
+    monkeypatch.setattr(system, "list_capabilities", lambda device: {**dict.fromkeys(needs.NEEDS), **reasons})
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     found = examine()
     assert "C compiler" in check(found, "triton").detail and "gcc" in check(found, "triton").remedy
@@ -117,7 +117,7 @@ def test_a_containers_small_shared_memory_is_a_warning(gpu, monkeypatch):
 @pytest.mark.parametrize(("device", "command"), [("cpu", "ladder run --quick"), ("cuda", "ladder run")])
 def test_it_ends_with_the_next_command_and_how_long_it_takes(device, command, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(doctor, "ROOT", tmp_path)
-    facts = {**system.facts("cpu"), **GPU} if device == "cuda" else system.facts("cpu")
+    facts = {**system.describe_machine("cpu"), **GPU} if device == "cuda" else system.describe_machine("cpu")
     found = doctor.choose_next(device, read_record(Machine, facts), 4)
     assert found.command == command and 2 <= found.minutes <= 10
     doctor.print_findings(msgspec.structs.replace(examine("cpu"), next=found))

@@ -10,10 +10,9 @@ from pathlib import Path
 import click
 import pytest
 
-from ladder.base import locks, text, yamlfile
-from ladder.base.errors import UserError
 from ladder.cli import climb, doctor
-from ladder.core import options
+from ladder.core import locks, options, text, yamlfile
+from ladder.core.errors import UserError
 from ladder.images import prepare as images
 from ladder.machine import system
 from ladder.plan import catalog
@@ -106,7 +105,7 @@ def test_list_names_everything_and_show_knows_it() -> None:
     assert set(listed) == {"rungs", "ladders", "workloads"}
     lines = [line.split() for line in call("list").output.splitlines()]
     names = [line[0] for line in lines if line]
-    for name in (*catalog.rungs(), *catalog.ladders(), *catalog.workloads()):
+    for name in (*catalog.list_rungs(), *catalog.list_ladders(), *catalog.list_workloads()):
         assert names.count(name) >= 1 and call("show", name).exit_code == 0, name
     assert names.index("baseline") < names.index("cuda_graphs") < names.index("fused_act")
 
@@ -153,9 +152,9 @@ def test_a_number_in_yaml_is_plain_digits() -> None:
     for odd in ("1_0", "010", "0x10", "0b11", "1:30", "1_0.5", "1:30.5"):
         path.write_text(f"name: mine\nbatch: {odd}\n")
         with pytest.raises(UserError, match=r"mine\.yaml: line 2, column 8: .*plain digits"):
-            yamlfile.read(path)
+            yamlfile.read_yaml(path)
     path.write_text("a: 10\nb: -3\nc: 0\nd: 2e-3\ne: +1.5\nf: '1_0'\ng: .5\n")
-    assert [*yamlfile.read(path).values()] == [10, -3, 0, 2e-3, 1.5, "1_0", 0.5]
+    assert [*yamlfile.read_yaml(path).values()] == [10, -3, 0, 2e-3, 1.5, "1_0", 0.5]
 
 
 # --- wrong calls ------------------------------------------------------------------------------------------------------
@@ -226,7 +225,7 @@ def _split(part: str) -> list[str]:
 
 @pytest.mark.parametrize("asked", [*MEASURING, "train", "train --canary"])
 def test_a_folder_that_another_run_holds_is_the_only_line(asked: str, tmp_path: Path) -> None:
-    name, out = text.slug(system.facts("cpu")["name"]), tmp_path / "out"
+    name, out = text.make_slug(system.describe_machine("cpu")["name"]), tmp_path / "out"
     folder = out / name if asked == "run" else out
     with locks.folder_lock(folder, "" if folder != out or asked == "train" else name):
         line = refused(*asked.split(), "--device", "cpu", "--out", out)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ladder.base.paths import ROOT
+from ladder.core.paths import ROOT
 from ladder.engine import asides
 from ladder.engine.pool import Pool, WorkerFailure
 
@@ -72,7 +72,7 @@ def test_an_environment_inside_of_the_checkout_is_elsewhere(monkeypatch: pytest.
     def of(**modules: Path) -> str | None:
         for name, file in modules.items():
             monkeypatch.setitem(sys.modules, name.replace("__", "."), SimpleNamespace(__file__=str(file)))
-        return asides.foreign(ROOT)
+        return asides.find_foreign(ROOT)
 
     for name in [name for name in sys.modules if name.partition(".")[0] in asides.MEASURED]:
         monkeypatch.delitem(sys.modules, name)

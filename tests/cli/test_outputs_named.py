@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ladder.base import git
-from ladder.base.errors import UserError
 from ladder.cli.main import main
+from ladder.core import git
+from ladder.core.errors import UserError
 from ladder.machine import environment
 from ladder.report import tables
 from ladder.results import store as results
@@ -61,7 +61,7 @@ def test_a_tilde_that_the_shell_leaves_is_the_home_folder(result, tmp_path, monk
 
 
 def test_a_run_that_belongs_to_no_commit_says_so(monkeypatch, capsys):
-    monkeypatch.setattr(git, "problem", lambda root: "git was not found")
+    monkeypatch.setattr(git, "find_problem", lambda root: "git was not found")
     environment.print_conditions()
     assert "without a commit: git was not found" in capsys.readouterr().err
     environment.print_conditions(quiet=True)

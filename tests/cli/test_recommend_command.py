@@ -33,7 +33,7 @@ def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "results"
     monkeypatch.setattr(command, "RESULTS", folder)
     monkeypatch.setattr(measure, "run_ladder", measured)
-    monkeypatch.setattr(system, "probe", measured)
+    monkeypatch.setattr(system, "probe_gpu", measured)
     this_machine(monkeypatch, "nvidia-h200")
     return folder
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from ladder.base.errors import UserError
 from ladder.cli import climb
+from ladder.core.errors import UserError
 from ladder.core.job import Job, RunPlan
 from ladder.engine import inspection
 from ladder.engine import run as measure
@@ -45,7 +45,7 @@ def test_a_recipe_stands_beside_the_baseline_and_another_of_the_same_file_is_ano
     assert base.recipe == catalog.load_rung("baseline").change and base.name == "baseline"
     assert mine.name == "recipe" and mine.title == "the recipe best" and mine.variant is None
     assert mine.recipe is not None and mine.recipe.items() >= RECIPE.items()
-    assert "channels_last" in catalog.contained(mine.recipe)  # whose receipts are asked for
+    assert "channels_last" in catalog.list_contained(mine.recipe)  # whose receipts are asked for
     Path(recipe).write_text(yaml.safe_dump(RECIPE | {"set_to_none": False}))
     assert plan(recipe)[1].digest != ladder.digest
 
@@ -158,10 +158,10 @@ def ran(tmp_path_factory: pytest.TempPathFactory, kept_servers: None) -> dict[st
         patch.setattr(inspection, "CACHE", tmp_path_factory.mktemp("cache"))
         article, results = catalog.load_ladder("article"), {}
         for mode, only in (("mistakes", ["item_each_step", "n_critic_2"]), ("levers", ["separable"])):
-            planned = modes.plan(mode, article, NO_GPU, only, LITTLE | {"channel_max": 8})
+            planned = modes.plan_run(mode, article, NO_GPU, only, LITTLE | {"channel_max": 8})
             ladder = modes.ladder_of(mode, article)
             options = RunPlan(ladder=ladder, planned=planned, rounds=1, cycles=1, mode=mode)
-            work, facts = LITTLE | {"data": None}, system.facts("cpu")
+            work, facts = LITTLE | {"data": None}, system.describe_machine("cpu")
             job = Job("cpu", "little", work, None, facts, options, tmp_path_factory.mktemp(mode))
             results[mode] = untyped(measure.run_ladder(job))
         return results

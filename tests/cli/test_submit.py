@@ -15,10 +15,10 @@ import pytest
 from click.testing import Result
 
 from benches import series
-from ladder.base import starting
-from ladder.base.errors import UserError
 from ladder.cli import climb
 from ladder.cli import submission as work
+from ladder.core import starting
+from ladder.core.errors import UserError
 from ladder.machine import system
 from ladder.plan import catalog
 from ladder.publish.history import machines
@@ -175,7 +175,7 @@ def test_on_a_gpu_two_fifths_of_the_time_are_paired_rounds_and_nothing_is_quick(
     submission: Submission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(system, "choose_device", lambda requested=None: "cuda")
-    monkeypatch.setattr(system, "facts", lambda device: submission.facts)
+    monkeypatch.setattr(system, "describe_machine", lambda device: submission.facts)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # set for other tests
     requests = fake_ladder(monkeypatch, submission, complete=False)
     work.measure_ladder(work.prepare(None, print, submission.root))
@@ -262,8 +262,8 @@ def test_the_rungs_are_those_of_asv_that_this_machine_can_do_and_none_is_retired
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or the command would say for ever that something is left."""
-    here = dict.fromkeys(system.CAPABILITIES) if device == "cuda" else system.capabilities("cpu")
-    monkeypatch.setattr(system, "capabilities", lambda device: here)
+    here = dict.fromkeys(system.CAPABILITIES) if device == "cuda" else system.list_capabilities("cpu")
+    monkeypatch.setattr(system, "list_capabilities", lambda device: here)
     own = Submission(work.ROOT, "0" * 40, device, {}, 18.0, print)
     rungs = work.list_rungs(own)
     known = {pair for pair in series.SERIES if pair[0] == own.workload}
@@ -401,6 +401,6 @@ def test_a_pytorch_that_is_there_stays_and_without_one_the_lock_file_chooses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(starting.ROOT)
-    assert starting.install("python3") == "python3 -m pip install -e ."
+    assert starting.install_command("python3") == "python3 -m pip install -e ."
     monkeypatch.setattr(starting.importlib.util, "find_spec", lambda name: None)
-    assert starting.install("python3") == "python3 -m pip install -r requirements.lock"
+    assert starting.install_command("python3") == "python3 -m pip install -r requirements.lock"

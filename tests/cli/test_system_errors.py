@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ladder.base import errors, files
-from ladder.base.errors import EnvironmentFailure, UserError
+from ladder.core import errors, files
+from ladder.core.errors import EnvironmentFailure, UserError
 from ladder.engine import pool, timed_rung, worker
 from ladder.engine import run as measure
 from tests.support.fake_runs import run, stored
@@ -48,7 +48,7 @@ RUNG = type("Rung", (), {"memory": lambda self: {}})
 def test_what_the_system_lacks_is_told_from_what_a_rung_does_wrong(error: Exception) -> None:
     line = errors.of_environment(error)
     assert line.startswith(LACKS[error]) and "/" not in line.split(": ")[0] and "someone" not in line
-    reply = worker.failure(error, "parity", RUNG())
+    reply = worker.make_failure(error, "parity", RUNG())
     assert (reply["ok"], reply["status"]) == (False, pool.ENVIRONMENT) and LACKS[error] in reply["reason"]
 
 
@@ -64,7 +64,7 @@ def test_what_the_system_lacks_is_told_from_what_a_rung_does_wrong(error: Except
 )
 def test_what_a_rung_does_wrong_stays_the_rungs(error, status):
     assert errors.of_environment(error) is None
-    assert worker.failure(error, "build", RUNG())["status"] == status
+    assert worker.make_failure(error, "build", RUNG())["status"] == status
 
 
 def fails_once_full(monkeypatch: pytest.MonkeyPatch, do: str, calls: int, what: Exception) -> None:
@@ -141,12 +141,12 @@ def read_only(tmp_path, monkeypatch):
 def test_caches_of_a_read_only_checkout_are_the_users(read_only, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(read_only / "home"))
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
-    assert files.cache("parity") == read_only / "home" / "stylegan-ladder" / "parity"
+    assert files.cache_folder("parity") == read_only / "home" / "stylegan-ladder" / "parity"
     assert files.cache_variables()["TORCH_EXTENSIONS_DIR"].startswith(str(read_only / "home"))
 
 
 def test_a_checkout_that_can_be_written_keeps_its_caches(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "ROOT", tmp_path)
     files._own_cache.cache_clear()
-    assert files.cache("images") == tmp_path / ".cache" / "images"
+    assert files.cache_folder("images") == tmp_path / ".cache" / "images"
     files._own_cache.cache_clear()

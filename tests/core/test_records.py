@@ -7,8 +7,8 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 import pytest
 
-from ladder.base.errors import UserError
-from ladder.core.records import Ms, Name, Record, Text, read_record, size, write_record, write_whole
+from ladder.core.errors import UserError
+from ladder.core.records import Ms, Name, Record, Text, read_record, size_between, write_record, write_whole
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ class Inner(Record, kw_only=True):
 
 
 class Outer(Record, Generic[T]):
-    cells: Annotated[dict[Name, list[T]], size(2)]
+    cells: Annotated[dict[Name, list[T]], size_between(2)]
     count: int = 3
 
 

@@ -9,7 +9,7 @@ import pytest
 from ladder.core.records import read_record, write_whole
 from ladder.engine import pool
 from ladder.engine import run as measure
-from ladder.engine.gpu_time import beyond
+from ladder.engine.gpu_time import find_excess
 from ladder.engine.pool import Worker, WorkerFailure
 from ladder.plan import modes
 from ladder.results.file import KernelProfile
@@ -167,7 +167,7 @@ def test_a_process_that_was_profiled_refuses_to_be_timed() -> None:
 def test_a_captured_step_cannot_work_longer_than_it_takes(
     cycles: Any, samples: list[float], captured: bool, why: str | None
 ) -> None:
-    assert beyond(cycles, samples, captured) == why
+    assert find_excess(cycles, samples, captured) == why
 
 
 def test_a_step_that_computes_something_else_after_timing_loses_its_times(

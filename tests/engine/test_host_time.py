@@ -2,7 +2,7 @@
 
 import pytest
 
-from ladder.base.protocol import CYCLE_STEPS
+from ladder.core.protocol import CYCLE_STEPS
 from ladder.engine import host_time
 
 MS = 1_000_000

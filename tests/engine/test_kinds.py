@@ -34,7 +34,9 @@ def test_each_kind_of_step_is_found_once_with_its_number() -> None:
 def test_a_cycle_counts_each_kind_as_often_as_it_comes() -> None:
     whole = [kernel(0, 30), kernel(20, 40, stream=9), ("cudaLaunchKernel", False, 0, 0, 99 * MS)]
     main, path = [kernel(50, 60), kernel(60, 61, "Memcpy HtoD")], [kernel(70, 90)]
-    first, second = kinds.composed([whole, main, path] * 2, [0.3, 0.1, 0.2] * 2, [1, 12, 3])["cycles"] or []
+    first, second = (
+        kinds.compose_cycles([whole, main, path] * 2, [0.3, 0.1, 0.2] * 2, [1, 12, 3])["cycles"] or []
+    )
     assert first == second
     assert first["gpu_ms"] == pytest.approx((40 + 12 * 11 + 3 * 20) / 16)
     assert first["wall_ms"] == pytest.approx((300 + 12 * 100 + 3 * 200) / 16)
@@ -50,7 +52,7 @@ def test_a_cycle_counts_each_kind_as_often_as_it_comes() -> None:
     ],
 )
 def test_events_without_a_gpu_time_are_void(broken: list[Any], words: str) -> None:
-    found = kinds.composed([[kernel(0, 1)], broken], [0.1, 0.1], [16])
+    found = kinds.compose_cycles([[kernel(0, 1)], broken], [0.1, 0.1], [16])
     assert found["cycles"] is None and words in (found["gpu_void"] or "")
 
 
@@ -81,8 +83,8 @@ def test_a_worker_profiles_each_kind_twice(broken: str | None, monkeypatch: pyte
         cycle()
         return [("conv", True, 7, at, at + MS) for at in waited]
 
-    monkeypatch.setattr(traces, "profiled", profiled)
-    monkeypatch.setattr(traces, "events", iter)
+    monkeypatch.setattr(traces, "profile_cycle", profiled)
+    monkeypatch.setattr(traces, "list_events", iter)
     monkeypatch.setattr(Rung, "synchronize", lambda self: (time.sleep(0.002), waited.append(time.time_ns())))
     rung = Rung(None, Nobody())
     rung.device, rung.step = "cuda", Recorded(broken)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ladder.base.paths import ROOT
+from ladder.core.paths import ROOT
 from ladder.engine.outcomes import Program
 from ladder.engine.pool import Pool
 from ladder.engine.rounds import Interleaved
@@ -70,7 +70,9 @@ def test_waits_of_known_length_come_back(tmp_path: Path) -> None:
 def test_a_planted_slowdown_of_a_captured_step_is_found_with_its_sign(tmp_path: Path) -> None:
     """Three copies of the article's top rung, two of them twins, and one whose GPU waits in each step."""
     write_slower_checkout(tmp_path / "code", PLANTED_MS / 1000)
-    top = catalog.climb(catalog.load_ladder("article"), system.capabilities("cuda"))[-1].recipe or {}
+    top = (
+        catalog.plan_climb(catalog.load_ladder("article"), system.list_capabilities("cuda"))[-1].recipe or {}
+    )
     recipe = {**top, "workers": 0, "persistent_workers": False, "prefetch_factor": None}
     _, workload = catalog.load_workload("article")
     code = {"a": None, "b": None, "c": None, "slower": tmp_path / "code"}
@@ -81,7 +83,7 @@ def test_a_planted_slowdown_of_a_captured_step_is_found_with_its_sign(tmp_path: 
             for visit in rounds.round(generation, programs):
                 assert visit.round, visit.reason
                 logs[visit.program.name][generation] = math.log(estimates.median(visit.round.samples_ms))
-    quantity = answers.quantity(logs, dict.fromkeys(logs, "captured"), [("a", "b")], is_gpu=False)
+    quantity = answers.make_quantity(logs, dict.fromkeys(logs, "captured"), [("a", "b")], is_gpu=False)
     slower, same = quantity.answers([("c", "slower"), ("a", "c")])
     assert slower.verdict == answers.SLOWER and same.verdict not in (answers.SLOWER, answers.FASTER)
     step_ms = math.exp(estimates.median(list(logs["c"].values())))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ladder.base import locks
+from ladder.core import locks
 from ladder.engine import run as measure
 from ladder.engine.pool import WorkerFailure
 from ladder.results import judging

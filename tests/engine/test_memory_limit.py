@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from ladder.base.errors import UserError
 from ladder.cli import climb
+from ladder.core.errors import UserError
 from ladder.engine import asides, inspection, lanes
 from ladder.engine.channel import Nobody
 from ladder.engine.pool import Worker
 from ladder.engine.timed_rung import Rung
-from ladder.engine.worker import failure
+from ladder.engine.worker import make_failure
 from ladder.machine import system
 from ladder.publish import gallery
 from ladder.results import publishable, ranking
@@ -77,7 +77,7 @@ def test_the_allocator_gets_the_share_of_the_gpu_before_anything_is_built(
     asides.limit_memory(fake, 20 * GIB)
     asides.limit_memory(fake, 90 * GIB)
     assert shares == [0.25, 1.0]
-    assert lanes.allocatable(None) is None and lanes.allocatable(24) == 23 * GIB
+    assert lanes.allocatable_bytes(None) is None and lanes.allocatable_bytes(24) == 23 * GIB
 
     def made(*_: object, **__: object) -> None:
         assert len(shares) == 3
@@ -136,7 +136,7 @@ def test_a_limited_result_is_compared_merged_and_shown_with_no_other(tmp_path: P
 def test_a_card_that_cannot_be_simulated_here_is_refused_in_one_line(
     device: str, asked_for: float | None, said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(system, "facts", lambda device: {"gpu_memory_gb": 79.6})
+    monkeypatch.setattr(system, "describe_machine", lambda device: {"gpu_memory_gb": 79.6})
     if said is None:
         climb.refuse_memory(asked_for, device)
     else:
@@ -163,4 +163,4 @@ def test_more_than_the_card_holds_is_out_of_memory_and_less_is_not() -> None:
             torch.empty(GIB, dtype=torch.uint8, device="cuda")
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert failure(caught.value, "prepare", Rung(None, Nobody()))["status"] == "oom"
+    assert make_failure(caught.value, "prepare", Rung(None, Nobody()))["status"] == "oom"

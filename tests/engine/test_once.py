@@ -55,7 +55,7 @@ def test_timing_once_runs_no_cycle_that_asv_has_no_number_of(tmp_path):
 def test_rows_share_a_pool_that_imports_once_and_each_has_a_worker_that_ends(monkeypatch):
     taken, real = [], Pool.take
     monkeypatch.setattr(Pool, "take", lambda pool: taken.append(real(pool)) or taken[-1])
-    with once.pool("cpu", FAKE) as workers:
+    with once.open_pool("cpu", FAKE) as workers:
         for _ in range(2):
             found = once.measure_once(WORKLOAD, {"name": "a"}, "cpu", 1, code=FAKE, workers=workers)
             assert len(found["samples_s"]) == 1

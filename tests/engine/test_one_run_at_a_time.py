@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import pytest
 from click.testing import CliRunner
 
-from ladder.base import locks, text
-from ladder.base.errors import UserError
 from ladder.cli import main as cli
+from ladder.core import locks, text
+from ladder.core.errors import UserError
 from ladder.engine import parts
 from ladder.images import for_workload
 from ladder.machine import environment, system
@@ -27,7 +27,7 @@ from ladder.training import sample, train
 @contextmanager
 def held(folder):
     """Hold the folder as another run on this machine does."""
-    with locks.folder_lock(folder, text.slug(system.facts("cpu")["name"])):
+    with locks.folder_lock(folder, text.make_slug(system.describe_machine("cpu")["name"])):
         yield
 
 
@@ -118,8 +118,8 @@ def done(*_, **__):
 
 def test_what_is_timed_without_a_command_holds_the_gpu(gpu, tmp_path, monkeypatch):
     for use, module, name in (
-        (lambda: parts.phases({}, {}, "cpu"), parts.Rung, "do_import"),
-        (lambda: parts.loading({}, {}, "cpu"), parts, "_feed"),
+        (lambda: parts.time_phases({}, {}, "cpu"), parts.Rung, "do_import"),
+        (lambda: parts.time_loading({}, {}, "cpu"), parts, "_feed"),
     ):
         seen = gpu(module, name)
         with pytest.raises(Exception, match="enough"):
@@ -127,10 +127,10 @@ def test_what_is_timed_without_a_command_holds_the_gpu(gpu, tmp_path, monkeypatc
         assert seen == ["alone"]
         monkeypatch.setattr(parts.Rung, "do_import", done)
     monkeypatch.setattr(system, "choose_device", lambda _: "cuda")
-    monkeypatch.setattr(environment, "refuse", done)
-    facts = system.facts("cpu")
-    monkeypatch.setattr(system, "facts", lambda device: facts)
-    monkeypatch.setattr(system, "capabilities", lambda device: {})
+    monkeypatch.setattr(environment, "refuse_variables", done)
+    facts = system.describe_machine("cpu")
+    monkeypatch.setattr(system, "describe_machine", lambda device: facts)
+    monkeypatch.setattr(system, "list_capabilities", lambda device: {})
     monkeypatch.setattr(roofline, "OUT", tmp_path)
     seen = gpu(roofline_measure, "observe_step")
     with pytest.raises(UserError, match="enough"):

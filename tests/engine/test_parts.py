@@ -49,7 +49,7 @@ def slow_phases(monkeypatch, clock):
 
 def test_each_phase_is_timed_alone_in_windows_after_a_run_that_is_not(monkeypatch, clock):
     ran = slow_phases(monkeypatch, clock)
-    found = parts.phases(SMALL, {"set_to_none": True}, "cpu", samples=2, window=3)
+    found = parts.time_phases(SMALL, {"set_to_none": True}, "cpu", samples=2, window=3)
     assert found["samples_s"] == {phase: [seconds] * 2 for phase, seconds in SECONDS.items()}
     assert ran == 2 * [phase for phase in parts.PHASES for _ in range(1 + 3)]  # they take turns
     assert found["recipe"]["set_to_none"] is True and found["choices"] is not None
@@ -60,7 +60,7 @@ def test_a_phase_that_computes_nan_has_no_time(monkeypatch, clock):
     slow_phases(monkeypatch, clock)
     monkeypatch.setattr(step.TrainingStep, "check_finite", lambda self: "loss of G_pl is NaN")
     with pytest.raises(WorkerFailure, match="loss of G_pl") as failure:
-        parts.phases(SMALL, {}, "cpu", samples=1, window=1)
+        parts.time_phases(SMALL, {}, "cpu", samples=1, window=1)
     assert failure.value.status == "invalid"
 
 
@@ -76,10 +76,10 @@ def test_a_commit_without_phases_or_contract_is_not_applicable(monkeypatch):
 
     monkeypatch.setattr(stylegan_lite, "make_step", lambda *_, **__: Step())
     with pytest.raises(WorkerFailure, match="a phase alone") as failure:
-        parts.phases(SMALL, {}, "cpu")
+        parts.time_phases(SMALL, {}, "cpu")
     assert failure.value.status == "n/a"
     monkeypatch.setattr(stylegan_lite, "CONTRACT", 2)
-    for measure in (parts.phases, parts.loading):
+    for measure in (parts.time_phases, parts.time_loading):
         with pytest.raises(WorkerFailure, match="CONTRACT") as failure:
             measure(SMALL, {}, "cpu")
         assert failure.value.status == "n/a"
@@ -95,6 +95,6 @@ def test_loading_is_seconds_for_an_image_over_whole_epochs(monkeypatch, clock, f
         return decode(self, index)
 
     monkeypatch.setattr(data.ImageFolder, "decode", slowly)
-    found = parts.loading(SMALL | {"data": folder}, recipe, "cpu", epochs=3)
+    found = parts.time_loading(SMALL | {"data": folder}, recipe, "cpu", epochs=3)
     assert found["samples_s"] == [0.5, 0.5, 0.5]
     assert found["recipe"]["uint8_input"] == bool(recipe)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ladder.base.locks import device_lock
+from ladder.core.locks import device_lock
 from ladder.engine import pool
 from ladder.engine.pool import Pool, Worker, WorkerFailure
 
@@ -106,7 +106,7 @@ def group_alive(group: int) -> bool:
 def test_a_device_is_held_by_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(pool.tempfile, "tempdir", None)
-    program = "from ladder.base.locks import device_lock\nwith device_lock('gpu'): print('held', flush=True); input()"
+    program = "from ladder.core.locks import device_lock\nwith device_lock('gpu'): print('held', flush=True); input()"
     other = subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ladder.base.protocol import CYCLE_STEPS
+from ladder.core.protocol import CYCLE_STEPS
 from ladder.core.records import read_record
 from ladder.engine import profiling
 from ladder.engine.gpu_time import rest_s
@@ -23,7 +23,7 @@ def event(name: str, begin: float, end: float, stream: int = 7, on_device: bool 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that digests cycles, each given by its events; a cycle's wall time is 2 ms a step."""
-    monkeypatch.setattr(traces, "events", lambda seen: seen)
+    monkeypatch.setattr(traces, "list_events", lambda seen: seen)
     monkeypatch.setattr(traces, "sees_kernels", lambda: True)
 
     def digested(*cycles: list[Any]) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Any:
             for each in cycle
         ]
         walls = [0.002 * CYCLE_STEPS] * len(cycles)
-        return profiling.digest(profiling.Recorded(walls, ends, moved))
+        return profiling.digest_cycles(profiling.Recorded(walls, ends, moved))
 
     return digested
 
@@ -57,11 +57,13 @@ def test_gpu_time_is_the_union_of_kernels_and_copies_over_all_streams(recorded: 
 def test_cycles_that_launch_other_kernels_have_no_gpu_time_that_counts(recorded: Any) -> None:
     found = recorded(CYCLE, [*CYCLE, event("gemm", 4, 5)])
     assert found["gpu_void"] == "profiled cycles launched 2 and 3 kernels"
-    assert profiling.differing([]) is profiling.differing([9.0, 9.0]) is None
+    assert profiling.find_difference([]) is profiling.find_difference([9.0, 9.0]) is None
     assert (
-        profiling.differing([4146.5, 4146.3125], 0.001) is None
+        profiling.find_difference([4146.5, 4146.3125], 0.001) is None
     )  # NVIDIA's loop mixes styles at a random layer
-    assert "and 4100 kernels" in str(profiling.differing([256.5, 256.25], 0.0009)), "more than that voids"
+    assert "and 4100 kernels" in str(profiling.find_difference([256.5, 256.25], 0.0009)), (
+        "more than that voids"
+    )
 
 
 def test_a_step_consists_of_families_and_of_kernels(recorded: Any) -> None:
@@ -83,12 +85,12 @@ def test_the_gpu_is_free_as_soon_as_the_profiled_cycles_have_run(monkeypatch: py
         for each in (lambda: did.append("begins"), cycles, ran, lambda: did.append("reads")):
             each()
 
-    monkeypatch.setattr(traces, "profiled", profiled)
+    monkeypatch.setattr(traces, "profile_cycle", profiled)
     step = SimpleNamespace(cycle=lambda: did.append("cycle"))
     channel = SimpleNamespace(send=lambda message: did.append(message["progress"]))
     waits = {"align": lambda: did.append("all ranks"), "synchronize": lambda: did.append("ends")}
     rung = SimpleNamespace(step=step, channel=channel, **waits)
-    found = profiling.record(rung)
+    found = profiling.record_cycles(rung)
     assert did == ["begins", *["all ranks", "cycle", "ends"] * 2, "ran", "reads"]
     assert len(found.wall_s) == 2 and found.ended_ns == sorted(set(found.ended_ns))
 
@@ -96,10 +98,10 @@ def test_the_gpu_is_free_as_soon_as_the_profiled_cycles_have_run(monkeypatch: py
 def test_the_gpu_rests_before_each_profiled_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
     did: list[Any] = []
     monkeypatch.setattr(profiling.time, "sleep", did.append)
-    monkeypatch.setattr(traces, "profiled", lambda cycles, ran: cycles())
+    monkeypatch.setattr(traces, "profile_cycle", lambda cycles, ran: cycles())
     nothing = {name: lambda *_: None for name in ("align", "synchronize")}
     step = SimpleNamespace(cycle=lambda: did.append("cycle"))
-    profiling.record(SimpleNamespace(step=step, **nothing), rest_s=0.25)
+    profiling.record_cycles(SimpleNamespace(step=step, **nothing), rest_s=0.25)
     assert did == [0.25, "cycle", profiling.APART_S] * 2
 
 

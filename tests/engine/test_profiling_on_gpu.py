@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from ladder.base.protocol import CYCLE_STEPS
+from ladder.core.protocol import CYCLE_STEPS
 from ladder.engine import profiling
 from ladder.engine.timed_rung import Rung
 from ladder.receipts import kernel_families
-from ladder.receipts.traces import union
+from ladder.receipts.traces import measure_union
 from tests.support.spinning import allowed_us
 
 KEPT = 8  # cycles
@@ -56,7 +56,7 @@ class Waits:
             spans += [
                 (state[0] - 1000 * us, state[2]) for us, state in zip(self.waits_us, waits, strict=True)
             ]
-        return union(spans) / 1000 / CYCLE_STEPS
+        return measure_union(spans) / 1000 / CYCLE_STEPS
 
 
 def rung_of(step: Waits) -> Rung:
@@ -73,7 +73,7 @@ def gpu_us(rung: Rung) -> float:
     The waits' category has it, too, within 2% or 10 microseconds. No pattern knows the name of a wait.
     """
     begun = rung.step.count
-    found = profiling.digest(profiling.record(rung))
+    found = profiling.digest_cycles(profiling.record_cycles(rung))
     assert found["gpu_void"] is None
     for number, cycle in enumerate(found["cycles"]):
         truth = rung.step.clock_us(begun + number)

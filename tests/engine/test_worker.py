@@ -9,7 +9,7 @@ from ladder.engine import asides
 from ladder.engine.asides import is_settled
 from ladder.engine.channel import Nobody
 from ladder.engine.timed_rung import Invalid, NoContract, Rung
-from ladder.engine.worker import failure
+from ladder.engine.worker import make_failure
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def ended_in(first: Exception, words: str) -> Exception:
     ],
 )
 def test_each_failure_has_its_status(error: Exception, status: str) -> None:
-    reply = failure(error, "prepare", Rung(None, None))
+    reply = make_failure(error, "prepare", Rung(None, None))
     assert reply["status"] == status and not reply["ok"] and reply["reason"]
     assert asides.peak_rss() >= reply["peak_rss_bytes"] > 2**20
 
@@ -176,6 +176,6 @@ def test_the_profiler_sees_what_a_spin_kernel_takes() -> None:
     for _ in range(4):  # the spin is counted in clock cycles: an idle GPU's clock has to rise first
         rung.timed_cycle()
     wall, event = rung.timed_cycle()
-    seen = traces.traced(rung.step.cycle)
+    seen = traces.trace_cycle(rung.step.cycle)
     assert seen["kernels"] == 1 and seen["busy_ms"] == pytest.approx(1000 * wall, rel=0.05)
     assert event == pytest.approx(wall, rel=0.05)

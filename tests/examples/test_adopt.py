@@ -212,7 +212,7 @@ def test_what_the_page_says_of_fused_ops_alone_is_so() -> None:
 
 def test_every_section_has_code_and_the_articles_rungs_are_named() -> None:
     named = [name for each in recommend.read_sections() for name in each.rungs]
-    assert len(named) == len(set(named)) and set(named) <= set(catalog.rungs())
+    assert len(named) == len(set(named)) and set(named) <= set(catalog.list_rungs())
     assert all(each.blocks for each in recommend.read_sections())
     rungs = {rung.name for rung in catalog.load_ladder("article").rungs} - {"baseline"}
     assert rungs <= set(named)

@@ -15,10 +15,10 @@ import torch
 import yaml
 from PIL import Image
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.images import prepare
 from ladder.machine import system
-from ladder.training.train import Settings, train
+from ladder.training.train import Settings, train_model
 from stylegan_lite import Recipe, Workload, imagecache
 from stylegan_lite.networks import Generator
 from stylegan_lite.step import TrainingStep
@@ -165,7 +165,7 @@ def test_ladder_train_and_the_example_read_each_others_checkpoints(
     assert go(example, photos, tmp_path / "out", 2) == 0
     images, out = prepare.prepare_images(str(photos), LEAST["resolution"]), tmp_path / "out"
     workload = Workload.from_dict(LEAST).to_dict()
-    train(workload, {}, images, Settings(out, "cpu", 3, resume=out / "checkpoint.pt"))
+    train_model(workload, {}, images, Settings(out, "cpu", 3, resume=out / "checkpoint.pt"))
     assert state(out)["count"] == 3
     assert go(example, photos, out, 4) == 0 and state(out)["count"] == 4
 

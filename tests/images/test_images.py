@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.images import prepare as images
 from ladder.images import user as userimages
 from ladder.images.prepare import prepare_images

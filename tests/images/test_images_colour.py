@@ -28,7 +28,7 @@ STORED = (200, 100, 50)
 def grey_profile(exponent: float) -> bytes:
     """A profile of one grey channel with a gamma curve."""
     curve = b"curv\0\0\0\0" + struct.pack(">IHxx", 1, round(exponent * 256))
-    return assembled(b"GRAY", b"mntr", b"XYZ ", {"wtpt": colour._xyz(colour.D50), "kTRC": curve})
+    return assembled(b"GRAY", b"mntr", b"XYZ ", {"wtpt": colour._read_xyz(colour.D50), "kTRC": curve})
 
 
 def cmyk_profile() -> bytes:
@@ -44,7 +44,7 @@ def cmyk_profile() -> bytes:
         + struct.pack(">9i", *(65536 * each for each in (1, 0, 0, 0, 1, 0, 0, 0, 1)))
     )
     lut = head + bytes(range(256)) * 4 + bytes(table) + bytes(range(256)) * 3
-    return assembled(b"CMYK", b"prtr", b"Lab ", {"wtpt": colour._xyz(colour.D50), "A2B0": lut})
+    return assembled(b"CMYK", b"prtr", b"Lab ", {"wtpt": colour._read_xyz(colour.D50), "A2B0": lut})
 
 
 def assembled(space: bytes, kind: bytes, connection: bytes, tags: dict[str, bytes]) -> bytes:
@@ -55,7 +55,7 @@ def assembled(space: bytes, kind: bytes, connection: bytes, tags: dict[str, byte
         table += name.encode() + struct.pack(">II", at + len(body), len(content))
         body += content
     head = struct.pack(">I4xI4s4s4s12x4s28x", at + len(body), 0x02400000, kind, space, connection, b"acsp")
-    return (head + colour._xyz(colour.D50)[8:]).ljust(128, b"\0") + table + body
+    return (head + colour._read_xyz(colour.D50)[8:]).ljust(128, b"\0") + table + body
 
 
 def meant(profile: bytes, stored=STORED) -> tuple[int, ...]:
@@ -113,7 +113,7 @@ def test_inks_are_converted_by_their_profile():
 
 
 def test_srgb_is_left_alone_and_costs_nothing(monkeypatch):
-    assert colour._transform(SRGB) == ("RGB", None)
+    assert colour._make_transform(SRGB) == ("RGB", None)
     monkeypatch.setattr(ImageCms, "applyTransform", lambda *a: pytest.fail("converted"))
     for content in (encode(plain(STORED)), encode(plain(STORED), icc_profile=SRGB)):
         assert close(middle(content), STORED, 0)
@@ -183,7 +183,7 @@ def test_a_sample_photograph_in_adobe_rgb_is_converted():
     data = Path(importlib.util.find_spec("skimage").submodule_search_locations[0]) / "data"
     with Image.open(data / "rocket.jpg") as image:
         stored, profile = np.asarray(image).astype(int), image.info["icc_profile"]
-        assert colour._transform(profile)[1] is not None
+        assert colour._make_transform(profile)[1] is not None
     loaded = images.load_photographs()
     assert np.abs(np.asarray(loaded["rocket.jpg"]) - stored).mean() > 2
     with Image.open(data / "chelsea.png") as image:

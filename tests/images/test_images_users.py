@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.images import user as userimages
 from ladder.images.prepare import ImageSet, prepare_images
 from tests.support import pictures

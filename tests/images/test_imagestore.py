@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.images import prepare as images
 from ladder.images.prepare import prepare_images
 from tests.support import pictures

@@ -6,7 +6,7 @@ from torch import Tensor
 
 import kernels
 from kernels.weights.demodulate_group import bytes_moved, refresh_energies
-from ladder.receipts.watch import launches
+from ladder.receipts.watch import count_launches
 from tests.kernels.opcases import DEVICE
 
 SHAPES = ((5, 13), (1, 3), (9, 1), (4, 17))  # O and I of each layer: nothing divides anything
@@ -30,7 +30,7 @@ def compute(*t: Tensor, count=COUNT) -> list[Tensor]:
 def differentiate(inputs, by) -> tuple[tuple[Tensor, ...], dict[str, dict]]:
     """Return gradients, to be differentiated, and what computing them launched."""
     ds = compute(*inputs)
-    with launches() as seen:
+    with count_launches() as seen:
         return torch.autograd.grad([d.sum() for d in ds], by, create_graph=True), seen
 
 
@@ -54,7 +54,7 @@ def test_memory_formats_are_kept_and_may_be_mixed():
 
 def test_all_layers_are_a_handful_of_launches():
     inputs = layers()
-    with launches() as seen:
+    with count_launches() as seen:
         torch.autograd.grad([d.sum() for d in compute(*inputs)], inputs)
     assert {k: v["calls"] for k, v in seen.items()} == {
         "weight_energies_kernel": 1,
@@ -71,7 +71,7 @@ def test_only_what_is_asked_for_is_computed():
     first, seen = differentiate(inputs, styles)
     assert "weight_energies_grad_kernel" not in seen
     assert "denergy" not in seen["demodulate_group_grad_kernel"]["tensors"]
-    with launches() as seen:
+    with count_launches() as seen:
         torch.autograd.grad([g.square().sum() for g in first], inputs)
     # Gradients of the weights add up in their energies: one pass over the weights for first and second derivatives.
     assert seen["weight_energies_grad_kernel"]["calls"] == seen["demodulate_group_rows_kernel"]["calls"] == 1

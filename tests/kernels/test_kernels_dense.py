@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import kernels
-from ladder.receipts.watch import launches
+from ladder.receipts.watch import count_launches
 from tests.kernels.opcases import DEVICE, LEAKY, values_and_grads
 from tests.support.kernel_checks import assert_untouched, poison_memory
 
@@ -62,7 +62,7 @@ def test_a_layer_agrees_with_plain_pytorch(shape, options, bias):
 def test_inputs_split_among_programs_add_up(monkeypatch):
     """As where a layer has thousands of inputs: a second launch adds the parts and goes on from there."""
     monkeypatch.setattr(plans, "DEEP", 64)
-    with launches() as seen:
+    with count_launches() as seen:
         agree(layer(3, 1100, 5), **LEAKY)
     assert seen["dense_finish_kernel"]["calls"] > 0
     agree(layer(3, 257, 5, bias=False), **LINEAR)
@@ -79,7 +79,7 @@ def test_many_samples_of_a_deep_layer_are_a_library_s_products(n, ours, options,
     assert_untouched(around)
     y = kernels.dense(*inputs, **options)
     for by, count in ((inputs, ours), (inputs[1:], int(n < 16))):
-        with launches() as seen:
+        with count_launches() as seen:
             torch.autograd.grad(y.sum(), by, retain_graph=True)
         assert seen.get("dense_grad_kernel", {"calls": 0})["calls"] == count
 
@@ -105,15 +105,15 @@ def test_an_output_that_nobody_differentiates_and_a_group_without_bias():
 def test_launches_are_few():
     """All layers forward are one launch, all their gradients one, and each derivative of path length's one."""
     x, *rest = group()
-    with launches() as seen:
+    with count_launches() as seen:
         ys = grouped(kernels.dense_group)(x, *rest)
         torch.autograd.grad(ys, [x, *rest], [torch.ones_like(y) for y in ys], retain_graph=True)
     assert {name: each["calls"] for name, each in seen.items()} == {"dense_kernel": 1, "dense_grad_kernel": 1}
     gs = [torch.ones_like(y).requires_grad_() for y in ys]
-    with launches() as seen:
+    with count_launches() as seen:
         (dx,) = torch.autograd.grad(ys, x, gs, create_graph=True)
     assert {name: each["calls"] for name, each in seen.items()} == {"dense_grad_kernel": 1}
-    with launches() as seen:
+    with count_launches() as seen:
         torch.autograd.grad(dx.square().sum(), [*gs, *rest[: len(WIDTHS)]])
     assert {name: each["calls"] for name, each in seen.items()} == {"dense_kernel": 1, "dense_grad_kernel": 1}
 

@@ -10,7 +10,7 @@ from kernels.choices import Choice
 from kernels.common import tiles
 from kernels.common.tiles import tl
 from ladder.machine import system
-from ladder.receipts.watch import launches
+from ladder.receipts.watch import count_launches
 from ladder.studies.kernelbench import cases as kernelcases
 from tests.kernels.opcases import DEVICE, flatten
 
@@ -81,7 +81,7 @@ def derive(case, inputs, gs, along):
 )
 def test_the_last_sample_is_treated_as_it_is_alone(samples, channels, pixels, op, layout):
     """Forward, backward and double backward; on a GPU it lies past 2^31 elements. Nothing comes from the others."""
-    if any(system.capabilities(DEVICE)[need] for need in kernelcases.OPS[op].needs):
+    if any(system.list_capabilities(DEVICE)[need] for need in kernelcases.OPS[op].needs):
         pytest.skip(f"needs {', '.join(kernelcases.OPS[op].needs)}")
     if pixels > 100:
         gc.collect()
@@ -148,7 +148,7 @@ def test_path_length_pays_for_no_weight_gradient():
     """It differentiates by the styles alone; that the weight could be differentiated, too, must cost nothing."""
     weight, style = leaves((4, 3, 3, 3), (2, 3))
     for by, is_launched in (([style], False), ([weight, style], True)):
-        with launches() as seen:
+        with count_launches() as seen:
             torch.autograd.grad(kernels.demodulate(weight, style).sum(), by, create_graph=not is_launched)
         assert "demodulate_dstyle_kernel" in seen
         assert ("demodulate_dweight_kernel" in seen) == is_launched
@@ -161,7 +161,7 @@ def test_sums_end_in_one_launch_and_only_where_asked_for(monkeypatch):
     noise, counted = torch.randn(2, 1, 4, 3, device=DEVICE), []
     for wanted in ((x,), (x, bias, strength, scale)):
         y = kernels.bias_act(x, bias, noise=noise, strength=strength, scale=scale)
-        with launches() as seen:
+        with count_launches() as seen:
             torch.autograd.grad(y, wanted, torch.ones_like(y))
         counted.append(seen.get("sum_partials_kernel", {}).get("calls", 0))
     tiles.tiling.cache_clear()

@@ -13,7 +13,7 @@ from kernels.linear import rgb_kernels
 from kernels.linear.rgb_weights import styled, styled_group
 from kernels.pointwise import logistic_loss as losses
 from kernels.pointwise.logistic_loss import logistic_loss, logistic_loss_reference
-from ladder.receipts.watch import launches
+from ladder.receipts.watch import count_launches
 from stylegan_lite import networks
 from tests.kernels import opcases
 from tests.kernels.opcases import BINOMIAL, CASES, DEVICE, FORMATS, agree, functions, make_inputs
@@ -185,7 +185,7 @@ def test_the_fork_in_bfloat16_rounds_the_sum_once(layout):
 
 def test_the_input_is_not_copied_and_the_kernel_is_launched_once_each_way():
     x = numbers(1, 2, 4, 4, layout="nhwc")
-    with launches() as seen:
+    with count_launches() as seen:
         same, low = fork(x)
         torch.autograd.grad((same.sum() + low.sum()), x)
     assert same.data_ptr() == x.data_ptr()
@@ -251,7 +251,7 @@ def test_every_configuration_agrees_with_the_reference(entry, monkeypatch, fresh
 def test_a_backward_pass_is_one_launch_and_its_sums(op):
     """Only path length's second derivative runs the separate ops."""
     inputs = make_inputs(op, (2, 3, 4, 5), "nhwc")
-    with launches() as seen:
+    with count_launches() as seen:
         torch.autograd.grad(functions(op)[0](*inputs).sum(), [t for t in inputs if t.requires_grad])
     counts = {name: each["calls"] for name, each in seen.items() if "sum" not in name}
     assert counts == {f"{op}_kernel": 1, f"{op}_grad_kernel": 1}

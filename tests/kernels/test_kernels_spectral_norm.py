@@ -14,7 +14,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.utils import parametrizations
 
 import kernels
-from ladder.receipts.watch import launches
+from ladder.receipts.watch import count_launches
 from tests.kernels import opcases
 from tests.kernels.opcases import DEVICE
 from tests.support.kernel_checks import poison_memory
@@ -175,10 +175,10 @@ def test_each_is_two_launches_for_all_layers():
         (lambda: kernels.power_iteration(weights, us, vs), ["spectral_columns_kernel", "spectral_rows_kernel"]),
         (lambda: kernels.spectral_norm(weights, us, vs), ["spectral_rows_kernel", "spectral_scale_kernel"]),
     ):  # fmt: skip
-        with launches() as seen:
+        with count_launches() as seen:
             ys = run()
         assert sorted(seen) == names and {each["calls"] for each in seen.values()} == {1}
-    with launches() as seen:
+    with count_launches() as seen:
         torch.autograd.grad(ys, weights, [torch.ones_like(y) for y in ys])
     assert sorted(seen) == ["spectral_grad_kernel", "spectral_products_kernel"]
 

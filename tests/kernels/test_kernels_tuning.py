@@ -24,7 +24,7 @@ from kernels.tuning import filters, planes, sums, timing
 from kernels.upfirdn import filtered_act_launch as fused
 from kernels.upfirdn.upfirdn2d import Config
 from ladder.publish.validation import validate
-from ladder.receipts.watch import launches
+from ladder.receipts.watch import count_launches
 from tests.kernels import opcases
 from tests.support import committed, programs, sweeps
 
@@ -341,7 +341,7 @@ def test_every_call_of_a_filter_launches_its_kernel(name, monkeypatch):
             function = getattr(torch, f)
             monkeypatch.setattr(torch, f, lambda *a, function=function, device=None, **k: function(*a, **k))
     call, moved = filters.make_call(name, (1, 2, 4, 4), torch.float32, True)
-    with launches() as seen:
+    with count_launches() as seen:
         call()
     assert f"{name.split()[0]}_kernel" in seen and moved > 0
 
@@ -354,7 +354,7 @@ def test_every_call_of_planes_launches_the_kernel_of_its_direction(direction, no
     key, x = planes.Key(direction, "float32", noise), torch.randn(1, 2, 4, 4)
     call, moved = planes.make_call(key.op, direction, x)
     walked.clear()
-    with walking.forced(WALKS[0]), launches() as seen:
+    with walking.forced(WALKS[0]), count_launches() as seen:
         call()
     name = "instance_norm_act_planes_grad_kernel" if key.tensors == 2 else "instance_norm_act_planes_kernel"
     assert [name] == [each for each in seen if "planes" in each] and len(walked) == 1

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ladder.base.errors import UserError
 from ladder.cli import main as cli
+from ladder.core.errors import UserError
 from ladder.core.records import Text, locate_problem
 from ladder.machine import environment
 from ladder.results import file as file_records
@@ -29,7 +29,7 @@ judging = Reading(judging)
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_a_variable_that_falsifies_is_refused_in_one_line_that_says_what_to_do(name, device):
     with pytest.raises(UserError) as refusal:
-        environment.refuse(device, {name: "1"})
+        environment.refuse_variables(device, {name: "1"})
     line = str(refusal.value)
     assert line.endswith(f"unset {name}") and "\n" not in line
 
@@ -39,23 +39,23 @@ def test_a_variable_that_falsifies_is_refused_in_one_line_that_says_what_to_do(n
 )
 @pytest.mark.parametrize("off", ["0", ""])
 def test_a_switch_that_is_off_falsifies_nothing(name, off):
-    environment.refuse("cuda", {name: off})
+    environment.refuse_variables("cuda", {name: off})
 
 
 def test_pytorch_takes_its_allocator_away_whatever_the_variable_holds():
     with pytest.raises(UserError, match="unset PYTORCH_NO_CUDA_MEMORY_CACHING"):
-        environment.refuse("cuda", {"PYTORCH_NO_CUDA_MEMORY_CACHING": "0"})
+        environment.refuse_variables("cuda", {"PYTORCH_NO_CUDA_MEMORY_CACHING": "0"})
 
 
 def test_tritons_interpreter_is_for_cpus_alone():
-    environment.refuse("cpu", {"TRITON_INTERPRET": "1"})
+    environment.refuse_variables("cpu", {"TRITON_INTERPRET": "1"})
     with pytest.raises(UserError, match="unset TRITON_INTERPRET"):
-        environment.refuse("cuda", {"TRITON_INTERPRET": "1"})
+        environment.refuse_variables("cuda", {"TRITON_INTERPRET": "1"})
 
 
 def test_several_are_named_at_once():
     with pytest.raises(UserError, match=r"unset CUDA_LAUNCH_BLOCKING NVIDIA_TF32_OVERRIDE$"):
-        environment.refuse("cuda", {"NVIDIA_TF32_OVERRIDE": "0", "CUDA_LAUNCH_BLOCKING": "1"})
+        environment.refuse_variables("cuda", {"NVIDIA_TF32_OVERRIDE": "0", "CUDA_LAUNCH_BLOCKING": "1"})
 
 
 CHANGING = {

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ladder.base import bounds
-from ladder.base.errors import UserError
+from ladder.core import bounds
+from ladder.core.errors import UserError
 from ladder.machine import system
 
 H200 = {
@@ -24,7 +24,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Any:
     def fake(names: list[str], torch: dict[str, Any], driver_cuda: str | None = "13.0") -> None:
         seen = [{"name": name, "driver": "580.65.06", "driver_cuda": driver_cuda} for name in names]
         monkeypatch.setattr(system, "gpus_seen", lambda: seen)
-        monkeypatch.setattr(system, "probe", lambda: torch)
+        monkeypatch.setattr(system, "probe_gpu", lambda: torch)
         monkeypatch.setattr(system, "_driver_library", lambda: bool(names))
 
     return fake
@@ -35,26 +35,26 @@ def test_a_machine_without_gpu_is_a_cpu(pretend: Any) -> None:
     assert system.choose_device() == system.choose_device("cpu") == "cpu"
     with pytest.raises(UserError, match="no NVIDIA GPU was found"):
         system.choose_device("cuda")
-    facts = system.facts("cpu")
+    facts = system.describe_machine("cpu")
     assert facts["gpu"] is facts["cuda"] is facts["driver"] is None
     assert facts["name"] == system.slug(facts["cpu"]) and facts["cores"] >= 1 and facts["ram_gb"] > 0
-    missing = [name for name, why in system.capabilities("cpu").items() if why]
+    missing = [name for name, why in system.list_capabilities("cpu").items() if why]
     assert missing == ["cuda", "triton", "cuda_graphs", "nvcc", "nvjpeg", "fp8", "dependent_launch"]
 
 
 def test_a_gpu_is_used_and_named_by_its_hardware(pretend: Any) -> None:
     pretend(["NVIDIA H200"], H200)
     assert system.choose_device() == "cuda" and system.choose_device("cpu") == "cpu"
-    facts = system.facts("cuda")
+    facts = system.describe_machine("cuda")
     assert facts["name"] == "nvidia-h200" and facts["gpu_memory_gb"] == 139.7
     assert (facts["driver"], facts["cuda"], facts["cudnn"]) == ("580.65.06", "13.0", "9.19.0")
     assert "5f1e" not in str(facts)
-    assert set(system.capabilities("cuda").values()) == {None}
+    assert set(system.list_capabilities("cuda").values()) == {None}
 
 
 def test_what_a_gpu_cannot_do_is_said(pretend: Any) -> None:
     pretend(["Tesla T4"], H200 | {"bf16": False, "capability": [7, 5], "triton_error": "no C compiler"})
-    capabilities = system.capabilities("cuda")
+    capabilities = system.list_capabilities("cuda")
     assert "compute capability 8.0" in capabilities["bf16"] and "7.5" in capabilities["bf16"]
     assert capabilities["triton"] == "no C compiler" and capabilities["cuda_graphs"] is None
 
@@ -110,7 +110,7 @@ def test_gpus_are_asked_of_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_old_torch_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     for version, warned in (("2.10.1+cu128", True), ("2.11.0", False), ("2.13.0+cpu", False), (None, False)):
-        monkeypatch.setattr(bounds, "installed", lambda _, version=version: version)
+        monkeypatch.setattr(bounds, "find_version", lambda _, version=version: version)
         assert bool(system.torch_warning()) == warned
 
 
@@ -119,10 +119,10 @@ def test_a_probe_that_dies_is_an_error_in_one_line(monkeypatch: pytest.MonkeyPat
     fake.write_text("#!/bin/sh\necho 'ImportError: libcudart.so' >&2\nexit 3\n")
     fake.chmod(0o755)
     monkeypatch.setattr(system.sys, "executable", str(fake))
-    assert system.probe.__wrapped__() == {"error": "torch ended with status 3: ImportError: libcudart.so"}
+    assert system.probe_gpu.__wrapped__() == {"error": "torch ended with status 3: ImportError: libcudart.so"}
 
 
 @pytest.mark.gpu
 def test_this_gpu_can_run_everything_it_should() -> None:
     assert system.choose_device() == "cuda"
-    assert system.capabilities("cuda")["triton"] is None and system.facts("cuda")["gpu"]
+    assert system.list_capabilities("cuda")["triton"] is None and system.describe_machine("cuda")["gpu"]

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ladder.base import text
+from ladder.core import text
 from ladder.machine import neighbours
 from ladder.report import view as viewing
 from ladder.results import publishable, store

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ladder.base import locks
-from ladder.base.paths import ROOT
+from ladder.core import locks
+from ladder.core.paths import ROOT
 from ladder.machine import probe, system
 
 GPU, OTHER = "5f1e0000-0000-0000-0000-00000000000a", "5f1e0000-0000-0000-0000-00000000000b"
@@ -19,7 +19,7 @@ SAID: probe.Probe = {
     "memory": 150_000_000_000, "cudnn": 91900, "bf16": True, "uuid": GPU, "uuids": [GPU],
     "triton_error": None, "nvcc_error": "no nvcc", "nvjpeg_error": None,
 }  # fmt: skip
-HOLDS = "from ladder.base.locks import device_lock\nwith device_lock('cuda {}'): print('held', flush=True); input()"
+HOLDS = "from ladder.core.locks import device_lock\nwith device_lock('cuda {}'): print('held', flush=True); input()"
 
 
 @pytest.fixture(autouse=True)
@@ -56,22 +56,22 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     seen: list[dict[str, Any]] = []
     monkeypatch.setattr(probe, "list_visible", lambda: (13000, [GPU]))
     monkeypatch.setattr(probe, "check_import", lambda: {"error": None})
-    monkeypatch.setattr(probe, "probe", lambda: seen.append(dict(SAID)) or seen[-1])
+    monkeypatch.setattr(probe, "probe_torch", lambda: seen.append(dict(SAID)) or seen[-1])
     return seen
 
 
 def test_torch_is_not_asked_about_a_gpu_that_another_run_holds(measuring, asked, monkeypatch) -> None:
-    assert probe.answer() == SAID and len(asked) == 1
+    assert probe.answer_facts() == SAID and len(asked) == 1
     end = measuring(GPU)
-    assert probe.answer() == SAID and len(asked) == 1
+    assert probe.answer_facts() == SAID and len(asked) == 1
     monkeypatch.setattr(probe, "list_visible", lambda: (13000, [GPU, OTHER]))
-    assert probe.answer() == {**SAID, "uuids": [GPU, OTHER]}, "it lists the GPUs of its own command"
+    assert probe.answer_facts() == {**SAID, "uuids": [GPU, OTHER]}, "it lists the GPUs of its own command"
     monkeypatch.setattr(probe, "list_visible", lambda: (13000, [OTHER]))
-    probe.answer()
+    probe.answer_facts()
     assert len(asked) == 2, "the run is on another GPU"
     end()
     monkeypatch.setattr(probe, "list_visible", lambda: (13000, [GPU]))
-    probe.answer()
+    probe.answer_facts()
     assert len(asked) == 3, "what was kept counts during a run alone"
 
 
@@ -90,25 +90,25 @@ def test_a_run_waits_while_torch_is_asked(asked, monkeypatch) -> None:
         asked.append({})
         return SAID
 
-    monkeypatch.setattr(probe, "probe", ask)
-    assert probe.answer() == SAID and asked
+    monkeypatch.setattr(probe, "probe_torch", ask)
+    assert probe.answer_facts() == SAID and asked
 
 
 def test_an_answer_that_is_damaged_or_about_another_gpu_is_not_used(
     measuring, asked, tmp_path, monkeypatch
 ) -> None:
     for said in ({"error": "out of memory"}, {**SAID, "uuid": OTHER}):
-        monkeypatch.setattr(probe, "probe", lambda said=said: said)
-        assert probe.answer() == said and not list(tmp_path.glob("probe/*"))
-    monkeypatch.setattr(probe, "probe", lambda: SAID)
-    probe.answer()
+        monkeypatch.setattr(probe, "probe_torch", lambda said=said: said)
+        assert probe.answer_facts() == said and not list(tmp_path.glob("probe/*"))
+    monkeypatch.setattr(probe, "probe_torch", lambda: SAID)
+    probe.answer_facts()
     measuring(GPU)
-    assert probe.answer() == SAID
+    assert probe.answer_facts() == SAID
     (path,) = tmp_path.glob("probe/*")
     path.write_text("{")
-    assert probe.answer() == {"held": GPU}
+    assert probe.answer_facts() == {"held": GPU}
     monkeypatch.setattr(probe, "check_import", lambda: {"error": "torch 2.13.0 is built without CUDA"})
-    assert probe.answer() == {"error": "torch 2.13.0 is built without CUDA"}, "nobody waits for that"
+    assert probe.answer_facts() == {"error": "torch 2.13.0 is built without CUDA"}, "nobody waits for that"
 
 
 class Driver:
@@ -149,7 +149,7 @@ def test_the_driver_names_the_gpus_as_torch_does(monkeypatch) -> None:
 def test_where_the_driver_tells_nothing_torch_is_asked(measuring, asked, monkeypatch) -> None:
     monkeypatch.setattr(probe, "list_visible", lambda: (0, []))
     measuring(GPU)
-    assert probe.answer() == SAID and asked
+    assert probe.answer_facts() == SAID and asked
 
 
 def test_without_a_kept_answer_a_command_waits_for_the_run(measuring, monkeypatch, tmp_path, capsys) -> None:
@@ -167,5 +167,5 @@ def test_without_a_kept_answer_a_command_waits_for_the_run(measuring, monkeypatc
         end()
 
     monkeypatch.setattr(locks, "_report_waiting", over)
-    assert system.probe.__wrapped__() == SAID
+    assert system.probe_gpu.__wrapped__() == SAID
     assert capsys.readouterr().err == "waits for another run on this GPU\n"

@@ -43,7 +43,7 @@ def test_a_step_that_is_found_right_is_left_as_it_is_timed(how, references, monk
     step = prepared(how, monkeypatch)
     names = sorted(step.graphs)
     assert all(kept(step)) and step.counts == [*range(1, len(names) + 1)]
-    found = parity.check(step, cache=references)
+    found = parity.check_step(step, cache=references)
     assert found["verdict"] == "ok", found["problems"]
     assert not step.keep_gradients and sorted(step.graphs) == names and not any(kept(step))
     assert not any(step.held.values())
@@ -76,7 +76,7 @@ def test_what_is_wrong_only_in_the_step_that_is_timed_is_found(how, plant, said,
     plant(step)
     if step.graphs:
         fake_graphs.capture(step, monkeypatch)
-    found = parity.check(step, cache=references)
+    found = parity.check_step(step, cache=references)
     assert found["verdict"] == "failed: parity"
     assert found["reason"].startswith("as it is timed: ") and said in found["reason"], found["problems"]
 
@@ -90,7 +90,7 @@ def test_a_graph_that_holds_another_step_after_the_second_capture_is_found(refer
         step.graphs["G_main+G_pl+D_main"] = step.graphs["G_main+D_main"]
 
     step.stop_keeping = without_path_length
-    found = parity.check(step, cache=references)
+    found = parity.check_step(step, cache=references)
     assert found["reason"].startswith("as it is timed: ") and "G_pl" in found["reason"]
 
 
@@ -186,9 +186,9 @@ def test_graphs_that_hold_something_else_are_found(timed, plant, least: float):
 def test_a_reference_of_a_smaller_batch_fits_no_timed_buffers(references, monkeypatch):
     monkeypatch.setattr(reference, "CACHE", references)
     step = small(OURS, resolution=8)
-    real = reference.get
+    real = reference.get_reference
     half = dataclasses.replace(step.workload, batch=step.workload.batch // 2)
-    monkeypatch.setattr(reference, "get", lambda workload, *rest: real(half, *rest))
+    monkeypatch.setattr(reference, "get_reference", lambda workload, *rest: real(half, *rest))
     no_update_of_the_generator(step)
     assert parity.compare_timed_step(step, print) == {
         "problem": None,

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from ladder.base import text
+from ladder.core import text
 from ladder.parity import budget, freshness
 from stylegan_lite import imagecache
 from stylegan_lite.config import Recipe, Workload
@@ -63,16 +63,16 @@ both = pytest.mark.parametrize("whole", [False, True], ids=["alone", "whole"])
 def test_a_cycle_as_it_should_be_has_no_problems(whole: bool, intervals: dict) -> None:
     step = made(whole, **intervals)
     before = dict(vars(step)), dict(vars(step.feed))
-    assert freshness.schedule(step) == [] and step.count == 0
+    assert freshness.check_schedule(step) == [] and step.count == 0
     assert (dict(vars(step)), dict(vars(step.feed))) == before
     assert not any("fill" in vars(inputs) for inputs in step.inputs.values())
     if whole:
-        assert step.together == freshness.kinds(step.workload)
+        assert step.together == freshness.list_kinds(step.workload)
 
 
 def test_kinds_of_steps_follow_from_the_intervals() -> None:
-    assert freshness.kinds(small().workload) == sorted(WHOLE)
-    assert [freshness.phases(small().workload, k) for k in (0, 1, 4)] == [WHOLE[2], WHOLE[0], WHOLE[1]]
+    assert freshness.list_kinds(small().workload) == sorted(WHOLE)
+    assert [freshness.list_phases(small().workload, k) for k in (0, 1, 4)] == [WHOLE[2], WHOLE[0], WHOLE[1]]
 
 
 def without_draws(patch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_a_cycle_that_goes_otherwise_is_found(
 ) -> None:
     bug, said = PLANTS[plant]
     bug(monkeypatch)
-    problems = freshness.schedule(made(whole))
+    problems = freshness.check_schedule(made(whole))
     assert problems and re.search(said, problems[0]), problems
     assert all(text.TEXT.fullmatch(line) for line in problems)
 
@@ -172,9 +172,9 @@ def test_what_was_planted_in_a_step_is_still_there_afterwards() -> None:
     """A fault that went away before parity measures would never be found."""
     step = made(True)
     step.replay = step.replay_together = step.feed.next = step.inputs["G_pl"].fill = planted = lambda *_: None
-    with pytest.raises(ZeroDivisionError), freshness.recording(step, []):
+    with pytest.raises(ZeroDivisionError), freshness.record_calls(step, []):
         raise ZeroDivisionError
-    assert freshness.schedule(step) == []
+    assert freshness.check_schedule(step) == []
     assert step.replay is step.replay_together is step.feed.next is step.inputs["G_pl"].fill is planted
     with budget.inputs_are_ours(step):
         assert step.inputs["G_pl"].fill is not planted
@@ -184,7 +184,7 @@ def test_what_was_planted_in_a_step_is_still_there_afterwards() -> None:
 def test_a_captured_step_has_a_graph_of_each_kind() -> None:
     step = made(True)
     step.graphs = {"+".join(kind): None for kind in WHOLE[:2]}
-    assert freshness.schedule(step) == ["no graph of G_main+G_pl+D_main+D_r1: it runs eagerly"]
+    assert freshness.check_schedule(step) == ["no graph of G_main+G_pl+D_main+D_r1: it runs eagerly"]
 
 
 # Images
@@ -236,7 +236,7 @@ def test_every_loader_gives_the_images_whose_turn_it_is(
 ) -> None:
     with feeding(LOADERS[loader], monkeypatch, folder if files else None, flips=flips) as step:
         for _ in range(1 + files):  # the second time from where the first one ended
-            assert freshness.images(step) == []
+            assert freshness.check_images(step) == []
             step.feed.next()
             getattr(step.feed, "prefetch", lambda: None)()
 
@@ -307,7 +307,7 @@ IMAGE_FAULTS = [
 def test_other_images_are_found(plant, loader, files, folder, monkeypatch) -> None:
     with feeding(LOADERS[loader], monkeypatch, folder if files else None) as step:
         plant(step)
-        (problem,) = freshness.images(step)
+        (problem,) = freshness.check_images(step)
         assert re.fullmatch(r"image \d of batch [1-6] is not the one that was drawn: off by \S+", problem)
         assert text.TEXT.fullmatch(problem)
 
@@ -322,7 +322,7 @@ def test_other_images_are_found(plant, loader, files, folder, monkeypatch) -> No
 def test_an_order_that_is_none_is_found(order, said, folder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EpochSampler, "__iter__", order)
     with feeding({}, monkeypatch, folder) as step:
-        assert said in freshness.images(step)[0]
+        assert said in freshness.check_images(step)[0]
 
 
 # The receipt of a cycle's images

@@ -9,7 +9,7 @@ import torch
 from ladder.parity import adam_state, freshness, reference
 from ladder.parity import budget as budgets
 from ladder.parity import check as parity
-from ladder.parity.reference import Exact, draw
+from ladder.parity.reference import Exact, draw_inputs
 from stylegan_lite.config import Workload
 from stylegan_lite.step import PHASES
 from tests.support.rung_steps import cold, small
@@ -45,21 +45,23 @@ def whole(recipe, **workload):
 def test_what_they_should_move_by_is_what_torch_s_adam_does_in_fp64(beta1):
     workload = Workload.from_dict(LEAST | {"beta1": beta1})
     state = reference.shared_state(workload, "cpu", workload.batch, lambda text: None)
-    step, inputs = (baseline := Exact(workload, "fp64", "cpu", workload.batch)).step, draw(workload, 0)
+    step, inputs = (baseline := Exact(workload, "fp64", "cpu", workload.batch)).step, draw_inputs(workload, 0)
     for kind in [(phase,) for phase in PHASES] + [KIND]:
-        reference.adopt(step, state)
-        before = adam_state.clones(step)
+        reference.adopt_state(step, state)
+        before = adam_state.clone_states(step)
         for phase in kind:
             baseline.run(phase, inputs)
-        seen = adam_state.moved(step, before)
+        seen = adam_state.measure_moves(step, before)
         for net in {phase[0] for phase in kind}:
-            gradients = [reference.computed(step, phase)["gradient"] for phase in kind if phase[0] == net]
-            wanted = adam_state.expected(state, net, gradients, seen[net]["steps"]["steps"])
+            gradients = [
+                reference.read_computed(step, phase)["gradient"] for phase in kind if phase[0] == net
+            ]
+            wanted = adam_state.expect_moves(state, net, gradients, seen[net]["steps"]["steps"])
             assert torch.equal(
                 wanted["steps"]["steps"], torch.full_like(wanted["steps"]["steps"], len(gradients))
             )
-            assert wanted.keys() == seen[net].keys() == {*adam_state.judged(beta1), adam_state.STEPS}
-            for moment in adam_state.judged(beta1):
+            assert wanted.keys() == seen[net].keys() == {*adam_state.list_judged(beta1), adam_state.STEPS}
+            for moment in adam_state.list_judged(beta1):
                 for name, moved in seen[net][moment].items():
                     torch.testing.assert_close(
                         wanted[moment][name].double(), moved, rtol=1e-6, atol=0, msg=f"{kind} {moment} {name}"
@@ -74,12 +76,12 @@ def test_a_gradient_of_zeros_may_be_none_and_no_other_may():
     }
     gradients = [{"used": moment * 2, "unused": moment * 0}] * 2
     for counted, steps, idle in (((2, 2), [2, 2], 0.25), ((0, 0), [2, 0], 1.0), ((9, 1), [2, 1], 0.5)):
-        wanted = adam_state.expected(state, "G", gradients, torch.tensor(counted, dtype=torch.float32))
+        wanted = adam_state.expect_moves(state, "G", gradients, torch.tensor(counted, dtype=torch.float32))
         assert wanted["steps"]["steps"].tolist() == steps
         assert wanted["exp_avg"]["used"].tolist() == [0.75] * 2
         assert wanted["exp_avg_sq"]["used"].tolist() == [2.25] * 2
         assert wanted["exp_avg"]["unused"].tolist() == [idle - 1] * 2
-    nan = adam_state.expected(state, "G", gradients, torch.tensor([float("nan")] * 2))
+    nan = adam_state.expect_moves(state, "G", gradients, torch.tensor([float("nan")] * 2))
     assert nan["steps"]["steps"].tolist() == [2, 0]
 
 
@@ -112,7 +114,7 @@ def test_state_that_an_optimizer_loses_is_found(recipe, make, what, references, 
     names, bug = LOST[what]
     step = make(recipe, beta1=0.5 if what == "exp_avg" else 0.0)
     forgets(step, names)
-    found = parity.check(step, cache=references)
+    found = parity.check_step(step, cache=references)
     assert found["verdict"] == "failed: parity"
     json.dumps(found, allow_nan=False)
     entries = [found["phases"][phase][what] for phase in ("G_main", "D_main")]
@@ -132,7 +134,7 @@ def test_state_that_an_optimizer_loses_is_found(recipe, make, what, references, 
     "recipe", [OURS, BF16, BF16 | {"set_to_none": True}, OURS | FUSED], ids=["fp32", "bf16", "none", "fused"]
 )
 def test_what_is_right_is_within_its_budget(recipe, make, references):
-    found = parity.check(make(recipe), cache=references)
+    found = parity.check_step(make(recipe), cache=references)
     assert found["verdict"] == "ok", found["problems"]
     for phase in ("G_main", "D_main"):
         seen = found["phases"][phase].keys()
@@ -147,7 +149,7 @@ def test_the_budget_of_moments_is_for_gradients_that_are_none_too(references):
     moments decay exactly; with None, which kernels of ours give, they stay where D_main's rounded gradient put them."""
     workload = Workload.from_dict(SMALL | {"resolution": 8})
     # Every kind, as `parity.check` asks: a budget of other kinds would take the place of the kept one.
-    ref = reference.get(workload, "cpu", references, kinds=freshness.kinds(workload))
+    ref = reference.get_reference(workload, "cpu", references, kinds=freshness.list_kinds(workload))
     errors = budgets.get_spread(ref, "bf16", "cpu")["errors"]
     step = small({"precision": "bf16", "set_to_none": True}, resolution=8)
     step.keep_gradients, inner = True, step._compute
@@ -168,10 +170,10 @@ def test_the_budget_of_moments_is_for_gradients_that_are_none_too(references):
             )
 
     before, idle, step._compute = {}, ("conv.bias", "hidden.bias", "logit.bias"), compute
-    (seen, *_), _ = budgets.measure(step, dataclasses.replace(ref, kinds=[KIND], held={}))
-    budget = budgets.budgets(errors, "bf16")
+    (seen, *_), _ = budgets.measure_errors(step, dataclasses.replace(ref, kinds=[KIND], held={}))
+    budget = budgets.derive_budgets(errors, "bf16")
     for name in (*idle, "*bias", "*all"):
-        key = f"{reference.label('D_main', KIND)}/exp_avg_sq/{name}"
+        key = f"{reference.label_phase('D_main', KIND)}/exp_avg_sq/{name}"
         assert max(1e-5, seen[key] / 8) < errors[key] and seen[key] <= budget[key], key
 
 
@@ -180,10 +182,10 @@ def test_the_budget_of_single_phases_is_for_gradients_that_are_none_too(referenc
 
     Plain PyTorch where Adam passes them over is the same arithmetic, and must stay within its own budget.
     """
-    ref = reference.get(Workload.from_dict(SMALL | {"resolution": 8}), "cpu", references)
+    ref = reference.get_reference(Workload.from_dict(SMALL | {"resolution": 8}), "cpu", references)
     zeros, none = (alone({"precision": "bf16", "set_to_none": none}) for none in (False, True))
-    (allowed, *_), _ = budgets.measure(zeros, ref, budget=True)
-    (seen, *_), _ = budgets.measure(none, ref)
+    (allowed, *_), _ = budgets.measure_errors(zeros, ref, budget=True)
+    (seen, *_), _ = budgets.measure_errors(none, ref)
     further = {key: (error, allowed[key]) for key, error in seen.items() if error > 1.01 * allowed[key]}
     assert not further, further
 
@@ -198,7 +200,7 @@ def test_the_other_network_s_moments_must_not_move(references):
             next(iter(step.opt_D.state.values()))["exp_avg_sq"].mul_(1.01)
 
     step._compute = planted
-    found = parity.check(step, cache=references)
+    found = parity.check_step(step, cache=references)
     assert any(problem.startswith("G_main untouched of others") for problem in found["problems"])
 
 
@@ -211,7 +213,7 @@ def counted(monkeypatch):
 
     def run_spellings(ref, precision, device):
         made.append(precision)
-        found = range(len(budgets.spellings(ref.workload, precision, device)))
+        found = range(len(budgets.list_spellings(ref.workload, precision, device)))
         return {f"spelling {number}": [{"D_main/loss/loss": 0.0}] for number in found}, []
 
     monkeypatch.setattr(budgets, "run_spellings", run_spellings)
@@ -230,7 +232,7 @@ def changed(module, path, monkeypatch):
 
 CHANGES = {
     "spellings": lambda patch, path: patch.setattr(
-        budgets, "spellings", lambda *_: [{"precision": "fp32"}, {"precision": "fp32"}]
+        budgets, "list_spellings", lambda *_: [{"precision": "fp32"}, {"precision": "fp32"}]
     ),
     "budget.py": lambda patch, path: changed(budgets, path, patch),
     "moments.py": lambda patch, path: changed(adam_state, path, patch),
@@ -240,7 +242,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_budget_is_made_anew_when_what_makes_it_changes(change, cache, tmp_path, monkeypatch):
-    ref, made = reference.get(SMALLEST, "cpu", cache), counted(monkeypatch)
+    ref, made = reference.get_reference(SMALLEST, "cpu", cache), counted(monkeypatch)
 
     def budget(kinds=()):
         return budgets.get_spread(dataclasses.replace(ref, kinds=list(kinds)), "fp32", "cpu")
@@ -263,12 +265,12 @@ def test_whole_steps_are_made_anew_for_other_kinds(cache, monkeypatch):
     made, inner = [], reference.compute_all
     monkeypatch.setattr(reference, "compute_all", lambda ref: made.append(ref.kinds) or inner(ref))
     for kinds in (KINDS, KINDS, [*KINDS, KIND], [*KINDS, KIND]):
-        reference.get(SMALLEST, "cpu", cache, kinds=kinds).get_exact(0, "cpu")
+        reference.get_reference(SMALLEST, "cpu", cache, kinds=kinds).get_exact(0, "cpu")
     assert made == [KINDS, [*KINDS, KIND]]
 
 
 def test_the_reference_takes_no_more_room_for_adam_s_state(cache):
-    ref = reference.get(SMALLEST, "cpu", cache)
+    ref = reference.get_reference(SMALLEST, "cpu", cache)
     assert not {*adam_state.QUANTITIES} & {
         what for phases in ref.outcomes for found in phases.values() for what in found
     }
@@ -282,7 +284,7 @@ def test_an_update_may_stray_as_far_as_the_gradients_it_is_made_of():
     A rung whose gradients were within budget was refused for an update that is 1.06 times its own.
     """
     kind, tensor = ("G_main", "G_pl", "D_main"), "blocks.5.conv1.noise_strength"
-    main, path, other = (reference.label(phase, kind) for phase in kind)
+    main, path, other = (reference.label_phase(phase, kind) for phase in kind)
     errors = {
         f"{main}/gradient/{tensor}": 0.0393,
         f"{path}/gradient/{tensor}": 0.02,
@@ -293,17 +295,17 @@ def test_an_update_may_stray_as_far_as_the_gradients_it_is_made_of():
         "G_pl/gradient/const": 0.3,  # plain PyTorch does not resolve it
         "G_pl/exp_avg_sq/const": 0.01,
     }
-    budget = budgets.budgets(errors, "bf16")
+    budget = budgets.derive_budgets(errors, "bf16")
     key = f"{main}/update/{tensor}"
     assert budget[key] == budget[f"{main}/gradient/{tensor}"] == 2.5 * 0.0393
     for pool in ("*noise_strength", "*all"):
         assert budget[f"{main}/update/{pool}"] == 2.5 * errors[f"{main}/update/{pool}"]
     assert budget["G_pl/exp_avg_sq/const"] == 2.5 * 0.01
     usual = dict.fromkeys(errors, 0.0)
-    assert parity.judge([usual | {key: 0.0223}] * 2, budget, errors) == []
-    (missing,) = parity.judge([usual | {key: 1.0}] * 2, budget, errors)
+    assert parity.judge_runs([usual | {key: 0.0223}] * 2, budget, errors) == []
+    (missing,) = parity.judge_runs([usual | {key: 1.0}] * 2, budget, errors)
     assert missing.startswith(f"{main} update of {tensor}: error 1,")
-    pools = parity.judge(
+    pools = parity.judge_runs(
         [usual | {f"{main}/update/*noise_strength": 1.0, f"{main}/update/*all": 1.0}] * 2, budget, errors
     )
     words = [line.partition(":")[0].removeprefix(f"{main} update of ") for line in pools]

@@ -68,9 +68,9 @@ def rounding(monkeypatch):
 )
 def test_rungs_that_need_no_gpu_agree_with_the_reference(norm, first, cache):
     capabilities = dict.fromkeys(("cuda", "triton", "cuda_graphs"), "no GPU") | {"bf16": None}
-    climbed = catalog.climb(catalog.load_ladder("article"), capabilities)
+    climbed = catalog.plan_climb(catalog.load_ladder("article"), capabilities)
     for rung in [rung for rung in climbed if rung.recipe is not None][first:]:
-        found = parity.check(prepared(rung.recipe, norm=norm), cache=cache)
+        found = parity.check_step(prepared(rung.recipe, norm=norm), cache=cache)
         assert found["verdict"] == "ok" and found["reason"] is None, (rung.name, found["problems"])
         assert set(found["phases"]) == {"G_main", "G_pl", "D_main", "D_r1"}
         assert "ema" in found["phases"]["D_main"]
@@ -90,7 +90,7 @@ def test_rungs_that_need_no_gpu_agree_with_the_reference(norm, first, cache):
 def test_triton_rungs_agree_with_the_reference(norm, recipe, cache, rounding):
     if not kernels.common.tiles.INTERPRETED:
         pytest.skip("a GPU is there: test_every_rung_agrees_on_the_gpu")
-    found = parity.check(prepared(recipe, **LEAST, norm=norm), cache=cache)
+    found = parity.check_step(prepared(recipe, **LEAST, norm=norm), cache=cache)
     assert found["verdict"] == "ok", found["problems"]
 
 
@@ -98,10 +98,10 @@ def test_triton_rungs_agree_with_the_reference(norm, recipe, cache, rounding):
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 def test_every_rung_agrees_on_the_gpu(norm, cache):
     capabilities = dict.fromkeys(("cuda", "triton", "cuda_graphs", "bf16"))
-    for rung in catalog.climb(catalog.load_ladder("full"), capabilities):
+    for rung in catalog.plan_climb(catalog.load_ladder("full"), capabilities):
         step = prepared(rung.recipe | {"workers": 0, "persistent_workers": False, "prefetch_factor": None},
                         "cuda", norm=norm)  # fmt: skip
-        found = parity.check(step, cache=cache)
+        found = parity.check_step(step, cache=cache)
         step.close()
         assert found["verdict"] == "ok", (rung.name, found["problems"])
 
@@ -306,7 +306,7 @@ BUGS = {  # the bug: what plants it, what finds it, and where it is planted
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_caught(bug, cache, monkeypatch, plain_kernels, planted_bug):
     plant, measure, where = BUGS[bug]
-    found = parity.check(plant(monkeypatch), cache=cache)
+    found = parity.check_step(plant(monkeypatch), cache=cache)
     assert found["verdict"] == "failed: parity", bug
     caught = [line for line in found["problems"] if re.search(measure, line)]
     assert caught, found["problems"]
@@ -315,7 +315,7 @@ def test_a_planted_bug_is_caught(bug, cache, monkeypatch, plain_kernels, planted
 
 
 def test_the_same_kernels_without_a_bug_pass(cache, plain_kernels):
-    found = parity.check(prepared(BF16 | FUSED), cache=cache)
+    found = parity.check_step(prepared(BF16 | FUSED), cache=cache)
     assert found["verdict"] == "ok", found["problems"]
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 import yaml
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.plan import catalog, modes, needs
 from tests.support.commands import call, refused
 
@@ -27,7 +27,7 @@ def refusal(load, *args) -> str:
 
 def test_the_issue_s_workloads_are_there():
     sizes = {}
-    for name in catalog.workloads():
+    for name in catalog.list_workloads():
         shown, w = catalog.load_workload(name)
         assert shown == name
         sizes[name] = (w["resolution"], w["channel_base"], w["batch"], w["norm"])
@@ -110,7 +110,7 @@ def test_a_missing_name_tells_what_there_is(tmp_path):
     assert "article-b32" in refusal(catalog.load_workload, "artcle")
     assert "no such workload file" in refusal(catalog.load_workload, str(tmp_path / "no.yaml"))
     assert "no such" in refusal(catalog.load_workload, str(tmp_path))  # a folder
-    assert f"({len(catalog.rungs())} in all)" in refusal(catalog.load_rung, "../cli")
+    assert f"({len(catalog.list_rungs())} in all)" in refusal(catalog.load_rung, "../cli")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_a_bad_ladder_file_is_refused_in_one_line(tmp_path, content, said):
 
 
 def test_recipes_are_cumulative():
-    planned = catalog.climb(catalog.load_ladder("article"), EVERYTHING)
+    planned = catalog.plan_climb(catalog.load_ladder("article"), EVERYTHING)
     assert all(rung.skipped is None for rung in planned)
     for lower, higher in pairwise(planned):
         assert set(lower.recipe) <= set(higher.recipe)
@@ -147,7 +147,7 @@ def test_recipes_are_cumulative():
 
 
 def test_what_the_hardware_cannot_do_is_skipped_and_the_rest_goes_on_without_it():
-    planned = {rung.name: rung for rung in catalog.climb(catalog.load_ladder("article"), NO_GPU)}
+    planned = {rung.name: rung for rung in catalog.plan_climb(catalog.load_ladder("article"), NO_GPU)}
     skipped = {name for name, rung in planned.items() if rung.skipped}
     assert skipped == {"fused_norm", "cuda_graphs", "data_loading", "fused_act"}
     assert planned["cuda_graphs"].recipe is None and "GPU" in planned["cuda_graphs"].skipped
@@ -159,9 +159,9 @@ def test_what_the_hardware_cannot_do_is_skipped_and_the_rest_goes_on_without_it(
 def test_a_batch_that_a_rung_would_cut_inside_a_group_skips_that_rung(batch, parts):
     """Else it would be built, and told as a rung that failed, or as a training that broke."""
     workload = {"norm": "demod", "batch": batch, "mbstd_group": 4}
-    able = needs.possible(dict.fromkeys(needs.NEEDS), workload)
+    able = needs.join_capabilities(dict.fromkeys(needs.NEEDS), workload)
     for name in ("accumulation", "memory"):
-        planned = catalog.climb(catalog.load_ladder(name), able)
+        planned = catalog.plan_climb(catalog.load_ladder(name), able)
         cut = {rung.name: rung.skipped for rung in planned if rung.skipped}
         assert [*cut] == [f"accumulate_{n}" for n in (2, 4, 8) if n > parts]
         top = next(rung.recipe for rung in reversed(planned) if rung.recipe)
@@ -171,29 +171,32 @@ def test_a_batch_that_a_rung_would_cut_inside_a_group_skips_that_rung(batch, par
 
 
 def test_every_number_of_parts_of_a_rung_is_looked_at():
-    numbers = {catalog.load_rung(name).change.get("micro_batches", 1) for name in catalog.rungs()}
+    numbers = {catalog.load_rung(name).change.get("micro_batches", 1) for name in catalog.list_rungs()}
     assert numbers == {1, *needs.PARTS}
 
 
 def test_a_chosen_rung_keeps_its_recipe_of_the_whole_ladder():
     ladder = catalog.load_ladder("article")
-    whole = {rung.name: rung.recipe for rung in catalog.climb(ladder, EVERYTHING)}
-    some = catalog.climb(ladder, EVERYTHING, ["cuda_graphs", "baseline"])
+    whole = {rung.name: rung.recipe for rung in catalog.plan_climb(ladder, EVERYTHING)}
+    some = catalog.plan_climb(ladder, EVERYTHING, ["cuda_graphs", "baseline"])
     assert [rung.name for rung in some] == ["baseline", "cuda_graphs"]  # in the ladder's order
     assert some[1].recipe == whole["cuda_graphs"]
-    assert "turbo" in refusal(catalog.climb, ladder, EVERYTHING, ["turbo"])
-    assert "name one" in refusal(catalog.climb, ladder, EVERYTHING, [])
+    assert "turbo" in refusal(catalog.plan_climb, ladder, EVERYTHING, ["turbo"])
+    assert "name one" in refusal(catalog.plan_climb, ladder, EVERYTHING, [])
 
 
 def test_the_top_of_another_ladder_is_measured_last_with_its_own_recipe(tmp_path):
-    ladder, top = catalog.load_ladder("compile"), catalog.climb(catalog.load_ladder("full"), EVERYTHING)[-1]
-    *own, rival = catalog.climb(ladder, EVERYTHING)
+    ladder, top = (
+        catalog.load_ladder("compile"),
+        catalog.plan_climb(catalog.load_ladder("full"), EVERYTHING)[-1],
+    )
+    *own, rival = catalog.plan_climb(ladder, EVERYTHING)
     assert (rival.name, rival.recipe, rival.title) == (top.name, top.recipe, "the top of full")
     assert [rung.name for rung in own] == [step.name for step in ladder.rungs]
-    assert [rung.name for rung in catalog.climb(ladder, EVERYTHING, [top.name])] == [top.name]
-    assert top.name not in [rung.name for rung in modes.plan(modes.LEAVE_ONE_OUT, ladder, EVERYTHING)]
+    assert [rung.name for rung in catalog.plan_climb(ladder, EVERYTHING, [top.name])] == [top.name]
+    assert top.name not in [rung.name for rung in modes.plan_run(modes.LEAVE_ONE_OUT, ladder, EVERYTHING)]
     (tmp_path / "mine.yaml").write_text("rungs: [baseline]\nrival: compile\n")
-    *_, last = catalog.climb(catalog.load_ladder(str(tmp_path / "mine.yaml")), EVERYTHING)
+    *_, last = catalog.plan_climb(catalog.load_ladder(str(tmp_path / "mine.yaml")), EVERYTHING)
     assert (last.name, last.recipe) == (own[-1].name, own[-1].recipe)  # not the top of the rival's rival
     recipes = {rung.name: rung.recipe for rung in [*own, rival]}
     assert modes.depends_on(modes.CUMULATIVE, recipes, top.name, ["compile_max_autotune"]) is None
@@ -215,7 +218,7 @@ def test_a_new_rung_is_a_file_and_a_line_of_yaml(tmp_path, monkeypatch):
     monkeypatch.setattr(catalog, "RUNGS", tmp_path)
     monkeypatch.setattr(ladder.rungs, "__path__", [str(tmp_path), *ladder.rungs.__path__])
     (tmp_path / "my.yaml").write_text("rungs: [baseline, mine]\n")
-    planned = catalog.climb(catalog.load_ladder(str(tmp_path / "my.yaml")), EVERYTHING)
+    planned = catalog.plan_climb(catalog.load_ladder(str(tmp_path / "my.yaml")), EVERYTHING)
     assert planned[1].recipe == {"modconv": "grouped"}
     assert "ladder/rungs/typo.py" in refusal(catalog.load_rung, "typo")
     assert "docstring" in refusal(catalog.load_rung, "bare")
@@ -224,11 +227,11 @@ def test_a_new_rung_is_a_file_and_a_line_of_yaml(tmp_path, monkeypatch):
 
 
 def test_a_recipe_contains_the_rungs_whose_whole_change_it_carries():
-    planned = catalog.climb(catalog.load_ladder("article"), EVERYTHING)
+    planned = catalog.plan_climb(catalog.load_ladder("article"), EVERYTHING)
     names = [rung.name for rung in planned]
     for place, rung in enumerate(planned):
-        assert set(catalog.contained(rung.recipe)) == set(names[: place + 1])
-    assert catalog.contained({"adam": "capturable"}) == ["baseline"]  # half of a rung is not the rung
+        assert set(catalog.list_contained(rung.recipe)) == set(names[: place + 1])
+    assert catalog.list_contained({"adam": "capturable"}) == ["baseline"]  # half of a rung is not the rung
 
 
 def test_an_impossible_climb_names_the_rung(tmp_path, monkeypatch):
@@ -236,14 +239,14 @@ def test_an_impossible_climb_names_the_rung(tmp_path, monkeypatch):
     ladder = catalog.load_ladder(str(tmp_path / "my.yaml"))
     broken = catalog.Rung("cuda_graphs", "t", "s", "s", {"cuda_graphs": True}, ())
     monkeypatch.setattr(catalog, "load_rung", lambda name: broken)
-    message = refusal(catalog.climb, ladder, EVERYTHING)
+    message = refusal(catalog.plan_climb, ladder, EVERYTHING)
     assert "cuda_graphs.py" in message and "adam" in message
 
 
 def test_reading_the_catalog_imports_no_torch():
     code = (
         "import json, sys; from ladder.plan import catalog; catalog.load_workload('article');"
-        "catalog.climb(catalog.load_ladder('article'), {}); [catalog.load_rung(r) for r in catalog.rungs()];"
+        "catalog.plan_climb(catalog.load_ladder('article'), {}); [catalog.load_rung(r) for r in catalog.list_rungs()];"
         "print(json.dumps([m for m in ('torch', 'triton', 'numpy', 'matplotlib') if m in sys.modules]))"
     )
     run = subprocess.run(
@@ -267,29 +270,29 @@ def test_two_rungs_that_contradict_each_other_are_refused(names, field, able, tm
     (tmp_path / "mine.yaml").write_text(f"rungs: [{', '.join(names)}]\n")
     ladder = catalog.load_ladder(str(tmp_path / "mine.yaml"))
     for only in (None, names[:1], names[-1:]):
-        said = refusal(catalog.climb, ladder, able, only)
+        said = refusal(catalog.plan_climb, ladder, able, only)
         assert f"{field} is" in said and names[-1] in said and "solo" in said
-        assert said == refusal(modes.plan, modes.LEAVE_ONE_OUT, ladder, able, only)
+        assert said == refusal(modes.plan_run, modes.LEAVE_ONE_OUT, ladder, able, only)
 
 
 def test_each_alone_may_contradict_the_others(tmp_path):
     (tmp_path / "mine.yaml").write_text("rungs: [baseline, bf16, fp16]\n")
     ladder = catalog.load_ladder(str(tmp_path / "mine.yaml"))
-    planned = {rung.name: rung.recipe for rung in modes.plan(modes.SOLO, ladder, EVERYTHING)}
+    planned = {rung.name: rung.recipe for rung in modes.plan_run(modes.SOLO, ladder, EVERYTHING)}
     assert (planned["bf16"]["precision"], planned["fp16"]["precision"]) == ("bf16", "fp16")
     assert "fused_adam" not in planned["bf16"]
 
 
 def test_no_ladder_of_ours_contradicts_itself():
-    for name in catalog.ladders():
+    for name in catalog.list_ladders():
         catalog.refuse_contradictions(catalog.load_ladder(name))
 
 
 @pytest.mark.parametrize("need", needs.OF_WORKLOAD)
 def test_show_names_the_field_of_a_workload_that_meets_a_need(need):
-    rung = next(name for name in catalog.rungs() if need in catalog.load_rung(name).needs)
+    rung = next(name for name in catalog.list_rungs() if need in catalog.load_rung(name).needs)
     (field,) = re.findall(rf"{need} \(workload with (.+?)\)", call("show", rung).output)
     lacking = {"norm": "demod" if need == "instance_norm" else "instance", "conv_clamp": 256}
     lacking["spectral_norm"] = need == "kept_weights"
-    assert needs.possible({}, lacking)[need]
-    assert needs.possible({}, lacking | yaml.safe_load(field))[need] is None
+    assert needs.join_capabilities({}, lacking)[need]
+    assert needs.join_capabilities({}, lacking | yaml.safe_load(field))[need] is None

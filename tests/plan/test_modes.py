@@ -2,7 +2,7 @@
 
 import pytest
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.plan import catalog, modes, needs
 
 EVERYTHING = dict.fromkeys(needs.NEEDS)
@@ -11,7 +11,7 @@ NAMES = [rung.name for rung in catalog.load_ladder("article").rungs]
 
 
 def planned(mode, capabilities=EVERYTHING, only=None):
-    return {p.name: p for p in modes.plan(mode, catalog.load_ladder("article"), capabilities, only)}
+    return {p.name: p for p in modes.plan_run(mode, catalog.load_ladder("article"), capabilities, only)}
 
 
 def test_solo_is_one_change_on_the_baseline():
@@ -39,7 +39,7 @@ def test_leave_one_out_is_the_whole_ladder_without_one():
 
 def test_what_extends_a_rung_is_left_out_with_it():
     ladder = catalog.load_ladder("full")
-    found = {p.name: p for p in modes.plan("leave-one-out", ladder, EVERYTHING)}
+    found = {p.name: p for p in modes.plan_run("leave-one-out", ladder, EVERYTHING)}
     without = found["fused_adam"]
     assert without.title == "without fused Adam and EMA and without fused update"
     assert "fused_update" not in without.recipe and without.recipe["weights"] == "once"
@@ -109,11 +109,11 @@ def test_in_the_other_modes_everything_depends_on_the_first_entry_alone():
 
 def test_a_ladder_whose_base_cannot_run_has_no_other_mode():
     with pytest.raises(UserError, match="needs a CUDA GPU"):
-        modes.plan("solo", catalog.Ladder("l", "L", [catalog.LadderRung("cuda_graphs")]), NO_GPU)
+        modes.plan_run("solo", catalog.Ladder("l", "L", [catalog.LadderRung("cuda_graphs")]), NO_GPU)
 
 
 def test_what_rests_on_a_rung_is_left_out_with_it():
     """Eager, parallel streams have nothing to work on, and their receipt says so: the row would have no number."""
-    whole = {p.name: p for p in modes.plan("leave-one-out", catalog.load_ladder("full"), EVERYTHING)}
+    whole = {p.name: p for p in modes.plan_run("leave-one-out", catalog.load_ladder("full"), EVERYTHING)}
     assert "streams" not in whole["cuda_graphs"].recipe and whole["all"].recipe["streams"] == "two"
     assert whole["bf16"].recipe["streams"] == "two"

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.engine.pool import Worker
 from ladder.machine import stillness
 from ladder.report import tables

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.publish.validation import validate
 from tests.project.test_faults import another_process, the_file
 from tests.support import committed

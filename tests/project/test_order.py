@@ -7,7 +7,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # Lowest first. Whoever adds a package enters it here.
 ORDER = (
-    "base",
     "core",
     "machine",
     "images",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ladder.base import git
+from ladder.core import git
 from tests.support import committed, house, plant
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,12 +19,12 @@ FLOORS = ("kernels", "stylegan_lite", "ladder", "benches", "tests")  # each may 
 
 def tracked() -> list[Path]:
     """Files that git knows or would take, without the results of whoever measures in this checkout."""
-    if git.problem(ROOT):
+    if git.find_problem(ROOT):
         pytest.skip("not a git checkout")
-    names = git.read(ROOT, "ls-files", "--cached", "-z").split("\0")
-    new = git.read(ROOT, "ls-files", "--others", "--exclude-standard", "-z", "--", *FLOORS, "docs").split(
-        "\0"
-    )
+    names = git.read_output(ROOT, "ls-files", "--cached", "-z").split("\0")
+    new = git.read_output(
+        ROOT, "ls-files", "--others", "--exclude-standard", "-z", "--", *FLOORS, "docs"
+    ).split("\0")
     return [path for path in (ROOT / name for name in names + new if name) if path.is_file()]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.core.records import write_record
 from ladder.publish.pages import __main__ as pages
 from ladder.publish.pages import machines, tables, targets

@@ -18,7 +18,7 @@ def ready(recipe: dict, device: str = "cpu", **workload):
 
 def test_evidence_is_small_plain_data_and_the_step_goes_on():
     step = ready({"channels_last": True, "precision": "bf16", "set_to_none": True})
-    found = evidence.gather(step)
+    found = evidence.gather_evidence(step)
     assert len(json.dumps(found, allow_nan=False)) < 4096
     assert json.loads(json.dumps(found)) == found
     assert "zero_grad" not in vars(step.opt_G) and "_fetch" not in vars(step.feed)
@@ -28,7 +28,7 @@ def test_evidence_is_small_plain_data_and_the_step_goes_on():
 
 
 def test_every_island_is_seen():
-    islands = evidence.gather(ready({}))["islands"]
+    islands = evidence.gather_evidence(ready({}))["islands"]
     assert set(islands) == {
         "mapping and affines", "losses and penalties", "minibatch std", "statistics",
         "weights", "moments", "moving average",
@@ -45,9 +45,9 @@ class Replay:
 
 def test_captured_phases_are_watched_eagerly_and_counted_as_they_are_timed():
     step = ready({})
-    eager = evidence.gather(step)
+    eager = evidence.gather_evidence(step)
     step.graphs = {phase: Replay() for phase in evidence.PHASES}
-    found = evidence.gather(step)
+    found = evidence.gather_evidence(step)
     assert found["flops"] == eager["flops"] and len(step.graphs) == 4
     assert found["graphs"]["captured"] == sorted(evidence.PHASES)
     assert (
@@ -69,7 +69,7 @@ def test_where_eager_activations_do_not_fit_beside_the_graphs_they_are_dropped(m
 
     monkeypatch.setattr(evidence, "watch_phases", tight)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    found = evidence.gather(step)
+    found = evidence.gather_evidence(step)
     assert found["graphs"]["captured"] == sorted(evidence.PHASES) and found["graphs"]["operators"] == 6
     assert found["flops"]["forward"]["float32"] > 0
 
@@ -84,7 +84,7 @@ def test_time_spent_waiting_for_data_is_the_loader_s(monkeypatch):
         return fetch()
 
     step.feed._fetch = slow
-    assert evidence.gather(step)["data"]["waiting_ms"] == 80
+    assert evidence.gather_evidence(step)["data"]["waiting_ms"] == 80
     assert step.feed._fetch is slow
 
 
@@ -93,7 +93,7 @@ def test_a_captured_step_launches_a_handful_and_its_copies_are_seen():
     recipe = {"cuda_graphs": True, "adam": "capturable", "set_to_none": True}
     recipe |= {"workers": 1, "pin_memory": True, "async_copy": True, "uint8_input": True, "drop_last": True}
     step = ready(recipe, "cuda")
-    found = evidence.gather(step)
+    found = evidence.gather_evidence(step)
     assert found["graphs"]["launches"] < 32 < found["graphs"]["kernels"]
     assert found["graphs"]["replays"] == pytest.approx(found["graphs"]["phases_per_step"])
     gradients = found["gradients"]
@@ -106,7 +106,7 @@ def test_a_captured_step_launches_a_handful_and_its_copies_are_seen():
 
 @pytest.mark.gpu
 def test_an_eager_step_launches_everything_and_fills_its_gradients():
-    found = evidence.gather(ready({}, "cuda"))
+    found = evidence.gather_evidence(ready({}, "cuda"))
     assert found["graphs"]["launches"] > 500 and found["graphs"]["replays"] == 0
     gradients = found["gradients"]
     assert gradients["zero_kernels"] >= gradients["tensors"] and gradients["filled"] > 0

@@ -105,7 +105,7 @@ FAMILY = {  # names of an H100 unless noted
 
 @pytest.mark.parametrize(("family", "name"), [(k, name) for k, names in FAMILY.items() for name in names])
 def test_names_of_real_kernels_are_told_apart(family, name):
-    assert families.family(name) == family
+    assert families.name_family(name) == family
 
 
 def test_every_kernel_in_cuda_is_known_by_its_name_and_has_a_category():
@@ -113,7 +113,7 @@ def test_every_kernel_in_cuda_is_known_by_its_name_and_has_a_category():
     assert {"planes_backward_kernel", "pixels_join_kernel", "coalesced_act_kernel"} <= own
     assert {"modulate_grad_kernel", "instance_norm_act_kernel"} <= families.own_kernels() - own
     for name in own:
-        found = categories.category(families.family(f"void {name}<float>(float const*)"))
+        found = categories.name_category(families.name_family(f"void {name}<float>(float const*)"))
         assert found.startswith(categories.FUSED)
         assert ("normalization" in found) is name.startswith(("planes", "pixels"))
 
@@ -124,7 +124,7 @@ def test_every_heavy_kernel_of_a_run_on_an_h100_has_a_family():
     names = {row["name"] for rung in rungs for row in rung["profile"]["kernels"]}
     named = [name for name in names if not name.endswith(" other kernels")]
     assert len(named) > 30
-    assert [name for name in named if families.family(name) == families.OTHER] == []
+    assert [name for name in named if families.name_family(name) == families.OTHER] == []
 
 
 def test_times_are_added_up_for_each_family_and_divided_by_the_steps():
@@ -137,7 +137,7 @@ def test_times_are_added_up_for_each_family_and_divided_by_the_steps():
         (fprop, True, 7, 40_000, 72_000),
         ("Memcpy HtoD (Pinned -> Device)", True, 8, 0, 16_000),
     ]
-    rows = families.shares(events, 16)
+    rows = families.derive_shares(events, 16)
     assert [(row["family"], row["us"], row["kernels"]) for row in rows] == [
         (families.FORWARD, 4.0, 0.125),
         (families.TRANSFER, 1.0, 0.0625),

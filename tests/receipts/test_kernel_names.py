@@ -87,18 +87,18 @@ SPELLINGS = {
     ("label", "spelling"), [(k, each) for k, names in SPELLINGS.items() for each in names]
 )
 def test_each_spelling_of_a_kernel_has_its_label(label: str, spelling: str) -> None:
-    assert kernel_names.label(spelling) == label
-    assert kernel_names.label(label) == label and len(label) <= kernel_names.LONGEST
-    assert kernel_names.function(spelling) in spelling and kernel_names.word(spelling) in spelling
+    assert kernel_names.name_label(spelling) == label
+    assert kernel_names.name_label(label) == label and len(label) <= kernel_names.LONGEST
+    assert kernel_names.name_function(spelling) in spelling and kernel_names.find_word(spelling) in spelling
 
 
 def test_a_function_is_named_without_namespaces_also_without_a_name() -> None:
-    assert kernel_names.function("void at::native::(anonymous namespace)::fill<float>(int)") == "fill"
-    assert kernel_names.function("void at::native::<unnamed>::fill<float>(int)") == "fill"
+    assert kernel_names.name_function("void at::native::(anonymous namespace)::fill<float>(int)") == "fill"
+    assert kernel_names.name_function("void at::native::<unnamed>::fill<float>(int)") == "fill"
 
 
 def test_long_names_keep_their_end() -> None:
-    first, second = (kernel_names.label(f"{'long_' * 20}{end}") for end in ("forward", "backward"))
+    first, second = (kernel_names.name_label(f"{'long_' * 20}{end}") for end in ("forward", "backward"))
     assert first != second and max(len(first), len(second)) <= kernel_names.LONGEST
 
 
@@ -107,14 +107,15 @@ def test_a_result_stores_names_whole_and_those_of_copies_without_their_memory() 
         f"sm80_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize{tile}_stage3_kernel__5x_cudnn"
         for tile in ("128x128x32", "256x64x32")
     ]
-    assert [kernel_names.stored(name) for name in tiles] == [
+    assert [kernel_names.name_stored(name) for name in tiles] == [
         "sm80_xmma_fprop_bf16_nhwc_128x128x32",
         "sm80_xmma_fprop_bf16_nhwc_256x64x32",
     ]
-    assert kernel_names.stored("Memcpy DtoD (Device -> Device)") == "Memcpy DtoD"
-    assert kernel_names.stored("Memset (Device)") == "Memset"
+    assert kernel_names.name_stored("Memcpy DtoD (Device -> Device)") == "Memcpy DtoD"
+    assert kernel_names.name_stored("Memset (Device)") == "Memset"
     assert (
-        len(kernel_names.stored("k" * 80)) == 80 and len(kernel_names.stored("k" * 200)) == kernel_names.KEPT
+        len(kernel_names.name_stored("k" * 80)) == 80
+        and len(kernel_names.name_stored("k" * 200)) == kernel_names.KEPT
     )
     for label, names in SPELLINGS.items():
-        assert {kernel_names.stored(name) for name in (*names, label)} == {label}
+        assert {kernel_names.name_stored(name) for name in (*names, label)} == {label}

@@ -8,7 +8,7 @@ import torch
 
 import kernels
 from ladder import receipts
-from ladder.base import text
+from ladder.core import text
 from ladder.engine.timed_rung import Rung
 from ladder.plan import catalog
 from stylegan_lite import layers, losses, make_step, networks, ops
@@ -30,7 +30,7 @@ def seen_of(recipe: dict, sabotage=None, **workload) -> dict:
 @norms
 def test_a_cumulative_recipe_shows_the_receipts_of_all_its_rungs(norm):
     seen = seen_of(LAST | BF16 | {"set_to_none": True}, norm=norm)
-    issued = receipts.issue(catalog.contained(seen["recipe"]), seen)
+    issued = receipts.issue(catalog.list_contained(seen["recipe"]), seen)
     assert list(issued) == ["baseline", "bf16", "channels_last", "set_to_none"]
     assert all(r["engaged"] and r["lines"] for r in issued.values()), issued
     assert receipts.reason(issued) is None
@@ -49,7 +49,7 @@ def test_a_cumulative_recipe_shows_the_receipts_of_all_its_rungs(norm):
 )
 def test_fused_kernels_are_launched_and_what_they_replace_is_gone(recipe, rungs, norm):
     seen = seen_of(recipe, norm=norm)
-    issued = receipts.issue(catalog.contained(seen["recipe"]), seen)
+    issued = receipts.issue(catalog.list_contained(seen["recipe"]), seen)
     assert issued.keys() == {"baseline", *rungs} and all(each["engaged"] for each in issued.values())
 
 

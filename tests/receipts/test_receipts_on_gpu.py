@@ -126,10 +126,13 @@ def test_workers_that_run_are_counted(persistent):
 def test_a_step_whose_graphs_were_thrown_away_is_not_engaged(refused):
     step = make_step(LEAST, {"cuda_graphs": True, "adam": "capturable", "set_to_none": True}, device="cuda")
     step.prepare()
-    assert receipt("cuda_graphs", evidence.gather(step)).engaged
+    assert receipt("cuda_graphs", evidence.gather_evidence(step)).engaged
     step.graphs.clear()
     refused(
-        "cuda_graphs", evidence.gather(step), "phases captured: none", sabotage="the graphs are thrown away"
+        "cuda_graphs",
+        evidence.gather_evidence(step),
+        "phases captured: none",
+        sabotage="the graphs are thrown away",
     )
 
 
@@ -138,12 +141,12 @@ def test_data_loading_from_pageable_memory_is_not_engaged(refused):
     change = catalog.load_rung("data_loading").change | {"workers": 1}
     step = make_step(LEAST, change, device="cuda")
     step.prepare()
-    assert receipt("data_loading", evidence.gather(step)).engaged
+    assert receipt("data_loading", evidence.gather_evidence(step)).engaged
     fetch = step.feed._fetch
     step.feed._fetch = lambda: fetch().clone()  # an ordinary tensor on the way
     refused(
         "data_loading",
-        evidence.gather(step),
+        evidence.gather_evidence(step),
         "pinned memory: 0 of 1",
         sabotage="batches come from pageable memory",
     )

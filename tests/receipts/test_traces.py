@@ -3,7 +3,7 @@
 import random
 
 from ladder.receipts import traces
-from ladder.receipts.traces import communication, once, union
+from ladder.receipts.traces import count_once, derive_communication, measure_union
 
 
 def test_a_profiled_cycle_is_read_for_launches_replays_fills_and_overlap():
@@ -12,7 +12,7 @@ def test_a_profiled_cycle_is_read_for_launches_replays_fills_and_overlap():
     gpu = [("conv", True, 7, 0, 600), ("ZeroFunctor<float>", True, 7, 500, 1000)]
     gpu += [("Memcpy HtoD (Pinned -> Device)", True, 20, 800, 1200), ("Stream Wait Event", True, 7, 0, 9000)]
     gpu += [("Memset (Device)", True, 7, 0, 5), ("triton_poi_fused_add_0", True, 7, 600, 900)]
-    assert traces.digest(cpu + gpu) == {
+    assert traces.digest_events(cpu + gpu) == {
         "launches": 7.0,
         "replays": 2.0,
         "kernels": 3 / 16,
@@ -27,14 +27,14 @@ def test_a_profiled_cycle_is_read_for_launches_replays_fills_and_overlap():
         "exposed_ms": 0.0,
         "comm_bursts": 0.0,
     }
-    assert traces.digest(cpu) == {}  # a profiler that saw nothing says nothing
+    assert traces.digest_events(cpu) == {}  # a profiler that saw nothing says nothing
 
 
 def test_a_memset_that_no_call_asked_for_is_of_a_graph():
     gpu = [(name, True, 7, 0, 5) for name in ["conv", "Memset (Device)", "Memset (Device)", "memset32_post"]]
     calls = [("cudaMemsetAsync", False, 0, 0, 1), ("cudaMemcpyAsync", False, 0, 0, 1)]
-    assert traces.digest([*gpu, *calls])["graph_memsets"] == 2 / 16
-    assert traces.digest([*gpu, *calls * 4])["graph_memsets"] == 0.0
+    assert traces.digest_events([*gpu, *calls])["graph_memsets"] == 2 / 16
+    assert traces.digest_events([*gpu, *calls * 4])["graph_memsets"] == 0.0
 
 
 def test_overlap_counts_a_moment_once():
@@ -45,12 +45,12 @@ def test_overlap_counts_a_moment_once():
         ("c", True, 8, 140, 145),
         ("d", True, 7, 190, 400),
     ]
-    assert traces.digest(gpu)["overlap"] == 0.6
+    assert traces.digest_events(gpu)["overlap"] == 0.6
 
 
 def test_kernels_on_parallel_streams_count_once() -> None:
-    assert union([]) == 0
-    assert union([(10, 20), (0, 5), (15, 30), (16, 18)]) == 25
+    assert measure_union([]) == 0
+    assert measure_union([(10, 20), (0, 5), (15, 30), (16, 18)]) == 25
 
 
 def test_communication_is_exposed_where_nothing_else_runs():
@@ -61,9 +61,9 @@ def test_communication_is_exposed_where_nothing_else_runs():
         ("Memcpy PtoP (Device -> Device)", True, 8, 1500, 1700),
     ]
     ran += [("Memcpy DtoD (Device -> Device)", True, 7, 1650, 1700), ("adam_kernel", True, 7, 2000, 2100)]
-    found = communication(ran, 16)
+    found = derive_communication(ran, 16)
     assert found == {"comm_ms": 1300 / 1e6 / 16, "exposed_ms": 650 / 1e6 / 16, "comm_bursts": 1 / 16}
-    assert communication([], 16) == {"comm_ms": 0.0, "exposed_ms": 0.0, "comm_bursts": 0.0}
+    assert derive_communication([], 16) == {"comm_ms": 0.0, "exposed_ms": 0.0, "comm_bursts": 0.0}
 
 
 def test_buckets_between_kernels_are_bursts_and_what_follows_at_once_is_none():
@@ -71,7 +71,7 @@ def test_buckets_between_kernels_are_bursts_and_what_follows_at_once_is_none():
         ran = [
             ("ncclAllReduce" if kind == "c" else "conv", True, 7, at, at + 1) for at, kind in enumerate(order)
         ]
-        return communication(reversed(ran), 1)["comm_bursts"]
+        return derive_communication(reversed(ran), 1)["comm_bursts"]
 
     assert bursts("kkkkckkkkckkkkckkk") == 3  # beside backward
     assert bursts("kkkkkkkkkkkkkccckk") == 1  # after it
@@ -90,4 +90,4 @@ def test_spans_count_once_for_the_busiest_stream_and_there_for_the_first() -> No
             rank = (-busy[stream], stream, first, last, place)
             owners[at] = min(owners.get(at, rank), rank)
     counts = [sum(rank[-1] == place for rank in owners.values()) for place in range(len(spans))]
-    assert once(spans) == counts and sum(counts) == union([each[1:] for each in spans])
+    assert count_once(spans) == counts and sum(counts) == measure_union([each[1:] for each in spans])

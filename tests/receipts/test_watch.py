@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import kernels
-from ladder.receipts.watch import Watch, launches, layout, modulates
+from ladder.receipts.watch import Watch, count_launches, is_modulation, name_layout
 
 
 def images(*shape: int, nhwc: bool = False, **options) -> torch.Tensor:
@@ -61,10 +61,10 @@ def test_the_pass_that_differentiates_a_gradient_is_seen_and_named():
 
 
 def test_layouts_and_the_copies_between_them():
-    assert layout(images(2, 4, 8, 8)) == "nchw"
-    assert layout(images(2, 4, 8, 8, nhwc=True)) == "nhwc"
-    assert layout(images(2, 1, 8, 8)) == "either" == layout(images(2, 4, 1, 1))
-    assert layout(images(2, 4, 8, 8)[:, :, ::2]) == "other"
+    assert name_layout(images(2, 4, 8, 8)) == "nchw"
+    assert name_layout(images(2, 4, 8, 8, nhwc=True)) == "nhwc"
+    assert name_layout(images(2, 1, 8, 8)) == "either" == name_layout(images(2, 4, 1, 1))
+    assert name_layout(images(2, 4, 8, 8)[:, :, ::2]) == "other"
     watch, x = Watch(), images(2, 4, 8, 8, nhwc=True)
     with watch:
         x.clone()  # keeps its layout
@@ -113,17 +113,21 @@ def test_gradients_filled_and_added_to_are_counted():
 
 def test_what_counts_as_modulation():
     x, style = images(2, 4, 8, 8), images(2, 4, 1, 1)
-    assert modulates((x, style)) and modulates((style, x))
-    assert modulates((images(1, 6, 4, 3, 3), images(2, 1, 4, 1, 1)))  # per-sample weights
-    assert not modulates((x, x)) and not modulates((x, 2.0)) and not modulates((x, images(1, 4, 1, 1)))
-    assert not modulates((x, images(2, 1, 8, 8)))  # noise
+    assert is_modulation((x, style)) and is_modulation((style, x))
+    assert is_modulation((images(1, 6, 4, 3, 3), images(2, 1, 4, 1, 1)))  # per-sample weights
+    assert (
+        not is_modulation((x, x))
+        and not is_modulation((x, 2.0))
+        and not is_modulation((x, images(1, 4, 1, 1)))
+    )
+    assert not is_modulation((x, images(2, 1, 8, 8)))  # noise
 
 
 @pytest.mark.skipif(kernels.available() is not None, reason="no GPU, and Triton is not interpreted")
 def test_launches_are_counted_and_an_entry_point_that_falls_back_is_not():
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x, style = images(2, 4, 4, 4, device=device).requires_grad_(), images(2, 4, device=device)
-    with launches() as seen:
+    with count_launches() as seen:
         kernels.modulate_reference(x, style)
         assert seen == {}
         kernels.modulate(x, style).sum().backward()

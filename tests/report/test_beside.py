@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.publish import gallery
 from ladder.publish.pages import tables as documents
 from ladder.publish.pages.committed import Committed

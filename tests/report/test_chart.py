@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from PIL import Image
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.plan import catalog
 from ladder.report import chart as charting
 from ladder.report import drawing, tables

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ladder.base.errors import UserError
 from ladder.cli import main as cli
+from ladder.core.errors import UserError
 from ladder.publish import gallery
 from ladder.report import chart, drawing
 from tests.cli.test_cli import call, fakes

@@ -39,7 +39,7 @@ def planted(*kernels: tuple[str, float], beside: tuple[tuple[str, float], ...] =
         for name, us in given:
             events.append((name, True, stream, at, at + round(us * US)))
             at += round(us * US)
-    return profiling.composition(events), sum(us for _, us in kernels) / 1000
+    return profiling.derive_composition(events), sum(us for _, us in kernels) / 1000
 
 
 CONV = ("sm90_xmma_fprop_implicit_gemm_bf16", 40_000.0)
@@ -108,7 +108,7 @@ def test_every_family_and_every_kernel_of_ours_has_a_category() -> None:
     lines = tuple(beginning for beginning, _ in categories.OF_OURS)
     without = [name for name in kernel_families.own_kernels() if not name.startswith(lines)]
     assert not without, "add a line to ladder.receipts.categories"
-    assert categories.category("Triton: new_trick_kernel") == "fused: new trick"
+    assert categories.name_category("Triton: new_trick_kernel") == "fused: new trick"
 
 
 def test_every_instant_belongs_to_one_category(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import matplotlib
 import pytest
 from PIL import Image
 
-from ladder.base.plain import Fields
+from ladder.core.plain import Fields
 from ladder.publish import gallery
 from ladder.report import gpus
 from ladder.show.themes import DARK, LIGHT

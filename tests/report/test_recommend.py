@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.plan import catalog, needs
 from ladder.report import advising
 from ladder.report import recommend as recommending
@@ -289,7 +289,7 @@ def held(found: Recommendation, tmp_path: Path) -> list[str]:
     (tmp_path / "r.yaml").write_text(recommending.recipe_yaml(found, "for a test"))
     fields = catalog.load_recipe(str(tmp_path / "r.yaml"), [])
     assert fields == found.recipe
-    inside = catalog.contained(fields)
+    inside = catalog.list_contained(fields)
     return [name for name in ARTICLE if name in inside]
 
 
@@ -299,9 +299,9 @@ def test_all_rungs_that_are_adopted_are_in_the_recipe(tmp_path: Path) -> None:
     assert found.is_timed and found.timed_as == "fused_act" and found.remarks == []
 
 
-@pytest.mark.parametrize("ladder", catalog.ladders())
+@pytest.mark.parametrize("ladder", catalog.list_ladders())
 def test_the_top_of_each_ladder_is_a_file_that_loads(tmp_path: Path, ladder: str) -> None:
-    climbed = catalog.climb(catalog.load_ladder(ladder), dict.fromkeys(needs.NEEDS))
+    climbed = catalog.plan_climb(catalog.load_ladder(ladder), dict.fromkeys(needs.NEEDS))
     top = Recipe.from_dict(climbed[-1].recipe or {}).to_dict()
     file = tmp_path / "r.yaml"
     advised = dataclasses.replace(of(staircase()), recipe=top)
@@ -423,7 +423,7 @@ def test_the_top_of_another_ladder_is_no_rung() -> None:
     stairs = staircase()
     stairs["ladder"] |= {"name": "compile"}
     own = [step.name for step in catalog.load_ladder("compile").rungs]
-    rival = catalog.order(catalog.load_ladder("compile"))[-1]
+    rival = catalog.list_order(catalog.load_ladder("compile"))[-1]
     stairs["rungs"] = [made_up.rung(name, 50.0) for name in [*own, rival]]
     judged(stairs, **{rival: "faster"})
     found = of(stairs)

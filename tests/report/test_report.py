@@ -9,8 +9,8 @@ import json
 import msgspec
 import pytest
 
-from ladder.base.errors import UserError
-from ladder.base.protocol import AMBIGUOUS, FASTER, LESS_THAN, SLOWER, TOO_FEW
+from ladder.core.errors import UserError
+from ladder.core.protocol import AMBIGUOUS, FASTER, LESS_THAN, SLOWER, TOO_FEW
 from ladder.plan import catalog, modes, needs
 from ladder.report import checks as checking
 from ladder.report import tables as reporting
@@ -165,7 +165,7 @@ def test_why_there_are_no_verdicts_is_what_became_of_the_twins(printed):
 def test_rungs_that_were_not_measured_and_are_in_the_step_are_named():
     """In a run with `--rungs` the next rung shown is no single change: a reader of its speedup must know."""
     able = dict.fromkeys(needs.NEEDS)
-    recipes = {rung.name: rung.recipe for rung in catalog.climb(catalog.load_ladder("article"), able)}
+    recipes = {rung.name: rung.recipe for rung in catalog.plan_climb(catalog.load_ladder("article"), able)}
     names = ("baseline", "bf16", "fused_norm", "fused_act")
     made = made_up.result([made_up.rung(name, 90.0) for name in names])
     for rung in made["rungs"]:
@@ -222,13 +222,13 @@ def test_the_advice_comes_from_leaving_the_rung_out_at_the_top(tmp_path, printed
 
 
 def test_the_advice_counts_a_sure_step_first_then_gpu_time():
-    assert modes.advice("slower", "faster") == "ADOPT"  # graphs cost GPU time and halve the step
-    assert modes.advice("faster", "slower") == "SKIP"
-    assert modes.advice("faster", "ambiguous") == "ADOPT"
-    assert modes.advice("slower", "less than") == "SKIP"
-    assert modes.advice("less than", "less than") == "NO DIFFERENCE"
-    assert modes.advice("less than", "ambiguous") == "ambiguous"
-    assert modes.advice("", "faster") == "ADOPT" and modes.advice("", "") == ""
+    assert modes.choose_advice("slower", "faster") == "ADOPT"  # graphs cost GPU time and halve the step
+    assert modes.choose_advice("faster", "slower") == "SKIP"
+    assert modes.choose_advice("faster", "ambiguous") == "ADOPT"
+    assert modes.choose_advice("slower", "less than") == "SKIP"
+    assert modes.choose_advice("less than", "less than") == "NO DIFFERENCE"
+    assert modes.choose_advice("less than", "ambiguous") == "ambiguous"
+    assert modes.choose_advice("", "faster") == "ADOPT" and modes.choose_advice("", "") == ""
 
 
 # --- the sentence on a rung -------------------------------------------------------------------------------------------

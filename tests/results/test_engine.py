@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ladder.base.files import digest, write
+from ladder.core.files import digest_sources, write_file
 from ladder.results import code_digest
 from tests.cli.test_cli import FAKE
 
@@ -37,7 +37,7 @@ def describe_engine(modules):
     """Return the number, and the digest of each module by its tokens, None of one that is not there."""
     files = {name: ROOT / "ladder" / f"{name}.py" for name in modules}
     digests = {
-        name: digest(ROOT, [path], by_tokens=True)[: code_digest.DIGITS] if path.is_file() else None
+        name: digest_sources(ROOT, [path], by_tokens=True)[: code_digest.DIGITS] if path.is_file() else None
         for name, path in files.items()
     }
     return {"engine": code_digest.ENGINE, "modules": digests}
@@ -63,4 +63,4 @@ def test_whatever_a_worker_has_loaded_when_it_has_timed_a_step_is_of_the_engine(
 if __name__ == "__main__":
     engine = describe_engine(json.loads(ACCEPTED.read_text())["modules"])
     engine["modules"] = {name: value for name, value in engine["modules"].items() if value}
-    write(ACCEPTED, json.dumps(engine, indent=1) + "\n")
+    write_file(ACCEPTED, json.dumps(engine, indent=1) + "\n")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.images import prepare as images
 from ladder.machine import environment
 from ladder.plan import catalog, content, needs
@@ -152,7 +152,7 @@ def test_other_ladders_are_held_to_what_they_are_now_by_results_of_now():
 
 def test_a_rung_whose_recipe_lacks_its_change_is_refused_by_results_of_now():
     result = judged()
-    climbed = {rung.name: rung.recipe for rung in catalog.climb(catalog.load_ladder("article"), HAS_ALL)}
+    climbed = {rung.name: rung.recipe for rung in catalog.plan_climb(catalog.load_ladder("article"), HAS_ALL)}
     for rung in result["rungs"]:
         rung["recipe"] = climbed[rung["name"]]
     result[code_digest.KEY] = code_digest.digests()

@@ -20,7 +20,7 @@ judging = Reading(judging)
 
 def planned(mode="cumulative"):
     """Planned recipes of the article's ladder on a machine that can do everything."""
-    found = modes.plan(mode, catalog.load_ladder("article"), dict.fromkeys(needs.NEEDS))
+    found = modes.plan_run(mode, catalog.load_ladder("article"), dict.fromkeys(needs.NEEDS))
     return {p.name: p.recipe for p in found}
 
 

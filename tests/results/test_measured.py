@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.publish.validation import validate
 from ladder.results import code_digest, derive, loading, sources
 from ladder.results.combine import merging, series

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from ladder.base import starting
 from ladder.cli import listing
 from ladder.cli import main as cli
+from ladder.core import starting
 from ladder.publish.site import front
 from ladder.report import chart, tables
 from ladder.report import view as viewing
@@ -124,7 +124,7 @@ def test_a_bare_report_is_of_this_machine_and_says_how_to_see_the_rest(stored, m
     assert said.count("ms/step") == 1 and "FP32" not in said and "baseline" in said
     assert "2 more results: `ladder report --all`" in said
     assert json.loads(call("report", "--json").stdout)["started"] == made_up.judged_run()["started"]
-    monkeypatch.setattr(starting, "program", lambda: "python -m ladder")
+    monkeypatch.setattr(starting, "program_name", lambda: "python -m ladder")
     assert "2 more results: `python -m ladder report --all`" in call("report").stdout
     everything = call("report", "--all").stdout
     assert everything.count("ms/step") == 3 and "more result" not in everything

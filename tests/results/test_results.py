@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ladder.base import locks
-from ladder.base import text as texts
-from ladder.base.errors import UserError
+from ladder.core import locks
+from ladder.core import text as texts
+from ladder.core.errors import UserError
 from ladder.core.records import write_whole
 from ladder.results import loading, record
 from ladder.results.file import SCHEMA
@@ -45,10 +45,10 @@ def a_round(number: int, time: float) -> dict[str, Any]:
 
 
 def test_names_are_made_from_the_hardware() -> None:
-    assert texts.slug("NVIDIA H200") == "nvidia-h200"
-    assert texts.slug("NVIDIA A100-SXM4-80GB") == "nvidia-a100-sxm4-80gb"
-    assert texts.slug("Intel(R) Xeon(R) CPU @ 2.20GHz") == "intel-xeon-cpu-2.20ghz"
-    assert texts.slug("../..") == "unknown"
+    assert texts.make_slug("NVIDIA H200") == "nvidia-h200"
+    assert texts.make_slug("NVIDIA A100-SXM4-80GB") == "nvidia-a100-sxm4-80gb"
+    assert texts.make_slug("Intel(R) Xeon(R) CPU @ 2.20GHz") == "intel-xeon-cpu-2.20ghz"
+    assert texts.make_slug("../..") == "unknown"
     path = record.name_file(Path("out"), typed.run_of(make([1.0])))
     assert path == Path("out/nvidia-h200/article-mine-20261121T101500Z.json")
 

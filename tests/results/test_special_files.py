@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from ladder.base import yamlfile
-from ladder.base.errors import UserError
+from ladder.core import yamlfile
+from ladder.core.errors import UserError
 from ladder.publish.history import notes
 from ladder.results import loading, ranking
 from ladder.studies import frame, noise
@@ -25,7 +25,7 @@ READERS = {
     "strangers' files": ("m/r.json", lambda at, pipe: reject(lambda: frame.read_file(noise.STUDY, pipe))),
     "notes of asv": ("notes/r.json", lambda at, pipe: notes.read_note(at / "r.json") is None),
     "roofline": ("roofline/m-a.json", lambda at, pipe: study.load_rates("m", at / "roofline").known == {}),
-    "recipe": ("r.yaml", lambda at, pipe: reject(lambda: yamlfile.read(pipe))),
+    "recipe": ("r.yaml", lambda at, pipe: reject(lambda: yamlfile.read_yaml(pipe))),
     "a file by name": ("r.json", lambda at, pipe: reject(lambda: loading.load_run(pipe))),
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.core.records import read_record, write_record
 from ladder.results.file import Round
 from ladder.results.run import Result, Run, Rung, RungResult

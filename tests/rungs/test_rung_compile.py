@@ -83,9 +83,9 @@ def test_inside_our_graphs_no_mode_brings_its_own():
 )
 def test_a_ladder_of_an_alternative_contains_its_rungs_and_no_kernel_of_ours(name):
     ladder = catalog.load_ladder(name)
-    planned = catalog.climb(ladder, dict.fromkeys(needs.NEEDS))
+    planned = catalog.plan_climb(ladder, dict.fromkeys(needs.NEEDS))
     top = planned[len(ladder.rungs) - 1].recipe  # a rival comes after
-    assert set(catalog.contained(top)) == {rung.name for rung in ladder.rungs}
+    assert set(catalog.list_contained(top)) == {rung.name for rung in ladder.rungs}
     assert not any(top.get(field) for field in ("fused_act", "fused_norm")) and top["resample"] == "shifts"
 
 
@@ -135,7 +135,7 @@ def test_compiled_phases_agree_with_the_reference(recipe, references, monkeypatc
     monkeypatch.setattr(compiled, "inductor", by_autograd)
     step = prepared(recipe, mapping_layers=2)  # of which there is a reference
     assert step.compiled.failed is None and dict(step.compiled.graphs) == ONE_EACH
-    found = parity.check(step, cache=references)
+    found = parity.check_step(step, cache=references)
     assert found["verdict"] == "ok", found["problems"]
     assert sum(step.compiled.late.values()) == 0 and step.compiled.runs["G_main"] > 1
 
@@ -260,10 +260,10 @@ def test_inductor_s_phases_agree_are_captured_and_show_their_receipts(graphs, ch
     step.keep_gradients = True
     step.prepare()
     assert step.compiled.failed is None, step.compiled.failed
-    found = parity.check(step, cache=references)
+    found = parity.check_step(step, cache=references)
     assert found["verdict"] == "ok", found["problems"]
     step.keep_gradients = False
-    seen = evidence.gather(step)
+    seen = evidence.gather_evidence(step)
     step.close()
     assert seen["compile"]["kernels"] is None or seen["compile"]["kernels"] > 0
-    assert_engaged(seen, catalog.contained(step.recipe.to_dict()))
+    assert_engaged(seen, catalog.list_contained(step.recipe.to_dict()))

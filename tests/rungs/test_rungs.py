@@ -23,7 +23,7 @@ from tests.support.rung_steps import (
 torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("name", catalog.rungs())
+@pytest.mark.parametrize("name", catalog.list_rungs())
 def test_a_rung_teaches_what_it_changes_why_it_helps_and_when_it_does_not(name):
     rung = catalog.load_rung(name)
     assert rung.summary.endswith((".", "?")) and len(rung.summary) <= 110
@@ -38,7 +38,7 @@ def test_the_baseline_is_the_recipe_defaults():
 
 
 def test_every_rung_of_the_article_changes_the_recipe_below_it():
-    planned = catalog.climb(catalog.load_ladder("article"), dict.fromkeys(needs.NEEDS))
+    planned = catalog.plan_climb(catalog.load_ladder("article"), dict.fromkeys(needs.NEEDS))
     recipes = [Recipe.from_dict(rung.recipe) for rung in planned]
     for lower, higher in pairwise(recipes):
         assert lower != higher
@@ -98,7 +98,7 @@ def test_it_agrees_with_the_reference(case, references, request):
 @pytest.mark.parametrize("case", mark_quick((each.rung, each) for each in cases.EARNED))
 def test_the_receipt_is_earned_and_so_are_those_of_the_rungs_below(case):
     seen = gathered(small(case.recipe, **case.workload), steps=case.steps)
-    assert_engaged(seen, {*catalog.contained(seen["recipe"]), case.rung})
+    assert_engaged(seen, {*catalog.list_contained(seen["recipe"]), case.rung})
     if case.without is not None:
         assert not receipt(case.rung, gathered(small(case.without, **case.workload))).engaged
 

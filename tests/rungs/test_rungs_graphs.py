@@ -38,8 +38,8 @@ torch.set_num_threads(1)
 
 
 def climb_top(ladder, norm="demod"):
-    able = needs.possible(dict.fromkeys(needs.OF_MACHINE), {"norm": norm})
-    climbed = catalog.climb(catalog.load_ladder(ladder), able)
+    able = needs.join_capabilities(dict.fromkeys(needs.OF_MACHINE), {"norm": norm})
+    climbed = catalog.plan_climb(catalog.load_ladder(ladder), able)
     return [rung for rung in climbed if rung.recipe is not None][-1].recipe
 
 
@@ -105,7 +105,7 @@ def test_a_replay_hands_back_the_gradients_its_own_graph_holds():
 
 
 def test_whole_steps_agree_with_the_reference(references):
-    found = parity.check(whole(OURS, resolution=8), cache=references)
+    found = parity.check_step(whole(OURS, resolution=8), cache=references)
     assert found["verdict"] == "ok", found["problems"]
     assert set(found["phases"]) == set(PHASES) == set(found["replays"])
     assert {"loss", "gradient", "update", "ema"} <= set(found["phases"]["D_main"])
@@ -156,7 +156,7 @@ BUGS = {
 def test_what_is_wrong_in_a_whole_step_is_found(bug, references, planted_bug):
     step = whole(OURS, resolution=8)
     BUGS[bug](step)
-    found = parity.check(step, cache=references)
+    found = parity.check_step(step, cache=references)
     assert found["verdict"] == "failed: parity"
     planted_bug(bug=bug, planted="phases of a whole step in sequence", problem=found["reason"])
 
@@ -167,7 +167,7 @@ def test_parity_with_a_broken_schedule_says_so_and_compares_what_should_be_run(r
     monkeypatch.setattr(
         TrainingStep, "phases", lambda self, k, lazy=True: honest(self, k, lazy) if lazy else ("G_main",)
     )
-    found = parity.check(whole(OURS, resolution=8), cache=references)
+    found = parity.check_step(whole(OURS, resolution=8), cache=references)
     assert found["problems"] == ["a cycle without lazy phases runs D_main 0 times, expected 16"]
 
 
@@ -247,14 +247,19 @@ def test_nothing_is_kept_or_rewritten_unless_it_is_asked_for(captured, monkeypat
 def test_no_memset_runs_in_a_graph_of_the_top_unless_its_graphs_are_left_as_they_are(monkeypatch, refused):
     step = make_step(SIZE, climb_top("full") | {"workers": 1}, device="cuda")
     step.prepare()
-    seen = evidence.gather(step)
+    seen = evidence.gather_evidence(step)
     print(seen["fills"])
     if not seen["fills"]["found"]:
         pytest.skip("on this GPU cuDNN clears nothing by a memset")
     assert receipt("graph_fills", seen).engaged and receipt("whole_step_graph", seen).engaged
     monkeypatch.setattr(fills, "replace_memsets", lambda graph, _: graph.instantiate() or Fills(1, 1, {}))
     preparing.capture_again(step)
-    refused("graph_fills", evidence.gather(step), "in replayed graphs", sabotage="graphs are not rewritten")
+    refused(
+        "graph_fills",
+        evidence.gather_evidence(step),
+        "in replayed graphs",
+        sabotage="graphs are not rewritten",
+    )
     step.close()
 
 
@@ -411,9 +416,9 @@ def test_tf32_is_judged_by_the_spread_of_tf32():
     assert budget.precision_of(Recipe(fp32_precision="tf32")) == "tf32"
     assert budget.precision_of(Recipe(fp32_precision="tf32", precision="bf16")) == "bf16"
     assert budget.precision_of(Recipe(fp32_precision="ieee")) == "fp32"
-    for recipe in budget.spellings(Workload(**SMALL), "tf32", "cpu"):
+    for recipe in budget.list_spellings(Workload(**SMALL), "tf32", "cpu"):
         assert Recipe(**recipe).fp32_precision == "tf32" and Recipe(**recipe).precision == "fp32"
-    assert budget.budgets({"G_main/loss/loss": 0.0}, "tf32")["G_main/loss/loss"] > 1e-4
+    assert budget.derive_budgets({"G_main/loss/loss": 0.0}, "tf32")["G_main/loss/loss"] > 1e-4
 
 
 # ---- the other process -----------------------------------------------------------------------------------------------

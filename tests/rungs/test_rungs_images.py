@@ -261,7 +261,7 @@ def torchvision(monkeypatch):
 def test_batches_are_those_that_the_cpu_decodes(torchvision, jpegs, workers):
     feed = make_feed(jpegs, **DECODED, workers=workers)
     assert_alike(batches(feed), batches(make_feed(jpegs, uint8_input=True)))
-    counted = evidence.tally(types.SimpleNamespace(feed=feed))
+    counted = evidence.tally_images(types.SimpleNamespace(feed=feed))
     assert counted == {"decoded": 0, "mapped": 0, "decoded_on_gpu": 20}
     assert receipt("gpu_decode", {"data": counted | {"waiting_ms": 0.1, "fetched": 1.0}}).engaged
 
@@ -311,8 +311,10 @@ def test_an_error_of_the_gpu_is_no_fault_of_a_file(torchvision, jpegs, monkeypat
 def test_a_machine_without_torchvision_says_what_to_install(monkeypatch):
     found = {"error": None, "triton_error": None, "capability": [9, 0], "bf16": True}
     missing = "needs torchvision: pip install torchvision"
-    monkeypatch.setattr(system, "probe", lambda: found | {"nvjpeg_error": missing})
-    planned = catalog.climb(catalog.load_ladder("fp16"), system.capabilities("cuda") | {"demodulation": None})
+    monkeypatch.setattr(system, "probe_gpu", lambda: found | {"nvjpeg_error": missing})
+    planned = catalog.plan_climb(
+        catalog.load_ladder("fp16"), system.list_capabilities("cuda") | {"demodulation": None}
+    )
     assert {rung.name: rung.skipped for rung in planned if rung.skipped} == {"gpu_decode": missing}
-    monkeypatch.setattr(system, "probe", lambda: found | {"nvjpeg_error": None, "capability": [8, 0]})
-    assert "compute capability 8.9" in system.capabilities("cuda")["fp8"]
+    monkeypatch.setattr(system, "probe_gpu", lambda: found | {"nvjpeg_error": None, "capability": [8, 0]})
+    assert "compute capability 8.9" in system.list_capabilities("cuda")["fp8"]

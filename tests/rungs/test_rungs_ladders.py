@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kernels
-from ladder.base.protocol import IN_ORDER
+from ladder.core.protocol import IN_ORDER
 from ladder.plan import catalog, needs
 from ladder.receipts import evidence
 from ladder.rungs import checkpointing
@@ -44,8 +44,8 @@ torch.set_num_threads(1)
 
 def climb(ladder: str = "full", norm: str = "demod") -> list[catalog.Planned]:
     """The rungs of a ladder that a workload of this norm can have."""
-    able = needs.possible(dict.fromkeys(needs.OF_MACHINE), {"norm": norm})
-    return [rung for rung in catalog.climb(catalog.load_ladder(ladder), able) if rung.recipe is not None]
+    able = needs.join_capabilities(dict.fromkeys(needs.OF_MACHINE), {"norm": norm})
+    return [rung for rung in catalog.plan_climb(catalog.load_ladder(ladder), able) if rung.recipe is not None]
 
 
 def for_cpu(recipe: dict[str, Any]) -> dict[str, Any]:
@@ -54,15 +54,15 @@ def for_cpu(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def find_recipe(ladder: str, rung: str) -> dict[str, Any]:
-    climbed = catalog.climb(catalog.load_ladder(ladder), EVERYTHING)
+    climbed = catalog.plan_climb(catalog.load_ladder(ladder), EVERYTHING)
     return next(each.recipe for each in climbed if each.name == rung)
 
 
 @pytest.mark.parametrize("name", ["full", "full_compile", "dependent_launch"])
 def test_no_rung_of_a_ladder_undoes_another(name):
     ladder = catalog.load_ladder(name)
-    top = catalog.climb(ladder, EVERYTHING)[-1].recipe
-    assert set(catalog.contained(top)) == {rung.name for rung in ladder.rungs}
+    top = catalog.plan_climb(ladder, EVERYTHING)[-1].recipe
+    assert set(catalog.list_contained(top)) == {rung.name for rung in ladder.rungs}
 
 
 def test_ladders_go_on_from_one_another():
@@ -72,7 +72,7 @@ def test_ladders_go_on_from_one_another():
     assert full[: len(article)] == article and dependent[-1].name == "dependent_launch"
     assert ours[:-1] == [rung for rung in full if rung.name != "parallel_streams"]
     assert ours[-1].name == "compile"
-    planned = catalog.climb(catalog.load_ladder("tf32"), EVERYTHING)
+    planned = catalog.plan_climb(catalog.load_ladder("tf32"), EVERYTHING)
     assert [rung.name for rung in planned][:2] == ["baseline", "tf32"]
 
 
@@ -84,12 +84,12 @@ def test_the_distributed_ladders_stand_on_one_recipe_and_need_a_process_for_each
         Recipe.from_dict(find_recipe(name, "fused_modulation")).to_dict() for name in ("full", "distributed")
     )
     assert distributed == top | {"reduce": "flat"}
-    here = needs.possible(EVERYTHING, {"norm": "demod"})
+    here = needs.join_capabilities(EVERYTHING, {"norm": "demod"})
     assert "ladder scale" in here["ranks"] and here.keys() >= EVERYTHING.keys()
-    assert "reduce" not in catalog.climb(catalog.load_ladder("distributed"), here)[-2].recipe
+    assert "reduce" not in catalog.plan_climb(catalog.load_ladder("distributed"), here)[-2].recipe
     full, names = climb()[-1].recipe, {"ddp", "flat_reduce", "captured_reduce", "data_parallel"}
-    assert not names & set(catalog.contained(full))
-    reduced = names & set(catalog.contained(full | {"reduce": "flat", "ranks": 2}))
+    assert not names & set(catalog.list_contained(full))
+    reduced = names & set(catalog.list_contained(full | {"reduce": "flat", "ranks": 2}))
     assert reduced == {"flat_reduce", "captured_reduce"}
 
 
@@ -158,11 +158,11 @@ def test_the_whole_ladder_agrees_and_is_engaged_on_the_gpu(ladder, norm, referen
         found = checked(step, references)
         assert step.compiled is None or step.compiled.failed is None, step.compiled.failed
         step.keep_gradients = False
-        seen = evidence.gather(step)
+        seen = evidence.gather_evidence(step)
         step.close()
         assert found["verdict"] == "ok", (rung.name, found["problems"])
         assert_engaged(
-            seen, catalog.contained(rung.recipe) if ladder == "full" else [r.name for r in climbed]
+            seen, catalog.list_contained(rung.recipe) if ladder == "full" else [r.name for r in climbed]
         )
 
 
@@ -188,7 +188,7 @@ def test_on_top_of_all_others_nothing_changes_and_every_rung_is_engaged(ladder):
         for phase, wanted in gradients.items()
     }
     assert_the_same((step.losses(), found), (losses, gradients))
-    assert_engaged(seen, {*catalog.contained(step.recipe.to_dict())} - ON_GPU)
+    assert_engaged(seen, {*catalog.list_contained(step.recipe.to_dict())} - ON_GPU)
 
 
 @pytest.mark.parametrize(
@@ -225,6 +225,6 @@ def test_the_captured_rung_earns_its_receipt():
     size = {"resolution": 64, "channel_base": 2048, "channel_max": 64, "batch": 8}
     step = make_step(size, find_recipe("memory", "checkpointing") | {"workers": 1}, device="cuda")
     step.prepare()
-    found = checkpointing.receipt(evidence.gather(step))
+    found = checkpointing.receipt(evidence.gather_evidence(step))
     step.close()
     assert found.engaged, found.lines

@@ -56,8 +56,8 @@ torch.set_num_threads(1)
 
 
 def plan(ladder, workload):
-    able = needs.possible(EVERYTHING, catalog.load_workload(workload)[1])
-    return {rung.name: rung for rung in catalog.climb(catalog.load_ladder(ladder), able)}
+    able = needs.join_capabilities(EVERYTHING, catalog.load_workload(workload)[1])
+    return {rung.name: rung for rung in catalog.plan_climb(catalog.load_ladder(ladder), able)}
 
 
 # ---- spectral_norm, the workload's option ----------------------------------------------------------------------------
@@ -165,17 +165,19 @@ def test_the_reference_in_pieces_is_the_reference_whole():
     """Gradients accumulate over pieces of a batch: u and v must move once for the batch, not once a piece."""
     workload = Workload.from_dict(SMALL | SN | {"batch": 8, "resolution": 8})
     state = reference.shared_state(workload, "cpu", 8, lambda text: None)
-    whole, pieces = (reference.compute(workload, state, "cpu", size, lambda text: None) for size in (8, 4))
+    whole, pieces = (
+        reference.compute_reference(workload, state, "cpu", size, lambda text: None) for size in (8, 4)
+    )
     for one, other in zip(whole, pieces, strict=True):
         assert one["D_main"]["update"]["conv.u"].any()
-        errors = budget.compare("D_main", other["D_main"], one["D_main"])
+        errors = budget.compare_phase("D_main", other["D_main"], one["D_main"])
         assert max(errors.values()) < 1e-4, max(errors, key=errors.get)
 
 
 def test_it_shows_in_the_receipt():
     seen = gathered(small(SPECTRAL, **SN_LEAST))
     assert "spectral norm in plain PyTorch: none left" in receipt("fused_spectral", seen).lines
-    assert "fused_spectral" in catalog.contained(SPECTRAL)
+    assert "fused_spectral" in catalog.list_contained(SPECTRAL)
     assert_engaged(seen, ["fused_spectral"])
 
 
@@ -317,7 +319,7 @@ def test_a_build_that_failed_is_not_taken_for_the_rung(on_cpu, monkeypatch, refu
 )
 def test_a_workload_with_demodulation_or_a_machine_without_nvcc_goes_on_without_it(norm, nvcc, reason):
     able = dict.fromkeys(("cuda", "triton", "bf16", "cuda_graphs")) | {"nvcc": nvcc}
-    climbed = catalog.climb(catalog.load_ladder("more"), needs.possible(able, {"norm": norm}))
+    climbed = catalog.plan_climb(catalog.load_ladder("more"), needs.join_capabilities(able, {"norm": norm}))
     skipped = [rung.skipped for rung in climbed if rung.name in ("cuda_norm", "fast_math")]
     assert len(skipped) == 2 and all(s is None if reason is None else reason in s for s in skipped)
 
@@ -376,7 +378,7 @@ def test_captured_phases_agree_with_the_reference(recipe, workload, references):
     step = small(recipe, "cuda", **workload)
     found = checked(step, references)
     step.keep_gradients = False
-    seen = evidence.gather(step)
+    seen = evidence.gather_evidence(step)
     step.close()
     assert found["verdict"] == "ok", found["problems"]
     if workload == SN:

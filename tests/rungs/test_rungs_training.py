@@ -120,7 +120,9 @@ def load_networks(step, state):
         getattr(step, name).load_state_dict(state[name])
 
 
-@pytest.mark.parametrize("load", [lambda s, state: s.load_state_dict(state), load_networks, reference.adopt])
+@pytest.mark.parametrize(
+    "load", [lambda s, state: s.load_state_dict(state), load_networks, reference.adopt_state]
+)
 def test_weights_that_are_loaded_are_the_ones_that_are_used(load):
     donor, step = train(LEAN | ONCE), small(LEAN | ONCE)
     step.prepare()
@@ -149,7 +151,7 @@ def test_a_replaced_state_is_the_one_that_is_updated():
     donor, step = train(UPDATE, **LEAST), small(UPDATE, **LEAST)
     step.feed.next()
     step.run_phase("D_main")
-    reference.adopt(step, copy.deepcopy(donor.state_dict()))
+    reference.adopt_state(step, copy.deepcopy(donor.state_dict()))
     before = [s["step"].clone() for s in step.opt_D.state.values()]
     step.run_phase("D_main")
     assert [float(s["step"]) for s in step.opt_D.state.values()] == [float(b) + 1 for b in before]
@@ -230,8 +232,8 @@ def test_fused_adam_and_foreach_average_take_the_same_steps():
 def test_a_workload_without_demodulation_goes_on_without_it():
     ladder, everything = catalog.load_ladder("full"), dict.fromkeys(needs.NEEDS)
     for name, skipped in (("article", False), ("adain-256", True)):
-        there = needs.possible(everything, catalog.load_workload(name)[1])
-        planned = {rung.name: rung for rung in modes.plan(modes.CUMULATIVE, ladder, there)}
+        there = needs.join_capabilities(everything, catalog.load_workload(name)[1])
+        planned = {rung.name: rung for rung in modes.plan_run(modes.CUMULATIVE, ladder, there)}
         assert ("norm: instance" in (planned["grouped_demod"].skipped or "")) == skipped
         assert ("demodulation" in planned["cached_uint8"].recipe) != skipped
         assert planned["cached_uint8"].recipe["fused_residual"] is True
@@ -249,7 +251,7 @@ def test_it_is_a_handful_of_launches_however_many_layers_there_are():
 def test_the_update_takes_the_gradients_of_kept_sums_as_they_are():
     recipe = UPDATE | GROUPED
     seen = gathered(small(recipe, **ODD | LEAST), steps=1)
-    assert_engaged(seen, {*catalog.contained(recipe), "grouped_demod"} - {"baseline"})
+    assert_engaged(seen, {*catalog.list_contained(recipe), "grouped_demod"} - {"baseline"})
     assert "weight_energies_grad_kernel" not in seen["kernels"]
     assert seen["kernels"]["weight_energies_kernel"]["calls"] == 2  # after each update of G, and nowhere else
 
@@ -370,7 +372,7 @@ def test_two_streams_show_their_receipt_and_so_do_the_rungs_below(recipe, refuse
     """Without fused_resample fewer weights count, as up- and downsampling layers make theirs: leave-one-out."""
     trace = {"parallel_ms": 0.7, "busy_ms": 10.0}
     seen = gathered(small(recipe, **STREAMS_TINY), steps=1, trace=trace)
-    assert_engaged(seen, {*catalog.contained(seen["recipe"]), "parallel_streams"} - {"baseline"})
+    assert_engaged(seen, {*catalog.list_contained(seen["recipe"]), "parallel_streams"} - {"baseline"})
     seen["parallel"]["ms"] = 0.01
     refused(
         "parallel_streams",
@@ -440,7 +442,7 @@ def test_fifty_replays_are_those_of_one_stream(is_whole, precision):
 def test_two_streams_are_engaged_on_the_gpu():
     step = small(STREAM_GRAPHS | TWO | UPDATE | {"precision": "bf16"}, "cuda", **WIDE)
     step.prepare()
-    assert_engaged(evidence.gather(step), ["parallel_streams"])
+    assert_engaged(evidence.gather_evidence(step), ["parallel_streams"])
     step.close()
 
 
@@ -523,11 +525,11 @@ def test_a_replay_whose_gradients_overflow_moves_nothing(more):
 
 @pytest.mark.gpu
 def test_the_top_of_the_full_ladder_takes_fp16(references):
-    top = catalog.climb(catalog.load_ladder("full"), dict.fromkeys(needs.NEEDS))[-1].recipe
+    top = catalog.plan_climb(catalog.load_ladder("full"), dict.fromkeys(needs.NEEDS))[-1].recipe
     step = small(top | FP16 | {"workers": 1}, "cuda")
     found = checked(step, references)
     step.keep_gradients = False
-    issued = receipt("fp16", evidence.gather(step))
+    issued = receipt("fp16", evidence.gather_evidence(step))
     step.close()
     assert found["verdict"] == "ok", found["problems"]
     assert issued.engaged, issued.lines

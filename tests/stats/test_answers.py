@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from ladder.base import text
+from ladder.core import text
 from ladder.stats import answers, estimates, nested
 from ladder.stats.nested import Difference
 
@@ -15,13 +15,13 @@ def asked(mean: float, error: float, floor: float = 0.0, widest: float = 0.015, 
 
 
 def words(*questions: answers.Question) -> list[str]:
-    return [each.verdict for each in answers.answer(questions)]
+    return [each.verdict for each in answers.answer_questions(questions)]
 
 
 def test_outside_the_floor_a_sign_and_inside_it_how_much_it_can_be() -> None:
     assert words(asked(0.02, 0.001), asked(-0.02, 0.001)) == ["faster", "slower"]
     for mean in (0.004, -0.004, 0.0):
-        (answer,) = answers.answer([asked(mean, 0.001)])
+        (answer,) = answers.answer_questions([asked(mean, 0.001)])
         half = estimates.t_quantile(0.975, 18) * 0.001
         assert answer.verdict == "less than" and answer.below == pytest.approx(abs(mean) + half)
         assert answer.interval == pytest.approx((mean - half, mean + half))
@@ -29,7 +29,7 @@ def test_outside_the_floor_a_sign_and_inside_it_how_much_it_can_be() -> None:
 
 def test_only_what_leaves_more_open_than_enough_is_ambiguous() -> None:
     wide = asked(0.0, 0.01)  # 2.1% either way
-    assert words(wide) == ["ambiguous"] and answers.answer([wide])[0].below is None
+    assert words(wide) == ["ambiguous"] and answers.answer_questions([wide])[0].below is None
     assert words(asked(0.0, 0.01, widest=0.03)) == ["less than"]
     for sign in (1, -1):
         assert words(asked(sign * 0.013, 0.001, floor=0.02)) == ["ambiguous"]  # it may be 1.51%
@@ -41,8 +41,8 @@ def test_no_answer_on_gpu_time_leaves_more_open_than_one_and_a_half_percent() ->
     half = estimates.t_quantile(0.975, 18)
     for far, word in ((0.0149, "less than"), (0.01505, "ambiguous")):
         error = math.log1p(far) / half
-        question = answers.question(Difference(0.0, error, 18, 3), [], 1, gpu=True)
-        (answer,) = answers.answer([question])
+        question = answers.make_question(Difference(0.0, error, 18, 3), [], 1, gpu=True)
+        (answer,) = answers.answer_questions([question])
         assert answer.verdict == word
     assert text.less_than(answers.GPU_RESOLUTION) == "less than 1.5%"
 
@@ -51,7 +51,7 @@ def test_no_run_is_so_noisy_that_less_than_twice_says_something() -> None:
     """A busy CPU stated a resolution of 390%, and a row read `less than 390%`."""
     half, ln2 = estimates.t_quantile(0.975, 18), math.log(2)
     for mean in (0.1, -0.1, 0.0):
-        (wide,) = answers.answer([asked(mean, (1.58 - abs(mean)) / half, floor=1.0, widest=1.6)])
+        (wide,) = answers.answer_questions([asked(mean, (1.58 - abs(mean)) / half, floor=1.0, widest=1.6)])
         assert wide.verdict == "ambiguous" and wide.below is None
     for far, word in ((ln2 - 1e-6, "less than"), (ln2 + 1e-6, "ambiguous")):
         assert words(asked(0.0, far / half, floor=1.0, widest=1.6)) == [word]
@@ -60,9 +60,9 @@ def test_no_run_is_so_noisy_that_less_than_twice_says_something() -> None:
 def test_nothing_below_a_quarter_percent_or_the_floor_is_a_difference() -> None:
     assert words(asked(0.0024, 0.0)) == ["less than"] and words(asked(0.0026, 0.0)) == ["faster"]
     assert words(asked(0.0026, 0.0, floor=0.01)) == ["less than"]
-    (answer,) = answers.answer([asked(0.0026, 0.0, floor=0.01)])
+    (answer,) = answers.answer_questions([asked(0.0026, 0.0, floor=0.01)])
     assert answer.floor == answer.least == 0.01
-    assert answers.answer([asked(0.0, 0.0)])[0].least == 0.0025
+    assert answers.answer_questions([asked(0.0, 0.0)])[0].least == 0.0025
 
 
 def test_holm_is_over_the_verdicts_of_the_run() -> None:
@@ -71,7 +71,7 @@ def test_holm_is_over_the_verdicts_of_the_run() -> None:
 
 
 def test_the_interval_is_the_one_that_was_judged() -> None:
-    found = answers.answer([asked(0.02, 0.001), asked(0.03, 0.001)])
+    found = answers.answer_questions([asked(0.02, 0.001), asked(0.03, 0.001)])
     assert sorted(each.confidence for each in found) == pytest.approx([0.95, 0.975])
     for answer in found:
         half = estimates.t_quantile(0.5 + answer.confidence / 2, 18) * 0.001
@@ -79,12 +79,12 @@ def test_the_interval_is_the_one_that_was_judged() -> None:
 
 
 def test_without_a_difference_there_are_too_few_generations_and_no_interval() -> None:
-    (answer,) = answers.answer([answers.Question(None, 0.0, 0.015)])
+    (answer,) = answers.answer_questions([answers.Question(None, 0.0, 0.015)])
     assert (
         answer.verdict == "too few generations" and answer.interval is answer.effect is answer.below is None
     )
     assert words(answers.Question(None, 0.0, 0.015), asked(0.02, 0.001)) == ["too few generations", "faster"]
-    assert answers.answer([]) == []
+    assert answers.answer_questions([]) == []
 
 
 def test_generations_are_added_for_width_alone() -> None:
@@ -118,7 +118,7 @@ def quantity(drift: float = 0.0, *, gpu: bool = False, noise: float = 0.01) -> a
         }
         for name, kind in kinds.items()
     }
-    return answers.quantity(values, kinds, [("a", "t"), ("e", "u")], is_gpu=gpu)
+    return answers.make_quantity(values, kinds, [("a", "t"), ("e", "u")], is_gpu=gpu)
 
 
 def test_each_kind_has_a_floor_of_its_own_and_a_resolution_beyond_it() -> None:
@@ -135,7 +135,7 @@ def test_twins_that_differ_raise_the_floor_of_their_kind_alone() -> None:
     calm = quantity()
     values = {name: dict(each) for group in calm.groups.values() for name, each in group.values.items()}
     values["u"] = {number: value + 0.01 for number, value in values["u"].items()}
-    floors = answers.quantity(values, calm.kinds, calm.twins, is_gpu=False).floors(4)
+    floors = answers.make_quantity(values, calm.kinds, calm.twins, is_gpu=False).floors(4)
     assert 0.01 < floors["captured"].floor < 0.011 and floors["eager"] == calm.floors(4)["eager"]
 
 

@@ -55,7 +55,7 @@ def test_passes_that_nothing_links_keep_their_own_level() -> None:
 
 def test_the_error_is_the_residual_of_rung_and_generation() -> None:
     table = made()
-    group = nested.group(by_name(table))
+    group = nested.estimate_group(by_name(table))
     rest = table - table.mean(axis=0) - table.mean(axis=1, keepdims=True) + table.mean()
     assert group.freedom == 5 * 4 and group.odd == frozenset()
     assert group.variance == pytest.approx((rest**2).sum() / 20)
@@ -66,10 +66,10 @@ def test_missing_cells_cost_a_degree_each_and_move_nothing() -> None:
     """Without noise the residual is nothing, whatever is missing and however the generations drift."""
     table = made(sd=0.0)
     table[2, 1] = table[4, 3] = table[4, 4] = np.nan
-    group = nested.group(by_name(table))
+    group = nested.estimate_group(by_name(table))
     assert group.freedom == 20 - 3 and group.variance == 0
     seen = [
-        nested.group(by_name(np.where(np.isnan(table), np.nan, made(seed=seed)))).variance
+        nested.estimate_group(by_name(np.where(np.isnan(table), np.nan, made(seed=seed)))).variance
         for seed in range(300)
     ]
     assert np.mean(seen) == pytest.approx(0.01**2, rel=0.05)
@@ -78,18 +78,18 @@ def test_missing_cells_cost_a_degree_each_and_move_nothing() -> None:
 def test_a_rung_that_varies_more_keeps_its_own_variance_and_no_other_does() -> None:
     table = made()
     table[3] += RNG(1).normal(0, 0.2, 5)
-    group = nested.group(by_name(table))
+    group = nested.estimate_group(by_name(table))
     assert group.odd == {"r3"} and group.freedom == 4 * 4
     assert group.variance == pytest.approx(0.01**2, rel=0.8)
     own = table[3] - table[2]
-    found = nested.difference(group, group, "r3", "r2")
+    found = nested.estimate_difference(group, group, "r3", "r2")
     assert found.freedom == 4 and found.error == pytest.approx(np.std(own, ddof=1) / np.sqrt(5))
-    other = nested.difference(group, group, "r1", "r2")
+    other = nested.estimate_difference(group, group, "r1", "r2")
     assert other.freedom == 16 and other.error == pytest.approx(np.sqrt(2 * group.variance / 5))
 
 
 def test_a_rung_like_the_others_is_called_odd_once_in_a_hundred_runs() -> None:
-    odd = sum(bool(nested.group(by_name(made(10, 3, seed=seed))).odd) for seed in range(2000))
+    odd = sum(bool(nested.estimate_group(by_name(made(10, 3, seed=seed))).odd) for seed in range(2000))
     assert 8 <= odd <= 36  # 20 expected
 
 
@@ -98,8 +98,11 @@ def test_a_rung_like_the_others_is_called_odd_once_in_a_hundred_runs() -> None:
 
 def test_what_drifts_alike_in_all_rungs_is_in_no_error() -> None:
     table = made()
-    calm, moved = nested.group(by_name(table)), nested.group(by_name(table + RNG(2).normal(0, 3, 5)))
-    a, b = (nested.difference(each, each, "r0", "r1") for each in (calm, moved))
+    calm, moved = (
+        nested.estimate_group(by_name(table)),
+        nested.estimate_group(by_name(table + RNG(2).normal(0, 3, 5))),
+    )
+    a, b = (nested.estimate_difference(each, each, "r0", "r1") for each in (calm, moved))
     assert a.mean == pytest.approx(b.mean) == pytest.approx(np.mean(table[0] - table[1]))
     assert a.error == pytest.approx(b.error) and a.freedom == b.freedom == 20 and a.generations == 5
 
@@ -107,11 +110,11 @@ def test_what_drifts_alike_in_all_rungs_is_in_no_error() -> None:
 def test_fewer_than_three_common_generations_are_no_difference() -> None:
     table = made(generations=4)
     table[1, :2] = np.nan
-    group = nested.group(by_name(table))
-    assert nested.difference(group, group, "r0", "r1") is None
-    assert list(nested.paired(group, group, "r0", "r1")) == [2, 3]
-    assert nested.difference(group, group, "r0", "r2") is not None
-    assert nested.difference(group, group, "r0", "nobody") is None
+    group = nested.estimate_group(by_name(table))
+    assert nested.estimate_difference(group, group, "r0", "r1") is None
+    assert list(nested.pair_values(group, group, "r0", "r1")) == [2, 3]
+    assert nested.estimate_difference(group, group, "r0", "r2") is not None
+    assert nested.estimate_difference(group, group, "r0", "nobody") is None
 
 
 def covered(drift: float, seed: int = 0, runs: int = 1500) -> tuple[float, float]:
@@ -120,7 +123,9 @@ def covered(drift: float, seed: int = 0, runs: int = 1500) -> tuple[float, float
     for _ in range(runs):
         eager = rng.normal(0, 0.02, (6, 3)) + rng.normal(0, drift, 3)
         captured = rng.normal(0, 0.01, (4, 3))
-        found = nested.difference(nested.group(by_name(eager)), nested.group(by_name(captured)), "r1", "r2")
+        found = nested.estimate_difference(
+            nested.estimate_group(by_name(eager)), nested.estimate_group(by_name(captured)), "r1", "r2"
+        )
         half = estimates.t_quantile(0.975, found.freedom) * found.error
         inside.append(abs(found.mean) <= half)
         freedom.append(found.freedom)
@@ -137,12 +142,12 @@ def test_between_kinds_the_interval_covers_whether_they_drift_apart_or_not(drift
 def test_the_residual_is_the_floor_where_twins_are_too_much_alike() -> None:
     table = made()
     table[5] = table[0] + 1e-6
-    group = nested.group(by_name(table))
+    group = nested.estimate_group(by_name(table))
     residual, twins = nested.residual_bound(group), nested.twins_bound(group, [("r0", "r5")])
     expected = estimates.t_quantile(0.975, 20) * np.sqrt(2 * group.variance / 5)
     assert residual == pytest.approx(expected) and twins < residual
     table[5] += 0.05
-    group = nested.group(by_name(table))
+    group = nested.estimate_group(by_name(table))
     assert nested.twins_bound(group, [("r0", "r5"), ("r0", "nobody")]) > 0.05 > nested.residual_bound(group)
     assert nested.twins_bound(group, []) is None
-    assert nested.residual_bound(nested.group(by_name(table[:, :2]))) is None
+    assert nested.residual_bound(nested.estimate_group(by_name(table[:, :2]))) is None

@@ -37,7 +37,8 @@ def by_orders(names: list[str], measured: dict[Subset, float]) -> dict[str, floa
 
 def applied(names: list[str], measured: dict[Subset, float]) -> dict[str, float]:
     return {
-        name: shapley.applied(weights, measured) for name, weights in shapley.values(names, measured).items()
+        name: shapley.apply_weights(weights, measured)
+        for name, weights in shapley.derive_values(names, measured).items()
     }
 
 
@@ -47,17 +48,17 @@ GAINS = {"a": 0.3, "b": 0.02, "c": -0.1, "d": 0.0}
 def test_planted_additive_gains_come_back_exactly() -> None:
     measured = logs(every(), GAINS)
     assert applied(NAMES, measured) == pytest.approx(GAINS, abs=1e-12)
-    for first, second in shapley.pairs(NAMES):
-        weights = shapley.pair(NAMES, measured, first, second)
-        assert weights and shapley.applied(weights, measured) == pytest.approx(0, abs=1e-12)
+    for first, second in shapley.list_pairs(NAMES):
+        weights = shapley.derive_pair(NAMES, measured, first, second)
+        assert weights and shapley.apply_weights(weights, measured) == pytest.approx(0, abs=1e-12)
 
 
 def test_a_planted_interaction_shows_in_its_pair_only_and_is_shared_by_its_two() -> None:
     measured = logs(every(), GAINS, pair=0.08)
-    for first, second in shapley.pairs(NAMES):
-        weights = shapley.pair(NAMES, measured, first, second)
+    for first, second in shapley.list_pairs(NAMES):
+        weights = shapley.derive_pair(NAMES, measured, first, second)
         wanted = 0.08 if (first, second) == ("a", "b") else 0.0
-        assert weights and shapley.applied(weights, measured) == pytest.approx(wanted, abs=1e-12)
+        assert weights and shapley.apply_weights(weights, measured) == pytest.approx(wanted, abs=1e-12)
     shared = {name: gain + 0.04 * (name in "ab") for name, gain in GAINS.items()}
     assert applied(NAMES, measured) == pytest.approx(shared, abs=1e-12)
 
@@ -77,26 +78,31 @@ def test_a_thing_that_rests_on_another_never_comes_before_it() -> None:
     """Half of the 24 orders have b before a. No subset with b and without a is known."""
     known = [each for each in every() if "a" in each or "b" not in each]
     measured = logs(known, GAINS | {"b": 0.5})
-    assert shapley.count(NAMES, known) == 12 == math.factorial(4) // 2
+    assert shapley.count_all(NAMES, known) == 12 == math.factorial(4) // 2
     assert applied(NAMES, measured) == pytest.approx(GAINS | {"b": 0.5}, abs=1e-12)
-    assert shapley.pair(NAMES, known, "a", "b") is None  # they never change places
-    assert shapley.pair(NAMES, known, "b", "c") is not None
-    assert len(shapley.steps(NAMES, known, "b")) == 4 and len(shapley.steps(NAMES, known, "c")) == 6
+    assert shapley.derive_pair(NAMES, known, "a", "b") is None  # they never change places
+    assert shapley.derive_pair(NAMES, known, "b", "c") is not None
+    assert (
+        len(shapley.derive_steps(NAMES, known, "b")) == 4
+        and len(shapley.derive_steps(NAMES, known, "c")) == 6
+    )
 
 
 def test_without_an_order_there_are_no_values() -> None:
     ends = [shapley.NOTHING, frozenset(NAMES)]
-    assert shapley.count(NAMES, ends) == 0 and shapley.values(NAMES, ends) == {}
-    assert shapley.count(NAMES, every()[:-1]) == 0 and shapley.values(NAMES, every()[:-1]) == {}
-    assert shapley.count(NAMES, every()[1:]) == 0 and shapley.values(NAMES, every()[1:]) == {}
+    assert shapley.count_all(NAMES, ends) == 0 and shapley.derive_values(NAMES, ends) == {}
+    assert shapley.count_all(NAMES, every()[:-1]) == 0 and shapley.derive_values(NAMES, every()[:-1]) == {}
+    assert shapley.count_all(NAMES, every()[1:]) == 0 and shapley.derive_values(NAMES, every()[1:]) == {}
 
 
 def test_the_error_of_a_value_is_that_of_its_weights() -> None:
-    assert shapley.error(shapley.saving(frozenset(), frozenset("a")), 0.01) == pytest.approx(
+    assert shapley.estimate_error(shapley.derive_saving(frozenset(), frozenset("a")), 0.01) == pytest.approx(
         0.01 * math.sqrt(2)
     )
-    rng, weights = random.Random(0), shapley.values(NAMES, every())["a"]
-    seen = [shapley.applied(weights, {each: rng.gauss(0, 0.01) for each in every()}) for _ in range(2000)]
+    rng, weights = random.Random(0), shapley.derive_values(NAMES, every())["a"]
+    seen = [
+        shapley.apply_weights(weights, {each: rng.gauss(0, 0.01) for each in every()}) for _ in range(2000)
+    ]
     assert math.sqrt(sum(x * x for x in seen) / len(seen)) == pytest.approx(
-        shapley.error(weights, 0.01), rel=0.08
+        shapley.estimate_error(weights, 0.01), rel=0.08
     )

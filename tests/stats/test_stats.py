@@ -50,12 +50,16 @@ def test_an_interval_that_excludes_nothing_ends_at_numbers() -> None:
 
 def test_speedup_is_paired_by_round() -> None:
     # The machine slows down from round to round; the pairing does not see it.
-    assert estimates.speedup({0: 10.0, 1: 20.0, 2: 40.0}, {0: 5.0, 1: 10.0, 2: 20.0}) == pytest.approx(2)
-    assert estimates.speedup({0: 10.0, 2: 40.0}, {1: 1.0, 2: 10.0}) == pytest.approx(
+    assert estimates.estimate_speedup(
+        {0: 10.0, 1: 20.0, 2: 40.0}, {0: 5.0, 1: 10.0, 2: 20.0}
+    ) == pytest.approx(2)
+    assert estimates.estimate_speedup({0: 10.0, 2: 40.0}, {1: 1.0, 2: 10.0}) == pytest.approx(
         4
     )  # round 2 is all they share
-    assert estimates.speedup({0: 10.0}, {1: 5.0}) == pytest.approx(2)  # no common round
-    assert estimates.speedup({0: 10.0}, {}) is None and estimates.speedup({}, {0: 1.0}) is None
+    assert estimates.estimate_speedup({0: 10.0}, {1: 5.0}) == pytest.approx(2)  # no common round
+    assert (
+        estimates.estimate_speedup({0: 10.0}, {}) is None and estimates.estimate_speedup({}, {0: 1.0}) is None
+    )
 
 
 def test_log_ratios_are_paired_and_positive_where_the_second_is_faster() -> None:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import yaml
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.core.job import Job
 from ladder.core.records import read_record
 from ladder.engine import inspection, looks, sitting
@@ -47,7 +47,7 @@ def whole():
 
 @pytest.fixture
 def on_a_gpu(monkeypatch):
-    monkeypatch.setattr(system, "capabilities", lambda device: dict.fromkeys(needs.OF_MACHINE))
+    monkeypatch.setattr(system, "list_capabilities", lambda device: dict.fromkeys(needs.OF_MACHINE))
 
 
 def job_of(ladder):
@@ -68,7 +68,7 @@ def test_every_subset_of_the_article_s_rungs_is_planned_once_its_ends_first(on_a
     everything = frozenset(ARTICLE)
     assert list(changes.changes) == ARTICLE and len({*subsets}) == 128
     assert subsets[:2] == [everything, frozenset()]
-    climbed = catalog.climb(catalog.load_ladder("article"), system.capabilities("cuda"))
+    climbed = catalog.plan_climb(catalog.load_ladder("article"), system.list_capabilities("cuda"))
     assert changes.lay(everything) == climbed[-1].recipe  # the key under which a run's inspection is kept
     assert changes.make_recipe({"cuda_graphs"})["adam"] == "capturable"
     again = pick_again(subsets, 0)
@@ -247,7 +247,7 @@ def fake(monkeypatch):
         taken.append(f"process {onlookers.index(onlooker)}")
         return read_record(Look, look(None, 50.0 + task.recipe["set_to_none"]))
 
-    monkeypatch.setattr(sitting, "opened", opened)
+    monkeypatch.setattr(sitting, "open_sitting", opened)
     monkeypatch.setattr(looks.Onlooker, "look", planted_look)
     taken.append(nobody)
     return taken

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ladder.base.errors import UserError
 from ladder.cli import main as cli
+from ladder.core.errors import UserError
 from ladder.publish.validation import validate
 from ladder.show.table import render_csv, render_html, render_text
 from ladder.studies import frame

@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 from msgspec import Meta
 
-from ladder.base import locks, text
-from ladder.base.errors import EnvironmentFailure
 from ladder.cli.group import Group
-from ladder.core.options import option
+from ladder.core import locks, text
+from ladder.core.errors import EnvironmentFailure
+from ladder.core.options import declare_option
 from ladder.core.records import Ms
 from ladder.engine.pool import WorkerFailure
 from ladder.machine import system
@@ -21,7 +21,7 @@ from ladder.studies import frame
 
 
 class Options(frame.Options):
-    cases: Annotated[int, Meta(ge=1, le=5), option("How many.")] = 3
+    cases: Annotated[int, Meta(ge=1, le=5), declare_option("How many.")] = 3
 
 
 class Case(frame.Case):
@@ -154,7 +154,7 @@ def test_what_another_host_or_an_unfinished_run_left_stays(study):
 
 
 def test_a_second_run_into_one_folder_is_refused_before_it_measures(study):
-    with locks.folder_lock(study.out, text.slug(system.facts("cpu")["name"])):
+    with locks.folder_lock(study.out, text.make_slug(system.describe_machine("cpu")["name"])):
         result = study.run("--out", str(study.out))
     assert result.exit_code == 2 and study.calls == []
     assert f"ladder: {study.out}: another run is writing here" in result.output

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from ladder.base import text
-from ladder.base.errors import UserError
+from ladder.core import text
+from ladder.core.errors import UserError
 from ladder.plan import beside, catalog, modes, needs
 from ladder.results import plausible
 from ladder.studies import levers
@@ -87,7 +87,7 @@ def test_flops_of_a_step_count_lazy_phases_as_often_as_they_run(monkeypatch: pyt
 
 def test_each_lever_is_the_article_s_top_on_another_workload() -> None:
     _, workload = catalog.load_workload("article")
-    found = {p.name: p for p in modes.plan("levers", catalog.load_ladder("full"), ALL, None, workload)}
+    found = {p.name: p for p in modes.plan_run("levers", catalog.load_ladder("full"), ALL, None, workload)}
     assert list(found) == STUDY.names
     recipe = found["unchanged"].recipe or {}
     assert recipe["fused_act"] and recipe["cuda_graphs"] and recipe["conv"] == "double_backward"
@@ -105,11 +105,13 @@ def test_each_lever_is_the_article_s_top_on_another_workload() -> None:
 
 def test_a_workload_that_cannot_have_a_lever_says_why() -> None:
     _, workload = catalog.load_workload("adain-256")
-    found = {p.name: p for p in modes.plan("levers", catalog.load_ladder("article"), NO_GPU, None, workload)}
+    found = {
+        p.name: p for p in modes.plan_run("levers", catalog.load_ladder("article"), NO_GPU, None, workload)
+    }
     assert "convolution: separable needs norm: demod" in (found["separable"].skipped or "")
     assert found["half_depth"].recipe is not None
     with pytest.raises(UserError, match="--rungs: wide not in the levers"):
-        modes.plan("levers", catalog.load_ladder("article"), NO_GPU, ["wide"], workload)
+        modes.plan_run("levers", catalog.load_ladder("article"), NO_GPU, ["wide"], workload)
 
 
 def test_the_floor_of_a_cheaper_model_is_lower() -> None:
@@ -128,8 +130,10 @@ def test_a_lever_is_captured_and_trains_on_a_gpu(name: str) -> None:
     workload = Workload.from_dict(
         LITTLE | {"resolution": 16, "channel_base": 256, "channel_max": 16}
     ).to_dict()
-    there = needs.possible(dict.fromkeys(needs.OF_MACHINE), workload)
-    found = {p.name: p for p in modes.plan("levers", catalog.load_ladder("article"), there, None, workload)}
+    there = needs.join_capabilities(dict.fromkeys(needs.OF_MACHINE), workload)
+    found = {
+        p.name: p for p in modes.plan_run("levers", catalog.load_ladder("article"), there, None, workload)
+    }
     changed = found[name].variant
     assert changed is not None
     step = make_step({**workload, **changed.workload}, found[name].recipe or {}, device="cuda")

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import yaml
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.core.job import Job
 from ladder.core.records import read_record
 from ladder.engine import looks, sitting
@@ -41,7 +41,7 @@ def cells():
 
 def make_recipes(monkeypatch, ladder, *rungs):
     """Return the recipes of a job on a GPU."""
-    monkeypatch.setattr(system, "capabilities", lambda device: dict.fromkeys(needs.OF_MACHINE))
+    monkeypatch.setattr(system, "list_capabilities", lambda device: dict.fromkeys(needs.OF_MACHINE))
     name, workload = catalog.load_workload("article")
     return mapping.make_recipes(
         Job("cuda", name, workload, None, MACHINE, Options(ladder=ladder, rung=list(rungs)), None)
@@ -195,7 +195,7 @@ def fake(monkeypatch):
         fake.taken.append((task.workload["resolution"], task.workload["batch"]))
         return fake.answer(len(fake.taken), task)
 
-    monkeypatch.setattr(sitting, "opened", opened)
+    monkeypatch.setattr(sitting, "open_sitting", opened)
     monkeypatch.setattr(looks, "in_fresh_process", fresh)
     return fake
 

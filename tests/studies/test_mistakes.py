@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from ladder.base import text
-from ladder.base.errors import UserError
+from ladder.core import text
+from ladder.core.errors import UserError
 from ladder.engine import inspection
 from ladder.engine.pool import WorkerFailure
 from ladder.plan import beside, catalog, modes, needs
@@ -191,7 +191,7 @@ def test_a_mistake_that_is_not_in_force_is_never_timed() -> None:
 
     def inspected(worker: Worker, exempt: str | None) -> inspection.Found:
         entry = inspection.Examined("x", Variant("mistakes", "why", exempt))
-        return inspection.inspect(worker, lambda phase: None, entry=entry)  # type: ignore[arg-type]
+        return inspection.inspect_worker(worker, lambda phase: None, entry=entry)  # type: ignore[arg-type]
 
     judged, free = Worker(True), Worker(True)
     assert inspected(judged, None)["parity"]["verdict"] == "ok" and judged.asked == ["parity", "examine"]
@@ -204,7 +204,7 @@ def test_a_mistake_that_is_not_in_force_is_never_timed() -> None:
 
 
 def planned(capabilities: dict[str, str | None], only: list[str] | None = None) -> dict[str, catalog.Planned]:
-    found = modes.plan("mistakes", catalog.load_ladder("full"), capabilities, only)
+    found = modes.plan_run("mistakes", catalog.load_ladder("full"), capabilities, only)
     return {each.name: each for each in found}
 
 
@@ -236,8 +236,8 @@ def test_a_cpu_lacks_what_needs_a_gpu_and_others_may_be_picked() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", list(BY_NAME))
 def test_a_mistake_is_in_force_on_a_gpu_and_the_clean_step_is_clean(name: str) -> None:
-    there = needs.possible(dict.fromkeys(needs.OF_MACHINE), Workload.from_dict(LITTLE).to_dict())
-    found = {each.name: each for each in modes.plan("mistakes", catalog.load_ladder("article"), there)}
+    there = needs.join_capabilities(dict.fromkeys(needs.OF_MACHINE), Workload.from_dict(LITTLE).to_dict())
+    found = {each.name: each for each in modes.plan_run("mistakes", catalog.load_ladder("article"), there)}
     if name != "compile_shapes":  # its limits are those of the process
         clean = make_step(LITTLE, found["clean"].recipe or {}, device="cuda")
         clean.prepare()

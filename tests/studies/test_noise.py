@@ -184,7 +184,7 @@ def test_the_engine_makes_three_generations_and_goes_on(
     monkeypatch.setattr(noise, "plan_rung", lambda job, rung: (Ladder(), planned))
     options = noise.Options(rung="baseline", minutes=1.0)
     monkeypatch.setattr(loading, "find_problem", lambda run: None)
-    work, facts = {"batch": 8, "data": None}, system.facts("cpu")
+    work, facts = {"batch": 8, "data": None}, system.describe_machine("cpu")
     job = Job("cpu", "fake", work, None, facts, options, tmp_path)
     run = noise.run_twice(job, "baseline", tmp_path, lambda event: None)  # type: ignore[arg-type]
     assert rounds == [3, 5] and judging.derive_result(run).complete

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from ladder.base.errors import UserError
 from ladder.cli import main as cli
+from ladder.core.errors import UserError
 from ladder.core.job import Job
 from ladder.engine import loss_scales
 from ladder.engine.pool import WorkerFailure
@@ -71,11 +71,11 @@ def test_every_precision_has_a_recipe_or_a_reason_on_a_cpu():
 
 def test_on_a_gpu_the_top_has_graphs_in_every_precision(monkeypatch):
     everything = dict.fromkeys(system.CAPABILITIES)
-    monkeypatch.setattr(system, "capabilities", lambda device: everything)
+    monkeypatch.setattr(system, "list_capabilities", lambda device: everything)
     top = {row.precision: row.recipe for row in precision.plan_rows(make_job("cuda", on="top"))}
     assert all(recipe["cuda_graphs"] and not recipe["whole_step_graph"] for recipe in top.values())
     assert (top["fp32"]["fp32_precision"], top["tf32"]["fp32_precision"]) == ("ieee", "tf32")
-    monkeypatch.setattr(system, "capabilities", lambda device: everything | {"bf16": "needs BF16"})
+    monkeypatch.setattr(system, "list_capabilities", lambda device: everything | {"bf16": "needs BF16"})
     rows = precision.plan_rows(make_job("cuda", on="baseline"))
     assert {row.precision for row in rows if row.reason} == {"bf16", "fp8"}
 
@@ -135,7 +135,7 @@ def test_what_no_machine_measures_is_refused(key, change):
 def test_a_history_has_every_change_of_both_scales():
     step = small({"precision": "fp16", "loss_scale": 2.0**24, "loss_scale_interval": 4}, **LEAST)
     step.prepare()
-    found = loss_scales.follow(step, 8)
+    found = loss_scales.follow_scales(step, 8)
     assert found["updates"] == {"G": 8 + 2, "D": 8 + 1} and found["steps"] == 8
     last = found["changes"][-1]
     assert last[1:] == [
@@ -143,7 +143,7 @@ def test_a_history_has_every_change_of_both_scales():
     ]  # fmt: skip
     assert found["skipped"]["G"] > 0 and len({tuple(c[1:]) for c in found["changes"]}) > 2
     with pytest.raises(ValueError, match="precision: fp16"):
-        loss_scales.follow(small({}, **LEAST), 1)
+        loss_scales.follow_scales(small({}, **LEAST), 1)
 
 
 def invoke(folder, *more):

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import yaml
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.engine.groups import Group
 from ladder.engine.pool import Pool, WorkerFailure
 from ladder.machine import system
@@ -30,7 +30,7 @@ from tests.support.small import LITTLE
 
 kept_servers = servers.kept_servers
 MACHINE = json.loads(committed.file("results/ablation/nvidia-h200-article-full.json").read_text())["machine"]
-ABLE = needs.possible(dict.fromkeys(needs.NEEDS), {"norm": "demod"})
+ABLE = needs.join_capabilities(dict.fromkeys(needs.NEEDS), {"norm": "demod"})
 LITTLE_DEMOD = LITTLE | {"norm": "demod"}
 PROOF = "proof of top on 2"
 
@@ -283,7 +283,7 @@ def test_every_way_trains_on_two_gpus(way, tmp_path, kept_servers):
     """Seconds for each way. NCCL, captures and threads of nn.DataParallel have no stand-in on a CPU."""
     if len(system.gpu_uuids()) < 2:
         pytest.skip("needs two GPUs")
-    able = needs.possible(system.capabilities("cuda"), LITTLE_DEMOD)
+    able = needs.join_capabilities(system.list_capabilities("cuda"), LITTLE_DEMOD)
     (case,) = list_points((way,), able, LITTLE_DEMOD, [2], ("weak",), 0)
     with Pool() as pool:
         group = Group(pool, case.processes, "cuda")
@@ -360,8 +360,8 @@ class FakeGroup:
 
 @pytest.fixture
 def fakes(monkeypatch):
-    facts = system.facts("cpu")
-    monkeypatch.setattr(system, "facts", lambda _: facts | {"cores": 2})
+    facts = system.describe_machine("cpu")
+    monkeypatch.setattr(system, "describe_machine", lambda _: facts | {"cores": 2})
     monkeypatch.setattr(measure, "Group", FakeGroup)
     monkeypatch.setattr(measure, "Pool", FakePool)
     monkeypatch.setattr(STUDY, "draw", lambda *_: None)
@@ -386,8 +386,8 @@ def test_nothing_is_timed_after_a_profiler_of_its_generation(tmp_path, fakes):
 def test_groups_without_room_together_are_measured_apart_from_then_on(
     ways, last, tmp_path, fakes, monkeypatch
 ):
-    facts = system.facts("cpu")
-    monkeypatch.setattr(system, "facts", lambda _: facts | {"cores": 64})
+    facts = system.describe_machine("cpu")
+    monkeypatch.setattr(system, "describe_machine", lambda _: facts | {"cores": 64})
     FakeGroup.stop["oom"] = last  # of the first generation
     result = run(tmp_path, *ways, *OPTIONS, "--generations", 2)
     assert result.exit_code == 0

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ladder.base import locks
-from ladder.base.errors import UserError
+from ladder.core import locks
+from ladder.core.errors import UserError
 from ladder.core.records import write_record
 from ladder.publish.pages.committed import find_shortfall
 from ladder.publish.validation import validate

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from ladder.base.errors import UserError
 from ladder.cli import main as cli
+from ladder.core.errors import UserError
 from ladder.engine import sitting
 from ladder.engine.pool import Pool
 from ladder.machine.nvml import Gpu

@@ -73,6 +73,6 @@ def test_workers_that_cannot_be_started_are_one_error_without_noise(capfd):
             batches(Zeros())
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert "too many open files" in mishaps.explain(error.value)
+    assert "too many open files" in mishaps.explain_mishap(error.value)
     error.value.__traceback__ = None
     assert "Exception ignored" not in capfd.readouterr().err

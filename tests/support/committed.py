@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ladder.base import git
-from ladder.base.errors import UserError
+from ladder.core import git
+from ladder.core.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 # A run of the article's ladder that no document quotes.
@@ -26,13 +26,13 @@ RUN = ROOT / "tests/data/results/ladder/nvidia-h100-80gb-hbm3/article-article-20
 def _copied() -> Path | None:
     """Return a folder that holds git's results/ alone, until this process ends; None where there is no repository."""
     try:
-        git.commit(ROOT)
-        names = git.read(ROOT, "ls-files", "-z", "--", "results")
+        git.read_commit(ROOT)
+        names = git.read_output(ROOT, "ls-files", "-z", "--", "results")
     except UserError:
         return None
     into = Path(tempfile.mkdtemp(prefix="ladder-committed-"))
     atexit.register(shutil.rmtree, into, ignore_errors=True)
-    git.read(ROOT, *git.LF, "checkout-index", "-z", "--stdin", f"--prefix={into}/", stdin=names)
+    git.read_output(ROOT, *git.LF, "checkout-index", "-z", "--stdin", f"--prefix={into}/", stdin=names)
     return into
 
 

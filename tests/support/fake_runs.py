@@ -46,7 +46,7 @@ def job(out: Path, plan: Sequence[Any], **options: Any) -> Job:
     if "budget_s" in options:
         more["minutes"] = options.pop("budget_s") / 60
     asked = {"ladder": Ladder(), "planned": plan, "code": FAKE, "torch": False, "inspect": False}
-    facts = system.facts("cpu")
+    facts = system.describe_machine("cpu")
     plan_ = RunPlan(**asked | options)
     return Job("cpu", "fake", workload, more.pop("source", None), facts, plan_, out, **more)
 

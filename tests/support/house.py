@@ -15,8 +15,8 @@ from pathlib import Path
 
 import yaml
 
-from ladder.base import git
-from ladder.base.paths import ROOT
+from ladder.core import git
+from ladder.core.paths import ROOT
 
 BUDGET = Path(__file__).with_suffix(".yaml")
 LAYOUT = (
@@ -32,7 +32,7 @@ LAYOUT += (tokenize.ENCODING,)
 
 def list_files(folder: str, suffix: str = ".py") -> list[Path]:
     """Return the files below a folder that git knows and that are there."""
-    names = git.read(ROOT, "ls-files", "-z", "--", folder).split("\0")
+    names = git.read_output(ROOT, "ls-files", "-z", "--", folder).split("\0")
     return [ROOT / name for name in names if name.endswith(suffix) and (ROOT / name).is_file()]
 
 

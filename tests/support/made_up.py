@@ -24,7 +24,7 @@ H200 = {
 
 def rung(name: str, step_ms: float | None = None, host: float | None = None, **more: Any) -> dict[str, Any]:
     """A rung's record; without a time it is n/a."""
-    known = {"title": catalog.load_rung(name).title} if name in catalog.rungs() else {"title": name}
+    known = {"title": catalog.load_rung(name).title} if name in catalog.list_rungs() else {"title": name}
     record = {
         "name": name,
         **known,
@@ -162,7 +162,7 @@ def judged_run(mode: str = "cumulative", seed: int = 0, **times: float) -> dict[
     for record_ in rungs:
         record_["inspection"] = {"gpu_busy_ms": record_["gpu_busy_ms"], "error": None}
         if record_["host_bound"] < 0.1:
-            own = catalog.load_rung(record_["name"]).change if record_["name"] in catalog.rungs() else {}
+            own = catalog.load_rung(record_["name"]).change if record_["name"] in catalog.list_rungs() else {}
             record_["recipe"] = {"cuda_graphs": True, **own}
         record_["rounds"] = rounds(record_["step_ms"], record_["host_bound"], rng)
     made = result(rungs)
@@ -177,7 +177,7 @@ def judged_run(mode: str = "cumulative", seed: int = 0, **times: float) -> dict[
 
 
 def parity(share: float = 0.41, verdict: str = "ok") -> dict[str, Any]:
-    """Return what `ladder.parity.check.check` gives, cut down to two phases, with an error of `share` of its budget."""
+    """Return what `ladder.parity.check` gives, cut down to two phases, with an error of `share` of its budget."""
     entry = {
         "error": 0.0005,
         "budget": 0.002,

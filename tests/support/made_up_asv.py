@@ -10,7 +10,7 @@ from asv.results import Results
 from asv.runner import BenchmarkResult
 from asv.util import write_json
 
-from ladder.base import text
+from ladder.core import text
 from ladder.publish.history import series as asvseries
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -24,7 +24,13 @@ NOTE = {"driver": "580.65.06", "kernel_release": "6.8.0-45-generic", "started": 
 def facts(gpu: str = "NVIDIA Some GPU", cpu: str = "Some CPU @ 2.20GHz") -> dict[str, str]:
     hardware = cpu if gpu == "none" else gpu
     memory = "none" if gpu == "none" else "80 GB"
-    named = {"machine": text.slug(hardware), "os": "Linux", "arch": "x86_64", "cpu": cpu, "num_cpu": "16"}
+    named = {
+        "machine": text.make_slug(hardware),
+        "os": "Linux",
+        "arch": "x86_64",
+        "cpu": cpu,
+        "num_cpu": "16",
+    }
     return named | {"ram": "126 GB", "gpu": gpu, "gpu_memory": memory}
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
-from ladder.base.plain import Plain
 from ladder.core.job import Job
+from ladder.core.plain import Plain
 from ladder.core.records import write_record
 from ladder.machine import system
 from ladder.plan import catalog
@@ -26,7 +26,7 @@ Change = Callable[[Visit], Visit | None]
 def make_job(out: Path, **options: Any) -> Job:
     """The job of a comparison on the CPU."""
     _, workload = catalog.load_workload("tiny")
-    work, facts = workload | {"data": "/pictures"}, system.facts("cpu")
+    work, facts = workload | {"data": "/pictures"}, system.describe_machine("cpu")
     return Job("cpu", "tiny", work, "sample-photographs", facts, Options(**options), out, quiet=True)
 
 

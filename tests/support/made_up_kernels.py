@@ -5,8 +5,8 @@ import random
 
 import msgspec
 
-from ladder.base.text import NO_TIME
 from ladder.core.records import read_record
+from ladder.core.text import NO_TIME
 from ladder.plan import catalog
 from ladder.studies.kernelbench import cases as kernelcases
 from ladder.studies.kernelbench import record, study

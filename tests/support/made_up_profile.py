@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ladder.base.protocol import CYCLE_STEPS
+from ladder.core.protocol import CYCLE_STEPS
 from ladder.core.records import write_record
 from ladder.plan.catalog import load_workload
 from ladder.receipts import kernel_families
@@ -30,7 +30,8 @@ def of_profile(machine: dict[str, Any], rung: str, kernels: Mapping[str, float])
     """Return the data of a file: every kernel runs once in G_main and once in D_main of each step."""
     name, fields = load_workload("article")
     ran = tuple(
-        Ran(kernel, kernel_families.family(kernel), 0, round(ms * 1e6 / 2)) for kernel, ms in kernels.items()
+        Ran(kernel, kernel_families.name_family(kernel), 0, round(ms * 1e6 / 2))
+        for kernel, ms in kernels.items()
     )
     total = sum(kernels.values())
     segments = tuple(Segment((phase,), ran) for phase in ("G_main", "D_main") for _ in range(CYCLE_STEPS))

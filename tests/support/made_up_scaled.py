@@ -22,7 +22,7 @@ def of_scaled(
 ) -> dict[str, Any]:
     """Return a file whose communication is that of a ring: 2 (n - 1) / n of the gradients cross each link."""
     workload = load_workload(name)[1]
-    able = needs.possible(dict.fromkeys(needs.NEEDS), workload)
+    able = needs.join_capabilities(dict.fromkeys(needs.NEEDS), workload)
     cases = list_points(("top", "ddp"), able, workload, list(gpus), ("weak", "strong"), 32)
     observed: dict[str, Any] = {}
     for case in cases:

@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ladder.base import git
-from ladder.base import text as texts
+from ladder.core import git
+from ladder.core import text as texts
 from tests.support.typed import write_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,7 +110,7 @@ def fault(
 
 
 def planted_bug(*, bug: str, planted: str, problem: str, test: str) -> dict[str, Any]:
-    """A row of the planted bugs: `problem` is the line of `ladder.parity.check.check` that names the quantity."""
+    """A row of the planted bugs: `problem` is the line of `ladder.parity.check.check_step` that names the quantity."""
     row: dict[str, Any] = {"bug": bug, "planted": planted, "caught_by": problem}
     row |= dict.fromkeys(("phase", "quantity", "tensor", "error", "budget", "over_budget"))
     if match := _OVER_BUDGET.fullmatch(problem):
@@ -128,26 +128,26 @@ def sabotaged_rung(*, rung: str, sabotage: str, planted: str, line: str, test: s
 
 def hostile_file(*, file: str, planted: str, line: str, test: str) -> dict[str, Any]:
     """A row of the hostile files: what was planted in which file, and the one line that refused it."""
-    from ladder.base.text import display
+    from ladder.core.text import make_display
 
-    return {"file": file, "planted": display(planted), "refused": line, "test": test}
+    return {"file": file, "planted": make_display(planted), "refused": line, "test": test}
 
 
 def write(folder: Path, rows: dict[str, list[dict[str, Any]]]) -> list[Path]:
     """The files of each table that has rows; returns their paths. Nothing in them depends on time or order of tests."""
-    from ladder.base.files import replacing
+    from ladder.core.files import replace_file
     from ladder.machine import system
 
     commit, dirty = git.commit_of(ROOT)
     dirty = dirty if dirty is None else dirty or _tests_changed()
     paths = []
     for what, found in rows.items():
-        facts = system.facts(system.choose_device())
+        facts = system.describe_machine(system.choose_device())
         data = {"schema": 1, "what": what, "machine": facts, "commit": commit, "dirty": dirty}
-        data = texts.fit(data | {"rows": _merged(found)})
+        data = texts.fit_texts(data | {"rows": _merged(found)})
         path = folder / f"{what}.json"
         write_run(path, data)
-        with replacing(path.with_suffix(".md")) as temporary:
+        with replace_file(path.with_suffix(".md")) as temporary:
             temporary.write_text(markdown(data), encoding="utf-8")
         paths += [path, path.with_suffix(".md")]
     return paths
@@ -155,7 +155,7 @@ def write(folder: Path, rows: dict[str, list[dict[str, Any]]]) -> list[Path]:
 
 def _tests_changed() -> bool:
     """The tests are no part of the measured code, but here they are what is told of."""
-    return bool(git.changes(ROOT, ["tests"]))
+    return bool(git.list_changes(ROOT, ["tests"]))
 
 
 def markdown(data: dict[str, Any]) -> str:
@@ -185,7 +185,7 @@ def _cell(value: Any) -> str:
 
 def _checked(row: dict[str, Any]) -> dict[str, Any]:
     """Return the row. The test's own words must be storable as they are; the run's are cut to fit, like any reason."""
-    from ladder.base.text import TEXT
+    from ladder.core.text import TEXT
 
     for key in ("injected", "bug", "planted", "rung", "sabotage"):
         if key in row and not TEXT.fullmatch(row[key]):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.images import prepare as images
 from ladder.images.prepare import prepare_images
 

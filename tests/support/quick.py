@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from ladder.base.git import environment
+from ladder.core.git import clean_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 ALWAYS = ("tests/project/test_order.py",)
@@ -23,7 +23,7 @@ def changed(root: Path = ROOT) -> list[str]:
 
     def git(*arguments: str) -> list[str]:
         run = subprocess.run(
-            ["git", *arguments], cwd=root, env=environment(), capture_output=True, text=True, check=True
+            ["git", *arguments], cwd=root, env=clean_environment(), capture_output=True, text=True, check=True
         )
         return [line for line in run.stdout.split("\0") if line]
 

@@ -19,7 +19,7 @@ def of(names: list[str]) -> dict[str, Any]:
 def given(made: dict[str, Any]) -> dict[str, Any]:
     """Give each rung of a staircase its recipe, and each entry of a leave-one-out run those of the others."""
     names = made["ladder"]["rungs"]
-    if made["ladder"]["name"] in catalog.ladders():
+    if made["ladder"]["name"] in catalog.list_ladders():
         names = [step.name for step in catalog.load_ladder(made["ladder"]["name"]).rungs]
     changes = {name: catalog.load_rung(name).change for name in names}
     for rung in made["rungs"]:
@@ -28,6 +28,6 @@ def given(made: dict[str, Any]) -> dict[str, Any]:
         elif rung["name"] == modes.ALL:
             held = names
         else:
-            held = list(modes.without(rung["name"], changes))
+            held = list(modes.drop_rung(rung["name"], changes))
         rung["recipe"] = of(held)
     return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from ladder.base.git import environment
+from ladder.core.git import clean_environment
 
 SETTINGS = ("user.name=t", "user.email=t@t", "commit.gpgsign=false", "advice.detachedHead=false")
 
@@ -15,7 +15,7 @@ def git(folder: Path, *arguments: str, **env: str) -> str:
     command = ["git", *(word for setting in SETTINGS for word in ("-c", setting)), *arguments]
     # Without GIT_DIR and its like: a hook that runs the tests exports those of the user's own repository.
     run = subprocess.run(
-        command, cwd=folder, env=environment() | env, check=True, capture_output=True, text=True
+        command, cwd=folder, env=clean_environment() | env, check=True, capture_output=True, text=True
     )
     return run.stdout.strip()
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ladder.base import text
+from ladder.core import text
 from ladder.parity import check as parity
 from ladder.plan import catalog
 from ladder.receipts import Receipt, evidence
@@ -151,7 +151,7 @@ def checked(step: TrainingStep, cache: Path) -> dict[str, Any]:
     step.keep_gradients = True
     if not step.prepared:
         cold(step)
-    return parity.check(step, cache=cache)
+    return parity.check_step(step, cache=cache)
 
 
 def gathered(
@@ -173,7 +173,7 @@ def gathered(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evidence, "trace_steps", traced)
-        return evidence.gather(step)
+        return evidence.gather_evidence(step)
 
 
 def receipt(rung: str, seen: dict[str, Any]) -> Receipt:

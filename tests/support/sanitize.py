@@ -16,7 +16,7 @@ from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from ladder.base.paths import ROOT
+from ladder.core.paths import ROOT
 from ladder.machine import system
 from tests.support.small_calls import NAMES, calls, differentiate_twice
 
@@ -34,9 +34,9 @@ def launch(device: str, names: Collection[str], settings: Collection[tuple] = SE
     import torch
 
     from kernels import alternatives
-    from ladder.receipts.watch import launches
+    from ladder.receipts.watch import count_launches
 
-    with alternatives.off(), launches() as seen:
+    with alternatives.off(), count_launches() as seen:
         for setting in settings:
             for call in calls(make_tensor(device, *setting)):
                 if call.name in names:
@@ -85,7 +85,7 @@ def main() -> int:
         why = why if program else "compute-sanitizer is not installed (it comes with the CUDA toolkit)"
         print(f"sanitize: {why}", file=sys.stderr)
         return 2
-    with system.untimed("cuda"), ThreadPoolExecutor(PARTS * len(TOOLS)) as pool:
+    with system.hold_untimed("cuda"), ThreadPoolExecutor(PARTS * len(TOOLS)) as pool:
         compile_ahead(lambda: launch("cuda", NAMES))
         jobs = [pool.submit(watch, program, tool, number) for number in range(PARTS) for tool in TOOLS]
         found = [job.result() for job in jobs]

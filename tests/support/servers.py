@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ladder.base.paths import ROOT
+from ladder.core.paths import ROOT
 from ladder.engine import pool
 from ladder.engine.forkserver import ForkServer
 

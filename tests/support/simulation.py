@@ -134,10 +134,10 @@ def simulate(rng: np.random.Generator, kind: Kind, family: str, slowdown: float 
             for name, value in nested.generation_values(samples).items():
                 values[name][generation] = value
         if kind.generations is None and generation + 1 >= nested.LEAST_GENERATIONS:
-            of = answers.quantity(values, kinds, TWIN_NAMES, is_gpu=kind.gpu)
+            of = answers.make_quantity(values, kinds, TWIN_NAMES, is_gpu=kind.gpu)
             if not answers.wants_generations(generation + 1, [of.difference(*pair) for pair in pairs]):
                 break
-    of = answers.quantity(values, kinds, TWIN_NAMES, is_gpu=kind.gpu)
+    of = answers.make_quantity(values, kinds, TWIN_NAMES, is_gpu=kind.gpu)
     inside = []
     for pair in pairs:
         found = of.difference(*pair)

@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ladder.base.paths import ROOT
-from ladder.base.protocol import CYCLE_STEPS
+from ladder.core.paths import ROOT
+from ladder.core.protocol import CYCLE_STEPS
 
 CONTRACT = 1
 SPINS = "from tests.support.spinning import CONTRACT as CONTRACT, make_step as make_step\n"

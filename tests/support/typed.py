@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ladder.base import text
+from ladder.core import text
 from ladder.core.records import write_whole
 from ladder.results import derive, judging, store
 from ladder.results.derive import MERGED, QUICK
@@ -35,7 +35,7 @@ def typed(value: Any) -> Any:
         return value
     for cls, keys in _KEYS:
         if keys <= value.keys():
-            return msgspec.convert(text.fit(value), cls)
+            return msgspec.convert(text.fit_texts(value), cls)
     return value
 
 
@@ -70,7 +70,7 @@ class Reading:
 
 def run_of(made: Plain) -> Run:
     """Return the raw run of a result: what was observed, without derived figures."""
-    return msgspec.convert(text.fit(raw(made)), Run)
+    return msgspec.convert(text.fit_texts(raw(made)), Run)
 
 
 def raw(made: Plain) -> Plain:
@@ -111,7 +111,7 @@ def fill(made: Plain) -> Plain:
 
 def write_run(path: Path, made: Plain) -> Path:
     """Write the raw file of a result; data of another kind as they are."""
-    store.write(path, text.fit(raw(made)))
+    store.write(path, text.fit_texts(raw(made)))
     return path
 
 

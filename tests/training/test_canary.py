@@ -16,7 +16,7 @@ import yaml
 from click.testing import Result
 from PIL import Image
 
-from ladder.base.paths import ROOT
+from ladder.core.paths import ROOT
 from ladder.studies import canary as study
 from ladder.studies import frame
 from ladder.studies.canary import STUDY, Case, File, Observed

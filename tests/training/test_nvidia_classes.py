@@ -59,7 +59,7 @@ def test_converted_networks_compute_what_nvidias_do(tmp_path: Path, monkeypatch:
             network.load_state_dict(back[label])  # strict
             for name, value in theirs[label].state_dict().items():
                 assert torch.equal(value, back[label][name])
-        content = checkpoint.load(tmp_path / "b.pt")
+        content = checkpoint.load_checkpoint(tmp_path / "b.pt")
         workload = Workload.from_dict(content["workload"])
         z, image = torch.randn(4, 6), torch.randn(8, 3, 16, 16)
         for dtype, bound in BOUNDS.items():

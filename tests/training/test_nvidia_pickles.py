@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.training.nvidia import pickles
-from ladder.training.nvidia.convert import convert
+from ladder.training.nvidia.convert import convert_file
 from tests.support import nvidia_networks as theirs
 from tests.support.commands import refused, succeed
 
@@ -162,7 +162,7 @@ def test_a_pickle_with_wrong_bytes_is_refused_in_one_line_or_converted(tmp_path:
             damaged[at : at + draw.randrange(3)] = draw.randbytes(draw.randrange(3))
         (tmp_path / "a.pkl").write_bytes(damaged)
         try:
-            convert(tmp_path / "a.pkl")
+            convert_file(tmp_path / "a.pkl")
         except UserError as error:
             refusals += 1
             assert "\n" not in str(error)

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.training import checkpoint
 from ladder.training.nvidia import architecture, names
-from ladder.training.nvidia.convert import convert
+from ladder.training.nvidia.convert import convert_file
 from stylegan_lite import Recipe, Workload, make_step
 from stylegan_lite.networks import Discriminator, Generator
 from tests.support import nvidia_networks as theirs
@@ -41,7 +41,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def test_the_workload_is_that_of_the_networks(converted: Path) -> None:
-    workload = Workload.from_dict(checkpoint.load(converted)["workload"])
+    workload = Workload.from_dict(checkpoint.load_checkpoint(converted)["workload"])
     assert workload == Workload(
         resolution=16, channel_base=64, channel_max=8, batch=8, z_dim=6, w_dim=5, mapping_layers=2,
         conv_clamp=0.8, mbstd_group=4, w_avg_beta=0.995,
@@ -63,13 +63,13 @@ def test_there_and_back_is_bit_for_bit(protocol: int, tmp_path: Path) -> None:
         "conv_clamp": pytest.approx(0.8), "num_fp16_res": 4, "epilogue_kwargs": {"mbstd_group_size": 4},
     }  # fmt: skip
     assert back["kwargs"]["G"]["mapping_kwargs"] == {"num_layers": 2, "w_avg_beta": 0.995}
-    one, other = (checkpoint.load(tmp_path / name) for name in ("b.pt", "d.pt"))
+    one, other = (checkpoint.load_checkpoint(tmp_path / name) for name in ("b.pt", "d.pt"))
     assert one["workload"] == other["workload"]
     assert all(same(one["state"][label], other["state"][label]) for label in NETWORKS)  # type: ignore[literal-required]
 
 
 def test_both_networks_compute_the_same_in_fp64(converted: Path) -> None:
-    content = checkpoint.load(converted)
+    content = checkpoint.load_checkpoint(converted)
     workload, made = Workload.from_dict(content["workload"]), theirs.networks()
     G, D = Generator(workload, Recipe()).double(), Discriminator(workload, Recipe()).double()
     G.load_state_dict(content["state"]["G_ema"])
@@ -98,13 +98,13 @@ def test_both_networks_compute_the_same_in_fp64(converted: Path) -> None:
 )
 def test_channels_are_found_by_shapes_alone(channels: dict, fields: tuple, tmp_path: Path) -> None:
     made = theirs.networks(channels=channels)
-    found = convert(theirs.write(tmp_path / "a.pkl", made)).workload
+    found = convert_file(theirs.write(tmp_path / "a.pkl", made)).workload
     assert [found.fmaps(r) for r in channels] == [*channels.values()]
     assert (found.channel_base // max(channels), found.channel_max) == (fields[0] // max(channels), fields[1])
 
 
 def test_a_model_that_was_never_nvidias_gets_its_buffers(tmp_path: Path) -> None:
-    made = convert(_own(tmp_path / "own.pt", LEAST))
+    made = convert_file(_own(tmp_path / "own.pt", LEAST))
     assert made.notes == ("noise_const is new: this model was never NVIDIA's",) and not made.is_checkpoint
     workload = Workload.from_dict(LEAST)
     channels = {r: workload.fmaps(r) for r in workload.resolutions}
@@ -122,7 +122,9 @@ def test_a_model_that_was_never_nvidias_gets_its_buffers(tmp_path: Path) -> None
 def _own(path: Path, workload: dict[str, Any]) -> Path:
     step = make_step(workload, {}, device="cpu")
     images: checkpoint.Images = {"source": "user-images", "count": 9}
-    checkpoint.write(path, checkpoint.make_content(step, seed=0, seconds=0.0, images=images, run="a"))
+    checkpoint.write_checkpoint(
+        path, checkpoint.make_content(step, seed=0, seconds=0.0, images=images, run="a")
+    )
     return path
 
 
@@ -178,18 +180,19 @@ def test_another_architecture_is_one_line_and_no_file(
     made = theirs.networks()
     change(made)
     with pytest.raises(UserError, match=says) as error:
-        convert(theirs.write(tmp_path / "a.pkl", made))
+        convert_file(theirs.write(tmp_path / "a.pkl", made))
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("group, ours, batch", [(None, architecture.WHOLE, 8), (3, 3, 9), (32, 32, 32)])
 def test_groups_of_the_minibatch_deviation(group: int | None, ours: int, batch: int, tmp_path: Path) -> None:
     """Without a group NVIDIA's layer takes the whole batch, as old networks do that its legacy.py converted."""
-    checkpoint.write(
-        tmp_path / "a.pt", convert(theirs.write(tmp_path / "a.pkl", theirs.networks(group=group))).content
+    checkpoint.write_checkpoint(
+        tmp_path / "a.pt",
+        convert_file(theirs.write(tmp_path / "a.pkl", theirs.networks(group=group))).content,
     )
-    back = convert(tmp_path / "a.pt")
+    back = convert_file(tmp_path / "a.pt")
     assert (back.workload.mbstd_group, back.workload.batch) == (ours, batch)
     assert back.content["kwargs"]["D"]["epilogue_kwargs"] == {"mbstd_group_size": group}
-    checkpoint.write(tmp_path / "b.pt", back.content)
-    assert convert(tmp_path / "b.pt").workload == back.workload
+    checkpoint.write_checkpoint(tmp_path / "b.pt", back.content)
+    assert convert_file(tmp_path / "b.pt").workload == back.workload

@@ -12,7 +12,7 @@ from PIL import Image
 from ladder.machine import system
 from ladder.training import checkpoint
 from ladder.training import sample as sampling
-from ladder.training.nvidia.convert import convert
+from ladder.training.nvidia.convert import convert_file
 from stylegan_lite import make_step
 from tests.support import nvidia_networks as theirs
 from tests.support.commands import refused, succeed
@@ -30,8 +30,8 @@ def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def nvidias(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("nvidia")
-    made = convert(theirs.write(folder / "a.pkl", theirs.networks()))
-    checkpoint.write(folder / "a.pt", made.content)
+    made = convert_file(theirs.write(folder / "a.pkl", theirs.networks()))
+    checkpoint.write_checkpoint(folder / "a.pt", made.content)
     return folder / "a.pt"
 
 
@@ -44,7 +44,9 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
             each.mul_(1.5)
             if name.endswith("noise_strength"):
                 each.fill_(0.5)
-    checkpoint.write(path, checkpoint.make_content(step, seed=0, seconds=0.0, images=NO_IMAGES, run="a"))
+    checkpoint.write_checkpoint(
+        path, checkpoint.make_content(step, seed=0, seconds=0.0, images=NO_IMAGES, run="a")
+    )
     return path
 
 
@@ -95,8 +97,8 @@ def test_a_file_that_is_no_checkpoint_is_refused_and_nothing_is_made(own: Path, 
     assert "no such checkpoint" in refused("sample", tmp_path / "none.pt", "--out", tmp_path / "s")
     theirs.write(tmp_path / "a.pkl", theirs.networks())
     assert "a pickle and no checkpoint" in refused("sample", tmp_path / "a.pkl", "--out", tmp_path / "s")
-    content = checkpoint.load(own)
+    content = checkpoint.load_checkpoint(own)
     content["state"]["G_ema"].pop("const")
-    checkpoint.write(tmp_path / "bad.pt", content)
+    checkpoint.write_checkpoint(tmp_path / "bad.pt", content)
     assert "damaged checkpoint" in refused("sample", tmp_path / "bad.pt", "--out", tmp_path / "s")
     assert not (tmp_path / "s").exists()

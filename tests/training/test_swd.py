@@ -7,7 +7,7 @@ from ladder.training import swd
 def pictures(n, size, seed, blur=0):
     x = torch.randn(n, 3, size, size, generator=torch.Generator().manual_seed(seed))
     for _ in range(blur):
-        x = swd._blur(x)
+        x = swd._blur_images(x)
     return x / x.std()
 
 
@@ -19,7 +19,7 @@ def test_the_pyramid_adds_up_to_the_image():
     for level in reversed(levels[:-1]):
         spread = torch.zeros_like(level)
         spread[:, :, ::2, ::2] = rebuilt
-        rebuilt = level + 4 * swd._blur(spread)
+        rebuilt = level + 4 * swd._blur_images(spread)
     torch.testing.assert_close(rebuilt, images, rtol=1e-4, atol=1e-5)
 
 

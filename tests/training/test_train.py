@@ -11,11 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.images.prepare import ImageSet
 from ladder.training import checkpoint, losslog
 from ladder.training.losslog import Diverged
-from ladder.training.train import Settings, train
+from ladder.training.train import Settings, train_model
 from stylegan_lite import losses
 from stylegan_lite.step import PHASES, TrainingStep
 from tests.support.small import LITTLE
@@ -45,7 +45,7 @@ def images(tmp_path_factory) -> ImageSet:
 def go(images: ImageSet, out: Path, steps: int, *, workload=None, recipe=None, on_event=None, **options):
     options = {"device": "cpu", "log_every": 1, "sample_every": 1000, **options}
     settings = Settings(out, steps=steps, **options)
-    return train(workload or WORKLOAD, recipe or {}, images, settings, on_event)
+    return train_model(workload or WORKLOAD, recipe or {}, images, settings, on_event)
 
 
 def lines(out: Path) -> list[dict]:
@@ -57,7 +57,7 @@ def losses_of(out: Path) -> list[tuple]:
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
-    state = checkpoint.load(out / "checkpoint.pt")["state"]
+    state = checkpoint.load_checkpoint(out / "checkpoint.pt")["state"]
     return {f"{net}.{name}": value for net in ("G", "D", "G_ema") for name, value in state[net].items()}
 
 
@@ -165,7 +165,7 @@ def test_nan_stops_with_phase_and_step_and_keeps_the_good_checkpoint(
         Diverged, match=f"^step {at}: the loss of {name} is {word}; the checkpoint of step 4 is kept$"
     ):
         go(images, tmp_path, 20, checkpoint_every=4, log_every=log_every)
-    kept = checkpoint.load(tmp_path / "checkpoint.pt")
+    kept = checkpoint.load_checkpoint(tmp_path / "checkpoint.pt")
     assert kept["state"]["count"] == 4
     assert all(value.isfinite().all() for value in weights(tmp_path).values())
     if log_every == 1:
@@ -183,7 +183,7 @@ def test_a_bad_weight_behind_a_good_loss_is_not_saved(images, tmp_path, monkeypa
     monkeypatch.setattr(TrainingStep, "step", spoil)
     with pytest.raises(Diverged, match=r"^G\..* NaN or infinite.*step 6; the checkpoint of step 3 is kept$"):
         go(images, tmp_path, 6, checkpoint_every=3)
-    assert checkpoint.load(tmp_path / "checkpoint.pt")["state"]["count"] == 3
+    assert checkpoint.load_checkpoint(tmp_path / "checkpoint.pt")["state"]["count"] == 3
 
 
 def test_ctrl_c_ends_after_the_step_with_a_checkpoint_that_resumes_exactly(images, eleven, tmp_path):
@@ -195,7 +195,7 @@ def test_ctrl_c_ends_after_the_step_with_a_checkpoint_that_resumes_exactly(image
     with pytest.raises(KeyboardInterrupt):
         go(images, tmp_path, 11, on_event=interrupt)
     assert signal.getsignal(signal.SIGINT) is before
-    assert checkpoint.load(tmp_path / "checkpoint.pt")["state"]["count"] == 4
+    assert checkpoint.load_checkpoint(tmp_path / "checkpoint.pt")["state"]["count"] == 4
     go(images, tmp_path, 11, resume=tmp_path / "checkpoint.pt")
     assert losses_of(tmp_path) == losses_of(eleven)
 
@@ -225,7 +225,7 @@ def test_what_is_no_checkpoint_of_ours_is_refused(images, eleven, tmp_path):
         path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
         return refused(images, tmp_path / "out", 20, resume=path)
 
-    good = checkpoint.load(eleven / "checkpoint.pt")
+    good = checkpoint.load_checkpoint(eleven / "checkpoint.pt")
     assert "no such checkpoint" in refused(images, tmp_path / "out", 20, resume=tmp_path / "none.pt")
     assert "not a checkpoint" in refusal(b"text")
     assert "not a checkpoint" in refusal((eleven / "checkpoint.pt").read_bytes()[:5000])
@@ -273,7 +273,7 @@ def test_a_failed_save_keeps_the_old_checkpoint(images, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(UserError, match="No space left on device"):
         go(images, tmp_path, 6, checkpoint_every=3)
-    assert checkpoint.load(tmp_path / "checkpoint.pt")["state"]["count"] == 3
+    assert checkpoint.load_checkpoint(tmp_path / "checkpoint.pt")["state"]["count"] == 3
     assert not list(tmp_path.glob(".*"))
 
 

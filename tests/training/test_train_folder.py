@@ -10,9 +10,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ladder.base import locks
-from ladder.base.errors import UserError
 from ladder.cli.main import main
+from ladder.core import locks
+from ladder.core.errors import UserError
 from ladder.results import store as results
 from ladder.training import checkpoint
 from ladder.training.losslog import append_text

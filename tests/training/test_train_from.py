@@ -13,7 +13,7 @@ from PIL import Image
 from ladder.images import prepare
 from ladder.machine import system
 from ladder.training import checkpoint
-from ladder.training.nvidia.convert import convert
+from ladder.training.nvidia.convert import convert_file
 from stylegan_lite.step import TrainingStep
 from tests.support import nvidia_networks as theirs
 from tests.support.commands import refused, succeed
@@ -37,7 +37,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for index in range(8):
         Image.fromarray(generator.integers(0, 256, (8, 8, 3), np.uint8)).save(f"photos/{index}.png")
     theirs.write(Path("a.pkl"), theirs.networks(**SMALLEST))
-    checkpoint.write(Path("a.pt"), convert(Path("a.pkl")).content)
+    checkpoint.write_checkpoint(Path("a.pt"), convert_file(Path("a.pkl")).content)
     Path("mine.yaml").write_text(yaml.safe_dump(FIELDS))
 
 
@@ -47,7 +47,7 @@ def train(*arguments: object, out: str = "out", steps: int = 1) -> tuple[object,
 
 
 def state(path: str) -> checkpoint.State:
-    return checkpoint.load(Path(path))["state"]
+    return checkpoint.load_checkpoint(Path(path))["state"]
 
 
 def test_it_begins_with_the_networks_and_says_what_is_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_it_begins_with_the_networks_and_says_what_is_fresh(monkeypatch: pytest.
     begun = state("a.pt")
     for name, network in first.items():
         assert all(torch.equal(value, begun[name][key]) for key, value in network.items())
-    content = checkpoint.load(Path("out/checkpoint.pt"))
+    content = checkpoint.load_checkpoint(Path("out/checkpoint.pt"))
     assert content["state"]["count"] == 2 and content["workload"]["batch"] == 8
     assert content["workload"]["conv_clamp"] == 0.8
     assert not torch.equal(content["state"]["G"]["const"], begun["G"]["const"])

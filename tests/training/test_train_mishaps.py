@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from ladder.base import stopping
-from ladder.base.errors import UserError
+from ladder.core import stopping
+from ladder.core.errors import UserError
 from ladder.training import checkpoint, mishaps
 from ladder.training.losslog import Diverged
 from stylegan_lite import losses
@@ -56,7 +56,7 @@ def test_a_signal_saves_as_ctrl_c_does_however_often_it_comes(images, eleven, tm
         with pytest.raises(KeyboardInterrupt):
             go(images, tmp_path, 11, on_event=at(4, lambda: [os.kill(os.getpid(), number) for _ in range(3)]))
         assert signal.getsignal(number) is nothing
-    assert checkpoint.load(tmp_path / "checkpoint.pt")["state"]["count"] == 4
+    assert checkpoint.load_checkpoint(tmp_path / "checkpoint.pt")["state"]["count"] == 4
     go(images, tmp_path, 11, resume=tmp_path / "checkpoint.pt")
     assert same_as_unbroken(tmp_path, eleven)
 

@@ -21,11 +21,11 @@ import torch.distributed as dist
 import yaml
 from PIL import Image
 
-from ladder.base.paths import ROOT
+from ladder.core.paths import ROOT
 from ladder.images.prepare import ImageSet
 from ladder.training import checkpoint
 from ladder.training.ranks import Ranks
-from ladder.training.train import Settings, follow, train
+from ladder.training.train import Settings, follow_training, train_model
 from tests.support import process_groups
 from tests.support.small import LITTLE
 
@@ -50,9 +50,9 @@ def go(
     recipe = FP64 if ranks is None else ranks.adapt_recipe(FP64)
     settings = Settings(out, "cpu", steps, 7, resume, log_every=1, sample_every=1000)
     if ranks is None or ranks.is_writer:
-        train(WORKLOAD, recipe, images, settings, ranks=ranks)
+        train_model(WORKLOAD, recipe, images, settings, ranks=ranks)
     else:
-        follow(WORKLOAD, recipe, images, settings, ranks)
+        follow_training(WORKLOAD, recipe, images, settings, ranks)
 
 
 def stop_once_it_trains(out: Path) -> None:
@@ -92,7 +92,7 @@ def trained(images: ImageSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def state(folder: Path) -> dict[str, Any]:
-    return dict(checkpoint.load(folder / "checkpoint.pt")["state"])
+    return dict(checkpoint.load_checkpoint(folder / "checkpoint.pt")["state"])
 
 
 @pytest.mark.parametrize(

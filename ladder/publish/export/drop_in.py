@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from ladder.base import files
-from ladder.base.errors import UserError
+from ladder.core import files
+from ladder.core.errors import UserError
 from ladder.publish.export import package
 from ladder.publish.export.package import Origin
 
@@ -48,7 +48,7 @@ def _place(name: str) -> str:
 
 def digest_sources() -> str:
     """Return 16 digits of the SHA-256 of the sources of the drop-in files."""
-    return files.digest(HERE, sorted(HERE.glob("*.py")))[:16]
+    return files.digest_sources(HERE, sorted(HERE.glob("*.py")))[:16]
 
 
 def digest_files(texts: Mapping[str, str]) -> str:

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ladder.base import files, git
-from ladder.base.errors import UserError
-from ladder.base.starting import ROOT, near, read_version
+from ladder.core import files, git
+from ladder.core.errors import UserError
+from ladder.core.starting import ROOT, read_version, shorten_path
 
 ALL = "all"  # among the names of ops
 # Names of this project, of what an export needs, and of operators that PyTorch registers itself.
@@ -133,14 +133,14 @@ def write(folder: Path, name: str, texts: Mapping[str, str]) -> list[Path]:
     temporary, is_new = folder / f".{name}.tmp", not folder.exists()
     try:
         if not is_new and any(folder.iterdir()):
-            raise UserError(f"{near(folder)} is not empty; name a new folder")
+            raise UserError(f"{shorten_path(folder)} is not empty; name a new folder")
         for path, text in texts.items():
             (temporary / path).parent.mkdir(parents=True, exist_ok=True)
             (temporary / path).write_text(text, encoding="utf-8", newline="\n")
         temporary.rename(folder / name)
     except OSError as error:
         shutil.rmtree(folder if is_new else temporary, ignore_errors=True)
-        raise UserError(f"{near(folder)}: cannot be written: {error.strerror or error}") from None
+        raise UserError(f"{shorten_path(folder)}: cannot be written: {error.strerror or error}") from None
     return [folder / name / path for path in texts]
 
 
@@ -150,7 +150,7 @@ def render_package(origin: Origin, ops: list[Op]) -> dict[str, str]:
     paths = list_files(kernels, [*ADDED, *(f"{op.module.replace('.', '/')}.py" for op in ops)])
     sources = [kernels / path for path in paths if path.endswith(".py")]
     texts = {path: (kernels / path).read_text(encoding="utf-8") for path in paths}
-    return texts | {"__init__.py": _render_init(origin, ops, files.digest(kernels, sources))}
+    return texts | {"__init__.py": _render_init(origin, ops, files.digest_sources(kernels, sources))}
 
 
 def list_files(package: Path, start: Iterable[str]) -> list[str]:

@@ -16,10 +16,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ladder.base import files
-from ladder.base.errors import UserError, one_line
-from ladder.base.paths import ROOT
-from ladder.base.text import last_line, slug
+from ladder.core import files
+from ladder.core.errors import UserError, one_line
+from ladder.core.paths import ROOT
+from ladder.core.text import last_line, make_slug
 from ladder.plan import catalog
 
 SCRIPT = Path(__file__).with_name("job.sh")
@@ -54,7 +54,7 @@ def write_script(fleet: Fleet) -> None:
     Raises:
         UserError: a workload is unknown, two have the same name, or the folder cannot be written.
     """
-    names = [slug(catalog.load_workload(workload)[0]) for workload in fleet.workloads]
+    names = [make_slug(catalog.load_workload(workload)[0]) for workload in fleet.workloads]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"two workloads are named {twice}: the tasks would share a folder")
     is_file = [Path(workload).suffix in (".yaml", ".yml") for workload in fleet.workloads]
@@ -72,7 +72,7 @@ def write_script(fleet: Fleet) -> None:
     }
     template = string.Template(SCRIPT.read_text(encoding="utf-8"))
     script = template.substitute({key: shlex.join(value) for key, value in words.items()})
-    files.write(fleet.folder / "job.sh", script)
+    files.write_file(fleet.folder / "job.sh", script)
     (fleet.folder / "logs").mkdir(exist_ok=True)
 
 

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
+from ladder.core.errors import UserError
+from ladder.core.paths import ROOT
 from ladder.machine import system
 from ladder.plan import catalog
 from ladder.publish.history.screening import (
@@ -40,7 +40,7 @@ def confirm_steps(steps: Sequence[Step], most: int, out: Path, minutes: float | 
     or changed its recipe is not measured, and one that is refused does not stop the others.
     """
     device = system.choose_device()
-    facts = system.facts(device)
+    facts = system.describe_machine(device)
     torch = str(facts["torch"]).partition("+")[0]
     own = facts["name"], (None, "", torch)
     mine = group_candidates([s for s in steps if s.series.machine == own[0] and s.series.torch in own[1]])
@@ -73,7 +73,7 @@ def compare_commits(
     options = study.Options(base=good, head=bad, rungs=",".join(rungs), ladder=LADDER)
     request = frame.Request(workload=workload, device=device, out=out, budget=minutes)
     with contextlib.redirect_stdout(sys.stderr):
-        job = frame.resolve_job(study.STUDY, options, request, system.facts(device))
+        job = frame.resolve_job(study.STUDY, options, request, system.describe_machine(device))
         frame.run_study(study.STUDY, job)
 
 

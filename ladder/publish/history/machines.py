@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.base import text as texts
-from ladder.base.errors import UserError
+from ladder.core import text as texts
+from ladder.core.errors import UserError
 from ladder.results import store
 
 DRIFT = 0.04  # of memory: what a kernel or driver keeps for itself changes with its version
@@ -81,8 +81,8 @@ def choose(facts: Mapping[str, Any], folder: Path, name: str | None = None) -> R
         return {key: stored[name][key] for key in own}
     if not re.fullmatch(rf"{re.escape(hardware)}(-[0-9a-f]{{6}})?", name):
         raise UserError(
-            f"--machine {texts.plain(ascii(name))}: a machine is named after its hardware, {hardware}, perhaps with a"
-            f" hyphen and six of 0-9 and a-f behind it; {right}"
+            f"--machine {texts.clean_line(ascii(name))}: a machine is named after its hardware, {hardware}, perhaps"
+            f" with a hyphen and six of 0-9 and a-f behind it; {right}"
         )
     return own | {"machine": name}
 
@@ -109,5 +109,5 @@ def describe_differences(record: Record, other: Record) -> str:
         if here and there:
             same = abs(int(here[1]) - int(there[1])) <= max(1, DRIFT * int(here[1]))
         if key != "machine" and not same:
-            differences.append(f"{key} {texts.plain(other.get(key))[:60]}, here {value}")
+            differences.append(f"{key} {texts.clean_line(other.get(key))[:60]}, here {value}")
     return ", ".join(differences[:3])

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from ladder.base import files, text
+from ladder.core import files, text
 from ladder.results import store
 
 FOLDER = "notes"
@@ -51,7 +51,7 @@ def create_note(
         choices: lines of text by series, if there are any.
         variables: those of `ladder.machine.environment`.
     """
-    shown: Note = {name: text.display(value) if value else None for name, value in conditions.items()}
+    shown: Note = {name: text.make_display(value) if value else None for name, value in conditions.items()}
     shown["started"] = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     note: Note = {"schema": 1, "commit": commit, "environment": environment, **shown}
     note["benchmarks"] = {name: {**shown} for name in sorted(benchmarks)}
@@ -68,13 +68,13 @@ def add_note(result: Path, note: Note) -> Path:
     path = find_path(result)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        old = store.parse(files.read(path, MOST_BYTES))
+        old = store.parse(files.read_file(path, MOST_BYTES))
         if all(old[key] == note[key] for key in ("commit", "environment")):  # eight digits may be another's
             both = {key: {**old.get(key, {}), **note.get(key, {})} for key in ("benchmarks", "choices")}
             note = {**old, **note, **{key: value for key, value in both.items() if key in old or key in note}}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
-    files.write(path, json.dumps(note, indent=1) + "\n")
+    files.write_file(path, json.dumps(note, indent=1) + "\n")
     return path
 
 
@@ -124,7 +124,7 @@ def leave_choices(folder: Path, series: str, rows: Iterable[Mapping[str, Any]]) 
     """Leave the choices of a benchmark's process for the note of the result that asv will save."""
     from ladder.report import tiles
 
-    lines = [text.display(line) for line in tiles.lines(rows)]
+    lines = [text.make_display(line) for line in tiles.lines(rows)]
     store.write(Path(folder) / f"choices-{uuid.uuid4().hex}.json", {"series": series, "lines": lines})
 
 

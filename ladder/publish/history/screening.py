@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder.base import git
-from ladder.base import text as texts
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
+from ladder.core import git
+from ladder.core import text as texts
+from ladder.core.errors import UserError
+from ladder.core.paths import ROOT
 from ladder.publish.history import notes as asvnotes
 from ladder.publish.history import series as recorded
 from ladder.publish.history.series import Series
@@ -91,7 +91,7 @@ def screen(
     root: Path = ROOT,
 ) -> tuple[list[Step], list[str]]:
     """Return (steps, lines that a reader must know). Raises `UserError`."""
-    order = git.read(root, "rev-list", "--first-parent", "--reverse", branch, "--").splitlines()
+    order = git.read_output(root, "rev-list", "--first-parent", "--reverse", branch, "--").splitlines()
     place = {commit: number for number, commit in enumerate(order)}
     every, lines, comparisons = recorded.read(folder), list[str](), list[File]()
     for path in sorted(compared.rglob("*.json")):
@@ -189,7 +189,7 @@ def _describe(answer: Answered) -> str:
     if change is None:
         return study.describe_verdict(answer)
     shown = f"{format_value('change', change)} ({format_value('changes', interval)})"
-    return f"{study.describe_verdict(answer)}, {shown} in {texts.counted(answer.rounds, 'generation')}"
+    return f"{study.describe_verdict(answer)}, {shown} in {texts.format_count(answer.rounds, 'generation')}"
 
 
 def _find_both_levels(step: Step, every: Sequence[Series]) -> str | None:
@@ -266,7 +266,7 @@ def render_text(steps: Sequence[Step], lines: Sequence[str]) -> str:
     groups: dict[tuple[str, ...], list[Step]] = {}
     for step in steps:
         groups.setdefault((step.status, step.good, step.bad, step.why), []).append(step)
-    shown = list(map(texts.plain, lines))
+    shown = list(map(texts.clean_line, lines))
     for (status, good, bad, why), rows in groups.items():
         within = []
         for step in rows:
@@ -277,9 +277,9 @@ def render_text(steps: Sequence[Step], lines: Sequence[str]) -> str:
             within.append(f"{between} commits between the two were not measured; this bisects them:")
             within.append(format_bisect(rows[0]) or "asv find, by a regular expression of the series")
         shown.append(f"{status} {f'in {good[:10]}..' if between else 'at '}{bad[:10]}:")
-        shown += [f"  {texts.plain(line)}" for line in within]
+        shown += [f"  {texts.clean_line(line)}" for line in within]
     count = sum(step.status == CONFIRMED for step in steps)
-    return "\n".join([*shown, f"{count} confirmed of {texts.counted(len(steps), 'step')}"])
+    return "\n".join([*shown, f"{count} confirmed of {texts.format_count(len(steps), 'step')}"])
 
 
 def write_step(step: Step) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder.base.text import plain, slug
+from ladder.core.text import clean_line, make_slug
 from ladder.plan import catalog
 from ladder.publish.history import notes as asvnotes
 from ladder.publish.validation import asv_files
@@ -160,7 +160,7 @@ def read(folder: Path) -> list[Series]:
         ]
         gpu = {(name, quoted): value for name, quoted, value, _ in taken if is_gpu_time(name)}
         for benchmark, quoted, value, weight in taken:
-            facts = {key: plain(each) for key, each in params.items() if isinstance(each, str)}
+            facts = {key: clean_line(each) for key, each in params.items() if isinstance(each, str)}
             where, libraries, values = path.parent.name, result.env_name, tuple(map(_unquote, quoted))
             if is_gpu_time(benchmark):
                 facts = _find_gpu_facts(facts, asvnotes.find_conditions(note, benchmark))
@@ -189,11 +189,11 @@ def _find_gpu_facts(
 ) -> dict[str, str]:
     """Return the facts that GPU time depends on: the GPU, torch, CUDA, cuDNN and the driver's major version."""
     gpu = str(params.get("gpu") or "none")
-    known = {"machine": slug(gpu), "gpu": gpu}
+    known = {"machine": make_slug(gpu), "gpu": gpu}
     known |= {name: str(params[name]) for name in ("torch", "cuda") if params.get(name)}
     known |= {"cudnn": conditions["cudnn"]} if "cudnn" in conditions else {}
     known |= {"driver": conditions["driver"].partition(".")[0]} if "driver" in conditions else {}
-    return {name: plain(value) for name, value in known.items()}
+    return {name: clean_line(value) for name, value in known.items()}
 
 
 def points(accepted: Path, benchmark: str = STEP) -> list[Point]:
@@ -255,9 +255,9 @@ def history(every: Iterable[Point], revisions: Mapping[str, int]) -> dict[tuple[
 def _unquote(value: str) -> str:
     """Return a parameter, which asv keeps as Python would print it."""
     try:
-        return plain(ast.literal_eval(value))
+        return clean_line(ast.literal_eval(value))
     except (ValueError, SyntaxError):
-        return plain(value)
+        return clean_line(value)
 
 
 def _heights() -> dict[str, int]:

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ladder.base import files
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
+from ladder.core import files
+from ladder.core.errors import UserError
+from ladder.core.paths import ROOT
 from ladder.publish import gallery
 from ladder.publish.pages import machines, tables
 from ladder.publish.pages.committed import Committed, check_out
@@ -73,7 +73,7 @@ def fill_documents(root: Path) -> list[Path]:
                 changed[path] = new
         pages = machines.render_pages(committed)
     for path, text in changed.items():
-        files.write(path, text)
+        files.write_file(path, text)
     return [*changed, *machines.write_pages(root, pages)]
 
 
@@ -125,7 +125,7 @@ def redraw_pages(root: Path) -> list[Path]:
         for source in gallery.list_tracked(root, f"results/{folder}"):
             for path, content in render_pages(source):
                 if path.is_file() and path.read_bytes() != content:
-                    files.write(path, content)
+                    files.write_file(path, content)
                     changed.append(path)
     return changed
 

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ladder.base import git
-from ladder.base.errors import UserError
-from ladder.base.plain import Plain
+from ladder.core import git
+from ladder.core.errors import UserError
+from ladder.core.plain import Plain
 from ladder.plan import modes
 from ladder.publish import gallery
 from ladder.results import loading, ranking
@@ -136,7 +136,7 @@ def find_shortfall(data: Plain) -> str | None:
 @contextmanager
 def check_out(root: Path) -> Iterator[Committed]:
     """Yield the results that git has staged, whatever the checkout holds. Raises UserError where git cannot say."""
-    names = git.read(root, "ls-files", "-z", "--", "results")
+    names = git.read_output(root, "ls-files", "-z", "--", "results")
     with tempfile.TemporaryDirectory(prefix="ladder-committed-") as folder:
-        git.read(root, *git.LF, "checkout-index", "-z", "--stdin", f"--prefix={folder}/", stdin=names)
+        git.read_output(root, *git.LF, "checkout-index", "-z", "--stdin", f"--prefix={folder}/", stdin=names)
         yield Committed(Path(folder))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ladder.base import files
-from ladder.base.text import escaped
+from ladder.core import files
+from ladder.core.text import escape_markdown
 from ladder.plan import catalog, modes
 from ladder.publish.gallery import ARTICLE, FULL
 from ladder.publish.pages import tables
@@ -33,7 +33,7 @@ def write_pages(root: Path, pages: dict[str, str]) -> list[Path]:
         path.unlink()
     for name, content in pages.items():
         if not (path := root / name).is_file() or path.read_text(encoding="utf-8") != content:
-            files.write(path, content)
+            files.write_file(path, content)
             changed.append(path)
     return changed
 
@@ -48,7 +48,7 @@ def render_page(committed: Committed, machine: str) -> str:
     runs = _list_runs(committed, machine)
     ladders = sorted({key[2] for key in runs}, key=lambda name: (name != ARTICLE, name != FULL, name))
     blocks = [
-        f"{NOTICE}# Results of the {escaped(_name_gpu(runs))}\n",
+        f"{NOTICE}# Results of the {escape_markdown(_name_gpu(runs))}\n",
         "Each table comes from a complete run of three generations or more. [Results](results.md) explains how to\n"
         "read the rows, and the [glossary](glossary.md) defines the terms.\n",
     ]
@@ -83,8 +83,8 @@ def _render_ladder(committed: Committed, machine: str, ladder: str) -> list[str]
     """Return the runs of one ladder: an overview of the workloads, then each run that it does not show whole."""
     runs = {key: run for key, run in _list_runs(committed, machine).items() if key[2] == ladder}
     title = next(iter(runs.values())).ladder.title  # of a ladder that is no longer here
-    title = catalog.load_ladder(ladder).title if ladder in catalog.ladders() else title
-    blocks = [f"## {escaped(title)} (`{ladder}`)\n"]
+    title = catalog.load_ladder(ladder).title if ladder in catalog.list_ladders() else title
+    blocks = [f"## {escape_markdown(title)} (`{ladder}`)\n"]
     tops = tables.list_tops(committed, machine, ladder)
     if len(tops) > 1:
         blocks.append(tables.render_workloads(committed, machine, ladder))
@@ -106,7 +106,7 @@ def render_machines(committed: Committed) -> str:
         runs = _list_runs(committed, machine)
         ladders = ", ".join(f"`{name}`" for name in dict.fromkeys(key[2] for key in runs))
         others = [kind for kind, links in _link_others(committed, machine).items() if links]
-        page = f"[{escaped(_name_gpu(runs))}](@/{FOLDER}/{PREFIX}{machine}.md)"
+        page = f"[{escape_markdown(_name_gpu(runs))}](@/{FOLDER}/{PREFIX}{machine}.md)"
         newest = max(run.started for run in runs.values())[:10]
         rows.append([page, newest, ladders, ", ".join(others)])
     titles = ("GPU", "newest run", "ladders", "other results")

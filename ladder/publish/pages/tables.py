@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ladder.base.errors import UserError
-from ladder.base.text import escaped
+from ladder.core.errors import UserError
+from ladder.core.text import escape_markdown
 from ladder.plan import modes
 from ladder.publish import gallery
 from ladder.publish.gallery import ARTICLE, FULL
@@ -95,7 +95,7 @@ def cite(committed: Committed, result: Result) -> list[str]:
         f"{sources.unit(result)}s: {count_rounds(result)}",
         link("table", chart) if chart != path else "",
         link("samples", path),
-        *map(escaped, publishable(result)),
+        *map(escape_markdown, publishable(result)),
     ]
 
 
@@ -135,7 +135,7 @@ def render_gpus(committed: Committed) -> str:
             steps = Figures(file)
             rows.append({"rung": "NVIDIA's own", "ms/step": steps.programs["upstream"].step_ms})
             rows[-1] |= {"GPU ms": steps.derive_gpu_ms("upstream")}
-        cells = [[escaped(row[0]), *row[1:]] for row in table.rows]
+        cells = [[escape_markdown(row[0]), *row[1:]] for row in table.rows]
         cells += [[row.get(column.title) for column in table.columns] for row in rows]
         table = Table([Column("rung", "markdown"), *table.columns[1:]], cells)
         blocks.append(
@@ -169,7 +169,7 @@ def render_agreement(committed: Committed) -> str:
         ]  # fmt: skip
         summary = across.summary([(row.name, gain) for row, gain in rows], other)
         doubt = across.OTHER_CODE if across.other_code(first, second) else ""
-        blocks.append(render(columns, cells, escaped(summary), doubt))
+        blocks.append(render(columns, cells, escape_markdown(summary), doubt))
     return "\n".join(blocks)
 
 
@@ -181,7 +181,7 @@ def render_advice(committed: Committed, name: str) -> str:
     advice = recommend(Sources(None, result, {}) if is_alone else Sources(result, left_out, {}))
     reasons = list_reasons([each for each in advice.rungs if each.advice != ADOPT])
     both = "\n\n".join(map(render_markdown, (tabulate_rungs(advice), tabulate_units(advice))))
-    lines = "".join(f"- {escaped(line)}\n" for line in reasons)
+    lines = "".join(f"- {escape_markdown(line)}\n" for line in reasons)
     return f"{both}\n\n{lines}{join_sources(cite(committed, result))}"
 
 
@@ -247,7 +247,7 @@ def render_explanation(committed: Committed, name: str, before: str, after: str)
             raise UserError(f"results/{path}: rung {wanted} has no profile")
         sides.append(explain.Side(Path(path), result, rung, profile))
     shown = explain.render_page(explain.explain(*sides)).partition("\n\n")[2]
-    return shown + join_sources([link("samples", path), *map(escaped, publishable(result))])
+    return shown + join_sources([link("samples", path), *map(escape_markdown, publishable(result))])
 
 
 # --- other commands ---------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ def render_files(kind: str, shown: slice) -> Callable[..., str]:
             about += f", ladder `{file.ladder}`" if file.ladder else ""
             tables = [render_markdown(table) for table in list(study.list_tables(file))[shown]]
             sources = [link_page("page", name), link("samples", name)]
-            sources += map(escaped, frame.list_cautions(study, file))
+            sources += map(escape_markdown, frame.list_cautions(study, file))
             blocks.append("\n\n".join([about, *tables]) + "\n" + join_sources(sources))
         return "\n".join(blocks) or describe_absence(f"ladder {study.name}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from ladder.base.text import factor, ms
+from ladder.core.text import format_factor, format_ms
 from ladder.plan import modes
 from ladder.publish.gallery import ARTICLE, FULL
 from ladder.publish.pages.committed import Committed
@@ -52,12 +52,12 @@ def _pick_last(committed: Committed, result: Result) -> tuple[RungResult, str]:
 
 def _time(rung: RungResult) -> str:
     low, high = rung.interval_ms or (None, None)
-    return f"{ms(rung.step_ms)} ms ({ms(low)}-{ms(high)})"
+    return f"{format_ms(rung.step_ms)} ms ({format_ms(low)}-{format_ms(high)})"
 
 
 def _times(rung: RungResult) -> str:
     low, high = rung.total_interval or (0, 0)
-    return f"{factor(rung.speedup_total)} ({low:.3g}-{high:.3g})"
+    return f"{format_factor(rung.speedup_total)} ({low:.3g}-{high:.3g})"
 
 
 def judge_step(committed: Committed) -> Row:
@@ -67,7 +67,7 @@ def judge_step(committed: Committed) -> Row:
 
 def judge_speedup(committed: Committed) -> Row:
     top, where = _find_top(committed, ARTICLE)
-    return f"{_times(top)}, without {factor(top.main_speedup_total)}", where
+    return f"{_times(top)}, without {format_factor(top.main_speedup_total)}", where
 
 
 def judge_batch_32(committed: Committed) -> Row:
@@ -78,7 +78,7 @@ def judge_batch_32(committed: Committed) -> Row:
 def judge_lazy(committed: Committed) -> Row:
     top, where = _find_top(committed, ARTICLE)
     costs = derive.lazy_costs(top)
-    return " and ".join(f"{ms(costs[phase][0])} ms" for phase in ("D_r1", "G_pl")), where
+    return " and ".join(f"{format_ms(costs[phase][0])} ms" for phase in ("D_r1", "G_pl")), where
 
 
 def judge_nvidia(committed: Committed) -> Row:
@@ -89,7 +89,7 @@ def judge_nvidia(committed: Committed) -> Row:
         for clock, ratio in ratios.items():
             if ratio:
                 low, high = ratio.interval or (0, 0)
-                both.append(f"{factor(ratio.median)} ({low:.2f}-{high:.2f}) {clock}")
+                both.append(f"{format_factor(ratio.median)} ({low:.2f}-{high:.2f}) {clock}")
         seen.append(f"{' and '.join(both)} at batch {batch}")
         rounds = min(len(program.rounds) for program in figures.programs.values())
         where.append(f"[batch {batch}](@/results/{name.replace('.json', '.md')}), generations: {rounds}")
@@ -104,7 +104,7 @@ def judge_compiled(committed: Committed) -> Row:
     if result is None:
         raise Absent("ladder run --ladder compile_autotune")
     top, where = _pick_last(committed, result)
-    seen = f"{_times(top)}: {ms(result.rungs[0].step_ms)} and {ms(top.step_ms)} ms"
+    seen = f"{_times(top)}: {format_ms(result.rungs[0].step_ms)} and {format_ms(top.step_ms)} ms"
     return seen, f"{where}; without coordinate descent and Triton templates for matmuls"
 
 
@@ -112,7 +112,8 @@ def judge_light(committed: Committed) -> Row:
     top, where = _find_top(committed, ARTICLE)
     for name, file in committed.list_files("roofline", f"{MACHINE}-article-full-{top.name}"):
         floor = ROOFLINE.derive(file).step["light_ms"]
-        seen = f"{(top.step_ms or 0.0) / floor:.2f} times: {ms(top.step_ms)} ms and a floor of {ms(floor)}"
+        times = (top.step_ms or 0.0) / floor
+        seen = f"{times:.2f} times: {format_ms(top.step_ms)} ms and a floor of {format_ms(floor)}"
         return seen, f"{where}; [floor](@/results/{name.replace('.json', '.md')})"
     raise Absent(f"ladder doctor --roofline --rung {top.name}")
 

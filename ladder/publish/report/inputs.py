@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder.base.errors import UserError
-from ladder.base.text import plain, slug
+from ladder.core.errors import UserError
+from ladder.core.text import clean_line, make_slug
 from ladder.plan import content, modes
 from ladder.report.view import View, view
 from ladder.results import loading, ranking
@@ -71,14 +71,14 @@ class Inputs:
 
 def shorten_path(path: Path) -> str:
     """Return a file's name with that of its folder: a page shows no path of whoever made it."""
-    return plain("/".join(each for each in path.parts[-2:] if each != "/"))
+    return clean_line("/".join(each for each in path.parts[-2:] if each != "/"))
 
 
 def name_page(result: Result) -> str:
     """Return the name of a result's page without its suffix."""
     mode = ranking.mode(result)
     names = [result.machine.name, result.workload["name"], result.ladder.name]
-    return "-".join(map(slug, [*names, *([] if mode == modes.CUMULATIVE else [mode])]))
+    return "-".join(map(make_slug, [*names, *([] if mode == modes.CUMULATIVE else [mode])]))
 
 
 def gather_inputs(staircase: Stored, runs: Sequence[Stored], results: Path) -> Inputs:
@@ -86,7 +86,7 @@ def gather_inputs(staircase: Stored, runs: Sequence[Stored], results: Path) -> I
     main = staircase[1]
     left_out = series.left_out_of(main, [result for _, result in runs])
     pair = next((run for run in runs if run[1] is left_out), None) if left_out else None
-    whose = f"measured on {plain(main.machine.gpu or main.machine.cpu)}"
+    whose = f"measured on {clean_line(main.machine.gpu or main.machine.cpu)}"
     return Inputs(staircase, pair, whose, _find_files(main, results, KINDS), None, _pick_others(main, runs))
 
 

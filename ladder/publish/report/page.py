@@ -11,11 +11,11 @@ from dataclasses import astuple, replace
 from itertools import pairwise
 from pathlib import Path
 
-from ladder.base import files
-from ladder.base.errors import UserError
-from ladder.base.protocol import AMBIGUOUS, TOO_FEW
-from ladder.base.text import amount, bounds, factor, ms
+from ladder.core import files
+from ladder.core.errors import UserError
+from ladder.core.protocol import AMBIGUOUS, TOO_FEW
 from ladder.core.records import write_whole
+from ladder.core.text import format_amount, format_bounds, format_factor, format_ms
 from ladder.plan import modes
 from ladder.publish.report.inputs import KINDS, Inputs, shorten_path
 from ladder.receipts import categories
@@ -48,7 +48,7 @@ TONES = {name: f"k{min(number, 11)}" for number, name in enumerate(ORDER)}
 
 def write_report(inputs: Inputs, path: Path) -> None:
     """Write the page, whole or not at all. The same files give the same text. Raises UserError."""
-    files.write(path, render_page(make_head(inputs), list_sections(inputs)))
+    files.write_file(path, render_page(make_head(inputs), list_sections(inputs)))
 
 
 def list_sections(inputs: Inputs) -> list[Section]:
@@ -99,7 +99,7 @@ def make_head(inputs: Inputs) -> Head:
         facts=(facts, f"{shown.title}; workload {shown.workload}", shown.protocol),
         marks=shown.marks,
         tiles=[
-            (name, " → ".join(dict.fromkeys(map(amount, ends))), total if len(timed) > 1 else "")
+            (name, " → ".join(dict.fromkeys(map(format_amount, ends))), total if len(timed) > 1 else "")
             for name, *ends, total in tiles
         ],
     )
@@ -135,7 +135,9 @@ def _draw_step(row: Row, shown: View, number: int) -> Bar:
     drawn = [Part(busy, "busy" if is_known else "unknown", [figure])]
     if waits:
         drawn.append(Part(waits, "idle", [f"waits {waiting}", waiting]))
-    return Bar(row.title, drawn, f"{ms(row.step_ms)} ms", _list_gains(row, shown, number), row.interval)
+    return Bar(
+        row.title, drawn, f"{format_ms(row.step_ms)} ms", _list_gains(row, shown, number), row.interval
+    )
 
 
 def _list_gains(row: Row, shown: View, number: int) -> list[tuple[str, str]]:
@@ -144,14 +146,18 @@ def _list_gains(row: Row, shown: View, number: int) -> list[tuple[str, str]]:
     clocks = [*([("GPU", row.gpu.seen, row.gpu.gain)] if row.gpu else []), ("step", row.seen, row.gain)]
     for clock, seen, interval in clocks if number else []:
         is_open = not seen.verdict or seen.verdict in (AMBIGUOUS, TOO_FEW)
-        words = [answer(seen) or "no verdict", f", {UNDECIDED}" if is_open else "", f" ({bounds(interval)})"]
+        words = [
+            answer(seen) or "no verdict",
+            f", {UNDECIDED}" if is_open else "",
+            f" ({format_bounds(interval)})",
+        ]
         gains.append((clock, "".join(words).removesuffix(" ()")))
     if row.advice:
         gains.append(("advice", row.advice))
     if number and shown.mode == modes.CUMULATIVE and row.total:
-        gpu = f" / {factor(row.gpu.total)} GPU" if row.gpu and row.gpu.total else ""
-        article = f", article {factor(row.article_total)}" if row.article_total else ""
-        gains.append(("total", f"{factor(row.total)}{gpu}{article}"))
+        gpu = f" / {format_factor(row.gpu.total)} GPU" if row.gpu and row.gpu.total else ""
+        article = f", article {format_factor(row.article_total)}" if row.article_total else ""
+        gains.append(("total", f"{format_factor(row.total)}{gpu}{article}"))
     return gains
 
 
@@ -243,7 +249,7 @@ def show_categories(inputs: Inputs) -> Section | None:
         drawn = [(size, TONES[name]) for name, size in sizes.items()] + [(waits, "idle")]
         figures = [Part(size, tone, [panels.short_ms(size)]) for size, tone in drawn if size]
         launches = [("", f"{profile.launches:,.0f} launches")]
-        bars.append(Bar(rung.title, figures, f"{ms(profile.gpu_ms)} ms GPU", launches))
+        bars.append(Bar(rung.title, figures, f"{format_ms(profile.gpu_ms)} ms GPU", launches))
         milliseconds = {name: work.ms for name, work in profile.shown.items()}
         rows.append((rung.name, milliseconds, [profile.gpu_ms, waits]))
     if not bars:
@@ -335,7 +341,7 @@ def show_memory(inputs: Inputs) -> Section | None:
                 drawn.append(Part(size - reached, tone))
                 reached = size
         if row.status == "ok" and reached:
-            bars.append(Bar(row.title, drawn, f"{amount(reached)} GiB"))
+            bars.append(Bar(row.title, drawn, f"{format_amount(reached)} GiB"))
     if not bars:
         return None
     tones = {"busy": "allocated", "idle": inputs.shown.memory.partition(",")[0], "more": "on the device"}

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ladder.base import stopping, text
-from ladder.base.errors import UserError
+from ladder.core import stopping, text
+from ladder.core.errors import UserError
 from ladder.publish.history import series
 from ladder.publish.report.inputs import gather_inputs
 from ladder.publish.report.page import write_report
@@ -68,7 +68,7 @@ def publish_results(folder: Path, into: Path) -> tuple[list[Stored], list[str]]:
             refused.append(f"{judged.path}: not a result of `ladder run`, whose folder this is")
             continue
         # Named after the machine, not after the folder of the file.
-        copy = into / text.slug(result.machine.name) / source.name
+        copy = into / text.make_slug(result.machine.name) / source.name
         if copy.exists():
             refused.append(f"{judged.path}: another file of this machine has its name")
             continue

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from ladder.base.text import factor, plain, slug
+from ladder.core.text import clean_line, format_factor, make_slug
 from ladder.plan import catalog, modes
 from ladder.publish import gallery
 from ladder.publish.gallery import ARTICLE, FULL
@@ -56,7 +56,7 @@ class Entry:
     @property
     def machine(self) -> str:
         """The machine's short name, as in the folders of results."""
-        return plain(self.run[1].machine.name)
+        return clean_line(self.run[1].machine.name)
 
     @property
     def key(self) -> tuple[str, str]:
@@ -81,7 +81,7 @@ def choose_entries(stored: Sequence[Stored], site: Path) -> list[Entry]:
         for path, result in runs:
             is_best, is_top = result.started == best.started, top is not None and result is top
             if is_best or is_top:
-                stem = "-".join(map(slug, (machine, workload, ladder, *([] if is_best else ["top"]))))
+                stem = "-".join(map(make_slug, (machine, workload, ladder, *([] if is_best else ["top"]))))
                 relative = path.relative_to(site).as_posix()
                 entries.append(Entry((path, result), relative, f"reports/{stem}.html", is_top))
     return sorted(
@@ -215,7 +215,7 @@ def _tabulate_workload(entries: Sequence[Entry]) -> Table:
     reference = [row for row in entries[0].rows if row.article_ms] if entries[0].key[1] == ARTICLE else []
     if rows and len(reference) > 1:
         base, top = reference[0], reference[-1]
-        cells = [short_ms(base.article_ms), None, short_ms(top.article_ms), factor(top.article_total)]
+        cells = [short_ms(base.article_ms), None, short_ms(top.article_ms), format_factor(top.article_total)]
         rows.append([f"the article, {entries[0].shown.reference.partition(',')[0]}", *cells, *[None] * 10])
     return Table(columns, rows, entries[0].shown.workload).drop_empty()
 
@@ -233,7 +233,7 @@ def _answer_gpu(row: Row) -> list[str | None]:
         return [None, None]
     if row.gpu.interval is None:
         return [TOO_FEW, None]
-    return [short_ms(row.gpu.ms), factor(row.gpu.total)]
+    return [short_ms(row.gpu.ms), format_factor(row.gpu.total)]
 
 
 def _tabulate_ladders(entries: Sequence[Entry]) -> Table:

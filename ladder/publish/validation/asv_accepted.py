@@ -12,8 +12,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
+from ladder.core.errors import UserError
+from ladder.core.paths import ROOT
 from ladder.publish.validation import asv_files, validate
 from ladder.publish.validation.validate import Judged
 

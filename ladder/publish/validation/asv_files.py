@@ -17,10 +17,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from ladder.base import text
-from ladder.base.errors import UserError
 from ladder.core import records as r
-from ladder.core.records import Record, between, describe_value, matching, read_record, size
+from ladder.core import text
+from ladder.core.errors import UserError
+from ladder.core.records import (
+    Record,
+    describe_value,
+    number_between,
+    read_record,
+    size_between,
+    text_matching,
+)
 from ladder.plan import catalog
 from ladder.results import plausible, store
 from ladder.results.file import Variable
@@ -37,27 +44,27 @@ _LONGEST_ENVIRONMENT = 128  # from this length on, asv names the file after a di
 T = TypeVar("T")
 BenchmarkName = Annotated[
     str,
-    matching(
+    text_matching(
         r"[A-Za-z_]\w{0,63}(\.[A-Za-z_]\w{0,63}){1,3}", "the name of a benchmark, like rungs.Rung.samples_x"
     ),
 ]
 LIBRARY, LIBRARY_VERSION = r"(pip\+)?[a-z][a-z0-9_.-]{0,39}", r"[A-Za-z0-9.+_-]{0,40}"
-Environment = Annotated[str, matching(r"[a-z0-9][a-z0-9._+-]{0,199}", "the name of an environment")]
-SeriesName = Annotated[str, matching(r"[A-Za-z0-9 ._()+:@,/'#=-]{1,200}", "the name of a series")]
-Gigabytes = Annotated[str, matching(r"none|\d{1,15}( GB)?", "an amount of memory like 126 GB")]
-Milliseconds = Annotated[int, between(14 * 10**11, 41 * 10**11)]  # since 1970; from 2014 on
-Time = Annotated[float, between(1e-9, 1e6)]  # seconds of a timing benchmark
-Quantity = Annotated[float, between(0, 2**50)]  # bytes, counts
+Environment = Annotated[str, text_matching(r"[a-z0-9][a-z0-9._+-]{0,199}", "the name of an environment")]
+SeriesName = Annotated[str, text_matching(r"[A-Za-z0-9 ._()+:@,/'#=-]{1,200}", "the name of a series")]
+Gigabytes = Annotated[str, text_matching(r"none|\d{1,15}( GB)?", "an amount of memory like 126 GB")]
+Milliseconds = Annotated[int, number_between(14 * 10**11, 41 * 10**11)]  # since 1970; from 2014 on
+Time = Annotated[float, number_between(1e-9, 1e6)]  # seconds of a timing benchmark
+Quantity = Annotated[float, number_between(0, 2**50)]  # bytes, counts
 PLAIN = rf"(?!(.*[ '=:(,])?/\w)({text.TEXT.pattern})"  # excludes paths of a machine
 PlainText = Annotated[
     str,
-    matching(
+    text_matching(
         PLAIN,
         f"plain text without absolute paths (1 to {text.LONGEST_TEXT} of letters, digits and  ._()+:@,/'#=-)",
     ),
 ]
-Values = Annotated[list[T], size(MOST_COMBINATIONS)]
-Parameters = Annotated[list[Annotated[list[PlainText], size(MOST_COMBINATIONS, 1)]], size(8)]
+Values = Annotated[list[T], size_between(MOST_COMBINATIONS)]
+Parameters = Annotated[list[Annotated[list[PlainText], size_between(MOST_COMBINATIONS, 1)]], size_between(8)]
 
 
 class Facts(Record):
@@ -67,7 +74,7 @@ class Facts(Record):
     os: PlainText
     arch: PlainText
     cpu: PlainText
-    num_cpu: Annotated[str, matching(r"[1-9]\d{0,4}", "a number of cores, as text")]
+    num_cpu: Annotated[str, text_matching(r"[1-9]\d{0,4}", "a number of cores, as text")]
     ram: Gigabytes
     gpu: PlainText
     gpu_memory: Gigabytes
@@ -87,7 +94,7 @@ class Row(Record, Generic[T], array_like=True):
 
     result: Values[T | None] | None
     params: Parameters
-    version: Annotated[str, matching(r"[A-Za-z0-9._-]{1,64}", "a version")] | None = None
+    version: Annotated[str, text_matching(r"[A-Za-z0-9._-]{1,64}", "a version")] | None = None
     started_at: Milliseconds | None = None
     duration: r.Seconds | None = None
     stats_ci_99_a: Values[float | None] | None = None
@@ -96,7 +103,7 @@ class Row(Record, Generic[T], array_like=True):
     stats_q_75: Values[T | None] | None = None
     stats_number: Values[r.Positive | None] | None = None
     stats_repeat: Values[r.Positive | None] | None = None
-    samples: Values[Annotated[list[T], size(100_000)] | None] | None = None
+    samples: Values[Annotated[list[T], size_between(100_000)] | None] | None = None
     profile: None = None  # a marshal dump would be unsafe to load
 
 
@@ -112,27 +119,29 @@ class Results(Record):
     date: Milliseconds
     params: Annotated[
         dict[
-            Annotated[str, matching(LIBRARY, "a plain key")],
-            Annotated[str, matching(rf"{LIBRARY_VERSION}|{PLAIN}", "plain text without absolute paths")],
+            Annotated[str, text_matching(LIBRARY, "a plain key")],
+            Annotated[str, text_matching(rf"{LIBRARY_VERSION}|{PLAIN}", "plain text without absolute paths")],
         ],
-        size(40),
+        size_between(40),
     ]
     python: Annotated[
-        str, matching(r"\d{1,2}\.\d{1,3}", "a version of Python like 3.12: no path of an interpreter")
+        str, text_matching(r"\d{1,2}\.\d{1,3}", "a version of Python like 3.12: no path of an interpreter")
     ]
     requirements: Annotated[
         dict[
-            Annotated[str, matching(LIBRARY, "the name of a library")],
-            Annotated[str, matching(LIBRARY_VERSION, "a version")],
+            Annotated[str, text_matching(LIBRARY, "the name of a library")],
+            Annotated[str, text_matching(LIBRARY_VERSION, "a version")],
         ],
-        size(24),
+        size_between(24),
     ]
-    env_vars: Annotated[dict[Variable, PlainText], size(16)]
+    env_vars: Annotated[dict[Variable, PlainText], size_between(16)]
     result_columns: list[str]
-    results: Annotated[dict[BenchmarkName, list[Any]], size(500, 1)]  # of `Row`
+    results: Annotated[dict[BenchmarkName, list[Any]], size_between(500, 1)]  # of `Row`
     durations: Annotated[
-        dict[Annotated[str, matching(r"<build>|<setup_cache [\w.:/ -]{1,96}>", "a duration")], r.Seconds],
-        size(100),
+        dict[
+            Annotated[str, text_matching(r"<build>|<setup_cache [\w.:/ -]{1,96}>", "a duration")], r.Seconds
+        ],
+        size_between(100),
     ]
     version: Literal[2]
 
@@ -152,9 +161,11 @@ class Note(Conditions, kw_only=True):
     schema: Literal[1]
     commit: r.Commit
     environment: Environment
-    benchmarks: Annotated[dict[BenchmarkName, Conditions], size(2000)] | None = None
-    choices: Annotated[dict[SeriesName, Annotated[list[r.Text], size(2000)]], size(2000)] | None = None
-    variables: Annotated[dict[Variable, r.Text], size(64)] | None = None
+    benchmarks: Annotated[dict[BenchmarkName, Conditions], size_between(2000)] | None = None
+    choices: (
+        Annotated[dict[SeriesName, Annotated[list[r.Text], size_between(2000)]], size_between(2000)] | None
+    ) = None
+    variables: Annotated[dict[Variable, r.Text], size_between(64)] | None = None
 
 
 def kind_of(path: Path) -> str | None:
@@ -235,7 +246,7 @@ def combinations(row: list[Any]) -> Iterator[tuple[int, tuple[str, ...]]]:
 def _find_wrong_name(facts: Facts, folder: str) -> str | None:
     hardware = facts.cpu if facts.gpu == "none" else facts.gpu
     # Six digits distinguish two machines with the same GPU.
-    if not re.fullmatch(rf"{re.escape(text.slug(hardware))}(-[0-9a-f]{{6}})?", facts.machine):
+    if not re.fullmatch(rf"{re.escape(text.make_slug(hardware))}(-[0-9a-f]{{6}})?", facts.machine):
         return f"machine: {describe_value(facts.machine)} is not made from its hardware, {describe_value(hardware)}"
     if facts.machine != folder:
         return f"machine: {describe_value(facts.machine)} in the folder of {describe_value(folder)}"
@@ -326,7 +337,7 @@ def _find_impossible_time(name: str, row: Row[float], facts: Facts) -> str | Non
 @functools.lru_cache(maxsize=256)
 def _derive_least_ms(workload: str, gpu: str, cores: int) -> float:
     """Return the floor of a preset workload in ms. For an unknown workload, it is the lowest floor of all presets."""
-    names = [workload] if workload in catalog.workloads() else catalog.workloads()
+    names = [workload] if workload in catalog.list_workloads() else catalog.list_workloads()
     machine = {"device": "cpu" if gpu == "none" else "cuda", "gpu": gpu, "cores": cores}
     floors = [plausible.floor_ms(machine, catalog.load_workload(name)[1]) for name in names]
     return min((least[0] for least in floors if least is not None), default=0.0)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from ladder.base import text
-from ladder.base.plain import Plain
 from ladder.core import records as r
-from ladder.core.records import Record, between, matching, read_record, size, write_whole
+from ladder.core import text
+from ladder.core.plain import Plain
+from ladder.core.records import Record, number_between, read_record, size_between, text_matching, write_whole
 from ladder.results import publishable
 from ladder.results.file import Machine
 from ladder.results.loading import Kind
@@ -20,9 +20,9 @@ from ladder.studies import frame
 from ladder.studies.kernelbench import tuning
 
 RUN, BENCHMARKS = "ladder", "pytest-benchmark"  # of `ladder run`, and of `make bench-kernels`
-ShortLine = Annotated[str, matching(r"[ -~]{1,300}", "a line of at most 300 printable ASCII characters")]
+ShortLine = Annotated[str, text_matching(r"[ -~]{1,300}", "a line of at most 300 printable ASCII characters")]
 Cell = bool | r.Real | ShortLine | None
-Difference = Annotated[float, between(-1e6, 1e6)]  # of times, possibly negative
+Difference = Annotated[float, number_between(-1e6, 1e6)]  # of times, possibly negative
 
 
 class Checked(Record, kw_only=True):
@@ -33,7 +33,7 @@ class Checked(Record, kw_only=True):
     dirty: bool | None = None
     what: Literal["faults", "hostile", "planted-bugs", "sabotaged-rungs"]
     machine: Machine
-    rows: Annotated[list[dict[r.Identifier, Cell]], size(10_000)]
+    rows: Annotated[list[dict[r.Identifier, Cell]], size_between(10_000)]
 
 
 class AsvOverhead(Record, kw_only=True):
@@ -47,7 +47,7 @@ class AsvOverhead(Record, kw_only=True):
     commits: r.Count
     overhead_s: Difference
     once_s: Difference
-    rows: Annotated[list[dict[r.Identifier, Difference | list[r.Seconds]]], size(100)]
+    rows: Annotated[list[dict[r.Identifier, Difference | list[r.Seconds]]], size_between(100)]
 
 
 # --- make bench-kernels: a file of pytest-benchmark, which names no kind ----------------------------------------------
@@ -64,7 +64,7 @@ class _BenchmarkMachine(Machine, kw_only=True):
 
 
 class _CommitInfo(Record):
-    id: Annotated[str, matching(r"unknown|[0-9a-f]{40}", "a commit of 40 hexadecimal digits")]
+    id: Annotated[str, text_matching(r"unknown|[0-9a-f]{40}", "a commit of 40 hexadecimal digits")]
     dirty: bool
 
 
@@ -84,8 +84,8 @@ class Benchmarked(Record, kw_only=True):
 
     machine_info: _BenchmarkMachine
     commit_info: _CommitInfo
-    benchmarks: Annotated[list[_Benchmark], size(10_000)]
-    datetime: Annotated[str, matching(r"20\d\d-\d\d-\d\dT[0-9:.+]{8,24}", "a time")]
+    benchmarks: Annotated[list[_Benchmark], size_between(10_000)]
+    datetime: Annotated[str, text_matching(r"20\d\d-\d\d-\d\dT[0-9:.+]{8,24}", "a time")]
     version: r.Text
     note: ShortLine | None = None
 
@@ -96,7 +96,7 @@ def _find_wrong_figures(file: Benchmarked) -> str | None:
         cells, seconds = dict(benchmark.stats), benchmark.stats.get("data", [])
         cells.pop("data", None)
         where = f"benchmarks[{index}].stats"
-        read_record(Annotated[list[r.Seconds], size(10_000)], seconds, f"{where}.data")
+        read_record(Annotated[list[r.Seconds], size_between(10_000)], seconds, f"{where}.data")
         read_record(dict[r.Identifier, Cell], cells, where)
     return _find_misnamed(file)
 
@@ -110,7 +110,7 @@ def _find_misnamed(record: Any) -> str | None:
     cpu, gpu = machine["cpu"], machine.get("gpu")
     cpu = cpu if isinstance(cpu, str) else cpu["brand_raw"]
     first = gpu if machine.get("device", "cpu") == "cuda" else cpu
-    if first and machine["name"] in (text.slug(first), text.slug(gpu or cpu)):
+    if first and machine["name"] in (text.make_slug(first), text.make_slug(gpu or cpu)):
         return None
     return f"machine.name: {machine['name']!r} is not made from its hardware"
 

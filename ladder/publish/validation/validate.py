@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder.base import git
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
+from ladder.core import git
+from ladder.core.errors import UserError
+from ladder.core.paths import ROOT
 from ladder.core.records import describe_value
 from ladder.publish.validation import asv_files, kinds
 from ladder.results import judging, loading, store
@@ -68,7 +68,7 @@ def find_wrong_date(file: Path, data: Any) -> str | None:
 def read_date(root: Path, commit: str) -> int | None:
     """Return a commit's date in asv's milliseconds; None where the repository does not know it."""
     try:
-        return 1000 * git.dates(root, {commit})[commit]
+        return 1000 * git.read_dates(root, {commit})[commit]
     except (UserError, KeyError):
         return None
 
@@ -239,7 +239,7 @@ def _count_commits_before(file: Path) -> float:
     A date would be no evidence, because anybody can choose it.
     """
     try:
-        commits = git.read(ROOT, "rev-list", "HEAD", "--", os.path.abspath(file)).split()
-        return float(git.read(ROOT, "rev-list", "--count", commits[-1])) if commits else math.inf
+        commits = git.read_output(ROOT, "rev-list", "HEAD", "--", os.path.abspath(file)).split()
+        return float(git.read_output(ROOT, "rev-list", "--count", commits[-1])) if commits else math.inf
     except UserError:
         return math.inf

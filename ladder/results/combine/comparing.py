@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import asdict as as_fields
 
-from ladder.base import text as texts
-from ladder.base.errors import UserError
-from ladder.base.protocol import FASTER, INSIDE, SLOWER
+from ladder.core import text as texts
+from ladder.core.errors import UserError
+from ladder.core.protocol import FASTER, INSIDE, SLOWER
 from ladder.results import derive, loading, parts, sources, store
 from ladder.results.combine import gains
 from ladder.results.combine.merging import compare_fields, list_work_differences
@@ -138,10 +138,10 @@ def _judge(names: list[str], kinds: dict[str, str], sides: list[Side], is_gpu: b
         welch = None if few else estimates.welch_interval(first, second)
         difference = welch and nested.Difference(*welch[:3], min(len(first), len(second)))
         floors = [_find_floor(kinds[name], noise) for _, noise in sides]
-        questions.append(answers.question(difference, floors, len(shared), gpu=is_gpu))
+        questions.append(answers.make_question(difference, floors, len(shared), gpu=is_gpu))
         effects.append(float(np.exp(np.mean(first) - np.mean(second))))
     judged = {}
-    for name, ratio, each in zip(shared, effects, answers.answer(questions), strict=True):
+    for name, ratio, each in zip(shared, effects, answers.answer_questions(questions), strict=True):
         interval = each.interval and (math.exp(each.interval[0]), math.exp(each.interval[1]))
         judged[name] = Seen(each.verdict, ratio, each.below, interval=interval)
     return judged
@@ -191,8 +191,8 @@ def show(before: Path, after: Path, anyway: bool, as_json: bool) -> bool:
     for when, result in (("before", first), ("after", second)):
         lines += [f"warning: {when}: {line}" for line in publishable(result)]
     lines = [
-        *map(texts.plain, lines),
-        *(f"another series: {texts.plain(line)}" for line in software(first, second)),
+        *map(texts.clean_line, lines),
+        *(f"another series: {texts.clean_line(line)}" for line in software(first, second)),
     ]
     wide = max(len(row.name) for row in rows)
     clocks = any(row.gpu_verdict for row in rows)
@@ -238,6 +238,6 @@ def _points_apart(row: Compared) -> bool:
 
 def _format(before: float | None, after: float | None, seen: Seen, reason: str = "") -> str:
     """Return both times, the factor (nothing where it is inside the noise), its interval and the word."""
-    times = f"{texts.ms(before):>9} -> {texts.ms(after):<9}"
-    ratio = "" if seen.verdict in INSIDE else texts.factor(seen.ratio)
-    return f"{times} {ratio:>7}  {texts.bounds(seen.interval):<16} {word(seen) or reason}"
+    times = f"{texts.format_ms(before):>9} -> {texts.format_ms(after):<9}"
+    ratio = "" if seen.verdict in INSIDE else texts.format_factor(seen.ratio)
+    return f"{times} {ratio:>7}  {texts.format_bounds(seen.interval):<16} {word(seen) or reason}"

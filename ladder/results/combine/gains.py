@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ladder.base.protocol import FASTER, INSIDE, SLOWER
-from ladder.base.text import bounds, fine_factor, less_than, plain, rounded
+from ladder.core.protocol import FASTER, INSIDE, SLOWER
+from ladder.core.text import clean_line, fine_factor, format_bounds, less_than, round_number
 from ladder.plan import modes
 from ladder.receipts import categories
 from ladder.results import code_digest, judging, parts
@@ -98,7 +98,7 @@ def _judge(asked: Mapping[str, Pair], sides: tuple[Quantity, Quantity]) -> dict[
         known = [
             each.get(side.kinds[name]) for side, each in zip(sides, floors, strict=True) for name in pair
         ]
-        questions.append(answers.question(_apart(sides, pair), known, len(shared), gpu=sides[0].is_gpu))
+        questions.append(answers.make_question(_apart(sides, pair), known, len(shared), gpu=sides[0].is_gpu))
         means = [list(side.paired(*pair).values()) for side in sides]
         effects.append([sum(values) / len(values) for values in means])
     return {
@@ -110,7 +110,9 @@ def _judge(asked: Mapping[str, Pair], sides: tuple[Quantity, Quantity]) -> dict[
             WORDS.get(each.verdict, each.verdict),
             each.below,
         )
-        for name, (first, second), each in zip(shared, effects, answers.answer(questions), strict=True)
+        for name, (first, second), each in zip(
+            shared, effects, answers.answer_questions(questions), strict=True
+        )
     }
 
 
@@ -161,7 +163,7 @@ def _find_kernels(before: Result, after: Result, pair: Pair) -> str:
     largest: dict[str, tuple[float, str]] = {}  # by category, of the family that differs most
     families: dict[str, int] = {}
     for family in saved[0] | saved[1]:
-        name, pair_of_shares = categories.category(family), [each.get(family, 0.0) for each in saved]
+        name, pair_of_shares = categories.name_category(family), [each.get(family, 0.0) for each in saved]
         shares[name] = [a + b for a, b in zip(shares.get(name, (0.0, 0.0)), pair_of_shares, strict=True)]
         apart = abs(pair_of_shares[1] - pair_of_shares[0])
         largest[name] = max(largest.get(name, (-1.0, "")), (apart, family), key=lambda each: each[0])
@@ -171,9 +173,9 @@ def _find_kernels(before: Result, after: Result, pair: Pair) -> str:
     named = []
     for name in order[: parts.MOST]:
         if abs(shares[name][1] - shares[name][0]) >= max(_SEEN, least):
-            both = " and ".join(f"{rounded(100 * share, 1):.1f}%" for share in shares[name])
-            most = f" (most of it: {plain(largest[name][1])})" if families[name] > 1 else ""
-            named.append(f"{plain(name)} {both}{most}")
+            both = " and ".join(f"{round_number(100 * share, 1):.1f}%" for share in shares[name])
+            most = f" (most of it: {clean_line(largest[name][1])})" if families[name] > 1 else ""
+            named.append(f"{clean_line(name)} {both}{most}")
     return f"saved of the GPU time without it: {', '.join(named)}" if named else ""
 
 
@@ -184,7 +186,7 @@ def lines(before: Result, after: Result, rows: list[Row]) -> list[str]:
     """Return the lines on the gains: a sentence for each clock, then each rung by each clock."""
     if not rows:
         return ["gains: no rung is compared with another in both"]
-    first, second = (plain(each.machine.gpu or each.machine.cpu) for each in (before, after))
+    first, second = (clean_line(each.machine.gpu or each.machine.cpu) for each in (before, after))
     first, second = (first, second) if first != second else ("the first", "the second")
     made = [f"warning: {OTHER_CODE}"] if other_code(before, after) else []
     made.append(f"gains {_OVER.get(before.protocol.mode, 'over the first')}, on {first} and on {second}:")
@@ -206,7 +208,7 @@ def lines(before: Result, after: Result, rows: list[Row]) -> list[str]:
 def _format(gain: Gain) -> str:
     ratio = "" if _agrees(gain) else fine_factor(gain.ratio)
     factors = f"{fine_factor(gain.before):>7} {fine_factor(gain.after):>7}"
-    return f"{factors}  {ratio:>7}  {bounds(gain.interval):<16} {told(gain)}".rstrip()
+    return f"{factors}  {ratio:>7}  {format_bounds(gain.interval):<16} {told(gain)}".rstrip()
 
 
 def told(gain: Gain) -> str:
@@ -231,7 +233,7 @@ def summary(gains: Iterable[tuple[str, Gain | None]], second: str) -> str:
         count = f"all {len(agree)}" if len(agree) == len(known) else f"{len(agree)} of {len(known)}"
         made.append(f"{count} gains {_describe_agreement(agree)}")
     for verdict in [*(each for each in DIFFERS if each in others), *sorted(others - set(DIFFERS))]:
-        named = ", ".join(plain(name) for name, gain in known.items() if gain.verdict == verdict)
+        named = ", ".join(clean_line(name) for name, gain in known.items() if gain.verdict == verdict)
         made.append(f"{verdict} on {second}: {named}" if verdict in DIFFERS else f"{verdict}: {named}")
     return "; ".join(made)
 

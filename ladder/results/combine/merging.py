@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from msgspec.structs import asdict, replace
 
-from ladder.base import text
-from ladder.base.errors import UserError
+from ladder.core import text
+from ladder.core.errors import UserError
 from ladder.core.records import read_record, write_record
 from ladder.machine import environment
 from ladder.plan import content
@@ -165,7 +165,7 @@ def merge(paths: Sequence[Path], anyway: bool = False) -> Run:
             refuse_others(earlier_path, path, functools.partial(list_differences, earlier, run), anyway)
         if problem := find_problem(run, anyway):
             raise UserError(f"{path}: {problem}")
-    merged = read_record(Run, text.fit(write_record(_merge([run for _, run in files]))))
+    merged = read_record(Run, text.fit_texts(write_record(_merge([run for _, run in files]))))
     if problem := loading.find_problem(merged):
         raise UserError(f"these cannot be one result: {problem}")
     return merged
@@ -254,7 +254,7 @@ def _join_rungs(name: str, runs: list[Run], numbers: Numbers, derived: list[Resu
     notes = [note for part in known for note in part.elsewhere or []]
     if joined.status == "ok":
         notes += [
-            text.display(f"{rung.status} in the run of {run.started[:16]}: {rung.reason}")
+            text.make_display(f"{rung.status} in the run of {run.started[:16]}: {rung.reason}")
             for run in derived
             for rung in run.rungs
             if rung.name == name and rung.status in OUT

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ladder.base.errors import UserError
-from ladder.base.plain import Plain
-from ladder.base.text import fit, plain
+from ladder.core.errors import UserError
+from ladder.core.plain import Plain
+from ladder.core.text import clean_line, fit_texts
 from ladder.machine import system
 from ladder.plan import content, modes
 from ladder.results import loading, ranking, sources
@@ -67,8 +67,8 @@ def find(folder: Path, workload: tuple[str, Plain] | None) -> Nearest:
             each for each in able if (each[1].workload["name"], content.of_workload(each[1].workload)) == key
         ]
     if not able:
-        of = f" of workload {plain(workload[0])}" if workload else ""
-        command = f"ladder run -w {plain(workload[0])}" if workload else "ladder run"
+        of = f" of workload {clean_line(workload[0])}" if workload else ""
+        command = f"ladder run -w {clean_line(workload[0])}" if workload else "ladder run"
         raise UserError(f"no stored result{of}: `{command}` measures this machine")
     here = ranking.machines_here()
     for name in here:
@@ -105,12 +105,12 @@ def _list_timed(each: Stored) -> list[str]:
 def _is_own(result: Result, name: str) -> bool:
     """Return whether a machine like this one, the host included, measured a result; `name` is one of its devices."""
     machine = result.machine
-    host = (fit(system.cpu_name()), system.usable_cores())
+    host = (fit_texts(system.cpu_name()), system.usable_cores())
     return machine.name == name and (machine.cpu, machine.cores) == host
 
 
 def _name_machine(result: Result) -> str:
-    return plain(result.machine.gpu or result.machine.cpu)
+    return clean_line(result.machine.gpu or result.machine.cpu)
 
 
 def _add_left_out(chosen: Stored, others: list[Stored], whose: str, here: bool) -> Nearest:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.core.job import Job
 from ladder.machine import environment
 from ladder.plan import content

@@ -14,8 +14,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ladder.base.errors import UserError
-from ladder.base.text import counted, plain
+from ladder.core.errors import UserError
+from ladder.core.text import clean_line, format_count
 from ladder.plan import content, modes
 from ladder.results import code_digest, loading, ranking, sources
 from ladder.results import store as results
@@ -101,8 +101,8 @@ def of_this_machine(found: list[Result]) -> tuple[list[Result], list[str]]:
     )
     said = [] if mine else [f"no result of this machine ({here[0]}) yet: this is {picked.machine.name}'s"]
     if others := len(found) - 1:
-        said.append(f"{counted(others, 'more result')}: `ladder report --all`")
-    return [picked], list(map(plain, said))
+        said.append(f"{format_count(others, 'more result')}: `ladder report --all`")
+    return [picked], list(map(clean_line, said))
 
 
 def with_top(result: Result, others: list[Result]) -> Result:

@@ -19,10 +19,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from ladder.base import text as texts
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
+from ladder.core import text as texts
+from ladder.core.errors import UserError
 from ladder.core.job import Job
+from ladder.core.paths import ROOT
 from ladder.core.records import Fields
 from ladder.report import drawing
 from ladder.results.record import read_findings
@@ -88,7 +88,7 @@ class Changes:
 
         left = self.changes
         for name in out:
-            left = modes.without(name, left) if name in left else left
+            left = modes.drop_rung(name, left) if name in left else left
         return frozenset(left)
 
 
@@ -98,12 +98,12 @@ def load_changes(job: Job) -> Changes:
     from ladder.plan import catalog, needs
 
     ladder = catalog.load_ladder(job.options.ladder)
-    able = needs.possible(system.capabilities(job.device), job.workload)
-    climbed = catalog.climb(dataclasses.replace(ladder, rival=None), able)
+    able = needs.join_capabilities(system.list_capabilities(job.device), job.workload)
+    climbed = catalog.plan_climb(dataclasses.replace(ladder, rival=None), able)
     base, *rest = [catalog.load_rung(rung.name) for rung in climbed if rung.recipe is not None]
     if len(rest) < 2:
         raise UserError(f"ladder {ladder.name}: fewer than two of its rungs run here")
-    skipped = {rung.name: texts.display(rung.skipped) for rung in climbed if rung.skipped is not None}
+    skipped = {rung.name: texts.make_display(rung.skipped) for rung in climbed if rung.skipped is not None}
     return Changes(ladder.name, base.change, {rung.name: rung.change for rung in rest}, skipped)
 
 
@@ -246,7 +246,7 @@ ladder ablate --resume results/ablation/MACHINE-article-article-partial.json
 
     def describe(self, observation: Observed) -> str:
         look = observation.look
-        return "" if look is None else f"{texts.ms(time_ms(look, GPU if look.gpu_ms else WALL))} ms"
+        return "" if look is None else f"{texts.format_ms(time_ms(look, GPU if look.gpu_ms else WALL))} ms"
 
     def derive(self, file: File) -> Any:
         figures = Figures(file)
@@ -291,7 +291,7 @@ ladder ablate --resume results/ablation/MACHINE-article-article-partial.json
     def list_cautions(self, file: File) -> list[str]:
         from ladder.engine import looks
 
-        lines = looks.marks(each.look for each in file.observed.values() if each.look)
+        lines = looks.find_marks(each.look for each in file.observed.values() if each.look)
         both = Figures(file).both
         if others := sum(once.kernels != again.kernels for once, again in both):
             lines.append(
@@ -328,7 +328,7 @@ STUDY = Ablate()
 def _prove(session: Session, changes: Changes) -> Observed:
     """Compare the whole ladder with the FP64 reference, unless an inspection of the same code has done so."""
     from ladder.engine import inspection
-    from ladder.engine.pool import plain
+    from ladder.engine.pool import strip_protocol
 
     job, beside, whole = session.job, read_beside(session.job, changes), [*changes.changes]
     for images in (True, None):  # of `ladder run`, and none
@@ -339,8 +339,8 @@ def _prove(session: Session, changes: Changes) -> Observed:
     session.report(PARITY)
     recipe, seed = changes.make_recipe(whole), job.options.seed
     with session.prepare_worker(recipe, seed, keep_gradients=True) as worker:
-        reply = plain(worker.call("parity"))
-    reason = None if reply["reason"] is None else texts.display(reply["reason"])
+        reply = strip_protocol(worker.call("parity"))
+    reason = None if reply["reason"] is None else texts.make_display(reply["reason"])
     parity = read_findings({"parity": reply})["parity"]
     return Observed(
         status=reply["verdict"], reason=reason, parity=parity, earlier=False, skipped=changes.skipped, beside=beside
@@ -365,7 +365,7 @@ def read_beside(job: Job, changes: Changes) -> list[Beside]:
     from ladder.results.combine import series
 
     workload, beside = content.of_workload(job.workload), []
-    stored = series.readable(RUNS / texts.slug(str(job.machine["name"])))
+    stored = series.readable(RUNS / texts.make_slug(str(job.machine["name"])))
     same = [
         run for run in stored if (run.ladder.name, content.of_workload(run.workload)) == (changes.ladder, workload)
     ]  # fmt: skip

@@ -7,8 +7,8 @@ import math
 import statistics
 from typing import Annotated, Literal
 
-from ladder.core.options import Seed, option
-from ladder.core.records import Factor, Name, Record, Started, Text, size
+from ladder.core.options import Seed, declare_option
+from ladder.core.records import Factor, Name, Record, Started, Text, size_between
 from ladder.results.file import Look
 from ladder.stats import estimates, shapley
 from ladder.stats.shapley import NOTHING, Subset, Weights
@@ -20,16 +20,18 @@ PARITY, AGAIN = "parity of the whole ladder", " again, in a fresh process"  # a 
 MOST_RUNGS = 7  # of which every subset is measured: 128
 LEAST_PAIRS = 3  # of measurements of one subset, that show the error
 
-Names = Annotated[list[Name], size(100)]
-Bounds = Annotated[list[Factor], size(2, 2)]
+Names = Annotated[list[Name], size_between(100)]
+Bounds = Annotated[list[Factor], size_between(2, 2)]
 
 
 class Options(frame.Options):
     """The options of `ladder ablate`."""
 
-    ladder: Annotated[str, option("The ladder whose rungs are used.", metavar="NAME|FILE")] = "article"
+    ladder: Annotated[str, declare_option("The ladder whose rungs are used.", metavar="NAME|FILE")] = (
+        "article"
+    )
     seed: Annotated[
-        Seed, option("Seed for weights and latents, and for the choice and order of subsets.")
+        Seed, declare_option("Seed for weights and latents, and for the choice and order of subsets.")
     ] = 0
 
 
@@ -65,8 +67,8 @@ class Observed(frame.Compared, kw_only=True):
 
     look: Look | None = None
     earlier: bool | None = None
-    skipped: Annotated[dict[Name, Text], size(100)] = {}
-    beside: Annotated[list[Beside], size(200)] = []
+    skipped: Annotated[dict[Name, Text], size_between(100)] = {}
+    beside: Annotated[list[Beside], size_between(200)] = []
 
 
 File = StudyFile[Options, Case, Observed]
@@ -154,7 +156,7 @@ class Figures:
             (once.look, again) for _, once, again in self.rows if once.status == "ok" and once.look and again
         ]
         self.noise = self._derive_noise()
-        self.means = shapley.values(self.rungs, self.logs) if self.is_whole else {}
+        self.means = shapley.derive_values(self.rungs, self.logs) if self.is_whole else {}
 
     @functools.cached_property
     def worth(self) -> list[Worth]:
@@ -185,23 +187,23 @@ class Figures:
         """Return a sum of logarithms and its 95% interval; None without weights, or without a known error."""
         if weights is None:
             return None, None
-        gain = shapley.applied(weights, self.logs)
+        gain = shapley.apply_weights(weights, self.logs)
         if self.noise is None:
             return gain, None
         half = estimates.t_quantile(0.5 + estimates.CONFIDENCE / 2, self.noise.freedom)
-        half *= shapley.error(weights, self.noise.sd)
+        half *= shapley.estimate_error(weights, self.noise.sd)
         return gain, [gain - half, gain + half]
 
     def weigh_saving(self, before: Subset | None, after: Subset) -> Weights | None:
         """Return the weights of a saving, None where one of the two has no time."""
         if before is None or before not in self.times or after not in self.times:
             return None
-        return shapley.saving(before, after)
+        return shapley.derive_saving(before, after)
 
     def _derive_worth(self, rung: str) -> Worth:
         place, whole, mean = self.rungs.index(rung), frozenset(self.rungs), self.means.get(rung)
-        steps = shapley.steps(self.rungs, self.logs, rung) if mean else []
-        gains = [shapley.applied(each, self.logs) for each in steps]
+        steps = shapley.derive_steps(self.rungs, self.logs, rung) if mean else []
+        gains = [shapley.apply_weights(each, self.logs) for each in steps]
         before, after = frozenset(self.rungs[:place]), frozenset(self.rungs[: place + 1])
         gain, interval = self.derive_gain(mean)
         last = self.weigh_saving(whole - {rung} if self.is_whole else self.outs.get((rung,)), whole)
@@ -210,7 +212,7 @@ class Figures:
             rung=rung,
             gain=gain,
             interval=interval,
-            ms=None if mean is None else shapley.applied(mean, self.times),
+            ms=None if mean is None else shapley.apply_weights(mean, self.times),
             least=min(gains, default=None),
             most=max(gains, default=None),
             staircase=self.derive_gain(self.weigh_saving(before, after))[0] if self.is_whole else None,
@@ -223,9 +225,9 @@ class Figures:
     def pairs(self) -> list[Pair]:
         """Return every pair of rungs that was measured in all four ways; of a longer ladder those at its top."""
         pairs = []
-        for first, second in shapley.pairs(self.rungs):
+        for first, second in shapley.list_pairs(self.rungs):
             if self.is_whole:
-                weights = shapley.pair(self.rungs, self.logs, first, second)
+                weights = shapley.derive_pair(self.rungs, self.logs, first, second)
             else:
                 both = self.outs.get((first, second)) or self.outs.get((second, first))
                 corners = [both, self.outs.get((first,)), self.outs.get((second,)), frozenset(self.rungs)]
@@ -248,10 +250,10 @@ class Figures:
         apart = math.fsum(abs(stair - mean) for stair, mean in sure)
         whole = math.fsum(abs(stair) + abs(mean) for stair, mean in sure)
         return Whole(
-            gain=shapley.applied(weights, self.logs),
+            gain=shapley.apply_weights(weights, self.logs),
             interval=self.derive_gain(weights)[1],
-            ms=shapley.applied(weights, self.times),
-            orders=shapley.count(self.rungs, self.logs) if self.is_whole else None,
+            ms=shapley.apply_weights(weights, self.times),
+            orders=shapley.count_all(self.rungs, self.logs) if self.is_whole else None,
             moved=apart / whole if whole and len(sure) == len(self.rungs) else None,
         )
 

@@ -13,18 +13,20 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ladder.base import git
-from ladder.base.errors import UserError, one_line
-from ladder.base.paths import ROOT
+from ladder.core import git
+from ladder.core.errors import UserError, one_line
+from ladder.core.paths import ROOT
 
 PACKAGES = ("kernels", "stylegan_lite")
 
 
 def commit_of(name: str, option: str, root: Path = ROOT) -> str:
     """Return the commit that `name` stands for: a branch, a tag, a hash, HEAD~3. Raises `UserError`."""
-    git.commit(root)  # says why this is no checkout, if it is none
+    git.read_commit(root)  # says why this is no checkout, if it is none
     try:
-        return git.read(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+        return git.read_output(
+            root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}"
+        )
     except UserError:
         older = f"; this clone is shallow: {git.DEEPEN}" if git.is_shallow(root) else ""
         raise UserError(f"{option} {one_line(name)}: git knows no such commit{older}") from None
@@ -32,7 +34,7 @@ def commit_of(name: str, option: str, root: Path = ROOT) -> str:
 
 def read_hashes(commit: str, root: Path = ROOT) -> dict[str, str]:
     """Return the first 16 digits of git's hashes of a commit's packages, by name."""
-    rows = [row.split() for row in git.read(root, "ls-tree", "-d", commit, *PACKAGES).splitlines()]
+    rows = [row.split() for row in git.read_output(root, "ls-tree", "-d", commit, *PACKAGES).splitlines()]
     return {name: digest[:16] for *_, digest, name in rows}
 
 
@@ -43,7 +45,7 @@ def checked_out(commits: list[str], root: Path = ROOT) -> Iterator[list[Path]]:
         places = [Path(folder) / f"code-{number}" for number in range(len(commits))]
         for commit, place in zip(commits, places, strict=True):
             place.mkdir()
-            packages = git.read(root, "ls-tree", "-d", "--name-only", commit, *PACKAGES).splitlines()
+            packages = git.read_output(root, "ls-tree", "-d", "--name-only", commit, *PACKAGES).splitlines()
             if packages:  # else the worker finds nothing to measure
                 archive = git.read_bytes(root, *git.LF, "archive", "--format=tar", commit, "--", *packages)
                 with tarfile.open(fileobj=io.BytesIO(archive)) as tar:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from msgspec.structs import replace
 
-from ladder.base.protocol import CYCLE_STEPS
+from ladder.core.protocol import CYCLE_STEPS
 from ladder.plan import catalog
 from ladder.results import derive
 from ladder.results.file import OUT
@@ -62,7 +62,7 @@ def build_quantity(times_by_rung: Mapping[str, Times], kinds: Mapping[str, str],
             logs[f"{rung} {side}"] = {number: math.log(times[side][number]) for number in complete}
             sides[f"{rung} {side}"] = kinds[rung]
     twins = [(f"{rung} {BASE}", f"{rung} {TWIN}") for rung in times_by_rung]
-    return answers.quantity(logs, sides, twins, is_gpu=is_gpu)
+    return answers.make_quantity(logs, sides, twins, is_gpu=is_gpu)
 
 
 def find_difference(of: Quantity, rung: str) -> Difference | None:
@@ -88,8 +88,10 @@ def decide(of: Quantity, rungs: Iterable[str]) -> dict[str, Answer]:
     floors, questions = of.floors(len(complete)), []
     for rung in complete:
         floor = floors.get(of.kinds[f"{rung} {HEAD}"])
-        questions.append(answers.question(find_difference(of, rung), [floor], len(complete), gpu=of.is_gpu))
-    return dict(zip(complete, answers.answer(questions), strict=True))
+        questions.append(
+            answers.make_question(find_difference(of, rung), [floor], len(complete), gpu=of.is_gpu)
+        )
+    return dict(zip(complete, answers.answer_questions(questions), strict=True))
 
 
 def find_resolution(of: Quantity, rung: str) -> float | None:
@@ -172,7 +174,7 @@ def judge(file: File) -> Judged:
             verdict = BROKEN if _is_broken(sides) else None
             of_wall, of_gpu = replace(of_wall, reason=reason, verdict=verdict), None
         shown = {name: getattr(of_wall, name) for name in Answered.__struct_fields__}
-        title = catalog.load_rung(rung).title if rung in catalog.rungs() else rung
+        title = catalog.load_rung(rung).title if rung in catalog.list_rungs() else rung
         rungs.append(JudgedRung(name=rung, title=title, gpu=of_gpu, **shown))
     notes = ["kernels and stylegan_lite are the same in both commits: whatever differs is noise"]
     return Judged(

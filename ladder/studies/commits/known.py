@@ -9,9 +9,9 @@ from typing import Annotated
 
 from msgspec.structs import replace
 
-from ladder.base import git, text, yamlfile
-from ladder.base.paths import ROOT
-from ladder.core.records import Name, Record, Text, matching, read_record
+from ladder.core import git, text, yamlfile
+from ladder.core.paths import ROOT
+from ladder.core.records import Name, Record, Text, read_record, text_matching
 from ladder.studies.commits import judging
 from ladder.studies.commits.record import File as Compared
 from ladder.studies.commits.record import Judged, JudgedRung
@@ -24,9 +24,11 @@ class Entry(Record):
 
     commit: Annotated[
         str,
-        matching("[0-9a-f]{7,40}", "7 to 40 hexadecimal digits (in quotes, if YAML takes them for a number)"),
+        text_matching(
+            "[0-9a-f]{7,40}", "7 to 40 hexadecimal digits (in quotes, if YAML takes them for a number)"
+        ),
     ]
-    series: Annotated[str, matching(r"[A-Za-z0-9 ._(),/'*-]{1,96}", "a series like article/cuda_graphs")]
+    series: Annotated[str, text_matching(r"[A-Za-z0-9 ._(),/'*-]{1,96}", "a series like article/cuda_graphs")]
     reason: Text
     expires: datetime.date
     machine: Name | None = None
@@ -52,14 +54,14 @@ def read_entries(path: Path = FILE) -> list[Entry]:
     """Return every entry, expired ones too; none where there is no file. Raises `UserError` with the place."""
     if not path.exists():
         return []
-    return read_record(File, yamlfile.read(path), yamlfile.shown(path)).regressions
+    return read_record(File, yamlfile.read_yaml(path), yamlfile.show_path(path)).regressions
 
 
 def list_in_force(entries: list[Entry], base: str, head: str, root: Path = ROOT) -> list[Entry]:
     """Return the entries in force whose commit HEAD has and BASE has not."""
 
     def has(commit: str, entry: Entry) -> bool:  # a commit that this clone lacks is contained in nothing
-        return git.succeeds(root, "merge-base", "--is-ancestor", entry.commit, commit)
+        return git.has_succeeded(root, "merge-base", "--is-ancestor", entry.commit, commit)
 
     return [each for each in entries if each.expires >= today() and has(head, each) and not has(base, each)]
 
@@ -71,7 +73,7 @@ def mark(file: Compared, entries: list[Entry]) -> Judged:
     def describe(rung: JudgedRung) -> str | None:
         accepted = [each for each in entries if each.is_of(f"{workload}/{rung.name}", file.machine.name)]
         slower = judging.list_slower(rung)  # what is broken is never accepted
-        return text.display(accepted[0].describe()) if accepted and slower else None
+        return text.make_display(accepted[0].describe()) if accepted and slower else None
 
     judged = judging.judge(file)
     return replace(judged, rungs=[replace(rung, known=describe(rung)) for rung in judged.rungs])
@@ -84,6 +86,6 @@ def list_idle(entries: list[Entry], root: Path = ROOT) -> list[str]:
         name = f"{FILE.name}: {each.commit[:10]} {each.series}"
         if each.expires < today():
             lines.append(f"{name}: expired on {each.expires}: fix it, or accept it anew")
-        elif not shallow and not git.succeeds(root, "cat-file", "-e", f"{each.commit}^{{commit}}"):
+        elif not shallow and not git.has_succeeded(root, "cat-file", "-e", f"{each.commit}^{{commit}}"):
             lines.append(f"{name}: no such commit: it silences nothing")
     return lines

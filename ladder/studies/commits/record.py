@@ -11,8 +11,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from ladder.core import records as r
-from ladder.core.options import Seed, option
-from ladder.core.records import Record, size
+from ladder.core.options import Seed, declare_option
+from ladder.core.records import Record, size_between
 from ladder.results import run
 from ladder.results.file import KernelProfile, Round, Status
 from ladder.results.run import RunGpu
@@ -29,16 +29,17 @@ class Options(frame.Options):
     """The options of `ladder bench-compare`. Those that name commits or files are not stored."""
 
     # fmt: off
-    base: Annotated[str | None, option("The commit to compare with. [default: main]", metavar="COMMIT")] = None
-    head: Annotated[str | None, option("The commit that may be slower. [default: HEAD]", metavar="COMMIT")] = None
-    rungs: Annotated[r.Text | None, option(
+    base: Annotated[str | None, declare_option("The commit to compare with. [default: main]", metavar="COMMIT")] = None
+    head: Annotated[str | None, declare_option(
+        "The commit that may be slower. [default: HEAD]", metavar="COMMIT")] = None
+    rungs: Annotated[r.Text | None, declare_option(
         "Rungs to measure. [default: the lowest and the highest that run here]", metavar="A,B,...")] = None
-    ladder: Annotated[str, option("The ladder of the rungs.", metavar="NAME|FILE")] = "full"
-    rounds: Annotated[Annotated[int, Meta(ge=3, le=100)] | None, option(
+    ladder: Annotated[str, declare_option("The ladder of the rungs.", metavar="NAME|FILE")] = "full"
+    rounds: Annotated[Annotated[int, Meta(ge=3, le=100)] | None, declare_option(
         "Exact number of generations. [default: 3 to 12, as the budget allows]", flags=["--generations"])] = None
-    seed: Annotated[Seed, option("Seed for weights, latents, and the order of images and visits.")] = 0
-    report: Annotated[Path | None, option("Measure nothing; judge this file again.", metavar="FILE")] = None
-    markdown: Annotated[Path | None, option(
+    seed: Annotated[Seed, declare_option("Seed for weights, latents, and the order of images and visits.")] = 0
+    report: Annotated[Path | None, declare_option("Measure nothing; judge this file again.", metavar="FILE")] = None
+    markdown: Annotated[Path | None, declare_option(
         "Write the table to this file, for a pull request.", metavar="FILE")] = None
     # fmt: on
 
@@ -48,7 +49,7 @@ class Commit(Record):
 
     commit: r.Commit
     name: r.Text
-    measured_code: Annotated[dict[r.Identifier, r.Digest], size(2)]
+    measured_code: Annotated[dict[r.Identifier, r.Digest], size_between(2)]
 
 
 class Case(frame.Case):
@@ -56,7 +57,7 @@ class Case(frame.Case):
 
     base: Commit
     head: Commit
-    recipes: Annotated[dict[r.Name, r.Fields], size(MOST_RUNGS, 1)]
+    recipes: Annotated[dict[r.Name, r.Fields], size_between(MOST_RUNGS, 1)]
 
 
 class Choice(run.Choice, kw_only=True):
@@ -72,14 +73,14 @@ class Visit(Record, kw_only=True):
     reason: r.Text | None = None
     round: Round | None = None
     settings: r.Fields | None = None
-    choices: Annotated[list[Choice], size(100)] | None = None
+    choices: Annotated[list[Choice], size_between(100)] | None = None
     profile: KernelProfile | None = None
 
 
 class Observed(frame.Observation, kw_only=True):
     """The visits of one generation by program, "fused_act head"."""
 
-    programs: Annotated[dict[r.Line, Visit], size(3 * MOST_RUNGS)] = {}
+    programs: Annotated[dict[r.Line, Visit], size_between(3 * MOST_RUNGS)] = {}
     gpu: RunGpu | None = None
 
 

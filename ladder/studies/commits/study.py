@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 import click
 from msgspec.structs import replace
 
-from ladder.base import files, git, text
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
+from ladder.core import files, git, text
 from ladder.core import options as shared
+from ladder.core.errors import UserError
 from ladder.core.job import Job
+from ladder.core.paths import ROOT
 from ladder.core.records import read_record, write_record
 from ladder.machine import neighbours
 from ladder.report import output, tables, tiles
@@ -161,11 +161,11 @@ ladder bench-compare --report results/compare/FILE.json --markdown comment.md"""
                     )
                 session.report(f"{name}: {reason or 'visited'}")
         gpu = sitting.rounds.visits.summary(each for program in programs.values() for each in program.rounds)
-        return Observed(programs=visits, gpu=read_record(RunGpu, text.fit(gpu)) if gpu else None)
+        return Observed(programs=visits, gpu=read_record(RunGpu, text.fit_texts(gpu)) if gpu else None)
 
     def announce(self, job: Job, cases: Mapping[str, Case]) -> str:
         lines = [] if job.resume else known.list_idle(known.read_entries())
-        if git.changes(ROOT, checkouts.PACKAGES):
+        if git.list_changes(ROOT, checkouts.PACKAGES):
             lines += ["uncommitted changes in kernels/ or stylegan_lite/ are not measured: commits are"]
         rungs = " and ".join(next(iter(cases.values())).recipes) if cases else "nothing more"
         many = job.options.rounds or f"{LEAST_ROUNDS} to {MOST_ROUNDS}"
@@ -177,7 +177,7 @@ ladder bench-compare --report results/compare/FILE.json --markdown comment.md"""
     def write_comment(self, options: Options, file: File) -> None:
         """Write the page of a comparison as the comment of a pull request, if there is a file for it."""
         if options.markdown is not None:
-            files.write(options.markdown, f"{MARK}\n{break_mentions(frame.render_page(self, file))}")
+            files.write_file(options.markdown, f"{MARK}\n{break_mentions(frame.render_page(self, file))}")
 
     def find_status(self, file: File) -> int:
         return judging.find_status(self.derive(file))
@@ -245,10 +245,10 @@ def plan_case(job: Job) -> Case:
 
     def resolve(name: str, side: str) -> Commit:
         commit = checkouts.commit_of(name, side)
-        return Commit(commit, text.display(name), checkouts.read_hashes(commit))
+        return Commit(commit, text.make_display(name), checkouts.read_hashes(commit))
 
     base, head = resolve(options.base or "main", "BASE"), resolve(options.head or "HEAD", "HEAD")
-    names = shared.names(options.rungs)
+    names = shared.split_names(options.rungs)
     known_here = frame.plan_rungs(job, options.ladder, names or [])
     recipes = (
         known_here
@@ -261,7 +261,7 @@ def plan_case(job: Job) -> Case:
 @contextlib.contextmanager
 def open_sitting(session: Session) -> Iterator[Sitting]:
     """Yield what all generations share. SIGTERM ends it as Ctrl-C does."""
-    from ladder.base.stopping import stop_on_sigterm
+    from ladder.core.stopping import stop_on_sigterm
     from ladder.engine.outcomes import Program
     from ladder.engine.rounds import Interleaved
 
@@ -284,11 +284,11 @@ def open_sitting(session: Session) -> Iterator[Sitting]:
 def make_visit(visited: Visited, is_first: bool) -> Visit:
     """Return the outcome of a program. What its processes share is kept of the first; BASE again needs no profile."""
     if visited.round is None:
-        reason = text.display(visited.reason or "no reason was given")
+        reason = text.make_display(visited.reason or "no reason was given")
         return Visit(status=visited.status, reason=reason)  # type: ignore[arg-type]
     if not is_first:
         return Visit(round=visited.round)
-    choices = None if visited.choices is None else read_record(list[Choice], text.fit(visited.choices))
+    choices = None if visited.choices is None else read_record(list[Choice], text.fit_texts(visited.choices))
     profile = visited.profile if visited.program.side != TWIN else None
     return Visit(round=visited.round, settings=visited.settings, choices=choices, profile=profile)
 
@@ -303,10 +303,10 @@ def find_problems(file: File) -> Iterator[str]:
             yield problem
     for number, (key, case) in enumerate(file.cases.items()):
         if key != f"{GENERATION}{number + 1}" or case != first:
-            yield f"cases.{text.printable(key)}: not the generation after the one before it"
+            yield f"cases.{text.escape_controls(key)}: not the generation after the one before it"
     for key, observed in file.observed.items():
         for name, visit in observed.programs.items():
-            where = f"observed.{key}.programs.{text.printable(name)}"
+            where = f"observed.{key}.programs.{text.escape_controls(name)}"
             if name not in names:
                 yield f"{where}: not BASE, HEAD and BASE again of its rungs"
             if problem := fields.find_settings_problem(visit.settings, f"{where}.settings"):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ladder.base.errors import describe, one_line, raise_if_environment
+from ladder.core.errors import format_error, one_line, raise_if_environment
 from ladder.studies.kernelbench.cases import DIRECTIONS, Case
 from ladder.studies.kernelbench.timing import COLD, EVENTS, GRAPH, HOT, Call, Cuda, Timer
 
@@ -247,7 +247,7 @@ def alone(
 def describe_failure(error: Exception) -> str:
     """Return why a contender has no number. Raises `EnvironmentFailure` where the system fails them all."""
     raise_if_environment(error)
-    return OUT_OF_MEMORY if isinstance(error, torch.OutOfMemoryError) else describe(error)
+    return OUT_OF_MEMORY if isinstance(error, torch.OutOfMemoryError) else format_error(error)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ladder.base.errors import Missing, describe
+from ladder.core.errors import Missing, format_error
 from stylegan_lite.config import Workload
 
 LAYOUTS = {"channels_last": torch.channels_last, "NCHW": torch.contiguous_format}
@@ -509,7 +509,7 @@ def build_cuda() -> None:
     except package.Unavailable as error:
         raise Missing(str(error)) from None
     except Exception as error:
-        raise Missing(f"CUDA C++ was built but does not load: {describe(error)}") from None
+        raise Missing(f"CUDA C++ was built but does not load: {format_error(error)}") from None
 
 
 def load_function(name: str) -> Any:

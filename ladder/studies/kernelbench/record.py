@@ -15,10 +15,10 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from ladder.base.text import NO_TIME
 from ladder.core import records as r
-from ladder.core.options import Seed, option
-from ladder.core.records import Record, size
+from ladder.core.options import Seed, declare_option
+from ladder.core.records import Record, size_between
+from ladder.core.text import NO_TIME
 from ladder.stats import answers, estimates
 from ladder.stats.answers import Answer, Quantity
 from ladder.studies import frame
@@ -36,15 +36,17 @@ NO_AIM = (
 )  # fmt: skip
 Direction = Literal["forward", "backward", "double backward"]
 Contender = Literal["ours", "twin", "plain", "compile", "copy"]
-Interval = Annotated[list[float], size(2, 2)]
+Interval = Annotated[list[float], size_between(2, 2)]
 
 
 # --- what a file holds ------------------------------------------------------------------------------------------------
 
 
-Ops = Annotated[list[str], size(64), option("Only this op; may be repeated. [default: all]", metavar="OP")]
+Ops = Annotated[
+    list[str], size_between(64), declare_option("Only this op; may be repeated. [default: all]", metavar="OP")
+]
 WORKLOADS = "Use the shapes of this workload; may be repeated. [default: article, article-b32, adain-256]"
-Workloads = Annotated[list[str], option(WORKLOADS, flags=["-w"], metavar="NAME|FILE")]
+Workloads = Annotated[list[str], declare_option(WORKLOADS, flags=["-w"], metavar="NAME|FILE")]
 QUICK = "Fewer shapes and repeats. The result is marked as not to be quoted."
 MINUTES = (
     "Approximate duration. Repeats are fitted to it; if it is short, the least important shapes are left out."
@@ -58,10 +60,12 @@ class Options(frame.Options):
 
     op: Ops = []
     workload: Workloads | None = None
-    quick: Annotated[bool, option(QUICK)] = False
-    minutes: Annotated[float, Meta(gt=0, le=1e6), option(MINUTES)] = 4.0
-    first: Annotated[Literal["memory-bound", "largest"], option(" ".join(FIRST.split()))] = "memory-bound"
-    seed: Annotated[Seed, option("Seed for the inputs.")] = 0
+    quick: Annotated[bool, declare_option(QUICK)] = False
+    minutes: Annotated[float, Meta(gt=0, le=1e6), declare_option(MINUTES)] = 4.0
+    first: Annotated[Literal["memory-bound", "largest"], declare_option(" ".join(FIRST.split()))] = (
+        "memory-bound"
+    )
+    seed: Annotated[Seed, declare_option("Seed for the inputs.")] = 0
 
 
 class Case(frame.Case):
@@ -69,17 +73,19 @@ class Case(frame.Case):
 
     op: r.Text
     function: r.Identifier
-    shape: Annotated[list[r.Count], size(8, 1)]
+    shape: Annotated[list[r.Count], size_between(8, 1)]
     batch: r.Count
     dtype: Literal["bf16", "fp32"]
     layout: Literal["channels_last", "NCHW"]
     setting: r.Count
-    workloads: Annotated[list[r.Name], size(32)]
-    directions: Annotated[list[Direction], size(3, 1)]
+    workloads: Annotated[list[r.Name], size_between(32)]
+    directions: Annotated[list[Direction], size_between(3, 1)]
 
 
-ByContender = Annotated[dict[Contender, Annotated[list[r.Microseconds], size(1000)]], size(8)]
-Captured = Annotated[dict[Annotated[str, r.matching(r"(cold|hot) [a-z]+", "a contender")], r.Count], size(16)]
+ByContender = Annotated[dict[Contender, Annotated[list[r.Microseconds], size_between(1000)]], size_between(8)]
+Captured = Annotated[
+    dict[Annotated[str, r.text_matching(r"(cold|hot) [a-z]+", "a contender")], r.Count], size_between(16)
+]
 
 
 class Samples(Record):
@@ -93,7 +99,7 @@ class Launch(Record):
     """A Triton kernel that a call launches, with the numbers that were compiled in."""
 
     kernel: r.Identifier
-    grid: Annotated[list[r.Count], size(3)]
+    grid: Annotated[list[r.Count], size_between(3)]
     choices: r.Line | None = None
 
 
@@ -101,7 +107,7 @@ class Dispatch(Record):
     """A call's key in `kernels.alternatives`. An empty variant is written as "-"."""
 
     op: r.Identifier
-    variant: Annotated[str, r.matching(r"-|[a-z0-9 ]{0,60}", "words that distinguish a call")]
+    variant: Annotated[str, r.text_matching(r"-|[a-z0-9 ]{0,60}", "words that distinguish a call")]
     architecture: r.Count
     dtype: Literal["bfloat16", "float16", "float32", "float64"]
     layout: Literal["nhwc", "nchw", "rows", "other"]
@@ -117,8 +123,8 @@ class Measured(Record, kw_only=True):
     captured: Captured = {}
     notes: r.Notes = []
     samples_us: Samples = msgspec.field(default_factory=Samples)
-    reasons: Annotated[dict[Contender, r.Text], size(8)] = {}
-    launches: Annotated[list[Launch], size(200)] = []
+    reasons: Annotated[dict[Contender, r.Text], size_between(8)] = {}
+    launches: Annotated[list[Launch], size_between(200)] = []
     dispatch: Dispatch | None = None
     taken: Literal["plain"] | None = None
 
@@ -134,7 +140,7 @@ class Sitting(Record):
 class Observed(frame.Observation, kw_only=True):
     """What was measured of a case, all of it in one sitting. "skipped": the time was used up."""
 
-    rows: Annotated[list[Measured], size(3)] = []
+    rows: Annotated[list[Measured], size_between(3)] = []
     sitting: Sitting | None = None
 
 
@@ -237,7 +243,7 @@ def derive_rows(file: File) -> list[Row]:
     pairs = [[(name, OURS) for name in ALTERNATIVES if of.paired(name, OURS)] for of in quantities]
     count = sum(map(len, pairs))
     questions = [of.questions(each, count) for of, each in zip(quantities, pairs, strict=True)]
-    answered = iter(answers.answer([question for each in questions for question in each]))
+    answered = iter(answers.answer_questions([question for each in questions for question in each]))
     began = [each.started for each in list_sittings(file)]
     rows = []
     for (key, observed, row), of, of_row in zip(measured, quantities, pairs, strict=True):
@@ -269,7 +275,7 @@ def make_quantity(cold: Mapping[Any, Sequence[float]]) -> Quantity:
         for name in (OURS, TWIN, *ALTERNATIVES)
         if name in cold
     }
-    return answers.quantity(logs, dict.fromkeys(logs, KIND), [(OURS, TWIN)], is_gpu=True)
+    return answers.make_quantity(logs, dict.fromkeys(logs, KIND), [(OURS, TWIN)], is_gpu=True)
 
 
 def derive_against(of: Quantity, name: str, answer: Answer) -> Against:

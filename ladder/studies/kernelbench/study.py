@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from ladder.base import text
-from ladder.base.errors import UserError
-from ladder.base.text import NO_TIME
+from ladder.core import text
+from ladder.core.errors import UserError
 from ladder.core.job import Job
 from ladder.core.records import read_record
+from ladder.core.text import NO_TIME
 from ladder.show.table import Table
 from ladder.studies import frame
 from ladder.studies.frame import Session, Study
@@ -69,7 +69,7 @@ ladder kernels --json > kernels.json
         return cases
 
     def announce(self, job: Job, cases: Mapping[str, Case]) -> str:
-        return f"kernels: {text.counted(len(cases), 'case')}, at most about {job.options.minutes:g} min"
+        return f"kernels: {text.format_count(len(cases), 'case')}, at most about {job.options.minutes:g} min"
 
     def observe(self, session: Session, key: str, case: Case) -> Observed:
         from ladder.studies.kernelbench import bench as benches
@@ -90,13 +90,13 @@ ladder kernels --json > kernels.json
                 left_s = bench.allowance.share(len(bench.cases) - index)
                 rows = bench.bench.measure_case(bench.cases[key], least, most, left_s)
         except Exception as error:  # the device is lost, so later cases fail too
-            status, reasons = "failed", [text.display(benches.describe_failure(error))]
+            status, reasons = "failed", [text.make_display(benches.describe_failure(error))]
         sitting = record.Sitting(bench.started, minutes, round(time.monotonic() - bench.begin, 1))
         if failed := [row.reasons["ours"] for row in rows if "ours" in row.reasons]:
             status = "oom" if failed == [benches.OUT_OF_MEMORY] * len(rows) else "failed"
             reasons = sorted(set(failed))
-        observed = read_record(Observed, text.fit({"rows": [row.describe() for row in rows]}))
-        reason = text.display("; ".join(reasons)) or None
+        observed = read_record(Observed, text.fit_texts({"rows": [row.describe() for row in rows]}))
+        reason = text.make_display("; ".join(reasons)) or None
         return msgspec.structs.replace(observed, status=status, reason=reason, sitting=sitting)
 
     def describe(self, observation: Observed) -> str:
@@ -182,7 +182,7 @@ def make_request(job: Job, file: File | None = None) -> Request:
     from ladder.studies.kernelbench import cases as registry
     from stylegan_lite.config import Workload, suggestion
 
-    options, here = job.options, system.capabilities(job.device)
+    options, here = job.options, system.list_capabilities(job.device)
     if job.device != "cpu" and (reason := here["triton"]):
         raise UserError(f"the ops need Triton: {reason}")
     if job.device == "cpu":
@@ -235,8 +235,8 @@ class Bench:
 @contextlib.contextmanager
 def open_bench(session: Session) -> Iterator[Bench]:
     """Yield the bench, and note the protocol's numbers. This process has the device until the command ends."""
-    from ladder.base.locks import device_lock
-    from ladder.base.stopping import stop_on_sigterm
+    from ladder.core.locks import device_lock
+    from ladder.core.stopping import stop_on_sigterm
     from ladder.machine import system
     from ladder.studies.kernelbench import bench as benches
     from ladder.studies.kernelbench import timing
@@ -256,7 +256,7 @@ def open_bench(session: Session) -> Iterator[Bench]:
         "graph_ms": 1e3 * timer.rules.graph_s,
         "compile": f"torch.compile({backend}), fixed shapes",
         "workloads": ",".join(request.workloads),
-        "lacking": text.display("; ".join(request.lacking)) if request.lacking else None,
+        "lacking": text.make_display("; ".join(request.lacking)) if request.lacking else None,
     }
     session.file = msgspec.structs.replace(session.file, setup=setup)
     started = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
@@ -264,7 +264,7 @@ def open_bench(session: Session) -> Iterator[Bench]:
     allowance = benches.Allowance(job.options.minutes)
 
     def report(number: int) -> None:
-        session.report(f"compiling the next {text.counted(number, 'case')}")
+        session.report(f"compiling the next {text.format_count(number, 'case')}")
 
     with stop_on_sigterm(), Ahead(list(due.values()), timer.gpu, backend, report) as ahead:
         yield Bench(due, bench, ahead, allowance, started, time.monotonic())

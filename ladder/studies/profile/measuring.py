@@ -27,13 +27,13 @@ import msgspec
 import numpy as np
 import torch
 
-from ladder.base import locks
-from ladder.base import text as texts
-from ladder.base.errors import UserError, describe
-from ladder.base.protocol import CYCLE_STEPS, IN_ORDER
-from ladder.base.stopping import stop_on_sigterm
+from ladder.core import locks
+from ladder.core import text as texts
+from ladder.core.errors import UserError, format_error
 from ladder.core.job import Job
+from ladder.core.protocol import CYCLE_STEPS, IN_ORDER
 from ladder.core.records import Fields
+from ladder.core.stopping import stop_on_sigterm
 from ladder.engine import profiling
 from ladder.engine.pool import Pool, WorkerFailure
 from ladder.machine import system
@@ -90,10 +90,10 @@ def profile_step(session: Session, case: record.Case) -> record.Step:
             step.cycle()  # fills what loaders hold
             walls = []
             for _ in range(CYCLES[device]):
-                evidence.synchronize(step)
+                evidence.synchronize_device(step)
                 begin = time.perf_counter()
                 step.cycle()
-                evidence.synchronize(step)
+                evidence.synchronize_device(step)
                 walls.append(1000 * (time.perf_counter() - begin) / CYCLE_STEPS)
             memory = measure_memory(step)
             session.report(f"{rung}: tracing a cycle")
@@ -114,7 +114,7 @@ def profile_step(session: Session, case: record.Case) -> record.Step:
         raise UserError(f"{short}; take a workload with a smaller batch") from None
     release_memory(device)
     labelled = tracing.label_segments(eager.labels, traced.segments)
-    groups = group_by(labelled, lambda _, ran, __: categories.category(ran.family))
+    groups = group_by(labelled, lambda _, ran, __: categories.name_category(ran.family))
     on_gpu = device == "cuda"
     return record.Step(
         walls_ms=walls,
@@ -157,7 +157,7 @@ def run_eagerly(step: Any, lasting: int) -> Eager:
             changes = list_allocations(profile, step.device)
             eager.timeline[phase] = make_timeline(changes, gradients, before, lasting)
     except Exception as error:
-        return Eager({}, {}, texts.display(f"the eager run failed: {describe(error)}"))
+        return Eager({}, {}, texts.make_display(f"the eager run failed: {format_error(error)}"))
     return eager
 
 
@@ -372,8 +372,8 @@ def list_known(work: Work) -> list[tuple[int, int]] | None:
 
 def list_kernels(labels: Labels) -> KernelProfile:
     """Return milliseconds and launches of a step by family and by kernel, as a ladder's result has them."""
-    families = group_by(labels, lambda _, ran, __: profiling.text(ran.family))
-    kernels = group_by(labels, lambda _, ran, __: profiling.text(kernel_names.stored(ran.name)))
+    families = group_by(labels, lambda _, ran, __: profiling.clean_name(ran.family))
+    kernels = group_by(labels, lambda _, ran, __: profiling.clean_name(kernel_names.name_stored(ran.name)))
     rows = [KernelFamily(name=name, **sum_work(work)) for name, work in kernels.items()]
     if rest := rows[profiling.HEAVIEST :]:
         ms, launches = round(sum(row.ms for row in rest), 5), round(sum(row.launches for row in rest), 4)
@@ -448,22 +448,22 @@ def list_heaviest(labels: Labels, most: int = HEAVIEST) -> list[record.Heavy]:
     """Return the kernels that take most time, without copies, each with the phase that has most of its time."""
 
     def name_of(_: Segment, ran: Ran, __: Label | None) -> str | None:
-        return None if ran.family == kernel_families.TRANSFER else kernel_names.label(ran.name)
+        return None if ran.family == kernel_families.TRANSFER else kernel_names.name_label(ran.name)
 
     by_phase = group_by(labels, lambda *each: (name_of(*each), _find_phase(*each)))  # the longest first
     rows = []
     for name, work in list(group_by(labels, name_of).items())[:most]:
         phase, of_phase = next((key[1], each) for key, each in by_phase.items() if key[0] == name)
         spellings = sorted({ran.name for ran, _ in work})
-        words = {kernel_names.word(each) for each in spellings}
+        words = {kernel_names.find_word(each) for each in spellings}
         word = words.pop() if len(words) == 1 else None
-        functions = [kernel_names.function(each) for each in spellings]
+        functions = [kernel_names.name_function(each) for each in spellings]
         alike = itertools.takewhile(lambda each: len(set(each)) == 1, zip(*functions, strict=False))
         rows.append(
             record.Heavy(
-                kernel=texts.plain(name),
-                function=profiling.text("".join(each[0] for each in alike)),
-                word=profiling.text(word) if word else None,
+                kernel=texts.clean_line(name),
+                function=profiling.clean_name("".join(each[0] for each in alike)),
+                word=profiling.clean_name(word) if word else None,
                 phase=phase,
                 phase_ms=to_ms(ran.ns for ran, _ in of_phase),
                 **sum_work(work),
@@ -483,7 +483,7 @@ def list_passes(labels: Labels, copied: Sequence[tuple[int, int]]) -> list[recor
         labels, lambda _, ran, __: ran.family if ran.family.startswith(kernel_families.OURS) else None
     )
     for family, work in groups.items() if copied else ():
-        row = record.Pass(profiling.text(family.removeprefix(kernel_families.OURS)), **sum_work(work))  # type: ignore[arg-type]
+        row = record.Pass(profiling.clean_name(family.removeprefix(kernel_families.OURS)), **sum_work(work))  # type: ignore[arg-type]
         if known := list_known(work):
             row = msgspec.structs.replace(
                 row,

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from ladder.base import text as texts
-from ladder.core.options import Seed, option
+from ladder.core import text as texts
+from ladder.core.options import Seed, declare_option
 from ladder.core.records import (
     Amount,
     Bytes,
@@ -25,8 +25,8 @@ from ladder.core.records import (
     Record,
     Samples,
     Text,
-    between,
-    size,
+    number_between,
+    size_between,
 )  # fmt: skip
 from ladder.receipts import categories
 from ladder.results.file import KernelFamily, KernelProfile, Phase
@@ -47,28 +47,34 @@ ARTICLE = (
     ("conversion and allocation", 0.10, 0.15, (categories.LAYOUT, categories.COPIES, categories.BOOKKEEPING)),
 )
 
-Duration = Annotated[float, between(0, 1e8)]
-Launches = Annotated[float, between(0, 1e7)]
+Duration = Annotated[float, number_between(0, 1e8)]
+Launches = Annotated[float, number_between(0, 1e7)]
 Kind = Literal["kernel", "memset", "copy"]  # what the GPU runs
 
 
 class Options(frame.Options):
     """The options of `ladder profile`."""
 
-    rung: Annotated[Name | None, option("The rung, with all below it.", argument=True, metavar="RUNG")] = None
+    rung: Annotated[
+        Name | None, declare_option("The rung, with all below it.", argument=True, metavar="RUNG")
+    ] = None
     ladder: Annotated[
         str | None,
-        option("The ladder of the rung. [default: article, or full if article lacks it]", metavar="NAME|FILE"),
+        declare_option("The ladder of the rung. [default: article, or full if article lacks it]", metavar="NAME|FILE"),
     ] = None  # fmt: skip
     trace: Annotated[
-        Path | None, option("Write one step of each kind as a Chrome trace: .json.gz or .json.", metavar="FILE")
+        Path | None, declare_option("Write one step of each kind as a Chrome trace: .json.gz or .json.", metavar="FILE")
     ] = None  # fmt: skip
     largest_batch: Annotated[
-        bool, option("Also search the largest batch that fits; up to three minutes.")
+        bool, declare_option("Also search the largest batch that fits; up to three minutes.")
     ] = False
-    ncu: Annotated[bool, option("Also count in the heaviest kernels with Nsight Compute; minutes.")] = False
-    nsys: Annotated[Path | None, option("Also write a report of Nsight Systems.", metavar="FILE")] = None
-    seed: Annotated[Seed, option("Seed for weights, latents and the order of images.")] = 0
+    ncu: Annotated[
+        bool, declare_option("Also count in the heaviest kernels with Nsight Compute; minutes.")
+    ] = False
+    nsys: Annotated[Path | None, declare_option("Also write a report of Nsight Systems.", metavar="FILE")] = (
+        None
+    )
+    seed: Annotated[Seed, declare_option("Seed for weights, latents and the order of images.")] = 0
 
 
 class Case(frame.Case):
@@ -93,7 +99,7 @@ class PhaseWork(Record):
     name: Text
     ms: Duration
     launches: Launches
-    runs: Annotated[float, between(0, 1e4)] | None = None
+    runs: Annotated[float, number_between(0, 1e4)] | None = None
 
 
 class Gap(Record):
@@ -133,7 +139,7 @@ class MemorySizes(Record, kw_only=True):
     optimizer: Bytes
     buffers: Bytes  # inputs and images
     graph_pools: Bytes | None = None
-    timeline: Annotated[dict[Phase, Annotated[list[Moment], size(64)]], size(4)]
+    timeline: Annotated[dict[Phase, Annotated[list[Moment], size_between(64)]], size_between(4)]
 
     @property
     def lasting(self) -> int:
@@ -179,13 +185,13 @@ class Step(Record, kw_only=True):
     profile: KernelProfile
     work: dict[Text, Amount] = {}  # by category: FLOPs of convolutions and matmuls, bytes of others, if known
     replaced: dict[Text, Replaced] = {}  # by category: what the stored results showed then
-    phases: Annotated[list[PhaseWork], size(8, 1)]
-    layers: Annotated[list[Layer], size(500)] = []
+    phases: Annotated[list[PhaseWork], size_between(8, 1)]
+    layers: Annotated[list[Layer], size_between(500)] = []
     no_layers: Line | None = None  # why there are none
-    heaviest: Annotated[list[Heavy], size(64)]
-    passes: Annotated[list[Pass], size(200)] | None = None  # on a GPU
-    gaps: Annotated[list[Gap], size(9)] | None = None  # on a GPU
-    uneven: Annotated[list[Text], size(16)] = []  # phases whose runs differ in their kernels
+    heaviest: Annotated[list[Heavy], size_between(64)]
+    passes: Annotated[list[Pass], size_between(200)] | None = None  # on a GPU
+    gaps: Annotated[list[Gap], size_between(9)] | None = None  # on a GPU
+    uneven: Annotated[list[Text], size_between(16)] = []  # phases whose runs differ in their kernels
     memory: MemorySizes
 
 
@@ -200,7 +206,7 @@ class Counted(Record, kw_only=True):
     sm: Percent | None = None
     dram: Percent | None = None
     l1_hits: Percent | None = None
-    sector_bytes: Annotated[float, between(0, 64)] | None = None
+    sector_bytes: Annotated[float, number_between(0, 64)] | None = None
     sentence: Line | None = None
     blocks: Count | None = None  # of the launch
     sms: Count | None = None  # multiprocessors of the GPU
@@ -217,7 +223,7 @@ class Observed(frame.Observation, kw_only=True):
 
     step: Step | None = None
     largest: Search | None = None
-    counters: Annotated[list[Counted], size(64)] | None = None
+    counters: Annotated[list[Counted], size_between(64)] | None = None
 
 
 class Category(Record, kw_only=True):
@@ -326,7 +332,7 @@ def derive_categories(step: Step) -> list[Category]:
     """Return the rows of categories, the heaviest first."""
     families: dict[str, list[KernelFamily]] = {}
     for row in step.profile.families:
-        families.setdefault(categories.category(row.name), []).append(row)
+        families.setdefault(categories.name_category(row.name), []).append(row)
     is_once = all(row.own_ms is not None for row in step.profile.families)
     ms = {name: sum(row.ms for row in rows) for name, rows in families.items()}
     own = {name: sum(row.own_ms or 0.0 for row in rows) for name, rows in families.items()}
@@ -401,7 +407,7 @@ def derive_bound(row: Counted) -> Counted:
         bound = "memory bound" if row.dram >= row.sm else "compute bound"
     elif row.blocks and row.sms and row.blocks < row.sms:
         short = "does not fill the GPU" if row.blocks < FILLED * row.sms else bound
-        bound = f"{short}: {texts.counted(row.blocks, 'block')} for {row.sms} SMs"
+        bound = f"{short}: {texts.format_count(row.blocks, 'block')} for {row.sms} SMs"
     return msgspec.structs.replace(row, sentence=bound)
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from ladder.base import files, locks
-from ladder.base import text as texts
-from ladder.base.errors import UserError
+from ladder.core import files, locks
+from ladder.core import text as texts
+from ladder.core.errors import UserError
 from ladder.core.job import Job
 from ladder.core.records import write_whole
 from ladder.results import plausible
@@ -289,7 +289,7 @@ def tabulate_profile(profile: record.Profile) -> Iterator[Table]:
 def _tabulate_categories(profile: record.Profile) -> Table:
     rows: list[list[Any]] = []
     for row in profile.categories:
-        rate, place = row.rate and f"{texts.amount(row.rate)} {row.unit}", None
+        rate, place = row.rate and f"{texts.format_amount(row.rate)} {row.unit}", None
         if was := row.replaced:
             place = f"{was.lost_ms:.2f} ms by {was.fused_ms:.2f} at {was.at}"
         rows.append([row.name, row.shown_ms, row.share, row.launches, rate, place])

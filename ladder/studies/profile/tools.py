@@ -27,12 +27,12 @@ from typing import Any, NamedTuple
 
 import click
 
-from ladder.base.errors import UserError, one_line
-from ladder.base.paths import ROOT
-from ladder.base.protocol import IN_ORDER
-from ladder.base.text import last_line, plain
+from ladder.core.errors import UserError, one_line
 from ladder.core.job import Job
+from ladder.core.paths import ROOT
+from ladder.core.protocol import IN_ORDER
 from ladder.core.records import Fields
+from ladder.core.text import clean_line, last_line
 from ladder.receipts import kernel_names
 from ladder.studies.profile.record import BETWEEN, Counted, Heavy
 
@@ -230,7 +230,7 @@ def pick_launches(
         ran: the phases that were run.
         sms: multiprocessors of the GPU.
     """
-    labels = [plain(kernel_names.label(row.kernel)) for row in launches]
+    labels = [clean_line(kernel_names.name_label(row.kernel)) for row in launches]
     rows = []
     for heavy in heaviest:
         own = [row for row, label in zip(launches, labels, strict=True) if label == heavy.kernel]

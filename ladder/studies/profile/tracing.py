@@ -26,11 +26,11 @@ from typing import Any
 import torch
 from torch.profiler import record_function
 
-from ladder.base import files
-from ladder.base.protocol import CYCLE_STEPS
+from ladder.core import files
+from ladder.core.protocol import CYCLE_STEPS
 from ladder.receipts import categories, kernel_families, traces
 from ladder.receipts.kernel_families import Event
-from ladder.receipts.traces import once, union
+from ladder.receipts.traces import count_once, measure_union
 from ladder.receipts.watch import intercept_launches
 from ladder.studies.profile.record import UNKNOWN
 
@@ -118,7 +118,7 @@ def trace_cycle(step: Any) -> Traced:
 
     profile = run_profiled(cycle, step.device)
     if step.device == "cuda":
-        return cut_events(traces.events(profile), marks, step.device)
+        return cut_events(traces.list_events(profile), marks, step.device)
     events: list[Event] = []
     for event in filter(is_operator, profile.profiler.kineto_results.events()):
         end = event.start_ns() + event.duration_ns()
@@ -198,10 +198,12 @@ def cut_events(events: Iterable[Event], marks: Sequence[Mark], device: str) -> T
     if device == "cuda":
         kernels = [e for e in events if e[1] and not e[0].startswith(kernel_families.WAITING)]
         ran = [
-            Ran(name, kernel_families.family(name), begin, end - begin, end - begin - own)
-            for (name, _, _, begin, end), own in zip(kernels, once([e[2:] for e in kernels]), strict=True)
+            Ran(name, kernel_families.name_family(name), begin, end - begin, end - begin - own)
+            for (name, _, _, begin, end), own in zip(
+                kernels, count_once([e[2:] for e in kernels]), strict=True
+            )
         ]
-        busy = union([e[3:] for e in kernels])
+        busy = measure_union([e[3:] for e in kernels])
     else:
         ran = take_own_times(events)
         busy = sum(each.ns for each in ran)
@@ -282,7 +284,7 @@ def label_events(profile: Any, phase: str, device: str, launches: Sequence[Size]
                 at -= 1
             place = places[at] if at >= 0 else (OUTSIDE, False)
         else:  # our optimizers belong to no layer
-            category = categories.category(kernel_families.family(name))
+            category = categories.name_category(kernel_families.name_family(name))
             place = (OUTSIDE if category == categories.OPTIMIZER else UNKNOWN), False
         labels.append(Label(name, phase, *place, moved))
     return labels
@@ -417,7 +419,7 @@ def time_copies(device: str) -> list[tuple[int, int]]:
                 pair[1].copy_(pair[0])
 
     run()
-    events = [event for event in traces.events(run_profiled(run, device)) if event[1]]
+    events = [event for event in traces.list_events(run_profiled(run, device)) if event[1]]
     took = [end - begin for name, _, _, begin, end in sorted(events, key=lambda e: e[3]) if COPY.match(name)]
     if len(took) != COPIES * len(SIZES_COPIED):
         return []
@@ -491,7 +493,7 @@ def write_trace(step: Any, path: Path) -> str:
     with tempfile.TemporaryDirectory() as folder:
         whole = Path(folder) / path.name  # PyTorch compresses a file with this ending
         profile.export_chrome_trace(str(whole))
-        files.write(path, whole.read_bytes())
+        files.write_file(path, whole.read_bytes())
     return "one step of each kind"
 
 

@@ -19,11 +19,11 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ladder.base.errors import UserError
-from ladder.base.text import slug
 from ladder.core import records
-from ladder.core.options import option
-from ladder.core.records import Fields, Record, between, locate_problem, matching, size
+from ladder.core.errors import UserError
+from ladder.core.options import declare_option
+from ladder.core.records import Fields, Record, locate_problem, number_between, size_between, text_matching
+from ladder.core.text import make_slug
 from ladder.plan import content
 from ladder.receipts import kernel_families
 from ladder.results import store
@@ -53,9 +53,9 @@ CONVOLUTION = (
     rf"({'|'.join(KINDS)}), ({_SHAPE}) \* ({_SHAPE}), stride ([1-9]), padding (\d\d?), (bf16|fp16|fp32|fp64)"
     r" (channels_last|nchw)"
 )
-ConvolutionName = Annotated[str, matching(CONVOLUTION, "a convolution")]
-RateName = Annotated[str, matching(r"[A-Za-z0-9 ,.*_x-]{1,120}", "the name of a rate")]
-Speed = Annotated[float, between(1e3, 1e18)]
+ConvolutionName = Annotated[str, text_matching(CONVOLUTION, "a convolution")]
+RateName = Annotated[str, text_matching(r"[A-Za-z0-9 ,.*_x-]{1,120}", "the name of a rate")]
+Speed = Annotated[float, number_between(1e3, 1e18)]
 Shape = tuple[int, ...]
 
 
@@ -118,17 +118,17 @@ def parse_op(name: str) -> Op:
 class Options(frame.Options):
     """The options of `ladder doctor --roofline`."""
 
-    rung: Annotated[records.Name | None, option("This rung, with all below it.")] = None
-    ladder: Annotated[str, option("The ladder of the rung.", metavar="NAME|FILE")] = "full"
+    rung: Annotated[records.Name | None, declare_option("This rung, with all below it.")] = None
+    ladder: Annotated[str, declare_option("The ladder of the rung.", metavar="NAME|FILE")] = "full"
 
 
 class Work(Record):
     """The necessary work of one run of a phase (`floors`): the number of each convolution, and bytes by purpose."""
 
-    convolutions: Annotated[dict[ConvolutionName, records.Count], size(10_000)]
+    convolutions: Annotated[dict[ConvolutionName, records.Count], size_between(10_000)]
     matmul_flops: records.Amount
     matmul_bytes: records.Bytes
-    bytes: Annotated[dict[records.Line, records.Bytes], size(32)]
+    bytes: Annotated[dict[records.Line, records.Bytes], size_between(32)]
 
 
 class Rate(Record):
@@ -141,8 +141,8 @@ class Rate(Record):
 class Today(Record):
     """The rates of a measurement by name, and the reasons for those that it lacks."""
 
-    rates: Annotated[dict[RateName, Speed], size(10_000)]
-    skipped: Annotated[dict[RateName, records.Line], size(10_000)]
+    rates: Annotated[dict[RateName, Speed], size_between(10_000)]
+    skipped: Annotated[dict[RateName, records.Line], size_between(10_000)]
     seconds: records.Seconds
 
 
@@ -161,21 +161,21 @@ class Timed(Record, kw_only=True):
     A whole-step graph has phases of a second step; one old file has none. In `busy_ms` of a traced step any kernel ran.
     """
 
-    phases_ms: Annotated[dict[Phase, records.Ms], size(4)]
+    phases_ms: Annotated[dict[Phase, records.Ms], size_between(4)]
     step_ms: records.Ms
     wall_ms: records.Ms
     busy_ms: records.Ms
-    families: Annotated[list[Kernels], size(1000, 1)]
+    families: Annotated[list[Kernels], size_between(1000, 1)]
     settings: Fields
 
 
 class Observed(frame.Observation, kw_only=True):
     """The step of a rung, the rates of the day, and the higher ones on record. `floors_commit`: of `--again`."""
 
-    work: Annotated[dict[Phase, Work], size(4, 4)] | None = None
+    work: Annotated[dict[Phase, Work], size_between(4, 4)] | None = None
     step: Timed | None = None
     today: Today | None = None
-    recorded: Annotated[dict[RateName, Rate], size(10_000)] = {}
+    recorded: Annotated[dict[RateName, Rate], size_between(10_000)] = {}
     floors_commit: records.Commit | None = None
 
 
@@ -322,7 +322,7 @@ def read_copies(path: Path, gpu: str) -> dict[str, float]:
     is_tuning = (
         isinstance(result, dict) and result.get("kind") in NAMES and locate_problem(Tuning, result) is None
     )
-    if not is_tuning or slug(result["gpu"]) != gpu:
+    if not is_tuning or make_slug(result["gpu"]) != gpu:
         return {}
     rates = [
         run["bytes"] / run[key] * 1e6
@@ -535,7 +535,7 @@ def derive_roofline(file: File) -> Roofline:
     traced = derive_step_rates(sum_amounts(each.work, file.workload), each.step.families, case.recipe, peak)
     rates.add(traced, "today")
     floor = derive_floor(base, each.work, file.workload, rates)
-    own = f"{'-'.join(map(slug, list_names(file)))}.json"  # later floors know what the file replaced
+    own = f"{'-'.join(map(make_slug, list_names(file)))}.json"  # later floors know what the file replaced
     replaced = {key: rate.value for key, rate in each.recorded.items() if rate.source == own}
     recorded = each.today.rates | traced
     return msgspec.structs.replace(

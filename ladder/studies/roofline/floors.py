@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from ladder.base.protocol import PHASES
+from ladder.core.protocol import PHASES
 from ladder.core.records import Fields
 from ladder.studies.roofline.derive import KINDS, NARROW, Op, Work
 from stylegan_lite import losses, resample

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 import stylegan_lite
-from ladder.base.errors import describe
-from ladder.base.protocol import CYCLE_STEPS, PHASES
+from ladder.core.errors import format_error
+from ladder.core.protocol import CYCLE_STEPS, PHASES
 from ladder.core.records import Fields
 from ladder.receipts import evidence, kernel_families, traces
 from ladder.studies.kernelbench.bench import WAYS, copies
@@ -70,7 +70,7 @@ def measure_rates(
         try:
             rates[name] = job(timer)
         except (RuntimeError, NotImplementedError) as error:  # out of memory, or no algorithm for this shape
-            skipped[name] = describe(error)
+            skipped[name] = format_error(error)
     return Today(rates=rates, skipped=skipped, seconds=round(time.perf_counter() - begin, 1))
 
 
@@ -256,7 +256,7 @@ def time_step(step: Any) -> tuple[float, float]:
     def cycle() -> None:
         begin = time.perf_counter()
         step.cycle()
-        evidence.synchronize(step)
+        evidence.synchronize_device(step)
         walls.append(time.perf_counter() - begin)
 
     (median,) = time_runs([cycle], windows=CYCLES, window_s=0.0)
@@ -265,6 +265,6 @@ def time_step(step: Any) -> tuple[float, float]:
 
 def trace_cycle(step: Any) -> tuple[float, list[Kernels]]:
     """Return the ms in which any kernel ran and the families of kernels, for one step of a profiled cycle."""
-    events = traces.recorded(step.cycle)
-    rows = kernel_families.shares(events, CYCLE_STEPS)
+    events = traces.record_events(step.cycle)
+    rows = kernel_families.derive_shares(events, CYCLE_STEPS)
     return traces.busy_ms(events), [Kernels(**row) for row in rows]

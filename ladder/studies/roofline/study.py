@@ -15,13 +15,13 @@ from typing import Any
 import click
 import msgspec
 
-from ladder.base import git
-from ladder.base.errors import UserError
-from ladder.base.locks import device_lock
-from ladder.base.paths import ROOT
-from ladder.base.text import slug
+from ladder.core import git
+from ladder.core.errors import UserError
 from ladder.core.job import Job
+from ladder.core.locks import device_lock
+from ladder.core.paths import ROOT
 from ladder.core.records import Fields, write_whole
+from ladder.core.text import make_slug
 from ladder.plan import catalog, needs
 from ladder.results import plausible
 from ladder.results import record as records
@@ -58,7 +58,7 @@ class RooflineStudy(Study[Options, RungCase, Observed]):
 
         if file is not None and file.cases:
             return file.cases
-        return plan_rung(job.options, job.name, job.workload, system.capabilities(job.device))
+        return plan_rung(job.options, job.name, job.workload, system.list_capabilities(job.device))
 
     def announce(self, job: Job, cases: Any) -> str:
         return f"{', '.join(cases)} on {job.name}: its distance from the limit of this GPU"
@@ -150,9 +150,9 @@ def measure_distance(options: Options, workload: str | None, device: str | None,
         raise UserError(
             f"--roofline measures a GPU, and none is used here; for the floor alone: --gpu NAME ({gpus})"
         )
-    environment.refuse(device)
+    environment.refuse_variables(device)
     request = frame.Request(workload, device, out=OUT, as_json=as_json)
-    job = frame.resolve_job(STUDY, options, request, system.facts(device))
+    job = frame.resolve_job(STUDY, options, request, system.describe_machine(device))
     with device_lock(system.device_key(device)):  # until the files are there: the context stays as long
         return frame.run_study(STUDY, job)
 
@@ -224,9 +224,9 @@ def plan_rung(
 
     if (cheaper := workload.get("convolution", "full")) != "full":
         raise UserError(f"--roofline: {name} has convolution: {cheaper}, and no rate of its groups is known")
-    able = needs.possible(dict(capabilities), workload)
+    able = needs.join_capabilities(dict(capabilities), workload)
     rungs = None if options.rung is None else [options.rung]
-    planned = catalog.climb(catalog.load_ladder(options.ladder), able, rungs)
+    planned = catalog.plan_climb(catalog.load_ladder(options.ladder), able, rungs)
     possible = [each for each in planned if each.skipped is None]
     if not possible:
         raise UserError(f"{planned[-1].name} cannot run here: {planned[-1].skipped}")
@@ -266,7 +266,7 @@ def list_gpus(folder: Path) -> list[str]:
 def choose_rates(gpu: str, folder: Path) -> Rates:
     """Return all rates of a GPU that a user names: "nvidia-h200", "NVIDIA H200" or "H200"."""
     names = list_gpus(folder)
-    for name in (slug(gpu), f"nvidia-{slug(gpu)}"):
+    for name in (make_slug(gpu), f"nvidia-{make_slug(gpu)}"):
         if name in names:
             return load_rates(name, folder)
     raise UserError(f"--gpu: no rates are recorded of {gpu!r}; there are: {', '.join(names)}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.core.job import Job
 from ladder.core.options import whole_numbers
 from ladder.report import drawing
@@ -223,7 +223,7 @@ def plan_points(job: Job) -> list[Case]:
 
     options, workload = job.options, job.workload
     gpus = count_gpus(options.gpus, len(system.gpu_uuids()) if job.device == "cuda" else None)
-    able = needs.possible(system.capabilities(job.device), workload)
+    able = needs.join_capabilities(system.list_capabilities(job.device), workload)
     scalings = (WEAK, STRONG) if options.scaling == "both" else (options.scaling,)
     if options.total is not None and STRONG not in scalings:
         raise UserError("--total is for --scaling strong: leave it out with weak")

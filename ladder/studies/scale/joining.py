@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.core.records import write_record
 from ladder.results import sources, store
 from ladder.results.combine import merging

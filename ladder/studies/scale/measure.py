@@ -22,14 +22,14 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from ladder import receipts
-from ladder.base import text as texts
-from ladder.base.errors import one_line
-from ladder.base.locks import device_lock
-from ladder.base.plain import Plain
-from ladder.base.stopping import stop_on_sigterm
+from ladder.core import text as texts
+from ladder.core.errors import one_line
+from ladder.core.locks import device_lock
+from ladder.core.plain import Plain
+from ladder.core.stopping import stop_on_sigterm
 from ladder.engine.gpu_time import is_captured, rest_s
 from ladder.engine.groups import Group
-from ladder.engine.pool import Pool, WorkerFailure, plain
+from ladder.engine.pool import Pool, WorkerFailure, strip_protocol
 from ladder.engine.visit import Visits
 from ladder.machine import gpu_state, neighbours, system
 from ladder.results import record
@@ -227,7 +227,7 @@ class State:
         if has_others and failure.status == "oom":
             raise _TooMuch from failure
         self.out.add(key)
-        reason = texts.display(failure.reason)
+        reason = texts.make_display(failure.reason)
         self.report(f"{key}: {failure.status}: {reason}")
         if not self.observed[key].runs:
             self.observed[key] = Observed(status=cast(Any, failure.status), reason=reason)
@@ -345,7 +345,7 @@ def prove_way(pool: Pool, case: Case, workload: Plain, device: str, seed: int) -
         own = [WAYS[case.way][1]] if case.processes == 1 else None
         issued = [reply["receipts"] for reply in group.call("receipts", rungs=own)]
     except WorkerFailure as failure:
-        return Observed(status=cast(Any, failure.status), reason=texts.display(failure.reason))
+        return Observed(status=cast(Any, failure.status), reason=texts.make_display(failure.reason))
     finally:
         if group is not None:
             group.close()
@@ -363,7 +363,7 @@ def judge_ranks(parity: list[Plain], issued: list[Plain], way: str) -> Observed:
     reason = outside["reason"] if outside else off
     return Observed(
         status=FAILED_PARITY if outside else NOT_ENGAGED if off else "ok",  # type: ignore[arg-type]
-        reason=None if reason is None else texts.display(one_line(reason)),
-        parity=record.read_findings({"parity": plain(outside or parity[0])})["parity"],
-        lines=list(dict.fromkeys(texts.display(line) for receipt in shown for line in receipt["lines"])),
+        reason=None if reason is None else texts.make_display(one_line(reason)),
+        parity=record.read_findings({"parity": strip_protocol(outside or parity[0])})["parity"],
+        lines=list(dict.fromkeys(texts.make_display(line) for receipt in shown for line in receipt["lines"])),
     )

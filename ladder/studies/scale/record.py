@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal, cast
 from msgspec import Meta
 from msgspec.structs import replace
 
-from ladder.base import text
-from ladder.base.errors import UserError
-from ladder.base.plain import Fields as Recipe
 from ladder.core import records as r
-from ladder.core.options import Seed, option
+from ladder.core import text
+from ladder.core.errors import UserError
+from ladder.core.options import Seed, declare_option
+from ladder.core.plain import Fields as Recipe
 from ladder.results import store as results
 from ladder.results.file import Status
 from ladder.stats import estimates
@@ -41,27 +41,33 @@ WAYS: dict[str, tuple[str, str, Recipe]] = {
 class Options(frame.Options):
     """The options of `ladder scale`."""
 
-    ways: Annotated[list[r.Name], r.size(100), option("Ways.", argument=True, metavar="[WAY]...")] = []
+    ways: Annotated[
+        list[r.Name], r.size_between(100), declare_option("Ways.", argument=True, metavar="[WAY]...")
+    ] = []
     gpus: Annotated[
         str | None,
-        option("Numbers of GPUs, or of ranks on a CPU. [default: 1, 2, 4, ... all]", metavar="N,N,..."),
+        declare_option(
+            "Numbers of GPUs, or of ranks on a CPU. [default: 1, 2, 4, ... all]", metavar="N,N,..."
+        ),
     ] = None
     scaling: Annotated[
         Literal["weak", "strong", "both"],
-        option("weak: the workload's batch on each GPU. strong: one total batch on any number."),
+        declare_option("weak: the workload's batch on each GPU. strong: one total batch on any number."),
     ] = "both"
     total: Annotated[
         Annotated[int, Meta(ge=1, le=2**16)] | None,
-        option("Total batch of strong scaling. [default: that of weak scaling on the most GPUs]"),
+        declare_option("Total batch of strong scaling. [default: that of weak scaling on the most GPUs]"),
     ] = None
     generations: Annotated[
         int,
         Meta(ge=1, le=100),
-        option("Generations: fresh process groups of each point, including those of --resume."),
+        declare_option("Generations: fresh process groups of each point, including those of --resume."),
     ] = 3
-    visits: Annotated[int, Meta(ge=1, le=1000), option("Timed 16-step cycles of a group.")] = 3
-    no_proof: Annotated[bool, option("Leave out receipts and parity; the result says so.")] = False
-    seed: Annotated[Seed, option("Seed for weights, latents, and the order of images and visits.")] = 0
+    visits: Annotated[int, Meta(ge=1, le=1000), declare_option("Timed 16-step cycles of a group.")] = 3
+    no_proof: Annotated[bool, declare_option("Leave out receipts and parity; the result says so.")] = False
+    seed: Annotated[
+        Seed, declare_option("Seed for weights, latents, and the order of images and visits.")
+    ] = 0
 
 
 class Case(frame.Case, kw_only=True):
@@ -70,8 +76,8 @@ class Case(frame.Case, kw_only=True):
     kind: Literal["point", "proof"]
     way: r.Name
     scaling: Literal["weak", "strong"] | None = None
-    gpus: Annotated[int, r.between(1, 4096)]
-    batch: Annotated[int, r.between(1, 2**20)]
+    gpus: Annotated[int, r.number_between(1, 4096)]
+    batch: Annotated[int, r.number_between(1, 2**20)]
     recipe: r.Fields
     problem: r.Text | None = None
 
@@ -96,8 +102,8 @@ class Run(r.Record, kw_only=True):
     waits for another waits inside NCCL's kernel. The exposed part is the most of all ranks.
     """
 
-    generation: Annotated[int, r.between(0, 9_999)]  # of a hundred merged runs
-    samples_ms: Annotated[list[r.Ms], r.size(100_000, 1)]
+    generation: Annotated[int, r.number_between(0, 9_999)]  # of a hundred merged runs
+    samples_ms: Annotated[list[r.Ms], r.size_between(100_000, 1)]
     gpu_ms: r.Ms | None = None
     comm_ms: r.Amount | None = None
     exposed_ms: r.Amount | None = None
@@ -113,7 +119,7 @@ class Run(r.Record, kw_only=True):
 class Observed(frame.Compared, kw_only=True):
     """The process groups of a point; or of a proof the parity of the rank that is furthest off, and receipts' lines."""
 
-    runs: Annotated[list[Run], r.size(1000)] = []
+    runs: Annotated[list[Run], r.size_between(1000)] = []
     lines: r.Notes = []
 
 
@@ -146,7 +152,7 @@ def list_points(
             raise UserError(f"no way {name!r}{suggestion(name, WAYS)}")
         ladder_name, rung, over = WAYS[name]
         ladder = catalog.load_ladder(ladder_name)
-        planned = {each.name: each for each in catalog.climb(ladder, {**able, RANKS: None})}
+        planned = {each.name: each for each in catalog.plan_climb(ladder, {**able, RANKS: None})}
         way = planned[ladder.rungs[-1].name if rung == TOP else rung]
         for scaling, n in itertools.product([s for s in (WEAK, STRONG) if s in scalings], gpus):
             batch = int(workload["batch"] or 1) * n if scaling == WEAK else total
@@ -160,7 +166,7 @@ def list_points(
             points.append(
                 Case(
                     kind="point", way=name, scaling=cast(Any, scaling), gpus=n, batch=batch, recipe=recipe,
-                    problem=problem and text.display(problem),
+                    problem=problem and text.make_display(problem),
                 )
             )  # fmt: skip
     return points

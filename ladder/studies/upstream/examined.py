@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ladder.base.protocol import CYCLE_STEPS
+from ladder.core.protocol import CYCLE_STEPS
 from ladder.studies.upstream.step import NAMES, UpstreamStep
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class Times(UpstreamStep):
 
         super().prepare()
         self.step()  # every phase once more: its convolutions are tuned, its kernels compiled
-        profiling.load()
+        profiling.load_profiler()
         images, latents = self.draw()
         runs = [*zip(self.updates, latents.split(self.workload["batch"]), strict=True)] * REPEATS
         recorded = profiling.Recorded()
@@ -188,7 +188,7 @@ class Times(UpstreamStep):
             for each in runs:
                 recorded.run(functools.partial(run_phase, *each))
 
-        recorded.profile = traces.profiled(run_phases)
+        recorded.profile = traces.profile_cycle(run_phases)
         times = tabulate_times([NAMES[update[0]] for update, _ in runs], recorded.cycles())
         (self.findings / SEEN).write_text(json.dumps(times))
 
@@ -203,7 +203,7 @@ def tabulate_times(phases: list[str], events: list[Any]) -> dict[str, dict[str, 
         times.setdefault(phase, []).append(
             traces.busy_ms(each) * CYCLE_STEPS
         )  # a phase is no cycle of 16 steps
-        kernels.setdefault(phase, []).append(len(traces.kernels(each)))
+        kernels.setdefault(phase, []).append(len(traces.list_kernels(each)))
     return {phase: {"gpu_ms": times[phase], "kernels": statistics.median(kernels[phase])} for phase in times}
 
 

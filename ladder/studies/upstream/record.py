@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from ladder.base.protocol import IN_ORDER
 from ladder.core import records
-from ladder.core.options import Seed, option
-from ladder.core.records import Fields, Record, size
+from ladder.core.options import Seed, declare_option
+from ladder.core.protocol import IN_ORDER
+from ladder.core.records import Fields, Record, size_between
 from ladder.results import derive as deriving
 from ladder.results.derive import judge_parity
 from ladder.results.file import Phase, Round, Status
@@ -38,22 +38,26 @@ GENERATIONS = "Generations: fresh processes of each side, including those of --r
 class Options(frame.Options):
     """The options of `ladder upstream`."""
 
-    clone: Annotated[str | None, option("The clone.", argument=True, metavar="CLONE")] = None
-    ladder: Annotated[str, option("The ladder whose top is measured.", metavar="NAME|FILE")] = "full"
-    generations: Annotated[Generations | None, option(GENERATIONS, flags=["--generations", "--rounds"])] = (
-        None
+    clone: Annotated[str | None, declare_option("The clone.", argument=True, metavar="CLONE")] = None
+    ladder: Annotated[str, declare_option("The ladder whose top is measured.", metavar="NAME|FILE")] = "full"
+    generations: Annotated[
+        Generations | None, declare_option(GENERATIONS, flags=["--generations", "--rounds"])
+    ] = None
+    cycles: Annotated[
+        Cycles | None, declare_option("Timed 16-step cycles of each process. [default: 2; CPU: 1]")
+    ] = None
+    inspect: Annotated[bool, declare_option("Check parity and receipts of our step before it is timed.")] = (
+        True
     )
-    cycles: Annotated[Cycles | None, option("Timed 16-step cycles of each process. [default: 2; CPU: 1]")] = (
-        None
-    )
-    inspect: Annotated[bool, option("Check parity and receipts of our step before it is timed.")] = True
     patched: Annotated[
         bool,
-        option(
+        declare_option(
             "Also measure a copy of the clone with the files of `ladder export --like nvidia` in place of its own."
         ),
     ] = False
-    seed: Annotated[Seed, option("Seed for weights, latents, and the order of images and visits.")] = 0
+    seed: Annotated[
+        Seed, declare_option("Seed for weights, latents, and the order of images and visits.")
+    ] = 0
 
 
 class Source(Record):
@@ -102,7 +106,7 @@ class PhaseTime(Record):
     """The GPU time in ms of a phase with its update in each of its profiled runs, and its number of kernels."""
 
     gpu_ms: records.Samples
-    kernels: Annotated[float, records.between(0, 1e7)]
+    kernels: Annotated[float, records.number_between(0, 1e7)]
 
 
 class Visit(Record):
@@ -112,13 +116,13 @@ class Visit(Record):
     reason: records.Text | None = None
     round: Round | None = None
     settings: (
-        Annotated[dict[records.Identifier, bool | int | float | records.Text | None], size(32)] | None
+        Annotated[dict[records.Identifier, bool | int | float | records.Text | None], size_between(32)] | None
     ) = None
 
 
-Errors = Annotated[dict[Phase, PhaseErrors], size(4)]
+Errors = Annotated[dict[Phase, PhaseErrors], size_between(4)]
 PhaseTimes = Annotated[
-    dict[Literal["upstream", "patched"], Annotated[dict[Phase, PhaseTime], size(4)]], size(2)
+    dict[Literal["upstream", "patched"], Annotated[dict[Phase, PhaseTime], size_between(4)]], size_between(2)
 ]
 
 
@@ -131,7 +135,7 @@ class Observed(frame.Observation, kw_only=True):
     batch: records.Count | None = None
     errors: Errors = {}
     phases: PhaseTimes | None = None
-    programs: Annotated[dict[Side, Visit], size(3)] = {}
+    programs: Annotated[dict[Side, Visit], size_between(3)] = {}
     gpu: RunGpu | None = None
 
 
@@ -203,7 +207,7 @@ class Figures:
 
 def derive_ratio(reference: dict[int, float], other: dict[int, float]) -> Ratio | None:
     """Return the factor between the times of two programs, by generation."""
-    factor = estimates.speedup(reference, other)
+    factor = estimates.estimate_speedup(reference, other)
     interval = estimates.log_interval(estimates.paired_ratios(reference, other))
     return Ratio(factor, interval) if factor else None
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from packaging.version import Version
 
-from ladder.base.errors import UserError
-from ladder.base.files import below, digest
+from ladder.core.errors import UserError
+from ladder.core.files import digest_sources, list_below
 
 URL = "https://github.com/NVlabs/stylegan3"
 NETWORKS = ("networks_stylegan2", "networks")  # stylegan3's name, and that of stylegan2-ada-pytorch
@@ -58,7 +58,7 @@ def refuse_unbuildable(device: str) -> None:
 
     if device != "cuda":
         return
-    lacks = system.capabilities(device)["nvcc"]
+    lacks = system.list_capabilities(device)["nvcc"]
     if lacks is None and shutil.which("ninja") is None:
         lacks = "no ninja on the PATH (pip install ninja)"
     if lacks:
@@ -67,8 +67,8 @@ def refuse_unbuildable(device: str) -> None:
 
 def digest_of(folder: Path) -> str:
     """Return a hash of every source that may run."""
-    files = [path for part in PARTS for path in below(folder / part, (".py", ".cpp", ".cu", ".h"))]
-    return digest(folder, files)[:16]
+    files = [path for part in PARTS for path in list_below(folder / part, (".py", ".cpp", ".cu", ".h"))]
+    return digest_sources(folder, files)[:16]
 
 
 def load(folder: Path) -> Modules:

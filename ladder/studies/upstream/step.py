@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
-from ladder.base.protocol import CYCLE_STEPS, IN_ORDER
+from ladder.core.errors import UserError
+from ladder.core.paths import ROOT
+from ladder.core.protocol import CYCLE_STEPS, IN_ORDER
 from ladder.studies.upstream import source
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ladder.base import text
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
-from ladder.base.protocol import IN_ORDER
+from ladder.core import text
+from ladder.core.errors import UserError
 from ladder.core.job import Job
+from ladder.core.paths import ROOT
+from ladder.core.protocol import IN_ORDER
 from ladder.core.records import Fields, read_record, write_whole
 from ladder.results import plausible, store
 from ladder.results.derive import judge_parity
@@ -111,7 +111,9 @@ ladder upstream ../stylegan3 --json > upstream.json
 
     def describe(self, observation: Observed) -> str:
         timed = [(side, each.round) for side, each in observation.programs.items() if each.round]
-        return ", ".join(f"{side} {text.ms(statistics.median(each.samples_ms))} ms" for side, each in timed)
+        return ", ".join(
+            f"{side} {text.format_ms(statistics.median(each.samples_ms))} ms" for side, each in timed
+        )
 
     def derive(self, file: File) -> Any:
         generations, proof = record.list_generations(file), file.observed.get(PROOF) or Observed()
@@ -166,8 +168,8 @@ ladder upstream ../stylegan3 --json > upstream.json
 
     def summarize(self, file: File) -> list[str]:
         source_ = (file.cases.get(f"{GENERATION}1") or Case()).source or Source("networks", "")
-        generations = text.counted(len(record.list_generations(file)), "generation")
-        cycles = text.counted(count_cycles(file.options, file.machine.device), "16-step cycle")
+        generations = text.format_count(len(record.list_generations(file)), "generation")
+        cycles = text.format_count(count_cycles(file.options, file.machine.device), "16-step cycle")
         return [
             f"NVIDIA's own StyleGAN2 and ours on {file.machine.gpu or file.machine.cpu}",
             f"Workload {frame.describe_workload(file)}, R1 and path length included; {generations} of {cycles}, each in"
@@ -327,7 +329,7 @@ def open_sitting(session: Session) -> Iterator[Sitting]:
     Raises:
         UserError: the clone or the drop-in files are not those of the file that is resumed.
     """
-    from ladder.base.stopping import stop_on_sigterm
+    from ladder.core.stopping import stop_on_sigterm
     from ladder.engine.outcomes import Program as Timed
     from ladder.engine.rounds import Interleaved
 
@@ -366,7 +368,7 @@ def add_package(folder: Path) -> None:
 
 def prove_ours(session: Session, case: Case) -> Observed:
     """Check parity and receipts of our step, now or from an earlier run. A step without them is not timed."""
-    from ladder.base.locks import device_lock
+    from ladder.core.locks import device_lock
     from ladder.engine import inspection
     from ladder.engine.pool import Pool, WorkerFailure
     from ladder.machine import system
@@ -381,12 +383,12 @@ def prove_ours(session: Session, case: Case) -> Observed:
             cache.put(recipe, facts)
         except WorkerFailure as failure:
             facts = getattr(failure, "found", {})
-            outcome = {"status": failure.status, "reason": text.display(failure.reason)}
+            outcome = {"status": failure.status, "reason": text.make_display(failure.reason)}
     parity = {
         key: value for key, value in (facts.get("parity") or {}).items() if key not in ("verdict", "reason")
     }
     fields = {key: facts.get(key) for key in ("receipts", "inspection")} | {"parity": parity or None}
-    return read_record(Observed, text.fit(outcome | fields))
+    return read_record(Observed, text.fit_texts(outcome | fields))
 
 
 def inspect_ours(session: Session, workers: Pool, case: Case) -> dict[str, Any]:
@@ -400,7 +402,7 @@ def inspect_ours(session: Session, workers: Pool, case: Case) -> dict[str, Any]:
             keep_gradients=True,
         )  # fmt: skip
         peak = worker.call("prepare").get("peak_reserved_bytes")
-        facts = inspection.inspect(worker, lambda what: session.report(f"{case.rung}: {what}"))
+        facts = inspection.inspect_worker(worker, lambda what: session.report(f"{case.rung}: {what}"))
         if peak:  # as a run's inspection has it, which takes this one's findings
             facts["inspection"]["peak_reserved_bytes"] = peak
         return facts
@@ -411,7 +413,7 @@ def examine_patched(session: Session, sitting: Sitting, key: str) -> Observed:
 
     Each process of a clone writes what it sees into a folder of its own, and is never timed.
     """
-    from ladder.base.locks import device_lock
+    from ladder.core.locks import device_lock
     from ladder.engine.pool import Pool
     from ladder.machine import system
     from ladder.studies.upstream.examined import TIMES
@@ -520,7 +522,7 @@ def time_generation(session: Session, sitting: Sitting, number: int) -> Observed
     for side in reversed(sides):
         outcome = visits.get(side) or before[side]
         if outcome.status != "ok":
-            status, reason = outcome.status, text.display(f"{side}: {outcome.reason}")
+            status, reason = outcome.status, text.make_display(f"{side}: {outcome.reason}")
     return Observed(
         status=status,  # type: ignore[arg-type]
         reason=reason,
@@ -538,9 +540,9 @@ def make_visit(visited: Any, workload: Fields) -> Visit:
         if theirs != ours:
             status, reason = "failed", f"weights: {theirs}, where ours has {ours}"
     if status != "ok" or visited.round is None:
-        why = text.display(reason or "no reason was given")
+        why = text.make_display(reason or "no reason was given")
         return Visit("failed" if status in ("ok", "n/a") else status, why)  # type: ignore[arg-type]
-    return Visit("ok", None, visited.round, text.fit(visited.settings))
+    return Visit("ok", None, visited.round, text.fit_texts(visited.settings))
 
 
 def count_weights(workload: Fields) -> dict[str, int]:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ladder.base.errors import UserError
-from ladder.base.text import plain
+from ladder.core.errors import UserError
+from ladder.core.text import clean_line
 from ladder.training.nvidia import names
 from ladder.training.nvidia.pickles import Record
 from stylegan_lite.config import ConfigError, Workload
@@ -70,7 +70,7 @@ def read_network(where: str, record: object) -> Network:
         if each is None:
             continue
         if not isinstance(each, Record) or name.count(".") > DEEPEST or len(modules) >= MOST:
-            raise UserError(f"{where}: {plain(name)[:60]} is no module of NVIDIA's")
+            raise UserError(f"{where}: {clean_line(name)[:60]} is no module of NVIDIA's")
         modules[name] = each
         dot = f"{name}." if name else ""
         for part in ("_parameters", "_buffers"):
@@ -95,8 +95,8 @@ def read_attributes(path: str, networks: dict[str, Network]) -> Attributes:
     values_of: dict[str, set[Value]] = {"conv_clamp": set(), "group_size": set(), "w_avg_beta": set()}
     for label, each in networks.items():
         for name, record in each.modules.items():
-            where = f"{path}: {label}{'.' * bool(name)}{plain(name)[:60]}"
-            _refuse(where, record, name)
+            where = f"{path}: {label}{'.' * bool(name)}{clean_line(name)[:60]}"
+            _refuse_record(where, record, name)
             key = ATTRIBUTES.get(record.class_name)
             if key is not None and not name.endswith("skip"):
                 values_of[key].add(_read_value(where, record, key))
@@ -115,9 +115,9 @@ def _read_value(where: str, record: Record, key: str) -> Value:
     return value
 
 
-def _refuse(where: str, record: Record, name: str) -> None:
+def _refuse_record(where: str, record: Record, name: str) -> None:
     if record.class_name not in CLASSES:
-        raise UserError(f"{where}: {NOT_READ}: it is a {plain(record.class_name)[:40]}")
+        raise UserError(f"{where}: {NOT_READ}: it is a {clean_line(record.class_name)[:40]}")
     required = dict(FIXED.get(record.class_name, {}))
     last = name.rpartition(".")[2]
     if record.class_name == "Conv2dLayer":
@@ -184,7 +184,7 @@ def refuse_other(where: str, label: str, tensors: dict[str, Tensor], workload: W
     expected = {theirs: ours[mine] for theirs, mine in names.map_weights(label, workload).items()}
     expected |= names.list_buffers(label, workload)
     if extra := sorted(tensors.keys() - expected.keys()):
-        raise UserError(f"{where}: {NOT_READ}: it has {plain(extra[0])[:60]}")
+        raise UserError(f"{where}: {NOT_READ}: it has {clean_line(extra[0])[:60]}")
     for name, shape in expected.items():
         if name not in tensors:
             raise UserError(f"{where}: {NOT_READ}: it has no {name}")

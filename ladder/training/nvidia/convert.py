@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ladder.base.errors import UserError
-from ladder.base.text import plain
+from ladder.core.errors import UserError
+from ladder.core.text import clean_line
 from ladder.training import checkpoint
 from ladder.training.checkpoint import Content, State, Tensors
 from ladder.training.nvidia import architecture, names, pickles
@@ -35,7 +35,7 @@ class Converted:
     notes: tuple[str, ...]
 
 
-def convert(path: Path) -> Converted:
+def convert_file(path: Path) -> Converted:
     """Return the content of the other kind of file. Nothing is written.
 
     Raises:
@@ -74,7 +74,7 @@ def convert_from_nvidia(path: str, content: Mapping[str, Any]) -> Converted:
     """Return the checkpoint of NVIDIA's networks, pickled ones or state dicts."""
     for label in names.NETWORKS:
         if label not in content:
-            there = ", ".join(plain(str(key))[:20] for key in [*content][:6])
+            there = ", ".join(clean_line(str(key))[:20] for key in [*content][:6])
             raise UserError(
                 f"{path}: has no {label}: G, D and G_ema are needed, there are: {there or 'none'}"
             )

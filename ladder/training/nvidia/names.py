@@ -19,40 +19,40 @@ NOISE_SEED = 0
 
 def map_weights(network: str, workload: Workload) -> dict[str, str]:
     """Return NVIDIA's name of each weight, and ours."""
-    return dict(_discriminator(workload) if network == "D" else _generator(workload))
+    return dict(_name_discriminator(workload) if network == "D" else _name_generator(workload))
 
 
-def _generator(workload: Workload) -> Iterator[tuple[str, str]]:
+def _name_generator(workload: Workload) -> Iterator[tuple[str, str]]:
     yield "mapping.w_avg", "mapping.w_avg"
     for k in range(workload.mapping_layers):
-        yield from _both(f"mapping.fc{k}", f"mapping.layers.{k}")
+        yield from _pair_names(f"mapping.fc{k}", f"mapping.layers.{k}")
     yield "synthesis.b4.const", "const"
     for k, resolution in enumerate(workload.resolutions):
         theirs, ours = f"synthesis.b{resolution}", f"blocks.{k}"
-        for conv in _convolutions(resolution):
-            yield from _both(f"{theirs}.{conv}", f"{ours}.{conv}")
+        for conv in _list_convolutions(resolution):
+            yield from _pair_names(f"{theirs}.{conv}", f"{ours}.{conv}")
             yield f"{theirs}.{conv}.noise_strength", f"{ours}.{conv}.noise_strength"
-            yield from _both(f"{theirs}.{conv}.affine", f"{ours}.affine_{conv}")
-        yield from _both(f"{theirs}.torgb", f"{ours}.to_rgb")
-        yield from _both(f"{theirs}.torgb.affine", f"{ours}.affine_to_rgb")
+            yield from _pair_names(f"{theirs}.{conv}.affine", f"{ours}.affine_{conv}")
+        yield from _pair_names(f"{theirs}.torgb", f"{ours}.to_rgb")
+        yield from _pair_names(f"{theirs}.torgb.affine", f"{ours}.affine_to_rgb")
 
 
-def _discriminator(workload: Workload) -> Iterator[tuple[str, str]]:
-    yield from _both(f"b{workload.resolution}.fromrgb", "from_rgb")
+def _name_discriminator(workload: Workload) -> Iterator[tuple[str, str]]:
+    yield from _pair_names(f"b{workload.resolution}.fromrgb", "from_rgb")
     for k, resolution in enumerate(reversed(workload.resolutions[1:])):
-        yield from _both(f"b{resolution}.conv0", f"blocks.{k}.conv0")
-        yield from _both(f"b{resolution}.conv1", f"blocks.{k}.conv1")
+        yield from _pair_names(f"b{resolution}.conv0", f"blocks.{k}.conv0")
+        yield from _pair_names(f"b{resolution}.conv1", f"blocks.{k}.conv1")
         yield f"b{resolution}.skip.weight", f"blocks.{k}.skip.weight"
     for theirs, ours in (("conv", "conv"), ("fc", "hidden"), ("out", "logit")):
-        yield from _both(f"b4.{theirs}", ours)
+        yield from _pair_names(f"b4.{theirs}", ours)
 
 
-def _both(theirs: str, ours: str) -> Iterator[tuple[str, str]]:
+def _pair_names(theirs: str, ours: str) -> Iterator[tuple[str, str]]:
     for part in ("weight", "bias"):
         yield f"{theirs}.{part}", f"{ours}.{part}"
 
 
-def _convolutions(resolution: int) -> tuple[str, ...]:
+def _list_convolutions(resolution: int) -> tuple[str, ...]:
     return ("conv1",) if resolution == 4 else ("conv0", "conv1")
 
 
@@ -69,7 +69,7 @@ def list_buffers(network: str, workload: Workload) -> Shapes:
     for resolution in workload.resolutions:
         block = f"synthesis.b{resolution}"
         shapes[f"{block}.{FILTER}"] = (4, 4)
-        for conv in _convolutions(resolution):
+        for conv in _list_convolutions(resolution):
             shapes[f"{block}.{conv}.{FILTER}"] = (4, 4)
             shapes[f"{block}.{conv}.{NOISE}"] = (resolution, resolution)
     return shapes

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ladder.base.errors import UserError
-from ladder.base.text import plain
+from ladder.core.errors import UserError
+from ladder.core.text import clean_line
 
 FORMATS = {"f8": "d", "f4": "f", "f2": "e", "i8": "q", "i4": "i", "b1": "?"}  # of numpy: those of `struct`
 TENSORFLOW = "dnnlib.tflib"
@@ -55,7 +55,7 @@ class Record(metaclass=_Sealed):
         self.class_name, self.state = name, dict(state)
 
     def __setstate__(self, _: object) -> None:
-        raise Refused(f"it changes a {plain(self.class_name)[:40]}")
+        raise Refused(f"it changes a {clean_line(self.class_name)[:40]}")
 
 
 class EasyDict(dict[str, Any], metaclass=_Sealed):
@@ -112,7 +112,7 @@ class _Type(metaclass=_Sealed):
 
     def __init__(self, code: object, *_: object) -> None:
         if code not in FORMATS:
-            raise Refused(f"it has a number of type {plain(str(code))[:20]}")
+            raise Refused(f"it has a number of type {clean_line(str(code))[:20]}")
         self.code, self.order = FORMATS[str(code)], "<"
 
     def __setstate__(self, state: object) -> None:
@@ -153,7 +153,9 @@ class _Reader(pickle.Unpickler):
                 "it holds a numpy array: StyleGAN3's T and R do, networks of --cfg=stylegan2 do not"
             )
         if (module, name) not in NAMES:
-            raise Refused(f"it names {plain(f'{module}.{name}')[:80]}, which no network of NVIDIA's needs")
+            raise Refused(
+                f"it names {clean_line(f'{module}.{name}')[:80]}, which no network of NVIDIA's needs"
+            )
         return NAMES[module, name]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.publish.export import drop_in
 from tests.support import drop_in_cases as cases
 from tests.support import nvidia_clone

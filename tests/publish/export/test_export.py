@@ -19,7 +19,7 @@ import torch
 
 import kernels
 from kernels import test_ops as check
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.publish.export import package
 from tests.support.commands import refused, succeed
 

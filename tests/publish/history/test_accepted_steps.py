@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ladder.base.errors import UserError
 from ladder.cli.main import main
+from ladder.core.errors import UserError
 from ladder.publish.history import issues
 from ladder.publish.history import screening as history
 from ladder.publish.history.screening import CANDIDATE, CONFIRMED, KNOWN, REFUTED

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from kernels import choices as table
-from ladder.base import text
+from ladder.core import text
 from ladder.publish.history import notes as asvnotes
 from ladder.report import tiles
 from tests.support import made_up

@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
-from ladder.base.errors import UserError
-from ladder.base.plain import Plain
 from ladder.cli.main import main
+from ladder.core.errors import UserError
+from ladder.core.plain import Plain
 from ladder.engine import rounds as interleaving
 from ladder.machine import stillness
 from ladder.stats import answers

@@ -135,7 +135,7 @@ def profile(**us: float) -> KernelProfile:
     for name, size in us.items():
         events.append((name, True, 7, at, at + round(size * 16_000)))
         at += round(size * 16_000)
-    return read_record(KernelProfile, profiling.composition(events))
+    return read_record(KernelProfile, profiling.derive_composition(events))
 
 
 def test_a_difference_of_gpu_work_is_explained_by_category_and_kernel() -> None:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as change
 
-from ladder.base.errors import UserError
 from ladder.cli import report_page
+from ladder.core.errors import UserError
 from ladder.core.records import write_whole
 from ladder.publish.report import inputs, page
 from ladder.results import loading, store

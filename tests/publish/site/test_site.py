@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.publish import gallery
 from ladder.publish.history import series as asvseries
 from ladder.publish.site import building, figures, front

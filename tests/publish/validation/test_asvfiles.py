@@ -13,7 +13,7 @@ import json5
 import pytest
 
 from benches import kernels
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.publish.history import series as asvseries
 from ladder.publish.validation import asv_accepted, asv_files, validate
 from ladder.results import loading

@@ -17,8 +17,8 @@ import pytest
 import yaml
 from hypothesis import strategies as st
 
-from ladder.base import text
-from ladder.base.errors import UserError
+from ladder.core import text
+from ladder.core.errors import UserError
 from ladder.plan import catalog
 from ladder.publish.history import series as asvseries
 from ladder.publish.validation import asv_accepted, kinds, validate
@@ -129,7 +129,7 @@ def targets() -> dict[str, tuple[bytes, str, Read]]:
     found: dict[str, tuple[bytes, str, Read]] = {}
     for path in sorted(committed.folder().rglob("*.json"), key=lambda each: each.stat().st_size):
         kind = kinds.kind_of(json.loads(path.read_bytes())) or path.relative_to(committed.folder()).parts[0]
-        found.setdefault(kind, (path.read_bytes(), f"{text.slug(kind)}.json", read_result))
+        found.setdefault(kind, (path.read_bytes(), f"{text.make_slug(kind)}.json", read_result))
     asv = committed.folder("results/asv/nvidia-h200")
     result = min(asv.glob("*-*.json"), key=lambda path: path.stat().st_size)
     found["asv's machine"] = (asv / "machine.json").read_bytes(), "asv/nvidia-h200/machine.json", read_asv

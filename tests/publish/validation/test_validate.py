@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ladder.base import text
 from ladder.cli import main as cli
+from ladder.core import text
 from ladder.machine import gpu_state
 from ladder.publish.validation import validate
 from ladder.report import tables
@@ -51,7 +51,7 @@ def test_the_names_of_real_machines_pass(tmp_path: Path) -> None:
     for name in (*CPUS, *GPUS):
         result = genuine()
         result["machine"] |= {"gpu": name} if name in GPUS else {"cpu": name, "gpu": None, "device": "cpu"}
-        result["machine"]["name"] = text.slug(name)
+        result["machine"]["name"] = text.make_slug(name)
         assert judge(tmp_path, result) is None, name
         result["machine"]["name"] = "somebody-elses"
         assert "not made from its hardware" in judge(tmp_path, result)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ladder.base.plain import Plain
+from ladder.core.plain import Plain
 from ladder.core.records import write_record
 from ladder.publish.validation import kinds, validate
 from tests.support import committed, made_up_kernels

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.results.combine import comparing
 from tests.cli.test_cli import call
 from tests.support import made_up, two_clocks

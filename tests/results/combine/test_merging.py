@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from ladder.base import locks
-from ladder.base import text as texts
+from ladder.core import locks
+from ladder.core import text as texts
 from ladder.publish.validation import validate
 from ladder.report import checks
 from ladder.results import judging, loading, sources
@@ -269,7 +269,7 @@ def test_rounds_of_two_hosts_are_marked_and_on_a_cpu_never_merged(tmp_path):
     assert "several hosts" in call("validate", out).stdout
     for each in (a, b):
         cpu = each["machine"]["cpu"]
-        each["machine"] |= {"device": "cpu", "gpu": None, "name": texts.slug(cpu)}
+        each["machine"] |= {"device": "cpu", "gpu": None, "name": texts.make_slug(cpu)}
     assert "cores: 16 and 32" in refused("merge", *write(tmp_path, a, b), "--anyway")
 
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.report import tables
 from ladder.report import view as viewing
 from ladder.results import judging

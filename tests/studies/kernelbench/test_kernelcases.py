@@ -11,7 +11,7 @@ import torch
 
 import kernels
 import kernels.cuda
-from ladder.base.errors import Missing, UserError
+from ladder.core.errors import Missing, UserError
 from ladder.machine import system
 from ladder.plan import catalog
 from ladder.studies.kernelbench import cases as kernelcases
@@ -307,8 +307,8 @@ def test_cuda_c_is_left_out_where_it_cannot_be_built(monkeypatch):
     assert "without CUDA C++: needs a CUDA GPU" in study.STUDY.list_cautions(with_reason)
     with pytest.raises(UserError, match="these ops cannot run here: needs a CUDA GPU"):
         plan(*ops[:1])
-    here = system.capabilities("cpu") | {"nvcc": None}
-    monkeypatch.setattr(system, "capabilities", lambda device: here)
+    here = system.list_capabilities("cpu") | {"nvcc": None}
+    monkeypatch.setattr(system, "list_capabilities", lambda device: here)
     assert {case.op for case in plan(*ops[:1]).cases} == {"cuda instance_norm_act"}
 
 

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 
-from ladder.base.text import NO_TIME, less_than
+from ladder.core.text import NO_TIME, less_than
 from ladder.report import drawing
 from ladder.studies import frame
 from ladder.studies.kernelbench import record, report

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from ladder.base.text import NO_TIME
 from ladder.cli import main as cli
+from ladder.core.text import NO_TIME
 from ladder.publish.validation import validate
 from ladder.studies import frame
 from ladder.studies.kernelbench import bench as kernelbench

@@ -62,11 +62,11 @@ def test_every_kernel_in_cuda_is_launched(monkeypatch):
 
     from kernels import cuda
     from kernels.cuda import calls
-    from ladder.receipts.watch import launches
+    from ladder.receipts.watch import count_launches
     from tests.support.cuda_on_cpu import emulated
 
     monkeypatch.setattr(cuda, "available", lambda: None)
-    with emulated(monkeypatch), launches() as seen:
+    with emulated(monkeypatch), count_launches() as seen:
         for layout in (torch.contiguous_format, torch.channels_last):
             x = torch.randn(2, 5, 3, 7).contiguous(memory_format=layout)
             for call in small_calls.cuda_calls(x):

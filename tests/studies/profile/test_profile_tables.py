@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ladder.base.protocol import CYCLE_STEPS
+from ladder.core.protocol import CYCLE_STEPS
 from ladder.receipts import categories, kernel_families
 from ladder.studies.profile import measuring, record, study, tracing
 from ladder.studies.profile.tracing import Label, Ran, Segment, Traced
@@ -37,7 +37,7 @@ COPIED = [(1 << 20, 2 * US), (1 << 24, 16 * US)]  # (bytes, ns) of copies
 
 
 def make_ran(name: str, us: float, at_us: float = 0) -> Ran:
-    return Ran(name, kernel_families.family(name), int(at_us * US), int(us * US))
+    return Ran(name, kernel_families.name_family(name), int(at_us * US), int(us * US))
 
 
 def make_label(
@@ -314,9 +314,9 @@ def test_an_operators_own_time_is_without_the_operators_inside_it() -> None:
     ],
 )
 def test_an_operators_name_tells_its_category(category: str, names: list[str]) -> None:
-    assert {categories.category(kernel_families.find_operator_family(f"aten::{name}")) for name in names} == {
-        category
-    }
+    assert {
+        categories.name_category(kernel_families.find_operator_family(f"aten::{name}")) for name in names
+    } == {category}
 
 
 # --- bytes, rates and copies ---------------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ def test_a_category_has_a_rate_only_if_most_of_its_bytes_are_known() -> None:
     known = {"a": 3000, "b": 5000, "c": 10}
     labels = [(segment, [make_label(each.name, "G", moved=known.get(each.name)) for each in segment.ran])]
     fields = Workload.from_dict(LEAST).to_dict() | {"data": None}
-    groups = measuring.group_by(labels, lambda _, ran, __: categories.category(ran.family))
+    groups = measuring.group_by(labels, lambda _, ran, __: categories.name_category(ran.family))
     work = measuring.count_work(groups, fields, "bf16")
     assert work == {"elementwise": pytest.approx(8000)}
     rates = {row.name: (row.rate, row.unit) for row in derive_categories(labels, work)}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 from ladder.studies.profile import tools
 from ladder.studies.profile.record import BETWEEN, Counted, Heavy, derive_bound
 from ladder.studies.profile.tools import Launch, read_launches

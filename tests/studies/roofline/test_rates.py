@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ladder.base import text
-from ladder.base.errors import UserError
+from ladder.core import text
+from ladder.core.errors import UserError
 from ladder.studies.roofline import derive, study
 from ladder.studies.roofline.derive import Op, Rate
 from tests.support import committed
@@ -22,7 +22,7 @@ def write_result(folder, name, recorded, gpu="NVIDIA H200", kind="roofline"):
     """Write the golden file with other rates of its day."""
     folder.mkdir(exist_ok=True)
     data = json.loads(GOLDEN.read_text())
-    data["machine"] |= {"name": text.slug(gpu), "gpu": gpu}
+    data["machine"] |= {"name": text.make_slug(gpu), "gpu": gpu}
     data["kind"] = kind
     data["observed"]["bf16"]["today"]["rates"] |= recorded
     (folder / name).write_text(json.dumps(data))

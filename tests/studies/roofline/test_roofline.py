@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 import stylegan_lite
-from ladder.base import git
-from ladder.base.errors import UserError
 from ladder.cli import main as cli
+from ladder.core import git
+from ladder.core.errors import UserError
 from ladder.machine import system
 from ladder.plan import needs as needss
 from ladder.plan.catalog import load_workload
@@ -45,15 +45,15 @@ def gpu(monkeypatch, tmp_path):
     """Everything that needs a GPU, made up; returns what decides the figures."""
     made = {"rate": 1e12, "step_us": 5000}
     monkeypatch.setattr(system, "choose_device", lambda requested: "cuda")
-    monkeypatch.setattr(system, "facts", lambda device: {**GPU})
+    monkeypatch.setattr(system, "describe_machine", lambda device: {**GPU})
     monkeypatch.setattr(system, "device_key", lambda device: None)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # set for the tests of kernels
-    monkeypatch.setattr(system, "capabilities", lambda device: dict.fromkeys(needss.NEEDS))
+    monkeypatch.setattr(system, "list_capabilities", lambda device: dict.fromkeys(needss.NEEDS))
     monkeypatch.setattr(study, "OUT", tmp_path / "roofline")
 
     def observe(fields, recipe):
         ms = made["step_us"] / 1000
-        rows = kernel_families.shares(events(made["step_us"]), 16)
+        rows = kernel_families.derive_shares(events(made["step_us"]), 16)
         return derive.Timed(
             phases_ms=dict.fromkeys(PHASES, ms / 2),
             step_ms=ms,
@@ -125,7 +125,7 @@ def test_each_phase_is_timed_whether_or_not_the_step_is_one_graph(monkeypatch, w
     log = []
     monkeypatch.setattr(stylegan_lite, "make_step", lambda fields, recipe, device: Step(recipe, log))
     monkeypatch.setattr(measure, "trace_cycle", lambda it: (1.0, [derive.Kernels(it.name, 1.0, 1.0, "k")]))
-    monkeypatch.setattr(evidence, "synchronize", lambda step: None)
+    monkeypatch.setattr(evidence, "synchronize_device", lambda step: None)
     monkeypatch.setattr(measure, "time_runs", lambda runs, **how: [each() or 0.001 for each in runs])
     seen = measure.observe_step(SMALL, {"whole_step_graph": whole})
     assert seen.phases_ms == dict.fromkeys(PHASES, 1.0)
@@ -290,7 +290,7 @@ def test_a_model_of_cheaper_convolutions_has_no_floor(tmp_path):
 
 def test_a_rung_that_cannot_run_here_is_refused(gpu, monkeypatch):
     needs = dict.fromkeys(needss.NEEDS) | {"bf16": "needs BF16 arithmetic"}
-    monkeypatch.setattr(system, "capabilities", lambda device: needs)
+    monkeypatch.setattr(system, "list_capabilities", lambda device: needs)
     done = run("--roofline", "--rung", "bf16")
     assert done.exit_code == 2 and "bf16 cannot run here: needs BF16 arithmetic" in done.stderr
 

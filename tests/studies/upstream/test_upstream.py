@@ -13,8 +13,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ladder.base.errors import UserError
 from ladder.cli import main as cli
+from ladder.core.errors import UserError
 from ladder.engine import inspection
 from ladder.engine.rounds import Interleaved
 from ladder.publish.validation import validate
@@ -281,7 +281,7 @@ def test_what_ours_cannot_show_is_not_timed(clone, workload, tmp_path, monkeypat
     def refuse(worker, tell):
         raise inspection.Objection("failed: parity", "G_main: error 1", {"parity": None})
 
-    monkeypatch.setattr(inspection, "inspect", refuse)
+    monkeypatch.setattr(inspection, "inspect_worker", refuse)
     out = tmp_path / "out"
     run = ask(clone, workload, out)
     assert run.exit_code == 1 and "failed: parity: G_main: error 1" in run.output
@@ -294,7 +294,7 @@ def test_what_ours_cannot_show_is_not_timed(clone, workload, tmp_path, monkeypat
 def test_what_was_seen_of_ours_is_not_asked_again_of_the_same_code(clone, workload, tmp_path, monkeypatch):
     """Whether a run of the ladder saw it or this command did: both keep it by recipe, workload and source."""
     asked, found = [], {"inspection": {"error": None}, "parity": None, "receipts": {}}
-    monkeypatch.setattr(inspection, "inspect", lambda *_: asked.append("inspected") or found)
+    monkeypatch.setattr(inspection, "inspect_worker", lambda *_: asked.append("inspected") or found)
     monkeypatch.setattr(Interleaved, "round", lambda *_: (each for each in ()))
     for each in ("1", "2"):
         ask(clone, workload, tmp_path / each)

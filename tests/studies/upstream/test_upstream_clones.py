@@ -136,11 +136,11 @@ def test_what_is_no_clone_is_said_in_one_line(tmp_path, clone, monkeypatch):  # 
     ("nvcc", "ninja", "says"), [("no nvcc", "/bin/ninja", "no nvcc"), (None, None, "no ninja on")]
 )
 def test_ops_that_cannot_be_built_are_said_before_anything_is_measured(monkeypatch, nvcc, ninja, says):
-    monkeypatch.setattr(system, "capabilities", lambda device: {"nvcc": nvcc})
+    monkeypatch.setattr(system, "list_capabilities", lambda device: {"nvcc": nvcc})
     monkeypatch.setattr(source.shutil, "which", lambda name: ninja)
     with pytest.raises(source.UserError, match=f"built at first use, and cannot be here: {says}"):
         source.refuse_unbuildable("cuda")
     source.refuse_unbuildable("cpu")
-    monkeypatch.setattr(system, "capabilities", lambda device: {"nvcc": None})
+    monkeypatch.setattr(system, "list_capabilities", lambda device: {"nvcc": None})
     monkeypatch.setattr(source.shutil, "which", lambda name: "/bin/ninja")
     source.refuse_unbuildable("cuda")

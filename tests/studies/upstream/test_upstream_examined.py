@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ladder.base.protocol import IN_ORDER
+from ladder.core.protocol import IN_ORDER
 from ladder.studies.upstream import examined
 from ladder.studies.upstream.record import Observed, PhaseErrors, find_parity_problem
 from ladder.studies.upstream.study import join_errors

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from ladder.base.protocol import IN_ORDER
 from ladder.cli import main as cli
+from ladder.core.protocol import IN_ORDER
 from ladder.engine import forkserver
 from ladder.engine.pool import Pool
 from ladder.publish.export import drop_in, package

@@ -1,9 +1,9 @@
-"""`python -m ladder.base.installed MODULE...`, by which `make` checks the Python that it was given."""
+"""`python -m ladder.core.installed MODULE...`, by which `make` checks the Python that it was given."""
 
 import importlib.util
 import sys
 
-from ladder.base import starting
+from ladder.core import starting
 
 
 def main() -> int:
@@ -11,8 +11,8 @@ def main() -> int:
     for name in sys.argv[1:]:
         if importlib.util.find_spec(name) is None:
             package = starting.PACKAGES.get(name, name)
-            python = starting.near(sys.executable)
-            install = f"`{starting.install(python)}`, or make without NO_VENV=1"
+            python = starting.shorten_path(sys.executable)
+            install = f"`{starting.install_command(python)}`, or make without NO_VENV=1"
             print(f"make: {package} is not installed for {python}: {install}", file=sys.stderr)
             return 2
     return 0

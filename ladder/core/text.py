@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from ladder.base.errors import one_line
-from ladder.base.protocol import AMBIGUOUS, LESS_THAN
+from ladder.core.errors import one_line
+from ladder.core.protocol import AMBIGUOUS, LESS_THAN
 
 FAR = 1000.0  # digits of a factor beyond it say nothing
 NO_TIME = "the time (--minutes) was used up"
@@ -24,7 +24,7 @@ def at_commits(commits: Sequence[str], dirty: bool | None) -> str:
     return f"{said}{' with changes' if dirty else ''}" if said else ""
 
 
-def bounds(interval: tuple[float, float] | None) -> str:
+def format_bounds(interval: tuple[float, float] | None) -> str:
     """Return an interval of factors, fine enough for a quarter of a percent: 0.998-1.003x.
 
     It always has its ends. One beyond `FAR` is told in words: "0.200 to over 1000x".
@@ -32,26 +32,26 @@ def bounds(interval: tuple[float, float] | None) -> str:
     if not interval:
         return ""
     near = all(1 / FAR <= each <= FAR for each in interval)
-    return ("-" if near else " to ").join(map(_end, interval)) + "x"
+    return ("-" if near else " to ").join(map(_format_end, interval)) + "x"
 
 
-def _end(value: float) -> str:
+def _format_end(value: float) -> str:
     if 1 / FAR <= value <= FAR:
         return f"{value:.3f}"
     return f"over {FAR:g}" if value > 1 else f"under {1 / FAR:g}"
 
 
-def percent(share: float) -> str:
+def format_percent(share: float) -> str:
     """Return a share as percent with two significant digits."""
     return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.0f}%"
 
 
-def difference(logs: float) -> str:
+def format_difference(logs: float) -> str:
     """Return a difference of logarithms as percent: 0.9 is 150%, 0.01 is 1%."""
-    return percent(math.expm1(logs))
+    return format_percent(math.expm1(logs))
 
 
-def inside(below: float, widest: float = MOST_OPEN) -> str:
+def choose_word(below: float, widest: float = MOST_OPEN) -> str:
     """Return the word for a difference inside the noise: `less than`, or `ambiguous` where that says too little.
 
     Args:
@@ -69,13 +69,13 @@ def less_than(below: float) -> str:
     return f"less than {value:.2g}%" if value < 10 else f"less than {value:.0f}%"
 
 
-def plain(text: object) -> str:
+def clean_line(text: object) -> str:
     """Return display text in one line: no control and direction characters, at most 200 characters."""
     kept = "".join(c if c.isprintable() else " " for c in str(text))
     return " ".join(kept.split())[:200]
 
 
-def printable(text: object) -> str:
+def escape_controls(text: object) -> str:
     """Return text from outside (a file's name, a message) safe for a terminal: one line, controls spelled out.
 
     Control and direction characters and bytes that are no text become escapes: ESC is ``\\x1b``, a newline ``\\n``.
@@ -83,47 +83,47 @@ def printable(text: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
 
 
-def ms(value: float | None) -> str:
+def format_ms(value: float | None) -> str:
     """Return milliseconds with four digits, below 10 with three: 1,312, 312.0, 27.31, 9.06."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 999.95 else f"{value:.1f}" if value >= 99.995 else f"{value:.2f}"
 
 
-def factor(value: float | None) -> str:
+def format_factor(value: float | None) -> str:
     """Return a speedup: 1.18x."""
     return "" if value is None else f"{value:.2f}x"
 
 
 def fine_factor(value: float | None) -> str:
     """Return a speedup, with a third decimal near 1: 1.18x, 1.006x."""
-    return f"{value:.3f}x" if value and abs(math.log(value)) < 0.02 else factor(value)
+    return f"{value:.3f}x" if value and abs(math.log(value)) < 0.02 else format_factor(value)
 
 
-def amount(value: float | None) -> str:
+def format_amount(value: float | None) -> str:
     """Return milliseconds, images a second or GiB with three digits: 312, 90.4, 9.06."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 
-def rounded(value: float, digits: int) -> float:
+def round_number(value: float, digits: int) -> float:
     """Return a number rounded to that many decimals, which no format then writes as -0.0."""
     return round(value, digits) + 0.0
 
 
-def counted(number: int, word: str) -> str:
+def format_count(number: int, word: str) -> str:
     """Return "1 round", "2 rounds", "1,024 subsets": a number of things whose plural takes an s."""
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
-def pair(value: object) -> tuple[float, float] | None:
-    if isinstance(value, list) and len(value) == 2 and all(number(x) for x in value):
+def as_pair(value: object) -> tuple[float, float] | None:
+    if isinstance(value, list) and len(value) == 2 and all(as_number(x) for x in value):
         return float(value[0]), float(value[1])
     return None
 
 
-def number(value: object, zero: bool = False) -> float | None:
+def as_number(value: object, zero: bool = False) -> float | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         return float(value) if value > 0 or (zero and value == 0) else None
     return None
@@ -151,13 +151,13 @@ _SPELLED = str.maketrans(
 )
 
 
-def slug(text: str) -> str:
+def make_slug(text: str) -> str:
     """Return a file-name part of [a-z0-9._-]: 'Intel(R) Xeon(R) CPU @ 2.20GHz' -> 'intel-xeon-cpu-2.20ghz'."""
     text = re.sub(r"\((r|tm|c)\)", " ", text.lower())
     return re.sub(r"-{2,}", "-", re.sub(r"[^a-z0-9._]+", "-", text)).strip("-._") or "unknown"
 
 
-def stamp(time: str) -> str:
+def format_stamp(time: str) -> str:
     """Return a UTC time as a file-name part: 2026-11-21T10:15:00+00:00 -> 20261121T101500Z."""
     return re.sub(r"[-:]|\.\d+|\+00:00$", "", time).rstrip("Z") + "Z"
 
@@ -168,7 +168,7 @@ def last_line(said: str, otherwise: str = "no message") -> str:
     return one_line(lines[-1] if lines else otherwise)
 
 
-def display(text: str) -> str:
+def make_display(text: str) -> str:
     """Return `text` as a result may hold it: at most 96 characters, each a letter, digit or one of ` ._()+:@,/'#=-`.
 
     An exception's message becomes a reason this way: "Triton Error [CUDA]" -> "Triton Error (CUDA)".
@@ -177,23 +177,23 @@ def display(text: str) -> str:
     return (text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3].rstrip() + "...") or "-"
 
 
-def fit(data: Any) -> Any:
+def fit_texts(data: Any) -> Any:
     """Return a copy of plain data in which `ladder validate` accepts every text. Keys are left alone."""
     if isinstance(data, str):
-        return data if TEXT.fullmatch(data) else display(data)
+        return data if TEXT.fullmatch(data) else make_display(data)
     if isinstance(data, dict):
-        return {key: fit(value) for key, value in data.items()}
-    return [fit(value) for value in data] if isinstance(data, list | tuple) else data
+        return {key: fit_texts(value) for key, value in data.items()}
+    return [fit_texts(value) for value in data] if isinstance(data, list | tuple) else data
 
 
-def escaped(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Return text that Markdown and HTML show unchanged, also in a table cell and behind a bullet."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = re.sub(r"([\\`*_\[\]|~#!])", r"\\\1", text)
     return re.sub(r"(?i)(https?|www)([:.])", r"\1&#8203;\2", text)  # no autolinks
 
 
-def aligned(table: Sequence[Sequence[str]], words: Collection[int] | None = None) -> list[str]:
+def align_rows(table: Sequence[Sequence[str]], words: Collection[int] | None = None) -> list[str]:
     """Return the rows of a table as lines of a terminal.
 
     The columns `words` go to the left, the others to the right. Without `words` all go to the left.
@@ -208,8 +208,10 @@ def aligned(table: Sequence[Sequence[str]], words: Collection[int] | None = None
     ]
 
 
-def piped(
-    table: Sequence[Sequence[str]], words: Collection[int] = (0,), show: Callable[[str], str] = escaped
+def pipe_rows(
+    table: Sequence[Sequence[str]],
+    words: Collection[int] = (0,),
+    show: Callable[[str], str] = escape_markdown,
 ) -> list[str]:
     """Return the rows of a table, the first its head, as lines of Markdown.
 

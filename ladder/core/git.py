@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ladder.base.errors import UserError, one_line
+from ladder.core.errors import UserError, one_line
 
 # The only GIT_* variables that pass: they say where git's programs and the user's settings are. Git needs the settings
 # to know which folders it may trust (safe.directory).
@@ -33,7 +33,7 @@ SECONDS = 120
 CODE = ("kernels", "stylegan_lite", "ladder", "requirements.lock")
 
 
-def environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
+def clean_environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return an environment for a call of git, in which nothing redirects it and it asks nothing.
 
     `given` is the environment to start from, by default that of this process.
@@ -43,29 +43,29 @@ def environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
     return kept | {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
 
 
-def read(root: Path, *command: str, stdin: str = "") -> str:
+def read_output(root: Path, *command: str, stdin: str = "") -> str:
     """Return what a git command prints in `root`, without the last line end. Raises `UserError`, one line."""
     return os.fsdecode(read_bytes(root, *command, stdin=stdin)).rstrip("\n")
 
 
 def read_bytes(root: Path, *command: str, stdin: str = "") -> bytes:
     """Return what a git command prints in `root`. Raises `UserError`: one line, with the command that helps."""
-    run = _run(root, *command, stdin=stdin)
+    run = _run_git(root, *command, stdin=stdin)
     if run.returncode:
-        raise UserError(_explain(root, command, run.returncode, os.fsdecode(run.stderr)))
+        raise UserError(_explain_failure(root, command, run.returncode, os.fsdecode(run.stderr)))
     return run.stdout
 
 
-def succeeds(root: Path, *command: str) -> bool:
+def has_succeeded(root: Path, *command: str) -> bool:
     """Return whether a git command ends with status 0. Raises `UserError` where git cannot be run."""
-    return _run(root, *command).returncode == 0
+    return _run_git(root, *command).returncode == 0
 
 
-def _run(root: Path, *command: str, stdin: str = "") -> subprocess.CompletedProcess[bytes]:
+def _run_git(root: Path, *command: str, stdin: str = "") -> subprocess.CompletedProcess[bytes]:
     called = ["git", "-C", str(root), *OVERRIDES, *command]
     try:
         return subprocess.run(
-            called, env=environment(), input=stdin.encode(), capture_output=True, timeout=SECONDS
+            called, env=clean_environment(), input=stdin.encode(), capture_output=True, timeout=SECONDS
         )
     except FileNotFoundError:
         raise UserError("git was not found: install git; results belong to a commit") from None
@@ -76,7 +76,7 @@ def _run(root: Path, *command: str, stdin: str = "") -> subprocess.CompletedProc
         raise UserError(f"git cannot be run: {error.strerror or error}") from None
 
 
-def _explain(root: Path, command: tuple[str, ...], status: int, said: str) -> str:
+def _explain_failure(root: Path, command: tuple[str, ...], status: int, said: str) -> str:
     if "dubious ownership" in said or "unsafe repository" in said:
         named = re.search(r"safe\.directory (.+)", said)
         folder = named[1].strip().strip("'\"") if named else str(root)
@@ -93,31 +93,31 @@ def _explain(root: Path, command: tuple[str, ...], status: int, said: str) -> st
 # --- answers of git ---------------------------------------------------------------------------------------------
 
 
-def commit(root: Path) -> str:
+def read_commit(root: Path) -> str:
     """Return the commit checked out at `root`, 40 digits.
 
     Raises:
         UserError: one line why results of this folder belong to no commit. A folder inside another repository has none:
             that repository's commit says nothing of the code here.
     """
-    if read(root, "rev-parse", "--is-inside-work-tree", "--show-prefix").strip() != "true":
+    if read_output(root, "rev-parse", "--is-inside-work-tree", "--show-prefix").strip() != "true":
         raise UserError(f"this checkout is only a folder of another git repository: {CLONE}")
     try:
-        return read(root, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+        return read_output(root, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
     except UserError:
         raise UserError("this git repository has no commit yet, and results belong to a commit") from None
 
 
-def problem(root: Path) -> str | None:
+def find_problem(root: Path) -> str | None:
     """Return one line why results of this folder belong to no commit, or None."""
     try:
-        commit(root)
+        read_commit(root)
     except UserError as error:
         return str(error)
     return None
 
 
-def changes(root: Path, paths: Iterable[str]) -> list[str]:
+def list_changes(root: Path, paths: Iterable[str]) -> list[str]:
     """Return the files below `paths` that differ from the commit, untracked files too. Raises `UserError`.
 
     Only the project's own .gitignore hides a file. Files that a user hides are imported all the same, so they count:
@@ -131,7 +131,7 @@ def changes(root: Path, paths: Iterable[str]) -> list[str]:
     return [*dict.fromkeys([*(entry[3:] for entry in tracked if entry), *filter(None, untracked)])]
 
 
-def dates(root: Path, commits: Iterable[str]) -> dict[str, int]:
+def read_dates(root: Path, commits: Iterable[str]) -> dict[str, int]:
     """Return when each of these commits was written, in Unix seconds. Commits that the repository lacks are left out.
 
     Raises:
@@ -141,14 +141,14 @@ def dates(root: Path, commits: Iterable[str]) -> dict[str, int]:
     if not asked:
         return {}
     command = ("rev-list", "--no-walk=unsorted", "--ignore-missing", "--stdin", "--format=%H %at")
-    said = read(root, *command, stdin="".join(f"{each}\n" for each in asked))
+    said = read_output(root, *command, stdin="".join(f"{each}\n" for each in asked))
     pairs = (line.split() for line in said.splitlines() if not line.startswith("commit "))
     return {name: int(seconds) for name, seconds in pairs if name in asked}
 
 
 def is_shallow(root: Path) -> bool:
     """Return whether the clone at `root` lacks older commits (`git clone --depth`). Raises `UserError`."""
-    return read(root, "rev-parse", "--is-shallow-repository") == "true"
+    return read_output(root, "rev-parse", "--is-shallow-repository") == "true"
 
 
 def commit_of(root: Path) -> tuple[str | None, bool | None]:
@@ -157,6 +157,6 @@ def commit_of(root: Path) -> tuple[str | None, bool | None]:
     Returns (None, None) if no commit is known; `problem` says why.
     """
     try:
-        return commit(root), bool(changes(root, CODE))
+        return read_commit(root), bool(list_changes(root, CODE))
     except UserError:
         return None, None

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from ladder.base.paths import ROOT
 from ladder.cli import duration
+from ladder.core.paths import ROOT
 from tests.support import made_up
 from tests.support.typed import write_run
 
 EVENTS = """
 import sys
-from ladder.base import progress
+from ladder.core import progress
 progress.MOMENT_S = 0.0
 first = progress.First("tiny on cpu: 4 rungs, 3 generations, about 3 minutes", False)
-with progress.bar("images", False, first) as images:
+with progress.show_bar("images", False, first) as images:
     for done in range(4): images(done, 3)
 first()
 with progress.ladder_progress("tiny on cpu", False) as tell:

@@ -14,8 +14,8 @@ from typing import Any
 
 import click
 
-from ladder.base.events import Event, OnEvent
-from ladder.base.text import printable
+from ladder.core.events import Event, OnEvent
+from ladder.core.text import escape_controls
 
 EVERY_S = 10.0  # seconds between lines, for work of hundreds of steps
 MOMENT_S = 0.5  # seconds of work that needs no bar
@@ -39,7 +39,7 @@ def ladder_progress(title: str, quiet: bool) -> Iterator[OnEvent]:
                 bar.update(
                     event["done"],
                     event["total"],
-                    _where(event),
+                    _describe_place(event),
                     event["left_s"],
                     say=True,
                     now_and_then=often,
@@ -48,7 +48,7 @@ def ladder_progress(title: str, quiet: bool) -> Iterator[OnEvent]:
         yield on_event
 
 
-def _where(event: Event) -> str:
+def _describe_place(event: Event) -> str:
     number, doing = event["round"], event.get("phase", "")
     place = "inspecting" if number is None else f"generation {number + 1}/{event['rounds']}"
     if event["event"] == "visited":
@@ -79,7 +79,7 @@ class First:
 
 
 @contextmanager
-def bar(title: str, quiet: bool, first: First | None = None) -> Iterator[Callable[[int, int], None]]:
+def show_bar(title: str, quiet: bool, first: First | None = None) -> Iterator[Callable[[int, int], None]]:
     """Yield a callback (done, total) that draws a bar. Nothing is drawn or printed of work that takes a moment.
 
     So what refuses at once stays one line.
@@ -147,14 +147,16 @@ class _Bar:
     ) -> None:
         """Redraw the bar. Without a bar, print a line if `say`, at most one in ten seconds if `now_and_then`."""
         if self.live:
-            self._draw(done, total, f"{text}{_left(left_s)}")
+            self._draw(done, total, f"{text}{_format_left(left_s)}")
         elif say and not self.quiet and not (now_and_then and time.monotonic() - self.said < EVERY_S):
             self.said = time.monotonic()
             count = f"{done}/{total} {self.unit}".rstrip() if total else ""
-            click.echo(f"{self.title}: {'  '.join(filter(None, (count, text)))}{_left(left_s)}", err=True)
+            click.echo(
+                f"{self.title}: {'  '.join(filter(None, (count, text)))}{_format_left(left_s)}", err=True
+            )
 
     def line(self, text: str) -> None:
-        text = printable(text)
+        text = escape_controls(text)
         if self.progress is not None:
             from rich.text import Text
 
@@ -192,7 +194,7 @@ def _rich_bar(title: str) -> tuple[Any, Any]:
     return progress, progress.add_task(title, total=None, text="")
 
 
-def _left(seconds: float | None) -> str:
+def _format_left(seconds: float | None) -> str:
     if seconds is None:
         return ""
     return f"  {seconds / 60:.0f} min left" if seconds >= 90 else f"  {seconds:.0f} s left"

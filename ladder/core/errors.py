@@ -92,7 +92,7 @@ def words_of(error: BaseException) -> str:
     return text
 
 
-def describe(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Return `Type: message` of an exception, shortened by `one_line`."""
     message = one_line(words_of(error))
     name = type(error).__name__

@@ -12,9 +12,9 @@ from typing import Any
 
 import yaml
 
-from ladder.base import files
-from ladder.base.errors import UserError
-from ladder.base.text import plain
+from ladder.core import files
+from ladder.core.errors import UserError
+from ladder.core.text import clean_line
 
 LIMIT = 64 * 1024  # bytes; a workload has ten lines
 DEPTH = 8
@@ -56,7 +56,7 @@ class _Loader(yaml.SafeLoader):
 _ODD = re.compile(r"[_:]|^[-+]?0[0-9bx]")
 
 
-def _number(loader: _Loader, node: yaml.ScalarNode) -> float:
+def _construct_number(loader: _Loader, node: yaml.ScalarNode) -> float:
     whole, problem = node.tag == WHOLE, ""
     value = loader.construct_yaml_int(node) if whole else loader.construct_yaml_float(node)
     if _ODD.search(node.value):
@@ -70,32 +70,34 @@ def _number(loader: _Loader, node: yaml.ScalarNode) -> float:
 
 WHOLE, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 for _tag in (WHOLE, FLOAT):
-    _Loader.add_constructor(_tag, _number)
+    _Loader.add_constructor(_tag, _construct_number)
 # YAML 1.1, which PyYAML reads, takes 2e-3 for text; people who write `lr: 2e-3` mean a number.
 _Loader.add_implicit_resolver(
     FLOAT, re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
     """Return one YAML file's mapping with text keys.
 
     Raises:
         UserError: it cannot be read, is too large, or is not such a mapping; one line with file and place.
     """
-    where = shown(path)
+    where = show_path(path)
     try:
         if path.stat().st_size > LIMIT:
             raise UserError(f"{where}: larger than {LIMIT // 1024} KiB; this is not a small YAML file")
-        values = yaml.load(files.read(path, LIMIT), Loader=_Loader)  # a SafeLoader
+        values = yaml.load(files.read_file(path, LIMIT), Loader=_Loader)  # a SafeLoader
     except OSError as error:
         raise UserError(f"{where}: cannot be read: {error.strerror or error}") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
-        raise UserError(f"{where}:{place} {_line(error.problem or error.context or 'not YAML')}") from None
+        raise UserError(
+            f"{where}:{place} {_join_lines(error.problem or error.context or 'not YAML')}"
+        ) from None
     except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
-        raise UserError(f"{where}: not YAML: {_line(str(error))}") from None
+        raise UserError(f"{where}: not YAML: {_join_lines(str(error))}") from None
     if not isinstance(values, dict):
         found = "nothing" if values is None else f"a {type(values).__name__}"
         raise UserError(f"{where}: expected `key: value` lines, found {found}")
@@ -105,18 +107,18 @@ def read(path: Path) -> dict[str, Any]:
     return values
 
 
-def shown(path: Path) -> str:
+def show_path(path: Path) -> str:
     """Return the path as a user would name it: relative to the working folder if that is shorter."""
     relative = os.path.relpath(path)
     return relative if not relative.startswith("..") else str(path)
 
 
-def _line(text: str) -> str:
+def _join_lines(text: str) -> str:
     return " ".join(text.split())[:160]
 
 
-def remarks(path: Path) -> list[str]:
+def read_comments(path: Path) -> list[str]:
     """Return the comments of a YAML file, without their signs, a line each."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     found = [re.fullmatch(r"\s*#\s?(.*)", line) for line in lines]
-    return [plain(match[1]) for match in found if match and match[1].strip()]
+    return [clean_line(match[1]) for match in found if match and match[1].strip()]

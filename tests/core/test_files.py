@@ -2,8 +2,8 @@
 
 import pytest
 
-from ladder.base import files
-from ladder.base.errors import UserError
+from ladder.core import files
+from ladder.core.errors import UserError
 
 
 def test_asking_whether_a_folder_can_be_written_leaves_nothing_behind(tmp_path):

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from ladder.base import starting
-from ladder.base.paths import ROOT
 from ladder.cli import version as about
+from ladder.core import starting
+from ladder.core.paths import ROOT
 
 READ_FIRST = (
     "__init__.py",
     "__main__.py",
-    "base/__init__.py",
-    "base/paths.py",
-    "base/starting.py",
+    "core/__init__.py",
+    "core/paths.py",
+    "core/starting.py",
 )  # of ladder, by whatever Python there is
 
 

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
+from ladder.core.errors import UserError
+from ladder.core.paths import ROOT
 
 COMPILED = (".cu", ".cuh", ".cpp", ".cc", ".h", ".hpp")  # sources of extensions and their headers
 
 
-def cache(name: str) -> Path:
+def cache_folder(name: str) -> Path:
     """Return the folder of one kind of cache: `.cache/NAME` of the project, or a user's folder if that is read-only."""
     return (_own_cache() or ROOT / ".cache") / name
 
@@ -46,14 +46,14 @@ def cache_variables() -> dict[str, str]:
     """Return environment variables that move compilers' caches out of folders that cannot be written."""
     found = {}
     if _own_cache() is not None:
-        found["TORCH_EXTENSIONS_DIR"] = str(cache("extensions"))
+        found["TORCH_EXTENSIONS_DIR"] = str(cache_folder("extensions"))
     if not is_writable(Path.home() / ".triton"):
-        found["TRITON_CACHE_DIR"] = str(cache("triton"))
+        found["TRITON_CACHE_DIR"] = str(cache_folder("triton"))
     return {name: folder for name, folder in found.items() if not os.environ.get(name)}
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replace_file(path: Path) -> Iterator[Path]:
     """Yield a temporary file. When the block ends well, ``path`` holds what was written to it, whole or not at all.
 
     A file is replaced by a rename and keeps its mode. A symlink stays one, and the file that it names is replaced. A
@@ -120,12 +120,12 @@ def one_at_a_time(path: Path) -> Iterator[None]:
         yield
 
 
-def below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+def list_below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """Return every file in ``folder``, at any depth, with one of these suffixes. Empty if there is no folder."""
     return sorted(path for path in folder.rglob("*") if path.suffix in suffixes)
 
 
-def digest(root: Path, files: Iterable[Path], *, by_tokens: bool = False) -> str:
+def digest_sources(root: Path, files: Iterable[Path], *, by_tokens: bool = False) -> str:
     """Return the SHA-256, in hexadecimal digits, of the names and the text of these sources of ``root``.
 
     Line ends count as \\n: git's core.autocrlf must not change the digest of a commit. ``by_tokens``: Python sources
@@ -183,7 +183,7 @@ def _kept_tokens(statement: list[tuple[int, str]]) -> list[str]:
     return [*(text for _, text in statement), "\n"]
 
 
-def read(path: Path, most: int, *, links: bool = True) -> bytes:
+def read_file(path: Path, most: int, *, links: bool = True) -> bytes:
     """Return the bytes of a regular file of at most ``most`` bytes.
 
     A pipe or a device is not opened: it may wait for ever, or have no end. With ``links`` a symlink is followed, and
@@ -205,29 +205,29 @@ def read(path: Path, most: int, *, links: bool = True) -> bytes:
     return content
 
 
-def write(path: Path, content: str | bytes) -> None:
+def write_file(path: Path, content: str | bytes) -> None:
     """Write one file whole or not at all, and make its folder. Raises UserError if that fails."""
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
+        with replace_file(path) as temporary:
             temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
-def draw(stem: Path, render: Callable[[str], bytes]) -> list[Path]:
+def draw_pictures(stem: Path, render: Callable[[str], bytes]) -> list[Path]:
     """Write the picture that ``render`` makes as ``stem``.png and ``stem``.svg. Raises UserError."""
     paths = [Path(f"{stem}.{kind}") for kind in ("png", "svg")]
     for path in paths:
-        write(path, render(path.suffix[1:]))
+        write_file(path, render(path.suffix[1:]))
     return paths
 
 
 def try_draw(stem: Path, render: Callable[[str], bytes]) -> list[Path]:
     """Draw as `draw` does, after the measurement is written. A picture that cannot be drawn is one line on stderr."""
     try:
-        return draw(stem, render)
+        return draw_pictures(stem, render)
     except UserError as error:
         print(f"ladder: {error}", file=sys.stderr)
         return []

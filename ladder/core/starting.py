@@ -9,7 +9,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from ladder.base.paths import ROOT
+from ladder.core.paths import ROOT
 
 VENV = ROOT / ".venv"
 OLDEST = (3, 10)
@@ -23,24 +23,24 @@ PACKAGES = {
 _IN_TEXT = re.compile(r"(`|^ +)ladder (?=[a-z-])", re.MULTILINE)  # in backticks, or an example's line
 
 
-def program() -> str:
+def program_name() -> str:
     """Return `python -m ladder` where the package was run as a module, else `ladder`."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return "python -m ladder" if getattr(spec, "name", "") == "ladder.__main__" else "ladder"
 
 
-def named(text: str) -> str:
+def name_program(text: str) -> str:
     """Return a text about commands with `ladder ...` spelled the way that the user started this one."""
-    return _IN_TEXT.sub(lambda match: match.group(1) + program() + " ", text)
+    return _IN_TEXT.sub(lambda match: match.group(1) + program_name() + " ", text)
 
 
-def command(*arguments: object) -> str:
+def format_command(*arguments: object) -> str:
     """Return a line for the user's shell that calls this program with these arguments."""
-    words = [sys.orig_argv[0], "-m", "ladder"] if program() != "ladder" else ["ladder"]
-    return _joined([*words, *arguments])
+    words = [sys.orig_argv[0], "-m", "ladder"] if program_name() != "ladder" else ["ladder"]
+    return _join_words([*words, *arguments])
 
 
-def near(path: object) -> str:
+def shorten_path(path: object) -> str:
     """Return a path relative to the working folder, or in full if it lies outside."""
     try:
         return str(Path(str(path)).absolute().relative_to(Path.cwd()))
@@ -48,23 +48,25 @@ def near(path: object) -> str:
         return str(path)
 
 
-def watch() -> None:
+def check_python() -> None:
     """Refuse a Python that is too old, an installation without its checkout, and a missing package.
 
     Each ends the program with one line and status 2.
     """
-    python = near(sys.executable)
+    python = shorten_path(sys.executable)
     if sys.version_info < OLDEST:
         version = ".".join(map(str, sys.version_info[:2]))
         helps = "`PYTHON=python3.12 make setup` makes .venv with a newer one"
-        _refuse(f"ladder: {python} is Python {version}; 3.10 or newer is needed: {helps}")
+        _refuse_start(f"ladder: {python} is Python {version}; 3.10 or newer is needed: {helps}")
     if not any((ROOT / "ladder" / "ladders").glob("*.yaml")):
         helps = "clone the repository, and run `python -m pip install -e .` there"
-        _refuse(f"ladder: {near(ROOT)} is no checkout, and has no ladders and workloads: {helps}")
+        _refuse_start(
+            f"ladder: {shorten_path(ROOT)} is no checkout, and has no ladders and workloads: {helps}"
+        )
     before = sys.excepthook
 
     def report_missing(kind, error, trace):  # type: ignore[no-untyped-def]
-        line = missing(error)
+        line = describe_missing(error)
         if line is None:
             return before(kind, error, trace)
         print(line, file=sys.stderr)
@@ -73,40 +75,42 @@ def watch() -> None:
     sys.excepthook = report_missing
 
 
-def _refuse(line: str) -> None:
+def _refuse_start(line: str) -> None:
     print(line, file=sys.stderr)
     sys.exit(2)
 
 
-def missing(error: BaseException) -> "str | None":
+def describe_missing(error: BaseException) -> "str | None":
     """Return one line about a package that is not installed and the command that helps; None for another error."""
     name = (getattr(error, "name", None) or "").partition(".")[0]
     if not isinstance(error, ImportError) or type(error) is ImportError or not name or name in OURS:
         return None
-    return lacking(PACKAGES.get(name, name))
+    return describe_lacking(PACKAGES.get(name, name))
 
 
-def lacking(package: str) -> str:
+def describe_lacking(package: str) -> str:
     """Return one line that names the package which this Python lacks, and the command that helps."""
-    python = near(sys.executable)
+    python = shorten_path(sys.executable)
     if (VENV / "bin" / "python").exists() and Path(sys.prefix).resolve() != VENV.resolve():
-        helps = f"use `{near(VENV / 'bin' / 'python')}`, which has it"
+        helps = f"use `{shorten_path(VENV / 'bin' / 'python')}`, which has it"
     else:
-        helps = f"`make setup` installs all into .venv; without .venv (NO_VENV=1): `{install(python)}`"
+        helps = (
+            f"`make setup` installs all into .venv; without .venv (NO_VENV=1): `{install_command(python)}`"
+        )
     return f"ladder: {package} is not installed for {python}: {helps}"
 
 
-def install(python: str) -> str:
+def install_command(python: str) -> str:
     """Return the command that gives this Python everything that the project needs.
 
     A PyTorch that is there stays: the lock file would replace the build that fits this machine's driver.
     """
     if importlib.util.find_spec("torch") is not None:
-        return _joined([python, "-m", "pip", "install", "-e", near(ROOT)])
-    return _joined([python, "-m", "pip", "install", "-r", near(ROOT / "requirements.lock")])
+        return _join_words([python, "-m", "pip", "install", "-e", shorten_path(ROOT)])
+    return _join_words([python, "-m", "pip", "install", "-r", shorten_path(ROOT / "requirements.lock")])
 
 
-def _joined(words: "list[object]") -> str:
+def _join_words(words: "list[object]") -> str:
     return " ".join(shlex.quote(str(word)) for word in words)
 
 

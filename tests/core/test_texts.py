@@ -5,25 +5,28 @@ import os
 import pytest
 from click.testing import CliRunner
 
-from ladder.base import text
-from ladder.base.text import bounds, counted, printable
 from ladder.cli import main as cli
 from ladder.cli.group import Group
+from ladder.core import text
+from ladder.core.text import escape_controls, format_bounds, format_count
 from ladder.images import for_workload
 from ladder.images import prepare as images
 from tests.support.pictures import encode, plain
 
 
 def test_an_interval_has_its_ends_however_wide():
-    assert bounds((0.2, 30.0)) == "0.200-30.000x" and bounds(None) == ""
-    assert bounds((0.2, 2e30)) == "0.200 to over 1000x" and bounds((1e-9, 0.4)) == "under 0.001 to 0.400x"
+    assert format_bounds((0.2, 30.0)) == "0.200-30.000x" and format_bounds(None) == ""
+    assert (
+        format_bounds((0.2, 2e30)) == "0.200 to over 1000x"
+        and format_bounds((1e-9, 0.4)) == "under 0.001 to 0.400x"
+    )
 
 
 def test_a_name_from_outside_is_one_line_without_controls():
     """ESC sets a terminal's title and colours, a newline forges a line, U+202E turns the text around."""
     name = os.fsdecode(b"\x1b]0;owned\a\x1b[31m\r\nimages: 9000 used \xff") + "\u202egnp.exe"
-    assert printable(name) == r"\x1b]0;owned\x07\x1b[31m\r\nimages: 9000 used \udcff\u202egnp.exe"
-    assert printable("Fotos/Ünï 雪 (1).jpg") == "Fotos/Ünï 雪 (1).jpg"
+    assert escape_controls(name) == r"\x1b]0;owned\x07\x1b[31m\r\nimages: 9000 used \udcff\u202egnp.exe"
+    assert escape_controls("Fotos/Ünï 雪 (1).jpg") == "Fotos/Ünï 雪 (1).jpg"
 
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31mred\nimages: 9000 used"
@@ -83,11 +86,11 @@ def test_whatever_the_commands_say_of_a_file_has_no_controls(command, tmp_path, 
 )
 def test_a_number_that_is_rounded_up_has_no_digit_more(value, ms, amount):
     """A training of 9.997 hours read `10.00 h` beside `53.1 h`."""
-    assert (text.ms(value), text.amount(value)) == (ms, amount)
+    assert (text.format_ms(value), text.format_amount(value)) == (ms, amount)
 
 
 def test_one_thing_is_not_told_as_several() -> None:
-    assert [counted(number, "row") for number in (0, 1, 2, 1024)] == [
+    assert [format_count(number, "row") for number in (0, 1, 2, 1024)] == [
         "0 rows",
         "1 row",
         "2 rows",

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ladder.base.errors import UserError
+from ladder.core.errors import UserError
 
 
 @contextlib.contextmanager

@@ -36,7 +36,7 @@ def stop_on_sigterm() -> Iterator[None]:
             came = True
             raise KeyboardInterrupt(number)
 
-    with handled(OTHERS, stop):
+    with handle_signals(OTHERS, stop):
         yield
 
 
@@ -56,12 +56,14 @@ def stop_between() -> Iterator[Callable[[], bool]]:
         if again:
             raise KeyboardInterrupt
 
-    with handled((signal.SIGINT, *OTHERS), note):
+    with handle_signals((signal.SIGINT, *OTHERS), note):
         yield lambda: bool(came)
 
 
 @contextlib.contextmanager
-def handled(numbers: tuple[signal.Signals, ...], handler: Handler) -> Iterator[dict[signal.Signals, Any]]:
+def handle_signals(
+    numbers: tuple[signal.Signals, ...], handler: Handler
+) -> Iterator[dict[signal.Signals, Any]]:
     """Let ``handler`` see these signals, except ignored ones. In another thread than the main one it sees none.
 
     Yields the handler that each signal had, and gets back at the end.
@@ -84,7 +86,7 @@ def held_back() -> Iterator[None]:
     """Let Ctrl-C, SIGTERM and SIGHUP come when the block has ended, so that what it exchanges is whole."""
     came: list[int] = []
     try:
-        with handled((signal.SIGINT, *OTHERS), lambda number, _: came.append(number)):
+        with handle_signals((signal.SIGINT, *OTHERS), lambda number, _: came.append(number)):
             yield
     finally:
         for number in came:
@@ -110,7 +112,7 @@ def _is_null(handle: int) -> bool:
     return os.fstat(handle).st_rdev == os.stat(os.devnull).st_rdev
 
 
-def surely(end: Callable[[], None]) -> None:
+def end_surely(end: Callable[[], None]) -> None:
     """Call what ends processes until no other Ctrl-C falls into it. Raises `KeyboardInterrupt` if one did."""
     again: KeyboardInterrupt | None = None
     while True:

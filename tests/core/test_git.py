@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ladder.base import files, git
-from ladder.base.errors import UserError
 from ladder.cli import submission
+from ladder.core import files, git
+from ladder.core.errors import UserError
 from ladder.machine import system
 from ladder.studies.commits import checkouts
 from tests.support import repositories
@@ -38,12 +38,12 @@ def other(tmp_path: Path) -> Path:
 
 def answers(root: Path) -> tuple:
     """Everything that is asked of a repository."""
-    commit = git.commit(root)
+    commit = git.read_commit(root)
     return (
         commit,
         git.commit_of(root),
-        git.changes(root, ["ladder", "kernels"]),
-        git.dates(root, {commit, "0" * 40}),
+        git.list_changes(root, ["ladder", "kernels"]),
+        git.read_dates(root, {commit, "0" * 40}),
         checkouts.commit_of("HEAD~1", "BASE", root),
         git.is_shallow(root),
     )
@@ -115,11 +115,11 @@ def test_where_git_knows_no_commit_one_line_says_what_helps(root, monkeypatch, c
     for ask in (submission.prepare, lambda budget, say, root: checkouts.commit_of("HEAD", "HEAD", root)):
         with pytest.raises(UserError, match=said) as refused:
             ask(None, print, root)
-        assert "\n" not in str(refused.value) and str(refused.value) == git.problem(root)
+        assert "\n" not in str(refused.value) and str(refused.value) == git.find_problem(root)
 
 
 def test_the_digest_of_a_file_with_plain_line_ends_is_what_it_was(tmp_path):
     """Stored results hold such digests."""
     (tmp_path / "a.py").write_bytes(b"x = 1\ny = 2\n")
-    found = files.digest(tmp_path, [tmp_path / "a.py"])
+    found = files.digest_sources(tmp_path, [tmp_path / "a.py"])
     assert found == "be37e11d2b72807f4e43e8bfa703813d3439848a2bb8793866ee292445d06d42"

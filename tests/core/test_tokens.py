@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ladder.base.files import digest
+from ladder.core.files import digest_sources
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = '''"""A module."""
@@ -54,7 +54,7 @@ PYTHONS = [shutil.which(f"python3.{minor}") for minor in (10, 11, 12, 13)]
 COMPUTE = """
 import sys
 from pathlib import Path
-from ladder.base.files import digest
+from ladder.core.files import digest
 folder = Path(sys.argv[1])
 print(digest(folder, [folder / "a.py"], by_tokens=True))
 """
@@ -62,7 +62,7 @@ print(digest(folder, [folder / "a.py"], by_tokens=True))
 
 def digest_of(source, folder):
     (folder / "a.py").write_text(source, encoding="utf-8")
-    return digest(folder, [folder / "a.py"], by_tokens=True)
+    return digest_sources(folder, [folder / "a.py"], by_tokens=True)
 
 
 @pytest.mark.parametrize("python", [sys.executable, *filter(None, PYTHONS)])

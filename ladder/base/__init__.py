@@ -1,1 +1,0 @@
-"""Errors, files, text, paths and locks, on which every room stands. Knows nothing of GPUs, torch or results."""
