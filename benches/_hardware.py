@@ -34,7 +34,8 @@ import json
 from ladder.core import errors; from ladder.machine import system as machine
 try:
     device = machine.choose_device()
-    found = {"device": device, "capabilities": machine.capabilities(device), "facts": machine.facts(device)}
+    able, facts = machine.list_capabilities(device), machine.describe_machine(device)
+    found = {"device": device, "capabilities": able, "facts": facts}
 except errors.UserError as error:
     found = {"error": str(error)}
 print("\\n" + json.dumps(found))

@@ -54,9 +54,9 @@ PYTHONS = [shutil.which(f"python3.{minor}") for minor in (10, 11, 12, 13)]
 COMPUTE = """
 import sys
 from pathlib import Path
-from ladder.core.files import digest
+from ladder.core.files import digest_sources
 folder = Path(sys.argv[1])
-print(digest(folder, [folder / "a.py"], by_tokens=True))
+print(digest_sources(folder, [folder / "a.py"], by_tokens=True))
 """
 
 

@@ -95,7 +95,7 @@ def gpu(monkeypatch, tmp_path):
         ("kernels --op bias_act --device cpu", Bench, "__init__", "alone"),
         ("kernels --op bias_act --device cpu", frame, "render_page", "alone"),
         ("sample FILE --device cpu", sample, "draw_images", "shared"),
-        ("train --workload tiny --steps 1 --device cpu", train, "train", "shared"),
+        ("train --workload tiny --steps 1 --device cpu", train, "train_model", "shared"),
     ],
 )
 def test_a_command_holds_the_gpu_that_it_uses(arguments, module, name, how, gpu, tmp_path, monkeypatch):
@@ -119,7 +119,7 @@ def done(*_, **__):
 def test_what_is_timed_without_a_command_holds_the_gpu(gpu, tmp_path, monkeypatch):
     for use, module, name in (
         (lambda: parts.time_phases({}, {}, "cpu"), parts.Rung, "do_import"),
-        (lambda: parts.time_loading({}, {}, "cpu"), parts, "_feed"),
+        (lambda: parts.time_loading({}, {}, "cpu"), parts, "_make_feed"),
     ):
         seen = gpu(module, name)
         with pytest.raises(Exception, match="enough"):

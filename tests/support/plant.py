@@ -111,7 +111,7 @@ def main() -> int:
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count(), metavar="N", help="copies of the checkout"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="[default: results/faults/planted.json]")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="[default: .cache/planted.json]")
     parser.add_argument("--root", type=Path, default=ROOT, metavar="CHECKOUT")
     asked = parser.parse_args()
     root = asked.root.resolve()
@@ -135,7 +135,7 @@ def main() -> int:
             copies.put(shutil.copytree(root, Path(folder, str(number)), symlinks=True, ignore=LEFT_OUT))
         with ThreadPoolExecutor(asked.jobs) as pool:
             rows = list(pool.map(judge, enumerate(bugs, 1)))
-    out = asked.out or root / "results/faults/planted.json"
+    out = asked.out or root / ".cache/planted.json"
     out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     outcomes = [row["outcome"] for row in rows]
     print("; ".join(f"{outcomes.count(each)} {each}" for each in dict.fromkeys(outcomes)), f"-> {out}")
