@@ -27,9 +27,8 @@ def train(folder: str, out: Path, steps: int, preset: str | None) -> int:
     """Train up to step `steps`, from the checkpoint in `out` if there is one, and return the exit status."""
     device = system.choose_device()
     _, workload = catalog.load_workload(preset or DEFAULT_WORKLOAD[device])
-    rungs = catalog.plan_climb(
-        catalog.load_ladder("full"), needs.join_capabilities(system.list_capabilities(device), workload)
-    )
+    able = needs.join_capabilities(system.list_capabilities(device), workload)
+    rungs = catalog.plan_climb(catalog.load_ladder("full"), able)
     recipe = [rung.recipe for rung in rungs if rung.recipe is not None][-1]  # the highest that runs here
     images = prepare_images(folder, workload, quiet=False)  # cropped and resized once, kept in a cache
     out.mkdir(parents=True, exist_ok=True)
@@ -51,8 +50,7 @@ def train(folder: str, out: Path, steps: int, preset: str | None) -> int:
         content = checkpoint.make_content(step, seed=seed, run=run, images=seen, seconds=seconds)
         checkpoint.write_checkpoint(path, content)
         grid.write_samples(step, out / f"samples-{step.count:06d}.png", seed=seed)
-        losses = {phase: round(loss, 3) for phase, loss in step.losses().items()}
-        print(f"step {step.count}, {seconds:.0f} s: {losses}", flush=True)
+        print(f"step {step.count}, {seconds:.0f} s: {step.losses()}", flush=True)
 
     with closing(step), stop_between() as stopped:  # Ctrl-C and SIGTERM end the loop between two steps
         step.prepare()  # compiles kernels and captures the CUDA graphs; the weights stay as they were

@@ -84,7 +84,7 @@ COMMITS = [
 ONCE = """
 import json
 
-class pool:  # starts nothing
+class open_pool:  # starts nothing
     def __init__(self, device, code): pass
     def __enter__(self): return self
     def __exit__(self, *_): pass
@@ -208,7 +208,7 @@ LIES = {
         "wall = 1000 * (time.perf_counter() - begin)",
     ),
     "ladder/engine/once.py": (
-        "plain(empty | prepared | seen",
+        "strip_protocol(empty | prepared | seen",
         "(lambda d: d | {'samples_s': [7.0]})(empty | prepared | seen",
     ),
     "benches/_measure.py": ("CYCLES = 6", "CYCLES = 1"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ladder.core import bounds
+from ladder.core import bounds, text
 from ladder.core.errors import UserError
 from ladder.machine import system
 
@@ -37,7 +37,7 @@ def test_a_machine_without_gpu_is_a_cpu(pretend: Any) -> None:
         system.choose_device("cuda")
     facts = system.describe_machine("cpu")
     assert facts["gpu"] is facts["cuda"] is facts["driver"] is None
-    assert facts["name"] == system.slug(facts["cpu"]) and facts["cores"] >= 1 and facts["ram_gb"] > 0
+    assert facts["name"] == text.make_slug(facts["cpu"]) and facts["cores"] >= 1 and facts["ram_gb"] > 0
     missing = [name for name, why in system.list_capabilities("cpu").items() if why]
     assert missing == ["cuda", "triton", "cuda_graphs", "nvcc", "nvjpeg", "fp8", "dependent_launch"]
 

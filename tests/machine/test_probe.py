@@ -24,7 +24,7 @@ HOLDS = "from ladder.core.locks import device_lock\nwith device_lock('cuda {}'):
 
 @pytest.fixture(autouse=True)
 def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe.files, "cache", lambda name: tmp_path / name)
+    monkeypatch.setattr(probe.files, "cache_folder", lambda name: tmp_path / name)
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ def parity(recipe: dict[str, Any], cache: str, fault: str | None = None) -> dict
         ranks.rank = 0
     with pytest.MonkeyPatch.context() as patch:
         if fault == ON_ONE and ranks.rank == 1:
-            patch.setattr(check.freshness, "images", lambda step: ["image 1 of batch 1 is not the one"])
+            patch.setattr(check.freshness, "check_images", lambda step: ["image 1 of batch 1 is not the one"])
         return check.check_step(step, cache=cache)
 
 

@@ -119,7 +119,9 @@ def test_a_rung_that_has_left_the_ladder_stops_no_night(
             raise UserError("this commit has no such recipe")
 
     monkeypatch.setattr(issues, "compare_commits", compare)
-    monkeypatch.setattr(issues.system, "facts", lambda device: {"name": MACHINE, "torch": "2.13.0"})
+    monkeypatch.setattr(
+        issues.system, "describe_machine", lambda device: {"name": MACHINE, "torch": "2.13.0"}
+    )
     toy.slower_from(7)
     step, told = toy.only(), []
     steps = [
@@ -146,7 +148,9 @@ def test_a_rung_that_has_left_the_ladder_stops_no_night(
     assert issues.confirm_steps(steps[2:], 1, toy.compared, None, told.append) == 0
     assert "not measured: this commit has no such recipe" in told
     assert "nothing to confirm" not in "\n".join(told)
-    monkeypatch.setattr(issues.system, "facts", lambda device: {"name": "another", "torch": "2.13.0"})
+    monkeypatch.setattr(
+        issues.system, "describe_machine", lambda device: {"name": "another", "torch": "2.13.0"}
+    )
     assert issues.confirm_steps(steps, 1, toy.compared, None, told.append) == 0
     assert told[-1] == "nothing to confirm: no candidate's step was timed by another with torch 2.13.0"
 
