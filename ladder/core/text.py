@@ -117,12 +117,6 @@ def format_count(number: int, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
-def as_pair(value: object) -> tuple[float, float] | None:
-    if isinstance(value, list) and len(value) == 2 and all(as_number(x) for x in value):
-        return float(value[0]), float(value[1])
-    return None
-
-
 def as_number(value: object, zero: bool = False) -> float | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         return float(value) if value > 0 or (zero and value == 0) else None

@@ -81,7 +81,7 @@ def is_about_gpu(error: str) -> bool:
     return any(re.search(cause, error) for cause in (*list(CAUSES)[:-1], _NO_IMAGE))
 
 
-def advise_user(answer: Probe, gpus: list[SeenGpu], sign: str | None = None) -> str:
+def suggest_fix(answer: Probe, gpus: list[SeenGpu], sign: str | None = None) -> str:
     """Return what to do when torch cannot use the GPU, in one sentence with the command that helps.
 
     Args:

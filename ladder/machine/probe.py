@@ -52,14 +52,14 @@ class _Busy(Exception):
     """A run holds the lock of the GPU."""
 
 
-def answer_facts() -> Probe | Held:
+def probe_unless_held() -> Probe | Held:
     """Return the facts without a CUDA context on a GPU that a run measures on."""
     driver, gpus = list_visible()
     if not gpus:  # no lock is known
         return probe_torch()
     path = _locate_stored(gpus[0], driver)
     try:
-        with device_lock(f"cuda {gpus[0]}", _refuse_wait, shared=True):
+        with device_lock(f"cuda {gpus[0]}", _raise_busy, shared=True):
             facts = probe_torch()
             if facts["error"] is None and facts["uuid"] == gpus[0]:
                 with contextlib.suppress(UserError):
@@ -75,7 +75,7 @@ def answer_facts() -> Probe | Held:
             return {"held": gpus[0]}
 
 
-def _refuse_wait() -> NoReturn:
+def _raise_busy() -> NoReturn:
     raise _Busy
 
 
@@ -201,4 +201,4 @@ def _try_nvcc(torch: Any) -> str | None:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\n" + json.dumps(answer_facts()) + "\n")
+    sys.stdout.write("\n" + json.dumps(probe_unless_held()) + "\n")

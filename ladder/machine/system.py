@@ -57,7 +57,7 @@ def choose_device(requested: str | None = None) -> str:
         return "cpu"
     name = gpus[0]["name"] if gpus else f"an NVIDIA GPU ({sign})" if sign else "a GPU driver"
     raise UserError(
-        f"{name} is here but torch cannot use it: {answer['error']}. {gpu_causes.advise_user(answer, gpus, sign)}"
+        f"{name} is here but torch cannot use it: {answer['error']}. {gpu_causes.suggest_fix(answer, gpus, sign)}"
     )
 
 

@@ -195,7 +195,7 @@ def compare_phase(phase: str, seen: Outcome, exact: Outcome) -> Errors:
             pools[pool] = sum(wrong for wrong, _ in inside), sum(size for _, size in inside)
         total = sum(size for _, size in sums.values())
         for name, (wrong, size) in pools.items():
-            errors[f"{phase}/{quantity}/{name}"] = _divide_roots(wrong, size, total)
+            errors[f"{phase}/{quantity}/{name}"] = _derive_relative_error(wrong, size, total)
     return errors
 
 
@@ -203,7 +203,7 @@ def measure_distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     """Return the relative L2 distance between two sets of tensors as wholes; 1e9 if it is not finite."""
     pairs = _sum_squares(a, b).values()
     size = sum(size for _, size in pairs)
-    return _divide_roots(sum(wrong for wrong, _ in pairs), size, size)
+    return _derive_relative_error(sum(wrong for wrong, _ in pairs), size, size)
 
 
 def _sum_squares(values: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, tuple[float, float]]:
@@ -220,7 +220,7 @@ def _sum_squares(values: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[st
     return dict(zip(exact, map(tuple, torch.stack(sums).tolist()), strict=True))
 
 
-def _divide_roots(wrong: float, size: float, total: float) -> float:
+def _derive_relative_error(wrong: float, size: float, total: float) -> float:
     if wrong == 0:
         return 0.0
     if not math.isfinite(wrong + size):  # NaN or infinity; errors are stored as JSON

@@ -96,7 +96,7 @@ def test_a_gpu_without_a_working_driver_is_seen(sign: str, bare: Path) -> None:
 )
 def test_the_variable_that_hides_a_gpu_is_named(value: str, says: str, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-    said = gpu_causes.advise_user({"error": NO_DEVICE, "torch": "2.13.0"}, GPUS)
+    said = gpu_causes.suggest_fix({"error": NO_DEVICE, "torch": "2.13.0"}, GPUS)
     assert (
         says in said and "CUDA_VISIBLE_DEVICES" in said and "pip install" not in said and "\x1b" not in said
     )
@@ -108,7 +108,7 @@ def test_a_variable_that_hides_nothing_is_not_blamed(value: str | None, monkeypa
     if value is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "-1")  # of AMD's GPUs
-    said = gpu_causes.advise_user({"error": "torch 2.13.0 is built without CUDA", "torch": "2.13.0"}, GPUS)
+    said = gpu_causes.suggest_fix({"error": "torch 2.13.0 is built without CUDA", "torch": "2.13.0"}, GPUS)
     assert "pip install" in said and "VISIBLE" not in said
 
 
@@ -130,7 +130,7 @@ def test_a_variable_that_hides_nothing_is_not_blamed(value: str | None, monkeypa
 )
 def test_the_advice_fits_the_cause(error: str, helps: str, monkeypatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    said = gpu_causes.advise_user({"error": error, "torch": "2.13.0"}, GPUS)
+    said = gpu_causes.suggest_fix({"error": error, "torch": "2.13.0"}, GPUS)
     assert helps in said.lower() or helps in said
     assert "pip install" not in said and "--device cpu" in said
 
@@ -145,7 +145,7 @@ def test_the_advice_fits_the_cause(error: str, helps: str, monkeypatch) -> None:
 )
 def test_another_torch_is_advised_where_that_helps(found: dict[str, Any], helps: str, monkeypatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    said = gpu_causes.advise_user(found, GPUS)
+    said = gpu_causes.suggest_fix(found, GPUS)
     assert helps in said and "pip install" in said
 
 
@@ -154,9 +154,9 @@ def test_an_old_driver_is_to_be_updated(monkeypatch) -> None:
     error = "The NVIDIA driver on your system is too old (found version 11040)."
     assert (
         "update the driver"
-        in gpu_causes.advise_user({"error": error}, [GPUS[0] | {"driver_cuda": "11.4"}]).lower()
+        in gpu_causes.suggest_fix({"error": error}, [GPUS[0] | {"driver_cuda": "11.4"}]).lower()
     )
-    assert "update the driver" in gpu_causes.advise_user({"error": error}, [], "/dev/nvidia0 is there")
+    assert "update the driver" in gpu_causes.suggest_fix({"error": error}, [], "/dev/nvidia0 is there")
 
 
 def test_torchs_own_words_do_not_push_cudas_out_of_the_line() -> None:

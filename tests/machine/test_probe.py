@@ -61,17 +61,19 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_torch_is_not_asked_about_a_gpu_that_another_run_holds(measuring, asked, monkeypatch) -> None:
-    assert probe.answer_facts() == SAID and len(asked) == 1
+    assert probe.probe_unless_held() == SAID and len(asked) == 1
     end = measuring(GPU)
-    assert probe.answer_facts() == SAID and len(asked) == 1
+    assert probe.probe_unless_held() == SAID and len(asked) == 1
     monkeypatch.setattr(probe, "list_visible", lambda: (13000, [GPU, OTHER]))
-    assert probe.answer_facts() == {**SAID, "uuids": [GPU, OTHER]}, "it lists the GPUs of its own command"
+    assert probe.probe_unless_held() == {**SAID, "uuids": [GPU, OTHER]}, (
+        "it lists the GPUs of its own command"
+    )
     monkeypatch.setattr(probe, "list_visible", lambda: (13000, [OTHER]))
-    probe.answer_facts()
+    probe.probe_unless_held()
     assert len(asked) == 2, "the run is on another GPU"
     end()
     monkeypatch.setattr(probe, "list_visible", lambda: (13000, [GPU]))
-    probe.answer_facts()
+    probe.probe_unless_held()
     assert len(asked) == 3, "what was kept counts during a run alone"
 
 
@@ -91,7 +93,7 @@ def test_a_run_waits_while_torch_is_asked(asked, monkeypatch) -> None:
         return SAID
 
     monkeypatch.setattr(probe, "probe_torch", ask)
-    assert probe.answer_facts() == SAID and asked
+    assert probe.probe_unless_held() == SAID and asked
 
 
 def test_an_answer_that_is_damaged_or_about_another_gpu_is_not_used(
@@ -99,16 +101,18 @@ def test_an_answer_that_is_damaged_or_about_another_gpu_is_not_used(
 ) -> None:
     for said in ({"error": "out of memory"}, {**SAID, "uuid": OTHER}):
         monkeypatch.setattr(probe, "probe_torch", lambda said=said: said)
-        assert probe.answer_facts() == said and not list(tmp_path.glob("probe/*"))
+        assert probe.probe_unless_held() == said and not list(tmp_path.glob("probe/*"))
     monkeypatch.setattr(probe, "probe_torch", lambda: SAID)
-    probe.answer_facts()
+    probe.probe_unless_held()
     measuring(GPU)
-    assert probe.answer_facts() == SAID
+    assert probe.probe_unless_held() == SAID
     (path,) = tmp_path.glob("probe/*")
     path.write_text("{")
-    assert probe.answer_facts() == {"held": GPU}
+    assert probe.probe_unless_held() == {"held": GPU}
     monkeypatch.setattr(probe, "check_import", lambda: {"error": "torch 2.13.0 is built without CUDA"})
-    assert probe.answer_facts() == {"error": "torch 2.13.0 is built without CUDA"}, "nobody waits for that"
+    assert probe.probe_unless_held() == {"error": "torch 2.13.0 is built without CUDA"}, (
+        "nobody waits for that"
+    )
 
 
 class Driver:
@@ -149,7 +153,7 @@ def test_the_driver_names_the_gpus_as_torch_does(monkeypatch) -> None:
 def test_where_the_driver_tells_nothing_torch_is_asked(measuring, asked, monkeypatch) -> None:
     monkeypatch.setattr(probe, "list_visible", lambda: (0, []))
     measuring(GPU)
-    assert probe.answer_facts() == SAID and asked
+    assert probe.probe_unless_held() == SAID and asked
 
 
 def test_without_a_kept_answer_a_command_waits_for_the_run(measuring, monkeypatch, tmp_path, capsys) -> None:
