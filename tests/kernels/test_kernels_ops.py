@@ -440,11 +440,14 @@ def test_a_cuda_graph_replays_with_new_inputs(case):
 @pytest.mark.parametrize("channels", [3, 64, 130])
 @every()
 def test_at_the_sizes_of_the_model(case, layout, channels, dtype):
-    """Against float64, in norm: a sign may differ where bf16 rounds, and sums over a map are some hundreds."""
+    """Against float64, in norm: a sign may differ where bf16 rounds, and sums may cancel, as in plain bf16."""
     fused, reference = functions(case)
     inputs = make_inputs(case, (2, channels, 64, 66), layout, dtype)
     exact = [t.detach().double().requires_grad_(t.requires_grad) for t in inputs]
     with torch.backends.cudnn.flags(allow_tf32=False):
-        got, want = values_and_grads(fused, inputs), values_and_grads(reference, exact)
-    for a, b in zip(got, want, strict=True):
-        assert error(a, b) < (0.05 if dtype is torch.bfloat16 else 2e-3) or not b.any()
+        got, plain, want = (
+            values_and_grads(*x) for x in ((fused, inputs), (reference, inputs), (reference, exact))
+        )
+    for a, as_plain, b in zip(got, plain, want, strict=True):
+        bound = max(0.05, 1.5 * error(as_plain, b)) if dtype is torch.bfloat16 else 2e-3
+        assert error(a, b) < bound or not b.any()

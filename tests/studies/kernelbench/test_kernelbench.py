@@ -286,7 +286,8 @@ def test_every_op_is_captured_and_timed_on_a_gpu(op, rules):
     for direction, row in measure(Bench(gpu, Timer(gpu, rules)), case).items():
         assert row.method == (EVENTS if rules.long_s == 0 else GRAPH)
         assert not {OURS, PLAIN} & set(row.reasons), row.reasons
-        assert row.launches or case.entry.function == "conv2d"  # which is cuDNN's
+        # cuDNN, CUDA C++ and the small minibatch_std launch nothing of Triton
+        assert row.launches or case.entry.function.startswith(("conv", "cuda.", "minibatch_std"))
         if direction != "double backward":
             assert COMPILE not in row.reasons, row.reasons
             assert row.samples[COLD][COPY]

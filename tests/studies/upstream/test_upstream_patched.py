@@ -316,7 +316,7 @@ def test_a_gpu_has_the_same_gradients_and_tells_the_time_of_each_phase(clone: Pa
     study.add_package(tmp_path)
     facts = record.Source(source.networks_of(clone), source.digest_of(clone))
     copy = study.copy_patched(
-        study.Clone(clone, facts, drop_in.contents(_origin()), ""), tmp_path / "patched"
+        study.Clone(clone, facts, drop_in.render_files(_origin()), ""), tmp_path / "patched"
     )
     job = SimpleNamespace(workload=WORKLOAD | {"data": None}, device="cuda")
     session: Any = SimpleNamespace(job=job, report=print)
